@@ -1,0 +1,214 @@
+//! The only reader of time and randomness.
+//!
+//! Everything else is handed a [`Clock`] or an [`Entropy`], so that a test or a simulation decides
+//! what time it is and which dice fall. `clippy.toml` forbids the ordinary sources elsewhere.
+
+use std::fmt;
+use std::ops::{Add, Sub};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use serde::{Deserialize, Serialize};
+
+/// A point in time: whole milliseconds since the Unix epoch, UTC. That is the resolution of the
+/// broker's timers, of the ledger and of the message format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Time(i64);
+
+impl Time {
+    /// The point `millis` milliseconds after the Unix epoch.
+    pub const fn from_millis(millis: i64) -> Self {
+        Self(millis)
+    }
+
+    /// Milliseconds since the Unix epoch.
+    pub const fn as_millis(self) -> i64 {
+        self.0
+    }
+
+    /// How long from `earlier` to `self`; zero when `earlier` is not earlier.
+    pub fn since(self, earlier: Time) -> Duration {
+        Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+}
+
+impl Add<Duration> for Time {
+    type Output = Time;
+    fn add(self, rhs: Duration) -> Time {
+        Time(self.0.saturating_add(i64::try_from(rhs.as_millis()).unwrap_or(i64::MAX)))
+    }
+}
+
+impl Sub<Duration> for Time {
+    type Output = Time;
+    fn sub(self, rhs: Duration) -> Time {
+        Time(self.0.saturating_sub(i64::try_from(rhs.as_millis()).unwrap_or(i64::MAX)))
+    }
+}
+
+/// RFC 3339 with milliseconds, as people read it in logs and errors.
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match u64::try_from(self.0) {
+            Ok(ms) if ms < 253_402_300_800_000 => {
+                let at = UNIX_EPOCH + Duration::from_millis(ms);
+                write!(f, "{}", humantime::format_rfc3339_millis(at))
+            }
+            _ => write!(f, "{}ms", self.0),
+        }
+    }
+}
+
+/// Tells the time: the machine's, or a virtual one that follows tokio's (paused) clock.
+#[derive(Clone, Debug)]
+pub enum Clock {
+    /// The machine's wall clock.
+    System,
+    /// `base` plus what tokio's clock has advanced since `start`. With tokio's time paused, time
+    /// jumps to the next timer whenever nothing else can run.
+    Virtual {
+        /// What the clock showed at `start`.
+        base: Time,
+        /// The tokio instant at which it showed that.
+        start: tokio::time::Instant,
+    },
+}
+
+impl Clock {
+    /// A clock that shows `base` now and then follows tokio's.
+    pub fn starting_at(base: Time) -> Self {
+        Self::Virtual { base, start: tokio::time::Instant::now() }
+    }
+
+    /// The time now.
+    #[allow(clippy::disallowed_methods)]
+    pub fn now(&self) -> Time {
+        match self {
+            Clock::System => {
+                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                Time(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+            }
+            Clock::Virtual { base, start } => *base + start.elapsed(),
+        }
+    }
+}
+
+/// A source of randomness; clones share one stream. Seeded, it repeats itself exactly.
+#[derive(Clone, Debug)]
+pub struct Entropy(Arc<Mutex<StdRng>>);
+
+impl Entropy {
+    /// A stream that the same `seed` repeats.
+    pub fn seeded(seed: u64) -> Self {
+        Self(Arc::new(Mutex::new(StdRng::seed_from_u64(seed))))
+    }
+
+    /// A stream seeded by the operating system.
+    #[allow(clippy::disallowed_methods)]
+    pub fn from_os() -> Self {
+        Self::seeded(rand::random())
+    }
+
+    /// Uniform in `[0, 1)`.
+    pub fn unit(&self) -> f64 {
+        self.draw(|rng| rng.random())
+    }
+
+    /// Uniform in `0..n`; zero when `n` is zero.
+    pub fn below(&self, n: usize) -> usize {
+        if n == 0 { 0 } else { self.draw(|rng| rng.random_range(0..n)) }
+    }
+
+    /// Uniform in `low..=high`, in whole milliseconds.
+    pub fn between(&self, low: Duration, high: Duration) -> Duration {
+        let (low, high) = (low.as_millis() as u64, high.as_millis() as u64);
+        if high <= low {
+            return Duration::from_millis(low);
+        }
+        Duration::from_millis(self.draw(|rng| rng.random_range(low..=high)))
+    }
+
+    /// A fresh name of 16 hexadecimal digits (64 random bits).
+    pub fn token(&self) -> String {
+        format!("{:016x}", self.draw(|rng| rng.random::<u64>()))
+    }
+
+    fn draw<T>(&self, f: impl FnOnce(&mut StdRng) -> T) -> T {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A duration as people write it in configurations: `1h 30m`, `250ms`.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text.trim()).map_err(|error| {
+        format!("`{text}` is not a duration ({error}); write for example \"30s\", \"5m\", \"1h 30m\" or \"250ms\"")
+    })
+}
+
+/// The canonical short form that names rungs: whole milliseconds below a second or when not whole
+/// seconds, else seconds below two minutes, minutes below two hours, hours below two days, days;
+/// always the largest of these units that divides the duration. `60s`, `90s`, `2m`, `60m`, `24h`.
+pub fn short_duration(d: Duration) -> String {
+    let ms = d.as_millis();
+    for (unit, name, from) in [
+        (86_400_000, "d", 2 * 86_400_000),
+        (3_600_000, "h", 2 * 3_600_000),
+        (60_000, "m", 120_000),
+        (1_000, "s", 1_000),
+    ] {
+        if ms >= from && ms % unit == 0 {
+            return format!("{}{name}", ms / unit);
+        }
+    }
+    format!("{ms}ms")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_one_short_name_each() {
+        let table = [
+            (0, "0ms"),
+            (1, "1ms"),
+            (999, "999ms"),
+            (1_000, "1s"),
+            (1_500, "1500ms"),
+            (30_000, "30s"),
+            (60_000, "60s"),
+            (90_000, "90s"),
+            (120_000, "2m"),
+            (121_000, "121s"),
+            (3_600_000, "60m"),
+            (7_200_000, "2h"),
+            (86_400_000, "24h"),
+            (172_800_000, "2d"),
+            (2_764_800_000, "32d"),
+        ];
+        for (ms, name) in table {
+            assert_eq!(short_duration(Duration::from_millis(ms)), name);
+            assert_eq!(parse_duration(name).unwrap(), Duration::from_millis(ms), "{name} reads back");
+        }
+    }
+
+    #[test]
+    fn time_saturates_and_never_goes_negative() {
+        let t = Time::from_millis(1_000);
+        assert_eq!(t.since(Time::from_millis(400)), Duration::from_millis(600));
+        assert_eq!(t.since(Time::from_millis(2_000)), Duration::ZERO);
+        assert_eq!((Time::from_millis(i64::MAX) + Duration::from_secs(1)).as_millis(), i64::MAX);
+        assert_eq!(Time::from_millis(0).to_string(), "1970-01-01T00:00:00.000Z");
+    }
+
+    #[test]
+    fn a_seed_repeats_itself() {
+        let (a, b) = (Entropy::seeded(7), Entropy::seeded(7));
+        assert_eq!((a.token(), a.below(10), a.unit()), (b.token(), b.below(10), b.unit()));
+        assert_eq!(a.below(0), 0);
+        assert_eq!(a.between(Duration::from_secs(2), Duration::from_secs(1)), Duration::from_secs(2));
+    }
+}

@@ -1,0 +1,289 @@
+//! Raw settings → checked settings, in one step.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::raw::{self, Raw};
+use super::read::nearest;
+use super::{
+    BrokerSettings, BrokerUrl, CatchUpSettings, Config, ExecSettings, HandlerSettings, HttpSettings, KindSettings,
+    LedgerSettings, LedgerUrl, QueueSettings, Secret, ThrottleSettings, WorkerSettings,
+};
+use crate::job::check_name;
+use crate::ladder::{Ladder, jitter_rungs};
+use crate::outcome::{Backoff, RetryPolicy};
+use crate::schedule::Every;
+
+/// The longest interval and backoff that may be configured.
+const TEN_YEARS: Duration = Duration::from_secs(10 * 366 * 86_400);
+/// RabbitMQ closes the channel of a consumer that keeps a message for 30 minutes; a job must be
+/// over, and its successor published, before that.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(25 * 60);
+/// More rungs than this are no longer cheap for the broker while nothing happens.
+const MOST_RUNGS: usize = 1_000;
+
+/// Problems as (key, message); the parts of a key are separated by U+001F, since names may hold
+/// dots.
+struct Problems(Vec<(String, String)>);
+
+impl Problems {
+    fn add(&mut self, path: &[&str], message: impl Into<String>) {
+        self.0.push((path.join("\u{1f}"), message.into()));
+    }
+
+    fn range<T: PartialOrd + std::fmt::Debug>(&mut self, path: &[&str], value: T, low: T, high: T) {
+        if value < low || value > high {
+            self.add(path, format!("{value:?} is out of range; from {low:?} to {high:?} is possible"));
+        }
+    }
+}
+
+/// Checks everything and says everything that is wrong.
+pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
+    let mut problems = Problems(Vec::new());
+    let zero = Duration::ZERO;
+
+    let queues = raw.queues.into_iter().map(|(name, queue)| {
+        let path = ["queues", &name];
+        if let Err(error) = check_name("name", &name) {
+            problems.add(&path, error.to_string());
+        }
+        if name.starts_with(&format!("{}.", raw.broker.prefix)) {
+            problems.add(&path, format!("names that begin with `{}.` are the engine's own", raw.broker.prefix));
+        }
+        problems.range(&["queues", &name, "concurrency"], queue.concurrency, 1, 10_000);
+        let double = u16::try_from(queue.concurrency.saturating_mul(2)).unwrap_or(u16::MAX);
+        let prefetch = queue.prefetch.unwrap_or(double.max(1));
+        if prefetch == 0 {
+            problems.add(&["queues", &name, "prefetch"], "0 would mean no limit at all; at least 1");
+        }
+        if let Some(throttle) = &queue.throttle {
+            known(&mut problems, &["queues", &name, "throttle"], throttle, "throttles", raw.throttles.keys());
+        }
+        let settings = QueueSettings {
+            concurrency: queue.concurrency,
+            prefetch,
+            priority: queue.priority,
+            throttle: queue.throttle,
+        };
+        (name, settings)
+    });
+    let queues: std::collections::BTreeMap<_, _> = queues.collect();
+
+    let mut named = Vec::new();
+    let mut kinds = std::collections::BTreeMap::new();
+    for (name, kind) in raw.kinds {
+        let checked = check_kind(&mut problems, &name, kind, &queues, &mut named);
+        kinds.insert(name, checked);
+    }
+
+    let mut throttles = std::collections::BTreeMap::new();
+    for (name, throttle) in raw.throttles {
+        problems.range(&["throttles", &name, "allow"], throttle.allow, 1, 1_000_000);
+        problems.range(&["throttles", &name, "burst"], throttle.burst, 1, 1_000_000);
+        let per = Duration::from_millis(1)..=Duration::from_secs(366 * 86_400);
+        problems.range(&["throttles", &name, "per"], throttle.per.0, *per.start(), *per.end());
+        let settings = ThrottleSettings { allow: throttle.allow, per: throttle.per.0, burst: throttle.burst };
+        throttles.insert(name, settings);
+    }
+
+    if raw.broker.prefix.is_empty() || raw.broker.prefix.len() > 100 || !raw.broker.prefix.chars().all(plain) {
+        problems.add(&["broker", "prefix"], "1 to 100 letters, digits, `-`, `_` or `.`");
+    }
+    problems.range(&["worker", "grace"], raw.worker.grace.0, zero, LONGEST_TIMEOUT);
+    let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3_600));
+    problems.range(&["catch_up", "every"], raw.catch_up.every.0, second, hour);
+    problems.range(&["catch_up", "slack"], raw.catch_up.slack.0, second, hour);
+    problems.range(&["catch_up", "spread"], raw.catch_up.spread.0, zero, hour);
+    problems.range(&["ledger", "history"], raw.ledger.history.0, zero, TEN_YEARS);
+    let broker = broker_url(&mut problems, &raw.broker.url);
+    let ledger = ledger_url(&mut problems, &raw.ledger.url);
+    if let Some(url) = &raw.broker.management
+        && !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme))
+    {
+        problems.add(
+            &["broker", "management"],
+            "the base URL of the management API, such as http://user:password@host:15672",
+        );
+    }
+
+    let ladder = Ladder::new(named);
+    if ladder.rungs().len() > MOST_RUNGS {
+        let message = format!(
+            "these kinds name so many durations that {} delay queues follow; at most {MOST_RUNGS} are sensible: let kinds share intervals and backoffs",
+            ladder.rungs().len()
+        );
+        problems.add(&["kinds"], message);
+    }
+
+    if !problems.0.is_empty() {
+        return Err(problems.0);
+    }
+    Ok(Config {
+        broker: BrokerSettings {
+            url: broker,
+            prefix: raw.broker.prefix,
+            management: raw.broker.management.map(Secret::new),
+        },
+        ledger: LedgerSettings { url: ledger, history: raw.ledger.history.0 },
+        worker: WorkerSettings { grace: raw.worker.grace.0 },
+        catch_up: CatchUpSettings {
+            every: raw.catch_up.every.0,
+            slack: raw.catch_up.slack.0,
+            spread: raw.catch_up.spread.0,
+        },
+        queues,
+        throttles,
+        kinds,
+        ladder,
+    })
+}
+
+fn plain(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "-_.".contains(c)
+}
+
+fn known<'k>(
+    problems: &mut Problems,
+    path: &[&str],
+    name: &str,
+    table: &str,
+    mut names: impl Iterator<Item = &'k String> + Clone,
+) {
+    if names.clone().any(|known| known == name) {
+        return;
+    }
+    let hint = match nearest(name, names.by_ref().map(String::as_str)) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("add [{table}.{name}]"),
+    };
+    problems.add(path, format!("there is no [{table}.{name}]; {hint}"));
+}
+
+fn check_kind(
+    problems: &mut Problems,
+    name: &str,
+    kind: raw::Kind,
+    queues: &std::collections::BTreeMap<String, QueueSettings>,
+    named: &mut Vec<Duration>,
+) -> KindSettings {
+    let at = |key: &'static str| ["kinds", name, key];
+    if let Err(error) = check_name("name", name) {
+        problems.add(&["kinds", name], error.to_string());
+    }
+    let ms = Duration::from_millis(1);
+    problems.range(&at("timeout"), kind.timeout.0, ms, LONGEST_TIMEOUT);
+    if let Some(queue) = &kind.queue {
+        if queue.contains("{{") {
+            template(problems, &at("queue"), queue);
+        } else {
+            known(problems, &at("queue"), queue, "queues", queues.keys());
+        }
+    }
+    if let Some(key) = &kind.roster.key {
+        template(problems, &["kinds", name, "roster", "key"], key);
+    }
+    let every = match (kind.every, kind.jitter) {
+        (None, None) => None,
+        (None, Some(_)) => {
+            problems.add(&at("jitter"), "there is no `every` to jitter");
+            None
+        }
+        (Some(interval), jitter) => {
+            let (interval, jitter) = (interval.0, jitter.map_or(Duration::ZERO, |j| j.0));
+            problems.range(&at("every"), interval, ms, TEN_YEARS);
+            if jitter >= interval && !jitter.is_zero() {
+                problems.add(&at("jitter"), "must be smaller than `every`");
+            } else {
+                named.extend(jitter_rungs(interval, jitter));
+            }
+            Some(Every { interval, jitter })
+        }
+    };
+    KindSettings {
+        handler: check_handler(problems, name, kind.handler),
+        queue: kind.queue,
+        timeout: kind.timeout.0,
+        retry: check_retry(problems, name, kind.retry, named),
+        every,
+        roster_key: kind.roster.key,
+    }
+}
+
+fn check_handler(problems: &mut Problems, name: &str, handler: raw::Handler) -> HandlerSettings {
+    match handler {
+        raw::Handler::Rust => HandlerSettings::Rust,
+        raw::Handler::Http(http) => {
+            let path = ["kinds", name, "handler", "http", "url"];
+            if !["http://", "https://"].iter().any(|scheme| http.url.starts_with(scheme)) {
+                problems.add(&path, format!("`{}` does not begin with http:// or https://", http.url));
+            }
+            template(problems, &path, &http.url);
+            HandlerSettings::Http(HttpSettings { url: http.url, headers: http.headers })
+        }
+        raw::Handler::Exec(exec) => {
+            let path = ["kinds", name, "handler", "exec", "argv"];
+            match exec.argv.first() {
+                None => problems.add(&path, "needs at least the program"),
+                Some(program) if !program.starts_with('/') => {
+                    problems
+                        .add(&path, format!("`{program}` is not an absolute path; no shell and no PATH look for it"));
+                }
+                Some(_) => {}
+            }
+            HandlerSettings::Exec(ExecSettings { argv: exec.argv, env: exec.env, cwd: exec.cwd.map(PathBuf::from) })
+        }
+    }
+}
+
+fn check_retry(problems: &mut Problems, name: &str, retry: raw::Retry, named: &mut Vec<Duration>) -> RetryPolicy {
+    let at = |key: &'static str| ["kinds", name, "retry", key];
+    problems.range(&at("attempts"), retry.attempts, 1, 1_000);
+    let backoff = match retry.backoff {
+        raw::Backoff::List(waits) => {
+            let waits: Vec<Duration> = waits.into_iter().map(|wait| wait.0).collect();
+            if waits.is_empty() && retry.attempts > 1 {
+                problems.add(&at("backoff"), "is empty; name at least one wait");
+            }
+            for wait in &waits {
+                problems.range(&at("backoff"), *wait, Duration::ZERO, TEN_YEARS);
+            }
+            named.extend(&waits);
+            Backoff::List(waits)
+        }
+        raw::Backoff::Exponential(e) => {
+            problems.range(&["kinds", name, "retry", "backoff", "factor"], e.factor, 1.0, 100.0);
+            problems.range(&["kinds", name, "retry", "backoff", "jitter"], e.jitter, 0.0, 1.0);
+            problems.range(&["kinds", name, "retry", "backoff", "max"], e.max.0, e.base.0, TEN_YEARS);
+            Backoff::Exponential { base: e.base.0, factor: e.factor, max: e.max.0, jitter: e.jitter }
+        }
+    };
+    RetryPolicy { attempts: retry.attempts, backoff }
+}
+
+fn template(problems: &mut Problems, path: &[&str], text: &str) {
+    if let Err(error) = minijinja::Environment::new().template_from_str(text) {
+        problems.add(path, format!("not a valid template: {error}"));
+    }
+}
+
+fn broker_url(problems: &mut Problems, url: &str) -> BrokerUrl {
+    if url == "embedded" {
+        return BrokerUrl::Embedded;
+    }
+    if !["amqp://", "amqps://"].iter().any(|scheme| url.starts_with(scheme)) {
+        problems.add(&["broker", "url"], format!("`{}` is none of embedded, amqp://… and amqps://…", Secret::new(url)));
+    }
+    BrokerUrl::Amqp(Secret::new(url))
+}
+
+fn ledger_url(problems: &mut Problems, url: &str) -> LedgerUrl {
+    match url.strip_prefix("sqlite://") {
+        Some(":memory:") => LedgerUrl::Memory,
+        Some(path) if !path.is_empty() => LedgerUrl::Sqlite(path.into()),
+        _ => {
+            problems.add(&["ledger", "url"], format!("`{}` is not sqlite://PATH", Secret::new(url)));
+            LedgerUrl::Memory
+        }
+    }
+}

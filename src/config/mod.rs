@@ -1,0 +1,288 @@
+//! File + environment → checked settings.
+//!
+//! [`raw`] holds the shape of the file, [`read`] brings file and environment together and finds
+//! the line of what is wrong, and [`check`] turns raw settings into these in one step: whatever
+//! is impossible is said at once, all of it, with file, line and key.
+//!
+//! `roundelay.example.toml` documents every setting with its default; a test holds it to this.
+
+mod check;
+mod raw;
+mod read;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::broker::topology::{Names, Topology};
+use crate::ladder::Ladder;
+use crate::outcome::RetryPolicy;
+use crate::schedule::Every;
+
+/// Checked settings: what they name exists, and what they ask for is possible.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The broker.
+    pub broker: BrokerSettings,
+    /// The ledger.
+    pub ledger: LedgerSettings,
+    /// How a worker stops.
+    pub worker: WorkerSettings,
+    /// When and how overdue chains are sent again.
+    pub catch_up: CatchUpSettings,
+    /// Platform queues by name.
+    pub queues: BTreeMap<String, QueueSettings>,
+    /// Throttles by name.
+    pub throttles: BTreeMap<String, ThrottleSettings>,
+    /// Kinds by name.
+    pub kinds: BTreeMap<String, KindSettings>,
+    /// The rungs that follow from the durations above.
+    pub ladder: Ladder,
+}
+
+/// `[broker]`
+#[derive(Clone, Debug)]
+pub struct BrokerSettings {
+    /// `embedded`, `amqp://…` or `amqps://…`.
+    pub url: BrokerUrl,
+    /// What every exchange and queue name of the engine's own begins with.
+    pub prefix: String,
+    /// Base URL of RabbitMQ's management API, with credentials.
+    pub management: Option<Secret>,
+}
+
+/// Which broker.
+#[derive(Clone, Debug)]
+pub enum BrokerUrl {
+    /// In this process.
+    Embedded,
+    /// RabbitMQ.
+    Amqp(Secret),
+}
+
+/// Text that must not be shown: its `Debug` hides the password of a URL, or everything.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps `text`.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text itself.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A URL without its credentials.
+impl fmt::Display for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match url::Url::parse(&self.0) {
+            Ok(mut url) if url.has_host() => {
+                let _ = url.set_username("");
+                let _ = url.set_password(None);
+                f.write_str(url.as_str())
+            }
+            _ => f.write_str("…"),
+        }
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Secret({self})")
+    }
+}
+
+/// `[ledger]`
+#[derive(Clone, Debug)]
+pub struct LedgerSettings {
+    /// Where the truth is kept.
+    pub url: LedgerUrl,
+    /// How long records of attempts are kept.
+    pub history: Duration,
+}
+
+/// Which ledger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LedgerUrl {
+    /// A file.
+    Sqlite(PathBuf),
+    /// In memory, gone with the process: for tests and benchmarks.
+    Memory,
+}
+
+/// `[worker]`
+#[derive(Clone, Debug)]
+pub struct WorkerSettings {
+    /// How long running jobs may go on after the signal to stop.
+    pub grace: Duration,
+}
+
+/// `[catch_up]`
+#[derive(Clone, Debug)]
+pub struct CatchUpSettings {
+    /// How often overdue chains are looked for.
+    pub every: Duration,
+    /// How long after its due time a chain counts as overdue.
+    pub slack: Duration,
+    /// Over how long their messages are spread.
+    pub spread: Duration,
+}
+
+/// `[queues.<name>]`
+#[derive(Clone, Debug)]
+pub struct QueueSettings {
+    /// Jobs of this queue that one worker runs at the same time.
+    pub concurrency: usize,
+    /// Messages that one worker holds, running ones included.
+    pub prefetch: u16,
+    /// Among queues that share a throttle, the higher goes first.
+    pub priority: i32,
+    /// The throttle that paces its starts.
+    pub throttle: Option<String>,
+}
+
+/// `[throttles.<name>]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct ThrottleSettings {
+    /// Starts allowed in each `per`.
+    pub allow: u32,
+    /// The window.
+    pub per: Duration,
+    /// How many starts may follow each other at once after a pause.
+    pub burst: u32,
+}
+
+/// `[kinds.<name>]`
+#[derive(Clone, Debug)]
+pub struct KindSettings {
+    /// What runs its jobs.
+    pub handler: HandlerSettings,
+    /// The platform queue, or a template for it over the columns of a roster.
+    pub queue: Option<String>,
+    /// How long a run may take.
+    pub timeout: Duration,
+    /// What follows a failed attempt.
+    pub retry: RetryPolicy,
+    /// How its chains recur; `None` for kinds that are only published as one-off jobs.
+    pub every: Option<Every>,
+    /// A template for the key over the columns of a roster.
+    pub roster_key: Option<String>,
+}
+
+/// What runs a kind's jobs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HandlerSettings {
+    /// A handler that the embedding program registers under the kind's name.
+    Rust,
+    /// POST to a URL.
+    Http(HttpSettings),
+    /// Start a program.
+    Exec(ExecSettings),
+}
+
+/// `handler.http`
+#[derive(Clone, Debug, PartialEq)]
+pub struct HttpSettings {
+    /// Where to POST; may be a template over `kind`, `key`, `queue` and `payload`.
+    pub url: String,
+    /// Further request headers.
+    pub headers: BTreeMap<String, String>,
+}
+
+/// `handler.exec`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExecSettings {
+    /// The program and its arguments. There is no shell.
+    pub argv: Vec<String>,
+    /// The whole environment that the program gets.
+    pub env: BTreeMap<String, String>,
+    /// The folder it runs in; the worker's own when absent.
+    pub cwd: Option<PathBuf>,
+}
+
+impl Config {
+    /// Reads and checks the file at `path`, with `ROUNDELAY__…` from the environment over it.
+    ///
+    /// # Errors
+    /// [`ConfigError`] lists everything that is wrong.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|error| ConfigError {
+            file: path.display().to_string(),
+            problems: vec![Problem {
+                line: None,
+                key: String::new(),
+                message: format!(
+                    "cannot be read: {error}; give the path with --config, or start from roundelay.example.toml"
+                ),
+            }],
+        })?;
+        Self::parse(&text, &path.display().to_string(), std::env::vars())
+    }
+
+    /// Reads and checks `text`, calling it `file` in errors, with the `ROUNDELAY__…` variables
+    /// among `environment` over it.
+    ///
+    /// # Errors
+    /// [`ConfigError`] lists everything that is wrong.
+    pub fn parse(
+        text: &str,
+        file: &str,
+        environment: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, ConfigError> {
+        let source = read::Source::new(text, file);
+        let raw = source.read(environment)?;
+        check::check(raw).map_err(|problems| source.locate(problems))
+    }
+
+    /// What has to exist on the broker.
+    pub fn topology(&self) -> Topology {
+        let names = Names::new(&self.broker.prefix);
+        Topology::new(names, self.queues.keys().map(String::as_str), &self.ladder)
+    }
+}
+
+/// Something wrong in a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Where, counted from 1; absent when the value comes from the environment or is missing.
+    pub line: Option<usize>,
+    /// The dotted key.
+    pub key: String,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+/// A configuration that cannot be used: every problem in it, a line each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The file.
+    pub file: String,
+    /// At least one.
+    pub problems: Vec<Problem>,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, problem) in self.problems.iter().enumerate() {
+            if n > 0 {
+                writeln!(f)?;
+            }
+            f.write_str(&self.file)?;
+            if let Some(line) = problem.line {
+                write!(f, ":{line}")?;
+            }
+            if !problem.key.is_empty() {
+                write!(f, ": {}", problem.key)?;
+            }
+            write!(f, ": {}", problem.message)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigError {}

@@ -1,0 +1,210 @@
+//! The shape of the configuration file, with defaults. `check` turns it into settings.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+
+use crate::clock::parse_duration;
+
+/// A duration written as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Text(pub Duration);
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)
+            .map_err(|error| serde::de::Error::custom(format!("{error}; a duration is text such as \"30s\"")))?;
+        parse_duration(&text).map(Text).map_err(serde::de::Error::custom)
+    }
+}
+
+const fn secs(secs: u64) -> Text {
+    Text(Duration::from_secs(secs))
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Raw {
+    pub broker: Broker,
+    pub ledger: Ledger,
+    pub worker: Worker,
+    pub catch_up: CatchUp,
+    pub queues: BTreeMap<String, Queue>,
+    pub throttles: BTreeMap<String, Throttle>,
+    pub kinds: BTreeMap<String, Kind>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Broker {
+    pub url: String,
+    pub prefix: String,
+    pub management: Option<String>,
+}
+
+impl Default for Broker {
+    fn default() -> Self {
+        Self { url: "embedded".into(), prefix: "roundelay".into(), management: None }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Ledger {
+    pub url: String,
+    pub history: Text,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self { url: "sqlite://roundelay.db".into(), history: secs(7 * 86_400) }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Worker {
+    pub grace: Text,
+}
+
+impl Default for Worker {
+    fn default() -> Self {
+        Self { grace: secs(30) }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CatchUp {
+    pub every: Text,
+    pub slack: Text,
+    pub spread: Text,
+}
+
+impl Default for CatchUp {
+    fn default() -> Self {
+        Self { every: secs(15), slack: secs(30), spread: secs(30) }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Queue {
+    pub concurrency: usize,
+    pub prefetch: Option<u16>,
+    pub priority: i32,
+    pub throttle: Option<String>,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self { concurrency: 16, prefetch: None, priority: 0, throttle: None }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Throttle {
+    pub allow: u32,
+    pub per: Text,
+    #[serde(default = "one")]
+    pub burst: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Kind {
+    pub handler: Handler,
+    pub queue: Option<String>,
+    pub timeout: Text,
+    pub retry: Retry,
+    pub every: Option<Text>,
+    pub jitter: Option<Text>,
+    pub roster: Roster,
+}
+
+impl Default for Kind {
+    fn default() -> Self {
+        Self {
+            handler: Handler::default(),
+            queue: None,
+            timeout: secs(30),
+            retry: Retry::default(),
+            every: None,
+            jitter: None,
+            roster: Roster::default(),
+        }
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Handler {
+    #[default]
+    Rust,
+    Http(Http),
+    Exec(Exec),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Http {
+    pub url: String,
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Exec {
+    pub argv: Vec<String>,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    pub cwd: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Retry {
+    pub attempts: u32,
+    pub backoff: Backoff,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { attempts: 3, backoff: Backoff::Exponential(Exponential::default()) }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a list of waits such as [\"30s\", \"60s\"], or { base, factor, max, jitter }")]
+pub enum Backoff {
+    List(Vec<Text>),
+    Exponential(Exponential),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Exponential {
+    pub base: Text,
+    pub factor: f64,
+    pub max: Text,
+    pub jitter: f64,
+}
+
+impl Default for Exponential {
+    fn default() -> Self {
+        Self { base: secs(10), factor: 2.0, max: secs(600), jitter: 0.2 }
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Roster {
+    pub key: Option<String>,
+}

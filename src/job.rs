@@ -1,0 +1,312 @@
+//! What travels: the envelope, its identity, its limits.
+//!
+//! The format is documented for other languages in `docs/messages.md`, with a JSON Schema in
+//! `docs/message.schema.json` that the tests hold this module against.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::clock::Time;
+
+/// The version of the message format that this engine reads and writes.
+pub const VERSION: u8 = 1;
+/// The largest message body, in bytes. A larger one is quarantined.
+pub const MAX_BYTES: usize = 1 << 20;
+/// The longest key, in bytes.
+pub const MAX_KEY: usize = 512;
+/// How often a message may have been dead-lettered before it is taken for one that goes round in
+/// circles. The longest delay, ten years, takes some 120 hops, but every hop is published anew
+/// and starts with no history.
+pub const MAX_DEATHS: usize = 16;
+
+/// One message: either a one-off job, complete in itself, or a *hint* that a chain's tick is due,
+/// whose payload and truth are in the ledger.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Envelope {
+    /// Always [`VERSION`].
+    pub v: u8,
+    /// Which handler: a name under `[kinds]`.
+    pub kind: String,
+    /// Which entity.
+    pub key: String,
+    /// The platform queue to run on. Needed where the routing key is not that queue; absent, it is
+    /// the queue that the message arrives on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    /// Not before this time. Absent: at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub due: Option<Time>,
+    /// Which try this is, from 1.
+    #[serde(default = "first", skip_serializing_if = "is_first")]
+    pub attempt: u32,
+    /// A one-off job's own id, the same on every attempt. Absent, the engine makes one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// What the handler gets. Always absent in a chain's hint.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub payload: Value,
+    /// Present in a chain's hint. Only the engine writes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chain: Option<ChainRef>,
+}
+
+/// Which tick of which chain a hint stands for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChainRef {
+    /// The ledger that knows the chain.
+    pub ledger: String,
+    /// The chain's epoch: unique in that ledger, never reused.
+    pub epoch: i64,
+    /// The occurrence, from 1.
+    pub tick: i64,
+}
+
+fn first() -> u32 {
+    1
+}
+
+fn is_first(attempt: &u32) -> bool {
+    *attempt == 1
+}
+
+/// Why a message cannot be used; phrased to follow "quarantined: ".
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum BadMessage {
+    /// The body exceeds [`MAX_BYTES`].
+    #[error("the body has {0} bytes; at most {MAX_BYTES} are read")]
+    TooLarge(usize),
+    /// Not JSON of the documented shape, or nested too deeply.
+    #[error("the body is not a job envelope: {0}")]
+    NotAnEnvelope(String),
+    /// A version that this engine does not read.
+    #[error("format version {0}; this engine reads version {VERSION}")]
+    Version(u64),
+    /// `kind`, `key`, `queue`, `id` or `attempt` is out of range.
+    #[error("{0}")]
+    Field(String),
+    /// The message has been dead-lettered again and again.
+    #[error("dead-lettered {0} times; it goes round in circles")]
+    Circles(usize),
+    /// No such kind in the configuration.
+    #[error("unknown kind `{0}`: not under [kinds] in the configuration")]
+    UnknownKind(String),
+    /// No such queue in the configuration.
+    #[error("unknown queue `{0}`: not under [queues] in the configuration")]
+    UnknownQueue(String),
+    /// The hint belongs to another deployment.
+    #[error("the chain belongs to ledger {theirs}, this one is {ours}: two deployments share a broker and a prefix")]
+    OtherLedger {
+        /// The ledger named in the message.
+        theirs: String,
+        /// The ledger of this engine.
+        ours: String,
+    },
+    /// The hint is ahead of the ledger, so the ledger was restored from an older copy.
+    #[error("epoch {epoch} tick {tick} is ahead of the ledger: was an older ledger restored?")]
+    Future {
+        /// The epoch named in the message.
+        epoch: i64,
+        /// The tick named in the message.
+        tick: i64,
+    },
+}
+
+impl Envelope {
+    /// A one-off job.
+    pub fn job(kind: &str, key: &str, payload: Value, id: String) -> Self {
+        Self {
+            v: VERSION,
+            kind: kind.into(),
+            key: key.into(),
+            queue: None,
+            due: None,
+            attempt: 1,
+            id: Some(id),
+            payload,
+            chain: None,
+        }
+    }
+
+    /// Reads and checks a message body.
+    ///
+    /// # Errors
+    /// [`BadMessage`], which says what to mend. Kinds and queues are checked by the engine, which
+    /// knows the configuration.
+    pub fn decode(body: &[u8]) -> Result<Self, BadMessage> {
+        if body.len() > MAX_BYTES {
+            return Err(BadMessage::TooLarge(body.len()));
+        }
+        let envelope: Self = serde_json::from_slice(body).map_err(|error| why_not(body, &error))?;
+        if envelope.v != VERSION {
+            return Err(BadMessage::Version(envelope.v.into()));
+        }
+        check_name("kind", &envelope.kind)?;
+        check_name("key", &envelope.key)?;
+        if let Some(queue) = &envelope.queue {
+            check_name("queue", queue)?;
+        }
+        if let Some(id) = &envelope.id {
+            check_name("id", id)?;
+        }
+        if envelope.attempt == 0 {
+            return Err(BadMessage::Field("`attempt` counts from 1".into()));
+        }
+        if envelope.chain.as_ref().is_some_and(|c| c.epoch < 1 || c.tick < 1) {
+            return Err(BadMessage::Field("`chain.epoch` and `chain.tick` count from 1".into()));
+        }
+        Ok(envelope)
+    }
+
+    /// The message body.
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("an envelope has only string keys, so it is always JSON")
+    }
+
+    /// The AMQP message id: the same whenever the same attempt is published again.
+    pub fn message_id(&self) -> String {
+        match (&self.chain, &self.id) {
+            (Some(c), _) => format!("{}-{}-{}-{}", c.ledger, c.epoch, c.tick, self.attempt),
+            (None, Some(id)) => format!("{id}-{}", self.attempt),
+            (None, None) => String::new(),
+        }
+    }
+}
+
+/// A wrong version is told as such even when the rest has another shape too.
+fn why_not(body: &[u8], error: &serde_json::Error) -> BadMessage {
+    #[derive(Deserialize)]
+    struct Versioned {
+        v: u64,
+    }
+    match serde_json::from_slice::<Versioned>(body) {
+        Ok(Versioned { v }) if v != u64::from(VERSION) => BadMessage::Version(v),
+        _ => BadMessage::NotAnEnvelope(error.to_string()),
+    }
+}
+
+/// Checks a kind, key, queue or id: 1 to [`MAX_KEY`] bytes and no control characters.
+///
+/// # Errors
+/// [`BadMessage::Field`].
+pub fn check_name(field: &str, value: &str) -> Result<(), BadMessage> {
+    if value.is_empty() {
+        return Err(BadMessage::Field(format!("`{field}` is empty")));
+    }
+    if value.len() > MAX_KEY {
+        return Err(BadMessage::Field(format!("`{field}` has {} bytes; at most {MAX_KEY} are allowed", value.len())));
+    }
+    if value.chars().any(char::is_control) {
+        return Err(BadMessage::Field(format!("`{field}` has a control character")));
+    }
+    Ok(())
+}
+
+/// What a handler gets to work on.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The same on every attempt, unique among all jobs: `<ledger>-<epoch>-<tick>` for a chain's
+    /// tick, the job's own id otherwise. Fit for an idempotency key.
+    pub id: String,
+    /// Which handler.
+    pub kind: String,
+    /// Which entity.
+    pub key: String,
+    /// The platform queue it runs on.
+    pub queue: String,
+    /// Set when the job is a tick of a chain.
+    pub tick: Option<Tick>,
+    /// Which try this is, from 1.
+    pub attempt: u32,
+    /// When this tick was meant to run.
+    pub nominal: Time,
+    /// When the handler is stopped.
+    pub deadline: Time,
+    /// Derived from kind, key and tick (or id), the same on every attempt: for handlers that roll
+    /// dice and must roll the same again. See [`seed`].
+    pub seed: u64,
+    /// The entity's data.
+    pub payload: Value,
+}
+
+/// A tick's identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tick {
+    /// The chain's incarnation.
+    pub epoch: i64,
+    /// The occurrence, from 1.
+    pub tick: i64,
+    /// This attempt's claim; grows with every claim of the chain.
+    pub fence: i64,
+}
+
+/// The first eight bytes, big-endian, of SHA-256 over `kind NUL key NUL occurrence`, where the
+/// occurrence is the tick in decimal, or a one-off job's id. Other languages can compute it too.
+pub fn seed(kind: &str, key: &str, occurrence: &str) -> u64 {
+    let mut hash = Sha256::new();
+    for part in [kind.as_bytes(), b"\0", key.as_bytes(), b"\0", occurrence.as_bytes()] {
+        hash.update(part);
+    }
+    let digest = hash.finalize();
+    digest[..8].iter().fold(0, |seed, byte| seed << 8 | u64::from(*byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_smallest_job_decodes() {
+        let envelope = Envelope::decode(br#"{"v":1,"kind":"sync","key":"npm/@types/node"}"#).unwrap();
+        assert_eq!((envelope.attempt, envelope.due, envelope.payload), (1, None, Value::Null));
+    }
+
+    #[test]
+    fn what_is_encoded_decodes_to_the_same() {
+        let mut hint = Envelope::job("sync", "π", json!({"a": [1, null]}), "x".into());
+        assert_eq!(Envelope::decode(&hint.encode()).unwrap(), hint);
+        hint.chain = Some(ChainRef { ledger: "l".into(), epoch: 7, tick: 3 });
+        hint.attempt = 2;
+        hint.due = Some(Time::from_millis(1_790_000_000_000));
+        hint.queue = Some("q".into());
+        assert_eq!(Envelope::decode(&hint.encode()).unwrap(), hint);
+        assert_eq!(hint.message_id(), "l-7-3-2");
+    }
+
+    #[test]
+    fn bad_messages_say_what_is_wrong() {
+        let deep = format!(r#"{{"v":1,"kind":"k","key":"x","payload":{}{}}}"#, "[".repeat(200), "]".repeat(200));
+        let long = format!(r#"{{"v":1,"kind":"k","key":"{}"}}"#, "x".repeat(513));
+        let table: [(&[u8], &str); 13] = [
+            (b"", "EOF"),
+            (b"\xff\xfe", "expected value"),
+            (b"[]", "not a job envelope"),
+            (br#"{"v":1,"kind":"k"}"#, "missing field `key`"),
+            (br#"{"v":1,"kind":"k","key":"x","paylod":1}"#, "unknown field `paylod`"),
+            (br#"{"v":2,"kind":"k","key":"x","new":1}"#, "version 2"),
+            (br#"{"v":1,"kind":"k","key":""}"#, "`key` is empty"),
+            (b"{\"v\":1,\"kind\":\"k\",\"key\":\"a\\u0000b\"}", "control character"),
+            (br#"{"v":1,"kind":"k","key":"x","attempt":0}"#, "counts from 1"),
+            (br#"{"v":1,"kind":"k","key":"x","chain":{"ledger":"l","epoch":0,"tick":1}}"#, "count from 1"),
+            (br#"{"v":1,"kind":"k","key":"x"}{"#, "trailing"),
+            (deep.as_bytes(), "recursion limit"),
+            (long.as_bytes(), "513 bytes"),
+        ];
+        for (body, part) in table {
+            let error = Envelope::decode(body).unwrap_err().to_string();
+            assert!(error.contains(part), "{:?} gave {error}", String::from_utf8_lossy(body));
+        }
+        assert_eq!(Envelope::decode(&vec![b' '; MAX_BYTES + 1]), Err(BadMessage::TooLarge(MAX_BYTES + 1)));
+    }
+
+    #[test]
+    fn a_seed_depends_on_each_part() {
+        // printf 'k\0x\0001' | sha256sum
+        assert_eq!(seed("k", "x", "1"), seed("k", "x", "1"));
+        let others = [seed("k", "x", "2"), seed("k", "y", "1"), seed("l", "x", "1"), seed("kx", "", "1")];
+        assert!(others.iter().all(|other| *other != seed("k", "x", "1")));
+    }
+}
