@@ -1,0 +1,225 @@
+//! Carrying messages: the trait, and the words that both brokers share.
+//!
+//! - [`rabbit`]: RabbitMQ over lapin, for production.
+//! - [`embedded`]: the same topology in this process, for development, single machines, tests and
+//!   simulation. It keeps nothing: the ledger re-creates every chain's message.
+
+pub mod embedded;
+pub mod rabbit;
+pub mod topology;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use crate::job::Envelope;
+use topology::Topology;
+
+/// Where a message is published to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// A platform queue (or the rearm queue), now.
+    Queue(String),
+    /// A rung; when its time is over the message goes to `then`, a platform queue or the rearm
+    /// queue.
+    Rung {
+        /// The rung's time to live.
+        rung: Duration,
+        /// Where the message goes afterwards.
+        then: String,
+    },
+    /// The place for what cannot be used, with the reason.
+    Quarantine {
+        /// The queue it was found on.
+        from: String,
+        /// Why, for a person.
+        reason: String,
+    },
+}
+
+/// A message on its way out.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// Where to.
+    pub to: Destination,
+    /// The AMQP message id; the same when the same attempt is published again.
+    pub id: String,
+    /// The body, at most [`crate::job::MAX_BYTES`] unless it goes to quarantine.
+    pub body: Bytes,
+}
+
+impl Message {
+    /// `envelope` on its way to `to`.
+    pub fn new(to: Destination, envelope: &Envelope) -> Self {
+        Self { to, id: envelope.message_id(), body: envelope.encode().into() }
+    }
+}
+
+/// A message that has arrived and must be settled exactly once.
+pub struct Delivery {
+    /// The body as published.
+    pub body: Bytes,
+    /// The queue it was consumed from.
+    pub queue: Arc<str>,
+    /// Whether it was delivered before and not settled.
+    pub redelivered: bool,
+    /// How many `x-death` records it carries.
+    pub deaths: usize,
+    settle: Box<dyn Settle>,
+}
+
+impl Delivery {
+    /// A delivery whose fate `settle` reports to the broker.
+    pub fn new(body: Bytes, queue: Arc<str>, redelivered: bool, deaths: usize, settle: Box<dyn Settle>) -> Self {
+        Self { body, queue, redelivered, deaths, settle }
+    }
+
+    /// Done with: the broker forgets it. On a connection that has died meanwhile this does
+    /// nothing, and the broker delivers the message again.
+    pub async fn ack(self) {
+        self.settle.ack().await;
+    }
+
+    /// Not done with: the broker delivers it again.
+    pub async fn requeue(self) {
+        self.settle.requeue().await;
+    }
+}
+
+impl fmt::Debug for Delivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Delivery").field("queue", &self.queue).field("bytes", &self.body.len()).finish_non_exhaustive()
+    }
+}
+
+/// Reports a delivery's fate.
+#[async_trait]
+pub trait Settle: Send + Sync {
+    /// See [`Delivery::ack`].
+    async fn ack(self: Box<Self>);
+    /// See [`Delivery::requeue`].
+    async fn requeue(self: Box<Self>);
+}
+
+/// A queue being consumed. It survives reconnections; deliveries of an older connection that are
+/// not yet settled come again, marked as redelivered.
+pub struct Consumer {
+    deliveries: mpsc::Receiver<Delivery>,
+    /// Dropping this tells the broker side to cancel.
+    _alive: mpsc::Sender<()>,
+}
+
+impl Consumer {
+    /// A consumer, and what its broker side needs: where to put deliveries, and a receiver that
+    /// ends when the consumer is cancelled.
+    pub fn channel(prefetch: u16) -> (Self, mpsc::Sender<Delivery>, mpsc::Receiver<()>) {
+        let (deliver, deliveries) = mpsc::channel(usize::from(prefetch.max(1)));
+        let (alive, cancelled) = mpsc::channel(1);
+        (Self { deliveries, _alive: alive }, deliver, cancelled)
+    }
+
+    /// The next message; `None` once the broker has been closed for good.
+    pub async fn next(&mut self) -> Option<Delivery> {
+        self.deliveries.recv().await
+    }
+
+    /// Stops the flow and puts back what was delivered and not yet taken. Deliveries that were
+    /// taken can still be settled.
+    pub async fn cancel(self) {
+        let Self { mut deliveries, _alive } = self;
+        deliveries.close();
+        drop(_alive);
+        while let Some(delivery) = deliveries.recv().await {
+            delivery.requeue().await;
+        }
+    }
+}
+
+/// How full a queue is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Depth {
+    /// Messages that wait to be delivered.
+    pub ready: u64,
+    /// Consumers attached.
+    pub consumers: u64,
+}
+
+/// Why a publish did not succeed; phrased to follow "failed to publish: ".
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PublishError {
+    /// The broker has no queue for it, so it was returned.
+    #[error("the broker has no queue for {0}; run `roundelay topology apply`")]
+    Unroutable(String),
+    /// The broker refused it, for example because a queue is full.
+    #[error("the broker refused the message for {0} (queue full or being deleted)")]
+    Refused(String),
+    /// It is not known whether the broker has it. Publish the same identity again.
+    #[error("no confirmation ({0}); the broker may or may not have the message")]
+    Unknown(String),
+}
+
+/// What went wrong with the broker; phrased to follow "failed to …: ".
+#[derive(Debug, thiserror::Error)]
+pub enum BrokerError {
+    /// It cannot be reached, or refuses these credentials.
+    #[error("cannot connect to {url}: {reason}")]
+    Connect {
+        /// The address, without credentials.
+        url: String,
+        /// What the client or the broker says.
+        reason: String,
+    },
+    /// An exchange or queue exists with other properties than it must have.
+    #[error("{0}")]
+    Topology(String),
+    /// Anything else that the broker says.
+    #[error("{0}")]
+    Other(String),
+}
+
+/// Carries messages.
+#[async_trait]
+pub trait Broker: Send + Sync {
+    /// Whether messages outlive this process. Where they do not, every chain's message is
+    /// re-created from the ledger at start.
+    fn keeps_messages(&self) -> bool;
+
+    /// Declares exchanges, queues and bindings; harmless when they are there already.
+    ///
+    /// # Errors
+    /// [`BrokerError::Topology`] names what exists with other properties.
+    async fn apply(&self, topology: &Topology) -> Result<(), BrokerError>;
+
+    /// Deletes everything in `topology`, messages included. For demos and benchmarks, which clean
+    /// up after themselves.
+    ///
+    /// # Errors
+    /// When the broker refuses.
+    async fn remove(&self, topology: &Topology) -> Result<(), BrokerError>;
+
+    /// Publishes: persistent, mandatory, and returning only when the broker has confirmed. While
+    /// the broker is away it waits a bounded time.
+    ///
+    /// # Errors
+    /// [`PublishError`], after which the message may have to be published again.
+    async fn publish(&self, message: Message) -> Result<(), PublishError>;
+
+    /// Consumes a queue with at most `prefetch` unsettled deliveries.
+    ///
+    /// # Errors
+    /// When the broker refuses. Later interruptions are mended inside.
+    async fn consume(&self, queue: &str, prefetch: u16) -> Result<Consumer, BrokerError>;
+
+    /// How full a queue is.
+    ///
+    /// # Errors
+    /// When the broker cannot be asked or has no such queue.
+    async fn depth(&self, queue: &str) -> Result<Depth, BrokerError>;
+
+    /// Closes the connections in good order. Unsettled deliveries are delivered again.
+    async fn close(&self);
+}

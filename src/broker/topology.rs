@@ -1,0 +1,220 @@
+//! Which exchanges, queues and bindings there are (pure). Declaring, checking and exporting them
+//! start from this one description.
+
+use std::time::Duration;
+
+use crate::clock::short_duration;
+use crate::ladder::Ladder;
+
+/// The names of everything on the broker, from the configured prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names {
+    prefix: String,
+}
+
+impl Names {
+    /// Names that begin with `prefix`.
+    pub fn new(prefix: &str) -> Self {
+        Self { prefix: prefix.into() }
+    }
+
+    /// The direct exchange in front of the platform queues; the routing key is the queue's name.
+    pub fn jobs(&self) -> String {
+        format!("{}.jobs", self.prefix)
+    }
+
+    /// Exchange and queue of a rung.
+    pub fn rung(&self, rung: Duration) -> String {
+        format!("{}.delay.{}", self.prefix, short_duration(rung))
+    }
+
+    /// The queue of messages that need a further hop.
+    pub fn rearm(&self) -> String {
+        format!("{}.rearm", self.prefix)
+    }
+
+    /// Exchange and queue of messages whose platform queue does not exist.
+    pub fn unrouted(&self) -> String {
+        format!("{}.unrouted", self.prefix)
+    }
+
+    /// The queue of messages that cannot be used.
+    pub fn quarantine(&self) -> String {
+        format!("{}.quarantine", self.prefix)
+    }
+}
+
+/// Exchange types in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExchangeKind {
+    /// Routes by exact routing key.
+    Direct,
+    /// Routes everything, whatever its routing key.
+    Fanout,
+}
+
+impl ExchangeKind {
+    /// As AMQP spells it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ExchangeKind::Direct => "direct",
+            ExchangeKind::Fanout => "fanout",
+        }
+    }
+}
+
+/// The value of a declaration argument.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Argument {
+    /// Text.
+    Text(String),
+    /// A whole number.
+    Number(i64),
+}
+
+/// A durable exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    pub kind: ExchangeKind,
+    /// Declaration arguments.
+    pub arguments: Vec<(&'static str, Argument)>,
+}
+
+/// A durable queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// Its name.
+    pub name: String,
+    /// Declaration arguments.
+    pub arguments: Vec<(&'static str, Argument)>,
+}
+
+impl Queue {
+    /// The rung's time to live, when the queue is one.
+    pub fn ttl(&self) -> Option<Duration> {
+        self.arguments.iter().find_map(|(name, value)| match value {
+            Argument::Number(ms) if *name == "x-message-ttl" => Some(Duration::from_millis(u64::try_from(*ms).ok()?)),
+            _ => None,
+        })
+    }
+}
+
+/// A binding of a queue to an exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// The exchange.
+    pub exchange: String,
+    /// The queue.
+    pub queue: String,
+    /// The routing key; empty for fanout.
+    pub key: String,
+}
+
+/// Everything that has to exist on the broker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// The names it was made with.
+    pub names: Names,
+    /// Exchanges, in the order of declaration.
+    pub exchanges: Vec<Exchange>,
+    /// Queues.
+    pub queues: Vec<Queue>,
+    /// Bindings.
+    pub bindings: Vec<Binding>,
+}
+
+impl Topology {
+    /// The topology of these platform queues and this ladder.
+    pub fn new<'a>(names: Names, platform_queues: impl IntoIterator<Item = &'a str>, ladder: &Ladder) -> Self {
+        let mut topology = Self { names, exchanges: Vec::new(), queues: Vec::new(), bindings: Vec::new() };
+        let names = topology.names.clone();
+
+        // The alternate exchange comes first, since `jobs` refers to it. Without it a message for
+        // an absent queue would stay on its rung for ever, and 32 of them would block the rung.
+        topology.fanout(names.unrouted());
+        topology.queue(names.unrouted(), Vec::new());
+        topology.bind(names.unrouted(), names.unrouted(), String::new());
+
+        topology.exchanges.push(Exchange {
+            name: names.jobs(),
+            kind: ExchangeKind::Direct,
+            arguments: vec![("alternate-exchange", Argument::Text(names.unrouted()))],
+        });
+        let work = platform_queues.into_iter().map(str::to_owned);
+        for queue in work.chain([names.rearm(), names.quarantine()]) {
+            topology.queue(queue.clone(), Vec::new());
+            topology.bind(names.jobs(), queue.clone(), queue);
+        }
+
+        for rung in ladder.rungs() {
+            let name = names.rung(*rung);
+            topology.fanout(name.clone());
+            topology.queue(
+                name.clone(),
+                vec![
+                    ("x-message-ttl", Argument::Number(rung.as_millis() as i64)),
+                    ("x-dead-letter-exchange", Argument::Text(names.jobs())),
+                    ("x-dead-letter-strategy", Argument::Text("at-least-once".into())),
+                    ("x-overflow", Argument::Text("reject-publish".into())),
+                ],
+            );
+            topology.bind(name.clone(), name, String::new());
+        }
+        topology
+    }
+
+    fn fanout(&mut self, name: String) {
+        self.exchanges.push(Exchange { name, kind: ExchangeKind::Fanout, arguments: Vec::new() });
+    }
+
+    /// A quorum queue. Where nothing is dead-lettered, messages must never be dropped either: the
+    /// delivery limit that RabbitMQ 4 brings (20) would discard a whole prefetched group in a
+    /// crash loop, so it is lifted as far as a positive number can (3.10 does not know −1).
+    fn queue(&mut self, name: String, extra: Vec<(&'static str, Argument)>) {
+        let mut arguments = vec![("x-queue-type", Argument::Text("quorum".into()))];
+        if extra.is_empty() {
+            arguments.push(("x-delivery-limit", Argument::Number(1_000_000_000)));
+        }
+        arguments.extend(extra);
+        self.queues.push(Queue { name, arguments });
+    }
+
+    fn bind(&mut self, exchange: String, queue: String, key: String) {
+        self.bindings.push(Binding { exchange, queue, key });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_queue_is_quorum_and_every_rung_leads_to_jobs_at_least_once() {
+        let ladder = Ladder::new([Duration::from_secs(7)]);
+        let topology = Topology::new(Names::new("r"), ["work"], &ladder);
+        let text = |value: &str| Argument::Text(value.into());
+        for queue in &topology.queues {
+            assert!(queue.arguments.contains(&("x-queue-type", text("quorum"))), "{}", queue.name);
+            assert!(topology.bindings.iter().any(|b| b.queue == queue.name), "{} is bound", queue.name);
+            assert_eq!(queue.ttl().is_some(), queue.name.starts_with("r.delay."));
+        }
+        let seven = topology.queues.iter().find(|q| q.name == "r.delay.7s").unwrap();
+        assert_eq!(seven.ttl(), Some(Duration::from_secs(7)));
+        assert!(seven.arguments.contains(&("x-dead-letter-strategy", text("at-least-once"))));
+        assert!(seven.arguments.contains(&("x-dead-letter-exchange", text("r.jobs"))));
+        assert!(seven.arguments.contains(&("x-overflow", text("reject-publish"))));
+    }
+
+    #[test]
+    fn an_absent_queue_has_somewhere_to_lead() {
+        let topology = Topology::new(Names::new("r"), [], &Ladder::new([]));
+        let jobs = topology.exchanges.iter().find(|e| e.name == "r.jobs").unwrap();
+        assert_eq!(jobs.arguments, [("alternate-exchange", Argument::Text("r.unrouted".into()))]);
+        let before = topology.exchanges.iter().position(|e| e.name == "r.unrouted");
+        let after = topology.exchanges.iter().position(|e| e.name == "r.jobs");
+        assert!(before < after, "the alternate exchange is declared first");
+    }
+}

@@ -1,0 +1,179 @@
+//! The ledger in a SQLite file: WAL, `synchronous=FULL`, one writing thread with group commit,
+//! and a second connection for reading. Several processes on one machine may share the file; it
+//! must not lie on a network file system.
+
+mod schema;
+mod store;
+mod writer;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rusqlite::{Connection, OpenFlags};
+
+use super::{
+    Census, Claim, ClaimRequest, Enrolled, Failure, Finish, FinishRequest, KeptJob, Ledger, LedgerError, LookAgain,
+    NewChain, Overdue, Sent,
+};
+use crate::clock::{Clock, Entropy, Time};
+use crate::config::LedgerUrl;
+use store::Store;
+use writer::Writer;
+
+/// How long a statement waits for another process to release the write lock.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A ledger in SQLite.
+pub struct SqliteLedger {
+    id: String,
+    clock: Clock,
+    writer: Writer,
+    reader: Arc<Mutex<Store>>,
+}
+
+impl SqliteLedger {
+    /// Opens, and if need be creates, the ledger at `url`.
+    ///
+    /// # Errors
+    /// [`LedgerError::Open`] with the path and what to do.
+    pub fn open(url: &LedgerUrl, clock: Clock, entropy: &Entropy) -> Result<Self, LedgerError> {
+        match url {
+            LedgerUrl::Sqlite(path) => Self::file(path, clock, entropy)
+                .map_err(|reason| LedgerError::Open { path: path.display().to_string(), reason }),
+            LedgerUrl::Memory => Self::memory(clock, entropy)
+                .map_err(|error| LedgerError::Open { path: ":memory:".into(), reason: error.to_string() }),
+        }
+    }
+
+    fn file(path: &Path, clock: Clock, entropy: &Entropy) -> Result<Self, String> {
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+            return Err(format!("the folder {} does not exist; create it", folder.display()));
+        }
+        let open = || -> rusqlite::Result<(Connection, String, Connection)> {
+            let mut connection = Connection::open(path)?;
+            connection.busy_timeout(PATIENCE)?;
+            connection.pragma_update(None, "journal_mode", "WAL")?;
+            connection.pragma_update(None, "synchronous", "FULL")?;
+            configure(&connection)?;
+            let id = schema::migrate(&mut connection, entropy)?;
+            let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+            let reader = Connection::open_with_flags(path, flags)?;
+            reader.busy_timeout(PATIENCE)?;
+            configure(&reader)?;
+            Ok((connection, id, reader))
+        };
+        let (connection, id, reader) = open().map_err(|error| error.to_string())?;
+        let writer = Writer::spawn(Store { connection }).map_err(|error| error.to_string())?;
+        Ok(Self { id, clock, writer, reader: Arc::new(Mutex::new(Store { connection: reader })) })
+    }
+
+    fn memory(clock: Clock, entropy: &Entropy) -> rusqlite::Result<Self> {
+        let mut connection = Connection::open_in_memory()?;
+        configure(&connection)?;
+        let id = schema::migrate(&mut connection, entropy)?;
+        let store = Arc::new(Mutex::new(Store { connection }));
+        Ok(Self { id, clock, writer: Writer::Inline(store.clone()), reader: store })
+    }
+
+    async fn read<T, F>(&self, query: F) -> Result<T, LedgerError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Store) -> rusqlite::Result<T> + Send + 'static,
+    {
+        let reader = self.reader.clone();
+        let run = move || {
+            let store = reader.lock().unwrap_or_else(PoisonError::into_inner);
+            query(&store).map_err(|error| LedgerError::Statement(error.to_string()))
+        };
+        match self.writer {
+            Writer::Inline(_) => run(),
+            // A long count must not hold up a thread that runs jobs.
+            Writer::Thread(_) => tokio::task::spawn_blocking(run).await.map_err(|_| LedgerError::Closed)?,
+        }
+    }
+}
+
+fn configure(connection: &Connection) -> rusqlite::Result<()> {
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
+    connection.set_prepared_statement_cache_capacity(64);
+    rusqlite::vtab::array::load_module(connection)
+}
+
+#[async_trait]
+impl Ledger for SqliteLedger {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    async fn enroll(&self, chains: Vec<NewChain>) -> Result<Vec<Enrolled>, LedgerError> {
+        self.writer.write(move |store| store.enroll(&chains)).await
+    }
+
+    async fn enrolled_sent(&self, sent: Vec<Sent>, slack: Duration) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.enrolled_sent(&sent, slack)).await
+    }
+
+    async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.claim(&request, clock.now())).await
+    }
+
+    async fn finish(&self, request: FinishRequest) -> Result<Finish, LedgerError> {
+        self.writer.write(move |store| store.finish(&request)).await
+    }
+
+    fn mark_sent(&self, sent: Sent) {
+        self.writer.write_later(move |store| store.mark_sent(sent));
+    }
+
+    async fn overdue(&self, queues: Vec<String>, now: Time, limit: u32) -> Result<Vec<Overdue>, LedgerError> {
+        self.read(move |store| store.overdue(&queues, now, limit)).await
+    }
+
+    async fn look_again(&self, looks: Vec<LookAgain>) -> Result<Vec<bool>, LedgerError> {
+        self.writer.write(move |store| store.look_again(&looks)).await
+    }
+
+    async fn messages(&self, queues: Vec<String>, after: (Time, i64), limit: u32) -> Result<Vec<Overdue>, LedgerError> {
+        self.read(move |store| store.messages(&queues, after, limit)).await
+    }
+
+    async fn record_failure(&self, kind: String, key: String, reason: String, at: Time) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.record_failure(&kind, &key, &reason, at)).await
+    }
+
+    async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {
+        self.read(move |store| store.failures(limit)).await
+    }
+
+    async fn quarantine(&self, from: String, reason: String, body: Vec<u8>, at: Time) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.quarantine(&from, &reason, &body, at)).await
+    }
+
+    async fn keep_job(&self, id: String, body: Vec<u8>) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.keep_job(&id, &body)).await
+    }
+
+    async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
+        self.read(move |store| store.kept_jobs(after, limit)).await
+    }
+
+    async fn forget_job(&self, id: String) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.forget_job(&id)).await
+    }
+
+    async fn prune(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
+        self.writer.write(move |store| store.prune(before, limit)).await
+    }
+
+    async fn census(&self, slack: Duration) -> Result<Census, LedgerError> {
+        let now = self.now();
+        self.read(move |store| store.census(now, slack)).await
+    }
+}

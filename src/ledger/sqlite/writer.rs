@@ -1,0 +1,150 @@
+//! One thread that writes, with group commit.
+//!
+//! Whatever has been asked for while the last commit was on its way to the disk becomes one
+//! transaction, so that under load many verbs share one `fsync`, and alone a verb waits for nobody.
+//! An answer is given only after the commit that covers it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::store::Store;
+use crate::ledger::LedgerError;
+
+/// So many verbs at most share one commit, to bound how long the first of them waits.
+const MOST_PER_COMMIT: usize = 512;
+/// So many verbs may wait; further callers are held up until there is room.
+const QUEUE: usize = 8_192;
+
+/// A verb waiting to be written. It may be tried twice: once in a group, and once more alone when
+/// another member of the group has spoilt that transaction.
+pub trait Verb: Send {
+    fn attempt(&mut self, store: &mut Store) -> rusqlite::Result<()>;
+    fn answer(self: Box<Self>, committed: Result<(), LedgerError>);
+}
+
+struct Pending<T, F> {
+    verb: F,
+    result: Option<T>,
+    reply: oneshot::Sender<Result<T, LedgerError>>,
+}
+
+impl<T, F> Verb for Pending<T, F>
+where
+    T: Send,
+    F: FnMut(&mut Store) -> rusqlite::Result<T> + Send,
+{
+    fn attempt(&mut self, store: &mut Store) -> rusqlite::Result<()> {
+        self.result = Some((self.verb)(store)?);
+        Ok(())
+    }
+
+    fn answer(self: Box<Self>, committed: Result<(), LedgerError>) {
+        let Self { result, reply, .. } = *self;
+        // Nobody waits any more when the caller was dropped; what was written stays written.
+        let _ = reply.send(committed.and_then(|()| result.ok_or(LedgerError::Closed)));
+    }
+}
+
+/// Where verbs are written.
+pub enum Writer {
+    /// On a thread of its own, in groups.
+    Thread(mpsc::Sender<Box<dyn Verb>>),
+    /// On the caller's, each alone: for a ledger in memory, and for simulation, where virtual time
+    /// would run on while another thread works.
+    Inline(Arc<Mutex<Store>>),
+}
+
+impl Writer {
+    /// Starts the thread. It ends when the writer is dropped and everything asked for is written.
+    pub fn spawn(store: Store) -> std::io::Result<Self> {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        thread::Builder::new().name("ledger".into()).spawn(move || write_groups(store, receiver))?;
+        Ok(Self::Thread(sender))
+    }
+
+    /// Writes one verb and waits until it is committed.
+    pub async fn write<T, F>(&self, mut verb: F) -> Result<T, LedgerError>
+    where
+        T: Send + 'static,
+        F: FnMut(&mut Store) -> rusqlite::Result<T> + Send + 'static,
+    {
+        match self {
+            Self::Inline(store) => {
+                let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
+                in_transaction(&mut store, |store| verb(store))
+            }
+            Self::Thread(sender) => {
+                let (reply, answer) = oneshot::channel();
+                let pending = Box::new(Pending { verb, result: None, reply });
+                sender.send(pending).await.map_err(|_| LedgerError::Closed)?;
+                answer.await.map_err(|_| LedgerError::Closed)?
+            }
+        }
+    }
+
+    /// Writes one verb some time soon and does not wait. Left out when there is no room, so only
+    /// for what may be lost.
+    pub fn write_later<F>(&self, mut verb: F)
+    where
+        F: FnMut(&mut Store) -> rusqlite::Result<()> + Send + 'static,
+    {
+        match self {
+            Self::Inline(store) => {
+                let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Err(error) = in_transaction(&mut store, |store| verb(store)) {
+                    tracing::warn!(%error, "a note in the ledger was lost");
+                }
+            }
+            Self::Thread(sender) => {
+                let (reply, _) = oneshot::channel();
+                let _ = sender.try_send(Box::new(Pending { verb, result: None, reply }));
+            }
+        }
+    }
+}
+
+fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn Verb>>) {
+    let mut group: Vec<Box<dyn Verb>> = Vec::with_capacity(MOST_PER_COMMIT);
+    while receiver.blocking_recv_many(&mut group, MOST_PER_COMMIT) > 0 {
+        let together = in_transaction(&mut store, |store| {
+            for verb in &mut group {
+                verb.attempt(store)?;
+            }
+            Ok(())
+        });
+        match together {
+            Ok(()) => group.drain(..).for_each(|verb| verb.answer(Ok(()))),
+            // One of them failed and took the others' transaction with it; each for itself, then.
+            Err(_) => group.drain(..).for_each(|mut verb| {
+                let alone = in_transaction(&mut store, |store| verb.attempt(store));
+                verb.answer(alone);
+            }),
+        }
+    }
+}
+
+fn in_transaction<T>(
+    store: &mut Store,
+    work: impl FnOnce(&mut Store) -> rusqlite::Result<T>,
+) -> Result<T, LedgerError> {
+    let run = |store: &mut Store| {
+        // IMMEDIATE takes the write lock at once: a transaction that reads first and then writes
+        // could find that another process has written between, and fail.
+        store.connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        match work(store).and_then(|value| {
+            store.connection.prepare_cached("COMMIT")?.execute([])?;
+            Ok(value)
+        }) {
+            Ok(value) => Ok(value),
+            Err(error) => {
+                if !store.connection.is_autocommit() {
+                    store.connection.execute_batch("ROLLBACK")?;
+                }
+                Err(error)
+            }
+        }
+    };
+    run(store).map_err(|error: rusqlite::Error| LedgerError::Statement(error.to_string()))
+}
