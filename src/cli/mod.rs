@@ -1,0 +1,159 @@
+//! Commands, one file each.
+
+mod bench;
+mod check;
+mod demo;
+mod enroll;
+mod publish;
+mod status;
+mod topology;
+mod worker;
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use roundelay::Config;
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+/// Keeps very many things fresh: chains of jobs that publish their own delayed successors over
+/// stock RabbitMQ.
+#[derive(Parser)]
+#[command(
+    version,
+    arg_required_else_help = true,
+    max_term_width = 100,
+    after_help = "\
+Start here:
+  roundelay demo                                 20,000 chains on this machine, no broker needed
+  roundelay check  --config roundelay.toml       is my configuration right?
+  roundelay enroll --config roundelay.toml --kind KIND ROSTER.csv
+  roundelay worker --config roundelay.toml       run what is due
+
+Logging goes to standard error; ROUNDELAY_LOG=debug shows more."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Demo(demo::Demo),
+    Worker(worker::Worker),
+    Enroll(enroll::Enroll),
+    Publish(publish::Publish),
+    Status(status::Status),
+    Check(check::Check),
+    Topology(topology::Topology),
+    Bench(bench::Bench),
+}
+
+/// Where the configuration is.
+#[derive(Args)]
+struct ConfigFile {
+    /// The configuration file; ROUNDELAY__… variables go over it.
+    #[arg(long, value_name = "FILE", env = "ROUNDELAY_CONFIG", default_value = "roundelay.toml")]
+    config: PathBuf,
+}
+
+impl ConfigFile {
+    fn load(&self) -> anyhow::Result<Config> {
+        Ok(Config::load(&self.config)?)
+    }
+}
+
+/// Runs the command line.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_env("ROUNDELAY_LOG").unwrap_or_else(|_| EnvFilter::new("info,lapin=error"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+        .init();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: failed to start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let result = runtime.block_on(async {
+        match cli.command {
+            Command::Demo(demo) => demo.run().await,
+            Command::Worker(worker) => worker.run().await,
+            Command::Enroll(enroll) => enroll.run().await,
+            Command::Publish(publish) => publish.run().await,
+            Command::Status(status) => status.run().await,
+            Command::Check(check) => check.run(),
+            Command::Topology(topology) => topology.run().await,
+            Command::Bench(bench) => bench.run().await,
+        }
+    });
+    // A statement that SQLite still works on must not hold up the end.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Is cancelled by SIGTERM or SIGINT. A second signal ends the process at once.
+fn shutdown_on_signal() -> anyhow::Result<CancellationToken> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let shutdown = CancellationToken::new();
+    let token = shutdown.clone();
+    tokio::spawn(async move {
+        for urgent in [false, true] {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = int.recv() => {}
+            }
+            if urgent {
+                tracing::warn!("second signal: ending at once");
+                std::process::exit(130);
+            }
+            token.cancel();
+        }
+    });
+    Ok(shutdown)
+}
+
+/// A whole number with its thousands apart: `1,234,567`.
+fn grouped(number: impl TryInto<i128>) -> String {
+    let number: i128 = number.try_into().unwrap_or_default();
+    let digits = number.unsigned_abs().to_string();
+    let mut text = if number < 0 { "-".to_owned() } else { String::new() };
+    for (n, digit) in digits.chars().enumerate() {
+        if n > 0 && (digits.len() - n) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn thousands_are_apart() {
+        let table = [(0, "0"), (999, "999"), (1_000, "1,000"), (-12_345, "-12,345"), (1_234_567, "1,234,567")];
+        for (number, text) in table {
+            assert_eq!(super::grouped(number), text);
+        }
+    }
+}

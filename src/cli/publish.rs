@@ -1,0 +1,98 @@
+//! `roundelay publish`
+
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use roundelay::clock::parse_duration;
+use roundelay::config::KindSettings;
+use roundelay::engine::{Connections, Dispatch};
+use roundelay::job::{Envelope, check_name};
+use serde_json::{Value, json};
+
+use super::ConfigFile;
+
+/// Publishes one job: it runs once, outside any chain.
+///
+/// Exit code 0 means that the job is safe: the broker has confirmed it, or the ledger keeps it.
+#[derive(Args)]
+pub struct Publish {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Which handler: a name under [kinds].
+    kind: String,
+    /// Which entity.
+    key: String,
+    /// What the handler gets.
+    #[arg(long, value_name = "JSON")]
+    payload: Option<String>,
+    /// Not before this time has passed.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    delay: Option<Duration>,
+    /// The platform queue, in place of the kind's.
+    #[arg(long)]
+    queue: Option<String>,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Publish {
+    pub async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let kind = config.kinds.get(&self.kind).ok_or_else(|| {
+            let known: Vec<&str> = config.kinds.keys().map(String::as_str).collect();
+            anyhow!("there is no [kinds.{}]; the configuration has {}", self.kind, known.join(", "))
+        })?;
+        check_name("key", &self.key)?;
+        let payload: Value = match &self.payload {
+            Some(text) => serde_json::from_str(text).context("--payload is not JSON")?,
+            None => Value::Null,
+        };
+        let queue = self.queue(kind, &payload)?;
+        if !config.queues.contains_key(&queue) {
+            let known: Vec<&str> = config.queues.keys().map(String::as_str).collect();
+            bail!("there is no [queues.{queue}]; the configuration has {}", known.join(", "));
+        }
+
+        let connections = Connections::open(&config).await?;
+        let id = connections.entropy.token();
+        let now = connections.clock.now();
+        let mut envelope = Envelope::job(&self.kind, &self.key, payload, id.clone());
+        envelope.queue = Some(queue.clone());
+        envelope.due = self.delay.map(|delay| now + delay);
+        if envelope.encode().len() > roundelay::job::MAX_BYTES {
+            bail!("--payload is too large: a message has at most {} bytes", roundelay::job::MAX_BYTES);
+        }
+        if connections.broker.keeps_messages() {
+            let dispatch = Dispatch::new(&config, &connections);
+            dispatch.send(&envelope, &queue, now).await.context("failed to publish")?;
+            connections.broker.close().await;
+        } else {
+            // The embedded broker lives in the worker's process; it takes the job from the ledger.
+            connections.ledger.keep_job(id.clone(), envelope.encode()).await.context("failed to publish")?;
+        }
+        if self.json {
+            println!("{}", json!({ "id": id, "queue": queue, "due": envelope.due }));
+        } else {
+            let due = envelope.due.map_or("now".to_owned(), |due| format!("due {due}"));
+            println!("published {} {} as {id} to {queue}, {due}", self.kind, self.key);
+        }
+        Ok(())
+    }
+
+    fn queue(&self, kind: &KindSettings, payload: &Value) -> anyhow::Result<String> {
+        let template = match (&self.queue, &kind.queue) {
+            (Some(queue), _) => return Ok(queue.clone()),
+            (None, Some(template)) => template,
+            (None, None) => bail!("kinds.{} names no queue; say --queue", self.kind),
+        };
+        let mut templates = minijinja::Environment::new();
+        templates.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
+        templates.render_str(template, minijinja::value::Serde(payload)).with_context(|| {
+            format!(
+                "the queue `{template}` cannot be made from the payload; say --queue, or give its fields in --payload"
+            )
+        })
+    }
+}

@@ -1,0 +1,75 @@
+//! `roundelay worker`
+
+use std::time::Duration;
+
+use anyhow::{bail, ensure};
+use clap::Args;
+use roundelay::Engine;
+use roundelay::clock::parse_duration;
+use wildmatch::WildMatch;
+
+use super::{ConfigFile, shutdown_on_signal};
+
+/// Runs what is due, until SIGTERM or SIGINT.
+///
+/// Any number of workers may run on the same queues. On the signal it stops taking messages, lets
+/// what runs finish (bounded by the grace), and leaves nothing unacknowledged; a second signal
+/// ends it at once, which loses nothing either: what it held is delivered again.
+#[derive(Args)]
+pub struct Worker {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Only these queues; `*` stands for anything: `sync-*-ios,default`.
+    #[arg(long, value_name = "GLOB,…", value_delimiter = ',')]
+    queues: Vec<String>,
+    /// How long running jobs may go on after the signal, in place of worker.grace.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    grace: Option<Duration>,
+}
+
+impl Worker {
+    pub async fn run(self) -> anyhow::Result<()> {
+        let mut config = self.config.load()?;
+        ensure!(
+            !config.queues.is_empty(),
+            "{}: there are no [queues.…], so there is nothing to work on",
+            self.config.config.display()
+        );
+        if let Some(grace) = self.grace {
+            config.worker.grace = grace;
+        }
+        let queues = matching(config.queues.keys(), &self.queues)?;
+        let shutdown = shutdown_on_signal()?;
+        Ok(Engine::new(config).queues(queues).run(shutdown).await?)
+    }
+}
+
+/// The queues that match one of the globs; all when there are none.
+fn matching<'q>(queues: impl Iterator<Item = &'q String> + Clone, globs: &[String]) -> anyhow::Result<Vec<String>> {
+    if globs.is_empty() {
+        return Ok(queues.cloned().collect());
+    }
+    for glob in globs {
+        if !queues.clone().any(|queue| WildMatch::new(glob).matches(queue)) {
+            let known: Vec<&str> = queues.map(String::as_str).collect();
+            bail!("--queues {glob} matches no queue; the configuration has {}", known.join(", "));
+        }
+    }
+    let wanted = |queue: &&String| globs.iter().any(|glob| WildMatch::new(glob).matches(queue));
+    Ok(queues.filter(wanted).cloned().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matching;
+
+    #[test]
+    fn globs_choose_queues_and_typos_are_told() {
+        let queues: Vec<String> = ["sync-ios", "sync-android", "default"].map(String::from).into();
+        let choose =
+            |globs: &[&str]| matching(queues.iter(), &globs.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(choose(&[]).unwrap(), queues);
+        assert_eq!(choose(&["*-ios", "default"]).unwrap(), ["sync-ios", "default"]);
+        assert!(choose(&["chart-*"]).unwrap_err().to_string().contains("chart-* matches no queue"));
+    }
+}

@@ -1,0 +1,266 @@
+//! The main job on one machine: a roster of real packages on two platforms, each package kept
+//! fresh by a chain that calls a sample upstream.
+//!
+//! What is reported about the engine comes from the upstream, which keeps its own record, and from
+//! the ledger, not from the engine that is being judged.
+
+pub mod upstream;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::short_duration;
+use crate::config::Config;
+use crate::engine::enroll::{Enroller, Entity};
+use crate::engine::{Connections, Engine, StartError};
+use crate::ledger::{Census, Ledger};
+use crate::roster::{Format, Shape, rows};
+use crate::telemetry::{Count, Lateness, QueueReport, Telemetry};
+use upstream::{PlatformSettings, Upstream, UpstreamSettings, UpstreamStats};
+
+/// 20,000 packages: `platform,name,version,rank`.
+const PACKAGES: &str = include_str!("../../examples/packages.csv");
+const KIND: &str = "sync-package";
+/// Entities enrolled in one transaction.
+const BATCH: usize = 1_000;
+/// A chain is dead when it is due for longer than this and nobody runs it.
+const SLACK: Duration = Duration::from_secs(5);
+
+/// What to show.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `embedded` or `amqp://…`.
+    pub broker: String,
+    /// `sqlite://…`.
+    pub ledger: String,
+    /// How many entities; the roster is repeated beyond its length.
+    pub chains: usize,
+    /// Their interval.
+    pub every: Duration,
+    /// How long.
+    pub length: Duration,
+}
+
+/// A moment of a running demo.
+#[derive(Clone, Debug)]
+pub struct Moment {
+    /// Since chains began to run.
+    pub elapsed: Duration,
+    /// By the ledger.
+    pub census: Census,
+    /// By the engine.
+    pub queues: BTreeMap<String, QueueReport>,
+    /// Ticks and jobs that failed for good.
+    pub failed: u64,
+    /// By the upstream.
+    pub upstream: UpstreamStats,
+    /// Over all, since the first spread if that is over.
+    pub late: Lateness,
+}
+
+/// How it went.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Chains enrolled.
+    pub chains: u64,
+    /// Ticks that ended.
+    pub ticks: u64,
+    /// Attempts per second, after the first spread.
+    pub ticks_per_s: f64,
+    /// How late attempts started, after the first spread.
+    pub late_ms: Lateness,
+    /// Ticks that failed for good; the sample upstream answers 404 for one name in a thousand.
+    pub failed: u64,
+    /// Attempts that failed and were tried again.
+    pub retried: u64,
+    /// Calls that the upstream turned away.
+    pub upstream_429: u64,
+    /// Calls for an entity twice at once or for an occurrence twice, by the upstream's record.
+    pub forked: u64,
+    /// Chains that should run and do not: overdue by the ledger, or never seen by the upstream
+    /// although all first ticks were due.
+    pub dead: u64,
+    /// Messages that could not be used.
+    pub quarantined: u64,
+    /// How long the enrolling took, in seconds.
+    pub enroll_s: f64,
+    /// By platform, as the upstream saw it.
+    pub platforms: BTreeMap<String, upstream::PlatformStats>,
+    /// The broker.
+    pub broker: String,
+}
+
+/// Runs the demo, telling `progress` about it every second.
+///
+/// # Errors
+/// When something cannot be started.
+pub async fn run(
+    settings: Settings,
+    shutdown: CancellationToken,
+    mut progress: impl FnMut(&Moment),
+) -> Result<Report, StartError> {
+    let setup = |error: &dyn std::fmt::Display| StartError::Setup(error.to_string());
+    let stop_upstream = CancellationToken::new();
+    let allow = allowance(&settings);
+    let upstream = UpstreamSettings { platforms: platforms(allow), ..UpstreamSettings::default() };
+    let entropy = crate::clock::Entropy::from_os();
+    let upstream = Upstream::start(upstream, entropy, stop_upstream.clone()).await.map_err(|e| setup(&e))?;
+
+    let text = configuration(&settings, upstream.url(), allow);
+    let config = Config::parse(&text, "the demo's configuration", []).map_err(|error| setup(&error))?;
+    let connections = Connections::open(&config).await?;
+    // What an earlier demo left belongs to a ledger that is gone.
+    connections.broker.remove(&config.topology()).await?;
+    let ledger = connections.ledger.clone();
+    let broker = connections.broker.clone();
+
+    let engine = Engine::new(config.clone()).connections(connections.clone());
+    let telemetry = engine.telemetry();
+    broker.apply(&config.topology()).await?;
+    let stop_engine = CancellationToken::new();
+    let engine = tokio::spawn(engine.run(stop_engine.clone()));
+
+    let began = Instant::now();
+    let enrolled = enroll(&config, connections, settings.chains).await?;
+    let enroll_time = began.elapsed();
+
+    // All first ticks are due one interval after the last chain began; figures count from there.
+    let (started, spread_over) = (Instant::now(), Instant::now() + settings.every);
+    let end = started + settings.length;
+    let (mut counted_from, mut at) = (None, started);
+    while at < end && !shutdown.is_cancelled() && !engine.is_finished() {
+        at = (at + Duration::from_secs(1)).min(end);
+        if counted_from.is_none() && at >= spread_over && spread_over < end {
+            tokio::select! { () = sleep_until(spread_over) => {}, () = shutdown.cancelled() => {} }
+            telemetry.reset_lateness();
+            counted_from = Some((Instant::now(), telemetry.get(Count::Started)));
+        }
+        tokio::select! { () = sleep_until(at) => {}, () = shutdown.cancelled() => {} }
+        progress(&moment(started.elapsed(), &*ledger, &telemetry, &upstream).await?);
+    }
+    let (from, before) = counted_from.unwrap_or((started, 0));
+    let per_second = (telemetry.get(Count::Started) - before) as f64 / from.elapsed().as_secs_f64();
+    let late_ms = telemetry.lateness();
+    let all_were_due = Instant::now() >= spread_over + SLACK;
+    let census = ledger.census(SLACK).await?;
+
+    stop_engine.cancel();
+    engine.await.map_err(|error| setup(&error))??;
+    stop_upstream.cancel();
+    let seen = upstream.stopped().await.map_err(|error| setup(&error))?;
+    if broker.keeps_messages() {
+        // The engine has closed its connections; these are new ones, to clean up.
+        let connections = Connections::open(&config).await?;
+        connections.broker.remove(&config.topology()).await?;
+        connections.broker.close().await;
+    }
+
+    let overdue: i64 = census.queues.iter().map(|queue| queue.overdue).sum();
+    let unseen = if all_were_due { enrolled.saturating_sub(seen.verdict.entities as u64) } else { 0 };
+    Ok(Report {
+        chains: enrolled,
+        ticks: telemetry.get(Count::Done) + telemetry.get(Count::Failed),
+        ticks_per_s: (per_second * 10.0).round() / 10.0,
+        late_ms,
+        failed: telemetry.get(Count::Failed),
+        retried: telemetry.get(Count::Retried),
+        upstream_429: seen.platforms.values().map(|platform| platform.too_many).sum(),
+        forked: seen.verdict.forked(),
+        dead: u64::try_from(overdue).unwrap_or(0) + unseen,
+        quarantined: telemetry.get(Count::Quarantined),
+        enroll_s: (enroll_time.as_secs_f64() * 100.0).round() / 100.0,
+        platforms: seen.platforms,
+        broker: settings.broker.split('@').next_back().unwrap_or_default().to_owned(),
+    })
+}
+
+async fn moment(
+    elapsed: Duration,
+    ledger: &dyn Ledger,
+    telemetry: &Arc<Telemetry>,
+    upstream: &Upstream,
+) -> Result<Moment, StartError> {
+    Ok(Moment {
+        elapsed,
+        census: ledger.census(SLACK).await?,
+        queues: telemetry.by_queue(),
+        failed: telemetry.get(Count::Failed),
+        upstream: upstream.stats(),
+        late: telemetry.lateness(),
+    })
+}
+
+/// Calls per second that each platform of the upstream takes: half as much again as the chains
+/// need.
+fn allowance(settings: &Settings) -> usize {
+    let need = settings.chains as f64 / 2.0 / settings.every.as_secs_f64().max(0.001);
+    (need * 1.5).ceil().max(5.0) as usize
+}
+
+/// The engine's throttle stays a tenth below what the upstream takes, burst included.
+fn configuration(settings: &Settings, upstream: &str, allow: usize) -> String {
+    let throttle = (allow as f64 * 0.9).floor().max(1.0) as usize;
+    let burst = (throttle / 50).max(1);
+    let (broker, ledger, every) = (&settings.broker, &settings.ledger, short_duration(settings.every));
+    let mut text = format!(
+        r#"
+broker.url = "{broker}"
+broker.prefix = "roundelay-demo"
+ledger.url = "{ledger}"
+worker.grace = "15s"
+
+[kinds.{KIND}]
+handler.http.url = "{upstream}/{{{{ payload.platform }}}}"
+queue = "demo-{{{{ platform }}}}"
+every = "{every}"
+timeout = "10s"
+retry = {{ attempts = 3, backoff = ["1s", "2s"] }}
+roster.key = "{{{{ platform }}}}/{{{{ name }}}}"
+"#
+    );
+    for platform in ["npm", "pypi"] {
+        text += &format!(
+            "\n[queues.demo-{platform}]\nconcurrency = 256\nthrottle = \"{platform}\"\n\
+             \n[throttles.{platform}]\nallow = {throttle}\nper = \"1s\"\nburst = {burst}\n"
+        );
+    }
+    text
+}
+
+fn platforms(allow: usize) -> BTreeMap<String, PlatformSettings> {
+    let mut platforms: BTreeMap<String, PlatformSettings> = BTreeMap::new();
+    for row in rows(Format::Csv, PACKAGES.as_bytes()).into_iter().flatten().flatten() {
+        let cell = |name: &str| row.1.get(name).and_then(|cell| cell.as_str()).unwrap_or_default().to_owned();
+        let platform =
+            platforms.entry(cell("platform")).or_insert_with(|| PlatformSettings { allow, packages: HashMap::new() });
+        platform.packages.insert(cell("name").into(), cell("version").into());
+    }
+    platforms
+}
+
+/// Enrolls the first `chains` packages; further rounds of the roster get a number in their key.
+async fn enroll(config: &Config, connections: Connections, chains: usize) -> Result<u64, StartError> {
+    let shape = Shape::new(config, &config.kinds[KIND]).map_err(StartError::Setup)?;
+    let mut enroller = Enroller::new(config, connections, KIND, None, true)?;
+    let roster: Vec<Entity> = rows(Format::Csv, PACKAGES.as_bytes())
+        .map_err(StartError::Setup)?
+        .flatten()
+        .filter_map(|(_, row)| shape.entity(row).ok())
+        .collect();
+    let rounds = (0..).flat_map(|round| roster.iter().map(move |entity| (round, entity)));
+    let entities = rounds.take(chains).map(|(round, entity)| match round {
+        0 => entity.clone(),
+        _ => Entity { key: format!("{}#{round}", entity.key), ..entity.clone() },
+    });
+    let entities: Vec<Entity> = entities.collect();
+    let mut created = 0;
+    for batch in entities.chunks(BATCH) {
+        created += enroller.enroll(batch.to_vec()).await?.created;
+    }
+    Ok(created)
+}

@@ -1,0 +1,89 @@
+//! Puts messages on the ladder, and sees them confirmed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::Connections;
+use crate::broker::topology::Names;
+use crate::broker::{Broker, Destination, Message, PublishError};
+use crate::clock::{Clock, Time};
+use crate::config::Config;
+use crate::job::Envelope;
+use crate::ladder::{Hop, Ladder};
+use crate::telemetry::{Count, Telemetry};
+
+/// A delay decided this long ago may still use the exact rung it was meant for, and be late by
+/// that much; after longer the remainder is climbed anew.
+const MOST_SLOP: Duration = Duration::from_millis(100);
+/// The waits between repeated publishes grow to this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// The way out.
+#[derive(Clone)]
+pub struct Dispatch {
+    pub(super) broker: Arc<dyn Broker>,
+    pub(super) ladder: Ladder,
+    /// The queue for messages that need a further hop.
+    pub(super) rearm: String,
+    pub(super) clock: Clock,
+    pub(super) telemetry: Arc<Telemetry>,
+}
+
+impl Dispatch {
+    /// The way out to `connections`' broker, on the ladder of `config`.
+    pub fn new(config: &Config, connections: &Connections) -> Self {
+        Self {
+            broker: connections.broker.clone(),
+            ladder: config.ladder.clone(),
+            rearm: Names::new(&config.broker.prefix).rearm(),
+            clock: connections.clock.clone(),
+            telemetry: Arc::default(),
+        }
+    }
+
+    /// Publishes `envelope`, due at its own due time, to `queue`, once. `decided` is when that time
+    /// was chosen: what has passed since may be added to it for the sake of an exact rung.
+    ///
+    /// # Errors
+    /// [`PublishError`], after which the same envelope may be sent again.
+    pub async fn send(&self, envelope: &Envelope, queue: &str, decided: Time) -> Result<(), PublishError> {
+        let now = self.clock.now();
+        let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(now));
+        let to = match self.ladder.hop(remaining, now.since(decided).min(MOST_SLOP)) {
+            Hop::Now { wait } => {
+                if !wait.is_zero() {
+                    sleep(wait).await;
+                }
+                Destination::Queue(queue.into())
+            }
+            Hop::Last { rung } => Destination::Rung { rung, then: queue.into() },
+            Hop::Further { rung } => Destination::Rung { rung, then: self.rearm.clone() },
+        };
+        self.broker.publish(Message::new(to, envelope)).await
+    }
+
+    /// Publishes `envelope` again and again until it is confirmed or `patience` is over. The same
+    /// identity is published each time, so what arrives twice is recognised.
+    pub(super) async fn send_surely(
+        &self,
+        envelope: &Envelope,
+        queue: &str,
+        decided: Time,
+        patience: Duration,
+    ) -> Result<(), PublishError> {
+        let give_up = self.clock.now() + patience;
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let Err(error) = self.send(envelope, queue, decided).await else { return Ok(()) };
+            if self.clock.now() >= give_up {
+                return Err(error);
+            }
+            self.telemetry.count(Count::Republished);
+            tracing::debug!(kind = envelope.kind, key = envelope.key, %error, "publishing again");
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Begins chains: into the ledger first, then their first messages.
+
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use serde::Serialize;
+
+use super::dispatch::Dispatch;
+use super::{Connections, StartError};
+use crate::config::Config;
+use crate::ledger::{Enrolled, LedgerError, NewChain};
+use crate::schedule::Every;
+
+/// First messages published at the same time.
+const IN_FLIGHT: usize = 512;
+/// First messages that are not known to have been sent after this are sent by a worker's catch-up.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// An entity to keep fresh.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entity {
+    /// Its key.
+    pub key: String,
+    /// The platform queue.
+    pub queue: String,
+    /// What the handler gets, as JSON text.
+    pub payload: String,
+}
+
+/// What became of entities.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Tally {
+    /// Chains begun.
+    pub created: u64,
+    /// Chains there before, with the same payload and queue.
+    pub unchanged: u64,
+    /// Chains there before, brought up to date.
+    pub updated: u64,
+    /// Chains that have ended before and stay so.
+    pub retired: u64,
+    /// First messages that could not be sent; a worker's catch-up sends them.
+    pub unsent: u64,
+}
+
+/// Begins chains of one kind.
+pub struct Enroller {
+    kind: String,
+    window: Duration,
+    slack: Duration,
+    begun: u64,
+    /// Whether messages published by this process reach workers.
+    publishes: bool,
+    connections: Connections,
+    dispatch: Dispatch,
+}
+
+impl Enroller {
+    /// An enroller for `kind`. First ticks are spread over `window`; by default the kind's
+    /// interval. With `own_process`, an embedded broker is this process's own and of use.
+    ///
+    /// # Errors
+    /// When the kind is unknown or has no `every`.
+    pub fn new(
+        config: &Config,
+        connections: Connections,
+        kind: &str,
+        window: Option<Duration>,
+        own_process: bool,
+    ) -> Result<Self, StartError> {
+        let settings = config.kinds.get(kind).ok_or_else(|| {
+            let known: Vec<&str> = config.kinds.keys().map(String::as_str).collect();
+            StartError::Setup(format!("there is no [kinds.{kind}]; the configuration has {}", known.join(", ")))
+        })?;
+        let Some(Every { interval, .. }) = settings.every else {
+            return Err(StartError::Setup(format!("kinds.{kind} has no `every`, so it has no chains")));
+        };
+        let publishes = own_process || connections.broker.keeps_messages();
+        let dispatch = Dispatch::new(config, &connections);
+        Ok(Self {
+            kind: kind.into(),
+            window: window.unwrap_or(interval),
+            slack: config.catch_up.slack,
+            begun: 0,
+            publishes,
+            connections,
+            dispatch,
+        })
+    }
+
+    /// Begins the chains of these entities that do not exist yet, in one transaction, and brings
+    /// the others up to date.
+    ///
+    /// # Errors
+    /// When the ledger cannot be written; then nothing of this batch was enrolled.
+    pub async fn enroll(&mut self, entities: Vec<Entity>) -> Result<Tally, LedgerError> {
+        let ledger = self.connections.ledger.clone();
+        let now = ledger.now();
+        let watch_at = if self.publishes { now + GRACE } else { now };
+        let chains = entities.into_iter().map(|entity| NewChain {
+            kind: self.kind.clone(),
+            key: entity.key,
+            queue: entity.queue,
+            payload: entity.payload,
+            due: now + self.next_offset(),
+            watch_at,
+        });
+        let chains = chains.collect();
+        let (mut tally, mut hints) = (Tally::default(), Vec::new());
+        for enrolled in ledger.enroll(chains).await? {
+            match enrolled {
+                Enrolled::Created(hint) => {
+                    tally.created += 1;
+                    hints.push(hint);
+                }
+                Enrolled::Unchanged => tally.unchanged += 1,
+                Enrolled::Updated => tally.updated += 1,
+                Enrolled::Retired => tally.retired += 1,
+            }
+        }
+        if !self.publishes {
+            return Ok(tally);
+        }
+        let dispatch = &self.dispatch;
+        let sent = stream::iter(hints).map(|hint| {
+            let envelope = hint.envelope(ledger.id());
+            async move {
+                let sent = dispatch.send(&envelope, &hint.queue, now).await;
+                sent.map(|()| hint.sent()).inspect_err(|error| {
+                    tracing::warn!(kind = hint.kind, key = hint.key, %error, "a first message could not be sent; catch-up sends it");
+                })
+            }
+        });
+        let sent: Vec<_> = sent.buffer_unordered(IN_FLIGHT).collect().await;
+        tally.unsent = sent.iter().filter(|sent| sent.is_err()).count() as u64;
+        ledger.enrolled_sent(sent.into_iter().flatten().collect(), self.slack).await?;
+        Ok(tally)
+    }
+
+    /// Spreads first ticks evenly without knowing how many there will be: steps of the golden
+    /// ratio, modulo the window.
+    fn next_offset(&mut self) -> Duration {
+        self.begun += 1;
+        let golden = 0.618_033_988_749_894_9_f64;
+        let share = (self.begun as f64 * golden).fract();
+        Duration::from_millis((self.window.as_millis() as f64 * share) as u64)
+    }
+}
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.created += other.created;
+        self.unchanged += other.unchanged;
+        self.updated += other.updated;
+        self.retired += other.retired;
+        self.unsent += other.unsent;
+    }
+}

@@ -1,0 +1,362 @@
+//! The engine: everything between a configuration and chains that stay alive.
+//!
+//! [`pipeline`] is a job's life from delivery to acknowledgement, [`dispatch`] puts messages on
+//! the ladder, [`rearm`] sends them on when a hop is over, [`catch_up`] re-creates messages that
+//! were lost, [`enroll`] begins chains, and [`Engine::run`] starts and stops it all.
+
+mod catch_up;
+mod dispatch;
+pub mod enroll;
+mod pipeline;
+mod rearm;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::broker::embedded::EmbeddedBroker;
+use crate::broker::rabbit::RabbitBroker;
+use crate::broker::topology::{Names, Topology};
+use crate::broker::{Broker, BrokerError, Consumer, Delivery};
+use crate::clock::{Clock, Entropy, Time};
+use crate::config::{BrokerUrl, Config, HandlerSettings, KindSettings};
+use crate::handler::Handler;
+use crate::handler::exec::ExecHandler;
+use crate::handler::http::{self, HttpHandler};
+use crate::ledger::sqlite::SqliteLedger;
+use crate::ledger::{Ledger, LedgerError};
+use crate::telemetry::Telemetry;
+use crate::throttle::{Throttle, Throttles};
+pub use dispatch::Dispatch;
+
+/// Messages that the rearm consumer holds at most; each sleeps there for at most
+/// [`crate::ladder::IN_PROCESS`], so this many pass in a fifth of a second.
+const REARM_PREFETCH: u16 = 2_000;
+
+/// Why an engine cannot start; phrased to follow "failed to start: ".
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The ledger.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    /// The broker.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+    /// The configuration and the program do not fit together.
+    #[error("{0}")]
+    Setup(String),
+}
+
+/// A broker and a ledger, connected.
+#[derive(Clone)]
+pub struct Connections {
+    /// Carries messages.
+    pub broker: Arc<dyn Broker>,
+    /// Keeps the truth.
+    pub ledger: Arc<dyn Ledger>,
+    /// Tells the time.
+    pub clock: Clock,
+    /// Rolls the dice.
+    pub entropy: Entropy,
+}
+
+impl Connections {
+    /// Connects to what the configuration names.
+    ///
+    /// # Errors
+    /// [`StartError`], with what to do.
+    pub async fn open(config: &Config) -> Result<Self, StartError> {
+        let (clock, entropy) = (Clock::System, Entropy::from_os());
+        let ledger = Self::ledger(config)?;
+        let names = Names::new(&config.broker.prefix);
+        let broker: Arc<dyn Broker> = match &config.broker.url {
+            BrokerUrl::Embedded => Arc::new(EmbeddedBroker::new(names)),
+            BrokerUrl::Amqp(url) => Arc::new(RabbitBroker::connect(url.reveal(), names).await?),
+        };
+        Ok(Self { broker, ledger, clock, entropy })
+    }
+
+    /// Opens only the ledger.
+    ///
+    /// # Errors
+    /// [`LedgerError::Open`], with what to do.
+    pub fn ledger(config: &Config) -> Result<Arc<dyn Ledger>, LedgerError> {
+        Ok(Arc::new(SqliteLedger::open(&config.ledger.url, Clock::System, &Entropy::from_os())?))
+    }
+}
+
+/// Runs the jobs of a configuration.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use roundelay::{Config, Engine, Outcome};
+/// use tokio_util::sync::CancellationToken;
+///
+/// let config = Config::load("roundelay.toml".as_ref())?;
+/// let shutdown = CancellationToken::new();
+/// Engine::new(config)
+///     .handler("sync-app", |job: roundelay::Job| async move {
+///         println!("{} is due", job.key);
+///         Outcome::Done
+///     })
+///     .run(shutdown)
+///     .await?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Engine {
+    config: Config,
+    connections: Option<Connections>,
+    handlers: HashMap<String, Arc<dyn Handler>>,
+    queues: Option<Vec<String>>,
+    telemetry: Arc<Telemetry>,
+}
+
+impl Engine {
+    /// An engine for `config`.
+    pub fn new(config: Config) -> Self {
+        Self { config, connections: None, handlers: HashMap::new(), queues: None, telemetry: Arc::default() }
+    }
+
+    /// Runs jobs of `kind` with `handler`, whatever the configuration says about its handler.
+    #[must_use]
+    pub fn handler(mut self, kind: &str, handler: impl Handler + 'static) -> Self {
+        self.handlers.insert(kind.into(), Arc::new(handler));
+        self
+    }
+
+    /// Uses these connections instead of opening those that the configuration names.
+    #[must_use]
+    pub fn connections(mut self, connections: Connections) -> Self {
+        self.connections = Some(connections);
+        self
+    }
+
+    /// Consumes only these platform queues.
+    #[must_use]
+    pub fn queues(mut self, queues: Vec<String>) -> Self {
+        self.queues = Some(queues);
+        self
+    }
+
+    /// What the engine has done, also while it runs.
+    pub fn telemetry(&self) -> Arc<Telemetry> {
+        self.telemetry.clone()
+    }
+
+    /// Runs until `shutdown` is cancelled, then stops taking, lets what runs finish within the
+    /// configured grace, and returns with nothing left unsettled.
+    ///
+    /// # Errors
+    /// [`StartError`] when it cannot begin. Once it runs, it does not end by itself: a broker or a
+    /// ledger that goes away is waited for.
+    pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), StartError> {
+        let connections = match self.connections.take() {
+            Some(connections) => connections,
+            None => Connections::open(&self.config).await?,
+        };
+        let core = Arc::new(self.core(connections, shutdown.clone())?);
+        core.dispatch.broker.apply(&core.topology).await?;
+        let tasks = TaskTracker::new();
+        let mut consumers = Vec::new();
+        for queue in core.queues.values() {
+            let consumer = core.dispatch.broker.consume(&queue.name, queue.prefetch).await?;
+            consumers.push(tokio::spawn(consume(core.clone(), consumer, tasks.clone(), shutdown.clone(), {
+                let queue = queue.clone();
+                move |core, delivery| pipeline::live(core, queue.clone(), delivery)
+            })));
+        }
+        let rearm = core.dispatch.broker.consume(&core.topology.names.rearm(), REARM_PREFETCH).await?;
+        consumers.push(tokio::spawn(consume(core.clone(), rearm, tasks.clone(), shutdown.clone(), rearm::live)));
+        let catch_up = tokio::spawn(catch_up::run(core.clone(), shutdown.clone()));
+        let queues: Vec<&str> = core.queues.keys().map(String::as_str).collect();
+        tracing::info!(worker = %core.worker, ?queues, "working");
+
+        shutdown.cancelled().await;
+        tracing::info!(grace = ?core.grace, "stopping: finishing what runs");
+        for consumer in consumers {
+            let _ = consumer.await;
+        }
+        let _ = catch_up.await;
+        tasks.close();
+        if tokio::time::timeout(core.grace, tasks.wait()).await.is_err() {
+            tracing::warn!(running = tasks.len(), "the grace is over: the rest is put off and runs again elsewhere");
+            core.abort.cancel();
+            let _ = tokio::time::timeout(ABORT, tasks.wait()).await;
+        }
+        core.dispatch.broker.close().await;
+        tracing::info!("stopped");
+        Ok(())
+    }
+
+    fn core(&mut self, connections: Connections, stopping: CancellationToken) -> Result<Core, StartError> {
+        let (config, clock) = (&self.config, &connections.clock);
+        // One client for all HTTP handlers, so that they share its connections.
+        let mut client: Option<reqwest::Client> = None;
+        for (name, kind) in &config.kinds {
+            if self.handlers.contains_key(name) {
+                continue;
+            }
+            let setup = |error: String| StartError::Setup(format!("kinds.{name}.handler: {error}"));
+            let handler: Arc<dyn Handler> = match &kind.handler {
+                HandlerSettings::Rust => {
+                    return Err(setup(format!(
+                        "none is configured; set handler.http.url or handler.exec.argv, or register one with Engine::handler(\"{name}\", …)"
+                    )));
+                }
+                HandlerSettings::Http(http) => {
+                    let client = match &client {
+                        Some(client) => client.clone(),
+                        None => client.insert(http::client().map_err(|e| setup(e.to_string()))?).clone(),
+                    };
+                    Arc::new(HttpHandler::new(http, client, clock.clone()).map_err(|e| setup(e.to_string()))?)
+                }
+                HandlerSettings::Exec(exec) => {
+                    Arc::new(ExecHandler::new(exec, clock.clone()).map_err(|e| setup(e.to_string()))?)
+                }
+            };
+            self.handlers.insert(name.clone(), handler);
+        }
+        let throttles = Throttles::new(&config.throttles);
+        let wanted = |name: &String| self.queues.as_ref().is_none_or(|queues| queues.contains(name));
+        let queues = config.queues.iter().filter(|(name, _)| wanted(name)).map(|(name, settings)| {
+            let queue = QueueRun {
+                name: name.as_str().into(),
+                prefetch: settings.prefetch,
+                priority: settings.priority,
+                permits: Arc::new(Semaphore::new(settings.concurrency)),
+                throttle: settings.throttle.as_ref().and_then(|name| throttles.get(name)),
+                frontier: AtomicI64::new(i64::MIN),
+            };
+            (name.clone(), Arc::new(queue))
+        });
+        let queues = queues.collect();
+        let entropy = connections.entropy.clone();
+        Ok(Core {
+            worker: format!("{}-{}", std::process::id(), entropy.token()).into(),
+            known_queues: config.queues.keys().cloned().collect(),
+            kinds: std::mem::take(&mut self.config.kinds),
+            handlers: std::mem::take(&mut self.handlers),
+            queues,
+            catch_up: self.config.catch_up.clone(),
+            history: self.config.ledger.history,
+            grace: self.config.worker.grace,
+            dispatch: Dispatch { telemetry: self.telemetry.clone(), ..Dispatch::new(&self.config, &connections) },
+            topology: self.config.topology(),
+            ledger: connections.ledger,
+            entropy,
+            telemetry: self.telemetry.clone(),
+            in_hand: Mutex::default(),
+            stopping,
+            abort: CancellationToken::new(),
+        })
+    }
+}
+
+/// How long aborted jobs may take to put themselves off.
+const ABORT: Duration = Duration::from_secs(10);
+
+/// Takes deliveries and lets each live its own life, until `shutdown`.
+async fn consume<L>(
+    core: Arc<Core>,
+    mut consumer: Consumer,
+    tasks: TaskTracker,
+    shutdown: CancellationToken,
+    live: impl Fn(Arc<Core>, Delivery) -> L,
+) where
+    L: Future<Output = ()> + Send + 'static,
+{
+    loop {
+        let delivery = tokio::select! {
+            biased;
+            () = shutdown.cancelled() => break,
+            delivery = consumer.next() => delivery,
+        };
+        let Some(delivery) = delivery else { break };
+        let life = live(core.clone(), delivery);
+        // A job that has not started when the worker stops is put back by its own pipeline.
+        tasks.spawn(life);
+    }
+    consumer.cancel().await;
+}
+
+/// What the parts of a running engine share.
+struct Core {
+    worker: Arc<str>,
+    kinds: BTreeMap<String, KindSettings>,
+    handlers: HashMap<String, Arc<dyn Handler>>,
+    /// Every queue of the configuration, consumed here or not.
+    known_queues: Vec<String>,
+    /// Those consumed here.
+    queues: BTreeMap<String, Arc<QueueRun>>,
+    catch_up: crate::config::CatchUpSettings,
+    history: Duration,
+    grace: Duration,
+    topology: Topology,
+    dispatch: Dispatch,
+    ledger: Arc<dyn Ledger>,
+    entropy: Entropy,
+    telemetry: Arc<Telemetry>,
+    /// Epochs of chains whose messages this worker holds, with how many of them.
+    in_hand: Mutex<HashMap<i64, u32>>,
+    /// The worker takes nothing more, and what has not started is put back.
+    stopping: CancellationToken,
+    /// The grace is over: what still runs ends.
+    abort: CancellationToken,
+}
+
+/// A platform queue being consumed.
+struct QueueRun {
+    name: Arc<str>,
+    prefetch: u16,
+    priority: i32,
+    permits: Arc<Semaphore>,
+    throttle: Option<Arc<Throttle>>,
+    /// The latest due time among the messages that came from this queue. Messages enter a queue
+    /// when they are due, so whatever was due well before this has been delivered, or is lost.
+    frontier: AtomicI64,
+}
+
+impl QueueRun {
+    fn progressed_to(&self, due: Time) {
+        self.frontier.fetch_max(due.as_millis(), Ordering::Relaxed);
+    }
+
+    fn frontier(&self) -> Time {
+        Time::from_millis(self.frontier.load(Ordering::Relaxed))
+    }
+}
+
+/// Notes, while it lives, that a message of this chain is in this worker's hand.
+struct InHand<'a> {
+    core: &'a Core,
+    epoch: i64,
+}
+
+impl Core {
+    fn in_hand(&self, epoch: i64) -> InHand<'_> {
+        *self.in_hand.lock().unwrap_or_else(PoisonError::into_inner).entry(epoch).or_default() += 1;
+        InHand { core: self, epoch }
+    }
+
+    fn holds(&self, epoch: i64) -> bool {
+        self.in_hand.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&epoch)
+    }
+}
+
+impl Drop for InHand<'_> {
+    fn drop(&mut self) {
+        let mut held = self.core.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = held.get_mut(&self.epoch) {
+            *count -= 1;
+            if *count == 0 {
+                held.remove(&self.epoch);
+            }
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! A job's life, from delivery to acknowledgement.
+//!
+//! ```text
+//! decode ─ early? ─ slot ─ claim ─ handler ─ decide ─ finish ─ successor ─ acknowledge
+//!   │        │              │                            │
+//!   │        └ rearm        ├ stale: send what follows   └ fenced: nothing of it counts
+//!   └ quarantine            ├ held: look again later
+//!                           └ idle: nothing to do
+//! ```
+//!
+//! Nothing is acknowledged before what follows from it is safe: the successor confirmed by the
+//! broker, or known to the ledger as unsent.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use serde_json::Value;
+use tokio::time::sleep;
+
+use super::{Core, QueueRun};
+use crate::broker::{Delivery, Destination, Message};
+use crate::clock::Time;
+use crate::config::KindSettings;
+use crate::job::{self, BadMessage, ChainRef, Envelope, Job, MAX_DEATHS, Tick};
+use crate::ladder::Hop;
+use crate::ledger::{Claim, ClaimRequest, Finish, FinishRequest, Grant, Hint, LedgerError};
+use crate::outcome::{Decision, Next, Outcome, decide};
+use crate::telemetry::Count;
+
+/// A lease outlasts the handler's deadline by this, so that the finish is written under it.
+const LEASE_MARGIN: Duration = Duration::from_secs(10);
+/// How long a successor is published again and again before it is left to catch-up.
+const PUBLISH_PATIENCE: Duration = Duration::from_secs(60);
+/// The waits between attempts to reach a ledger that does not answer grow to this.
+const LEDGER_PAUSE: Duration = Duration::from_secs(5);
+
+/// What is to become of a delivery.
+pub(super) enum Fate {
+    /// What follows from it is safe.
+    Ack,
+    /// It must come again.
+    Requeue,
+}
+
+/// Lives one delivery of a platform queue.
+pub async fn live(core: Arc<Core>, queue: Arc<QueueRun>, delivery: Delivery) {
+    let fate = match core.read(&delivery) {
+        Ok(envelope) => match &envelope.chain {
+            Some(chain) => core.tick(&queue, &envelope, chain, &delivery).await,
+            None => core.job(&queue, envelope).await,
+        },
+        Err(bad) => core.quarantine(&delivery, &bad).await,
+    };
+    settle(delivery, fate).await;
+}
+
+/// Tells the broker a delivery's fate.
+pub(super) async fn settle(delivery: Delivery, fate: Fate) {
+    match fate {
+        Fate::Ack => delivery.ack().await,
+        Fate::Requeue => delivery.requeue().await,
+    }
+}
+
+impl Core {
+    /// Decodes and checks.
+    pub(super) fn read(&self, delivery: &Delivery) -> Result<Envelope, BadMessage> {
+        if delivery.deaths > MAX_DEATHS {
+            return Err(BadMessage::Circles(delivery.deaths));
+        }
+        let envelope = Envelope::decode(&delivery.body)?;
+        if !self.kinds.contains_key(&envelope.kind) {
+            return Err(BadMessage::UnknownKind(envelope.kind));
+        }
+        if let Some(queue) = envelope.queue.as_ref().filter(|queue| !self.known_queues.contains(queue)) {
+            return Err(BadMessage::UnknownQueue(queue.clone()));
+        }
+        if let Some(chain) = envelope.chain.as_ref().filter(|chain| chain.ledger != self.ledger.id()) {
+            let (theirs, ours) = (chain.ledger.clone(), self.ledger.id().to_owned());
+            return Err(BadMessage::OtherLedger { theirs, ours });
+        }
+        Ok(envelope)
+    }
+
+    /// The life of a chain's tick.
+    async fn tick(&self, queue: &QueueRun, envelope: &Envelope, chain: &ChainRef, delivery: &Delivery) -> Fate {
+        let _in_hand = self.in_hand(chain.epoch);
+        let due = envelope.due.unwrap_or_default();
+        queue.progressed_to(due);
+        if let Some(fate) = self.wait_until_due(envelope, &queue.name).await {
+            return fate;
+        }
+        let Some(permit) = self.permit(queue).await else { return Fate::Requeue };
+        let Some(kind) = self.kinds.get(&envelope.kind) else { return Fate::Requeue };
+        let request = ClaimRequest {
+            epoch: chain.epoch,
+            tick: chain.tick,
+            attempt: envelope.attempt,
+            due,
+            worker: self.worker.clone(),
+            lease: kind.timeout + LEASE_MARGIN,
+        };
+        let Some(claim) = self.insist("claim", || self.ledger.claim(request.clone())).await else {
+            return Fate::Requeue;
+        };
+        match claim {
+            Claim::Granted(grant) => {
+                let finish = self.attempt(queue, kind, envelope, chain, grant).await;
+                drop(permit);
+                match finish {
+                    Some((Finish::Applied(Some(successor)), decided)) => self.succeed(&successor, decided).await,
+                    Some((Finish::Applied(None), _)) => Fate::Ack,
+                    Some((Finish::Fenced, _)) => {
+                        self.telemetry.count(Count::Fenced);
+                        Fate::Ack
+                    }
+                    None => Fate::Requeue,
+                }
+            }
+            Claim::Stale(successor) => {
+                drop(permit);
+                self.telemetry.count(Count::Stale);
+                match successor {
+                    Some(successor) => self.succeed(&successor, self.dispatch.clock.now()).await,
+                    None => Fate::Ack,
+                }
+            }
+            Claim::Held { until } => {
+                drop(permit);
+                self.telemetry.count(Count::Idle);
+                let later = Envelope { due: Some(until), ..envelope.clone() };
+                self.put_off(&later, &queue.name).await
+            }
+            Claim::Early(hint) => {
+                drop(permit);
+                self.put_off(&hint.envelope(self.ledger.id()), &hint.queue).await
+            }
+            Claim::Idle => {
+                self.telemetry.count(Count::Idle);
+                Fate::Ack
+            }
+            Claim::Future => {
+                let (epoch, tick) = (chain.epoch, chain.tick);
+                self.quarantine(delivery, &BadMessage::Future { epoch, tick }).await
+            }
+        }
+    }
+
+    /// Runs a claimed attempt and writes its end. Answers with the time on which the decision
+    /// rests; `None` when the ledger could not be reached any more.
+    async fn attempt(
+        &self,
+        queue: &QueueRun,
+        kind: &KindSettings,
+        envelope: &Envelope,
+        chain: &ChainRef,
+        grant: Grant,
+    ) -> Option<(Finish, Time)> {
+        let job = Job {
+            id: format!("{}-{}-{}", chain.ledger, chain.epoch, chain.tick),
+            kind: envelope.kind.clone(),
+            key: envelope.key.clone(),
+            queue: queue.name.to_string(),
+            tick: Some(Tick { epoch: chain.epoch, tick: chain.tick, fence: grant.fence }),
+            attempt: envelope.attempt,
+            nominal: grant.nominal,
+            deadline: grant.at + kind.timeout,
+            seed: job::seed(&envelope.kind, &envelope.key, &chain.tick.to_string()),
+            payload: serde_json::from_str(&grant.payload).unwrap_or(Value::Null),
+        };
+        let outcome = self.handle(queue, job, kind.timeout, grant.at.since(grant.due)).await;
+        let at = self.ledger.now();
+        let ladder = &self.dispatch.ladder;
+        let decision = decide(kind.every, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
+        self.note(envelope, Some((chain, grant.fence)), &decision);
+        let request = FinishRequest {
+            epoch: chain.epoch,
+            tick: chain.tick,
+            attempt: envelope.attempt,
+            fence: grant.fence,
+            at,
+            next: decision.next,
+            verdict: decision.verdict,
+            reason: decision.reason,
+            slack: self.catch_up.slack,
+        };
+        let finish = self.insist("finish", || self.ledger.finish(request.clone())).await?;
+        Some((finish, at))
+    }
+
+    /// Sends what follows, then it is safe to acknowledge what went before. If it cannot be sent,
+    /// the ledger knows it as unsent: whoever gets the old message again, or catch-up, sends it.
+    async fn succeed(&self, successor: &Hint, decided: Time) -> Fate {
+        let envelope = successor.envelope(self.ledger.id());
+        match self.dispatch.send_surely(&envelope, &successor.queue, decided, PUBLISH_PATIENCE).await {
+            Ok(()) => {
+                self.ledger.mark_sent(successor.sent());
+                Fate::Ack
+            }
+            Err(error) => {
+                tracing::warn!(
+                    kind = successor.kind, key = successor.key, epoch = successor.epoch, tick = successor.tick, %error,
+                    "a successor could not be sent; it is sent when its predecessor is delivered again, or by catch-up"
+                );
+                Fate::Requeue
+            }
+        }
+    }
+
+    /// The life of a one-off job.
+    async fn job(&self, queue: &QueueRun, mut envelope: Envelope) -> Fate {
+        if let Some(fate) = self.wait_until_due(&envelope, &queue.name).await {
+            return fate;
+        }
+        let Some(permit) = self.permit(queue).await else { return Fate::Requeue };
+        let Some(kind) = self.kinds.get(&envelope.kind) else { return Fate::Requeue };
+        let now = self.ledger.now();
+        let due = envelope.due.unwrap_or(now);
+        let id = envelope.id.get_or_insert_with(|| self.entropy.token()).clone();
+        let job = Job {
+            seed: job::seed(&envelope.kind, &envelope.key, &id),
+            id: id.clone(),
+            kind: envelope.kind.clone(),
+            key: envelope.key.clone(),
+            queue: queue.name.to_string(),
+            tick: None,
+            attempt: envelope.attempt,
+            nominal: due,
+            deadline: now + kind.timeout,
+            payload: envelope.payload.clone(),
+        };
+        let outcome = self.handle(queue, job, kind.timeout, now.since(due)).await;
+        drop(permit);
+        let at = self.ledger.now();
+        let ladder = &self.dispatch.ladder;
+        let decision = decide(None, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
+        self.note(&envelope, None, &decision);
+        match decision.next {
+            Next::End | Next::Tick { .. } => {
+                if let Some(reason) = decision.reason {
+                    let record = || {
+                        let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
+                        self.ledger.record_failure(kind, key, reason.clone(), at)
+                    };
+                    if self.insist("keep a failure", record).await.is_none() {
+                        return Fate::Requeue;
+                    }
+                }
+                self.forget(&id).await
+            }
+            Next::Attempt { attempt, due } => {
+                let again = Envelope { attempt, due: Some(due), ..envelope };
+                self.send_job(&again, &queue.name, at).await
+            }
+            Next::Snooze { due } => {
+                let again = Envelope { due: Some(due), ..envelope };
+                self.send_job(&again, &queue.name, at).await
+            }
+        }
+    }
+
+    /// Where the broker keeps nothing, the ledger does, and now it need not any more.
+    async fn forget(&self, id: &str) -> Fate {
+        if self.dispatch.broker.keeps_messages() {
+            return Fate::Ack;
+        }
+        match self.insist("forget a job", || self.ledger.forget_job(id.to_owned())).await {
+            Some(()) => Fate::Ack,
+            None => Fate::Requeue,
+        }
+    }
+
+    async fn send_job(&self, envelope: &Envelope, queue: &str, decided: Time) -> Fate {
+        let envelope = &Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
+        if !self.dispatch.broker.keeps_messages() {
+            let keep = || self.ledger.keep_job(envelope.id.clone().unwrap_or_default(), envelope.encode());
+            if self.insist("keep a job", keep).await.is_none() {
+                return Fate::Requeue;
+            }
+        }
+        match self.dispatch.send_surely(envelope, queue, decided, PUBLISH_PATIENCE).await {
+            Ok(()) => Fate::Ack,
+            Err(error) => {
+                tracing::warn!(kind = envelope.kind, key = envelope.key, %error, "a job could not be sent again; its message is kept");
+                Fate::Requeue
+            }
+        }
+    }
+
+    /// Sees to it that nothing starts early: the last moments are slept here, more goes back to
+    /// the ladder. `None` when it is time.
+    async fn wait_until_due(&self, envelope: &Envelope, queue: &str) -> Option<Fate> {
+        loop {
+            let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(self.dispatch.clock.now()));
+            if remaining.is_zero() {
+                return None;
+            }
+            match self.dispatch.ladder.hop(remaining, Duration::ZERO) {
+                Hop::Now { wait } => sleep(wait).await,
+                Hop::Last { .. } | Hop::Further { .. } => return Some(self.put_off(envelope, queue).await),
+            }
+        }
+    }
+
+    /// Sends the same message again for its (later) due time.
+    async fn put_off(&self, envelope: &Envelope, queue: &str) -> Fate {
+        self.telemetry.count(Count::Rearmed);
+        let envelope = &Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
+        match self.dispatch.send(envelope, queue, self.dispatch.clock.now()).await {
+            Ok(()) => Fate::Ack,
+            Err(error) => {
+                tracing::debug!(kind = envelope.kind, key = envelope.key, %error, "putting a message off failed");
+                // The broker has just failed to take it; a pause keeps this from turning in circles.
+                sleep(Duration::from_secs(1)).await;
+                Fate::Requeue
+            }
+        }
+    }
+
+    /// A slot of the queue's throttle, then room among the running. `None` when the worker stops.
+    async fn permit(&self, queue: &QueueRun) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        let wait = async {
+            if let Some(throttle) = &queue.throttle {
+                throttle.slot(queue.priority).await;
+            }
+            queue.permits.clone().acquire_owned().await.ok()
+        };
+        tokio::select! {
+            biased;
+            () = self.stopping.cancelled() => None,
+            permit = wait => permit,
+        }
+    }
+
+    /// Runs the handler until its deadline; whatever goes wrong in it becomes an outcome.
+    async fn handle(&self, queue: &QueueRun, job: Job, timeout: Duration, late: Duration) -> Outcome {
+        let Some(handler) = self.handlers.get(&job.kind) else {
+            return Outcome::retry(format!("this worker has no handler for {}", job.kind));
+        };
+        self.telemetry.started(&queue.name, late);
+        let run = AssertUnwindSafe(handler.run(job)).catch_unwind();
+        let outcome = tokio::select! {
+            biased;
+            ended = tokio::time::timeout(timeout, run) => match ended {
+                Ok(Ok(outcome)) => outcome,
+                Ok(Err(panic)) => Outcome::retry(format!("the handler panicked: {}", words(&*panic))),
+                Err(_) => Outcome::retry(format!("deadline: not done after {timeout:?}")),
+            },
+            () = self.abort.cancelled() => {
+                Outcome::Snooze { reason: "the worker stopped".into(), wait: Duration::ZERO }
+            }
+        };
+        self.telemetry.ended(&queue.name);
+        outcome
+    }
+
+    /// Counts, and logs what a person may want to know.
+    fn note(&self, envelope: &Envelope, claim: Option<(&ChainRef, i64)>, decision: &Decision) {
+        self.telemetry.verdict(decision.verdict);
+        let Some(reason) = &decision.reason else { return };
+        let (epoch, tick) = claim.map_or((0, 0), |(chain, _)| (chain.epoch, chain.tick));
+        let fence = claim.map_or(0, |(_, fence)| fence);
+        tracing::info!(
+            kind = envelope.kind,
+            key = envelope.key,
+            epoch,
+            tick,
+            attempt = envelope.attempt,
+            fence,
+            reason,
+            "{}",
+            decision.verdict.as_str()
+        );
+    }
+
+    /// Puts a message that cannot be used where a person finds it.
+    pub(super) async fn quarantine(&self, delivery: &Delivery, bad: &BadMessage) -> Fate {
+        self.telemetry.count(Count::Quarantined);
+        let (from, reason) = (delivery.queue.to_string(), bad.to_string());
+        tracing::warn!(queue = from, reason, bytes = delivery.body.len(), "quarantined");
+        let kept = if self.dispatch.broker.keeps_messages() {
+            let to = Destination::Quarantine { from, reason };
+            let message = Message { to, id: self.entropy.token(), body: delivery.body.clone() };
+            self.dispatch.broker.publish(message).await.map_err(|error| error.to_string())
+        } else {
+            let kept = self.ledger.quarantine(from, reason, delivery.body.to_vec(), self.ledger.now()).await;
+            kept.map_err(|error| error.to_string())
+        };
+        match kept {
+            Ok(()) => Fate::Ack,
+            Err(error) => {
+                tracing::warn!(error, "the quarantine could not be reached; the message stays where it is");
+                sleep(Duration::from_secs(1)).await;
+                Fate::Requeue
+            }
+        }
+    }
+
+    /// Asks the ledger again and again while it does not answer, holding the delivery meanwhile:
+    /// so consumption stops by itself, with no message going in circles. `None` when the worker
+    /// has been told to stop for good.
+    async fn insist<T, F>(&self, verb: &str, ask: impl Fn() -> F) -> Option<T>
+    where
+        F: Future<Output = Result<T, LedgerError>>,
+    {
+        let mut pause = Duration::from_millis(50);
+        loop {
+            match ask().await {
+                Ok(answer) => return Some(answer),
+                Err(LedgerError::Closed) => return None,
+                Err(error) => {
+                    tracing::warn!(%error, "failed to {verb}; trying again in {pause:?}");
+                    tokio::select! {
+                        () = sleep(pause) => {}
+                        () = self.abort.cancelled() => return None,
+                    }
+                    pause = (pause * 2).min(LEDGER_PAUSE);
+                }
+            }
+        }
+    }
+}
+
+fn words(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("with no message")
+}

@@ -1,0 +1,207 @@
+//! What another program says about its run: a JSON object with `outcome`, in an HTTP response or
+//! as the last line of a program's output. `docs/handlers.md` documents it.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::clock::parse_duration;
+use crate::outcome::Outcome;
+
+/// How much of an answer, or of a program's output, is kept, in bytes.
+pub const KEPT: usize = 64 * 1024;
+/// How many characters of foreign text end up in a reason.
+pub const EXCERPT: usize = 200;
+/// The longest reason that a handler may give, in characters; the rest is cut off.
+const LONGEST_REASON: usize = 1_000;
+
+/// The outcome that `text` decides on: `None` when it is not a JSON object with `outcome`, and a
+/// failure that says what is wrong when it is one but cannot be followed.
+pub fn decided(text: &[u8]) -> Option<Outcome> {
+    let text = text.trim_ascii();
+    if text.first() != Some(&b'{') {
+        return None;
+    }
+    let outcome = match serde_json::from_slice::<Answer>(text) {
+        Ok(answer) => answer.outcome(answer.outcome?),
+        // The fields take any value, so this is a field that stands there twice.
+        Err(error) if error.is_data() && has_outcome(text) => Err(error.to_string()),
+        Err(_) => return None,
+    };
+    Some(outcome.unwrap_or_else(|why| Outcome::fail(format!("the handler's answer is not usable: {why}"))))
+}
+
+/// Borrows the fields unparsed: most answers have none of them, and every call has an answer.
+#[derive(Deserialize)]
+struct Answer<'a> {
+    #[serde(borrow, default)]
+    outcome: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    reason: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    after: Option<&'a RawValue>,
+}
+
+impl Answer<'_> {
+    fn outcome(&self, word: &RawValue) -> Result<Outcome, String> {
+        let word = string(word).ok_or_else(|| unknown(word.get()))?;
+        let after = self.after.map(duration).transpose()?;
+        let reason = match self.reason {
+            None => format!("the handler said \"{word}\" and gave no reason"),
+            Some(reason) => match string(reason) {
+                Some(reason) => excerpt(reason.as_bytes(), LONGEST_REASON),
+                None => return Err(format!("`reason` is {}, not text", shown(reason.get()))),
+            },
+        };
+        match (word.as_str(), after) {
+            ("retry", after) => Ok(Outcome::Retry { reason, after }),
+            // No wait would be a loop at full speed that no count of attempts ends.
+            ("snooze", None | Some(Duration::ZERO)) => {
+                Err("\"snooze\" needs an `after` longer than zero, such as \"30s\" or 30".into())
+            }
+            ("snooze", Some(wait)) => Ok(Outcome::Snooze { reason, wait }),
+            ("done" | "fail" | "retire", Some(_)) => {
+                Err(format!("`after` goes with \"retry\" and \"snooze\", not with \"{word}\""))
+            }
+            ("done", None) => Ok(Outcome::Done),
+            ("fail", None) => Ok(Outcome::Fail { reason }),
+            ("retire", None) => Ok(Outcome::Retire { reason }),
+            (other, _) => Err(unknown(&format!("{other:?}"))),
+        }
+    }
+}
+
+fn unknown(word: &str) -> String {
+    format!("`outcome` is {}; known are \"done\", \"retry\", \"fail\", \"snooze\" and \"retire\"", shown(word))
+}
+
+fn string(raw: &RawValue) -> Option<String> {
+    serde_json::from_str(raw.get()).ok()
+}
+
+fn duration(raw: &RawValue) -> Result<Duration, String> {
+    match serde_json::from_str(raw.get()) {
+        Ok(Value::String(text)) => parse_duration(&text).map_err(|why| format!("`after`: {why}")),
+        Ok(Value::Number(seconds)) => seconds
+            .as_f64()
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .ok_or_else(|| format!("`after` is {}; it counts seconds from now", shown(raw.get()))),
+        _ => Err(format!("`after` is {}; write \"30s\" or a number of seconds", shown(raw.get()))),
+    }
+}
+
+fn has_outcome(text: &[u8]) -> bool {
+    serde_json::from_slice::<Value>(text).is_ok_and(|value| !value["outcome"].is_null())
+}
+
+fn shown(raw: &str) -> String {
+    excerpt(raw.as_bytes(), 60)
+}
+
+/// At most `most` characters of foreign text, fit for one line of a log.
+pub fn excerpt(text: &[u8], most: usize) -> String {
+    // A character has at most four bytes: whatever `text` holds, only this much of it is looked at.
+    let text = text.trim_ascii();
+    let text = String::from_utf8_lossy(&text[..text.len().min(most * 4 + 4)]);
+    let mut kept: String = text.chars().take(most).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if text.chars().nth(most).is_some() {
+        kept.push('…');
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fails(text: &str) -> String {
+        match decided(text.as_bytes()) {
+            Some(Outcome::Fail { reason }) => reason,
+            other => panic!("{text} gave {other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_decides_nothing() {
+        for text in [
+            "",
+            "ok",
+            "{",
+            "null",
+            "[\"done\"]",
+            "\"done\"",
+            "{}",
+            "{\"name\":\"left-pad\",\"version\":\"1\"}",
+            "{\"outcome\":null}",
+            "{\"outcome\":\"fail\"",
+            "{\"outcome\":\"fail\"} trailing",
+            "{\"reason\":1,\"reason\":2}",
+            "{\"nested\":{\"outcome\":\"fail\"}}",
+        ] {
+            assert_eq!(decided(text.as_bytes()), None, "{text}");
+        }
+        assert_eq!(decided(b"{\"outcome\":\"\xff\"}"), None, "not UTF-8, so not JSON");
+    }
+
+    #[test]
+    fn a_table_of_decisions() {
+        let s = Duration::from_secs;
+        let retry = |after| Outcome::Retry { reason: "busy".into(), after };
+        let table = [
+            (r#"{"outcome":"done"}"#, Outcome::Done),
+            (" \n{\"outcome\":\"done\",\"reason\":\"fine\",\"version\":[1,{}]} \r\n", Outcome::Done),
+            (r#"{"outcome":"done","after":null,"reason":null}"#, Outcome::Done),
+            (r#"{"outcome":"retry","reason":"busy"}"#, retry(None)),
+            (r#"{"outcome":"retry","reason":"busy","after":"1m 30s"}"#, retry(Some(s(90)))),
+            (r#"{"outcome":"retry","reason":"busy","after":0}"#, retry(Some(s(0)))),
+            (r#"{"outcome":"retry","reason":"busy","after":1.5}"#, retry(Some(Duration::from_millis(1_500)))),
+            (r#"{"outcome":"retry"}"#, Outcome::retry("the handler said \"retry\" and gave no reason")),
+            (r#"{"outcome":"fail","reason":"b\u00e4d\nnews"}"#, Outcome::fail("bäd news")),
+            (r#"{"outcome":"snooze","reason":"x","after":30}"#, Outcome::Snooze { reason: "x".into(), wait: s(30) }),
+            (
+                r#"{"after":"250ms","reason":"x","outcome":"snooze"}"#,
+                Outcome::Snooze { reason: "x".into(), wait: Duration::from_millis(250) },
+            ),
+            (r#"{"outcome":"retire","reason":"deleted"}"#, Outcome::Retire { reason: "deleted".into() }),
+        ];
+        for (text, expected) in table {
+            assert_eq!(decided(text.as_bytes()), Some(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_decision_that_cannot_be_followed_says_why() {
+        let table = [
+            (r#"{"outcome":"ok"}"#, "`outcome` is \"ok\"; known are"),
+            (r#"{"outcome":"Done"}"#, "`outcome` is \"Done\"; known are"),
+            (r#"{"outcome":true}"#, "`outcome` is true; known are"),
+            (r#"{"outcome":"snooze"}"#, "\"snooze\" needs an `after`"),
+            (r#"{"outcome":"snooze","after":0}"#, "\"snooze\" needs an `after`"),
+            (r#"{"outcome":"snooze","after":"soon"}"#, "`soon` is not a duration"),
+            (r#"{"outcome":"retry","after":-1}"#, "`after` is -1; it counts seconds"),
+            (r#"{"outcome":"retry","after":1e99}"#, "`after` is 1e99; it counts seconds"),
+            (r#"{"outcome":"retry","after":[30]}"#, "`after` is [30]; write"),
+            (r#"{"outcome":"done","after":30}"#, "`after` goes with \"retry\" and \"snooze\", not with \"done\""),
+            (r#"{"outcome":"retire","after":"30s"}"#, "not with \"retire\""),
+            (r#"{"outcome":"fail","reason":5}"#, "`reason` is 5, not text"),
+            (r#"{"outcome":"done","outcome":"fail"}"#, "duplicate field `outcome`"),
+        ];
+        for (text, part) in table {
+            let reason = fails(text);
+            assert!(reason.contains(part) && reason.starts_with("the handler's answer is not usable: "), "{reason}");
+        }
+    }
+
+    #[test]
+    fn excerpts_are_short_and_stand_on_one_line() {
+        assert_eq!(excerpt(b" one\ttwo\n", 200), "one two");
+        assert_eq!(excerpt("äöü".as_bytes(), 3), "äöü");
+        assert_eq!(excerpt("äöüß".as_bytes(), 3), "äöü…");
+        assert_eq!(excerpt("🦀".repeat(500).as_bytes(), 200), format!("{}…", "🦀".repeat(200)));
+        assert_eq!(excerpt(b"\xff\xfe", 3), "\u{fffd}\u{fffd}");
+        let long = format!(r#"{{"outcome":"fail","reason":"{}"}}"#, "x".repeat(5_000));
+        assert_eq!(fails(&long).chars().count(), LONGEST_REASON + 1);
+    }
+}

@@ -1,0 +1,225 @@
+//! Starts a program with the job on its standard input, and takes its exit code for the outcome.
+//!
+//! [`group`] is the program's process group and sees to its end, [`tail`] keeps what it wrote last.
+//! `docs/handlers.md` documents the contract.
+
+mod group;
+mod tail;
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use nix::sys::signal::Signal;
+use tokio::io::AsyncWriteExt;
+use tokio::process::{ChildStderr, ChildStdin, ChildStdout, Command};
+use tokio::time::timeout;
+
+use self::group::Group;
+use self::tail::Tail;
+use super::answer::{self, EXCERPT};
+use super::{Handler, wire};
+use crate::clock::Clock;
+use crate::config::ExecSettings;
+use crate::job::Job;
+use crate::outcome::Outcome;
+
+/// The exit code that says that the data is at fault, and no retry will help (`EX_DATAERR`).
+const DATA_ERROR: i32 = 65;
+/// How long the output is still read after the program has ended and its group is killed. It only
+/// ever takes this long when something has left the group and holds the output open.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Runs jobs by starting a program for each.
+#[derive(Debug)]
+pub struct ExecHandler {
+    settings: ExecSettings,
+    program: String,
+    clock: Clock,
+}
+
+/// Why a handler cannot be set up; phrased to follow "failed to set up the exec handler: ".
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ExecError {
+    /// There is no program to start.
+    #[error("`argv` is empty; it needs at least the program")]
+    NoProgram,
+}
+
+impl ExecHandler {
+    /// A handler that reads deadlines by `clock`. Whether the program exists is seen at each start.
+    ///
+    /// # Errors
+    /// [`ExecError`] when `settings` cannot work.
+    pub fn new(settings: &ExecSettings, clock: Clock) -> Result<Self, ExecError> {
+        let program = settings.argv.first().ok_or(ExecError::NoProgram)?.clone();
+        Ok(Self { settings: settings.clone(), program, clock })
+    }
+
+    fn command(&self, job: &Job) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .args(&self.settings.argv[1..])
+            .env_clear()
+            .envs(&self.settings.env)
+            .env("ROUNDELAY_ID", &job.id)
+            .env("ROUNDELAY_KIND", &job.kind)
+            .env("ROUNDELAY_KEY", &job.key)
+            .env("ROUNDELAY_ATTEMPT", job.attempt.to_string())
+            .env("ROUNDELAY_DEADLINE", job.deadline.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        if let Some(tick) = job.tick {
+            command.env("ROUNDELAY_TICK", tick.tick.to_string());
+        }
+        if let Some(folder) = &self.settings.cwd {
+            command.current_dir(folder);
+        }
+        command
+    }
+
+    fn cannot_start(&self, error: &std::io::Error) -> Outcome {
+        // A missing folder gives the same error as a missing program, so both are named.
+        let folder = self.settings.cwd.as_ref().map(|folder| format!(" in {}", folder.display())).unwrap_or_default();
+        Outcome::retry(format!("cannot start {}{folder}: {error}", self.program))
+    }
+}
+
+#[async_trait]
+impl Handler for ExecHandler {
+    async fn run(&self, job: Job) -> Outcome {
+        let left = job.deadline.since(self.clock.now());
+        if left.is_zero() {
+            return Outcome::retry("the deadline had passed before the start");
+        }
+        let mut group = match Group::start(self.command(&job)) {
+            Ok(group) => group,
+            Err(error) => return self.cannot_start(&error),
+        };
+        match timeout(left, converse(&mut group, &wire::encode(&job))).await {
+            Ok(Ok((status, out, err))) => outcome_of(status, &out, &err),
+            Ok(Err(error)) => Outcome::retry(format!("lost track of {}: {error}", self.program)),
+            Err(_) => {
+                group.kill();
+                // Returning only when it is gone means that the next attempt does not meet it.
+                let _ = group.reap().await;
+                Outcome::retry("no exit by the deadline, killed")
+            }
+        }
+    }
+}
+
+/// Feeds the program and listens to it until it ends, then ends what it left behind.
+async fn converse(group: &mut Group, input: &[u8]) -> std::io::Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
+    let (stdin, stdout, stderr) = group.pipes();
+    let (mut out, mut err) = (Tail::default(), Tail::default());
+    {
+        let mut talk = std::pin::pin!(talk((stdin, stdout, stderr), input, &mut out, &mut err));
+        let mut talking = true;
+        loop {
+            tokio::select! {
+                () = &mut talk, if talking => talking = false,
+                () = group.ended() => break,
+            }
+        }
+        group.kill();
+        if talking {
+            let _ = timeout(LINGER, talk).await;
+        }
+    }
+    Ok((group.reap().await?, out.into(), err.into()))
+}
+
+type Pipes = (Option<ChildStdin>, Option<ChildStdout>, Option<ChildStderr>);
+
+/// All three at once, because a program that is stuck writing does not read.
+async fn talk((stdin, stdout, stderr): Pipes, input: &[u8], out: &mut Tail, err: &mut Tail) {
+    let feed = async {
+        if let Some(mut stdin) = stdin {
+            // A program need not read its input: then this is a broken pipe, and no failure.
+            let _ = stdin.write_all(input).await;
+        }
+    };
+    tokio::join!(feed, out.follow(stdout), err.follow(stderr));
+}
+
+/// The outcome of a program that ended with `status`, having written `out` and `err` last.
+fn outcome_of(status: ExitStatus, out: &[u8], err: &[u8]) -> Outcome {
+    match status.code() {
+        Some(0) => answer::decided(last_line(out)).unwrap_or(Outcome::Done),
+        Some(DATA_ERROR) => Outcome::fail(reason(format!("exit {DATA_ERROR}"), err)),
+        Some(code) => Outcome::retry(reason(format!("exit {code}"), err)),
+        None => Outcome::retry(reason(killed(status.signal()), err)),
+    }
+}
+
+fn killed(signal: Option<i32>) -> String {
+    match signal.map(|number| (number, Signal::try_from(number))) {
+        Some((_, Ok(signal))) => format!("killed by {signal}"),
+        Some((number, Err(_))) => format!("killed by signal {number}"),
+        None => "ended without an exit code".into(),
+    }
+}
+
+fn reason(end: String, err: &[u8]) -> String {
+    match answer::excerpt(last_line(err), EXCERPT) {
+        line if line.is_empty() => end,
+        line => format!("{end}: {line}"),
+    }
+}
+
+/// The last line with something in it.
+fn last_line(text: &[u8]) -> &[u8] {
+    let text = text.trim_ascii_end();
+    let start = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
+    &text[start..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exit(code: i32, out: &str, err: &str) -> Outcome {
+        outcome_of(ExitStatus::from_raw(code << 8), out.as_bytes(), err.as_bytes())
+    }
+
+    #[test]
+    fn a_table_of_exit_codes() {
+        let fail = r#"{"outcome":"fail","reason":"x"}"#;
+        let table = [
+            (0, "", "", Outcome::Done),
+            (0, "fine\n", "noise", Outcome::Done),
+            (0, &format!("log\n{fail}\n\n"), "", Outcome::fail("x")),
+            (0, &format!("{fail}\nlog\n"), "", Outcome::Done),
+            (1, fail, "", Outcome::retry("exit 1")),
+            (1, "", "Traceback\n  File\nValueError: x\n", Outcome::retry("exit 1: ValueError: x")),
+            (64, "", "", Outcome::retry("exit 64")),
+            (65, "", "bad row", Outcome::fail("exit 65: bad row")),
+            (66, "", "", Outcome::retry("exit 66")),
+            (75, "", "later\n \n", Outcome::retry("exit 75: later")),
+            (100, "", "", Outcome::retry("exit 100")),
+            (255, "", "", Outcome::retry("exit 255")),
+        ];
+        for (code, out, err, expected) in table {
+            assert_eq!(exit(code, out, err), expected, "exit {code}, {out:?}, {err:?}");
+        }
+        assert_eq!(outcome_of(ExitStatus::from_raw(9), b"", b""), Outcome::retry("killed by SIGKILL"));
+        assert_eq!(outcome_of(ExitStatus::from_raw(11), b"", b"oh"), Outcome::retry("killed by SIGSEGV: oh"));
+        assert_eq!(outcome_of(ExitStatus::from_raw(40), b"", b""), Outcome::retry("killed by signal 40"));
+    }
+
+    #[test]
+    fn last_lines() {
+        for (text, line) in [("", ""), ("a", "a"), ("a\n", "a"), ("a\nb", "b"), ("a\r\nb\r\n", "b"), ("\n\n", "")] {
+            assert_eq!(last_line(text.as_bytes()), line.as_bytes(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn an_empty_argv_is_refused() {
+        let settings = ExecSettings { argv: vec![], env: Default::default(), cwd: None };
+        assert_eq!(ExecHandler::new(&settings, Clock::System).unwrap_err(), ExecError::NoProgram);
+    }
+}

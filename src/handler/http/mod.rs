@@ -1,0 +1,174 @@
+//! POSTs the job to a URL and takes the answer for the outcome.
+//!
+//! [`target`] makes the request's URL, [`headers`] its identity headers, [`super::wire`] its body,
+//! and [`status`] turns the answer into an outcome. `docs/handlers.md` documents all of it.
+
+mod headers;
+mod status;
+mod target;
+
+use std::error::Error;
+
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
+use reqwest::{Client, Response, redirect};
+
+pub use self::status::{Reply, outcome_of};
+use self::target::Target;
+use super::answer::{self, KEPT};
+use super::{Handler, wire};
+use crate::clock::Clock;
+use crate::config::HttpSettings;
+use crate::job::Job;
+use crate::outcome::Outcome;
+
+/// Runs jobs by POSTing them.
+#[derive(Debug)]
+pub struct HttpHandler {
+    client: Client,
+    target: Target,
+    clock: Clock,
+}
+
+/// Why a handler cannot be set up; phrased to follow "failed to set up the HTTP handler: ".
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// The URL is no template that can be rendered.
+    #[error("`url` is not a valid template: {0}")]
+    Template(String),
+    /// The URL is constant, and wrong.
+    #[error("`url`: {0}")]
+    Url(String),
+    /// A configured header cannot be sent.
+    #[error("header `{name}`: {why}")]
+    Header {
+        /// The header's name as configured.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// There is no HTTP client, usually for want of certificates.
+    #[error("no HTTP client: {0}")]
+    Client(reqwest::Error),
+}
+
+/// The client that all handlers should share, so that they share its connections.
+///
+/// It follows no redirects (they would turn a POST into a GET), asks no system proxy and speaks
+/// TLS through ring.
+///
+/// # Errors
+/// [`HttpError::Client`].
+pub fn client() -> Result<Client, HttpError> {
+    // An error means that the program has installed a provider already, and that one serves as well.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Client::builder()
+        .no_proxy()
+        .redirect(redirect::Policy::none())
+        .user_agent(concat!("roundelay/", env!("CARGO_PKG_VERSION")))
+        .build()
+        .map_err(HttpError::Client)
+}
+
+impl HttpHandler {
+    /// A handler that sends with `client` (see [`client`]) and reads deadlines by `clock`.
+    ///
+    /// # Errors
+    /// [`HttpError`] when `settings` cannot work.
+    pub fn new(settings: &HttpSettings, client: Client, clock: Clock) -> Result<Self, HttpError> {
+        let target = Target::new(&settings.url, &client, fixed_headers(settings)?)?;
+        Ok(Self { client, target, clock })
+    }
+
+    async fn call(&self, job: &Job) -> Outcome {
+        let mut request = match self.target.request(&self.client, job) {
+            Ok(request) => request,
+            // The same job would have the same URL next time.
+            Err(why) => return Outcome::fail(format!("no URL for this job: {why}")),
+        };
+        headers::identify(request.headers_mut(), job);
+        *request.body_mut() = Some(wire::encode(job).into());
+        let mut response = match self.client.execute(request).await {
+            Ok(response) => response,
+            Err(error) => return Outcome::retry(explain(&error)),
+        };
+        let body = match read(&mut response).await {
+            Ok(body) => body,
+            Err(error) => return Outcome::retry(format!("the answer broke off: {}", root(&error))),
+        };
+        let text = |name| response.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+        let reply =
+            Reply { status: response.status(), retry_after: text(RETRY_AFTER), location: text(LOCATION), body: &body };
+        outcome_of(&reply, self.clock.now())
+    }
+}
+
+#[async_trait]
+impl Handler for HttpHandler {
+    async fn run(&self, job: Job) -> Outcome {
+        let left = job.deadline.since(self.clock.now());
+        if left.is_zero() {
+            return Outcome::retry("the deadline had passed before the call");
+        }
+        match tokio::time::timeout(left, self.call(&job)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Outcome::retry("no answer by the deadline"),
+        }
+    }
+}
+
+fn fixed_headers(settings: &HttpSettings) -> Result<HeaderMap, HttpError> {
+    let mut headers = HeaderMap::with_capacity(settings.headers.len() + 1);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    for (name, value) in &settings.headers {
+        let wrong = |why: &str| HttpError::Header { name: name.clone(), why: why.into() };
+        let header = HeaderName::try_from(name).map_err(|_| wrong("is not a header name"))?;
+        if headers::reserved(&header) {
+            return Err(wrong("is set by the engine"));
+        }
+        let mut value = HeaderValue::try_from(value).map_err(|_| wrong("has a value with control characters"))?;
+        // Such headers carry tokens more often than not: keep them out of debug output.
+        value.set_sensitive(true);
+        headers.insert(header, value);
+    }
+    Ok(headers)
+}
+
+/// At most [`KEPT`] bytes of the body. The rest of a longer one is not read, at the price of its
+/// connection.
+async fn read(response: &mut Response) -> Result<Bytes, reqwest::Error> {
+    let Some(mut first) = response.chunk().await? else { return Ok(Bytes::new()) };
+    first.truncate(KEPT);
+    let mut body = BytesMut::new();
+    while body.len().max(first.len()) < KEPT {
+        let Some(next) = response.chunk().await? else { break };
+        // Nearly all bodies are one chunk, which is then not copied.
+        if body.is_empty() {
+            body.extend_from_slice(&first);
+        }
+        body.extend_from_slice(&next[..next.len().min(KEPT - body.len())]);
+    }
+    Ok(if body.is_empty() { first } else { body.freeze() })
+}
+
+/// Why a call got no answer, without its URL, which may hold credentials.
+fn explain(error: &reqwest::Error) -> String {
+    let host = error.url().and_then(|url| Some(format!(" to {}:{}", url.host_str()?, url.port_or_known_default()?)));
+    let host = host.unwrap_or_default();
+    let root = root(error);
+    if error.is_connect() { format!("cannot connect{host}: {root}") } else { format!("the call{host} failed: {root}") }
+}
+
+/// The innermost cause: the only one that says more than that something went wrong.
+fn root(error: &reqwest::Error) -> String {
+    let mut cause: &dyn Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    match cause.downcast_ref::<reqwest::Error>() {
+        // Only an error of reqwest's own shows the URL.
+        Some(_) => "the request could not be sent".into(),
+        None => answer::excerpt(cause.to_string().as_bytes(), answer::EXCERPT),
+    }
+}

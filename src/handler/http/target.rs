@@ -1,0 +1,166 @@
+//! Where a job is POSTed to: a constant URL, or a template that is compiled once.
+
+use minijinja::value::Serde;
+use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value, context, escape_formatter};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use reqwest::header::{AUTHORIZATION, HeaderMap};
+use reqwest::{Client, Request};
+use url::Url;
+
+use super::HttpError;
+use crate::job::Job;
+
+/// What `urlencode` leaves alone: the unreserved characters of RFC 3986. `/` is not among them, so
+/// that a key is one segment of a path whatever it holds.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// Makes the requests of one kind, all but their job.
+#[derive(Debug)]
+pub enum Target {
+    /// Always the same.
+    Constant(Box<Request>),
+    /// Rendered for each job.
+    Template(Box<Template>),
+}
+
+/// A compiled template.
+#[derive(Debug)]
+pub struct Template {
+    environment: Environment<'static>,
+    // Payloads can be large, and are converted for rendering only where the template asks for them.
+    uses_payload: bool,
+    headers: HeaderMap,
+}
+
+impl Target {
+    /// Compiles `url`. Every request gets `headers`.
+    pub fn new(url: &str, client: &Client, headers: HeaderMap) -> Result<Self, HttpError> {
+        if ["{{", "{%", "{#"].iter().any(|mark| url.contains(mark)) {
+            return Ok(Self::Template(Box::new(Template::new(url, headers)?)));
+        }
+        let request = parse(url).and_then(|url| request(client, url, &headers)).map_err(HttpError::Url)?;
+        Ok(Self::Constant(Box::new(request)))
+    }
+
+    /// The request for `job`.
+    ///
+    /// # Errors
+    /// Why there is no URL for this job; it names no more of the URL than what the job brought.
+    pub fn request(&self, client: &Client, job: &Job) -> Result<Request, String> {
+        match self {
+            // A request without a body can always be cloned.
+            Self::Constant(request) => request.try_clone().ok_or_else(|| "the request has a body".into()),
+            Self::Template(template) => {
+                let url = template.render(job).map_err(|error| template.explain(&error, job))?;
+                request(client, parse(&url)?, &template.headers)
+            }
+        }
+    }
+}
+
+impl Template {
+    const NAME: &str = "url";
+
+    fn new(text: &str, headers: HeaderMap) -> Result<Self, HttpError> {
+        let mut environment = Environment::new();
+        environment.set_undefined_behavior(UndefinedBehavior::Strict);
+        environment.set_formatter(write);
+        environment.add_filter("urlencode", urlencode);
+        environment
+            .add_template_owned(Self::NAME, text.to_owned())
+            .map_err(|error| HttpError::Template(error.to_string()))?;
+        let mut this = Self { environment, uses_payload: true, headers };
+        this.uses_payload = this.uses("payload")?;
+        Ok(this)
+    }
+
+    /// Whether the template mentions the variable `name`. It also refuses a filter or function that
+    /// does not exist, which compiling alone lets pass.
+    fn uses(&self, name: &str) -> Result<bool, HttpError> {
+        let refuse = |error: Error| HttpError::Template(error.to_string());
+        let template = self.environment.get_template(Self::NAME).map_err(refuse)?;
+        let mut lenient = self.environment.clone();
+        lenient.set_undefined_behavior(UndefinedBehavior::Chainable);
+        let tried = lenient.get_template(Self::NAME).and_then(|template| template.render(context! {}));
+        match tried {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::UnknownFilter | ErrorKind::UnknownFunction | ErrorKind::UnknownTest
+                ) =>
+            {
+                Err(refuse(error))
+            }
+            _ => Ok(template.undeclared_variables(false).contains(name)),
+        }
+    }
+
+    fn render(&self, job: &Job) -> Result<String, Error> {
+        let payload = if self.uses_payload { Value::from(Serde(&job.payload)) } else { Value::UNDEFINED };
+        self.environment.get_template(Self::NAME)?.render(context! {
+            kind => job.kind.as_str(),
+            key => job.key.as_str(),
+            queue => job.queue.as_str(),
+            payload => payload,
+        })
+    }
+
+    /// The error, and what the template uses that the payload does not have.
+    fn explain(&self, error: &Error, job: &Job) -> String {
+        let used = self.environment.get_template(Self::NAME).map(|template| template.undeclared_variables(true));
+        let mut missing: Vec<String> =
+            used.unwrap_or_default().into_iter().filter(|name| is_missing(name, job)).collect();
+        missing.sort();
+        let missing = if missing.is_empty() { String::new() } else { format!("; missing: {}", missing.join(", ")) };
+        format!("{}{missing}", error.detail().map_or_else(|| error.kind().to_string(), str::to_owned))
+    }
+}
+
+/// Whether `name` is a path into the payload, such as `payload.platform`, that leads nowhere.
+fn is_missing(name: &str, job: &Job) -> bool {
+    let mut path = name.split('.');
+    let rooted = path.next() == Some("payload");
+    rooted && path.try_fold(&job.payload, |value, field| value.get(field)).is_none_or(serde_json::Value::is_null)
+}
+
+/// Writes a value into the URL. A null would read `none` there, and call something else.
+fn write(out: &mut minijinja::Output<'_>, state: &mut minijinja::State<'_, '_>, value: &Value) -> Result<(), Error> {
+    if value.is_none() {
+        return Err(Error::new(ErrorKind::InvalidOperation, "a null has no place in a URL"));
+    }
+    escape_formatter(out, state, value)
+}
+
+fn urlencode(value: &Value) -> Result<String, Error> {
+    let text = match value.as_str() {
+        Some(text) => text.to_owned(),
+        None if value.is_undefined() => return Err(ErrorKind::UndefinedError.into()),
+        None if value.is_none() => return Err(Error::new(ErrorKind::InvalidOperation, "a null has no place in a URL")),
+        None => value.to_string(),
+    };
+    // However they are encoded, URLs take these for "here" and "one up": a key could lead elsewhere.
+    if text == "." || text == ".." {
+        return Err(Error::new(ErrorKind::InvalidOperation, format!("{text:?} cannot be a segment of a path")));
+    }
+    Ok(utf8_percent_encode(&text, RESERVED).to_string())
+}
+
+fn parse(text: &str) -> Result<Url, String> {
+    // The text is not shown: it may hold credentials.
+    let url = Url::parse(text).map_err(|error| format!("not a URL: {error}"))?;
+    match url.scheme() {
+        "http" | "https" => Ok(url),
+        scheme => Err(format!("not an http or https URL but {scheme}")),
+    }
+}
+
+/// A POST to `url` with `headers`; credentials in the URL become basic authorization.
+fn request(client: &Client, url: Url, headers: &HeaderMap) -> Result<Request, String> {
+    let mut request = client.post(url).build().map_err(|error| error.without_url().to_string())?;
+    let credentials = request.headers_mut().remove(AUTHORIZATION);
+    *request.headers_mut() = headers.clone();
+    if let Some(credentials) = credentials {
+        request.headers_mut().entry(AUTHORIZATION).or_insert(credentials);
+    }
+    Ok(request)
+}

@@ -1,0 +1,214 @@
+//! Lists of entities: CSV or NDJSON, a row at a time.
+//!
+//! A bad row is an error with its line number, and the next row is read all the same.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use minijinja::value::Serde;
+use minijinja::{Environment, UndefinedBehavior};
+use serde_json::{Map, Value};
+
+use crate::config::{Config, KindSettings};
+use crate::engine::enroll::Entity;
+use crate::job::check_name;
+
+/// One row, by column.
+pub type Row = Map<String, Value>;
+
+/// A row that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadRow {
+    /// Its line in the file, from 1.
+    pub line: u64,
+    /// What is wrong with it.
+    pub reason: String,
+    /// The row as far as it could be read.
+    pub text: String,
+}
+
+/// How a roster is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Comma-separated with a header line.
+    Csv,
+    /// One JSON object per line.
+    Ndjson,
+}
+
+impl Format {
+    /// By the file's extension.
+    ///
+    /// # Errors
+    /// When the extension is neither `csv` nor `ndjson` (or `jsonl`).
+    pub fn of(path: &Path) -> Result<Self, String> {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("csv") => Ok(Self::Csv),
+            Some("ndjson" | "jsonl") => Ok(Self::Ndjson),
+            _ => Err(format!("{}: a roster's name ends in .csv or .ndjson", path.display())),
+        }
+    }
+}
+
+/// The rows of a roster with their line numbers.
+pub fn rows<'r>(
+    format: Format,
+    from: impl Read + 'r,
+) -> Result<Box<dyn Iterator<Item = Result<(u64, Row), BadRow>> + 'r>, String> {
+    match format {
+        Format::Csv => csv_rows(from),
+        Format::Ndjson => Ok(ndjson_rows(from)),
+    }
+}
+
+fn csv_rows<'r>(from: impl Read + 'r) -> Result<Box<dyn Iterator<Item = Result<(u64, Row), BadRow>> + 'r>, String> {
+    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::Headers).from_reader(from);
+    let header = reader.headers().map_err(|error| format!("the header line cannot be read: {error}"))?.clone();
+    if header.iter().all(str::is_empty) {
+        return Err("the roster is empty; its first line names the columns".into());
+    }
+    Ok(Box::new(reader.into_records().map(move |record| match record {
+        Ok(record) => {
+            let line = record.position().map_or(0, csv::Position::line);
+            let cell = |(name, value): (&str, &str)| (name.to_owned(), Value::from(value));
+            Ok((line, header.iter().zip(record.iter()).map(cell).collect()))
+        }
+        Err(error) => Err(BadRow {
+            line: error.position().map_or(0, csv::Position::line),
+            reason: match error.kind() {
+                csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+                    format!("{len} columns, where the header has {expected_len}")
+                }
+                csv::ErrorKind::Utf8 { .. } => "not UTF-8".into(),
+                other => format!("{other:?}"),
+            },
+            text: String::new(),
+        }),
+    })))
+}
+
+fn ndjson_rows<'r>(from: impl Read + 'r) -> Box<dyn Iterator<Item = Result<(u64, Row), BadRow>> + 'r> {
+    let lines = BufReader::new(from).split(b'\n').enumerate();
+    Box::new(lines.filter_map(|(n, bytes)| {
+        let line = n as u64 + 1;
+        let bad = |reason: String, text: String| BadRow { line, reason, text };
+        let bytes = match bytes {
+            Ok(bytes) => bytes,
+            Err(error) => return Some(Err(bad(error.to_string(), String::new()))),
+        };
+        let text = String::from_utf8_lossy(&bytes);
+        if text.trim().is_empty() {
+            return None;
+        }
+        Some(match serde_json::from_str(&text) {
+            Ok(Value::Object(row)) => Ok((line, row)),
+            Ok(_) => Err(bad("not a JSON object".into(), text.into_owned())),
+            Err(error) => Err(bad(format!("not JSON: {error}"), text.into_owned())),
+        })
+    }))
+}
+
+/// Turns rows into entities, by the templates of a kind.
+pub struct Shape<'c> {
+    config: &'c Config,
+    templates: Environment<'c>,
+}
+
+impl<'c> Shape<'c> {
+    /// The shape of `kind`'s rosters: its key is `roster.key`, or the column `key`; its queue is
+    /// `queue`, or the column `queue`.
+    ///
+    /// # Errors
+    /// When a template is not valid.
+    pub fn new(config: &'c Config, kind: &'c KindSettings) -> Result<Self, String> {
+        let mut templates = Environment::new();
+        templates.set_undefined_behavior(UndefinedBehavior::Strict);
+        let key = kind.roster_key.as_deref().unwrap_or("{{ key }}");
+        let queue = kind.queue.as_deref().unwrap_or("{{ queue }}");
+        for (name, text) in [("key", key), ("queue", queue)] {
+            templates.add_template(name, text).map_err(|error| format!("the template of `{name}`: {error}"))?;
+        }
+        Ok(Self { config, templates })
+    }
+
+    /// The entity of a row. Its payload is the whole row.
+    ///
+    /// # Errors
+    /// Why the row cannot be used.
+    pub fn entity(&self, row: Row) -> Result<Entity, String> {
+        let key = self.render("key", &row)?;
+        check_name("key", &key).map_err(|error| error.to_string())?;
+        let queue = self.render("queue", &row)?;
+        if !self.config.queues.contains_key(&queue) {
+            return Err(format!("queue `{queue}` is not in the configuration"));
+        }
+        Ok(Entity { key, queue, payload: Value::Object(row).to_string() })
+    }
+
+    fn render(&self, name: &str, row: &Row) -> Result<String, String> {
+        let template = self.templates.get_template(name).map_err(|error| error.to_string())?;
+        template.render(Serde(row)).map_err(|error| {
+            let columns: Vec<&str> = row.keys().map(String::as_str).collect();
+            format!(
+                "its {name} cannot be made by `{}` from the columns {}: {error}",
+                template.source(),
+                columns.join(", ")
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: &str = r#"
+        [queues.sync-npm]
+        [kinds.sync]
+        queue = "sync-{{ platform }}"
+        every = "10s"
+        roster.key = "{{ platform }}/{{ name }}"
+    "#;
+
+    fn entities(format: Format, text: &str) -> Vec<Result<Entity, (u64, String)>> {
+        let config = Config::parse(CONFIG, "test", []).unwrap();
+        let shape = Shape::new(&config, &config.kinds["sync"]).unwrap();
+        rows(format, text.as_bytes())
+            .unwrap()
+            .map(|row| match row {
+                Ok((line, row)) => shape.entity(row).map_err(|reason| (line, reason)),
+                Err(bad) => Err((bad.line, bad.reason)),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn good_rows_go_in_and_bad_ones_say_where_and_why() {
+        let csv = "platform,name,version\nnpm,@types/node,1\nnpm\npypi,six,2\nnpm,,3\nnpm,ms,\"2\n1\"\nnpm,last,4\n";
+        let got = entities(Format::Csv, csv);
+        assert_eq!(got[0].as_ref().unwrap().key, "npm/@types/node");
+        assert_eq!(got[1].as_ref().unwrap_err(), &(3, "1 columns, where the header has 3".to_owned()));
+        assert_eq!(got[2].as_ref().unwrap_err().0, 4);
+        assert!(got[2].as_ref().unwrap_err().1.contains("`sync-pypi` is not in the configuration"));
+        assert_eq!(got[3].as_ref().unwrap().key, "npm/", "an empty cell is the roster's own business");
+        assert_eq!(got[5].as_ref().unwrap().payload, r#"{"name":"last","platform":"npm","version":"4"}"#);
+    }
+
+    #[test]
+    fn ndjson_reads_the_same() {
+        let text = "{\"platform\":\"npm\",\"name\":\"ms\",\"n\":1}\n\n[1]\n{oops\n{\"platform\":\"npm\"}\n";
+        let got = entities(Format::Ndjson, text);
+        assert_eq!(got.len(), 4);
+        assert_eq!(got[0].as_ref().unwrap().key, "npm/ms");
+        assert_eq!(got[1].as_ref().unwrap_err(), &(3, "not a JSON object".to_owned()));
+        assert_eq!(got[2].as_ref().unwrap_err().0, 4);
+        let (line, reason) = got[3].as_ref().unwrap_err();
+        assert!(*line == 5 && reason.contains("key") && reason.contains("platform"), "{reason}");
+    }
+
+    #[test]
+    fn an_empty_roster_is_an_error() {
+        assert!(rows(Format::Csv, "".as_bytes()).is_err());
+        assert!(Format::of(Path::new("x.xlsx")).is_err());
+    }
+}
