@@ -1,4 +1,5 @@
 //! Roundelay
+pub mod bench;
 pub mod broker;
 pub mod clock;
 pub mod config;

@@ -1,20 +1,105 @@
-//! stub
+//! `roundelay bench`
+
+use std::time::Duration;
+
 use clap::{Args, Subcommand};
-/// stub
+use roundelay::bench::chains::{self, Figures, Report, Settings};
+use roundelay::clock::{Entropy, parse_duration};
+
+use super::grouped;
+
+/// Measures the engine beside the raw broker, in the same run.
 #[derive(Args)]
 pub struct Bench {
     #[command(subcommand)]
     command: Command,
 }
+
 #[derive(Subcommand)]
 enum Command {
-    /// apply
-    Chains,
+    Chains(Chains),
 }
+
+/// Cycles per second and lateness of chains with a handler that does nothing.
+///
+/// A cycle is: consume a message, publish its successor to a rung, see it confirmed, acknowledge.
+/// The raw loop does just that, through the client library, with no engine and no ledger. Engine
+/// and raw loop take turns, so that noise on the machine meets both. With more chains than the
+/// delay allows for, the figure is the capacity; with fewer, look at the lateness.
+#[derive(Args)]
+struct Chains {
+    /// `embedded` or amqp://user:password@host:port/vhost.
+    #[arg(long, value_name = "URL", default_value = "embedded")]
+    broker: String,
+    /// `sqlite://PATH`; by default a file in the temporary folder, removed at the end.
+    #[arg(long, value_name = "URL")]
+    ledger: Option<String>,
+    /// How many chains.
+    #[arg(long, default_value_t = 10_000)]
+    chains: usize,
+    /// The delay of each cycle.
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration)]
+    delay: Duration,
+    /// How long to measure, engine and raw loop each.
+    #[arg(long = "for", value_name = "DURATION", default_value = "20s", value_parser = parse_duration)]
+    length: Duration,
+    /// Into how many turns that is divided.
+    #[arg(long, default_value_t = 2)]
+    turns: u32,
+    /// Messages in work at the same time.
+    #[arg(long, default_value_t = 512)]
+    concurrency: u16,
+    /// Print a JSON object as the last line.
+    #[arg(long)]
+    json: bool,
+}
+
 impl Bench {
     pub async fn run(self) -> anyhow::Result<()> {
-        match self.command {
-            Command::Chains => Ok(()),
+        let Command::Chains(bench) = self.command;
+        let folder = std::env::temp_dir().join(format!("roundelay-bench-{}", Entropy::from_os().token()));
+        let ledger = match &bench.ledger {
+            Some(ledger) => ledger.clone(),
+            None => {
+                std::fs::create_dir(&folder)?;
+                format!("sqlite://{}/ledger.db", folder.display())
+            }
+        };
+        let settings = Settings {
+            broker: bench.broker,
+            ledger,
+            chains: bench.chains,
+            delay: bench.delay,
+            length: bench.length,
+            turns: bench.turns.max(1),
+            concurrency: bench.concurrency.max(1),
+        };
+        let report = chains::run(&settings, |text| eprintln!("{text}")).await;
+        if bench.ledger.is_none() {
+            let _ = std::fs::remove_dir_all(&folder);
         }
+        let report = report?;
+        if bench.json {
+            println!("{}", serde_json::to_string(&report)?);
+        } else {
+            show(&report);
+        }
+        Ok(())
     }
+}
+
+fn show(report: &Report) {
+    let row = |name: &str, figures: &Figures| {
+        println!(
+            "{name:<8} {:>9} cycles/s   late p50 {:>8} ms   p99 {:>8} ms   max {:>8} ms   CPU {:>6} s",
+            grouped(figures.cycles_per_s.round() as i64),
+            figures.late_ms.p50,
+            figures.late_ms.p99,
+            figures.late_ms.max,
+            figures.cpu_s
+        );
+    };
+    row("engine", &report.engine());
+    row("raw", &report.raw());
+    println!("ratio    {:>9.2}", report.ratio);
 }

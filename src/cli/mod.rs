@@ -68,7 +68,7 @@ impl ConfigFile {
 /// Runs the command line.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_env("ROUNDELAY_LOG").unwrap_or_else(|_| EnvFilter::new("info,lapin=error"));
+    let filter = EnvFilter::try_from_env("ROUNDELAY_LOG").unwrap_or_else(|_| EnvFilter::new("info,lapin=off"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -1,31 +1,154 @@
-//! stub
-use super::topology::Names;
-use super::*;
-pub struct RabbitBroker;
-impl RabbitBroker {
-    pub async fn connect(_u: &str, _n: Names) -> Result<Self, BrokerError> {
-        Err(BrokerError::Other("stub".into()))
+//! RabbitMQ, over lapin.
+//!
+//! - `connection`: one supervised connection; it comes back by itself.
+//! - `publish`: one task, one channel, every verdict; `attribution` says whose a return is.
+//! - `consume`: a queue that keeps flowing through reconnections and server-side cancellations.
+//! - `declare`: the topology over AMQP; `remove` deletes it.
+//! - [`check`]: what on a broker differs from the topology; `management` fetches what it compares.
+//! - [`definitions`](fn@definitions): the topology for `rabbitmqctl import_definitions`.
+
+mod attribution;
+pub mod check;
+mod connection;
+mod consume;
+mod declare;
+mod definitions;
+mod management;
+mod publish;
+mod remove;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+pub use check::{Finding, Weight};
+pub use definitions::definitions;
+
+use super::topology::{Names, Topology};
+use super::{Broker, BrokerError, Consumer, Depth, Message, PublishError};
+use crate::clock::Entropy;
+use connection::{Address, Link, up};
+use publish::Publisher;
+
+/// How long closing waits for confirmations that are still out.
+const FINISH_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// How long everything waits for a connection while the broker is away.
+    pub connection: Duration,
+    /// How long a publish then waits for its confirmation.
+    pub confirmation: Duration,
+    /// How long a consumer with nothing in hand may get nothing, before it subscribes anew.
+    pub silence: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            connection: Duration::from_secs(5),
+            confirmation: Duration::from_secs(30),
+            silence: Duration::from_secs(30),
+        }
     }
 }
+
+/// RabbitMQ. Publishing and consuming have a connection each: a broker short of memory or disk
+/// stops reading from connections that publish, and acknowledgements must still get through.
+pub struct RabbitBroker {
+    address: Address,
+    publisher: Publisher,
+    publishing: Link,
+    consuming: Link,
+    entropy: Entropy,
+    patience: Patience,
+}
+
+impl RabbitBroker {
+    /// Connects to an `amqp://` or `amqps://` URL.
+    ///
+    /// # Errors
+    /// [`BrokerError::Connect`], without the password.
+    pub async fn connect(url: &str, names: Names) -> Result<Self, BrokerError> {
+        Self::connect_with(url, names, Patience::default()).await
+    }
+
+    /// Connects, with other limits on how long things may take.
+    ///
+    /// # Errors
+    /// [`BrokerError::Connect`], without the password.
+    pub async fn connect_with(url: &str, names: Names, patience: Patience) -> Result<Self, BrokerError> {
+        let address = Address::parse(url)?;
+        let entropy = Entropy::from_os();
+        // The management UI shows these names; the number tells workers on one machine apart.
+        let link = |what: &str| {
+            let name = format!("roundelay {what} {}", std::process::id());
+            Link::connect(address.clone(), name, entropy.clone())
+        };
+        let (publishing, consuming) = (link("publish").await?, link("consume").await?);
+        let publisher = Publisher::start(&publishing, names, patience);
+        Ok(Self { address, publisher, publishing, consuming, entropy, patience })
+    }
+
+    /// Compares the broker with the topology. With the base URL of the management API (and
+    /// credentials in it) everything is compared, policies included; without, only whether things
+    /// exist, and a finding says so.
+    ///
+    /// # Errors
+    /// When neither way works.
+    pub async fn check(&self, topology: &Topology, management: Option<&str>) -> Result<Vec<Finding>, BrokerError> {
+        let vhost = self.address.vhost();
+        let why_not = match management {
+            Some(url) => match management::snapshot(url, vhost, topology).await {
+                Ok(snapshot) => return Ok(check::compare(topology, &snapshot)),
+                Err(reason) => reason,
+            },
+            None => "`broker.management` is not set".into(),
+        };
+        let absent = declare::absent(&*self.consuming_connection().await?, topology).await?;
+        Ok(check::existence_only(&absent, &why_not))
+    }
+
+    /// The connection for everything but publishing.
+    async fn consuming_connection(&self) -> Result<std::sync::Arc<lapin::Connection>, BrokerError> {
+        up(&mut self.consuming.line(), self.patience.connection).await.map_err(BrokerError::Other)
+    }
+}
+
 #[async_trait]
 impl Broker for RabbitBroker {
     fn keeps_messages(&self) -> bool {
         true
     }
-    async fn apply(&self, _t: &Topology) -> Result<(), BrokerError> {
-        Ok(())
+
+    async fn apply(&self, topology: &Topology) -> Result<(), BrokerError> {
+        let applied = declare::apply(&*self.consuming_connection().await?, topology).await;
+        self.publisher.topology_applied();
+        applied
     }
-    async fn remove(&self, _t: &Topology) -> Result<(), BrokerError> {
-        Ok(())
+
+    async fn remove(&self, topology: &Topology) -> Result<(), BrokerError> {
+        remove::remove(&*self.consuming_connection().await?, topology).await
     }
-    async fn publish(&self, _m: Message) -> Result<(), PublishError> {
-        Ok(())
+
+    async fn publish(&self, message: Message) -> Result<(), PublishError> {
+        self.publisher.publish(message).await
     }
-    async fn consume(&self, _q: &str, _p: u16) -> Result<Consumer, BrokerError> {
-        Err(BrokerError::Other("stub".into()))
+
+    async fn consume(&self, queue: &str, prefetch: u16) -> Result<Consumer, BrokerError> {
+        consume::consume(self.consuming.line(), queue, prefetch, self.patience, self.entropy.clone()).await
     }
-    async fn depth(&self, _q: &str) -> Result<Depth, BrokerError> {
-        Ok(Depth::default())
+
+    async fn depth(&self, queue: &str) -> Result<Depth, BrokerError> {
+        declare::depth(&*self.consuming_connection().await?, queue).await
     }
-    async fn close(&self) {}
+
+    /// Messages on their way out first, so that what a delivery gave rise to is confirmed before
+    /// that delivery goes back to its queue.
+    async fn close(&self) {
+        self.publisher.finish(FINISH_WITHIN).await;
+        self.publishing.close().await;
+        self.consuming.close().await;
+    }
 }

@@ -3,7 +3,7 @@
 //! It answers the engine's HTTP handler the way a package registry does: versions, its own rate
 //! limit, some latency, a few 404s and 500s. And it keeps its own record of who called when, so
 //! that what the demo reports about the engine does not come from the engine. A call passes
-//! [`answer`]; [`judge`] keeps the record, [`platform`] the limits and the counts.
+//! `answer`; `judge` keeps the record, `platform` the limits and the counts.
 
 mod judge;
 mod platform;

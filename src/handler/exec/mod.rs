@@ -1,6 +1,6 @@
 //! Starts a program with the job on its standard input, and takes its exit code for the outcome.
 //!
-//! [`group`] is the program's process group and sees to its end, [`tail`] keeps what it wrote last.
+//! `group` is the program's process group and sees to its end, `tail` keeps what it wrote last.
 //! `docs/handlers.md` documents the contract.
 
 mod group;

@@ -1,7 +1,7 @@
 //! POSTs the job to a URL and takes the answer for the outcome.
 //!
-//! [`target`] makes the request's URL, [`headers`] its identity headers, [`super::wire`] its body,
-//! and [`status`] turns the answer into an outcome. `docs/handlers.md` documents all of it.
+//! `target` makes the request's URL, `headers` its identity headers, `wire` its body,
+//! and `status` turns the answer into an outcome. `docs/handlers.md` documents all of it.
 
 mod headers;
 mod status;
@@ -12,7 +12,7 @@ use std::error::Error;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
-use reqwest::{Client, Response, redirect};
+use reqwest::{Client, ClientBuilder, Response, redirect};
 
 pub use self::status::{Reply, outcome_of};
 use self::target::Target;
@@ -48,7 +48,7 @@ pub enum HttpError {
         /// What is wrong with it.
         why: String,
     },
-    /// There is no HTTP client, usually for want of certificates.
+    /// There is no HTTP client.
     #[error("no HTTP client: {0}")]
     Client(reqwest::Error),
 }
@@ -63,12 +63,18 @@ pub enum HttpError {
 pub fn client() -> Result<Client, HttpError> {
     // An error means that the program has installed a provider already, and that one serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
+    builder().build().or_else(|error| {
+        // A small container has no certificates, and does not need them to call its neighbours.
+        tracing::warn!(error = %root(&error), "no system certificates: calls to https URLs will fail");
+        builder().tls_certs_only([]).build().map_err(HttpError::Client)
+    })
+}
+
+fn builder() -> ClientBuilder {
     Client::builder()
         .no_proxy()
         .redirect(redirect::Policy::none())
         .user_agent(concat!("roundelay/", env!("CARGO_PKG_VERSION")))
-        .build()
-        .map_err(HttpError::Client)
 }
 
 impl HttpHandler {

@@ -1,0 +1,240 @@
+//! The physical limit of a cycle: consume, publish to a rung and see it confirmed, acknowledge.
+//! On RabbitMQ it goes straight through the client library, past everything of the engine's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
+    ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
+};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::chains::{Meter, Settings};
+use crate::broker::embedded::EmbeddedBroker;
+use crate::broker::topology::{Names, Topology};
+use crate::broker::{Broker, BrokerError, Destination, Message};
+use crate::clock::{Clock, Time};
+use crate::engine::StartError;
+use crate::job::Envelope;
+use crate::ladder::Ladder;
+use crate::ledger::Hint;
+
+const WORK: &str = "roundelay-bench-raw.work";
+const RUNG: &str = "roundelay-bench-raw.rung";
+
+/// A raw loop that goes round.
+pub enum RawLoop {
+    /// Through lapin.
+    Amqp(Box<AmqpLoop>),
+    /// Through the embedded broker.
+    Embedded(EmbeddedLoop),
+}
+
+impl RawLoop {
+    /// Starts going round with as many messages as there would be chains, spread over the delay.
+    pub async fn start(settings: &Settings, meter: Meter) -> Result<Self, StartError> {
+        if settings.broker == "embedded" {
+            return Ok(Self::Embedded(EmbeddedLoop::start(settings, meter).await?));
+        }
+        Ok(Self::Amqp(Box::new(AmqpLoop::start(settings, meter).await.map_err(broker_error)?)))
+    }
+
+    /// Stops and cleans up.
+    pub async fn stop(self) -> Result<(), StartError> {
+        match self {
+            Self::Amqp(amqp) => amqp.stop().await.map_err(broker_error),
+            Self::Embedded(embedded) => {
+                embedded.stop.cancel();
+                let _ = embedded.task.await;
+                Ok(())
+            }
+        }
+    }
+}
+
+fn broker_error(error: lapin::Error) -> StartError {
+    BrokerError::Other(format!("the raw loop: {error}")).into()
+}
+
+/// A message as large as a chain's.
+fn message(number: usize, due: Time) -> Envelope {
+    let hint = Hint {
+        kind: "cycle".into(),
+        key: format!("0123456789abcdef-{number}"),
+        queue: "bench-cycle-1".into(),
+        epoch: 1_000_000,
+        tick: 1_000,
+        attempt: 1,
+        due,
+    };
+    hint.envelope("0123456789abcdef")
+}
+
+/// When the `n`-th message of `count` is to be put in, so that they begin evenly over the delay.
+fn turn(start: Instant, n: usize, settings: &Settings) -> Instant {
+    start + crate::schedule::spread(n, settings.chains, settings.delay)
+}
+
+/// The loop through lapin, with the same queue arguments as the engine's.
+pub struct AmqpLoop {
+    connections: [Connection; 2],
+    publish: Channel,
+    stop: CancellationToken,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl AmqpLoop {
+    async fn start(settings: &Settings, meter: Meter) -> Result<Self, lapin::Error> {
+        let connect = || Connection::connect(&settings.broker, ConnectionProperties::default());
+        let connections = [connect().await?, connect().await?];
+        let publish = connections[0].create_channel().await?;
+        publish.confirm_select(ConfirmSelectOptions::default()).await?;
+        declare(&publish, settings.delay).await?;
+        let consume = connections[1].create_channel().await?;
+        consume.basic_qos(settings.concurrency, BasicQosOptions::default()).await?;
+        let options = BasicConsumeOptions::default();
+        let mut consumer = consume.basic_consume(WORK.into(), "".into(), options, FieldTable::default()).await?;
+
+        let (stop, delay, tracker) = (CancellationToken::new(), settings.delay, TaskTracker::new());
+        let (stopping, publisher) = (stop.clone(), publish.clone());
+        let going_round = tokio::spawn(async move {
+            loop {
+                let delivery = tokio::select! {
+                    () = stopping.cancelled() => break,
+                    delivery = consumer.next() => delivery,
+                };
+                let Some(Ok(delivery)) = delivery else { break };
+                let (publisher, meter) = (publisher.clone(), meter.clone());
+                tracker.spawn(async move {
+                    let Ok(envelope) = Envelope::decode(&delivery.data) else { return };
+                    meter.cycle(envelope.due.unwrap_or_default());
+                    let again = Envelope { due: Some(Clock::System.now() + delay), ..envelope };
+                    if send(&publisher, &again).await.is_ok() {
+                        let _ = delivery.acker.ack(BasicAckOptions::default()).await;
+                    }
+                });
+            }
+            tracker.close();
+            tracker.wait().await;
+        });
+        let (stopping, publisher, settings) = (stop.clone(), publish.clone(), settings.clone());
+        let beginning = tokio::spawn(async move {
+            let (start, tracker) = (Instant::now(), TaskTracker::new());
+            for n in 0..settings.chains {
+                tokio::select! {
+                    () = stopping.cancelled() => break,
+                    () = sleep_until(turn(start, n, &settings)) => {}
+                }
+                let publisher = publisher.clone();
+                tracker.spawn(async move { send(&publisher, &message(n, Clock::System.now() + delay)).await });
+            }
+            tracker.close();
+            tracker.wait().await;
+        });
+        Ok(Self { connections, publish, stop, tasks: [going_round, beginning] })
+    }
+
+    async fn stop(self) -> Result<(), lapin::Error> {
+        self.stop.cancel();
+        for task in self.tasks {
+            let _ = task.await;
+        }
+        // The consumer's connection goes first: a queue deleted under a consumer ends it with a
+        // cancellation that crosses its own.
+        let [publishing, consuming] = self.connections;
+        consuming.close(200, "done".into()).await?;
+        remove(&self.publish).await?;
+        publishing.close(200, "done".into()).await
+    }
+}
+
+async fn send(channel: &Channel, envelope: &Envelope) -> Result<(), lapin::Error> {
+    let properties = BasicProperties::default().with_delivery_mode(2).with_message_id(envelope.message_id().into());
+    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+    let body = envelope.encode();
+    channel.basic_publish(RUNG.into(), WORK.into(), options, &body, properties).await?.await?;
+    Ok(())
+}
+
+async fn declare(channel: &Channel, delay: Duration) -> Result<(), lapin::Error> {
+    remove(channel).await?;
+    let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+    channel.exchange_declare(WORK.into(), ExchangeKind::Direct, durable, FieldTable::default()).await?;
+    channel.exchange_declare(RUNG.into(), ExchangeKind::Fanout, durable, FieldTable::default()).await?;
+    let text = |text: &str| AMQPValue::LongString(text.into());
+    let mut work = FieldTable::default();
+    work.insert("x-queue-type".into(), text("quorum"));
+    let mut rung = work.clone();
+    rung.insert("x-message-ttl".into(), AMQPValue::LongLongInt(i64::try_from(delay.as_millis()).unwrap_or(i64::MAX)));
+    rung.insert("x-dead-letter-exchange".into(), text(WORK));
+    rung.insert("x-dead-letter-strategy".into(), text("at-least-once"));
+    rung.insert("x-overflow".into(), text("reject-publish"));
+    for (queue, arguments) in [(WORK, work), (RUNG, rung)] {
+        let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        channel.queue_declare(queue.into(), durable, arguments).await?;
+        let options = QueueBindOptions::default();
+        channel.queue_bind(queue.into(), queue.into(), queue.into(), options, FieldTable::default()).await?;
+    }
+    Ok(())
+}
+
+async fn remove(channel: &Channel) -> Result<(), lapin::Error> {
+    for name in [WORK, RUNG] {
+        channel.queue_delete(name.into(), QueueDeleteOptions::default()).await?;
+        channel.exchange_delete(name.into(), ExchangeDeleteOptions::default()).await?;
+    }
+    Ok(())
+}
+
+/// The loop through the embedded broker.
+pub struct EmbeddedLoop {
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl EmbeddedLoop {
+    async fn start(settings: &Settings, meter: Meter) -> Result<Self, BrokerError> {
+        let names = Names::new("raw");
+        let broker = Arc::new(EmbeddedBroker::new(names.clone()));
+        broker.apply(&Topology::new(names, [WORK], &Ladder::new([settings.delay]))).await?;
+        let mut consumer = broker.consume(WORK, settings.concurrency).await?;
+        let (stop, delay) = (CancellationToken::new(), settings.delay);
+        let to = Destination::Rung { rung: delay, then: WORK.into() };
+        let (settings, stopping) = (settings.clone(), stop.clone());
+        let task = tokio::spawn(async move {
+            let start = Instant::now();
+            let (beginner, first) = (broker.clone(), to.clone());
+            let beginning = tokio::spawn(async move {
+                for n in 0..settings.chains {
+                    sleep_until(turn(start, n, &settings)).await;
+                    let _ = beginner.publish(Message::new(first.clone(), &message(n, Clock::System.now() + delay))).await;
+                }
+            });
+            loop {
+                let delivery = tokio::select! {
+                    () = stopping.cancelled() => break,
+                    delivery = consumer.next() => delivery,
+                };
+                let Some(delivery) = delivery else { break };
+                let (broker, meter, to) = (broker.clone(), meter.clone(), to.clone());
+                tokio::spawn(async move {
+                    let Ok(envelope) = Envelope::decode(&delivery.body) else { return };
+                    meter.cycle(envelope.due.unwrap_or_default());
+                    let again = Envelope { due: Some(Clock::System.now() + delay), ..envelope };
+                    if broker.publish(Message::new(to, &again)).await.is_ok() {
+                        delivery.ack().await;
+                    }
+                });
+            }
+            beginning.abort();
+        });
+        Ok(Self { stop, task })
+    }
+}

@@ -1,0 +1,306 @@
+//! One supervised connection: it is opened, watched, and opened again for as long as it is wanted.
+//!
+//! lapin can recover connections by itself. That is not used: it brings consumers back on its own
+//! terms, and nothing here could then tell an old channel from a new one. Instead everyone who
+//! needs a channel follows the [`Line`] and makes a fresh one after each reconnection.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use lapin::uri::AMQPUri;
+use lapin::{Connection, ConnectionProperties, ErrorKind, Event};
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::broker::BrokerError;
+use crate::clock::Entropy;
+
+/// How long one attempt to connect may take, TLS and login included.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// How long an orderly close may take before the connection is dropped.
+const CLOSE_WITHIN: Duration = Duration::from_secs(5);
+/// Asked for where the URL says nothing. The broker's own 60 s would leave a dead peer unnoticed
+/// for two minutes.
+const HEARTBEAT_SECONDS: u16 = 10;
+/// How often the connection's state is looked at, since not every loss comes with an event.
+const PULSE: Duration = Duration::from_millis(500);
+
+/// Where the broker is, and who we are to it. Shown without the credentials.
+#[derive(Clone)]
+pub(super) struct Address {
+    uri: AMQPUri,
+    pub(super) shown: String,
+}
+
+impl Address {
+    /// Reads an `amqp://` or `amqps://` URL.
+    pub(super) fn parse(url: &str) -> Result<Self, BrokerError> {
+        let bad = |reason: String| BrokerError::Connect { url: "the broker URL".into(), reason };
+        let mut uri: AMQPUri = url.parse().map_err(|reason| bad(format!("not an AMQP URL: {reason}")))?;
+        // lapin's reader takes an IPv6 address for an absent host, which would mean localhost.
+        if let Ok(url) = url::Url::parse(url)
+            && let Some(url::Host::Ipv6(ip)) = url.host()
+        {
+            uri.authority.host = ip.to_string();
+        }
+        // `amqp://host/` names the virtual host with no name. Nobody has one; people mean `/`.
+        if uri.vhost.is_empty() {
+            uri.vhost = "/".into();
+        }
+        uri.query.heartbeat = uri.query.heartbeat.or(Some(HEARTBEAT_SECONDS));
+        let at = &uri.authority;
+        let shown = format!("{}://{}:{} (virtual host `{}`)", uri.scheme, at.host, at.port, uri.vhost);
+        Ok(Self { uri, shown })
+    }
+
+    /// The virtual host.
+    pub(super) fn vhost(&self) -> &str {
+        &self.uri.vhost
+    }
+
+    /// Opens a connection that the management UI shows as `name`.
+    async fn open(&self, name: &str) -> Result<Connection, BrokerError> {
+        install_tls_provider();
+        let properties = ConnectionProperties::default().with_connection_name(name.into());
+        let failed = |reason: String| BrokerError::Connect { url: self.shown.clone(), reason };
+        match timeout(CONNECT_WITHIN, Connection::connect_uri(self.uri.clone(), properties)).await {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(error)) => Err(failed(in_words(&error))),
+            Err(_) => Err(failed(format!("no answer within {} s", CONNECT_WITHIN.as_secs()))),
+        }
+    }
+}
+
+/// Chooses ring for TLS. An error means that a provider was chosen before, which is as good.
+pub(super) fn install_tls_provider() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+/// What a lapin error means, without the layers that lapin puts around it. The broker's own words
+/// say what is wrong and with what (`NOT_FOUND - no queue 'x' in vhost '/'`).
+pub(super) fn in_words(error: &lapin::Error) -> String {
+    match error.kind() {
+        ErrorKind::ProtocolError(error) => error.get_message().to_string(),
+        ErrorKind::IOError(error) => error.to_string(),
+        ErrorKind::InvalidChannelState(..) | ErrorKind::InvalidConnectionState(_) => "the connection is closed".into(),
+        _ => error.to_string(),
+    }
+}
+
+/// A name as AMQP carries it: at most 255 bytes.
+pub(super) fn short(text: &str) -> Result<lapin::types::ShortString, BrokerError> {
+    let told = || format!("a name of {} bytes is too long for AMQP, which allows 255: {text:.60}…", text.len());
+    lapin::types::ShortString::try_new(text).map_err(|_| BrokerError::Other(told()))
+}
+
+/// The state of a connection, as its users see it.
+#[derive(Clone)]
+pub(super) enum Line {
+    /// Usable.
+    Up(Arc<Connection>),
+    /// Lost, and being reopened. Says why it was lost.
+    Away(Arc<str>),
+    /// Closed on purpose, for good.
+    Closed,
+}
+
+/// A connection that is kept.
+pub(super) struct Link {
+    line: watch::Receiver<Line>,
+    blocked: watch::Receiver<bool>,
+    stop: CancellationToken,
+}
+
+impl Link {
+    /// Connects, and then keeps the connection until [`close`](Self::close) or drop.
+    ///
+    /// The first attempt is the only one that can fail: wrong addresses and passwords have to be
+    /// told to whoever starts the program, not retried behind their back.
+    pub(super) async fn connect(address: Address, name: String, entropy: Entropy) -> Result<Self, BrokerError> {
+        let connection = Arc::new(address.open(&name).await?);
+        let (line_out, line) = watch::channel(Line::Up(connection.clone()));
+        let (blocked_out, blocked) = watch::channel(false);
+        let stop = CancellationToken::new();
+        let keeper = Keeper { address, name, entropy, line: line_out, blocked: blocked_out, stop: stop.clone() };
+        tokio::spawn(keeper.keep(connection));
+        Ok(Self { line, blocked, stop })
+    }
+
+    /// Follows the connection's state.
+    pub(super) fn line(&self) -> watch::Receiver<Line> {
+        self.line.clone()
+    }
+
+    /// Follows whether the broker has blocked the connection.
+    pub(super) fn blocked(&self) -> watch::Receiver<bool> {
+        self.blocked.clone()
+    }
+
+    /// Closes the connection and waits until it is closed.
+    pub(super) async fn close(&self) {
+        self.stop.cancel();
+        let mut line = self.line.clone();
+        let _ = line.wait_for(|line| matches!(line, Line::Closed)).await;
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// The connection once it is up; or, when it is not within `patience`, why.
+pub(super) async fn up(line: &mut watch::Receiver<Line>, patience: Duration) -> Result<Arc<Connection>, String> {
+    let _ = timeout(patience, line.wait_for(|line| !matches!(line, Line::Away(_)))).await;
+    match &*line.borrow() {
+        Line::Up(connection) => Ok(connection.clone()),
+        Line::Away(reason) => Err(format!("the broker is away: {reason}")),
+        Line::Closed => Err("the connection has been closed".into()),
+    }
+}
+
+/// Waits between attempts: from 100 ms, doubling to 5 s, each between half and all of it, so that
+/// a fleet that lost its broker together does not come back in step.
+pub(super) struct Backoff {
+    entropy: Entropy,
+    next: Duration,
+}
+
+impl Backoff {
+    const FIRST: Duration = Duration::from_millis(100);
+    const LONGEST: Duration = Duration::from_secs(5);
+
+    pub(super) fn new(entropy: Entropy) -> Self {
+        Self { entropy, next: Self::FIRST }
+    }
+
+    pub(super) async fn wait(&mut self) {
+        let wait = self.entropy.between(self.next / 2, self.next);
+        self.next = (self.next * 2).min(Self::LONGEST);
+        sleep(wait).await;
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.next = Self::FIRST;
+    }
+}
+
+/// The task behind a [`Link`].
+struct Keeper {
+    address: Address,
+    name: String,
+    entropy: Entropy,
+    line: watch::Sender<Line>,
+    blocked: watch::Sender<bool>,
+    stop: CancellationToken,
+}
+
+impl Keeper {
+    async fn keep(self, mut connection: Arc<Connection>) {
+        while let Some(reason) = self.watch_over(&connection).await {
+            warn!(connection = %self.name, broker = %self.address.shown, %reason, "lost the broker; reconnecting");
+            self.line.send_replace(Line::Away(reason.into()));
+            self.blocked.send_replace(false);
+            let Some(fresh) = self.reopen().await else { break };
+            connection = Arc::new(fresh);
+            self.line.send_replace(Line::Up(connection.clone()));
+        }
+        if connection.status().connected() {
+            let _ = timeout(CLOSE_WITHIN, connection.close(200, "closed by roundelay".into())).await;
+        }
+        self.line.send_replace(Line::Closed);
+    }
+
+    /// Returns when the connection is lost (why), or no longer wanted (nothing).
+    async fn watch_over(&self, connection: &Connection) -> Option<String> {
+        let mut events = pin!(connection.events_listener());
+        let mut pulse = interval(PULSE);
+        pulse.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut reason = None;
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return None,
+                _ = pulse.tick() => {}
+                Some(event) = events.next() => match event {
+                    Event::ConnectionBlocked(why) => self.set_blocked(Some(&why)),
+                    Event::ConnectionUnblocked => self.set_blocked(None),
+                    // Errors of single channels come this way too; the state tells them apart.
+                    Event::Error(error) => reason = Some(in_words(&error)),
+                    _ => {}
+                },
+            }
+            if !connection.status().connected() {
+                return Some(reason.unwrap_or_else(|| "the connection is closed".into()));
+            }
+        }
+    }
+
+    fn set_blocked(&self, why: Option<&str>) {
+        let blocked = why.is_some();
+        if self.blocked.send_replace(blocked) == blocked {
+            return;
+        }
+        match why {
+            Some(reason) => warn!(
+                connection = %self.name, %reason,
+                "the broker has run into its memory or disk limit and accepts no messages; publishing waits"
+            ),
+            None => info!(connection = %self.name, "the broker accepts messages again"),
+        }
+    }
+
+    /// Connects again, for ever; nothing when no longer wanted.
+    async fn reopen(&self) -> Option<Connection> {
+        let mut backoff = Backoff::new(self.entropy.clone());
+        let since = Instant::now();
+        for attempt in 1_u32.. {
+            let again = async {
+                backoff.wait().await;
+                self.address.open(&self.name).await
+            };
+            let opened = tokio::select! {
+                () = self.stop.cancelled() => return None,
+                opened = again => opened,
+            };
+            match opened {
+                Ok(connection) => {
+                    let away_ms = since.elapsed().as_millis() as u64;
+                    info!(connection = %self.name, broker = %self.address.shown, away_ms, attempt, "the broker is back");
+                    return Some(connection);
+                }
+                Err(error) => tracing::debug!(connection = %self.name, attempt, %error, "failed to reconnect"),
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_show_no_password_and_mean_what_people_mean() {
+        let table = [
+            ("amqp://u:secret@h", "amqp://h:5672 (virtual host `/`)"),
+            ("amqp://u:secret@h/", "amqp://h:5672 (virtual host `/`)"),
+            ("amqp://u:secret@h:1/%2f", "amqp://h:1 (virtual host `/`)"),
+            ("amqps://u:secret@h/a%20b", "amqps://h:5671 (virtual host `a b`)"),
+            ("amqp://u:secret@[::1]:7/v", "amqp://::1:7 (virtual host `v`)"),
+        ];
+        for (url, shown) in table {
+            assert_eq!(Address::parse(url).unwrap().shown, shown);
+        }
+        assert_eq!(Address::parse("amqp://h").unwrap().uri.query.heartbeat, Some(HEARTBEAT_SECONDS));
+        assert_eq!(Address::parse("amqp://h?heartbeat=3").unwrap().uri.query.heartbeat, Some(3));
+        for url in ["", "secret", "http://u:secret@h", "amqp://u:secret@h?heartbeat=x"] {
+            let error = Address::parse(url).err().unwrap().to_string();
+            assert!(!error.contains("secret"), "{error}");
+        }
+    }
+}
