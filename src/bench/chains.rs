@@ -228,7 +228,9 @@ async fn run_engine(
         async { Outcome::Done }
     });
     let stop = CancellationToken::new();
+    let ready = engine.ready();
     let engine = tokio::spawn(engine.run(stop.clone()));
+    ready.wait().await;
     let mut enroller = Enroller::new(&config, connections, KIND, None, true)?;
     for first in (0..settings.chains).step_by(BATCH) {
         let numbers = first..(first + BATCH).min(settings.chains);

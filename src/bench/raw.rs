@@ -214,7 +214,8 @@ impl EmbeddedLoop {
             let beginning = tokio::spawn(async move {
                 for n in 0..settings.chains {
                     sleep_until(turn(start, n, &settings)).await;
-                    let _ = beginner.publish(Message::new(first.clone(), &message(n, Clock::System.now() + delay))).await;
+                    let _ =
+                        beginner.publish(Message::new(first.clone(), &message(n, Clock::System.now() + delay))).await;
                 }
             });
             loop {

@@ -194,6 +194,15 @@ pub trait Broker: Send + Sync {
     /// [`BrokerError::Topology`] names what exists with other properties.
     async fn apply(&self, topology: &Topology) -> Result<(), BrokerError>;
 
+    /// Refuses a broker on which messages would be lost or come early, as far as that can be told.
+    /// Asked once when a worker starts.
+    ///
+    /// # Errors
+    /// [`BrokerError::Topology`] says what is wrong and how to mend it.
+    async fn verify(&self, _topology: &Topology) -> Result<(), BrokerError> {
+        Ok(())
+    }
+
     /// Deletes everything in `topology`, messages included. For demos and benchmarks, which clean
     /// up after themselves.
     ///

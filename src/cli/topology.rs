@@ -1,20 +1,153 @@
-//! stub
+//! `roundelay topology`
+
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-/// stub
+use roundelay::Config;
+use roundelay::broker::Broker;
+use roundelay::broker::rabbit::{Finding, RabbitBroker, Weight, definitions};
+use roundelay::broker::topology::Names;
+use roundelay::config::{BrokerUrl, Secret};
+use serde_json::json;
+
+use super::ConfigFile;
+
+/// Declares, checks and exports the exchanges and queues on RabbitMQ.
 #[derive(Args)]
 pub struct Topology {
     #[command(subcommand)]
     command: Command,
 }
+
 #[derive(Subcommand)]
 enum Command {
-    /// apply
-    Apply,
+    Apply(Apply),
+    Check(Check),
+    Export(Export),
 }
+
+/// Declares what is missing.
+///
+/// Workers do so too when they start. What exists with other properties is never changed: it is
+/// named, and `check` says how to mend it.
+#[derive(Args)]
+struct Apply {
+    #[command(flatten)]
+    config: ConfigFile,
+}
+
+/// Says exactly what differs on the broker, effective policies included, and how to mend it.
+///
+/// Arguments and policies are read from the management API, so set broker.management; without it
+/// only existence is checked, and that is said. Exit code 1 when something is wrong.
+#[derive(Args)]
+struct Check {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Writes the topology in RabbitMQ's definitions format, for `rabbitmqctl import_definitions`.
+#[derive(Args)]
+struct Export {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Where to; `-` is standard output.
+    #[arg(long, value_name = "FILE", default_value = "rabbitmq/definitions.json")]
+    output: PathBuf,
+}
+
 impl Topology {
     pub async fn run(self) -> anyhow::Result<()> {
         match self.command {
-            Command::Apply => Ok(()),
+            Command::Apply(apply) => apply.run().await,
+            Command::Check(check) => check.run().await,
+            Command::Export(export) => export.run(),
         }
     }
+}
+
+impl Apply {
+    async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let topology = config.topology();
+        let broker = connect(&config).await?;
+        broker.apply(&topology).await?;
+        broker.close().await;
+        println!("{} exchanges and {} queues are in place", topology.exchanges.len(), topology.queues.len());
+        Ok(())
+    }
+}
+
+impl Check {
+    async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let broker = connect(&config).await?;
+        let management = config.broker.management.as_ref().map(Secret::reveal);
+        let findings = broker.check(&config.topology(), management).await?;
+        broker.close().await;
+        let wrong = findings.iter().filter(|finding| finding.weight == Weight::Wrong).count();
+        if self.json {
+            let rows: Vec<_> = findings.iter().map(row).collect();
+            println!("{}", json!({ "ok": wrong == 0, "findings": rows }));
+        } else {
+            for finding in &findings {
+                println!("{}\n", words(finding));
+            }
+            if wrong == 0 {
+                println!("nothing is wrong");
+            }
+        }
+        if wrong > 0 {
+            bail!("{wrong} things on the broker are not as they must be");
+        }
+        Ok(())
+    }
+}
+
+impl Export {
+    fn run(self) -> anyhow::Result<()> {
+        let text = serde_json::to_string_pretty(&definitions(&self.config.load()?.topology()))?;
+        if self.output.as_os_str() == "-" {
+            println!("{text}");
+            return Ok(());
+        }
+        std::fs::write(&self.output, text + "\n")
+            .with_context(|| format!("failed to write {}", self.output.display()))?;
+        println!("{}", self.output.display());
+        Ok(())
+    }
+}
+
+async fn connect(config: &Config) -> anyhow::Result<RabbitBroker> {
+    let BrokerUrl::Amqp(url) = &config.broker.url else {
+        bail!("broker.url is `embedded`, whose topology lives and dies with its worker; set it to amqp://…");
+    };
+    Ok(RabbitBroker::connect(url.reveal(), Names::new(&config.broker.prefix)).await?)
+}
+
+fn words(finding: &Finding) -> String {
+    let weight = match finding.weight {
+        Weight::Wrong => "wrong",
+        Weight::Note => "note ",
+    };
+    let Finding { what, expected, found, mend, .. } = finding;
+    let mut text = format!("{weight}  {what}");
+    for (label, value) in [("must be", expected), ("is     ", found), ("mend   ", mend)] {
+        if !value.is_empty() {
+            text += &format!("\n       {label}  {value}");
+        }
+    }
+    text
+}
+
+fn row(finding: &Finding) -> serde_json::Value {
+    let weight = match finding.weight {
+        Weight::Wrong => "wrong",
+        Weight::Note => "note",
+    };
+    json!({ "weight": weight, "what": finding.what, "expected": finding.expected, "found": finding.found, "mend": finding.mend })
 }

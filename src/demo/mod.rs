@@ -123,7 +123,12 @@ pub async fn run(
     let telemetry = engine.telemetry();
     broker.apply(&config.topology()).await?;
     let stop_engine = CancellationToken::new();
-    let engine = tokio::spawn(engine.run(stop_engine.clone()));
+    let ready = engine.ready();
+    let mut engine = tokio::spawn(engine.run(stop_engine.clone()));
+    tokio::select! {
+        () = ready.wait() => {}
+        ended = &mut engine => ended.map_err(|error| setup(&error))??,
+    }
 
     let began = Instant::now();
     let enrolled = enroll(&config, connections, settings.chains).await?;

@@ -43,6 +43,8 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
         if !keeps {
             report("re-create the messages of all chains", re_create(&core).await);
         }
+        // Nobody else sets it.
+        let _ = core.ready.set(());
         let mut jobs_up_to = 0;
         let every = if keeps { core.catch_up.every } else { core.catch_up.every.min(LISTEN) };
         // The first look waits a moment, so that what the queues hold can show itself.
@@ -176,19 +178,19 @@ async fn re_create(core: &Core) -> Result<(), String> {
     let overdue = usize::try_from(overdue).unwrap_or(0);
     let window = core.catch_up.spread.min(SHARE.saturating_mul(u32::try_from(overdue).unwrap_or(u32::MAX)));
     let queues: Vec<String> = core.queues.keys().cloned().collect();
-    let (start, mut after, mut nth, mut total) = (core.ledger.now(), (Time::from_millis(i64::MIN), 0), 0, 0);
+    let (start, mut after, mut nth, mut total) = (core.ledger.now(), 0, 0, 0);
     loop {
         let page = core.ledger.messages(queues.clone(), after, PER_PAGE).await.map_err(|error| error.to_string())?;
         let Some(last) = page.last() else { break };
-        after = (last.watch_at, last.hint.epoch);
+        after = last.epoch;
         total += page.len();
-        let sends = page.into_iter().map(|chain| {
-            if chain.hint.due > start {
-                let due = chain.hint.due;
-                return (chain.hint, due);
+        let sends = page.into_iter().map(|hint| {
+            let due = hint.due;
+            if due > start {
+                return (hint, due);
             }
             nth += 1;
-            (chain.hint, start + spread(nth - 1, overdue, window))
+            (hint, start + spread(nth - 1, overdue, window))
         });
         send_all(core, sends.collect()).await;
     }

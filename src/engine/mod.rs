@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SetOnce};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -76,7 +76,10 @@ impl Connections {
         let names = Names::new(&config.broker.prefix);
         let broker: Arc<dyn Broker> = match &config.broker.url {
             BrokerUrl::Embedded => Arc::new(EmbeddedBroker::new(names)),
-            BrokerUrl::Amqp(url) => Arc::new(RabbitBroker::connect(url.reveal(), names).await?),
+            BrokerUrl::Amqp(url) => {
+                let broker = RabbitBroker::connect(url.reveal(), names).await?;
+                Arc::new(broker.with_management(config.broker.management.clone()))
+            }
         };
         Ok(Self { broker, ledger, clock, entropy })
     }
@@ -115,12 +118,20 @@ pub struct Engine {
     handlers: HashMap<String, Arc<dyn Handler>>,
     queues: Option<Vec<String>>,
     telemetry: Arc<Telemetry>,
+    ready: Arc<SetOnce<()>>,
 }
 
 impl Engine {
     /// An engine for `config`.
     pub fn new(config: Config) -> Self {
-        Self { config, connections: None, handlers: HashMap::new(), queues: None, telemetry: Arc::default() }
+        Self {
+            config,
+            connections: None,
+            handlers: HashMap::new(),
+            queues: None,
+            telemetry: Arc::default(),
+            ready: Arc::default(),
+        }
     }
 
     /// Runs jobs of `kind` with `handler`, whatever the configuration says about its handler.
@@ -149,6 +160,13 @@ impl Engine {
         self.telemetry.clone()
     }
 
+    /// Is set once the engine consumes its queues and, on a broker that begins empty, has
+    /// re-created the messages of all chains. Chains enrolled later in this process are sent by
+    /// whoever enrolls them.
+    pub fn ready(&self) -> Arc<SetOnce<()>> {
+        self.ready.clone()
+    }
+
     /// Runs until `shutdown` is cancelled, then stops taking, lets what runs finish within the
     /// configured grace, and returns with nothing left unsettled.
     ///
@@ -162,6 +180,7 @@ impl Engine {
         };
         let core = Arc::new(self.core(connections, shutdown.clone())?);
         core.dispatch.broker.apply(&core.topology).await?;
+        core.dispatch.broker.verify(&core.topology).await?;
         let tasks = TaskTracker::new();
         let mut consumers = Vec::new();
         for queue in core.queues.values() {
@@ -251,6 +270,7 @@ impl Engine {
             ledger: connections.ledger,
             entropy,
             telemetry: self.telemetry.clone(),
+            ready: self.ready.clone(),
             in_hand: Mutex::default(),
             stopping,
             abort: CancellationToken::new(),
@@ -302,6 +322,7 @@ struct Core {
     ledger: Arc<dyn Ledger>,
     entropy: Entropy,
     telemetry: Arc<Telemetry>,
+    ready: Arc<SetOnce<()>>,
     /// Epochs of chains whose messages this worker holds, with how many of them.
     in_hand: Mutex<HashMap<i64, u32>>,
     /// The worker takes nothing more, and what has not started is put back.

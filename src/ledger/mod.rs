@@ -371,12 +371,11 @@ pub trait Ledger: Send + Sync {
     /// When nothing of it was written.
     async fn look_again(&self, looks: Vec<LookAgain>) -> Result<Vec<bool>, LedgerError>;
 
-    /// Current messages of active chains of these queues, in the order of their watch times, after
-    /// the position `(watch_at, epoch)`.
+    /// Current messages of active chains of these queues with epochs above `after`, in their order.
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn messages(&self, queues: Vec<String>, after: (Time, i64), limit: u32) -> Result<Vec<Overdue>, LedgerError>;
+    async fn messages(&self, queues: Vec<String>, after: i64, limit: u32) -> Result<Vec<Hint>, LedgerError>;
 
     /// Keeps a failed one-off job's reason.
     ///

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::definitions::arguments;
+use super::policies;
 use crate::broker::topology::{Argument, Binding, Topology};
 
 /// How bad it is.
@@ -75,19 +76,6 @@ pub struct SeenQueue {
     pub effective_policy: Option<Map<String, Value>>,
 }
 
-/// What a policy must not set on the engine's queues, and what happens if it does.
-const HARMFUL: [(&str, &str); 9] = [
-    ("message-ttl", "the shorter of policy and argument wins, so jobs come early or expire unseen"),
-    ("expires", "queues vanish, with every job that sleeps on them"),
-    ("overflow", "it overrides the argument, and dead-lettering silently becomes at-most-once"),
-    ("max-length", "jobs beyond it are dropped or refused"),
-    ("max-length-bytes", "jobs beyond it are dropped or refused"),
-    ("dead-letter-exchange", "jobs are led elsewhere, or round in circles"),
-    ("dead-letter-routing-key", "jobs that wake arrive on the wrong queue"),
-    ("dead-letter-strategy", "at-most-once dead-lettering loses jobs that wake"),
-    ("delivery-limit", "the lower of policy and argument wins, and a crash loop discards jobs"),
-];
-
 const APPLY: &str = "run `roundelay topology apply`";
 
 /// Every difference: what is wrong before what is only worth knowing.
@@ -132,8 +120,8 @@ pub fn compare(topology: &Topology, seen: &Snapshot) -> Vec<Finding> {
                 .push(missing(format!("binding of queue `{queue}` to exchange `{exchange}` (routing key `{key}`)")));
         }
     }
-    findings.extend(harmful_policies(topology, seen));
-    findings.extend(unknown_policies(topology, seen));
+    findings.extend(policies::harmful(topology, seen));
+    findings.extend(policies::unknown(topology, seen));
     findings.extend(surplus_rungs(topology, seen));
     findings
 }
@@ -156,7 +144,7 @@ pub fn existence_only(absent: &[String], why: &str) -> Vec<Finding> {
 }
 
 impl Finding {
-    fn wrong(what: String, expected: String, found: String, mend: String) -> Self {
+    pub(super) fn wrong(what: String, expected: String, found: String, mend: String) -> Self {
         Self { weight: Weight::Wrong, what, expected, found, mend }
     }
 }
@@ -192,67 +180,6 @@ fn compare_arguments(
     }
 }
 
-/// One finding for each policy and setting, however many queues it hits: a catch-all hits all.
-fn harmful_policies(topology: &Topology, seen: &Snapshot) -> Vec<Finding> {
-    let mut hits: BTreeMap<(usize, String, String), Vec<(&str, &Value)>> = BTreeMap::new();
-    for queue in &topology.queues {
-        let Some(found) = seen.queues.get(&queue.name) else { continue };
-        for (rank, (key, _)) in HARMFUL.iter().enumerate() {
-            if let Some(value) = found.effective_policy.as_ref().and_then(|policy| policy.get(*key)) {
-                let (policy, mend) = culprit(found, key, seen);
-                hits.entry((rank, policy, mend)).or_default().push((&queue.name, value));
-            }
-        }
-    }
-    let finding = |((rank, policy, mend), queues): ((usize, String, String), Vec<(&str, &Value)>)| {
-        let (key, harm) = HARMFUL[rank];
-        let (first, value) = queues[0];
-        let others = if queues.len() > 1 { format!(" and {} more queues", queues.len() - 1) } else { String::new() };
-        Finding::wrong(
-            format!("{policy} sets `{key}` on `{first}`{others}"),
-            format!("no policy sets `{key}` ({harm})"),
-            value.to_string(),
-            mend,
-        )
-    };
-    hits.into_iter().map(finding).collect()
-}
-
-/// Queues on which the broker does not say what policies set.
-fn unknown_policies(topology: &Topology, seen: &Snapshot) -> Option<Finding> {
-    let silent = |name: &&str| seen.queues.get(*name).is_some_and(|queue| queue.effective_policy.is_none());
-    let silent: Vec<_> = topology.queues.iter().map(|queue| queue.name.as_str()).filter(silent).collect();
-    let first = silent.first()?;
-    Some(Finding {
-        weight: Weight::Note,
-        what: format!("policies on {} queues, the first of them `{first}`", silent.len()),
-        expected: "known".into(),
-        found: "the broker does not say".into(),
-        mend: "check again in ten seconds; if it stays so, see whether all nodes run".into(),
-    })
-}
-
-/// Which policy it is that sets `key`, and how to take it away.
-fn culprit(queue: &SeenQueue, key: &str, seen: &Snapshot) -> (String, String) {
-    let sets = |policies: &BTreeMap<String, Map<String, Value>>, name: &Option<String>| {
-        // A policy whose definition may not be seen is under suspicion.
-        name.as_ref().filter(|name| policies.get(*name).is_none_or(|definition| definition.contains_key(key))).cloned()
-    };
-    let policy = sets(&seen.policies, &queue.policy).map(|name| ("policy", "clear_policy", name));
-    let operator = sets(&seen.operator_policies, &queue.operator_policy)
-        .map(|name| ("operator policy", "clear_operator_policy", name));
-    let culprits: Vec<_> = policy.into_iter().chain(operator).collect();
-    if culprits.is_empty() {
-        return ("a policy".into(), "find it with `rabbitmqctl list_policies` and `list_operator_policies`".into());
-    }
-    let named: Vec<_> = culprits.iter().map(|(sort, _, name)| format!("{sort} `{name}`")).collect();
-    let cleared: Vec<_> =
-        culprits.iter().map(|(_, verb, name)| format!("`rabbitmqctl {verb} -p '{}' '{name}'`", seen.vhost)).collect();
-    let mend =
-        format!("narrow its pattern so that it matches none of the engine's queues, or {}", cleared.join(" and "));
-    (named.join(" and "), mend)
-}
-
 /// Rungs that the configuration no longer needs. They may still hold jobs, so they stay.
 fn surplus_rungs(topology: &Topology, seen: &Snapshot) -> Vec<Finding> {
     let a_rung = topology.names.rung(Duration::ZERO);
@@ -274,19 +201,19 @@ fn surplus_rungs(topology: &Topology, seen: &Snapshot) -> Vec<Finding> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use serde_json::json;
 
     use super::*;
     use crate::broker::topology::Names;
     use crate::ladder::Ladder;
 
-    fn topology() -> Topology {
+    pub(in super::super) fn topology() -> Topology {
         Topology::new(Names::new("r"), ["work"], &Ladder::new([]))
     }
 
     /// A broker that has exactly what it must have.
-    fn exact(topology: &Topology) -> Snapshot {
+    pub(in super::super) fn exact(topology: &Topology) -> Snapshot {
         let exchange = |e: &crate::broker::topology::Exchange| {
             let seen = SeenExchange { kind: e.kind.as_str().into(), durable: true, arguments: arguments(&e.arguments) };
             (e.name.clone(), seen)
@@ -302,10 +229,6 @@ mod tests {
             bindings: topology.bindings.iter().map(|b| (b.exchange.clone(), b.queue.clone(), b.key.clone())).collect(),
             ..Snapshot::default()
         }
-    }
-
-    fn object(value: Value) -> Map<String, Value> {
-        value.as_object().unwrap().clone()
     }
 
     #[test]
@@ -381,45 +304,6 @@ mod tests {
             assert_eq!(finding.weight == Weight::Note, what.starts_with("rung") || what.starts_with("policies"));
             assert!(!finding.mend.is_empty());
         }
-    }
-
-    #[test]
-    fn every_harmful_setting_of_a_policy_is_named_with_the_policy_and_its_cure() {
-        let topology = topology();
-        for (key, _) in HARMFUL {
-            let mut snapshot = exact(&topology);
-            snapshot.policies.insert("all".into(), object(json!({ key: 1 })));
-            for queue in snapshot.queues.values_mut() {
-                queue.policy = Some("all".into());
-                queue.effective_policy = Some(object(json!({ key: 1 })));
-            }
-            let findings = compare(&topology, &snapshot);
-            assert_eq!(findings.len(), 1, "one policy, one setting, one finding: {findings:?}");
-            assert!(findings[0].what.starts_with(&format!("policy `all` sets `{key}` on ")), "{}", findings[0].what);
-            assert!(findings[0].mend.contains("rabbitmqctl clear_policy -p '/' 'all'"), "{}", findings[0].mend);
-        }
-    }
-
-    #[test]
-    fn the_policy_that_sets_it_is_blamed_and_not_the_other() {
-        let topology = topology();
-        let mut snapshot = exact(&topology);
-        snapshot.policies.insert("harmless".into(), object(json!({ "queue-leader-locator": "balanced" })));
-        snapshot.operator_policies.insert("caps".into(), object(json!({ "expires": 9 })));
-        let work = snapshot.queues.get_mut("work").unwrap();
-        work.policy = Some("harmless".into());
-        work.operator_policy = Some("caps".into());
-        work.effective_policy = Some(object(json!({ "queue-leader-locator": "balanced", "expires": 9 })));
-        let findings = compare(&topology, &snapshot);
-        assert_eq!(findings.len(), 1);
-        assert_eq!(findings[0].what, "operator policy `caps` sets `expires` on `work`");
-        assert!(findings[0].mend.contains("clear_operator_policy"));
-
-        // Credentials that may not read policies: both are under suspicion.
-        snapshot.policies.clear();
-        snapshot.operator_policies.clear();
-        let what = &compare(&topology, &snapshot)[0].what;
-        assert_eq!(what, "policy `harmless` and operator policy `caps` sets `expires` on `work`");
     }
 
     #[test]

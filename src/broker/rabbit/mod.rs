@@ -1,12 +1,15 @@
 //! RabbitMQ, over lapin.
 //!
 //! - `connection`: one supervised connection; it comes back by itself.
-//! - `publish`: one task, one channel, every verdict; `attribution` says whose a return is.
+//! - `publish`: one task, one channel; `attempt` is one message's way to its verdict, and
+//!   `attribution` says whose a return is.
 //! - `consume`: a queue that keeps flowing through reconnections and server-side cancellations.
 //! - `declare`: the topology over AMQP; `remove` deletes it.
-//! - [`check`]: what on a broker differs from the topology; `management` fetches what it compares.
+//! - [`check`]: what on a broker differs from the topology, `policies` included; `management` fetches
+//!   what it compares.
 //! - [`definitions`](fn@definitions): the topology for `rabbitmqctl import_definitions`.
 
+mod attempt;
 mod attribution;
 pub mod check;
 mod connection;
@@ -14,6 +17,7 @@ mod consume;
 mod declare;
 mod definitions;
 mod management;
+mod policies;
 mod publish;
 mod remove;
 
@@ -27,6 +31,7 @@ pub use definitions::definitions;
 use super::topology::{Names, Topology};
 use super::{Broker, BrokerError, Consumer, Depth, Message, PublishError};
 use crate::clock::Entropy;
+use crate::config::Secret;
 use connection::{Address, Link, up};
 use publish::Publisher;
 
@@ -63,6 +68,7 @@ pub struct RabbitBroker {
     consuming: Link,
     entropy: Entropy,
     patience: Patience,
+    management: Option<Secret>,
 }
 
 impl RabbitBroker {
@@ -88,7 +94,14 @@ impl RabbitBroker {
         };
         let (publishing, consuming) = (link("publish").await?, link("consume").await?);
         let publisher = Publisher::start(&publishing, names, patience);
-        Ok(Self { address, publisher, publishing, consuming, entropy, patience })
+        Ok(Self { address, publisher, publishing, consuming, entropy, patience, management: None })
+    }
+
+    /// Lets [`Broker::verify`] look at the management API, given by its base URL.
+    #[must_use]
+    pub fn with_management(mut self, url: Option<Secret>) -> Self {
+        self.management = url;
+        self
     }
 
     /// Compares the broker with the topology. With the base URL of the management API (and
@@ -126,6 +139,28 @@ impl Broker for RabbitBroker {
         let applied = declare::apply(&*self.consuming_connection().await?, topology).await;
         self.publisher.topology_applied();
         applied
+    }
+
+    /// Without the management API nothing can be told about policies, and a worker that may not
+    /// ask it should still start; so only what is known to be wrong is refused.
+    async fn verify(&self, topology: &Topology) -> Result<(), BrokerError> {
+        let Some(url) = &self.management else {
+            tracing::info!(
+                "broker.management is not set, so policies that would harm the delay queues are not looked for"
+            );
+            return Ok(());
+        };
+        let snapshot = match management::snapshot(url.reveal(), self.address.vhost(), topology).await {
+            Ok(snapshot) => snapshot,
+            Err(reason) => {
+                tracing::warn!(reason, "the management API cannot be asked, so policies are not checked");
+                return Ok(());
+            }
+        };
+        let wrong = check::compare(topology, &snapshot).into_iter().filter(|finding| finding.weight == Weight::Wrong);
+        let wrong: Vec<String> =
+            wrong.map(|f| format!("{}: must be {}, is {}; {}", f.what, f.expected, f.found, f.mend)).collect();
+        if wrong.is_empty() { Ok(()) } else { Err(BrokerError::Topology(wrong.join("\n"))) }
     }
 
     async fn remove(&self, topology: &Topology) -> Result<(), BrokerError> {

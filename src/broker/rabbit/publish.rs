@@ -10,19 +10,19 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
-use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{BasicProperties, Channel, Confirmation, Connection, Error, ErrorKind};
+use lapin::options::ConfirmSelectOptions;
+use lapin::{Channel, Connection, Error, ErrorKind};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, interval_at, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::Patience;
-use super::attribution::{Returns, one_more_round};
+use super::attempt::{Job, Tried, Verdict, attempt};
+use super::attribution::Returns;
 use super::connection::{Line, Link, in_words, up};
 use crate::broker::topology::Names;
-use crate::broker::{Destination, Message, PublishError};
+use crate::broker::{Message, PublishError};
 
 /// How many publishes may wait for their confirmation on the channel.
 const MOST_IN_FLIGHT: usize = 4_096;
@@ -37,12 +37,11 @@ const ABSENT_FOR: Duration = Duration::from_secs(1);
 /// How long those in flight may take to end once their channel has.
 const WIND_UP: Duration = Duration::from_secs(1);
 
-type Verdict = Result<(), PublishError>;
-
 /// Publishes messages and tells each one's fate.
 pub(super) struct Publisher {
     jobs: mpsc::Sender<Job>,
     line: watch::Receiver<Line>,
+    blocked: watch::Receiver<bool>,
     names: Names,
     patience: Patience,
     absent: Absent,
@@ -54,12 +53,12 @@ impl Publisher {
     pub(super) fn start(link: &Link, names: Names, patience: Patience) -> Self {
         let (jobs, waiting) = mpsc::channel(MOST_WAITING);
         let (finish, finished) = (CancellationToken::new(), CancellationToken::new());
-        let (line, absent) = (link.line(), Absent::default());
+        let (line, blocked, absent) = (link.line(), link.blocked(), Absent::default());
         let desk = Desk {
             waiting,
             again: Vec::new(),
             line: line.clone(),
-            blocked: link.blocked(),
+            blocked: blocked.clone(),
             absent: absent.clone(),
             finish: finish.clone(),
             stall: patience.confirmation,
@@ -69,7 +68,7 @@ impl Publisher {
             desk.run().await;
             drop(ended);
         });
-        Self { jobs, line, names, patience, absent, finish, finished }
+        Self { jobs, line, blocked, names, patience, absent, finish, finished }
     }
 
     pub(super) async fn publish(&self, message: Message) -> Verdict {
@@ -83,9 +82,13 @@ impl Publisher {
             self.jobs.send(job).await.map_err(|_| closed())?;
             verdict.await.unwrap_or_else(|_| Err(PublishError::Unknown("the channel was lost".into())))
         };
+        timeout(self.patience.confirmation, fate).await.unwrap_or_else(|_| Err(self.too_late()))
+    }
+
+    fn too_late(&self) -> PublishError {
         let seconds = self.patience.confirmation.as_secs_f32();
-        let too_late = || Err(PublishError::Unknown(format!("none within {seconds} s")));
-        timeout(self.patience.confirmation, fate).await.unwrap_or_else(|_| too_late())
+        let why = if *self.blocked.borrow() { "; the broker accepts no messages at present" } else { "" };
+        PublishError::Unknown(format!("none within {seconds} s{why}"))
     }
 
     /// Forgets which exchanges were absent: the topology has just been applied.
@@ -102,109 +105,6 @@ impl Publisher {
 
 fn closed() -> PublishError {
     PublishError::Unknown("the connection has been closed".into())
-}
-
-/// A message as AMQP sees it, and whom to tell.
-struct Job {
-    exchange: ShortString,
-    key: ShortString,
-    properties: BasicProperties,
-    id: String,
-    body: bytes::Bytes,
-    tries: u8,
-    answer: oneshot::Sender<Verdict>,
-}
-
-impl Job {
-    fn new(names: &Names, message: Message, answer: oneshot::Sender<Verdict>) -> Result<Self, PublishError> {
-        let Message { to, mut id, body } = message;
-        // AMQP's limit. The id is for people and for telling returns apart; the envelope has the
-        // whole identity.
-        id.truncate(id.floor_char_boundary(255));
-        let named =
-            |name: String| ShortString::try_new(name).map_err(|error| PublishError::Unroutable(error.to_string()));
-        let persistent = BasicProperties::default()
-            .with_delivery_mode(2)
-            .with_content_type("application/json".into())
-            .with_message_id(id.as_str().into());
-        let (exchange, key, properties) = match to {
-            Destination::Queue(queue) => (names.jobs(), queue, persistent),
-            Destination::Rung { rung, then } => (names.rung(rung), then, persistent),
-            Destination::Quarantine { from, reason } => {
-                let mut headers = FieldTable::default();
-                headers.insert("roundelay-reason".into(), AMQPValue::LongString(reason.into()));
-                headers.insert("roundelay-from".into(), AMQPValue::LongString(from.into()));
-                (names.jobs(), names.quarantine(), persistent.with_headers(headers))
-            }
-        };
-        Ok(Self { exchange: named(exchange)?, key: named(key)?, properties, id, body, tries: 0, answer })
-    }
-
-    /// Tells the caller; one who has gone does not mind.
-    fn end(self, verdict: Verdict) {
-        let _ = self.answer.send(verdict);
-    }
-
-    fn unroutable(self) {
-        let verdict = Err(PublishError::Unroutable(format!("`{}` (through exchange `{}`)", self.key, self.exchange)));
-        self.end(verdict);
-    }
-
-    fn exchange_absent(self) {
-        let verdict =
-            Err(PublishError::Unroutable(format!("`{}`: there is no exchange `{}`", self.key, self.exchange)));
-        self.end(verdict);
-    }
-}
-
-/// What became of one try.
-enum Tried {
-    /// The caller has been told.
-    Told,
-    /// It says nothing about this message.
-    Again(Job),
-    /// The channel is gone.
-    Broken(Job, Error),
-}
-
-/// Publishes once. Whoever changes the order of the steps, read `attribution.rs` first.
-async fn attempt(channel: &Channel, returns: &Returns, mut job: Job) -> Tried {
-    job.tries += 1;
-    let number = returns.next_number();
-    let options = BasicPublishOptions { mandatory: true, immediate: false };
-    let sent =
-        channel.basic_publish(job.exchange.clone(), job.key.clone(), options, &job.body, job.properties.clone()).await;
-    let confirmation = match sent {
-        Ok(confirmation) => confirmation.await,
-        Err(error) => Err(error),
-    };
-    let (accepted, returned) = match confirmation {
-        Ok(Confirmation::Ack(returned)) => (true, returned),
-        Ok(Confirmation::Nack(returned)) => (false, returned),
-        // Cannot be: the channel is in confirm mode before anyone gets it. If it ever is, nothing
-        // is known about the message, and saying so is safe.
-        Ok(Confirmation::NotRequested) => {
-            job.end(Err(PublishError::Unknown("the channel is not in confirm mode".into())));
-            return Tried::Told;
-        }
-        Err(error) => return Tried::Broken(job, error),
-    };
-    let carried = returned.map(|message| returns.note(&message));
-
-    one_more_round().await;
-
-    let key = || (job.id.clone(), job.exchange.to_string(), job.key.to_string());
-    if returns.claim(number, key) {
-        job.unroutable();
-    } else if carried.is_some() {
-        return Tried::Again(job);
-    } else if accepted {
-        job.end(Ok(()));
-    } else {
-        let key = job.key.to_string();
-        job.end(Err(PublishError::Refused(key)));
-    }
-    Tried::Told
 }
 
 /// Exchanges that were found absent a moment ago.
@@ -312,7 +212,7 @@ impl Desk {
                 count = self.waiting.recv_many(&mut taken, room), if open && room > 0 && !blocked => {
                     open = count > 0;
                     for job in taken.drain(..) {
-                        if job.answer.is_closed() {
+                        if job.forsaken() {
                             continue; // The caller has given up. Nobody wants to be told.
                         }
                         if self.absent.has(job.exchange.as_str()) {

@@ -14,8 +14,8 @@ use async_trait::async_trait;
 use rusqlite::{Connection, OpenFlags};
 
 use super::{
-    Census, Claim, ClaimRequest, Enrolled, Failure, Finish, FinishRequest, KeptJob, Ledger, LedgerError, LookAgain,
-    NewChain, Overdue, Sent,
+    Census, Claim, ClaimRequest, Enrolled, Failure, Finish, FinishRequest, Hint, KeptJob, Ledger, LedgerError,
+    LookAgain, NewChain, Overdue, Sent,
 };
 use crate::clock::{Clock, Entropy, Time};
 use crate::config::LedgerUrl;
@@ -140,7 +140,7 @@ impl Ledger for SqliteLedger {
         self.writer.write(move |store| store.look_again(&looks)).await
     }
 
-    async fn messages(&self, queues: Vec<String>, after: (Time, i64), limit: u32) -> Result<Vec<Overdue>, LedgerError> {
+    async fn messages(&self, queues: Vec<String>, after: i64, limit: u32) -> Result<Vec<Hint>, LedgerError> {
         self.read(move |store| store.messages(&queues, after, limit)).await
     }
 

@@ -223,14 +223,12 @@ impl Store {
         rows.collect()
     }
 
-    pub fn messages(&self, queues: &[String], after: (Time, i64), limit: u32) -> Result<Vec<Overdue>> {
+    pub fn messages(&self, queues: &[String], after: i64, limit: u32) -> Result<Vec<Hint>> {
         let sql = format!(
-            "SELECT {HINT}, sent, watch_at, looks, lease_until FROM chains
-             WHERE state = 0 AND (watch_at, epoch) > (?1, ?2) AND queue IN rarray(?3)
-             ORDER BY watch_at, epoch LIMIT ?4"
+            "SELECT {HINT} FROM chains WHERE state = 0 AND epoch > ?1 AND queue IN rarray(?2) ORDER BY epoch LIMIT ?3"
         );
         let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(params![after.0.as_millis(), after.1, text_array(queues), limit], overdue)?;
+        let rows = select.query_map(params![after, text_array(queues), limit], hint)?;
         rows.collect()
     }
 

@@ -1,0 +1,200 @@
+//! What the engine relies on, the same on the embedded broker and on RabbitMQ.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use roundelay::broker::embedded::EmbeddedBroker;
+use roundelay::broker::topology::{Names, Topology};
+use roundelay::broker::{Broker, Consumer, Delivery, Destination, Message, PublishError};
+use roundelay::ladder::Ladder;
+use tokio::time::{Instant, timeout};
+
+use crate::harness::{SOON, Vhost, until};
+
+const RUNG: Duration = Duration::from_millis(300);
+
+/// A broker with the queues `work` and `other`.
+async fn brokers() -> (Vec<(&'static str, Box<dyn Broker>)>, Vhost) {
+    let names = Names::new("r");
+    let vhost = Vhost::new().await;
+    let rabbit: Box<dyn Broker> = Box::new(vhost.connect("r").await);
+    let embedded: Box<dyn Broker> = Box::new(EmbeddedBroker::new(names.clone()));
+    let brokers = vec![("embedded", embedded), ("RabbitMQ", rabbit)];
+    for (_, broker) in &brokers {
+        broker.apply(&topology(&["work", "other"])).await.unwrap();
+    }
+    (brokers, vhost)
+}
+
+fn topology(queues: &[&str]) -> Topology {
+    Topology::new(Names::new("r"), queues.iter().copied(), &Ladder::new([RUNG]))
+}
+
+fn message(to: Destination, body: &str) -> Message {
+    Message { to, id: body.into(), body: body.to_owned().into() }
+}
+
+fn now(queue: &str, body: &str) -> Message {
+    message(Destination::Queue(queue.into()), body)
+}
+
+fn later(then: &str, body: &str) -> Message {
+    message(Destination::Rung { rung: RUNG, then: then.into() }, body)
+}
+
+async fn next(consumer: &mut Consumer) -> Delivery {
+    timeout(SOON, consumer.next()).await.expect("a message came").expect("the consumer lives")
+}
+
+fn text(delivery: &Delivery) -> String {
+    String::from_utf8(delivery.body.to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn messages_arrive_in_order_and_are_gone_once_acknowledged() {
+    let (brokers, _vhost) = brokers().await;
+    for (name, broker) in &brokers {
+        for body in ["a", "b", "c"] {
+            broker.publish(now("work", body)).await.unwrap();
+        }
+        let mut consumer = broker.consume("work", 10).await.unwrap();
+        for body in ["a", "b", "c"] {
+            let delivery = next(&mut consumer).await;
+            assert_eq!((text(&delivery).as_str(), delivery.redelivered, delivery.deaths), (body, false, 0), "{name}");
+            delivery.ack().await;
+        }
+        consumer.cancel().await;
+        until("nothing is left", || async { broker.depth("work").await.unwrap().ready == 0 }).await;
+    }
+}
+
+#[tokio::test]
+async fn a_rung_is_never_early_and_leads_to_the_queue_of_the_routing_key() {
+    let (brokers, _vhost) = brokers().await;
+    for (name, broker) in &brokers {
+        let mut work = broker.consume("work", 10).await.unwrap();
+        let mut other = broker.consume("other", 10).await.unwrap();
+        let start = Instant::now();
+        broker.publish(later("work", "1")).await.unwrap();
+        broker.publish(later("other", "2")).await.unwrap();
+        for (consumer, body) in [(&mut work, "1"), (&mut other, "2")] {
+            let delivery = next(consumer).await;
+            // The broker counts whole milliseconds.
+            assert!(start.elapsed() + Duration::from_millis(1) >= RUNG, "{name}: early, after {:?}", start.elapsed());
+            assert_eq!((text(&delivery).as_str(), delivery.deaths), (body, 1), "{name}");
+            delivery.ack().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn no_more_than_the_prefetch_is_out_at_once() {
+    let (brokers, _vhost) = brokers().await;
+    for (name, broker) in &brokers {
+        for n in 0..20 {
+            broker.publish(now("work", &n.to_string())).await.unwrap();
+        }
+        let mut consumer = broker.consume("work", 3).await.unwrap();
+        let mut held = vec![next(&mut consumer).await, next(&mut consumer).await, next(&mut consumer).await];
+        until("the rest waits", || async { broker.depth("work").await.unwrap().ready == 17 }).await;
+        held.remove(0).ack().await;
+        held.push(next(&mut consumer).await);
+        until("one more is out", || async { broker.depth("work").await.unwrap().ready == 16 }).await;
+        assert_eq!(held.len(), 3, "{name}");
+        for delivery in held {
+            delivery.requeue().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_put_back_comes_again_and_says_so() {
+    let (brokers, _vhost) = brokers().await;
+    for (name, broker) in &brokers {
+        broker.publish(now("work", "again")).await.unwrap();
+        let mut consumer = broker.consume("work", 1).await.unwrap();
+        next(&mut consumer).await.requeue().await;
+        let delivery = next(&mut consumer).await;
+        assert!(delivery.redelivered, "{name}");
+        delivery.ack().await;
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_consumer_leaves_nothing_behind() {
+    let (brokers, _vhost) = brokers().await;
+    for (name, broker) in &brokers {
+        for n in 0..10 {
+            broker.publish(now("work", &n.to_string())).await.unwrap();
+        }
+        let mut consumer = broker.consume("work", 5).await.unwrap();
+        let taken = next(&mut consumer).await;
+        consumer.cancel().await;
+        // What was delivered and not taken is back; what was taken can still be settled.
+        until("nine are back", || async { broker.depth("work").await.unwrap().ready == 9 }).await;
+        let body = text(&taken);
+        taken.ack().await;
+        until("no consumer is left", || async { broker.depth("work").await.unwrap().consumers == 0 }).await;
+        let mut consumer = broker.consume("work", 10).await.unwrap();
+        let mut seen = BTreeSet::new();
+        for _ in 0..9 {
+            let delivery = next(&mut consumer).await;
+            seen.insert(text(&delivery));
+            delivery.ack().await;
+        }
+        assert!(seen.len() == 9 && !seen.contains(&body), "{name}: {seen:?} without {body}");
+    }
+}
+
+#[tokio::test]
+async fn an_absent_queue_never_blocks_a_rung() {
+    let (brokers, _vhost) = brokers().await;
+    for (name, broker) in &brokers {
+        for n in 0..100 {
+            broker.publish(later("absent", &format!("lost-{n}"))).await.unwrap();
+        }
+        broker.publish(later("work", "found")).await.unwrap();
+        let mut consumer = broker.consume("work", 10).await.unwrap();
+        let delivery = next(&mut consumer).await;
+        assert_eq!(text(&delivery), "found", "{name}");
+        delivery.ack().await;
+        until("the others are kept", || async { broker.depth("r.unrouted").await.unwrap().ready == 100 }).await;
+    }
+}
+
+#[tokio::test]
+async fn an_absent_rung_is_told() {
+    let (brokers, _vhost) = brokers().await;
+    for (name, broker) in &brokers {
+        let to = Destination::Rung { rung: Duration::from_millis(123_457), then: "work".into() };
+        let error = broker.publish(message(to, "x")).await.unwrap_err();
+        assert!(matches!(error, PublishError::Unroutable(_)), "{name}: {error}");
+        broker.publish(now("work", "still works")).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn quarantine_is_a_queue_like_any_other() {
+    let (brokers, _vhost) = brokers().await;
+    for (name, broker) in &brokers {
+        let to = Destination::Quarantine { from: "work".into(), reason: "unreadable".into() };
+        broker.publish(message(to, "bad")).await.unwrap();
+        let mut consumer = broker.consume("r.quarantine", 1).await.unwrap();
+        let delivery = next(&mut consumer).await;
+        assert_eq!(text(&delivery), "bad", "{name}");
+        delivery.ack().await;
+    }
+}
+
+#[tokio::test]
+async fn applying_twice_changes_nothing_and_removing_removes() {
+    let (brokers, _vhost) = brokers().await;
+    for (name, broker) in &brokers {
+        broker.publish(now("work", "stays")).await.unwrap();
+        broker.apply(&topology(&["work", "other"])).await.unwrap();
+        until("it stayed", || async { broker.depth("work").await.unwrap().ready == 1 }).await;
+        broker.remove(&topology(&["work", "other"])).await.unwrap();
+        assert!(broker.depth("work").await.is_err(), "{name}");
+        assert!(broker.publish(later("work", "x")).await.is_err(), "{name}");
+    }
+}

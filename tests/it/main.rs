@@ -1,0 +1,16 @@
+//! Tests by behaviour, on real services. `tests/run` provides those; without it, set AMQP_URL and
+//! RABBITMQ_MANAGEMENT_URL. A missing service fails loudly.
+
+#![allow(clippy::unwrap_used, reason = "these are tests, helper functions included")]
+
+mod broker_contract;
+mod broker_rabbit;
+mod catch_up;
+mod cli;
+mod crash;
+mod end_to_end;
+mod foreign_clients;
+mod handlers;
+mod harness;
+mod messages;
+mod outage;
