@@ -68,7 +68,16 @@ impl ConfigFile {
 /// Runs the command line.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_env("ROUNDELAY_LOG").unwrap_or_else(|_| EnvFilter::new("info,lapin=off"));
+    let level = match cli.command {
+        // These draw on the same screen.
+        Command::Demo(_) | Command::Bench(_) => "warn",
+        _ => "info",
+    };
+    // The client library reports every orderly close as an error; the engine's own lines say what
+    // matters. Naming lapin in ROUNDELAY_LOG shows them.
+    let wanted = std::env::var("ROUNDELAY_LOG").unwrap_or_else(|_| level.into());
+    let filter = if wanted.contains("lapin") { wanted } else { format!("{wanted},lapin=off") };
+    let filter = EnvFilter::builder().parse_lossy(filter);
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

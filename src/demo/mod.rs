@@ -200,17 +200,16 @@ async fn moment(
     })
 }
 
-/// Calls per second that each platform of the upstream takes: half as much again as the chains
-/// need.
+/// Calls per second that each platform of the upstream takes: twice what the chains need.
 fn allowance(settings: &Settings) -> usize {
     let need = settings.chains as f64 / 2.0 / settings.every.as_secs_f64().max(0.001);
-    (need * 1.5).ceil().max(5.0) as usize
+    (need * 2.0).ceil().max(5.0) as usize
 }
 
 /// The engine's throttle stays a tenth below what the upstream takes, burst included.
 fn configuration(settings: &Settings, upstream: &str, allow: usize) -> String {
     let throttle = (allow as f64 * 0.9).floor().max(1.0) as usize;
-    let burst = (throttle / 50).max(1);
+    let burst = (throttle / 25).max(1);
     let (broker, ledger, every) = (&settings.broker, &settings.ledger, short_duration(settings.every));
     let mut text = format!(
         r#"
