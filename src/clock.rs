@@ -159,7 +159,7 @@ pub fn short_duration(d: Duration) -> String {
         (60_000, "m", 120_000),
         (1_000, "s", 1_000),
     ] {
-        if ms >= from && ms % unit == 0 {
+        if ms >= from && ms.is_multiple_of(unit) {
             return format!("{}{name}", ms / unit);
         }
     }

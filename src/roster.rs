@@ -50,44 +50,56 @@ impl Format {
     }
 }
 
-/// The rows of a roster with their line numbers.
-pub fn rows<'r>(
-    format: Format,
-    from: impl Read + 'r,
-) -> Result<Box<dyn Iterator<Item = Result<(u64, Row), BadRow>> + 'r>, String> {
+/// The rows of a roster, each with its line number.
+pub type Rows<'r> = Box<dyn Iterator<Item = Result<(u64, Row), BadRow>> + 'r>;
+
+/// Reads a roster row by row; a row that cannot be read does not stop the next.
+///
+/// # Errors
+/// When the header of a CSV roster cannot be read.
+pub fn rows<'r>(format: Format, from: impl Read + 'r) -> Result<Rows<'r>, String> {
     match format {
         Format::Csv => csv_rows(from),
         Format::Ndjson => Ok(ndjson_rows(from)),
     }
 }
 
-fn csv_rows<'r>(from: impl Read + 'r) -> Result<Box<dyn Iterator<Item = Result<(u64, Row), BadRow>> + 'r>, String> {
-    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::Headers).from_reader(from);
+fn csv_rows<'r>(from: impl Read + 'r) -> Result<Rows<'r>, String> {
+    // Rows of any length and in any encoding are read, so that the rejects hold what the row said.
+    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::Headers).flexible(true).from_reader(from);
     let header = reader.headers().map_err(|error| format!("the header line cannot be read: {error}"))?.clone();
     if header.iter().all(str::is_empty) {
         return Err("the roster is empty; its first line names the columns".into());
     }
-    Ok(Box::new(reader.into_records().map(move |record| match record {
-        Ok(record) => {
-            let line = record.position().map_or(0, csv::Position::line);
-            let cell = |(name, value): (&str, &str)| (name.to_owned(), Value::from(value));
-            Ok((line, header.iter().zip(record.iter()).map(cell).collect()))
-        }
-        Err(error) => Err(BadRow {
+    Ok(Box::new(reader.into_byte_records().map(move |record| {
+        let record = record.map_err(|error| BadRow {
             line: error.position().map_or(0, csv::Position::line),
-            reason: match error.kind() {
-                csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
-                    format!("{len} columns, where the header has {expected_len}")
-                }
-                csv::ErrorKind::Utf8 { .. } => "not UTF-8".into(),
-                other => format!("{other:?}"),
-            },
+            reason: error.to_string(),
             text: String::new(),
-        }),
+        })?;
+        let line = record.position().map_or(0, csv::Position::line);
+        let bad = |reason: String| BadRow { line, reason, text: as_line(&record) };
+        if record.len() != header.len() {
+            return Err(bad(format!("{} columns, where the header has {}", record.len(), header.len())));
+        }
+        let cells = header.iter().zip(record.iter()).map(|(name, value)| match std::str::from_utf8(value) {
+            Ok(value) => Ok((name.to_owned(), Value::from(value))),
+            Err(_) => Err(bad(format!("the column `{name}` is not UTF-8"))),
+        });
+        Ok((line, cells.collect::<Result<_, _>>()?))
     })))
 }
 
-fn ndjson_rows<'r>(from: impl Read + 'r) -> Box<dyn Iterator<Item = Result<(u64, Row), BadRow>> + 'r> {
+/// The record as a line of CSV.
+fn as_line(record: &csv::ByteRecord) -> String {
+    let mut writer = csv::WriterBuilder::new().flexible(true).from_writer(Vec::new());
+    // Neither can fail: the writer writes to memory.
+    let _ = writer.write_byte_record(record);
+    let line = writer.into_inner().unwrap_or_default();
+    String::from_utf8_lossy(&line).trim_end().to_owned()
+}
+
+fn ndjson_rows<'r>(from: impl Read + 'r) -> Rows<'r> {
     let lines = BufReader::new(from).split(b'\n').enumerate();
     Box::new(lines.filter_map(|(n, bytes)| {
         let line = n as u64 + 1;
@@ -192,6 +204,17 @@ mod tests {
         assert!(got[2].as_ref().unwrap_err().1.contains("`sync-pypi` is not in the configuration"));
         assert_eq!(got[3].as_ref().unwrap().key, "npm/", "an empty cell is the roster's own business");
         assert_eq!(got[5].as_ref().unwrap().payload, r#"{"name":"last","platform":"npm","version":"4"}"#);
+    }
+
+    #[test]
+    fn a_row_that_cannot_be_read_is_kept_as_it_was() {
+        let csv: &[u8] = b"platform,name\nnpm\nnpm,a\xffb\nnpm,\"x,\"\"y\"\"\",1\nnpm,ms\n";
+        let got: Vec<_> = rows(Format::Csv, csv).unwrap().collect();
+        let bad: Vec<_> = got.iter().filter_map(|row| row.as_ref().err()).collect();
+        let told: Vec<_> = bad.iter().map(|bad| (bad.line, bad.text.as_str())).collect();
+        assert_eq!(told, [(2, "npm"), (3, "npm,a\u{fffd}b"), (4, "npm,\"x,\"\"y\"\"\",1")]);
+        assert_eq!(bad[1].reason, "the column `name` is not UTF-8");
+        assert!(got[3].is_ok());
     }
 
     #[test]
