@@ -17,7 +17,7 @@ use super::Core;
 use crate::broker::Depth;
 use crate::clock::Time;
 use crate::job::Envelope;
-use crate::ledger::{Hint, LookAgain, Overdue};
+use crate::ledger::{Hint, LedgerError, LookAgain, Overdue};
 use crate::schedule::spread;
 use crate::telemetry::Count;
 
@@ -33,8 +33,10 @@ const LISTEN: Duration = Duration::from_secs(1);
 const SHARE: Duration = Duration::from_millis(5);
 /// The longest pause between two looks at the same chain.
 const LONGEST_LOOK: Duration = Duration::from_secs(3_600);
-/// Records of attempts deleted at a time.
-const PER_PRUNE: u32 = 5_000;
+/// A chain whose kind is not configured is looked at this often, in case it is again.
+const UNCONFIGURED: Duration = Duration::from_secs(300);
+/// Records of attempts deleted at a time, few enough that no claim waits long behind it.
+const PER_PRUNE: u32 = 1_000;
 
 /// Sweeps until `shutdown`.
 pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
@@ -56,8 +58,7 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
             if !keeps {
                 report("take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
             }
-            let before = core.ledger.now() - core.history;
-            report("prune the history", core.ledger.prune(before, PER_PRUNE).await.map(drop));
+            report("prune the history", prune(&core).await);
         }
     };
     tokio::select! {
@@ -70,6 +71,13 @@ fn report<E: std::fmt::Display>(what: &str, result: Result<(), E>) {
     if let Err(error) = result {
         tracing::warn!(%error, "failed to {what}; the next sweep tries again");
     }
+}
+
+/// Deletes what is older than the history to be kept.
+async fn prune(core: &Core) -> Result<(), LedgerError> {
+    let before = core.ledger.now() - core.history;
+    while core.ledger.prune(before, PER_PRUNE).await? > 0 {}
+    Ok(())
 }
 
 /// What catch-up does about a chain.
@@ -123,6 +131,10 @@ async fn sweep(core: &Core) -> Result<(), String> {
     let window = core.catch_up.spread.min(SHARE * overdue.len() as u32);
     let plans: Vec<Plan> = (overdue.iter().enumerate())
         .map(|(n, chain)| {
+            if !core.kinds.contains_key(&chain.hint.kind) {
+                // Its message would only be quarantined, again and again.
+                return Plan::Wait { until: now + UNCONFIGURED };
+            }
             let queue = &chain.hint.queue;
             let depth = depths.get(queue).copied().unwrap_or_default();
             let frontier = core.queues.get(queue).map_or(now, |queue| queue.frontier());
@@ -184,7 +196,8 @@ async fn re_create(core: &Core) -> Result<(), String> {
         let Some(last) = page.last() else { break };
         after = last.epoch;
         total += page.len();
-        let sends = page.into_iter().map(|hint| {
+        let configured = page.into_iter().filter(|hint| core.kinds.contains_key(&hint.kind));
+        let sends = configured.map(|hint| {
             let due = hint.due;
             if due > start {
                 return (hint, due);

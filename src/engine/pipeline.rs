@@ -319,13 +319,15 @@ impl Core {
         }
     }
 
-    /// A slot of the queue's throttle, then room among the running. `None` when the worker stops.
+    /// Room among the running, then a slot of the queue's throttle: in this order, because a slot
+    /// is for now and not for when there is room. `None` when the worker stops.
     async fn permit(&self, queue: &QueueRun) -> Option<tokio::sync::OwnedSemaphorePermit> {
         let wait = async {
+            let permit = queue.permits.clone().acquire_owned().await.ok();
             if let Some(throttle) = &queue.throttle {
                 throttle.slot(queue.priority).await;
             }
-            queue.permits.clone().acquire_owned().await.ok()
+            permit
         };
         tokio::select! {
             biased;

@@ -413,7 +413,8 @@ pub trait Ledger: Send + Sync {
     /// When it is not known to be written.
     async fn forget_job(&self, id: String) -> Result<(), LedgerError>;
 
-    /// Deletes records of attempts that ended before `before`, at most `limit`; returns how many.
+    /// Deletes records of attempts that ended before `before`, looking at the `limit` oldest;
+    /// returns how many.
     ///
     /// # Errors
     /// When nothing was deleted.

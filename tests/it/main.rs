@@ -12,5 +12,7 @@ mod end_to_end;
 mod foreign_clients;
 mod handlers;
 mod harness;
+mod ledger_contract;
 mod messages;
 mod outage;
+mod throttling;

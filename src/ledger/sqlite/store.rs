@@ -277,13 +277,13 @@ impl Store {
         Ok(())
     }
 
-    /// Attempts end about in the order of their fences, so the oldest are looked at first and the
-    /// last one of all is never deleted.
+    /// Attempts end about in the order of their fences, so only the oldest are looked at. One that
+    /// has no end a day after it began was cut off, on a chain that nobody has claimed since.
     pub fn prune(&mut self, before: Time, limit: u32) -> Result<usize> {
         self.connection
             .prepare_cached(
                 "DELETE FROM attempts WHERE fence IN (SELECT fence FROM attempts ORDER BY fence LIMIT ?2)
-                 AND finished < ?1 AND fence < (SELECT max(fence) FROM attempts)",
+                 AND coalesce(finished, started + 86400000) < ?1",
             )?
             .execute(params![before.as_millis(), limit])
     }

@@ -108,19 +108,19 @@ impl Writer {
 fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn Verb>>) {
     let mut group: Vec<Box<dyn Verb>> = Vec::with_capacity(MOST_PER_COMMIT);
     while receiver.blocking_recv_many(&mut group, MOST_PER_COMMIT) > 0 {
+        let mut spoilt = false;
         let together = in_transaction(&mut store, |store| {
-            for verb in &mut group {
-                verb.attempt(store)?;
-            }
-            Ok(())
+            group.iter_mut().try_for_each(|verb| verb.attempt(store)).inspect_err(|_| spoilt = true)
         });
         match together {
             Ok(()) => group.drain(..).for_each(|verb| verb.answer(Ok(()))),
             // One of them failed and took the others' transaction with it; each for itself, then.
-            Err(_) => group.drain(..).for_each(|mut verb| {
+            Err(_) if spoilt => group.drain(..).for_each(|mut verb| {
                 let alone = in_transaction(&mut store, |store| verb.attempt(store));
                 verb.answer(alone);
             }),
+            // It could not begin or commit, and would keep each of them waiting as long again.
+            Err(error) => group.drain(..).for_each(|verb| verb.answer(Err(error.clone()))),
         }
     }
 }

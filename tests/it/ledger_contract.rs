@@ -1,0 +1,357 @@
+//! What every ledger must do, held against each of them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use roundelay::clock::{Clock, Entropy, Time};
+use roundelay::config::LedgerUrl;
+use roundelay::ledger::sqlite::SqliteLedger;
+use roundelay::ledger::{
+    Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Hint, Ledger, LedgerError, LookAgain, NewChain,
+};
+use roundelay::outcome::{Next, Verdict};
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+
+const SLACK: Duration = Duration::from_secs(30);
+const LEASE: Duration = Duration::from_secs(60);
+
+/// A ledger, and a way to open it a second time as another worker would.
+struct Opened {
+    ledger: Arc<dyn Ledger>,
+    url: LedgerUrl,
+    _folder: TempDir,
+}
+
+impl Opened {
+    fn again(&self) -> Arc<dyn Ledger> {
+        Arc::new(SqliteLedger::open(&self.url, Clock::System, &Entropy::from_os()).unwrap())
+    }
+}
+
+fn in_file() -> Opened {
+    let folder = tempfile::tempdir().unwrap();
+    let url = LedgerUrl::Sqlite(folder.path().join("ledger.db"));
+    let ledger = Arc::new(SqliteLedger::open(&url, Clock::System, &Entropy::from_os()).unwrap());
+    Opened { ledger, url, _folder: folder }
+}
+
+fn in_memory() -> Opened {
+    let ledger = Arc::new(SqliteLedger::open(&LedgerUrl::Memory, Clock::System, &Entropy::from_os()).unwrap());
+    Opened { ledger, url: LedgerUrl::Memory, _folder: tempfile::tempdir().unwrap() }
+}
+
+fn all() -> [Opened; 2] {
+    [in_file(), in_memory()]
+}
+
+fn chain(key: &str, due: Time) -> NewChain {
+    NewChain {
+        kind: "sync".into(),
+        key: key.into(),
+        queue: "work".into(),
+        payload: "{}".into(),
+        due,
+        watch_at: due + SLACK,
+    }
+}
+
+/// Begins a chain that is due.
+async fn begun(ledger: &dyn Ledger, key: &str) -> Hint {
+    match ledger.enroll(vec![chain(key, ledger.now())]).await.unwrap().remove(0) {
+        Enrolled::Created(hint) => hint,
+        other => panic!("{key} was there: {other:?}"),
+    }
+}
+
+fn ask(hint: &Hint, lease: Duration) -> ClaimRequest {
+    ClaimRequest {
+        epoch: hint.epoch,
+        tick: hint.tick,
+        attempt: hint.attempt,
+        due: hint.due,
+        worker: "worker-1".into(),
+        lease,
+    }
+}
+
+async fn granted(ledger: &dyn Ledger, hint: &Hint, lease: Duration) -> Grant {
+    match ledger.claim(ask(hint, lease)).await.unwrap() {
+        Claim::Granted(grant) => grant,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+fn end(hint: &Hint, fence: i64, at: Time, next: Next, verdict: Verdict) -> FinishRequest {
+    FinishRequest {
+        epoch: hint.epoch,
+        tick: hint.tick,
+        attempt: hint.attempt,
+        fence,
+        at,
+        next,
+        verdict,
+        reason: (verdict != Verdict::Done).then(|| "because".to_owned()),
+        slack: SLACK,
+    }
+}
+
+async fn finished(ledger: &dyn Ledger, hint: &Hint, fence: i64, next: Next) -> Hint {
+    match ledger.finish(end(hint, fence, ledger.now(), next, Verdict::Done)).await.unwrap() {
+        Finish::Applied(Some(hint)) => hint,
+        other => panic!("not applied: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn enrolling_again_changes_only_what_is_new() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let now = ledger.now();
+        let first = begun(ledger, "a").await;
+        assert_eq!((first.tick, first.attempt), (1, 1));
+        let moved = NewChain { queue: "other".into(), payload: "[1]".into(), ..chain("a", now) };
+        let answers = ledger.enroll(vec![chain("a", now), moved.clone(), moved, chain("b", now)]).await.unwrap();
+        assert_eq!(answers[..3], [Enrolled::Unchanged, Enrolled::Updated, Enrolled::Unchanged]);
+        assert!(matches!(&answers[3], Enrolled::Created(hint) if hint.epoch > first.epoch));
+        // The message that sleeps names the old queue, and it is still the one that counts.
+        let grant = granted(ledger, &first, LEASE).await;
+        assert_eq!(grant.payload, "[1]");
+        assert_eq!(finished(ledger, &first, grant.fence, Next::Tick { due: now }).await.queue, "other");
+    }
+}
+
+#[tokio::test]
+async fn a_tick_is_claimed_once_and_finished_once() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let hint = begun(ledger, "a").await;
+        let grant = granted(ledger, &hint, LEASE).await;
+        assert_eq!((grant.nominal, grant.due), (hint.due, hint.due));
+        let held = ledger.claim(ask(&hint, LEASE)).await.unwrap();
+        assert_eq!(held, Claim::Held { until: grant.at + LEASE });
+
+        let due = ledger.now() + LEASE;
+        let next = finished(ledger, &hint, grant.fence, Next::Tick { due }).await;
+        assert_eq!((next.tick, next.attempt, next.due), (2, 1, due));
+        let again = end(&hint, grant.fence, due, Next::Tick { due }, Verdict::Done);
+        assert_eq!(ledger.finish(again).await.unwrap(), Finish::Fenced);
+
+        // Nobody has said that the successor was sent: whoever comes late must send it.
+        assert_eq!(ledger.claim(ask(&hint, LEASE)).await.unwrap(), Claim::Stale(Some(next.clone())));
+        ledger.mark_sent(next.sent());
+        assert_eq!(ledger.claim(ask(&hint, LEASE)).await.unwrap(), Claim::Stale(None));
+        assert_eq!(ledger.claim(ask(&next, LEASE)).await.unwrap(), Claim::Early(next.clone()));
+        let ahead = Hint { tick: 3, ..next.clone() };
+        assert_eq!(ledger.claim(ask(&ahead, LEASE)).await.unwrap(), Claim::Future);
+        let unknown = Hint { epoch: next.epoch + 1, ..next };
+        assert_eq!(ledger.claim(ask(&unknown, LEASE)).await.unwrap(), Claim::Future);
+    }
+}
+
+#[tokio::test]
+async fn a_lease_that_ran_out_is_taken_over_and_its_holder_fenced() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let hint = begun(ledger, "a").await;
+        let frozen = granted(ledger, &hint, Duration::ZERO).await;
+        let second = granted(ledger, &hint, LEASE).await;
+        assert!(second.fence > frozen.fence);
+        let due = ledger.now();
+        let late = end(&hint, frozen.fence, due, Next::Tick { due }, Verdict::Done);
+        assert_eq!(ledger.finish(late).await.unwrap(), Finish::Fenced);
+        assert_eq!(finished(ledger, &hint, second.fence, Next::Tick { due }).await.tick, 2);
+    }
+}
+
+#[tokio::test]
+async fn attempts_and_snoozes_stay_within_their_tick() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let first = begun(ledger, "a").await;
+        let nominal = first.due;
+        let grant = granted(ledger, &first, LEASE).await;
+        let due = ledger.now();
+        let retry = end(&first, grant.fence, due, Next::Attempt { attempt: 2, due }, Verdict::Retried);
+        let Finish::Applied(Some(second)) = ledger.finish(retry).await.unwrap() else { panic!("not applied") };
+        assert_eq!((second.tick, second.attempt), (1, 2));
+        let grant = granted(ledger, &second, LEASE).await;
+        assert_eq!(grant.nominal, nominal, "an attempt keeps its tick's nominal time");
+        let later = due + LEASE;
+        let snooze = end(&second, grant.fence, due, Next::Snooze { due: later }, Verdict::Snoozed);
+        let Finish::Applied(Some(snoozed)) = ledger.finish(snooze).await.unwrap() else { panic!("not applied") };
+        assert_eq!((snoozed.tick, snoozed.attempt, snoozed.due), (1, 2, later));
+        // The message of before the snooze has the same identity but for its due time.
+        assert_eq!(ledger.claim(ask(&second, LEASE)).await.unwrap(), Claim::Early(snoozed.clone()));
+        ledger.mark_sent(snoozed.sent());
+        assert_eq!(ledger.claim(ask(&second, LEASE)).await.unwrap(), Claim::Stale(None));
+    }
+}
+
+#[tokio::test]
+async fn a_chain_that_ended_stays_so_and_its_reason_is_kept() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let hint = begun(ledger, "a").await;
+        let grant = granted(ledger, &hint, LEASE).await;
+        let retire = end(&hint, grant.fence, ledger.now(), Next::End, Verdict::Retired);
+        assert_eq!(ledger.finish(retire).await.unwrap(), Finish::Applied(None));
+        assert_eq!(ledger.claim(ask(&hint, LEASE)).await.unwrap(), Claim::Idle);
+        assert_eq!(ledger.enroll(vec![chain("a", ledger.now())]).await.unwrap(), [Enrolled::Retired]);
+        let failures = ledger.failures(10).await.unwrap();
+        assert_eq!(failures.len(), 1);
+        assert_eq!((failures[0].key.as_str(), failures[0].reason.as_str(), failures[0].times), ("a", "because", 1));
+        let census = ledger.census(SLACK).await.unwrap();
+        assert_eq!((census.retired, census.failures, census.queues.len()), (1, 1, 0));
+    }
+}
+
+#[tokio::test]
+async fn catch_up_finds_what_nobody_claimed_and_one_of_several_lookers_wins() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let (lost, asleep) = (begun(ledger, "lost").await, begun(ledger, "asleep").await);
+        ledger.enrolled_sent(vec![lost.sent(), asleep.sent()], SLACK).await.unwrap();
+        let grant = granted(ledger, &asleep, LEASE).await;
+        finished(ledger, &asleep, grant.fence, Next::Tick { due: ledger.now() + LEASE }).await;
+
+        let queues = || vec!["work".to_owned()];
+        let then = lost.due + SLACK;
+        assert_eq!(ledger.overdue(queues(), then - Duration::from_millis(1), 10).await.unwrap(), []);
+        assert_eq!(ledger.overdue(vec!["other".into()], then, 10).await.unwrap(), []);
+        let overdue = ledger.overdue(queues(), then, 10).await.unwrap();
+        assert_eq!(overdue.len(), 1);
+        assert_eq!((&overdue[0].hint, overdue[0].sent, overdue[0].looks), (&lost, true, 0));
+        let look = LookAgain { epoch: lost.epoch, from: overdue[0].watch_at, to: then + LEASE, looks: 1 };
+        assert_eq!(ledger.look_again(vec![look, look]).await.unwrap(), [true, false]);
+        assert_eq!(ledger.overdue(queues(), then, 10).await.unwrap(), []);
+        let current = ledger.messages(queues(), 0, 10).await.unwrap();
+        assert_eq!(
+            current.iter().map(|hint| (hint.key.as_str(), hint.tick)).collect::<Vec<_>>(),
+            [("lost", 1), ("asleep", 2)]
+        );
+        assert_eq!(ledger.messages(queues(), lost.epoch, 10).await.unwrap().len(), 1, "from an epoch on");
+    }
+}
+
+#[tokio::test]
+async fn old_attempts_are_pruned_and_young_or_running_ones_are_kept() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let (done, running) = (begun(ledger, "done").await, begun(ledger, "running").await);
+        let day = Duration::from_secs(86_400);
+        // The unfinished attempt is the older one: it must not keep the others from being pruned.
+        granted(ledger, &running, LEASE).await;
+        let mut hint = done;
+        for _ in 0..5 {
+            let grant = granted(ledger, &hint, LEASE).await;
+            hint = finished(ledger, &hint, grant.fence, Next::Tick { due: ledger.now() }).await;
+        }
+        let now = ledger.now();
+        assert_eq!(ledger.prune(now - day, 100).await.unwrap(), 0);
+        assert_eq!(ledger.prune(now + LEASE, 3).await.unwrap(), 2, "of the three oldest, one runs");
+        assert_eq!(ledger.prune(now + LEASE, 100).await.unwrap(), 3);
+        assert_eq!(ledger.prune(now + LEASE, 100).await.unwrap(), 0);
+        assert_eq!(ledger.prune(now + day + LEASE, 100).await.unwrap(), 1, "cut off a day ago");
+        assert_eq!(granted(ledger, &hint, LEASE).await.due, hint.due, "the chain goes on");
+    }
+}
+
+#[tokio::test]
+async fn jobs_are_kept_until_they_are_forgotten() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let keep = |id: &str, body: &[u8]| ledger.keep_job(id.to_owned(), body.to_vec());
+        keep("a", b"1").await.unwrap();
+        keep("b", b"2").await.unwrap();
+        keep("a", b"3").await.unwrap();
+        let kept = ledger.kept_jobs(0, 10).await.unwrap();
+        assert_eq!(kept.iter().map(|job| job.body.as_slice()).collect::<Vec<_>>(), [b"3", b"2"]);
+        assert_eq!(ledger.kept_jobs(kept[0].number, 10).await.unwrap().len(), 1);
+        ledger.forget_job("a".into()).await.unwrap();
+        assert_eq!(ledger.kept_jobs(0, 10).await.unwrap().len(), 1);
+        ledger.quarantine("work".into(), "not JSON".into(), b"{".to_vec(), ledger.now()).await.unwrap();
+        let census = ledger.census(SLACK).await.unwrap();
+        assert_eq!((census.kept_jobs, census.quarantined_messages), (1, 1));
+    }
+}
+
+#[tokio::test]
+async fn what_is_committed_is_there_for_the_next_to_open_it() {
+    let opened = in_file();
+    let hint = begun(&*opened.ledger, "a").await;
+    let grant = granted(&*opened.ledger, &hint, LEASE).await;
+    let next = finished(&*opened.ledger, &hint, grant.fence, Next::Tick { due: grant.at }).await;
+    let other = opened.again();
+    assert_eq!(other.id(), opened.ledger.id());
+    assert_eq!(other.messages(vec!["work".into()], 0, 10).await.unwrap(), [next]);
+}
+
+/// Two workers with the same messages: each tick is granted to one of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_workers_of_one_file_share_its_chains() {
+    let opened = in_file();
+    let workers = [opened.ledger.clone(), opened.again()];
+    let mut hints = Vec::new();
+    for n in 0..50 {
+        hints.push(begun(&*opened.ledger, &n.to_string()).await);
+    }
+    let mut runs = JoinSet::new();
+    for hint in hints {
+        for worker in workers.clone() {
+            let hint = hint.clone();
+            runs.spawn(async move {
+                match worker.claim(ask(&hint, LEASE)).await.unwrap() {
+                    Claim::Granted(grant) => {
+                        let due = grant.at + LEASE;
+                        finished(&*worker, &hint, grant.fence, Next::Tick { due }).await;
+                        Some((hint.epoch, grant.fence))
+                    }
+                    Claim::Held { .. } | Claim::Stale(_) => None,
+                    other => panic!("{other:?}"),
+                }
+            });
+        }
+    }
+    let granted: Vec<(i64, i64)> = runs.join_all().await.into_iter().flatten().collect();
+    assert_eq!(granted.len(), 50);
+    assert_eq!(granted.iter().map(|(epoch, _)| epoch).collect::<BTreeSet<_>>().len(), 50, "each chain once");
+    assert_eq!(granted.iter().map(|(_, fence)| fence).collect::<BTreeSet<_>>().len(), 50, "no fence twice");
+}
+
+/// A file that another process keeps locked costs everybody who waits one patience, and not one
+/// patience each in turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_file_is_an_error_for_all_at_once_and_then_goes_on() {
+    let opened = in_file();
+    let LedgerUrl::Sqlite(path) = &opened.url else { unreachable!() };
+    let hint = begun(&*opened.ledger, "a").await;
+    let other = rusqlite::Connection::open(path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let began = tokio::time::Instant::now();
+    let claims = (0..8).map(|_| opened.ledger.claim(ask(&hint, LEASE)));
+    for claim in futures_util::future::join_all(claims).await {
+        assert!(matches!(&claim, Err(LedgerError::Statement(said)) if said.contains("locked")), "{claim:?}");
+    }
+    // At worst the first waits alone and the other seven together: two patiences of ten seconds,
+    // where one after the other would take eighty.
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    other.execute_batch("ROLLBACK").unwrap();
+    granted(&*opened.ledger, &hint, LEASE).await;
+}
+
+#[tokio::test]
+async fn a_ledger_that_cannot_be_opened_says_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |path: std::path::PathBuf| {
+        let opened = SqliteLedger::open(&LedgerUrl::Sqlite(path), Clock::System, &Entropy::from_os());
+        opened.err().expect("it cannot be opened").to_string()
+    };
+    let absent = open(folder.path().join("no/such/ledger.db"));
+    assert!(absent.contains("does not exist; create it"), "{absent}");
+    let text = folder.path().join("notes.txt");
+    std::fs::write(&text, "not a database, but long enough to be looked at as one").unwrap();
+    let foreign = open(text);
+    assert!(foreign.contains("notes.txt") && foreign.contains("not a database"), "{foreign}");
+}
