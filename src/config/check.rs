@@ -9,6 +9,7 @@ use super::{
     BrokerSettings, BrokerUrl, CatchUpSettings, Config, ExecSettings, HandlerSettings, HttpSettings, KindSettings,
     LedgerSettings, LedgerUrl, QueueSettings, Secret, ThrottleSettings, WorkerSettings,
 };
+use crate::handler::http::{HttpError, HttpHandler};
 use crate::job::check_name;
 use crate::ladder::{Ladder, jitter_rungs};
 use crate::outcome::{Backoff, RetryPolicy};
@@ -215,11 +216,17 @@ fn check_handler(problems: &mut Problems, name: &str, handler: raw::Handler) -> 
         raw::Handler::Rust => HandlerSettings::Rust,
         raw::Handler::Http(http) => {
             let path = ["kinds", name, "handler", "http", "url"];
-            if !["http://", "https://"].iter().any(|scheme| http.url.starts_with(scheme)) {
-                problems.add(&path, format!("`{}` does not begin with http:// or https://", http.url));
+            let settings = HttpSettings { url: http.url, headers: http.headers };
+            if let Err(error) = HttpHandler::check(&settings) {
+                let at = ["kinds", name, "handler", "http"];
+                match &error {
+                    HttpError::Header { name, .. } => {
+                        problems.add(&[&at[..], &["headers", name]].concat(), error.to_string())
+                    }
+                    _ => problems.add(&path, error.to_string()),
+                }
             }
-            template(problems, &path, &http.url);
-            HandlerSettings::Http(HttpSettings { url: http.url, headers: http.headers })
+            HandlerSettings::Http(settings)
         }
         raw::Handler::Exec(exec) => {
             let path = ["kinds", name, "handler", "exec", "argv"];

@@ -186,12 +186,20 @@ pub enum HandlerSettings {
 }
 
 /// `handler.http`
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct HttpSettings {
     /// Where to POST; may be a template over `kind`, `key`, `queue` and `payload`.
     pub url: String,
     /// Further request headers.
     pub headers: BTreeMap<String, String>,
+}
+
+/// Shows the names of the headers only, since their values hold credentials.
+impl fmt::Debug for HttpSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&String> = self.headers.keys().collect();
+        f.debug_struct("HttpSettings").field("url", &Secret::new(&self.url)).field("headers", &names).finish()
+    }
 }
 
 /// `handler.exec`
@@ -214,6 +222,7 @@ impl Config {
         let text = std::fs::read_to_string(path).map_err(|error| ConfigError {
             file: path.display().to_string(),
             problems: vec![Problem {
+                variable: None,
                 line: None,
                 key: String::new(),
                 message: format!(
@@ -234,7 +243,7 @@ impl Config {
         file: &str,
         environment: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
-        let source = read::Source::new(text, file);
+        let mut source = read::Source::new(text, file);
         let raw = source.read(environment)?;
         check::check(raw).map_err(|problems| source.locate(problems))
     }
@@ -249,7 +258,9 @@ impl Config {
 /// Something wrong in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where, counted from 1; absent when the value comes from the environment or is missing.
+    /// The environment variable it comes from; absent when it comes from the file.
+    pub variable: Option<String>,
+    /// Where in the file, counted from 1; absent when the file does not have it.
     pub line: Option<usize>,
     /// The dotted key.
     pub key: String,
@@ -272,9 +283,10 @@ impl fmt::Display for ConfigError {
             if n > 0 {
                 writeln!(f)?;
             }
-            f.write_str(&self.file)?;
-            if let Some(line) = problem.line {
-                write!(f, ":{line}")?;
+            match (&problem.variable, problem.line) {
+                (Some(variable), _) => f.write_str(variable)?,
+                (None, Some(line)) => write!(f, "{}:{line}", self.file)?,
+                (None, None) => f.write_str(&self.file)?,
             }
             if !problem.key.is_empty() {
                 write!(f, ": {}", problem.key)?;

@@ -181,11 +181,26 @@ impl Default for Retry {
     }
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "a list of waits such as [\"30s\", \"60s\"], or { base, factor, max, jitter }")]
+#[derive(Debug)]
 pub enum Backoff {
     List(Vec<Text>),
     Exponential(Exponential),
+}
+
+/// Not `untagged`: serde would take a list of two for the first two fields of `Exponential`, and
+/// say of a wrong one only that it fits neither.
+impl<'de> Deserialize<'de> for Backoff {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = serde_json::Value::deserialize(deserializer)?;
+        let read = match &value {
+            serde_json::Value::Array(_) => serde_json::from_value(value).map(Self::List),
+            serde_json::Value::Object(_) => serde_json::from_value(value).map(Self::Exponential),
+            _ => Err(serde::de::Error::custom(
+                "must be a list of waits such as [\"30s\", \"60s\"], or { base, factor, max, jitter }",
+            )),
+        };
+        read.map_err(serde::de::Error::custom)
+    }
 }
 
 #[derive(Debug, Deserialize)]

@@ -11,21 +11,29 @@ use super::{ConfigError, Problem};
 /// `ROUNDELAY__THROTTLES__SYNC_IOS__ALLOW=10` sets `throttles.sync-ios.allow`.
 const PREFIX: &str = "ROUNDELAY__";
 
-/// A configuration text, kept to find lines in.
+/// Where settings come from, kept to say where a problem is.
 pub struct Source<'a> {
     text: &'a str,
     file: &'a str,
+    variables: Vec<Variable>,
+}
+
+/// An environment variable that sets something, and what.
+struct Variable {
+    name: String,
+    path: Vec<String>,
 }
 
 impl<'a> Source<'a> {
     pub fn new(text: &'a str, file: &'a str) -> Self {
-        Self { text, file }
+        Self { text, file, variables: Vec::new() }
     }
 
     /// The raw settings.
-    pub fn read(&self, environment: impl IntoIterator<Item = (String, String)>) -> Result<Raw, ConfigError> {
+    pub fn read(&mut self, environment: impl IntoIterator<Item = (String, String)>) -> Result<Raw, ConfigError> {
         let tree = DeTable::parse(self.text).map_err(|error| self.syntax(&error))?;
-        let overrides = Overrides::new(environment, tree.get_ref());
+        let overrides;
+        (overrides, self.variables) = Overrides::new(environment, tree.get_ref());
         let layers = Layers::builder()
             .add_source(config::File::from_str(self.text, FileFormat::Toml))
             .add_source(overrides)
@@ -59,14 +67,23 @@ impl<'a> Source<'a> {
 
     fn error(&self, path: Vec<String>, message: String) -> ConfigError {
         let line = self.line_of(&path);
-        let problem = Problem { line, key: path.join("."), message };
+        // What a variable has set, or a table that is there only because of one.
+        let set = |variable: &&Variable| {
+            path.starts_with(&variable.path) || line.is_none() && variable.path.starts_with(&path)
+        };
+        let variable = self.variables.iter().find(set).filter(|_| !path.is_empty());
+        let variable = variable.map(|variable| variable.name.clone());
+        let problem = Problem { variable, line, key: path.join("."), message };
         ConfigError { file: self.file.into(), problems: vec![problem] }
     }
 
     fn syntax(&self, error: &toml::de::Error) -> ConfigError {
         let line = error.span().map(|span| self.line_at(span.start));
         let message = format!("not valid TOML: {}", error.message());
-        ConfigError { file: self.file.into(), problems: vec![Problem { line, key: String::new(), message }] }
+        ConfigError {
+            file: self.file.into(),
+            problems: vec![Problem { variable: None, line, key: String::new(), message }],
+        }
     }
 
     /// The line of the deepest part of `path` that the file has, unless that is nothing.
@@ -118,14 +135,15 @@ pub fn nearest<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<&
 struct Overrides(Map<String, Value>);
 
 impl Overrides {
-    fn new(environment: impl IntoIterator<Item = (String, String)>, file: &DeTable<'_>) -> Self {
-        let mut root = Map::new();
+    fn new(environment: impl IntoIterator<Item = (String, String)>, file: &DeTable<'_>) -> (Self, Vec<Variable>) {
+        let (mut root, mut variables) = (Map::new(), Vec::new());
         for (name, value) in environment {
             let Some(path) = name.strip_prefix(PREFIX) else { continue };
-            let origin = format!("the environment variable {name}");
-            put(&mut root, Some(file), &path.split("__").collect::<Vec<_>>(), parse(&value, &origin));
+            let path = spelled(Some(file), path.split("__"));
+            put(&mut root, &path, parse(&value));
+            variables.push(Variable { name, path });
         }
-        Self(root)
+        (Self(root), variables)
     }
 }
 
@@ -139,34 +157,36 @@ impl config::Source for Overrides {
     }
 }
 
-/// Puts `value` at `path`, spelling each part as the file does where it has it.
-fn put(table: &mut Map<String, Value>, file: Option<&DeTable<'_>>, path: &[&str], value: Value) {
-    let Some((part, rest)) = path.split_first() else { return };
+/// Each part of a path as the file spells it, where the file has it.
+fn spelled<'p>(mut file: Option<&DeTable<'_>>, path: impl Iterator<Item = &'p str>) -> Vec<String> {
     let plain = |text: &str| text.to_lowercase().replace('-', "_");
-    let spelled = file.and_then(|f| f.iter().find(|(key, _)| plain(key.get_ref()) == plain(part)));
-    let name = spelled.map_or_else(|| part.to_lowercase(), |(key, _)| key.get_ref().to_string());
+    path.map(|part| {
+        let found = file.and_then(|table| table.iter().find(|(key, _)| plain(key.get_ref()) == plain(part)));
+        file = found.and_then(|(_, value)| match value.get_ref() {
+            DeValue::Table(inner) => Some(inner),
+            _ => None,
+        });
+        found.map_or_else(|| part.to_lowercase(), |(key, _)| key.get_ref().to_string())
+    })
+    .collect()
+}
+
+/// Puts `value` at `path`.
+fn put(table: &mut Map<String, Value>, path: &[String], value: Value) {
+    let Some((part, rest)) = path.split_first() else { return };
     if rest.is_empty() {
-        table.insert(name, value);
+        table.insert(part.clone(), value);
         return;
     }
-    let inner = spelled.and_then(|(_, value)| match value.get_ref() {
-        DeValue::Table(inner) => Some(inner),
-        _ => None,
-    });
-    let entry = table.entry(name).or_insert_with(|| Value::new(None, ValueKind::Table(Map::new())));
+    let entry = table.entry(part.clone()).or_insert_with(|| Value::new(None, ValueKind::Table(Map::new())));
     if let ValueKind::Table(next) = &mut entry.kind {
-        put(next, inner, rest, value);
+        put(next, rest, value);
     }
 }
 
 /// A value as TOML would read it (`5`, `true`, `["30s"]`), else text.
-fn parse(text: &str, origin: &str) -> Value {
-    let origin = origin.to_owned();
-    match toml::from_str::<Map<String, Value>>(&format!("value = {text}")) {
-        Ok(mut table) if table.len() == 1 => match table.remove("value") {
-            Some(value) => Value::new(Some(&origin), value.kind),
-            None => Value::new(Some(&origin), text),
-        },
-        _ => Value::new(Some(&origin), text),
-    }
+fn parse(text: &str) -> Value {
+    let parsed = toml::from_str::<Map<String, Value>>(&format!("value = {text}"));
+    let one = parsed.ok().filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
+    one.unwrap_or_else(|| Value::new(None, text))
 }

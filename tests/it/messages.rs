@@ -178,8 +178,15 @@ async fn each_is_kept_with_its_reason(ground: Ground) {
     let mut engine = Watched::start(&ground, CONFIG).await;
     let ledger = engine.ledger().id().to_owned();
     let hint = |ledger: &str, epoch, tick| {
-        let hint =
-            Hint { kind: "sync".into(), key: "x".into(), queue: "work".into(), epoch, tick, attempt: 1, due: Time::default() };
+        let hint = Hint {
+            kind: "sync".into(),
+            key: "x".into(),
+            queue: "work".into(),
+            epoch,
+            tick,
+            attempt: 1,
+            due: Time::default(),
+        };
         hint.envelope(ledger).encode()
     };
     let deep = format!(r#"{{"v":1,"kind":"sync","key":"x","payload":{}{}}}"#, "[".repeat(5_000), "]".repeat(5_000));
@@ -374,6 +381,7 @@ async fn a_job_keeps_its_id_and_counts_from_the_attempt_it_names() {
     assert!(!id.is_empty());
     first.end(Outcome::retry("again"));
     let second = engine.next().await;
-    assert_eq!((second.job.id, second.job.attempt), (id, 2), "the id that the worker made is kept");
+    assert_eq!((&second.job.id, second.job.attempt), (&id, 2), "the id that the worker made is kept");
+    second.end(Outcome::Done);
     engine.stop().await;
 }

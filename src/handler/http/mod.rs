@@ -87,6 +87,17 @@ impl HttpHandler {
         Ok(Self { client, target, clock })
     }
 
+    /// Whether a handler with these settings can be set up.
+    ///
+    /// # Errors
+    /// [`HttpError`] when `settings` cannot work.
+    pub fn check(settings: &HttpSettings) -> Result<(), HttpError> {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        // Nothing is sent, so no certificates need be read.
+        let client = builder().tls_certs_only([]).build().map_err(HttpError::Client)?;
+        Self::new(settings, client, Clock::System).map(drop)
+    }
+
     async fn call(&self, job: &Job) -> Outcome {
         let mut request = match self.target.request(&self.client, job) {
             Ok(request) => request,
