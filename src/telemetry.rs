@@ -42,6 +42,8 @@ pub enum Count {
     Rearmed,
     /// Messages that could not be used.
     Quarantined,
+    /// Messages given back to the broker, which delivers them again.
+    Requeued,
     /// Messages that catch-up sent again.
     Resent,
     /// Publishes that had to be repeated.

@@ -120,12 +120,14 @@ async fn sweep(core: &Core) -> Result<(), String> {
     if overdue.is_empty() {
         return Ok(());
     }
-    let mut depths = HashMap::new();
+    let mut depths: HashMap<&str, Option<Depth>> = HashMap::new();
     for chain in &overdue {
-        let queue = &chain.hint.queue;
+        let queue = chain.hint.queue.as_str();
         if !depths.contains_key(queue) {
-            let depth = core.dispatch.broker.depth(queue).await.map_err(|error| error.to_string())?;
-            depths.insert(queue.clone(), depth);
+            let depth = core.dispatch.broker.depth(queue).await;
+            // A queue that somebody has deleted must not keep the others from being looked after.
+            let told = |error: &_| tracing::warn!(queue, %error, "catch-up cannot look at a queue; it looks again");
+            depths.insert(queue, depth.inspect_err(told).ok());
         }
     }
     let window = core.catch_up.spread.min(SHARE * overdue.len() as u32);
@@ -136,7 +138,9 @@ async fn sweep(core: &Core) -> Result<(), String> {
                 return Plan::Wait { until: now + UNCONFIGURED };
             }
             let queue = &chain.hint.queue;
-            let depth = depths.get(queue).copied().unwrap_or_default();
+            let Some(depth) = depths.get(queue.as_str()).copied().flatten() else {
+                return Plan::Wait { until: now + core.catch_up.slack };
+            };
             let frontier = core.queues.get(queue).map_or(now, |queue| queue.frontier());
             let offset = spread(n, overdue.len(), window);
             plan(chain, depth, frontier, core.holds(chain.hint.epoch), now, core.catch_up.slack, offset)

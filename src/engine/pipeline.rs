@@ -36,6 +36,11 @@ const PUBLISH_PATIENCE: Duration = Duration::from_secs(60);
 /// The waits between attempts to reach a ledger that does not answer grow to this.
 const LEDGER_PAUSE: Duration = Duration::from_secs(5);
 
+/// How long a message waits for its turn in a worker before it goes back to its queue, to come
+/// again. RabbitMQ closes the channel of a consumer that keeps one for 30 minutes, and a handler
+/// may take 25 of them.
+const MOST_WAITING: Duration = Duration::from_secs(4 * 60);
+
 /// What is to become of a delivery.
 pub(super) enum Fate {
     /// What follows from it is safe.
@@ -53,18 +58,21 @@ pub async fn live(core: Arc<Core>, queue: Arc<QueueRun>, delivery: Delivery) {
         },
         Err(bad) => core.quarantine(&delivery, &bad).await,
     };
-    settle(delivery, fate).await;
-}
-
-/// Tells the broker a delivery's fate.
-pub(super) async fn settle(delivery: Delivery, fate: Fate) {
-    match fate {
-        Fate::Ack => delivery.ack().await,
-        Fate::Requeue => delivery.requeue().await,
-    }
+    core.settle(delivery, fate).await;
 }
 
 impl Core {
+    /// Tells the broker a delivery's fate.
+    pub(super) async fn settle(&self, delivery: Delivery, fate: Fate) {
+        match fate {
+            Fate::Ack => delivery.ack().await,
+            Fate::Requeue => {
+                self.telemetry.count(Count::Requeued);
+                delivery.requeue().await;
+            }
+        }
+    }
+
     /// Decodes and checks.
     pub(super) fn read(&self, delivery: &Delivery) -> Result<Envelope, BadMessage> {
         if delivery.deaths > MAX_DEATHS {
@@ -88,7 +96,7 @@ impl Core {
     async fn tick(&self, queue: &QueueRun, envelope: &Envelope, chain: &ChainRef, delivery: &Delivery) -> Fate {
         let _in_hand = self.in_hand(chain.epoch);
         let due = envelope.due.unwrap_or_default();
-        queue.progressed_to(due);
+        queue.progressed_to(due.min(self.dispatch.clock.now()));
         if let Some(fate) = self.wait_until_due(envelope, &queue.name).await {
             return fate;
         }
@@ -320,7 +328,8 @@ impl Core {
     }
 
     /// Room among the running, then a slot of the queue's throttle: in this order, because a slot
-    /// is for now and not for when there is room. `None` when the worker stops.
+    /// is for now and not for when there is room. `None` when the worker stops, or when it takes
+    /// so long that the message had better come again.
     async fn permit(&self, queue: &QueueRun) -> Option<tokio::sync::OwnedSemaphorePermit> {
         let wait = async {
             let permit = queue.permits.clone().acquire_owned().await.ok();
@@ -333,6 +342,7 @@ impl Core {
             biased;
             () = self.stopping.cancelled() => None,
             permit = wait => permit,
+            () = sleep(MOST_WAITING) => None,
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Core;
-use super::pipeline::{Fate, settle};
+use super::pipeline::Fate;
 use crate::broker::Delivery;
 use crate::job::BadMessage;
 use crate::telemetry::Count;
@@ -30,5 +30,5 @@ pub async fn live(core: Arc<Core>, delivery: Delivery) {
         }
         Err(bad) => core.quarantine(&delivery, &bad).await,
     };
-    settle(delivery, fate).await;
+    core.settle(delivery, fate).await;
 }

@@ -108,3 +108,23 @@ async fn jobs_that_another_process_left_in_the_ledger_are_taken_up_once() {
     engine.nothing_for(Duration::from_secs(2)).await;
     engine.stop().await;
 }
+
+#[tokio::test]
+async fn a_queue_that_is_gone_keeps_no_other_from_being_looked_after() {
+    let ground = Ground::rabbit().await;
+    let vhost = ground.vhost.as_ref().unwrap();
+    let config = format!("{CONFIG}\n[queues.gone]\n");
+    let mut engine = Watched::start(&ground, &config).await;
+    engine.enroll("on a queue that goes", "gone").await;
+    engine.next().await.end(Outcome::Done);
+    engine.enroll("x", "work").await;
+    engine.next().await.end(Outcome::Done);
+    let rung = "roundelay.delay.3s";
+    until("both successors sleep", || async { engine.broker().depth(rung).await.unwrap().ready == 2 }).await;
+    vhost.call(Method::DELETE, &format!("queues/{}/{rung}/contents", vhost.name), json!(null)).await;
+    vhost.delete_queue("gone").await;
+    let run = engine.next().await;
+    assert_eq!((run.job.key.as_str(), run.tick()), ("x", 2));
+    run.end(Outcome::Done);
+    engine.stop().await;
+}

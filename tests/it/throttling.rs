@@ -7,11 +7,14 @@ use roundelay::broker::embedded::EmbeddedBroker;
 use roundelay::broker::topology::Names;
 use roundelay::clock::{Clock, Entropy, Time};
 use roundelay::config::LedgerUrl;
-use roundelay::engine::Connections;
 use roundelay::engine::enroll::{Enroller, Entity};
+use roundelay::engine::{Connections, StartError};
+use roundelay::handler::Handler;
 use roundelay::job::Job;
 use roundelay::ledger::sqlite::SqliteLedger;
+use roundelay::telemetry::{Count, Telemetry};
 use roundelay::{Config, Engine, Outcome};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
@@ -29,36 +32,68 @@ queue = "work"
 timeout = "5m"
 "#;
 
+/// An engine in virtual time on an embedded broker and a ledger in memory, with some chains due.
+struct Virtual {
+    telemetry: Arc<Telemetry>,
+    stop: CancellationToken,
+    engine: JoinHandle<Result<(), StartError>>,
+}
+
+impl Virtual {
+    async fn start(config: &str, chains: u32, handler: impl Handler + 'static) -> Self {
+        let config = Config::parse(config, "the test's configuration", []).unwrap();
+        let (clock, entropy) = (Clock::starting_at(Time::from_millis(1_800_000_000_000)), Entropy::seeded(1));
+        let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &entropy).unwrap();
+        let broker = EmbeddedBroker::new(Names::new("roundelay"));
+        let connections = Connections { broker: Arc::new(broker), ledger: Arc::new(ledger), clock, entropy };
+        let engine = Engine::new(config.clone()).connections(connections.clone()).handler("sync", handler);
+        let (telemetry, ready, stop) = (engine.telemetry(), engine.ready(), CancellationToken::new());
+        let engine = tokio::spawn(engine.run(stop.clone()));
+        ready.wait().await;
+        let mut enroller = Enroller::new(&config, connections, "sync", Some(Duration::ZERO), true).unwrap();
+        let entity = |n: u32| Entity { key: n.to_string(), queue: "work".into(), payload: "{}".into() };
+        enroller.enroll((0..chains).map(entity).collect()).await.unwrap();
+        Self { telemetry, stop, engine }
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        self.engine.await.unwrap().unwrap();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn runs_that_end_together_do_not_let_as_many_start_together() {
-    let config = Config::parse(CONFIG, "the test's configuration", []).unwrap();
-    let (clock, entropy) = (Clock::starting_at(Time::from_millis(1_800_000_000_000)), Entropy::seeded(1));
-    let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &entropy).unwrap();
-    let broker = EmbeddedBroker::new(Names::new("roundelay"));
-    let connections = Connections { broker: Arc::new(broker), ledger: Arc::new(ledger), clock, entropy };
-
     // The upstream answers nobody for a minute, and then everybody at once.
     let (begun, starts) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
     let seen = starts.clone();
-    let engine = Engine::new(config.clone()).connections(connections.clone()).handler("sync", move |_: Job| {
+    let engine = Virtual::start(CONFIG, 12, move |_: Job| {
         seen.lock().unwrap().push(begun.elapsed());
         async move {
             sleep_until(begun + Duration::from_secs(60)).await;
             Outcome::Done
         }
-    });
-    let stop = CancellationToken::new();
-    let (ready, engine) = (engine.ready(), tokio::spawn(engine.run(stop.clone())));
-    ready.wait().await;
-    let mut enroller = Enroller::new(&config, connections, "sync", Some(Duration::ZERO), true).unwrap();
-    let entity = |n: u32| Entity { key: n.to_string(), queue: "work".into(), payload: "{}".into() };
-    enroller.enroll((0..12).map(entity).collect()).await.unwrap();
+    })
+    .await;
     sleep(Duration::from_secs(120)).await;
-    stop.cancel();
-    engine.await.unwrap().unwrap();
+    engine.stop().await;
 
     let starts = starts.lock().unwrap().clone();
     assert_eq!(starts.len(), 12);
     let gaps: Vec<Duration> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(gaps.iter().all(|gap| *gap >= Duration::from_millis(999)), "starts: {starts:?}");
+}
+
+/// RabbitMQ would close the channel of a consumer that keeps a message for half an hour.
+#[tokio::test(start_paused = true)]
+async fn what_waits_long_for_its_slot_goes_back_and_comes_again() {
+    let config = CONFIG.replace("per = \"1s\"", "per = \"1h\"");
+    let engine = Virtual::start(&config, 3, |_: Job| async { Outcome::Done }).await;
+    sleep(Duration::from_secs(3 * 60)).await;
+    assert_eq!((engine.telemetry.get(Count::Done), engine.telemetry.get(Count::Requeued)), (1, 0));
+    sleep(Duration::from_secs(2 * 60)).await;
+    assert_eq!((engine.telemetry.get(Count::Done), engine.telemetry.get(Count::Requeued)), (1, 2));
+    sleep(Duration::from_secs(2 * 3_600)).await;
+    assert!(engine.telemetry.get(Count::Done) >= 3, "each gets its slot in the end");
+    engine.stop().await;
 }
