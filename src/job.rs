@@ -367,7 +367,10 @@ mod tests {
         let body = |payload: &str| format!(r#"{{"v":1,"kind":"k","key":"x","payload":{payload}}}"#);
         let text = |n: usize| body(&format!("\"{}\"", "x".repeat(n - 2)));
         let mut largest = Envelope::decode(text(MAX_PAYLOAD).as_bytes()).unwrap();
-        assert_eq!(Envelope::decode(text(MAX_PAYLOAD + 1).as_bytes()), Err(BadMessage::PayloadTooLarge(MAX_PAYLOAD + 1)));
+        assert_eq!(
+            Envelope::decode(text(MAX_PAYLOAD + 1).as_bytes()),
+            Err(BadMessage::PayloadTooLarge(MAX_PAYLOAD + 1))
+        );
         let grows = body(&format!("[1e9{}]", ",1e9".repeat(99_999)));
         assert_eq!(Envelope::decode(grows.as_bytes()), Err(BadMessage::PayloadTooLarge(1_300_001)));
         // With everything that a retry can add it is still read.

@@ -12,5 +12,6 @@ mod end_to_end;
 mod foreign_clients;
 mod handlers;
 mod harness;
+mod message_schema;
 mod messages;
 mod outage;
