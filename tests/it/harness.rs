@@ -303,7 +303,7 @@ impl Watched {
 }
 
 /// Waits until `what` holds, looking every few milliseconds.
-pub async fn until<F: Future<Output = bool>>(label: &str, what: impl Fn() -> F) {
+pub async fn until<F: Future<Output = bool>>(label: &str, mut what: impl FnMut() -> F) {
     let deadline = Instant::now() + SOON;
     while !what().await {
         assert!(Instant::now() < deadline, "it never came to this: {label}");
