@@ -215,6 +215,7 @@ impl Config {
             file: path.display().to_string(),
             problems: vec![Problem {
                 line: None,
+                variable: None,
                 key: String::new(),
                 message: format!(
                     "cannot be read: {error}; give the path with --config, or start from roundelay.example.toml"
@@ -234,7 +235,7 @@ impl Config {
         file: &str,
         environment: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
-        let source = read::Source::new(text, file);
+        let mut source = read::Source::new(text, file);
         let raw = source.read(environment)?;
         check::check(raw).map_err(|problems| source.locate(problems))
     }
@@ -251,6 +252,8 @@ impl Config {
 pub struct Problem {
     /// Where, counted from 1; absent when the value comes from the environment or is missing.
     pub line: Option<usize>,
+    /// The environment variable that the value comes from.
+    pub variable: Option<String>,
     /// The dotted key.
     pub key: String,
     /// What is wrong and what to do.
@@ -272,7 +275,7 @@ impl fmt::Display for ConfigError {
             if n > 0 {
                 writeln!(f)?;
             }
-            f.write_str(&self.file)?;
+            f.write_str(problem.variable.as_ref().unwrap_or(&self.file))?;
             if let Some(line) = problem.line {
                 write!(f, ":{line}")?;
             }
