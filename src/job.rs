@@ -3,7 +3,12 @@
 //! The format is documented for other languages in `docs/messages.md`, with a JSON Schema in
 //! `docs/message.schema.json` that the tests hold this module against.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -13,8 +18,13 @@ use crate::clock::Time;
 pub const VERSION: u8 = 1;
 /// The largest message body, in bytes. A larger one is quarantined.
 pub const MAX_BYTES: usize = 1 << 20;
+/// The largest payload, in bytes of compact JSON. The rest of [`MAX_BYTES`] is for the fields that
+/// the engine adds when it sends a job again: a job that was read once can always be read again.
+pub const MAX_PAYLOAD: usize = MAX_BYTES - (8 << 10);
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 512;
+/// How much is told of what is wrong with a body, in bytes: it may quote the body.
+const MOST_WORDS: usize = 300;
 /// How often a message may have been dead-lettered before it is taken for one that goes round in
 /// circles. The longest delay, ten years, takes some 120 hops, but every hop is published anew
 /// and starts with no history.
@@ -48,7 +58,7 @@ pub struct Envelope {
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub payload: Value,
     /// Present in a chain's hint. Only the engine writes it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "optional_object")]
     pub chain: Option<ChainRef>,
 }
 
@@ -62,6 +72,30 @@ pub struct ChainRef {
     pub epoch: i64,
     /// The occurrence, from 1.
     pub tick: i64,
+}
+
+/// A JSON object. Derived structs also read arrays, as their fields in order, which the documented
+/// format does not have.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+        deserializer.deserialize_map(Fields(PhantomData))
+    }
+}
+
+fn optional_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|object| object.0))
 }
 
 fn first() -> u32 {
@@ -78,6 +112,9 @@ pub enum BadMessage {
     /// The body exceeds [`MAX_BYTES`].
     #[error("the body has {0} bytes; at most {MAX_BYTES} are read")]
     TooLarge(usize),
+    /// The payload exceeds [`MAX_PAYLOAD`].
+    #[error("the payload has {0} bytes as compact JSON; at most {MAX_PAYLOAD} are read")]
+    PayloadTooLarge(usize),
     /// Not JSON of the documented shape, or nested too deeply.
     #[error("the body is not a job envelope: {0}")]
     NotAnEnvelope(String),
@@ -139,7 +176,7 @@ impl Envelope {
         if body.len() > MAX_BYTES {
             return Err(BadMessage::TooLarge(body.len()));
         }
-        let envelope: Self = serde_json::from_slice(body).map_err(|error| why_not(body, &error))?;
+        let Object(envelope) = serde_json::from_slice::<Object<Self>>(body).map_err(|error| why_not(body, &error))?;
         if envelope.v != VERSION {
             return Err(BadMessage::Version(envelope.v.into()));
         }
@@ -154,8 +191,19 @@ impl Envelope {
         if envelope.attempt == 0 {
             return Err(BadMessage::Field("`attempt` counts from 1".into()));
         }
-        if envelope.chain.as_ref().is_some_and(|c| c.epoch < 1 || c.tick < 1) {
-            return Err(BadMessage::Field("`chain.epoch` and `chain.tick` count from 1".into()));
+        if let Some(chain) = &envelope.chain {
+            check_name("chain.ledger", &chain.ledger)?;
+            if chain.epoch < 1 || chain.tick < 1 {
+                return Err(BadMessage::Field("`chain.epoch` and `chain.tick` count from 1".into()));
+            }
+        }
+        // The engine's spelling of a payload can be longer than the sender's: `1e9` becomes
+        // `1000000000.0`. It is never eight times as long, so small bodies need no look.
+        if body.len() > MAX_BYTES / 8 {
+            let size = envelope.payload.to_string().len();
+            if size > MAX_PAYLOAD {
+                return Err(BadMessage::PayloadTooLarge(size));
+            }
         }
         Ok(envelope)
     }
@@ -183,7 +231,14 @@ fn why_not(body: &[u8], error: &serde_json::Error) -> BadMessage {
     }
     match serde_json::from_slice::<Versioned>(body) {
         Ok(Versioned { v }) if v != u64::from(VERSION) => BadMessage::Version(v),
-        _ => BadMessage::NotAnEnvelope(error.to_string()),
+        _ => {
+            let mut words = error.to_string();
+            if words.len() > MOST_WORDS {
+                words.truncate(words.floor_char_boundary(MOST_WORDS));
+                words.push('…');
+            }
+            BadMessage::NotAnEnvelope(words)
+        }
     }
 }
 
@@ -280,10 +335,15 @@ mod tests {
     fn bad_messages_say_what_is_wrong() {
         let deep = format!(r#"{{"v":1,"kind":"k","key":"x","payload":{}{}}}"#, "[".repeat(200), "]".repeat(200));
         let long = format!(r#"{{"v":1,"kind":"k","key":"{}"}}"#, "x".repeat(513));
-        let table: [(&[u8], &str); 13] = [
+        let unknown = format!(r#"{{"{}":1}}"#, "u".repeat(10_000));
+        let table: [(&[u8], &str); 17] = [
             (b"", "EOF"),
             (b"\xff\xfe", "expected value"),
             (b"[]", "not a job envelope"),
+            (br#"[1,"k","x"]"#, "expected a JSON object"),
+            (br#"{"v":1,"kind":"k","key":"x","chain":["l",1,1]}"#, "expected a JSON object"),
+            (br#"{"v":1,"kind":"k","key":"x","chain":{"ledger":"","epoch":1,"tick":1}}"#, "`chain.ledger` is empty"),
+            (unknown.as_bytes(), "uuu…"),
             (br#"{"v":1,"kind":"k"}"#, "missing field `key`"),
             (br#"{"v":1,"kind":"k","key":"x","paylod":1}"#, "unknown field `paylod`"),
             (br#"{"v":2,"kind":"k","key":"x","new":1}"#, "version 2"),
@@ -300,6 +360,24 @@ mod tests {
             assert!(error.contains(part), "{:?} gave {error}", String::from_utf8_lossy(body));
         }
         assert_eq!(Envelope::decode(&vec![b' '; MAX_BYTES + 1]), Err(BadMessage::TooLarge(MAX_BYTES + 1)));
+    }
+
+    #[test]
+    fn a_payload_is_measured_as_it_is_sent_again() {
+        let body = |payload: &str| format!(r#"{{"v":1,"kind":"k","key":"x","payload":{payload}}}"#);
+        let text = |n: usize| body(&format!("\"{}\"", "x".repeat(n - 2)));
+        let mut largest = Envelope::decode(text(MAX_PAYLOAD).as_bytes()).unwrap();
+        assert_eq!(
+            Envelope::decode(text(MAX_PAYLOAD + 1).as_bytes()),
+            Err(BadMessage::PayloadTooLarge(MAX_PAYLOAD + 1))
+        );
+        let grows = body(&format!("[1e9{}]", ",1e9".repeat(99_999)));
+        assert_eq!(Envelope::decode(grows.as_bytes()), Err(BadMessage::PayloadTooLarge(1_300_001)));
+        // With everything that a retry can add it is still read.
+        let long = "\"".repeat(MAX_KEY);
+        (largest.kind, largest.key, largest.attempt) = (long.clone(), long.clone(), u32::MAX);
+        (largest.queue, largest.id, largest.due) = (Some(long.clone()), Some(long), Some(Time::from_millis(i64::MIN)));
+        assert_eq!(Envelope::decode(&largest.encode()).unwrap(), largest);
     }
 
     #[test]

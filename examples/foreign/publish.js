@@ -1,41 +1,56 @@
 #!/usr/bin/env node
-// Publishes a job to Roundelay with amqplib, and fails loudly when it did not get there.
+// Publishes one job to Roundelay and exits with 0 only when it is safe.
 //
-//     publish.js AMQP_URL EXCHANGE QUEUE KIND KEY [PAYLOAD]
+//   publish.js EXCHANGE QUEUE ENVELOPE        (the broker: AMQP_URL)
 //
-// EXCHANGE is roundelay.jobs for now, roundelay.delay.30s for 30 seconds later. PAYLOAD is JSON.
-// Exit code 0 means that the broker has confirmed the message.
-'use strict';
+//   publish.js roundelay.jobs sync-npm '{"v":1,"kind":"sync","key":"npm/ms","id":"order-7"}'
+//   publish.js roundelay.delay.30s sync-npm -     # 30 s later; the envelope from standard input
+//
+// Needs amqplib (npm install amqplib). The format of ENVELOPE is in docs/messages.md.
+"use strict";
 
-const { randomUUID } = require('node:crypto');
-const amqp = require('amqplib');
+const fs = require("node:fs");
+const amqp = require("amqplib");
 
-async function main([url, exchange, queue, kind, key, payload, ...rest]) {
-  if (key === undefined || rest.length > 0) {
-    throw new Error('usage: publish.js AMQP_URL EXCHANGE QUEUE KIND KEY [PAYLOAD]');
-  }
-  const job = { v: 1, kind, key, id: randomUUID() };
-  if (payload !== undefined) job.payload = JSON.parse(payload);
-
-  const connection = await amqp.connect(url);
+/** Resolves when the broker has the job; rejects when it has not, or may not have. */
+async function publish(connection, exchange, queue, envelope) {
   const channel = await connection.createConfirmChannel();
-  // A returned message is confirmed all the same, after its return.
-  let returned = false;
-  channel.on('return', () => { returned = true; });
-  const closed = new Promise((_, reject) => channel.on('error', reject));
-  channel.publish(exchange, queue, Buffer.from(JSON.stringify(job)), {
-    persistent: true,
-    mandatory: true,
-    contentType: 'application/json',
-    messageId: job.id,
-  });
-  await Promise.race([channel.waitForConfirms(), closed]);
+  const broken = new Promise((_, reject) => channel.on("error", reject));
+  const confirmed = (async () => {
+    // A wrong queue name would not come back: `roundelay.jobs` keeps such messages aside, and a
+    // rung looks at the name only when its time is over. So ask for the queue first.
+    await channel.checkQueue(queue);
+    let returned = false;
+    channel.on("return", () => (returned = true)); // Comes before the confirmation.
+    await new Promise((resolve, reject) => {
+      // Fresh options for every message. Never copy the headers of a message that was received:
+      // with an old `x-death` RabbitMQ takes a delayed job for one that goes in circles.
+      const options = {
+        persistent: true,
+        mandatory: true,
+        contentType: "application/json",
+        messageId: envelope.id,
+      };
+      const body = Buffer.from(JSON.stringify(envelope));
+      channel.publish(exchange, queue, body, options, (error) => (error ? reject(error) : resolve()));
+    });
+    if (returned) throw new Error(`returned: exchange ${exchange} leads to no queue`);
+  })();
+  await Promise.race([broken, confirmed]);
+}
+
+async function main([exchange, queue, text]) {
+  if (text === undefined) throw new Error("usage: publish.js EXCHANGE QUEUE ENVELOPE");
+  const envelope = JSON.parse(text === "-" ? fs.readFileSync(0, "utf8") : text);
+  const connection = await amqp.connect(process.env.AMQP_URL || "amqp://guest:guest@localhost:5672/%2f");
+  connection.on("error", () => {}); // Whatever waits on it fails, and that is told below.
+  await publish(connection, exchange, queue, envelope);
   await connection.close();
-  if (returned) throw new Error(`${exchange} leads nowhere for ${queue}: returned`);
-  console.log(job.id);
 }
 
 main(process.argv.slice(2)).catch((error) => {
-  console.error(error.message);
+  // Unless it was returned, the broker may have the job all the same. Publish it again with the
+  // same `id`, on which handlers are idempotent.
+  console.error(`not published: ${error.message}`);
   process.exit(1);
 });

@@ -1,42 +1,68 @@
 #!/usr/bin/env python3
-"""Publishes a job to Roundelay with pika, and fails loudly when it did not get there.
+"""Publishes one job to Roundelay and exits with 0 only when it is safe.
 
-    publish.py AMQP_URL EXCHANGE QUEUE KIND KEY [PAYLOAD]
+    publish.py [--url URL] EXCHANGE QUEUE ENVELOPE
 
-EXCHANGE is roundelay.jobs for now, roundelay.delay.30s for 30 seconds later. PAYLOAD is JSON.
-Exit code 0 means that the broker has confirmed the message.
+    publish.py roundelay.jobs sync-npm '{"v":1,"kind":"sync","key":"npm/ms","id":"order-7"}'
+    publish.py roundelay.delay.30s sync-npm -     # 30 s later; the envelope from standard input
+
+Needs pika (pip install pika). The format of ENVELOPE is in docs/messages.md.
 """
 
+import argparse
 import json
+import os
 import sys
-import uuid
 
 import pika
+import pika.exceptions
 
 
-def main(arguments):
-    if len(arguments) not in (5, 6):
-        sys.exit(__doc__)
-    url, exchange, queue, kind, key = arguments[:5]
-    job = {"v": 1, "kind": kind, "key": key, "id": uuid.uuid4().hex}
-    if len(arguments) == 6:
-        job["payload"] = json.loads(arguments[5])
-
-    connection = pika.BlockingConnection(pika.URLParameters(url))
-    channel = connection.channel()
+def publish(channel, exchange, queue, envelope):
+    """Returns when the broker has the job; raises when it has not, or may not have."""
+    # A wrong queue name would not come back: `roundelay.jobs` keeps such messages aside, and a
+    # rung looks at the name only when its time is over. So ask for the queue first.
+    channel.queue_declare(queue, passive=True)
     channel.confirm_delivery()
-    properties = pika.BasicProperties(delivery_mode=2, content_type="application/json", message_id=job["id"])
+    channel.basic_publish(
+        exchange,
+        routing_key=queue,
+        body=json.dumps(envelope).encode(),
+        # Fresh properties for every message. Never copy those of a message that was received:
+        # with old `x-death` headers RabbitMQ takes a delayed job for one that goes in circles.
+        properties=pika.BasicProperties(
+            content_type="application/json",
+            delivery_mode=pika.DeliveryMode.Persistent.value,
+            message_id=envelope.get("id"),
+        ),
+        mandatory=True,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Publishes one job to Roundelay.")
+    parser.add_argument("--url", default=os.environ.get("AMQP_URL", "amqp://guest:guest@localhost:5672/%2f"))
+    parser.add_argument("exchange", help="roundelay.jobs, or a rung such as roundelay.delay.30s")
+    parser.add_argument("queue", help="the platform queue")
+    parser.add_argument("envelope", help="the job as JSON; - is standard input")
+    arguments = parser.parse_args()
     try:
-        # Returns when the broker has confirmed; raises when it refused or returned the message.
-        channel.basic_publish(exchange, queue, json.dumps(job), properties, mandatory=True)
+        envelope = json.loads(sys.stdin.read() if arguments.envelope == "-" else arguments.envelope)
+    except ValueError as error:
+        sys.exit(f"the envelope is not JSON: {error}")
+    try:
+        connection = pika.BlockingConnection(pika.URLParameters(arguments.url))
+        publish(connection.channel(), arguments.exchange, arguments.queue, envelope)
+        connection.close()
     except pika.exceptions.UnroutableError:
-        sys.exit(f"{exchange} leads nowhere for {queue}: returned")
+        sys.exit(f"returned: exchange {arguments.exchange} leads to no queue")
     except pika.exceptions.NackError:
-        sys.exit("the broker refused the message")
-    except pika.exceptions.ChannelClosedByBroker as closed:
-        sys.exit(f"the broker closed the channel: {closed.reply_text}")
-    connection.close()
-    print(job["id"])
+        sys.exit("refused by the broker: a queue is full or being deleted")
+    except pika.exceptions.AMQPError as error:
+        # Absent exchange or queue, or a lost connection: then the broker may have the job all the
+        # same. Publish it again with the same `id`, on which handlers are idempotent.
+        sys.exit(f"not confirmed: {error!r}")
 
 
-main(sys.argv[1:])
+if __name__ == "__main__":
+    main()

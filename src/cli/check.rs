@@ -9,7 +9,9 @@ use super::ConfigFile;
 
 /// Says whether the configuration is right, and what it amounts to.
 ///
-/// Everything that is wrong is listed at once, with file, line and key. Nothing is connected to.
+/// Everything that is wrong is listed at once, with file, line and key: first unknown keys and
+/// values of the wrong sort, and once there are none, values that are impossible. Nothing is
+/// connected to. Exit code 1 when something is wrong.
 #[derive(Args)]
 pub struct Check {
     #[command(flatten)]

@@ -7,7 +7,7 @@ use clap::Args;
 use roundelay::clock::parse_duration;
 use roundelay::config::KindSettings;
 use roundelay::engine::{Connections, Dispatch};
-use roundelay::job::{Envelope, check_name};
+use roundelay::job::Envelope;
 use serde_json::{Value, json};
 
 use super::ConfigFile;
@@ -44,7 +44,6 @@ impl Publish {
             let known: Vec<&str> = config.kinds.keys().map(String::as_str).collect();
             anyhow!("there is no [kinds.{}]; the configuration has {}", self.kind, known.join(", "))
         })?;
-        check_name("key", &self.key)?;
         let payload: Value = match &self.payload {
             Some(text) => serde_json::from_str(text).context("--payload is not JSON")?,
             None => Value::Null,
@@ -61,16 +60,16 @@ impl Publish {
         let mut envelope = Envelope::job(&self.kind, &self.key, payload, id.clone());
         envelope.queue = Some(queue.clone());
         envelope.due = self.delay.map(|delay| now + delay);
-        if envelope.encode().len() > roundelay::job::MAX_BYTES {
-            bail!("--payload is too large: a message has at most {} bytes", roundelay::job::MAX_BYTES);
-        }
+        // By the engine's own reader: what is accepted here is not refused there.
+        let body = envelope.encode();
+        Envelope::decode(&body).context("a worker would refuse this job")?;
         if connections.broker.keeps_messages() {
             let dispatch = Dispatch::new(&config, &connections);
             dispatch.send(&envelope, &queue, now).await.context("failed to publish")?;
             connections.broker.close().await;
         } else {
             // The embedded broker lives in the worker's process; it takes the job from the ledger.
-            connections.ledger.keep_job(id.clone(), envelope.encode()).await.context("failed to publish")?;
+            connections.ledger.keep_job(id.clone(), body).await.context("failed to publish")?;
         }
         if self.json {
             println!("{}", json!({ "id": id, "queue": queue, "due": envelope.due }));

@@ -1,5 +1,6 @@
 //! `roundelay worker`
 
+use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
@@ -9,6 +10,28 @@ use roundelay::clock::parse_duration;
 use wildmatch::WildMatch;
 
 use super::{ConfigFile, shutdown_on_signal};
+
+/// How the standard library is told the stack size of threads that set none.
+const STACK_VARIABLE: &str = "RUST_MIN_STACK";
+/// Enough for headers nested as deep as a frame of 128 KiB allows (26,000 arrays), with a reserve.
+/// Only addresses are reserved; memory is used when such a message comes.
+const STACK: &str = if cfg!(debug_assertions) { "536870912" } else { "134217728" };
+
+/// Starts this program again, as the same process, with stacks that no message overflows.
+///
+/// The client library reads headers by recursion in a thread of its own, whose stack size can only
+/// be set by the environment. With the usual 2 MiB a message of a few kilobytes would end the
+/// worker, and after it every other one that gets the message.
+pub fn with_deep_stacks() {
+    let mut arguments = std::env::args_os();
+    if std::env::var_os(STACK_VARIABLE).is_some() {
+        return;
+    }
+    if let (Ok(program), Some(name)) = (std::env::current_exe(), arguments.next()) {
+        let error = std::process::Command::new(program).arg0(name).args(arguments).env(STACK_VARIABLE, STACK).exec();
+        tracing::warn!(%error, "failed to enlarge the stacks; a message with deeply nested headers would end this worker");
+    }
+}
 
 /// Runs what is due, until SIGTERM or SIGINT.
 ///

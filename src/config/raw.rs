@@ -13,8 +13,10 @@ pub struct Text(pub Duration);
 
 impl<'de> Deserialize<'de> for Text {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)
-            .map_err(|error| serde::de::Error::custom(format!("{error}; a duration is text such as \"30s\"")))?;
+        let text = String::deserialize(deserializer).map_err(|error| match error.to_string() {
+            missing if missing.starts_with("missing field") => serde::de::Error::custom(missing),
+            other => serde::de::Error::custom(format!("{other}; a duration is text such as \"30s\"")),
+        })?;
         parse_duration(&text).map(Text).map_err(serde::de::Error::custom)
     }
 }

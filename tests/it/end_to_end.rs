@@ -9,7 +9,7 @@ use roundelay::job::Envelope;
 use roundelay::telemetry::Count;
 use serde_json::json;
 
-use crate::harness::{Ground, Watched, until};
+use crate::harness::{Ground, Watched, on_both, until};
 
 const CONFIG: &str = r#"
 [queues.work]
@@ -22,23 +22,6 @@ retry = { attempts = 3, backoff = ["50ms", "100ms"] }
 "#;
 
 const EVERY: Duration = Duration::from_millis(150);
-
-/// Runs a test on both brokers.
-macro_rules! on_both {
-    ($name:ident) => {
-        mod $name {
-            #[tokio::test]
-            async fn embedded() {
-                super::run::$name(crate::harness::Ground::embedded()).await;
-            }
-
-            #[tokio::test]
-            async fn rabbitmq() {
-                super::run::$name(crate::harness::Ground::rabbit().await).await;
-            }
-        }
-    };
-}
 
 on_both!(a_chain_ticks_on_and_is_never_early);
 on_both!(retries_follow_the_backoff_and_the_chain_goes_on_after_the_last);

@@ -186,6 +186,24 @@ impl Ground {
     }
 }
 
+/// Runs `run::name` on both brokers.
+macro_rules! on_both {
+    ($name:ident) => {
+        mod $name {
+            #[tokio::test]
+            async fn embedded() {
+                super::run::$name(crate::harness::Ground::embedded()).await;
+            }
+
+            #[tokio::test]
+            async fn rabbitmq() {
+                super::run::$name(crate::harness::Ground::rabbit().await).await;
+            }
+        }
+    };
+}
+pub(crate) use on_both;
+
 // ---- An engine that a test watches ----
 
 /// A run of the test's handler: the job, when it came, and how to end it.
@@ -285,7 +303,7 @@ impl Watched {
 }
 
 /// Waits until `what` holds, looking every few milliseconds.
-pub async fn until<F: Future<Output = bool>>(label: &str, what: impl Fn() -> F) {
+pub async fn until<F: Future<Output = bool>>(label: &str, mut what: impl FnMut() -> F) {
     let deadline = Instant::now() + SOON;
     while !what().await {
         assert!(Instant::now() < deadline, "it never came to this: {label}");
@@ -296,8 +314,10 @@ pub async fn until<F: Future<Output = bool>>(label: &str, what: impl Fn() -> F) 
 // ---- The real program ----
 
 /// What a command printed and how it ended.
+#[derive(Debug)]
 pub struct Output {
     pub ok: bool,
+    pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
 }
@@ -312,15 +332,22 @@ impl Output {
 
 /// Runs `roundelay` with these arguments to its end.
 pub async fn roundelay(arguments: &[&str]) -> Output {
+    roundelay_with(&[], arguments).await
+}
+
+/// Likewise, with these environment variables.
+pub async fn roundelay_with(variables: &[(&str, &str)], arguments: &[&str]) -> Output {
     let run = tokio::process::Command::new(env!("CARGO_BIN_EXE_roundelay"))
         .args(arguments)
         .env_remove("ROUNDELAY_CONFIG")
+        .envs(variables.iter().copied())
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
     let output = timeout(SOON, run).await.expect("the command ends").unwrap();
     Output {
         ok: output.status.success(),
+        code: output.status.code(),
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
     }

@@ -14,6 +14,7 @@ mod foreign_clients;
 mod handlers;
 mod harness;
 mod ledger_contract;
+mod message_schema;
 mod messages;
 mod outage;
 mod throttling;

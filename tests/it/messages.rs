@@ -1,22 +1,19 @@
-//! The message format against its schema, and what becomes of messages that cannot be used.
+//! Bad input: it is set aside with its reason, and delays and loses nothing else.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use jsonschema::Validator;
-use lapin::options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions};
+use futures_util::StreamExt;
+use lapin::options::{BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
-use proptest::prelude::*;
 use roundelay::Outcome;
-use roundelay::broker::{Destination, Message};
-use roundelay::clock::Time;
-use roundelay::job::{ChainRef, Envelope, MAX_BYTES};
-use roundelay::ledger::Hint;
+use roundelay::broker::{Broker, Destination, Message};
+use roundelay::job::{ChainRef, Envelope, MAX_BYTES, MAX_PAYLOAD};
 use roundelay::telemetry::Count;
 use serde_json::{Value, json};
 
-use crate::harness::{Ground, Watched, until};
+use crate::harness::{Ground, Watched, on_both, until, worker};
 
 const CONFIG: &str = r#"
 [queues.work]
@@ -24,364 +21,405 @@ const CONFIG: &str = r#"
 [kinds.sync]
 every = "1h"
 queue = "work"
+retry = { attempts = 3, backoff = ["50ms"] }
 "#;
 
-// ---- The schema ----
+on_both!(each_sort_of_bad_input_is_set_aside_with_its_reason);
+on_both!(a_flood_of_bad_input_keeps_no_good_job_from_running);
+on_both!(hints_from_the_future_are_set_aside_and_stale_ones_end);
+on_both!(a_job_that_came_before_its_time_waits_for_it);
+on_both!(a_client_s_fields_count_as_documented);
+on_both!(the_largest_job_survives_its_retries);
 
-fn schema() -> Validator {
-    let text = include_str!("../../docs/message.schema.json");
-    jsonschema::validator_for(&serde_json::from_str(text).unwrap()).unwrap()
-}
+/// What was set aside: queue, reason and body.
+type SetAside = (String, String, Vec<u8>);
 
-#[test]
-fn schema_and_decoder_agree_on_a_table() {
-    let schema = schema();
-    let base = json!({ "v": 1, "kind": "k", "key": "x" });
-    let with = |field: &str, value: Value| {
-        let mut envelope = base.clone();
-        envelope[field] = value;
-        envelope
-    };
-    let without = |field: &str| {
-        let mut envelope = base.clone();
-        envelope.as_object_mut().unwrap().remove(field);
-        envelope
-    };
-    let chain = |epoch: i64, tick: i64| json!({ "ledger": "l", "epoch": epoch, "tick": tick });
-    let good = [
-        base.clone(),
-        with("payload", json!([1, { "a": null }])),
-        with("queue", json!("q")),
-        with("queue", json!(null)),
-        with("due", json!(1_790_000_000_000i64)),
-        with("due", json!(-1)),
-        with("attempt", json!(u32::MAX)),
-        with("id", json!("order-77")),
-        with("chain", chain(1, i64::MAX)),
-        with("chain", json!(null)),
-        with("key", json!("x".repeat(512))),
-        with("key", json!("π/@types/Node.js \u{1f980}")),
-    ];
-    let bad = [
-        json!([]),
-        json!("text"),
-        without("v"),
-        without("kind"),
-        without("key"),
-        with("v", json!(2)),
-        with("v", json!("1")),
-        with("kind", json!("")),
-        with("key", json!(7)),
-        with("key", json!("x".repeat(513))),
-        with("key", json!("a\u{0}b")),
-        with("id", json!("a\u{85}b")),
-        with("queue", json!("")),
-        with("due", json!("tomorrow")),
-        with("due", json!(1.5)),
-        with("attempt", json!(0)),
-        with("attempt", json!(null)),
-        with("attempt", json!(u64::from(u32::MAX) + 1)),
-        with("chain", chain(0, 1)),
-        with("chain", chain(1, 0)),
-        with("chain", json!({ "ledger": "l", "epoch": 1 })),
-        with("chain", json!({ "ledger": "l", "epoch": 1, "tick": 1, "tock": 1 })),
-        with("paylod", json!({})),
-    ];
-    for (envelopes, expected) in [(&good[..], true), (&bad[..], false)] {
-        for envelope in envelopes {
-            let decoded = Envelope::decode(envelope.to_string().as_bytes());
-            assert_eq!(decoded.is_ok(), expected, "{envelope}: {decoded:?}");
-            assert_eq!(schema.is_valid(envelope), expected, "{envelope}");
-        }
-    }
-}
-
-prop_compose! {
-    fn envelopes()(
-        names in prop::collection::vec("\\PC{1,40}", 4),
-        has in prop::collection::vec(any::<bool>(), 4),
-        due in any::<i64>(),
-        attempt in 1u32..,
-        (epoch, tick) in (1i64.., 1i64..),
-    ) -> Envelope {
-        let [kind, key, queue, id] = <[String; 4]>::try_from(names).unwrap();
-        let mut envelope = Envelope::job(&kind, &key, json!({ "of": key }), id);
-        envelope.attempt = attempt;
-        envelope.queue = has[0].then_some(queue);
-        envelope.due = has[1].then_some(Time::from_millis(due));
-        if has[2] {
-            envelope.id = None;
-        }
-        envelope.chain = has[3].then(|| ChainRef { ledger: kind, epoch, tick });
-        envelope
-    }
-}
-
-proptest! {
-    #[test]
-    fn whatever_is_encoded_is_valid_and_decodes_to_the_same(envelope in envelopes()) {
-        let body = envelope.encode();
-        prop_assert!(schema().is_valid(&serde_json::from_slice(&body).unwrap()));
-        prop_assert_eq!(Envelope::decode(&body).unwrap(), envelope);
-    }
-}
-
-#[test]
-fn the_documented_example_is_valid() {
-    let page = include_str!("../../docs/messages.md");
-    let example = page.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
-    assert!(schema().is_valid(&serde_json::from_str(example).unwrap()));
-    Envelope::decode(example.trim().as_bytes()).unwrap();
-}
-
-// ---- Messages that cannot be used ----
-
-fn job(key: &str) -> Envelope {
-    Envelope::job("sync", key, json!(null), format!("id-{key}"))
-}
-
-fn to_work(body: impl Into<Vec<u8>>) -> Message {
-    Message { to: Destination::Queue("work".into()), id: "test".into(), body: body.into().into() }
-}
-
-/// What is in quarantine: reason, queue, body.
-async fn quarantined(ground: &Ground, count: usize) -> Vec<(String, String, Vec<u8>)> {
+/// Everything in the quarantine, which stays there.
+async fn set_aside(ground: &Ground) -> Vec<SetAside> {
+    let mut found = Vec::new();
     let Some(vhost) = &ground.vhost else {
         let ledger = rusqlite::Connection::open(ground.path("ledger.db")).unwrap();
-        let mut select = ledger.prepare("SELECT reason, source, body FROM quarantine ORDER BY number").unwrap();
+        let mut select = ledger.prepare("SELECT source, reason, body FROM quarantine ORDER BY rowid").unwrap();
         let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap();
         return rows.map(Result::unwrap).collect();
     };
-    let channel = vhost.raw().await;
-    let mut found = Vec::new();
-    until("the quarantine has them all", || async { depth(&channel).await as usize == count }).await;
-    while let Some(message) =
-        channel.basic_get("roundelay.quarantine".into(), BasicGetOptions { no_ack: true }).await.unwrap()
-    {
-        let headers = message.properties.headers().clone().unwrap_or_default();
-        let text = |name: &str| match headers.inner().get(name) {
-            Some(AMQPValue::LongString(text)) => text.to_string(),
-            other => panic!("{name} is {other:?}"),
-        };
-        found.push((text("roundelay-reason"), text("roundelay-from"), message.delivery.data.to_vec()));
+    // Unsettled, these go back when the channel closes.
+    let raw = vhost.raw().await;
+    while let Some(message) = get(&raw, "roundelay.quarantine").await {
+        let text = |name: &str| text(&message.properties, name);
+        found.push((text("roundelay-from"), text("roundelay-reason"), message.data));
     }
+    raw.close(200, "looked".into()).await.unwrap();
     found
 }
 
-async fn depth(channel: &Channel) -> u32 {
-    let passive = lapin::options::QueueDeclareOptions { passive: true, ..Default::default() };
-    let queue = channel.queue_declare("roundelay.quarantine".into(), passive, FieldTable::default()).await.unwrap();
-    queue.message_count()
+async fn get(raw: &Channel, queue: &str) -> Option<lapin::message::Delivery> {
+    Some(raw.basic_get(queue.into(), BasicGetOptions::default()).await.unwrap()?.delivery)
 }
 
-async fn each_is_kept_with_its_reason(ground: Ground) {
-    let mut engine = Watched::start(&ground, CONFIG).await;
-    let ledger = engine.ledger().id().to_owned();
-    let hint = |ledger: &str, epoch, tick| {
-        let hint = Hint {
-            kind: "sync".into(),
-            key: "x".into(),
-            queue: "work".into(),
-            epoch,
-            tick,
-            attempt: 1,
-            due: Time::default(),
-        };
-        hint.envelope(ledger).encode()
-    };
-    let deep = format!(r#"{{"v":1,"kind":"sync","key":"x","payload":{}{}}}"#, "[".repeat(5_000), "]".repeat(5_000));
-    let huge = format!(r#"{{"v":1,"kind":"sync","key":"x","payload":"{}"}}"#, "x".repeat(MAX_BYTES));
-    let elsewhere = Envelope { queue: Some("elsewhere".into()), ..job("x") };
-    let bad: Vec<(Vec<u8>, &str)> = vec![
-        (b"\xff\x00 neither JSON nor text".to_vec(), "not a job envelope"),
-        (b"".to_vec(), "not a job envelope"),
-        (b"{\"v\":1,\"kind\":\"sync\"}".to_vec(), "missing field `key`"),
-        (deep.into_bytes(), "recursion limit"),
-        (huge.into_bytes(), "at most 1048576 are read"),
-        (b"{\"v\":7,\"kind\":\"sync\",\"key\":\"x\"}".to_vec(), "format version 7"),
-        (b"{\"v\":1,\"kind\":\"sink\",\"key\":\"x\"}".to_vec(), "unknown kind `sink`"),
-        (elsewhere.encode(), "unknown queue `elsewhere`"),
-        (hint("another", 1, 1), "the chain belongs to ledger another"),
-        (hint(&ledger, 99, 1), "epoch 99 tick 1 is ahead of the ledger"),
-    ];
-    // A good one after each: nothing may wait for a bad one.
-    for (n, (body, _)) in bad.iter().enumerate() {
-        engine.broker().publish(to_work(body.clone())).await.unwrap();
-        engine.broker().publish(to_work(job(&n.to_string()).encode())).await.unwrap();
+fn text(properties: &BasicProperties, header: &str) -> String {
+    match properties.headers().as_ref().and_then(|headers| headers.inner().get(header)) {
+        Some(AMQPValue::LongString(text)) => text.to_string(),
+        other => panic!("{header}: {other:?}"),
     }
-    for _ in &bad {
-        engine.next().await.end(Outcome::Done);
-    }
-    until("all are counted", || async { engine.telemetry.get(Count::Quarantined) == bad.len() as u64 }).await;
-    until("all are acknowledged", || async { engine.telemetry.get(Count::Done) == bad.len() as u64 }).await;
-    // They are settled at once, so in any order.
-    let mut kept = quarantined(&ground, bad.len()).await;
-    for (body, reason) in &bad {
-        let found = kept.iter().position(|(_, _, kept)| kept == body);
-        let (told, from, _) = kept.remove(found.unwrap_or_else(|| panic!("{reason}: not kept")));
-        assert!(told.contains(reason), "{told}");
-        assert_eq!(from, "work");
-    }
-    assert!(kept.is_empty());
-    assert_eq!(engine.telemetry.get(Count::Started), bad.len() as u64);
-    engine.stop().await;
 }
 
-#[tokio::test]
-async fn each_is_kept_with_its_reason_on_rabbitmq() {
-    each_is_kept_with_its_reason(Ground::rabbit().await).await;
+async fn publish(engine: &Watched, queue: &str, body: impl Into<Vec<u8>>) {
+    let message = Message { to: Destination::Queue(queue.into()), id: String::new(), body: body.into().into() };
+    engine.broker().publish(message).await.unwrap();
 }
 
-#[tokio::test]
-async fn each_is_kept_with_its_reason_embedded() {
-    each_is_kept_with_its_reason(Ground::embedded()).await;
+fn job(key: &str) -> Vec<u8> {
+    Envelope::job("sync", key, Value::Null, format!("job-{key}")).encode()
 }
 
-#[tokio::test]
-async fn a_flood_of_bad_messages_stops_no_good_one() {
-    for ground in [Ground::embedded(), Ground::rabbit().await] {
+async fn quarantined(engine: &Watched, count: u64) {
+    until("all bad input is set aside", || async { engine.telemetry.get(Count::Quarantined) >= count }).await;
+    assert_eq!(engine.telemetry.get(Count::Quarantined), count);
+}
+
+/// Asserts that nothing is left on the platform queue once the engine has stopped.
+async fn nothing_left(ground: &Ground) {
+    let Some(vhost) = &ground.vhost else { return };
+    assert_eq!(get(&vhost.raw().await, "work").await.map(|message| message.data), None, "left on the queue");
+}
+
+mod run {
+    use super::*;
+
+    pub async fn each_sort_of_bad_input_is_set_aside_with_its_reason(ground: Ground) {
         let mut engine = Watched::start(&ground, CONFIG).await;
-        let (broker, flood) = (engine.broker(), 2_000);
-        let all = (0..flood).map(|n| {
-            let body = if n % 40 == 0 { job(&n.to_string()).encode() } else { format!("flood {n}").into_bytes() };
-            broker.publish(to_work(body))
-        });
-        futures_util::future::try_join_all(all).await.unwrap();
-        let mut keys = BTreeSet::new();
-        while keys.len() < flood / 40 {
+        let with = |field: &str, value: Value| {
+            let mut body = json!({ "v": 1, "kind": "sync", "key": "x" });
+            body[field] = value;
+            body.to_string().into_bytes()
+        };
+        let deep = format!(r#"{{"v":1,"kind":"sync","key":"x","payload":{}"#, "[".repeat(100_000));
+        let foreign = json!({ "ledger": "another", "epoch": 1, "tick": 1 });
+        let table: [(&str, Vec<u8>, &str); 15] = [
+            ("work", Vec::new(), "not a job envelope"),
+            ("work", b"\xff\xfe\x00".to_vec(), "not a job envelope"),
+            ("work", b"{\"v\":1,".to_vec(), "not a job envelope"),
+            ("work", br#"{"v":1,"kind":"sync"}"#.to_vec(), "missing field `key`"),
+            ("work", with("paylod", json!(1)), "unknown field `paylod`"),
+            ("work", with(&"u".repeat(100_000), json!(1)), "unknown field `uuu"),
+            ("work", with("v", json!(2)), "format version 2; this engine reads version 1"),
+            ("work", with("key", json!("")), "`key` is empty"),
+            ("work", with("kind", json!("snyc")), "unknown kind `snyc`: not under [kinds]"),
+            ("work", with("queue", json!("sdie")), "unknown queue `sdie`: not under [queues]"),
+            ("work", with("payload", json!("x".repeat(MAX_PAYLOAD))), "the payload has 1040386 bytes"),
+            ("work", vec![b' '; MAX_BYTES + 1], "the body has 1048577 bytes; at most 1048576 are read"),
+            ("work", deep.into_bytes(), "recursion limit"),
+            ("work", with("chain", foreign), "the chain belongs to ledger another"),
+            ("roundelay.rearm", with("attempt", json!(1)), "`queue` is missing"),
+        ];
+        for (n, (queue, body, reason)) in table.iter().enumerate() {
+            publish(&engine, queue, body.clone()).await;
+            publish(&engine, "work", job(&n.to_string())).await;
             let run = engine.next().await;
-            assert!(keys.insert(run.job.key.clone()), "{} ran twice", run.job.key);
+            assert_eq!(run.job.key, n.to_string(), "the good job after: {reason}");
             run.end(Outcome::Done);
         }
-        let bad = flood - flood / 40;
-        until("the rest is quarantined", || async { engine.telemetry.get(Count::Quarantined) == bad as u64 }).await;
-        assert_eq!(quarantined(&ground, bad).await.len(), bad);
+        quarantined(&engine, table.len() as u64).await;
+        until("all have run", || async { engine.telemetry.get(Count::Done) == table.len() as u64 }).await;
         engine.stop().await;
+        nothing_left(&ground).await;
+        let found = set_aside(&ground).await;
+        assert_eq!(found.len(), table.len());
+        for (queue, body, part) in table {
+            let found = found.iter().find(|(_, _, kept)| *kept == body);
+            let (from, reason, _) = found.unwrap_or_else(|| panic!("nothing was set aside for: {part}"));
+            assert!(from == queue && reason.contains(part), "{part}: {reason}, from {from}");
+            assert!(reason.len() < 1_000, "{part}: the reason has {} bytes", reason.len());
+        }
+    }
+
+    pub async fn a_flood_of_bad_input_keeps_no_good_job_from_running(ground: Ground) {
+        const BAD: usize = 2_000;
+        const GOOD: usize = 50;
+        let mut engine = Watched::start(&ground, CONFIG).await;
+        let sorts = [
+            b"{".to_vec(),
+            br#"{"v":1,"kind":"unknown","key":"x"}"#.to_vec(),
+            br#"{"v":9,"kind":"sync","key":"x"}"#.to_vec(),
+            vec![0; 10_000],
+        ];
+        let broker = engine.connections.broker.clone();
+        let bodies = (0..BAD).flat_map(|n| {
+            let good = n.is_multiple_of(BAD / GOOD).then(|| job(&n.to_string()));
+            std::iter::once(sorts[n % sorts.len()].clone()).chain(good)
+        });
+        let publishing =
+            tokio::spawn(futures_util::stream::iter(bodies.collect::<Vec<_>>()).for_each_concurrent(64, move |body| {
+                let (broker, to) = (broker.clone(), Destination::Queue("work".into()));
+                async move { broker.publish(Message { to, id: String::new(), body: body.into() }).await.unwrap() }
+            }));
+        let mut ran = BTreeSet::new();
+        while ran.len() < GOOD {
+            let run = engine.next().await;
+            assert!(ran.insert(run.job.key.clone()), "{} ran twice", run.job.key);
+            run.end(Outcome::Done);
+        }
+        publishing.await.unwrap();
+        quarantined(&engine, BAD as u64).await;
+        until("all are done", || async { engine.telemetry.get(Count::Done) == GOOD as u64 }).await;
+        engine.stop().await;
+        nothing_left(&ground).await;
+        assert_eq!(set_aside(&ground).await.len(), BAD);
+    }
+
+    pub async fn hints_from_the_future_are_set_aside_and_stale_ones_end(ground: Ground) {
+        let mut engine = Watched::start(&ground, CONFIG).await;
+        engine.enroll("x", "work").await;
+        let run = engine.next().await;
+        let chain = run.job.tick.unwrap();
+        let ledger = engine.ledger().id().to_owned();
+        let hint = |epoch, tick, attempt| {
+            let mut hint = Envelope::job("sync", "x", Value::Null, String::new());
+            (hint.id, hint.attempt) = (None, attempt);
+            hint.chain = Some(ChainRef { ledger: ledger.clone(), epoch, tick });
+            hint.encode()
+        };
+        // An epoch that was never given, a tick and an attempt that have not begun.
+        let future = [hint(chain.epoch + 1, 1, 1), hint(chain.epoch, 2, 1), hint(chain.epoch, 1, 2)];
+        for hint in &future {
+            publish(&engine, "work", hint.clone()).await;
+        }
+        quarantined(&engine, 3).await;
+        // The chain itself goes on: its next tick is an hour away.
+        run.end(Outcome::Done);
+        until("it is done", || async { engine.telemetry.get(Count::Done) == 1 }).await;
+        publish(&engine, "work", hint(chain.epoch, 1, 1)).await;
+        publish(&engine, "work", hint(chain.epoch, 1, 1)).await;
+        until("both are stale", || async { engine.telemetry.get(Count::Stale) == 2 }).await;
+        assert_eq!(engine.telemetry.get(Count::Started), 1);
+        let census = engine.ledger().census(Duration::ZERO).await.unwrap();
+        assert_eq!((census.queues[0].sleeping, census.queues[0].unsent), (1, 0));
+        engine.stop().await;
+        nothing_left(&ground).await;
+        let found = set_aside(&ground).await;
+        assert_eq!(found.len(), 3);
+        for (from, reason, body) in found {
+            assert_eq!(from, "work");
+            assert!(reason.contains("ahead of the ledger"), "{reason}");
+            assert!(future.contains(&body));
+        }
+    }
+
+    pub async fn a_job_that_came_before_its_time_waits_for_it(ground: Ground) {
+        let mut engine = Watched::start(&ground, CONFIG).await;
+        let due = engine.ledger().now() + Duration::from_millis(1_437);
+        let body = json!({ "v": 1, "kind": "sync", "key": "later", "due": due.as_millis() });
+        publish(&engine, "work", body.to_string()).await;
+        // It does not stand in the way of what is due.
+        publish(&engine, "work", job("now")).await;
+        let run = engine.next().await;
+        assert_eq!(run.job.key, "now");
+        run.end(Outcome::Done);
+        let run = engine.next().await;
+        assert!(run.job.key == "later" && run.job.nominal == due);
+        assert!(run.at >= due, "early: {} before {due}", run.at);
+        assert!(engine.telemetry.get(Count::Rearmed) >= 1);
+        run.end(Outcome::Done);
+        engine.stop().await;
+    }
+
+    pub async fn a_client_s_fields_count_as_documented(ground: Ground) {
+        let mut engine = Watched::start(&ground, CONFIG).await;
+        // `attempt`: the tries before it are charged.
+        publish(&engine, "work", r#"{"v":1,"kind":"sync","key":"x","attempt":3,"id":"mine"}"#).await;
+        let run = engine.next().await;
+        assert_eq!((run.job.attempt, run.job.id.as_str()), (3, "mine"));
+        run.end(Outcome::retry("busy"));
+        until("it was the last try", || async { engine.telemetry.get(Count::Failed) == 1 }).await;
+        // No `id`: the engine makes one, and it stays. `queue` is not where it arrived: that counts.
+        publish(&engine, "work", r#"{"v":1,"kind":"sync","key":"y","queue":"side"}"#).await;
+        let mut id = None;
+        for attempt in 1..=2 {
+            let run = engine.next().await;
+            assert_eq!((run.job.attempt, run.job.queue.as_str()), (attempt, "work"));
+            assert_eq!(*id.get_or_insert(run.job.id.clone()), run.job.id);
+            run.end(if attempt == 1 { Outcome::retry("busy") } else { Outcome::Done });
+        }
+        assert_eq!(id.unwrap().len(), 16);
+        // On the rearm queue `queue` says where it goes.
+        publish(&engine, "roundelay.rearm", r#"{"v":1,"kind":"sync","key":"z","queue":"side"}"#).await;
+        let run = engine.next().await;
+        assert_eq!((run.job.key.as_str(), run.job.queue.as_str()), ("z", "side"));
+        run.end(Outcome::Done);
+        engine.stop().await;
+        assert_eq!(set_aside(&ground).await, []);
+    }
+
+    pub async fn the_largest_job_survives_its_retries(ground: Ground) {
+        let mut engine = Watched::start(&ground, CONFIG).await;
+        let payload = json!("x".repeat(MAX_PAYLOAD - 2));
+        let body = json!({ "v": 1, "kind": "sync", "key": "x".repeat(512), "payload": payload });
+        publish(&engine, "work", body.to_string()).await;
+        for attempt in 1..=3 {
+            let run = engine.next().await;
+            assert!(run.job.attempt == attempt && run.job.payload == payload);
+            run.end(if attempt < 3 { Outcome::retry("busy") } else { Outcome::Done });
+        }
+        until("it is done", || async { engine.telemetry.get(Count::Done) == 1 }).await;
+        engine.stop().await;
+        assert_eq!(set_aside(&ground).await, []);
     }
 }
 
-/// Publishes with headers that no engine would set.
-async fn with_headers(ground: &Ground, exchange: &str, queue: &str, body: Vec<u8>, headers: FieldTable) {
-    let channel = ground.vhost.as_ref().unwrap().raw().await;
-    channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
-    let properties = BasicProperties::default().with_delivery_mode(2).with_headers(headers);
+// ---- What only RabbitMQ has: headers ----
+
+async fn publish_raw(raw: &Channel, exchange: &str, key: &str, properties: BasicProperties, body: &[u8]) {
     let options = BasicPublishOptions { mandatory: true, ..Default::default() };
-    let confirm = channel.basic_publish(exchange.into(), queue.into(), options, &body, properties).await.unwrap();
-    assert!(confirm.await.unwrap().is_ack());
+    let confirm = raw.basic_publish(exchange.into(), key.into(), options, body, properties).await.unwrap();
+    let confirmation = confirm.await.unwrap();
+    assert!(matches!(confirmation, lapin::Confirmation::Ack(None)), "{confirmation:?}");
 }
 
-fn forged_deaths(entries: usize) -> FieldTable {
+fn headers(entries: impl IntoIterator<Item = (String, AMQPValue)>) -> BasicProperties {
+    let mut headers = FieldTable::default();
+    for (name, value) in entries {
+        headers.insert(name.into(), value);
+    }
+    BasicProperties::default().with_delivery_mode(2).with_headers(headers)
+}
+
+fn deaths(entries: usize, count: i64) -> BasicProperties {
     let entry = |n: usize| {
         let mut entry = FieldTable::default();
-        entry.insert("queue".into(), AMQPValue::LongString(format!("queue-{n}").into()));
-        entry.insert("reason".into(), AMQPValue::LongString("expired".into()));
-        entry.insert("count".into(), AMQPValue::LongLongInt(1));
+        for (name, value) in [("queue", format!("q{n}")), ("reason", "expired".into()), ("exchange", "e".into())] {
+            entry.insert(name.into(), AMQPValue::LongString(value.into()));
+        }
+        entry.insert("count".into(), AMQPValue::LongLongInt(count));
+        entry.insert("time".into(), AMQPValue::Timestamp(1));
+        entry.insert("routing-keys".into(), AMQPValue::FieldArray(vec![].into()));
         AMQPValue::FieldTable(entry)
     };
-    let mut headers = FieldTable::default();
-    headers.insert("x-death".into(), AMQPValue::FieldArray((0..entries).map(entry).collect::<Vec<_>>().into()));
-    headers
+    let entries: Vec<_> = (0..entries).map(entry).collect();
+    headers([("x-death".into(), AMQPValue::FieldArray(entries.into()))])
 }
 
 #[tokio::test]
-async fn what_has_died_too_often_is_quarantined_and_what_has_not_runs() {
+async fn forged_deaths_are_set_aside_and_huge_headers_harm_nobody() {
     let ground = Ground::rabbit().await;
     let mut engine = Watched::start(&ground, CONFIG).await;
-    with_headers(&ground, "roundelay.jobs", "work", job("tired").encode(), forged_deaths(1_000)).await;
-    with_headers(&ground, "roundelay.jobs", "work", job("fresh").encode(), forged_deaths(3)).await;
-    let mut large = FieldTable::default();
-    large.insert("trace".into(), AMQPValue::LongString("x".repeat(100_000).into()));
-    with_headers(&ground, "roundelay.jobs", "work", job("labelled").encode(), large).await;
-    let mut keys = BTreeSet::new();
+    let vhost = ground.vhost.as_ref().unwrap();
+    let raw = vhost.raw().await;
+    raw.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+    for (entries, count) in [(17, 1), (1_000, 1), (1, 1_000_000)] {
+        publish_raw(&raw, "roundelay.jobs", "work", deaths(entries, count), &job("circles")).await;
+    }
+    quarantined(&engine, 3).await;
+    let long = |n: usize| AMQPValue::LongString("x".repeat(n).into());
+    let many = |n: usize| headers((0..n).map(|n| (format!("h{n}"), AMQPValue::LongLongInt(1))));
+    let harmless = [
+        ("few deaths", deaths(3, 2)),
+        ("a long header", headers([("long".into(), long(60_000))])),
+        ("a very long header", headers([("long".into(), long(120_000))])),
+        ("many headers", many(8_000)),
+        ("not an array", headers([("x-death".into(), long(10_000))])),
+    ];
+    for (label, properties) in harmless {
+        for exchange in ["roundelay.jobs", "roundelay.delay.200ms"] {
+            if label.contains("death") && exchange.contains("delay") {
+                continue; // The broker may take a forged history for a circle, and drop the message.
+            }
+            publish_raw(&raw, exchange, "work", properties.clone(), &job(label)).await;
+            let run = engine.next().await;
+            assert_eq!(run.job.key, label, "through {exchange}");
+            run.end(Outcome::Done);
+        }
+    }
+    engine.stop().await;
+    nothing_left(&ground).await;
+    let found = set_aside(&ground).await;
+    assert_eq!(found.len(), 3);
+    assert!(found.iter().all(|(_, reason, _)| reason.contains("goes round in circles")), "{found:?}");
+}
+
+#[tokio::test]
+async fn what_was_set_aside_runs_when_it_is_moved_back() {
+    let ground = Ground::rabbit().await;
+    let vhost = ground.vhost.as_ref().unwrap();
+    let raw = vhost.raw().await;
+    raw.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+    let engine = Watched::start(&ground, CONFIG).await;
+    publish_raw(&raw, "roundelay.delay.200ms", "side", headers([]), br#"{"v":1,"kind":"new","key":"a"}"#).await;
+    publish_raw(&raw, "roundelay.jobs", "work", deaths(100, 1), &job("b")).await;
+    quarantined(&engine, 2).await;
+    engine.stop().await;
+
+    // The cause is mended; the messages go back as they are, headers included.
+    let mended = format!("{CONFIG}\n[kinds.new]");
+    let mut engine = Watched::start(&ground, &mended).await;
+    while let Some(message) = get(&raw, "roundelay.quarantine").await {
+        let from = text(&message.properties, "roundelay-from");
+        publish_raw(&raw, "roundelay.jobs", &from, message.properties.clone(), &message.data).await;
+        message.acker.ack(BasicAckOptions::default()).await.unwrap();
+    }
+    let mut ran = BTreeSet::new();
     for _ in 0..2 {
         let run = engine.next().await;
-        keys.insert(run.job.key.clone());
+        ran.insert((run.job.key.clone(), run.job.queue.clone()));
         run.end(Outcome::Done);
     }
-    assert_eq!(keys, BTreeSet::from(["fresh".to_owned(), "labelled".to_owned()]));
-    let kept = quarantined(&ground, 1).await;
-    assert!(kept[0].0.starts_with("dead-lettered 1000 times"), "{}", kept[0].0);
+    assert_eq!(ran, [("a", "side"), ("b", "work")].map(|(key, queue)| (key.to_owned(), queue.to_owned())).into());
+    until("both are done", || async { engine.telemetry.get(Count::Done) == 2 }).await;
+    assert_eq!(engine.telemetry.get(Count::Quarantined), 0);
     engine.stop().await;
+    assert_eq!(set_aside(&ground).await, []);
 }
 
+/// The client library reads headers by recursion, on a stack of its own: a few kilobytes of a
+/// message could end every worker that gets it, one after the other.
 #[tokio::test]
-async fn a_quarantined_message_runs_once_its_cause_is_mended() {
+async fn headers_nested_however_deep_end_no_worker() {
     let ground = Ground::rabbit().await;
-    let engine = Watched::start(&ground, CONFIG).await;
-    let body = Envelope { kind: "new".into(), ..job("x") }.encode();
-    engine.broker().publish(to_work(body)).await.unwrap();
-    until("it is quarantined", || async { engine.telemetry.get(Count::Quarantined) == 1 }).await;
-    engine.stop().await;
+    let vhost = ground.vhost.as_ref().unwrap();
+    let ran = ground.path("ran");
+    let text = format!(
+        r#"
+[queues.work]
+[kinds.sync]
+queue = "work"
+handler.exec = {{ argv = ["/usr/bin/touch", "{}"] }}
+"#,
+        ran.display()
+    );
+    let config = ground.config(&text);
+    vhost.connect("roundelay").await.apply(&config.topology()).await.unwrap();
+    // A frame has room for not many more. As text, since nesting is no easy thing here either.
+    const DEEP: usize = 20_000;
+    let deep = format!("{}true{}", "[".repeat(DEEP), "]".repeat(DEEP));
+    let body = r#"{\"v\":1,\"kind\":\"sync\",\"key\":\"deep\"}"#;
+    let message = format!(
+        r#"{{"routing_key":"work","payload":"{body}","payload_encoding":"string",
+             "properties":{{"delivery_mode":2,"headers":{{"deep":{deep}}}}}}}"#
+    );
+    let url = format!("{}/api/exchanges/{}/roundelay.jobs/publish", vhost.management, vhost.name);
+    let answer = reqwest::Client::builder()
+        .no_proxy()
+        .build()
+        .unwrap()
+        .post(url)
+        .body(message)
+        .send()
+        .await
+        .unwrap()
+        .text()
+        .await
+        .unwrap();
+    assert_eq!(answer, r#"{"routed":true}"#);
 
-    let mended = format!("{CONFIG}\n[kinds.new]\nqueue = \"work\"\n");
-    let mut engine = Watched::start(&ground, &mended).await;
-    let (reason, from, body) = quarantined(&ground, 1).await.remove(0);
-    assert!(reason.starts_with("unknown kind `new`"), "{reason}");
-    let mut headers = FieldTable::default();
-    headers.insert("roundelay-reason".into(), AMQPValue::LongString(reason.into()));
-    headers.insert("roundelay-from".into(), AMQPValue::LongString(from.as_str().into()));
-    with_headers(&ground, "roundelay.jobs", &from, body, headers).await;
-    let run = engine.next().await;
-    assert_eq!((run.job.kind.as_str(), run.job.key.as_str(), run.job.id.as_str()), ("new", "x", "id-x"));
-    run.end(Outcome::Done);
-    engine.stop().await;
-}
-
-#[tokio::test]
-async fn the_rearm_queue_keeps_what_does_not_say_where_it_belongs() {
-    let ground = Ground::rabbit().await;
-    let engine = Watched::start(&ground, CONFIG).await;
-    let message = Message::new(Destination::Queue("roundelay.rearm".into()), &job("lost"));
-    engine.broker().publish(message).await.unwrap();
-    let kept = quarantined(&ground, 1).await;
-    assert!(kept[0].0.contains("`queue` is missing") && kept[0].1 == "roundelay.rearm", "{kept:?}");
-    engine.stop().await;
-}
-
-// ---- What a publisher may say ----
-
-#[tokio::test]
-async fn what_comes_before_its_time_is_sent_back_until_then() {
-    for ground in [Ground::embedded(), Ground::rabbit().await] {
-        let mut engine = Watched::start(&ground, CONFIG).await;
-        let due = engine.ledger().now() + Duration::from_millis(1_500);
-        let early = Envelope { due: Some(due), ..job("early") };
-        engine.broker().publish(to_work(early.encode())).await.unwrap();
-        engine.broker().publish(to_work(job("prompt").encode())).await.unwrap();
-        let prompt = engine.next().await;
-        assert_eq!(prompt.job.key, "prompt", "nothing waits behind what is not due");
-        prompt.end(Outcome::Done);
-        let run = engine.next().await;
-        assert_eq!((run.job.key.as_str(), run.job.nominal), ("early", due));
-        assert!(run.at >= due, "early: {} before {due}", run.at);
-        run.end(Outcome::Done);
-        engine.stop().await;
-    }
-}
-
-#[tokio::test]
-async fn a_job_keeps_its_id_and_counts_from_the_attempt_it_names() {
-    let ground = Ground::rabbit().await;
-    let config = format!("{CONFIG}retry = {{ attempts = 3, backoff = [\"10ms\"] }}\n");
-    let mut engine = Watched::start(&ground, &config).await;
-    // `queue` says where it belongs, but it has arrived on another one and runs there.
-    let named = Envelope { attempt: 2, queue: Some("side".into()), ..job("named") };
-    engine.broker().publish(to_work(named.encode())).await.unwrap();
-    for attempt in [2, 3] {
-        let run = engine.next().await;
-        assert_eq!((run.job.id.as_str(), run.job.attempt, run.job.queue.as_str()), ("id-named", attempt, "work"));
-        run.end(Outcome::retry("not yet"));
-    }
-    until("it has failed", || async { engine.telemetry.get(Count::Failed) == 1 }).await;
-
-    let nameless = Envelope { id: None, ..job("nameless") };
-    engine.broker().publish(to_work(nameless.encode())).await.unwrap();
-    let first = engine.next().await;
-    let id = first.job.id.clone();
-    assert!(!id.is_empty());
-    first.end(Outcome::retry("again"));
-    let second = engine.next().await;
-    assert_eq!((&second.job.id, second.job.attempt), (&id, 2), "the id that the worker made is kept");
-    second.end(Outcome::Done);
-    engine.stop().await;
+    let mut worker = worker(&ground.config_file(&text));
+    until("the job has run", || {
+        let ended = worker.try_wait().unwrap();
+        let ran = ran.clone();
+        async move {
+            assert_eq!(ended, None, "the worker ended");
+            ran.exists()
+        }
+    })
+    .await;
+    worker.kill().await.unwrap();
 }
