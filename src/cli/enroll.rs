@@ -5,7 +5,7 @@ use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, Error, anyhow};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use roundelay::clock::parse_duration;
@@ -49,10 +49,7 @@ pub struct Enroll {
 impl Enroll {
     pub async fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
-        let kind = config.kinds.get(&self.kind).ok_or_else(|| {
-            let known: Vec<&str> = config.kinds.keys().map(String::as_str).collect();
-            anyhow!("there is no [kinds.{}]; the configuration has {}", self.kind, known.join(", "))
-        })?;
+        let kind = config.kind(&self.kind).map_err(Error::msg)?;
         let shape = Shape::new(&config, kind).map_err(|error| anyhow!("kinds.{}: {error}", self.kind))?;
         let format = Format::of(&self.roster).map_err(|error| anyhow!(error))?;
         let open = || format!("failed to read the roster {}", self.roster.display());

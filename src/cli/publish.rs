@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, Error, bail};
 use clap::Args;
 use roundelay::clock::parse_duration;
 use roundelay::config::KindSettings;
@@ -40,19 +40,13 @@ pub struct Publish {
 impl Publish {
     pub async fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
-        let kind = config.kinds.get(&self.kind).ok_or_else(|| {
-            let known: Vec<&str> = config.kinds.keys().map(String::as_str).collect();
-            anyhow!("there is no [kinds.{}]; the configuration has {}", self.kind, known.join(", "))
-        })?;
+        let kind = config.kind(&self.kind).map_err(Error::msg)?;
         let payload: Value = match &self.payload {
             Some(text) => serde_json::from_str(text).context("--payload is not JSON")?,
             None => Value::Null,
         };
         let queue = self.queue(kind, &payload)?;
-        if !config.queues.contains_key(&queue) {
-            let known: Vec<&str> = config.queues.keys().map(String::as_str).collect();
-            bail!("there is no [queues.{queue}]; the configuration has {}", known.join(", "));
-        }
+        config.queue(&queue).map_err(Error::msg)?;
 
         let connections = Connections::open(&config).await?;
         let id = connections.entropy.token();

@@ -248,11 +248,32 @@ impl Config {
         check::check(raw).map_err(|problems| source.locate(problems))
     }
 
+    /// The settings of a kind.
+    ///
+    /// # Errors
+    /// Says which kinds there are.
+    pub fn kind(&self, name: &str) -> Result<&KindSettings, String> {
+        self.kinds.get(name).ok_or_else(|| absent("kinds", name, self.kinds.keys()))
+    }
+
+    /// The settings of a platform queue.
+    ///
+    /// # Errors
+    /// Says which queues there are.
+    pub fn queue(&self, name: &str) -> Result<&QueueSettings, String> {
+        self.queues.get(name).ok_or_else(|| absent("queues", name, self.queues.keys()))
+    }
+
     /// What has to exist on the broker.
     pub fn topology(&self) -> Topology {
         let names = Names::new(&self.broker.prefix);
         Topology::new(names, self.queues.keys().map(String::as_str), &self.ladder)
     }
+}
+
+fn absent<'k>(table: &str, name: &str, known: impl Iterator<Item = &'k String>) -> String {
+    let known: Vec<&str> = known.map(String::as_str).collect();
+    format!("there is no [{table}.{name}]; the configuration has {}", known.join(", "))
 }
 
 /// Something wrong in a configuration.

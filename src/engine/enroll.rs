@@ -67,10 +67,7 @@ impl Enroller {
         window: Option<Duration>,
         own_process: bool,
     ) -> Result<Self, StartError> {
-        let settings = config.kinds.get(kind).ok_or_else(|| {
-            let known: Vec<&str> = config.kinds.keys().map(String::as_str).collect();
-            StartError::Setup(format!("there is no [kinds.{kind}]; the configuration has {}", known.join(", ")))
-        })?;
+        let settings = config.kind(kind).map_err(StartError::Setup)?;
         let Some(Every { interval, .. }) = settings.every else {
             return Err(StartError::Setup(format!("kinds.{kind} has no `every`, so it has no chains")));
         };
