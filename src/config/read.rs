@@ -86,7 +86,10 @@ impl<'a> Source<'a> {
     fn syntax(&self, error: &toml::de::Error) -> ConfigError {
         let line = error.span().map(|span| self.line_at(span.start));
         let message = format!("not valid TOML: {}", error.message());
-        ConfigError { file: self.file.into(), problems: vec![Problem { line, variable: None, key: String::new(), message }] }
+        ConfigError {
+            file: self.file.into(),
+            problems: vec![Problem { line, variable: None, key: String::new(), message }],
+        }
     }
 
     /// The line of the deepest part of `path` that the file has, unless that is nothing.
