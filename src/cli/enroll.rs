@@ -5,7 +5,7 @@ use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Error, anyhow};
+use anyhow::{Context, Error, anyhow, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use roundelay::clock::parse_duration;
@@ -25,7 +25,11 @@ const SHOWN: usize = 10;
 ///
 /// Doing it again is harmless: chains that exist keep their rhythm, and only their payload and
 /// queue are brought up to date. First ticks are spread over a window, so that nothing bursts.
-/// Bad rows are reported with line and reason and written to a rejects file; the good ones go in.
+/// Bad rows are reported with line and reason and written to a rejects file, as NDJSON; the good
+/// ones go in all the same.
+///
+/// Exit code 0 means that every row is in, 1 that there were bad rows or that it broke off; then
+/// mend what is said and do it again.
 #[derive(Args)]
 pub struct Enroll {
     #[command(flatten)]
@@ -90,6 +94,12 @@ impl Enroll {
 
     fn report(&self, tally: &Tally, rejects: Rejects) -> anyhow::Result<()> {
         let (count, path) = rejects.close()?;
+        self.print(tally, count, &path);
+        ensure!(count == 0, "{} bad rows were left out: see {}", grouped(count as u64), path.display());
+        Ok(())
+    }
+
+    fn print(&self, tally: &Tally, count: usize, path: &Path) {
         if self.json {
             let rejects = (count > 0).then(|| path.display().to_string());
             println!(
@@ -97,7 +107,7 @@ impl Enroll {
                 json!({ "created": tally.created, "unchanged": tally.unchanged, "updated": tally.updated,
                         "retired": tally.retired, "unsent": tally.unsent, "rejected": count, "rejects": rejects })
             );
-            return Ok(());
+            return;
         }
         println!(
             "{} chains begun, {} unchanged, {} brought up to date",
@@ -111,10 +121,6 @@ impl Enroll {
         if tally.unsent > 0 {
             println!("{} first messages could not be sent yet; a worker's catch-up sends them", grouped(tally.unsent));
         }
-        if count > 0 {
-            println!("{} bad rows, with their reasons, are in {}", grouped(count), path.display());
-        }
-        Ok(())
     }
 
     fn rejects_path(&self) -> PathBuf {

@@ -37,7 +37,8 @@ pub fn with_deep_stacks() {
 ///
 /// Any number of workers may run on the same queues. On the signal it stops taking messages, lets
 /// what runs finish (bounded by the grace), and leaves nothing unacknowledged; a second signal
-/// ends it at once, which loses nothing either: what it held is delivered again.
+/// ends it at once, which loses nothing either: what it held is delivered again (programs that it
+/// has started run on).
 #[derive(Args)]
 pub struct Worker {
     #[command(flatten)]

@@ -1,266 +1,463 @@
-//! The commands, as people and scripts meet them: the real program against a real RabbitMQ.
+//! The commands, by the real program.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use lapin::options::BasicGetOptions;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use reqwest::Method;
+use roundelay::broker::Broker;
+use roundelay::broker::rabbit::RabbitBroker;
+use roundelay::job::Envelope;
 use serde_json::{Value, json};
+use tokio::process::Child;
+use tokio::time::timeout;
 
-use crate::harness::{Ground, Output, roundelay, until, worker};
+use crate::harness::{Ground, Output, SOON, Vhost, roundelay, roundelay_with, until, worker, worker_with};
 
 const CONFIG: &str = r#"
-[queues.sync-npm]
-[queues.slow]
+[queues.work]
+[queues.side]
 [kinds.sync]
+queue = "work"
 every = "1h"
-queue = "sync-{{ platform }}"
-roster.key = "{{ platform }}/{{ name }}"
-handler.exec.argv = ["/bin/true"]
-[kinds.report]
-queue = "slow"
 handler.exec.argv = ["/bin/true"]
 "#;
 
-async fn run(config: &Path, arguments: &[&str]) -> Output {
-    let mut all = arguments.to_vec();
-    all.extend(["--config", config.to_str().unwrap()]);
-    roundelay(&all).await
+/// `roundelay VERB… --config FILE REST…`
+async fn run(verb: &str, config: &Path, rest: &[&str]) -> Output {
+    let mut arguments: Vec<&str> = verb.split(' ').collect();
+    arguments.extend(["--config", config.to_str().unwrap()]);
+    arguments.extend(rest);
+    roundelay(&arguments).await
 }
 
-impl Output {
-    fn succeeded(self) -> Self {
-        assert!(self.ok, "it failed: {}", self.stderr);
-        self
-    }
+fn ok(output: Output) -> Output {
+    assert!(output.code == Some(0), "{output:?}");
+    output
+}
 
-    /// Insists on failure, and returns what was told.
-    fn failed(self) -> String {
-        assert!(!self.ok, "it did not fail: {}", self.stdout);
-        self.stderr
+/// Asserts that the command failed with exit code 1 and said all of `words`.
+fn failed(output: Output, words: &[&str]) -> Output {
+    assert_eq!(output.code, Some(1), "{output:?}");
+    for words in words {
+        assert!(output.stderr.contains(words), "no `{words}` in {}", output.stderr);
     }
+    output
+}
+
+fn vhost(ground: &Ground) -> &Vhost {
+    ground.vhost.as_ref().unwrap()
+}
+
+/// Takes a message off a queue: its routing key and body.
+async fn take(ground: &Ground, queue: &str) -> Option<(String, Envelope)> {
+    let raw = vhost(ground).raw().await;
+    let message = raw.basic_get(queue.into(), BasicGetOptions { no_ack: true }).await.unwrap()?;
+    Some((message.delivery.routing_key.to_string(), Envelope::decode(&message.delivery.data).unwrap()))
 }
 
 // ---- check ----
 
 #[tokio::test]
-async fn check_says_what_a_configuration_amounts_to_and_what_is_wrong_with_it() {
+async fn check_says_what_a_good_configuration_amounts_to() {
     let ground = Ground::embedded();
-    let file = ground.config_file(CONFIG);
-    let told = run(&file, &["check"]).await.succeeded().stdout;
-    for part in ["is right", "queue   sync-npm", "kind    sync: every 60m", "kind    report: on demand"] {
-        assert!(told.contains(part), "{told}");
-    }
-    let report = run(&file, &["check", "--json"]).await.succeeded().json();
-    assert_eq!((&report["ok"], &report["kinds"]), (&json!(true), &json!(["report", "sync"])));
-
-    let file = ground.config_file("[queues.work]\nconcurency = 3\n");
-    let told = run(&file, &["check"]).await.failed();
-    let line =
-        std::fs::read_to_string(&file).unwrap().lines().position(|line| line.contains("concurency")).unwrap() + 1;
-    let place = format!("error: {}:{line}: queues.work.concurency: ", file.display());
-    assert!(told.starts_with(&place) && told.contains("did you mean `concurrency`?"), "{told}");
-
-    let told = run(&ground.path("absent.toml"), &["worker"]).await.failed();
-    assert!(told.contains("absent.toml") && told.contains("--config"), "{told}");
+    let config = ground.config_file(CONFIG);
+    let output = ok(run("check", &config, &[]).await);
+    assert!(output.stdout.contains("every 60m") && output.stdout.contains("concurrency 16"), "{}", output.stdout);
+    let report = ok(run("check", &config, &["--json"]).await).json();
+    assert_eq!((&report["ok"], &report["queues"]), (&json!(true), &json!(["side", "work"])));
+    // By default the file is looked for where one stands, and the error says how to name it.
+    failed(roundelay(&["check", "--config", "absent.toml"]).await, &["absent.toml", "cannot be read", "--config"]);
 }
 
 #[tokio::test]
-async fn every_command_teaches() {
-    for command in ["demo", "worker", "enroll", "publish", "status", "check", "topology", "bench"] {
-        let help = roundelay(&[command, "--help"]).await.succeeded().stdout;
-        assert!(help.lines().count() > 8 && help.contains("Usage: roundelay"), "{help}");
-    }
-    let told = roundelay(&["enrol"]).await.failed();
-    assert!(told.contains("similar") && told.contains("enroll"), "{told}");
-}
-
-// ---- enroll and status ----
-
-#[tokio::test]
-async fn enrolling_is_idempotent_and_tells_bad_rows() {
-    let ground = Ground::rabbit().await;
-    let file = ground.config_file(CONFIG);
-    let roster = ground.path("packages.csv");
-    std::fs::write(&roster, "platform,name\nnpm,ms\nnpm\npypi,six\nnpm,\"@types/node\"\nnpm,ms\n").unwrap();
-    let enroll = ["enroll", "--kind", "sync", roster.to_str().unwrap(), "--json"];
-    let first = run(&file, &enroll).await.succeeded();
-    let report = first.json();
-    let counts =
-        |report: &Value| ["created", "unchanged", "updated", "rejected", "unsent"].map(|name| report[name].as_u64());
-    assert_eq!(counts(&report), [Some(2), Some(1), Some(0), Some(2), Some(0)]);
-    assert!(first.stderr.contains("line 3: 1 columns, where the header has 2"), "{}", first.stderr);
-    let rejects = std::fs::read_to_string(report["rejects"].as_str().unwrap()).unwrap();
-    let rejects: Vec<Value> = rejects.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(rejects.len(), 2);
-    assert_eq!((&rejects[0]["line"], &rejects[0]["row"]), (&json!(3), &json!("npm")));
-    assert_eq!(rejects[1]["line"], json!(4));
-    assert!(rejects[1]["reason"].as_str().unwrap().contains("sync-pypi"), "{}", rejects[1]);
-
-    // The same again, and one changed.
-    std::fs::write(&roster, "platform,name,tier\nnpm,ms,gold\nnpm,left-pad,gold\n").unwrap();
-    let report = run(&file, &enroll).await.succeeded().json();
-    assert_eq!(counts(&report), [Some(1), Some(0), Some(1), Some(0), Some(0)]);
-
-    let status = run(&file, &["status", "--json"]).await.succeeded().json();
-    let queue = &status["ledger"]["queues"][0];
-    assert_eq!((&queue["queue"], &queue["sleeping"], &queue["unsent"]), (&json!("sync-npm"), &json!(3), &json!(0)));
-    assert_eq!(status["broker"]["sync-npm"], json!({ "ready": 0, "consumers": 0 }));
-    let told = run(&file, &["status"]).await.succeeded().stdout;
-    assert!(told.lines().any(|line| line.starts_with("sync-npm") && line.contains('3')), "{told}");
-}
-
-#[tokio::test]
-async fn a_roster_that_cannot_be_used_is_an_error_that_says_why() {
+async fn check_names_file_line_key_and_the_nearest_key_for_all_errors_at_once() {
     let ground = Ground::embedded();
-    let file = ground.config_file(CONFIG);
-    let write = |name: &str, text: &str| {
-        std::fs::write(ground.path(name), text).unwrap();
-        ground.path(name).display().to_string()
+    // Two lines come before it: those with broker.url and ledger.url.
+    let shape = ground.config_file(
+        r#"[worker]
+grace = "soon"
+[queues.work]
+concurency = 4
+[kinds.sync]
+every = 5
+retry = { atempts = 3 }
+"#,
+    );
+    let at = |line: usize, rest: &str| format!("{}:{line}: {rest}", shape.display());
+    failed(
+        run("check", &shape, &[]).await,
+        &[
+            &at(4, "worker.grace: `soon` is not a duration"),
+            &at(6, "queues.work.concurency: unknown key `concurency`; did you mean `concurrency`?"),
+            &at(8, "kinds.sync.every: invalid type: integer `5`"),
+            &at(9, "kinds.sync.retry.atempts: unknown key `atempts`; did you mean `attempts`?"),
+        ],
+    );
+    let values = ground.config_file(
+        r#"[queues.work]
+prefetch = 0
+throttle = "slw"
+[throttles.slow]
+allow = 0
+per = "1s"
+[kinds.sync]
+queue = "wrok"
+"#,
+    );
+    failed(
+        run("check", &values, &[]).await,
+        &[
+            &at(4, "queues.work.prefetch: 0 would mean no limit"),
+            &at(5, "queues.work.throttle: there is no [throttles.slw]; did you mean `slow`?"),
+            &at(7, "throttles.slow.allow: 0 is out of range; from 1 to 1000000 is possible"),
+            &at(10, "kinds.sync.queue: there is no [queues.wrok]; did you mean `work`?"),
+        ],
+    );
+    let syntax = ground.config_file("[queues.work\n");
+    failed(run("check", &syntax, &[]).await, &[&at(3, "not valid TOML")]);
+}
+
+#[tokio::test]
+async fn check_names_the_variable_that_is_wrong_and_not_the_file() {
+    let ground = Ground::embedded();
+    let config = ground.config_file(&format!("worker.grace = \"3s\"\n{CONFIG}"));
+    let check = async |name: &str, value: &str| {
+        roundelay_with(&[(name, value)], &["check", "--config", config.to_str().unwrap()]).await
     };
-    let table = [
-        (vec!["enroll", "--kind", "sink"], write("a.csv", "key\nx\n"), "there is no [kinds.sink]"),
-        (vec!["enroll", "--kind", "report"], write("b.csv", "key\nx\n"), "kinds.report has no `every`"),
-        (vec!["enroll", "--kind", "sync"], write("c.csv", ""), "the roster is empty"),
-        (vec!["enroll", "--kind", "sync"], write("d.xlsx", ""), "ends in .csv or .ndjson"),
-        (vec!["enroll", "--kind", "sync"], ground.path("e.csv").display().to_string(), "failed to read the roster"),
-    ];
-    for (mut arguments, roster, part) in table {
-        arguments.push(&roster);
-        let told = run(&file, &arguments).await.failed();
-        assert!(told.contains(part), "{told}");
+    ok(check("ROUNDELAY__WORKER__GRACE", "5s").await);
+    for (name, value, words) in [
+        ("ROUNDELAY__WORKER__GRACE", "soon", "worker.grace: `soon` is not a duration"),
+        ("ROUNDELAY__WORKER__GRACE", "1h", "worker.grace: 3600s is out of range"),
+        ("ROUNDELAY__WORKER__GRAEC", "1s", "worker.graec: unknown key `graec`; did you mean `grace`?"),
+        ("ROUNDELAY__WORKR__GRACE", "1s", "workr: unknown key `workr`; did you mean `worker`?"),
+        ("ROUNDELAY__QUEUES__WORK__CONCURRENCY", "many", "queues.work.concurrency: invalid type: string \"many\""),
+    ] {
+        let output = failed(check(name, value).await, &[&format!("{name}: {words}")]);
+        assert!(!output.stderr.contains(config.to_str().unwrap()), "{}", output.stderr);
     }
+}
+
+// ---- enroll ----
+
+#[tokio::test]
+async fn enroll_may_be_done_again_and_brings_chains_up_to_date() {
+    let ground = Ground::rabbit().await;
+    let config = ground.config_file(CONFIG);
+    let roster = ground.path("roster.csv");
+    let enroll = async |rows: &str| {
+        std::fs::write(&roster, rows).unwrap();
+        ok(run("enroll", &config, &["--kind", "sync", roster.to_str().unwrap(), "--json"]).await).json()
+    };
+    let tally = |created, unchanged, updated| {
+        json!({ "created": created, "unchanged": unchanged, "updated": updated, "retired": 0, "unsent": 0,
+                "rejected": 0, "rejects": null })
+    };
+    assert_eq!(enroll("key,name\na,1\nb,2\nc,3\n").await, tally(3, 0, 0));
+    assert_eq!(enroll("key,name\na,1\nb,2\nc,3\n").await, tally(0, 3, 0));
+    assert_eq!(enroll("key,name\na,1\nb,9\nd,4\n").await, tally(1, 1, 1));
+    let status = ok(run("status", &config, &["--json"]).await).json();
+    let queue = &status["ledger"]["queues"][0];
+    assert_eq!((&queue["queue"], &queue["unsent"]), (&json!("work"), &json!(0)));
+    assert_eq!(queue["sleeping"].as_i64().unwrap() + queue["due"].as_i64().unwrap(), 4, "{queue}");
+    assert_eq!((&status["broker_error"], &status["failures"]), (&json!(null), &json!([])));
+    assert_eq!(status["broker"]["roundelay.quarantine"], json!({ "ready": 0, "consumers": 0 }));
+}
+
+#[tokio::test]
+async fn enroll_takes_the_good_rows_and_tells_of_the_bad_ones() {
+    let ground = Ground::embedded();
+    let config = ground.config_file(&CONFIG.replace("queue = \"work\"", "queue = \"{{ platform }}\""));
+    let roster = ground.path("roster.ndjson");
+    let rows = [
+        r#"{"key":"a","platform":"work"}"#,
+        r#"{"key":"b","platform":"wrok"}"#,
+        "{oops",
+        r#"{"platform":"work"}"#,
+        r#"{"key":"","platform":"work"}"#,
+        r#"{"key":"c","platform":"side"}"#,
+    ];
+    std::fs::write(&roster, rows.join("\n")).unwrap();
+    let arguments = ["--kind", "sync", roster.to_str().unwrap(), "--json"];
+    let output =
+        failed(run("enroll", &config, &arguments).await, &["line 2: ", "line 3: ", "4 bad rows were left out"]);
+    let rejects = ground.path("roster.ndjson.rejects");
+    let report = output.json();
+    assert_eq!((&report["created"], &report["rejected"]), (&json!(2), &json!(4)));
+    assert_eq!(report["rejects"], json!(rejects.to_str().unwrap()));
+    let rejected: Vec<Value> =
+        std::fs::read_to_string(&rejects).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let expected = [(2, "`wrok` is not in the configuration"), (3, "not JSON"), (4, "key"), (5, "`key` is empty")];
+    assert_eq!(rejected.len(), expected.len());
+    for (row, (line, reason)) in rejected.iter().zip(expected) {
+        assert_eq!(row["line"], json!(line));
+        assert!(row["reason"].as_str().unwrap().contains(reason), "{row}");
+        assert_eq!(
+            serde_json::from_str::<Value>(row["row"].as_str().unwrap()).ok(),
+            serde_json::from_str(rows[line - 1]).ok()
+        );
+    }
+    let status = ok(run("status", &config, &["--json"]).await).json();
+    let queues: Vec<&Value> = status["ledger"]["queues"].as_array().unwrap().iter().map(|q| &q["queue"]).collect();
+    assert_eq!(queues, ["side", "work"]);
+
+    failed(run("enroll", &config, &["--kind", "snyc", roster.to_str().unwrap()]).await, &["[kinds.snyc]", "sync"]);
+    failed(run("enroll", &config, &["--kind", "sync", "absent.csv"]).await, &["failed to read the roster absent.csv"]);
 }
 
 // ---- publish ----
 
 #[tokio::test]
-async fn what_is_published_waits_on_its_queue_or_its_rung() {
+async fn publish_puts_a_job_where_it_belongs() {
     let ground = Ground::rabbit().await;
-    let file = ground.config_file(CONFIG);
-    run(&file, &["topology", "apply"]).await.succeeded();
-    let now = ["publish", "report", "now", "--payload", r#"{"n": [1]}"#, "--json"];
-    let report = run(&file, &now).await.succeeded().json();
-    assert_eq!((&report["queue"], &report["due"]), (&json!("slow"), &json!(null)));
-    run(&file, &["publish", "report", "later", "--delay", "20m", "--queue", "sync-npm"]).await.succeeded();
-    let by_payload = ["publish", "sync", "ms", "--payload", r#"{"platform": "npm"}"#, "--delay", "1s", "--json"];
-    assert_eq!(run(&file, &by_payload).await.succeeded().json()["queue"], "sync-npm");
+    let config = ground.config_file(CONFIG);
+    // Nothing is accepted that could not be kept.
+    failed(run("publish", &config, &["sync", "x"]).await, &["failed to publish", "roundelay topology apply"]);
+    ok(run("topology apply", &config, &[]).await);
 
-    let vhost = ground.vhost.as_ref().unwrap();
-    let broker = vhost.connect("roundelay").await;
-    let depth = async |queue: &str| roundelay::broker::Broker::depth(&broker, queue).await.unwrap().ready;
-    assert_eq!((depth("slow").await, depth("roundelay.delay.20m").await), (1, 1));
+    let output = ok(run("publish", &config, &["sync", "x", "--payload", r#"{"n":[1]}"#, "--json"]).await).json();
+    assert_eq!((&output["queue"], &output["due"]), (&json!("work"), &json!(null)));
+    let (_, job) = take(&ground, "work").await.unwrap();
+    assert_eq!((job.kind.as_str(), job.key.as_str(), job.payload), ("sync", "x", json!({ "n": [1] })));
+    assert_eq!(json!(job.id), output["id"]);
 
-    let table = [
-        (vec!["publish", "reprot", "x"], "there is no [kinds.reprot]"),
-        (vec!["publish", "report", "x", "--payload", "{n: 1}"], "--payload is not JSON"),
-        (vec!["publish", "report", "x", "--queue", "fast"], "there is no [queues.fast]"),
-        (vec!["publish", "report", "x", "--delay", "soon"], "`soon` is not a duration"),
-        (vec!["publish", "report", ""], "`key` is empty"),
-        (vec!["publish", "sync", "x"], "say --queue"),
+    let output = ok(run("publish", &config, &["sync", "y", "--queue", "side", "--delay", "1h", "--json"]).await).json();
+    let (to, job) = take(&ground, "roundelay.delay.60m").await.unwrap();
+    assert_eq!((to.as_str(), job.key.as_str(), json!(job.due)), ("side", "y", output["due"].clone()));
+
+    let nested = |depth| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+    ok(run("publish", &config, &["sync", "deep", "--payload", &nested(126)]).await);
+    assert_eq!(take(&ground, "work").await.unwrap().1.key, "deep");
+    let deep = nested(127);
+    let table: [(&[&str], &[&str]); 7] = [
+        (&["sync", "x", "--payload", "{n:1}"], &["--payload is not JSON"]),
+        (&["sync", "x", "--payload", &deep], &["a worker would refuse this job", "recursion limit"]),
+        (&["snyc", "x"], &["there is no [kinds.snyc]", "sync"]),
+        (&["sync", "x", "--queue", "wrok"], &["there is no [queues.wrok]", "side, work"]),
+        (&["sync", ""], &["`key` is empty"]),
+        (&["sync", "a\nb"], &["`key` has a control character"]),
+        (&["sync", "x", "--queue", ""], &["there is no [queues.]"]),
     ];
-    for (arguments, part) in table {
-        let told = run(&file, &arguments).await.failed();
-        assert!(told.contains(part), "{told}");
+    for (arguments, words) in table {
+        failed(run("publish", &config, arguments).await, words);
     }
+    let wrong = run("publish", &config, &["sync", "x", "--delay", "soon"]).await;
+    assert!(wrong.code == Some(2) && wrong.stderr.contains("`soon` is not a duration"), "{wrong:?}");
+    assert!(
+        take(&ground, "work").await.is_none() && take(&ground, "side").await.is_none(),
+        "nothing else was published"
+    );
+}
+
+#[tokio::test]
+async fn without_a_broker_a_published_job_waits_in_the_ledger() {
+    let ground = Ground::embedded();
+    let ran = ground.path("ran");
+    let touch = format!("[\"/usr/bin/touch\", \"{}\"]", ran.display());
+    let config = ground.config_file(&CONFIG.replace("[\"/bin/true\"]", &touch));
+    ok(run("publish", &config, &["sync", "x"]).await);
+    let kept = async || ok(run("status", &config, &["--json"]).await).json()["ledger"]["kept_jobs"].clone();
+    assert_eq!(kept().await, json!(1));
+    let mut worker = worker(&config);
+    until("it has run", || async { ran.exists() }).await;
+    until("it is forgotten", || async { kept().await == json!(0) }).await;
+    stop(&mut worker).await;
+}
+
+// ---- status ----
+
+#[tokio::test]
+async fn status_shows_the_ledger_when_the_broker_is_away() {
+    let ground = Ground::embedded();
+    let text = ground.config_text(CONFIG).replace("\"embedded\"", "\"amqp://guest:secret@127.0.0.1:1/%2f\"");
+    let config = ground.path("roundelay.toml");
+    std::fs::write(&config, text).unwrap();
+    let output = ok(run("status", &config, &["--json"]).await);
+    let report = output.json();
+    assert_eq!((&report["ledger"]["queues"], &report["broker"]), (&json!([]), &json!({})));
+    assert!(report["broker_error"].as_str().unwrap().contains("cannot connect to amqp://127.0.0.1:1"), "{report}");
+    assert!(!format!("{output:?}").contains("secret"), "{output:?}");
+    assert!(ok(run("status", &config, &[]).await).stdout.contains("the broker was not asked: cannot connect"));
 }
 
 // ---- topology ----
 
 #[tokio::test]
-async fn topology_is_applied_checked_and_exported() {
+async fn topology_check_finds_what_is_missing_and_apply_mends_it() {
     let ground = Ground::rabbit().await;
-    let file = ground.config_file(CONFIG);
-    let vhost = ground.vhost.as_ref().unwrap();
-    let told = run(&file, &["topology", "check"]).await;
-    assert!(!told.ok && told.stdout.contains("roundelay.jobs"), "{}", told.stdout);
-    run(&file, &["topology", "apply"]).await.succeeded();
-    run(&file, &["topology", "apply"]).await.succeeded();
-    assert_eq!(run(&file, &["topology", "check", "--json"]).await.succeeded().json()["ok"], json!(true));
+    let config = ground.config_file(CONFIG);
+    let check = async |rest: &[&str]| run("topology check", &config, rest).await;
+    failed(check(&[]).await, &["not as they must be"]);
+    ok(run("topology apply", &config, &[]).await);
+    ok(check(&[]).await);
+    vhost(&ground).delete_queue("side").await;
+    let output = failed(check(&[]).await, &[]);
+    assert!(output.stdout.contains("queue `side`") && output.stdout.contains("missing"), "{}", output.stdout);
+    assert!(output.stdout.contains("topology apply"), "it says how to mend it: {}", output.stdout);
+    ok(run("topology apply", &config, &[]).await);
+    let report = ok(check(&["--json"]).await).json();
+    assert_eq!(report["ok"], json!(true));
+    let embedded = Ground::embedded();
+    failed(run("topology check", &embedded.config_file(CONFIG), &[]).await, &["broker.url is `embedded`", "amqp://"]);
+}
 
-    // A policy as operators write them, that would let every message expire after a minute.
-    let policy = json!({ "pattern": ".*", "definition": { "message-ttl": 60_000 }, "apply-to": "queues" });
-    vhost.call(Method::PUT, &format!("policies/{}/ttl-for-all", vhost.name), policy).await;
-    let check = async || run(&file, &["topology", "check", "--json"]).await;
-    until("the policy is in effect", async || !check().await.ok).await;
-    let findings = check().await.json();
-    let wrong = &findings["findings"][0];
-    assert_eq!((&findings["ok"], &wrong["weight"]), (&json!(false), &json!("wrong")));
-    let told = run(&file, &["topology", "check"]).await;
-    assert!(told.stdout.contains("ttl-for-all") && told.stdout.contains("mend"), "{}", told.stdout);
-    assert!(told.stderr.contains("not as they must be"), "{}", told.stderr);
-    // And a worker does not begin to lose messages.
-    let refused = run(&file, &["worker"]).await.failed();
-    assert!(refused.contains("ttl-for-all"), "{refused}");
+#[tokio::test]
+async fn topology_check_finds_a_policy_that_overrides_and_says_how_to_mend_it() {
+    let ground = Ground::rabbit().await;
+    let config = ground.config_file(CONFIG);
+    ok(run("topology apply", &config, &[]).await);
+    let policy = format!("policies/{}/all", vhost(&ground).name);
+    let definition = json!({ "pattern": ".*", "apply-to": "queues", "definition": { "message-ttl": 60_000 } });
+    vhost(&ground).call(Method::PUT, &policy, definition).await;
+    let wrong = || async { run("topology check", &config, &[]).await.code == Some(1) };
+    until("the broker shows it", wrong).await;
+    let output = failed(run("topology check", &config, &[]).await, &["not as they must be"]);
+    for words in ["policy `all` sets `message-ttl`", "60000", "rabbitmqctl clear_policy", "jobs come early"] {
+        assert!(output.stdout.contains(words), "no `{words}` in {}", output.stdout);
+    }
+    let report = failed(run("topology check", &config, &["--json"]).await, &[]).json();
+    assert_eq!(report["ok"], json!(false));
+    // A worker refuses to start on it.
+    let mut worker = worker(&config);
+    let ended = timeout(SOON, worker.wait()).await.expect("it ends by itself").unwrap();
+    assert_eq!(ended.code(), Some(1));
+    vhost(&ground).call(Method::DELETE, &policy, json!(null)).await;
+    until("all is well", || async { run("topology check", &config, &[]).await.ok }).await;
+}
 
-    let exported = run(&file, &["topology", "export", "--output", "-"]).await.succeeded().stdout;
-    let exported: Value = serde_json::from_str(&exported).unwrap();
-    let queues = exported["queues"].as_array().unwrap();
-    assert!(queues.iter().any(|queue| queue["name"] == "sync-npm" && queue["durable"] == json!(true)));
-    assert!(exported["exchanges"].as_array().unwrap().iter().any(|exchange| exchange["name"] == "roundelay.delay.60m"));
+#[tokio::test]
+async fn topology_export_is_what_the_broker_can_import() {
+    let ground = Ground::rabbit().await;
+    let config = ground.config_file(CONFIG);
+    let exported = ok(run("topology export", &config, &["--output", "-"]).await).stdout;
+    let definitions: Value = serde_json::from_str(&exported).unwrap();
+    vhost(&ground).call(Method::POST, &format!("definitions/{}", vhost(&ground).name), definitions).await;
+    ok(run("topology check", &config, &[]).await);
+    let file = ground.path("definitions.json");
+    ok(run("topology export", &config, &["--output", file.to_str().unwrap()]).await);
+    assert_eq!(std::fs::read_to_string(file).unwrap(), exported);
 }
 
 // ---- worker ----
 
-/// A program that says when it has begun, and ends when it is told to.
-fn slow(ground: &Ground) -> String {
-    let (begun, end) = (ground.path("begun"), ground.path("end"));
-    let script = format!(
-        "#!/bin/sh\necho >> '{}'\nwhile [ ! -e '{}' ]; do sleep 0.05; done\necho done >> '{}'\n",
-        begun.display(),
-        end.display(),
-        ground.path("done").display()
-    );
-    let path = ground.path("slow.sh");
-    std::fs::write(&path, script).unwrap();
-    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    format!(
-        "[queues.slow]\nconcurrency = 1\nprefetch = 4\n[kinds.report]\nqueue = \"slow\"\nhandler.exec.argv = [\"{}\"]\n",
-        path.display()
-    )
+/// A handler that says that it has begun (by its process id) and goes on until it is let go.
+struct Slow {
+    began: PathBuf,
+    go: PathBuf,
+    ended: PathBuf,
+    config: PathBuf,
 }
 
-fn terminate(worker: &tokio::process::Child) {
-    let pid = nix::unistd::Pid::from_raw(worker.id().expect("it runs").try_into().unwrap());
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
-}
-
-#[tokio::test]
-async fn a_worker_that_is_told_to_stop_finishes_what_runs_and_leaves_nothing_unacked() {
-    let ground = Ground::rabbit().await;
-    let file = ground.config_file(&slow(&ground));
-    let mut worker = worker(&file);
-    until("the queue is there", async || run(&file, &["publish", "report", "first"]).await.ok).await;
-    for key in ["second", "third"] {
-        run(&file, &["publish", "report", key]).await.succeeded();
+impl Slow {
+    fn new(ground: &Ground) -> Self {
+        let [began, go, ended] = ["began", "go", "ended"].map(|name| ground.path(name));
+        let script = format!(
+            "echo $$ > '{}'; while [ ! -e '{}' ]; do sleep 0.05; done; echo $ROUNDELAY_KEY $ROUNDELAY_ATTEMPT >> '{}'",
+            began.display(),
+            go.display(),
+            ended.display()
+        );
+        let config = ground.config_file(&format!(
+            r#"
+[queues.work]
+concurrency = 1
+[kinds.sync]
+queue = "work"
+timeout = "5m"
+handler.exec = {{ argv = ["/bin/sh", "-c", "{script}"], env = {{ PATH = "/usr/bin:/bin" }} }}
+"#
+        ));
+        Self { began, go, ended, config }
     }
-    until("the first runs", async || ground.path("begun").exists()).await;
-    terminate(&worker);
-    let vhost = ground.vhost.as_ref().unwrap();
-    let broker = vhost.connect("roundelay").await;
-    let depth = async || roundelay::broker::Broker::depth(&broker, "slow").await.unwrap();
-    // It puts back what it has not begun, and keeps what it has.
-    until("two are back", async || depth().await.ready == 2).await;
-    assert!(worker.try_wait().unwrap().is_none(), "it waits for what runs");
-    std::fs::write(ground.path("end"), "").unwrap();
-    assert!(worker.wait().await.unwrap().success());
-    assert_eq!(std::fs::read_to_string(ground.path("done")).unwrap(), "done\n");
-    assert_eq!(std::fs::read_to_string(ground.path("begun")).unwrap().lines().count(), 1);
-    assert_eq!(depth().await.ready, 2, "the first is acknowledged, the others wait");
+
+    async fn begun(&self) -> i32 {
+        let pid = || std::fs::read_to_string(&self.began).ok()?.trim().parse().ok();
+        until("the handler has begun", || async { pid().is_some() }).await;
+        pid().unwrap()
+    }
+}
+
+fn terminate(worker: &Child) {
+    kill(Pid::from_raw(worker.id().unwrap() as i32), Signal::SIGTERM).unwrap();
+}
+
+/// Tells a worker to stop that runs one job and holds another, and waits until it has put the
+/// other one back.
+async fn told_to_stop(ground: &Ground, slow: &Slow, worker: &Child) -> RabbitBroker {
+    ok(run("publish", &slow.config, &["sync", "second"]).await);
+    let broker = vhost(ground).connect("roundelay").await;
+    until("it holds the second", || async { broker.depth("work").await.unwrap().ready == 0 }).await;
+    terminate(worker);
+    until("the second is back", || async { broker.depth("work").await.unwrap().ready == 1 }).await;
+    broker
+}
+
+async fn stop(worker: &mut Child) {
+    terminate(worker);
+    let status = timeout(SOON, worker.wait()).await.expect("the worker ends").unwrap();
+    assert_eq!(status.code(), Some(0));
 }
 
 #[tokio::test]
-async fn a_worker_does_not_wait_longer_than_its_grace() {
+async fn a_worker_told_to_stop_finishes_what_runs_and_leaves_the_rest() {
     let ground = Ground::rabbit().await;
-    let file = ground.config_file(&format!("worker.grace = \"200ms\"\n{}", slow(&ground)));
-    let mut worker = worker(&file);
-    until("the queue is there", async || run(&file, &["publish", "report", "first"]).await.ok).await;
-    until("it runs", async || ground.path("begun").exists()).await;
+    let slow = Slow::new(&ground);
+    ok(run("topology apply", &slow.config, &[]).await);
+    ok(run("publish", &slow.config, &["sync", "first"]).await);
+    let mut worker = worker(&slow.config);
+    slow.begun().await;
+    let broker = told_to_stop(&ground, &slow, &worker).await;
+    broker.close().await;
+    assert_eq!(worker.try_wait().unwrap(), None, "it waits for what runs");
+    std::fs::write(&slow.go, "").unwrap();
+    let status = timeout(SOON, worker.wait()).await.expect("it ends").unwrap();
+    assert_eq!(status.code(), Some(0));
+    assert_eq!(std::fs::read_to_string(&slow.ended).unwrap(), "first 1\n");
+    // The worker's connections are gone, so what it had not acknowledged would be here again.
+    assert_eq!(take(&ground, "work").await.unwrap().1.key, "second");
+    assert!(take(&ground, "work").await.is_none());
+}
+
+#[tokio::test]
+async fn a_handler_that_outlasts_the_grace_is_ended_and_runs_again_elsewhere() {
+    let ground = Ground::rabbit().await;
+    let slow = Slow::new(&ground);
+    ok(run("topology apply", &slow.config, &[]).await);
+    ok(run("publish", &slow.config, &["sync", "x"]).await);
+    let mut first = worker_with(&slow.config, &["--grace", "100ms"]);
+    let pid = slow.begun().await;
+    stop(&mut first).await;
+    let gone = || async move {
+        // What has been killed may still wait to be reaped by its new parent.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('Z'))
+    };
+    until("the handler is gone", gone).await;
+    assert!(!slow.ended.exists());
+    // Another worker runs it, and no attempt was charged.
+    std::fs::write(&slow.go, "").unwrap();
+    let mut second = worker(&slow.config);
+    until("it has run", || async { slow.ended.exists() }).await;
+    stop(&mut second).await;
+    assert_eq!(std::fs::read_to_string(&slow.ended).unwrap(), "x 1\n");
+    assert!(take(&ground, "work").await.is_none());
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_a_worker_at_once_and_loses_nothing() {
+    let ground = Ground::rabbit().await;
+    let slow = Slow::new(&ground);
+    ok(run("topology apply", &slow.config, &[]).await);
+    ok(run("publish", &slow.config, &["sync", "x"]).await);
+    let mut worker = worker(&slow.config);
+    slow.begun().await;
+    let broker = told_to_stop(&ground, &slow, &worker).await;
     terminate(&worker);
-    assert!(worker.wait().await.unwrap().success());
-    let vhost = ground.vhost.as_ref().unwrap();
-    let broker = vhost.connect("roundelay").await;
-    assert_eq!(
-        roundelay::broker::Broker::depth(&broker, "slow").await.unwrap().ready,
-        1,
-        "it waits for another worker"
-    );
+    let status = timeout(SOON, worker.wait()).await.expect("it ends").unwrap();
+    assert_eq!(status.code(), Some(130));
+    until("both jobs are back", || async { broker.depth("work").await.unwrap().ready == 2 }).await;
+    // The handler is not the worker's child any more, and would wait for ever.
+    std::fs::write(&slow.go, "").unwrap();
+    until("the handler has ended", || async { slow.ended.exists() }).await;
 }

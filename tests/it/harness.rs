@@ -355,9 +355,15 @@ pub async fn roundelay_with(variables: &[(&str, &str)], arguments: &[&str]) -> O
 
 /// Starts `roundelay worker` in the background; killed when dropped.
 pub fn worker(config: &Path) -> tokio::process::Child {
+    worker_with(config, &[])
+}
+
+/// Likewise, with further arguments.
+pub fn worker_with(config: &Path, arguments: &[&str]) -> tokio::process::Child {
     tokio::process::Command::new(env!("CARGO_BIN_EXE_roundelay"))
         .args(["worker", "--config"])
         .arg(config)
+        .args(arguments)
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .spawn()
