@@ -133,6 +133,21 @@ pub enum BadMessage {
     /// No such queue in the configuration.
     #[error("unknown queue `{0}`: not under [queues] in the configuration")]
     UnknownQueue(String),
+    /// A hint for a kind that has no chains.
+    #[error(
+        "kind `{0}` has no `every` in the configuration, so it has no chains; the chain waits in the ledger until it has"
+    )]
+    NoChains(String),
+    /// The hint names an epoch that belongs to another chain.
+    #[error("epoch {epoch} is that of {kind} {key}, not of this message's chain: was an older ledger restored?")]
+    OtherChain {
+        /// The epoch named in the message.
+        epoch: i64,
+        /// The kind of the chain that has it.
+        kind: String,
+        /// The key of the chain that has it.
+        key: String,
+    },
     /// The hint belongs to another deployment.
     #[error("the chain belongs to ledger {theirs}, this one is {ours}: two deployments share a broker and a prefix")]
     OtherLedger {

@@ -132,8 +132,9 @@ pub fn jitter_rungs(every: Duration, jitter: Duration) -> Vec<Duration> {
     }
     let (low, width) = ((every - jitter).as_millis() as f64, 2.0 * jitter.as_millis() as f64);
     let golden = 0.618_033_988_749_894_9_f64;
-    (1..=JITTER_RUNGS)
-        .map(|n| Duration::from_millis((low + width * (f64::from(n) * golden).fract()).round() as u64))
+    (0..JITTER_RUNGS)
+        .map(|n| f64::from(n) - f64::from(JITTER_RUNGS - 1) / 2.0)
+        .map(|steps| Duration::from_millis((low + width * (steps * golden + 0.5).rem_euclid(1.0)).round() as u64))
         .filter(|rung| !rung.is_zero())
         .collect()
 }

@@ -11,6 +11,8 @@ use crate::schedule::Every;
 
 /// No retry and no snooze waits longer than this, whatever an upstream's `Retry-After` says.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(30 * 86_400);
+/// The shortest wait of a snooze. None is charged, so a shorter one would be a loop at full speed.
+pub const SHORTEST_SNOOZE: Duration = Duration::from_millis(100);
 
 /// What a run ended as.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -194,7 +196,7 @@ pub fn decide(
     entropy: &Entropy,
 ) -> Decision {
     let onward = || match every {
-        Some(every) => Next::Tick { due: every.next(finished, ladder, entropy) },
+        Some(every) => Next::Tick { due: every.next(finished, entropy) },
         None => Next::End,
     };
     let (next, verdict, reason) = match outcome {
@@ -202,7 +204,7 @@ pub fn decide(
         Outcome::Fail { reason } => (onward(), Verdict::Failed, Some(reason)),
         Outcome::Retire { reason } => (Next::End, Verdict::Retired, Some(reason)),
         Outcome::Snooze { reason, wait } => {
-            let due = finished + wait.min(LONGEST_WAIT);
+            let due = finished + wait.clamp(SHORTEST_SNOOZE, LONGEST_WAIT);
             (Next::Snooze { due }, Verdict::Snoozed, Some(reason))
         }
         Outcome::Retry { reason, after } => match retry.wait(attempt, ladder, entropy) {
@@ -263,6 +265,13 @@ mod tests {
                 3,
                 Outcome::Snooze { reason: "429".into(), wait: Duration::from_secs(20) },
                 Next::Snooze { due: at(1_020) },
+                Verdict::Snoozed,
+            ),
+            (
+                EVERY,
+                1,
+                Outcome::Snooze { reason: "now".into(), wait: Duration::ZERO },
+                Next::Snooze { due: at(1_000) + SHORTEST_SNOOZE },
                 Verdict::Snoozed,
             ),
             (

@@ -229,8 +229,11 @@ async fn run_engine(
     });
     let stop = CancellationToken::new();
     let ready = engine.ready();
-    let engine = tokio::spawn(engine.run(stop.clone()));
-    ready.wait().await;
+    let mut engine = tokio::spawn(engine.run(stop.clone()));
+    tokio::select! {
+        () = ready.wait() => {}
+        ended = &mut engine => ended.map_err(|error| StartError::Setup(error.to_string()))??,
+    }
     let mut enroller = Enroller::new(&config, connections, KIND, None, true)?;
     for first in (0..settings.chains).step_by(BATCH) {
         let numbers = first..(first + BATCH).min(settings.chains);

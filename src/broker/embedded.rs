@@ -274,6 +274,10 @@ impl Drop for Tag {
 
 #[async_trait]
 impl Settle for Tag {
+    fn is_alive(&self) -> bool {
+        true
+    }
+
     async fn ack(mut self: Box<Self>) {
         self.settle(false);
     }

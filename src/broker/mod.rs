@@ -78,6 +78,12 @@ impl Delivery {
         Self { body, queue, redelivered, deaths, settle }
     }
 
+    /// Whether it can still be settled. When its connection has died it cannot, and the broker
+    /// delivers the message again: whoever has not begun to work on it should leave it.
+    pub fn is_alive(&self) -> bool {
+        self.settle.is_alive()
+    }
+
     /// Done with: the broker forgets it. On a connection that has died meanwhile this does
     /// nothing, and the broker delivers the message again.
     pub async fn ack(self) {
@@ -99,6 +105,8 @@ impl fmt::Debug for Delivery {
 /// Reports a delivery's fate.
 #[async_trait]
 pub trait Settle: Send + Sync {
+    /// See [`Delivery::is_alive`].
+    fn is_alive(&self) -> bool;
     /// See [`Delivery::ack`].
     async fn ack(self: Box<Self>);
     /// See [`Delivery::requeue`].

@@ -86,7 +86,9 @@ pub fn main() -> ExitCode {
     if let Command::Worker(_) = cli.command {
         worker::with_deep_stacks();
     }
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    // Said here, because a worker's environment asks for deep ones, which only lapin needs.
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_stack_size(2 << 20).build();
+    let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("error: failed to start: {error}");

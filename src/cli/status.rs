@@ -1,7 +1,9 @@
 //! `roundelay status`
 
+use anyhow::ensure;
 use clap::Args;
 use roundelay::broker::Depth;
+use roundelay::config::LedgerUrl;
 use roundelay::engine::Connections;
 use serde_json::json;
 
@@ -26,6 +28,10 @@ pub struct Status {
 impl Status {
     pub async fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
+        if let LedgerUrl::Sqlite(path) = &config.ledger.url {
+            let absent = "a worker or `roundelay enroll` makes it; is ledger.url right?";
+            ensure!(path.exists(), "there is no ledger at {}; {absent}", path.display());
+        }
         let ledger = Connections::ledger(&config)?;
         let census = ledger.census(config.catch_up.slack).await?;
         let failures = ledger.failures(FAILURES).await?;

@@ -3,40 +3,46 @@
 //! Every chain has a time at which to look after it: some slack after it is due. A chain that has
 //! been claimed by then is left alone; of the others it must be told whether the message is lost
 //! or just waits its turn. Messages enter a platform queue when they are due, so once the queue
-//! has delivered something that was due later, or is empty, the message is lost and sent again:
-//! the same identity, so that a wrong guess costs one surplus message and never a second rotation.
+//! has delivered something that was due well after it, or is empty, the message is lost and sent
+//! again: the same identity, so that a wrong guess costs one surplus message and never a second
+//! rotation.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use tokio_util::sync::CancellationToken;
 
-use super::Core;
-use crate::broker::Depth;
+use super::{Core, QueueRun};
+use crate::broker::{Depth, PublishError};
 use crate::clock::Time;
 use crate::job::Envelope;
 use crate::ledger::{Hint, LedgerError, LookAgain, Overdue};
 use crate::schedule::spread;
 use crate::telemetry::Count;
 
-/// Chains looked after in one sweep.
-const PER_SWEEP: u32 = 5_000;
+/// Chains of a queue looked after at a time.
+const PER_LOOK: u32 = 5_000;
 /// Chains read at a time while all messages are re-created.
 const PER_PAGE: u32 = 1_000;
+/// After so many publishes that failed the others of a look are not tried: the broker is away.
+const MOST_FAILURES: usize = 16;
 /// Publishes in flight.
 const IN_FLIGHT: usize = 128;
 /// A broker that keeps nothing gets what other programs put in the ledger this often.
 const LISTEN: Duration = Duration::from_secs(1);
 /// Small backlogs are not stretched over the whole window: this much of it for each chain.
 const SHARE: Duration = Duration::from_millis(5);
-/// The longest pause between two looks at the same chain.
+/// The longest pause between two looks at a chain whose message was sent again.
 const LONGEST_LOOK: Duration = Duration::from_secs(3_600);
-/// A chain whose kind is not configured is looked at this often, in case it is again.
-const UNCONFIGURED: Duration = Duration::from_secs(300);
+/// The longest pause between two looks at a chain whose message waits its turn.
+const LONGEST_TURN: Duration = Duration::from_secs(600);
 /// Records of attempts deleted at a time, few enough that no claim waits long behind it.
 const PER_PRUNE: u32 = 1_000;
+/// How often in one sweep, so that the next is not kept waiting.
+const PRUNES: u32 = 100;
 
 /// Sweeps until `shutdown`.
 pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
@@ -54,7 +60,9 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
         loop {
             tokio::time::sleep(pause).await;
             pause = every;
-            report("catch up", sweep(&core).await);
+            for queue in core.queues.values() {
+                report(&format!("catch up on the queue {}", queue.name), sweep(&core, queue).await);
+            }
             if !keeps {
                 report("take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
             }
@@ -76,7 +84,11 @@ fn report<E: std::fmt::Display>(what: &str, result: Result<(), E>) {
 /// Deletes what is older than the history to be kept.
 async fn prune(core: &Core) -> Result<(), LedgerError> {
     let before = core.ledger.now() - core.history;
-    while core.ledger.prune(before, PER_PRUNE).await? > 0 {}
+    for _ in 0..PRUNES {
+        if core.ledger.prune(before, PER_PRUNE).await? == 0 {
+            break;
+        }
+    }
     Ok(())
 }
 
@@ -89,12 +101,13 @@ enum Plan {
     Send { due: Time, look_at: Time },
 }
 
-/// Decides about a chain (pure). `depth` and `frontier` are its queue's, `held` whether this
-/// worker has its message in hand, and `offset` its place in the spread.
+/// Decides about a chain (pure). `depth` and `frontier` (how far it has come, if anything is known
+/// of that) are its queue's, `held` whether this worker has its message in hand, and `offset` its
+/// place in the spread.
 fn plan(
     chain: &Overdue,
     depth: Depth,
-    frontier: Time,
+    frontier: Option<Time>,
     held: bool,
     now: Time,
     slack: Duration,
@@ -103,87 +116,113 @@ fn plan(
     if chain.lease_until > now {
         return Plan::Wait { until: chain.lease_until + slack };
     }
-    let waits_its_turn = chain.sent && depth.ready > 0 && frontier < chain.watch_at;
-    if held || waits_its_turn {
+    if held {
         return Plan::Wait { until: now + slack };
+    }
+    // Where the queue must have come before the message counts as lost. Looking moves `watch_at`
+    // and not this, so a queue that lags behind for ever hides nothing for ever.
+    let past = chain.expected + slack;
+    if chain.sent && depth.ready > 0 && frontier.is_none_or(|frontier| frontier < past) {
+        // A backlog that stays as long as it is takes this long to get there.
+        let distance = frontier.map_or(slack, |frontier| past.since(frontier));
+        return Plan::Wait { until: now + distance.clamp(slack, LONGEST_TURN.max(slack)) };
     }
     let due = chain.hint.due.max(now + offset);
     let patience = slack.saturating_mul(1 << chain.looks.min(16)).min(LONGEST_LOOK.max(slack));
     Plan::Send { due, look_at: due + patience }
 }
 
-/// One look at all chains whose time has come.
-async fn sweep(core: &Core) -> Result<(), String> {
-    let now = core.ledger.now();
-    let queues: Vec<String> = core.queues.keys().cloned().collect();
-    let overdue = core.ledger.overdue(queues, now, PER_SWEEP).await.map_err(|error| error.to_string())?;
-    if overdue.is_empty() {
-        return Ok(());
-    }
-    let mut depths: HashMap<&str, Option<Depth>> = HashMap::new();
-    for chain in &overdue {
-        let queue = chain.hint.queue.as_str();
-        if !depths.contains_key(queue) {
-            let depth = core.dispatch.broker.depth(queue).await;
-            // A queue that somebody has deleted must not keep the others from being looked after.
-            let told = |error: &_| tracing::warn!(queue, %error, "catch-up cannot look at a queue; it looks again");
-            depths.insert(queue, depth.inspect_err(told).ok());
-        }
-    }
-    let window = core.catch_up.spread.min(SHARE * overdue.len() as u32);
-    let plans: Vec<Plan> = (overdue.iter().enumerate())
-        .map(|(n, chain)| {
-            if !core.kinds.contains_key(&chain.hint.kind) {
-                // Its message would only be quarantined, again and again.
-                return Plan::Wait { until: now + UNCONFIGURED };
-            }
-            let queue = &chain.hint.queue;
-            let Some(depth) = depths.get(queue.as_str()).copied().flatten() else {
-                return Plan::Wait { until: now + core.catch_up.slack };
-            };
-            let frontier = core.queues.get(queue).map_or(now, |queue| queue.frontier());
-            let offset = spread(n, overdue.len(), window);
-            plan(chain, depth, frontier, core.holds(chain.hint.epoch), now, core.catch_up.slack, offset)
-        })
-        .collect();
-    let looks = overdue.iter().zip(&plans).map(|(chain, plan)| {
-        let (to, looks) = match plan {
-            Plan::Wait { until } => (*until, chain.looks),
-            Plan::Send { look_at, .. } => (*look_at, chain.looks + 1),
-        };
-        LookAgain { epoch: chain.hint.epoch, from: chain.watch_at, to, looks }
-    });
-    // Of several workers that look at the same chain, the one that writes first sends.
-    let mine = core.ledger.look_again(looks.collect()).await.map_err(|error| error.to_string())?;
-    let sends = overdue.into_iter().zip(plans).zip(mine).filter_map(|((chain, plan), mine)| match plan {
-        Plan::Send { due, .. } if mine => Some((chain.hint, due)),
-        _ => None,
-    });
-    let sends: Vec<(Hint, Time)> = sends.collect();
-    if !sends.is_empty() {
-        tracing::info!(chains = sends.len(), over = ?window, "sending messages again for chains that are overdue");
-    }
-    send_all(core, sends).await;
+/// Looks at the chains of a queue whose time has come.
+async fn sweep(core: &Core, queue: &QueueRun) -> Result<(), String> {
+    while look(core, queue).await? {}
     Ok(())
 }
 
-/// Publishes messages for chains, each due at the given time.
-async fn send_all(core: &Core, sends: Vec<(Hint, Time)>) {
+/// One look; whether there is more to send at once.
+async fn look(core: &Core, queue: &QueueRun) -> Result<bool, String> {
+    let (now, slack) = (core.ledger.now(), core.catch_up.slack);
+    let overdue = core.ledger.overdue(queue.name.to_string(), core.recurring(), now, PER_LOOK).await;
+    let overdue = overdue.map_err(|error| error.to_string())?;
+    if overdue.is_empty() {
+        return Ok(false);
+    }
+    let full = overdue.len() == PER_LOOK as usize;
+    let depth = core.dispatch.broker.depth(&queue.name).await.map_err(|error| error.to_string())?;
+    let window = core.catch_up.spread.min(SHARE * overdue.len() as u32);
+    let plans: Vec<Plan> = (overdue.iter().enumerate())
+        .map(|(n, chain)| {
+            let (held, offset) = (core.holds(chain.hint.epoch), spread(n, overdue.len(), window));
+            plan(chain, depth, queue.frontier(), held, now, slack, offset)
+        })
+        .collect();
+    let looks: Vec<LookAgain> = (overdue.iter().zip(&plans))
+        .map(|(chain, plan)| {
+            let (to, looks, expected) = match *plan {
+                Plan::Wait { until } => (until, chain.looks, None),
+                Plan::Send { due, look_at } => (look_at, chain.looks + 1, Some(due)),
+            };
+            LookAgain { epoch: chain.hint.epoch, from: chain.watch_at, to, looks, expected }
+        })
+        .collect();
+    // Of several workers that look at the same chain, the one that writes first sends.
+    let mine = core.ledger.look_again(looks.clone()).await.map_err(|error| error.to_string())?;
+    let sends: Vec<(Hint, Time)> = (overdue.iter().zip(&plans).zip(mine))
+        .filter_map(|((chain, plan), mine)| match plan {
+            Plan::Send { due, .. } if mine => Some((chain.hint.clone(), *due)),
+            _ => None,
+        })
+        .collect();
+    if sends.is_empty() {
+        return Ok(false);
+    }
+    tracing::info!(
+        queue = &*queue.name, chains = sends.len(), over = ?window,
+        "sending messages again for chains that are overdue"
+    );
+    let unsent = send_all(core, sends).await;
+    if unsent.is_empty() {
+        return Ok(full);
+    }
+    // What could not be sent is looked at soon, and as if this look had not been.
+    let again = (overdue.iter().zip(looks)).filter(|(chain, _)| unsent.contains(&chain.hint.epoch));
+    let again = again.map(|(chain, look)| LookAgain { from: look.to, to: now + slack, looks: chain.looks, ..look });
+    core.ledger.look_again(again.collect()).await.map_err(|error| error.to_string())?;
+    Err(format!("{} messages could not be sent", unsent.len()))
+}
+
+/// Publishes messages for chains, each due at the given time. Returns the epochs of those that
+/// could not be sent.
+async fn send_all(core: &Core, sends: Vec<(Hint, Time)>) -> HashSet<i64> {
+    let (unsent, failures) = (Mutex::new(HashSet::new()), AtomicUsize::new(0));
     stream::iter(sends)
-        .for_each_concurrent(IN_FLIGHT, |(hint, due)| async move {
-            let envelope = Envelope { due: Some(due), ..hint.envelope(core.ledger.id()) };
-            match core.dispatch.send(&envelope, &hint.queue, core.dispatch.clock.now()).await {
-                Ok(()) => {
-                    core.telemetry.count(Count::Resent);
-                    core.ledger.mark_sent(hint.sent());
+        .for_each_concurrent(IN_FLIGHT, |(hint, due)| {
+            let (unsent, failures) = (&unsent, &failures);
+            async move {
+                let envelope = Envelope { due: Some(due), ..hint.envelope(core.ledger.id()) };
+                let sent = if failures.load(Ordering::Relaxed) < MOST_FAILURES {
+                    core.dispatch.send(&envelope, &hint.queue, core.dispatch.clock.now()).await
+                } else {
+                    Err(PublishError::Unknown("not tried, since others have failed".into()))
+                };
+                match sent {
+                    Ok(()) => {
+                        core.telemetry.count(Count::Resent);
+                        core.ledger.mark_sent(hint.sent());
+                    }
+                    Err(error) => {
+                        if failures.fetch_add(1, Ordering::Relaxed) < MOST_FAILURES {
+                            tracing::warn!(
+                                kind = hint.kind, key = hint.key, epoch = hint.epoch, tick = hint.tick, %error,
+                                "catch-up could not send a message; it is looked after again"
+                            );
+                        }
+                        unsent.lock().unwrap_or_else(PoisonError::into_inner).insert(hint.epoch);
+                    }
                 }
-                Err(error) => tracing::warn!(
-                    kind = hint.kind, key = hint.key, epoch = hint.epoch, tick = hint.tick, %error,
-                    "catch-up could not send a message; it is looked after again"
-                ),
             }
         })
         .await;
+    unsent.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Sends the messages of all chains, for a broker that begins empty: those due by now spread over
@@ -196,12 +235,12 @@ async fn re_create(core: &Core) -> Result<(), String> {
     let queues: Vec<String> = core.queues.keys().cloned().collect();
     let (start, mut after, mut nth, mut total) = (core.ledger.now(), 0, 0, 0);
     loop {
-        let page = core.ledger.messages(queues.clone(), after, PER_PAGE).await.map_err(|error| error.to_string())?;
+        let page = core.ledger.messages(queues.clone(), core.recurring(), after, PER_PAGE).await;
+        let page = page.map_err(|error| error.to_string())?;
         let Some(last) = page.last() else { break };
         after = last.epoch;
         total += page.len();
-        let configured = page.into_iter().filter(|hint| core.kinds.contains_key(&hint.kind));
-        let sends = configured.map(|hint| {
+        let sends = page.into_iter().map(|hint| {
             let due = hint.due;
             if due > start {
                 return (hint, due);
@@ -236,7 +275,7 @@ async fn take_up_jobs(core: &Core, up_to: &mut i64) -> Result<(), String> {
                 }
             };
             if let Err(error) = sent {
-                tracing::error!(number = job.number, %error, "a job kept in the ledger cannot be sent");
+                return Err(format!("the job with number {} in the ledger: {error}", job.number));
             }
             *up_to = job.number;
         }
@@ -254,7 +293,7 @@ mod tests {
     fn chain(sent: bool, watch_at: i64, looks: u32, lease_until: i64) -> Overdue {
         let hint =
             Hint { kind: "k".into(), key: "x".into(), queue: "q".into(), epoch: 1, tick: 1, attempt: 1, due: at(100) };
-        Overdue { hint, sent, watch_at: at(watch_at), looks, lease_until: at(lease_until) }
+        Overdue { hint, sent, expected: at(100), watch_at: at(watch_at), looks, lease_until: at(lease_until) }
     }
 
     #[test]
@@ -268,6 +307,9 @@ mod tests {
             ("queue empty: lost", chain(true, 130, 0, 0), empty, at(0), false, send(203, 233)),
             ("queue past it: lost", chain(true, 130, 0, 0), full, at(130), false, send(203, 233)),
             ("queue not there yet: waits its turn", chain(true, 130, 0, 0), full, at(129), false, wait(230)),
+            ("looked at before: the same yardstick", chain(true, 190, 0, 0), full, at(130), false, send(203, 233)),
+            ("far behind: looks when it may be there", chain(true, 190, 0, 0), full, at(30), false, wait(300)),
+            ("very far behind", chain(true, 190, 0, 0), full, at(-9_000), false, wait(800)),
             ("never sent: sent whatever the queue holds", chain(false, 130, 0, 0), full, at(0), false, send(203, 233)),
             ("in hand", chain(true, 130, 0, 0), empty, at(0), true, wait(230)),
             ("being run", chain(true, 130, 0, 250), empty, at(0), false, wait(280)),
@@ -276,16 +318,18 @@ mod tests {
             ("patience has an end", chain(true, 130, 60, 0), empty, at(0), false, send(203, 3_803)),
         ];
         for (label, chain, depth, frontier, held, expected) in table {
-            let plan = plan(&chain, depth, frontier, held, at(200), slack, Duration::from_secs(3));
+            let plan = plan(&chain, depth, Some(frontier), held, at(200), slack, Duration::from_secs(3));
             assert_eq!(plan, expected, "{label}");
         }
+        let unknown = plan(&chain(true, 130, 0, 0), full, None, false, at(200), slack, Duration::ZERO);
+        assert_eq!(unknown, wait(230), "nothing is known of the queue yet");
     }
 
     #[test]
     fn what_is_not_due_yet_is_sent_for_its_time() {
         let mut chain = chain(false, 50, 0, 0);
         chain.hint.due = at(900);
-        let plan = plan(&chain, Depth::default(), at(0), false, at(200), Duration::from_secs(30), Duration::ZERO);
+        let plan = plan(&chain, Depth::default(), Some(at(0)), false, at(200), Duration::from_secs(30), Duration::ZERO);
         assert_eq!(plan, Plan::Send { due: at(900), look_at: at(930) });
     }
 }

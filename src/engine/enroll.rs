@@ -1,5 +1,6 @@
 //! Begins chains: into the ledger first, then their first messages.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
@@ -8,6 +9,7 @@ use serde::Serialize;
 use super::dispatch::Dispatch;
 use super::{Connections, StartError};
 use crate::config::Config;
+use crate::job::check_name;
 use crate::ledger::{Enrolled, LedgerError, NewChain};
 use crate::schedule::Every;
 
@@ -42,9 +44,26 @@ pub struct Tally {
     pub unsent: u64,
 }
 
+/// Why entities were not enrolled; phrased to follow "failed to enroll: ".
+#[derive(Debug, thiserror::Error)]
+pub enum EnrollError {
+    /// An entity that no worker could run.
+    #[error("{key}: {reason}")]
+    Entity {
+        /// Its key.
+        key: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The ledger.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
 /// Begins chains of one kind.
 pub struct Enroller {
     kind: String,
+    queues: BTreeSet<String>,
     window: Duration,
     slack: Duration,
     begun: u64,
@@ -75,6 +94,7 @@ impl Enroller {
         let dispatch = Dispatch::new(config, &connections);
         Ok(Self {
             kind: kind.into(),
+            queues: config.queues.keys().cloned().collect(),
             window: window.unwrap_or(interval),
             slack: config.catch_up.slack,
             begun: 0,
@@ -88,8 +108,18 @@ impl Enroller {
     /// the others up to date.
     ///
     /// # Errors
-    /// When the ledger cannot be written; then nothing of this batch was enrolled.
-    pub async fn enroll(&mut self, entities: Vec<Entity>) -> Result<Tally, LedgerError> {
+    /// When an entity cannot be used (a key, a queue or a payload that a worker would refuse), or
+    /// the ledger cannot be written; then nothing of this batch was enrolled.
+    pub async fn enroll(&mut self, entities: Vec<Entity>) -> Result<Tally, EnrollError> {
+        for entity in &entities {
+            let refused = |reason| EnrollError::Entity { key: entity.key.clone(), reason };
+            check_name("key", &entity.key).map_err(|error| refused(error.to_string()))?;
+            if !self.queues.contains(&entity.queue) {
+                return Err(refused(format!("there is no [queues.{}] in the configuration", entity.queue)));
+            }
+            serde_json::from_str::<serde::de::IgnoredAny>(&entity.payload)
+                .map_err(|error| refused(format!("its payload is not JSON: {error}")))?;
+        }
         let ledger = self.connections.ledger.clone();
         let now = ledger.now();
         let watch_at = if self.publishes { now + GRACE } else { now };

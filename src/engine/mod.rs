@@ -11,11 +11,13 @@ mod pipeline;
 mod rearm;
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::{File, TryLockError};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, SetOnce};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -24,7 +26,7 @@ use crate::broker::rabbit::RabbitBroker;
 use crate::broker::topology::{Names, Topology};
 use crate::broker::{Broker, BrokerError, Consumer, Delivery};
 use crate::clock::{Clock, Entropy, Time};
-use crate::config::{BrokerUrl, Config, HandlerSettings, KindSettings};
+use crate::config::{BrokerUrl, Config, HandlerSettings, KindSettings, LedgerUrl};
 use crate::handler::Handler;
 use crate::handler::exec::ExecHandler;
 use crate::handler::http::{self, HttpHandler};
@@ -35,8 +37,9 @@ use crate::throttle::{Throttle, Throttles};
 pub use dispatch::Dispatch;
 
 /// Messages that the rearm consumer holds at most; each sleeps there for at most
-/// [`crate::ladder::IN_PROCESS`], so this many pass in a fifth of a second.
-const REARM_PREFETCH: u16 = 2_000;
+/// [`crate::ladder::IN_PROCESS`], so this many pass in a fifth of a second. Each may be as large as
+/// the broker lets it be, so there is a limit.
+const REARM_PREFETCH: u16 = 500;
 
 /// Why an engine cannot start; phrased to follow "failed to start: ".
 #[derive(Debug, thiserror::Error)]
@@ -47,9 +50,15 @@ pub enum StartError {
     /// The broker.
     #[error(transparent)]
     Broker(#[from] BrokerError),
+    /// Entities that cannot be enrolled.
+    #[error(transparent)]
+    Enroll(#[from] enroll::EnrollError),
     /// The configuration and the program do not fit together.
     #[error("{0}")]
     Setup(String),
+    /// A part of the running engine has ended, which it never should.
+    #[error("a part of the engine ended by itself ({0}); the worker stopped in good order and can be started again")]
+    Broken(String),
 }
 
 /// A broker and a ledger, connected.
@@ -178,30 +187,37 @@ impl Engine {
             Some(connections) => connections,
             None => Connections::open(&self.config).await?,
         };
-        let core = Arc::new(self.core(connections, shutdown.clone())?);
+        // Cancelled also when this future is dropped: nothing runs on with nobody to stop it.
+        let stop = shutdown.child_token();
+        let _stop_with_us = stop.clone().drop_guard();
+        let core = Arc::new(self.core(connections, stop.clone())?);
+        let _alone = alone(&self.config, &*core.dispatch.broker)?;
         core.dispatch.broker.apply(&core.topology).await?;
         core.dispatch.broker.verify(&core.topology).await?;
-        let tasks = TaskTracker::new();
+        // All are there before one begins, so that a start that fails leaves nothing running.
         let mut consumers = Vec::new();
         for queue in core.queues.values() {
-            let consumer = core.dispatch.broker.consume(&queue.name, queue.prefetch).await?;
-            consumers.push(tokio::spawn(consume(core.clone(), consumer, tasks.clone(), shutdown.clone(), {
-                let queue = queue.clone();
-                move |core, delivery| pipeline::live(core, queue.clone(), delivery)
-            })));
+            consumers.push((queue.clone(), core.dispatch.broker.consume(&queue.name, queue.prefetch).await?));
         }
         let rearm = core.dispatch.broker.consume(&core.topology.names.rearm(), REARM_PREFETCH).await?;
-        consumers.push(tokio::spawn(consume(core.clone(), rearm, tasks.clone(), shutdown.clone(), rearm::live)));
-        let catch_up = tokio::spawn(catch_up::run(core.clone(), shutdown.clone()));
+        let (tasks, mut parts) = (TaskTracker::new(), JoinSet::new());
+        for (queue, consumer) in consumers {
+            let live = move |core, delivery| pipeline::live(core, queue.clone(), delivery);
+            parts.spawn(consume(core.clone(), consumer, tasks.clone(), stop.clone(), live));
+        }
+        parts.spawn(consume(core.clone(), rearm, tasks.clone(), stop.clone(), rearm::live));
+        parts.spawn(catch_up::run(core.clone(), stop.clone()));
         let queues: Vec<&str> = core.queues.keys().map(String::as_str).collect();
         tracing::info!(worker = %core.worker, ?queues, "working");
 
-        shutdown.cancelled().await;
+        let broken = tokio::select! {
+            biased;
+            () = stop.cancelled() => None,
+            Some(ended) = parts.join_next() => Some(ended.map_or_else(|panic| panic.to_string(), |()| "no more deliveries".into())),
+        };
+        stop.cancel();
         tracing::info!(grace = ?core.grace, "stopping: finishing what runs");
-        for consumer in consumers {
-            let _ = consumer.await;
-        }
-        let _ = catch_up.await;
+        while parts.join_next().await.is_some() {}
         tasks.close();
         if tokio::time::timeout(core.grace, tasks.wait()).await.is_err() {
             tracing::warn!(running = tasks.len(), "the grace is over: the rest is put off and runs again elsewhere");
@@ -210,7 +226,7 @@ impl Engine {
         }
         core.dispatch.broker.close().await;
         tracing::info!("stopped");
-        Ok(())
+        broken.map_or(Ok(()), |why| Err(StartError::Broken(why)))
     }
 
     fn core(&mut self, connections: Connections, stopping: CancellationToken) -> Result<Core, StartError> {
@@ -275,6 +291,26 @@ impl Engine {
             stopping,
             abort: CancellationToken::new(),
         })
+    }
+}
+
+/// Sees to it that no other worker with an embedded broker runs on the same ledger file: each would
+/// re-create all messages, and run the jobs that are kept there. Holds as long as the file is open.
+fn alone(config: &Config, broker: &dyn Broker) -> Result<Option<File>, StartError> {
+    let LedgerUrl::Sqlite(ledger) = &config.ledger.url else { return Ok(None) };
+    if broker.keeps_messages() {
+        return Ok(None);
+    }
+    let path = ledger.with_added_extension("lock");
+    let setup = |what: String| StartError::Setup(format!("{}: {what}", path.display()));
+    let file = File::create(&path).map_err(|error| setup(error.to_string()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::Error(error)) => Err(setup(error.to_string())),
+        Err(TryLockError::WouldBlock) => Err(setup(
+            "another worker runs on this ledger; with the embedded broker there can be one, with RabbitMQ any number"
+                .into(),
+        )),
     }
 }
 
@@ -348,8 +384,9 @@ impl QueueRun {
         self.frontier.fetch_max(due.as_millis(), Ordering::Relaxed);
     }
 
-    fn frontier(&self) -> Time {
-        Time::from_millis(self.frontier.load(Ordering::Relaxed))
+    /// `None` before the first message.
+    fn frontier(&self) -> Option<Time> {
+        Some(self.frontier.load(Ordering::Relaxed)).filter(|due| *due != i64::MIN).map(Time::from_millis)
     }
 }
 
@@ -363,6 +400,11 @@ impl Core {
     fn in_hand(&self, epoch: i64) -> InHand<'_> {
         *self.in_hand.lock().unwrap_or_else(PoisonError::into_inner).entry(epoch).or_default() += 1;
         InHand { core: self, epoch }
+    }
+
+    /// The kinds that have chains.
+    fn recurring(&self) -> Vec<String> {
+        self.kinds.iter().filter(|(_, kind)| kind.every.is_some()).map(|(name, _)| name.clone()).collect()
     }
 
     fn holds(&self, epoch: i64) -> bool {

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use serde_json::Value;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::sleep;
 
 use super::{Core, QueueRun};
@@ -28,12 +29,16 @@ use crate::ladder::Hop;
 use crate::ledger::{Claim, ClaimRequest, Finish, FinishRequest, Grant, Hint, LedgerError};
 use crate::outcome::{Decision, Next, Outcome, decide};
 use crate::telemetry::Count;
+use crate::throttle::Slot;
 
-/// A lease outlasts the handler's deadline by this, so that the finish is written under it.
-const LEASE_MARGIN: Duration = Duration::from_secs(10);
+/// A lease outlasts the handler's deadline by this, so that the finish is written under it, even
+/// when the ledger's file was locked by another process for as long as is waited for it.
+const LEASE_MARGIN: Duration = Duration::from_secs(20);
 /// How long a successor is published again and again before it is left to catch-up.
 const PUBLISH_PATIENCE: Duration = Duration::from_secs(60);
-/// The waits between attempts to reach a ledger that does not answer grow to this.
+/// The first wait between attempts to reach a ledger that does not answer.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// These waits grow to this.
 const LEDGER_PAUSE: Duration = Duration::from_secs(5);
 
 /// How long a message waits for its turn in a worker before it goes back to its queue, to come
@@ -49,12 +54,18 @@ pub(super) enum Fate {
     Requeue,
 }
 
+/// Leave to start: room among the queue's running jobs, and a slot of its throttle.
+struct Permit {
+    slot: Option<Slot>,
+    _room: OwnedSemaphorePermit,
+}
+
 /// Lives one delivery of a platform queue.
 pub async fn live(core: Arc<Core>, queue: Arc<QueueRun>, delivery: Delivery) {
     let fate = match core.read(&delivery) {
         Ok(envelope) => match &envelope.chain {
             Some(chain) => core.tick(&queue, &envelope, chain, &delivery).await,
-            None => core.job(&queue, envelope).await,
+            None => core.job(&queue, envelope, &delivery).await,
         },
         Err(bad) => core.quarantine(&delivery, &bad).await,
     };
@@ -79,8 +90,11 @@ impl Core {
             return Err(BadMessage::Circles(delivery.deaths));
         }
         let envelope = Envelope::decode(&delivery.body)?;
-        if !self.kinds.contains_key(&envelope.kind) {
+        let Some(kind) = self.kinds.get(&envelope.kind) else {
             return Err(BadMessage::UnknownKind(envelope.kind));
+        };
+        if envelope.chain.is_some() && kind.every.is_none() {
+            return Err(BadMessage::NoChains(envelope.kind));
         }
         if let Some(queue) = envelope.queue.as_ref().filter(|queue| !self.known_queues.contains(queue)) {
             return Err(BadMessage::UnknownQueue(queue.clone()));
@@ -100,23 +114,21 @@ impl Core {
         if let Some(fate) = self.wait_until_due(envelope, &queue.name).await {
             return fate;
         }
-        let Some(permit) = self.permit(queue).await else { return Fate::Requeue };
         let Some(kind) = self.kinds.get(&envelope.kind) else { return Fate::Requeue };
-        let request = ClaimRequest {
+        let hint = Hint {
+            kind: envelope.kind.clone(),
+            key: envelope.key.clone(),
+            queue: queue.name.to_string(),
             epoch: chain.epoch,
             tick: chain.tick,
             attempt: envelope.attempt,
             due,
-            worker: self.worker.clone(),
-            lease: kind.timeout + LEASE_MARGIN,
         };
-        let Some(claim) = self.insist("claim", || self.ledger.claim(request.clone())).await else {
-            return Fate::Requeue;
-        };
+        let request = ClaimRequest { hint, worker: self.worker.clone(), lease: kind.timeout + LEASE_MARGIN };
+        let Some((permit, claim)) = self.claim(queue, delivery, request).await else { return Fate::Requeue };
         match claim {
             Claim::Granted(grant) => {
-                let finish = self.attempt(queue, kind, envelope, chain, grant).await;
-                drop(permit);
+                let finish = self.attempt(queue, kind, envelope, chain, grant, permit).await;
                 match finish {
                     Some((Finish::Applied(Some(successor)), decided)) => self.succeed(&successor, decided).await,
                     Some((Finish::Applied(None), _)) => Fate::Ack,
@@ -153,6 +165,33 @@ impl Core {
                 let (epoch, tick) = (chain.epoch, chain.tick);
                 self.quarantine(delivery, &BadMessage::Future { epoch, tick }).await
             }
+            Claim::Other { kind, key } => {
+                let epoch = chain.epoch;
+                self.quarantine(delivery, &BadMessage::OtherChain { epoch, kind, key }).await
+            }
+        }
+    }
+
+    /// Leave to start, and then the claim. While the ledger does not answer nothing is consumed
+    /// any more: deliveries are held, and those beyond the prefetch stay with the broker. `None`
+    /// when the message had better come again.
+    async fn claim(&self, queue: &QueueRun, delivery: &Delivery, request: ClaimRequest) -> Option<(Permit, Claim)> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let permit = self.permit(queue, delivery).await?;
+            let error = match self.ledger.claim(request.clone()).await {
+                Ok(claim) => return Some((permit, claim)),
+                Err(LedgerError::Closed) => return None,
+                Err(error) => error,
+            };
+            // A slot is for now. Kept until the ledger is back, they would all start at once.
+            drop(permit);
+            tracing::warn!(%error, "failed to claim; trying again in {pause:?}");
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = self.stopping.cancelled() => return None,
+            }
+            pause = (pause * 2).min(LEDGER_PAUSE);
         }
     }
 
@@ -165,6 +204,7 @@ impl Core {
         envelope: &Envelope,
         chain: &ChainRef,
         grant: Grant,
+        permit: Permit,
     ) -> Option<(Finish, Time)> {
         let job = Job {
             id: format!("{}-{}-{}", chain.ledger, chain.epoch, chain.tick),
@@ -178,7 +218,7 @@ impl Core {
             seed: job::seed(&envelope.kind, &envelope.key, &chain.tick.to_string()),
             payload: serde_json::from_str(&grant.payload).unwrap_or(Value::Null),
         };
-        let outcome = self.handle(queue, job, kind.timeout, grant.at.since(grant.due)).await;
+        let outcome = self.handle(queue, job, grant.at.since(grant.due), permit).await;
         let at = self.ledger.now();
         let ladder = &self.dispatch.ladder;
         let decision = decide(kind.every, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
@@ -218,11 +258,11 @@ impl Core {
     }
 
     /// The life of a one-off job.
-    async fn job(&self, queue: &QueueRun, mut envelope: Envelope) -> Fate {
+    async fn job(&self, queue: &QueueRun, mut envelope: Envelope, delivery: &Delivery) -> Fate {
         if let Some(fate) = self.wait_until_due(&envelope, &queue.name).await {
             return fate;
         }
-        let Some(permit) = self.permit(queue).await else { return Fate::Requeue };
+        let Some(permit) = self.permit(queue, delivery).await else { return Fate::Requeue };
         let Some(kind) = self.kinds.get(&envelope.kind) else { return Fate::Requeue };
         let now = self.ledger.now();
         let due = envelope.due.unwrap_or(now);
@@ -239,8 +279,7 @@ impl Core {
             deadline: now + kind.timeout,
             payload: envelope.payload.clone(),
         };
-        let outcome = self.handle(queue, job, kind.timeout, now.since(due)).await;
-        drop(permit);
+        let outcome = self.handle(queue, job, now.since(due), permit).await;
         let at = self.ledger.now();
         let ladder = &self.dispatch.ladder;
         let decision = decide(None, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
@@ -328,15 +367,18 @@ impl Core {
     }
 
     /// Room among the running, then a slot of the queue's throttle: in this order, because a slot
-    /// is for now and not for when there is room. `None` when the worker stops, or when it takes
-    /// so long that the message had better come again.
-    async fn permit(&self, queue: &QueueRun) -> Option<tokio::sync::OwnedSemaphorePermit> {
+    /// is for now and not for when there is room. `None` when the worker stops, when it takes so
+    /// long that the message had better come again, or when the broker has taken it back anyway.
+    async fn permit(&self, queue: &QueueRun, delivery: &Delivery) -> Option<Permit> {
         let wait = async {
-            let permit = queue.permits.clone().acquire_owned().await.ok();
-            if let Some(throttle) = &queue.throttle {
-                throttle.slot(queue.priority).await;
-            }
-            permit
+            let room = queue.permits.clone().acquire_owned().await.ok()?;
+            let slot = match &queue.throttle {
+                // Asked once more below, since this can take long too.
+                Some(_) if !delivery.is_alive() => return None,
+                Some(throttle) => Some(throttle.slot(queue.priority).await),
+                None => None,
+            };
+            delivery.is_alive().then_some(Permit { slot, _room: room })
         };
         tokio::select! {
             biased;
@@ -347,10 +389,17 @@ impl Core {
     }
 
     /// Runs the handler until its deadline; whatever goes wrong in it becomes an outcome.
-    async fn handle(&self, queue: &QueueRun, job: Job, timeout: Duration, late: Duration) -> Outcome {
+    async fn handle(&self, queue: &QueueRun, job: Job, late: Duration, permit: Permit) -> Outcome {
         let Some(handler) = self.handlers.get(&job.kind) else {
             return Outcome::retry(format!("this worker has no handler for {}", job.kind));
         };
+        // Held until the handler has ended.
+        let Permit { slot, _room } = permit;
+        if slot.is_some_and(|slot| !slot.start()) {
+            let reason = "the claim took so long that the slot for it was over".into();
+            return Outcome::Snooze { reason, wait: Duration::ZERO };
+        }
+        let timeout = job.deadline.since(self.ledger.now());
         self.telemetry.started(&queue.name, late);
         let run = AssertUnwindSafe(handler.run(job)).catch_unwind();
         let outcome = tokio::select! {
@@ -358,7 +407,7 @@ impl Core {
             ended = tokio::time::timeout(timeout, run) => match ended {
                 Ok(Ok(outcome)) => outcome,
                 Ok(Err(panic)) => Outcome::retry(format!("the handler panicked: {}", words(&*panic))),
-                Err(_) => Outcome::retry(format!("deadline: not done after {timeout:?}")),
+                Err(_) => Outcome::retry("not done by its deadline"),
             },
             () = self.abort.cancelled() => {
                 Outcome::Snooze { reason: "the worker stopped".into(), wait: Duration::ZERO }
@@ -417,7 +466,7 @@ impl Core {
     where
         F: Future<Output = Result<T, LedgerError>>,
     {
-        let mut pause = Duration::from_millis(50);
+        let mut pause = FIRST_PAUSE;
         loop {
             match ask().await {
                 Ok(answer) => return Some(answer),

@@ -129,14 +129,8 @@ pub struct Sent {
 /// A worker asks to run an attempt.
 #[derive(Clone, Debug)]
 pub struct ClaimRequest {
-    /// The chain's incarnation.
-    pub epoch: i64,
-    /// The occurrence.
-    pub tick: i64,
-    /// The try.
-    pub attempt: u32,
-    /// The due time in the message.
-    pub due: Time,
+    /// What the message says.
+    pub hint: Hint,
     /// Who asks.
     pub worker: Arc<str>,
     /// For how long the claim holds.
@@ -162,6 +156,13 @@ pub enum Claim {
     Idle,
     /// The message is ahead of the ledger.
     Future,
+    /// The epoch is that of another chain.
+    Other {
+        /// Its kind.
+        kind: String,
+        /// Its key.
+        key: String,
+    },
 }
 
 /// Leave to run one attempt.
@@ -218,6 +219,9 @@ pub struct Overdue {
     pub hint: Hint,
     /// Whether that message is known to have been sent.
     pub sent: bool,
+    /// When that message was to arrive on its queue. Unlike `hint.due` it moves when catch-up
+    /// sends it again, spread over its window.
+    pub expected: Time,
     /// When it was to be looked after.
     pub watch_at: Time,
     /// How often catch-up has sent this message already.
@@ -237,6 +241,8 @@ pub struct LookAgain {
     pub to: Time,
     /// What [`Overdue::looks`] becomes.
     pub looks: u32,
+    /// What [`Overdue::expected`] becomes, when the message is sent again.
+    pub expected: Option<Time>,
 }
 
 /// A one-off job that the ledger keeps, because the broker does not.
@@ -359,11 +365,17 @@ pub trait Ledger: Send + Sync {
     /// one surplus message.
     fn mark_sent(&self, sent: Sent);
 
-    /// The chains of these queues to look after at `now`, longest overdue first.
+    /// The chains of this queue and these kinds to look after at `now`, longest overdue first.
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn overdue(&self, queues: Vec<String>, now: Time, limit: u32) -> Result<Vec<Overdue>, LedgerError>;
+    async fn overdue(
+        &self,
+        queue: String,
+        kinds: Vec<String>,
+        now: Time,
+        limit: u32,
+    ) -> Result<Vec<Overdue>, LedgerError>;
 
     /// Writes when to look again; answers, for each, whether nobody else was faster.
     ///
@@ -371,11 +383,18 @@ pub trait Ledger: Send + Sync {
     /// When nothing of it was written.
     async fn look_again(&self, looks: Vec<LookAgain>) -> Result<Vec<bool>, LedgerError>;
 
-    /// Current messages of active chains of these queues with epochs above `after`, in their order.
+    /// Current messages of active chains of these queues and kinds with epochs above `after`, in
+    /// their order.
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn messages(&self, queues: Vec<String>, after: i64, limit: u32) -> Result<Vec<Hint>, LedgerError>;
+    async fn messages(
+        &self,
+        queues: Vec<String>,
+        kinds: Vec<String>,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<Hint>, LedgerError>;
 
     /// Keeps a failed one-off job's reason.
     ///
@@ -455,18 +474,22 @@ pub enum Judgement {
 /// largest epoch that this ledger ever gave.
 pub fn judge(row: Option<&ChainRow>, newest_epoch: i64, request: &ClaimRequest, now: Time) -> Judgement {
     let answer = Judgement::Answer;
+    let asked = &request.hint;
     let Some(row) = row else {
-        return answer(if request.epoch > newest_epoch { Claim::Future } else { Claim::Idle });
+        return answer(if asked.epoch > newest_epoch { Claim::Future } else { Claim::Idle });
     };
+    if (&asked.kind, &asked.key) != (&row.hint.kind, &row.hint.key) {
+        return answer(Claim::Other { kind: row.hint.kind.clone(), key: row.hint.key.clone() });
+    }
     if row.state != ChainState::Active {
         return answer(Claim::Idle);
     }
     let unsent = || (!row.sent).then(|| row.hint.clone());
-    let (asked, current) = ((request.tick, request.attempt), (row.hint.tick, row.hint.attempt));
-    if asked > current {
+    let (place, current) = ((asked.tick, asked.attempt), (row.hint.tick, row.hint.attempt));
+    if place > current {
         return answer(Claim::Future);
     }
-    if asked < current {
+    if place < current {
         return answer(Claim::Stale(unsent()));
     }
     if row.lease_until > now {
@@ -475,7 +498,7 @@ pub fn judge(row: Option<&ChainRow>, newest_epoch: i64, request: &ClaimRequest, 
     if row.hint.due > now {
         // The same attempt was put off since this message was sent, and has another message of
         // its own; or this is that message, a little early.
-        return answer(if request.due < row.hint.due && row.sent {
+        return answer(if asked.due < row.hint.due && row.sent {
             Claim::Stale(None)
         } else {
             Claim::Early(row.hint.clone())
@@ -508,14 +531,8 @@ mod tests {
     }
 
     fn ask(tick: i64, attempt: u32) -> ClaimRequest {
-        ClaimRequest {
-            epoch: 5,
-            tick,
-            attempt,
-            due: Time::from_millis(1_000),
-            worker: "w".into(),
-            lease: Duration::from_secs(1),
-        }
+        let hint = Hint { tick, attempt, ..row().hint };
+        ClaimRequest { hint, worker: "w".into(), lease: Duration::from_secs(1) }
     }
 
     #[test]
@@ -560,8 +577,12 @@ mod tests {
         for (label, row, request, expected) in table {
             assert_eq!(judge(Some(&row), 9, &request, now), expected, "{label}");
         }
+        let mut stranger = ask(3, 2);
+        stranger.hint.key = "y".into();
+        let other = Claim::Other { kind: "k".into(), key: "x".into() };
+        assert_eq!(judge(Some(&row()), 9, &stranger, now), answer(other), "another chain's epoch");
         let mut early = ask(3, 2);
-        early.due = Time::from_millis(1_500);
+        early.hint.due = Time::from_millis(1_500);
         let later = changed(|r| r.hint.due = Time::from_millis(1_500));
         assert_eq!(
             judge(Some(&later), 9, &early, now),

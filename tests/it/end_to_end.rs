@@ -35,6 +35,9 @@ on_both!(an_orderly_stop_finishes_what_runs_and_leaves_nothing_behind);
 on_both!(a_stop_beyond_the_grace_puts_the_job_off);
 on_both!(a_long_delay_takes_several_hops_and_arrives_on_time);
 on_both!(an_older_message_sends_the_unsent_successor);
+on_both!(a_kind_that_loses_its_interval_keeps_its_chains);
+on_both!(a_message_with_another_chains_epoch_runs_nothing);
+on_both!(an_engine_that_is_dropped_stops);
 
 mod run {
     use super::*;
@@ -119,16 +122,87 @@ mod run {
     }
 
     pub async fn a_panic_and_a_deadline_are_retried(ground: Ground) {
-        let config = CONFIG.replace("timeout = \"20s\"", "timeout = \"300ms\"");
+        let text = CONFIG.replace("timeout = \"20s\"", "timeout = \"300ms\"");
+        let config = ground.config(&text);
+        let connections = roundelay::engine::Connections::open(&config).await.unwrap();
+        let (seen, mut runs) = tokio::sync::mpsc::unbounded_channel();
+        let engine = roundelay::Engine::new(config.clone()).connections(connections.clone());
+        let engine = engine.handler("sync", move |job: roundelay::Job| {
+            seen.send((job.tick.unwrap().tick, job.attempt)).unwrap();
+            async move {
+                match job.attempt {
+                    1 => panic!("attempt {}", job.attempt),
+                    2 => std::future::pending().await,
+                    _ => Outcome::Done,
+                }
+            }
+        });
+        let (stop, ready) = (tokio_util::sync::CancellationToken::new(), engine.ready());
+        let engine = tokio::spawn(engine.run(stop.clone()));
+        ready.wait().await;
+        let mut enroller =
+            roundelay::engine::enroll::Enroller::new(&config, connections, "sync", Some(Duration::ZERO), true).unwrap();
+        let entity = roundelay::engine::enroll::Entity { key: "x".into(), queue: "work".into(), payload: "{}".into() };
+        enroller.enroll(vec![entity]).await.unwrap();
+        for expected in [(1, 1), (1, 2), (1, 3), (2, 1)] {
+            assert_eq!(tokio::time::timeout(crate::harness::SOON, runs.recv()).await.unwrap(), Some(expected));
+        }
+        stop.cancel();
+        engine.await.unwrap().unwrap();
+    }
+
+    /// Somebody takes `every` out of the configuration, and puts it in again.
+    pub async fn a_kind_that_loses_its_interval_keeps_its_chains(ground: Ground) {
+        let catch_up = "catch_up = { every = \"1s\", slack = \"1s\", spread = \"0s\" }\n";
+        let config = format!("{catch_up}{CONFIG}");
         let mut engine = Watched::start(&ground, &config).await;
         engine.enroll("x", "work").await;
-        let stuck = engine.next().await;
-        let again = engine.next().await;
-        assert_eq!((again.tick(), again.job.attempt), (1, 2), "after its deadline it is tried again");
-        drop(stuck);
-        again.end(Outcome::Done);
-        assert_eq!(engine.next().await.tick(), 2);
+        engine.next().await.end(Outcome::Done);
+        until("it ended", || async { engine.telemetry.get(Count::Done) == 1 }).await;
         engine.stop().await;
+
+        let mut without = Watched::start(&ground, &config.replace("every = \"150ms\"\n", "")).await;
+        if without.broker().keeps_messages() {
+            until("its message is set aside", || async { without.telemetry.get(Count::Quarantined) == 1 }).await;
+        }
+        without.nothing_for(Duration::from_secs(3)).await;
+        without.stop().await;
+
+        let mut again = Watched::start(&ground, &config).await;
+        let run = again.next().await;
+        assert_eq!(run.tick(), 2, "it goes on where it was");
+        run.end(Outcome::Done);
+        again.stop().await;
+    }
+
+    pub async fn a_message_with_another_chains_epoch_runs_nothing(ground: Ground) {
+        let mut engine = Watched::start(&ground, CONFIG).await;
+        engine.enroll("x", "work").await;
+        let run = engine.next().await;
+        let epoch = run.job.tick.unwrap().epoch;
+        run.end(Outcome::Snooze { reason: "wait".into(), wait: Duration::from_secs(3_600) });
+        until("it sleeps", || async { engine.telemetry.get(Count::Snoozed) == 1 }).await;
+        let mut forged = Envelope::job("sync", "y", json!(null), String::new());
+        (forged.id, forged.due) = (None, Some(Time::from_millis(1)));
+        forged.chain = Some(roundelay::job::ChainRef { ledger: engine.ledger().id().into(), epoch, tick: 1 });
+        engine.broker().publish(Message::new(Destination::Queue("work".into()), &forged)).await.unwrap();
+        until("it is set aside", || async { engine.telemetry.get(Count::Quarantined) == 1 }).await;
+        assert_eq!(engine.telemetry.get(Count::Started), 1);
+        engine.stop().await;
+    }
+
+    pub async fn an_engine_that_is_dropped_stops(ground: Ground) {
+        let config = ground.config(&CONFIG.replace("every = \"150ms\"\n", ""));
+        let connections = roundelay::engine::Connections::open(&config).await.unwrap();
+        let broker = connections.broker.clone();
+        let engine = roundelay::Engine::new(config).connections(connections);
+        let engine = engine.handler("sync", |_: roundelay::Job| async { Outcome::Done });
+        let ready = engine.ready();
+        tokio::select! {
+            ended = engine.run(tokio_util::sync::CancellationToken::new()) => panic!("it ended: {ended:?}"),
+            _ = ready.wait() => {}
+        }
+        until("nobody consumes", || async { broker.depth("work").await.unwrap().consumers == 0 }).await;
     }
 
     pub async fn surplus_messages_run_nothing_twice(ground: Ground) {
@@ -260,10 +334,9 @@ mod run {
         };
         let enrolled = ledger.enroll(vec![new]).await.unwrap().remove(0);
         let roundelay::ledger::Enrolled::Created(hint) = enrolled else { panic!("{enrolled:?}") };
-        let (epoch, due) = (hint.epoch, hint.due);
+        let epoch = hint.epoch;
         assert!(epoch > chain.epoch);
-        let claim =
-            ClaimRequest { epoch, tick: 1, attempt: 1, due, worker: "another".into(), lease: Duration::from_secs(60) };
+        let claim = ClaimRequest { hint: hint.clone(), worker: "another".into(), lease: Duration::from_secs(60) };
         let Claim::Granted(grant) = ledger.claim(claim).await.unwrap() else { panic!("not granted") };
         let finish = FinishRequest {
             epoch,

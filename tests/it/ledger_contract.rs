@@ -66,14 +66,7 @@ async fn begun(ledger: &dyn Ledger, key: &str) -> Hint {
 }
 
 fn ask(hint: &Hint, lease: Duration) -> ClaimRequest {
-    ClaimRequest {
-        epoch: hint.epoch,
-        tick: hint.tick,
-        attempt: hint.attempt,
-        due: hint.due,
-        worker: "worker-1".into(),
-        lease,
-    }
+    ClaimRequest { hint: hint.clone(), worker: "worker-1".into(), lease }
 }
 
 async fn granted(ledger: &dyn Ledger, hint: &Hint, lease: Duration) -> Grant {
@@ -145,6 +138,9 @@ async fn a_tick_is_claimed_once_and_finished_once() {
         assert_eq!(ledger.claim(ask(&next, LEASE)).await.unwrap(), Claim::Early(next.clone()));
         let ahead = Hint { tick: 3, ..next.clone() };
         assert_eq!(ledger.claim(ask(&ahead, LEASE)).await.unwrap(), Claim::Future);
+        let stranger = Hint { key: "b".into(), ..next.clone() };
+        let other = Claim::Other { kind: "sync".into(), key: "a".into() };
+        assert_eq!(ledger.claim(ask(&stranger, LEASE)).await.unwrap(), other);
         let unknown = Hint { epoch: next.epoch + 1, ..next };
         assert_eq!(ledger.claim(ask(&unknown, LEASE)).await.unwrap(), Claim::Future);
     }
@@ -216,22 +212,35 @@ async fn catch_up_finds_what_nobody_claimed_and_one_of_several_lookers_wins() {
         let grant = granted(ledger, &asleep, LEASE).await;
         finished(ledger, &asleep, grant.fence, Next::Tick { due: ledger.now() + LEASE }).await;
 
-        let queues = || vec!["work".to_owned()];
+        let (queues, kinds) = (|| vec!["work".to_owned()], || vec!["sync".to_owned()]);
+        let look =
+            async |queue: &str, kinds: Vec<String>, now| ledger.overdue(queue.into(), kinds, now, 10).await.unwrap();
         let then = lost.due + SLACK;
-        assert_eq!(ledger.overdue(queues(), then - Duration::from_millis(1), 10).await.unwrap(), []);
-        assert_eq!(ledger.overdue(vec!["other".into()], then, 10).await.unwrap(), []);
-        let overdue = ledger.overdue(queues(), then, 10).await.unwrap();
+        assert_eq!(look("work", kinds(), then - Duration::from_millis(1)).await, []);
+        assert_eq!(look("other", kinds(), then).await, []);
+        assert_eq!(look("work", vec!["other".into()], then).await, []);
+        let overdue = look("work", kinds(), then).await;
         assert_eq!(overdue.len(), 1);
         assert_eq!((&overdue[0].hint, overdue[0].sent, overdue[0].looks), (&lost, true, 0));
-        let look = LookAgain { epoch: lost.epoch, from: overdue[0].watch_at, to: then + LEASE, looks: 1 };
-        assert_eq!(ledger.look_again(vec![look, look]).await.unwrap(), [true, false]);
-        assert_eq!(ledger.overdue(queues(), then, 10).await.unwrap(), []);
-        let current = ledger.messages(queues(), 0, 10).await.unwrap();
+        assert_eq!(overdue[0].expected, lost.due);
+        let wait =
+            LookAgain { epoch: lost.epoch, from: overdue[0].watch_at, to: then + LEASE, looks: 0, expected: None };
+        assert_eq!(ledger.look_again(vec![wait, wait]).await.unwrap(), [true, false]);
+        assert_eq!(look("work", kinds(), then).await, []);
+        let later = look("work", kinds(), then + LEASE).await;
+        assert_eq!(later.iter().find(|chain| chain.hint == lost).unwrap().expected, lost.due, "looking moves nothing");
+        let send = LookAgain { from: wait.to, looks: 1, expected: Some(then), ..wait };
+        assert_eq!(ledger.look_again(vec![send]).await.unwrap(), [true]);
+        let later = look("work", kinds(), then + LEASE).await;
+        let sent_again = later.iter().find(|chain| chain.hint == lost).unwrap();
+        assert_eq!((sent_again.expected, sent_again.looks), (then, 1));
+        let current = ledger.messages(queues(), kinds(), 0, 10).await.unwrap();
         assert_eq!(
             current.iter().map(|hint| (hint.key.as_str(), hint.tick)).collect::<Vec<_>>(),
             [("lost", 1), ("asleep", 2)]
         );
-        assert_eq!(ledger.messages(queues(), lost.epoch, 10).await.unwrap().len(), 1, "from an epoch on");
+        assert_eq!(ledger.messages(queues(), kinds(), lost.epoch, 10).await.unwrap().len(), 1, "from an epoch on");
+        assert_eq!(ledger.messages(queues(), vec!["other".into()], 0, 10).await.unwrap(), []);
     }
 }
 
@@ -285,7 +294,7 @@ async fn what_is_committed_is_there_for_the_next_to_open_it() {
     let next = finished(&*opened.ledger, &hint, grant.fence, Next::Tick { due: grant.at }).await;
     let other = opened.again();
     assert_eq!(other.id(), opened.ledger.id());
-    assert_eq!(other.messages(vec!["work".into()], 0, 10).await.unwrap(), [next]);
+    assert_eq!(other.messages(vec!["work".into()], vec!["sync".into()], 0, 10).await.unwrap(), [next]);
 }
 
 /// Two workers with the same messages: each tick is granted to one of them.

@@ -18,6 +18,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::harness::{Ground, Watched};
+
 const CONFIG: &str = r#"
 [queues.work]
 concurrency = 4
@@ -95,5 +97,32 @@ async fn what_waits_long_for_its_slot_goes_back_and_comes_again() {
     assert_eq!((engine.telemetry.get(Count::Done), engine.telemetry.get(Count::Requeued)), (1, 2));
     sleep(Duration::from_secs(2 * 3_600)).await;
     assert!(engine.telemetry.get(Count::Done) >= 3, "each gets its slot in the end");
+    engine.stop().await;
+}
+
+/// While the ledger is away nothing starts, and slots that pass meanwhile are lost. Otherwise
+/// everything that waits would start at once when it is back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ledger_that_was_away_lets_no_more_start_than_the_throttle_allows() {
+    let ground = Ground::embedded();
+    let mut engine = Watched::start(&ground, &CONFIG.replace("concurrency = 4", "concurrency = 16")).await;
+    let locked = rusqlite::Connection::open(ground.path("ledger.db")).unwrap();
+    for n in 0..16 {
+        engine.enroll(&n.to_string(), "work").await;
+    }
+    engine.next().await.end(Outcome::Done);
+    locked.execute_batch("BEGIN IMMEDIATE").unwrap();
+    // Longer than a statement waits for the lock, so that claims fail.
+    sleep(Duration::from_secs(13)).await;
+    let before = engine.telemetry.get(Count::Started);
+    locked.execute_batch("ROLLBACK").unwrap();
+    let back = Instant::now();
+    engine.next().await.end(Outcome::Done);
+    while engine.telemetry.get(Count::Started) < before + 6 {
+        engine.next().await.end(Outcome::Done);
+    }
+    // Six starts at one per second take five seconds, and the first may use a slot that opened
+    // within the second before.
+    assert!(back.elapsed() >= Duration::from_millis(3_900), "six started within {:?}", back.elapsed());
     engine.stop().await;
 }

@@ -56,6 +56,7 @@ struct QueueName {
 
 /// A channel with a running consumer.
 struct Flow {
+    connection: Arc<Connection>,
     channel: Channel,
     stream: lapin::Consumer,
     /// Every delivery holds a clone, so the receiver ends when the last one has been settled.
@@ -67,19 +68,19 @@ struct Flow {
 impl Flow {
     /// A channel of its own for each consumer, since prefetch is counted and a refused queue is
     /// punished by channel.
-    async fn open(connection: &Connection, queue: &QueueName, prefetch: u16) -> lapin::Result<Self> {
+    async fn open(connection: &Arc<Connection>, queue: &QueueName, prefetch: u16) -> lapin::Result<Self> {
         let channel = connection.create_channel().await?;
         channel.basic_qos(prefetch.max(1), BasicQosOptions::default()).await?;
         let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
         let stream = channel.basic_consume(queue.short.clone(), "".into(), options, arguments).await?;
         let (unsettled, abandoned) = mpsc::unbounded_channel();
-        Ok(Self { channel, stream, unsettled, abandoned })
+        Ok(Self { connection: connection.clone(), channel, stream, unsettled, abandoned })
     }
 
     /// Keeps the channel until everything delivered on it has been settled, so that running jobs
     /// can still acknowledge; then closes it.
     async fn see_out(self) {
-        let Self { channel, stream, unsettled, mut abandoned } = self;
+        let Self { channel, stream, unsettled, mut abandoned, .. } = self;
         drop((stream, unsettled));
         while let Some(acker) = abandoned.recv().await {
             requeue(&acker).await;
@@ -120,7 +121,7 @@ impl Tap {
     async fn run(mut self, mut flow: Flow) {
         loop {
             let ebb = self.pour(&mut flow).await;
-            let on_connection = flow.channel.status().connected();
+            let on_connection = flow.connection.status().connected();
             match ebb {
                 Ebb::Cancelled => {
                     cancel(&mut flow).await;
@@ -258,6 +259,10 @@ struct Unsettled {
 
 #[async_trait]
 impl Settle for Unsettled {
+    fn is_alive(&self) -> bool {
+        self.acker.as_ref().is_some_and(lapin::Acker::usable)
+    }
+
     /// Returns when lapin has written the acknowledgement; nothing is awaited from the broker.
     async fn ack(mut self: Box<Self>) {
         if let Some(acker) = self.acker.take() {

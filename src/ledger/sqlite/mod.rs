@@ -132,16 +132,28 @@ impl Ledger for SqliteLedger {
         self.writer.write_later(move |store| store.mark_sent(sent));
     }
 
-    async fn overdue(&self, queues: Vec<String>, now: Time, limit: u32) -> Result<Vec<Overdue>, LedgerError> {
-        self.read(move |store| store.overdue(&queues, now, limit)).await
+    async fn overdue(
+        &self,
+        queue: String,
+        kinds: Vec<String>,
+        now: Time,
+        limit: u32,
+    ) -> Result<Vec<Overdue>, LedgerError> {
+        self.read(move |store| store.overdue(&queue, &kinds, now, limit)).await
     }
 
     async fn look_again(&self, looks: Vec<LookAgain>) -> Result<Vec<bool>, LedgerError> {
         self.writer.write(move |store| store.look_again(&looks)).await
     }
 
-    async fn messages(&self, queues: Vec<String>, after: i64, limit: u32) -> Result<Vec<Hint>, LedgerError> {
-        self.read(move |store| store.messages(&queues, after, limit)).await
+    async fn messages(
+        &self,
+        queues: Vec<String>,
+        kinds: Vec<String>,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<Hint>, LedgerError> {
+        self.read(move |store| store.messages(&queues, &kinds, after, limit)).await
     }
 
     async fn record_failure(&self, kind: String, key: String, reason: String, at: Time) -> Result<(), LedgerError> {

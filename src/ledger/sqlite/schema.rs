@@ -23,12 +23,13 @@ const MIGRATIONS: [&str; 1] = [
          fence       INTEGER NOT NULL DEFAULT 0,
          lease_until INTEGER NOT NULL DEFAULT 0,
          sent        INTEGER NOT NULL DEFAULT 0,
+         expected    INTEGER NOT NULL,
          watch_at    INTEGER NOT NULL,
          looks       INTEGER NOT NULL DEFAULT 0,
          payload     TEXT    NOT NULL
      );
      CREATE UNIQUE INDEX chains_by_name ON chains (kind, key);
-     CREATE INDEX chains_to_watch ON chains (watch_at) WHERE state = 0;
+     CREATE INDEX chains_to_watch ON chains (queue, watch_at) WHERE state = 0;
      CREATE TABLE attempts (
          fence    INTEGER PRIMARY KEY AUTOINCREMENT,
          epoch    INTEGER NOT NULL,

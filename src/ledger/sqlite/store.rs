@@ -66,8 +66,8 @@ impl Store {
         let due = chain.due.as_millis();
         self.connection
             .prepare_cached(
-                "INSERT INTO chains (kind, key, queue, nominal, due, watch_at, payload)
-                 VALUES (?1, ?2, ?3, ?4, ?4, ?5, ?6)",
+                "INSERT INTO chains (kind, key, queue, nominal, due, expected, watch_at, payload)
+                 VALUES (?1, ?2, ?3, ?4, ?4, ?4, ?5, ?6)",
             )?
             .execute(params![chain.kind, chain.key, chain.queue, due, chain.watch_at.as_millis(), chain.payload])?;
         Ok(Enrolled::Created(Hint {
@@ -105,7 +105,7 @@ impl Store {
         let found = self
             .connection
             .prepare_cached(&sql)?
-            .query_row([request.epoch], |row| {
+            .query_row([request.hint.epoch], |row| {
                 let chain = ChainRow {
                     hint: hint(row)?,
                     state: ChainState::from_number(row.get(7)?),
@@ -135,9 +135,9 @@ impl Store {
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
             )?
             .execute(params![
-                request.epoch,
-                request.tick,
-                request.attempt,
+                request.hint.epoch,
+                request.hint.tick,
+                request.hint.attempt,
                 previous,
                 request.worker,
                 chain.hint.due.as_millis(),
@@ -145,8 +145,9 @@ impl Store {
             ])?;
         let fence = self.connection.last_insert_rowid();
         self.connection
-            .prepare_cached("UPDATE chains SET fence = ?2, lease_until = ?3 WHERE epoch = ?1")?
-            .execute(params![request.epoch, fence, (now + request.lease).as_millis()])?;
+            // What is claimed has been sent, whether or not the note of it has come.
+            .prepare_cached("UPDATE chains SET fence = ?2, lease_until = ?3, sent = 1 WHERE epoch = ?1")?
+            .execute(params![request.hint.epoch, fence, (now + request.lease).as_millis()])?;
         Ok(Claim::Granted(Grant { fence, nominal: chain.nominal, due: chain.hint.due, at: now, payload }))
     }
 
@@ -172,7 +173,7 @@ impl Store {
         let (advances, retired) = (tick != f.tick, f.next == Next::End);
         let sql = "UPDATE chains
                    SET tick = ?3, attempt = ?4, due = ?5, nominal = iif(?6, ?5, nominal), lease_until = 0,
-                       sent = 0, watch_at = ?7, looks = 0, state = iif(?8, 2, state)
+                       sent = 0, expected = ?5, watch_at = ?7, looks = 0, state = iif(?8, 2, state)
                    WHERE epoch = ?1 AND fence = ?2 AND lease_until <> 0
                    RETURNING epoch, kind, key, queue, tick, attempt, due, state";
         let written = self
@@ -204,31 +205,34 @@ impl Store {
     }
 
     pub fn look_again(&mut self, looks: &[LookAgain]) -> Result<Vec<bool>> {
-        let mut update = self
-            .connection
-            .prepare_cached("UPDATE chains SET watch_at = ?3, looks = ?4 WHERE epoch = ?1 AND watch_at = ?2")?;
-        looks
-            .iter()
-            .map(|l| Ok(update.execute(params![l.epoch, l.from.as_millis(), l.to.as_millis(), l.looks])? == 1))
-            .collect()
+        let mut update = self.connection.prepare_cached(
+            "UPDATE chains SET watch_at = ?3, looks = ?4, expected = coalesce(?5, expected)
+                 WHERE epoch = ?1 AND watch_at = ?2",
+        )?;
+        let mut write = |l: &LookAgain| {
+            let expected = l.expected.map(Time::as_millis);
+            update.execute(params![l.epoch, l.from.as_millis(), l.to.as_millis(), l.looks, expected])
+        };
+        looks.iter().map(|look| Ok(write(look)? == 1)).collect()
     }
 
-    pub fn overdue(&self, queues: &[String], now: Time, limit: u32) -> Result<Vec<Overdue>> {
+    pub fn overdue(&self, queue: &str, kinds: &[String], now: Time, limit: u32) -> Result<Vec<Overdue>> {
         let sql = format!(
-            "SELECT {HINT}, sent, watch_at, looks, lease_until FROM chains
-             WHERE state = 0 AND watch_at <= ?1 AND queue IN rarray(?2) ORDER BY watch_at LIMIT ?3"
+            "SELECT {HINT}, sent, watch_at, looks, lease_until, expected FROM chains
+             WHERE state = 0 AND queue = ?1 AND watch_at <= ?2 AND kind IN rarray(?3) ORDER BY watch_at LIMIT ?4"
         );
         let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(params![now.as_millis(), text_array(queues), limit], overdue)?;
+        let rows = select.query_map(params![queue, now.as_millis(), text_array(kinds), limit], overdue)?;
         rows.collect()
     }
 
-    pub fn messages(&self, queues: &[String], after: i64, limit: u32) -> Result<Vec<Hint>> {
+    pub fn messages(&self, queues: &[String], kinds: &[String], after: i64, limit: u32) -> Result<Vec<Hint>> {
         let sql = format!(
-            "SELECT {HINT} FROM chains WHERE state = 0 AND epoch > ?1 AND queue IN rarray(?2) ORDER BY epoch LIMIT ?3"
+            "SELECT {HINT} FROM chains
+             WHERE state = 0 AND epoch > ?1 AND queue IN rarray(?2) AND kind IN rarray(?3) ORDER BY epoch LIMIT ?4"
         );
         let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(params![after, text_array(queues), limit], hint)?;
+        let rows = select.query_map(params![after, text_array(queues), text_array(kinds), limit], hint)?;
         rows.collect()
     }
 
@@ -336,6 +340,7 @@ fn overdue(row: &Row<'_>) -> Result<Overdue> {
         watch_at: time(row, 8)?,
         looks: row.get(9)?,
         lease_until: time(row, 10)?,
+        expected: time(row, 11)?,
     })
 }
 

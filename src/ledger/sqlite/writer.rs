@@ -4,6 +4,7 @@
 //! transaction, so that under load many verbs share one `fsync`, and alone a verb waits for nobody.
 //! An answer is given only after the commit that covers it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
@@ -108,18 +109,19 @@ impl Writer {
 fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn Verb>>) {
     let mut group: Vec<Box<dyn Verb>> = Vec::with_capacity(MOST_PER_COMMIT);
     while receiver.blocking_recv_many(&mut group, MOST_PER_COMMIT) > 0 {
-        let mut spoilt = false;
+        let mut begun = false;
         let together = in_transaction(&mut store, |store| {
-            group.iter_mut().try_for_each(|verb| verb.attempt(store)).inspect_err(|_| spoilt = true)
+            begun = true;
+            group.iter_mut().try_for_each(|verb| verb.attempt(store))
         });
         match together {
             Ok(()) => group.drain(..).for_each(|verb| verb.answer(Ok(()))),
             // One of them failed and took the others' transaction with it; each for itself, then.
-            Err(_) if spoilt => group.drain(..).for_each(|mut verb| {
+            Err(_) if begun => group.drain(..).for_each(|mut verb| {
                 let alone = in_transaction(&mut store, |store| verb.attempt(store));
                 verb.answer(alone);
             }),
-            // It could not begin or commit, and would keep each of them waiting as long again.
+            // It could not even begin, and would keep each of them waiting as long again.
             Err(error) => group.drain(..).for_each(|verb| verb.answer(Err(error.clone()))),
         }
     }
@@ -130,6 +132,10 @@ fn in_transaction<T>(
     work: impl FnOnce(&mut Store) -> rusqlite::Result<T>,
 ) -> Result<T, LedgerError> {
     let run = |store: &mut Store| {
+        // What an earlier failure left open would make every later transaction fail.
+        if !store.connection.is_autocommit() {
+            store.connection.execute_batch("ROLLBACK")?;
+        }
         // IMMEDIATE takes the write lock at once: a transaction that reads first and then writes
         // could find that another process has written between, and fail.
         store.connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
@@ -139,12 +145,14 @@ fn in_transaction<T>(
         }) {
             Ok(value) => Ok(value),
             Err(error) => {
-                if !store.connection.is_autocommit() {
-                    store.connection.execute_batch("ROLLBACK")?;
-                }
+                let _ = store.connection.execute_batch("ROLLBACK");
                 Err(error)
             }
         }
     };
-    run(store).map_err(|error: rusqlite::Error| LedgerError::Statement(error.to_string()))
+    // A verb that panics fails alone, and not the ledger with it.
+    match catch_unwind(AssertUnwindSafe(|| run(store))) {
+        Ok(done) => done.map_err(|error: rusqlite::Error| LedgerError::Statement(error.to_string())),
+        Err(_) => Err(LedgerError::Statement("a verb panicked; this is a bug in the engine".into())),
+    }
 }
