@@ -77,6 +77,15 @@ fn builder() -> ClientBuilder {
         .user_agent(concat!("roundelay/", env!("CARGO_PKG_VERSION")))
 }
 
+/// Refuses what [`HttpHandler::new`] would refuse, short of having a client.
+///
+/// # Errors
+/// [`HttpError`] when `settings` cannot work.
+pub fn check(settings: &HttpSettings) -> Result<(), HttpError> {
+    fixed_headers(settings)?;
+    target::check(&settings.url)
+}
+
 impl HttpHandler {
     /// A handler that sends with `client` (see [`client`]) and reads deadlines by `clock`.
     ///
