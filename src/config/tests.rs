@@ -93,7 +93,7 @@ fn a_variable_that_is_wrong_is_named() {
         let message = refused(SMALL, &[(name, value)]);
         assert!(message.contains(part), "{name} gave {message}");
         assert!(message.ends_with(&format!("(set by the environment variable {name})")), "{message}");
-        assert!(!message.starts_with("r.toml:"), "it is on no line of the file: {message}");
+        assert!(message.starts_with("r.toml: "), "it is on no line of the file: {message}");
         assert!(!message.contains("secret"), "{message}");
     }
     let both = "[queues.a-b]\n[queues.'a.b']\n";
