@@ -125,9 +125,13 @@ impl<'a> Source<'a> {
     /// The variable that set what is wrong at `path`.
     fn set_by(&self, path: &[String], message: &str) -> Option<&str> {
         let unknown = message.strip_prefix(UNKNOWN).and_then(|rest| rest.split('`').next());
-        let covers = |variable: &&Variable| {
-            let below = variable.path.strip_prefix(path).and_then(|rest| rest.first());
-            path.starts_with(&variable.path) || below.is_some_and(|part| Some(part.as_str()) == unknown)
+        let covers = |variable: &&Variable| match variable.path.strip_prefix(path) {
+            // An unknown key is the last part of `path`, or (a variant) the first one below it.
+            Some([]) => true,
+            Some([below, ..]) => {
+                unknown.is_some_and(|unknown| unknown == below || path.last().is_some_and(|last| last == unknown))
+            }
+            None => path.starts_with(&variable.path),
         };
         self.variables.iter().rev().find(covers).map(|variable| variable.name.as_str())
     }
