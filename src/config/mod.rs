@@ -131,7 +131,7 @@ pub struct CatchUpSettings {
     pub every: Duration,
     /// How long after its due time a chain counts as overdue.
     pub slack: Duration,
-    /// Over how long their messages are spread.
+    /// Over how long their messages are spread at most.
     pub spread: Duration,
 }
 

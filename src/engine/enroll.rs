@@ -91,7 +91,9 @@ impl Enroller {
     /// the others up to date.
     ///
     /// # Errors
-    /// When the ledger cannot be written; then nothing of this batch was enrolled.
+    /// When the ledger cannot be written. Either nothing of this batch was enrolled, or its chains
+    /// have begun and only the note that their messages were sent is missing: enrolling the batch
+    /// again is right in both cases.
     pub async fn enroll(&mut self, entities: Vec<Entity>) -> Result<Tally, LedgerError> {
         let ledger = self.connections.ledger.clone();
         let now = ledger.now();
