@@ -67,7 +67,7 @@ pub struct Delivery {
     pub queue: Arc<str>,
     /// Whether it was delivered before and not settled.
     pub redelivered: bool,
-    /// How many `x-death` records it carries.
+    /// How often it has been dead-lettered since it was published, as far as the broker says.
     pub deaths: usize,
     settle: Box<dyn Settle>,
 }

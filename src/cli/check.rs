@@ -1,21 +1,26 @@
 //! `roundelay check`
 
+use anyhow::ensure;
 use clap::Args;
+use roundelay::Config;
 use roundelay::clock::short_duration;
-use roundelay::config::{BrokerUrl, HandlerSettings, LedgerUrl};
+use roundelay::config::{BrokerUrl, HandlerSettings, KindSettings, LedgerUrl};
 use serde_json::json;
 
 use super::ConfigFile;
 
 /// Says whether the configuration is right, and what it amounts to.
 ///
-/// Everything that is wrong is listed at once, with file, line and key: first unknown keys and
-/// values of the wrong sort, and once there are none, values that are impossible. Nothing is
-/// connected to. Exit code 1 when something is wrong.
+/// Everything that is wrong is listed at once, with file, line and key: whatever `worker` would
+/// refuse for the configuration's sake is refused here. Nothing is connected to, and no file but
+/// the configuration is looked at.
 #[derive(Args)]
 pub struct Check {
     #[command(flatten)]
     config: ConfigFile,
+    /// Accept kinds without a handler: a program of your own registers them.
+    #[arg(long)]
+    rust_handlers: bool,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
@@ -24,6 +29,7 @@ pub struct Check {
 impl Check {
     pub fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
+        self.runnable(&config)?;
         let broker = match &config.broker.url {
             BrokerUrl::Embedded => "embedded".to_owned(),
             BrokerUrl::Amqp(url) => url.to_string(),
@@ -59,8 +65,8 @@ impl Check {
         }
         for (name, kind) in &config.kinds {
             let handler = match &kind.handler {
-                HandlerSettings::Rust => "a Rust handler (to be registered by the program)".to_owned(),
-                HandlerSettings::Http(http) => format!("POST {}", http.url),
+                HandlerSettings::Rust => "a Rust handler, registered by your program".to_owned(),
+                HandlerSettings::Http(http) => format!("POST {}", http.shown_url()),
                 HandlerSettings::Exec(exec) => exec.argv.join(" "),
             };
             let every = kind.every.map_or("on demand".to_owned(), |every| {
@@ -73,6 +79,23 @@ impl Check {
             });
             println!("kind    {name}: {every}, {handler}, at most {} attempts", kind.retry.attempts);
         }
+        Ok(())
+    }
+
+    /// Refuses what `worker` would refuse although each setting is right.
+    fn runnable(&self, config: &Config) -> anyhow::Result<()> {
+        let file = self.config.config.display();
+        ensure!(!config.queues.is_empty(), "{file}: there are no [queues.…], so there is nothing to work on");
+        let bare = |(name, kind): (&String, &KindSettings)| {
+            (kind.handler == HandlerSettings::Rust).then(|| format!("kinds.{name}"))
+        };
+        let bare: Vec<String> = config.kinds.iter().filter_map(bare).collect();
+        ensure!(
+            self.rust_handlers || bare.is_empty(),
+            "{file}: no handler for {}; set handler.http.url or handler.exec.argv, or say --rust-handlers when a \
+             program of yours registers it",
+            bare.join(", ")
+        );
         Ok(())
     }
 }

@@ -3,13 +3,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use minijinja::ErrorKind::{UnknownFilter, UnknownFunction, UnknownTest};
+
 use super::raw::{self, Raw};
 use super::read::nearest;
 use super::{
     BrokerSettings, BrokerUrl, CatchUpSettings, Config, ExecSettings, HandlerSettings, HttpSettings, KindSettings,
     LedgerSettings, LedgerUrl, QueueSettings, Secret, ThrottleSettings, WorkerSettings,
 };
-use crate::handler::http::{HttpError, HttpHandler};
+use crate::broker::rabbit;
+use crate::handler::http::{self, HttpError};
 use crate::job::check_name;
 use crate::ladder::{Ladder, jitter_rungs};
 use crate::outcome::{Backoff, RetryPolicy};
@@ -22,6 +25,8 @@ const TEN_YEARS: Duration = Duration::from_secs(10 * 366 * 86_400);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(25 * 60);
 /// More rungs than this are no longer cheap for the broker while nothing happens.
 const MOST_RUNGS: usize = 1_000;
+/// The longest name that AMQP carries, in bytes.
+const LONGEST_QUEUE: usize = 255;
 
 /// Problems as (key, message); the parts of a key are separated by U+001F, since names may hold
 /// dots.
@@ -51,6 +56,12 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         }
         if name.starts_with(&format!("{}.", raw.broker.prefix)) {
             problems.add(&path, format!("names that begin with `{}.` are the engine's own", raw.broker.prefix));
+        }
+        if name.starts_with("amq.") {
+            problems.add(&path, "names that begin with `amq.` are RabbitMQ's own");
+        }
+        if name.len() > LONGEST_QUEUE {
+            problems.add(&path, format!("the name has {} bytes; AMQP allows {LONGEST_QUEUE}", name.len()));
         }
         problems.range(&["queues", &name, "concurrency"], queue.concurrency, 1, 10_000);
         let double = u16::try_from(queue.concurrency.saturating_mul(2)).unwrap_or(u16::MAX);
@@ -91,6 +102,9 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     if raw.broker.prefix.is_empty() || raw.broker.prefix.len() > 100 || !raw.broker.prefix.chars().all(plain) {
         problems.add(&["broker", "prefix"], "1 to 100 letters, digits, `-`, `_` or `.`");
     }
+    if raw.broker.prefix == "amq" || raw.broker.prefix.starts_with("amq.") {
+        problems.add(&["broker", "prefix"], "names that begin with `amq.` are RabbitMQ's own");
+    }
     problems.range(&["worker", "grace"], raw.worker.grace.0, zero, LONGEST_TIMEOUT);
     let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3_600));
     problems.range(&["catch_up", "every"], raw.catch_up.every.0, second, hour);
@@ -99,9 +113,8 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     problems.range(&["ledger", "history"], raw.ledger.history.0, zero, TEN_YEARS);
     let broker = broker_url(&mut problems, &raw.broker.url);
     let ledger = ledger_url(&mut problems, &raw.ledger.url);
-    if let Some(url) = &raw.broker.management
-        && !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme))
-    {
+    let web = |url: &String| url::Url::parse(url).is_ok_and(|url| ["http", "https"].contains(&url.scheme()));
+    if raw.broker.management.as_ref().is_some_and(|url| !web(url)) {
         problems.add(
             &["broker", "management"],
             "the base URL of the management API, such as http://user:password@host:15672",
@@ -175,7 +188,7 @@ fn check_kind(
     let ms = Duration::from_millis(1);
     problems.range(&at("timeout"), kind.timeout.0, ms, LONGEST_TIMEOUT);
     if let Some(queue) = &kind.queue {
-        if queue.contains("{{") {
+        if ["{{", "{%", "{#"].iter().any(|mark| queue.contains(mark)) {
             template(problems, &at("queue"), queue);
         } else {
             known(problems, &at("queue"), queue, "queues", queues.keys());
@@ -217,11 +230,12 @@ fn check_handler(problems: &mut Problems, name: &str, handler: raw::Handler) -> 
         raw::Handler::Http(http) => {
             let path = ["kinds", name, "handler", "http", "url"];
             let settings = HttpSettings { url: http.url, headers: http.headers };
-            if let Err(error) = HttpHandler::check(&settings) {
-                let at = ["kinds", name, "handler", "http"];
+            if !["http://", "https://"].iter().any(|scheme| settings.url.starts_with(scheme)) {
+                problems.add(&path, format!("`{}` does not begin with http:// or https://", settings.shown_url()));
+            } else if let Err(error) = http::check(&settings) {
                 match &error {
-                    HttpError::Header { name, .. } => {
-                        problems.add(&[&at[..], &["headers", name]].concat(), error.to_string())
+                    HttpError::Header { name: header, why } => {
+                        problems.add(&["kinds", name, "handler", "http", "headers", header], why.clone());
                     }
                     _ => problems.add(&path, error.to_string()),
                 }
@@ -268,10 +282,18 @@ fn check_retry(problems: &mut Problems, name: &str, retry: raw::Retry, named: &m
     RetryPolicy { attempts: retry.attempts, backoff }
 }
 
+/// A template must compile, and use no filter, function or test that there is not: compiling alone
+/// lets those pass.
 fn template(problems: &mut Problems, path: &[&str], text: &str) {
-    if let Err(error) = minijinja::Environment::new().template_from_str(text) {
-        problems.add(path, format!("not a valid template: {error}"));
-    }
+    let mut templates = minijinja::Environment::new();
+    templates.set_undefined_behavior(minijinja::UndefinedBehavior::Chainable);
+    let tried = templates.template_from_str(text).map(|template| template.render(minijinja::context! {}));
+    let error = match tried {
+        Err(error) => error,
+        Ok(Err(error)) if matches!(error.kind(), UnknownFilter | UnknownFunction | UnknownTest) => error,
+        Ok(_) => return,
+    };
+    problems.add(path, format!("not a valid template: {error}"));
 }
 
 fn broker_url(problems: &mut Problems, url: &str) -> BrokerUrl {
@@ -280,6 +302,8 @@ fn broker_url(problems: &mut Problems, url: &str) -> BrokerUrl {
     }
     if !["amqp://", "amqps://"].iter().any(|scheme| url.starts_with(scheme)) {
         problems.add(&["broker", "url"], format!("`{}` is none of embedded, amqp://… and amqps://…", Secret::new(url)));
+    } else if let Err(reason) = rabbit::check_url(url) {
+        problems.add(&["broker", "url"], reason);
     }
     BrokerUrl::Amqp(Secret::new(url))
 }

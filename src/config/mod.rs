@@ -1,7 +1,7 @@
 //! File + environment → checked settings.
 //!
-//! [`raw`] holds the shape of the file, [`read`] brings file and environment together and finds
-//! the line of what is wrong, and [`check`] turns raw settings into these in one step: whatever
+//! `raw` holds the shape of the file, `read` brings file and environment together and finds
+//! the line of what is wrong, and `check` turns raw settings into these in one step: whatever
 //! is impossible is said at once, all of it, with file, line and key.
 //!
 //! `roundelay.example.toml` documents every setting with its default; a test holds it to this.
@@ -9,6 +9,8 @@
 mod check;
 mod raw;
 mod read;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -129,7 +131,7 @@ pub struct CatchUpSettings {
     pub every: Duration,
     /// How long after its due time a chain counts as overdue.
     pub slack: Duration,
-    /// Over how long their messages are spread.
+    /// Over how long their messages are spread at most.
     pub spread: Duration,
 }
 
@@ -185,7 +187,7 @@ pub enum HandlerSettings {
     Exec(ExecSettings),
 }
 
-/// `handler.http`
+/// `handler.http`. Its `Debug` shows neither credentials in the URL nor values of headers.
 #[derive(Clone, PartialEq)]
 pub struct HttpSettings {
     /// Where to POST; may be a template over `kind`, `key`, `queue` and `payload`.
@@ -194,16 +196,32 @@ pub struct HttpSettings {
     pub headers: BTreeMap<String, String>,
 }
 
-/// Shows the names of the headers only, since their values hold credentials.
 impl fmt::Debug for HttpSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&String> = self.headers.keys().collect();
-        f.debug_struct("HttpSettings").field("url", &Secret::new(&self.url)).field("headers", &names).finish()
+        let headers: Vec<&String> = self.headers.keys().collect();
+        f.debug_struct("HttpSettings").field("url", &self.shown_url()).field("headers", &headers).finish()
     }
 }
 
-/// `handler.exec`
-#[derive(Clone, Debug, PartialEq, Eq)]
+impl HttpSettings {
+    /// The URL (or its template) without user name and password.
+    pub fn shown_url(&self) -> String {
+        without_credentials(&self.url)
+    }
+}
+
+/// `text`, a URL or a template for one, without what stands before the `@` of its authority.
+fn without_credentials(text: &str) -> String {
+    let start = text.find("://").map_or(0, |at| at + 3);
+    let end = text[start..].find(['/', '?', '#']).map_or(text.len(), |at| start + at);
+    match text[start..end].rfind('@') {
+        Some(at) => format!("{}…{}", &text[..start], &text[start + at..]),
+        None => text.to_owned(),
+    }
+}
+
+/// `handler.exec`. Its `Debug` shows no values of environment variables.
+#[derive(Clone, PartialEq, Eq)]
 pub struct ExecSettings {
     /// The program and its arguments. There is no shell.
     pub argv: Vec<String>,
@@ -213,24 +231,40 @@ pub struct ExecSettings {
     pub cwd: Option<PathBuf>,
 }
 
+impl fmt::Debug for ExecSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let env: Vec<&String> = self.env.keys().collect();
+        f.debug_struct("ExecSettings").field("argv", &self.argv).field("env", &env).field("cwd", &self.cwd).finish()
+    }
+}
+
 impl Config {
     /// Reads and checks the file at `path`, with `ROUNDELAY__…` from the environment over it.
     ///
     /// # Errors
     /// [`ConfigError`] lists everything that is wrong.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|error| ConfigError {
-            file: path.display().to_string(),
-            problems: vec![Problem {
-                variable: None,
-                line: None,
-                key: String::new(),
-                message: format!(
-                    "cannot be read: {error}; give the path with --config, or start from roundelay.example.toml"
-                ),
-            }],
+        let file = path.display().to_string();
+        let wrong = |line, message| ConfigError {
+            file: file.clone(),
+            problems: vec![Problem { line, key: String::new(), message }],
+        };
+        let bytes = std::fs::read(path).map_err(|error| {
+            let hint = match error.kind() {
+                std::io::ErrorKind::NotFound => "; give its path with --config, or start from roundelay.example.toml",
+                _ => "",
+            };
+            wrong(None, format!("cannot be read: {error}{hint}"))
         })?;
-        Self::parse(&text, &path.display().to_string(), std::env::vars())
+        let text = std::str::from_utf8(&bytes).map_err(|error| {
+            let before = &bytes[..error.valid_up_to()];
+            let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+            wrong(Some(line), "is not UTF-8; save it as UTF-8".into())
+        })?;
+        // Not `vars`, which panics on the first variable of anybody's that is not UTF-8.
+        let environment = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())));
+        Self::parse(text, &file, environment)
     }
 
     /// Reads and checks `text`, calling it `file` in errors, with the `ROUNDELAY__…` variables
@@ -279,9 +313,7 @@ fn absent<'k>(table: &str, name: &str, known: impl Iterator<Item = &'k String>) 
 /// Something wrong in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The environment variable it comes from; absent when it comes from the file.
-    pub variable: Option<String>,
-    /// Where in the file, counted from 1; absent when the file does not have it.
+    /// Where, counted from 1; absent when the value comes from the environment or is missing.
     pub line: Option<usize>,
     /// The dotted key.
     pub key: String,
@@ -304,10 +336,9 @@ impl fmt::Display for ConfigError {
             if n > 0 {
                 writeln!(f)?;
             }
-            match (&problem.variable, problem.line) {
-                (Some(variable), _) => f.write_str(variable)?,
-                (None, Some(line)) => write!(f, "{}:{line}", self.file)?,
-                (None, None) => f.write_str(&self.file)?,
+            f.write_str(&self.file)?;
+            if let Some(line) = problem.line {
+                write!(f, ":{line}")?;
             }
             if !problem.key.is_empty() {
                 write!(f, ": {}", problem.key)?;

@@ -7,16 +7,30 @@ use super::raw::Raw;
 use super::{ConfigError, Problem};
 
 /// What the names of environment variables that set something begin with. Two underscores
-/// separate the parts of a key; case does not matter, and an underscore also stands for a dash:
+/// separate the parts of a key; case does not matter, and an underscore also stands for whatever
+/// the name of a variable cannot hold (a dash, a dot, a space):
 /// `ROUNDELAY__THROTTLES__SYNC_IOS__ALLOW=10` sets `throttles.sync-ios.allow`.
 const PREFIX: &str = "ROUNDELAY__";
+/// Tables whose entries the file names. The environment changes them and adds none, since a name
+/// that is spelled wrong would else be one more queue.
+const NAMED: [&str; 3] = ["queues", "throttles", "kinds"];
 
-/// A configuration text, kept to find lines in, and which variables were put over it.
+/// A configuration text, kept to find lines in, and the variables that go over it.
 pub struct Source<'a> {
     text: &'a str,
     file: &'a str,
-    /// Keys set by the environment, with the variable's name.
-    variables: Vec<(Vec<String>, String)>,
+    variables: Vec<Variable>,
+}
+
+/// An environment variable that sets something.
+#[derive(Clone, Debug)]
+struct Variable {
+    name: String,
+    /// Which setting, spelled as in the file.
+    path: Vec<String>,
+    value: Value,
+    /// As it stands, for settings that want text whatever it looks like.
+    text: String,
 }
 
 impl<'a> Source<'a> {
@@ -27,35 +41,76 @@ impl<'a> Source<'a> {
     /// The raw settings.
     pub fn read(&mut self, environment: impl IntoIterator<Item = (String, String)>) -> Result<Raw, ConfigError> {
         let tree = DeTable::parse(self.text).map_err(|error| self.syntax(&error))?;
-        let overrides = Overrides::new(environment, tree.get_ref(), &mut self.variables);
-        let layers = Layers::builder()
-            .add_source(config::File::from_str(self.text, FileFormat::Toml))
-            .add_source(overrides)
-            .build()
-            .map_err(|error| self.all(vec![self.problem(&[], error.to_string())]))?;
-        // By way of JSON, since serde_path_to_error then knows the key of whatever is wrong.
-        let mut merged: serde_json::Value =
-            layers.try_deserialize().map_err(|error| self.all(vec![self.problem(&[], error.to_string())]))?;
+        let mut problems = Vec::new();
+        for (name, text) in environment {
+            let Some(key) = name.strip_prefix(PREFIX) else { continue };
+            // An empty variable sets nothing: so a compose file can pass on what may not be there.
+            if text.is_empty() {
+                continue;
+            }
+            match spelled(key, tree.get_ref()) {
+                Ok(path) => self.variables.push(Variable { value: parse(&text, &name), name, path, text }),
+                Err((path, message)) => {
+                    let message = format!("{message} (set by the environment variable {name})");
+                    problems.push(Problem { line: None, key: path.join("."), message });
+                }
+            }
+        }
+        if !problems.is_empty() {
+            return Err(ConfigError { file: self.file.into(), problems });
+        }
+        // The shorter first, so that a part of a table goes over the whole of it.
+        self.variables.sort_by(|a, b| (a.path.len(), &a.name).cmp(&(b.path.len(), &b.name)));
+        let (mut merged, mut told) = (self.merged()?, Vec::<Vec<String>>::new());
         // Reading ends at the first thing that is wrong. It is taken out and the rest read again,
         // so that all of them are told at once.
-        let mut problems = Vec::new();
         loop {
             let error = match serde_path_to_error::deserialize(&merged) {
                 Ok(raw) if problems.is_empty() => return Ok(raw),
                 Ok(_) => return Err(self.all(problems)),
                 Err(error) => error,
             };
-            let path: Vec<String> = error
-                .path()
-                .iter()
-                .filter(|segment| !matches!(segment, serde_path_to_error::Segment::Unknown))
-                .map(ToString::to_string)
-                .collect();
-            problems.push(self.problem(&path, explain(&error.into_inner().to_string())));
+            let segments = error.path().iter();
+            let known = segments.filter(|segment| !matches!(segment, serde_path_to_error::Segment::Unknown));
+            let path: Vec<String> = known.map(ToString::to_string).collect();
+            let message = error.into_inner().to_string();
+            // A token can look like a number. Where text is wanted, it is text.
+            let number = |variable: &&mut Variable| {
+                variable.path == path && !matches!(variable.value.kind, ValueKind::String(_))
+            };
+            if message.contains("expected a string")
+                && let Some(variable) = self.variables.iter_mut().find(number)
+            {
+                variable.value = Value::new(Some(&variable.name), variable.text.as_str());
+                let text = variable.text.as_str().into();
+                if replace(&mut merged, &path, text) {
+                    continue;
+                }
+            }
+            // What contains something that was taken out may be wrong only for want of it.
+            if !told.iter().any(|told| told.starts_with(&path)) {
+                problems.push(self.problem(&path, explain(&message)));
+            }
+            told.push(path.clone());
             if !take_out(&mut merged, &path) {
                 return Err(self.all(problems));
             }
         }
+    }
+
+    /// The file with the variables over it. As JSON, since serde_path_to_error then knows the key
+    /// of whatever is wrong.
+    fn merged(&self) -> Result<serde_json::Value, ConfigError> {
+        let mut root = Map::new();
+        for variable in &self.variables {
+            put(&mut root, &variable.path, variable.value.clone());
+        }
+        Layers::builder()
+            .add_source(config::File::from_str(self.text, FileFormat::Toml))
+            .add_source(Overrides(root))
+            .build()
+            .and_then(Layers::try_deserialize)
+            .map_err(|error| self.all(vec![self.problem(&[], error.to_string())]))
     }
 
     /// Problems found later, with their lines.
@@ -74,22 +129,33 @@ impl<'a> Source<'a> {
     }
 
     fn problem(&self, path: &[String], message: String) -> Problem {
-        let line = self.line_of(path);
-        let variable = self.variables.iter().find(|(set, _)| {
-            // A key that only the environment has may be wrong in any of its parts.
-            !path.is_empty() && (path.starts_with(set) || (line.is_none() && set.starts_with(path)))
-        });
-        let variable = variable.map(|(_, name)| name.clone());
-        Problem { line: line.filter(|_| variable.is_none()), variable, key: path.join("."), message }
+        let key = path.join(".");
+        match self.set_by(path, &message) {
+            Some(name) => {
+                Problem { line: None, key, message: format!("{message} (set by the environment variable {name})") }
+            }
+            None => Problem { line: self.line_of(path), key, message },
+        }
+    }
+
+    /// The variable that set what is wrong at `path`.
+    fn set_by(&self, path: &[String], message: &str) -> Option<&str> {
+        let unknown = message.strip_prefix(UNKNOWN).and_then(|rest| rest.split('`').next());
+        let covers = |variable: &&Variable| match variable.path.strip_prefix(path) {
+            // An unknown key is the last part of `path`, or (a variant) the first one below it.
+            Some([]) => true,
+            Some([below, ..]) => {
+                unknown.is_some_and(|unknown| unknown == below || path.last().is_some_and(|last| last == unknown))
+            }
+            None => path.starts_with(&variable.path),
+        };
+        self.variables.iter().rev().find(covers).map(|variable| variable.name.as_str())
     }
 
     fn syntax(&self, error: &toml::de::Error) -> ConfigError {
         let line = error.span().map(|span| self.line_at(span.start));
         let message = format!("not valid TOML: {}", error.message());
-        ConfigError {
-            file: self.file.into(),
-            problems: vec![Problem { line, variable: None, key: String::new(), message }],
-        }
+        ConfigError { file: self.file.into(), problems: vec![Problem { line, key: String::new(), message }] }
     }
 
     /// The line of the deepest part of `path` that the file has, unless that is nothing.
@@ -98,7 +164,7 @@ impl<'a> Source<'a> {
         let mut table = tree.get_ref();
         let mut found = None;
         for part in path {
-            let (key, value) = table.iter().find(|(key, _)| key.get_ref() == part)?;
+            let Some((key, value)) = table.iter().find(|(key, _)| key.get_ref() == part) else { break };
             found = Some(self.line_at(key.span().start));
             match value.get_ref() {
                 DeValue::Table(inner) => table = inner,
@@ -121,6 +187,15 @@ fn take_out(tree: &mut serde_json::Value, path: &[String]) -> bool {
     take_out(value, rest) || table.remove(part).is_some()
 }
 
+/// Puts `value` where `path` leads; whether it leads anywhere.
+fn replace(tree: &mut serde_json::Value, path: &[String], value: serde_json::Value) -> bool {
+    let found = path.iter().try_fold(tree, |tree, part| tree.get_mut(part));
+    found.map(|place| *place = value).is_some()
+}
+
+/// How a message about an unknown key begins.
+const UNKNOWN: &str = "unknown key `";
+
 /// Puts serde's words into the user's: above all, an unknown key gets a hint at the nearest known one.
 fn explain(message: &str) -> String {
     if let Some((start, _)) = message.split_once(", expected struct ") {
@@ -133,8 +208,8 @@ fn explain(message: &str) -> String {
     };
     let known: Vec<&str> = quoted.collect();
     match nearest(name, known.iter().copied()) {
-        Some(near) => format!("unknown key `{name}`; did you mean `{near}`?"),
-        None => format!("unknown key `{name}`; known here: {}", known.join(", ")),
+        Some(near) => format!("{UNKNOWN}{name}`; did you mean `{near}`?"),
+        None => format!("{UNKNOWN}{name}`; known here: {}", known.join(", ")),
     }
 }
 
@@ -151,23 +226,6 @@ pub fn nearest<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<&
 #[derive(Clone, Debug)]
 struct Overrides(Map<String, Value>);
 
-impl Overrides {
-    fn new(
-        environment: impl IntoIterator<Item = (String, String)>,
-        file: &DeTable<'_>,
-        variables: &mut Vec<(Vec<String>, String)>,
-    ) -> Self {
-        let mut root = Map::new();
-        for (name, value) in environment {
-            let Some(path) = name.strip_prefix(PREFIX) else { continue };
-            let origin = format!("the environment variable {name}");
-            let path = put(&mut root, Some(file), &path.split("__").collect::<Vec<_>>(), parse(&value, &origin));
-            variables.push((path, name));
-        }
-        Self(root)
-    }
-}
-
 impl config::Source for Overrides {
     fn clone_into_box(&self) -> Box<dyn config::Source + Send + Sync> {
         Box::new(self.clone())
@@ -178,32 +236,72 @@ impl config::Source for Overrides {
     }
 }
 
-/// Puts `value` at `path`, spelling each part as the file does where it has it. Returns the path
-/// so spelt.
-fn put(table: &mut Map<String, Value>, file: Option<&DeTable<'_>>, path: &[&str], value: Value) -> Vec<String> {
-    let Some((part, rest)) = path.split_first() else { return Vec::new() };
-    let plain = |text: &str| text.to_lowercase().replace('-', "_");
-    let spelled = file.and_then(|f| f.iter().find(|(key, _)| plain(key.get_ref()) == plain(part)));
-    let name = spelled.map_or_else(|| part.to_lowercase(), |(key, _)| key.get_ref().to_string());
-    let mut spelt = vec![name.clone()];
+/// Puts `value` at `path`.
+fn put(table: &mut Map<String, Value>, path: &[String], value: Value) {
+    let Some((part, rest)) = path.split_first() else { return };
     if rest.is_empty() {
-        table.insert(name, value);
-        return spelt;
+        table.insert(part.clone(), value);
+        return;
     }
-    let inner = spelled.and_then(|(_, value)| match value.get_ref() {
-        DeValue::Table(inner) => Some(inner),
-        _ => None,
-    });
-    let entry = table.entry(name).or_insert_with(|| Value::new(None, ValueKind::Table(Map::new())));
-    if let ValueKind::Table(next) = &mut entry.kind {
-        spelt.extend(put(next, inner, rest, value));
+    let entry = table.entry(part.clone()).or_insert_with(|| Value::new(None, ValueKind::Table(Map::new())));
+    if !matches!(entry.kind, ValueKind::Table(_)) {
+        *entry = Value::new(None, ValueKind::Table(Map::new()));
     }
-    spelt
+    if let ValueKind::Table(inner) = &mut entry.kind {
+        put(inner, rest, value);
+    }
+}
+
+/// The setting that `key` (the name of a variable, without the prefix) means, each part spelled as
+/// the file does where it has it; or what is wrong, with as much of the setting as is known.
+fn spelled(key: &str, file: &DeTable<'_>) -> Result<Vec<String>, (Vec<String>, String)> {
+    let mut table = Some(file);
+    let mut path: Vec<String> = Vec::new();
+    for part in key.split("__") {
+        let entries = || table.into_iter().flat_map(|table| table.iter());
+        let names = || entries().map(|(name, _)| name.get_ref().as_ref());
+        let alike: Vec<&str> = names().filter(|name| plain(name) == plain(part)).collect();
+        let same = alike.iter().copied().find(|name| name.eq_ignore_ascii_case(part));
+        let name = match (same, alike.as_slice()) {
+            (Some(name), _) | (None, &[name]) => name.to_owned(),
+            (None, [first, second, ..]) => {
+                return Err((path, format!("`{part}` stands for both `{first}` and `{second}`; rename one of them")));
+            }
+            (None, []) => match path.as_slice() {
+                [parent] if NAMED.contains(&parent.as_str()) => {
+                    let folded: Vec<String> = names().map(plain).collect();
+                    let near = nearest(&plain(part), folded.iter().map(String::as_str));
+                    let hint = match near.and_then(|near| names().find(|name| plain(name) == near)) {
+                        Some(near) => format!("did you mean `{near}`?"),
+                        None => "add it to the file: the environment changes such tables, and adds none".into(),
+                    };
+                    let message = format!("no [{parent}.…] in the file is called `{}`; {hint}", part.to_lowercase());
+                    return Err((path, message));
+                }
+                // Names of variables are the program's own business, and those of headers have dashes.
+                [.., exec, env] if exec == "exec" && env == "env" => part.to_owned(),
+                [.., http, headers] if http == "http" && headers == "headers" => part.to_lowercase().replace('_', "-"),
+                _ => part.to_lowercase(),
+            },
+        };
+        table =
+            entries().find(|(key, _)| key.get_ref() == name.as_str()).and_then(|(_, value)| match value.get_ref() {
+                DeValue::Table(inner) => Some(inner),
+                _ => None,
+            });
+        path.push(name);
+    }
+    Ok(path)
+}
+
+/// A name with everything folded that the name of a variable cannot tell apart.
+fn plain(name: &str) -> String {
+    name.to_lowercase().replace(|c: char| !c.is_alphanumeric(), "_")
 }
 
 /// A value as TOML would read it (`5`, `true`, `["30s"]`), else text.
 fn parse(text: &str, origin: &str) -> Value {
-    let origin = origin.to_owned();
+    let origin = format!("the environment variable {origin}");
     match toml::from_str::<Map<String, Value>>(&format!("value = {text}")) {
         Ok(mut table) if table.len() == 1 => match table.remove("value") {
             Some(value) => Value::new(Some(&origin), value.kind),

@@ -91,7 +91,7 @@ pub struct Report {
     pub enroll_s: f64,
     /// By platform, as the upstream saw it.
     pub platforms: BTreeMap<String, upstream::PlatformStats>,
-    /// The broker.
+    /// The broker, without credentials.
     pub broker: String,
 }
 

@@ -108,8 +108,9 @@ impl Enroller {
     /// the others up to date.
     ///
     /// # Errors
-    /// When an entity cannot be used (a key, a queue or a payload that a worker would refuse), or
-    /// the ledger cannot be written; then nothing of this batch was enrolled.
+    /// When an entity cannot be used (a key, a queue or a payload that a worker would refuse); then
+    /// nothing of this batch was enrolled. When the ledger cannot be written; then nothing was, or
+    /// its chains are begun and catch-up sends their first messages.
     pub async fn enroll(&mut self, entities: Vec<Entity>) -> Result<Tally, EnrollError> {
         for entity in &entities {
             let refused = |reason| EnrollError::Entity { key: entity.key.clone(), reason };

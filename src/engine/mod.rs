@@ -1,7 +1,7 @@
 //! The engine: everything between a configuration and chains that stay alive.
 //!
-//! [`pipeline`] is a job's life from delivery to acknowledgement, [`dispatch`] puts messages on
-//! the ladder, [`rearm`] sends them on when a hop is over, [`catch_up`] re-creates messages that
+//! `pipeline` is a job's life from delivery to acknowledgement, [`Dispatch`] puts messages on
+//! the ladder, `rearm` sends them on when a hop is over, `catch_up` re-creates messages that
 //! were lost, [`enroll`] begins chains, and [`Engine::run`] starts and stops it all.
 
 mod catch_up;
@@ -143,7 +143,8 @@ impl Engine {
         }
     }
 
-    /// Runs jobs of `kind` with `handler`, whatever the configuration says about its handler.
+    /// Runs jobs of `kind` (a name under `[kinds]`) with `handler`, whatever the configuration says
+    /// about its handler.
     #[must_use]
     pub fn handler(mut self, kind: &str, handler: impl Handler + 'static) -> Self {
         self.handlers.insert(kind.into(), Arc::new(handler));
@@ -157,7 +158,8 @@ impl Engine {
         self
     }
 
-    /// Consumes only these platform queues.
+    /// Consumes only these platform queues; names that the configuration does not have are ignored.
+    /// Catch-up looks only after the chains of these queues.
     #[must_use]
     pub fn queues(mut self, queues: Vec<String>) -> Self {
         self.queues = Some(queues);

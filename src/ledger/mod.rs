@@ -263,7 +263,7 @@ pub struct Failure {
     pub key: String,
     /// What the handler said.
     pub reason: String,
-    /// How often in a row of records.
+    /// How often the entity has failed for good since the first time.
     pub times: i64,
     /// The last time.
     pub last_at: Time,

@@ -7,7 +7,6 @@ mod broker_contract;
 mod broker_rabbit;
 mod catch_up;
 mod cli;
-mod configuration;
 mod crash;
 mod end_to_end;
 mod foreign_clients;

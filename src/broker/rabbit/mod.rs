@@ -59,6 +59,18 @@ impl Default for Patience {
     }
 }
 
+/// Refuses a URL that [`RabbitBroker::connect`] could not even read.
+///
+/// # Errors
+/// What is wrong with it, without the password.
+pub fn check_url(url: &str) -> Result<(), String> {
+    match Address::parse(url) {
+        Ok(_) => Ok(()),
+        Err(BrokerError::Connect { reason, .. }) => Err(reason),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 /// RabbitMQ. Publishing and consuming have a connection each: a broker short of memory or disk
 /// stops reading from connections that publish, and acknowledgements must still get through.
 pub struct RabbitBroker {

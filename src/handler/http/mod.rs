@@ -77,6 +77,15 @@ fn builder() -> ClientBuilder {
         .user_agent(concat!("roundelay/", env!("CARGO_PKG_VERSION")))
 }
 
+/// Refuses what [`HttpHandler::new`] would refuse, short of having a client.
+///
+/// # Errors
+/// [`HttpError`] when `settings` cannot work.
+pub fn check(settings: &HttpSettings) -> Result<(), HttpError> {
+    fixed_headers(settings)?;
+    target::check(&settings.url)
+}
+
 impl HttpHandler {
     /// A handler that sends with `client` (see [`client`]) and reads deadlines by `clock`.
     ///
@@ -85,17 +94,6 @@ impl HttpHandler {
     pub fn new(settings: &HttpSettings, client: Client, clock: Clock) -> Result<Self, HttpError> {
         let target = Target::new(&settings.url, &client, fixed_headers(settings)?)?;
         Ok(Self { client, target, clock })
-    }
-
-    /// Whether a handler with these settings can be set up.
-    ///
-    /// # Errors
-    /// [`HttpError`] when `settings` cannot work.
-    pub fn check(settings: &HttpSettings) -> Result<(), HttpError> {
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        // Nothing is sent, so no certificates need be read.
-        let client = builder().tls_certs_only([]).build().map_err(HttpError::Client)?;
-        Self::new(settings, client, Clock::System).map(drop)
     }
 
     async fn call(&self, job: &Job) -> Outcome {

@@ -1,5 +1,7 @@
 //! Where a job is POSTed to: a constant URL, or a template that is compiled once.
 
+use std::fmt;
+
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value, context, escape_formatter};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -24,7 +26,6 @@ pub enum Target {
 }
 
 /// A compiled template.
-#[derive(Debug)]
 pub struct Template {
     environment: Environment<'static>,
     // Payloads can be large, and are converted for rendering only where the template asks for them.
@@ -35,7 +36,7 @@ pub struct Template {
 impl Target {
     /// Compiles `url`. Every request gets `headers`.
     pub fn new(url: &str, client: &Client, headers: HeaderMap) -> Result<Self, HttpError> {
-        if ["{{", "{%", "{#"].iter().any(|mark| url.contains(mark)) {
+        if is_template(url) {
             return Ok(Self::Template(Box::new(Template::new(url, headers)?)));
         }
         let request = parse(url).and_then(|url| request(client, url, &headers)).map_err(HttpError::Url)?;
@@ -55,6 +56,25 @@ impl Target {
                 request(client, parse(&url)?, &template.headers)
             }
         }
+    }
+}
+
+/// Refuses what [`Target::new`] would refuse.
+pub fn check(url: &str) -> Result<(), HttpError> {
+    if is_template(url) {
+        return Template::new(url, HeaderMap::new()).map(drop);
+    }
+    parse(url).map(drop).map_err(HttpError::Url)
+}
+
+fn is_template(url: &str) -> bool {
+    ["{{", "{%", "{#"].iter().any(|mark| url.contains(mark))
+}
+
+/// Without the template's text, which may hold credentials.
+impl fmt::Debug for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Template").field("uses_payload", &self.uses_payload).finish_non_exhaustive()
     }
 }
 

@@ -1,0 +1,301 @@
+use std::collections::BTreeMap;
+
+use toml::{Table, Value};
+
+use super::*;
+
+/// The whole message about a configuration that must not be accepted.
+fn refused(text: &str, environment: &[(&str, &str)]) -> String {
+    match load(text, environment) {
+        Ok(_) => panic!("accepted: {text} {environment:?}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn load(text: &str, environment: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    Config::parse(text, "r.toml", environment)
+}
+
+const SMALL: &str = r#"
+[queues.sync-ios]
+[queues."Charts.EU 1"]
+throttle = "t"
+[throttles.t]
+allow = 5
+per = "60s"
+[kinds.sync]
+queue = "sync-ios"
+handler.http = { url = "http://h/", headers = { X-Token = "file" } }
+[kinds.report]
+handler.exec = { argv = ["/bin/true"], env = { LANG = "C" } }
+retry.attempts = 2
+"#;
+
+#[test]
+fn the_environment_goes_over_the_file() {
+    let environment = [
+        ("ROUNDELAY__QUEUES__SYNC_IOS__CONCURRENCY", "5"),
+        ("ROUNDELAY__QUEUES__CHARTS_EU_1__PRIORITY", "-3"),
+        ("ROUNDELAY__throttles__T__Per", "90s"),
+        ("ROUNDELAY__BROKER__PREFIX", "2024"),
+        ("ROUNDELAY__CATCH_UP__EVERY", "20s"),
+        ("ROUNDELAY__KINDS__REPORT__HANDLER__EXEC__ARGV", r#"["/bin/echo", "a b"]"#),
+        ("ROUNDELAY__KINDS__REPORT__HANDLER__EXEC__ENV__PATH", "/bin"),
+        ("ROUNDELAY__KINDS__REPORT__HANDLER__EXEC__ENV__LANG", r#""""#),
+        ("ROUNDELAY__KINDS__REPORT__RETRY__BACKOFF", r#"["1s", "2s"]"#),
+        ("ROUNDELAY__KINDS__REPORT__RETRY__ATTEMPTS", "9"),
+        ("ROUNDELAY__KINDS__SYNC__HANDLER__HTTP__HEADERS__X_TOKEN", "true"),
+        ("ROUNDELAY__KINDS__SYNC__HANDLER__HTTP__HEADERS__X_OTHER", "1_000"),
+        ("ROUNDELAY__KINDS__SYNC__RETRY__BACKOFF__BASE", "3s"),
+        // Empty sets nothing, and what has only one underscore is somebody else's.
+        ("ROUNDELAY__BROKER__MANAGEMENT", ""),
+        ("ROUNDELAY_LOG", "debug"),
+    ];
+    let config = load(SMALL, &environment).unwrap();
+    assert_eq!(config.queues["sync-ios"].concurrency, 5);
+    assert_eq!(config.queues["Charts.EU 1"].priority, -3);
+    assert_eq!(config.throttles["t"].per, Duration::from_secs(90));
+    assert_eq!(config.broker.prefix, "2024", "text, though it looks like a number");
+    assert_eq!(config.catch_up.every, Duration::from_secs(20));
+    assert!(config.broker.management.is_none());
+    let HandlerSettings::Exec(exec) = &config.kinds["report"].handler else { panic!("not exec") };
+    assert_eq!(exec.argv, ["/bin/echo", "a b"]);
+    assert_eq!((&*exec.env["PATH"], &*exec.env["LANG"]), ("/bin", ""));
+    assert_eq!(config.kinds["report"].retry.attempts, 9);
+    let HandlerSettings::Http(http) = &config.kinds["sync"].handler else { panic!("not http") };
+    assert_eq!((&*http.headers["X-Token"], &*http.headers["x-other"]), ("true", "1_000"));
+    assert_eq!(http.headers.len(), 2);
+    let base = match &config.kinds["sync"].retry.backoff {
+        crate::outcome::Backoff::Exponential { base, .. } => *base,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(base, Duration::from_secs(3));
+}
+
+#[test]
+fn a_variable_that_is_wrong_is_named() {
+    let table = [
+        ("ROUNDELAY__BROKER__ULR", "amqp://h", "broker.ulr: unknown key `ulr`; did you mean `url`?"),
+        ("ROUNDELAY__BROKR__URL", "amqp://h", "unknown key `brokr`; did you mean `broker`?"),
+        ("ROUNDELAY__QUEUES__SYNC_ISO__PRIORITY", "1", "called `sync_iso`; did you mean `sync-ios`?"),
+        ("ROUNDELAY__QUEUES__OTHER__PRIORITY", "1", "add it to the file"),
+        ("ROUNDELAY__KINDS__SYNC__TIMEOUT", "30", "`30` is not a duration"),
+        ("ROUNDELAY__QUEUES__SYNC_IOS__CONCURRENCY", "many", "queues.sync-ios.concurrency: invalid type"),
+        ("ROUNDELAY__QUEUES__SYNC_IOS__CONCURRENCY", "0", "queues.sync-ios.concurrency: 0 is out of range"),
+        ("ROUNDELAY__QUEUES__SYNC_IOS", "x", "queues.sync-ios: invalid type"),
+        ("ROUNDELAY__BROKER__URL", "amqp://u:secret@h?heartbeat=x", "broker.url: not an AMQP URL"),
+        ("ROUNDELAY__KINDS__REPORT__HANDLER__EXEC__ARGV", "/bin/true", "expected a sequence"),
+        ("ROUNDELAY__KINDS__REPORT__RETRY__ATTEMPTS", "true", "kinds.report.retry.attempts: invalid type"),
+        ("ROUNDELAY__", "x", "unknown key ``"),
+    ];
+    for (name, value, part) in table {
+        let message = refused(SMALL, &[(name, value)]);
+        assert!(message.contains(part), "{name} gave {message}");
+        assert!(message.ends_with(&format!("(set by the environment variable {name})")), "{message}");
+        assert!(message.starts_with("r.toml: "), "it is on no line of the file: {message}");
+        assert!(!message.contains("secret"), "{message}");
+    }
+    let both = "[queues.a-b]\n[queues.'a.b']\n";
+    let message = refused(both, &[("ROUNDELAY__QUEUES__A_B__PRIORITY", "1")]);
+    assert!(message.contains("stands for both `a-b` and `a.b`"), "{message}");
+    assert!(load("[queues.a-b]\n[queues.a_b]\n", &[("ROUNDELAY__QUEUES__A_B__PRIORITY", "1")]).is_ok(), "one exactly");
+}
+
+#[test]
+fn what_is_wrong_in_the_file_is_told_with_its_line() {
+    let table = [
+        ("a = ", "r.toml:1: not valid TOML"),
+        ("[queues.x]\n\n[queues.x]\n", "r.toml:3: not valid TOML"),
+        ("[broker]\nulr = 1\n", "r.toml:2: broker.ulr: unknown key `ulr`; did you mean `url`?"),
+        ("[queues.x]\nconcurrency = \"5\"\n", "r.toml:2: queues.x.concurrency: invalid type"),
+        ("[throttles.t]\nallow = 5\n", "r.toml:1: throttles.t: missing field `per`"),
+        ("[throttles.t]\nallow = 5\nper = 60\n", "r.toml:3: throttles.t.per: invalid type: integer `60`"),
+        ("[throttles.t]\nallow = 0\nper = \"1s\"\n", "r.toml:2: throttles.t.allow: 0 is out of range"),
+        ("[queues.x]\nthrottle = \"t\"\n[throttles.u]\nallow = 5\nper = \"1s\"\n", "did you mean `u`?"),
+        ("[kinds.k]\nqueue = \"x\"\n", "r.toml:2: kinds.k.queue: there is no [queues.x]"),
+        ("[kinds.k]\nqueue = \"{{ x | lower }}\"\n", "r.toml:2: kinds.k.queue: not a valid template"),
+        ("[kinds.k]\nqueue = \"{% if %}\"\n", "r.toml:2: kinds.k.queue: not a valid template"),
+        ("[kinds.k]\nroster.key = \"{{ x\"\n", "r.toml:2: kinds.k.roster.key: not a valid template"),
+        ("[kinds.k]\njitter = \"1s\"\n", "r.toml:2: kinds.k.jitter: there is no `every`"),
+        ("[kinds.k]\nevery = \"1s\"\njitter = \"1s\"\n", "r.toml:3: kinds.k.jitter: must be smaller"),
+        ("[kinds.k.retry]\nbackoff = { factor = nan }\n", "kinds.k.retry.backoff: "),
+        ("[kinds.k.retry]\nbackoff = [\"1s\", 2]\n", "r.toml:2: kinds.k.retry.backoff: invalid type: integer `2`"),
+        ("[kinds.k.retry]\nbackoff = [\"1s\", \"soon\"]\n", "kinds.k.retry.backoff: `soon` is not a duration"),
+        ("[kinds.k.retry]\nbackoff = \"1s\"\n", "kinds.k.retry.backoff: must be a list of waits such as"),
+        ("[kinds.k.retry]\nbackoff.bse = \"1s\"\n", "kinds.k.retry.backoff: unknown key `bse`; did you mean `base`?"),
+        ("[kinds.k.retry]\nbackoff = { base = \"5s\", max = \"1s\" }\n", "backoff.max: 1s is out of range"),
+        ("[kinds.k.handler.http]\n", "r.toml:1: kinds.k.handler.http: missing field `url`"),
+        ("[kinds.k.handler.htp]\nurl = \"\"\n", "did you mean `http`?"),
+        // What a worker would refuse at its start.
+        ("[kinds.k.handler.http]\nurl = \"http://\"\n", "r.toml:2: kinds.k.handler.http.url: `url`: not a URL"),
+        ("[kinds.k.handler.http]\nurl = \"http://h:99999/\"\n", "kinds.k.handler.http.url: `url`: not a URL"),
+        ("[kinds.k.handler.http]\nurl = \"ftp://u:secret@h/\"\n", "`ftp://…@h/` does not begin with http"),
+        ("[kinds.k.handler.http]\nurl = \"http://h/{{ key | upper }}\"\n", "url: `url` is not a valid template"),
+        ("[kinds.k.handler.http]\nurl = \"http://h/{{ key\"\n", "url: `url` is not a valid template"),
+        (
+            "[kinds.k.handler.http]\nurl = \"http://h/\"\n[kinds.k.handler.http.headers]\n\"a b\" = \"x\"\n",
+            "r.toml:4: kinds.k.handler.http.headers.a b: is not a header name",
+        ),
+        (
+            "[kinds.k.handler.http]\nurl = \"http://h/\"\nheaders.Roundelay-Key = \"x\"\n",
+            "r.toml:3: kinds.k.handler.http.headers.Roundelay-Key: is set by the engine",
+        ),
+        (
+            "[kinds.k.handler.http]\nurl = \"http://h/\"\nheaders.A = \"secret\\n\"\n",
+            "r.toml:3: kinds.k.handler.http.headers.A: has a value with control characters",
+        ),
+        ("[kinds.k.handler.exec]\nargv = []\n", "r.toml:2: kinds.k.handler.exec.argv: needs at least the program"),
+        ("[kinds.k.handler.exec]\nargv = [\"true\"]\n", "`true` is not an absolute path"),
+        ("[broker]\nurl = \"amqp://u:secret@h:port\"\n", "r.toml:2: broker.url: not an AMQP URL"),
+        ("[broker]\nurl = \"http://u:secret@h\"\n", "r.toml:2: broker.url: `http://h/` is none of"),
+        ("[broker]\nprefix = \"amq\"\n", "r.toml:2: broker.prefix: names that begin with `amq.`"),
+        ("[broker]\nmanagement = \"http://\"\n", "r.toml:2: broker.management: the base URL"),
+        ("[queues.'amq.x']\n", "r.toml:1: queues.amq.x: names that begin with `amq.`"),
+        ("[queues.'roundelay.x']\n", "queues.roundelay.x: names that begin with `roundelay.`"),
+        ("[ledger]\nurl = \"postgres://u:secret@h/\"\n", "r.toml:2: ledger.url: `postgres://h/` is not sqlite://PATH"),
+    ];
+    for (text, part) in table {
+        let message = refused(text, &[]);
+        assert!(message.contains(part), "{text}\ngave {message}");
+        assert!(!message.contains("secret"), "{message}");
+    }
+    let long = refused(&format!("[queues.{}]\n", "q".repeat(256)), &[]);
+    assert!(long.contains("256 bytes; AMQP allows 255"), "{long}");
+    let two = refused("[worker]\ngrace = \"1h\"\n[catch_up]\nevery = \"0s\"\n", &[]);
+    assert_eq!(two.lines().count(), 2, "everything at once: {two}");
+    let three =
+        refused("[worker]\ngraze = \"1h\"\n[queues.a]\nconcurrency = \"x\"\n[queues.b]\npriority = \"y\"\n", &[]);
+    let lines: Vec<&str> = three.lines().map(|line| line.split(": ").next().unwrap()).collect();
+    assert_eq!(lines, ["r.toml:2", "r.toml:4", "r.toml:6"], "everything at once: {three}");
+}
+
+#[test]
+fn files_that_cannot_be_read_say_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("r.toml");
+    let message = || Config::load(&path).unwrap_err().to_string();
+    assert!(message().contains("start from roundelay.example.toml"), "{}", message());
+    std::fs::write(&path, b"[queues.x]\n# caf\xe9\n").unwrap();
+    assert!(message().ends_with("r.toml:2: is not UTF-8; save it as UTF-8"), "{}", message());
+    std::fs::write(&path, "\u{feff}[queues.x]\r\nconcurrency = 3\r\n").unwrap();
+    assert_eq!(Config::load(&path).unwrap().queues["x"].concurrency, 3, "a byte order mark and CRLF do no harm");
+    assert!(Config::load(folder.path()).unwrap_err().to_string().contains("cannot be read"));
+}
+
+#[test]
+fn names_keep_their_spelling() {
+    let config = load("[queues.Sync-IOS]\n[queues.'a.b']\n[queues.'b[0]']\n[kinds.K]\nqueue = 'a.b'\n", &[]).unwrap();
+    assert_eq!(config.queues.keys().collect::<Vec<_>>(), ["Sync-IOS", "a.b", "b[0]"]);
+    assert_eq!(config.kinds["K"].queue.as_deref(), Some("a.b"));
+}
+
+#[test]
+fn debug_output_has_no_secrets() {
+    let text = r#"
+        broker = { url = "amqp://u:secret@h/%2f", management = "http://u:secret@h" }
+        [kinds.a]
+        handler.http = { url = "http://u:secret@h/{{ key }}", headers = { Authorization = "Bearer secret" } }
+        [kinds.b]
+        handler.exec = { argv = ["/bin/true"], env = { TOKEN = "secret" } }
+    "#;
+    let shown = format!("{:?}", load(text, &[]).unwrap());
+    assert!(!shown.contains("secret"), "{shown}");
+    assert!(shown.contains("Authorization") && shown.contains("http://…@h/{{ key }}"), "{shown}");
+    let table = [
+        ("http://h/a@b", "http://h/a@b"),
+        ("http://u@h", "http://…@h"),
+        ("http://u:p@h:1/?x=@", "http://…@h:1/?x=@"),
+        ("{{ payload.base }}/x", "{{ payload.base }}/x"),
+    ];
+    for (url, shown) in table {
+        assert_eq!(without_credentials(url), shown);
+    }
+}
+
+const EXAMPLE: &str = include_str!("../../roundelay.example.toml");
+
+/// The example with its settings in force: only those that stand at their default, or all.
+fn uncommented(examples_too: bool) -> String {
+    let setting = |line: &&str| {
+        let Some((key, _)) = line.strip_prefix("# ").and_then(|line| line.split_once(" = ")) else { return false };
+        key.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c == '.')
+    };
+    let mut before = "";
+    let mut text = String::new();
+    for line in EXAMPLE.lines() {
+        let line = match line.strip_prefix("# ") {
+            Some(bare) if setting(&line) && (examples_too || !before.contains("xample:")) => bare,
+            _ => line,
+        };
+        text += line;
+        text.push('\n');
+        before = line;
+    }
+    text
+}
+
+#[test]
+fn the_example_loads_and_states_the_defaults() {
+    let shown = |text: &str| match Config::parse(text, "roundelay.example.toml", []) {
+        Ok(config) => format!("{config:#?}"),
+        Err(error) => panic!("{error}"),
+    };
+    assert_eq!(shown(EXAMPLE), shown(&uncommented(false)), "a default that it states is another in the code");
+    shown(&uncommented(true));
+}
+
+/// The fields of the structures in `raw.rs`, by structure: name and type.
+fn structures() -> BTreeMap<String, Vec<(String, String)>> {
+    let mut structures: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
+    let mut current = String::new();
+    for line in include_str!("raw.rs").lines() {
+        if let Some(name) = line.strip_prefix("pub struct ").and_then(|rest| rest.strip_suffix(" {")) {
+            current = name.to_owned();
+            structures.insert(current.clone(), Vec::new());
+        } else if let Some((field, of)) = line.strip_prefix("    pub ").and_then(|rest| rest.split_once(": ")) {
+            let field = (field.to_owned(), of.trim_end_matches(',').to_owned());
+            structures.get_mut(&current).expect("fields stand in structures").push(field);
+        }
+    }
+    structures
+}
+
+/// Fields of the type `of` that none of `values` has.
+fn absent(of: &str, values: &[&Value], path: &str, found: &mut Vec<String>) {
+    let structures = structures();
+    let of = of.strip_prefix("Option<").and_then(|of| of.strip_suffix('>')).unwrap_or(of);
+    if let Some(of) = of.strip_prefix("BTreeMap<String, ").and_then(|of| of.strip_suffix('>')) {
+        let entries: Vec<&Value> = values.iter().filter_map(|v| v.as_table()).flat_map(Table::values).collect();
+        return absent(of, &entries, &format!("{path}.*"), found);
+    }
+    let fields = match of {
+        "Handler" => vec![("http".into(), "Http".into()), ("exec".into(), "Exec".into())],
+        "Backoff" => structures["Exponential"].clone(),
+        _ => structures.get(of).cloned().unwrap_or_default(),
+    };
+    for (field, of) in fields {
+        let values: Vec<&Value> = values.iter().filter_map(|value| value.get(&field)).collect();
+        let path = format!("{path}.{field}");
+        if values.is_empty() {
+            found.push(path);
+        } else {
+            absent(&of, &values, &path, found);
+        }
+    }
+}
+
+#[test]
+fn the_example_has_every_setting() {
+    let all = Value::Table(uncommented(true).parse().unwrap());
+    let mut found = Vec::new();
+    absent("Raw", &[&all], "", &mut found);
+    assert!(found.is_empty(), "roundelay.example.toml does not have {found:?}");
+    absent("Raw", &[&Value::Table(Table::new())], "", &mut found);
+    assert_eq!(found.len(), 7, "the test sees the fields of raw.rs: {found:?}");
+}
+
+#[test]
+fn the_configuration_of_compose_is_right() {
+    load(include_str!("../../deploy/compose/roundelay.toml"), &[]).unwrap();
+}
