@@ -235,7 +235,10 @@ fn the_example_loads_and_states_the_defaults() {
         Ok(config) => format!("{config:#?}"),
         Err(error) => panic!("{error}"),
     };
-    assert_eq!(shown(EXAMPLE), shown(&uncommented(false)), "a default that it states is another in the code");
+    let (real, stated) = (shown(EXAMPLE), shown(&uncommented(false)));
+    let other = real.lines().zip(stated.lines()).find(|(real, stated)| real != stated);
+    assert_eq!(other, None, "the default in the code, and what the example states");
+    assert_eq!(real.lines().count(), stated.lines().count());
     shown(&uncommented(true));
 }
 
