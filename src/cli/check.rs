@@ -99,3 +99,25 @@ impl Check {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_worker_would_refuse_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |text: &str, rust_handlers: bool| {
+            let path = folder.path().join("r.toml");
+            std::fs::write(&path, text).unwrap();
+            let check = Check { config: ConfigFile { config: path }, rust_handlers, json: true };
+            check.run().map_err(|error| error.to_string())
+        };
+        let queue = "[queues.q]\n[kinds.k]\n";
+        assert!(check("[kinds.k]\n", true).unwrap_err().contains("no [queues"));
+        let bare = check(queue, false).unwrap_err();
+        assert!(bare.contains("no handler for kinds.k;") && bare.contains("--rust-handlers"), "{bare}");
+        check(queue, true).unwrap();
+        check(&format!("{queue}handler.exec.argv = ['/bin/true']\n"), false).unwrap();
+    }
+}

@@ -204,13 +204,25 @@ fn explain(message: &str) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let unknown = ["unknown field", "unknown variant"].iter().any(|start| message.starts_with(start));
     let Some(name) = quoted.next().filter(|_| unknown) else {
-        return message.to_owned();
+        return discreet(message);
     };
     let known: Vec<&str> = quoted.collect();
     match nearest(name, known.iter().copied()) {
         Some(near) => format!("{UNKNOWN}{name}`; did you mean `{near}`?"),
         None => format!("{UNKNOWN}{name}`; known here: {}", known.join(", ")),
     }
+}
+
+/// `message`, which may quote a URL in the wrong place, without what stands before an `@` in it.
+fn discreet(message: &str) -> String {
+    let mut words = message.split("://");
+    let mut told = words.next().unwrap_or_default().to_owned();
+    for word in words {
+        let end = word.find(|c: char| c.is_whitespace() || "/?#\"`".contains(c)).unwrap_or(word.len());
+        let host = word[..end].rfind('@').map_or(0, |at| at + 1);
+        told = told + "://" + &word[host..];
+    }
+    told
 }
 
 /// The one of `known` that `name` was probably meant to be.

@@ -88,6 +88,7 @@ fn a_variable_that_is_wrong_is_named() {
         ("ROUNDELAY__KINDS__REPORT__HANDLER__EXEC__ARGV", "/bin/true", "expected a sequence"),
         ("ROUNDELAY__KINDS__REPORT__RETRY__ATTEMPTS", "true", "kinds.report.retry.attempts: invalid type"),
         ("ROUNDELAY__", "x", "unknown key ``"),
+        ("ROUNDELAY__BROKER", "amqp://u:secret@h/v", "broker: invalid type: string \"amqp://h/v\""),
     ];
     for (name, value, part) in table {
         let message = refused(SMALL, &[(name, value)]);
@@ -107,6 +108,7 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
     let table = [
         ("a = ", "r.toml:1: not valid TOML"),
         ("[queues.x]\n\n[queues.x]\n", "r.toml:3: not valid TOML"),
+        ("broker = \"amqp://u:secret@h\"\n", "r.toml:1: broker: invalid type: string \"amqp://h\""),
         ("[broker]\nulr = 1\n", "r.toml:2: broker.ulr: unknown key `ulr`; did you mean `url`?"),
         ("[queues.x]\nconcurrency = \"5\"\n", "r.toml:2: queues.x.concurrency: invalid type"),
         ("[throttles.t]\nallow = 5\n", "r.toml:1: throttles.t: missing field `per`"),
@@ -241,7 +243,10 @@ fn the_example_loads_and_states_the_defaults() {
         Ok(config) => format!("{config:#?}"),
         Err(error) => panic!("{error}"),
     };
-    assert_eq!(shown(EXAMPLE), shown(&uncommented(false)), "a default that it states is another in the code");
+    let (real, stated) = (shown(EXAMPLE), shown(&uncommented(false)));
+    let other = real.lines().zip(stated.lines()).find(|(real, stated)| real != stated);
+    assert_eq!(other, None, "the default in the code, and what the example states");
+    assert_eq!(real.lines().count(), stated.lines().count());
     shown(&uncommented(true));
 }
 

@@ -261,6 +261,9 @@ mod http_handler {
         for (url, headers, part) in table {
             let error = with_headers(url, headers).unwrap_err().to_string();
             assert!(error.contains(part), "{url} {headers:?}: {error}");
+            let headers = headers.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+            let told = http::check(&HttpSettings { url: url.into(), headers }).unwrap_err();
+            assert_eq!(told.to_string(), error, "`roundelay check` says the same");
         }
     }
 
