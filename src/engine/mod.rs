@@ -158,7 +158,7 @@ impl Engine {
         self
     }
 
-    /// Consumes only these platform queues; names that the configuration does not have are ignored.
+    /// Consumes only these platform queues, which the configuration must have.
     /// Catch-up looks only after the chains of these queues.
     #[must_use]
     pub fn queues(mut self, queues: Vec<String>) -> Self {
@@ -233,6 +233,12 @@ impl Engine {
 
     fn core(&mut self, connections: Connections, stopping: CancellationToken) -> Result<Core, StartError> {
         let (config, clock) = (&self.config, &connections.clock);
+        for name in self.handlers.keys() {
+            config.kind(name).map_err(|error| StartError::Setup(format!("a handler is registered, but {error}")))?;
+        }
+        for name in self.queues.iter().flatten() {
+            config.queue(name).map_err(|error| StartError::Setup(format!("a queue is to be consumed, but {error}")))?;
+        }
         // One client for all HTTP handlers, so that they share its connections.
         let mut client: Option<reqwest::Client> = None;
         for (name, kind) in &config.kinds {

@@ -39,6 +39,20 @@ on_both!(a_kind_that_loses_its_interval_keeps_its_chains);
 on_both!(a_message_with_another_chains_epoch_runs_nothing);
 on_both!(an_engine_that_is_dropped_stops);
 
+#[tokio::test]
+async fn handlers_and_queues_that_the_configuration_does_not_have_are_told() {
+    let ground = Ground::embedded();
+    let engine = || {
+        let sync = |_: roundelay::Job| async { Outcome::Done };
+        roundelay::Engine::new(ground.config(CONFIG)).handler("sync", sync)
+    };
+    let refused = async |engine: roundelay::Engine| engine.run(Default::default()).await.unwrap_err().to_string();
+    let told = refused(engine().handler("snyc", |_: roundelay::Job| async { Outcome::Done })).await;
+    assert!(told.contains("there is no [kinds.snyc]; the configuration has sync"), "{told}");
+    let told = refused(engine().queues(vec!["wrok".into()])).await;
+    assert!(told.contains("there is no [queues.wrok]; the configuration has side, work"), "{told}");
+}
+
 mod run {
     use super::*;
 

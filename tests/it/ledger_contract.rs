@@ -363,4 +363,9 @@ async fn a_ledger_that_cannot_be_opened_says_what_to_do() {
     std::fs::write(&text, "not a database, but long enough to be looked at as one").unwrap();
     let foreign = open(text);
     assert!(foreign.contains("notes.txt") && foreign.contains("not a database"), "{foreign}");
+    let newer = in_file();
+    let LedgerUrl::Sqlite(path) = &newer.url else { unreachable!() };
+    rusqlite::Connection::open(path).unwrap().pragma_update(None, "user_version", 99).unwrap();
+    let refused = open(path.clone());
+    assert!(refused.contains("format is version 99") && refused.contains("a newer one"), "{refused}");
 }

@@ -51,7 +51,7 @@ impl SqliteLedger {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
             return Err(format!("the folder {} does not exist; create it", folder.display()));
         }
-        let open = || -> rusqlite::Result<(Connection, String, Connection)> {
+        let open = || -> Result<(Connection, String, Connection), schema::MigrateError> {
             let mut connection = Connection::open(path)?;
             connection.busy_timeout(PATIENCE)?;
             connection.pragma_update(None, "journal_mode", "WAL")?;
@@ -69,7 +69,7 @@ impl SqliteLedger {
         Ok(Self { id, clock, writer, reader: Arc::new(Mutex::new(Store { connection: reader })) })
     }
 
-    fn memory(clock: Clock, entropy: &Entropy) -> rusqlite::Result<Self> {
+    fn memory(clock: Clock, entropy: &Entropy) -> Result<Self, schema::MigrateError> {
         let mut connection = Connection::open_in_memory()?;
         configure(&connection)?;
         let id = schema::migrate(&mut connection, entropy)?;

@@ -66,11 +66,26 @@ const MIGRATIONS: [&str; 1] = [
      );",
 ];
 
+/// Why a file cannot be brought up to date.
+#[derive(Debug, thiserror::Error)]
+pub enum MigrateError {
+    #[error(transparent)]
+    Sqlite(#[from] rusqlite::Error),
+    #[error(
+        "its format is version {0}, and this program knows versions up to {known}: use the program that made it, or a newer one",
+        known = MIGRATIONS.len()
+    )]
+    Newer(u32),
+}
+
 /// Brings the file up to date and returns the ledger's id. Safe when several processes start at
 /// once: the write lock is taken before the version is read.
-pub fn migrate(connection: &mut Connection, entropy: &Entropy) -> rusqlite::Result<String> {
+pub fn migrate(connection: &mut Connection, entropy: &Entropy) -> Result<String, MigrateError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let version: u32 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if version as usize > MIGRATIONS.len() {
+        return Err(MigrateError::Newer(version));
+    }
     for migration in MIGRATIONS.iter().skip(version as usize) {
         transaction.execute_batch(migration)?;
     }
