@@ -199,7 +199,7 @@ const UNKNOWN: &str = "unknown key `";
 /// Puts serde's words into the user's: above all, an unknown key gets a hint at the nearest known one.
 fn explain(message: &str) -> String {
     if let Some((start, _)) = message.split_once(", expected struct ") {
-        return format!("{start}, expected a table");
+        return discreet(&format!("{start}, expected a table"));
     }
     let mut quoted = message.split('`').skip(1).step_by(2);
     let unknown = ["unknown field", "unknown variant"].iter().any(|start| message.starts_with(start));
