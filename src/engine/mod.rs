@@ -227,6 +227,9 @@ impl Engine {
             let _ = tokio::time::timeout(ABORT, tasks.wait()).await;
         }
         core.dispatch.broker.close().await;
+        if let Err(error) = core.ledger.flush().await {
+            tracing::debug!(%error, "failed to flush the ledger; some messages will be sent twice");
+        }
         tracing::info!("stopped");
         broken.map_or(Ok(()), |why| Err(StartError::Broken(why)))
     }

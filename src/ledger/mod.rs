@@ -365,6 +365,12 @@ pub trait Ledger: Send + Sync {
     /// one surplus message.
     fn mark_sent(&self, sent: Sent);
 
+    /// Writes what was noted and is not written yet. A worker asks for it when it stops.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn flush(&self) -> Result<(), LedgerError>;
+
     /// The chains of this queue and these kinds to look after at `now`, longest overdue first.
     ///
     /// # Errors

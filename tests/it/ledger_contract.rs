@@ -14,6 +14,8 @@ use roundelay::outcome::{Next, Verdict};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 
+use crate::harness::until;
+
 const SLACK: Duration = Duration::from_secs(30);
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -295,6 +297,21 @@ async fn what_is_committed_is_there_for_the_next_to_open_it() {
     let other = opened.again();
     assert_eq!(other.id(), opened.ledger.id());
     assert_eq!(other.messages(vec!["work".into()], vec!["sync".into()], 0, 10).await.unwrap(), [next]);
+}
+
+#[tokio::test]
+async fn notes_are_written_soon_and_at_once_when_asked() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let (a, b) = (begun(ledger, "a").await, begun(ledger, "b").await);
+        let unsent = async || ledger.census(SLACK).await.unwrap().queues[0].unsent;
+        assert_eq!(unsent().await, 2);
+        ledger.mark_sent(a.sent());
+        ledger.flush().await.unwrap();
+        assert_eq!(unsent().await, 1);
+        ledger.mark_sent(b.sent());
+        until("nobody has to ask", async || unsent().await == 0).await;
+    }
 }
 
 /// Two workers with the same messages: each tick is granted to one of them.

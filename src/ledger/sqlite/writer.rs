@@ -2,11 +2,13 @@
 //!
 //! Whatever has been asked for while the last commit was on its way to the disk becomes one
 //! transaction, so that under load many verbs share one `fsync`, and alone a verb waits for nobody.
-//! An answer is given only after the commit that covers it.
+//! An answer is given only after the commit that covers it. Notes, for which nobody waits, ride
+//! along with the next verb.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -17,6 +19,9 @@ use crate::ledger::LedgerError;
 const MOST_PER_COMMIT: usize = 512;
 /// So many verbs may wait; further callers are held up until there is room.
 const QUEUE: usize = 8_192;
+
+/// A note is written within this time when no verb comes that takes it along.
+const NOTE_WITHIN: Duration = Duration::from_millis(50);
 
 /// A verb waiting to be written. It may be tried twice: once in a group, and once more alone when
 /// another member of the group has spoilt that transaction.
@@ -48,10 +53,24 @@ where
     }
 }
 
+/// A verb that does nothing, to make a group that takes the notes along.
+struct Nothing;
+
+impl Verb for Nothing {
+    fn attempt(&mut self, _store: &mut Store) -> rusqlite::Result<()> {
+        Ok(())
+    }
+
+    fn answer(self: Box<Self>, _committed: Result<(), LedgerError>) {}
+}
+
+/// Verbs for whose end nobody waits.
+type Notes = Arc<Mutex<Vec<Box<dyn Verb>>>>;
+
 /// Where verbs are written.
 pub enum Writer {
     /// On a thread of its own, in groups.
-    Thread(mpsc::Sender<Box<dyn Verb>>),
+    Thread(mpsc::Sender<Box<dyn Verb>>, Notes),
     /// On the caller's, each alone: for a ledger in memory, and for simulation, where virtual time
     /// would run on while another thread works.
     Inline(Arc<Mutex<Store>>),
@@ -61,8 +80,10 @@ impl Writer {
     /// Starts the thread. It ends when the writer is dropped and everything asked for is written.
     pub fn spawn(store: Store) -> std::io::Result<Self> {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        thread::Builder::new().name("ledger".into()).spawn(move || write_groups(store, receiver))?;
-        Ok(Self::Thread(sender))
+        let notes = Notes::default();
+        let theirs = notes.clone();
+        thread::Builder::new().name("ledger".into()).spawn(move || write_groups(store, receiver, &theirs))?;
+        Ok(Self::Thread(sender, notes))
     }
 
     /// Writes one verb and waits until it is committed.
@@ -76,7 +97,7 @@ impl Writer {
                 let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
                 in_transaction(&mut store, |store| verb(store))
             }
-            Self::Thread(sender) => {
+            Self::Thread(sender, _) => {
                 let (reply, answer) = oneshot::channel();
                 let pending = Box::new(Pending { verb, result: None, reply });
                 sender.send(pending).await.map_err(|_| LedgerError::Closed)?;
@@ -98,17 +119,34 @@ impl Writer {
                     tracing::warn!(%error, "a note in the ledger was lost");
                 }
             }
-            Self::Thread(sender) => {
+            Self::Thread(sender, notes) => {
                 let (reply, _) = oneshot::channel();
-                let _ = sender.try_send(Box::new(Pending { verb, result: None, reply }));
+                let mut notes = notes.lock().unwrap_or_else(PoisonError::into_inner);
+                if notes.len() < QUEUE {
+                    notes.push(Box::new(Pending { verb, result: None, reply }));
+                }
+                if notes.len() == 1 {
+                    // Whoever still holds the writer then; nobody waits for this.
+                    let sender = sender.downgrade();
+                    tokio::spawn(async move {
+                        tokio::time::sleep(NOTE_WITHIN).await;
+                        if let Some(sender) = sender.upgrade() {
+                            let _ = sender.try_send(Box::new(Nothing));
+                        }
+                    });
+                }
             }
         }
     }
 }
 
-fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn Verb>>) {
+fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn Verb>>, notes: &Notes) {
     let mut group: Vec<Box<dyn Verb>> = Vec::with_capacity(MOST_PER_COMMIT);
     while receiver.blocking_recv_many(&mut group, MOST_PER_COMMIT) > 0 {
+        // First, since what they tell happened first.
+        let mut told = std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner));
+        told.append(&mut group);
+        group = told;
         let mut begun = false;
         let together = in_transaction(&mut store, |store| {
             begun = true;
