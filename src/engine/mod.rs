@@ -182,8 +182,8 @@ impl Engine {
     /// configured grace, and returns with nothing left unsettled.
     ///
     /// # Errors
-    /// [`StartError`] when it cannot begin. Once it runs, it does not end by itself: a broker or a
-    /// ledger that goes away is waited for.
+    /// [`StartError`] when it cannot begin. Once it runs, a broker or a ledger that goes away is
+    /// waited for; only [`StartError::Broken`] ends it, in good order.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), StartError> {
         let connections = match self.connections.take() {
             Some(connections) => connections,

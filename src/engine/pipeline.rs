@@ -5,7 +5,8 @@
 //!   │        │              │                            │
 //!   │        └ rearm        ├ stale: send what follows   └ fenced: nothing of it counts
 //!   └ quarantine            ├ held: look again later
-//!                           └ idle: nothing to do
+//!                           ├ idle: nothing to do
+//!                           └ of the future, or of another chain: quarantine
 //! ```
 //!
 //! Nothing is acknowledged before what follows from it is safe: the successor confirmed by the
