@@ -1,0 +1,320 @@
+//! The words of the ledger: what its verbs take and answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::clock::Time;
+use crate::job::{ChainRef, Envelope, VERSION};
+use crate::outcome::{Next, Verdict};
+
+/// What a chain is doing, as the ledger stores it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChainState {
+    /// It ticks.
+    Active = 0,
+    /// An operator has stopped it; it keeps its place.
+    Paused = 1,
+    /// It has ended.
+    Retired = 2,
+    /// Its messages are ahead of the ledger; a person must decide.
+    Quarantined = 3,
+}
+
+impl ChainState {
+    /// The state stored as `number`.
+    pub fn from_number(number: i64) -> Self {
+        match number {
+            0 => Self::Active,
+            1 => Self::Paused,
+            2 => Self::Retired,
+            _ => Self::Quarantined,
+        }
+    }
+}
+
+/// A chain to begin.
+#[derive(Clone, Debug)]
+pub struct NewChain {
+    /// Which handler.
+    pub kind: String,
+    /// Which entity.
+    pub key: String,
+    /// Its platform queue.
+    pub queue: String,
+    /// What the handler gets, as JSON text.
+    pub payload: String,
+    /// When its first tick is due.
+    pub due: Time,
+    /// When catch-up looks after it, if its first message has not been marked as sent by then.
+    pub watch_at: Time,
+}
+
+/// What became of a [`NewChain`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Enrolled {
+    /// It begins; this is its first message.
+    Created(Hint),
+    /// It was there already, and its payload and queue are the same.
+    Unchanged,
+    /// It was there already; payload or queue have been brought up to date.
+    Updated,
+    /// It has ended before, and stays so.
+    Retired,
+}
+
+/// What a chain's message says: that an attempt of a tick is due.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hint {
+    /// Which handler.
+    pub kind: String,
+    /// Which entity.
+    pub key: String,
+    /// The platform queue.
+    pub queue: String,
+    /// The chain's incarnation.
+    pub epoch: i64,
+    /// The occurrence, from 1.
+    pub tick: i64,
+    /// The try, from 1.
+    pub attempt: u32,
+    /// When.
+    pub due: Time,
+}
+
+impl Hint {
+    /// The message, as the engine of `ledger` writes it.
+    pub fn envelope(&self, ledger: &str) -> Envelope {
+        Envelope {
+            v: VERSION,
+            kind: self.kind.clone(),
+            key: self.key.clone(),
+            queue: Some(self.queue.clone()),
+            due: Some(self.due),
+            attempt: self.attempt,
+            id: None,
+            payload: serde_json::Value::Null,
+            chain: Some(ChainRef { ledger: ledger.into(), epoch: self.epoch, tick: self.tick }),
+        }
+    }
+
+    /// What to mark as sent once the message is confirmed.
+    pub fn sent(&self) -> Sent {
+        Sent { epoch: self.epoch, tick: self.tick, attempt: self.attempt, due: self.due }
+    }
+}
+
+/// Names the message that was confirmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// The chain's incarnation.
+    pub epoch: i64,
+    /// The occurrence.
+    pub tick: i64,
+    /// The try.
+    pub attempt: u32,
+    /// When it is due.
+    pub due: Time,
+}
+
+/// A worker asks to run an attempt.
+#[derive(Clone, Debug)]
+pub struct ClaimRequest {
+    /// What the message says.
+    pub hint: Hint,
+    /// Who asks.
+    pub worker: Arc<str>,
+    /// For how long the claim holds.
+    pub lease: Duration,
+}
+
+/// The answer to a [`ClaimRequest`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Claim {
+    /// Run it.
+    Granted(Grant),
+    /// Somebody runs it, until then at the latest.
+    Held {
+        /// When the lease ends.
+        until: Time,
+    },
+    /// It is due later than the message says; this is the message that counts.
+    Early(Hint),
+    /// The chain is past this. When the message that follows is not known to have been sent, here
+    /// it is, to be sent before this one is acknowledged.
+    Stale(Option<Hint>),
+    /// The chain does not tick (retired, paused, quarantined, or gone).
+    Idle,
+    /// The message is ahead of the ledger.
+    Future,
+    /// The epoch is that of another chain.
+    Other {
+        /// Its kind.
+        kind: String,
+        /// Its key.
+        key: String,
+    },
+}
+
+/// Leave to run one attempt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Grant {
+    /// Names this claim; the finish succeeds only while it is the chain's last.
+    pub fence: i64,
+    /// When the tick was first due.
+    pub nominal: Time,
+    /// When this attempt was due.
+    pub due: Time,
+    /// When it was claimed, by the ledger's clock.
+    pub at: Time,
+    /// What the handler gets, as JSON text.
+    pub payload: String,
+}
+
+/// What a run ended as, to be written if its fence still holds.
+#[derive(Clone, Debug)]
+pub struct FinishRequest {
+    /// The chain's incarnation.
+    pub epoch: i64,
+    /// The occurrence that ran.
+    pub tick: i64,
+    /// The try that ran.
+    pub attempt: u32,
+    /// The claim.
+    pub fence: i64,
+    /// When it ended.
+    pub at: Time,
+    /// What follows.
+    pub next: Next,
+    /// What to call it.
+    pub verdict: Verdict,
+    /// Why, unless it worked.
+    pub reason: Option<String>,
+    /// How long after the next due time catch-up looks after the chain.
+    pub slack: Duration,
+}
+
+/// The answer to a [`FinishRequest`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// Written. The message to send, unless the chain has stopped ticking.
+    Applied(Option<Hint>),
+    /// Another claim came between; nothing of this run counts.
+    Fenced,
+}
+
+/// A chain that catch-up should look after.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overdue {
+    /// Its current message.
+    pub hint: Hint,
+    /// Whether that message is known to have been sent.
+    pub sent: bool,
+    /// When that message was to arrive on its queue. Unlike `hint.due` it moves when catch-up
+    /// sends it again, spread over its window.
+    pub expected: Time,
+    /// When it was to be looked after.
+    pub watch_at: Time,
+    /// How often catch-up has sent this message already.
+    pub looks: u32,
+    /// The end of its lease; zero when it has none.
+    pub lease_until: Time,
+}
+
+/// Catch-up's note on a chain: when to look again. Refused when somebody else was faster.
+#[derive(Clone, Copy, Debug)]
+pub struct LookAgain {
+    /// The chain's incarnation.
+    pub epoch: i64,
+    /// What [`Overdue::watch_at`] was.
+    pub from: Time,
+    /// What it becomes.
+    pub to: Time,
+    /// What [`Overdue::looks`] becomes.
+    pub looks: u32,
+    /// What [`Overdue::expected`] becomes, when the message is sent again.
+    pub expected: Option<Time>,
+}
+
+/// A one-off job that the ledger keeps, because the broker does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptJob {
+    /// Grows with every job.
+    pub number: i64,
+    /// The message body.
+    pub body: Vec<u8>,
+}
+
+/// A failure for a person to look at.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+pub struct Failure {
+    /// Which handler.
+    pub kind: String,
+    /// Which entity.
+    pub key: String,
+    /// What the handler said.
+    pub reason: String,
+    /// How often the entity has failed for good since the first time.
+    pub times: i64,
+    /// The last time.
+    pub last_at: Time,
+}
+
+/// Figures for `roundelay status`.
+#[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
+pub struct Census {
+    /// Chains that tick, by queue.
+    pub queues: Vec<QueueCensus>,
+    /// Chains that an operator has stopped.
+    pub paused: i64,
+    /// Chains that have ended.
+    pub retired: i64,
+    /// Chains whose messages were ahead of the ledger.
+    pub quarantined: i64,
+    /// Entities with a kept failure.
+    pub failures: i64,
+    /// Messages kept in the ledger because they could not be used.
+    pub quarantined_messages: i64,
+    /// One-off jobs kept in the ledger.
+    pub kept_jobs: i64,
+    /// When the longest overdue chain was due.
+    pub oldest_due: Option<Time>,
+}
+
+/// The active chains of one queue.
+#[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
+pub struct QueueCensus {
+    /// The platform queue.
+    pub queue: String,
+    /// Due in the future.
+    pub sleeping: i64,
+    /// Being run.
+    pub running: i64,
+    /// Due, and not being run.
+    pub due: i64,
+    /// Of these, due for longer than the slack.
+    pub overdue: i64,
+    /// With a successor not known to have been sent.
+    pub unsent: i64,
+}
+
+/// What went wrong with the ledger; phrased to follow "failed to …: ".
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum LedgerError {
+    /// It cannot be opened.
+    #[error("cannot open the ledger {path}: {reason}")]
+    Open {
+        /// The file.
+        path: String,
+        /// What SQLite or the system says.
+        reason: String,
+    },
+    /// A statement failed.
+    #[error("the ledger says: {0}")]
+    Statement(String),
+    /// The engine is stopping.
+    #[error("the ledger is closed")]
+    Closed,
+}
+
