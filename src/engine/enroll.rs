@@ -131,6 +131,8 @@ impl Enroller {
             payload: entity.payload,
             due: now + self.next_offset(),
             watch_at,
+            revive: false,
+            once: false,
         });
         let chains = chains.collect();
         let (mut tally, mut hints) = (Tally::default(), Vec::new());

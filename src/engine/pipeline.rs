@@ -125,7 +125,8 @@ impl Core {
             attempt: envelope.attempt,
             due,
         };
-        let request = ClaimRequest { hint, worker: self.worker.clone(), lease: kind.timeout + LEASE_MARGIN };
+        let request =
+            ClaimRequest { hint, worker: self.worker.clone(), lease: kind.timeout + LEASE_MARGIN, takeover: false };
         let Some((permit, claim)) = self.claim(queue, delivery, request).await else { return Fate::Requeue };
         match claim {
             Claim::Granted(grant) => {
@@ -234,6 +235,8 @@ impl Core {
             verdict: decision.verdict,
             reason: decision.reason,
             slack: self.catch_up.slack,
+            spawned: Vec::new(),
+            failed: Vec::new(),
         };
         let finish = self.insist("finish", || self.ledger.finish(request.clone())).await?;
         Some((finish, at))
@@ -314,7 +317,7 @@ impl Core {
         if self.dispatch.broker.keeps_messages() {
             return Fate::Ack;
         }
-        match self.insist("forget a job", || self.ledger.forget_job(id.to_owned())).await {
+        match self.insist("forget a job", || self.ledger.forget_jobs(vec![id.to_owned()])).await {
             Some(()) => Fate::Ack,
             None => Fate::Requeue,
         }

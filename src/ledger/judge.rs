@@ -27,29 +27,31 @@ pub enum Judgement {
     Answer(Claim),
 }
 
-/// Decides about a claim (pure). `row` is the chain with the requested epoch, `newest_epoch` the
-/// largest epoch that this ledger ever gave.
-pub fn judge(row: Option<&ChainRow>, newest_epoch: i64, request: &ClaimRequest, now: Time) -> Judgement {
+/// Decides about a claim (pure). `row` is the chain with the requested epoch; if there is none, the
+/// chain with the requested name, whose epoch is another.
+pub fn judge(row: Option<&ChainRow>, request: &ClaimRequest, now: Time) -> Judgement {
     let answer = Judgement::Answer;
     let asked = &request.hint;
-    let Some(row) = row else {
-        return answer(if asked.epoch > newest_epoch { Claim::Future } else { Claim::Idle });
-    };
+    // Chains are never deleted, so one that is not known was begun after this copy of the ledger.
+    let Some(row) = row else { return answer(Claim::Future) };
+    if asked.epoch != row.hint.epoch {
+        return answer(if asked.epoch > row.hint.epoch { Claim::Future } else { Claim::Idle });
+    }
     if (&asked.kind, &asked.key) != (&row.hint.kind, &row.hint.key) {
         return answer(Claim::Other { kind: row.hint.kind.clone(), key: row.hint.key.clone() });
+    }
+    let (place, current) = ((asked.tick, asked.attempt), (row.hint.tick, row.hint.attempt));
+    // Told of a paused chain too: it must not go on from where it has been before.
+    if place > current && row.state != ChainState::Retired {
+        return answer(Claim::Future);
     }
     if row.state != ChainState::Active {
         return answer(Claim::Idle);
     }
-    let unsent = || (!row.sent).then(|| row.hint.clone());
-    let (place, current) = ((asked.tick, asked.attempt), (row.hint.tick, row.hint.attempt));
-    if place > current {
-        return answer(Claim::Future);
-    }
     if place < current {
-        return answer(Claim::Stale(unsent()));
+        return answer(Claim::Stale((!row.sent).then(|| row.hint.clone())));
     }
-    if row.lease_until > now {
+    if row.lease_until > now && !request.takeover {
         return answer(Claim::Held { until: row.lease_until });
     }
     if row.hint.due > now {
@@ -66,6 +68,8 @@ pub fn judge(row: Option<&ChainRow>, newest_epoch: i64, request: &ClaimRequest, 
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn row() -> ChainRow {
@@ -89,7 +93,7 @@ mod tests {
 
     fn ask(tick: i64, attempt: u32) -> ClaimRequest {
         let hint = Hint { tick, attempt, ..row().hint };
-        ClaimRequest { hint, worker: "w".into(), lease: Duration::from_secs(1) }
+        ClaimRequest { hint, worker: "w".into(), lease: Duration::from_secs(1), takeover: false }
     }
 
     #[test]
@@ -116,6 +120,18 @@ mod tests {
             ("newer attempt", row(), ask(3, 3), answer(Claim::Future)),
             ("unsent but current", changed(|r| r.sent = false), ask(3, 2), Judgement::Grant),
             ("paused", changed(|r| r.state = ChainState::Paused), ask(3, 2), answer(Claim::Idle)),
+            (
+                "paused, and from the future",
+                changed(|r| r.state = ChainState::Paused),
+                ask(4, 1),
+                answer(Claim::Future),
+            ),
+            (
+                "retired, and from the future",
+                changed(|r| r.state = ChainState::Retired),
+                ask(4, 1),
+                answer(Claim::Idle),
+            ),
             ("retired", changed(|r| r.state = ChainState::Retired), ask(2, 2), answer(Claim::Idle)),
             (
                 "held",
@@ -132,21 +148,26 @@ mod tests {
             ),
         ];
         for (label, row, request, expected) in table {
-            assert_eq!(judge(Some(&row), 9, &request, now), expected, "{label}");
+            assert_eq!(judge(Some(&row), &request, now), expected, "{label}");
         }
         let mut stranger = ask(3, 2);
         stranger.hint.key = "y".into();
         let other = Claim::Other { kind: "k".into(), key: "x".into() };
-        assert_eq!(judge(Some(&row()), 9, &stranger, now), answer(other), "another chain's epoch");
+        assert_eq!(judge(Some(&row()), &stranger, now), answer(other), "another chain's epoch");
         let mut early = ask(3, 2);
         early.hint.due = Time::from_millis(1_500);
         let later = changed(|r| r.hint.due = Time::from_millis(1_500));
         assert_eq!(
-            judge(Some(&later), 9, &early, now),
+            judge(Some(&later), &early, now),
             answer(Claim::Early(later.hint.clone())),
             "its own message, early"
         );
-        assert_eq!(judge(None, 4, &ask(1, 1), now), answer(Claim::Future), "an epoch never given");
-        assert_eq!(judge(None, 5, &ask(1, 1), now), answer(Claim::Idle), "an epoch that is gone");
+        let held = changed(|r| r.lease_until = Time::from_millis(1_001));
+        let over = ClaimRequest { takeover: true, ..ask(3, 2) };
+        assert_eq!(judge(Some(&held), &over, now), Judgement::Grant, "taken over");
+        assert_eq!(judge(None, &ask(1, 1), now), answer(Claim::Future), "a chain that the ledger does not know");
+        let epoch = |epoch| ClaimRequest { hint: Hint { epoch, ..ask(3, 2).hint }, ..ask(3, 2) };
+        assert_eq!(judge(Some(&row()), &epoch(4), now), answer(Claim::Idle), "begun anew since");
+        assert_eq!(judge(Some(&row()), &epoch(6), now), answer(Claim::Future), "begun anew after the ledger's copy");
     }
 }

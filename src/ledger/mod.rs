@@ -44,10 +44,17 @@ pub trait Ledger: Send + Sync {
     /// Asks to run an attempt.
     ///
     /// # Errors
-    /// When the ledger cannot be written; then nothing was granted.
+    /// When it is not known to be written; a claim that was, unheard, ends with its lease.
     async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError>;
 
-    /// Writes the end of a run.
+    /// Extends claims by `lease` from now, unless somebody else has claimed the chain since, or the
+    /// run was finished. Answers, for each, whether it still holds.
+    ///
+    /// # Errors
+    /// When nothing of it is known to be written.
+    async fn renew(&self, leases: Vec<Renewal>, lease: Duration) -> Result<Vec<bool>, LedgerError>;
+
+    /// Writes the end of a run, and with it the jobs that it asks for.
     ///
     /// # Errors
     /// When it is not known to be written.
@@ -124,14 +131,65 @@ pub trait Ledger: Send + Sync {
     /// When the ledger cannot be read.
     async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>, LedgerError>;
 
-    /// Forgets a kept job that has ended.
+    /// Keeps jobs and failed parts that a run without a chain asks for, in one transaction.
     ///
     /// # Errors
     /// When it is not known to be written.
-    async fn forget_job(&self, id: String) -> Result<(), LedgerError>;
+    async fn accept(
+        &self,
+        kind: String,
+        key: String,
+        spawned: Vec<SpawnedJob>,
+        failed: Vec<FailedItem>,
+    ) -> Result<(), LedgerError>;
+
+    /// Forgets kept jobs that have been sent, or have ended.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError>;
+
+    /// Does what an operator wants with chains; answers how many it has changed. When it has
+    /// returned after [`Order::Pause`] or [`Order::Retire`], none of them is claimed any more.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError>;
+
+    /// The chain of that name, and the single tick beside it, if there are any.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError>;
+
+    /// Active chains that were due before `before` and are not being run, longest overdue first,
+    /// and quarantined ones.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError>;
+
+    /// Records of attempts with fences above `after`, in their order.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError>;
+
+    /// The broker topology that the workers of this ledger use, in the words they gave it.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn topology(&self) -> Result<Option<String>, LedgerError>;
+
+    /// Puts `next` in its place, if it still is `current`; answers whether it was.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn set_topology(&self, current: Option<String>, next: String) -> Result<bool, LedgerError>;
 
     /// Deletes records of attempts that ended before `before`, looking at the `limit` oldest;
-    /// returns how many.
+    /// returns how many. Also ends the records of claims whose lease is over, on chains that
+    /// nobody will claim again.
     ///
     /// # Errors
     /// When nothing was deleted.

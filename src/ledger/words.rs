@@ -49,12 +49,17 @@ pub struct NewChain {
     pub due: Time,
     /// When catch-up looks after it, if its first message has not been marked as sent by then.
     pub watch_at: Time,
+    /// A chain that has ended begins anew, with a new epoch.
+    pub revive: bool,
+    /// One tick beside the rotation of the same name, and then the end. There is at most one at a
+    /// time: while it has not ended, another is answered with [`Enrolled::Unchanged`].
+    pub once: bool,
 }
 
 /// What became of a [`NewChain`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Enrolled {
-    /// It begins; this is its first message.
+    /// It begins, or begins anew; this is its first message.
     Created(Hint),
     /// It was there already, and its payload and queue are the same.
     Unchanged,
@@ -127,6 +132,17 @@ pub struct ClaimRequest {
     pub worker: Arc<str>,
     /// For how long the claim holds.
     pub lease: Duration,
+    /// Claim it even from a holder whose lease has not ended, because that holder is taken for dead.
+    pub takeover: bool,
+}
+
+/// A holder that lives on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Renewal {
+    /// The chain's incarnation.
+    pub epoch: i64,
+    /// The claim.
+    pub fence: i64,
 }
 
 /// The answer to a [`ClaimRequest`].
@@ -146,7 +162,8 @@ pub enum Claim {
     Stale(Option<Hint>),
     /// The chain does not tick (retired, paused, quarantined, or gone).
     Idle,
-    /// The message is ahead of the ledger.
+    /// The message is ahead of the ledger, so an older copy of the ledger was restored. If it knows
+    /// the chain, that is quarantined now.
     Future,
     /// The epoch is that of another chain.
     Other {
@@ -170,6 +187,8 @@ pub struct Grant {
     pub at: Time,
     /// What the handler gets, as JSON text.
     pub payload: String,
+    /// See [`NewChain::once`].
+    pub once: bool,
 }
 
 /// What a run ended as, to be written if its fence still holds.
@@ -193,6 +212,28 @@ pub struct FinishRequest {
     pub reason: Option<String>,
     /// How long after the next due time catch-up looks after the chain.
     pub slack: Duration,
+    /// One-off jobs that the run asks for, accepted together with its end.
+    pub spawned: Vec<SpawnedJob>,
+    /// What did not work within a run that did.
+    pub failed: Vec<FailedItem>,
+}
+
+/// A one-off job on its way into the ledger's outbox. It stays there until it is forgotten.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpawnedJob {
+    /// The job's id; one that is there already is not changed.
+    pub id: String,
+    /// The message body.
+    pub body: Vec<u8>,
+}
+
+/// A part of a run that failed, kept as a [`Failure`] of its entity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedItem {
+    /// Names the part within the entity; not empty.
+    pub item: String,
+    /// What went wrong.
+    pub reason: String,
 }
 
 /// The answer to a [`FinishRequest`].
@@ -237,13 +278,16 @@ pub struct LookAgain {
     pub expected: Option<Time>,
 }
 
-/// A one-off job that the ledger keeps, because the broker does not.
+/// A one-off job that the ledger keeps: until it has been sent, or, where the broker keeps nothing,
+/// until it has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptJob {
     /// Grows with every job.
     pub number: i64,
     /// The message body.
     pub body: Vec<u8>,
+    /// Since when.
+    pub kept_at: Time,
 }
 
 /// A failure for a person to look at.
@@ -253,12 +297,105 @@ pub struct Failure {
     pub kind: String,
     /// Which entity.
     pub key: String,
+    /// Which part of the entity; empty when the whole of it failed.
+    pub item: String,
     /// What the handler said.
     pub reason: String,
     /// How often the entity has failed for good since the first time.
     pub times: i64,
     /// The last time.
     pub last_at: Time,
+}
+
+/// Which chains an [`Order`] is for: those that fit all that is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Which {
+    /// Those of this kind.
+    pub kind: Option<String>,
+    /// Those with this key.
+    pub key: Option<String>,
+}
+
+/// What an operator wants of chains. Whatever runs meanwhile finishes under its own claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Active ones stop ticking and keep their place.
+    Pause,
+    /// Paused ones tick again, at once when they are overdue.
+    Resume,
+    /// They end.
+    Retire,
+    /// Quarantined ones begin a new epoch, due at once, and tick again. Messages of the epoch
+    /// before mean nothing any more.
+    Recover,
+    /// After an older copy of the ledger was restored: all that have not ended begin a new epoch;
+    /// paused ones stay paused.
+    RecoverAll,
+}
+
+/// An active chain that is late, or a quarantined one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LateChain {
+    /// Its current message.
+    pub hint: Hint,
+    /// What it is doing.
+    pub state: ChainState,
+    /// Whether its message is known to have been sent.
+    pub sent: bool,
+    /// How often catch-up has sent it.
+    pub looks: u32,
+    /// When catch-up looks next.
+    pub watch_at: Time,
+    /// The end of its last lease; zero when its last run was finished.
+    pub lease_until: Time,
+    /// Who claimed it last, if anybody has and the record is kept.
+    pub worker: Option<String>,
+}
+
+/// A chain, for a person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainView {
+    /// Its current message.
+    pub hint: Hint,
+    /// What it is doing.
+    pub state: ChainState,
+    /// What the handler gets, as JSON text.
+    pub payload: String,
+    /// When the tick was first due.
+    pub nominal: Time,
+    /// The end of its lease; zero when it has none.
+    pub lease_until: Time,
+    /// The last claim.
+    pub fence: i64,
+    /// Whether its message is known to have been sent.
+    pub sent: bool,
+    /// See [`NewChain::once`].
+    pub once: bool,
+}
+
+/// The record of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttemptRecord {
+    /// The claim.
+    pub fence: i64,
+    /// The chain's incarnation.
+    pub epoch: i64,
+    /// The occurrence.
+    pub tick: i64,
+    /// The try.
+    pub attempt: u32,
+    /// Who claimed it.
+    pub worker: String,
+    /// When it was due.
+    pub due: Time,
+    /// When it was claimed.
+    pub started: Time,
+    /// When it ended, or was found to have been cut off.
+    pub finished: Option<Time>,
+    /// How: a [`Verdict`], `lost`, or `fenced`.
+    pub verdict: Option<String>,
+    /// Why, unless it worked.
+    pub reason: Option<String>,
 }
 
 /// Figures for `roundelay status`.
@@ -317,4 +454,3 @@ pub enum LedgerError {
     #[error("the ledger is closed")]
     Closed,
 }
-

@@ -120,7 +120,7 @@ fn sleepy() -> String {
 /// A chain whose first message is lost before anybody sent it.
 fn unsent(key: &str, queue: &str, now: Time) -> NewChain {
     let (kind, key, queue) = ("sync".into(), key.into(), queue.into());
-    NewChain { kind, key, queue, payload: "{}".into(), due: now, watch_at: now }
+    NewChain { kind, key, queue, payload: "{}".into(), due: now, watch_at: now, revive: false, once: false }
 }
 
 /// The chain as catch-up sees it, whenever that looks.

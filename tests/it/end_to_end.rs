@@ -345,12 +345,19 @@ mod run {
             payload: "{}".into(),
             due: ledger.now(),
             watch_at: ledger.now() + Duration::from_secs(3_600),
+            revive: false,
+            once: false,
         };
         let enrolled = ledger.enroll(vec![new]).await.unwrap().remove(0);
         let roundelay::ledger::Enrolled::Created(hint) = enrolled else { panic!("{enrolled:?}") };
         let epoch = hint.epoch;
         assert!(epoch > chain.epoch);
-        let claim = ClaimRequest { hint: hint.clone(), worker: "another".into(), lease: Duration::from_secs(60) };
+        let claim = ClaimRequest {
+            hint: hint.clone(),
+            worker: "another".into(),
+            lease: Duration::from_secs(60),
+            takeover: false,
+        };
         let Claim::Granted(grant) = ledger.claim(claim).await.unwrap() else { panic!("not granted") };
         let finish = FinishRequest {
             epoch,
@@ -362,6 +369,8 @@ mod run {
             verdict: Verdict::Done,
             reason: None,
             slack: Duration::from_secs(3_600),
+            spawned: Vec::new(),
+            failed: Vec::new(),
         };
         assert!(matches!(ledger.finish(finish).await.unwrap(), Finish::Applied(Some(_))));
         // The broker delivers the first tick again: stale, but it has to send what follows.

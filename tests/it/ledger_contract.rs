@@ -8,7 +8,8 @@ use roundelay::clock::{Clock, Entropy, Time};
 use roundelay::config::LedgerUrl;
 use roundelay::ledger::sqlite::SqliteLedger;
 use roundelay::ledger::{
-    Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Hint, Ledger, LedgerError, LookAgain, NewChain,
+    ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint, Ledger, LedgerError,
+    LookAgain, NewChain, Order, Renewal, SpawnedJob, Which,
 };
 use roundelay::outcome::{Next, Verdict};
 use tempfile::TempDir;
@@ -56,6 +57,8 @@ fn chain(key: &str, due: Time) -> NewChain {
         payload: "{}".into(),
         due,
         watch_at: due + SLACK,
+        revive: false,
+        once: false,
     }
 }
 
@@ -68,7 +71,7 @@ async fn begun(ledger: &dyn Ledger, key: &str) -> Hint {
 }
 
 fn ask(hint: &Hint, lease: Duration) -> ClaimRequest {
-    ClaimRequest { hint: hint.clone(), worker: "worker-1".into(), lease }
+    ClaimRequest { hint: hint.clone(), worker: "worker-1".into(), lease, takeover: false }
 }
 
 async fn granted(ledger: &dyn Ledger, hint: &Hint, lease: Duration) -> Grant {
@@ -89,6 +92,8 @@ fn end(hint: &Hint, fence: i64, at: Time, next: Next, verdict: Verdict) -> Finis
         verdict,
         reason: (verdict != Verdict::Done).then(|| "because".to_owned()),
         slack: SLACK,
+        spawned: Vec::new(),
+        failed: Vec::new(),
     }
 }
 
@@ -280,12 +285,230 @@ async fn jobs_are_kept_until_they_are_forgotten() {
         let kept = ledger.kept_jobs(0, 10).await.unwrap();
         assert_eq!(kept.iter().map(|job| job.body.as_slice()).collect::<Vec<_>>(), [b"3", b"2"]);
         assert_eq!(ledger.kept_jobs(kept[0].number, 10).await.unwrap().len(), 1);
-        ledger.forget_job("a".into()).await.unwrap();
+        ledger.forget_jobs(vec!["a".into()]).await.unwrap();
         assert_eq!(ledger.kept_jobs(0, 10).await.unwrap().len(), 1);
         ledger.quarantine("work".into(), "not JSON".into(), b"{".to_vec(), ledger.now()).await.unwrap();
         let census = ledger.census(SLACK).await.unwrap();
         assert_eq!((census.kept_jobs, census.quarantined_messages), (1, 1));
     }
+}
+
+#[tokio::test]
+async fn a_lease_is_renewed_by_its_holder_only() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let (a, b) = (begun(ledger, "a").await, begun(ledger, "b").await);
+        let (first, other) = (granted(ledger, &a, Duration::ZERO).await, granted(ledger, &b, LEASE).await);
+        let renewal = |hint: &Hint, fence| Renewal { epoch: hint.epoch, fence };
+        let both = vec![renewal(&a, first.fence), renewal(&b, first.fence), renewal(&b, other.fence)];
+        assert_eq!(ledger.renew(both, LEASE).await.unwrap(), [true, false, true], "over, but nobody has taken it");
+        assert!(matches!(ledger.claim(ask(&a, LEASE)).await.unwrap(), Claim::Held { .. }), "it holds again");
+        // Somebody who knows better takes it over.
+        let over = ClaimRequest { takeover: true, ..ask(&a, LEASE) };
+        let Claim::Granted(second) = ledger.claim(over).await.unwrap() else { panic!("not taken over") };
+        assert_eq!(ledger.renew(vec![renewal(&a, first.fence)], LEASE).await.unwrap(), [false]);
+        let records = ledger.attempts(first.fence - 1, 10).await.unwrap();
+        assert_eq!(records[0].verdict.as_deref(), Some("lost"));
+        assert_eq!((records[2].fence, records[2].verdict.as_deref()), (second.fence, None));
+        finished(ledger, &a, second.fence, Next::Tick { due: ledger.now() }).await;
+        assert_eq!(ledger.renew(vec![renewal(&a, second.fence)], LEASE).await.unwrap(), [false], "finished");
+    }
+}
+
+#[tokio::test]
+async fn what_a_run_asks_for_is_accepted_with_its_end_and_not_without() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let hint = begun(ledger, "a").await;
+        let grant = granted(ledger, &hint, LEASE).await;
+        let spawned = || vec![SpawnedJob { id: "s-1".into(), body: b"1".to_vec() }];
+        let failed = || vec![FailedItem { item: "page 7".into(), reason: "HTTP 404".into() }];
+        let next = Next::Tick { due: ledger.now() };
+        let finish = |fence| FinishRequest {
+            spawned: spawned(),
+            failed: failed(),
+            ..end(&hint, fence, ledger.now(), next, Verdict::Done)
+        };
+        assert_eq!(ledger.finish(finish(grant.fence + 1)).await.unwrap(), Finish::Fenced);
+        assert!(ledger.kept_jobs(0, 10).await.unwrap().is_empty(), "a fenced run asks for nothing");
+        assert!(matches!(ledger.finish(finish(grant.fence)).await.unwrap(), Finish::Applied(Some(_))));
+        ledger.accept("sync".into(), "a".into(), spawned(), failed()).await.unwrap();
+        let kept = ledger.kept_jobs(0, 10).await.unwrap();
+        assert_eq!(kept.iter().map(|job| job.body.as_slice()).collect::<Vec<_>>(), [b"1"], "once, by its id");
+        let failures = ledger.failures(10).await.unwrap();
+        assert_eq!(failures.len(), 1);
+        let first = &failures[0];
+        assert_eq!((first.key.as_str(), first.item.as_str(), first.times), ("a", "page 7", 2));
+    }
+}
+
+fn which(key: &str) -> Which {
+    Which { kind: Some("sync".into()), key: Some(key.into()) }
+}
+
+#[tokio::test]
+async fn nothing_is_claimed_once_a_chain_is_paused_or_retired() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let (a, b) = (begun(ledger, "a").await, begun(ledger, "b").await);
+        let grant = granted(ledger, &a, LEASE).await;
+        assert_eq!(ledger.steer(which("a"), Order::Pause).await.unwrap(), 1);
+        assert_eq!(ledger.steer(which("a"), Order::Pause).await.unwrap(), 0, "it was");
+        // What ran goes on and counts, and is followed by nothing until the chain is resumed.
+        let due = ledger.now();
+        let done = end(&a, grant.fence, due, Next::Tick { due }, Verdict::Done);
+        assert_eq!(ledger.finish(done).await.unwrap(), Finish::Applied(None));
+        let second = Hint { tick: 2, due, ..a.clone() };
+        assert_eq!(ledger.claim(ask(&second, LEASE)).await.unwrap(), Claim::Idle);
+        assert!(
+            ledger
+                .overdue("work".into(), vec!["sync".into()], due + SLACK * 2, 10)
+                .await
+                .unwrap()
+                .iter()
+                .all(|c| c.hint.key == "b")
+        );
+        assert_eq!(ledger.steer(which("a"), Order::Resume).await.unwrap(), 1);
+        let overdue = ledger.overdue("work".into(), vec!["sync".into()], ledger.now(), 10).await.unwrap();
+        assert_eq!(overdue.iter().map(|c| (c.hint.clone(), c.sent)).collect::<Vec<_>>(), [(second.clone(), false)]);
+        granted(ledger, &second, LEASE).await;
+
+        let everything = Which { kind: Some("sync".into()), key: None };
+        assert_eq!(ledger.steer(everything.clone(), Order::Retire).await.unwrap(), 2);
+        assert_eq!(ledger.claim(ask(&b, LEASE)).await.unwrap(), Claim::Idle);
+        for order in [Order::Resume, Order::Pause, Order::Recover, Order::RecoverAll, Order::Retire] {
+            assert_eq!(ledger.steer(everything.clone(), order).await.unwrap(), 0, "{order:?}: they have ended");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_chain_that_begins_anew_has_nothing_to_do_with_what_it_was() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let old = begun(ledger, "a").await;
+        let grant = granted(ledger, &old, LEASE).await;
+        ledger.steer(which("a"), Order::Retire).await.unwrap();
+        let now = ledger.now();
+        assert_eq!(ledger.enroll(vec![chain("a", now)]).await.unwrap(), [Enrolled::Retired]);
+        let anew = NewChain { revive: true, queue: "other".into(), ..chain("a", now) };
+        let Enrolled::Created(new) = ledger.enroll(vec![anew.clone()]).await.unwrap().remove(0) else { panic!() };
+        assert!(new.epoch > old.epoch && (new.tick, new.attempt, new.queue.as_str()) == (1, 1, "other"));
+        assert_eq!(ledger.enroll(vec![anew]).await.unwrap(), [Enrolled::Unchanged], "it lives");
+        // The old incarnation's holder and its messages mean nothing any more.
+        assert_eq!(ledger.attempts(0, 10).await.unwrap()[0].verdict.as_deref(), Some("lost"));
+        let late = end(&old, grant.fence, now, Next::Tick { due: now }, Verdict::Done);
+        assert_eq!(ledger.finish(late).await.unwrap(), Finish::Fenced);
+        assert_eq!(ledger.claim(ask(&old, LEASE)).await.unwrap(), Claim::Idle);
+        let second = granted(ledger, &new, LEASE).await;
+        assert!(second.fence > grant.fence);
+    }
+}
+
+#[tokio::test]
+async fn a_single_tick_beside_the_rotation_is_refused_while_there_is_one() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let rotation = begun(ledger, "a").await;
+        let extra = NewChain { once: true, payload: "[7]".into(), ..chain("a", ledger.now()) };
+        let Enrolled::Created(first) = ledger.enroll(vec![extra.clone()]).await.unwrap().remove(0) else { panic!() };
+        assert_eq!(ledger.enroll(vec![extra.clone()]).await.unwrap(), [Enrolled::Unchanged], "one is pending");
+        let grant = granted(ledger, &first, LEASE).await;
+        assert_eq!((grant.once, grant.payload.as_str()), (true, "[7]"));
+        assert!(!granted(ledger, &rotation, LEASE).await.once, "the rotation is another matter");
+        let done = end(&first, grant.fence, ledger.now(), Next::End, Verdict::Done);
+        assert_eq!(ledger.finish(done).await.unwrap(), Finish::Applied(None));
+        let states: Vec<_> = ledger.chains("sync".into(), "a".into()).await.unwrap();
+        assert_eq!(
+            states.iter().map(|c| (c.once, c.state)).collect::<Vec<_>>(),
+            [(false, ChainState::Active), (true, ChainState::Retired)]
+        );
+        let Enrolled::Created(second) = ledger.enroll(vec![extra]).await.unwrap().remove(0) else { panic!() };
+        assert!(second.epoch > first.epoch);
+        assert_eq!(ledger.claim(ask(&first, LEASE)).await.unwrap(), Claim::Idle);
+        granted(ledger, &second, LEASE).await;
+    }
+}
+
+#[tokio::test]
+async fn a_message_from_the_future_quarantines_its_chain_until_it_is_recovered() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let (a, b) = (begun(ledger, "a").await, begun(ledger, "b").await);
+        let ahead = Hint { tick: 5, ..a.clone() };
+        assert_eq!(ledger.claim(ask(&ahead, LEASE)).await.unwrap(), Claim::Future);
+        assert_eq!(ledger.claim(ask(&a, LEASE)).await.unwrap(), Claim::Idle, "nothing runs until somebody decides");
+        assert_eq!(ledger.census(SLACK).await.unwrap().quarantined, 1);
+        let late = ledger.late(ledger.now() - SLACK, 10).await.unwrap();
+        assert_eq!(
+            late.iter().map(|c| (c.hint.key.as_str(), c.state)).collect::<Vec<_>>(),
+            [("a", ChainState::Quarantined)]
+        );
+        let all = Which::default();
+        assert_eq!(ledger.steer(all.clone(), Order::Recover).await.unwrap(), 1, "b is well");
+        let view = ledger.chains("sync".into(), "a".into()).await.unwrap().remove(0);
+        assert_eq!((view.state, view.sent), (ChainState::Active, false));
+        assert!(view.hint.epoch > b.epoch);
+        assert_eq!(ledger.claim(ask(&ahead, LEASE)).await.unwrap(), Claim::Idle, "the old time is over");
+        granted(ledger, &view.hint, LEASE).await;
+
+        // After a restore that is known of, all of them; who is paused stays so.
+        ledger.steer(which("a"), Order::Pause).await.unwrap();
+        assert_eq!(ledger.steer(all, Order::RecoverAll).await.unwrap(), 2);
+        let state = async |key: &str| ledger.chains("sync".into(), key.into()).await.unwrap().remove(0);
+        assert_eq!(state("a").await.state, ChainState::Paused);
+        let b_now = state("b").await;
+        assert!(b_now.hint.epoch > view.hint.epoch && b_now.state == ChainState::Active);
+        assert_eq!(ledger.claim(ask(&b, LEASE)).await.unwrap(), Claim::Idle);
+        let lost = ledger.attempts(0, 10).await.unwrap();
+        assert_eq!(lost[0].verdict.as_deref(), Some("lost"), "it ran while the epoch ended");
+        let unknown = Hint { key: "never seen".into(), ..b };
+        assert_eq!(
+            ledger.claim(ask(&Hint { epoch: b_now.hint.epoch + 7, ..unknown }, LEASE)).await.unwrap(),
+            Claim::Future
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_record_of_a_holder_that_died_on_a_chain_that_ended_ends_too() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        let hint = begun(ledger, "a").await;
+        granted(ledger, &hint, Duration::ZERO).await;
+        ledger.steer(which("a"), Order::Retire).await.unwrap();
+        ledger.prune(ledger.now() - LEASE, 10).await.unwrap();
+        let records = ledger.attempts(0, 10).await.unwrap();
+        assert_eq!(records.iter().map(|r| r.verdict.as_deref()).collect::<Vec<_>>(), [Some("lost")]);
+        assert!(records[0].finished.is_some());
+    }
+}
+
+#[tokio::test]
+async fn workers_agree_on_one_topology() {
+    for opened in all() {
+        let ledger = &*opened.ledger;
+        assert_eq!(ledger.topology().await.unwrap(), None);
+        assert!(ledger.set_topology(None, "a".into()).await.unwrap());
+        assert!(!ledger.set_topology(None, "b".into()).await.unwrap(), "somebody was faster");
+        assert!(ledger.set_topology(Some("a".into()), "b".into()).await.unwrap());
+        assert_eq!(ledger.topology().await.unwrap().as_deref(), Some("b"));
+    }
+}
+
+/// An older copy of the ledger gives no number again that was given since the copy was made.
+#[tokio::test]
+async fn epochs_and_fences_never_go_back_even_when_an_older_ledger_is_restored() {
+    let opened = in_file();
+    let LedgerUrl::Sqlite(path) = &opened.url else { unreachable!() };
+    let hint = begun(&*opened.ledger, "a").await;
+    let copy = path.with_extension("copy");
+    rusqlite::Connection::open(path).unwrap().execute("VACUUM INTO ?1", [copy.to_str().unwrap()]).unwrap();
+    let newest = begun(&*opened.ledger, "b").await.epoch;
+    let fence = granted(&*opened.ledger, &hint, LEASE).await.fence;
+    let restored = SqliteLedger::open(&LedgerUrl::Sqlite(copy), Clock::System, &Entropy::from_os()).unwrap();
+    assert!(begun(&restored, "c").await.epoch > newest);
+    assert!(granted(&restored, &hint, LEASE).await.fence > fence);
 }
 
 #[tokio::test]

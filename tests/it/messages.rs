@@ -10,6 +10,7 @@ use lapin::{BasicProperties, Channel};
 use roundelay::Outcome;
 use roundelay::broker::{Broker, Destination, Message};
 use roundelay::job::{ChainRef, Envelope, MAX_BYTES, MAX_PAYLOAD};
+use roundelay::ledger::{Order, Which};
 use roundelay::telemetry::Count;
 use serde_json::{Value, json};
 
@@ -186,15 +187,23 @@ mod run {
             publish(&engine, "work", hint.clone()).await;
         }
         quarantined(&engine, 3).await;
-        // The chain itself goes on: its next tick is an hour away.
+        // What runs goes on, and its chain waits for a person.
         run.end(Outcome::Done);
         until("it is done", || async { engine.telemetry.get(Count::Done) == 1 }).await;
+        let idle = engine.telemetry.get(Count::Idle);
         publish(&engine, "work", hint(chain.epoch, 1, 1)).await;
         publish(&engine, "work", hint(chain.epoch, 1, 1)).await;
-        until("both are stale", || async { engine.telemetry.get(Count::Stale) == 2 }).await;
-        assert_eq!(engine.telemetry.get(Count::Started), 1);
-        let census = engine.ledger().census(Duration::ZERO).await.unwrap();
-        assert_eq!((census.queues[0].sleeping, census.queues[0].unsent), (1, 0));
+        until("both mean nothing", || async { engine.telemetry.get(Count::Idle) == idle + 2 }).await;
+        assert_eq!(engine.ledger().census(Duration::ZERO).await.unwrap().quarantined, 1);
+        // It begins a new epoch then, in which messages of the old one mean nothing either.
+        assert_eq!(engine.ledger().steer(Which::default(), Order::Recover).await.unwrap(), 1);
+        publish(&engine, "work", hint(chain.epoch, 2, 1)).await;
+        until("it means nothing", || async { engine.telemetry.get(Count::Idle) == idle + 3 }).await;
+        let run = engine.next().await;
+        assert!(run.job.tick.unwrap().epoch > chain.epoch);
+        run.end(Outcome::Done);
+        until("it is done", || async { engine.telemetry.get(Count::Done) == 2 }).await;
+        assert_eq!(engine.telemetry.get(Count::Started), 2);
         engine.stop().await;
         nothing_left(&ground).await;
         let found = set_aside(&ground).await;

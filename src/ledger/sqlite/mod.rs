@@ -2,8 +2,10 @@
 //! and a second connection for reading. Several processes on one machine may share the file; it
 //! must not lie on a network file system.
 
+mod orders;
 mod schema;
 mod store;
+mod views;
 mod writer;
 
 use std::path::Path;
@@ -14,8 +16,8 @@ use async_trait::async_trait;
 use rusqlite::{Connection, OpenFlags};
 
 use super::{
-    Census, Claim, ClaimRequest, Enrolled, Failure, Finish, FinishRequest, Hint, KeptJob, Ledger, LedgerError,
-    LookAgain, NewChain, Overdue, Sent,
+    AttemptRecord, Census, ChainView, Claim, ClaimRequest, Enrolled, FailedItem, Failure, Finish, FinishRequest, Hint,
+    KeptJob, LateChain, Ledger, LedgerError, LookAgain, NewChain, Order, Overdue, Renewal, Sent, SpawnedJob, Which,
 };
 use crate::clock::{Clock, Entropy, Time};
 use crate::config::LedgerUrl;
@@ -67,7 +69,7 @@ impl SqliteLedger {
             connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
             connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
             configure(&connection)?;
-            let id = schema::migrate(&mut connection, entropy)?;
+            let id = schema::migrate(&mut connection, entropy, clock.now())?;
             let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
             let reader = Connection::open_with_flags(path, flags)?;
             reader.busy_timeout(PATIENCE)?;
@@ -82,7 +84,7 @@ impl SqliteLedger {
     fn memory(clock: Clock, entropy: &Entropy) -> Result<Self, schema::MigrateError> {
         let mut connection = Connection::open_in_memory()?;
         configure(&connection)?;
-        let id = schema::migrate(&mut connection, entropy)?;
+        let id = schema::migrate(&mut connection, entropy, clock.now())?;
         let store = Arc::new(Mutex::new(Store { connection }));
         Ok(Self { id, clock, writer: Writer::Inline(store.clone()), reader: store })
     }
@@ -122,7 +124,8 @@ impl Ledger for SqliteLedger {
     }
 
     async fn enroll(&self, chains: Vec<NewChain>) -> Result<Vec<Enrolled>, LedgerError> {
-        self.writer.write(move |store| store.enroll(&chains)).await
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.enroll(&chains, clock.now())).await
     }
 
     async fn enrolled_sent(&self, sent: Vec<Sent>, slack: Duration) -> Result<(), LedgerError> {
@@ -132,6 +135,11 @@ impl Ledger for SqliteLedger {
     async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.claim(&request, clock.now())).await
+    }
+
+    async fn renew(&self, leases: Vec<Renewal>, lease: Duration) -> Result<Vec<bool>, LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.renew(&leases, clock.now() + lease)).await
     }
 
     async fn finish(&self, request: FinishRequest) -> Result<Finish, LedgerError> {
@@ -171,7 +179,7 @@ impl Ledger for SqliteLedger {
     }
 
     async fn record_failure(&self, kind: String, key: String, reason: String, at: Time) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.record_failure(&kind, &key, &reason, at)).await
+        self.writer.write(move |store| store.record_failure(&kind, &key, "", &reason, at)).await
     }
 
     async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {
@@ -183,19 +191,58 @@ impl Ledger for SqliteLedger {
     }
 
     async fn keep_job(&self, id: String, body: Vec<u8>) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.keep_job(&id, &body)).await
+        let now = self.now();
+        self.writer.write(move |store| store.keep_job(&id, &body, now)).await
     }
 
     async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
         self.read(move |store| store.kept_jobs(after, limit)).await
     }
 
-    async fn forget_job(&self, id: String) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.forget_job(&id)).await
+    async fn accept(
+        &self,
+        kind: String,
+        key: String,
+        spawned: Vec<SpawnedJob>,
+        failed: Vec<FailedItem>,
+    ) -> Result<(), LedgerError> {
+        let now = self.now();
+        self.writer.write(move |store| store.accept(&kind, &key, &spawned, &failed, now)).await
+    }
+
+    async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.forget_jobs(&ids)).await
+    }
+
+    async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.steer(&which, order, clock.now())).await
+    }
+
+    async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError> {
+        self.read(move |store| store.chains(&kind, &key)).await
+    }
+
+    async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError> {
+        let now = self.now();
+        self.read(move |store| store.late(before, now, limit)).await
+    }
+
+    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+        self.read(move |store| store.attempts(after, limit)).await
+    }
+
+    async fn topology(&self) -> Result<Option<String>, LedgerError> {
+        self.read(|store| store.topology()).await
+    }
+
+    async fn set_topology(&self, current: Option<String>, next: String) -> Result<bool, LedgerError> {
+        self.writer.write(move |store| store.set_topology(current.as_deref(), &next)).await
     }
 
     async fn prune(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
-        self.writer.write(move |store| store.prune(before, limit)).await
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.prune(before, clock.now(), limit)).await
     }
 
     async fn census(&self, slack: Duration) -> Result<Census, LedgerError> {

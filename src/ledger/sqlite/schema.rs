@@ -1,11 +1,11 @@
 //! The SQLite ledger's tables and how they came to be.
 
-use rusqlite::{Connection, TransactionBehavior};
+use rusqlite::{Connection, TransactionBehavior, params};
 
-use crate::clock::Entropy;
+use crate::clock::{Entropy, Time};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 1] = [
+const MIGRATIONS: [&str; 2] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -64,7 +64,36 @@ const MIGRATIONS: [&str; 1] = [
          id     TEXT NOT NULL UNIQUE,
          body   BLOB NOT NULL
      );",
+    // Version 2: a single tick beside a rotation, failed parts of a run, the age of kept jobs. The
+    // last index is for claims that nobody will take over, because their chain does not tick.
+    "ALTER TABLE chains ADD COLUMN once INTEGER NOT NULL DEFAULT 0;
+     DROP INDEX chains_by_name;
+     CREATE UNIQUE INDEX chains_by_name ON chains (kind, key, once);
+     CREATE INDEX chains_left_held ON chains (lease_until) WHERE state <> 0 AND lease_until <> 0;
+     CREATE INDEX chains_quarantined ON chains (due) WHERE state = 3;
+     ALTER TABLE jobs ADD COLUMN kept_at INTEGER NOT NULL DEFAULT 0;
+     ALTER TABLE failures RENAME TO failures_1;
+     CREATE TABLE failures (
+         kind     TEXT    NOT NULL,
+         key      TEXT    NOT NULL,
+         item     TEXT    NOT NULL,
+         reason   TEXT    NOT NULL,
+         times    INTEGER NOT NULL,
+         first_at INTEGER NOT NULL,
+         last_at  INTEGER NOT NULL,
+         PRIMARY KEY (kind, key, item)
+     ) WITHOUT ROWID;
+     INSERT INTO failures SELECT kind, key, '', reason, times, first_at, last_at FROM failures_1;
+     DROP TABLE failures_1;",
 ];
+
+/// The sequences of epochs and fences go on from at least this: the microseconds since 1970. So
+/// they never go back, not even when the file was replaced by an older copy of itself: the numbers
+/// that were given since then are all smaller, unless more than a million were given each second.
+/// They stay below 2^53, which every JSON parser can hold, until the year 2255.
+fn first_number(now: Time) -> i64 {
+    now.as_millis().saturating_mul(1_000)
+}
 
 /// Why a file cannot be brought up to date.
 #[derive(Debug, thiserror::Error)]
@@ -80,7 +109,7 @@ pub enum MigrateError {
 
 /// Brings the file up to date and returns the ledger's id. Safe when several processes start at
 /// once: the write lock is taken before the version is read.
-pub fn migrate(connection: &mut Connection, entropy: &Entropy) -> Result<String, MigrateError> {
+pub fn migrate(connection: &mut Connection, entropy: &Entropy, now: Time) -> Result<String, MigrateError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let version: u32 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if version as usize > MIGRATIONS.len() {
@@ -95,6 +124,15 @@ pub fn migrate(connection: &mut Connection, entropy: &Entropy) -> Result<String,
     let token = entropy.token();
     transaction.execute("INSERT OR IGNORE INTO meta (name, value) VALUES ('ledger_id', ?1)", [&token])?;
     let id = transaction.query_row("SELECT value FROM meta WHERE name = 'ledger_id'", [], |row| row.get(0))?;
+    for table in ["chains", "attempts"] {
+        transaction.execute(
+            "INSERT INTO sqlite_sequence (name, seq)
+             SELECT ?1, 0 WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = ?1)",
+            [table],
+        )?;
+        let raise = "UPDATE sqlite_sequence SET seq = max(seq, ?2) WHERE name = ?1";
+        transaction.execute(raise, params![table, first_number(now)])?;
+    }
     transaction.commit()?;
     Ok(id)
 }

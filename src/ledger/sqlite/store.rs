@@ -1,4 +1,4 @@
-//! The verbs in SQL. Plain and synchronous: who calls them, and when a transaction commits, is
+//! The verbs that write, in SQL. Plain and synchronous: who calls them, and when a transaction commits, is
 //! [`super::writer`]'s business.
 
 use std::time::Duration;
@@ -7,26 +7,34 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::clock::Time;
 use crate::ledger::{
-    Census, ChainRow, ChainState, Claim, ClaimRequest, Enrolled, Failure, Finish, FinishRequest, Grant, Hint,
-    Judgement, KeptJob, LookAgain, NewChain, Overdue, QueueCensus, Sent, judge,
+    ChainRow, ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint, Judgement,
+    LookAgain, NewChain, Renewal, Sent, SpawnedJob, judge,
 };
 use crate::outcome::{Next, Verdict};
 
-type Result<T> = rusqlite::Result<T>;
+pub(super) type Result<T> = rusqlite::Result<T>;
 
 /// The columns that [`hint`] reads, in its order.
-const HINT: &str = "epoch, kind, key, queue, tick, attempt, due";
+pub(super) const HINT: &str = "epoch, kind, key, queue, tick, attempt, due";
 
 /// An open ledger file.
 pub struct Store {
     pub connection: Connection,
 }
 
-fn time(row: &Row<'_>, column: usize) -> Result<Time> {
+/// A chain as a claim finds it, with what only this ledger needs.
+struct Found {
+    chain: ChainRow,
+    fence: i64,
+    payload: String,
+    once: bool,
+}
+
+pub(super) fn time(row: &Row<'_>, column: usize) -> Result<Time> {
     row.get(column).map(Time::from_millis)
 }
 
-fn hint(row: &Row<'_>) -> Result<Hint> {
+pub(super) fn hint(row: &Row<'_>) -> Result<Hint> {
     Ok(Hint {
         epoch: row.get(0)?,
         kind: row.get(1)?,
@@ -39,46 +47,91 @@ fn hint(row: &Row<'_>) -> Result<Hint> {
 }
 
 impl Store {
-    pub fn enroll(&mut self, chains: &[NewChain]) -> Result<Vec<Enrolled>> {
-        chains.iter().map(|chain| self.enroll_one(chain)).collect()
+    pub fn enroll(&mut self, chains: &[NewChain], now: Time) -> Result<Vec<Enrolled>> {
+        chains.iter().map(|chain| self.enroll_one(chain, now)).collect()
     }
 
-    fn enroll_one(&mut self, chain: &NewChain) -> Result<Enrolled> {
+    fn enroll_one(&mut self, chain: &NewChain, now: Time) -> Result<Enrolled> {
+        let sql = "SELECT epoch, state, queue, payload FROM chains WHERE kind = ?1 AND key = ?2 AND once = ?3";
         let found = self
             .connection
-            .prepare_cached("SELECT epoch, state, queue, payload FROM chains WHERE kind = ?1 AND key = ?2")?
-            .query_row(params![chain.kind, chain.key], |row| {
+            .prepare_cached(sql)?
+            .query_row(params![chain.kind, chain.key, chain.once], |row| {
                 Ok((row.get::<_, i64>(0)?, row.get(1)?, row.get::<_, String>(2)?, row.get::<_, String>(3)?))
             })
             .optional()?;
-        if let Some((epoch, state, queue, payload)) = found {
-            if ChainState::from_number(state) == ChainState::Retired {
-                return Ok(Enrolled::Retired);
+        let (due, watch_at) = (chain.due.as_millis(), chain.watch_at.as_millis());
+        let epoch = match found {
+            None => {
+                let insert = "INSERT INTO chains (kind, key, once, queue, nominal, due, expected, watch_at, payload)
+                              VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?5, ?6, ?7)";
+                self.connection.prepare_cached(insert)?.execute(params![
+                    chain.kind,
+                    chain.key,
+                    chain.once,
+                    chain.queue,
+                    due,
+                    watch_at,
+                    chain.payload
+                ])?;
+                self.connection.last_insert_rowid()
             }
-            if queue == chain.queue && payload == chain.payload {
+            Some((old, state, ..)) if ChainState::from_number(state) == ChainState::Retired => {
+                if !chain.revive && !chain.once {
+                    return Ok(Enrolled::Retired);
+                }
+                let epoch = self.new_epoch(old, now)?;
+                let revive = "UPDATE chains SET queue = ?2, nominal = ?3, due = ?3, expected = ?3, watch_at = ?4,
+                                                payload = ?5, tick = 1, state = 0
+                              WHERE epoch = ?1";
+                self.connection.prepare_cached(revive)?.execute(params![
+                    epoch,
+                    chain.queue,
+                    due,
+                    watch_at,
+                    chain.payload
+                ])?;
+                epoch
+            }
+            Some(_) if chain.once => return Ok(Enrolled::Unchanged),
+            Some((_, _, queue, payload)) if queue == chain.queue && payload == chain.payload => {
                 return Ok(Enrolled::Unchanged);
             }
-            self.connection
-                .prepare_cached("UPDATE chains SET queue = ?2, payload = ?3 WHERE epoch = ?1")?
-                .execute(params![epoch, chain.queue, chain.payload])?;
-            return Ok(Enrolled::Updated);
-        }
-        let due = chain.due.as_millis();
-        self.connection
-            .prepare_cached(
-                "INSERT INTO chains (kind, key, queue, nominal, due, expected, watch_at, payload)
-                 VALUES (?1, ?2, ?3, ?4, ?4, ?4, ?5, ?6)",
-            )?
-            .execute(params![chain.kind, chain.key, chain.queue, due, chain.watch_at.as_millis(), chain.payload])?;
+            Some((epoch, ..)) => {
+                self.connection
+                    .prepare_cached("UPDATE chains SET queue = ?2, payload = ?3 WHERE epoch = ?1")?
+                    .execute(params![epoch, chain.queue, chain.payload])?;
+                return Ok(Enrolled::Updated);
+            }
+        };
         Ok(Enrolled::Created(Hint {
             kind: chain.kind.clone(),
             key: chain.key.clone(),
             queue: chain.queue.clone(),
-            epoch: self.connection.last_insert_rowid(),
+            epoch,
             tick: 1,
             attempt: 1,
             due: chain.due,
         }))
+    }
+
+    /// Gives a chain a new epoch, in which it has no message, no holder, and its first attempt
+    /// before it. Who held it can finish no more, and the record of that attempt ends here.
+    pub(super) fn new_epoch(&mut self, old: i64, now: Time) -> Result<i64> {
+        self.connection
+            .prepare_cached(
+                "UPDATE attempts SET finished = ?2, verdict = 'lost' WHERE finished IS NULL
+                 AND fence = (SELECT fence FROM chains WHERE epoch = ?1 AND lease_until <> 0)",
+            )?
+            .execute(params![old, now.as_millis()])?;
+        let take = "UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'chains' RETURNING seq";
+        let epoch: i64 = self.connection.prepare_cached(take)?.query_row([], |row| row.get(0))?;
+        self.connection
+            .prepare_cached(
+                "UPDATE chains SET epoch = ?2, attempt = 1, sent = 0, looks = 0, lease_until = 0 WHERE epoch = ?1",
+            )?
+            .execute([old, epoch])?;
+        Ok(epoch)
     }
 
     pub fn enrolled_sent(&mut self, sent: &[Sent], slack: Duration) -> Result<()> {
@@ -100,27 +153,21 @@ impl Store {
     }
 
     pub fn claim(&mut self, request: &ClaimRequest, now: Time) -> Result<Claim> {
-        let sql =
-            format!("SELECT {HINT}, state, nominal, lease_until, sent, fence, payload FROM chains WHERE epoch = ?1");
-        let found = self
-            .connection
-            .prepare_cached(&sql)?
-            .query_row([request.hint.epoch], |row| {
-                let chain = ChainRow {
-                    hint: hint(row)?,
-                    state: ChainState::from_number(row.get(7)?),
-                    nominal: time(row, 8)?,
-                    lease_until: time(row, 9)?,
-                    sent: row.get(10)?,
-                };
-                Ok((chain, row.get::<_, i64>(11)?, row.get::<_, String>(12)?))
-            })
-            .optional()?;
-        let newest = if found.is_some() { 0 } else { self.newest_epoch()? };
-        if let Judgement::Answer(answer) = judge(found.as_ref().map(|f| &f.0), newest, request, now) {
+        let asked = &request.hint;
+        let found = match self.find("epoch = ?1", [asked.epoch])? {
+            Some(found) => Some(found),
+            // Seldom: the chain has begun anew since, or this is an older copy of the ledger.
+            None => self.find("kind = ?1 AND key = ?2 ORDER BY epoch DESC LIMIT 1", [&asked.kind, &asked.key])?,
+        };
+        if let Judgement::Answer(answer) = judge(found.as_ref().map(|f| &f.chain), request, now) {
+            if let (Claim::Future, Some(found)) = (&answer, &found) {
+                self.connection
+                    .prepare_cached("UPDATE chains SET state = 3 WHERE epoch = ?1 AND state <> 2")?
+                    .execute([found.chain.hint.epoch])?;
+            }
             return Ok(answer);
         }
-        let Some((chain, previous, payload)) = found else { return Ok(Claim::Idle) };
+        let Some(Found { chain, fence: previous, payload, once }) = found else { return Ok(Claim::Idle) };
         if chain.lease_until.as_millis() != 0 {
             // The holder never finished: its lease ran out.
             self.connection
@@ -148,15 +195,33 @@ impl Store {
             // What is claimed has been sent, whether or not the note of it has come.
             .prepare_cached("UPDATE chains SET fence = ?2, lease_until = ?3, sent = 1 WHERE epoch = ?1")?
             .execute(params![request.hint.epoch, fence, (now + request.lease).as_millis()])?;
-        Ok(Claim::Granted(Grant { fence, nominal: chain.nominal, due: chain.hint.due, at: now, payload }))
+        Ok(Claim::Granted(Grant { fence, nominal: chain.nominal, due: chain.hint.due, at: now, payload, once }))
     }
 
-    fn newest_epoch(&self) -> Result<i64> {
-        self.connection
-            .prepare_cached("SELECT seq FROM sqlite_sequence WHERE name = 'chains'")?
-            .query_row([], |row| row.get(0))
-            .optional()
-            .map(Option::unwrap_or_default)
+    /// The first chain for which `condition` holds.
+    fn find(&self, condition: &str, arguments: impl rusqlite::Params) -> Result<Option<Found>> {
+        let sql = format!(
+            "SELECT {HINT}, state, nominal, lease_until, sent, fence, payload, once FROM chains WHERE {condition}"
+        );
+        let found = self.connection.prepare_cached(&sql)?.query_row(arguments, |row| {
+            let chain = ChainRow {
+                hint: hint(row)?,
+                state: ChainState::from_number(row.get(7)?),
+                nominal: time(row, 8)?,
+                lease_until: time(row, 9)?,
+                sent: row.get(10)?,
+            };
+            Ok(Found { chain, fence: row.get(11)?, payload: row.get(12)?, once: row.get(13)? })
+        });
+        found.optional()
+    }
+
+    pub fn renew(&mut self, leases: &[Renewal], until: Time) -> Result<Vec<bool>> {
+        let mut update = self.connection.prepare_cached(
+            "UPDATE chains SET lease_until = ?3 WHERE epoch = ?1 AND fence = ?2 AND lease_until <> 0",
+        )?;
+        let mut renew = |r: &Renewal| update.execute(params![r.epoch, r.fence, until.as_millis()]);
+        leases.iter().map(|lease| Ok(renew(lease)? == 1)).collect()
     }
 
     pub fn finish(&mut self, f: &FinishRequest) -> Result<Finish> {
@@ -189,18 +254,36 @@ impl Store {
             .execute(params![f.fence, at, verdict, f.reason])?;
         let Some((hint, state)) = written else { return Ok(Finish::Fenced) };
         if matches!(f.verdict, Verdict::Failed | Verdict::Retired) {
-            self.record_failure(&hint.kind, &hint.key, f.reason.as_deref().unwrap_or_default(), f.at)?;
+            self.record_failure(&hint.kind, &hint.key, "", f.reason.as_deref().unwrap_or_default(), f.at)?;
         }
+        self.accept(&hint.kind, &hint.key, &f.spawned, &f.failed, f.at)?;
         Ok(Finish::Applied((state == ChainState::Active).then_some(hint)))
     }
 
-    pub fn record_failure(&mut self, kind: &str, key: &str, reason: &str, at: Time) -> Result<()> {
+    pub fn accept(
+        &mut self,
+        kind: &str,
+        key: &str,
+        spawned: &[SpawnedJob],
+        failed: &[FailedItem],
+        now: Time,
+    ) -> Result<()> {
+        for job in spawned {
+            self.connection
+                .prepare_cached("INSERT INTO jobs (id, body, kept_at) VALUES (?1, ?2, ?3) ON CONFLICT (id) DO NOTHING")?
+                .execute(params![job.id, job.body, now.as_millis()])?;
+        }
+        failed.iter().try_for_each(|part| self.record_failure(kind, key, &part.item, &part.reason, now))
+    }
+
+    pub fn record_failure(&mut self, kind: &str, key: &str, item: &str, reason: &str, at: Time) -> Result<()> {
         self.connection
             .prepare_cached(
-                "INSERT INTO failures (kind, key, reason, times, first_at, last_at) VALUES (?1, ?2, ?3, 1, ?4, ?4)
-                 ON CONFLICT (kind, key) DO UPDATE SET reason = ?3, times = times + 1, last_at = ?4",
+                "INSERT INTO failures (kind, key, item, reason, times, first_at, last_at)
+                 VALUES (?1, ?2, ?3, ?4, 1, ?5, ?5)
+                 ON CONFLICT (kind, key, item) DO UPDATE SET reason = ?4, times = times + 1, last_at = ?5",
             )?
-            .execute(params![kind, key, reason, at.as_millis()])?;
+            .execute(params![kind, key, item, reason, at.as_millis()])?;
         Ok(())
     }
 
@@ -216,41 +299,6 @@ impl Store {
         looks.iter().map(|look| Ok(write(look)? == 1)).collect()
     }
 
-    pub fn overdue(&self, queue: &str, kinds: &[String], now: Time, limit: u32) -> Result<Vec<Overdue>> {
-        let sql = format!(
-            "SELECT {HINT}, sent, watch_at, looks, lease_until, expected FROM chains
-             WHERE state = 0 AND queue = ?1 AND watch_at <= ?2 AND kind IN rarray(?3) ORDER BY watch_at LIMIT ?4"
-        );
-        let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(params![queue, now.as_millis(), text_array(kinds), limit], overdue)?;
-        rows.collect()
-    }
-
-    pub fn messages(&self, queues: &[String], kinds: &[String], after: i64, limit: u32) -> Result<Vec<Hint>> {
-        let sql = format!(
-            "SELECT {HINT} FROM chains
-             WHERE state = 0 AND epoch > ?1 AND queue IN rarray(?2) AND kind IN rarray(?3) ORDER BY epoch LIMIT ?4"
-        );
-        let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(params![after, text_array(queues), text_array(kinds), limit], hint)?;
-        rows.collect()
-    }
-
-    pub fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
-        let sql = "SELECT kind, key, reason, times, last_at FROM failures ORDER BY last_at DESC LIMIT ?1";
-        let mut select = self.connection.prepare_cached(sql)?;
-        let rows = select.query_map([limit], |row| {
-            Ok(Failure {
-                kind: row.get(0)?,
-                key: row.get(1)?,
-                reason: row.get(2)?,
-                times: row.get(3)?,
-                last_at: time(row, 4)?,
-            })
-        })?;
-        rows.collect()
-    }
-
     pub fn quarantine(&mut self, from: &str, reason: &str, body: &[u8], at: Time) -> Result<()> {
         self.connection
             .prepare_cached("INSERT INTO quarantine (at, source, reason, body) VALUES (?1, ?2, ?3, ?4)")?
@@ -258,32 +306,37 @@ impl Store {
         Ok(())
     }
 
-    pub fn keep_job(&mut self, id: &str, body: &[u8]) -> Result<()> {
+    pub fn keep_job(&mut self, id: &str, body: &[u8], now: Time) -> Result<()> {
         self.connection
             .prepare_cached(
-                "INSERT INTO jobs (id, body) VALUES (?1, ?2) ON CONFLICT (id) DO UPDATE SET body = excluded.body",
+                "INSERT INTO jobs (id, body, kept_at) VALUES (?1, ?2, ?3)
+                 ON CONFLICT (id) DO UPDATE SET body = excluded.body, kept_at = excluded.kept_at",
             )?
-            .execute(params![id, body])?;
+            .execute(params![id, body, now.as_millis()])?;
         Ok(())
     }
 
-    pub fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>> {
-        let mut select = self
-            .connection
-            .prepare_cached("SELECT number, body FROM jobs WHERE number > ?1 ORDER BY number LIMIT ?2")?;
-        let rows =
-            select.query_map(params![after, limit], |row| Ok(KeptJob { number: row.get(0)?, body: row.get(1)? }))?;
-        rows.collect()
-    }
-
-    pub fn forget_job(&mut self, id: &str) -> Result<()> {
-        self.connection.prepare_cached("DELETE FROM jobs WHERE id = ?1")?.execute([id])?;
-        Ok(())
+    pub fn forget_jobs(&mut self, ids: &[String]) -> Result<()> {
+        let mut delete = self.connection.prepare_cached("DELETE FROM jobs WHERE id = ?1")?;
+        ids.iter().try_for_each(|id| delete.execute([id]).map(drop))
     }
 
     /// Attempts end about in the order of their fences, so only the oldest are looked at. One that
     /// has no end a day after it began was cut off, on a chain that nobody has claimed since.
-    pub fn prune(&mut self, before: Time, limit: u32) -> Result<usize> {
+    pub fn prune(&mut self, before: Time, now: Time, limit: u32) -> Result<usize> {
+        let left = "UPDATE chains SET lease_until = 0 WHERE epoch IN
+                        (SELECT epoch FROM chains WHERE state <> 0 AND lease_until <> 0 AND lease_until <= ?1 LIMIT ?2)
+                    RETURNING fence";
+        let mut left = self.connection.prepare_cached(left)?;
+        let fences: Vec<i64> =
+            left.query_map(params![now.as_millis(), limit], |row| row.get(0))?.collect::<Result<_>>()?;
+        for fence in fences {
+            self.connection
+                .prepare_cached(
+                    "UPDATE attempts SET finished = ?2, verdict = 'lost' WHERE fence = ?1 AND finished IS NULL",
+                )?
+                .execute(params![fence, now.as_millis()])?;
+        }
         self.connection
             .prepare_cached(
                 "DELETE FROM attempts WHERE fence IN (SELECT fence FROM attempts ORDER BY fence LIMIT ?2)
@@ -291,59 +344,4 @@ impl Store {
             )?
             .execute(params![before.as_millis(), limit])
     }
-
-    pub fn census(&self, now: Time, slack: Duration) -> Result<Census> {
-        let mut census = Census::default();
-        let sql = "SELECT queue, sum(lease_until > ?1), sum(lease_until <= ?1 AND due > ?1),
-                          sum(lease_until <= ?1 AND due <= ?1), sum(lease_until <= ?1 AND due <= ?2),
-                          sum(lease_until <= ?1 AND sent = 0)
-                   FROM chains WHERE state = 0 GROUP BY queue ORDER BY queue";
-        let now_ms = now.as_millis();
-        let overdue_before = (now - slack).as_millis();
-        let mut select = self.connection.prepare_cached(sql)?;
-        let rows = select.query_map(params![now_ms, overdue_before], |row| {
-            Ok(QueueCensus {
-                queue: row.get(0)?,
-                running: row.get(1)?,
-                sleeping: row.get(2)?,
-                due: row.get(3)?,
-                overdue: row.get(4)?,
-                unsent: row.get(5)?,
-            })
-        })?;
-        census.queues = rows.collect::<Result<_>>()?;
-        let counts = "SELECT (SELECT count(*) FROM chains WHERE state = 1),
-                             (SELECT count(*) FROM chains WHERE state = 2),
-                             (SELECT count(*) FROM chains WHERE state = 3),
-                             (SELECT count(*) FROM failures),
-                             (SELECT count(*) FROM quarantine),
-                             (SELECT count(*) FROM jobs),
-                             (SELECT min(due) FROM chains WHERE state = 0 AND due <= ?1 AND lease_until <= ?1)";
-        self.connection.prepare_cached(counts)?.query_row([now_ms], |row| {
-            census.paused = row.get(0)?;
-            census.retired = row.get(1)?;
-            census.quarantined = row.get(2)?;
-            census.failures = row.get(3)?;
-            census.quarantined_messages = row.get(4)?;
-            census.kept_jobs = row.get(5)?;
-            census.oldest_due = row.get::<_, Option<i64>>(6)?.map(Time::from_millis);
-            Ok(())
-        })?;
-        Ok(census)
-    }
-}
-
-fn overdue(row: &Row<'_>) -> Result<Overdue> {
-    Ok(Overdue {
-        hint: hint(row)?,
-        sent: row.get(7)?,
-        watch_at: time(row, 8)?,
-        looks: row.get(9)?,
-        lease_until: time(row, 10)?,
-        expected: time(row, 11)?,
-    })
-}
-
-fn text_array(values: &[String]) -> rusqlite::vtab::array::Array {
-    std::rc::Rc::new(values.iter().cloned().map(rusqlite::types::Value::from).collect())
 }

@@ -1,0 +1,181 @@
+//! The verbs that only read, in SQL.
+
+use std::time::Duration;
+
+use rusqlite::{OptionalExtension, Row, params};
+
+use super::store::{HINT, Result, Store, hint, time};
+use crate::clock::Time;
+use crate::ledger::{
+    AttemptRecord, Census, ChainState, ChainView, Failure, Hint, KeptJob, LateChain, Overdue, QueueCensus,
+};
+
+impl Store {
+    pub fn overdue(&self, queue: &str, kinds: &[String], now: Time, limit: u32) -> Result<Vec<Overdue>> {
+        let sql = format!(
+            "SELECT {HINT}, sent, watch_at, looks, lease_until, expected FROM chains
+             WHERE state = 0 AND queue = ?1 AND watch_at <= ?2 AND kind IN rarray(?3) ORDER BY watch_at LIMIT ?4"
+        );
+        let mut select = self.connection.prepare_cached(&sql)?;
+        let rows = select.query_map(params![queue, now.as_millis(), text_array(kinds), limit], overdue)?;
+        rows.collect()
+    }
+
+    pub fn messages(&self, queues: &[String], kinds: &[String], after: i64, limit: u32) -> Result<Vec<Hint>> {
+        let sql = format!(
+            "SELECT {HINT} FROM chains
+             WHERE state = 0 AND epoch > ?1 AND queue IN rarray(?2) AND kind IN rarray(?3) ORDER BY epoch LIMIT ?4"
+        );
+        let mut select = self.connection.prepare_cached(&sql)?;
+        let rows = select.query_map(params![after, text_array(queues), text_array(kinds), limit], hint)?;
+        rows.collect()
+    }
+
+    pub fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
+        let sql = "SELECT kind, key, item, reason, times, last_at FROM failures ORDER BY last_at DESC LIMIT ?1";
+        let mut select = self.connection.prepare_cached(sql)?;
+        let rows = select.query_map([limit], |row| {
+            Ok(Failure {
+                kind: row.get(0)?,
+                key: row.get(1)?,
+                item: row.get(2)?,
+                reason: row.get(3)?,
+                times: row.get(4)?,
+                last_at: time(row, 5)?,
+            })
+        })?;
+        rows.collect()
+    }
+
+    pub fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>> {
+        let sql = "SELECT number, body, kept_at FROM jobs WHERE number > ?1 ORDER BY number LIMIT ?2";
+        let mut select = self.connection.prepare_cached(sql)?;
+        let rows = select.query_map(params![after, limit], |row| {
+            Ok(KeptJob { number: row.get(0)?, body: row.get(1)?, kept_at: time(row, 2)? })
+        })?;
+        rows.collect()
+    }
+
+    pub fn chains(&self, kind: &str, key: &str) -> Result<Vec<ChainView>> {
+        let sql = format!(
+            "SELECT {HINT}, state, payload, nominal, lease_until, fence, sent, once FROM chains
+             WHERE kind = ?1 AND key = ?2 ORDER BY once"
+        );
+        let mut select = self.connection.prepare_cached(&sql)?;
+        let rows = select.query_map([kind, key], |row| {
+            Ok(ChainView {
+                hint: hint(row)?,
+                state: ChainState::from_number(row.get(7)?),
+                payload: row.get(8)?,
+                nominal: time(row, 9)?,
+                lease_until: time(row, 10)?,
+                fence: row.get(11)?,
+                sent: row.get(12)?,
+                once: row.get(13)?,
+            })
+        })?;
+        rows.collect()
+    }
+
+    pub fn late(&self, before: Time, now: Time, limit: u32) -> Result<Vec<LateChain>> {
+        let sql = format!(
+            "SELECT {HINT}, state, sent, looks, watch_at, lease_until,
+                    (SELECT worker FROM attempts WHERE attempts.fence = chains.fence)
+             FROM chains WHERE state = 3 OR (state = 0 AND due < ?1 AND lease_until <= ?2) ORDER BY due LIMIT ?3"
+        );
+        let mut select = self.connection.prepare_cached(&sql)?;
+        let rows = select.query_map(params![before.as_millis(), now.as_millis(), limit], |row| {
+            Ok(LateChain {
+                hint: hint(row)?,
+                state: ChainState::from_number(row.get(7)?),
+                sent: row.get(8)?,
+                looks: row.get(9)?,
+                watch_at: time(row, 10)?,
+                lease_until: time(row, 11)?,
+                worker: row.get(12)?,
+            })
+        })?;
+        rows.collect()
+    }
+
+    pub fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
+        let sql = "SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason FROM attempts
+                   WHERE fence > ?1 ORDER BY fence LIMIT ?2";
+        let mut select = self.connection.prepare_cached(sql)?;
+        let rows = select.query_map(params![after, limit], |row| {
+            Ok(AttemptRecord {
+                fence: row.get(0)?,
+                epoch: row.get(1)?,
+                tick: row.get(2)?,
+                attempt: row.get(3)?,
+                worker: row.get(4)?,
+                due: time(row, 5)?,
+                started: time(row, 6)?,
+                finished: row.get::<_, Option<i64>>(7)?.map(Time::from_millis),
+                verdict: row.get(8)?,
+                reason: row.get(9)?,
+            })
+        })?;
+        rows.collect()
+    }
+
+    pub fn topology(&self) -> Result<Option<String>> {
+        let sql = "SELECT value FROM meta WHERE name = 'topology'";
+        self.connection.prepare_cached(sql)?.query_row([], |row| row.get(0)).optional()
+    }
+
+    pub fn census(&self, now: Time, slack: Duration) -> Result<Census> {
+        let mut census = Census::default();
+        let sql = "SELECT queue, sum(lease_until > ?1), sum(lease_until <= ?1 AND due > ?1),
+                          sum(lease_until <= ?1 AND due <= ?1), sum(lease_until <= ?1 AND due <= ?2),
+                          sum(lease_until <= ?1 AND sent = 0)
+                   FROM chains WHERE state = 0 GROUP BY queue ORDER BY queue";
+        let now_ms = now.as_millis();
+        let overdue_before = (now - slack).as_millis();
+        let mut select = self.connection.prepare_cached(sql)?;
+        let rows = select.query_map(params![now_ms, overdue_before], |row| {
+            Ok(QueueCensus {
+                queue: row.get(0)?,
+                running: row.get(1)?,
+                sleeping: row.get(2)?,
+                due: row.get(3)?,
+                overdue: row.get(4)?,
+                unsent: row.get(5)?,
+            })
+        })?;
+        census.queues = rows.collect::<Result<_>>()?;
+        let counts = "SELECT (SELECT count(*) FROM chains WHERE state = 1),
+                             (SELECT count(*) FROM chains WHERE state = 2),
+                             (SELECT count(*) FROM chains WHERE state = 3),
+                             (SELECT count(*) FROM failures),
+                             (SELECT count(*) FROM quarantine),
+                             (SELECT count(*) FROM jobs),
+                             (SELECT min(due) FROM chains WHERE state = 0 AND due <= ?1 AND lease_until <= ?1)";
+        self.connection.prepare_cached(counts)?.query_row([now_ms], |row| {
+            census.paused = row.get(0)?;
+            census.retired = row.get(1)?;
+            census.quarantined = row.get(2)?;
+            census.failures = row.get(3)?;
+            census.quarantined_messages = row.get(4)?;
+            census.kept_jobs = row.get(5)?;
+            census.oldest_due = row.get::<_, Option<i64>>(6)?.map(Time::from_millis);
+            Ok(())
+        })?;
+        Ok(census)
+    }
+}
+
+fn overdue(row: &Row<'_>) -> Result<Overdue> {
+    Ok(Overdue {
+        hint: hint(row)?,
+        sent: row.get(7)?,
+        watch_at: time(row, 8)?,
+        looks: row.get(9)?,
+        lease_until: time(row, 10)?,
+        expected: time(row, 11)?,
+    })
+}
+
+fn text_array(values: &[String]) -> rusqlite::vtab::array::Array {
+    std::rc::Rc::new(values.iter().cloned().map(rusqlite::types::Value::from).collect())
+}
