@@ -5,8 +5,11 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::clock::{Entropy, Time};
 use crate::ladder::Ladder;
+use crate::ledger::FailedItem;
 use crate::schedule::Every;
 
 /// No retry and no snooze waits longer than this, whatever an upstream's `Retry-After` says.
@@ -19,6 +22,8 @@ pub const SHORTEST_SNOOZE: Duration = Duration::from_millis(100);
 pub enum Outcome {
     /// It worked.
     Done,
+    /// It worked, and this came of it.
+    DoneWith(Yield),
     /// It may work later: try again by the kind's retry policy, and not before `after`.
     Retry {
         /// What went wrong.
@@ -44,6 +49,31 @@ pub enum Outcome {
         /// Why.
         reason: String,
     },
+}
+
+/// What a run asks for beside its end. All of it is accepted together with the end, or none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Yield {
+    /// One-off jobs to run. Each gets an id that follows from the run's, so that a run that has to
+    /// be repeated asks for the same jobs.
+    pub jobs: Vec<NewJob>,
+    /// What did not work. It is kept as a failure of the entity, and the run still counts as done.
+    pub failed: Vec<FailedItem>,
+}
+
+/// A one-off job that a run asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewJob {
+    /// Which handler.
+    pub kind: String,
+    /// Which entity.
+    pub key: String,
+    /// What the handler gets.
+    pub payload: Value,
+    /// The platform queue; absent, the kind's own, or else that of the run.
+    pub queue: Option<String>,
+    /// Not before this long after the run has ended.
+    pub delay: Duration,
 }
 
 impl Outcome {
@@ -182,6 +212,8 @@ pub struct Decision {
     pub verdict: Verdict,
     /// The handler's reason, for everything but [`Verdict::Done`].
     pub reason: Option<String>,
+    /// What the run asks for.
+    pub yields: Yield,
 }
 
 /// What follows an `outcome` of attempt number `attempt` that ended at `finished`. `every` is the
@@ -199,7 +231,12 @@ pub fn decide(
         Some(every) => Next::Tick { due: every.next(finished, entropy) },
         None => Next::End,
     };
+    let mut yields = Yield::default();
     let (next, verdict, reason) = match outcome {
+        Outcome::DoneWith(asked) => {
+            yields = asked;
+            (onward(), Verdict::Done, None)
+        }
         Outcome::Done => (onward(), Verdict::Done, None),
         Outcome::Fail { reason } => (onward(), Verdict::Failed, Some(reason)),
         Outcome::Retire { reason } => (Next::End, Verdict::Retired, Some(reason)),
@@ -215,7 +252,7 @@ pub fn decide(
             None => (onward(), Verdict::Failed, Some(reason)),
         },
     };
-    Decision { next, verdict, reason }
+    Decision { next, verdict, reason, yields }
 }
 
 #[cfg(test)]

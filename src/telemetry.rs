@@ -34,6 +34,8 @@ pub enum Count {
     Retired,
     /// Runs whose lease somebody else took over.
     Fenced,
+    /// Leases that could not be renewed, because somebody else has the chain.
+    LeaseLost,
     /// Messages that came for a tick already past.
     Stale,
     /// Messages for chains that do not tick, or that are being run.

@@ -11,6 +11,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use roundelay::clock::parse_duration;
 use roundelay::engine::Connections;
 use roundelay::engine::enroll::{Enroller, Tally};
+use roundelay::engine::topology_guard;
 use roundelay::roster::{BadRow, Format, Shape, rows};
 use serde_json::json;
 
@@ -42,6 +43,9 @@ pub struct Enroll {
     /// Spread the first ticks over this long, in place of the kind's `every`.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     spread: Option<Duration>,
+    /// Begin also those chains anew that have ended.
+    #[arg(long)]
+    revive: bool,
     /// Where bad rows go [default: ROSTER.rejects]
     #[arg(long, value_name = "FILE")]
     rejects: Option<PathBuf>,
@@ -67,7 +71,9 @@ impl Enroll {
         if broker.keeps_messages() {
             broker.apply(&config.topology()).await?;
         }
-        let mut enroller = Enroller::new(&config, connections, &self.kind, self.spread, false)?;
+        topology_guard::check(&*connections.ledger, &config, broker.keeps_messages()).await?;
+        let enroller = Enroller::new(&config, connections, &self.kind, self.spread, false)?;
+        let mut enroller = enroller.revive(self.revive);
         let mut rejects = Rejects::new(self.rejects_path());
         let (mut tally, mut batch) = (Tally::default(), Vec::with_capacity(BATCH));
         for row in rows {

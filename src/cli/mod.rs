@@ -6,6 +6,7 @@ mod demo;
 mod enroll;
 mod publish;
 mod status;
+mod steer;
 mod topology;
 mod worker;
 
@@ -45,6 +46,11 @@ enum Command {
     Worker(worker::Worker),
     Enroll(enroll::Enroll),
     Publish(publish::Publish),
+    Run(steer::Run),
+    Pause(steer::Pause),
+    Resume(steer::Resume),
+    Retire(steer::Retire),
+    Recover(steer::Recover),
     Status(status::Status),
     Check(check::Check),
     Topology(topology::Topology),
@@ -101,6 +107,11 @@ pub fn main() -> ExitCode {
             Command::Worker(worker) => worker.run().await,
             Command::Enroll(enroll) => enroll.run().await,
             Command::Publish(publish) => publish.run().await,
+            Command::Run(run) => run.run().await,
+            Command::Pause(pause) => pause.run().await,
+            Command::Resume(resume) => resume.run().await,
+            Command::Retire(retire) => retire.run().await,
+            Command::Recover(recover) => recover.run().await,
             Command::Status(status) => status.run().await,
             Command::Check(check) => check.run(),
             Command::Topology(topology) => topology.run().await,

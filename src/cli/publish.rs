@@ -75,17 +75,13 @@ impl Publish {
     }
 
     fn queue(&self, kind: &KindSettings, payload: &Value) -> anyhow::Result<String> {
-        let template = match (&self.queue, &kind.queue) {
-            (Some(queue), _) => return Ok(queue.clone()),
-            (None, Some(template)) => template,
-            (None, None) => bail!("kinds.{} names no queue; say --queue", self.kind),
-        };
-        let mut templates = minijinja::Environment::new();
-        templates.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
-        templates.render_str(template, minijinja::value::Serde(payload)).with_context(|| {
-            format!(
-                "the queue `{template}` cannot be made from the payload; say --queue, or give its fields in --payload"
-            )
-        })
+        if let Some(queue) = &self.queue {
+            return Ok(queue.clone());
+        }
+        match kind.queue_for(payload) {
+            Ok(Some(queue)) => Ok(queue),
+            Ok(None) => bail!("kinds.{} names no queue; say --queue", self.kind),
+            Err(why) => bail!("{why}; say --queue, or give its fields in --payload"),
+        }
     }
 }

@@ -8,7 +8,8 @@ use roundelay::Config;
 use roundelay::broker::Broker;
 use roundelay::broker::rabbit::{Finding, RabbitBroker, Weight, definitions};
 use roundelay::broker::topology::Names;
-use roundelay::config::{BrokerUrl, Secret};
+use roundelay::config::{BrokerUrl, LedgerUrl, Secret};
+use roundelay::engine::{Connections, topology_guard};
 use serde_json::json;
 
 use super::ConfigFile;
@@ -77,6 +78,10 @@ impl Apply {
         let broker = connect(&config).await?;
         broker.apply(&topology).await?;
         broker.close().await;
+        // Also what the workers of the ledger are held to, if there is one yet.
+        if !matches!(&config.ledger.url, LedgerUrl::Sqlite(path) if !path.exists()) {
+            topology_guard::adopt(&*Connections::ledger(&config)?, &config).await?;
+        }
         println!("{} exchanges and {} queues are in place", topology.exchanges.len(), topology.queues.len());
         Ok(())
     }

@@ -9,7 +9,7 @@ use super::raw::{self, Raw};
 use super::read::nearest;
 use super::{
     BrokerSettings, BrokerUrl, CatchUpSettings, Config, ExecSettings, HandlerSettings, HttpSettings, KindSettings,
-    LedgerSettings, LedgerUrl, QueueSettings, Secret, ThrottleSettings, WorkerSettings,
+    LedgerSettings, LedgerUrl, QueueSettings, Secret, Takeover, ThrottleSettings, WorkerSettings,
 };
 use crate::broker::rabbit;
 use crate::handler::http::{self, HttpError};
@@ -107,6 +107,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     }
     problems.range(&["worker", "grace"], raw.worker.grace.0, zero, LONGEST_TIMEOUT);
     let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3_600));
+    problems.range(&["worker", "lease"], raw.worker.lease.0, second * 3, hour);
     problems.range(&["catch_up", "every"], raw.catch_up.every.0, second, hour);
     problems.range(&["catch_up", "slack"], raw.catch_up.slack.0, second, hour);
     problems.range(&["catch_up", "spread"], raw.catch_up.spread.0, zero, hour);
@@ -140,7 +141,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             management: raw.broker.management.map(Secret::new),
         },
         ledger: LedgerSettings { url: ledger, history: raw.ledger.history.0 },
-        worker: WorkerSettings { grace: raw.worker.grace.0 },
+        worker: WorkerSettings { grace: raw.worker.grace.0, lease: raw.worker.lease.0 },
         catch_up: CatchUpSettings {
             every: raw.catch_up.every.0,
             slack: raw.catch_up.slack.0,
@@ -218,6 +219,10 @@ fn check_kind(
         handler: check_handler(problems, name, kind.handler),
         queue: kind.queue,
         timeout: kind.timeout.0,
+        takeover: match kind.takeover {
+            raw::Takeover::LeaseExpiry => Takeover::LeaseExpiry,
+            raw::Takeover::Redelivery => Takeover::Redelivery,
+        },
         retry: check_retry(problems, name, kind.retry, named),
         every,
         roster_key: kind.roster.key,

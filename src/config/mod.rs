@@ -122,6 +122,8 @@ pub enum LedgerUrl {
 pub struct WorkerSettings {
     /// How long running jobs may go on after the signal to stop.
     pub grace: Duration,
+    /// How long a claim holds without a heartbeat.
+    pub lease: Duration,
 }
 
 /// `[catch_up]`
@@ -168,12 +170,38 @@ pub struct KindSettings {
     pub queue: Option<String>,
     /// How long a run may take.
     pub timeout: Duration,
+    /// When a tick may be claimed from a worker that holds it.
+    pub takeover: Takeover,
     /// What follows a failed attempt.
     pub retry: RetryPolicy,
     /// How its chains recur; `None` for kinds that are only published as one-off jobs.
     pub every: Option<Every>,
     /// A template for the key over the columns of a roster.
     pub roster_key: Option<String>,
+}
+
+/// When a tick may be claimed from a worker that holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takeover {
+    /// When its lease has ended.
+    LeaseExpiry,
+    /// Also when its message is delivered again, which the broker does as soon as the connection
+    /// of the worker that had it is gone. If only the connection died, the handler may still run.
+    Redelivery,
+}
+
+impl KindSettings {
+    /// The queue for a job with this payload, if the kind names one.
+    ///
+    /// # Errors
+    /// Says what the payload lacks.
+    pub fn queue_for(&self, payload: &serde_json::Value) -> Result<Option<String>, String> {
+        let Some(template) = &self.queue else { return Ok(None) };
+        let mut templates = minijinja::Environment::new();
+        templates.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
+        let queue = templates.render_str(template, minijinja::value::Serde(payload));
+        queue.map(Some).map_err(|error| format!("the queue `{template}` cannot be made from the payload: {error}"))
+    }
 }
 
 /// What runs a kind's jobs.

@@ -68,11 +68,12 @@ impl Default for Ledger {
 #[serde(deny_unknown_fields, default)]
 pub struct Worker {
     pub grace: Text,
+    pub lease: Text,
 }
 
 impl Default for Worker {
     fn default() -> Self {
-        Self { grace: secs(30) }
+        Self { grace: secs(30), lease: secs(30) }
     }
 }
 
@@ -124,6 +125,7 @@ pub struct Kind {
     pub handler: Handler,
     pub queue: Option<String>,
     pub timeout: Text,
+    pub takeover: Takeover,
     pub retry: Retry,
     pub every: Option<Text>,
     pub jitter: Option<Text>,
@@ -136,12 +138,21 @@ impl Default for Kind {
             handler: Handler::default(),
             queue: None,
             timeout: secs(30),
+            takeover: Takeover::default(),
             retry: Retry::default(),
             every: None,
             jitter: None,
             roster: Roster::default(),
         }
     }
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Takeover {
+    #[default]
+    LeaseExpiry,
+    Redelivery,
 }
 
 #[derive(Debug, Default, Deserialize)]

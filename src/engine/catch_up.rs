@@ -15,6 +15,7 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 use tokio_util::sync::CancellationToken;
 
+use super::life::Point;
 use super::{Core, QueueRun};
 use crate::broker::{Depth, PublishError};
 use crate::clock::Time;
@@ -58,12 +59,21 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
         // The first look waits a moment, so that what the queues hold can show itself.
         let mut pause = LISTEN;
         loop {
-            tokio::time::sleep(pause).await;
+            tokio::select! {
+                biased;
+                () = tokio::time::sleep(pause) => {}
+                () = core.kept.notified() => {
+                    report("take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
+                    continue;
+                }
+            }
             pause = every;
             for queue in core.queues.values() {
                 report(&format!("catch up on the queue {}", queue.name), sweep(&core, queue).await);
             }
-            if !keeps {
+            if keeps {
+                report("empty the outbox", empty_outbox(&core).await);
+            } else {
                 report("take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
             }
             report("prune the history", prune(&core).await);
@@ -146,12 +156,13 @@ async fn look(core: &Core, queue: &QueueRun) -> Result<bool, String> {
     if overdue.is_empty() {
         return Ok(false);
     }
+    core.life.reached(Point::OverdueRead).await;
     let full = overdue.len() == PER_LOOK as usize;
     let depth = core.dispatch.broker.depth(&queue.name).await.map_err(|error| error.to_string())?;
     let window = core.catch_up.spread.min(SHARE * overdue.len() as u32);
     let plans: Vec<Plan> = (overdue.iter().enumerate())
         .map(|(n, chain)| {
-            let (held, offset) = (core.holds(chain.hint.epoch), spread(n, overdue.len(), window));
+            let (held, offset) = (core.holds(chain.hint.epoch) > 0, spread(n, overdue.len(), window));
             plan(chain, depth, queue.frontier(), held, now, slack, offset)
         })
         .collect();
@@ -166,6 +177,7 @@ async fn look(core: &Core, queue: &QueueRun) -> Result<bool, String> {
         .collect();
     // Of several workers that look at the same chain, the one that writes first sends.
     let mine = core.ledger.look_again(looks.clone()).await.map_err(|error| error.to_string())?;
+    core.life.reached(Point::LookNoted).await;
     let sends: Vec<(Hint, Time)> = (overdue.iter().zip(&plans).zip(mine))
         .filter_map(|((chain, plan), mine)| match plan {
             Plan::Send { due, .. } if mine => Some((chain.hint.clone(), *due)),
@@ -206,6 +218,7 @@ async fn send_all(core: &Core, sends: Vec<(Hint, Time)>) -> HashSet<i64> {
                 };
                 match sent {
                     Ok(()) => {
+                        core.life.reached(Point::Resent).await;
                         core.telemetry.count(Count::Resent);
                         core.ledger.mark_sent(hint.sent());
                     }
@@ -254,6 +267,24 @@ async fn re_create(core: &Core) -> Result<(), String> {
         tracing::info!(chains = total, overdue, over = ?window, "re-created the messages of all chains");
     }
     Ok(())
+}
+
+/// Sends jobs that a run asked for and a crash left in the ledger.
+async fn empty_outbox(core: &Core) -> Result<(), String> {
+    let (mut after, left_before) = (0, core.ledger.now() - core.catch_up.slack);
+    loop {
+        let jobs = core.ledger.kept_jobs(after, PER_PAGE).await.map_err(|error| error.to_string())?;
+        let Some(last) = jobs.last() else { return Ok(()) };
+        after = last.number;
+        let mut envelopes = Vec::new();
+        for job in jobs.iter().filter(|job| job.kept_at <= left_before) {
+            match Envelope::decode(&job.body) {
+                Ok(envelope) => envelopes.push(envelope),
+                Err(bad) => tracing::error!(number = job.number, %bad, "a job kept in the ledger cannot be read"),
+            }
+        }
+        core.send_spawned(envelopes).await;
+    }
 }
 
 /// Publishes one-off jobs that other programs have put in the ledger, or that an earlier run left.

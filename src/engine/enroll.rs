@@ -8,9 +8,10 @@ use serde::Serialize;
 
 use super::dispatch::Dispatch;
 use super::{Connections, StartError};
+use crate::clock::Time;
 use crate::config::Config;
 use crate::job::check_name;
-use crate::ledger::{Enrolled, LedgerError, NewChain};
+use crate::ledger::{ChainState, Enrolled, Hint, LedgerError, NewChain};
 use crate::schedule::Every;
 
 /// First messages published at the same time.
@@ -60,6 +61,21 @@ pub enum EnrollError {
     Ledger(#[from] LedgerError),
 }
 
+/// What became of the wish to run a chain one time more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunOnce {
+    /// It runs as soon as there is room. Nothing loses it.
+    Accepted,
+    /// One is pending already, so this would be another.
+    Pending,
+    /// There is no such chain.
+    NoChain,
+    /// The chain has ended.
+    Ended,
+    /// The chain waits for `roundelay recover`.
+    Quarantined,
+}
+
 /// Begins chains of one kind.
 pub struct Enroller {
     kind: String,
@@ -67,6 +83,7 @@ pub struct Enroller {
     window: Duration,
     slack: Duration,
     begun: u64,
+    revive: bool,
     /// Whether messages published by this process reach workers.
     publishes: bool,
     connections: Connections,
@@ -98,10 +115,18 @@ impl Enroller {
             window: window.unwrap_or(interval),
             slack: config.catch_up.slack,
             begun: 0,
+            revive: false,
             publishes,
             connections,
             dispatch,
         })
+    }
+
+    /// Begins also those chains anew that have ended, with a new epoch.
+    #[must_use]
+    pub fn revive(mut self, revive: bool) -> Self {
+        self.revive = revive;
+        self
     }
 
     /// Begins the chains of these entities that do not exist yet, in one transaction, and brings
@@ -131,7 +156,7 @@ impl Enroller {
             payload: entity.payload,
             due: now + self.next_offset(),
             watch_at,
-            revive: false,
+            revive: self.revive,
             once: false,
         });
         let chains = chains.collect();
@@ -147,10 +172,50 @@ impl Enroller {
                 Enrolled::Retired => tally.retired += 1,
             }
         }
-        if !self.publishes {
-            return Ok(tally);
+        tally.unsent = self.send_first(hints, now).await?;
+        Ok(tally)
+    }
+
+    /// Runs the chain of `key` one time more, beside its rotation and now, unless such a run is
+    /// pending already.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read or written.
+    pub async fn run_once(&mut self, key: &str) -> Result<RunOnce, LedgerError> {
+        let ledger = self.connections.ledger.clone();
+        let chains = ledger.chains(self.kind.clone(), key.into()).await?;
+        let Some(rotation) = chains.into_iter().find(|chain| !chain.once) else { return Ok(RunOnce::NoChain) };
+        match rotation.state {
+            ChainState::Active | ChainState::Paused => {}
+            ChainState::Retired => return Ok(RunOnce::Ended),
+            ChainState::Quarantined => return Ok(RunOnce::Quarantined),
         }
-        let dispatch = &self.dispatch;
+        let now = ledger.now();
+        let extra = NewChain {
+            kind: self.kind.clone(),
+            key: key.into(),
+            queue: rotation.hint.queue,
+            payload: rotation.payload,
+            due: now,
+            watch_at: if self.publishes { now + GRACE } else { now },
+            revive: false,
+            once: true,
+        };
+        match ledger.enroll(vec![extra]).await?.pop() {
+            Some(Enrolled::Created(hint)) => {
+                self.send_first(vec![hint], now).await?;
+                Ok(RunOnce::Accepted)
+            }
+            _ => Ok(RunOnce::Pending),
+        }
+    }
+
+    /// Sends first messages, and notes which of them are confirmed. Answers how many are not.
+    async fn send_first(&self, hints: Vec<Hint>, now: Time) -> Result<u64, LedgerError> {
+        if !self.publishes {
+            return Ok(0);
+        }
+        let (dispatch, ledger) = (&self.dispatch, &self.connections.ledger);
         let sent = stream::iter(hints).map(|hint| {
             let envelope = hint.envelope(ledger.id());
             async move {
@@ -161,9 +226,9 @@ impl Enroller {
             }
         });
         let sent: Vec<_> = sent.buffer_unordered(IN_FLIGHT).collect().await;
-        tally.unsent = sent.iter().filter(|sent| sent.is_err()).count() as u64;
+        let unsent = sent.iter().filter(|sent| sent.is_err()).count() as u64;
         ledger.enrolled_sent(sent.into_iter().flatten().collect(), self.slack).await?;
-        Ok(tally)
+        Ok(unsent)
     }
 
     /// Spreads first ticks evenly without knowing how many there will be: steps of the golden

@@ -7,8 +7,12 @@
 mod catch_up;
 mod dispatch;
 pub mod enroll;
+mod lease;
+pub mod life;
+mod outbox;
 mod pipeline;
 mod rearm;
+pub mod topology_guard;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, TryLockError};
@@ -16,7 +20,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, SetOnce};
+use tokio::sync::{Notify, Semaphore, SetOnce};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -35,6 +39,8 @@ use crate::ledger::{Ledger, LedgerError};
 use crate::telemetry::Telemetry;
 use crate::throttle::{Throttle, Throttles};
 pub use dispatch::Dispatch;
+use lease::Leases;
+use life::{Life, Point, Probe};
 
 /// Messages that the rearm consumer holds at most; each sleeps there for at most
 /// [`crate::ladder::IN_PROCESS`], so this many pass in a fifth of a second. Each may be as large as
@@ -128,6 +134,7 @@ pub struct Engine {
     queues: Option<Vec<String>>,
     telemetry: Arc<Telemetry>,
     ready: Arc<SetOnce<()>>,
+    probe: Option<Arc<dyn Probe>>,
 }
 
 impl Engine {
@@ -140,6 +147,7 @@ impl Engine {
             queues: None,
             telemetry: Arc::default(),
             ready: Arc::default(),
+            probe: None,
         }
     }
 
@@ -166,6 +174,13 @@ impl Engine {
         self
     }
 
+    /// Lets `probe` watch the engine from inside, and end it at any point.
+    #[must_use]
+    pub fn probe(mut self, probe: Arc<dyn Probe>) -> Self {
+        self.probe = Some(probe);
+        self
+    }
+
     /// What the engine has done, also while it runs.
     pub fn telemetry(&self) -> Arc<Telemetry> {
         self.telemetry.clone()
@@ -189,13 +204,15 @@ impl Engine {
             Some(connections) => connections,
             None => Connections::open(&self.config).await?,
         };
-        // Cancelled also when this future is dropped: nothing runs on with nobody to stop it.
         let stop = shutdown.child_token();
-        let _stop_with_us = stop.clone().drop_guard();
         let core = Arc::new(self.core(connections, stop.clone())?);
+        // Also when this future is dropped: nothing runs on with nobody to stop it.
+        let _all_end_with_us = core.life.guard();
         let _alone = alone(&self.config, &*core.dispatch.broker)?;
+        topology_guard::check(&*core.ledger, &self.config, core.dispatch.broker.keeps_messages()).await?;
         core.dispatch.broker.apply(&core.topology).await?;
         core.dispatch.broker.verify(&core.topology).await?;
+        core.life.reached(Point::Declared).await;
         // All are there before one begins, so that a start that fails leaves nothing running.
         let mut consumers = Vec::new();
         for queue in core.queues.values() {
@@ -205,10 +222,12 @@ impl Engine {
         let (tasks, mut parts) = (TaskTracker::new(), JoinSet::new());
         for (queue, consumer) in consumers {
             let live = move |core, delivery| pipeline::live(core, queue.clone(), delivery);
-            parts.spawn(consume(core.clone(), consumer, tasks.clone(), stop.clone(), live));
+            parts.spawn(core.life.bind(consume(core.clone(), consumer, tasks.clone(), stop.clone(), live)));
         }
-        parts.spawn(consume(core.clone(), rearm, tasks.clone(), stop.clone(), rearm::live));
-        parts.spawn(catch_up::run(core.clone(), stop.clone()));
+        parts.spawn(core.life.bind(consume(core.clone(), rearm, tasks.clone(), stop.clone(), rearm::live)));
+        parts.spawn(core.life.bind(catch_up::run(core.clone(), stop.clone())));
+        // What runs keeps its lease until it has ended, also while the worker stops.
+        let heart = tokio::spawn(core.life.bind(lease::beat(core.clone())));
         let queues: Vec<&str> = core.queues.keys().map(String::as_str).collect();
         tracing::info!(worker = %core.worker, ?queues, "working");
 
@@ -219,6 +238,7 @@ impl Engine {
         };
         stop.cancel();
         tracing::info!(grace = ?core.grace, "stopping: finishing what runs");
+        core.life.reached(Point::Stopping).await;
         while parts.join_next().await.is_some() {}
         tasks.close();
         if tokio::time::timeout(core.grace, tasks.wait()).await.is_err() {
@@ -226,6 +246,7 @@ impl Engine {
             core.abort.cancel();
             let _ = tokio::time::timeout(ABORT, tasks.wait()).await;
         }
+        heart.abort();
         core.dispatch.broker.close().await;
         if let Err(error) = core.ledger.flush().await {
             tracing::debug!(%error, "failed to flush the ledger; some messages will be sent twice");
@@ -299,6 +320,9 @@ impl Engine {
             telemetry: self.telemetry.clone(),
             ready: self.ready.clone(),
             in_hand: Mutex::default(),
+            leases: Leases::new(self.config.worker.lease),
+            kept: Notify::new(),
+            life: Life::new(self.probe.take()),
             stopping,
             abort: CancellationToken::new(),
         })
@@ -347,7 +371,7 @@ async fn consume<L>(
         let Some(delivery) = delivery else { break };
         let life = live(core.clone(), delivery);
         // A job that has not started when the worker stops is put back by its own pipeline.
-        tasks.spawn(life);
+        tasks.spawn(core.life.bind(life));
     }
     consumer.cancel().await;
 }
@@ -372,6 +396,10 @@ struct Core {
     ready: Arc<SetOnce<()>>,
     /// Epochs of chains whose messages this worker holds, with how many of them.
     in_hand: Mutex<HashMap<i64, u32>>,
+    leases: Leases,
+    /// Something was put in the ledger for an embedded broker.
+    kept: Notify,
+    life: Life,
     /// The worker takes nothing more, and what has not started is put back.
     stopping: CancellationToken,
     /// The grace is over: what still runs ends.
@@ -418,8 +446,10 @@ impl Core {
         self.kinds.iter().filter(|(_, kind)| kind.every.is_some()).map(|(name, _)| name.clone()).collect()
     }
 
-    fn holds(&self, epoch: i64) -> bool {
-        self.in_hand.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&epoch)
+    /// How many messages of this chain are in this worker's hand.
+    fn holds(&self, epoch: i64) -> u32 {
+        let held = self.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        held.get(&epoch).copied().unwrap_or_default()
     }
 }
 

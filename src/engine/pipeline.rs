@@ -17,14 +17,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::join;
 use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
+use super::lease::Lease;
+use super::life::Point;
+use super::outbox::Asked;
 use super::{Core, QueueRun};
 use crate::broker::{Delivery, Destination, Message};
 use crate::clock::Time;
-use crate::config::KindSettings;
+use crate::config::{KindSettings, Takeover};
 use crate::job::{self, BadMessage, ChainRef, Envelope, Job, MAX_DEATHS, Tick};
 use crate::ladder::Hop;
 use crate::ledger::{Claim, ClaimRequest, Finish, FinishRequest, Grant, Hint, LedgerError};
@@ -32,9 +36,6 @@ use crate::outcome::{Decision, Next, Outcome, decide};
 use crate::telemetry::Count;
 use crate::throttle::Slot;
 
-/// A lease outlasts the handler's deadline by this, so that the finish is written under it, even
-/// when the ledger's file was locked by another process for as long as is waited for it.
-const LEASE_MARGIN: Duration = Duration::from_secs(20);
 /// How long a successor is published again and again before it is left to catch-up.
 const PUBLISH_PATIENCE: Duration = Duration::from_secs(60);
 /// The first wait between attempts to reach a ledger that does not answer.
@@ -61,8 +62,24 @@ struct Permit {
     _room: OwnedSemaphorePermit,
 }
 
+/// The answer to a claim, and when it was asked for.
+struct Claimed {
+    permit: Permit,
+    claim: Claim,
+    asked: Instant,
+}
+
+/// An attempt whose end was written or refused.
+struct Ended {
+    finish: Finish,
+    /// The time on which the decision rests.
+    at: Time,
+    asked: Asked,
+}
+
 /// Lives one delivery of a platform queue.
 pub async fn live(core: Arc<Core>, queue: Arc<QueueRun>, delivery: Delivery) {
+    core.life.reached(Point::Delivered).await;
     let fate = match core.read(&delivery) {
         Ok(envelope) => match &envelope.chain {
             Some(chain) => core.tick(&queue, &envelope, chain, &delivery).await,
@@ -83,6 +100,7 @@ impl Core {
                 delivery.requeue().await;
             }
         }
+        self.life.reached(Point::Settled).await;
     }
 
     /// Decodes and checks.
@@ -125,16 +143,31 @@ impl Core {
             attempt: envelope.attempt,
             due,
         };
-        let request =
-            ClaimRequest { hint, worker: self.worker.clone(), lease: kind.timeout + LEASE_MARGIN, takeover: false };
-        let Some((permit, claim)) = self.claim(queue, delivery, request).await else { return Fate::Requeue };
+        // The broker delivers again when the connection that had the message is gone, and with it
+        // the worker, as a rule. If this very worker runs the tick, it is not.
+        let redelivered = delivery.redelivered && self.holds(chain.epoch) == 1;
+        let takeover = redelivered && kind.takeover == Takeover::Redelivery;
+        let request = ClaimRequest { hint, worker: self.worker.clone(), lease: self.leases.length, takeover };
+        let Some(claimed) = self.claim(queue, delivery, request).await else { return Fate::Requeue };
+        let Claimed { permit, claim, asked } = claimed;
         match claim {
             Claim::Granted(grant) => {
-                let finish = self.attempt(queue, kind, envelope, chain, grant, permit).await;
-                match finish {
-                    Some((Finish::Applied(Some(successor)), decided)) => self.succeed(&successor, decided).await,
-                    Some((Finish::Applied(None), _)) => Fate::Ack,
-                    Some((Finish::Fenced, _)) => {
+                self.life.reached(Point::Claimed).await;
+                let lease = self.leases.hold(chain.epoch, grant.fence, asked);
+                let ended = self.attempt(queue, kind, envelope, chain, grant, permit, &lease).await;
+                drop(lease);
+                match ended {
+                    Some(Ended { finish: Finish::Applied(successor), at, asked }) => {
+                        self.life.reached(Point::Finished).await;
+                        let succeed = async {
+                            match successor {
+                                Some(successor) => self.succeed(&successor, at).await,
+                                None => Fate::Ack,
+                            }
+                        };
+                        join(succeed, self.send_spawned(asked.envelopes)).await.0
+                    }
+                    Some(Ended { finish: Finish::Fenced, .. }) => {
                         self.telemetry.count(Count::Fenced);
                         Fate::Ack
                     }
@@ -143,6 +176,7 @@ impl Core {
             }
             Claim::Stale(successor) => {
                 drop(permit);
+                self.life.reached(Point::Stale).await;
                 self.telemetry.count(Count::Stale);
                 match successor {
                     Some(successor) => self.succeed(&successor, self.dispatch.clock.now()).await,
@@ -177,12 +211,14 @@ impl Core {
     /// Leave to start, and then the claim. While the ledger does not answer nothing is consumed
     /// any more: deliveries are held, and those beyond the prefetch stay with the broker. `None`
     /// when the message had better come again.
-    async fn claim(&self, queue: &QueueRun, delivery: &Delivery, request: ClaimRequest) -> Option<(Permit, Claim)> {
+    async fn claim(&self, queue: &QueueRun, delivery: &Delivery, request: ClaimRequest) -> Option<Claimed> {
         let mut pause = FIRST_PAUSE;
         loop {
             let permit = self.permit(queue, delivery).await?;
+            self.life.reached(Point::Permitted).await;
+            let asked = Instant::now();
             let error = match self.ledger.claim(request.clone()).await {
-                Ok(claim) => return Some((permit, claim)),
+                Ok(claim) => return Some(Claimed { permit, claim, asked }),
                 Err(LedgerError::Closed) => return None,
                 Err(error) => error,
             };
@@ -197,8 +233,9 @@ impl Core {
         }
     }
 
-    /// Runs a claimed attempt and writes its end. Answers with the time on which the decision
-    /// rests; `None` when the ledger could not be reached any more.
+    /// Runs a claimed attempt and writes its end. `None` when the ledger could not be reached any
+    /// more.
+    #[allow(clippy::too_many_arguments)] // Each is another part of one attempt.
     async fn attempt(
         &self,
         queue: &QueueRun,
@@ -207,9 +244,11 @@ impl Core {
         chain: &ChainRef,
         grant: Grant,
         permit: Permit,
-    ) -> Option<(Finish, Time)> {
+        lease: &Lease<'_>,
+    ) -> Option<Ended> {
+        let id = format!("{}-{}-{}", chain.ledger, chain.epoch, chain.tick);
         let job = Job {
-            id: format!("{}-{}-{}", chain.ledger, chain.epoch, chain.tick),
+            id: id.clone(),
             kind: envelope.kind.clone(),
             key: envelope.key.clone(),
             queue: queue.name.to_string(),
@@ -220,11 +259,20 @@ impl Core {
             seed: job::seed(&envelope.kind, &envelope.key, &chain.tick.to_string()),
             payload: serde_json::from_str(&grant.payload).unwrap_or(Value::Null),
         };
-        let outcome = self.handle(queue, job, grant.at.since(grant.due), permit).await;
+        let outcome = tokio::select! {
+            biased;
+            () = lease.lost() => {
+                Outcome::Snooze { reason: "the lease was lost, so the run was ended".into(), wait: Duration::ZERO }
+            }
+            outcome = self.handle(queue, job, grant.at.since(grant.due), permit) => outcome,
+        };
+        self.life.reached(Point::Handled).await;
         let at = self.ledger.now();
         let ladder = &self.dispatch.ladder;
-        let decision = decide(kind.every, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
+        let every = kind.every.filter(|_| !grant.once);
+        let decision = decide(every, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
         self.note(envelope, Some((chain, grant.fence)), &decision);
+        let asked = self.asked(&id, &queue.name, decision.yields, at);
         let request = FinishRequest {
             epoch: chain.epoch,
             tick: chain.tick,
@@ -235,11 +283,11 @@ impl Core {
             verdict: decision.verdict,
             reason: decision.reason,
             slack: self.catch_up.slack,
-            spawned: Vec::new(),
-            failed: Vec::new(),
+            spawned: asked.spawned(),
+            failed: asked.failed.clone(),
         };
         let finish = self.insist("finish", || self.ledger.finish(request.clone())).await?;
-        Some((finish, at))
+        Some(Ended { finish, at, asked })
     }
 
     /// Sends what follows, then it is safe to acknowledge what went before. If it cannot be sent,
@@ -248,7 +296,9 @@ impl Core {
         let envelope = successor.envelope(self.ledger.id());
         match self.dispatch.send_surely(&envelope, &successor.queue, decided, PUBLISH_PATIENCE).await {
             Ok(()) => {
+                self.life.reached(Point::SuccessorSent).await;
                 self.ledger.mark_sent(successor.sent());
+                self.life.reached(Point::SuccessorNoted).await;
                 Fate::Ack
             }
             Err(error) => {
@@ -283,11 +333,24 @@ impl Core {
             deadline: now + kind.timeout,
             payload: envelope.payload.clone(),
         };
+        self.life.reached(Point::JobTaken).await;
         let outcome = self.handle(queue, job, now.since(due), permit).await;
+        self.life.reached(Point::JobHandled).await;
         let at = self.ledger.now();
         let ladder = &self.dispatch.ladder;
         let decision = decide(None, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
         self.note(&envelope, None, &decision);
+        let asked = self.asked(&id, &queue.name, decision.yields, at);
+        if !asked.envelopes.is_empty() || !asked.failed.is_empty() {
+            let accept = || {
+                let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
+                self.ledger.accept(kind, key, asked.spawned(), asked.failed.clone())
+            };
+            if self.insist("accept what a job asks for", accept).await.is_none() {
+                return Fate::Requeue;
+            }
+            self.send_spawned(asked.envelopes).await;
+        }
         match decision.next {
             Next::End | Next::Tick { .. } => {
                 if let Some(reason) = decision.reason {
@@ -298,6 +361,7 @@ impl Core {
                     if self.insist("keep a failure", record).await.is_none() {
                         return Fate::Requeue;
                     }
+                    self.life.reached(Point::FailureKept).await;
                 }
                 self.forget(&id).await
             }
@@ -332,7 +396,10 @@ impl Core {
             }
         }
         match self.dispatch.send_surely(envelope, queue, decided, PUBLISH_PATIENCE).await {
-            Ok(()) => Fate::Ack,
+            Ok(()) => {
+                self.life.reached(Point::JobSentAgain).await;
+                Fate::Ack
+            }
             Err(error) => {
                 tracing::warn!(kind = envelope.kind, key = envelope.key, %error, "a job could not be sent again; its message is kept");
                 Fate::Requeue
@@ -360,7 +427,10 @@ impl Core {
         self.telemetry.count(Count::Rearmed);
         let envelope = &Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
         match self.dispatch.send(envelope, queue, self.dispatch.clock.now()).await {
-            Ok(()) => Fate::Ack,
+            Ok(()) => {
+                self.life.reached(Point::PutOff).await;
+                Fate::Ack
+            }
             Err(error) => {
                 tracing::debug!(kind = envelope.kind, key = envelope.key, %error, "putting a message off failed");
                 // The broker has just failed to take it; a pause keeps this from turning in circles.
@@ -454,7 +524,10 @@ impl Core {
             kept.map_err(|error| error.to_string())
         };
         match kept {
-            Ok(()) => Fate::Ack,
+            Ok(()) => {
+                self.life.reached(Point::SetAside).await;
+                Fate::Ack
+            }
             Err(error) => {
                 tracing::warn!(error, "the quarantine could not be reached; the message stays where it is");
                 sleep(Duration::from_secs(1)).await;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Core;
+use super::life::Point;
 use super::pipeline::Fate;
 use crate::broker::Delivery;
 use crate::job::BadMessage;
@@ -19,7 +20,10 @@ pub async fn live(core: Arc<Core>, delivery: Delivery) {
         Ok((envelope, queue)) => {
             core.telemetry.count(Count::Rearmed);
             match core.dispatch.send(&envelope, &queue, core.dispatch.clock.now()).await {
-                Ok(()) => Fate::Ack,
+                Ok(()) => {
+                    core.life.reached(Point::Rearmed).await;
+                    Fate::Ack
+                }
                 Err(error) => {
                     tracing::debug!(kind = envelope.kind, key = envelope.key, %error, "rearming failed");
                     // What has just refused it would refuse it again at once.

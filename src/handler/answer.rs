@@ -8,7 +8,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::clock::parse_duration;
-use crate::outcome::Outcome;
+use crate::ledger::FailedItem;
+use crate::outcome::{NewJob, Outcome, Yield};
 
 /// How much of an answer, or of a program's output, is kept, in bytes.
 pub const KEPT: usize = 64 * 1024;
@@ -42,6 +43,32 @@ struct Answer<'a> {
     reason: Option<&'a RawValue>,
     #[serde(borrow, default)]
     after: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    spawn: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    failed: Option<&'a RawValue>,
+}
+
+/// An entry of `spawn`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Spawn<'a> {
+    kind: String,
+    key: String,
+    #[serde(default)]
+    payload: Value,
+    #[serde(default)]
+    queue: Option<String>,
+    #[serde(borrow, default)]
+    after: Option<&'a RawValue>,
+}
+
+/// An entry of `failed`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Failed {
+    item: String,
+    reason: String,
 }
 
 impl Answer<'_> {
@@ -56,6 +83,9 @@ impl Answer<'_> {
             },
         };
         match (word.as_str(), after) {
+            (_, _) if word != "done" && (self.spawn.is_some() || self.failed.is_some()) => {
+                Err(format!("`spawn` and `failed` go with \"done\", not with \"{word}\""))
+            }
             ("retry", after) => Ok(Outcome::Retry { reason, after }),
             // No wait would be a loop at full speed that no count of attempts ends.
             ("snooze", None | Some(Duration::ZERO)) => {
@@ -65,12 +95,37 @@ impl Answer<'_> {
             ("done" | "fail" | "retire", Some(_)) => {
                 Err(format!("`after` goes with \"retry\" and \"snooze\", not with \"{word}\""))
             }
-            ("done", None) => Ok(Outcome::Done),
+            ("done", None) => Ok(self.yields()?.map_or(Outcome::Done, Outcome::DoneWith)),
             ("fail", None) => Ok(Outcome::Fail { reason }),
             ("retire", None) => Ok(Outcome::Retire { reason }),
             (other, _) => Err(unknown(&format!("{other:?}"))),
         }
     }
+}
+
+impl Answer<'_> {
+    fn yields(&self) -> Result<Option<Yield>, String> {
+        if self.spawn.is_none() && self.failed.is_none() {
+            return Ok(None);
+        }
+        let jobs = list::<Spawn<'_>>("spawn", self.spawn)?.into_iter().map(|spawn| {
+            let delay = spawn.after.map(duration).transpose().map_err(|why| format!("`spawn`: {why}"))?;
+            let Spawn { kind, key, payload, queue, .. } = spawn;
+            Ok(NewJob { kind, key, payload, queue, delay: delay.unwrap_or_default() })
+        });
+        let failed = list::<Failed>("failed", self.failed)?.into_iter().map(|failed| FailedItem {
+            item: excerpt(failed.item.as_bytes(), EXCERPT),
+            reason: excerpt(failed.reason.as_bytes(), LONGEST_REASON),
+        });
+        Ok(Some(Yield { jobs: jobs.collect::<Result<_, String>>()?, failed: failed.collect() }))
+    }
+}
+
+fn list<'a, T: Deserialize<'a>>(field: &str, raw: Option<&'a RawValue>) -> Result<Vec<T>, String> {
+    let Some(raw) = raw else { return Ok(Vec::new()) };
+    serde_json::from_str::<Option<Vec<T>>>(raw.get())
+        .map(Option::unwrap_or_default)
+        .map_err(|error| format!("`{field}` is not a list as documented: {error}"))
 }
 
 fn unknown(word: &str) -> String {
@@ -149,6 +204,13 @@ mod tests {
     fn a_table_of_decisions() {
         let s = Duration::from_secs;
         let retry = |after| Outcome::Retry { reason: "busy".into(), after };
+        let job = |key: &str, payload, queue: Option<&str>, delay| NewJob {
+            kind: "k".into(),
+            key: key.into(),
+            payload,
+            queue: queue.map(Into::into),
+            delay: s(delay),
+        };
         let table = [
             (r#"{"outcome":"done"}"#, Outcome::Done),
             (" \n{\"outcome\":\"done\",\"reason\":\"fine\",\"version\":[1,{}]} \r\n", Outcome::Done),
@@ -164,6 +226,15 @@ mod tests {
                 r#"{"after":"250ms","reason":"x","outcome":"snooze"}"#,
                 Outcome::Snooze { reason: "x".into(), wait: Duration::from_millis(250) },
             ),
+            (
+                r#"{"outcome":"done","spawn":[{"kind":"k","key":"x"},{"kind":"k","key":"y","payload":[1],"queue":"q","after":"5s"}],
+                    "failed":[{"item":"page 7","reason":"gone"}]}"#,
+                Outcome::DoneWith(Yield {
+                    jobs: vec![job("x", Value::Null, None, 0), job("y", serde_json::json!([1]), Some("q"), 5)],
+                    failed: vec![FailedItem { item: "page 7".into(), reason: "gone".into() }],
+                }),
+            ),
+            (r#"{"outcome":"done","spawn":[],"failed":null}"#, Outcome::DoneWith(Yield::default())),
             (r#"{"outcome":"retire","reason":"deleted"}"#, Outcome::Retire { reason: "deleted".into() }),
         ];
         for (text, expected) in table {
@@ -186,6 +257,11 @@ mod tests {
             (r#"{"outcome":"done","after":30}"#, "`after` goes with \"retry\" and \"snooze\", not with \"done\""),
             (r#"{"outcome":"retire","after":"30s"}"#, "not with \"retire\""),
             (r#"{"outcome":"fail","reason":5}"#, "`reason` is 5, not text"),
+            (r#"{"outcome":"retry","spawn":[]}"#, "`spawn` and `failed` go with \"done\", not with \"retry\""),
+            (r#"{"outcome":"done","spawn":{}}"#, "`spawn` is not a list as documented: invalid type"),
+            (r#"{"outcome":"done","spawn":[{"kind":"k"}]}"#, "missing field `key`"),
+            (r#"{"outcome":"done","spawn":[{"kind":"k","key":"x","after":"soon"}]}"#, "`spawn`: `after`: `soon`"),
+            (r#"{"outcome":"done","failed":[{"item":"x"}]}"#, "missing field `reason`"),
             (r#"{"outcome":"done","outcome":"fail"}"#, "duplicate field `outcome`"),
         ];
         for (text, part) in table {

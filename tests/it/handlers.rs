@@ -87,6 +87,7 @@ fn reason(outcome: Outcome) -> (&'static str, String) {
         Outcome::Retry { reason, .. } => ("retry", reason),
         Outcome::Fail { reason } => ("fail", reason),
         Outcome::Snooze { reason, .. } => ("snooze", reason),
+        Outcome::DoneWith(_) => ("done", String::new()),
         Outcome::Retire { reason } => ("retire", reason),
     }
 }

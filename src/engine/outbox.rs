@@ -1,0 +1,103 @@
+//! Jobs that a run asks for.
+//!
+//! They are written into the ledger together with the end of the run, and sent afterwards. What
+//! has been sent is forgotten; what a crash left there is sent by catch-up. So what was accepted is
+//! not lost, and what was not accepted is not sent.
+
+use futures_util::{StreamExt, stream};
+use serde_json::Value;
+
+use super::Core;
+use super::life::Point;
+use crate::clock::Time;
+use crate::job::{Envelope, MAX_PAYLOAD};
+use crate::ledger::{FailedItem, SpawnedJob};
+use crate::outcome::{NewJob, Yield};
+
+/// Jobs of one run published at the same time.
+const IN_FLIGHT: usize = 64;
+
+/// What a run asked for, as the ledger takes it.
+#[derive(Default)]
+pub(super) struct Asked {
+    pub envelopes: Vec<Envelope>,
+    pub failed: Vec<FailedItem>,
+}
+
+impl Asked {
+    pub fn spawned(&self) -> Vec<SpawnedJob> {
+        let job =
+            |envelope: &Envelope| SpawnedJob { id: envelope.id.clone().unwrap_or_default(), body: envelope.encode() };
+        self.envelopes.iter().map(job).collect()
+    }
+}
+
+impl Core {
+    /// Messages for what the run with the id `run` on `queue` asks for. What no worker could run
+    /// becomes a failed part instead, so that somebody sees it and the rest goes on.
+    pub(super) fn asked(&self, run: &str, queue: &str, yields: Yield, at: Time) -> Asked {
+        let mut asked = Asked { envelopes: Vec::with_capacity(yields.jobs.len()), failed: yields.failed };
+        for (n, job) in yields.jobs.into_iter().enumerate() {
+            let item = format!("spawn {} {}", job.kind, job.key);
+            match self.envelope(format!("{run}-{}", n + 1), queue, job, at) {
+                Ok(envelope) => asked.envelopes.push(envelope),
+                Err(reason) => asked.failed.push(FailedItem { item, reason }),
+            }
+        }
+        asked
+    }
+
+    fn envelope(&self, id: String, queue: &str, job: NewJob, at: Time) -> Result<Envelope, String> {
+        let Some(kind) = self.kinds.get(&job.kind) else {
+            return Err(format!("there is no [kinds.{}] in the configuration", job.kind));
+        };
+        let queue = match job.queue {
+            Some(queue) => queue,
+            None => kind.queue_for(&job.payload)?.unwrap_or_else(|| queue.to_owned()),
+        };
+        if !self.known_queues.contains(&queue) {
+            return Err(format!("there is no [queues.{queue}] in the configuration"));
+        }
+        let size = if job.payload == Value::Null { 0 } else { job.payload.to_string().len() };
+        if size > MAX_PAYLOAD {
+            return Err(format!("its payload has {size} bytes; at most {MAX_PAYLOAD} are possible"));
+        }
+        let envelope = Envelope {
+            queue: Some(queue),
+            due: (!job.delay.is_zero()).then(|| at + job.delay),
+            ..Envelope::job(&job.kind, &job.key, job.payload, id)
+        };
+        // By the engine's own reader: what is accepted here is not refused there.
+        Envelope::decode(&envelope.encode()).map_err(|bad| bad.to_string())
+    }
+
+    /// Sends what the ledger has accepted, once. What cannot be sent is left to catch-up.
+    pub(super) async fn send_spawned(&self, envelopes: Vec<Envelope>) {
+        if envelopes.is_empty() {
+            return;
+        }
+        if !self.dispatch.broker.keeps_messages() {
+            // There they stay in the ledger until they have run, and whoever takes them from there
+            // does so for all of them.
+            self.kept.notify_one();
+            return;
+        }
+        let sent = stream::iter(envelopes).map(|envelope| async move {
+            let queue = envelope.queue.clone().unwrap_or_default();
+            match self.dispatch.send(&envelope, &queue, self.dispatch.clock.now()).await {
+                Ok(()) => envelope.id,
+                Err(error) => {
+                    let Envelope { kind, key, .. } = &envelope;
+                    tracing::warn!(kind, key, %error, "a job that a run asked for could not be sent; catch-up sends it");
+                    None
+                }
+            }
+        });
+        let sent: Vec<String> = sent.buffer_unordered(IN_FLIGHT).filter_map(async |id| id).collect().await;
+        self.life.reached(Point::SpawnedSent).await;
+        if let Err(error) = self.ledger.forget_jobs(sent).await {
+            tracing::warn!(%error, "failed to take sent jobs out of the outbox; they are sent again");
+        }
+        self.life.reached(Point::SpawnedForgotten).await;
+    }
+}

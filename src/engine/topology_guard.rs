@@ -1,0 +1,110 @@
+//! Sees to it that all workers of a ledger agree on where its messages live.
+//!
+//! Two deployments that share a ledger and differ in their prefix or their queues would send each
+//! other's chains where nobody looks for them. So the ledger remembers prefix and platform queues;
+//! who brings more queues adds them, and whoever lacks some, or uses another prefix, is refused.
+//! Rungs may differ: every worker declares those that it uses.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::StartError;
+use crate::config::Config;
+use crate::ledger::Ledger;
+
+/// What the ledger remembers, as JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Agreed {
+    prefix: String,
+    queues: BTreeSet<String>,
+}
+
+impl Agreed {
+    fn of(config: &Config) -> Self {
+        Self { prefix: config.broker.prefix.clone(), queues: config.queues.keys().cloned().collect() }
+    }
+
+    fn text(&self) -> String {
+        serde_json::to_string(self).expect("text and lists of text are always JSON")
+    }
+}
+
+/// What is wrong with `ours` (pure); nothing when it has all of `theirs`.
+fn difference(theirs: &Agreed, ours: &Agreed) -> Option<String> {
+    if theirs.prefix != ours.prefix {
+        return Some(format!("broker.prefix is `{}` here and `{}` there", ours.prefix, theirs.prefix));
+    }
+    let missing: Vec<&str> = theirs.queues.difference(&ours.queues).map(String::as_str).collect();
+    let added: Vec<&str> = ours.queues.difference(&theirs.queues).map(String::as_str).collect();
+    match (missing.is_empty(), added.is_empty()) {
+        (true, _) => None,
+        (false, true) => Some(format!("this configuration lacks the queues: {}", missing.join(", "))),
+        (false, false) => Some(format!(
+            "this configuration lacks the queues: {}; and it has others: {}",
+            missing.join(", "),
+            added.join(", ")
+        )),
+    }
+}
+
+/// Refuses a configuration with which this worker and the others of the ledger would lose each
+/// other's messages. On a broker that keeps nothing there are no others, and no messages.
+///
+/// # Errors
+/// [`StartError::Setup`] with the exact difference.
+pub async fn check(ledger: &dyn Ledger, config: &Config, keeps_messages: bool) -> Result<(), StartError> {
+    let ours = Agreed::of(config);
+    loop {
+        let current = ledger.topology().await?;
+        // What cannot be read is another version's; ours takes its place.
+        let theirs = current.as_deref().and_then(|text| serde_json::from_str::<Agreed>(text).ok());
+        if let Some(difference) = theirs.filter(|_| keeps_messages).and_then(|theirs| difference(&theirs, &ours)) {
+            return Err(StartError::Setup(format!(
+                "the workers of this ledger have agreed on another topology: {difference}. If this configuration is the \
+                 right one, say so with `roundelay topology apply`, and give it to all workers"
+            )));
+        }
+        if current.as_deref() == Some(&ours.text()) || ledger.set_topology(current, ours.text()).await? {
+            return Ok(());
+        }
+    }
+}
+
+/// Makes this configuration the one that workers must agree with.
+///
+/// # Errors
+/// When the ledger cannot be written.
+pub async fn adopt(ledger: &dyn Ledger, config: &Config) -> Result<(), StartError> {
+    let ours = Agreed::of(config).text();
+    loop {
+        let current = ledger.topology().await?;
+        if current.as_deref() == Some(&ours) || ledger.set_topology(current, ours.clone()).await? {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_of_differences() {
+        let agreed = |prefix: &str, queues: &[&str]| Agreed {
+            prefix: prefix.into(),
+            queues: queues.iter().map(ToString::to_string).collect(),
+        };
+        let theirs = agreed("r", &["a", "b"]);
+        let table = [
+            (agreed("r", &["a", "b"]), None),
+            (agreed("r", &["a", "b", "c"]), None),
+            (agreed("s", &["a", "b"]), Some("broker.prefix is `s` here and `r` there")),
+            (agreed("r", &["a"]), Some("this configuration lacks the queues: b")),
+            (agreed("r", &["c", "d"]), Some("this configuration lacks the queues: a, b; and it has others: c, d")),
+        ];
+        for (ours, expected) in table {
+            assert_eq!(difference(&theirs, &ours).as_deref(), expected, "{ours:?}");
+        }
+    }
+}
