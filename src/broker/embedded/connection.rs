@@ -1,0 +1,377 @@
+//! A connection: what belongs to one client, and is lost with it.
+//!
+//! It is as patient as the client for RabbitMQ: calls wait a bounded time while the broker is away,
+//! publishes that were under way when it went are of unknown fate, and consumers come back by
+//! themselves.
+
+use std::fmt;
+use std::future::{Future, pending};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::consumer::Tap;
+use super::fault::PublishFault;
+use super::node::{Node, Outbox};
+use super::queue::Stored;
+use super::state::{Routed, State, no_queue};
+use crate::broker::rabbit::Patience;
+use crate::broker::topology::{Names, Topology};
+use crate::broker::{Broker, BrokerError, Consumer, Depth, Destination, Message, PublishError};
+
+/// How a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Usable.
+    Up,
+    /// Lost; it comes back.
+    Away,
+    /// Closed on purpose, for good.
+    Closed,
+    /// The process behind it was killed.
+    Dead,
+}
+
+/// A connection, as both sides see it.
+pub(super) struct Line {
+    pub(super) number: u64,
+    inner: Mutex<Inner>,
+    /// Tells everyone who waits, in the order in which they came.
+    changed: Notify,
+    /// Whether publishes ask to be told when no queue takes them.
+    mandatory: AtomicBool,
+}
+
+struct Inner {
+    standing: Standing,
+    /// Not back before.
+    away_until: Instant,
+    /// How often it was lost.
+    losses: u64,
+}
+
+impl Line {
+    fn new(number: u64, standing: Standing) -> Self {
+        let inner = Inner { standing, away_until: Instant::now(), losses: 0 };
+        Self { number, inner: Mutex::new(inner), changed: Notify::new(), mandatory: AtomicBool::new(true) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn standing(&self) -> Standing {
+        self.lock().standing
+    }
+
+    fn losses(&self) -> u64 {
+        self.lock().losses
+    }
+
+    /// Lost, at least until then.
+    fn lose(&self, until: Instant) {
+        {
+            let mut inner = self.lock();
+            inner.standing = Standing::Away;
+            inner.away_until = inner.away_until.max(until);
+            inner.losses += 1;
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Over, for good.
+    fn end(&self, standing: Standing) {
+        {
+            let mut inner = self.lock();
+            inner.standing = standing;
+            inner.losses += 1;
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Usable again, unless it is not time yet.
+    fn come_back(&self) {
+        {
+            let mut inner = self.lock();
+            if inner.standing != Standing::Away || inner.away_until > Instant::now() {
+                return;
+            }
+            inner.standing = Standing::Up;
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until `what` holds of the connection.
+    async fn until<T>(&self, what: impl Fn(&Inner) -> Option<T>) -> T {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            // From here on no change is missed.
+            changed.as_mut().enable();
+            if let Some(found) = what(&self.lock()) {
+                return found;
+            }
+            changed.await;
+        }
+    }
+
+    /// Waits while the connection is away.
+    pub(super) async fn settled(&self) -> Standing {
+        self.until(|inner| (inner.standing != Standing::Away).then_some(inner.standing)).await
+    }
+
+    /// Waits for the connection, but not for ever. Says why it is not there.
+    async fn up(&self, patience: Duration) -> Result<(), String> {
+        let standing = match self.standing() {
+            Standing::Away => timeout(patience, self.settled()).await.unwrap_or(Standing::Away),
+            standing => standing,
+        };
+        match standing {
+            Standing::Up => Ok(()),
+            Standing::Away => Err("the broker is away".into()),
+            Standing::Closed => Err("the connection has been closed".into()),
+            Standing::Dead => pending().await,
+        }
+    }
+
+    /// Goes on, unless the process is dead: then nothing ever does.
+    pub(super) async fn unless_dead(&self) {
+        if self.standing() == Standing::Dead {
+            pending().await
+        }
+    }
+}
+
+impl State {
+    /// A new connection.
+    fn connect(&mut self) -> Arc<Line> {
+        let standing = if self.running { Standing::Up } else { Standing::Away };
+        let line = Arc::new(Line::new(self.number(), standing));
+        self.lines.insert(line.number, line.clone());
+        line
+    }
+
+    /// Loses a connection.
+    fn cut(&mut self, line: &Line, until: Instant, outbox: &mut Outbox<'_>) {
+        if self.lines.contains_key(&line.number) {
+            line.lose(until);
+            self.detach(line.number, outbox);
+        }
+    }
+
+    /// Ends a connection for good.
+    fn end(&mut self, line: &Line, standing: Standing, outbox: &mut Outbox<'_>) {
+        if self.lines.remove(&line.number).is_some() {
+            line.end(standing);
+            self.detach(line.number, outbox);
+        }
+    }
+
+    /// Stops the node: every connection is lost.
+    pub(super) fn stop(&mut self, outbox: &mut Outbox<'_>) {
+        self.running = false;
+        let lines: Vec<_> = self.lines.values().cloned().collect();
+        // All are gone before the first message is back, or another one would get it.
+        lines.iter().for_each(|line| line.lose(Instant::now()));
+        for queue in self.queues.values_mut() {
+            for line in &lines {
+                queue.detach(line.number, outbox);
+            }
+        }
+    }
+
+    /// Starts the node again: every connection comes back that was not cut besides.
+    pub(super) fn start(&mut self) {
+        self.running = true;
+        self.lines.values().for_each(|line| line.come_back());
+    }
+}
+
+/// A client's connection to an [`EmbeddedBroker`](super::EmbeddedBroker). Dropping it closes it.
+pub struct EmbeddedConnection {
+    names: Names,
+    node: Arc<Node>,
+    line: Arc<Line>,
+    patience: Patience,
+}
+
+impl fmt::Debug for EmbeddedConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (number, standing) = (self.line.number, self.line.standing());
+        f.debug_struct("EmbeddedConnection").field("number", &number).field("standing", &standing).finish()
+    }
+}
+
+impl EmbeddedConnection {
+    pub(super) fn open(names: Names, node: Arc<Node>) -> Self {
+        let line = node.change(|state, _| state.connect());
+        Self { names, node, line, patience: Patience::default() }
+    }
+
+    /// Cuts the connection, as when TCP breaks, for as long as `away`; a second cut meanwhile can
+    /// only prolong it.
+    ///
+    /// Unsettled deliveries go back to the head of their queues, in their old order and marked as
+    /// redelivered; those in somebody's hand are not [alive](crate::broker::Delivery::is_alive) any
+    /// more, and settling them does nothing. Publishes that wait for their confirmation end as
+    /// [`PublishError::Unknown`]; new ones wait for the connection, up to
+    /// [`Patience::connection`]. Consumers attach again by themselves. Nothing happens to a
+    /// connection that has ended. Must be called inside a tokio runtime.
+    pub fn cut(&self, away: Duration) {
+        let back = Instant::now() + away;
+        self.node.change(|state, outbox| state.cut(&self.line, back, outbox));
+        let (node, line) = (Arc::downgrade(&self.node), self.line.clone());
+        tokio::spawn(async move {
+            sleep_until(back).await;
+            let Some(node) = node.upgrade() else { return };
+            node.change(|state, _| {
+                if state.running {
+                    line.come_back();
+                }
+            });
+        });
+    }
+
+    /// Ends the connection as when its process is killed. Unsettled deliveries go back as after a
+    /// [cut](Self::cut); every call that is under way or still comes, settling a delivery included,
+    /// is pending for ever. Deliveries that a consumer had buffered can still be taken from it,
+    /// and are not alive.
+    pub fn die(&self) {
+        self.node.change(|state, outbox| state.end(&self.line, Standing::Dead, outbox));
+    }
+
+    /// Whether publishes are mandatory, which they are unless this says otherwise. Without, the
+    /// broker confirms what no queue takes, and the message is gone.
+    pub fn mandatory(&self, mandatory: bool) {
+        self.line.mandatory.store(mandatory, Ordering::Relaxed);
+    }
+
+    /// Exchange and routing key.
+    fn address(&self, to: &Destination) -> (String, Arc<str>) {
+        match to {
+            Destination::Queue(queue) => (self.names.jobs(), queue.as_str().into()),
+            Destination::Rung { rung, then } => (self.names.rung(*rung), then.as_str().into()),
+            Destination::Quarantine { .. } => (self.names.jobs(), self.names.quarantine().into()),
+        }
+    }
+
+    /// Waits for the connection, for whatever is no publish.
+    async fn up(&self) -> Result<(), BrokerError> {
+        self.line.up(self.patience.connection).await.map_err(BrokerError::Other)
+    }
+
+    /// Waits for a confirmation that takes so long.
+    async fn confirmation(&self, losses: u64, after: Duration) -> Result<(), PublishError> {
+        let lost = self.line.until(|inner| (inner.losses != losses).then_some(()));
+        let verdict = tokio::select! {
+            biased;
+            () = lost => Err(unknown("the connection was lost")),
+            verdict = self.no_longer(sleep(after)) => verdict,
+        };
+        self.line.unless_dead().await;
+        verdict
+    }
+
+    /// Nobody waits longer for a confirmation than the client for RabbitMQ would.
+    async fn no_longer(&self, confirmed: impl Future<Output = ()>) -> Result<(), PublishError> {
+        let patience = self.patience.confirmation;
+        timeout(patience, confirmed).await.map_err(|_| unknown(&format!("none within {} s", patience.as_secs_f32())))
+    }
+}
+
+fn unknown(why: &str) -> PublishError {
+    PublishError::Unknown(why.into())
+}
+
+impl Drop for EmbeddedConnection {
+    fn drop(&mut self) {
+        self.node.change(|state, outbox| state.end(&self.line, Standing::Closed, outbox));
+    }
+}
+
+#[async_trait]
+impl Broker for EmbeddedConnection {
+    /// As long as the node runs, which outlives its connections.
+    fn keeps_messages(&self) -> bool {
+        true
+    }
+
+    async fn apply(&self, topology: &Topology) -> Result<(), BrokerError> {
+        self.up().await?;
+        self.node.lock().apply(topology)
+    }
+
+    async fn remove(&self, topology: &Topology) -> Result<(), BrokerError> {
+        self.up().await?;
+        self.node.change(|state, outbox| {
+            for exchange in &topology.exchanges {
+                state.delete_exchange(&exchange.name);
+            }
+            for queue in &topology.queues {
+                state.delete_queue(&queue.name, outbox);
+            }
+        });
+        Ok(())
+    }
+
+    async fn publish(&self, message: Message) -> Result<(), PublishError> {
+        self.line.up(self.patience.connection).await.map_err(PublishError::Unknown)?;
+        let fault = self.node.fault(&message);
+        let (exchange, routing_key) = self.address(&message.to);
+        let stored =
+            Stored { body: message.body, routing_key: routing_key.clone(), returns: 0, deaths: 0, expires: None };
+        let losses = self.line.losses();
+        let send = |message| self.node.change(|state, outbox| state.route(&exchange, message, outbox));
+        let routed = match fault {
+            PublishFault::None | PublishFault::Slow(_) => send(stored),
+            PublishFault::Twice => {
+                send(stored.clone());
+                send(stored)
+            }
+            PublishFault::UnknownButKept => {
+                send(stored);
+                return Err(unknown("the confirmation was lost"));
+            }
+            PublishFault::UnknownAndLost => return Err(unknown("the message was lost")),
+            PublishFault::Refused => return Err(PublishError::Refused(routing_key.to_string())),
+            PublishFault::Returned => Routed::Nowhere,
+        };
+        if let PublishFault::Slow(after) = fault {
+            self.confirmation(losses, after).await?;
+        }
+        match routed {
+            Routed::Taken => Ok(()),
+            Routed::Nowhere if !self.line.mandatory.load(Ordering::Relaxed) => Ok(()),
+            Routed::Nowhere => {
+                Err(PublishError::Unroutable(format!("`{routing_key}` (through exchange `{exchange}`)")))
+            }
+            Routed::NoExchange => {
+                Err(PublishError::Unroutable(format!("`{routing_key}`: there is no exchange `{exchange}`")))
+            }
+        }
+    }
+
+    async fn consume(&self, queue: &str, prefetch: u16) -> Result<Consumer, BrokerError> {
+        self.up().await?;
+        let (consumer, deliver, cancelled) = Consumer::channel(prefetch);
+        let (node, line) = (Arc::downgrade(&self.node), self.line.clone());
+        let tap = Tap { node, line, queue: queue.into(), prefetch, deliver, cancelled };
+        let flow = tap.open(&self.node).ok_or_else(|| no_queue(queue))?;
+        tokio::spawn(tap.run(flow));
+        Ok(consumer)
+    }
+
+    async fn depth(&self, queue: &str) -> Result<Depth, BrokerError> {
+        self.up().await?;
+        self.node.lock().depth(queue)
+    }
+
+    async fn close(&self) {
+        self.line.unless_dead().await;
+        self.node.change(|state, outbox| state.end(&self.line, Standing::Closed, outbox));
+    }
+}

@@ -1,0 +1,163 @@
+//! A consumer's two sides: the task that keeps it flowing, as the client for RabbitMQ does, and
+//! the deliveries that find their way back.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::sleep;
+
+use super::connection::{Line, Standing};
+use super::node::Node;
+use crate::broker::{Delivery, Settle};
+
+/// The waits between attempts to consume a queue that is not there: the longest that the client for
+/// RabbitMQ would make of them.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A consumer as long as nothing interrupts it; afterwards there is another one.
+pub(super) struct Flow {
+    /// Which consumer on the node.
+    pub(super) number: u64,
+    /// The connection it belongs to.
+    pub(super) line: Arc<Line>,
+    pub(super) queue: Arc<str>,
+    /// Whether its channel is open, so that deliveries can be settled. It stays open when only the
+    /// queue has gone.
+    open: AtomicBool,
+    ended: Notify,
+}
+
+impl Flow {
+    fn new(number: u64, line: Arc<Line>, queue: Arc<str>) -> Self {
+        Self { number, line, queue, open: AtomicBool::new(true), ended: Notify::new() }
+    }
+
+    /// The queue has gone, so nothing more comes.
+    pub(super) fn end(&self) {
+        self.ended.notify_one();
+    }
+
+    /// The connection has gone: nothing more comes, and nothing can be settled.
+    pub(super) fn lose_channel(&self) {
+        self.open.store(false, Ordering::Relaxed);
+        self.end();
+    }
+}
+
+/// The task behind a [`Consumer`](crate::broker::Consumer).
+pub(super) struct Tap {
+    pub(super) node: Weak<Node>,
+    pub(super) line: Arc<Line>,
+    pub(super) queue: Arc<str>,
+    pub(super) prefetch: u16,
+    pub(super) deliver: mpsc::Sender<Delivery>,
+    pub(super) cancelled: mpsc::Receiver<()>,
+}
+
+impl Tap {
+    pub(super) async fn run(mut self, mut flow: Arc<Flow>) {
+        loop {
+            tokio::select! {
+                biased;
+                _ = self.cancelled.recv() => {
+                    if let Some(node) = self.node.upgrade() {
+                        node.change(|state, outbox| state.cancel(&flow, outbox));
+                    }
+                    return;
+                }
+                () = flow.ended.notified() => {}
+            }
+            // When the connection is not to blame, the queue has gone.
+            let patiently = flow.open.load(Ordering::Relaxed);
+            let Some(fresh) = self.reopen(patiently).await else { return };
+            flow = fresh;
+        }
+    }
+
+    /// Attaches to the queue as soon as it and the connection are there.
+    pub(super) fn open(&self, node: &Arc<Node>) -> Option<Arc<Flow>> {
+        node.change(|state, outbox| {
+            let flow = Arc::new(Flow::new(state.number(), self.line.clone(), self.queue.clone()));
+            state.attach(flow.clone(), self.deliver.clone(), self.prefetch, outbox).then_some(flow)
+        })
+    }
+
+    /// Tries until the queue can be consumed again; nothing once the connection has been closed or
+    /// the consumer cancelled.
+    async fn reopen(&mut self, mut patiently: bool) -> Option<Arc<Flow>> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            if patiently {
+                tokio::select! {
+                    biased;
+                    _ = self.cancelled.recv() => return None,
+                    () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
+                }
+            }
+            tokio::select! {
+                biased;
+                _ = self.cancelled.recv() => return None,
+                standing = self.line.settled() => match standing {
+                    Standing::Up => {}
+                    // A dead process sees no end of its consumers.
+                    Standing::Dead => {
+                        self.cancelled.recv().await;
+                        return None;
+                    }
+                    Standing::Away | Standing::Closed => return None,
+                },
+            }
+            if let Some(flow) = self.open(&self.node.upgrade()?) {
+                return Some(flow);
+            }
+            patiently = true;
+        }
+    }
+}
+
+/// A delivery's way back.
+pub(super) struct Tag {
+    tag: u64,
+    flow: Arc<Flow>,
+    /// Taken once the delivery is settled.
+    node: Option<Arc<Node>>,
+}
+
+impl Tag {
+    pub(super) fn new(tag: u64, flow: Arc<Flow>, node: Arc<Node>) -> Self {
+        Self { tag, flow, node: Some(node) }
+    }
+
+    fn settle(&mut self, requeue: bool) {
+        let Some(node) = self.node.take() else { return };
+        node.change(|state, outbox| state.settle(&self.flow, self.tag, requeue, outbox));
+    }
+}
+
+/// What nobody settled goes back to its queue, as it does when a connection dies.
+impl Drop for Tag {
+    fn drop(&mut self) {
+        self.settle(true);
+    }
+}
+
+#[async_trait]
+impl Settle for Tag {
+    fn is_alive(&self) -> bool {
+        self.flow.open.load(Ordering::Relaxed)
+    }
+
+    async fn ack(mut self: Box<Self>) {
+        self.flow.line.unless_dead().await;
+        self.settle(false);
+    }
+
+    async fn requeue(mut self: Box<Self>) {
+        self.flow.line.unless_dead().await;
+        self.settle(true);
+    }
+}

@@ -1,0 +1,124 @@
+//! The broker's one node: its state behind a lock, the deliveries that follow from a change, and
+//! the task that takes messages off rungs.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, sleep_until};
+
+use super::fault::PublishFault;
+use super::queue::Attached;
+use super::state::State;
+use crate::broker::{Delivery, Message};
+
+/// Decides what goes wrong with a publish.
+type Hook = Box<dyn FnMut(&Message) -> PublishFault + Send>;
+
+/// The node.
+pub(super) struct Node {
+    state: Mutex<State>,
+    /// Wakes the task that takes messages off rungs, when an earlier one has come.
+    earlier: Arc<Notify>,
+    hook: Mutex<Option<Hook>>,
+    /// Whether there is a hook, so that nobody else pays for it.
+    hooked: AtomicBool,
+}
+
+/// Deliveries to hand over once the lock is released: a consumer that has gone drops them, and a
+/// dropped delivery takes the lock to go back to its queue. For the same reason consumers are
+/// dropped no sooner.
+pub(super) struct Outbox<'a> {
+    node: &'a Arc<Node>,
+    deliveries: Vec<(mpsc::OwnedPermit<Delivery>, Delivery)>,
+    buried: Vec<Attached>,
+}
+
+impl<'a> Outbox<'a> {
+    pub(super) fn node(&self) -> &'a Arc<Node> {
+        self.node
+    }
+
+    pub(super) fn add(&mut self, permit: mpsc::OwnedPermit<Delivery>, delivery: Delivery) {
+        self.deliveries.push((permit, delivery));
+    }
+
+    pub(super) fn bury(&mut self, consumers: impl IntoIterator<Item = Attached>) {
+        self.buried.extend(consumers);
+    }
+}
+
+impl Node {
+    /// A node that runs. Needs a tokio runtime, which runs its clock.
+    pub(super) fn start() -> Arc<Self> {
+        let node = Arc::new(Self {
+            state: Mutex::new(State::new()),
+            earlier: Arc::default(),
+            hook: Mutex::new(None),
+            hooked: AtomicBool::new(false),
+        });
+        tokio::spawn(take_off_rungs(Arc::downgrade(&node)));
+        node
+    }
+
+    /// The state, to look at.
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state, then hands over the deliveries that follow from it.
+    pub(super) fn change<T>(self: &Arc<Self>, f: impl FnOnce(&mut State, &mut Outbox<'_>) -> T) -> T {
+        let mut outbox = Outbox { node: self, deliveries: Vec::new(), buried: Vec::new() };
+        let (result, earlier) = {
+            let mut state = self.lock();
+            let before = state.next_expiry();
+            let result = f(&mut state, &mut outbox);
+            let after = state.next_expiry();
+            (result, after.is_some_and(|after| before.is_none_or(|before| after < before)))
+        };
+        for (permit, delivery) in outbox.deliveries {
+            permit.send(delivery);
+        }
+        if earlier {
+            self.earlier.notify_one();
+        }
+        result
+    }
+
+    pub(super) fn set_hook(&self, hook: Option<Hook>) {
+        let mut place = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
+        self.hooked.store(hook.is_some(), Ordering::Relaxed);
+        *place = hook;
+    }
+
+    /// What goes wrong with this publish.
+    pub(super) fn fault(&self, message: &Message) -> PublishFault {
+        if !self.hooked.load(Ordering::Relaxed) {
+            return PublishFault::None;
+        }
+        let mut hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
+        hook.as_mut().map_or(PublishFault::None, |hook| hook(message))
+    }
+}
+
+/// Moves what has slept long enough from its rung to where it leads.
+async fn take_off_rungs(node: Weak<Node>) {
+    loop {
+        let Some(node) = node.upgrade() else { return };
+        let first = node.change(|state, outbox| {
+            state.expire(Instant::now(), outbox);
+            state.next_expiry()
+        });
+        // The node lives as long as somebody holds it, which this task does not while it waits;
+        // an hourly look ends it when nobody does.
+        let at = first.unwrap_or_else(|| Instant::now() + Duration::from_secs(3_600));
+        let earlier = node.earlier.clone();
+        drop(node);
+        tokio::select! {
+            biased;
+            () = earlier.notified() => {}
+            () = sleep_until(at) => {}
+        }
+    }
+}
