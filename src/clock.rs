@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::ops::{Add, Sub};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -74,13 +75,23 @@ pub enum Clock {
         base: Time,
         /// The tokio instant at which it showed that.
         start: tokio::time::Instant,
+        /// By how many milliseconds it has been set forward since; shared by its clones.
+        set: Arc<AtomicI64>,
     },
 }
 
 impl Clock {
     /// A clock that shows `base` now and then follows tokio's.
     pub fn starting_at(base: Time) -> Self {
-        Self::Virtual { base, start: tokio::time::Instant::now() }
+        Self::Virtual { base, start: tokio::time::Instant::now(), set: Arc::default() }
+    }
+
+    /// Sets a virtual clock and its clones forward, or with a negative number back, as an operator
+    /// may do with the machine's. Does nothing to the machine's.
+    pub fn set_forward(&self, millis: i64) {
+        if let Clock::Virtual { set, .. } = self {
+            set.fetch_add(millis, Ordering::Relaxed);
+        }
     }
 
     /// The time now.
@@ -91,7 +102,9 @@ impl Clock {
                 let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 Time(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
             }
-            Clock::Virtual { base, start } => *base + start.elapsed(),
+            Clock::Virtual { base, start, set } => {
+                Time((*base + start.elapsed()).0.saturating_add(set.load(Ordering::Relaxed)))
+            }
         }
     }
 }

@@ -78,6 +78,7 @@ pub mod ledger;
 pub mod outcome;
 pub mod roster;
 pub mod schedule;
+pub mod simulation;
 pub mod telemetry;
 pub mod throttle;
 

@@ -176,6 +176,7 @@ async fn serve(throttle: std::sync::Weak<Throttle>, limiter: Limiter) {
                 Err(not_yet) => {
                     let wait = tokio::time::sleep(not_yet.wait_time_from(TokioClock.now()));
                     tokio::select! {
+                        biased;
                         () = wait => {}
                         () = shared.change.notified() => {}
                     }

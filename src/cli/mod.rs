@@ -5,6 +5,7 @@ mod check;
 mod demo;
 mod enroll;
 mod publish;
+mod simulate;
 mod status;
 mod steer;
 mod topology;
@@ -55,6 +56,7 @@ enum Command {
     Check(check::Check),
     Topology(topology::Topology),
     Bench(bench::Bench),
+    Simulate(simulate::Simulate),
 }
 
 /// Where the configuration is.
@@ -77,6 +79,8 @@ pub fn main() -> ExitCode {
     let level = match cli.command {
         // These draw on the same screen.
         Command::Demo(_) | Command::Bench(_) => "warn",
+        // What goes wrong there happens to nobody.
+        Command::Simulate(_) => "off",
         _ => "info",
     };
     // The client library reports every orderly close as an error; the engine's own lines say what
@@ -116,6 +120,8 @@ pub fn main() -> ExitCode {
             Command::Check(check) => check.run(),
             Command::Topology(topology) => topology.run().await,
             Command::Bench(bench) => bench.run().await,
+            // It has runtimes of its own.
+            Command::Simulate(simulate) => tokio::task::block_in_place(|| simulate.run()),
         }
     });
     // A statement that SQLite still works on must not hold up the end.

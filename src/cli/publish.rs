@@ -50,7 +50,7 @@ impl Publish {
 
         let connections = Connections::open(&config).await?;
         let id = connections.entropy.token();
-        let now = connections.clock.now();
+        let now = connections.ledger.now();
         let mut envelope = Envelope::job(&self.kind, &self.key, payload, id.clone());
         envelope.queue = Some(queue.clone());
         envelope.due = self.delay.map(|delay| now + delay);

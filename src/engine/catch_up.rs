@@ -80,6 +80,7 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
         }
     };
     tokio::select! {
+        biased;
         () = shutdown.cancelled() => {}
         () = work => {}
     }
@@ -212,7 +213,7 @@ async fn send_all(core: &Core, sends: Vec<(Hint, Time)>) -> HashSet<i64> {
             async move {
                 let envelope = Envelope { due: Some(due), ..hint.envelope(core.ledger.id()) };
                 let sent = if failures.load(Ordering::Relaxed) < MOST_FAILURES {
-                    core.dispatch.send(&envelope, &hint.queue, core.dispatch.clock.now()).await
+                    core.dispatch.send(&envelope, &hint.queue, core.ledger.now()).await
                 } else {
                     Err(PublishError::Unknown("not tried, since others have failed".into()))
                 };
@@ -298,7 +299,7 @@ async fn take_up_jobs(core: &Core, up_to: &mut i64) -> Result<(), String> {
             let sent = match Envelope::decode(&job.body) {
                 Ok(envelope) => {
                     let queue = envelope.queue.clone().unwrap_or_default();
-                    core.dispatch.send(&envelope, &queue, core.dispatch.clock.now()).await
+                    core.dispatch.send(&envelope, &queue, core.ledger.now()).await
                 }
                 Err(bad) => {
                     tracing::error!(number = job.number, %bad, "a job kept in the ledger cannot be read");

@@ -8,10 +8,11 @@ use tokio::time::sleep;
 use super::Connections;
 use crate::broker::topology::Names;
 use crate::broker::{Broker, Destination, Message, PublishError};
-use crate::clock::{Clock, Time};
+use crate::clock::Time;
 use crate::config::Config;
 use crate::job::Envelope;
 use crate::ladder::{Hop, Ladder};
+use crate::ledger::Ledger;
 use crate::telemetry::{Count, Telemetry};
 
 /// A delay decided this long ago may still use the exact rung it was meant for, and be late by
@@ -27,7 +28,9 @@ pub struct Dispatch {
     pub(super) ladder: Ladder,
     /// The queue for messages that need a further hop.
     pub(super) rearm: String,
-    pub(super) clock: Clock,
+    /// Its clock decides what is due, so it also decides how long a message sleeps. A worker's own
+    /// may be ahead of it, and then a message would come too early again and again.
+    pub(super) ledger: Arc<dyn Ledger>,
     pub(super) telemetry: Arc<Telemetry>,
 }
 
@@ -38,7 +41,7 @@ impl Dispatch {
             broker: connections.broker.clone(),
             ladder: config.ladder.clone(),
             rearm: Names::new(&config.broker.prefix).rearm(),
-            clock: connections.clock.clone(),
+            ledger: connections.ledger.clone(),
             telemetry: Arc::default(),
         }
     }
@@ -49,7 +52,7 @@ impl Dispatch {
     /// # Errors
     /// [`PublishError`], after which the same envelope may be sent again.
     pub async fn send(&self, envelope: &Envelope, queue: &str, decided: Time) -> Result<(), PublishError> {
-        let now = self.clock.now();
+        let now = self.ledger.now();
         let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(now));
         let to = match self.ladder.hop(remaining, now.since(decided).min(MOST_SLOP)) {
             Hop::Now { wait } => {
@@ -73,11 +76,11 @@ impl Dispatch {
         decided: Time,
         patience: Duration,
     ) -> Result<(), PublishError> {
-        let give_up = self.clock.now() + patience;
+        let give_up = self.ledger.now() + patience;
         let mut pause = Duration::from_millis(50);
         loop {
             let Err(error) = self.send(envelope, queue, decided).await else { return Ok(()) };
-            if self.clock.now() >= give_up {
+            if self.ledger.now() >= give_up {
                 return Err(error);
             }
             self.telemetry.count(Count::Republished);

@@ -84,7 +84,7 @@ impl Core {
         }
         let sent = stream::iter(envelopes).map(|envelope| async move {
             let queue = envelope.queue.clone().unwrap_or_default();
-            match self.dispatch.send(&envelope, &queue, self.dispatch.clock.now()).await {
+            match self.dispatch.send(&envelope, &queue, self.ledger.now()).await {
                 Ok(()) => envelope.id,
                 Err(error) => {
                     let Envelope { kind, key, .. } = &envelope;

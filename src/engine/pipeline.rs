@@ -129,7 +129,7 @@ impl Core {
     async fn tick(&self, queue: &QueueRun, envelope: &Envelope, chain: &ChainRef, delivery: &Delivery) -> Fate {
         let _in_hand = self.in_hand(chain.epoch);
         let due = envelope.due.unwrap_or_default();
-        queue.progressed_to(due.min(self.dispatch.clock.now()));
+        queue.progressed_to(due.min(self.ledger.now()));
         if let Some(fate) = self.wait_until_due(envelope, &queue.name).await {
             return fate;
         }
@@ -179,7 +179,7 @@ impl Core {
                 self.life.reached(Point::Stale).await;
                 self.telemetry.count(Count::Stale);
                 match successor {
-                    Some(successor) => self.succeed(&successor, self.dispatch.clock.now()).await,
+                    Some(successor) => self.succeed(&successor, self.ledger.now()).await,
                     None => Fate::Ack,
                 }
             }
@@ -226,6 +226,7 @@ impl Core {
             drop(permit);
             tracing::warn!(%error, "failed to claim; trying again in {pause:?}");
             tokio::select! {
+                biased;
                 () = sleep(pause) => {}
                 () = self.stopping.cancelled() => return None,
             }
@@ -411,7 +412,7 @@ impl Core {
     /// the ladder. `None` when it is time.
     async fn wait_until_due(&self, envelope: &Envelope, queue: &str) -> Option<Fate> {
         loop {
-            let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(self.dispatch.clock.now()));
+            let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(self.ledger.now()));
             if remaining.is_zero() {
                 return None;
             }
@@ -426,7 +427,7 @@ impl Core {
     async fn put_off(&self, envelope: &Envelope, queue: &str) -> Fate {
         self.telemetry.count(Count::Rearmed);
         let envelope = &Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
-        match self.dispatch.send(envelope, queue, self.dispatch.clock.now()).await {
+        match self.dispatch.send(envelope, queue, self.ledger.now()).await {
             Ok(()) => {
                 self.life.reached(Point::PutOff).await;
                 Fate::Ack
@@ -551,6 +552,7 @@ impl Core {
                 Err(error) => {
                     tracing::warn!(%error, "failed to {verb}; trying again in {pause:?}");
                     tokio::select! {
+                        biased;
                         () = sleep(pause) => {}
                         () = self.abort.cancelled() => return None,
                     }

@@ -19,7 +19,7 @@ pub async fn live(core: Arc<Core>, delivery: Delivery) {
     let fate = match checked {
         Ok((envelope, queue)) => {
             core.telemetry.count(Count::Rearmed);
-            match core.dispatch.send(&envelope, &queue, core.dispatch.clock.now()).await {
+            match core.dispatch.send(&envelope, &queue, core.ledger.now()).await {
                 Ok(()) => {
                     core.life.reached(Point::Rearmed).await;
                     Fate::Ack

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use rusqlite::backup::Backup;
 use rusqlite::{Connection, OpenFlags};
 
 use super::{
@@ -82,11 +83,28 @@ impl SqliteLedger {
     }
 
     fn memory(clock: Clock, entropy: &Entropy) -> Result<Self, schema::MigrateError> {
-        let mut connection = Connection::open_in_memory()?;
+        Self::in_memory(Connection::open_in_memory()?, clock, entropy)
+    }
+
+    fn in_memory(mut connection: Connection, clock: Clock, entropy: &Entropy) -> Result<Self, schema::MigrateError> {
         configure(&connection)?;
         let id = schema::migrate(&mut connection, entropy, clock.now())?;
         let store = Arc::new(Mutex::new(Store { connection }));
         Ok(Self { id, clock, writer: Writer::Inline(store.clone()), reader: store })
+    }
+
+    /// A copy in memory of what is committed now, opened as a restored backup is.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn copy(&self, entropy: &Entropy) -> Result<Self, LedgerError> {
+        let copy = || -> Result<Self, schema::MigrateError> {
+            let mut connection = Connection::open_in_memory()?;
+            let store = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+            Backup::new(&store.connection, &mut connection)?.step(-1)?;
+            Self::in_memory(connection, self.clock.clone(), entropy)
+        };
+        copy().map_err(|error| LedgerError::Statement(error.to_string()))
     }
 
     async fn read<T, F>(&self, query: F) -> Result<T, LedgerError>

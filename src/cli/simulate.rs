@@ -1,0 +1,113 @@
+//! `roundelay simulate`
+
+use std::io::IsTerminal;
+
+use anyhow::{bail, ensure};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use roundelay::simulation::{self, Failure, plan_of};
+
+/// Runs the real engine in virtual time, and lets everything go wrong that can.
+///
+/// Each seed is one run: three workers, a broker and a ledger in memory, a storm in which workers
+/// are killed between any two steps, frozen and cut off, messages get lost, doubled and reordered,
+/// publishes and commits go unheard, broker and ledger go away, clocks jump and operators steer; and
+/// a calm in which everything must come to rest. The first seeds kill a worker at every labelled
+/// point, singly and then in pairs. Whatever must never happen is told with the seed, its plan, the
+/// smallest plan that is enough for it, and the command that runs it again.
+#[derive(Args)]
+pub struct Simulate {
+    /// Let things go wrong. Without it, only the dice and the latencies differ from seed to seed.
+    #[arg(long)]
+    faults: bool,
+    /// How many seeds.
+    #[arg(long, default_value_t = 100)]
+    seeds: u64,
+    /// The first seed; alone, the only one.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Only the faults with these numbers, of one seed.
+    #[arg(long, value_name = "N,N…", value_delimiter = ',', requires = "seed")]
+    only: Option<Vec<usize>>,
+    /// Print everything that happens; for one seed.
+    #[arg(long, requires = "seed")]
+    log: bool,
+    /// Threads.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Print a JSON object as the last line.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Simulate {
+    pub fn run(self) -> anyhow::Result<()> {
+        ensure!(self.faults || !self.json, "without --faults there is nothing to count yet; say --faults");
+        if let Some(seed) = self.seed.filter(|_| self.only.is_some() || self.log || !self.faults) {
+            return self.one(seed);
+        }
+        let progress = ProgressBar::new(self.seeds);
+        let target = match std::io::stderr().is_terminal() {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        };
+        progress.set_draw_target(target);
+        let style = "{bar:40} {pos}/{len} seeds, {eta} left";
+        progress.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let threads = self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        let failed = |failure: &Failure| progress.suspend(|| eprintln!("{}", words(failure)));
+        let seeds = if self.seed.is_some() && self.seeds == 100 { 1 } else { self.seeds };
+        let report = simulation::campaign(self.seed.unwrap_or(0), seeds, threads, failed, || progress.inc(1));
+        progress.finish_and_clear();
+        if self.json {
+            println!("{}", serde_json::to_string(&report)?);
+        } else {
+            println!(
+                "{} seeds, {} with violations; {} ticks, {} faults, {} of {} crash points, {:.3} years",
+                report.seeds,
+                report.violations,
+                report.ticks,
+                report.faults,
+                report.crash_points_hit,
+                report.crash_points_total,
+                report.simulated_years
+            );
+        }
+        if report.violations > 0 {
+            bail!("{} of {} seeds violated an invariant", report.violations, report.seeds);
+        }
+        Ok(())
+    }
+
+    /// One seed, whole or in part, told in full.
+    fn one(&self, seed: u64) -> anyhow::Result<()> {
+        let none = Vec::new();
+        let only = if self.faults { self.only.as_ref() } else { Some(&none) };
+        let outcomes = simulation::run(seed, only.map(Vec::as_slice), self.log);
+        outcomes.log.iter().for_each(|line| println!("{line}"));
+        println!("{} ticks, {} faults, trace {:016x}", outcomes.ticks, outcomes.faults, outcomes.trace);
+        for violation in &outcomes.violations {
+            println!("{violation}");
+        }
+        ensure!(outcomes.violations.is_empty(), "seed {seed} violated an invariant");
+        Ok(())
+    }
+}
+
+fn words(failure: &Failure) -> String {
+    let mut text = format!("seed {} violated an invariant:\n", failure.seed);
+    for violation in failure.violations.iter().take(3) {
+        text += &format!("  {violation}\n");
+    }
+    if failure.violations.len() > 3 {
+        text += &format!("  and {} more\n", failure.violations.len() - 3);
+    }
+    text += "its plan (those marked are enough for it):\n";
+    for (n, planned) in plan_of(failure.seed).faults.iter().enumerate() {
+        let mark = if failure.smallest.contains(&n) { '*' } else { ' ' };
+        text += &format!("  {mark} {n:>2}  {planned}\n");
+    }
+    let numbers: Vec<String> = failure.smallest.iter().map(ToString::to_string).collect();
+    let only = if numbers.is_empty() { String::new() } else { format!(" --only {}", numbers.join(",")) };
+    text + &format!("again: roundelay simulate --faults --seed {}{only} --log\n", failure.seed)
+}

@@ -1,0 +1,207 @@
+//! The ledger as a worker in a simulation sees it: the real one, with latency and faults in
+//! between. What is committed is told to the observer, whoever hears of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::time::sleep;
+
+use super::observe::Observer;
+use super::worker::Process;
+use super::world::Weather;
+use crate::clock::Time;
+use crate::ledger::*;
+
+/// One process's way to the ledger.
+pub struct SimulatedLedger {
+    /// The real one.
+    pub inner: Arc<dyn Ledger>,
+    /// What goes wrong.
+    pub weather: Arc<Weather>,
+    /// Who is told.
+    pub observer: Arc<Observer>,
+    /// Whose it is.
+    pub process: Arc<Process>,
+}
+
+impl SimulatedLedger {
+    /// The way to the ledger and back.
+    async fn through<T>(
+        &self,
+        writes: bool,
+        verb: impl Future<Output = Result<T, LedgerError>>,
+    ) -> Result<T, LedgerError> {
+        self.travel().await;
+        if self.weather.ledger_down() {
+            return Err(LedgerError::Statement("it is away".into()));
+        }
+        let answer = verb.await;
+        self.travel().await;
+        if writes && answer.is_ok() && self.weather.hide_answer() {
+            return Err(LedgerError::Statement("the connection broke, who knows when".into()));
+        }
+        answer
+    }
+
+    async fn travel(&self) {
+        let latency = self.weather.latency();
+        if !latency.is_zero() {
+            sleep(latency).await;
+        }
+        self.process.live().await;
+    }
+}
+
+#[async_trait]
+impl Ledger for SimulatedLedger {
+    fn id(&self) -> &str {
+        self.inner.id()
+    }
+
+    fn now(&self) -> Time {
+        self.inner.now()
+    }
+
+    async fn enroll(&self, chains: Vec<NewChain>) -> Result<Vec<Enrolled>, LedgerError> {
+        self.through(true, self.inner.enroll(chains)).await
+    }
+
+    async fn enrolled_sent(&self, sent: Vec<Sent>, slack: Duration) -> Result<(), LedgerError> {
+        self.through(true, self.inner.enrolled_sent(sent, slack)).await
+    }
+
+    async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError> {
+        let verb = async {
+            let claim = self.inner.claim(request.clone()).await?;
+            if let Claim::Granted(grant) = &claim {
+                self.observer.granted(&self.process, &request, grant);
+            }
+            Ok(claim)
+        };
+        self.through(true, verb).await
+    }
+
+    async fn renew(&self, leases: Vec<Renewal>, lease: Duration) -> Result<Vec<bool>, LedgerError> {
+        let verb = async {
+            let kept = self.inner.renew(leases.clone(), lease).await?;
+            self.observer.renewed(&leases, &kept, self.inner.now() + lease);
+            Ok(kept)
+        };
+        self.through(true, verb).await
+    }
+
+    async fn finish(&self, request: FinishRequest) -> Result<Finish, LedgerError> {
+        let verb = async {
+            let finish = self.inner.finish(request.clone()).await?;
+            self.observer.finished(&request, &finish);
+            Ok(finish)
+        };
+        self.through(true, verb).await
+    }
+
+    fn mark_sent(&self, sent: Sent) {
+        if self.process.is_alive() && !self.weather.ledger_down() {
+            self.inner.mark_sent(sent);
+        }
+    }
+
+    async fn flush(&self) -> Result<(), LedgerError> {
+        self.through(true, self.inner.flush()).await
+    }
+
+    async fn overdue(
+        &self,
+        queue: String,
+        kinds: Vec<String>,
+        now: Time,
+        limit: u32,
+    ) -> Result<Vec<Overdue>, LedgerError> {
+        self.through(false, self.inner.overdue(queue, kinds, now, limit)).await
+    }
+
+    async fn look_again(&self, looks: Vec<LookAgain>) -> Result<Vec<bool>, LedgerError> {
+        self.through(true, self.inner.look_again(looks)).await
+    }
+
+    async fn messages(
+        &self,
+        queues: Vec<String>,
+        kinds: Vec<String>,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<Hint>, LedgerError> {
+        self.through(false, self.inner.messages(queues, kinds, after, limit)).await
+    }
+
+    async fn record_failure(&self, kind: String, key: String, reason: String, at: Time) -> Result<(), LedgerError> {
+        self.through(true, self.inner.record_failure(kind, key, reason, at)).await
+    }
+
+    async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {
+        self.through(false, self.inner.failures(limit)).await
+    }
+
+    async fn quarantine(&self, from: String, reason: String, body: Vec<u8>, at: Time) -> Result<(), LedgerError> {
+        self.through(true, self.inner.quarantine(from, reason, body, at)).await
+    }
+
+    async fn keep_job(&self, id: String, body: Vec<u8>) -> Result<(), LedgerError> {
+        self.through(true, self.inner.keep_job(id, body)).await
+    }
+
+    async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
+        self.through(false, self.inner.kept_jobs(after, limit)).await
+    }
+
+    async fn accept(
+        &self,
+        kind: String,
+        key: String,
+        spawned: Vec<SpawnedJob>,
+        failed: Vec<FailedItem>,
+    ) -> Result<(), LedgerError> {
+        let verb = async {
+            self.inner.accept(kind, key, spawned.clone(), failed).await?;
+            self.observer.accepted(&spawned);
+            Ok(())
+        };
+        self.through(true, verb).await
+    }
+
+    async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError> {
+        self.through(true, self.inner.forget_jobs(ids)).await
+    }
+
+    async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+        self.through(true, self.inner.steer(which, order)).await
+    }
+
+    async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError> {
+        self.through(false, self.inner.chains(kind, key)).await
+    }
+
+    async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError> {
+        self.through(false, self.inner.late(before, limit)).await
+    }
+
+    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+        self.through(false, self.inner.attempts(after, limit)).await
+    }
+
+    async fn topology(&self) -> Result<Option<String>, LedgerError> {
+        self.through(false, self.inner.topology()).await
+    }
+
+    async fn set_topology(&self, current: Option<String>, next: String) -> Result<bool, LedgerError> {
+        self.through(true, self.inner.set_topology(current, next)).await
+    }
+
+    async fn prune(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
+        self.through(true, self.inner.prune(before, limit)).await
+    }
+
+    async fn census(&self, slack: Duration) -> Result<Census, LedgerError> {
+        self.through(false, self.inner.census(slack)).await
+    }
+}

@@ -1,0 +1,381 @@
+//! What happens in a simulation, and whether it may.
+//!
+//! The observer sees every commit of the ledger and every start of a handler, whoever else hears
+//! of it, keeps its own small model of each chain, and compares. The invariants' numbers are those
+//! of `docs/architecture.md`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::worker::Process;
+use crate::clock::{Time, short_duration};
+use crate::job::{Envelope, Job};
+use crate::ledger::{ClaimRequest, Finish, FinishRequest, Grant, Renewal, SpawnedJob};
+use crate::outcome::{Next, Outcome};
+
+/// Something that must never happen, and did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which invariant.
+    pub invariant: &'static str,
+    /// When, from the start of the run.
+    pub at: Duration,
+    /// What, with the chain.
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}: {}", self.invariant, short_duration(self.at), self.what)
+    }
+}
+
+/// A chain, or the single tick beside one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name {
+    /// The kind.
+    pub kind: String,
+    /// The key.
+    pub key: String,
+    /// A single tick.
+    pub once: bool,
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}{}", self.kind, self.key, if self.once { " (once)" } else { "" })
+    }
+}
+
+/// A chain, as the observer has it.
+#[derive(Default)]
+struct Model {
+    /// The last claim: epoch, tick, fence.
+    place: (i64, i64, i64),
+    lease: Option<Lease>,
+    /// An operator has stopped it, and the order was carried out.
+    stopped: bool,
+}
+
+struct Lease {
+    fence: i64,
+    until: Time,
+}
+
+struct Running {
+    name: Name,
+    epoch: i64,
+    process: Arc<Process>,
+    /// Two at once may be, since only one connection broke.
+    lenient: bool,
+}
+
+/// A one-off job that was accepted.
+#[derive(Default)]
+struct JobModel {
+    /// Since then it must come to an end.
+    expected: Option<Instant>,
+    /// An operator has thrown its message away.
+    excused: bool,
+    ended: bool,
+}
+
+#[derive(Default)]
+struct State {
+    chains: BTreeMap<Name, Model>,
+    epochs: BTreeMap<i64, Name>,
+    finished: BTreeSet<(i64, i64)>,
+    running: BTreeMap<u64, Running>,
+    runs: u64,
+    jobs: BTreeMap<String, JobModel>,
+    /// Fences of all starts.
+    started: BTreeSet<i64>,
+    violations: Vec<Violation>,
+    ticks: u64,
+    /// The latest starts of chains: when, and how late.
+    late: Vec<(Instant, Duration, Name)>,
+    trace: DefaultHasher,
+    log: Option<Vec<String>>,
+}
+
+/// Sees everything.
+pub struct Observer {
+    start: Instant,
+    state: Mutex<State>,
+}
+
+/// A handler that runs; dropped when it has ended, however.
+pub struct Run {
+    observer: Arc<Observer>,
+    /// Counts all runs.
+    pub number: u64,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.observer.lock().running.remove(&self.number);
+    }
+}
+
+impl Observer {
+    /// An observer that has seen nothing, and keeps a log of what it sees if it is wanted.
+    pub fn new(log: bool) -> Arc<Self> {
+        let state = State { log: log.then(Vec::new), ..State::default() };
+        Arc::new(Self { start: Instant::now(), state: Mutex::new(state) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what happens, for the trace and the log.
+    pub fn note(&self, what: impl FnOnce() -> String) {
+        let at = self.start.elapsed();
+        self.lock().note(at, what);
+    }
+
+    /// Notes a violation.
+    pub fn violated(&self, invariant: &'static str, what: String) {
+        let at = self.start.elapsed();
+        self.lock().violated(at, invariant, what);
+    }
+
+    /// The ledger has granted a claim.
+    pub fn granted(&self, process: &Process, request: &ClaimRequest, grant: &Grant) {
+        let at = self.start.elapsed();
+        let hint = &request.hint;
+        let name = Name { kind: hint.kind.clone(), key: hint.key.clone(), once: grant.once };
+        let mut state = self.lock();
+        state.note(at, || {
+            let (w, r) = (process.worker, process.run);
+            let Grant { fence, .. } = grant;
+            format!("worker {w}.{r} claims {name} {}-{}-{} fence {fence}", hint.epoch, hint.tick, hint.attempt)
+        });
+        let mut wrong = Vec::new();
+        if state.finished.contains(&(hint.epoch, hint.tick)) {
+            wrong.push(("I1", format!("{name}: tick {} of epoch {} has ended, and is claimed", hint.tick, hint.epoch)));
+        }
+        if grant.at < grant.due {
+            wrong.push(("schedule", format!("{name}: claimed at {}, due at {}", grant.at, grant.due)));
+        }
+        let model = state.chains.entry(name.clone()).or_default();
+        let (epoch, tick, fence) = model.place;
+        if grant.fence <= fence || (hint.epoch, hint.tick) < (epoch, tick) {
+            let now = (hint.epoch, hint.tick, grant.fence);
+            wrong.push(("I7", format!("{name}: from (epoch, tick, fence) {:?} back to {now:?}", model.place)));
+        }
+        if let Some(lease) = model.lease.as_ref().filter(|lease| lease.until > grant.at && !request.takeover) {
+            wrong.push(("I1", format!("{name}: claimed, though fence {} holds until {}", lease.fence, lease.until)));
+        }
+        if model.stopped {
+            wrong.push(("I8", format!("{name}: claimed after it was stopped")));
+        }
+        model.place = (hint.epoch, hint.tick, grant.fence);
+        model.lease = Some(Lease { fence: grant.fence, until: grant.at + request.lease });
+        state.epochs.insert(hint.epoch, name.clone());
+        if !grant.once {
+            state.late.push((Instant::now(), grant.at.since(grant.due), name));
+        }
+        wrong.into_iter().for_each(|(invariant, what)| state.violated(at, invariant, what));
+    }
+
+    /// The ledger has renewed leases.
+    pub fn renewed(&self, leases: &[Renewal], kept: &[bool], until: Time) {
+        let at = self.start.elapsed();
+        let mut state = self.lock();
+        let State { chains, epochs, .. } = &mut *state;
+        let mut wrong = Vec::new();
+        for (renewal, _) in leases.iter().zip(kept).filter(|(_, kept)| **kept) {
+            let Some(name) = epochs.get(&renewal.epoch) else { continue };
+            match chains.get_mut(name).and_then(|model| model.lease.as_mut()) {
+                Some(lease) if lease.fence == renewal.fence => lease.until = until,
+                _ => wrong.push(format!("{name}: fence {} is renewed, and is not the last", renewal.fence)),
+            }
+        }
+        wrong.into_iter().for_each(|what| state.violated(at, "I1", what));
+    }
+
+    /// The ledger has answered a finish.
+    pub fn finished(&self, request: &FinishRequest, finish: &Finish) {
+        let at = self.start.elapsed();
+        let mut state = self.lock();
+        let name = state.epochs.get(&request.epoch).cloned();
+        let Some(name) = name else { return };
+        let (epoch, tick, fence) = (request.epoch, request.tick, request.fence);
+        state.note(at, || {
+            let how = if matches!(finish, Finish::Applied(_)) { request.verdict.as_str() } else { "fenced" };
+            format!("{name} {epoch}-{tick} fence {fence} ends: {how}")
+        });
+        if *finish == Finish::Fenced {
+            return;
+        }
+        let model = state.chains.entry(name.clone()).or_default();
+        match model.lease.take() {
+            Some(lease) if lease.fence == fence => {}
+            other => {
+                let last = other.map_or("nobody".into(), |lease| format!("fence {}", lease.fence));
+                state.violated(at, "I1", format!("{name}: fence {fence} finishes, and {last} holds the chain"));
+            }
+        }
+        if matches!(request.next, Next::Tick { .. } | Next::End) {
+            if !state.finished.insert((epoch, tick)) {
+                state.violated(at, "I1", format!("{name}: tick {tick} of epoch {epoch} finishes twice"));
+            }
+            state.ticks += 1;
+        }
+        state.expect(&request.spawned);
+    }
+
+    /// Jobs were accepted without a chain.
+    pub fn accepted(&self, jobs: &[SpawnedJob]) {
+        self.lock().expect(jobs);
+    }
+
+    /// A one-off job was published and confirmed.
+    pub fn published(&self, id: &str) {
+        self.lock().jobs.entry(id.into()).or_default().expected = Some(Instant::now());
+    }
+
+    /// A handler starts.
+    pub fn started(self: &Arc<Self>, process: &Arc<Process>, job: &Job, once: bool, lenient: bool) -> Run {
+        let at = self.start.elapsed();
+        let mut state = self.lock();
+        let name = Name { kind: job.kind.clone(), key: job.key.clone(), once };
+        state.note(at, || format!("worker {}.{} runs {name} {}", process.worker, process.run, job.id));
+        state.runs += 1;
+        let number = state.runs;
+        if let Some(tick) = job.tick {
+            let other = state.running.values().find(|running| {
+                let same = running.name == name && running.epoch == tick.epoch;
+                same && running.process.is_running() && !running.lenient && !lenient
+            });
+            if let Some(other) = other {
+                let (ours, theirs) = (process.worker, other.process.worker);
+                state.violated(at, "I1", format!("{name}: runs on worker {ours} while it runs on worker {theirs}"));
+            }
+            if !state.started.insert(tick.fence) {
+                state.violated(at, "I6", format!("{name}: two runs have the fence {}", tick.fence));
+            }
+            if !job.id.ends_with(&format!("-{}-{}", tick.epoch, tick.tick)) {
+                state.violated(at, "I6", format!("{name}: the id {} is not that of tick {}", job.id, tick.tick));
+            }
+            let running = Running { name, epoch: tick.epoch, process: process.clone(), lenient };
+            state.running.insert(number, running);
+        }
+        Run { observer: self.clone(), number }
+    }
+
+    /// A handler has come to its end.
+    pub fn ended(&self, job: &Job, outcome: &Outcome, last_attempt: bool) {
+        if job.tick.is_some() {
+            return;
+        }
+        let over = match outcome {
+            Outcome::Done | Outcome::DoneWith(_) | Outcome::Fail { .. } | Outcome::Retire { .. } => true,
+            Outcome::Retry { .. } => last_attempt,
+            Outcome::Snooze { .. } => false,
+        };
+        if over {
+            self.lock().jobs.entry(job.id.clone()).or_default().ended = true;
+        }
+    }
+
+    /// Whoever runs now may still run when somebody else begins: the ledger's clock has jumped.
+    pub fn excuse_running(&self) {
+        self.lock().running.values_mut().for_each(|running| running.lenient = true);
+    }
+
+    /// An order to stop a chain has been carried out, or one to let it go on is about to be.
+    pub fn stopped(&self, kind: &str, key: &str, stopped: bool) {
+        let mut state = self.lock();
+        for once in [false, true] {
+            let name = Name { kind: kind.into(), key: key.into(), once };
+            // A single tick is ended by the order, and a later one is another.
+            let model = state.chains.entry(name).or_default();
+            model.stopped = stopped && !once;
+        }
+    }
+
+    /// An operator has thrown this message away.
+    pub fn thrown_away(&self, body: &[u8]) {
+        let Ok(envelope) = Envelope::decode(body) else { return };
+        if let (None, Some(id)) = (envelope.chain, envelope.id) {
+            self.lock().jobs.entry(id).or_default().excused = true;
+        }
+    }
+
+    /// The ledger was replaced by an older copy, and all workers are dead: what was accepted since
+    /// then may be gone, and who was stopped may not be.
+    pub fn restored(&self) {
+        let mut state = self.lock();
+        for model in state.chains.values_mut() {
+            (model.lease, model.stopped) = (None, false);
+        }
+        state.jobs.values_mut().for_each(|job| job.excused = true);
+    }
+
+    /// Jobs that were accepted by `before`, and have not come to an end.
+    pub fn lost_jobs(&self, before: Instant) -> Vec<String> {
+        let state = self.lock();
+        let expected = |job: &JobModel| job.expected.is_some_and(|since| since <= before);
+        let lost = state.jobs.iter().filter(|(_, job)| expected(job) && !job.excused && !job.ended);
+        lost.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Fences of all handlers that ever started.
+    pub fn fences(&self) -> BTreeSet<i64> {
+        self.lock().started.clone()
+    }
+
+    /// Latenesses of claims after `from`.
+    pub fn late_since(&self, from: Instant) -> Vec<(Duration, Name)> {
+        let state = self.lock();
+        let since = state.late.iter().filter(|(at, ..)| *at >= from);
+        since.map(|(_, late, name)| (*late, name.clone())).collect()
+    }
+
+    /// Ticks that have ended.
+    pub fn ticks(&self) -> u64 {
+        self.lock().ticks
+    }
+
+    /// What went wrong.
+    pub fn violations(&self) -> Vec<Violation> {
+        self.lock().violations.clone()
+    }
+
+    /// A number that two runs have in common only if the same things happened.
+    pub fn trace(&self) -> u64 {
+        self.lock().trace.finish()
+    }
+
+    /// What happened, if it was to be kept.
+    pub fn log(&self) -> Vec<String> {
+        self.lock().log.clone().unwrap_or_default()
+    }
+}
+
+impl State {
+    fn note(&mut self, at: Duration, what: impl FnOnce() -> String) {
+        let what = what();
+        (at, &what).hash(&mut self.trace);
+        if let Some(log) = &mut self.log {
+            log.push(format!("{:>9.3}  {what}", at.as_secs_f64()));
+        }
+    }
+
+    fn violated(&mut self, at: Duration, invariant: &'static str, what: String) {
+        self.note(at, || format!("VIOLATED {invariant}: {what}"));
+        self.violations.push(Violation { invariant, at, what });
+    }
+
+    fn expect(&mut self, jobs: &[SpawnedJob]) {
+        let now = Some(Instant::now());
+        jobs.iter().for_each(|job| self.jobs.entry(job.id.clone()).or_default().expected = now);
+    }
+}

@@ -1,0 +1,235 @@
+//! What goes wrong in a run, decided before it begins.
+//!
+//! A plan follows from its seed alone, and every fault in it stands on its own: leaving some out
+//! leaves the others as they are, which is how the smallest plan that still fails is found.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::clock::{Entropy, short_duration};
+use crate::engine::life::Point;
+
+/// How long things go wrong.
+pub const STORM: Duration = Duration::from_secs(240);
+/// The first fault comes this long after the start.
+const LULL: Duration = Duration::from_secs(5);
+
+/// Something that goes wrong, or that an operator does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // The fields are named, and explained with their variant.
+pub enum Fault {
+    /// A worker's process is killed. It starts again a while later.
+    Kill { worker: usize, away: Duration },
+    /// Whichever worker comes to `point` for the `nth` time from then on is killed there.
+    KillAt { point: Point, nth: usize, away: Duration },
+    /// A worker's process is stopped by SIGSTOP, and goes on.
+    Freeze { worker: usize, length: Duration },
+    /// A worker is told to stop, and another starts.
+    Restart { worker: usize },
+    /// A worker's connection to the broker breaks.
+    Cut { worker: usize, away: Duration },
+    /// The broker is away.
+    BrokerDown { length: Duration },
+    /// The ledger is away: nothing is written, and every verb fails.
+    LedgerDown { length: Duration },
+    /// The next writes are committed, but whoever asked for them is told that they failed.
+    LedgerUnknown { writes: usize },
+    /// The ledger takes long.
+    LedgerSlow { length: Duration, latency: Duration },
+    /// The next publishes go wrong.
+    Publish { how: Wrong, count: usize },
+    /// A queue is purged.
+    Purge { queue: usize },
+    /// A message that sleeps or waits is lost.
+    Lose { queue: usize },
+    /// A message is there twice.
+    Duplicate { queue: usize },
+    /// Messages change their order.
+    Reorder { queue: usize },
+    /// A queue is deleted, and declared again a while later.
+    DeleteQueue { queue: usize, away: Duration },
+    /// The ledger's clock is set, by so many milliseconds.
+    Clock { millis: i64 },
+    /// Messages that cannot be used.
+    Poison { queue: usize, count: usize },
+    /// An operator pauses a chain, and resumes it.
+    Pause { chain: usize, length: Duration },
+    /// An operator ends a chain, and begins it anew.
+    Retire { chain: usize, length: Duration },
+    /// An operator changes payload and queue of a chain.
+    Configure { chain: usize },
+    /// An operator wants a chain to run one time more.
+    RunOnce { chain: usize },
+    /// The ledger is replaced by the copy that was made `age` before, the workers start again, and
+    /// an operator tells it so.
+    Restore { age: Duration },
+}
+
+/// How a publish goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// The broker has it, and nobody knows.
+    UnknownButKept,
+    /// The broker does not have it, and nobody knows.
+    UnknownAndLost,
+    /// The broker refuses it.
+    Refused,
+    /// The broker has no queue for it.
+    Returned,
+    /// It is there twice.
+    Twice,
+    /// The confirmation takes long.
+    Slow,
+}
+
+/// A fault and when it comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// From the start of the run.
+    pub at: Duration,
+    /// What.
+    pub fault: Fault,
+}
+
+/// Everything that goes wrong in a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// In the order in which they come.
+    pub faults: Vec<Planned>,
+}
+
+/// Seeds in front that have one crash each, at one point after the other.
+pub const SINGLES: usize = Point::ALL.len();
+/// Seeds after these that have two crashes each, at every pair of points.
+pub const PAIRS: usize = SINGLES * SINGLES;
+
+impl Plan {
+    /// The plan of `seed`. The first seeds enumerate the crash points, singly and in pairs; all
+    /// others roll dice.
+    pub fn of(seed: u64, workers: usize, queues: usize, chains: usize) -> Self {
+        let dice = Entropy::seeded(seed ^ 0x706c_616e);
+        let index = usize::try_from(seed).unwrap_or(usize::MAX);
+        let crash = |point: Point, at: Duration| Planned {
+            at,
+            fault: Fault::KillAt { point, nth: 1 + dice.below(4), away: away(&dice) },
+        };
+        let mut faults = if index < SINGLES {
+            // Points that lie off the ordinary way need something that leads there.
+            let mut faults = vec![crash(Point::ALL[index], LULL)];
+            faults.extend((0..3).map(|_| roll(&dice, workers, queues, chains)));
+            faults
+        } else if index < SINGLES + PAIRS {
+            let pair = index - SINGLES;
+            let mut faults = vec![
+                crash(Point::ALL[pair / SINGLES], LULL),
+                crash(Point::ALL[pair % SINGLES], LULL + dice.between(Duration::ZERO, Duration::from_secs(60))),
+            ];
+            faults.extend((0..2).map(|_| roll(&dice, workers, queues, chains)));
+            faults
+        } else {
+            (0..3 + dice.below(14)).map(|_| roll(&dice, workers, queues, chains)).collect()
+        };
+        faults.sort_by_key(|planned| planned.at);
+        Self { faults }
+    }
+
+    /// Only the faults with these numbers.
+    pub fn only(&self, numbers: &[usize]) -> Self {
+        Self { faults: numbers.iter().filter_map(|n| self.faults.get(*n).copied()).collect() }
+    }
+}
+
+fn away(dice: &Entropy) -> Duration {
+    dice.between(Duration::from_millis(100), Duration::from_secs(25))
+}
+
+fn roll(dice: &Entropy, workers: usize, queues: usize, chains: usize) -> Planned {
+    let secs = Duration::from_secs;
+    let at = dice.between(LULL, STORM - secs(60));
+    let (worker, queue, chain) = (dice.below(workers), dice.below(queues), dice.below(chains));
+    let point = Point::ALL[dice.below(Point::ALL.len())];
+    let fault = match dice.below(40) {
+        0..=2 => Fault::Kill { worker, away: away(dice) },
+        3..=9 => Fault::KillAt { point, nth: 1 + dice.below(20), away: away(dice) },
+        10..=11 => Fault::Freeze { worker, length: dice.between(secs(1), secs(50)) },
+        12 => Fault::Restart { worker },
+        13..=14 => Fault::Cut { worker, away: dice.between(Duration::ZERO, secs(20)) },
+        15..=16 => Fault::BrokerDown { length: dice.between(secs(1), secs(50)) },
+        17..=18 => Fault::LedgerDown { length: dice.between(secs(1), secs(50)) },
+        19..=20 => Fault::LedgerUnknown { writes: 1 + dice.below(10) },
+        21 => Fault::LedgerSlow {
+            length: dice.between(secs(5), secs(40)),
+            latency: dice.between(Duration::from_millis(50), secs(6)),
+        },
+        22..=25 => {
+            let all = [
+                Wrong::UnknownButKept,
+                Wrong::UnknownAndLost,
+                Wrong::Refused,
+                Wrong::Returned,
+                Wrong::Twice,
+                Wrong::Slow,
+            ];
+            Fault::Publish { how: all[dice.below(all.len())], count: 1 + dice.below(12) }
+        }
+        26 => Fault::Purge { queue },
+        27..=28 => Fault::Lose { queue },
+        29 => Fault::Duplicate { queue },
+        30 => Fault::Reorder { queue },
+        31 => Fault::DeleteQueue { queue, away: dice.between(secs(1), secs(40)) },
+        32 => {
+            let size = [2_000, 15_000, 90_000, 3_600_000][dice.below(4)];
+            // Back by less: for that long nothing is due.
+            Fault::Clock { millis: if dice.below(2) == 0 { size } else { -size.min(20_000) } }
+        }
+        33 => Fault::Poison { queue, count: 1 + dice.below(30) },
+        34 => Fault::Pause { chain, length: dice.between(secs(1), secs(80)) },
+        35 => Fault::Retire { chain, length: dice.between(Duration::ZERO, secs(60)) },
+        36 => Fault::Configure { chain },
+        37..=38 => Fault::RunOnce { chain },
+        _ => Fault::Restore { age: dice.between(secs(1), secs(100)) },
+    };
+    Planned { at, fault }
+}
+
+impl fmt::Display for Planned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at {:>6}  {}", short_duration(self.at), self.fault)
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = short_duration;
+        match self {
+            Self::Kill { worker, away } => write!(f, "worker {worker} is killed, for {}", s(*away)),
+            Self::KillAt { point, nth, away } => {
+                write!(f, "whoever comes to {point:?} for time {nth} from now is killed there, for {}", s(*away))
+            }
+            Self::Freeze { worker, length } => write!(f, "worker {worker} is frozen for {}", s(*length)),
+            Self::Restart { worker } => write!(f, "worker {worker} is told to stop, and starts again"),
+            Self::Cut { worker, away } => write!(f, "worker {worker} loses the broker for {}", s(*away)),
+            Self::BrokerDown { length } => write!(f, "the broker is away for {}", s(*length)),
+            Self::LedgerDown { length } => write!(f, "the ledger is away for {}", s(*length)),
+            Self::LedgerUnknown { writes } => write!(f, "{writes} writes are committed and reported as failed"),
+            Self::LedgerSlow { length, latency } => {
+                write!(f, "the ledger takes {} for everything, for {}", s(*latency), s(*length))
+            }
+            Self::Publish { how, count } => write!(f, "{count} publishes go wrong: {how:?}"),
+            Self::Purge { queue } => write!(f, "queue {queue} is purged"),
+            Self::Lose { queue } => write!(f, "a message of queue {queue} is lost"),
+            Self::Duplicate { queue } => write!(f, "a message of queue {queue} is doubled"),
+            Self::Reorder { queue } => write!(f, "queue {queue} is reordered"),
+            Self::DeleteQueue { queue, away } => write!(f, "queue {queue} is deleted, for {}", s(*away)),
+            Self::Clock { millis } => write!(f, "the ledger's clock is set by {millis} ms"),
+            Self::Poison { queue, count } => write!(f, "{count} unusable messages on queue {queue}"),
+            Self::Pause { chain, length } => write!(f, "chain {chain} is paused for {}", s(*length)),
+            Self::Retire { chain, length } => {
+                write!(f, "chain {chain} is retired, and begun anew after {}", s(*length))
+            }
+            Self::Configure { chain } => write!(f, "chain {chain} gets another queue and payload"),
+            Self::RunOnce { chain } => write!(f, "chain {chain} is to run one time more"),
+            Self::Restore { age } => write!(f, "the ledger is replaced by a copy {} old", s(*age)),
+        }
+    }
+}

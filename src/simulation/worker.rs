@@ -1,0 +1,174 @@
+//! A worker in a simulation: the real engine, which can be killed at any point and frozen.
+
+use std::collections::BTreeMap;
+use std::future::{pending, poll_fn};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::mpsc;
+
+use crate::engine::life::{Point, Probe};
+
+/// A simulated process: one run of a worker, from its start to its end.
+pub struct Process {
+    /// Which worker.
+    pub worker: usize,
+    /// Which run of it.
+    pub run: usize,
+    dead: AtomicBool,
+    frozen: AtomicBool,
+    /// Tasks to wake when it goes on.
+    asleep: Mutex<Vec<Waker>>,
+}
+
+impl Process {
+    /// A process that runs.
+    pub fn new(worker: usize, run: usize) -> Arc<Self> {
+        let (dead, frozen) = (AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new(Self { worker, run, dead, frozen, asleep: Mutex::default() })
+    }
+
+    /// From now on nothing that it does has an effect.
+    pub fn kill(&self) {
+        self.dead.store(true, Ordering::Relaxed);
+    }
+
+    /// As SIGSTOP does.
+    pub fn freeze(&self) {
+        self.frozen.store(true, Ordering::Relaxed);
+    }
+
+    /// As SIGCONT does.
+    pub fn thaw(&self) {
+        self.frozen.store(false, Ordering::Relaxed);
+        let asleep = std::mem::take(&mut *self.asleep.lock().unwrap_or_else(PoisonError::into_inner));
+        asleep.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether it can do anything now.
+    pub fn is_alive(&self) -> bool {
+        !self.dead.load(Ordering::Relaxed)
+    }
+
+    /// Whether it runs.
+    pub fn is_running(&self) -> bool {
+        self.is_alive() && !self.frozen.load(Ordering::Relaxed)
+    }
+
+    /// Goes on, unless the process is dead: then nothing ever does.
+    pub async fn live(&self) {
+        if !self.is_alive() {
+            pending::<()>().await;
+        }
+    }
+
+    /// `task` as the process's own: it stands still while the process does.
+    pub fn hold(self: &Arc<Self>, mut task: BoxFuture<'static, ()>) -> BoxFuture<'static, ()> {
+        let process = self.clone();
+        Box::pin(poll_fn(move |context| {
+            if process.is_running() {
+                return task.as_mut().poll(context);
+            }
+            process.asleep.lock().unwrap_or_else(PoisonError::into_inner).push(context.waker().clone());
+            Poll::Pending
+        }))
+    }
+}
+
+/// Crash points: how often each was reached, and at which somebody is to be killed.
+#[derive(Default)]
+pub struct Traps {
+    armed: Mutex<Vec<Trap>>,
+    reached: Mutex<BTreeMap<Point, u64>>,
+    sprung: Mutex<BTreeMap<Point, u64>>,
+}
+
+struct Trap {
+    point: Point,
+    /// Counts down to the crash.
+    left: usize,
+    /// The number of the fault.
+    fault: usize,
+}
+
+impl Traps {
+    /// Whoever comes to `point` for the `nth` time from now on is killed there.
+    pub fn arm(&self, fault: usize, point: Point, nth: usize) {
+        self.lock().push(Trap { point, left: nth.max(1), fault });
+    }
+
+    /// Nobody is killed any more.
+    pub fn disarm(&self) {
+        self.lock().clear();
+    }
+
+    /// How often somebody was killed at each point.
+    pub fn sprung(&self) -> BTreeMap<Point, u64> {
+        self.sprung.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How often each point was reached.
+    pub fn reached(&self) -> BTreeMap<Point, u64> {
+        self.reached.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The number of the fault that kills whoever comes to `point` now.
+    fn step_on(&self, point: Point) -> Option<usize> {
+        *self.reached.lock().unwrap_or_else(PoisonError::into_inner).entry(point).or_default() += 1;
+        let mut armed = self.lock();
+        let mut found = None;
+        for (n, trap) in armed.iter_mut().enumerate().filter(|(_, trap)| trap.point == point) {
+            trap.left -= 1;
+            if trap.left == 0 {
+                found = Some(n);
+                break;
+            }
+        }
+        let trap = armed.remove(found?);
+        *self.sprung.lock().unwrap_or_else(PoisonError::into_inner).entry(point).or_default() += 1;
+        Some(trap.fault)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Trap>> {
+        self.armed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Somebody was killed at a crash point.
+pub struct Killed {
+    /// Which worker.
+    pub worker: usize,
+    /// Which run of it.
+    pub run: usize,
+    /// By which fault.
+    pub fault: usize,
+}
+
+/// Watches one process.
+pub struct Watcher {
+    /// Which.
+    pub process: Arc<Process>,
+    /// The traps of all.
+    pub traps: Arc<Traps>,
+    /// Told of the kill, to bury it and to start the next.
+    pub killed: mpsc::UnboundedSender<Killed>,
+}
+
+impl Probe for Watcher {
+    fn reached(&self, point: Point) -> BoxFuture<'static, ()> {
+        if !self.process.is_alive() {
+            return Box::pin(pending());
+        }
+        let Some(fault) = self.traps.step_on(point) else { return Box::pin(std::future::ready(())) };
+        let Process { worker, run, .. } = *self.process;
+        self.process.kill();
+        let _ = self.killed.send(Killed { worker, run, fault });
+        Box::pin(pending())
+    }
+
+    fn hold(&self, task: BoxFuture<'static, ()>) -> BoxFuture<'static, ()> {
+        self.process.hold(task)
+    }
+}
