@@ -65,6 +65,20 @@
 //! The message format, the contract of handlers, operations and the architecture are documented in
 //! the folder `docs` of the repository.
 
+/// Whether this line is sabotaged: see `mutant.rs`. Never, outside of the unit tests.
+#[cfg(test)]
+macro_rules! mutant {
+    ($mutant:ident) => {
+        crate::mutant::is(crate::mutant::Mutant::$mutant)
+    };
+}
+#[cfg(not(test))]
+macro_rules! mutant {
+    ($mutant:ident) => {
+        false
+    };
+}
+
 pub mod bench;
 pub mod broker;
 pub mod clock;
@@ -75,6 +89,8 @@ pub mod handler;
 pub mod job;
 pub mod ladder;
 pub mod ledger;
+#[cfg(test)]
+mod mutant;
 pub mod outcome;
 pub mod roster;
 pub mod schedule;

@@ -71,9 +71,9 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
             for queue in core.queues.values() {
                 report(&format!("catch up on the queue {}", queue.name), sweep(&core, queue).await);
             }
-            if keeps {
+            if keeps && !mutant!(OutboxNotEmptied) {
                 report("empty the outbox", empty_outbox(&core).await);
-            } else {
+            } else if !keeps {
                 report("take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
             }
             report("prune the history", prune(&core).await);
@@ -185,7 +185,7 @@ async fn look(core: &Core, queue: &QueueRun) -> Result<bool, String> {
             _ => None,
         })
         .collect();
-    if sends.is_empty() {
+    if sends.is_empty() || mutant!(CatchUpSleeps) {
         return Ok(false);
     }
     tracing::info!(
@@ -211,6 +211,7 @@ async fn send_all(core: &Core, sends: Vec<(Hint, Time)>) -> HashSet<i64> {
         .for_each_concurrent(IN_FLIGHT, |(hint, due)| {
             let (unsent, failures) = (&unsent, &failures);
             async move {
+                let hint = if mutant!(CatchUpAdvances) { Hint { tick: hint.tick + 1, ..hint } } else { hint };
                 let envelope = Envelope { due: Some(due), ..hint.envelope(core.ledger.id()) };
                 let sent = if failures.load(Ordering::Relaxed) < MOST_FAILURES {
                     core.dispatch.send(&envelope, &hint.queue, core.ledger.now()).await

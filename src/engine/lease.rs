@@ -106,7 +106,7 @@ pub async fn beat(core: Arc<Core>) {
         sleep(pause).await;
         pause = third;
         let held: Vec<Arc<Held>> = core.leases.held().values().cloned().collect();
-        for held in held.chunks(PER_RENEWAL) {
+        for held in held.chunks(PER_RENEWAL).filter(|_| !mutant!(LeaseNotRenewed)) {
             if !renew(&core, held, third).await {
                 pause = third.min(RETRY);
             }

@@ -26,6 +26,9 @@ pub(super) struct Asked {
 
 impl Asked {
     pub fn spawned(&self) -> Vec<SpawnedJob> {
+        if mutant!(SpawnedNotKept) {
+            return Vec::new();
+        }
         let job =
             |envelope: &Envelope| SpawnedJob { id: envelope.id.clone().unwrap_or_default(), body: envelope.encode() };
         self.envelopes.iter().map(job).collect()
@@ -81,6 +84,11 @@ impl Core {
             // does so for all of them.
             self.kept.notify_one();
             return;
+        }
+        if mutant!(SpawnedForgottenFirst) {
+            let ids = envelopes.iter().filter_map(|envelope| envelope.id.clone()).collect();
+            let _ = self.ledger.forget_jobs(ids).await;
+            self.life.reached(Point::SpawnedForgotten).await;
         }
         let sent = stream::iter(envelopes).map(|envelope| async move {
             let queue = envelope.queue.clone().unwrap_or_default();

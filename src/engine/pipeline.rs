@@ -146,9 +146,11 @@ impl Core {
         // The broker delivers again when the connection that had the message is gone, and with it
         // the worker, as a rule. If this very worker runs the tick, it is not.
         let redelivered = delivery.redelivered && self.holds(chain.epoch) == 1;
-        let takeover = redelivered && kind.takeover == Takeover::Redelivery;
+        let takeover = redelivered && (kind.takeover == Takeover::Redelivery || mutant!(TakeoverAlways));
         let request = ClaimRequest { hint, worker: self.worker.clone(), lease: self.leases.length, takeover };
-        let Some(claimed) = self.claim(queue, delivery, request).await else { return Fate::Requeue };
+        let Some(claimed) = self.claim(queue, delivery, request).await else {
+            return if mutant!(StopAcknowledges) { Fate::Ack } else { Fate::Requeue };
+        };
         let Claimed { permit, claim, asked } = claimed;
         match claim {
             Claim::Granted(grant) => {
@@ -171,6 +173,7 @@ impl Core {
                         self.telemetry.count(Count::Fenced);
                         Fate::Ack
                     }
+                    None if mutant!(FinishGivesUp) => Fate::Ack,
                     None => Fate::Requeue,
                 }
             }
@@ -179,13 +182,16 @@ impl Core {
                 self.life.reached(Point::Stale).await;
                 self.telemetry.count(Count::Stale);
                 match successor {
-                    Some(successor) => self.succeed(&successor, self.ledger.now()).await,
-                    None => Fate::Ack,
+                    Some(successor) if !mutant!(StaleJustAck) => self.succeed(&successor, self.ledger.now()).await,
+                    _ => Fate::Ack,
                 }
             }
             Claim::Held { until } => {
                 drop(permit);
                 self.telemetry.count(Count::Idle);
+                if mutant!(HeldIsDropped) {
+                    return Fate::Ack;
+                }
                 let later = Envelope { due: Some(until), ..envelope.clone() };
                 self.put_off(&later, &queue.name).await
             }
@@ -262,7 +268,7 @@ impl Core {
         };
         let outcome = tokio::select! {
             biased;
-            () = lease.lost() => {
+            () = lease.lost(), if !mutant!(LostLeaseIgnored) => {
                 Outcome::Snooze { reason: "the lease was lost, so the run was ended".into(), wait: Duration::ZERO }
             }
             outcome = self.handle(queue, job, grant.at.since(grant.due), permit) => outcome,
@@ -295,6 +301,15 @@ impl Core {
     /// the ledger knows it as unsent: whoever gets the old message again, or catch-up, sends it.
     async fn succeed(&self, successor: &Hint, decided: Time) -> Fate {
         let envelope = successor.envelope(self.ledger.id());
+        if mutant!(NotedBeforeSent) {
+            self.ledger.mark_sent(successor.sent());
+        }
+        if mutant!(AckBeforeConfirm) {
+            let (dispatch, queue) = (self.dispatch.clone(), successor.queue.clone());
+            let send = async move { drop(dispatch.send_surely(&envelope, &queue, decided, PUBLISH_PATIENCE).await) };
+            tokio::spawn(self.life.bind(send));
+            return Fate::Ack;
+        }
         match self.dispatch.send_surely(&envelope, &successor.queue, decided, PUBLISH_PATIENCE).await {
             Ok(()) => {
                 self.life.reached(Point::SuccessorSent).await;
@@ -307,7 +322,7 @@ impl Core {
                     kind = successor.kind, key = successor.key, epoch = successor.epoch, tick = successor.tick, %error,
                     "a successor could not be sent; it is sent when its predecessor is delivered again, or by catch-up"
                 );
-                Fate::Requeue
+                if mutant!(AckUnsent) { Fate::Ack } else { Fate::Requeue }
             }
         }
     }
@@ -354,7 +369,7 @@ impl Core {
         }
         match decision.next {
             Next::End | Next::Tick { .. } => {
-                if let Some(reason) = decision.reason {
+                if let Some(reason) = decision.reason.filter(|_| !mutant!(FailureIsDropped)) {
                     let record = || {
                         let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
                         self.ledger.record_failure(kind, key, reason.clone(), at)
@@ -366,6 +381,7 @@ impl Core {
                 }
                 self.forget(&id).await
             }
+            Next::Attempt { .. } if mutant!(RetryIsDropped) => Fate::Ack,
             Next::Attempt { attempt, due } => {
                 let again = Envelope { attempt, due: Some(due), ..envelope };
                 self.send_job(&again, &queue.name, at).await
@@ -514,6 +530,9 @@ impl Core {
     /// Puts a message that cannot be used where a person finds it.
     pub(super) async fn quarantine(&self, delivery: &Delivery, bad: &BadMessage) -> Fate {
         self.telemetry.count(Count::Quarantined);
+        if mutant!(QuarantineDrops) {
+            return Fate::Ack;
+        }
         let (from, reason) = (delivery.queue.to_string(), bad.to_string());
         tracing::warn!(queue = from, reason, bytes = delivery.body.len(), "quarantined");
         let kept = if self.dispatch.broker.keeps_messages() {
@@ -549,6 +568,7 @@ impl Core {
             match ask().await {
                 Ok(answer) => return Some(answer),
                 Err(LedgerError::Closed) => return None,
+                Err(_) if mutant!(FinishGivesUp) => return None,
                 Err(error) => {
                     tracing::warn!(%error, "failed to {verb}; trying again in {pause:?}");
                     tokio::select! {

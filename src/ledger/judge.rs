@@ -45,16 +45,16 @@ pub fn judge(row: Option<&ChainRow>, request: &ClaimRequest, now: Time) -> Judge
     if place > current && row.state != ChainState::Retired {
         return answer(Claim::Future);
     }
-    if row.state != ChainState::Active {
+    if row.state != ChainState::Active && !mutant!(ClaimIgnoresState) {
         return answer(Claim::Idle);
     }
-    if place < current {
+    if place < current && !mutant!(ClaimIgnoresTick) {
         return answer(Claim::Stale((!row.sent).then(|| row.hint.clone())));
     }
-    if row.lease_until > now && !request.takeover {
+    if row.lease_until > now && !request.takeover && !mutant!(ClaimIgnoresLease) {
         return answer(Claim::Held { until: row.lease_until });
     }
-    if row.hint.due > now {
+    if row.hint.due > now && !mutant!(ClaimEarly) {
         // The same attempt was put off since this message was sent, and has another message of
         // its own; or this is that message, a little early.
         return answer(if asked.due < row.hint.due && row.sent {

@@ -121,7 +121,12 @@ impl Ledger for SimulatedLedger {
     }
 
     async fn look_again(&self, looks: Vec<LookAgain>) -> Result<Vec<bool>, LedgerError> {
-        self.through(true, self.inner.look_again(looks)).await
+        let verb = async {
+            let mine = self.inner.look_again(looks.clone()).await?;
+            self.observer.looked(&looks, &mine);
+            Ok(mine)
+        };
+        self.through(true, verb).await
     }
 
     async fn messages(

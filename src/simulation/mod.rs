@@ -13,6 +13,8 @@
 //! - `observe`: what happened, and whether it may.
 
 mod ledger;
+#[cfg(test)]
+mod mutants;
 mod observe;
 pub mod plan;
 mod worker;

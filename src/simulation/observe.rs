@@ -13,9 +13,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::worker::Process;
+use crate::broker::embedded::EmbeddedBroker;
 use crate::clock::{Time, short_duration};
 use crate::job::{Envelope, Job};
-use crate::ledger::{ClaimRequest, Finish, FinishRequest, Grant, Renewal, SpawnedJob};
+use crate::ledger::{ClaimRequest, Finish, FinishRequest, Grant, LookAgain, Renewal, SpawnedJob};
 use crate::outcome::{Next, Outcome};
 
 /// Something that must never happen, and did.
@@ -83,6 +84,8 @@ struct JobModel {
     /// An operator has thrown its message away.
     excused: bool,
     ended: bool,
+    /// It failed for good, so that a person must find it.
+    failed: Option<(Instant, String)>,
 }
 
 #[derive(Default)]
@@ -93,6 +96,8 @@ struct State {
     running: BTreeMap<u64, Running>,
     runs: u64,
     jobs: BTreeMap<String, JobModel>,
+    /// When a tick of a chain last ended.
+    ended: BTreeMap<(String, String), Instant>,
     /// Fences of all starts.
     started: BTreeSet<i64>,
     violations: Vec<Violation>,
@@ -106,6 +111,10 @@ struct State {
 /// Sees everything.
 pub struct Observer {
     start: Instant,
+    /// The broker, if nobody but the engine itself can lose messages there.
+    lossless: Option<EmbeddedBroker>,
+    /// Keys of chains whose messages an operator takes away.
+    touched: BTreeSet<String>,
     state: Mutex<State>,
 }
 
@@ -124,9 +133,9 @@ impl Drop for Run {
 
 impl Observer {
     /// An observer that has seen nothing, and keeps a log of what it sees if it is wanted.
-    pub fn new(log: bool) -> Arc<Self> {
+    pub fn new(log: bool, lossless: Option<EmbeddedBroker>, touched: BTreeSet<String>) -> Arc<Self> {
         let state = State { log: log.then(Vec::new), ..State::default() };
-        Arc::new(Self { start: Instant::now(), state: Mutex::new(state) })
+        Arc::new(Self { start: Instant::now(), lossless, touched, state: Mutex::new(state) })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -168,6 +177,9 @@ impl Observer {
         if grant.fence <= fence || (hint.epoch, hint.tick) < (epoch, tick) {
             let now = (hint.epoch, hint.tick, grant.fence);
             wrong.push(("I7", format!("{name}: from (epoch, tick, fence) {:?} back to {now:?}", model.place)));
+        }
+        if request.takeover && hint.kind != "steady" {
+            wrong.push(("I1", format!("{name}: taken over, though its kind waits for leases")));
         }
         if let Some(lease) = model.lease.as_ref().filter(|lease| lease.until > grant.at && !request.takeover) {
             wrong.push(("I1", format!("{name}: claimed, though fence {} holds until {}", lease.fence, lease.until)));
@@ -227,6 +239,7 @@ impl Observer {
                 state.violated(at, "I1", format!("{name}: tick {tick} of epoch {epoch} finishes twice"));
             }
             state.ticks += 1;
+            state.ended.insert((name.kind, name.key), Instant::now());
         }
         state.expect(&request.spawned);
     }
@@ -281,7 +294,12 @@ impl Observer {
             Outcome::Snooze { .. } => false,
         };
         if over {
-            self.lock().jobs.entry(job.id.clone()).or_default().ended = true;
+            let mut state = self.lock();
+            let model = state.jobs.entry(job.id.clone()).or_default();
+            model.ended = true;
+            if matches!(outcome, Outcome::Fail { .. } | Outcome::Retry { .. }) {
+                model.failed = Some((Instant::now(), job.key.clone()));
+            }
         }
     }
 
@@ -325,6 +343,51 @@ impl Observer {
         let expected = |job: &JobModel| job.expected.is_some_and(|since| since <= before);
         let lost = state.jobs.iter().filter(|(_, job)| expected(job) && !job.excused && !job.ended);
         lost.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Keys of jobs that failed for good before then.
+    pub fn failed_jobs(&self, before: Instant) -> Vec<String> {
+        let state = self.lock();
+        let failed = state.jobs.values().filter_map(|job| job.failed.clone());
+        failed.filter(|(at, _)| *at <= before).map(|(_, key)| key).collect()
+    }
+
+    /// Whether a tick of the chain has ended since then.
+    pub fn has_finished(&self, kind: &str, key: &str, since: Instant) -> bool {
+        self.lock().ended.get(&(kind.into(), key.into())).is_some_and(|at| *at >= since)
+    }
+
+    /// Catch-up sends messages again. If nobody but the engine can lose any, they must be there.
+    pub fn looked(&self, looks: &[LookAgain], mine: &[bool]) {
+        let Some(broker) = &self.lossless else { return };
+        let sent = looks.iter().zip(mine).filter(|(look, mine)| **mine && look.expected.is_some());
+        let epochs: Vec<i64> = sent.map(|(look, _)| look.epoch).collect();
+        if epochs.is_empty() {
+            return;
+        }
+        let there: BTreeSet<i64> =
+            broker.census().iter().filter_map(|held| Some(Envelope::decode(&held.body).ok()?.chain?.epoch)).collect();
+        let at = self.start.elapsed();
+        let mut state = self.lock();
+        for epoch in epochs.into_iter().filter(|epoch| !there.contains(epoch)) {
+            let name = state.epochs.get(&epoch).cloned();
+            let Some(name) = name.filter(|name| !name.once && !self.touched.contains(&name.key)) else { continue };
+            state.violated(at, "I9", format!("{name}: its message is gone, and only the engine can have lost it"));
+        }
+    }
+
+    /// Two runs of one chain at the same time, neither of which stands still.
+    pub fn look_for_overlaps(&self) {
+        let at = self.start.elapsed();
+        let mut state = self.lock();
+        let running: Vec<&Running> = state.running.values().filter(|r| r.process.is_running() && !r.lenient).collect();
+        let mut wrong = Vec::new();
+        for (n, one) in running.iter().enumerate() {
+            if running[..n].iter().any(|other| other.name == one.name && other.epoch == one.epoch) {
+                wrong.push(format!("{} runs twice at the same time", one.name));
+            }
+        }
+        wrong.into_iter().for_each(|what| state.violated(at, "I1", what));
     }
 
     /// Fences of all handlers that ever started.

@@ -45,6 +45,8 @@ const LOOK: Duration = Duration::from_secs(5);
 const STEADY: Duration = Duration::from_secs(150);
 /// How late a run may start then, though unusable messages come in.
 const ON_TIME: Duration = Duration::from_secs(3);
+/// So many messages of one chain no storm may bring about.
+const MOST_MESSAGES: usize = 8;
 /// Copies of the ledger, for a restore, are made this often.
 const COPIES: Duration = Duration::from_secs(10);
 
@@ -184,6 +186,7 @@ enum Event {
     Declare,
     Resume { chain: usize },
     Revive { chain: usize },
+    Configure { chain: usize, variant: usize },
     Publish,
     Copy,
     Look,
@@ -251,6 +254,7 @@ impl World {
             dice: Entropy::seeded(seed ^ 0x1a7e),
         };
         let broker = EmbeddedBroker::new(names.clone());
+        let broker_copy = broker.clone();
         let wrong = Arc::new(Mutex::new(Vec::new()));
         let (queue, rolls) = (wrong.clone(), Entropy::seeded(seed ^ 0x510));
         broker.on_publish(move |_| {
@@ -278,7 +282,7 @@ impl World {
             copies: Vec::new(),
             weather: Arc::new(weather),
             wrong,
-            observer: Observer::new(log),
+            observer: Observer::new(log, lossless(plan).then(|| broker_copy.clone()), touched(plan)),
             traps: Arc::default(),
             workers: (0..WORKERS).map(|_| Worker { runs: 0, live: None }).collect(),
             killed: mpsc::unbounded_channel(),
@@ -355,6 +359,7 @@ impl World {
 
     fn connections(&self, process: &Arc<Process>) -> (Arc<EmbeddedConnection>, Connections) {
         let connection = Arc::new(self.broker.connect());
+        connection.mandatory(!mutant!(NoMandatory));
         let ledger = SimulatedLedger {
             inner: self.ledger.clone(),
             weather: self.weather.clone(),
@@ -461,8 +466,9 @@ impl World {
             }
             Event::LedgerFast => self.weather.slow.store(0, Ordering::Relaxed),
             Event::Declare => {
-                if let Err(error) = self.broker.apply(&self.config.topology()).await {
-                    self.observer.violated("world", format!("the topology cannot be declared again: {error}"));
+                // The operator tries again while the broker is away.
+                if self.broker.apply(&self.config.topology()).await.is_err() {
+                    self.after(Duration::from_secs(2), Event::Declare);
                 }
             }
             Event::Resume { chain } => {
@@ -473,8 +479,9 @@ impl World {
             Event::Revive { chain } => {
                 let (kind, _, key) = CHAINS[chain];
                 self.observer.stopped(kind, key, false);
-                self.enroll(chain, 0);
+                self.enroll(chain, 0, true);
             }
+            Event::Configure { chain, variant } => self.enroll(chain, variant, false),
             Event::Publish => {
                 self.publish();
                 if self.healed.is_none_or(|healed| healed.elapsed() < CALM / 2) {
@@ -586,9 +593,11 @@ impl World {
             }
             Fault::Retire { chain, length } => {
                 self.order(chain, Order::Retire, Some(Duration::ZERO));
+                // Its roster is enrolled once more meanwhile, which must not bring it back.
+                self.after(length / 2, Event::Configure { chain, variant: 0 });
                 self.after(length, Event::Revive { chain });
             }
-            Fault::Configure { chain } => self.enroll(chain, self.dice.below(3)),
+            Fault::Configure { chain } => self.enroll(chain, self.dice.below(3), false),
             Fault::RunOnce { chain } => self.run_once(chain),
             Fault::Restore { age } => self.restore(age).await,
         }
@@ -698,13 +707,13 @@ impl World {
         }
     }
 
-    /// Enrolls a chain again, with another queue and payload; if it has ended, it begins anew.
-    fn enroll(&self, chain: usize, variant: usize) {
+    /// Enrolls a chain again, with another queue and payload.
+    fn enroll(&self, chain: usize, variant: usize, revive: bool) {
         let (kind, queue, key) = CHAINS[chain];
         let queue = if variant == 1 { "alpha" } else { queue };
         let window = Some(Duration::from_secs(5));
         let Ok(enroller) = Enroller::new(&self.config, self.operator(), kind, window, true) else { return };
-        let (mut enroller, observer) = (enroller.revive(true), self.observer.clone());
+        let (mut enroller, observer) = (enroller.revive(revive), self.observer.clone());
         tokio::spawn(async move {
             loop {
                 match enroller.enroll(vec![entity(key, queue, variant)]).await {
@@ -796,6 +805,10 @@ impl World {
             }
         }
         counts.values().for_each(|count| *self.messages.entry(*count).or_default() += 1);
+        for ((kind, key), count) in counts.iter().filter(|(_, count)| **count > MOST_MESSAGES) {
+            self.observer.violated("I9", format!("{kind} {key} has {count} messages"));
+        }
+        self.observer.look_for_overlaps();
         let Some(healed) = self.healed else { return };
         let slack = self.config.catch_up.slack;
         let late = match self.ledger.late(now, 1_000).await {
@@ -816,6 +829,15 @@ impl World {
         }
         if healed.elapsed() < STEADY {
             return;
+        }
+        if healed.elapsed() + LOOK >= CALM {
+            for (kind, _, key) in CHAINS {
+                let chains = self.ledger.chains(kind.into(), key.into()).await.unwrap_or_default();
+                let ticks = chains.iter().any(|chain| !chain.once && chain.state == ChainState::Active);
+                if ticks && !self.observer.has_finished(kind, key, healed) {
+                    self.observer.violated("I2", format!("{kind} {key}: no tick has ended since nothing goes wrong"));
+                }
+            }
         }
         for (kind, _, key) in CHAINS {
             let chains = match self.ledger.chains(kind.into(), key.into()).await {
@@ -867,6 +889,12 @@ impl World {
         for id in self.observer.lost_jobs(Instant::now() - RECOVERY).into_iter().filter(|id| !found.contains(id)) {
             self.observer.violated("I4", format!("the job {id} was accepted, and never came to an end"));
         }
+        let kept = self.ledger.failures(10_000).await.unwrap_or_default();
+        for key in self.observer.failed_jobs(Instant::now() - RECOVERY) {
+            if !restored && !kept.iter().any(|failure| failure.kind == "job" && failure.key == key) {
+                self.observer.violated("I4", format!("the failure of job {key} is not kept"));
+            }
+        }
         if let Err(error) = self.judge_records(restored).await {
             self.observer.violated("world", format!("cannot read the records: {error}"));
         }
@@ -900,6 +928,26 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Whether no message is lost in this plan but by the engine's own doing. Then catch-up never has
+/// to send what is not there, however often workers crash.
+fn lossless(plan: &Plan) -> bool {
+    !plan.faults.iter().any(|planned| {
+        use Fault::*;
+        matches!(planned.fault, Purge { .. } | Lose { .. } | DeleteQueue { .. } | Restore { .. } | Clock { .. })
+    })
+}
+
+/// Chains whose messages an operator takes away or leaves to catch-up.
+fn touched(plan: &Plan) -> BTreeSet<String> {
+    let chains = plan.faults.iter().filter_map(|planned| match planned.fault {
+        Fault::Pause { chain, .. } | Fault::Retire { chain, .. } | Fault::RunOnce { chain } => {
+            Some(CHAINS[chain].2.into())
+        }
+        _ => None,
+    });
+    chains.collect()
 }
 
 fn entity(key: &str, queue: &str, variant: usize) -> Entity {

@@ -136,11 +136,15 @@ async fn a_tick_is_claimed_once_and_finished_once() {
         let next = finished(ledger, &hint, grant.fence, Next::Tick { due }).await;
         assert_eq!((next.tick, next.attempt, next.due), (2, 1, due));
         let again = end(&hint, grant.fence, due, Next::Tick { due }, Verdict::Done);
-        assert_eq!(ledger.finish(again).await.unwrap(), Finish::Fenced);
+        assert_eq!(ledger.finish(again.clone()).await.unwrap(), Finish::Applied(Some(next.clone())), "not told before");
+        let records = ledger.attempts(grant.fence - 1, 1).await.unwrap();
+        assert_eq!(records[0].verdict.as_deref(), Some("done"));
 
         // Nobody has said that the successor was sent: whoever comes late must send it.
         assert_eq!(ledger.claim(ask(&hint, LEASE)).await.unwrap(), Claim::Stale(Some(next.clone())));
         ledger.mark_sent(next.sent());
+        ledger.flush().await.unwrap();
+        assert_eq!(ledger.finish(again).await.unwrap(), Finish::Applied(None), "and sent since");
         assert_eq!(ledger.claim(ask(&hint, LEASE)).await.unwrap(), Claim::Stale(None));
         assert_eq!(ledger.claim(ask(&next, LEASE)).await.unwrap(), Claim::Early(next.clone()));
         let ahead = Hint { tick: 3, ..next.clone() };

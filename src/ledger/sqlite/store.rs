@@ -77,7 +77,7 @@ impl Store {
                 self.connection.last_insert_rowid()
             }
             Some((old, state, ..)) if ChainState::from_number(state) == ChainState::Retired => {
-                if !chain.revive && !chain.once {
+                if !chain.revive && !chain.once && !mutant!(EnrollRevives) {
                     return Ok(Enrolled::Retired);
                 }
                 let epoch = self.new_epoch(old, now)?;
@@ -124,6 +124,13 @@ impl Store {
                  AND fence = (SELECT fence FROM chains WHERE epoch = ?1 AND lease_until <> 0)",
             )?
             .execute(params![old, now.as_millis()])?;
+        if mutant!(EpochReused) {
+            self.connection.execute(
+                "UPDATE chains SET attempt = 1, sent = 0, looks = 0, lease_until = 0 WHERE epoch = ?1",
+                [old],
+            )?;
+            return Ok(old);
+        }
         let take = "UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'chains' RETURNING seq";
         let epoch: i64 = self.connection.prepare_cached(take)?.query_row([], |row| row.get(0))?;
         self.connection
@@ -168,7 +175,7 @@ impl Store {
             return Ok(answer);
         }
         let Some(Found { chain, fence: previous, payload, once }) = found else { return Ok(Claim::Idle) };
-        if chain.lease_until.as_millis() != 0 {
+        if chain.lease_until.as_millis() != 0 && !mutant!(LostNotMarked) {
             // The holder never finished: its lease ran out.
             self.connection
                 .prepare_cached(
@@ -190,7 +197,13 @@ impl Store {
                 chain.hint.due.as_millis(),
                 now.as_millis()
             ])?;
-        let fence = self.connection.last_insert_rowid();
+        let mut fence = self.connection.last_insert_rowid();
+        if mutant!(ClaimUnrecorded) {
+            self.connection.execute("DELETE FROM attempts WHERE fence = ?1", [fence])?;
+        }
+        if mutant!(FenceReused) && previous > 0 {
+            fence = previous;
+        }
         self.connection
             // What is claimed has been sent, whether or not the note of it has come.
             .prepare_cached("UPDATE chains SET fence = ?2, lease_until = ?3, sent = 1 WHERE epoch = ?1")?
@@ -220,6 +233,13 @@ impl Store {
         let mut update = self.connection.prepare_cached(
             "UPDATE chains SET lease_until = ?3 WHERE epoch = ?1 AND fence = ?2 AND lease_until <> 0",
         )?;
+        if mutant!(RenewWithoutFence) {
+            for lease in leases {
+                let sql = "UPDATE chains SET lease_until = ?2 WHERE epoch = ?1 AND lease_until <> 0";
+                self.connection.execute(sql, params![lease.epoch, until.as_millis()])?;
+            }
+            return Ok(vec![true; leases.len()]);
+        }
         let mut renew = |r: &Renewal| update.execute(params![r.epoch, r.fence, until.as_millis()]);
         leases.iter().map(|lease| Ok(renew(lease)? == 1)).collect()
     }
@@ -227,6 +247,7 @@ impl Store {
     pub fn finish(&mut self, f: &FinishRequest) -> Result<Finish> {
         let at = f.at.as_millis();
         let (tick, attempt, due) = match f.next {
+            Next::Tick { due } if mutant!(FinishStays) => (f.tick, 1, due),
             Next::Tick { due } => (f.tick + 1, 1, due),
             Next::Attempt { attempt, due } => (f.tick, attempt, due),
             Next::Snooze { due } => (f.tick, f.attempt, due),
@@ -241,6 +262,11 @@ impl Store {
                        sent = 0, expected = ?5, watch_at = ?7, looks = 0, state = iif(?8, 2, state)
                    WHERE epoch = ?1 AND fence = ?2 AND lease_until <> 0
                    RETURNING epoch, kind, key, queue, tick, attempt, due, state";
+        let sql = match () {
+            () if mutant!(FinishWithoutFence) => &sql.replace("fence = ?2 AND lease_until <> 0", "fence >= ?2"),
+            () if mutant!(FinishUnpauses) => &sql.replace("iif(?8, 2, state)", "iif(?8, 2, 0)"),
+            () => sql,
+        };
         let written = self
             .connection
             .prepare_cached(sql)?
@@ -248,6 +274,12 @@ impl Store {
                 Ok((hint(row)?, ChainState::from_number(row.get(7)?)))
             })
             .optional()?;
+        if written.is_none()
+            && let Some(found) = self.finished_before(f)?
+        {
+            let ChainRow { hint, state, sent, .. } = found.chain;
+            return Ok(Finish::Applied((state == ChainState::Active && !sent).then_some(hint)));
+        }
         let verdict = if written.is_some() { f.verdict.as_str() } else { "fenced" };
         self.connection
             .prepare_cached("UPDATE attempts SET finished = ?2, verdict = ?3, reason = ?4 WHERE fence = ?1")?
@@ -258,6 +290,13 @@ impl Store {
         }
         self.accept(&hint.kind, &hint.key, &f.spawned, &f.failed, f.at)?;
         Ok(Finish::Applied((state == ChainState::Active).then_some(hint)))
+    }
+
+    /// The chain, if this very finish is written already: whoever was not told asks again.
+    fn finished_before(&self, f: &FinishRequest) -> Result<Option<Found>> {
+        let condition = "epoch = ?1 AND fence = ?2 AND lease_until = 0 AND EXISTS
+            (SELECT 1 FROM attempts WHERE fence = ?2 AND verdict NOT IN ('lost', 'fenced'))";
+        self.find(condition, [f.epoch, f.fence])
     }
 
     pub fn accept(
@@ -292,6 +331,9 @@ impl Store {
             "UPDATE chains SET watch_at = ?3, looks = ?4, expected = coalesce(?5, expected)
                  WHERE epoch = ?1 AND watch_at = ?2",
         )?;
+        if mutant!(CatchUpFloods) {
+            return Ok(vec![true; looks.len()]);
+        }
         let mut write = |l: &LookAgain| {
             let expected = l.expected.map(Time::as_millis);
             update.execute(params![l.epoch, l.from.as_millis(), l.to.as_millis(), l.looks, expected])

@@ -1,0 +1,122 @@
+//! Sabotage of the protocol, one line each, to see that the simulation notices.
+//!
+//! A sabotage exists only in the build of the unit tests; everywhere else `mutant!(…)` is `false`.
+//! A mutant that the simulation lets live shows that a check is missing.
+
+use std::cell::Cell;
+
+macro_rules! mutants {
+    ($(#[doc = $words:literal] $name:ident,)*) => {
+        /// What is sabotaged.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Mutant {
+            $(#[doc = $words] $name,)*
+        }
+
+        impl Mutant {
+            /// All of them.
+            pub const ALL: &[Mutant] = &[$(Mutant::$name,)*];
+
+            /// What it does.
+            pub fn words(self) -> &'static str {
+                match self {
+                    $(Mutant::$name => $words.trim_ascii(),)*
+                }
+            }
+        }
+    };
+}
+
+mutants! {
+    /// A message is acknowledged before its successor is confirmed.
+    AckBeforeConfirm,
+    /// A message is acknowledged although its successor could not be sent.
+    AckUnsent,
+    /// Publishes are not mandatory.
+    NoMandatory,
+    /// A publish whose confirmation did not come counts as confirmed.
+    UnknownIsConfirmed,
+    /// A publish that the broker refused counts as confirmed.
+    RefusedIsConfirmed,
+    /// A stale message is acknowledged, whatever became of its successor.
+    StaleJustAck,
+    /// The successor is noted as sent before it is.
+    NotedBeforeSent,
+    /// A message that finds its tick held is dropped.
+    HeldIsDropped,
+    /// What had not started when the worker stops is acknowledged.
+    StopAcknowledges,
+    /// A message with a further hop to go is dropped.
+    RearmDrops,
+    /// A message that cannot be used is dropped.
+    QuarantineDrops,
+    /// A one-off job's next attempt is not sent.
+    RetryIsDropped,
+    /// A one-off job that failed leaves no record.
+    FailureIsDropped,
+    /// A finish that the ledger did not answer is not tried again.
+    FinishGivesUp,
+    /// Leases are not renewed.
+    LeaseNotRenewed,
+    /// A lease is renewed for whoever asks.
+    RenewWithoutFence,
+    /// A run goes on when its lease is lost.
+    LostLeaseIgnored,
+    /// A redelivered message takes the tick over, whatever its kind says.
+    TakeoverAlways,
+    /// A claim does not look at the lease.
+    ClaimIgnoresLease,
+    /// A claim does not look at whether the chain ticks.
+    ClaimIgnoresState,
+    /// A claim does not look at the due time.
+    ClaimEarly,
+    /// A claim does not look at the tick.
+    ClaimIgnoresTick,
+    /// A claim leaves no record.
+    ClaimUnrecorded,
+    /// A claim keeps the fence of the one before.
+    FenceReused,
+    /// The record of a holder that never finished stays open.
+    LostNotMarked,
+    /// A finish is written whatever its fence.
+    FinishWithoutFence,
+    /// A finish does not move the tick on.
+    FinishStays,
+    /// A finish lets a paused chain go on.
+    FinishUnpauses,
+    /// A chain that begins anew keeps its epoch.
+    EpochReused,
+    /// Epochs and fences go on from where an older copy of the ledger was.
+    SequencesGoBack,
+    /// A roster that is enrolled again lets chains that have ended begin anew.
+    EnrollRevives,
+    /// Jobs that a run asks for are sent, and not kept first.
+    SpawnedNotKept,
+    /// Jobs that a run asks for are forgotten before they are sent.
+    SpawnedForgottenFirst,
+    /// What a crash left in the outbox stays there.
+    OutboxNotEmptied,
+    /// Catch-up sends nothing.
+    CatchUpSleeps,
+    /// Catch-up sends the tick that comes next.
+    CatchUpAdvances,
+    /// Catch-up sends again without noting that it did.
+    CatchUpFloods,
+}
+
+thread_local! {
+    static ACTIVE: Cell<Option<Mutant>> = const { Cell::new(None) };
+}
+
+/// Whether `mutant` is what is sabotaged on this thread.
+pub fn is(mutant: Mutant) -> bool {
+    ACTIVE.get() == Some(mutant)
+}
+
+/// Sabotages what `f` does, on this thread.
+pub fn with<T>(mutant: Option<Mutant>, f: impl FnOnce() -> T) -> T {
+    ACTIVE.set(mutant);
+    let result = f();
+    ACTIVE.set(None);
+    result
+}
