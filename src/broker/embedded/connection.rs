@@ -212,9 +212,9 @@ impl fmt::Debug for EmbeddedConnection {
 }
 
 impl EmbeddedConnection {
-    pub(super) fn open(names: Names, node: Arc<Node>) -> Self {
+    pub(super) fn open(names: Names, node: Arc<Node>, patience: Patience) -> Self {
         let line = node.change(|state, _| state.connect());
-        Self { names, node, line, patience: Patience::default() }
+        Self { names, node, line, patience }
     }
 
     /// Cuts the connection, as when TCP breaks, for as long as `away`; a second cut meanwhile can

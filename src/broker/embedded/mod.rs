@@ -28,6 +28,7 @@ use async_trait::async_trait;
 pub use connection::EmbeddedConnection;
 pub use fault::{Held, HeldState, PublishFault};
 
+use super::rabbit::Patience;
 use super::topology::{Names, Topology};
 use super::{Broker, BrokerError, Consumer, Depth, Message, PublishError};
 use node::Node;
@@ -38,6 +39,7 @@ pub enum Profile {
     /// RabbitMQ 3.10:
     ///
     /// - There is no delivery limit but what a queue's arguments say, and whatever comes back counts.
+    ///   Without a limit, what is put back goes behind all else.
     /// - A consumer of a queue that is deleted and at once declared again is not told. Messages are
     ///   given to it, and do not arrive. It mends itself after
     ///   [`Patience::silence`](crate::broker::rabbit::Patience::silence).
@@ -71,14 +73,19 @@ impl EmbeddedBroker {
     /// An empty broker that behaves as this version of RabbitMQ.
     pub fn with_profile(names: Names, profile: Profile) -> Self {
         let node = Node::start(profile);
-        let own = Arc::new(EmbeddedConnection::open(names.clone(), node.clone()));
+        let own = Arc::new(EmbeddedConnection::open(names.clone(), node.clone(), Patience::default()));
         Self { names, node, own }
     }
 
     /// A further connection, as another process has one. It waits for the broker while that is
     /// [stopped](Self::stop).
     pub fn connect(&self) -> EmbeddedConnection {
-        EmbeddedConnection::open(self.names.clone(), self.node.clone())
+        self.connect_with(Patience::default())
+    }
+
+    /// Likewise, with other limits on how long things may take.
+    pub fn connect_with(&self, patience: Patience) -> EmbeddedConnection {
+        EmbeddedConnection::open(self.names.clone(), self.node.clone(), patience)
     }
 }
 

@@ -20,6 +20,9 @@ type Hook = Box<dyn FnMut(&Message) -> PublishFault + Send>;
 /// The node.
 pub(super) struct Node {
     state: Mutex<State>,
+    /// Taken before the state is released, so that deliveries are handed over in the order in which
+    /// they were decided on.
+    handing_over: Mutex<()>,
     /// Wakes the task that follows the time, when an earlier one has come.
     earlier: Arc<Notify>,
     hook: Mutex<Option<Hook>>,
@@ -55,6 +58,7 @@ impl Node {
     pub(super) fn start(profile: Profile) -> Arc<Self> {
         let node = Arc::new(Self {
             state: Mutex::new(State::new(profile)),
+            handing_over: Mutex::default(),
             earlier: Arc::default(),
             hook: Mutex::new(None),
             hooked: AtomicBool::new(false),
@@ -71,16 +75,20 @@ impl Node {
     /// Changes the state, then hands over the deliveries that follow from it.
     pub(super) fn change<T>(self: &Arc<Self>, f: impl FnOnce(&mut State, &mut Outbox<'_>) -> T) -> T {
         let mut outbox = Outbox { node: self, deliveries: Vec::new(), buried: Vec::new() };
-        let (result, earlier) = {
+        let (result, earlier, turn) = {
             let mut state = self.lock();
             let before = state.next_alarm();
             let result = f(&mut state, &mut outbox);
             let after = state.next_alarm();
-            (result, after.is_some_and(|after| before.is_none_or(|before| after < before)))
+            let earlier = after.is_some_and(|after| before.is_none_or(|before| after < before));
+            let turn = (!outbox.deliveries.is_empty())
+                .then(|| self.handing_over.lock().unwrap_or_else(PoisonError::into_inner));
+            (result, earlier, turn)
         };
-        for (permit, delivery) in outbox.deliveries {
-            permit.send(delivery);
-        }
+        let senders: Vec<_> = outbox.deliveries.into_iter().map(|(place, delivery)| place.send(delivery)).collect();
+        // The last sender takes what is in its channel along, and a delivery's way back leads here.
+        drop(turn);
+        drop(senders);
         if earlier {
             self.earlier.notify_one();
         }

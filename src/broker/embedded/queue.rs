@@ -146,7 +146,7 @@ impl Queue {
         for mut consumer in gone {
             consumer.flow.lose_channel();
             for (_, message) in std::mem::take(&mut consumer.unsettled) {
-                dead.extend(self.give_back(message, Return::Lost, true));
+                dead.extend(self.give_back(message, Return::Lost));
             }
             outbox.bury([consumer]);
             self.used = Instant::now();
@@ -155,15 +155,14 @@ impl Queue {
     }
 
     /// Puts back what was delivered, unless that happened too often: then it is returned.
-    /// `counted` says whether this time counts.
     #[must_use]
-    pub(super) fn give_back(&mut self, mut message: Stored, why: Return, counted: bool) -> Option<Stored> {
+    pub(super) fn give_back(&mut self, mut message: Stored, why: Return) -> Option<Stored> {
+        let settings = &self.settings;
         message.redelivered = true;
-        message.returns += u64::from(counted);
-        match self.settings.delivery_limit {
+        message.returns += u64::from(why == Return::Lost || settings.requeues_count);
+        match settings.delivery_limit {
             Some(limit) if message.returns > limit => return Some(message),
-            // RabbitMQ could not shorten its log behind a message that is put back for ever.
-            None if why == Return::Requeued => self.ready.push_back(message),
+            None if why == Return::Requeued && settings.requeues_to_tail => self.ready.push_back(message),
             _ => self.returned.push_back(message),
         }
         None

@@ -20,6 +20,11 @@ pub(super) struct Settings {
     pub(super) ttl: Option<Duration>,
     /// How often a message may come back before it is dead-lettered.
     pub(super) delivery_limit: Option<u64>,
+    /// Whether that counts what is put back, besides what comes back because its channel has gone.
+    pub(super) requeues_count: bool,
+    /// Whether what is put back goes behind all else where there is no limit: 3.10 could not shorten
+    /// its log behind a message that is put back for ever.
+    pub(super) requeues_to_tail: bool,
     /// What becomes of what has waited too long or come back too often.
     pub(super) dead_letter: DeadLetter,
     /// How long the queue may be without a consumer before it is deleted.
@@ -70,6 +75,8 @@ impl Settings {
                 (None, Profile::Rabbit310) => None,
                 (None, Profile::Rabbit4) => Some(DELIVERY_LIMIT),
             },
+            requeues_count: profile == Profile::Rabbit310,
+            requeues_to_tail: profile == Profile::Rabbit310,
             dead_letter,
             expires: shortest("x-expires", "expires"),
         }

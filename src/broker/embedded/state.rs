@@ -286,12 +286,9 @@ impl State {
         let consumer = queue.consumers.iter_mut().find(|consumer| consumer.flow.number == flow.number);
         // What a ghost has never arrived, so nobody can mean it.
         let message = consumer.filter(|consumer| !consumer.ghost).and_then(|found| found.unsettled.remove(&tag));
-        if let Some(message) = message.filter(|_| requeue) {
-            // RabbitMQ 4 counts only what was lost; 3.10 counts everything.
-            let counted = self.profile == Profile::Rabbit310;
-            if let Some(dead) = queue.give_back(message, Return::Requeued, counted) {
-                self.dead_letter(&flow.queue, vec![dead], outbox);
-            }
+        let dead = message.filter(|_| requeue).and_then(|message| queue.give_back(message, Return::Requeued));
+        if let Some(dead) = dead {
+            self.dead_letter(&flow.queue, vec![dead], outbox);
         }
         self.serve(&flow.queue, outbox);
     }
