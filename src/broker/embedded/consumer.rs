@@ -87,8 +87,10 @@ impl Tap {
                 _ = self.cancelled.recv() => return self.cancel(&flow),
                 () = flow.ended.notified() => {}
             }
-            if flow.haunted.load(Ordering::Relaxed) && !self.see_through(&flow).await {
-                return self.cancel(&flow);
+            while flow.haunted.swap(false, Ordering::Relaxed) && flow.open.load(Ordering::Relaxed) {
+                if !self.see_through(&flow).await {
+                    return self.cancel(&flow);
+                }
             }
             // When the connection is not to blame, the queue has gone.
             let patiently = flow.open.load(Ordering::Relaxed);
@@ -110,7 +112,7 @@ impl Tap {
             tokio::select! {
                 biased;
                 _ = self.cancelled.recv() => return false,
-                // Its connection was cut meanwhile.
+                // Its connection was cut meanwhile, or its queue deleted once more.
                 () = flow.ended.notified() => return true,
                 () = sleep(self.silence) => {}
             }
