@@ -23,18 +23,13 @@ impl EmbeddedBroker {
     /// `dead-letter-strategy`. On a queue that several match, the first by name is in force.
     pub fn set_policy(&self, name: &str, pattern: &str, definition: Value) {
         let definition = definition.as_object().cloned().unwrap_or_default();
-        self.node.change(|state, _| {
-            state.policies.insert(name.to_owned(), Policy { pattern: WildMatch::new(pattern), definition });
-            state.policies_changed();
-        });
+        let policy = Policy { pattern: WildMatch::new(pattern), definition };
+        self.node.change(|state, _| state.change_policy(name, Some(policy)));
     }
 
     /// Removes a policy.
     pub fn clear_policy(&self, name: &str) {
-        self.node.change(|state, _| {
-            state.policies.remove(name);
-            state.policies_changed();
-        });
+        self.node.change(|state, _| state.change_policy(name, None));
     }
 }
 
@@ -49,19 +44,25 @@ impl State {
         Settings::new(self.profile, arguments, self.policy(queue).map(|(_, policy)| &policy.definition))
     }
 
-    /// Puts the policies into force. Messages keep the time they were given; what is stuck is tried
-    /// again.
-    fn policies_changed(&mut self) {
-        let names: Vec<_> = self.queues.keys().cloned().collect();
+    /// Puts a policy into force, or out of it. Messages keep the time they were given; what is stuck
+    /// on a queue that it is for is tried again.
+    fn change_policy(&mut self, name: &str, new: Option<Policy>) {
+        let mut patterns: Vec<_> = new.iter().map(|policy| policy.pattern.clone()).collect();
+        let old = match new {
+            Some(policy) => self.policies.insert(name.to_owned(), policy),
+            None => self.policies.remove(name),
+        };
+        patterns.extend(old.map(|policy| policy.pattern));
+        let concerned = |name: &&String| patterns.iter().any(|pattern| pattern.matches(name));
+        let names: Vec<_> = self.queues.keys().filter(concerned).cloned().collect();
         for name in names {
             let Some(queue) = self.queues.get(&name) else { continue };
             let settings = self.settings(&name, &queue.arguments);
-            let Some(queue) = self.queues.get_mut(&name) else { continue };
-            if queue.settings != settings {
+            if let Some(queue) = self.queues.get_mut(&name) {
                 queue.settings = settings;
                 queue.dying.hurry();
-                self.watch(&name);
             }
+            self.watch(&name);
         }
     }
 
