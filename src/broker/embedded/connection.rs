@@ -15,12 +15,14 @@ use async_trait::async_trait;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::Profile;
 use super::consumer::Tap;
 use super::fault::PublishFault;
 use super::node::{Node, Outbox};
 use super::queue::Stored;
-use super::state::{Routed, State, no_queue};
+use super::state::{NoWay, State, no_queue};
 use crate::broker::rabbit::Patience;
+use crate::broker::rabbit::check::refuse_wrong;
 use crate::broker::topology::{Names, Topology};
 use crate::broker::{Broker, BrokerError, Consumer, Depth, Destination, Message, PublishError};
 
@@ -159,7 +161,7 @@ impl State {
     fn cut(&mut self, line: &Line, until: Instant, outbox: &mut Outbox<'_>) {
         if self.lines.contains_key(&line.number) {
             line.lose(until);
-            self.detach(line.number, outbox);
+            self.detach(|flow| flow.line.number == line.number, outbox);
         }
     }
 
@@ -167,26 +169,29 @@ impl State {
     fn end(&mut self, line: &Line, standing: Standing, outbox: &mut Outbox<'_>) {
         if self.lines.remove(&line.number).is_some() {
             line.end(standing);
-            self.detach(line.number, outbox);
+            self.detach(|flow| flow.line.number == line.number, outbox);
         }
     }
 
     /// Stops the node: every connection is lost.
     pub(super) fn stop(&mut self, outbox: &mut Outbox<'_>) {
         self.running = false;
-        let lines: Vec<_> = self.lines.values().cloned().collect();
-        // All are gone before the first message is back, or another one would get it.
-        lines.iter().for_each(|line| line.lose(Instant::now()));
-        for queue in self.queues.values_mut() {
-            for line in &lines {
-                queue.detach(line.number, outbox);
-            }
-        }
+        self.lines.values().for_each(|line| line.lose(Instant::now()));
+        self.detach(|_| true, outbox);
     }
 
     /// Starts the node again: every connection comes back that was not cut besides.
     pub(super) fn start(&mut self) {
         self.running = true;
+        let names: Vec<_> = self.queues.keys().cloned().collect();
+        for name in names {
+            if let Some(queue) = self.queues.get_mut(&name) {
+                queue.dying.hurry();
+                // Time without the node is no time without consumers.
+                queue.used = Instant::now();
+            }
+            self.watch(&name);
+        }
         self.lines.values().for_each(|line| line.come_back());
     }
 }
@@ -207,9 +212,9 @@ impl fmt::Debug for EmbeddedConnection {
 }
 
 impl EmbeddedConnection {
-    pub(super) fn open(names: Names, node: Arc<Node>) -> Self {
+    pub(super) fn open(names: Names, node: Arc<Node>, patience: Patience) -> Self {
         let line = node.change(|state, _| state.connect());
-        Self { names, node, line, patience: Patience::default() }
+        Self { names, node, line, patience }
     }
 
     /// Cuts the connection, as when TCP breaks, for as long as `away`; a second cut meanwhile can
@@ -259,6 +264,58 @@ impl EmbeddedConnection {
         }
     }
 
+    /// Publishes a message that says of itself that it has been dead-lettered: on these queues, so
+    /// often. Clients that copy the headers of what they got do that. RabbitMQ 4 does not believe it.
+    ///
+    /// # Errors
+    /// As [`publish`](Broker::publish).
+    pub async fn publish_with_deaths(&self, message: Message, deaths: &[(&str, usize)]) -> Result<(), PublishError> {
+        self.line.up(self.patience.connection).await.map_err(PublishError::Unknown)?;
+        let (exchange, routing_key) = self.address(&message.to);
+        let mut stored = Stored::new(message.body, routing_key);
+        if self.node.lock().profile == Profile::Rabbit310 {
+            stored.deaths = deaths.iter().map(|(queue, count)| ((*queue).into(), *count)).collect();
+        }
+        self.send(&exchange, stored, PublishFault::None).await
+    }
+
+    async fn send(&self, exchange: &str, message: Stored, fault: PublishFault) -> Result<(), PublishError> {
+        let (losses, routing_key) = (self.line.losses(), message.routing_key.clone());
+        let copies = match fault {
+            PublishFault::None | PublishFault::Slow(_) | PublishFault::UnknownButKept => 1,
+            PublishFault::Twice => 2,
+            PublishFault::UnknownAndLost => return Err(unknown("the message was lost")),
+            PublishFault::Refused => return Err(PublishError::Refused(routing_key.to_string())),
+            PublishFault::Returned => 0,
+        };
+        let routed = self.node.change(|state, outbox| {
+            let queue = state.resolve(exchange, &routing_key)?;
+            for _ in 1..copies {
+                state.enqueue(&queue, message.clone(), outbox);
+            }
+            if copies == 0 {
+                return Err(NoWay::Nowhere);
+            }
+            state.enqueue(&queue, message, outbox);
+            Ok(())
+        });
+        match fault {
+            PublishFault::Slow(after) => self.confirmation(losses, after).await?,
+            PublishFault::UnknownButKept => return Err(unknown("the confirmation was lost")),
+            _ => {}
+        }
+        match routed {
+            Ok(()) => Ok(()),
+            Err(NoWay::Nowhere) if !self.line.mandatory.load(Ordering::Relaxed) => Ok(()),
+            Err(NoWay::Nowhere) => {
+                Err(PublishError::Unroutable(format!("`{routing_key}` (through exchange `{exchange}`)")))
+            }
+            Err(NoWay::NoExchange) => {
+                Err(PublishError::Unroutable(format!("`{routing_key}`: there is no exchange `{exchange}`")))
+            }
+        }
+    }
+
     /// Waits for the connection, for whatever is no publish.
     async fn up(&self) -> Result<(), BrokerError> {
         self.line.up(self.patience.connection).await.map_err(BrokerError::Other)
@@ -302,7 +359,12 @@ impl Broker for EmbeddedConnection {
 
     async fn apply(&self, topology: &Topology) -> Result<(), BrokerError> {
         self.up().await?;
-        self.node.lock().apply(topology)
+        self.node.change(|state, outbox| state.apply(topology, outbox))
+    }
+
+    async fn verify(&self, topology: &Topology) -> Result<(), BrokerError> {
+        self.up().await?;
+        refuse_wrong(topology, &self.node.lock().snapshot())
     }
 
     async fn remove(&self, topology: &Topology) -> Result<(), BrokerError> {
@@ -322,44 +384,15 @@ impl Broker for EmbeddedConnection {
         self.line.up(self.patience.connection).await.map_err(PublishError::Unknown)?;
         let fault = self.node.fault(&message);
         let (exchange, routing_key) = self.address(&message.to);
-        let stored =
-            Stored { body: message.body, routing_key: routing_key.clone(), returns: 0, deaths: 0, expires: None };
-        let losses = self.line.losses();
-        let send = |message| self.node.change(|state, outbox| state.route(&exchange, message, outbox));
-        let routed = match fault {
-            PublishFault::None | PublishFault::Slow(_) => send(stored),
-            PublishFault::Twice => {
-                send(stored.clone());
-                send(stored)
-            }
-            PublishFault::UnknownButKept => {
-                send(stored);
-                return Err(unknown("the confirmation was lost"));
-            }
-            PublishFault::UnknownAndLost => return Err(unknown("the message was lost")),
-            PublishFault::Refused => return Err(PublishError::Refused(routing_key.to_string())),
-            PublishFault::Returned => Routed::Nowhere,
-        };
-        if let PublishFault::Slow(after) = fault {
-            self.confirmation(losses, after).await?;
-        }
-        match routed {
-            Routed::Taken => Ok(()),
-            Routed::Nowhere if !self.line.mandatory.load(Ordering::Relaxed) => Ok(()),
-            Routed::Nowhere => {
-                Err(PublishError::Unroutable(format!("`{routing_key}` (through exchange `{exchange}`)")))
-            }
-            Routed::NoExchange => {
-                Err(PublishError::Unroutable(format!("`{routing_key}`: there is no exchange `{exchange}`")))
-            }
-        }
+        let stored = Stored::new(message.body, routing_key);
+        self.send(&exchange, stored, fault).await
     }
 
     async fn consume(&self, queue: &str, prefetch: u16) -> Result<Consumer, BrokerError> {
         self.up().await?;
         let (consumer, deliver, cancelled) = Consumer::channel(prefetch);
         let (node, line) = (Arc::downgrade(&self.node), self.line.clone());
-        let tap = Tap { node, line, queue: queue.into(), prefetch, deliver, cancelled };
+        let tap = Tap { node, line, queue: queue.into(), prefetch, deliver, cancelled, silence: self.patience.silence };
         let flow = tap.open(&self.node).ok_or_else(|| no_queue(queue))?;
         tokio::spawn(tap.run(flow));
         Ok(consumer)

@@ -1,7 +1,7 @@
 //! A consumer's two sides: the task that keeps it flowing, as the client for RabbitMQ does, and
 //! the deliveries that find their way back.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -27,18 +27,37 @@ pub(super) struct Flow {
     pub(super) queue: Arc<str>,
     /// Whether its channel is open, so that deliveries can be settled. It stays open when only the
     /// queue has gone.
-    open: AtomicBool,
+    pub(super) open: AtomicBool,
+    /// Whether nothing arrives any more, without a word from the broker.
+    haunted: AtomicBool,
+    /// Deliveries that have not been settled.
+    in_hand: AtomicUsize,
+    /// Tells the task that something of this has changed.
     ended: Notify,
 }
 
 impl Flow {
     fn new(number: u64, line: Arc<Line>, queue: Arc<str>) -> Self {
-        Self { number, line, queue, open: AtomicBool::new(true), ended: Notify::new() }
+        Self {
+            number,
+            line,
+            queue,
+            open: AtomicBool::new(true),
+            haunted: AtomicBool::new(false),
+            in_hand: AtomicUsize::new(0),
+            ended: Notify::new(),
+        }
     }
 
     /// The queue has gone, so nothing more comes.
     pub(super) fn end(&self) {
         self.ended.notify_one();
+    }
+
+    /// Nothing arrives any more. That looks like an empty queue.
+    pub(super) fn haunt(&self) {
+        self.haunted.store(true, Ordering::Relaxed);
+        self.end();
     }
 
     /// The connection has gone: nothing more comes, and nothing can be settled.
@@ -56,6 +75,8 @@ pub(super) struct Tap {
     pub(super) prefetch: u16,
     pub(super) deliver: mpsc::Sender<Delivery>,
     pub(super) cancelled: mpsc::Receiver<()>,
+    /// See [`Patience::silence`](crate::broker::rabbit::Patience::silence).
+    pub(super) silence: Duration,
 }
 
 impl Tap {
@@ -63,18 +84,43 @@ impl Tap {
         loop {
             tokio::select! {
                 biased;
-                _ = self.cancelled.recv() => {
-                    if let Some(node) = self.node.upgrade() {
-                        node.change(|state, outbox| state.cancel(&flow, outbox));
-                    }
-                    return;
-                }
+                _ = self.cancelled.recv() => return self.cancel(&flow),
                 () = flow.ended.notified() => {}
+            }
+            while flow.haunted.swap(false, Ordering::Relaxed) && flow.open.load(Ordering::Relaxed) {
+                if !self.see_through(&flow).await {
+                    return self.cancel(&flow);
+                }
             }
             // When the connection is not to blame, the queue has gone.
             let patiently = flow.open.load(Ordering::Relaxed);
             let Some(fresh) = self.reopen(patiently).await else { return };
             flow = fresh;
+        }
+    }
+
+    fn cancel(&self, flow: &Flow) {
+        if let Some(node) = self.node.upgrade() {
+            node.change(|state, outbox| state.cancel(flow, outbox));
+        }
+    }
+
+    /// Gives up a consumer to which nothing comes, once it has been silent for so long as the client
+    /// for RabbitMQ bears it and has nothing in hand. Whether it is still wanted.
+    async fn see_through(&mut self, flow: &Flow) -> bool {
+        loop {
+            tokio::select! {
+                biased;
+                _ = self.cancelled.recv() => return false,
+                // Its connection was cut meanwhile, or its queue deleted once more.
+                () = flow.ended.notified() => return true,
+                () = sleep(self.silence) => {}
+            }
+            if flow.in_hand.load(Ordering::Relaxed) == 0 {
+                let Some(node) = self.node.upgrade() else { return false };
+                node.change(|state, outbox| state.detach(|other| other.number == flow.number, outbox));
+                return true;
+            }
         }
     }
 
@@ -129,11 +175,13 @@ pub(super) struct Tag {
 
 impl Tag {
     pub(super) fn new(tag: u64, flow: Arc<Flow>, node: Arc<Node>) -> Self {
+        flow.in_hand.fetch_add(1, Ordering::Relaxed);
         Self { tag, flow, node: Some(node) }
     }
 
     fn settle(&mut self, requeue: bool) {
         let Some(node) = self.node.take() else { return };
+        self.flow.in_hand.fetch_sub(1, Ordering::Relaxed);
         node.change(|state, outbox| state.settle(&self.flow, self.tag, requeue, outbox));
     }
 }

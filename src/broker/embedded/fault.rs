@@ -4,8 +4,8 @@ use bytes::Bytes;
 use std::time::Duration;
 use tokio::time::Instant;
 
-use super::EmbeddedBroker;
 use super::state::State;
+use super::{EmbeddedBroker, Profile};
 use crate::broker::Message;
 use crate::clock::Entropy;
 
@@ -62,7 +62,9 @@ pub enum HeldState {
     Ready,
     /// It has been delivered, and waits to be settled.
     Unsettled,
-    /// It sleeps until then, or stays longer if where it leads does not take it.
+    /// Its time on the queue is over, and where that leads does not take it.
+    Dying,
+    /// It sleeps until then.
     OnRung {
         /// When its time is over.
         until: Instant,
@@ -92,8 +94,15 @@ impl EmbeddedBroker {
     /// Likewise, and tells what it was, first the next.
     pub fn drain(&self, queue: &str) -> Vec<Bytes> {
         let mut state = self.node.lock();
-        let messages = state.queues.get_mut(queue).map(|queue| queue.empty());
-        messages.into_iter().flatten().map(|message| message.body).collect()
+        let profile = state.profile;
+        let Some(found) = state.queues.get_mut(queue) else { return Vec::new() };
+        let mut messages = found.empty();
+        // RabbitMQ 4 purges what is on its way out as well.
+        if profile == Profile::Rabbit4 {
+            messages.extend(found.dying.all().cloned());
+            found.dying.clear();
+        }
+        messages.into_iter().map(|message| message.body).collect()
     }
 
     /// Deletes a queue with everything on it. What is then published to it is unroutable, or goes
@@ -147,7 +156,7 @@ impl EmbeddedBroker {
     }
 
     /// Every message: queue by queue in the order of their names, first what waits, the next first,
-    /// then what is unsettled.
+    /// then what is stuck on its way out, then what is unsettled.
     pub fn census(&self) -> Vec<Held> {
         self.node.lock().census()
     }
@@ -167,6 +176,9 @@ impl State {
             for message in queue.all_waiting() {
                 let state = message.expires.map_or(HeldState::Ready, |until| HeldState::OnRung { until });
                 all.push(held(&message.body, state));
+            }
+            for message in queue.dying.all() {
+                all.push(held(&message.body, HeldState::Dying));
             }
             for message in queue.consumers.iter().flat_map(|consumer| consumer.unsettled.values()) {
                 all.push(held(&message.body, HeldState::Unsettled));

@@ -1,5 +1,5 @@
 //! The broker's one node: its state behind a lock, the deliveries that follow from a change, and
-//! the task that takes messages off rungs.
+//! the task that follows the time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep_until};
 
+use super::Profile;
 use super::fault::PublishFault;
 use super::queue::Attached;
 use super::state::State;
@@ -19,7 +20,10 @@ type Hook = Box<dyn FnMut(&Message) -> PublishFault + Send>;
 /// The node.
 pub(super) struct Node {
     state: Mutex<State>,
-    /// Wakes the task that takes messages off rungs, when an earlier one has come.
+    /// Taken before the state is released, so that deliveries are handed over in the order in which
+    /// they were decided on.
+    handing_over: Mutex<()>,
+    /// Wakes the task that follows the time, when an earlier one has come.
     earlier: Arc<Notify>,
     hook: Mutex<Option<Hook>>,
     /// Whether there is a hook, so that nobody else pays for it.
@@ -51,14 +55,15 @@ impl<'a> Outbox<'a> {
 
 impl Node {
     /// A node that runs. Needs a tokio runtime, which runs its clock.
-    pub(super) fn start() -> Arc<Self> {
+    pub(super) fn start(profile: Profile) -> Arc<Self> {
         let node = Arc::new(Self {
-            state: Mutex::new(State::new()),
+            state: Mutex::new(State::new(profile)),
+            handing_over: Mutex::default(),
             earlier: Arc::default(),
             hook: Mutex::new(None),
             hooked: AtomicBool::new(false),
         });
-        tokio::spawn(take_off_rungs(Arc::downgrade(&node)));
+        tokio::spawn(follow_time(Arc::downgrade(&node)));
         node
     }
 
@@ -70,16 +75,20 @@ impl Node {
     /// Changes the state, then hands over the deliveries that follow from it.
     pub(super) fn change<T>(self: &Arc<Self>, f: impl FnOnce(&mut State, &mut Outbox<'_>) -> T) -> T {
         let mut outbox = Outbox { node: self, deliveries: Vec::new(), buried: Vec::new() };
-        let (result, earlier) = {
+        let (result, earlier, turn) = {
             let mut state = self.lock();
-            let before = state.next_expiry();
+            let before = state.next_alarm();
             let result = f(&mut state, &mut outbox);
-            let after = state.next_expiry();
-            (result, after.is_some_and(|after| before.is_none_or(|before| after < before)))
+            let after = state.next_alarm();
+            let earlier = after.is_some_and(|after| before.is_none_or(|before| after < before));
+            let turn = (!outbox.deliveries.is_empty())
+                .then(|| self.handing_over.lock().unwrap_or_else(PoisonError::into_inner));
+            (result, earlier, turn)
         };
-        for (permit, delivery) in outbox.deliveries {
-            permit.send(delivery);
-        }
+        let senders: Vec<_> = outbox.deliveries.into_iter().map(|(place, delivery)| place.send(delivery)).collect();
+        // The last sender takes what is in its channel along, and a delivery's way back leads here.
+        drop(turn);
+        drop(senders);
         if earlier {
             self.earlier.notify_one();
         }
@@ -102,13 +111,13 @@ impl Node {
     }
 }
 
-/// Moves what has slept long enough from its rung to where it leads.
-async fn take_off_rungs(node: Weak<Node>) {
+/// Does what is due: above all, moves what has slept long enough from its rung to where it leads.
+async fn follow_time(node: Weak<Node>) {
     loop {
         let Some(node) = node.upgrade() else { return };
         let first = node.change(|state, outbox| {
-            state.expire(Instant::now(), outbox);
-            state.next_expiry()
+            state.tick(Instant::now(), outbox);
+            state.next_alarm()
         });
         // The node lives as long as somebody holds it, which this task does not while it waits;
         // an hourly look ends it when nobody does.

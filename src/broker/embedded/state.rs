@@ -1,44 +1,54 @@
-//! What the node knows: exchanges, queues and connections. All of it is kept in order, so that
-//! the same calls always have the same consequences.
+//! What the node knows: exchanges, queues, policies and connections. All of it is kept in order, so
+//! that the same calls always have the same consequences.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::Profile;
 use super::connection::Line;
 use super::consumer::Flow;
 use super::node::Outbox;
-use super::queue::{Attached, Queue, Stored};
-use super::settings::text;
+use super::policy::Policy;
+use super::queue::{Attached, Queue, Return, Stored};
+use super::settings::argument_text;
 use crate::broker::topology::{Exchange, ExchangeKind, Topology};
 use crate::broker::{BrokerError, Delivery, Depth};
 
+/// How long RabbitMQ 3.10 takes to tell consumers that their queue has been deleted. When it is
+/// declared again before, it never does.
+const NOTICE: Duration = Duration::from_millis(35);
+
 /// The node's state.
 pub(super) struct State {
+    pub(super) profile: Profile,
     pub(super) running: bool,
-    exchanges: BTreeMap<String, Routes>,
+    pub(super) exchanges: BTreeMap<String, Routes>,
     pub(super) queues: BTreeMap<String, Queue>,
-    /// Queues by when their first message expires. There may be one too many, never one missing.
-    expiries: BTreeSet<(Instant, String)>,
+    pub(super) policies: BTreeMap<String, Policy>,
+    /// When to look at which queue. There may be one too many, never one missing.
+    alarms: BTreeSet<(Instant, String)>,
+    /// Consumers of deleted queues that do not know it yet, and when they are told.
+    leaving: Vec<(Instant, Attached)>,
     /// Connections that are neither closed nor dead.
     pub(super) lines: BTreeMap<u64, Arc<Line>>,
     /// The last number given to a connection or a consumer.
     number: u64,
 }
 
-struct Routes {
-    exchange: Exchange,
+/// An exchange.
+pub(super) struct Routes {
+    pub(super) exchange: Exchange,
     /// (routing key, queue)
-    bindings: Vec<(String, String)>,
+    pub(super) bindings: Vec<(String, Arc<str>)>,
 }
 
-/// What became of a message.
+/// Why no queue is found for a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Routed {
-    /// A queue has it.
-    Taken,
+pub(super) enum NoWay {
     /// There is no queue for it.
     Nowhere,
     /// There is no such exchange.
@@ -46,12 +56,15 @@ pub(super) enum Routed {
 }
 
 impl State {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(profile: Profile) -> Self {
         Self {
+            profile,
             running: true,
             exchanges: BTreeMap::new(),
             queues: BTreeMap::new(),
-            expiries: BTreeSet::new(),
+            policies: BTreeMap::new(),
+            alarms: BTreeSet::new(),
+            leaving: Vec::new(),
             lines: BTreeMap::new(),
             number: 0,
         }
@@ -66,7 +79,7 @@ impl State {
     // ---- Topology ----
 
     /// Declares what is not there, and tells what is there with other properties.
-    pub(super) fn apply(&mut self, topology: &Topology) -> Result<(), BrokerError> {
+    pub(super) fn apply(&mut self, topology: &Topology, outbox: &mut Outbox<'_>) -> Result<(), BrokerError> {
         let mut differences = Vec::new();
         for exchange in &topology.exchanges {
             let routes = Routes { exchange: exchange.clone(), bindings: Vec::new() };
@@ -76,14 +89,23 @@ impl State {
             }
         }
         for queue in &topology.queues {
-            let known = self.queues.entry(queue.name.clone()).or_insert_with(|| Queue::new(queue.arguments.clone()));
-            if known.arguments != queue.arguments {
-                differences.push(format!("queue `{}` exists with other properties", queue.name));
+            match self.queues.get_mut(&queue.name) {
+                Some(known) if known.arguments != queue.arguments => {
+                    differences.push(format!("queue `{}` exists with other properties", queue.name));
+                }
+                Some(known) => known.used = Instant::now(),
+                None => {
+                    let settings = self.settings(&queue.name, &queue.arguments);
+                    self.queues.insert(queue.name.clone(), Queue::new(&queue.name, queue.arguments.clone(), settings));
+                    self.haunt(&queue.name, outbox);
+                    self.watch(&queue.name);
+                }
             }
         }
         for binding in &topology.bindings {
+            let Some(queue) = self.queues.get(&binding.queue) else { continue };
+            let pair = (binding.key.clone(), queue.name.clone());
             let Some(routes) = self.exchanges.get_mut(&binding.exchange) else { continue };
-            let pair = (binding.key.clone(), binding.queue.clone());
             if !routes.bindings.contains(&pair) {
                 routes.bindings.push(pair);
             }
@@ -95,11 +117,44 @@ impl State {
     pub(super) fn delete_queue(&mut self, name: &str, outbox: &mut Outbox<'_>) -> bool {
         let Some(queue) = self.queues.remove(name) else { return false };
         for routes in self.exchanges.values_mut() {
-            routes.bindings.retain(|(_, queue)| queue != name);
+            routes.bindings.retain(|(_, queue)| **queue != *name);
         }
-        queue.consumers.iter().for_each(|consumer| consumer.flow.end());
-        outbox.bury(queue.consumers);
+        match self.profile {
+            Profile::Rabbit310 => {
+                let told = Instant::now() + NOTICE;
+                self.leaving.extend(queue.consumers.into_iter().map(|consumer| (told, consumer)));
+            }
+            Profile::Rabbit4 => {
+                queue.consumers.iter().for_each(|consumer| consumer.flow.end());
+                outbox.bury(queue.consumers);
+            }
+        }
         true
+    }
+
+    /// Tells consumers that their queue has gone.
+    fn tell_leaving(&mut self, now: Instant, outbox: &mut Outbox<'_>) {
+        let told = self.leaving.extract_if(.., |(at, _)| *at <= now);
+        outbox.bury(told.map(|(_, consumer)| {
+            consumer.flow.end();
+            consumer
+        }));
+    }
+
+    /// Attaches to a new queue those that think they still consume the old one.
+    fn haunt(&mut self, name: &str, outbox: &mut Outbox<'_>) {
+        let ghosts = self.leaving.extract_if(.., |(_, consumer)| *consumer.flow.queue == *name);
+        let Some(queue) = self.queues.get_mut(name) else { return };
+        for (_, mut consumer) in ghosts {
+            if consumer.cancelled {
+                outbox.bury([consumer]);
+                continue;
+            }
+            consumer.ghost = true;
+            consumer.unsettled.clear();
+            consumer.flow.haunt();
+            queue.consumers.push(consumer);
+        }
     }
 
     /// Deletes an exchange and its bindings. Whether there was one.
@@ -109,71 +164,83 @@ impl State {
 
     // ---- Messages ----
 
-    /// Routes a message.
-    pub(super) fn route(&mut self, exchange: &str, message: Stored, outbox: &mut Outbox<'_>) -> Routed {
-        let Some(routes) = self.exchanges.get(exchange) else { return Routed::NoExchange };
-        let matches = |key: &str| routes.exchange.kind == ExchangeKind::Fanout || key == &*message.routing_key;
-        if let Some((_, name)) = routes.bindings.iter().find(|(key, _)| matches(key)) {
-            let Some(queue) = self.queues.get_mut(name) else { return Routed::Nowhere };
-            Self::enqueue(&mut self.expiries, name, queue, message, outbox);
-            return Routed::Taken;
+    /// The queue for a message.
+    pub(super) fn resolve(&self, exchange: &str, routing_key: &str) -> Result<Arc<str>, NoWay> {
+        let routes = self.exchanges.get(exchange).ok_or(NoWay::NoExchange)?;
+        let matches = |key: &str| routes.exchange.kind == ExchangeKind::Fanout || key == routing_key;
+        if let Some((_, queue)) = routes.bindings.iter().find(|(key, _)| matches(key)) {
+            return Ok(queue.clone());
         }
-        let Some(alternate) = text(&routes.exchange.arguments, "alternate-exchange") else { return Routed::Nowhere };
-        let alternate = alternate.to_owned();
-        match self.route(&alternate, message, outbox) {
-            Routed::NoExchange => Routed::Nowhere,
-            routed => routed,
+        match argument_text(&routes.exchange.arguments, "alternate-exchange") {
+            Some(alternate) => self.resolve(alternate, routing_key).map_err(|_| NoWay::Nowhere),
+            None => Err(NoWay::Nowhere),
         }
     }
 
-    fn enqueue(
-        expiries: &mut BTreeSet<(Instant, String)>,
-        name: &str,
-        queue: &mut Queue,
-        mut message: Stored,
-        outbox: &mut Outbox<'_>,
-    ) {
+    /// Puts a message on a queue.
+    pub(super) fn enqueue(&mut self, name: &str, mut message: Stored, outbox: &mut Outbox<'_>) {
+        let Some(queue) = self.queues.get_mut(name) else { return };
         if let Some(ttl) = queue.settings.ttl {
             let expires = Instant::now() + ttl;
             message.expires = Some(expires);
             if queue.ready.is_empty() {
-                expiries.insert((expires, name.to_owned()));
+                self.alarms.insert((expires, name.to_owned()));
             }
         }
         queue.ready.push_back(message);
-        queue.flush(outbox);
-    }
-
-    /// When the next message expires; nothing while the node is stopped.
-    pub(super) fn next_expiry(&self) -> Option<Instant> {
-        if self.running { self.expiries.first().map(|(at, _)| *at) } else { None }
-    }
-
-    /// Sees to it that the first message of a queue, whatever became of those before it, is looked
-    /// at when it expires.
-    pub(super) fn watch(&mut self, name: &str) {
-        let first = self.queues.get(name).and_then(|queue| queue.ready.front());
-        if let Some(expires) = first.and_then(|message| message.expires) {
-            self.expiries.insert((expires, name.to_owned()));
+        if !queue.consumers.is_empty() {
+            self.serve(name, outbox);
         }
     }
 
-    /// Dead-letters what has been on its rung for the rung's time. Only the first of a queue is
-    /// ever looked at, as RabbitMQ does it.
-    pub(super) fn expire(&mut self, now: Instant, outbox: &mut Outbox<'_>) {
-        while self.next_expiry().is_some_and(|at| at <= now) {
-            let Some((_, name)) = self.expiries.pop_first() else { return };
-            let Some(queue) = self.queues.get_mut(&name) else { continue };
-            let over = |message: &&Stored| message.expires.is_some_and(|expires| expires <= now);
-            let slept = queue.ready.iter().take_while(over).count();
-            let expired: Vec<Stored> = queue.ready.drain(..slept).collect();
-            let then = queue.settings.dead_letter.clone();
-            self.watch(&name);
-            let Some(then) = then else { continue };
-            for message in expired {
-                let deaths = message.deaths + 1;
-                self.route(&then, Stored { expires: None, returns: 0, deaths, ..message }, outbox);
-            }
+    /// Hands over what a queue has, to consumers that have room.
+    fn serve(&mut self, name: &str, outbox: &mut Outbox<'_>) {
+        let Some(queue) = self.queues.get_mut(name) else { return };
+        let (timed, expires) = (queue.settings.ttl.is_some(), queue.settings.expires.is_some());
+        if timed {
+            let expired = queue.take_expired(Instant::now());
+            self.dead_letter(name, expired, outbox);
+        }
+        if let Some(queue) = self.queues.get_mut(name) {
+            queue.flush(outbox);
+        }
+        if timed || expires {
+            self.watch(name);
+        }
+    }
+
+    // ---- Time ----
+
+    /// When there is something to do; never while the node is stopped.
+    pub(super) fn next_alarm(&self) -> Option<Instant> {
+        let alarm = self.alarms.first().map(|(at, _)| *at);
+        let notice = self.leaving.iter().map(|(at, _)| *at).min();
+        if self.running { alarm.into_iter().chain(notice).min() } else { None }
+    }
+
+    /// Sees to it that a queue is looked at.
+    pub(super) fn alarm(&mut self, at: Instant, name: &str) {
+        self.alarms.insert((at, name.to_owned()));
+    }
+
+    /// Sees to it that a queue is looked at when something will be due on it.
+    pub(super) fn watch(&mut self, name: &str) {
+        let Some(queue) = self.queues.get(name) else { return };
+        let first = |place: &std::collections::VecDeque<Stored>| place.front().and_then(|message| message.expires);
+        let due = [first(&queue.returned), first(&queue.ready), queue.dying.retry(), queue.unused_until()];
+        if let Some(at) = due.into_iter().flatten().min() {
+            self.alarm(at, name);
+        }
+    }
+
+    /// Does everything that is due.
+    pub(super) fn tick(&mut self, now: Instant, outbox: &mut Outbox<'_>) {
+        if self.running {
+            self.tell_leaving(now, outbox);
+        }
+        while self.running && self.alarms.first().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, name)) = self.alarms.pop_first() else { return };
+            self.look_at(&name, now, outbox);
         }
     }
 
@@ -187,26 +254,29 @@ impl State {
         prefetch: u16,
         outbox: &mut Outbox<'_>,
     ) -> bool {
-        let Some(queue) = self.queues.get_mut(&*flow.queue) else { return false };
+        let name = flow.queue.clone();
+        let Some(queue) = self.queues.get_mut(&*name) else { return false };
         queue.consumers.push(Attached {
             flow,
             deliver,
             prefetch: usize::from(prefetch.max(1)),
+            ghost: false,
             cancelled: false,
             next: 0,
             unsettled: BTreeMap::new(),
         });
-        queue.flush(outbox);
+        self.serve(&name, outbox);
         true
     }
 
     /// Delivers no more to `flow`; what it has can still be settled.
     pub(super) fn cancel(&mut self, flow: &Flow, outbox: &mut Outbox<'_>) {
-        let Some(queue) = self.queues.get_mut(&*flow.queue) else { return };
-        for consumer in queue.consumers.iter_mut().filter(|consumer| consumer.flow.number == flow.number) {
+        let on_queue = self.queues.get_mut(&*flow.queue).into_iter().flat_map(|queue| &mut queue.consumers);
+        let all = on_queue.chain(self.leaving.iter_mut().map(|(_, consumer)| consumer));
+        for consumer in all.filter(|consumer| consumer.flow.number == flow.number) {
             consumer.cancelled = true;
         }
-        queue.flush(outbox);
+        self.serve(&flow.queue, outbox);
     }
 
     /// Settles a delivery. Nothing happens to one that is not out any more; but its consumer may
@@ -214,26 +284,33 @@ impl State {
     pub(super) fn settle(&mut self, flow: &Flow, tag: u64, requeue: bool, outbox: &mut Outbox<'_>) {
         let Some(queue) = self.queues.get_mut(&*flow.queue) else { return };
         let consumer = queue.consumers.iter_mut().find(|consumer| consumer.flow.number == flow.number);
-        let message = consumer.and_then(|consumer| consumer.unsettled.remove(&tag));
-        if let Some(message) = message.filter(|_| requeue) {
-            queue.give_back(message);
+        // What a ghost has never arrived, so nobody can mean it.
+        let message = consumer.filter(|consumer| !consumer.ghost).and_then(|found| found.unsettled.remove(&tag));
+        let dead = message.filter(|_| requeue).and_then(|message| queue.give_back(message, Return::Requeued));
+        if let Some(dead) = dead {
+            self.dead_letter(&flow.queue, vec![dead], outbox);
         }
-        queue.flush(outbox);
+        self.serve(&flow.queue, outbox);
     }
 
-    /// Gives back everything that the connection `line` has unsettled, and takes its consumers
-    /// away.
-    pub(super) fn detach(&mut self, line: u64, outbox: &mut Outbox<'_>) {
+    /// Closes the channels for which `gone` holds: their consumers go, and what they have unsettled
+    /// goes back. Nothing is handed over before all are gone.
+    pub(super) fn detach(&mut self, gone: impl Fn(&Flow) -> bool, outbox: &mut Outbox<'_>) {
+        let leaving = self.leaving.extract_if(.., |(_, consumer)| gone(&consumer.flow));
+        outbox.bury(leaving.map(|(_, consumer)| {
+            consumer.flow.lose_channel();
+            consumer
+        }));
         let mut touched = Vec::new();
         for (name, queue) in &mut self.queues {
-            if queue.detach(line, outbox) {
-                touched.push(name.clone());
+            let (dead, any) = queue.detach(&gone, outbox);
+            if any {
+                touched.push((name.clone(), dead));
             }
         }
-        for name in touched {
-            if let Some(queue) = self.queues.get_mut(&name) {
-                queue.flush(outbox);
-            }
+        for (name, dead) in touched {
+            self.dead_letter(&name, dead, outbox);
+            self.serve(&name, outbox);
         }
     }
 

@@ -315,10 +315,99 @@ async fn a_census_names_everything_once() {
     assert_eq!(census, expected.map(|(queue, body, state)| (queue.to_owned(), body.into(), state)));
 }
 
+/// What RabbitMQ does as well, but after minutes.
+#[tokio::test(start_paused = true)]
+async fn what_is_stuck_on_a_rung_is_tried_again_every_three_minutes_or_when_the_node_starts() {
+    let broker = broker().await;
+    broker.delete_exchange("r.jobs");
+    let since = Instant::now();
+    for n in 0..40 {
+        broker.publish(later("work", &format!("{n:02}"))).await.unwrap();
+    }
+    sleep(Duration::from_secs(60)).await;
+    let census = broker.census();
+    assert!(census.len() == 40 && census.iter().all(|held| held.state == HeldState::Dying));
+    broker.apply(&topology()).await.unwrap();
+    let mut work = broker.consume("work", 100).await.unwrap();
+    for n in 0..40 {
+        let delivery = next(&mut work).await;
+        assert_eq!((text(&delivery), delivery.deaths), (format!("{n:02}"), 1));
+        assert_eq!(since.elapsed(), RUNG + Duration::from_secs(180));
+        delivery.ack().await;
+    }
+
+    broker.delete_exchange("r.jobs");
+    broker.publish(later("work", "again")).await.unwrap();
+    sleep(Duration::from_secs(60)).await;
+    broker.apply(&topology()).await.unwrap();
+    broker.stop();
+    broker.start();
+    let since = Instant::now();
+    assert_eq!((text(&next(&mut work).await).as_str(), since.elapsed()), ("again", Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forgotten_consumer_comes_back_after_the_silence_and_not_with_something_in_hand() {
+    let broker = EmbeddedBroker::with_profile(Names::new("r"), Profile::Rabbit310);
+    broker.apply(&topology()).await.unwrap();
+    let mut consumer = broker.consume("work", 2).await.unwrap();
+    broker.publish(now("work", "held")).await.unwrap();
+    let held = next(&mut consumer).await;
+    broker.delete_queue("work");
+    broker.apply(&topology()).await.unwrap();
+    let since = Instant::now();
+    broker.publish(now("work", "a")).await.unwrap();
+    assert_eq!(broker.depth("work").await.unwrap(), Depth { ready: 0, consumers: 1 });
+    sleep(Duration::from_secs(100)).await;
+    held.ack().await;
+    let a = next(&mut consumer).await;
+    assert_eq!((text(&a).as_str(), a.redelivered, since.elapsed().as_secs()), ("a", true, 120));
+    a.ack().await;
+
+    // When it is not declared again at once, the consumer is told.
+    broker.delete_queue("work");
+    sleep(Duration::from_millis(40)).await;
+    broker.apply(&topology()).await.unwrap();
+    let since = Instant::now();
+    broker.publish(now("work", "b")).await.unwrap();
+    assert_eq!(text(&next(&mut consumer).await), "b");
+    assert!(since.elapsed() < Duration::from_secs(1));
+
+    // A cut connection mends it too; and a cancelled consumer does not haunt.
+    broker.delete_queue("work");
+    broker.apply(&topology()).await.unwrap();
+    consumer.cancel().await;
+    sleep(Duration::from_secs(1)).await;
+    broker.publish(now("work", "c")).await.unwrap();
+    assert_eq!(bodies(&broker, "work"), ["c"]);
+    let connection = broker.connect();
+    let mut consumer = connection.consume("other", 2).await.unwrap();
+    broker.delete_queue("other");
+    broker.apply(&topology()).await.unwrap();
+    broker.publish(now("other", "d")).await.unwrap();
+    let since = Instant::now();
+    connection.cut(Duration::from_secs(1));
+    let d = next(&mut consumer).await;
+    assert_eq!((text(&d).as_str(), d.redelivered, since.elapsed().as_secs()), ("d", true, 1));
+    d.ack().await;
+
+    // Replaced twice, the second time while it is forgotten already.
+    for _ in 0..2 {
+        broker.delete_queue("other");
+        broker.apply(&topology()).await.unwrap();
+        sleep(Duration::from_secs(20)).await;
+    }
+    broker.publish(now("other", "e")).await.unwrap();
+    let e = next(&mut consumer).await;
+    assert_eq!((text(&e).as_str(), e.redelivered), ("e", true));
+    assert_eq!(broker.depth("other").await.unwrap(), Depth { ready: 0, consumers: 1 });
+}
+
 /// The same dice, hence the same script: several clients that publish, consume and settle while
 /// connections are cut, queues deleted and the node stopped.
-async fn script(seed: u64) -> Vec<String> {
-    let (broker, dice) = (broker().await, Entropy::seeded(seed));
+async fn script(profile: Profile, seed: u64) -> Vec<String> {
+    let (broker, dice) = (EmbeddedBroker::with_profile(Names::new("r"), profile), Entropy::seeded(seed));
+    broker.apply(&topology()).await.unwrap();
     let (begun, told) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
     let tell = move |told: &Mutex<Vec<String>>, what: String| {
         told.lock().unwrap().push(format!("{:?} {what}", begun.elapsed()));
@@ -382,8 +471,10 @@ async fn script(seed: u64) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn the_same_script_has_the_same_consequences() {
-    let (one, other) = (script(1).await, script(1).await);
-    assert!(one.len() > 500, "{}", one.len());
-    assert_eq!(one, other);
-    assert_ne!(one, script(2).await);
+    for profile in [Profile::Rabbit310, Profile::Rabbit4] {
+        let (one, other) = (script(profile, 1).await, script(profile, 1).await);
+        assert!(one.len() > 500, "{}", one.len());
+        assert_eq!(one, other);
+        assert_ne!(one, script(profile, 2).await);
+    }
 }

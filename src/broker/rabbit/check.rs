@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::definitions::arguments;
+pub(in crate::broker) use super::definitions::arguments;
 use super::policies;
+use crate::broker::BrokerError;
 use crate::broker::topology::{Argument, Binding, Topology};
 
 /// How bad it is.
@@ -124,6 +125,14 @@ pub fn compare(topology: &Topology, seen: &Snapshot) -> Vec<Finding> {
     findings.extend(policies::unknown(topology, seen));
     findings.extend(surplus_rungs(topology, seen));
     findings
+}
+
+/// Refuses a broker that has something wrong.
+pub(in crate::broker) fn refuse_wrong(topology: &Topology, seen: &Snapshot) -> Result<(), BrokerError> {
+    let wrong = compare(topology, seen).into_iter().filter(|finding| finding.weight == Weight::Wrong);
+    let wrong: Vec<String> =
+        wrong.map(|f| format!("{}: must be {}, is {}; {}", f.what, f.expected, f.found, f.mend)).collect();
+    if wrong.is_empty() { Ok(()) } else { Err(BrokerError::Topology(wrong.join("\n"))) }
 }
 
 /// What can be said when only existence could be asked for: what is absent, and that the rest is

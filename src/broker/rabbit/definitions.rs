@@ -58,7 +58,7 @@ pub fn definitions(topology: &Topology) -> Value {
 }
 
 /// Arguments as JSON.
-pub(super) fn arguments(arguments: &[(&'static str, Argument)]) -> Map<String, Value> {
+pub(in crate::broker) fn arguments(arguments: &[(&'static str, Argument)]) -> Map<String, Value> {
     let value = |argument: &Argument| match argument {
         Argument::Text(text) => json!(text),
         Argument::Number(number) => json!(number),

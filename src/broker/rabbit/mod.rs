@@ -162,17 +162,13 @@ impl Broker for RabbitBroker {
             );
             return Ok(());
         };
-        let snapshot = match management::snapshot(url.reveal(), self.address.vhost(), topology).await {
-            Ok(snapshot) => snapshot,
+        match management::snapshot(url.reveal(), self.address.vhost(), topology).await {
+            Ok(snapshot) => check::refuse_wrong(topology, &snapshot),
             Err(reason) => {
                 tracing::warn!(reason, "the management API cannot be asked, so policies are not checked");
-                return Ok(());
+                Ok(())
             }
-        };
-        let wrong = check::compare(topology, &snapshot).into_iter().filter(|finding| finding.weight == Weight::Wrong);
-        let wrong: Vec<String> =
-            wrong.map(|f| format!("{}: must be {}, is {}; {}", f.what, f.expected, f.found, f.mend)).collect();
-        if wrong.is_empty() { Ok(()) } else { Err(BrokerError::Topology(wrong.join("\n"))) }
+        }
     }
 
     async fn remove(&self, topology: &Topology) -> Result<(), BrokerError> {

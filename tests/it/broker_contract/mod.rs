@@ -1,34 +1,24 @@
-//! What the engine relies on, the same on the embedded broker and on RabbitMQ.
+//! What the engine relies on, and what it must survive: the same on the embedded broker and on
+//! RabbitMQ, of whichever version the tests are given.
+//!
+//! - `stage`: the two brokers, and what an operator, a network or a foreign client does to them.
+//! - `interrupted`: connections that are cut, queues that are deleted.
+//! - `refused`: delivery limits, rungs that stall, headers that lie.
+//! - `policies`: what policies do to queues.
+
+mod interrupted;
+mod policies;
+mod refused;
+mod stage;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use roundelay::broker::embedded::EmbeddedBroker;
-use roundelay::broker::topology::{Names, Topology};
-use roundelay::broker::{Broker, Consumer, Delivery, Destination, Message, PublishError};
-use roundelay::ladder::Ladder;
+use roundelay::broker::{Consumer, Delivery, Destination, Message, PublishError};
 use tokio::time::{Instant, timeout};
 
-use crate::harness::{SOON, Vhost, until};
-
-const RUNG: Duration = Duration::from_millis(300);
-
-/// A broker with the queues `work` and `other`.
-async fn brokers() -> (Vec<(&'static str, Box<dyn Broker>)>, Vhost) {
-    let names = Names::new("r");
-    let vhost = Vhost::new().await;
-    let rabbit: Box<dyn Broker> = Box::new(vhost.connect("r").await);
-    let embedded: Box<dyn Broker> = Box::new(EmbeddedBroker::new(names.clone()));
-    let brokers = vec![("embedded", embedded), ("RabbitMQ", rabbit)];
-    for (_, broker) in &brokers {
-        broker.apply(&topology(&["work", "other"])).await.unwrap();
-    }
-    (brokers, vhost)
-}
-
-fn topology(queues: &[&str]) -> Topology {
-    Topology::new(Names::new("r"), queues.iter().copied(), &Ladder::new([RUNG]))
-}
+use crate::harness::{SOON, until};
+use stage::{RUNG, Stage, brokers, topology};
 
 fn message(to: Destination, body: &str) -> Message {
     Message { to, id: body.into(), body: body.to_owned().into() }
@@ -52,8 +42,8 @@ fn text(delivery: &Delivery) -> String {
 
 #[tokio::test]
 async fn messages_arrive_in_order_and_are_gone_once_acknowledged() {
-    let (brokers, _vhost) = brokers().await;
-    for (name, broker) in &brokers {
+    for stage in brokers().await {
+        let Stage { name, broker, .. } = &stage;
         for body in ["a", "b", "c"] {
             broker.publish(now("work", body)).await.unwrap();
         }
@@ -70,8 +60,8 @@ async fn messages_arrive_in_order_and_are_gone_once_acknowledged() {
 
 #[tokio::test]
 async fn a_rung_is_never_early_and_leads_to_the_queue_of_the_routing_key() {
-    let (brokers, _vhost) = brokers().await;
-    for (name, broker) in &brokers {
+    for stage in brokers().await {
+        let Stage { name, broker, .. } = &stage;
         let mut work = broker.consume("work", 10).await.unwrap();
         let mut other = broker.consume("other", 10).await.unwrap();
         let start = Instant::now();
@@ -89,8 +79,8 @@ async fn a_rung_is_never_early_and_leads_to_the_queue_of_the_routing_key() {
 
 #[tokio::test]
 async fn no_more_than_the_prefetch_is_out_at_once() {
-    let (brokers, _vhost) = brokers().await;
-    for (name, broker) in &brokers {
+    for stage in brokers().await {
+        let Stage { name, broker, .. } = &stage;
         for n in 0..20 {
             broker.publish(now("work", &n.to_string())).await.unwrap();
         }
@@ -109,8 +99,8 @@ async fn no_more_than_the_prefetch_is_out_at_once() {
 
 #[tokio::test]
 async fn what_is_put_back_comes_again_and_says_so() {
-    let (brokers, _vhost) = brokers().await;
-    for (name, broker) in &brokers {
+    for stage in brokers().await {
+        let Stage { name, broker, .. } = &stage;
         broker.publish(now("work", "again")).await.unwrap();
         let mut consumer = broker.consume("work", 1).await.unwrap();
         next(&mut consumer).await.requeue().await;
@@ -122,8 +112,8 @@ async fn what_is_put_back_comes_again_and_says_so() {
 
 #[tokio::test]
 async fn a_cancelled_consumer_leaves_nothing_behind() {
-    let (brokers, _vhost) = brokers().await;
-    for (name, broker) in &brokers {
+    for stage in brokers().await {
+        let Stage { name, broker, .. } = &stage;
         for n in 0..10 {
             broker.publish(now("work", &n.to_string())).await.unwrap();
         }
@@ -148,8 +138,8 @@ async fn a_cancelled_consumer_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn an_absent_queue_never_blocks_a_rung() {
-    let (brokers, _vhost) = brokers().await;
-    for (name, broker) in &brokers {
+    for stage in brokers().await {
+        let Stage { name, broker, .. } = &stage;
         for n in 0..100 {
             broker.publish(later("absent", &format!("lost-{n}"))).await.unwrap();
         }
@@ -164,8 +154,8 @@ async fn an_absent_queue_never_blocks_a_rung() {
 
 #[tokio::test]
 async fn an_absent_rung_is_told() {
-    let (brokers, _vhost) = brokers().await;
-    for (name, broker) in &brokers {
+    for stage in brokers().await {
+        let Stage { name, broker, .. } = &stage;
         let to = Destination::Rung { rung: Duration::from_millis(123_457), then: "work".into() };
         let error = broker.publish(message(to, "x")).await.unwrap_err();
         assert!(matches!(error, PublishError::Unroutable(_)), "{name}: {error}");
@@ -175,8 +165,8 @@ async fn an_absent_rung_is_told() {
 
 #[tokio::test]
 async fn quarantine_is_a_queue_like_any_other() {
-    let (brokers, _vhost) = brokers().await;
-    for (name, broker) in &brokers {
+    for stage in brokers().await {
+        let Stage { name, broker, .. } = &stage;
         let to = Destination::Quarantine { from: "work".into(), reason: "unreadable".into() };
         broker.publish(message(to, "bad")).await.unwrap();
         let mut consumer = broker.consume("r.quarantine", 1).await.unwrap();
@@ -188,8 +178,8 @@ async fn quarantine_is_a_queue_like_any_other() {
 
 #[tokio::test]
 async fn applying_twice_changes_nothing_and_removing_removes() {
-    let (brokers, _vhost) = brokers().await;
-    for (name, broker) in &brokers {
+    for stage in brokers().await {
+        let Stage { name, broker, .. } = &stage;
         broker.publish(now("work", "stays")).await.unwrap();
         broker.apply(&topology(&["work", "other"])).await.unwrap();
         until("it stayed", || async { broker.depth("work").await.unwrap().ready == 1 }).await;
