@@ -19,8 +19,8 @@ pub async fn live(core: Arc<Core>, delivery: Delivery) {
     let fate = match checked {
         Ok((envelope, queue)) => {
             core.telemetry.count(Count::Rearmed);
-            match core.dispatch.send(&envelope, &queue, core.ledger.now()).await {
-                Ok(()) => {
+            match core.dispatch.hop(&envelope, &queue, core.ledger.now()).await {
+                Ok(_) => {
                     core.life.reached(Point::Rearmed).await;
                     Fate::Ack
                 }
