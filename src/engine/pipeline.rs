@@ -246,6 +246,9 @@ impl Core {
         lease: &Lease<'_>,
     ) -> Option<Ended> {
         let id = format!("{}-{}-{}", chain.ledger, chain.epoch, chain.tick);
+        if grant.lost {
+            self.figures.get(&envelope.kind).inspect(|figures| figures.lost());
+        }
         let job = Job {
             id: id.clone(),
             kind: envelope.kind.clone(),

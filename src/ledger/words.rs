@@ -189,6 +189,8 @@ pub struct Grant {
     pub payload: String,
     /// See [`NewChain::once`].
     pub once: bool,
+    /// The claim before this one never came to its end.
+    pub lost: bool,
 }
 
 /// What a run ended as, to be written if its fence still holds.

@@ -2,6 +2,7 @@
 //!
 //! - `health`: from facts to the answer (pure).
 //! - `listener`: the answers over HTTP.
+//! - [`stuck`]: why a chain that is due does not run, for `roundelay status` (pure).
 //!
 //! The ledger's figures are asked for by a task of their own, with a time limit, and broker and
 //! connection are looked at when somebody asks. So whatever is stuck, the answer comes at once, and
@@ -9,6 +10,7 @@
 
 mod health;
 mod listener;
+pub mod stuck;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -24,9 +24,14 @@ struct Observed {
 
 impl Observed {
     async fn start(config: &Path) -> Self {
+        Self::start_with(config, &[]).await
+    }
+
+    async fn start_with(config: &Path, arguments: &[&str]) -> Self {
         let mut worker = tokio::process::Command::new(env!("CARGO_BIN_EXE_roundelay"))
             .args(["worker", "--listen", "127.0.0.1:0", "--config"])
             .arg(config)
+            .args(arguments)
             .env("ROUNDELAY_LOG_FORMAT", "json")
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
@@ -225,6 +230,31 @@ handler.exec.argv = ["/bin/false"]
         assert!(line["epoch"].as_i64().unwrap() > 0 && line["timestamp"].as_str().unwrap().ends_with('Z'), "{line}");
     }
     assert!(failures[0]["fence"].as_i64().unwrap() < failures[1]["fence"].as_i64().unwrap());
+}
+
+#[tokio::test]
+async fn a_chain_that_nobody_works_on_shows_within_a_minute() {
+    let ground = Ground::embedded();
+    let config = ground.config_file(
+        r#"
+catch_up.slack = "1s"
+[queues.work]
+[queues.side]
+[kinds.sync]
+queue = "side"
+every = "1h"
+handler.exec.argv = ["/bin/true"]
+"#,
+    );
+    let worker = Observed::start_with(&config, &["--queues", "work"]).await;
+    enroll(&config, ground.folder.path(), "sync").await;
+    // `until` waits for a minute at most.
+    let overdue = async || worker.metrics().await.get("roundelay_chains_overdue{queue=\"side\"}") == 1.0;
+    until("it shows", overdue).await;
+    assert!(worker.metrics().await.get("roundelay_oldest_overdue_seconds") >= 1.0);
+    let output = roundelay(&["status", "--config", config.to_str().unwrap(), "--json"]).await;
+    let why = output.json()["stuck"][0]["why"].clone();
+    assert!(why.as_str().unwrap().starts_with("its message is not known to have been sent"), "{why}");
 }
 
 /// A way to the broker that can be closed.
