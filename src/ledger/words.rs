@@ -456,3 +456,16 @@ pub enum LedgerError {
     #[error("the ledger is closed")]
     Closed,
 }
+
+impl QueueCensus {
+    /// Counts an active chain.
+    pub fn count(&mut self, lease_until: Time, due: Time, sent: bool, now: Time, slack: Duration) {
+        if lease_until > now {
+            self.running += 1;
+            return;
+        }
+        *(if due > now { &mut self.sleeping } else { &mut self.due }) += 1;
+        self.overdue += i64::from(due + slack <= now);
+        self.unsent += i64::from(!sent);
+    }
+}
