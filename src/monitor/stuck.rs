@@ -32,10 +32,10 @@ pub fn why(chain: &LateChain, config: &Config, broker: Waiting<'_>, now: Time) -
     let (kind, queue) = (&chain.hint.kind, &chain.hint.queue);
     match chain.state {
         ChainState::Active => {}
-        ChainState::Paused => return "it is paused".into(),
+        ChainState::Paused => return "it is paused; `roundelay resume` lets it go on".into(),
         ChainState::Retired => return "it has ended".into(),
         ChainState::Quarantined => {
-            return "it is quarantined: a message of it was ahead of the ledger, so an older copy of the ledger was restored"
+            return "it is quarantined: a message of it was ahead of the ledger, so an older copy of the ledger was restored; `roundelay recover` lets it go on"
                 .into();
         }
     }
