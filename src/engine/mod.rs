@@ -460,7 +460,6 @@ impl Core {
             telemetry: self.telemetry.clone(),
             broker: self.dispatch.broker.clone(),
             ledger: self.ledger.clone(),
-            clock: self.dispatch.clock.clone(),
             slack: self.catch_up.slack,
             ready: self.ready.clone(),
             stop: self.stopping.clone(),

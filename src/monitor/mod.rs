@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::broker::Broker;
-use crate::clock::{Clock, Time};
+use crate::clock::Time;
 use crate::ledger::{Ledger, LedgerError};
 use crate::telemetry::Telemetry;
 use health::{Part, Report};
@@ -49,10 +49,8 @@ pub struct Subject {
     pub telemetry: Arc<Telemetry>,
     /// Carries its messages.
     pub broker: Arc<dyn Broker>,
-    /// Keeps its truth.
+    /// Keeps its truth, and tells the time.
     pub ledger: Arc<dyn Ledger>,
-    /// Tells the time.
-    pub clock: Clock,
     /// After so long a due chain counts as overdue.
     pub slack: Duration,
     /// Set once it consumes.
@@ -70,7 +68,7 @@ pub struct Monitor {
 impl Monitor {
     /// Begins to watch `subject` and to answer on `listener`.
     pub fn start(listener: Listener, subject: Subject) -> Self {
-        let now = subject.clock.now();
+        let now = subject.ledger.now();
         subject.telemetry.introduce(&subject.worker, now);
         let facts = Facts {
             started: now,
@@ -124,7 +122,7 @@ impl Watch {
                 Ok(Err(error)) => Some(error.to_string()),
                 Err(_) => Some(format!("it has not answered within {} s", PATIENCE.as_secs())),
             };
-            let (now, answered) = (self.subject.clock.now(), answer.is_none());
+            let (now, answered) = (self.subject.ledger.now(), answer.is_none());
             {
                 let mut facts = self.facts();
                 facts.asked = now;
@@ -157,8 +155,8 @@ impl Watch {
 
     /// Looks at everything that can be looked at without waiting.
     fn look(&self) -> MutexGuard<'_, Facts> {
-        let Subject { broker, clock, ready, stop, telemetry, .. } = &self.subject;
-        let now = clock.now();
+        let Subject { broker, ledger, ready, stop, telemetry, .. } = &self.subject;
+        let now = ledger.now();
         let away = broker.away();
         let mut facts = self.facts();
         let engine = match &facts.broken {
