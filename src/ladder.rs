@@ -110,6 +110,21 @@ impl Ladder {
         }
     }
 
+    /// How many rungs a message takes that is due in `delay`.
+    pub fn hops(&self, delay: Duration) -> u32 {
+        let (mut hops, mut left) = (0, delay);
+        loop {
+            match self.hop(left, Duration::ZERO) {
+                Hop::Now { .. } => return hops,
+                Hop::Last { .. } => return hops + 1,
+                Hop::Further { rung } => {
+                    hops += 1;
+                    left -= rung;
+                }
+            }
+        }
+    }
+
     /// A random delay in `low..=high` that costs one hop: a rung in the window if there is one,
     /// else any point of it.
     pub fn choose(&self, low: Duration, high: Duration, entropy: &Entropy) -> Duration {
@@ -236,6 +251,7 @@ mod tests {
             let ladder = Ladder::new(named.iter().copied().map(Duration::from_millis));
             let delay = Duration::from_millis(delay);
             let (hops, slept, wait) = climb(&ladder, delay);
+            prop_assert_eq!(hops, ladder.hops(delay));
             prop_assert_eq!(slept + wait, delay);
             prop_assert!(wait < IN_PROCESS);
             if delay <= DAY {

@@ -25,12 +25,13 @@
 //! 6. [`throttle`]: paces starts.
 //! 7. [`ledger`]: the truth about chains; SQLite.
 //! 8. [`handler`]: runs the job: Rust, HTTP, or a program.
-//! 9. [`outcome`]: what happened becomes what follows (pure).
+//! 9. [`outcome`]: what happened, and for which [`reason`], becomes what follows (pure).
 //! 10. [`schedule`]: when next (pure).
 //! 11. [`ladder`]: a delay becomes hops over rungs (pure).
 //!
-//! Beside them, [`clock`] is the only reader of time and randomness, [`telemetry`] counts, and
-//! [`demo`] and [`bench`](mod@bench) are behind the commands of those names.
+//! Beside them, [`clock`] is the only reader of time and randomness, [`telemetry`] counts,
+//! [`monitor`] answers those who ask how a worker is, and [`demo`] and [`bench`](mod@bench) are behind
+//! the commands of those names.
 //!
 //! # A worker with a handler of its own
 //!
@@ -89,9 +90,11 @@ pub mod handler;
 pub mod job;
 pub mod ladder;
 pub mod ledger;
+pub mod monitor;
 #[cfg(test)]
 mod mutant;
 pub mod outcome;
+pub mod reason;
 pub mod roster;
 pub mod schedule;
 pub mod simulation;
@@ -103,6 +106,7 @@ pub use engine::Engine;
 pub use handler::Handler;
 pub use job::Job;
 pub use outcome::Outcome;
+pub use reason::Reason;
 
 #[cfg(test)]
 mod tests {

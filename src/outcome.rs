@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::clock::{Entropy, Time};
 use crate::ladder::Ladder;
 use crate::ledger::FailedItem;
+use crate::reason::Reason;
 use crate::schedule::Every;
 
 /// No retry and no snooze waits longer than this, whatever an upstream's `Retry-After` says.
@@ -27,7 +28,7 @@ pub enum Outcome {
     /// It may work later: try again by the kind's retry policy, and not before `after`.
     Retry {
         /// What went wrong.
-        reason: String,
+        reason: Reason,
         /// The earliest time to try again, from now, when the upstream named one.
         after: Option<Duration>,
     },
@@ -35,19 +36,19 @@ pub enum Outcome {
     /// still goes on with its next tick.
     Fail {
         /// What went wrong.
-        reason: String,
+        reason: Reason,
     },
     /// Not now, and nobody's fault: again after `wait`, with no attempt charged.
     Snooze {
         /// Why.
-        reason: String,
+        reason: Reason,
         /// How long from now.
         wait: Duration,
     },
     /// The entity is gone: end its chain.
     Retire {
         /// Why.
-        reason: String,
+        reason: Reason,
     },
 }
 
@@ -78,12 +79,12 @@ pub struct NewJob {
 
 impl Outcome {
     /// A failure that may pass.
-    pub fn retry(reason: impl Into<String>) -> Self {
+    pub fn retry(reason: impl Into<Reason>) -> Self {
         Self::Retry { reason: reason.into(), after: None }
     }
 
     /// A failure that will not.
-    pub fn fail(reason: impl Into<String>) -> Self {
+    pub fn fail(reason: impl Into<Reason>) -> Self {
         Self::Fail { reason: reason.into() }
     }
 }
@@ -211,7 +212,7 @@ pub struct Decision {
     /// What to call the attempt.
     pub verdict: Verdict,
     /// The handler's reason, for everything but [`Verdict::Done`].
-    pub reason: Option<String>,
+    pub reason: Option<Reason>,
     /// What the run asks for.
     pub yields: Yield,
 }

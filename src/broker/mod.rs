@@ -237,6 +237,12 @@ pub trait Broker: Send + Sync {
     /// When the broker cannot be asked or has no such queue.
     async fn depth(&self, queue: &str) -> Result<Depth, BrokerError>;
 
+    /// Why the broker cannot be used now; nothing when it is connected and takes messages. Answers
+    /// at once, from what is known of the connections.
+    fn away(&self) -> Option<String> {
+        None
+    }
+
     /// Closes the connections in good order. Unsettled deliveries are delivered again.
     async fn close(&self);
 }

@@ -15,7 +15,7 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use roundelay::Config;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
@@ -34,9 +34,13 @@ Start here:
   roundelay enroll --config roundelay.toml --kind KIND ROSTER.csv
   roundelay worker --config roundelay.toml       run what is due
 
-Logging goes to standard error; ROUNDELAY_LOG=debug shows more."
+Logging goes to standard error; ROUNDELAY_LOG=debug shows more, ROUNDELAY_LOG_FORMAT=json is for
+machines."
 )]
 struct Cli {
+    /// How the log is written; ROUNDELAY_LOG_FORMAT sets it too.
+    #[arg(long, global = true, value_enum, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
     #[command(subcommand)]
     command: Command,
 }
@@ -58,6 +62,31 @@ enum Command {
     Bench(bench::Bench),
     Simulate(simulate::Simulate),
 }
+
+/// How the log is written.
+#[derive(Clone, Copy, ValueEnum)]
+enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// A JSON object on each line, with the fields beside time, level and message.
+    Json,
+}
+
+impl LogFormat {
+    /// As the command line says, else the environment, where an empty variable says nothing.
+    fn choose(flag: Option<Self>) -> Result<Self, String> {
+        let variable = std::env::var(LOG_FORMAT).unwrap_or_default();
+        match flag {
+            Some(format) => Ok(format),
+            None if variable.is_empty() => Ok(Self::Text),
+            None => Self::from_str(&variable, true)
+                .map_err(|_| format!("{LOG_FORMAT} is `{variable}`; it may be text or json")),
+        }
+    }
+}
+
+/// The variable that chooses it.
+const LOG_FORMAT: &str = "ROUNDELAY_LOG_FORMAT";
 
 /// Where the configuration is.
 #[derive(Args)]
@@ -88,11 +117,17 @@ pub fn main() -> ExitCode {
     let wanted = std::env::var("ROUNDELAY_LOG").unwrap_or_else(|_| level.into());
     let filter = if wanted.contains("lapin") { wanted } else { format!("{wanted},lapin=off") };
     let filter = EnvFilter::builder().parse_lossy(filter);
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
-        .init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match LogFormat::choose(cli.log_format) {
+        Ok(LogFormat::Text) => {
+            log.with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none()).init();
+        }
+        Ok(LogFormat::Json) => log.json().flatten_event(true).init(),
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+    }
     if let Command::Worker(_) = cli.command {
         worker::with_deep_stacks();
     }

@@ -1,21 +1,29 @@
 //! `roundelay status`
 
+use std::collections::BTreeMap;
+
 use anyhow::ensure;
 use clap::Args;
+use roundelay::Config;
 use roundelay::broker::Depth;
+use roundelay::clock::Time;
 use roundelay::config::LedgerUrl;
 use roundelay::engine::Connections;
-use serde_json::json;
+use roundelay::ledger::{Census, ChainState, Failure, LateChain};
+use roundelay::monitor::stuck::{self, Waiting};
+use serde_json::{Value, json};
 
 use super::{ConfigFile, grouped};
 
 /// Kept failures shown.
 const FAILURES: u32 = 10;
+/// Stuck chains shown.
+const STUCK: u32 = 10;
 
-/// Shows how the chains are: sleeping, running, due, overdue, failed.
+/// Shows how the chains are: sleeping, running, due, overdue and why, failed.
 ///
-/// The figures come from the ledger; where a broker can be reached, what waits in its queues is
-/// shown beside them.
+/// The figures come from the ledger and not from workers, which may be what is stuck; where a
+/// broker can be reached, what waits in its queues is shown beside them.
 #[derive(Args)]
 pub struct Status {
     #[command(flatten)]
@@ -33,40 +41,162 @@ impl Status {
             ensure!(path.exists(), "there is no ledger at {}; {absent}", path.display());
         }
         let ledger = Connections::ledger(&config)?;
-        let census = ledger.census(config.catch_up.slack).await?;
+        let (now, slack) = (ledger.now(), config.catch_up.slack);
+        let census = ledger.census(slack).await?;
+        let late = ledger.late(now - slack, STUCK).await?;
         let failures = ledger.failures(FAILURES).await?;
-        let (depths, broker_error) = match Connections::open(&config).await {
-            Ok(connections) if connections.broker.keeps_messages() => {
-                let mut depths = std::collections::BTreeMap::new();
-                let names = config.topology().names;
-                let own = [names.rearm(), names.unrouted(), names.quarantine()];
-                for queue in config.queues.keys().cloned().chain(own) {
-                    if let Ok(depth) = connections.broker.depth(&queue).await {
-                        depths.insert(queue, depth);
-                    }
-                }
-                connections.broker.close().await;
-                (depths, None)
-            }
-            Ok(_) => (Default::default(), None),
-            Err(error) => (Default::default(), Some(error.to_string())),
-        };
+        let broker = Asked::ask(&config).await;
+        let stuck = late.into_iter().map(|chain| {
+            let why = stuck::why(&chain, &config, broker.waiting(&chain.hint.queue), now);
+            Stuck { chain, why }
+        });
+        let report = Report { now, census, stuck: stuck.collect(), failures, broker };
         if self.json {
-            let depths: serde_json::Map<_, _> = depths
-                .iter()
-                .map(|(queue, depth)| (queue.clone(), json!({ "ready": depth.ready, "consumers": depth.consumers })))
-                .collect();
-            let report =
-                json!({ "ledger": census, "broker": depths, "broker_error": broker_error, "failures": failures });
-            println!("{report}");
-            return Ok(());
+            println!("{}", report.json());
+        } else {
+            report.print(&config);
         }
+        Ok(())
+    }
+}
+
+/// What the broker said.
+enum Asked {
+    /// Nothing: it is in the worker's process.
+    Embedded,
+    /// Nothing, because of this.
+    Away(String),
+    /// How full these queues are, or why that is not known.
+    Depths(BTreeMap<String, Result<Depth, String>>),
+}
+
+impl Asked {
+    async fn ask(config: &Config) -> Self {
+        let connections = match Connections::open(config).await {
+            Ok(connections) if connections.broker.keeps_messages() => connections,
+            Ok(_) => return Self::Embedded,
+            Err(error) => return Self::Away(error.to_string()),
+        };
+        let mut depths = BTreeMap::new();
+        let names = config.topology().names;
+        let own = [names.rearm(), names.unrouted(), names.quarantine()];
+        for queue in config.queues.keys().cloned().chain(own) {
+            let depth = connections.broker.depth(&queue).await.map_err(|error| error.to_string());
+            depths.insert(queue, depth);
+        }
+        connections.broker.close().await;
+        Self::Depths(depths)
+    }
+
+    fn depth(&self, queue: &str) -> Option<Depth> {
+        match self {
+            Self::Depths(depths) => depths.get(queue)?.as_ref().ok().copied(),
+            Self::Embedded | Self::Away(_) => None,
+        }
+    }
+
+    fn waiting(&self, queue: &str) -> Waiting<'_> {
+        match self {
+            Self::Embedded => Waiting::Embedded,
+            Self::Away(reason) => Waiting::Away(reason),
+            Self::Depths(depths) => match depths.get(queue) {
+                Some(Ok(depth)) => Waiting::Depth(*depth),
+                Some(Err(reason)) => Waiting::Unknown(reason),
+                None => Waiting::Unknown("its queue was not asked for"),
+            },
+        }
+    }
+
+    fn error(&self) -> Option<&str> {
+        match self {
+            Self::Away(reason) => Some(reason),
+            Self::Embedded | Self::Depths(_) => None,
+        }
+    }
+}
+
+struct Stuck {
+    chain: LateChain,
+    why: String,
+}
+
+impl Stuck {
+    fn json(&self) -> Value {
+        let LateChain { hint, state, sent, looks, watch_at, lease_until, worker } = &self.chain;
+        let state = if *state == ChainState::Quarantined { "quarantined" } else { "overdue" };
+        let lease_until = Some(lease_until).filter(|until| **until != Time::default());
+        json!({
+            "kind": hint.kind, "key": hint.key, "queue": hint.queue, "epoch": hint.epoch, "tick": hint.tick,
+            "attempt": hint.attempt, "due": hint.due, "state": state, "sent": sent, "looks": looks,
+            "watch_at": watch_at, "lease_until": lease_until, "worker": worker, "why": self.why,
+        })
+    }
+}
+
+/// All there is to show.
+struct Report {
+    now: Time,
+    census: Census,
+    stuck: Vec<Stuck>,
+    failures: Vec<Failure>,
+    broker: Asked,
+}
+
+impl Report {
+    fn json(&self) -> Value {
+        let depths = match &self.broker {
+            Asked::Depths(depths) => depths.iter().collect(),
+            Asked::Embedded | Asked::Away(_) => Vec::new(),
+        };
+        let depths: serde_json::Map<_, _> = depths
+            .into_iter()
+            .filter_map(|(queue, depth)| Some((queue, depth.as_ref().ok()?)))
+            .map(|(queue, depth)| (queue.clone(), json!({ "ready": depth.ready, "consumers": depth.consumers })))
+            .collect();
+        json!({
+            "ledger": self.census,
+            "stuck": self.stuck.iter().map(Stuck::json).collect::<Vec<_>>(),
+            "broker": depths,
+            "broker_error": self.broker.error(),
+            "failures": self.failures,
+        })
+    }
+
+    fn print(&self, config: &Config) {
+        self.print_queues();
+        self.print_stuck();
+        let names = config.topology().names;
+        for (queue, meaning) in [
+            (names.quarantine(), "messages that cannot be used, each with its reason in its headers"),
+            (names.unrouted(), "messages for queues that do not exist"),
+        ] {
+            if let Some(depth) = self.broker.depth(&queue).filter(|depth| depth.ready > 0) {
+                println!("{queue}: {} {meaning}", grouped(depth.ready));
+            }
+        }
+        if let Some(error) = self.broker.error() {
+            println!("the broker was not asked: {error}");
+        }
+        if self.census.failures > 0 {
+            println!("{} entities have failed; the latest:", grouped(self.census.failures));
+            for failure in &self.failures {
+                println!(
+                    "  {} {} {} (×{}) {}",
+                    failure.last_at, failure.kind, failure.key, failure.times, failure.reason
+                );
+            }
+        }
+    }
+
+    fn print_queues(&self) {
         println!(
             "{:<28} {:>11} {:>9} {:>9} {:>9} {:>8} {:>9} {:>9}",
             "queue", "sleeping", "running", "due", "overdue", "unsent", "waiting", "consumers"
         );
-        for queue in &census.queues {
-            let Depth { ready, consumers } = depths.get(&queue.queue).copied().unwrap_or_default();
+        for queue in &self.census.queues {
+            // What was not asked is not known, and not zero.
+            let depth = self.broker.depth(&queue.queue);
+            let known = |number: fn(Depth) -> u64| depth.map_or("-".into(), |depth| grouped(number(depth)));
             println!(
                 "{:<28} {:>11} {:>9} {:>9} {:>9} {:>8} {:>9} {:>9}",
                 queue.queue,
@@ -75,44 +205,47 @@ impl Status {
                 grouped(queue.due),
                 grouped(queue.overdue),
                 grouped(queue.unsent),
-                grouped(ready),
-                grouped(consumers)
+                known(|depth| depth.ready),
+                known(|depth| depth.consumers)
             );
         }
         let further = [
-            ("paused", census.paused),
-            ("retired", census.retired),
-            ("quarantined", census.quarantined),
-            ("messages quarantined in the ledger", census.quarantined_messages),
-            ("one-off jobs kept in the ledger", census.kept_jobs),
+            ("paused", self.census.paused),
+            ("retired", self.census.retired),
+            ("quarantined", self.census.quarantined),
+            ("messages quarantined in the ledger", self.census.quarantined_messages),
+            ("one-off jobs kept in the ledger", self.census.kept_jobs),
         ];
         for (label, count) in further.into_iter().filter(|(_, count)| *count > 0) {
             println!("{label}: {}", grouped(count));
         }
-        if let Some(due) = census.oldest_due {
-            println!("the chain that waits longest was due at {due}");
-        }
-        let names = config.topology().names;
-        for (queue, meaning) in [
-            (names.quarantine(), "messages that cannot be used, each with its reason in its headers"),
-            (names.unrouted(), "messages for queues that do not exist"),
-        ] {
-            if let Some(depth) = depths.get(&queue).filter(|depth| depth.ready > 0) {
-                println!("{queue}: {} {meaning}", grouped(depth.ready));
+    }
+
+    fn print_stuck(&self) {
+        let overdue: i64 = self.census.queues.iter().map(|queue| queue.overdue).sum();
+        if self.stuck.is_empty() {
+            if let Some(due) = self.census.oldest_due {
+                println!("the chain that waits longest was due at {due}");
             }
+            return;
         }
-        if let Some(error) = broker_error {
-            println!("the broker was not asked: {error}");
+        println!(
+            "{} chains are stuck; {}:",
+            grouped(overdue + self.census.quarantined),
+            if self.stuck.len() < STUCK as usize { "they are" } else { "those that wait longest are" }
+        );
+        for Stuck { chain: LateChain { hint, .. }, why } in &self.stuck {
+            let for_how_long = std::time::Duration::from_secs(self.now.since(hint.due).as_secs());
+            println!(
+                "  {} {} on {}, tick {}, attempt {}, due at {} ({} ago): {why}",
+                hint.kind,
+                hint.key,
+                hint.queue,
+                hint.tick,
+                hint.attempt,
+                hint.due,
+                humantime::format_duration(for_how_long)
+            );
         }
-        if census.failures > 0 {
-            println!("{} entities have failed; the latest:", grouped(census.failures));
-            for failure in failures {
-                println!(
-                    "  {} {} {} (×{}) {}",
-                    failure.last_at, failure.kind, failure.key, failure.times, failure.reason
-                );
-            }
-        }
-        Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! `roundelay worker`
 
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use anyhow::{bail, ensure};
 use clap::Args;
 use roundelay::Engine;
 use roundelay::clock::parse_duration;
+use roundelay::config::listen_address;
 use wildmatch::WildMatch;
 
 use super::{ConfigFile, shutdown_on_signal};
@@ -49,6 +51,10 @@ pub struct Worker {
     /// How long running jobs may go on after the signal, in place of worker.grace.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     grace: Option<Duration>,
+    /// Where to answer /metrics, /healthz and /readyz, in place of worker.listen. There is no
+    /// authentication: whoever reaches the port may read.
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = listen_address)]
+    listen: Option<SocketAddr>,
 }
 
 impl Worker {
@@ -62,6 +68,7 @@ impl Worker {
         if let Some(grace) = self.grace {
             config.worker.grace = grace;
         }
+        config.worker.listen = self.listen.or(config.worker.listen);
         let queues = matching(config.queues.keys(), &self.queues)?;
         let shutdown = shutdown_on_signal()?;
         Ok(Engine::new(config).queues(queues).run(shutdown).await?)

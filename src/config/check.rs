@@ -1,5 +1,6 @@
 //! Raw settings → checked settings, in one step.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -106,6 +107,11 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         problems.add(&["broker", "prefix"], "names that begin with `amq.` are RabbitMQ's own");
     }
     problems.range(&["worker", "grace"], raw.worker.grace.0, zero, LONGEST_TIMEOUT);
+    let listen = raw.worker.listen.as_deref().map(listen_address).transpose();
+    let listen = listen.unwrap_or_else(|message| {
+        problems.add(&["worker", "listen"], message);
+        None
+    });
     let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3_600));
     problems.range(&["worker", "lease"], raw.worker.lease.0, second * 3, hour);
     problems.range(&["catch_up", "every"], raw.catch_up.every.0, second, hour);
@@ -141,7 +147,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             management: raw.broker.management.map(Secret::new),
         },
         ledger: LedgerSettings { url: ledger, history: raw.ledger.history.0 },
-        worker: WorkerSettings { grace: raw.worker.grace.0, lease: raw.worker.lease.0 },
+        worker: WorkerSettings { grace: raw.worker.grace.0, lease: raw.worker.lease.0, listen },
         catch_up: CatchUpSettings {
             every: raw.catch_up.every.0,
             slack: raw.catch_up.slack.0,
@@ -311,6 +317,19 @@ fn broker_url(problems: &mut Problems, url: &str) -> BrokerUrl {
         problems.add(&["broker", "url"], reason);
     }
     BrokerUrl::Amqp(Secret::new(url))
+}
+
+/// An address to listen on, as the configuration and the command line write it.
+///
+/// # Errors
+/// Says what to write.
+pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        format!(
+            "`{text}` is not an address and a port; write \"127.0.0.1:9464\" to be reached from this machine alone, \
+             \"0.0.0.0:9464\" to be reached from everywhere, by everybody"
+        )
+    })
 }
 
 fn ledger_url(problems: &mut Problems, url: &str) -> LedgerUrl {

@@ -14,8 +14,11 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+pub use check::listen_address;
 
 use crate::broker::topology::{Names, Topology};
 use crate::ladder::Ladder;
@@ -29,7 +32,7 @@ pub struct Config {
     pub broker: BrokerSettings,
     /// The ledger.
     pub ledger: LedgerSettings,
-    /// How a worker stops.
+    /// How a worker stops, and where it answers.
     pub worker: WorkerSettings,
     /// When and how overdue chains are sent again.
     pub catch_up: CatchUpSettings,
@@ -124,6 +127,8 @@ pub struct WorkerSettings {
     pub grace: Duration,
     /// How long a claim holds without a heartbeat.
     pub lease: Duration,
+    /// Where metrics and health are answered; nowhere when absent.
+    pub listen: Option<SocketAddr>,
 }
 
 /// `[catch_up]`

@@ -69,11 +69,12 @@ impl Default for Ledger {
 pub struct Worker {
     pub grace: Text,
     pub lease: Text,
+    pub listen: Option<String>,
 }
 
 impl Default for Worker {
     fn default() -> Self {
-        Self { grace: secs(30), lease: secs(30) }
+        Self { grace: secs(30), lease: secs(30), listen: None }
     }
 }
 

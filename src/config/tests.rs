@@ -155,6 +155,8 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
         ("[broker]\nmanagement = \"http://\"\n", "r.toml:2: broker.management: the base URL"),
         ("[queues.'amq.x']\n", "r.toml:1: queues.amq.x: names that begin with `amq.`"),
         ("[queues.'roundelay.x']\n", "queues.roundelay.x: names that begin with `roundelay.`"),
+        ("[worker]\nlisten = \":9464\"\n", "r.toml:2: worker.listen: `:9464` is not an address and a port; write"),
+        ("[worker]\nlisten = 9464\n", "r.toml:2: worker.listen: invalid type: integer `9464`"),
         ("[ledger]\nurl = \"postgres://u:secret@h/\"\n", "r.toml:2: ledger.url: `postgres://h/` is not sqlite://PATH"),
     ];
     for (text, part) in table {

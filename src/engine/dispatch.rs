@@ -52,23 +52,34 @@ impl Dispatch {
     /// # Errors
     /// [`PublishError`], after which the same envelope may be sent again.
     pub async fn send(&self, envelope: &Envelope, queue: &str, decided: Time) -> Result<(), PublishError> {
+        let hops = self.hop(envelope, queue, decided).await?;
+        self.telemetry.sets_out(hops);
+        Ok(())
+    }
+
+    /// Likewise, for what is on its way already. Answers how many hops there are from here on.
+    pub(super) async fn hop(&self, envelope: &Envelope, queue: &str, decided: Time) -> Result<u32, PublishError> {
         let now = self.ledger.now();
         let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(now));
-        let to = match self.ladder.hop(remaining, now.since(decided).min(MOST_SLOP)) {
+        let (to, hops) = match self.ladder.hop(remaining, now.since(decided).min(MOST_SLOP)) {
             Hop::Now { wait } => {
                 if !wait.is_zero() {
                     sleep(wait).await;
                 }
-                Destination::Queue(queue.into())
+                (Destination::Queue(queue.into()), 0)
             }
-            Hop::Last { rung } => Destination::Rung { rung, then: queue.into() },
-            Hop::Further { rung } => Destination::Rung { rung, then: self.rearm.clone() },
+            Hop::Last { rung } => (Destination::Rung { rung, then: queue.into() }, 1),
+            Hop::Further { rung } => {
+                let hops = 1 + self.ladder.hops(remaining.saturating_sub(rung));
+                (Destination::Rung { rung, then: self.rearm.clone() }, hops)
+            }
         };
         match self.broker.publish(Message::new(to, envelope)).await {
-            Err(PublishError::Unknown(_)) if mutant!(UnknownIsConfirmed) => Ok(()),
-            Err(PublishError::Refused(_)) if mutant!(RefusedIsConfirmed) => Ok(()),
-            answer => answer,
+            Err(PublishError::Unknown(_)) if mutant!(UnknownIsConfirmed) => {}
+            Err(PublishError::Refused(_)) if mutant!(RefusedIsConfirmed) => {}
+            answer => answer?,
         }
+        Ok(hops)
     }
 
     /// Publishes `envelope` again and again until it is confirmed or `patience` is over. The same

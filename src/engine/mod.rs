@@ -36,7 +36,8 @@ use crate::handler::exec::ExecHandler;
 use crate::handler::http::{self, HttpHandler};
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{Ledger, LedgerError};
-use crate::telemetry::Telemetry;
+use crate::monitor::{self, Monitor, Subject};
+use crate::telemetry::{KindFigures, QueueFigures, Telemetry, ThrottleFigures};
 use crate::throttle::{Throttle, Throttles};
 pub use dispatch::Dispatch;
 use lease::Leases;
@@ -59,6 +60,9 @@ pub enum StartError {
     /// Entities that cannot be enrolled.
     #[error(transparent)]
     Enroll(#[from] enroll::EnrollError),
+    /// The address to answer on.
+    #[error(transparent)]
+    Listen(#[from] monitor::BindError),
     /// The configuration and the program do not fit together.
     #[error("{0}")]
     Setup(String),
@@ -200,6 +204,7 @@ impl Engine {
     /// [`StartError`] when it cannot begin. Once it runs, a broker or a ledger that goes away is
     /// waited for; only [`StartError::Broken`] ends it, in good order.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), StartError> {
+        let listener = monitor::bind(self.config.worker.listen).await?;
         let connections = match self.connections.take() {
             Some(connections) => connections,
             None => Connections::open(&self.config).await?,
@@ -208,6 +213,7 @@ impl Engine {
         let core = Arc::new(self.core(connections, stop.clone())?);
         // Also when this future is dropped: nothing runs on with nobody to stop it.
         let _all_end_with_us = core.life.guard();
+        let monitor = listener.map(|listener| Monitor::start(listener, core.subject()));
         let _alone = alone(&self.config, &*core.dispatch.broker)?;
         topology_guard::check(&*core.ledger, &self.config, core.dispatch.broker.keeps_messages()).await?;
         core.dispatch.broker.apply(&core.topology).await?;
@@ -236,6 +242,9 @@ impl Engine {
             () = stop.cancelled() => None,
             Some(ended) = parts.join_next() => Some(ended.map_or_else(|panic| panic.to_string(), |()| "no more deliveries".into())),
         };
+        if let (Some(monitor), Some(why)) = (&monitor, &broken) {
+            monitor.broken(why);
+        }
         stop.cancel();
         tracing::info!(grace = ?core.grace, "stopping: finishing what runs");
         core.life.reached(Point::Stopping).await;
@@ -297,7 +306,11 @@ impl Engine {
                 prefetch: settings.prefetch,
                 priority: settings.priority,
                 permits: Arc::new(Semaphore::new(settings.concurrency)),
-                throttle: settings.throttle.as_ref().and_then(|name| throttles.get(name)),
+                throttle: settings
+                    .throttle
+                    .as_ref()
+                    .and_then(|name| Some((throttles.get(name)?, self.telemetry.throttle(name)))),
+                figures: self.telemetry.queue(name),
                 frontier: AtomicI64::new(i64::MIN),
             };
             (name.clone(), Arc::new(queue))
@@ -307,6 +320,7 @@ impl Engine {
         Ok(Core {
             worker: format!("{}-{}", std::process::id(), entropy.token()).into(),
             known_queues: config.queues.keys().cloned().collect(),
+            figures: config.kinds.keys().map(|name| (name.clone(), self.telemetry.kind(name))).collect(),
             kinds: std::mem::take(&mut self.config.kinds),
             handlers: std::mem::take(&mut self.handlers),
             queues,
@@ -380,6 +394,8 @@ async fn consume<L>(
 struct Core {
     worker: Arc<str>,
     kinds: BTreeMap<String, KindSettings>,
+    /// By kind.
+    figures: HashMap<String, KindFigures>,
     handlers: HashMap<String, Arc<dyn Handler>>,
     /// Every queue of the configuration, consumed here or not.
     known_queues: Vec<String>,
@@ -412,7 +428,8 @@ struct QueueRun {
     prefetch: u16,
     priority: i32,
     permits: Arc<Semaphore>,
-    throttle: Option<Arc<Throttle>>,
+    throttle: Option<(Arc<Throttle>, Arc<ThrottleFigures>)>,
+    figures: Arc<QueueFigures>,
     /// The latest due time among the messages that came from this queue. Messages enter a queue
     /// when they are due, so whatever was due well before this has been delivered, or is lost.
     frontier: AtomicI64,
@@ -436,6 +453,19 @@ struct InHand<'a> {
 }
 
 impl Core {
+    /// What is to be watched of this worker.
+    fn subject(&self) -> Subject {
+        Subject {
+            worker: self.worker.clone(),
+            telemetry: self.telemetry.clone(),
+            broker: self.dispatch.broker.clone(),
+            ledger: self.ledger.clone(),
+            slack: self.catch_up.slack,
+            ready: self.ready.clone(),
+            stop: self.stopping.clone(),
+        }
+    }
+
     fn in_hand(&self, epoch: i64) -> InHand<'_> {
         *self.in_hand.lock().unwrap_or_else(PoisonError::into_inner).entry(epoch).or_default() += 1;
         InHand { core: self, epoch }

@@ -33,6 +33,7 @@ use crate::job::{self, BadMessage, ChainRef, Envelope, Job, MAX_DEATHS, Tick};
 use crate::ladder::Hop;
 use crate::ledger::{Claim, ClaimRequest, Finish, FinishRequest, Grant, Hint, LedgerError};
 use crate::outcome::{Decision, Next, Outcome, decide};
+use crate::reason::{Class, Reason};
 use crate::telemetry::Count;
 use crate::throttle::Slot;
 
@@ -169,10 +170,7 @@ impl Core {
                         };
                         join(succeed, self.send_spawned(asked.envelopes)).await.0
                     }
-                    Some(Ended { finish: Finish::Fenced, .. }) => {
-                        self.telemetry.count(Count::Fenced);
-                        Fate::Ack
-                    }
+                    Some(Ended { finish: Finish::Fenced, .. }) => Fate::Ack,
                     None if mutant!(FinishGivesUp) => Fate::Ack,
                     None => Fate::Requeue,
                 }
@@ -254,6 +252,9 @@ impl Core {
         lease: &Lease<'_>,
     ) -> Option<Ended> {
         let id = format!("{}-{}-{}", chain.ledger, chain.epoch, chain.tick);
+        if grant.lost {
+            self.figures.get(&envelope.kind).inspect(|figures| figures.lost());
+        }
         let job = Job {
             id: id.clone(),
             kind: envelope.kind.clone(),
@@ -269,7 +270,8 @@ impl Core {
         let outcome = tokio::select! {
             biased;
             () = lease.lost(), if !mutant!(LostLeaseIgnored) => {
-                Outcome::Snooze { reason: "the lease was lost, so the run was ended".into(), wait: Duration::ZERO }
+                let reason = Reason::new(Class::Fenced, "the lease was lost, so the run was ended");
+                Outcome::Snooze { reason, wait: Duration::ZERO }
             }
             outcome = self.handle(queue, job, grant.at.since(grant.due), permit) => outcome,
         };
@@ -277,9 +279,8 @@ impl Core {
         let at = self.ledger.now();
         let ladder = &self.dispatch.ladder;
         let every = kind.every.filter(|_| !grant.once);
-        let decision = decide(every, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
-        self.note(envelope, Some((chain, grant.fence)), &decision);
-        let asked = self.asked(&id, &queue.name, decision.yields, at);
+        let mut decision = decide(every, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
+        let asked = self.asked(&id, &queue.name, std::mem::take(&mut decision.yields), at);
         let request = FinishRequest {
             epoch: chain.epoch,
             tick: chain.tick,
@@ -288,13 +289,14 @@ impl Core {
             at,
             next: decision.next,
             verdict: decision.verdict,
-            reason: decision.reason,
+            reason: decision.reason.as_ref().map(|reason| reason.text.clone()),
             slack: self.catch_up.slack,
             spawned: asked.spawned(),
             failed: asked.failed.clone(),
         };
-        let finish = self.insist("finish", || self.ledger.finish(request.clone())).await?;
-        Some(Ended { finish, at, asked })
+        let finish = self.insist("finish", || self.ledger.finish(request.clone())).await;
+        self.note(envelope, queue, Some((chain, grant.fence)), &decision, finish == Some(Finish::Fenced));
+        Some(Ended { finish: finish?, at, asked })
     }
 
     /// Sends what follows, then it is safe to acknowledge what went before. If it cannot be sent,
@@ -354,9 +356,9 @@ impl Core {
         self.life.reached(Point::JobHandled).await;
         let at = self.ledger.now();
         let ladder = &self.dispatch.ladder;
-        let decision = decide(None, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
-        self.note(&envelope, None, &decision);
-        let asked = self.asked(&id, &queue.name, decision.yields, at);
+        let mut decision = decide(None, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
+        self.note(&envelope, queue, None, &decision, false);
+        let asked = self.asked(&id, &queue.name, std::mem::take(&mut decision.yields), at);
         if !asked.envelopes.is_empty() || !asked.failed.is_empty() {
             let accept = || {
                 let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
@@ -372,7 +374,7 @@ impl Core {
                 if let Some(reason) = decision.reason.filter(|_| !mutant!(FailureIsDropped)) {
                     let record = || {
                         let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
-                        self.ledger.record_failure(kind, key, reason.clone(), at)
+                        self.ledger.record_failure(kind, key, reason.text.clone(), at)
                     };
                     if self.insist("keep a failure", record).await.is_none() {
                         return Fate::Requeue;
@@ -466,7 +468,10 @@ impl Core {
             let slot = match &queue.throttle {
                 // Asked once more below, since this can take long too.
                 Some(_) if !delivery.is_alive() => return None,
-                Some(throttle) => Some(throttle.slot(queue.priority).await),
+                Some((throttle, figures)) => {
+                    let _waiting = figures.wait();
+                    Some(throttle.slot(queue.priority).await)
+                }
                 None => None,
             };
             delivery.is_alive().then_some(Permit { slot, _room: room })
@@ -482,48 +487,77 @@ impl Core {
     /// Runs the handler until its deadline; whatever goes wrong in it becomes an outcome.
     async fn handle(&self, queue: &QueueRun, job: Job, late: Duration, permit: Permit) -> Outcome {
         let Some(handler) = self.handlers.get(&job.kind) else {
-            return Outcome::retry(format!("this worker has no handler for {}", job.kind));
+            let reason = format!("this worker has no handler for {}", job.kind);
+            return Outcome::retry(Reason::new(Class::NoHandler, reason));
         };
         // Held until the handler has ended.
         let Permit { slot, _room } = permit;
         if slot.is_some_and(|slot| !slot.start()) {
-            let reason = "the claim took so long that the slot for it was over".into();
+            let reason = Reason::new(Class::Slot, "the claim took so long that the slot for it was over");
             return Outcome::Snooze { reason, wait: Duration::ZERO };
         }
         let timeout = job.deadline.since(self.ledger.now());
-        self.telemetry.started(&queue.name, late);
+        let (_running, figures, since) = (queue.figures.started(late), self.figures.get(&job.kind), Instant::now());
         let run = AssertUnwindSafe(handler.run(job)).catch_unwind();
         let outcome = tokio::select! {
             biased;
             ended = tokio::time::timeout(timeout, run) => match ended {
                 Ok(Ok(outcome)) => outcome,
-                Ok(Err(panic)) => Outcome::retry(format!("the handler panicked: {}", words(&*panic))),
-                Err(_) => Outcome::retry("not done by its deadline"),
+                Ok(Err(panic)) => {
+                    Outcome::retry(Reason::new(Class::Panic, format!("the handler panicked: {}", words(&*panic))))
+                }
+                Err(_) => Outcome::retry(Reason::new(Class::Timeout, "not done by its deadline")),
             },
             () = self.abort.cancelled() => {
-                Outcome::Snooze { reason: "the worker stopped".into(), wait: Duration::ZERO }
+                let reason = Reason::new(Class::Stopped, "the worker stopped");
+                Outcome::Snooze { reason, wait: Duration::ZERO }
             }
         };
-        self.telemetry.ended(&queue.name);
+        if let Some(figures) = figures {
+            figures.ran(since.elapsed());
+        }
         outcome
     }
 
-    /// Counts, and logs what a person may want to know.
-    fn note(&self, envelope: &Envelope, claim: Option<(&ChainRef, i64)>, decision: &Decision) {
-        self.telemetry.verdict(decision.verdict);
-        let Some(reason) = &decision.reason else { return };
-        let (epoch, tick) = claim.map_or((0, 0), |(chain, _)| (chain.epoch, chain.tick));
-        let fence = claim.map_or(0, |(_, fence)| fence);
+    /// Counts how an attempt ended, and logs it unless it worked: one line for each. `claim` is the
+    /// chain's tick and its fence, `fenced` whether somebody else had claimed it meanwhile, so that
+    /// nothing of it counts.
+    fn note(
+        &self,
+        envelope: &Envelope,
+        queue: &QueueRun,
+        claim: Option<(&ChainRef, i64)>,
+        decision: &Decision,
+        fenced: bool,
+    ) {
+        let figures = self.figures.get(&envelope.kind);
+        let class = decision.reason.as_ref().map(|reason| reason.class);
+        if fenced {
+            self.telemetry.count(Count::Fenced);
+            figures.inspect(|figures| figures.fenced());
+        } else {
+            self.telemetry.verdict(decision.verdict);
+            figures.inspect(|figures| figures.ended(decision.verdict, class, claim.is_some()));
+        }
+        let (word, class, reason) = match (&decision.reason, fenced) {
+            (None, false) => return,
+            (Some(reason), false) => (decision.verdict.as_str(), reason.class, reason.text.as_str()),
+            (_, true) => {
+                ("fenced", Class::Fenced, "somebody else had claimed it meanwhile; nothing of this run counts")
+            }
+        };
         tracing::info!(
             kind = envelope.kind,
             key = envelope.key,
-            epoch,
-            tick,
+            queue = &*queue.name,
+            epoch = claim.map(|(chain, _)| chain.epoch),
+            tick = claim.map(|(chain, _)| chain.tick),
+            id = envelope.id,
             attempt = envelope.attempt,
-            fence,
+            fence = claim.map(|(_, fence)| fence),
+            class = class.as_str(),
             reason,
-            "{}",
-            decision.verdict.as_str()
+            "{word}"
         );
     }
 

@@ -20,8 +20,8 @@ pub async fn live(core: Arc<Core>, delivery: Delivery) {
         Ok(_) if mutant!(RearmDrops) => Fate::Ack,
         Ok((envelope, queue)) => {
             core.telemetry.count(Count::Rearmed);
-            match core.dispatch.send(&envelope, &queue, core.ledger.now()).await {
-                Ok(()) => {
+            match core.dispatch.hop(&envelope, &queue, core.ledger.now()).await {
+                Ok(_) => {
                     core.life.reached(Point::Rearmed).await;
                     Fate::Ack
                 }

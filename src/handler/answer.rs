@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use crate::clock::parse_duration;
 use crate::ledger::FailedItem;
 use crate::outcome::{NewJob, Outcome, Yield};
+use crate::reason::{Class, Reason};
 
 /// How much of an answer, or of a program's output, is kept, in bytes.
 pub const KEPT: usize = 64 * 1024;
@@ -31,7 +32,8 @@ pub fn decided(text: &[u8]) -> Option<Outcome> {
         Err(error) if error.is_data() && has_outcome(text) => Err(error.to_string()),
         Err(_) => return None,
     };
-    Some(outcome.unwrap_or_else(|why| Outcome::fail(format!("the handler's answer is not usable: {why}"))))
+    let unusable = |why| Reason::new(Class::Answer, format!("the handler's answer is not usable: {why}"));
+    Some(outcome.unwrap_or_else(|why| Outcome::fail(unusable(why))))
 }
 
 /// Borrows the fields unparsed: most answers have none of them, and every call has an answer.
@@ -75,10 +77,10 @@ impl Answer<'_> {
     fn outcome(&self, word: &RawValue) -> Result<Outcome, String> {
         let word = string(word).ok_or_else(|| unknown(word.get()))?;
         let after = self.after.map(duration).transpose()?;
-        let reason = match self.reason {
-            None => format!("the handler said \"{word}\" and gave no reason"),
+        let reason: Reason = match self.reason {
+            None => format!("the handler said \"{word}\" and gave no reason").into(),
             Some(reason) => match string(reason) {
-                Some(reason) => excerpt(reason.as_bytes(), LONGEST_REASON),
+                Some(reason) => excerpt(reason.as_bytes(), LONGEST_REASON).into(),
                 None => return Err(format!("`reason` is {}, not text", shown(reason.get()))),
             },
         };
@@ -173,7 +175,13 @@ mod tests {
 
     fn fails(text: &str) -> String {
         match decided(text.as_bytes()) {
-            Some(Outcome::Fail { reason }) => reason,
+            Some(Outcome::Fail { reason }) => {
+                assert_eq!(
+                    reason.class,
+                    if reason.text.starts_with("the handler's answer") { Class::Answer } else { Class::Handler }
+                );
+                reason.text
+            }
             other => panic!("{text} gave {other:?}"),
         }
     }

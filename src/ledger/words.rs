@@ -189,6 +189,8 @@ pub struct Grant {
     pub payload: String,
     /// See [`NewChain::once`].
     pub once: bool,
+    /// The claim before this one never came to its end.
+    pub lost: bool,
 }
 
 /// What a run ended as, to be written if its fence still holds.
@@ -453,4 +455,17 @@ pub enum LedgerError {
     /// The engine is stopping.
     #[error("the ledger is closed")]
     Closed,
+}
+
+impl QueueCensus {
+    /// Counts an active chain.
+    pub fn count(&mut self, lease_until: Time, due: Time, sent: bool, now: Time, slack: Duration) {
+        if lease_until > now {
+            self.running += 1;
+            return;
+        }
+        *(if due > now { &mut self.sleeping } else { &mut self.due }) += 1;
+        self.overdue += i64::from(due + slack <= now);
+        self.unsent += i64::from(!sent);
+    }
 }

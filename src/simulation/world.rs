@@ -393,7 +393,7 @@ impl World {
             engine = engine.handler(name, move |job: Job| {
                 let (observer, process, ledger) = (observer.clone(), process.clone(), ledger.clone());
                 async move {
-                    let once = once(&*ledger, &job).await;
+                    let once = once(&ledger, &job).await;
                     let run = observer.started(&process, &job, once, lenient);
                     let outcome = handle(seed, &job, run.number).await;
                     observer.ended(&job, &outcome, job.attempt >= attempts);

@@ -284,6 +284,51 @@ async fn status_shows_the_ledger_when_the_broker_is_away() {
     assert!(ok(run("status", &config, &[]).await).stdout.contains("the broker was not asked: cannot connect"));
 }
 
+#[tokio::test]
+async fn status_says_which_chains_are_stuck_and_why() {
+    let ground = Ground::rabbit().await;
+    let text = format!("catch_up.slack = \"1s\"\n{CONFIG}");
+    let config = ground.config_file(&text);
+    ok(run("topology apply", &config, &[]).await);
+    let roster = ground.path("roster.csv");
+    std::fs::write(&roster, "key\nx\n").unwrap();
+    ok(run("enroll", &config, &["--kind", "sync", "--spread", "0s", roster.to_str().unwrap()]).await);
+    let stuck = async |config: &Path| {
+        let report = ok(run("status", config, &["--json"]).await).json();
+        report["stuck"].as_array().unwrap().clone()
+    };
+    until("it is overdue", || async { stuck(&config).await.len() == 1 }).await;
+    let chain = stuck(&config).await.remove(0);
+    for (field, value) in [
+        ("kind", json!("sync")),
+        ("key", json!("x")),
+        ("queue", json!("work")),
+        ("tick", json!(1)),
+        ("state", json!("overdue")),
+        ("sent", json!(true)),
+        ("worker", json!(null)),
+    ] {
+        assert_eq!(chain[field], value, "{field} of {chain}");
+    }
+    let why = chain["why"].as_str().unwrap();
+    assert!(why.starts_with("no worker consumes its queue, where 1 messages wait; its message was sent"), "{why}");
+    let shown = ok(run("status", &config, &[]).await).stdout;
+    assert!(shown.contains("1 chains are stuck; they are:\n  sync x on work, tick 1, attempt 1, due at "), "{shown}");
+    assert!(shown.contains(" ago): no worker consumes its queue, where 1 messages wait;"), "{shown}");
+    // What is known of the queue on the broker stands in the last columns.
+    let row = |shown: &str| shown.lines().find(|line| line.starts_with("work ")).unwrap().to_owned();
+    assert!(row(&shown).ends_with("        1         0"), "{shown}");
+    // With the broker away it is not known, and not zero.
+    let amqp = &vhost(&ground).amqp;
+    std::fs::write(&config, ground.config_text(&text).replace(amqp.as_str(), "amqp://127.0.0.1:1/%2f")).unwrap();
+    let shown = ok(run("status", &config, &[]).await).stdout;
+    assert!(row(&shown).ends_with("        -         -"), "{shown}");
+    assert!(shown.contains("the broker does not answer; its message was sent; catch-up"), "{shown}");
+    let config = ground.config_file(&text.replace("every = \"1h\"", ""));
+    let why = stuck(&config).await.remove(0)["why"].clone();
+    assert!(why.as_str().unwrap().starts_with("its kind has no `every` in this configuration"), "{why}");
+}
+
 // ---- topology ----
 
 #[tokio::test]

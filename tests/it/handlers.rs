@@ -84,11 +84,11 @@ async fn the_deadline_comes() {
 fn reason(outcome: Outcome) -> (&'static str, String) {
     match outcome {
         Outcome::Done => ("done", String::new()),
-        Outcome::Retry { reason, .. } => ("retry", reason),
-        Outcome::Fail { reason } => ("fail", reason),
-        Outcome::Snooze { reason, .. } => ("snooze", reason),
+        Outcome::Retry { reason, .. } => ("retry", reason.text),
+        Outcome::Fail { reason } => ("fail", reason.text),
+        Outcome::Snooze { reason, .. } => ("snooze", reason.text),
         Outcome::DoneWith(_) => ("done", String::new()),
-        Outcome::Retire { reason } => ("retire", reason),
+        Outcome::Retire { reason } => ("retire", reason.text),
     }
 }
 

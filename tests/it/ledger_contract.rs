@@ -165,6 +165,7 @@ async fn a_lease_that_ran_out_is_taken_over_and_its_holder_fenced() {
         let frozen = granted(ledger, &hint, Duration::ZERO).await;
         let second = granted(ledger, &hint, LEASE).await;
         assert!(second.fence > frozen.fence);
+        assert_eq!((frozen.lost, second.lost), (false, true), "whether the claim before it was cut off");
         let due = ledger.now();
         let late = end(&hint, frozen.fence, due, Next::Tick { due }, Verdict::Done);
         assert_eq!(ledger.finish(late).await.unwrap(), Finish::Fenced);

@@ -15,5 +15,6 @@ mod harness;
 mod ledger_contract;
 mod message_schema;
 mod messages;
+mod monitoring;
 mod outage;
 mod throttling;

@@ -140,6 +140,15 @@ impl Link {
         self.blocked.clone()
     }
 
+    /// Why it is not up; nothing when it is.
+    pub(super) fn away(&self) -> Option<String> {
+        match &*self.line.borrow() {
+            Line::Up(_) => None,
+            Line::Away(reason) => Some(format!("the broker is away: {reason}")),
+            Line::Closed => Some("the connection has been closed".into()),
+        }
+    }
+
     /// Closes the connection and waits until it is closed.
     pub(super) async fn close(&self) {
         self.stop.cancel();

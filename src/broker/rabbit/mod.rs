@@ -187,6 +187,12 @@ impl Broker for RabbitBroker {
         declare::depth(&*self.consuming_connection().await?, queue).await
     }
 
+    fn away(&self) -> Option<String> {
+        let full = "the broker has run into its memory or disk limit and accepts no messages";
+        (self.publishing.away().or_else(|| self.consuming.away()))
+            .or_else(|| (*self.publishing.blocked().borrow()).then(|| full.to_owned()))
+    }
+
     /// Messages on their way out first, so that what a delivery gave rise to is confirmed before
     /// that delivery goes back to its queue.
     async fn close(&self) {

@@ -24,6 +24,7 @@ use crate::clock::Clock;
 use crate::config::ExecSettings;
 use crate::job::Job;
 use crate::outcome::Outcome;
+use crate::reason::{Class, Reason};
 
 /// The exit code that says that the data is at fault, and no retry will help (`EX_DATAERR`).
 const DATA_ERROR: i32 = 65;
@@ -83,7 +84,7 @@ impl ExecHandler {
     fn cannot_start(&self, error: &std::io::Error) -> Outcome {
         // A missing folder gives the same error as a missing program, so both are named.
         let folder = self.settings.cwd.as_ref().map(|folder| format!(" in {}", folder.display())).unwrap_or_default();
-        Outcome::retry(format!("cannot start {}{folder}: {error}", self.program))
+        Outcome::retry(Reason::new(Class::Start, format!("cannot start {}{folder}: {error}", self.program)))
     }
 }
 
@@ -92,7 +93,7 @@ impl Handler for ExecHandler {
     async fn run(&self, job: Job) -> Outcome {
         let left = job.deadline.since(self.clock.now());
         if left.is_zero() {
-            return Outcome::retry("the deadline had passed before the start");
+            return Outcome::retry(Reason::new(Class::Timeout, "the deadline had passed before the start"));
         }
         let mut group = match Group::start(self.command(&job)) {
             Ok(group) => group,
@@ -100,12 +101,14 @@ impl Handler for ExecHandler {
         };
         match timeout(left, converse(&mut group, &wire::encode(&job))).await {
             Ok(Ok((status, out, err))) => outcome_of(status, &out, &err),
-            Ok(Err(error)) => Outcome::retry(format!("lost track of {}: {error}", self.program)),
+            Ok(Err(error)) => {
+                Outcome::retry(Reason::new(Class::Start, format!("lost track of {}: {error}", self.program)))
+            }
             Err(_) => {
                 group.kill();
                 // Returning only when it is gone means that the next attempt does not meet it.
                 let _ = group.reap().await;
-                Outcome::retry("no exit by the deadline, killed")
+                Outcome::retry(Reason::new(Class::Timeout, "no exit by the deadline, killed"))
             }
         }
     }
@@ -149,9 +152,9 @@ async fn talk((stdin, stdout, stderr): Pipes, input: &[u8], out: &mut Tail, err:
 fn outcome_of(status: ExitStatus, out: &[u8], err: &[u8]) -> Outcome {
     match status.code() {
         Some(0) => answer::decided(last_line(out)).unwrap_or(Outcome::Done),
-        Some(DATA_ERROR) => Outcome::fail(reason(format!("exit {DATA_ERROR}"), err)),
-        Some(code) => Outcome::retry(reason(format!("exit {code}"), err)),
-        None => Outcome::retry(reason(killed(status.signal()), err)),
+        Some(DATA_ERROR) => Outcome::fail(reason(Class::Exit, format!("exit {DATA_ERROR}"), err)),
+        Some(code) => Outcome::retry(reason(Class::Exit, format!("exit {code}"), err)),
+        None => Outcome::retry(reason(Class::Signal, killed(status.signal()), err)),
     }
 }
 
@@ -163,10 +166,10 @@ fn killed(signal: Option<i32>) -> String {
     }
 }
 
-fn reason(end: String, err: &[u8]) -> String {
+fn reason(class: Class, end: String, err: &[u8]) -> Reason {
     match answer::excerpt(last_line(err), EXCERPT) {
-        line if line.is_empty() => end,
-        line => format!("{end}: {line}"),
+        line if line.is_empty() => Reason::new(class, end),
+        line => Reason::new(class, format!("{end}: {line}")),
     }
 }
 

@@ -22,6 +22,7 @@ use crate::clock::Clock;
 use crate::config::HttpSettings;
 use crate::job::Job;
 use crate::outcome::Outcome;
+use crate::reason::{Class, Reason};
 
 /// Runs jobs by POSTing them.
 #[derive(Debug)]
@@ -100,7 +101,7 @@ impl HttpHandler {
         let mut request = match self.target.request(&self.client, job) {
             Ok(request) => request,
             // The same job would have the same URL next time.
-            Err(why) => return Outcome::fail(format!("no URL for this job: {why}")),
+            Err(why) => return Outcome::fail(Reason::new(Class::Job, format!("no URL for this job: {why}"))),
         };
         headers::identify(request.headers_mut(), job);
         *request.body_mut() = Some(wire::encode(job).into());
@@ -110,7 +111,10 @@ impl HttpHandler {
         };
         let body = match read(&mut response).await {
             Ok(body) => body,
-            Err(error) => return Outcome::retry(format!("the answer broke off: {}", root(&error))),
+            Err(error) => {
+                let text = format!("the answer broke off: {}", root(&error));
+                return Outcome::retry(Reason::new(Class::Transport, text));
+            }
         };
         let text = |name| response.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
         let reply =
@@ -124,11 +128,11 @@ impl Handler for HttpHandler {
     async fn run(&self, job: Job) -> Outcome {
         let left = job.deadline.since(self.clock.now());
         if left.is_zero() {
-            return Outcome::retry("the deadline had passed before the call");
+            return Outcome::retry(Reason::new(Class::Timeout, "the deadline had passed before the call"));
         }
         match tokio::time::timeout(left, self.call(&job)).await {
             Ok(outcome) => outcome,
-            Err(_) => Outcome::retry("no answer by the deadline"),
+            Err(_) => Outcome::retry(Reason::new(Class::Timeout, "no answer by the deadline")),
         }
     }
 }
@@ -168,11 +172,15 @@ async fn read(response: &mut Response) -> Result<Bytes, reqwest::Error> {
 }
 
 /// Why a call got no answer, without its URL, which may hold credentials.
-fn explain(error: &reqwest::Error) -> String {
+fn explain(error: &reqwest::Error) -> Reason {
     let host = error.url().and_then(|url| Some(format!(" to {}:{}", url.host_str()?, url.port_or_known_default()?)));
     let host = host.unwrap_or_default();
     let root = root(error);
-    if error.is_connect() { format!("cannot connect{host}: {root}") } else { format!("the call{host} failed: {root}") }
+    if error.is_connect() {
+        Reason::new(Class::Connect, format!("cannot connect{host}: {root}"))
+    } else {
+        Reason::new(Class::Transport, format!("the call{host} failed: {root}"))
+    }
 }
 
 /// The innermost cause: the only one that says more than that something went wrong.

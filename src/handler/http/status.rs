@@ -8,6 +8,7 @@ use url::Url;
 use crate::clock::Time;
 use crate::handler::answer::{self, EXCERPT};
 use crate::outcome::{LONGEST_WAIT, Outcome};
+use crate::reason::{Class, Reason};
 
 /// How long a 429 that names no time puts the job off.
 const DEFAULT_SNOOZE: Duration = Duration::from_secs(5);
@@ -41,7 +42,7 @@ pub fn outcome_of(reply: &Reply<'_>, now: Time) -> Outcome {
         (429, after) => snooze(reply, after.unwrap_or(DEFAULT_SNOOZE)),
         (503, Some(after)) => snooze(reply, after),
         (408 | 425 | 500..=599, after) => Outcome::Retry { reason: reason(reply), after },
-        (300..=399, _) => Outcome::fail(redirect(reply)),
+        (300..=399, _) => Outcome::fail(Reason::new(class(reply.status), redirect(reply))),
         _ => Outcome::fail(reason(reply)),
     }
 }
@@ -63,10 +64,20 @@ fn retry_after(value: &str, now: Time) -> Option<Duration> {
     Some((Time::default() + date).since(now).min(LONGEST_WAIT))
 }
 
-fn reason(reply: &Reply<'_>) -> String {
+fn reason(reply: &Reply<'_>) -> Reason {
     let body = answer::excerpt(reply.body, EXCERPT);
     let colon = if body.is_empty() { "" } else { ": " };
-    format!("{}{colon}{body}", status(reply.status))
+    Reason::new(class(reply.status), format!("{}{colon}{body}", status(reply.status)))
+}
+
+fn class(status: StatusCode) -> Class {
+    match status.as_u16() {
+        300..=399 => Class::Http3xx,
+        429 => Class::Http429,
+        400..=499 => Class::Http4xx,
+        500..=599 => Class::Http5xx,
+        _ => Class::HttpOther,
+    }
 }
 
 fn redirect(reply: &Reply<'_>) -> String {
@@ -220,6 +231,28 @@ mod tests {
     #[test]
     fn a_long_body_is_cut_in_the_reason() {
         let Outcome::Fail { reason } = outcome(400, None, &"é".repeat(300)) else { panic!("not a failure") };
-        assert_eq!(reason, format!("HTTP 400 Bad Request: {}…", "é".repeat(200)));
+        assert_eq!(reason.text, format!("HTTP 400 Bad Request: {}…", "é".repeat(200)));
+    }
+
+    #[test]
+    fn a_status_has_a_class() {
+        let table = [
+            (304, Class::Http3xx),
+            (404, Class::Http4xx),
+            (408, Class::Http4xx),
+            (429, Class::Http429),
+            (500, Class::Http5xx),
+            (503, Class::Http5xx),
+            (999, Class::HttpOther),
+        ];
+        for (status, expected) in table {
+            let class = match outcome(status, "9", "") {
+                Outcome::Retry { reason, .. } | Outcome::Fail { reason } | Outcome::Snooze { reason, .. } => {
+                    reason.class
+                }
+                other => panic!("{status} gave {other:?}"),
+            };
+            assert_eq!(class, expected, "{status}");
+        }
     }
 }

@@ -175,7 +175,8 @@ impl Store {
             return Ok(answer);
         }
         let Some(Found { chain, fence: previous, payload, once }) = found else { return Ok(Claim::Idle) };
-        if chain.lease_until.as_millis() != 0 && !mutant!(LostNotMarked) {
+        let lost = chain.lease_until.as_millis() != 0;
+        if lost && !mutant!(LostNotMarked) {
             // The holder never finished: its lease ran out.
             self.connection
                 .prepare_cached(
@@ -208,7 +209,7 @@ impl Store {
             // What is claimed has been sent, whether or not the note of it has come.
             .prepare_cached("UPDATE chains SET fence = ?2, lease_until = ?3, sent = 1 WHERE epoch = ?1")?
             .execute(params![request.hint.epoch, fence, (now + request.lease).as_millis()])?;
-        Ok(Claim::Granted(Grant { fence, nominal: chain.nominal, due: chain.hint.due, at: now, payload, once }))
+        Ok(Claim::Granted(Grant { fence, nominal: chain.nominal, due: chain.hint.due, at: now, payload, once, lost }))
     }
 
     /// The first chain for which `condition` holds.

@@ -1,0 +1,209 @@
+//! What a worker tells those who ask how it is: figures, whether it lives, whether it is of use.
+//!
+//! - `health`: from facts to the answer (pure).
+//! - `listener`: the answers over HTTP.
+//! - [`stuck`]: why a chain that is due does not run, for `roundelay status` (pure).
+//!
+//! The ledger's figures are asked for by a task of their own, with a time limit, and broker and
+//! connection are looked at when somebody asks. So whatever is stuck, the answer comes at once, and
+//! says since when nothing has been heard of what is stuck.
+
+mod health;
+mod listener;
+pub mod stuck;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::SetOnce;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::broker::Broker;
+use crate::clock::Time;
+use crate::ledger::{Ledger, LedgerError};
+use crate::telemetry::Telemetry;
+use health::{Part, Report};
+pub use listener::{BindError, Listener};
+
+/// How often the ledger is asked for its figures.
+const EVERY: Duration = Duration::from_secs(10);
+/// Counting very many chains takes long. So that it takes no more than a twentieth of the time, the
+/// pauses between are longer then, up to this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// How long the ledger may take to answer. With the longest pause it stays below a minute until it
+/// shows that it does not.
+const PATIENCE: Duration = Duration::from_secs(25);
+/// After this without a round of questions, the task that asks is dead or stuck itself.
+const SILENT: Duration = Duration::from_secs(60);
+/// How often the broker is looked at when nobody asks, for the time since when it is away.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What is looked at.
+pub struct Subject {
+    /// The worker's name.
+    pub worker: Arc<str>,
+    /// Its figures.
+    pub telemetry: Arc<Telemetry>,
+    /// Carries its messages.
+    pub broker: Arc<dyn Broker>,
+    /// Keeps its truth, and tells the time.
+    pub ledger: Arc<dyn Ledger>,
+    /// After so long a due chain counts as overdue.
+    pub slack: Duration,
+    /// Set once it consumes.
+    pub ready: Arc<SetOnce<()>>,
+    /// Cancelled when it stops.
+    pub stop: CancellationToken,
+}
+
+/// Watches a worker and answers those who ask, for as long as it lives.
+pub struct Monitor {
+    watch: Arc<Watch>,
+    _tasks: Vec<AbortOnDropHandle<()>>,
+}
+
+impl Monitor {
+    /// Begins to watch `subject` and to answer on `listener`.
+    pub fn start(listener: Listener, subject: Subject) -> Self {
+        let now = subject.ledger.now();
+        subject.telemetry.introduce(&subject.worker, now);
+        let facts = Facts {
+            started: now,
+            asked: now,
+            broken: None,
+            engine: Part::down("engine", "it is starting", now),
+            broker: Part::up("broker", now),
+            ledger: Part::down("ledger", "it has not been asked yet", now),
+            census: Part::up("census", now),
+        };
+        let watch = Arc::new(Watch { subject, facts: Mutex::new(facts) });
+        let tasks = [
+            tokio::spawn(watch.clone().keep_asking()),
+            tokio::spawn(watch.clone().keep_looking()),
+            tokio::spawn(listener.serve(watch.clone())),
+        ];
+        Self { watch, _tasks: tasks.into_iter().map(AbortOnDropHandle::new).collect() }
+    }
+
+    /// A part of the engine has ended, which it never should; the worker stops.
+    pub fn broken(&self, why: &str) {
+        self.watch.facts().broken = Some(why.to_owned());
+    }
+}
+
+struct Watch {
+    subject: Subject,
+    facts: Mutex<Facts>,
+}
+
+/// What is known.
+struct Facts {
+    started: Time,
+    /// When a round of questions to the ledger last ended, well or not.
+    asked: Time,
+    broken: Option<String>,
+    engine: Part,
+    broker: Part,
+    ledger: Part,
+    /// The task that asks the ledger.
+    census: Part,
+}
+
+impl Watch {
+    /// Asks the ledger, again and again.
+    async fn keep_asking(self: Arc<Self>) {
+        loop {
+            let begun = Instant::now();
+            let answer = match timeout(PATIENCE, self.ask()).await {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some(format!("it has not answered within {} s", PATIENCE.as_secs())),
+            };
+            let (now, answered) = (self.subject.ledger.now(), answer.is_none());
+            {
+                let mut facts = self.facts();
+                facts.asked = now;
+                if facts.ledger.note(answer.clone(), now) {
+                    match answer {
+                        Some(why) => tracing::warn!(why, "the ledger cannot be used"),
+                        None => tracing::info!("the ledger answers"),
+                    }
+                }
+            }
+            let pause = if answered { begun.elapsed() * 20 } else { EVERY };
+            sleep(pause.clamp(EVERY, LONGEST_PAUSE)).await;
+        }
+    }
+
+    /// Reads what chains do, and sees that it could be written.
+    async fn ask(&self) -> Result<(), LedgerError> {
+        let begun = Instant::now();
+        let census = self.subject.ledger.census(self.subject.slack).await?;
+        self.subject.telemetry.census(&census, self.subject.ledger.now(), begun.elapsed());
+        self.subject.ledger.flush().await
+    }
+
+    async fn keep_looking(self: Arc<Self>) {
+        loop {
+            drop(self.look());
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Looks at everything that can be looked at without waiting.
+    fn look(&self) -> MutexGuard<'_, Facts> {
+        let Subject { broker, ledger, ready, stop, telemetry, .. } = &self.subject;
+        let now = ledger.now();
+        let away = broker.away();
+        let mut facts = self.facts();
+        let engine = match &facts.broken {
+            Some(why) => Some(format!("a part of it has ended by itself: {why}")),
+            None if stop.is_cancelled() => Some("it is stopping".into()),
+            None if !ready.initialized() => Some("it is starting".into()),
+            None => None,
+        };
+        facts.engine.note(engine, now);
+        facts.broker.note(away, now);
+        let silent = now.since(facts.asked) > SILENT;
+        let census = silent.then(|| format!("the ledger has not been asked since {}", facts.asked));
+        facts.census.note(census, now);
+        telemetry.up(facts.broker.is_up(), facts.ledger.is_up() && facts.census.is_up());
+        facts
+    }
+
+    fn live(&self) -> Report {
+        let facts = self.look();
+        let broken = facts.broken.is_some();
+        // What broker and ledger do is no reason to end this process: a new one would find the same.
+        let engine = if broken { facts.engine.clone() } else { Part::up("engine", facts.started) };
+        Report::new(&[&engine, &facts.census])
+    }
+
+    fn ready(&self) -> Report {
+        let facts = self.look();
+        Report::new(&[&facts.engine, &facts.broker, &facts.ledger, &facts.census])
+    }
+
+    fn metrics(&self) -> String {
+        drop(self.look());
+        self.subject.telemetry.render()
+    }
+
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes the address to answer on, if there is to be one.
+///
+/// # Errors
+/// When it cannot be had.
+pub async fn bind(address: Option<SocketAddr>) -> Result<Option<Listener>, BindError> {
+    match address {
+        Some(address) => Listener::bind(address).await.map(Some),
+        None => Ok(None),
+    }
+}

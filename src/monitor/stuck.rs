@@ -1,0 +1,205 @@
+//! Why a chain that is due does not run (pure).
+//!
+//! Only the ledger, the configuration and the broker are asked, and no worker: the one that could
+//! tell may be what is stuck.
+
+use std::time::Duration;
+
+use crate::broker::Depth;
+use crate::clock::Time;
+use crate::config::Config;
+use crate::ledger::{ChainState, LateChain};
+
+/// A look at a chain is late, and not just about to happen, after so many sweeps without it.
+const SWEEPS: u32 = 3;
+
+/// What is known of the broker.
+#[derive(Clone, Copy, Debug)]
+pub enum Waiting<'a> {
+    /// It keeps nothing that can be asked for from here: it is in the worker's process.
+    Embedded,
+    /// It does not answer, because of this.
+    Away(&'a str),
+    /// It does not tell about the chain's queue, because of this.
+    Unknown(&'a str),
+    /// So many messages and consumers are on the chain's queue.
+    Depth(Depth),
+}
+
+/// Why `chain`, which is due, does not run, for a person. What keeps it for certain comes first;
+/// without any such thing, where its message is likely to be.
+pub fn why(chain: &LateChain, config: &Config, broker: Waiting<'_>, now: Time) -> String {
+    let (kind, queue) = (&chain.hint.kind, &chain.hint.queue);
+    match chain.state {
+        ChainState::Active => {}
+        ChainState::Paused => return "it is paused; `roundelay resume` lets it go on".into(),
+        ChainState::Retired => return "it has ended".into(),
+        ChainState::Quarantined => {
+            return "it is quarantined: a message of it was ahead of the ledger, so an older copy of the ledger was restored; `roundelay recover` lets it go on"
+                .into();
+        }
+    }
+    if chain.lease_until > now {
+        let worker = chain.worker.as_deref().unwrap_or("a worker");
+        return format!("it runs on {worker}, whose lease ends at {}", chain.lease_until);
+    }
+    match config.kinds.get(kind) {
+        None => {
+            return format!(
+                "its kind is not in this configuration: workers with it leave the chain alone; add [kinds.{kind}]"
+            );
+        }
+        Some(settings) if settings.every.is_none() => {
+            return format!(
+                "its kind has no `every` in this configuration: workers with it leave the chain alone; set kinds.{kind}.every"
+            );
+        }
+        Some(_) => {}
+    }
+    if !config.queues.contains_key(queue) {
+        return format!(
+            "its queue is not in this configuration: workers with it do not consume it; add [queues.{queue}], or \
+             enroll the chain on another queue"
+        );
+    }
+    let mut told = Vec::new();
+    if chain.lease_until != Time::default() {
+        let worker = chain.worker.as_deref().unwrap_or("a worker");
+        told.push(format!("its last run, on {worker}, never ended, and the lease ran out at {}", chain.lease_until));
+    }
+    match broker {
+        Waiting::Away(_) => told.push("the broker does not answer".into()),
+        Waiting::Unknown(reason) => {
+            told.push(format!("{reason} (if it does not exist, `roundelay topology apply` declares it)"));
+        }
+        Waiting::Depth(Depth { consumers: 0, ready }) => {
+            told.push(format!("no worker consumes its queue, where {ready} messages wait"));
+        }
+        Waiting::Depth(_) | Waiting::Embedded => {}
+    }
+    told.push(message(chain, broker));
+    told.push(next_look(chain, config.catch_up.every, now));
+    told.join("; ")
+}
+
+/// Where its message is likely to be.
+fn message(chain: &LateChain, broker: Waiting<'_>) -> String {
+    let times = match chain.looks {
+        0 => String::new(),
+        1 => ", and once more by catch-up".into(),
+        looks => format!(", and {looks} times more by catch-up"),
+    };
+    match (chain.sent, chain.looks, broker) {
+        (false, 0, _) => "its message is not known to have been sent".into(),
+        (false, 1, _) => "its message is not known to have been sent, though catch-up has tried once".into(),
+        (false, looks, _) => {
+            format!("its message is not known to have been sent, though catch-up has tried {looks} times")
+        }
+        (true, _, Waiting::Depth(Depth { ready: 0, .. })) => {
+            format!("its message was sent{times}, and none waits on its queue: it is in a worker's hand, or lost")
+        }
+        (true, _, Waiting::Depth(Depth { ready, .. })) => {
+            format!("its message was sent{times}, and may be among the {ready} that wait on its queue")
+        }
+        (true, ..) => format!("its message was sent{times}"),
+    }
+}
+
+/// When catch-up looks, or that it does not.
+fn next_look(chain: &LateChain, every: Duration, now: Time) -> String {
+    if chain.watch_at + every * SWEEPS < now {
+        format!("catch-up was to look at {} and has not: no worker for its queue runs, or it is stuck", chain.watch_at)
+    } else {
+        format!("catch-up looks next at {}", chain.watch_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::Hint;
+
+    const fn at(secs: i64) -> Time {
+        Time::from_millis(secs * 1_000)
+    }
+
+    fn chain() -> LateChain {
+        let hint = Hint {
+            kind: "sync".into(),
+            key: "x".into(),
+            queue: "work".into(),
+            epoch: 1,
+            tick: 3,
+            attempt: 1,
+            due: at(100),
+        };
+        let (sent, looks, watch_at, lease_until) = (true, 0, at(1_010), Time::default());
+        LateChain { hint, state: ChainState::Active, sent, looks, watch_at, lease_until, worker: None }
+    }
+
+    #[test]
+    fn a_table_of_reasons() {
+        let config = "[queues.work]\n[kinds.sync]\nevery = \"1m\"\n[kinds.report]\n";
+        let config = Config::parse(config, "r.toml", []).unwrap();
+        let with = |change: fn(&mut LateChain)| {
+            let mut chain = chain();
+            change(&mut chain);
+            chain
+        };
+        let full = Waiting::Depth(Depth { ready: 7, consumers: 2 });
+        let empty = Waiting::Depth(Depth { ready: 0, consumers: 2 });
+        let idle = Waiting::Depth(Depth { ready: 7, consumers: 0 });
+        let table = [
+            (with(|c| c.state = ChainState::Paused), full, "it is paused"),
+            (with(|c| c.state = ChainState::Retired), full, "it has ended"),
+            (with(|c| c.state = ChainState::Quarantined), full, "it is quarantined: a message of it was ahead"),
+            (
+                with(|c| (c.lease_until, c.worker) = (at(1_030), Some("w-1".into()))),
+                full,
+                "it runs on w-1, whose lease ends at 1970-01-01T00:17:10.000Z",
+            ),
+            (with(|c| c.hint.kind = "old".into()), full, "its kind is not in this configuration"),
+            (with(|c| c.hint.kind = "report".into()), full, "its kind has no `every` in this configuration"),
+            (with(|c| c.hint.queue = "gone".into()), Waiting::Embedded, "its queue is not in this configuration"),
+            (
+                with(|c| (c.lease_until, c.worker) = (at(900), Some("w-1".into()))),
+                empty,
+                "its last run, on w-1, never ended, and the lease ran out at 1970-01-01T00:15:00.000Z; its message \
+                 was sent, and none waits on its queue: it is in a worker's hand, or lost; catch-up looks next at \
+                 1970-01-01T00:16:50.000Z",
+            ),
+            (
+                chain(),
+                Waiting::Away("refused"),
+                "the broker does not answer; its message was sent; catch-up looks next",
+            ),
+            (
+                chain(),
+                Waiting::Unknown("NOT_FOUND"),
+                "NOT_FOUND (if it does not exist, `roundelay topology apply` declares",
+            ),
+            (chain(), idle, "no worker consumes its queue, where 7 messages wait; its message was sent, and may be"),
+            (chain(), full, "its message was sent, and may be among the 7 that wait on its queue; catch-up looks next"),
+            (chain(), Waiting::Embedded, "its message was sent; catch-up looks next at 1970-01-01T00:16:50.000Z"),
+            (with(|c| c.looks = 1), full, "its message was sent, and once more by catch-up, and may be among"),
+            (with(|c| c.looks = 4), empty, "its message was sent, and 4 times more by catch-up, and none waits"),
+            (with(|c| c.sent = false), empty, "its message is not known to have been sent; catch-up looks next"),
+            (
+                with(|c| (c.sent, c.looks) = (false, 3)),
+                empty,
+                "its message is not known to have been sent, though catch-up has tried 3 times; catch-up",
+            ),
+            (
+                with(|c| c.watch_at = at(954)),
+                full,
+                "its message was sent, and may be among the 7 that wait on its queue; catch-up was to look at \
+                 1970-01-01T00:15:54.000Z and has not: no worker for its queue runs, or it is stuck",
+            ),
+            (with(|c| c.watch_at = at(955)), Waiting::Embedded, "its message was sent; catch-up looks next at"),
+        ];
+        for (chain, broker, beginning) in table {
+            let told = why(&chain, &config, broker, at(1_000));
+            assert!(told.starts_with(beginning), "`{told}` should begin with `{beginning}`");
+        }
+    }
+}

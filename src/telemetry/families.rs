@@ -1,0 +1,251 @@
+//! Every metric by name. `docs/metrics.md` says what each means; a test holds the two together.
+//!
+//! Labels are names from the configuration and words from closed sets: nothing that a publisher, a
+//! handler or an upstream says becomes one.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use super::{COUNTS, Count};
+use crate::clock::Time;
+use crate::ledger::Census;
+
+/// Lateness in seconds: fine where the engine should be, coarse where only the size matters.
+const LATENESS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0, 3_600.0];
+/// How long handlers run, in seconds; none may longer than 25 minutes.
+const DURATION: [f64; 14] = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
+/// Waits for a slot, in seconds; they are given up after four minutes.
+const WAIT: [f64; 10] = [0.001, 0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 120.0, 240.0];
+/// More than four hops are for delays of more than a day.
+const HOPS: [f64; 6] = [0.0, 1.0, 2.0, 3.0, 4.0, 8.0];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ByQueue {
+    pub queue: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ByKind {
+    pub kind: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ByThrottle {
+    pub throttle: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ByAttempt {
+    pub kind: String,
+    pub verdict: &'static str,
+    pub reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ByState {
+    pub state: &'static str,
+    pub queue: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByWorker {
+    version: &'static str,
+    worker: String,
+}
+
+type Seconds = Gauge<f64, AtomicU64>;
+type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
+
+/// The metrics that have labels, or that are set.
+#[derive(Debug)]
+pub struct Families {
+    pub ticks: Family<ByKind, Counter>,
+    pub jobs: Family<ByKind, Counter>,
+    pub attempts: Family<ByAttempt, Counter>,
+    pub starts: Family<ByQueue, Counter>,
+    pub running: Family<ByQueue, Gauge>,
+    pub lateness: Histograms<ByQueue>,
+    pub duration: Histograms<ByKind>,
+    pub wait: Histograms<ByThrottle>,
+    pub waiting: Family<ByThrottle, Gauge>,
+    pub hops: Histogram,
+    chains: Family<ByState, Gauge>,
+    overdue: Family<ByQueue, Gauge>,
+    unsent: Family<ByQueue, Gauge>,
+    oldest: Seconds,
+    failures: Gauge,
+    quarantined: Gauge,
+    kept_jobs: Gauge,
+    census_at: Seconds,
+    census_took: Seconds,
+    ledger_up: Gauge,
+    broker_up: Gauge,
+    worker: Family<ByWorker, Gauge>,
+    started_at: Seconds,
+    /// Queues that the last census had: one that has lost its last chain drops out of the next.
+    counted: Mutex<Vec<String>>,
+}
+
+impl Families {
+    /// All metrics, at zero, and the registry that writes them.
+    pub fn register(counts: &[Counter; COUNTS]) -> (Self, Registry) {
+        let families = Self {
+            ticks: Family::default(),
+            jobs: Family::default(),
+            attempts: Family::default(),
+            starts: Family::default(),
+            running: Family::default(),
+            lateness: Family::new_with_constructor(|| Histogram::new(LATENESS)),
+            duration: Family::new_with_constructor(|| Histogram::new(DURATION)),
+            wait: Family::new_with_constructor(|| Histogram::new(WAIT)),
+            waiting: Family::default(),
+            hops: Histogram::new(HOPS),
+            chains: Family::default(),
+            overdue: Family::default(),
+            unsent: Family::default(),
+            oldest: Seconds::default(),
+            failures: Gauge::default(),
+            quarantined: Gauge::default(),
+            kept_jobs: Gauge::default(),
+            census_at: Seconds::default(),
+            census_took: Seconds::default(),
+            ledger_up: Gauge::default(),
+            broker_up: Gauge::default(),
+            worker: Family::default(),
+            started_at: Seconds::default(),
+            counted: Mutex::default(),
+        };
+        let mut registry = Registry::default();
+        registry.register("process_start_time_seconds", "When the worker started", families.started_at.clone());
+        families.register_with(registry.sub_registry_with_prefix("roundelay"), counts);
+        (families, registry)
+    }
+
+    fn register_with(&self, to: &mut Registry, counts: &[Counter; COUNTS]) {
+        to.register("ticks", "Ticks that came to their end", self.ticks.clone());
+        to.register("jobs", "One-off jobs that came to their end", self.jobs.clone());
+        to.register("attempts", "Attempts that ended, by how and why", self.attempts.clone());
+        to.register("starts", "Handlers started", self.starts.clone());
+        to.register("running", "Handlers running now", self.running.clone());
+        to.register("lateness_seconds", "How long after their due time attempts began", self.lateness.clone());
+        to.register("handler_duration_seconds", "How long handlers ran", self.duration.clone());
+        to.register("throttle_wait_seconds", "How long starts waited for a slot", self.wait.clone());
+        to.register("throttle_waiting", "Starts that wait for a slot now", self.waiting.clone());
+        to.register("delay_hops", "Rungs that a delay takes, when it is begun", self.hops.clone());
+        for (what, name, help) in [
+            (Count::Rearmed, "rearms", "Messages sent on to a further rung"),
+            (Count::LeaseLost, "lost_leases", "Leases that somebody else had when they were to be renewed"),
+            (Count::Stale, "stale_messages", "Messages that came for a tick already past"),
+            (Count::Idle, "idle_messages", "Messages for chains that do not tick or are being run"),
+            (Count::Requeued, "requeued_messages", "Messages given back to the broker to come again"),
+            (Count::Quarantined, "quarantined_messages", "Messages that could not be used"),
+            (Count::Resent, "resent_messages", "Messages that catch-up sent again"),
+            (Count::Republished, "republished_messages", "Publishes that had to be repeated"),
+        ] {
+            to.register(name, help, counts[what as usize].clone());
+        }
+        to.register("chains", "Chains in the ledger, by what they do", self.chains.clone());
+        to.register("chains_overdue", "Chains due for longer than the slack and not run", self.overdue.clone());
+        to.register("chains_unsent", "Chains whose message is not known to be sent", self.unsent.clone());
+        to.register(
+            "oldest_overdue_seconds",
+            "How long the chain has been due that waits longest",
+            self.oldest.clone(),
+        );
+        to.register("ledger_failures", "Entities whose failure the ledger keeps", self.failures.clone());
+        to.register("ledger_quarantined_messages", "Quarantined messages in the ledger", self.quarantined.clone());
+        to.register("ledger_kept_jobs", "One-off jobs kept in the ledger", self.kept_jobs.clone());
+        to.register("ledger_up", "Whether the ledger can be read and written", self.ledger_up.clone());
+        to.register("census_timestamp_seconds", "When the ledger was last counted", self.census_at.clone());
+        to.register("census_duration_seconds", "How long the last count took", self.census_took.clone());
+        to.register("broker_up", "Whether the broker is connected and takes messages", self.broker_up.clone());
+        to.register("worker_info", "Which worker this is", self.worker.clone());
+    }
+
+    pub fn introduce(&self, worker: &str, at: Time) {
+        let label = ByWorker { version: env!("CARGO_PKG_VERSION"), worker: worker.to_owned() };
+        self.worker.clear();
+        self.worker.get_or_create(&label).set(1);
+        self.started_at.set(seconds(at));
+    }
+
+    pub fn up(&self, broker: bool, ledger: bool) {
+        self.broker_up.set(broker.into());
+        self.ledger_up.set(ledger.into());
+    }
+
+    pub fn census(&self, census: &Census, at: Time, took: Duration) {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let chains = |state, queue: &str| ByState { state, queue: queue.to_owned() };
+        for gone in counted.iter().filter(|queue| !census.queues.iter().any(|q| q.queue == **queue)) {
+            for state in ["sleeping", "due", "running"] {
+                self.chains.remove(&chains(state, gone));
+            }
+            self.overdue.remove(&ByQueue { queue: gone.clone() });
+            self.unsent.remove(&ByQueue { queue: gone.clone() });
+        }
+        for queue in &census.queues {
+            let label = ByQueue { queue: queue.queue.clone() };
+            self.chains.get_or_create(&chains("sleeping", &queue.queue)).set(queue.sleeping);
+            self.chains.get_or_create(&chains("due", &queue.queue)).set(queue.due);
+            self.chains.get_or_create(&chains("running", &queue.queue)).set(queue.running);
+            self.overdue.get_or_create(&label).set(queue.overdue);
+            self.unsent.get_or_create(&label).set(queue.unsent);
+        }
+        *counted = census.queues.iter().map(|queue| queue.queue.clone()).collect();
+        for (state, count) in
+            [("paused", census.paused), ("retired", census.retired), ("quarantined", census.quarantined)]
+        {
+            self.chains.get_or_create(&chains(state, "")).set(count);
+        }
+        self.oldest.set(census.oldest_due.map_or(0.0, |due| at.since(due).as_secs_f64()));
+        self.failures.set(census.failures);
+        self.quarantined.set(census.quarantined_messages);
+        self.kept_jobs.set(census.kept_jobs);
+        self.census_at.set(seconds(at));
+        self.census_took.set(took.as_secs_f64());
+    }
+}
+
+fn seconds(at: Time) -> f64 {
+    at.as_millis() as f64 / 1_000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::QueueCensus;
+    use crate::telemetry::Telemetry;
+
+    #[test]
+    fn a_census_replaces_the_one_before() {
+        let telemetry = Telemetry::default();
+        let queue = |name: &str| QueueCensus { queue: name.into(), sleeping: 3, overdue: 1, ..QueueCensus::default() };
+        let (at, took) = (Time::from_millis(90_500), Duration::from_millis(250));
+        let before = Census { queues: vec![queue("a"), queue("b")], ..Census::default() };
+        telemetry.census(&before, at, took);
+        let oldest_due = Some(Time::from_millis(60_500));
+        telemetry.census(&Census { queues: vec![queue("b")], paused: 7, oldest_due, ..before }, at, took);
+        let text = telemetry.render();
+        assert!(!text.contains("queue=\"a\""), "{text}");
+        for line in [
+            "roundelay_chains{state=\"sleeping\",queue=\"b\"} 3",
+            "roundelay_chains{state=\"paused\",queue=\"\"} 7",
+            "roundelay_chains_overdue{queue=\"b\"} 1",
+            "roundelay_oldest_overdue_seconds 30.0",
+            "roundelay_census_timestamp_seconds 90.5",
+            "roundelay_census_duration_seconds 0.25",
+        ] {
+            assert!(text.lines().any(|l| l == line), "no `{line}` in {text}");
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! What is counted for one queue, one kind, one throttle: handles on the metrics with their labels
+//! filled in, so that a run pays for no look-up.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use tokio::time::Instant;
+
+use super::families::{ByAttempt, ByKind, ByQueue, ByThrottle, Families};
+use super::lateness::{Latenesses, QueueReport};
+use crate::outcome::Verdict;
+use crate::reason::Class;
+
+/// A platform queue's figures.
+#[derive(Debug)]
+pub struct QueueFigures {
+    /// Over all queues.
+    all_starts: Counter,
+    starts: Counter,
+    ended: Counter,
+    running: Gauge,
+    lateness: Histogram,
+    latenesses: Mutex<Latenesses>,
+}
+
+impl QueueFigures {
+    pub(super) fn new(families: &Families, queue: &str, all_starts: Counter) -> Self {
+        let label = ByQueue { queue: queue.to_owned() };
+        Self {
+            all_starts,
+            starts: families.starts.get_or_create_owned(&label),
+            ended: Counter::default(),
+            running: families.running.get_or_create_owned(&label),
+            lateness: families.lateness.get_or_create_owned(&label),
+            latenesses: Mutex::default(),
+        }
+    }
+
+    /// A handler starts, `late` after its due time; it runs as long as the answer lives.
+    pub fn started(&self, late: Duration) -> Running<'_> {
+        self.all_starts.inc();
+        self.starts.inc();
+        self.running.inc();
+        self.lateness.observe(late.as_secs_f64());
+        self.latenesses().record(late);
+        Running(self)
+    }
+
+    pub(super) fn report(&self) -> QueueReport {
+        QueueReport { done: self.ended.get(), running: self.running.get(), late_ms: self.latenesses().summary() }
+    }
+
+    pub(super) fn latenesses(&self) -> MutexGuard<'_, Latenesses> {
+        self.latenesses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A handler that runs.
+#[derive(Debug)]
+pub struct Running<'a>(&'a QueueFigures);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.running.dec();
+        self.0.ended.inc();
+    }
+}
+
+/// The words for how an attempt ended: the verdicts, and the two that no handler decides on.
+const ENDS: [&str; 7] = ["done", "retried", "failed", "snoozed", "retired", "fenced", "lost"];
+const FENCED: usize = 5;
+const LOST: usize = 6;
+/// The reason of what worked.
+const NO_REASON: &str = "none";
+
+fn row(verdict: Verdict) -> usize {
+    match verdict {
+        Verdict::Done => 0,
+        Verdict::Retried => 1,
+        Verdict::Failed => 2,
+        Verdict::Snoozed => 3,
+        Verdict::Retired => 4,
+    }
+}
+
+/// A kind's figures.
+#[derive(Debug)]
+pub struct KindFigures {
+    kind: String,
+    ticks: Counter,
+    jobs: Counter,
+    duration: Histogram,
+    family: Family<ByAttempt, Counter>,
+    /// A cell for each end and reason; a series begins with the first attempt that ends so.
+    attempts: Box<[OnceLock<Counter>]>,
+}
+
+impl KindFigures {
+    pub(super) fn new(families: &Families, kind: &str) -> Self {
+        let label = ByKind { kind: kind.to_owned() };
+        let figures = Self {
+            kind: kind.to_owned(),
+            ticks: families.ticks.get_or_create_owned(&label),
+            jobs: families.jobs.get_or_create_owned(&label),
+            duration: families.duration.get_or_create_owned(&label),
+            family: families.attempts.clone(),
+            attempts: (0..ENDS.len() * (Class::ALL.len() + 1)).map(|_| OnceLock::new()).collect(),
+        };
+        // These are at zero from the start, so that the first of them is an increase. The others
+        // are too many to show for nothing.
+        figures.attempt(row(Verdict::Done), None);
+        figures.attempt(FENCED, Some(Class::Fenced));
+        figures.attempt(LOST, Some(Class::Lost));
+        figures
+    }
+
+    /// A handler has run for so long.
+    pub fn ran(&self, duration: Duration) {
+        self.duration.observe(duration.as_secs_f64());
+    }
+
+    /// An attempt has ended, of a chain's tick or of a one-off job.
+    pub fn ended(&self, verdict: Verdict, class: Option<Class>, chain: bool) {
+        self.attempt(row(verdict), class).inc();
+        let over = match verdict {
+            Verdict::Done | Verdict::Failed | Verdict::Retired => true,
+            Verdict::Retried | Verdict::Snoozed => false,
+        };
+        match (over, chain) {
+            (true, true) => _ = self.ticks.inc(),
+            (true, false) => _ = self.jobs.inc(),
+            (false, _) => {}
+        }
+    }
+
+    /// An attempt has ended after somebody else had claimed its tick.
+    pub fn fenced(&self) {
+        self.attempt(FENCED, Some(Class::Fenced)).inc();
+    }
+
+    /// An earlier attempt was found that never ended, and whose lease has run out.
+    pub fn lost(&self) {
+        self.attempt(LOST, Some(Class::Lost)).inc();
+    }
+
+    fn attempt(&self, end: usize, class: Option<Class>) -> &Counter {
+        let column = class.map_or(0, |class| class as usize + 1);
+        self.attempts[end * (Class::ALL.len() + 1) + column].get_or_init(|| {
+            let (kind, reason) = (self.kind.clone(), class.map_or(NO_REASON, Class::as_str));
+            self.family.get_or_create_owned(&ByAttempt { kind, verdict: ENDS[end], reason })
+        })
+    }
+}
+
+/// A throttle's figures.
+#[derive(Debug)]
+pub struct ThrottleFigures {
+    waiting: Gauge,
+    wait: Histogram,
+}
+
+impl ThrottleFigures {
+    pub(super) fn new(families: &Families, throttle: &str) -> Self {
+        let label = ByThrottle { throttle: throttle.to_owned() };
+        Self { waiting: families.waiting.get_or_create_owned(&label), wait: families.wait.get_or_create_owned(&label) }
+    }
+
+    /// Somebody waits for a slot, as long as the answer lives.
+    pub fn wait(self: &Arc<Self>) -> Waiting {
+        self.waiting.inc();
+        Waiting { figures: self.clone(), since: Instant::now() }
+    }
+}
+
+/// A wait for a slot. Its length counts whether it ends with a slot or is given up.
+#[derive(Debug)]
+pub struct Waiting {
+    figures: Arc<ThrottleFigures>,
+    since: Instant,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.figures.waiting.dec();
+        self.figures.wait.observe(self.since.elapsed().as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::Telemetry;
+
+    #[test]
+    fn attempts_are_counted_by_end_and_reason_and_ticks_when_they_are_over() {
+        let telemetry = Telemetry::default();
+        let kind = telemetry.kind("sync");
+        kind.ended(Verdict::Retried, Some(Class::Http429), true);
+        kind.ended(Verdict::Snoozed, Some(Class::Http429), true);
+        kind.ended(Verdict::Failed, Some(Class::Timeout), true);
+        kind.ended(Verdict::Done, None, true);
+        kind.ended(Verdict::Done, None, false);
+        kind.lost();
+        let text = telemetry.render();
+        let counts = |line: &str| assert!(text.lines().any(|l| l == line), "no `{line}` in {text}");
+        counts(r#"roundelay_attempts_total{kind="sync",verdict="retried",reason="http_429"} 1"#);
+        counts(r#"roundelay_attempts_total{kind="sync",verdict="snoozed",reason="http_429"} 1"#);
+        counts(r#"roundelay_attempts_total{kind="sync",verdict="failed",reason="timeout"} 1"#);
+        counts(r#"roundelay_attempts_total{kind="sync",verdict="done",reason="none"} 2"#);
+        counts(r#"roundelay_attempts_total{kind="sync",verdict="fenced",reason="fenced"} 0"#);
+        counts(r#"roundelay_attempts_total{kind="sync",verdict="lost",reason="lost"} 1"#);
+        counts(r#"roundelay_ticks_total{kind="sync"} 2"#);
+        counts(r#"roundelay_jobs_total{kind="sync"} 1"#);
+        assert_eq!(text.matches("roundelay_attempts_total{").count(), 6, "only what has happened: {text}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_counts_while_it_lasts_and_by_its_length() {
+        let telemetry = Telemetry::default();
+        let throttle = telemetry.throttle("slow");
+        let wait = throttle.wait();
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert!(telemetry.render().contains("roundelay_throttle_waiting{throttle=\"slow\"} 1\n"));
+        drop(wait);
+        let text = telemetry.render();
+        assert!(text.contains("roundelay_throttle_waiting{throttle=\"slow\"} 0\n"), "{text}");
+        assert!(text.contains("roundelay_throttle_wait_seconds_sum{throttle=\"slow\"} 3.0\n"), "{text}");
+    }
+
+    #[test]
+    fn what_runs_is_counted_until_it_ends() {
+        let telemetry = Telemetry::default();
+        let queue = telemetry.queue("q");
+        let running = queue.started(Duration::from_millis(30));
+        assert_eq!((telemetry.by_queue()["q"].running, telemetry.by_queue()["q"].done), (1, 0));
+        drop(running);
+        assert_eq!((telemetry.by_queue()["q"].running, telemetry.by_queue()["q"].done), (0, 1));
+        let text = telemetry.render();
+        assert!(text.contains("roundelay_lateness_seconds_bucket{le=\"0.025\",queue=\"q\"} 0\n"), "{text}");
+        assert!(text.contains("roundelay_lateness_seconds_bucket{le=\"0.05\",queue=\"q\"} 1\n"), "{text}");
+    }
+}

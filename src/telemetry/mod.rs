@@ -1,0 +1,172 @@
+//! What the engine has done, in figures.
+//!
+//! - `families`: every metric by name, as `docs/metrics.md` documents them.
+//! - `figures`: what is counted for one queue, one kind, one throttle. The engine gets them once,
+//!   at its start, so that a run looks up no label: it adds to atomics and to short histograms.
+//! - `lateness`: quantiles for people, beside the histograms for Prometheus.
+//! - `text`: how it is written for Prometheus.
+
+mod families;
+mod figures;
+mod lateness;
+pub mod text;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::registry::Registry;
+
+use crate::clock::Time;
+use crate::ledger::Census;
+use crate::outcome::Verdict;
+use families::Families;
+pub use figures::{KindFigures, QueueFigures, Running, ThrottleFigures, Waiting};
+use lateness::Latenesses;
+pub use lateness::{Lateness, QueueReport};
+
+/// Counts since the engine started.
+#[derive(Debug)]
+pub struct Telemetry {
+    registry: Registry,
+    families: Families,
+    counts: [Counter; COUNTS],
+    queues: Mutex<BTreeMap<String, Arc<QueueFigures>>>,
+}
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// Handlers started.
+    Started,
+    /// Attempts that worked.
+    Done,
+    /// Attempts that failed and are tried again.
+    Retried,
+    /// Ticks and jobs that failed for good.
+    Failed,
+    /// Attempts put off with none charged.
+    Snoozed,
+    /// Chains that ended.
+    Retired,
+    /// Runs whose lease somebody else took over.
+    Fenced,
+    /// Leases that could not be renewed, because somebody else has the chain.
+    LeaseLost,
+    /// Messages that came for a tick already past.
+    Stale,
+    /// Messages for chains that do not tick, or that are being run.
+    Idle,
+    /// Messages sent on to a further rung.
+    Rearmed,
+    /// Messages that could not be used.
+    Quarantined,
+    /// Messages given back to the broker, which delivers them again.
+    Requeued,
+    /// Messages that catch-up sent again.
+    Resent,
+    /// Publishes that had to be repeated.
+    Republished,
+}
+
+const COUNTS: usize = Count::Republished as usize + 1;
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        let counts: [Counter; COUNTS] = Default::default();
+        let (families, registry) = Families::register(&counts);
+        Self { registry, families, counts, queues: Mutex::default() }
+    }
+}
+
+impl Telemetry {
+    /// Counts one.
+    pub fn count(&self, what: Count) {
+        self.counts[what as usize].inc();
+    }
+
+    /// How many so far.
+    pub fn get(&self, what: Count) -> u64 {
+        self.counts[what as usize].get()
+    }
+
+    /// How an attempt was recorded.
+    pub fn verdict(&self, verdict: Verdict) {
+        self.count(match verdict {
+            Verdict::Done => Count::Done,
+            Verdict::Retried => Count::Retried,
+            Verdict::Failed => Count::Failed,
+            Verdict::Snoozed => Count::Snoozed,
+            Verdict::Retired => Count::Retired,
+        });
+    }
+
+    /// The figures of a platform queue.
+    pub fn queue(&self, name: &str) -> Arc<QueueFigures> {
+        let mut queues = self.queues();
+        if let Some(figures) = queues.get(name) {
+            return figures.clone();
+        }
+        let started = self.counts[Count::Started as usize].clone();
+        let figures = Arc::new(QueueFigures::new(&self.families, name, started));
+        queues.insert(name.to_owned(), figures.clone());
+        figures
+    }
+
+    /// The figures of a kind.
+    pub fn kind(&self, name: &str) -> KindFigures {
+        KindFigures::new(&self.families, name)
+    }
+
+    /// The figures of a throttle.
+    pub fn throttle(&self, name: &str) -> Arc<ThrottleFigures> {
+        Arc::new(ThrottleFigures::new(&self.families, name))
+    }
+
+    /// A message sets out on a delay of so many hops, as they are planned.
+    pub fn sets_out(&self, hops: u32) {
+        self.families.hops.observe(f64::from(hops));
+    }
+
+    /// Who this is.
+    pub fn introduce(&self, worker: &str, at: Time) {
+        self.families.introduce(worker, at);
+    }
+
+    /// What the ledger has answered, at this time and after so long.
+    pub fn census(&self, census: &Census, at: Time, took: Duration) {
+        self.families.census(census, at, took);
+    }
+
+    /// Whether the broker and the ledger can be used.
+    pub fn up(&self, broker: bool, ledger: bool) {
+        self.families.up(broker, ledger);
+    }
+
+    /// Everything, in Prometheus' text format.
+    pub fn render(&self) -> String {
+        text::render(&self.registry)
+    }
+
+    /// Forgets the latenesses so far, to measure a part of a run on its own.
+    pub fn reset_lateness(&self) {
+        self.queues().values().for_each(|figures| figures.latenesses().reset());
+    }
+
+    /// How late attempts started, over all queues.
+    pub fn lateness(&self) -> Lateness {
+        let mut all = Latenesses::default();
+        self.queues().values().for_each(|figures| all.add(&figures.latenesses()));
+        all.summary()
+    }
+
+    /// Each queue's figures.
+    pub fn by_queue(&self) -> BTreeMap<String, QueueReport> {
+        self.queues().iter().map(|(queue, figures)| (queue.clone(), figures.report())).collect()
+    }
+
+    fn queues(&self) -> MutexGuard<'_, BTreeMap<String, Arc<QueueFigures>>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
