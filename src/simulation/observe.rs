@@ -64,8 +64,16 @@ struct Model {
 }
 
 struct Lease {
+    epoch: i64,
     fence: i64,
     until: Time,
+}
+
+impl Lease {
+    /// Whether a claim in this epoch has to wait for it. That of an earlier epoch means nothing.
+    fn holds(&self, epoch: i64, now: Time) -> bool {
+        self.epoch == epoch && self.until > now
+    }
 }
 
 struct Running {
@@ -93,6 +101,8 @@ struct State {
     chains: BTreeMap<Name, Model>,
     epochs: BTreeMap<i64, Name>,
     finished: BTreeSet<(i64, i64)>,
+    /// Fences whose finish is written.
+    written: BTreeSet<i64>,
     running: BTreeMap<u64, Running>,
     runs: u64,
     jobs: BTreeMap<String, JobModel>,
@@ -181,14 +191,15 @@ impl Observer {
         if request.takeover && hint.kind != "steady" {
             wrong.push(("I1", format!("{name}: taken over, though its kind waits for leases")));
         }
-        if let Some(lease) = model.lease.as_ref().filter(|lease| lease.until > grant.at && !request.takeover) {
+        if let Some(lease) = model.lease.as_ref().filter(|lease| lease.holds(hint.epoch, grant.at) && !request.takeover)
+        {
             wrong.push(("I1", format!("{name}: claimed, though fence {} holds until {}", lease.fence, lease.until)));
         }
         if model.stopped {
             wrong.push(("I8", format!("{name}: claimed after it was stopped")));
         }
         model.place = (hint.epoch, hint.tick, grant.fence);
-        model.lease = Some(Lease { fence: grant.fence, until: grant.at + request.lease });
+        model.lease = Some(Lease { epoch: hint.epoch, fence: grant.fence, until: grant.at + request.lease });
         state.epochs.insert(hint.epoch, name.clone());
         if !grant.once {
             state.late.push((Instant::now(), grant.at.since(grant.due), name));
@@ -223,7 +234,8 @@ impl Observer {
             let how = if matches!(finish, Finish::Applied(_)) { request.verdict.as_str() } else { "fenced" };
             format!("{name} {epoch}-{tick} fence {fence} ends: {how}")
         });
-        if *finish == Finish::Fenced {
+        // Whoever was not told that it was written asks again, and is answered the same.
+        if *finish == Finish::Fenced || !state.written.insert(fence) {
             return;
         }
         let model = state.chains.entry(name.clone()).or_default();
@@ -297,9 +309,9 @@ impl Observer {
             let mut state = self.lock();
             let model = state.jobs.entry(job.id.clone()).or_default();
             model.ended = true;
-            if matches!(outcome, Outcome::Fail { .. } | Outcome::Retry { .. }) {
-                model.failed = Some((Instant::now(), job.key.clone()));
-            }
+            // A run that has to be repeated may end better the second time.
+            let failed = matches!(outcome, Outcome::Fail { .. } | Outcome::Retry { .. });
+            model.failed = failed.then(|| (Instant::now(), job.key.clone()));
         }
     }
 
