@@ -32,7 +32,7 @@ impl Status {
             let absent = "a worker or `roundelay enroll` makes it; is ledger.url right?";
             ensure!(path.exists(), "there is no ledger at {}; {absent}", path.display());
         }
-        let ledger = Connections::ledger(&config)?;
+        let ledger = Connections::ledger(&config).await?;
         let census = ledger.census(config.catch_up.slack).await?;
         let failures = ledger.failures(FAILURES).await?;
         let (depths, broker_error) = match Connections::open(&config).await {
