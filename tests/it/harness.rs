@@ -249,8 +249,8 @@ impl Ground {
     }
 }
 
-/// Runs `run::name` on both brokers.
-macro_rules! on_both {
+/// Runs `run::name` on both brokers, and on RabbitMQ with a ledger in PostgreSQL.
+macro_rules! on_all {
     ($name:ident) => {
         mod $name {
             #[tokio::test]
@@ -262,10 +262,15 @@ macro_rules! on_both {
             async fn rabbitmq() {
                 super::run::$name(crate::harness::Ground::rabbit().await).await;
             }
+
+            #[tokio::test]
+            async fn postgres() {
+                super::run::$name(crate::harness::Ground::rabbit_and_postgres().await).await;
+            }
         }
     };
 }
-pub(crate) use on_both;
+pub(crate) use on_all;
 
 // ---- An engine that a test watches ----
 
