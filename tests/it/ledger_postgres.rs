@@ -207,7 +207,8 @@ async fn connections_that_the_server_ends_under_load_double_nothing_and_come_bac
     for blow in 1..=BLOWS {
         let enough = blow * CHAINS * TICKS as usize / (BLOWS + 2);
         until("it goes on", async || finished.load(Ordering::Relaxed) >= enough).await;
-        assert!(schema.kill().await > 0, "blow {blow} hits something");
+        // It may be connecting just now.
+        until("the blow hits something", async || schema.kill().await > 0).await;
     }
     timeout(SOON, runs.join_all()).await.expect("it recovers");
     let raw = schema.raw().await;
