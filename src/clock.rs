@@ -63,7 +63,7 @@ impl fmt::Display for Time {
     }
 }
 
-/// Tells the time: the machine's, or a virtual one that follows tokio's (paused) clock.
+/// Tells the time: the machine's, a server's, or a virtual one that follows tokio's (paused) clock.
 #[derive(Clone, Debug)]
 pub enum Clock {
     /// The machine's wall clock.
@@ -78,6 +78,8 @@ pub enum Clock {
         /// By how many milliseconds it has been set forward since; shared by its clones.
         set: Arc<AtomicI64>,
     },
+    /// Another machine's, as it told it last.
+    Followed(Arc<Followed>),
 }
 
 impl Clock {
@@ -105,8 +107,70 @@ impl Clock {
             Clock::Virtual { base, start, set } => {
                 Time((*base + start.elapsed()).0.saturating_add(set.load(Ordering::Relaxed)))
             }
+            Clock::Followed(followed) => followed.now(),
         }
     }
+}
+
+/// For how long the best observation of a followed clock counts, at least; then a newer one does,
+/// so that clocks of slightly different speed do not drift apart.
+const FOLLOW: Duration = Duration::from_secs(10);
+
+/// Follows the clock of a server: what it told, plus what has gone by here since. Never goes back,
+/// whatever either machine's wall clock does.
+///
+/// What is heard was true some time ago, so the observation that makes it latest is the best one.
+/// The time told here is behind the server's by the time that the fastest answer took, and not
+/// ahead of it: who waits until something is due here finds it due there.
+#[derive(Debug)]
+pub struct Followed {
+    start: tokio::time::Instant,
+    state: Mutex<Following>,
+}
+
+#[derive(Debug)]
+struct Following {
+    /// The server's microseconds since 1970 at `start`, by the best observation of this stretch of
+    /// time, and of the one before.
+    best: i64,
+    before: i64,
+    /// When this stretch began.
+    since: Duration,
+    /// The latest time that was told.
+    told: Time,
+}
+
+impl Followed {
+    /// Follows a server that has just told `micros` since 1970.
+    pub fn new(micros: i64) -> Self {
+        let state = Following { best: micros, before: micros, since: Duration::ZERO, told: Time::default() };
+        Self { start: tokio::time::Instant::now(), state: Mutex::new(state) }
+    }
+
+    /// Notes that the server has just told `micros` since 1970.
+    pub fn observe(&self, micros: i64) {
+        let elapsed = self.start.elapsed();
+        let at_start = micros.saturating_sub(in_micros(elapsed));
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if elapsed.saturating_sub(state.since) > FOLLOW {
+            (state.before, state.best, state.since) = (state.best, at_start, elapsed);
+        } else {
+            state.best = state.best.max(at_start);
+        }
+    }
+
+    /// The server's time now.
+    pub fn now(&self) -> Time {
+        let elapsed = in_micros(self.start.elapsed());
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let micros = state.best.max(state.before).saturating_add(elapsed);
+        state.told = state.told.max(Time(micros.div_euclid(1_000)));
+        state.told
+    }
+}
+
+fn in_micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// A source of randomness; clones share one stream. Seeded, it repeats itself exactly.
@@ -215,6 +279,28 @@ mod tests {
         assert_eq!(t.since(Time::from_millis(2_000)), Duration::ZERO);
         assert_eq!((Time::from_millis(i64::MAX) + Duration::from_secs(1)).as_millis(), i64::MAX);
         assert_eq!(Time::from_millis(0).to_string(), "1970-01-01T00:00:00.000Z");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_followed_clock_takes_the_best_of_what_it_heard_and_never_goes_back() {
+        let second = Duration::from_secs(1);
+        let clock = Followed::new(5_000_900);
+        assert_eq!(clock.now().as_millis(), 5_000);
+        tokio::time::advance(second).await;
+        assert_eq!(clock.now().as_millis(), 6_000, "it runs on by itself");
+        clock.observe(5_900_000);
+        assert_eq!(clock.now().as_millis(), 6_000, "an answer that took long tells nothing");
+        clock.observe(6_050_000);
+        assert_eq!(clock.now().as_millis(), 6_050);
+        // The server's clock was set back. What was told stays told, and is caught up with.
+        for _ in 0..3 {
+            tokio::time::advance(FOLLOW + second).await;
+            clock.observe(1_000_000);
+        }
+        let told = clock.now();
+        assert!(told.as_millis() >= 6_050);
+        clock.observe(told.as_millis() * 1_000 + 500_000);
+        assert_eq!(clock.now().as_millis(), told.as_millis() + 500);
     }
 
     #[test]

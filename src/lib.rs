@@ -23,7 +23,7 @@
 //! 4. [`broker`]: carries messages; RabbitMQ, or one in this process.
 //! 5. [`engine`]: a job's life from delivery to acknowledgement, catch-up, start and stop.
 //! 6. [`throttle`]: paces starts.
-//! 7. [`ledger`]: the truth about chains; SQLite.
+//! 7. [`ledger`]: the truth about chains; SQLite or PostgreSQL.
 //! 8. [`handler`]: runs the job: Rust, HTTP, or a program.
 //! 9. [`outcome`]: what happened, and for which [`reason`], becomes what follows (pure).
 //! 10. [`schedule`]: when next (pure).

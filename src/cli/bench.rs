@@ -31,7 +31,7 @@ struct Chains {
     /// `embedded` or amqp://user:password@host:port/vhost.
     #[arg(long, value_name = "URL", default_value = "embedded")]
     broker: String,
-    /// `sqlite://PATH`; by default a file in the temporary folder, removed at the end.
+    /// `sqlite://PATH`, or with RabbitMQ `postgres://…`; by default a file in the temporary folder, removed at the end.
     #[arg(long, value_name = "URL")]
     ledger: Option<String>,
     /// How many chains.

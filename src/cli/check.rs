@@ -36,6 +36,7 @@ impl Check {
         };
         let ledger = match &config.ledger.url {
             LedgerUrl::Memory => "sqlite://:memory:".to_owned(),
+            LedgerUrl::Postgres(url) => url.to_string(),
             LedgerUrl::Sqlite(path) => format!("sqlite://{}", path.display()),
         };
         let topology = config.topology();

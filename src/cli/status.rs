@@ -40,7 +40,7 @@ impl Status {
             let absent = "a worker or `roundelay enroll` makes it; is ledger.url right?";
             ensure!(path.exists(), "there is no ledger at {}; {absent}", path.display());
         }
-        let ledger = Connections::ledger(&config)?;
+        let ledger = Connections::ledger(&config).await?;
         let (now, slack) = (ledger.now(), config.catch_up.slack);
         let census = ledger.census(slack).await?;
         let late = ledger.late(now - slack, STUCK).await?;

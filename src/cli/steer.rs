@@ -77,7 +77,7 @@ impl Chains {
     async fn steer(self, order: Order, done: &str, wanted: &str) -> anyhow::Result<()> {
         let config = self.config.load()?;
         config.kind(&self.kind).map_err(Error::msg)?;
-        let ledger = ledger(&config)?;
+        let ledger = ledger(&config).await?;
         let which = Which { kind: Some(self.kind.clone()), key: self.key.clone() };
         let count = ledger.steer(which, order).await?;
         if self.json {
@@ -124,7 +124,7 @@ impl Recover {
             config.kind(kind).map_err(Error::msg)?;
         }
         let order = if self.all { Order::RecoverAll } else { Order::Recover };
-        let count = ledger(&config)?.steer(Which { kind: self.kind, key: self.key }, order).await?;
+        let count = ledger(&config).await?.steer(Which { kind: self.kind, key: self.key }, order).await?;
         if self.json {
             println!("{}", json!({ "recovered": count }));
         } else {
@@ -155,7 +155,7 @@ impl Run {
     pub async fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
         // Refuses the absence of a ledger, and makes none.
-        drop(ledger(&config)?);
+        drop(ledger(&config).await?);
         let connections = Connections::open(&config).await?;
         let broker = connections.broker.clone();
         let accepted = Enroller::new(&config, connections, &self.kind, None, false)?.run_once(&self.key).await?;
@@ -173,12 +173,12 @@ impl Run {
     }
 }
 
-fn ledger(config: &Config) -> anyhow::Result<std::sync::Arc<dyn roundelay::ledger::Ledger>> {
+async fn ledger(config: &Config) -> anyhow::Result<std::sync::Arc<dyn roundelay::ledger::Ledger>> {
     if let LedgerUrl::Sqlite(path) = &config.ledger.url {
         let absent = "a worker or `roundelay enroll` makes it; is ledger.url right?";
         ensure!(path.exists(), "there is no ledger at {}; {absent}", path.display());
     }
-    Ok(Connections::ledger(config)?)
+    Ok(Connections::ledger(config).await?)
 }
 
 fn plural(count: u64) -> String {

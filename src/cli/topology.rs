@@ -80,7 +80,7 @@ impl Apply {
         broker.close().await;
         // Also what the workers of the ledger are held to, if there is one yet.
         if !matches!(&config.ledger.url, LedgerUrl::Sqlite(path) if !path.exists()) {
-            topology_guard::adopt(&*Connections::ledger(&config)?, &config).await?;
+            topology_guard::adopt(&*Connections::ledger(&config).await?, &config).await?;
         }
         println!("{} exchanges and {} queues are in place", topology.exchanges.len(), topology.queues.len());
         Ok(())

@@ -16,6 +16,7 @@ use crate::broker::rabbit;
 use crate::handler::http::{self, HttpError};
 use crate::job::check_name;
 use crate::ladder::{Ladder, jitter_rungs};
+use crate::ledger::postgres;
 use crate::outcome::{Backoff, RetryPolicy};
 use crate::schedule::Every;
 
@@ -119,7 +120,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     problems.range(&["catch_up", "spread"], raw.catch_up.spread.0, zero, hour);
     problems.range(&["ledger", "history"], raw.ledger.history.0, zero, TEN_YEARS);
     let broker = broker_url(&mut problems, &raw.broker.url);
-    let ledger = ledger_url(&mut problems, &raw.ledger.url);
+    let ledger = ledger_url(&mut problems, &raw.ledger.url, &broker);
     let web = |url: &String| url::Url::parse(url).is_ok_and(|url| ["http", "https"].contains(&url.scheme()));
     if raw.broker.management.as_ref().is_some_and(|url| !web(url)) {
         problems.add(
@@ -332,12 +333,24 @@ pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-fn ledger_url(problems: &mut Problems, url: &str) -> LedgerUrl {
+fn ledger_url(problems: &mut Problems, url: &str, broker: &BrokerUrl) -> LedgerUrl {
+    if ["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
+        if let Err(reason) = postgres::check_url(url) {
+            problems.add(&["ledger", "url"], reason);
+        }
+        if matches!(broker, BrokerUrl::Embedded) {
+            let reason = "the embedded broker is for one worker on one machine, whose ledger is a SQLite file; \
+                          with PostgreSQL, set broker.url to an amqp:// URL";
+            problems.add(&["ledger", "url"], reason);
+        }
+        return LedgerUrl::Postgres(Secret::new(url));
+    }
     match url.strip_prefix("sqlite://") {
         Some(":memory:") => LedgerUrl::Memory,
         Some(path) if !path.is_empty() => LedgerUrl::Sqlite(path.into()),
         _ => {
-            problems.add(&["ledger", "url"], format!("`{}` is not sqlite://PATH", Secret::new(url)));
+            problems
+                .add(&["ledger", "url"], format!("`{}` is neither sqlite://PATH nor postgres://…", Secret::new(url)));
             LedgerUrl::Memory
         }
     }

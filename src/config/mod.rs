@@ -82,6 +82,23 @@ impl Secret {
     }
 }
 
+/// PostgreSQL takes a password among the parameters, too.
+fn hide_passwords(url: &mut url::Url) {
+    let secret = |name: &str| name.contains("password");
+    if !url.query_pairs().any(|(name, _)| secret(&name)) {
+        return;
+    }
+    let shown = url
+        .query_pairs()
+        .filter(|(name, _)| !secret(name))
+        .map(|(name, value)| (name.into_owned(), value.into_owned()));
+    let shown: Vec<(String, String)> = shown.collect();
+    url.set_query(None);
+    if !shown.is_empty() {
+        url.query_pairs_mut().extend_pairs(shown);
+    }
+}
+
 /// A URL without its credentials.
 impl fmt::Display for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -89,6 +106,7 @@ impl fmt::Display for Secret {
             Ok(mut url) if url.has_host() => {
                 let _ = url.set_username("");
                 let _ = url.set_password(None);
+                hide_passwords(&mut url);
                 f.write_str(url.as_str())
             }
             _ => f.write_str("…"),
@@ -116,6 +134,8 @@ pub struct LedgerSettings {
 pub enum LedgerUrl {
     /// A file.
     Sqlite(PathBuf),
+    /// A database on a server.
+    Postgres(Secret),
     /// In memory, gone with the process: for tests and benchmarks.
     Memory,
 }

@@ -157,7 +157,17 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
         ("[queues.'roundelay.x']\n", "queues.roundelay.x: names that begin with `roundelay.`"),
         ("[worker]\nlisten = \":9464\"\n", "r.toml:2: worker.listen: `:9464` is not an address and a port; write"),
         ("[worker]\nlisten = 9464\n", "r.toml:2: worker.listen: invalid type: integer `9464`"),
-        ("[ledger]\nurl = \"postgres://u:secret@h/\"\n", "r.toml:2: ledger.url: `postgres://h/` is not sqlite://PATH"),
+        (
+            "[ledger]\nurl = \"mysql://u:secret@h/\"\n",
+            "r.toml:2: ledger.url: `mysql://h/` is neither sqlite://PATH nor",
+        ),
+        ("[ledger]\nurl = \"postgres://u:secret@h/\"\n", "r.toml:2: ledger.url: the embedded broker is for one worker"),
+        (
+            "[ledger]\nurl = \"postgres://u:secret@h/d?sslmode=maybe\"\n",
+            "r.toml:2: ledger.url: sslmode `maybe` is none of",
+        ),
+        ("[ledger]\nurl = \"postgres://u:secret@h/d?pool=5\"\n", "r.toml:2: ledger.url: not a PostgreSQL URL"),
+        ("[ledger]\nurl = \"postgres:///d?user=u&password=secret\"\n", "it names no host"),
     ];
     for (text, part) in table {
         let message = refused(text, &[]);

@@ -34,6 +34,7 @@ use crate::config::{BrokerUrl, Config, HandlerSettings, KindSettings, LedgerUrl}
 use crate::handler::Handler;
 use crate::handler::exec::ExecHandler;
 use crate::handler::http::{self, HttpHandler};
+use crate::ledger::postgres::PostgresLedger;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{Ledger, LedgerError};
 use crate::monitor::{self, Monitor, Subject};
@@ -90,8 +91,8 @@ impl Connections {
     /// # Errors
     /// [`StartError`], with what to do.
     pub async fn open(config: &Config) -> Result<Self, StartError> {
-        let (clock, entropy) = (Clock::System, Entropy::from_os());
-        let ledger = Self::ledger(config)?;
+        let entropy = Entropy::from_os();
+        let (ledger, clock) = open_ledger(config, &entropy).await?;
         let names = Names::new(&config.broker.prefix);
         let broker: Arc<dyn Broker> = match &config.broker.url {
             BrokerUrl::Embedded => Arc::new(EmbeddedBroker::new(names)),
@@ -107,8 +108,21 @@ impl Connections {
     ///
     /// # Errors
     /// [`LedgerError::Open`], with what to do.
-    pub fn ledger(config: &Config) -> Result<Arc<dyn Ledger>, LedgerError> {
-        Ok(Arc::new(SqliteLedger::open(&config.ledger.url, Clock::System, &Entropy::from_os())?))
+    pub async fn ledger(config: &Config) -> Result<Arc<dyn Ledger>, LedgerError> {
+        open_ledger(config, &Entropy::from_os()).await.map(|(ledger, _)| ledger)
+    }
+}
+
+/// Opens the ledger; answers also with the clock by which it judges, so that all in this process
+/// wait for the same time.
+async fn open_ledger(config: &Config, entropy: &Entropy) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
+    match &config.ledger.url {
+        LedgerUrl::Postgres(url) => {
+            let ledger = PostgresLedger::open(url, entropy).await?;
+            let clock = ledger.clock();
+            Ok((Arc::new(ledger), clock))
+        }
+        file => Ok((Arc::new(SqliteLedger::open(file, Clock::System, entropy)?), Clock::System)),
     }
 }
 

@@ -5,8 +5,10 @@
 //! - [`words`](self): what the verbs take and answer.
 //! - [`judge`] decides about a claim purely, so that every ledger decides alike.
 //! - [`sqlite`]: a file on this machine, written by one thread with group commit.
+//! - [`postgres`]: a server that many workers share, written in groups too.
 
 mod judge;
+pub mod postgres;
 pub mod sqlite;
 mod words;
 

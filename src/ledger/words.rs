@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::judge::ChainRow;
 use crate::clock::Time;
 use crate::job::{ChainRef, Envelope, VERSION};
 use crate::outcome::{Next, Verdict};
@@ -218,6 +219,28 @@ pub struct FinishRequest {
     pub spawned: Vec<SpawnedJob>,
     /// What did not work within a run that did.
     pub failed: Vec<FailedItem>,
+}
+
+impl FinishRequest {
+    /// Where the chain stands afterwards: tick, attempt, due.
+    pub fn place(&self) -> (i64, u32, Time) {
+        match self.next {
+            Next::Tick { due } if mutant!(FinishStays) => (self.tick, 1, due),
+            Next::Tick { due } => (self.tick + 1, 1, due),
+            Next::Attempt { attempt, due } => (self.tick, attempt, due),
+            Next::Snooze { due } => (self.tick, self.attempt, due),
+            Next::End => (self.tick + 1, 1, self.at),
+        }
+    }
+
+    /// What to answer when nobody holds the chain and `row`, which this finish's claim was the last
+    /// to hold, stands where the finish puts it: it is written already, and whoever was not told
+    /// asks again. `None` when it is not written.
+    pub fn written_before(&self, row: &ChainRow) -> Option<Finish> {
+        let ChainRow { hint, state, sent, .. } = row;
+        let there = (hint.tick, hint.attempt, hint.due) == self.place();
+        there.then(|| Finish::Applied((*state == ChainState::Active && !sent).then(|| hint.clone())))
+    }
 }
 
 /// A one-off job on its way into the ledger's outbox. It stays there until it is forgotten.

@@ -275,7 +275,7 @@ async fn status_shows_the_ledger_when_the_broker_is_away() {
     std::fs::write(&config, text).unwrap();
     failed(run("status", &config, &[]).await, &["there is no ledger at", "is ledger.url right?"]);
     assert!(!ground.path("ledger.db").exists(), "asking makes nothing");
-    roundelay::engine::Connections::ledger(&ground.config(CONFIG)).unwrap();
+    roundelay::engine::Connections::ledger(&ground.config(CONFIG)).await.unwrap();
     let output = ok(run("status", &config, &["--json"]).await);
     let report = output.json();
     assert_eq!((&report["ledger"]["queues"], &report["broker"]), (&json!([]), &json!({})));

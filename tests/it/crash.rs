@@ -63,6 +63,11 @@ async fn every_chain_survives_a_kill_and_none_doubles_rabbitmq() {
     survive(Ground::rabbit().await).await;
 }
 
+#[tokio::test]
+async fn every_chain_survives_a_kill_and_none_doubles_postgres() {
+    survive(Ground::rabbit_and_postgres().await).await;
+}
+
 async fn survive(ground: Ground) {
     let (life, watched) = watch::channel(1);
     let receiver = Receiver { calls: Arc::default(), life: watched };

@@ -9,7 +9,7 @@ use roundelay::job::Envelope;
 use roundelay::telemetry::Count;
 use serde_json::json;
 
-use crate::harness::{Ground, Watched, on_both, until};
+use crate::harness::{Ground, Watched, on_all, until};
 
 const CONFIG: &str = r#"
 [queues.work]
@@ -23,21 +23,21 @@ retry = { attempts = 3, backoff = ["50ms", "100ms"] }
 
 const EVERY: Duration = Duration::from_millis(150);
 
-on_both!(a_chain_ticks_on_and_is_never_early);
-on_both!(retries_follow_the_backoff_and_the_chain_goes_on_after_the_last);
-on_both!(a_permanent_failure_is_kept_and_not_retried);
-on_both!(a_snooze_charges_no_attempt);
-on_both!(a_retired_chain_ends);
-on_both!(a_panic_and_a_deadline_are_retried);
-on_both!(surplus_messages_run_nothing_twice);
-on_both!(one_off_jobs_run_retry_and_end);
-on_both!(an_orderly_stop_finishes_what_runs_and_leaves_nothing_behind);
-on_both!(a_stop_beyond_the_grace_puts_the_job_off);
-on_both!(a_long_delay_takes_several_hops_and_arrives_on_time);
-on_both!(an_older_message_sends_the_unsent_successor);
-on_both!(a_kind_that_loses_its_interval_keeps_its_chains);
-on_both!(a_message_with_another_chains_epoch_runs_nothing);
-on_both!(an_engine_that_is_dropped_stops);
+on_all!(a_chain_ticks_on_and_is_never_early);
+on_all!(retries_follow_the_backoff_and_the_chain_goes_on_after_the_last);
+on_all!(a_permanent_failure_is_kept_and_not_retried);
+on_all!(a_snooze_charges_no_attempt);
+on_all!(a_retired_chain_ends);
+on_all!(a_panic_and_a_deadline_are_retried);
+on_all!(surplus_messages_run_nothing_twice);
+on_all!(one_off_jobs_run_retry_and_end);
+on_all!(an_orderly_stop_finishes_what_runs_and_leaves_nothing_behind);
+on_all!(a_stop_beyond_the_grace_puts_the_job_off);
+on_all!(a_long_delay_takes_several_hops_and_arrives_on_time);
+on_all!(an_older_message_sends_the_unsent_successor);
+on_all!(a_kind_that_loses_its_interval_keeps_its_chains);
+on_all!(a_message_with_another_chains_epoch_runs_nothing);
+on_all!(an_engine_that_is_dropped_stops);
 
 #[tokio::test]
 async fn handlers_and_queues_that_the_configuration_does_not_have_are_told() {

@@ -136,21 +136,88 @@ pub async fn api(management: &str, method: Method, path: &str, body: &Value) -> 
     (status, response.json().await.unwrap_or_default())
 }
 
+// ---- A ledger in PostgreSQL for one test ----
+
+/// A schema that is dropped with everything in it when the test ends, also by a panic.
+pub struct Schema {
+    pub name: String,
+    /// A ledger's URL that leads to it. Its connections bear its name.
+    pub url: String,
+    database: String,
+}
+
+impl Schema {
+    pub async fn new() -> Self {
+        let database = std::env::var("DATABASE_URL").unwrap_or_else(|_| {
+            panic!("DATABASE_URL is not set: these tests need a real PostgreSQL; start them with tests/run")
+        });
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("roundelay_test_{}_{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let mark = if database.contains('?') { '&' } else { '?' };
+        let url = format!("{database}{mark}application_name={name}&options=-csearch_path%3D{name}");
+        let schema = Self { name, url, database };
+        postgres(&schema.database).await.batch_execute(&format!("CREATE SCHEMA {}", schema.name)).await.unwrap();
+        schema
+    }
+
+    /// A connection past the ledger, into its schema.
+    pub async fn raw(&self) -> tokio_postgres::Client {
+        let client = postgres(&self.database).await;
+        client.batch_execute(&format!("SET search_path = {}", self.name)).await.unwrap();
+        client
+    }
+
+    /// Ends the ledger's connections on the server, and answers how many there were.
+    pub async fn kill(&self) -> i64 {
+        let kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1";
+        postgres(&self.database).await.query_one(kill, &[&self.name]).await.unwrap().get(0)
+    }
+}
+
+impl Drop for Schema {
+    fn drop(&mut self) {
+        let (database, drop) = (self.database.clone(), format!("DROP SCHEMA {} CASCADE", self.name));
+        let run = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async { postgres(&database).await.batch_execute(&drop).await })
+        };
+        let _ = std::thread::spawn(run).join();
+    }
+}
+
+async fn postgres(url: &str) -> tokio_postgres::Client {
+    let (client, connection) =
+        tokio_postgres::connect(url, tokio_postgres::NoTls).await.expect("DATABASE_URL leads to a PostgreSQL");
+    tokio::spawn(connection);
+    client
+}
+
 // ---- Where a test's chains live: a broker and a ledger of their own ----
 
-/// A broker (embedded, or a virtual host on RabbitMQ) and a ledger file, for one test.
+/// A broker (embedded, or a virtual host on RabbitMQ) and a ledger (a file, or a schema in
+/// PostgreSQL), for one test.
 pub struct Ground {
     pub vhost: Option<Vhost>,
+    pub schema: Option<Schema>,
     pub folder: TempDir,
 }
 
 impl Ground {
     pub fn embedded() -> Self {
-        Self { vhost: None, folder: tempfile::tempdir().unwrap() }
+        Self { vhost: None, schema: None, folder: tempfile::tempdir().unwrap() }
     }
 
     pub async fn rabbit() -> Self {
-        Self { vhost: Some(Vhost::new().await), folder: tempfile::tempdir().unwrap() }
+        Self { vhost: Some(Vhost::new().await), schema: None, folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub async fn rabbit_and_postgres() -> Self {
+        Self { schema: Some(Schema::new().await), ..Self::rabbit().await }
+    }
+
+    pub fn ledger_url(&self) -> String {
+        let file = || format!("sqlite://{}", self.path("ledger.db").display());
+        self.schema.as_ref().map_or_else(file, |schema| schema.url.clone())
     }
 
     pub fn broker_url(&self) -> String {
@@ -167,11 +234,7 @@ impl Ground {
             .vhost
             .as_ref()
             .map_or_else(String::new, |vhost| format!("broker.management = \"{}\"\n", vhost.management));
-        format!(
-            "broker.url = \"{}\"\n{management}ledger.url = \"sqlite://{}\"\n{text}",
-            self.broker_url(),
-            self.path("ledger.db").display()
-        )
+        format!("broker.url = \"{}\"\n{management}ledger.url = \"{}\"\n{text}", self.broker_url(), self.ledger_url())
     }
 
     pub fn config(&self, text: &str) -> Config {
@@ -186,8 +249,8 @@ impl Ground {
     }
 }
 
-/// Runs `run::name` on both brokers.
-macro_rules! on_both {
+/// Runs `run::name` on both brokers, and on RabbitMQ with a ledger in PostgreSQL.
+macro_rules! on_all {
     ($name:ident) => {
         mod $name {
             #[tokio::test]
@@ -199,10 +262,15 @@ macro_rules! on_both {
             async fn rabbitmq() {
                 super::run::$name(crate::harness::Ground::rabbit().await).await;
             }
+
+            #[tokio::test]
+            async fn postgres() {
+                super::run::$name(crate::harness::Ground::rabbit_and_postgres().await).await;
+            }
         }
     };
 }
-pub(crate) use on_both;
+pub(crate) use on_all;
 
 // ---- An engine that a test watches ----
 

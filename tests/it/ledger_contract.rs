@@ -1,11 +1,13 @@
 //! What every ledger must do, held against each of them.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use roundelay::clock::{Clock, Entropy, Time};
-use roundelay::config::LedgerUrl;
+use roundelay::config::{LedgerUrl, Secret};
+use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::sqlite::SqliteLedger;
 use roundelay::ledger::{
     ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint, Ledger, LedgerError,
@@ -15,7 +17,7 @@ use roundelay::outcome::{Next, Verdict};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 
-use crate::harness::until;
+use crate::harness::{Schema, until};
 
 const SLACK: Duration = Duration::from_secs(30);
 const LEASE: Duration = Duration::from_secs(60);
@@ -25,28 +27,53 @@ struct Opened {
     ledger: Arc<dyn Ledger>,
     url: LedgerUrl,
     _folder: TempDir,
+    /// After the ledger, so that it is dropped when nobody uses it any more.
+    _schema: Option<Schema>,
 }
 
 impl Opened {
-    fn again(&self) -> Arc<dyn Ledger> {
-        Arc::new(SqliteLedger::open(&self.url, Clock::System, &Entropy::from_os()).unwrap())
+    async fn again(&self) -> Arc<dyn Ledger> {
+        open(&self.url).await
+    }
+
+    fn path(&self) -> &Path {
+        let LedgerUrl::Sqlite(path) = &self.url else { panic!("not a file") };
+        path
     }
 }
 
-fn in_file() -> Opened {
+async fn open(url: &LedgerUrl) -> Arc<dyn Ledger> {
+    let entropy = Entropy::from_os();
+    match url {
+        LedgerUrl::Postgres(url) => Arc::new(PostgresLedger::open(url, &entropy).await.unwrap()),
+        file => Arc::new(SqliteLedger::open(file, Clock::System, &entropy).unwrap()),
+    }
+}
+
+async fn in_file() -> Opened {
     let folder = tempfile::tempdir().unwrap();
     let url = LedgerUrl::Sqlite(folder.path().join("ledger.db"));
-    let ledger = Arc::new(SqliteLedger::open(&url, Clock::System, &Entropy::from_os()).unwrap());
-    Opened { ledger, url, _folder: folder }
+    Opened { ledger: open(&url).await, url, _folder: folder, _schema: None }
 }
 
-fn in_memory() -> Opened {
-    let ledger = Arc::new(SqliteLedger::open(&LedgerUrl::Memory, Clock::System, &Entropy::from_os()).unwrap());
-    Opened { ledger, url: LedgerUrl::Memory, _folder: tempfile::tempdir().unwrap() }
+async fn in_memory() -> Opened {
+    let url = LedgerUrl::Memory;
+    Opened { ledger: open(&url).await, url, _folder: tempfile::tempdir().unwrap(), _schema: None }
 }
 
-fn all() -> [Opened; 2] {
-    [in_file(), in_memory()]
+async fn in_postgres() -> Opened {
+    let schema = Schema::new().await;
+    let url = LedgerUrl::Postgres(Secret::new(&schema.url));
+    Opened { ledger: open(&url).await, url, _folder: tempfile::tempdir().unwrap(), _schema: Some(schema) }
+}
+
+async fn all() -> [Opened; 3] {
+    [in_file().await, in_memory().await, in_postgres().await]
+}
+
+/// Those that several workers can share.
+async fn shared() -> [Opened; 2] {
+    [in_file().await, in_postgres().await]
 }
 
 fn chain(key: &str, due: Time) -> NewChain {
@@ -106,7 +133,7 @@ async fn finished(ledger: &dyn Ledger, hint: &Hint, fence: i64, next: Next) -> H
 
 #[tokio::test]
 async fn enrolling_again_changes_only_what_is_new() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let now = ledger.now();
         let first = begun(ledger, "a").await;
@@ -124,7 +151,7 @@ async fn enrolling_again_changes_only_what_is_new() {
 
 #[tokio::test]
 async fn a_tick_is_claimed_once_and_finished_once() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let hint = begun(ledger, "a").await;
         let grant = granted(ledger, &hint, LEASE).await;
@@ -159,7 +186,7 @@ async fn a_tick_is_claimed_once_and_finished_once() {
 
 #[tokio::test]
 async fn a_lease_that_ran_out_is_taken_over_and_its_holder_fenced() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let hint = begun(ledger, "a").await;
         let frozen = granted(ledger, &hint, Duration::ZERO).await;
@@ -175,7 +202,7 @@ async fn a_lease_that_ran_out_is_taken_over_and_its_holder_fenced() {
 
 #[tokio::test]
 async fn attempts_and_snoozes_stay_within_their_tick() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let first = begun(ledger, "a").await;
         let nominal = first.due;
@@ -199,7 +226,7 @@ async fn attempts_and_snoozes_stay_within_their_tick() {
 
 #[tokio::test]
 async fn a_chain_that_ended_stays_so_and_its_reason_is_kept() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let hint = begun(ledger, "a").await;
         let grant = granted(ledger, &hint, LEASE).await;
@@ -217,7 +244,7 @@ async fn a_chain_that_ended_stays_so_and_its_reason_is_kept() {
 
 #[tokio::test]
 async fn catch_up_finds_what_nobody_claimed_and_one_of_several_lookers_wins() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let (lost, asleep) = (begun(ledger, "lost").await, begun(ledger, "asleep").await);
         ledger.enrolled_sent(vec![lost.sent(), asleep.sent()], SLACK).await.unwrap();
@@ -258,7 +285,7 @@ async fn catch_up_finds_what_nobody_claimed_and_one_of_several_lookers_wins() {
 
 #[tokio::test]
 async fn old_attempts_are_pruned_and_young_or_running_ones_are_kept() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let (done, running) = (begun(ledger, "done").await, begun(ledger, "running").await);
         let day = Duration::from_secs(86_400);
@@ -281,7 +308,7 @@ async fn old_attempts_are_pruned_and_young_or_running_ones_are_kept() {
 
 #[tokio::test]
 async fn jobs_are_kept_until_they_are_forgotten() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let keep = |id: &str, body: &[u8]| ledger.keep_job(id.to_owned(), body.to_vec());
         keep("a", b"1").await.unwrap();
@@ -300,7 +327,7 @@ async fn jobs_are_kept_until_they_are_forgotten() {
 
 #[tokio::test]
 async fn a_lease_is_renewed_by_its_holder_only() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let (a, b) = (begun(ledger, "a").await, begun(ledger, "b").await);
         let (first, other) = (granted(ledger, &a, Duration::ZERO).await, granted(ledger, &b, LEASE).await);
@@ -322,7 +349,7 @@ async fn a_lease_is_renewed_by_its_holder_only() {
 
 #[tokio::test]
 async fn what_a_run_asks_for_is_accepted_with_its_end_and_not_without() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let hint = begun(ledger, "a").await;
         let grant = granted(ledger, &hint, LEASE).await;
@@ -353,7 +380,7 @@ fn which(key: &str) -> Which {
 
 #[tokio::test]
 async fn nothing_is_claimed_once_a_chain_is_paused_or_retired() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let (a, b) = (begun(ledger, "a").await, begun(ledger, "b").await);
         let grant = granted(ledger, &a, LEASE).await;
@@ -389,7 +416,7 @@ async fn nothing_is_claimed_once_a_chain_is_paused_or_retired() {
 
 #[tokio::test]
 async fn a_chain_that_begins_anew_has_nothing_to_do_with_what_it_was() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let old = begun(ledger, "a").await;
         let grant = granted(ledger, &old, LEASE).await;
@@ -412,7 +439,7 @@ async fn a_chain_that_begins_anew_has_nothing_to_do_with_what_it_was() {
 
 #[tokio::test]
 async fn a_single_tick_beside_the_rotation_is_refused_while_there_is_one() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let rotation = begun(ledger, "a").await;
         let extra = NewChain { once: true, payload: "[7]".into(), ..chain("a", ledger.now()) };
@@ -437,7 +464,7 @@ async fn a_single_tick_beside_the_rotation_is_refused_while_there_is_one() {
 
 #[tokio::test]
 async fn a_message_from_the_future_quarantines_its_chain_until_it_is_recovered() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let (a, b) = (begun(ledger, "a").await, begun(ledger, "b").await);
         let ahead = Hint { tick: 5, ..a.clone() };
@@ -477,7 +504,7 @@ async fn a_message_from_the_future_quarantines_its_chain_until_it_is_recovered()
 
 #[tokio::test]
 async fn the_record_of_a_holder_that_died_on_a_chain_that_ended_ends_too() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let hint = begun(ledger, "a").await;
         granted(ledger, &hint, Duration::ZERO).await;
@@ -491,7 +518,7 @@ async fn the_record_of_a_holder_that_died_on_a_chain_that_ended_ends_too() {
 
 #[tokio::test]
 async fn workers_agree_on_one_topology() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         assert_eq!(ledger.topology().await.unwrap(), None);
         assert!(ledger.set_topology(None, "a".into()).await.unwrap());
@@ -504,8 +531,8 @@ async fn workers_agree_on_one_topology() {
 /// An older copy of the ledger gives no number again that was given since the copy was made.
 #[tokio::test]
 async fn epochs_and_fences_never_go_back_even_when_an_older_ledger_is_restored() {
-    let opened = in_file();
-    let LedgerUrl::Sqlite(path) = &opened.url else { unreachable!() };
+    let opened = in_file().await;
+    let path = opened.path();
     let hint = begun(&*opened.ledger, "a").await;
     let copy = path.with_extension("copy");
     rusqlite::Connection::open(path).unwrap().execute("VACUUM INTO ?1", [copy.to_str().unwrap()]).unwrap();
@@ -518,18 +545,19 @@ async fn epochs_and_fences_never_go_back_even_when_an_older_ledger_is_restored()
 
 #[tokio::test]
 async fn what_is_committed_is_there_for_the_next_to_open_it() {
-    let opened = in_file();
-    let hint = begun(&*opened.ledger, "a").await;
-    let grant = granted(&*opened.ledger, &hint, LEASE).await;
-    let next = finished(&*opened.ledger, &hint, grant.fence, Next::Tick { due: grant.at }).await;
-    let other = opened.again();
-    assert_eq!(other.id(), opened.ledger.id());
-    assert_eq!(other.messages(vec!["work".into()], vec!["sync".into()], 0, 10).await.unwrap(), [next]);
+    for opened in shared().await {
+        let hint = begun(&*opened.ledger, "a").await;
+        let grant = granted(&*opened.ledger, &hint, LEASE).await;
+        let next = finished(&*opened.ledger, &hint, grant.fence, Next::Tick { due: grant.at }).await;
+        let other = opened.again().await;
+        assert_eq!(other.id(), opened.ledger.id());
+        assert_eq!(other.messages(vec!["work".into()], vec!["sync".into()], 0, 10).await.unwrap(), [next]);
+    }
 }
 
 #[tokio::test]
 async fn notes_are_written_soon_and_at_once_when_asked() {
-    for opened in all() {
+    for opened in all().await {
         let ledger = &*opened.ledger;
         let (a, b) = (begun(ledger, "a").await, begun(ledger, "b").await);
         let unsent = async || ledger.census(SLACK).await.unwrap().queues[0].unsent;
@@ -544,42 +572,43 @@ async fn notes_are_written_soon_and_at_once_when_asked() {
 
 /// Two workers with the same messages: each tick is granted to one of them.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_workers_of_one_file_share_its_chains() {
-    let opened = in_file();
-    let workers = [opened.ledger.clone(), opened.again()];
-    let mut hints = Vec::new();
-    for n in 0..50 {
-        hints.push(begun(&*opened.ledger, &n.to_string()).await);
-    }
-    let mut runs = JoinSet::new();
-    for hint in hints {
-        for worker in workers.clone() {
-            let hint = hint.clone();
-            runs.spawn(async move {
-                match worker.claim(ask(&hint, LEASE)).await.unwrap() {
-                    Claim::Granted(grant) => {
-                        let due = grant.at + LEASE;
-                        finished(&*worker, &hint, grant.fence, Next::Tick { due }).await;
-                        Some((hint.epoch, grant.fence))
-                    }
-                    Claim::Held { .. } | Claim::Stale(_) => None,
-                    other => panic!("{other:?}"),
-                }
-            });
+async fn two_workers_of_one_ledger_share_its_chains() {
+    for opened in shared().await {
+        let workers = [opened.ledger.clone(), opened.again().await];
+        let mut hints = Vec::new();
+        for n in 0..50 {
+            hints.push(begun(&*opened.ledger, &n.to_string()).await);
         }
+        let mut runs = JoinSet::new();
+        for hint in hints {
+            for worker in workers.clone() {
+                let hint = hint.clone();
+                runs.spawn(async move {
+                    match worker.claim(ask(&hint, LEASE)).await.unwrap() {
+                        Claim::Granted(grant) => {
+                            let due = grant.at + LEASE;
+                            finished(&*worker, &hint, grant.fence, Next::Tick { due }).await;
+                            Some((hint.epoch, grant.fence))
+                        }
+                        Claim::Held { .. } | Claim::Stale(_) => None,
+                        other => panic!("{other:?}"),
+                    }
+                });
+            }
+        }
+        let granted: Vec<(i64, i64)> = runs.join_all().await.into_iter().flatten().collect();
+        assert_eq!(granted.len(), 50);
+        assert_eq!(granted.iter().map(|(epoch, _)| epoch).collect::<BTreeSet<_>>().len(), 50, "each chain once");
+        assert_eq!(granted.iter().map(|(_, fence)| fence).collect::<BTreeSet<_>>().len(), 50, "no fence twice");
     }
-    let granted: Vec<(i64, i64)> = runs.join_all().await.into_iter().flatten().collect();
-    assert_eq!(granted.len(), 50);
-    assert_eq!(granted.iter().map(|(epoch, _)| epoch).collect::<BTreeSet<_>>().len(), 50, "each chain once");
-    assert_eq!(granted.iter().map(|(_, fence)| fence).collect::<BTreeSet<_>>().len(), 50, "no fence twice");
 }
 
 /// A file that another process keeps locked costs everybody who waits one patience, and not one
 /// patience each in turn.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_file_is_an_error_for_all_at_once_and_then_goes_on() {
-    let opened = in_file();
-    let LedgerUrl::Sqlite(path) = &opened.url else { unreachable!() };
+    let opened = in_file().await;
+    let path = opened.path();
     let hint = begun(&*opened.ledger, "a").await;
     let other = rusqlite::Connection::open(path).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -608,9 +637,9 @@ async fn a_ledger_that_cannot_be_opened_says_what_to_do() {
     std::fs::write(&text, "not a database, but long enough to be looked at as one").unwrap();
     let foreign = open(text);
     assert!(foreign.contains("notes.txt") && foreign.contains("not a database"), "{foreign}");
-    let newer = in_file();
-    let LedgerUrl::Sqlite(path) = &newer.url else { unreachable!() };
+    let newer = in_file().await;
+    let path = newer.path();
     rusqlite::Connection::open(path).unwrap().pragma_update(None, "user_version", 99).unwrap();
-    let refused = open(path.clone());
+    let refused = open(path.to_owned());
     assert!(refused.contains("format is version 99") && refused.contains("a newer one"), "{refused}");
 }

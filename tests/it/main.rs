@@ -1,5 +1,5 @@
-//! Tests by behaviour, on real services. `tests/run` provides those; without it, set AMQP_URL and
-//! RABBITMQ_MANAGEMENT_URL. A missing service fails loudly.
+//! Tests by behaviour, on real services. `tests/run` provides those; without it, set AMQP_URL,
+//! RABBITMQ_MANAGEMENT_URL and DATABASE_URL. A missing service fails loudly.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, helper functions included")]
 
@@ -13,6 +13,7 @@ mod foreign_clients;
 mod handlers;
 mod harness;
 mod ledger_contract;
+mod ledger_postgres;
 mod message_schema;
 mod messages;
 mod monitoring;

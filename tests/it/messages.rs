@@ -14,7 +14,7 @@ use roundelay::ledger::{Order, Which};
 use roundelay::telemetry::Count;
 use serde_json::{Value, json};
 
-use crate::harness::{Ground, Watched, on_both, until, worker};
+use crate::harness::{Ground, Watched, on_all, until, worker};
 
 const CONFIG: &str = r#"
 [queues.work]
@@ -25,12 +25,12 @@ queue = "work"
 retry = { attempts = 3, backoff = ["50ms"] }
 "#;
 
-on_both!(each_sort_of_bad_input_is_set_aside_with_its_reason);
-on_both!(a_flood_of_bad_input_keeps_no_good_job_from_running);
-on_both!(hints_from_the_future_are_set_aside_and_stale_ones_end);
-on_both!(a_job_that_came_before_its_time_waits_for_it);
-on_both!(a_client_s_fields_count_as_documented);
-on_both!(the_largest_job_survives_its_retries);
+on_all!(each_sort_of_bad_input_is_set_aside_with_its_reason);
+on_all!(a_flood_of_bad_input_keeps_no_good_job_from_running);
+on_all!(hints_from_the_future_are_set_aside_and_stale_ones_end);
+on_all!(a_job_that_came_before_its_time_waits_for_it);
+on_all!(a_client_s_fields_count_as_documented);
+on_all!(the_largest_job_survives_its_retries);
 
 /// What was set aside: queue, reason and body.
 type SetAside = (String, String, Vec<u8>);

@@ -55,6 +55,9 @@ impl SqliteLedger {
                 .map_err(|reason| LedgerError::Open { path: path.display().to_string(), reason }),
             LedgerUrl::Memory => Self::memory(clock, entropy)
                 .map_err(|error| LedgerError::Open { path: ":memory:".into(), reason: error.to_string() }),
+            LedgerUrl::Postgres(url) => {
+                Err(LedgerError::Open { path: url.to_string(), reason: "it is not a SQLite file".into() })
+            }
         }
     }
 

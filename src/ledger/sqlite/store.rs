@@ -247,13 +247,7 @@ impl Store {
 
     pub fn finish(&mut self, f: &FinishRequest) -> Result<Finish> {
         let at = f.at.as_millis();
-        let (tick, attempt, due) = match f.next {
-            Next::Tick { due } if mutant!(FinishStays) => (f.tick, 1, due),
-            Next::Tick { due } => (f.tick + 1, 1, due),
-            Next::Attempt { attempt, due } => (f.tick, attempt, due),
-            Next::Snooze { due } => (f.tick, f.attempt, due),
-            Next::End => (f.tick + 1, 1, f.at),
-        };
+        let (tick, attempt, due) = f.place();
         // `nominal` stays with a tick through its attempts and moves with the next one. A finish
         // ends nothing but its own run, so a chain paused meanwhile stays paused.
         let (due, watch_at) = (due.as_millis(), (due + f.slack).as_millis());
@@ -275,11 +269,11 @@ impl Store {
                 Ok((hint(row)?, ChainState::from_number(row.get(7)?)))
             })
             .optional()?;
-        if written.is_none()
-            && let Some(found) = self.finished_before(f)?
-        {
-            let ChainRow { hint, state, sent, .. } = found.chain;
-            return Ok(Finish::Applied((state == ChainState::Active && !sent).then_some(hint)));
+        if written.is_none() {
+            let left = self.find("epoch = ?1 AND fence = ?2 AND lease_until = 0", [f.epoch, f.fence])?;
+            if let Some(answer) = left.and_then(|found| f.written_before(&found.chain)) {
+                return Ok(answer);
+            }
         }
         let verdict = if written.is_some() { f.verdict.as_str() } else { "fenced" };
         self.connection
@@ -291,13 +285,6 @@ impl Store {
         }
         self.accept(&hint.kind, &hint.key, &f.spawned, &f.failed, f.at)?;
         Ok(Finish::Applied((state == ChainState::Active).then_some(hint)))
-    }
-
-    /// The chain, if this very finish is written already: whoever was not told asks again.
-    fn finished_before(&self, f: &FinishRequest) -> Result<Option<Found>> {
-        let condition = "epoch = ?1 AND fence = ?2 AND lease_until = 0 AND EXISTS
-            (SELECT 1 FROM attempts WHERE fence = ?2 AND verdict NOT IN ('lost', 'fenced'))";
-        self.find(condition, [f.epoch, f.fence])
     }
 
     pub fn accept(

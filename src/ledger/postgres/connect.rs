@@ -1,0 +1,218 @@
+//! A connection to PostgreSQL: where it leads, how it is set up, and what its errors mean.
+
+use std::collections::HashMap;
+use std::error::Error as _;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+use tokio_postgres::config::TargetSessionAttrs;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, Config, Error, Statement};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::schema;
+use super::tls::{self, Mode};
+use crate::config::Secret;
+use crate::ledger::LedgerError;
+
+/// How long one host may take to answer, where the URL says nothing.
+const CONNECT_HOST: Duration = Duration::from_secs(4);
+/// How long it may take until a connection can be used, all hosts of the URL together.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// A peer that acknowledges nothing for this long is gone.
+const SILENCE: Duration = Duration::from_secs(15);
+/// A ledger needs this version, which knows what became of a transaction.
+const OLDEST: i32 = 130_000;
+
+/// Set on every connection. A worker that freezes with rows locked is put out by the server, so
+/// that no other waits long for them. Everything here finds its rows by their names: a plan that
+/// was made while the tables were small must not go through all of them when they have grown.
+const SETTINGS: &str = "
+    SET statement_timeout = '10s';
+    SET lock_timeout = '3s';
+    SET idle_in_transaction_session_timeout = '10s';
+    SET default_transaction_isolation = 'read committed';
+    SELECT set_config('synchronous_commit', 'on', false)
+        WHERE current_setting('synchronous_commit') IN ('off', 'local');";
+/// Added for those that write.
+const BY_INDEX: &str = "
+    SET enable_seqscan = off;
+    SET enable_hashjoin = off;
+    SET enable_mergejoin = off;";
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Groups of verbs.
+    Write,
+    /// Queries.
+    Read,
+    /// Something rare that may take this long: migrations, an operator's orders.
+    Long(Duration),
+}
+
+/// Where the ledger is, and who we are to it. Shown without the credentials.
+#[derive(Clone)]
+pub(super) struct Address {
+    config: Config,
+    tls: MakeRustlsConnect,
+    pub(super) shown: String,
+}
+
+/// Looks whether `url` can be used, without using it.
+pub(super) fn parse(url: &str) -> Result<(Config, Mode, Option<String>), String> {
+    let (base, query) = url.split_once('?').unwrap_or((url, ""));
+    let (mut mode, mut authorities, mut others) = (Mode::Prefer, None, Vec::new());
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let value = percent_encoding::percent_decode_str(value).decode_utf8_lossy();
+        match name {
+            "sslmode" => mode = Mode::parse(&value)?,
+            "sslrootcert" => authorities = Some(value.into_owned()),
+            _ => others.push(pair),
+        }
+    }
+    let plain = if others.is_empty() { base.to_owned() } else { format!("{base}?{}", others.join("&")) };
+    let mut config: Config =
+        plain.parse().map_err(|error: Error| format!("not a PostgreSQL URL: {}", words(&error)))?;
+    if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+        return Err("not a PostgreSQL URL: it names no host".into());
+    }
+    config.ssl_mode(mode.negotiation());
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(CONNECT_HOST);
+    }
+    if config.get_application_name().is_none() {
+        config.application_name(format!("roundelay {}", std::process::id()));
+    }
+    // A server that takes no writes is as good as none; with several hosts the next one is tried.
+    config.target_session_attrs(TargetSessionAttrs::ReadWrite).tcp_user_timeout(SILENCE).keepalives_idle(SILENCE);
+    Ok((config, mode, authorities))
+}
+
+impl Address {
+    /// Reads a `postgres://` URL and the certificates that it names.
+    pub(super) fn new(url: &Secret) -> Result<Self, String> {
+        let (config, mode, authorities) = parse(url.reveal())?;
+        Ok(Self { config, tls: tls::connector(mode, authorities.as_deref())?, shown: url.to_string() })
+    }
+
+    /// Opens a connection and sets it up. A ledger that exists has its sequences raised: whatever
+    /// was before this connection may have been another copy of it.
+    pub(super) async fn connect(&self, usage: Use) -> Result<Session, LedgerError> {
+        let work = async {
+            let (client, connection) = self.config.connect(self.tls.clone()).await?;
+            let task = tokio::spawn(async move {
+                if let Err(error) = connection.await {
+                    tracing::debug!(error = words(&error), "a connection to the ledger has ended");
+                }
+            });
+            // Owned from here on, so that it is closed if anything below fails.
+            let session = Session { client, task: task.abort_handle(), statements: Mutex::default() };
+            schema::raise(&session.client).await?;
+            session.client.batch_execute(SETTINGS).await?;
+            match usage {
+                Use::Write => session.client.batch_execute(BY_INDEX).await?,
+                Use::Read => {}
+                Use::Long(most) => {
+                    let most = most.as_millis();
+                    let set = format!("SET statement_timeout = {most}; SET lock_timeout = {most}");
+                    session.client.batch_execute(&set).await?;
+                }
+            }
+            Ok(session)
+        };
+        match timeout(CONNECT_WITHIN, work).await {
+            Ok(Ok(session)) => Ok(session),
+            Ok(Err(error)) => Err(self.failed(words(&error))),
+            Err(_) => Err(self.failed(format!("no answer within {} s", CONNECT_WITHIN.as_secs()))),
+        }
+    }
+
+    pub(super) fn failed(&self, reason: impl Into<String>) -> LedgerError {
+        LedgerError::Open { path: self.shown.clone(), reason: reason.into() }
+    }
+}
+
+/// A connection that is set up, with the statements that were prepared on it. Closed when dropped.
+pub(super) struct Session {
+    pub(super) client: Client,
+    task: AbortHandle,
+    statements: Mutex<HashMap<&'static str, Statement>>,
+}
+
+impl Session {
+    /// The statement, prepared when it is first asked for.
+    pub(super) async fn statement(&self, sql: &'static str) -> Result<Statement, Error> {
+        let known = |statements: &Mutex<HashMap<&'static str, Statement>>| {
+            statements.lock().unwrap_or_else(PoisonError::into_inner).get(sql).cloned()
+        };
+        if let Some(statement) = known(&self.statements) {
+            return Ok(statement);
+        }
+        let statement = self.client.prepare(sql).await?;
+        self.statements.lock().unwrap_or_else(PoisonError::into_inner).insert(sql, statement.clone());
+        Ok(statement)
+    }
+
+    /// Refuses a server that is too old.
+    pub(super) async fn check_version(&self) -> Result<(), String> {
+        let row = self.client.query_one("SELECT current_setting('server_version_num')::int4", &[]).await;
+        let version: i32 = row.and_then(|row| row.try_get(0)).map_err(|error| words(&error))?;
+        if version < OLDEST {
+            return Err(format!("PostgreSQL {} is too old: the ledger needs 13 or later", version / 10_000));
+        }
+        Ok(())
+    }
+}
+
+/// A connection that waits for an answer would else wait on, with its socket open.
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// What an error means, down to the server's own words.
+pub(super) fn words(error: &Error) -> String {
+    if let Some(error) = error.as_db_error() {
+        let detail = error.detail().map_or_else(String::new, |detail| format!(" ({detail})"));
+        return format!("{}{detail} [{}]", error.message(), error.code().code());
+    }
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// Whether the same transaction may succeed when it is tried again: others were in its way.
+pub(super) fn passes(error: &Error) -> bool {
+    let passing = [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED, SqlState::UNIQUE_VIOLATION];
+    error.code().is_some_and(|code| passing.contains(code))
+}
+
+/// Whether the connection is of no more use: it has ended, or leads to a server that has become a
+/// standby or is going down.
+pub(super) fn ends_session(error: &Error) -> bool {
+    match error.code() {
+        None => true,
+        Some(code) => {
+            let over = [
+                SqlState::READ_ONLY_SQL_TRANSACTION,
+                SqlState::ADMIN_SHUTDOWN,
+                SqlState::CRASH_SHUTDOWN,
+                SqlState::CANNOT_CONNECT_NOW,
+                SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
+            ];
+            over.contains(code) || code.code().starts_with("08")
+        }
+    }
+}

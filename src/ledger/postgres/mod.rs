@@ -1,0 +1,231 @@
+//! The ledger in PostgreSQL, which many workers on many machines share.
+//!
+//! - `connect` and `tls`: a connection and how it is set up.
+//! - `schema`: the tables, and the numbers that never go back.
+//! - `lane`: verbs that wait together are one transaction of two round trips (`group`), which
+//!   decides about them here (`verbs`, on a `page`) and writes what has come of it (`write`).
+//! - `reader`: single statements: queries (`views`) and what concerns many chains (`orders`).
+//!
+//! Only the server's clock decides. What [`Ledger::now`] tells follows it.
+
+mod connect;
+mod group;
+mod lane;
+mod orders;
+mod page;
+mod reader;
+mod schema;
+mod tls;
+mod verbs;
+mod views;
+mod write;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::try_join_all;
+use tokio::time::timeout;
+
+use super::{
+    AttemptRecord, Census, ChainView, Claim, ClaimRequest, Enrolled, FailedItem, Failure, Finish, FinishRequest, Hint,
+    KeptJob, LateChain, Ledger, LedgerError, LookAgain, NewChain, Order, Overdue, Renewal, Sent, SpawnedJob, Which,
+};
+use crate::clock::{Clock, Entropy, Followed, Time};
+use crate::config::Secret;
+use connect::{Address, Use, words};
+use lane::Lane;
+use page::Quarantined;
+use reader::Reader;
+use verbs::{Accept, Enroll, Flush, ForgetJobs, KeepJob, Look, MarkSent, RecordFailure, Renew};
+
+/// Lanes for the verbs of single chains. While one waits for its commit, the other works.
+const LANES: usize = 2;
+/// How long the migrations may take, or another worker's that is waited for.
+const MIGRATIONS: Duration = Duration::from_secs(120);
+
+/// Looks whether `url` can be used, without connecting or reading a file. The reason has no
+/// password in it.
+pub(crate) fn check_url(url: &str) -> Result<(), String> {
+    connect::parse(url).map(drop)
+}
+
+/// A ledger in PostgreSQL.
+pub struct PostgresLedger {
+    id: String,
+    clock: Arc<Followed>,
+    address: Address,
+    /// A chain's verbs always take the same.
+    chains: Vec<Lane>,
+    /// For verbs about many chains, or none, which would hold up the others.
+    rest: Lane,
+    reader: Reader,
+}
+
+impl PostgresLedger {
+    /// Opens, and if need be creates, the ledger at `url` (`postgres://…`).
+    ///
+    /// # Errors
+    /// [`LedgerError::Open`] with what to do.
+    pub async fn open(url: &Secret, entropy: &Entropy) -> Result<Self, LedgerError> {
+        let address = Address::new(url).map_err(|reason| LedgerError::Open { path: url.to_string(), reason })?;
+        let (id, micros) = timeout(MIGRATIONS * 2, prepare(&address, entropy))
+            .await
+            .map_err(|_| address.failed("it does not answer"))??;
+        let clock = Arc::new(Followed::new(micros));
+        let chains = try_join_all((0..LANES).map(|_| Lane::open(&address, clock.clone()))).await?;
+        let rest = Lane::open(&address, clock.clone()).await?;
+        let reader = Reader::open(&address).await?;
+        Ok(Self { id, clock, address, chains, rest, reader })
+    }
+
+    /// The clock that follows the server's.
+    pub fn clock(&self) -> Clock {
+        Clock::Followed(self.clock.clone())
+    }
+
+    fn lane(&self, epoch: i64) -> &Lane {
+        let lanes = i64::try_from(self.chains.len()).unwrap_or(1).max(1);
+        // Epochs come one after the other, so the lanes get equally many.
+        usize::try_from(epoch.rem_euclid(lanes)).ok().and_then(|at| self.chains.get(at)).unwrap_or(&self.rest)
+    }
+}
+
+/// Brings the schema up to date; answers with the ledger's id and the server's time.
+async fn prepare(address: &Address, entropy: &Entropy) -> Result<(String, i64), LedgerError> {
+    let mut session = address.connect(Use::Long(MIGRATIONS)).await?;
+    session.check_version().await.map_err(|reason| address.failed(reason))?;
+    let id = schema::migrate(&mut session, entropy).await.map_err(|reason| address.failed(reason))?;
+    let now = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
+    let micros = session.client.query_one(now, &[]).await.and_then(|row| row.try_get(0));
+    Ok((id, micros.map_err(|error| address.failed(words(&error)))?))
+}
+
+#[async_trait]
+impl Ledger for PostgresLedger {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    async fn enroll(&self, chains: Vec<NewChain>) -> Result<Vec<Enrolled>, LedgerError> {
+        self.rest.write(Enroll(chains)).await
+    }
+
+    async fn enrolled_sent(&self, sent: Vec<Sent>, slack: Duration) -> Result<(), LedgerError> {
+        self.rest.write(MarkSent { sent, slack: Some(slack) }).await
+    }
+
+    async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError> {
+        self.lane(request.hint.epoch).write(request).await
+    }
+
+    async fn renew(&self, leases: Vec<Renewal>, lease: Duration) -> Result<Vec<bool>, LedgerError> {
+        self.rest.write(Renew { leases, lease }).await
+    }
+
+    async fn finish(&self, request: FinishRequest) -> Result<Finish, LedgerError> {
+        self.lane(request.epoch).write(request).await
+    }
+
+    fn mark_sent(&self, sent: Sent) {
+        self.lane(sent.epoch).note(sent);
+    }
+
+    async fn flush(&self) -> Result<(), LedgerError> {
+        try_join_all(self.chains.iter().map(|lane| lane.write(Flush))).await.map(drop)
+    }
+
+    async fn overdue(
+        &self,
+        queue: String,
+        kinds: Vec<String>,
+        now: Time,
+        limit: u32,
+    ) -> Result<Vec<Overdue>, LedgerError> {
+        self.reader.overdue(queue, kinds, now, limit).await
+    }
+
+    async fn look_again(&self, looks: Vec<LookAgain>) -> Result<Vec<bool>, LedgerError> {
+        self.rest.write(Look(looks)).await
+    }
+
+    async fn messages(
+        &self,
+        queues: Vec<String>,
+        kinds: Vec<String>,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<Hint>, LedgerError> {
+        self.reader.messages(queues, kinds, after, limit).await
+    }
+
+    async fn record_failure(&self, kind: String, key: String, reason: String, at: Time) -> Result<(), LedgerError> {
+        self.rest.write(RecordFailure { kind, key, reason, at }).await
+    }
+
+    async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {
+        self.reader.failures(limit).await
+    }
+
+    async fn quarantine(&self, from: String, reason: String, body: Vec<u8>, at: Time) -> Result<(), LedgerError> {
+        self.rest.write(Quarantined { at, from, reason, body }).await
+    }
+
+    async fn keep_job(&self, id: String, body: Vec<u8>) -> Result<(), LedgerError> {
+        self.rest.write(KeepJob { id, body }).await
+    }
+
+    async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
+        self.reader.kept_jobs(after, limit).await
+    }
+
+    async fn accept(
+        &self,
+        kind: String,
+        key: String,
+        spawned: Vec<SpawnedJob>,
+        failed: Vec<FailedItem>,
+    ) -> Result<(), LedgerError> {
+        self.rest.write(Accept { kind, key, spawned, failed }).await
+    }
+
+    async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError> {
+        self.rest.write(ForgetJobs(ids)).await
+    }
+
+    async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+        orders::steer(&self.address, &which, order).await
+    }
+
+    async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError> {
+        self.reader.chains(kind, key).await
+    }
+
+    async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError> {
+        self.reader.late(before, self.now(), limit).await
+    }
+
+    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+        self.reader.attempts(after, limit).await
+    }
+
+    async fn topology(&self) -> Result<Option<String>, LedgerError> {
+        self.reader.topology().await
+    }
+
+    async fn set_topology(&self, current: Option<String>, next: String) -> Result<bool, LedgerError> {
+        self.reader.set_topology(current, next).await
+    }
+
+    async fn prune(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
+        self.reader.prune(before, limit).await.map(|deleted| usize::try_from(deleted).unwrap_or(usize::MAX))
+    }
+
+    async fn census(&self, slack: Duration) -> Result<Census, LedgerError> {
+        self.reader.census(self.now(), slack).await
+    }
+}

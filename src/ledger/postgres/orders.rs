@@ -1,0 +1,136 @@
+//! What operators want, and what is swept away, in SQL: statements that concern many chains at once,
+//! each a transaction by itself.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tokio_postgres::Error;
+
+use super::connect::{Address, Session, Use, passes, words};
+use super::reader::Reader;
+use crate::clock::Time;
+use crate::ledger::{LedgerError, Order, Which};
+
+/// How long an order may take; a million chains take some ten seconds.
+const ORDER: Duration = Duration::from_secs(600);
+/// How often an order is tried again that others were in the way of.
+const TRIES: u32 = 5;
+
+/// The server's time in milliseconds, and the chains that a [`Which`] means; its parameters are 1
+/// and 2.
+macro_rules! sql {
+    ($head:literal, $state:literal $(, $tail:literal)?) => {
+        concat!(
+            "WITH now AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 AS ms) ",
+            $head,
+            " ",
+            $state,
+            " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2) ",
+            $($tail)?
+        )
+    };
+}
+
+/// What an order does, in this order, in one transaction. First it locks the chains in the order of
+/// their epochs, as everybody does; what follows then changes just these.
+fn statements(order: Order) -> Vec<&'static str> {
+    macro_rules! lock {
+        ($state:literal) => {
+            sql!("SELECT epoch FROM chains WHERE", $state, "ORDER BY epoch FOR UPDATE")
+        };
+    }
+    // Where a chain stands in its own time is not known any more, so it is due now. Who held it can
+    // finish no more, and the record of that attempt ends here.
+    macro_rules! recover {
+        ($state:literal) => {
+            vec![
+                lock!($state),
+                sql!(
+                    "UPDATE attempts a SET finished = now.ms, verdict = 'lost' FROM chains, now
+                     WHERE a.fence = chains.fence AND a.finished IS NULL AND lease_until <> 0 AND",
+                    $state
+                ),
+                sql!(
+                    "UPDATE chains
+                     SET epoch = nextval('epochs'), attempt = 1, sent = false, looks = 0, lease_until = 0,
+                         nominal = now.ms, due = now.ms, expected = now.ms, watch_at = now.ms,
+                         state = CASE state WHEN 1 THEN 1 ELSE 0 END
+                     FROM now WHERE",
+                    $state
+                ),
+            ]
+        };
+    }
+    match order {
+        Order::Pause => vec![lock!("state = 0"), sql!("UPDATE chains SET state = 1 WHERE", "state = 0")],
+        Order::Resume => vec![
+            lock!("state = 1"),
+            sql!(
+                "UPDATE chains SET state = 0, sent = false, looks = 0, expected = greatest(due, now.ms),
+                                   watch_at = now.ms
+                 FROM now WHERE",
+                "state = 1"
+            ),
+        ],
+        Order::Retire => vec![lock!("state <> 2"), sql!("UPDATE chains SET state = 2 WHERE", "state <> 2")],
+        Order::Recover => recover!("state = 3"),
+        Order::RecoverAll => recover!("state <> 2"),
+    }
+}
+
+/// Carries out an order, on a connection of its own: it may take longer than a verb.
+pub(super) async fn steer(address: &Address, which: &Which, order: Order) -> Result<u64, LedgerError> {
+    let mut session = address.connect(Use::Long(ORDER)).await?;
+    for attempt in 1.. {
+        match timeout(ORDER, attempted(&mut session, which, order)).await {
+            Ok(Ok(changed)) => return Ok(changed),
+            Ok(Err(error)) if passes(&error) && attempt < TRIES => {}
+            Ok(Err(error)) => return Err(LedgerError::Statement(words(&error))),
+            Err(_) => break,
+        }
+    }
+    Err(LedgerError::Statement("it has not answered in time, and whether it was written is not known".into()))
+}
+
+async fn attempted(session: &mut Session, which: &Which, order: Order) -> Result<u64, Error> {
+    let transaction = session.client.transaction().await?;
+    let mut changed = 0;
+    for sql in statements(order) {
+        changed = transaction.execute(sql, &[&which.kind, &which.key]).await?;
+    }
+    transaction.commit().await?;
+    Ok(changed)
+}
+
+impl Reader {
+    pub(super) async fn set_topology(&self, current: Option<String>, next: String) -> Result<bool, LedgerError> {
+        let changed = match current {
+            None => {
+                let first = "INSERT INTO meta (name, value) VALUES ('topology', $1) ON CONFLICT (name) DO NOTHING";
+                self.execute(first, &[&next]).await?
+            }
+            Some(current) => {
+                let replace = "UPDATE meta SET value = $2 WHERE name = 'topology' AND value = $1";
+                self.execute(replace, &[&current, &next]).await?
+            }
+        };
+        Ok(changed == 1)
+    }
+
+    /// Attempts end about in the order of their fences, so only the oldest are looked at. One that
+    /// has no end a day after it began was cut off, on a chain that nobody has claimed since.
+    pub(super) async fn prune(&self, before: Time, limit: u32) -> Result<u64, LedgerError> {
+        let limit = i64::from(limit);
+        let left = "WITH now AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 AS ms),
+                         held AS MATERIALIZED (SELECT epoch, fence FROM chains
+                              WHERE left_held AND lease_until <= (SELECT ms FROM now)
+                              ORDER BY epoch LIMIT $1 FOR UPDATE),
+                         free AS (UPDATE chains c SET lease_until = 0 FROM held WHERE c.epoch = held.epoch)
+                    UPDATE attempts a SET finished = now.ms, verdict = 'lost'
+                    FROM held, now WHERE a.fence = held.fence AND a.finished IS NULL";
+        self.execute(left, &[&limit]).await?;
+        let delete = "DELETE FROM attempts WHERE fence IN (SELECT fence FROM attempts ORDER BY fence LIMIT $2)
+                      AND coalesce(finished, started + 86400000) < $1";
+        self.execute(delete, &[&before.as_millis(), &limit]).await
+    }
+}

@@ -1,0 +1,266 @@
+//! What a group of verbs decides on: the rows that its transaction has locked, and what is to be
+//! written about them (pure).
+//!
+//! Verbs read and change the page one after the other, as if each had the database for itself.
+//! What has come of it is written at the end, with one statement for each table.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use crate::clock::Time;
+use crate::ledger::{ChainRow, ChainState};
+
+/// What is to be locked, and what is to be taken from the sequences.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    /// Chains by epoch, and whether their payload is needed.
+    pub(super) epochs: BTreeMap<i64, bool>,
+    /// Chains by kind and key, with their payload.
+    pub(super) names: HashSet<(String, String)>,
+    /// How many fences, at most.
+    pub(super) fences: i64,
+    /// How many epochs, at most.
+    pub(super) new_epochs: i64,
+}
+
+impl Wanted {
+    /// The chain with this epoch.
+    pub(super) fn epoch(&mut self, epoch: i64, with_payload: bool) {
+        *self.epochs.entry(epoch).or_default() |= with_payload;
+    }
+}
+
+/// A chain, locked.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    /// The epoch under which it was found.
+    pub(super) found_as: i64,
+    pub(super) chain: ChainRow,
+    pub(super) once: bool,
+    pub(super) fence: i64,
+    pub(super) watch_at: Time,
+    pub(super) looks: u32,
+    pub(super) expected: Time,
+    /// Empty unless it was asked for.
+    pub(super) payload: String,
+    /// Its place, lease, or marks are to be written.
+    pub(super) moved: bool,
+    /// Its epoch, queue or payload are to be written.
+    pub(super) renamed: bool,
+}
+
+/// A chain to insert.
+#[derive(Clone, Debug)]
+pub(super) struct Inserted {
+    pub(super) epoch: i64,
+    pub(super) queue: String,
+    pub(super) due: Time,
+    pub(super) watch_at: Time,
+    pub(super) payload: String,
+}
+
+/// The record of an attempt that begins.
+#[derive(Clone, Debug)]
+pub(super) struct Begun {
+    pub(super) fence: i64,
+    pub(super) epoch: i64,
+    pub(super) tick: i64,
+    pub(super) attempt: u32,
+    pub(super) previous: i64,
+    pub(super) worker: std::sync::Arc<str>,
+    pub(super) due: Time,
+}
+
+/// How the record of an attempt ends.
+#[derive(Clone, Debug)]
+pub(super) struct Ended {
+    pub(super) at: Time,
+    pub(super) verdict: &'static str,
+    pub(super) reason: Option<String>,
+    /// Unless it has an end already.
+    pub(super) only_if_open: bool,
+}
+
+/// An entity's failures within the group.
+#[derive(Clone, Debug)]
+pub(super) struct Failed {
+    pub(super) reason: String,
+    pub(super) times: i64,
+    pub(super) first_at: Time,
+    pub(super) last_at: Time,
+}
+
+/// What becomes of a kept job.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Job {
+    /// Kept, in place of what was there.
+    Put(Vec<u8>, Time),
+    /// Kept, if there was none.
+    Add(Vec<u8>, Time),
+    /// Forgotten.
+    Forget,
+    /// What was there is forgotten, and this kept.
+    Anew(Vec<u8>, Time),
+}
+
+/// A message to quarantine.
+#[derive(Clone, Debug)]
+pub(super) struct Quarantined {
+    pub(super) at: Time,
+    pub(super) from: String,
+    pub(super) reason: String,
+    pub(super) body: Vec<u8>,
+}
+
+/// What there is to write besides the rows that were locked.
+#[derive(Debug, Default)]
+pub(super) struct Writes {
+    /// By kind, key, and whether it is a single tick.
+    pub(super) inserted: BTreeMap<(String, String, bool), Inserted>,
+    pub(super) begun: Vec<Begun>,
+    pub(super) ended: BTreeMap<i64, Ended>,
+    /// By kind, key and item.
+    pub(super) failures: BTreeMap<(String, String, String), Failed>,
+    pub(super) quarantined: Vec<Quarantined>,
+    /// By id.
+    pub(super) jobs: BTreeMap<String, Job>,
+}
+
+/// The rows that were locked, when that was, and what is to be written.
+#[derive(Debug, Default)]
+pub(super) struct Page {
+    /// By the server's clock, after all locks were had.
+    pub(super) now: Time,
+    pub(super) writes: Writes,
+    rows: Vec<Held>,
+    by_epoch: HashMap<i64, usize>,
+    by_name: HashMap<(String, String), [Option<usize>; 2]>,
+    fences: std::vec::IntoIter<i64>,
+    epochs: std::vec::IntoIter<i64>,
+}
+
+impl Page {
+    /// Adds a row that was locked. One that comes a second time is left as it was, but for its
+    /// payload.
+    pub(super) fn add(&mut self, row: Held) {
+        if let Some(known) = self.by_epoch.get(&row.found_as) {
+            if !row.payload.is_empty() {
+                self.rows[*known].payload = row.payload;
+            }
+            return;
+        }
+        let at = self.rows.len();
+        self.by_epoch.insert(row.found_as, at);
+        let name = (row.chain.hint.kind.clone(), row.chain.hint.key.clone());
+        self.by_name.entry(name).or_default()[usize::from(row.once)] = Some(at);
+        self.rows.push(row);
+    }
+
+    /// Gives the numbers that verbs may take, and the time.
+    pub(super) fn begin(&mut self, now: Time, fences: Vec<i64>, epochs: Vec<i64>) {
+        (self.now, self.fences, self.epochs) = (now, fences.into_iter(), epochs.into_iter());
+    }
+
+    /// All rows, for writing.
+    pub(super) fn rows(&self) -> &[Held] {
+        &self.rows
+    }
+
+    /// The chain with this epoch.
+    pub(super) fn epoch(&mut self, epoch: i64) -> Option<&mut Held> {
+        self.by_epoch.get(&epoch).map(|at| &mut self.rows[*at])
+    }
+
+    /// The chain of this name, or the single tick beside it.
+    pub(super) fn named(&mut self, kind: &str, key: &str, once: bool) -> Option<&mut Held> {
+        let name = (kind.to_owned(), key.to_owned());
+        self.by_name.get(&name).and_then(|both| both[usize::from(once)]).map(|at| &mut self.rows[at])
+    }
+
+    /// Of both that may have this name, the one that began last.
+    pub(super) fn newest_named(&mut self, kind: &str, key: &str) -> Option<&mut Held> {
+        let name = (kind.to_owned(), key.to_owned());
+        let both = self.by_name.get(&name)?;
+        let newest = both.iter().flatten().max_by_key(|at| self.rows[**at].chain.hint.epoch)?;
+        Some(&mut self.rows[*newest])
+    }
+
+    /// A fence; `None` when more are taken than were wanted, which no verb does.
+    pub(super) fn take_fence(&mut self) -> Option<i64> {
+        self.fences.next()
+    }
+
+    /// An epoch; likewise.
+    pub(super) fn take_epoch(&mut self) -> Option<i64> {
+        self.epochs.next()
+    }
+
+    /// Gives a chain a new epoch, in which it has no message, no holder, and its first attempt
+    /// before it. Who held it can finish no more, and the record of that attempt ends here.
+    pub(super) fn new_epoch(&mut self, old: i64, new: i64) -> Option<&mut Held> {
+        let at = self.by_epoch.remove(&old)?;
+        self.by_epoch.insert(new, at);
+        let row = &mut self.rows[at];
+        if row.chain.lease_until != Time::default() {
+            lost(&mut self.writes, row.fence, self.now);
+        }
+        row.chain.hint.epoch = new;
+        row.chain.hint.attempt = 1;
+        row.chain.sent = false;
+        row.chain.lease_until = Time::default();
+        row.looks = 0;
+        (row.moved, row.renamed) = (true, true);
+        Some(row)
+    }
+
+    /// The holder of this fence never finished.
+    pub(super) fn lost(&mut self, fence: i64) {
+        lost(&mut self.writes, fence, self.now);
+    }
+
+    /// Notes a failure of an entity.
+    pub(super) fn failed(&mut self, kind: &str, key: &str, item: &str, reason: &str, at: Time) {
+        let place = (kind.to_owned(), key.to_owned(), item.to_owned());
+        let first = || Failed { reason: String::new(), times: 0, first_at: at, last_at: at };
+        let failed = self.writes.failures.entry(place).or_insert_with(first);
+        failed.times += 1;
+        failed.last_at = at;
+        failed.reason = reason.to_owned();
+    }
+
+    /// Says what becomes of a job, after what the group has said of it already.
+    pub(super) fn job(&mut self, id: &str, then: Job) {
+        let jobs = &mut self.writes.jobs;
+        let merged = match (jobs.remove(id), then) {
+            (Some(Job::Forget | Job::Anew(..)), Job::Put(body, at)) | (Some(Job::Forget), Job::Add(body, at)) => {
+                Job::Anew(body, at)
+            }
+            (Some(kept), Job::Add(..)) => kept,
+            (_, then) => then,
+        };
+        jobs.insert(id.to_owned(), merged);
+    }
+}
+
+fn lost(writes: &mut Writes, fence: i64, at: Time) {
+    // An end that the group has written already stands.
+    writes.ended.entry(fence).or_insert(Ended { at, verdict: "lost", reason: None, only_if_open: true });
+}
+
+impl Held {
+    /// Whether `tick`, `attempt` and `due` are those of its current message.
+    pub(super) fn is_at(&self, sent: &crate::ledger::Sent) -> bool {
+        let hint = &self.chain.hint;
+        (hint.tick, hint.attempt, hint.due) == (sent.tick, sent.attempt, sent.due)
+    }
+
+    /// Whether somebody has it, and has not finished.
+    pub(super) fn is_held(&self) -> bool {
+        self.chain.lease_until != Time::default()
+    }
+
+    /// Sets its state.
+    pub(super) fn become_state(&mut self, state: ChainState) {
+        self.chain.state = state;
+        self.moved = true;
+    }
+}

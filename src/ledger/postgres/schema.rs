@@ -1,0 +1,179 @@
+//! The PostgreSQL ledger's tables and how they came to be.
+
+use tokio_postgres::{Client, Error};
+
+use super::connect::{Session, words};
+use crate::clock::Entropy;
+
+/// One step for each version that was ever released; a schema is brought up to the last.
+const MIGRATIONS: [&str; 1] = [
+    // Version 1. Epochs and fences come from sequences without a cache, which would give them out
+    // of order. Text is compared byte by byte, so that an index does not depend on the system's
+    // locales. Pages have room to spare, since most updates (a claim changes no indexed column) can
+    // then stay on their page and leave the indexes alone; that is also why the index for claims
+    // that nobody will take over is on a column of its own and not on `lease_until`.
+    r#"CREATE SEQUENCE epochs;
+       CREATE SEQUENCE fences;
+       SELECT setval(name, floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8)
+           FROM unnest(ARRAY['epochs', 'fences']) AS name;
+       CREATE TABLE chains (
+           epoch       int8 PRIMARY KEY,
+           kind        text COLLATE "C" NOT NULL,
+           key         text COLLATE "C" NOT NULL,
+           once        bool NOT NULL,
+           queue       text COLLATE "C" NOT NULL,
+           state       int8 NOT NULL DEFAULT 0,
+           tick        int8 NOT NULL DEFAULT 1,
+           attempt     int8 NOT NULL DEFAULT 1,
+           nominal     int8 NOT NULL,
+           due         int8 NOT NULL,
+           fence       int8 NOT NULL DEFAULT 0,
+           lease_until int8 NOT NULL DEFAULT 0,
+           sent        bool NOT NULL DEFAULT false,
+           expected    int8 NOT NULL,
+           watch_at    int8 NOT NULL,
+           looks       int8 NOT NULL DEFAULT 0,
+           payload     text NOT NULL,
+           left_held   bool GENERATED ALWAYS AS (state <> 0 AND lease_until <> 0) STORED
+       ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
+       CREATE UNIQUE INDEX chains_by_name ON chains (kind, key, once);
+       CREATE INDEX chains_to_watch ON chains (queue, watch_at) WHERE state = 0;
+       CREATE INDEX chains_left_held ON chains (epoch) WHERE left_held;
+       CREATE TABLE attempts (
+           fence    int8 PRIMARY KEY,
+           epoch    int8 NOT NULL,
+           tick     int8 NOT NULL,
+           attempt  int8 NOT NULL,
+           previous int8 NOT NULL,
+           worker   text NOT NULL,
+           due      int8 NOT NULL,
+           started  int8 NOT NULL,
+           finished int8,
+           verdict  text,
+           reason   text
+       ) WITH (fillfactor = 70);
+       CREATE TABLE failures (
+           kind     text COLLATE "C" NOT NULL,
+           key      text COLLATE "C" NOT NULL,
+           item     text COLLATE "C" NOT NULL,
+           reason   text NOT NULL,
+           times    int8 NOT NULL,
+           first_at int8 NOT NULL,
+           last_at  int8 NOT NULL,
+           PRIMARY KEY (kind, key, item)
+       );
+       CREATE TABLE quarantine (
+           number int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+           at     int8 NOT NULL,
+           source text NOT NULL,
+           reason text NOT NULL,
+           body   bytea NOT NULL
+       );
+       CREATE TABLE jobs (
+           number  int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+           id      text COLLATE "C" NOT NULL UNIQUE,
+           body    bytea NOT NULL,
+           kept_at int8 NOT NULL
+       );"#,
+];
+
+/// The sequences of epochs and fences go on from at least now, in microseconds since 1970. So they
+/// never go back, not even when the database was replaced by an older copy of itself: the numbers
+/// that were given since then are all smaller. They stay below 2^53, which every JSON parser can
+/// hold, until the year 2255.
+///
+/// Setting a sequence and taking from it exclude each other in no way. So one that is less than a
+/// second behind is left alone: nobody takes a million numbers while this statement runs.
+const BEHIND: &str = "last_value + 1000000 < floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
+
+/// Raises the sequences, if there are any yet, and if they are behind.
+pub(super) async fn raise(client: &Client) -> Result<(), Error> {
+    let there = "SELECT to_regclass('epochs') IS NOT NULL AND to_regclass('fences') IS NOT NULL";
+    if !client.query_one(there, &[]).await?.try_get(0)? {
+        return Ok(());
+    }
+    let behind =
+        format!("SELECT EXISTS (SELECT FROM epochs WHERE {BEHIND}) OR EXISTS (SELECT FROM fences WHERE {BEHIND})");
+    if client.query_one(&behind, &[]).await?.try_get(0)? {
+        // One worker after the other, or a slow one would set back what a fast one has raised.
+        let set = |name: &str| {
+            format!(
+                "SELECT setval('{name}', floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8)
+                 FROM {name} WHERE {BEHIND}"
+            )
+        };
+        let (lock, epochs, fences) = (lock("sequences"), set("epochs"), set("fences"));
+        client
+            .batch_execute(&format!("BEGIN; SELECT pg_advisory_xact_lock({lock}); {epochs}; {fences}; COMMIT"))
+            .await?;
+    }
+    Ok(())
+}
+
+/// The number of an advisory lock of this ledger, as an SQL expression. Several ledgers may share
+/// a database, in schemas of their own.
+pub(super) fn lock(purpose: &str) -> String {
+    format!("hashtextextended('roundelay {purpose} ' || current_schema(), 0)")
+}
+
+/// Brings the schema up to date and returns the ledger's id. Safe when several workers start at
+/// once: one does it, and the others wait for it.
+///
+/// # Errors
+/// In words for the person who starts the worker.
+pub(super) async fn migrate(session: &mut Session, entropy: &Entropy) -> Result<String, String> {
+    let told = |error: Error| words(&error);
+    let transaction = session.client.transaction().await.map_err(told)?;
+    let place: Option<String> = transaction
+        .query_one("SELECT current_schema()::text", &[])
+        .await
+        .and_then(|row| row.try_get(0))
+        .map_err(told)?;
+    let place = place.ok_or("there is no schema to keep the ledger in; create the one that search_path names")?;
+    transaction
+        .batch_execute(&format!("SELECT pg_advisory_xact_lock({})", lock("migrations")))
+        .await
+        .map_err(|error| format!("another worker is bringing it up to date, which takes long: {}", words(&error)))?;
+    let exists = "SELECT to_regclass('meta') IS NOT NULL";
+    let exists: bool = transaction.query_one(exists, &[]).await.and_then(|row| row.try_get(0)).map_err(told)?;
+    let version = if exists {
+        let select = "SELECT value FROM meta WHERE name = 'ledger_version'";
+        let foreign = format!(
+            "the schema `{place}` has a table `meta` that is not a ledger's: give the ledger a database of its own, \
+             or a schema, with ?options=-csearch_path%3DNAME in the URL"
+        );
+        let found = transaction.query_opt(select, &[]).await.map_err(|_| foreign.clone())?;
+        let text: String = found.ok_or(foreign.clone())?.try_get(0).map_err(told)?;
+        text.parse::<usize>().map_err(|_| foreign)?
+    } else {
+        transaction
+            .batch_execute("CREATE TABLE meta (name text PRIMARY KEY, value text NOT NULL)")
+            .await
+            .map_err(|error| format!("the tables cannot be created in the schema `{place}`: {}", words(&error)))?;
+        0
+    };
+    if version > MIGRATIONS.len() {
+        return Err(format!(
+            "its format is version {version}, and this program knows versions up to {}: use the program that made it, \
+             or a newer one",
+            MIGRATIONS.len()
+        ));
+    }
+    for migration in MIGRATIONS.iter().skip(version) {
+        transaction
+            .batch_execute(migration)
+            .await
+            .map_err(|error| format!("the schema `{place}` cannot be brought up to date: {}", words(&error)))?;
+    }
+    if version < MIGRATIONS.len() {
+        let upsert = "INSERT INTO meta (name, value) VALUES ('ledger_version', $1)
+                      ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+        transaction.execute(upsert, &[&MIGRATIONS.len().to_string()]).await.map_err(told)?;
+        let insert = "INSERT INTO meta (name, value) VALUES ('ledger_id', $1) ON CONFLICT DO NOTHING";
+        transaction.execute(insert, &[&entropy.token()]).await.map_err(told)?;
+    }
+    let select = "SELECT value FROM meta WHERE name = 'ledger_id'";
+    let id = transaction.query_one(select, &[]).await.and_then(|row| row.try_get(0)).map_err(told)?;
+    transaction.commit().await.map_err(told)?;
+    Ok(id)
+}

@@ -1,0 +1,366 @@
+//! The verbs that write, as decisions on a [`Page`] (pure). When they are decided, and when their
+//! answers are true, is the business of [`super::lane`].
+
+use std::time::Duration;
+
+use super::page::{Begun, Ended, Held, Inserted, Job, Page, Quarantined, Wanted};
+use crate::clock::Time;
+use crate::ledger::{
+    ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint, Judgement, LookAgain,
+    NewChain, Renewal, Sent, SpawnedJob, judge,
+};
+use crate::outcome::{Next, Verdict};
+
+/// Something to decide and write. It may be decided more than once, each time on another page,
+/// when a transaction has to be tried again.
+pub(super) trait Verb: Send {
+    /// What it comes to.
+    type Answer: Send;
+
+    /// Says what it needs.
+    fn wants(&self, wanted: &mut Wanted);
+
+    /// Says what else it needs, once it is known what there is.
+    fn wants_further(&self, _page: &mut Page, _wanted: &mut Wanted) {}
+
+    /// Decides, and changes the page.
+    fn decide(&self, page: &mut Page) -> Self::Answer;
+}
+
+impl Verb for ClaimRequest {
+    type Answer = Claim;
+
+    fn wants(&self, wanted: &mut Wanted) {
+        wanted.epoch(self.hint.epoch, true);
+        wanted.fences += 1;
+    }
+
+    fn wants_further(&self, page: &mut Page, wanted: &mut Wanted) {
+        // Seldom: the chain has begun anew since, or this is an older copy of the ledger.
+        if page.epoch(self.hint.epoch).is_none() {
+            wanted.names.insert((self.hint.kind.clone(), self.hint.key.clone()));
+        }
+    }
+
+    fn decide(&self, page: &mut Page) -> Claim {
+        let (asked, now) = (&self.hint, page.now);
+        let found = match page.epoch(asked.epoch) {
+            Some(held) => Some(held.clone()),
+            None => page.newest_named(&asked.kind, &asked.key).cloned(),
+        };
+        if let Judgement::Answer(answer) = judge(found.as_ref().map(|held| &held.chain), self, now) {
+            if let (Claim::Future, Some(found)) = (&answer, found)
+                && found.chain.state != ChainState::Retired
+                && let Some(held) = page.epoch(found.chain.hint.epoch)
+            {
+                held.become_state(ChainState::Quarantined);
+            }
+            return answer;
+        }
+        let (Some(found), Some(fence)) = (found, page.take_fence()) else { return Claim::Idle };
+        let lost = found.is_held();
+        if lost {
+            // The holder never finished: its lease ran out.
+            page.lost(found.fence);
+        }
+        page.writes.begun.push(Begun {
+            fence,
+            epoch: asked.epoch,
+            tick: asked.tick,
+            attempt: asked.attempt,
+            previous: found.fence,
+            worker: self.worker.clone(),
+            due: found.chain.hint.due,
+        });
+        if let Some(held) = page.epoch(asked.epoch) {
+            held.fence = fence;
+            held.chain.lease_until = now + self.lease;
+            // What is claimed has been sent, whether or not the note of it has come.
+            held.chain.sent = true;
+            held.moved = true;
+        }
+        let Held { chain, payload, once, .. } = found;
+        Claim::Granted(Grant { fence, nominal: chain.nominal, due: chain.hint.due, at: now, payload, once, lost })
+    }
+}
+
+impl Verb for FinishRequest {
+    type Answer = Finish;
+
+    fn wants(&self, wanted: &mut Wanted) {
+        wanted.epoch(self.epoch, false);
+    }
+
+    fn decide(&self, page: &mut Page) -> Finish {
+        let (tick, attempt, due) = self.place();
+        let left = |held: &&mut Held| held.fence == self.fence && !held.is_held();
+        let before = page.epoch(self.epoch).filter(left).and_then(|held| self.written_before(&held.chain));
+        if let Some(answer) = before {
+            return answer;
+        }
+        let holds = |held: &&mut Held| held.fence == self.fence && held.is_held();
+        let written = page.epoch(self.epoch).filter(holds).map(|held| {
+            // `nominal` stays with a tick through its attempts and moves with the next one. A
+            // finish ends nothing but its own run, so a chain paused meanwhile stays paused.
+            if tick != self.tick {
+                held.chain.nominal = due;
+            }
+            if self.next == Next::End {
+                held.chain.state = ChainState::Retired;
+            }
+            let hint = &mut held.chain.hint;
+            (hint.tick, hint.attempt, hint.due) = (tick, attempt, due);
+            held.chain.lease_until = Time::default();
+            held.chain.sent = false;
+            (held.expected, held.watch_at, held.looks) = (due, due + self.slack, 0);
+            held.moved = true;
+            (held.chain.hint.clone(), held.chain.state)
+        });
+        let verdict = if written.is_some() { self.verdict.as_str() } else { "fenced" };
+        let ended = Ended { at: self.at, verdict, reason: self.reason.clone(), only_if_open: false };
+        page.writes.ended.insert(self.fence, ended);
+        let Some((hint, state)) = written else { return Finish::Fenced };
+        if matches!(self.verdict, Verdict::Failed | Verdict::Retired) {
+            page.failed(&hint.kind, &hint.key, "", self.reason.as_deref().unwrap_or_default(), self.at);
+        }
+        accept(page, &hint.kind, &hint.key, &self.spawned, &self.failed, self.at);
+        Finish::Applied((state == ChainState::Active).then_some(hint))
+    }
+}
+
+fn accept(page: &mut Page, kind: &str, key: &str, spawned: &[SpawnedJob], failed: &[FailedItem], at: Time) {
+    for job in spawned {
+        page.job(&job.id, Job::Add(job.body.clone(), at));
+    }
+    for part in failed {
+        page.failed(kind, key, &part.item, &part.reason, at);
+    }
+}
+
+/// [`crate::ledger::Ledger::renew`]
+pub(super) struct Renew {
+    pub(super) leases: Vec<Renewal>,
+    pub(super) lease: Duration,
+}
+
+impl Verb for Renew {
+    type Answer = Vec<bool>;
+
+    fn wants(&self, wanted: &mut Wanted) {
+        self.leases.iter().for_each(|lease| wanted.epoch(lease.epoch, false));
+    }
+
+    fn decide(&self, page: &mut Page) -> Vec<bool> {
+        let until = page.now + self.lease;
+        let mut renew = |lease: &Renewal| match page.epoch(lease.epoch) {
+            Some(held) if held.fence == lease.fence && held.is_held() => {
+                held.chain.lease_until = until;
+                held.moved = true;
+                true
+            }
+            _ => false,
+        };
+        self.leases.iter().map(&mut renew).collect()
+    }
+}
+
+/// [`crate::ledger::Ledger::enroll`]
+pub(super) struct Enroll(pub(super) Vec<NewChain>);
+
+impl Verb for Enroll {
+    type Answer = Vec<Enrolled>;
+
+    fn wants(&self, wanted: &mut Wanted) {
+        wanted.names.extend(self.0.iter().map(|chain| (chain.kind.clone(), chain.key.clone())));
+        wanted.new_epochs += i64::try_from(self.0.len()).unwrap_or(i64::MAX);
+    }
+
+    fn decide(&self, page: &mut Page) -> Vec<Enrolled> {
+        self.0.iter().map(|chain| enroll(page, chain)).collect()
+    }
+}
+
+fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
+    let found = page.named(&chain.kind, &chain.key, chain.once);
+    let created = |epoch| {
+        Enrolled::Created(Hint {
+            kind: chain.kind.clone(),
+            key: chain.key.clone(),
+            queue: chain.queue.clone(),
+            epoch,
+            tick: 1,
+            attempt: 1,
+            due: chain.due,
+        })
+    };
+    let Some(held) = found else {
+        let name = (chain.kind.clone(), chain.key.clone(), chain.once);
+        if let Some(twin) = page.writes.inserted.get_mut(&name) {
+            // Twice in one group.
+            if chain.once || (twin.queue == chain.queue && twin.payload == chain.payload) {
+                return Enrolled::Unchanged;
+            }
+            (twin.queue, twin.payload) = (chain.queue.clone(), chain.payload.clone());
+            return Enrolled::Updated;
+        }
+        let Some(epoch) = page.take_epoch() else { return Enrolled::Unchanged };
+        let (queue, payload) = (chain.queue.clone(), chain.payload.clone());
+        page.writes.inserted.insert(name, Inserted { epoch, queue, due: chain.due, watch_at: chain.watch_at, payload });
+        return created(epoch);
+    };
+    if held.chain.state == ChainState::Retired {
+        if !chain.revive && !chain.once {
+            return Enrolled::Retired;
+        }
+        let old = held.chain.hint.epoch;
+        let Some(epoch) = page.take_epoch() else { return Enrolled::Retired };
+        let Some(held) = page.new_epoch(old, epoch) else { return Enrolled::Retired };
+        let hint = &mut held.chain.hint;
+        (hint.tick, hint.due, hint.queue) = (1, chain.due, chain.queue.clone());
+        (held.chain.nominal, held.chain.state) = (chain.due, ChainState::Active);
+        (held.expected, held.watch_at, held.payload) = (chain.due, chain.watch_at, chain.payload.clone());
+        return created(epoch);
+    }
+    if chain.once || (held.chain.hint.queue == chain.queue && held.payload == chain.payload) {
+        return Enrolled::Unchanged;
+    }
+    (held.chain.hint.queue, held.payload) = (chain.queue.clone(), chain.payload.clone());
+    held.renamed = true;
+    Enrolled::Updated
+}
+
+/// [`crate::ledger::Ledger::mark_sent`], and with `slack` [`crate::ledger::Ledger::enrolled_sent`]
+pub(super) struct MarkSent {
+    pub(super) sent: Vec<Sent>,
+    pub(super) slack: Option<Duration>,
+}
+
+impl Verb for MarkSent {
+    type Answer = ();
+
+    fn wants(&self, wanted: &mut Wanted) {
+        self.sent.iter().for_each(|sent| wanted.epoch(sent.epoch, false));
+    }
+
+    fn decide(&self, page: &mut Page) {
+        for sent in &self.sent {
+            let Some(held) = page.epoch(sent.epoch).filter(|held| held.is_at(sent)) else { continue };
+            held.moved |= !held.chain.sent;
+            held.chain.sent = true;
+            if let Some(slack) = self.slack {
+                held.watch_at = sent.due + slack;
+                held.moved = true;
+            }
+        }
+    }
+}
+
+/// [`crate::ledger::Ledger::look_again`]
+pub(super) struct Look(pub(super) Vec<LookAgain>);
+
+impl Verb for Look {
+    type Answer = Vec<bool>;
+
+    fn wants(&self, wanted: &mut Wanted) {
+        self.0.iter().for_each(|look| wanted.epoch(look.epoch, false));
+    }
+
+    fn decide(&self, page: &mut Page) -> Vec<bool> {
+        let mut write = |look: &LookAgain| match page.epoch(look.epoch) {
+            Some(held) if held.watch_at == look.from => {
+                (held.watch_at, held.looks) = (look.to, look.looks);
+                held.expected = look.expected.unwrap_or(held.expected);
+                held.moved = true;
+                true
+            }
+            _ => false,
+        };
+        self.0.iter().map(&mut write).collect()
+    }
+}
+
+/// [`crate::ledger::Ledger::record_failure`]
+pub(super) struct RecordFailure {
+    pub(super) kind: String,
+    pub(super) key: String,
+    pub(super) reason: String,
+    pub(super) at: Time,
+}
+
+impl Verb for RecordFailure {
+    type Answer = ();
+
+    fn wants(&self, _: &mut Wanted) {}
+
+    fn decide(&self, page: &mut Page) {
+        page.failed(&self.kind, &self.key, "", &self.reason, self.at);
+    }
+}
+
+/// [`crate::ledger::Ledger::accept`]
+pub(super) struct Accept {
+    pub(super) kind: String,
+    pub(super) key: String,
+    pub(super) spawned: Vec<SpawnedJob>,
+    pub(super) failed: Vec<FailedItem>,
+}
+
+impl Verb for Accept {
+    type Answer = ();
+
+    fn wants(&self, _: &mut Wanted) {}
+
+    fn decide(&self, page: &mut Page) {
+        accept(page, &self.kind, &self.key, &self.spawned, &self.failed, page.now);
+    }
+}
+
+impl Verb for Quarantined {
+    type Answer = ();
+
+    fn wants(&self, _: &mut Wanted) {}
+
+    fn decide(&self, page: &mut Page) {
+        page.writes.quarantined.push(self.clone());
+    }
+}
+
+/// [`crate::ledger::Ledger::keep_job`]
+pub(super) struct KeepJob {
+    pub(super) id: String,
+    pub(super) body: Vec<u8>,
+}
+
+impl Verb for KeepJob {
+    type Answer = ();
+
+    fn wants(&self, _: &mut Wanted) {}
+
+    fn decide(&self, page: &mut Page) {
+        page.job(&self.id, Job::Put(self.body.clone(), page.now));
+    }
+}
+
+/// [`crate::ledger::Ledger::forget_jobs`]
+pub(super) struct ForgetJobs(pub(super) Vec<String>);
+
+impl Verb for ForgetJobs {
+    type Answer = ();
+
+    fn wants(&self, _: &mut Wanted) {}
+
+    fn decide(&self, page: &mut Page) {
+        self.0.iter().for_each(|id| page.job(id, Job::Forget));
+    }
+}
+
+/// Nothing itself: what it waits for is the commit that it is in.
+pub(super) struct Flush;
+
+impl Verb for Flush {
+    type Answer = ();
+
+    fn wants(&self, _: &mut Wanted) {}
+
+    fn decide(&self, _: &mut Page) {}
+}

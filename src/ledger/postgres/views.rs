@@ -1,0 +1,192 @@
+//! The verbs that only read, in SQL.
+
+use std::time::Duration;
+
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Error, Row};
+
+use super::group::{hint, small};
+use super::reader::Reader;
+use crate::clock::Time;
+use crate::ledger::{
+    AttemptRecord, Census, ChainState, ChainView, Failure, Hint, KeptJob, LateChain, LedgerError, Overdue, QueueCensus,
+};
+
+type Result<T> = std::result::Result<T, LedgerError>;
+
+fn time(row: &Row, column: usize) -> std::result::Result<Time, Error> {
+    row.try_get(column).map(Time::from_millis)
+}
+
+impl Reader {
+    pub(super) async fn overdue(
+        &self,
+        queue: String,
+        kinds: Vec<String>,
+        now: Time,
+        limit: u32,
+    ) -> Result<Vec<Overdue>> {
+        let sql = "SELECT epoch, kind, key, queue, tick, attempt, due, sent, watch_at, looks, lease_until, expected
+                   FROM chains WHERE state = 0 AND queue = $1 AND watch_at <= $2 AND kind = ANY ($3)
+                   ORDER BY watch_at LIMIT $4";
+        let overdue = |row: &Row| {
+            Ok(Overdue {
+                hint: hint(row)?,
+                sent: row.try_get(7)?,
+                watch_at: time(row, 8)?,
+                looks: small(row.try_get(9)?),
+                lease_until: time(row, 10)?,
+                expected: time(row, 11)?,
+            })
+        };
+        self.rows(sql, &[&queue, &now.as_millis(), &kinds, &i64::from(limit)], overdue).await
+    }
+
+    pub(super) async fn messages(
+        &self,
+        queues: Vec<String>,
+        kinds: Vec<String>,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<Hint>> {
+        let sql = "SELECT epoch, kind, key, queue, tick, attempt, due FROM chains
+                   WHERE state = 0 AND epoch > $1 AND queue = ANY ($2) AND kind = ANY ($3) ORDER BY epoch LIMIT $4";
+        self.rows(sql, &[&after, &queues, &kinds, &i64::from(limit)], hint).await
+    }
+
+    pub(super) async fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
+        let sql = "SELECT kind, key, item, reason, times, last_at FROM failures ORDER BY last_at DESC LIMIT $1";
+        let failure = |row: &Row| {
+            Ok(Failure {
+                kind: row.try_get(0)?,
+                key: row.try_get(1)?,
+                item: row.try_get(2)?,
+                reason: row.try_get(3)?,
+                times: row.try_get(4)?,
+                last_at: time(row, 5)?,
+            })
+        };
+        self.rows(sql, &[&i64::from(limit)], failure).await
+    }
+
+    pub(super) async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>> {
+        let sql = "SELECT number, body, kept_at FROM jobs WHERE number > $1 ORDER BY number LIMIT $2";
+        let job = |row: &Row| Ok(KeptJob { number: row.try_get(0)?, body: row.try_get(1)?, kept_at: time(row, 2)? });
+        self.rows(sql, &[&after, &i64::from(limit)], job).await
+    }
+
+    pub(super) async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>> {
+        let sql = "SELECT epoch, kind, key, queue, tick, attempt, due, state, payload, nominal, lease_until, fence,
+                          sent, once
+                   FROM chains WHERE kind = $1 AND key = $2 ORDER BY once";
+        let chain = |row: &Row| {
+            Ok(ChainView {
+                hint: hint(row)?,
+                state: ChainState::from_number(row.try_get(7)?),
+                payload: row.try_get(8)?,
+                nominal: time(row, 9)?,
+                lease_until: time(row, 10)?,
+                fence: row.try_get(11)?,
+                sent: row.try_get(12)?,
+                once: row.try_get(13)?,
+            })
+        };
+        self.rows(sql, &[&kind, &key], chain).await
+    }
+
+    pub(super) async fn late(&self, before: Time, now: Time, limit: u32) -> Result<Vec<LateChain>> {
+        let sql = "SELECT epoch, kind, key, queue, tick, attempt, due, state, sent, looks, watch_at, lease_until,
+                          (SELECT worker FROM attempts WHERE attempts.fence = chains.fence)
+                   FROM chains WHERE state = 3 OR (state = 0 AND due < $1 AND lease_until <= $2)
+                   ORDER BY due LIMIT $3";
+        let late = |row: &Row| {
+            Ok(LateChain {
+                hint: hint(row)?,
+                state: ChainState::from_number(row.try_get(7)?),
+                sent: row.try_get(8)?,
+                looks: small(row.try_get(9)?),
+                watch_at: time(row, 10)?,
+                lease_until: time(row, 11)?,
+                worker: row.try_get(12)?,
+            })
+        };
+        self.rows(sql, &[&before.as_millis(), &now.as_millis(), &i64::from(limit)], late).await
+    }
+
+    pub(super) async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
+        let sql = "SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason FROM attempts
+                   WHERE fence > $1 ORDER BY fence LIMIT $2";
+        let attempt = |row: &Row| {
+            Ok(AttemptRecord {
+                fence: row.try_get(0)?,
+                epoch: row.try_get(1)?,
+                tick: row.try_get(2)?,
+                attempt: small(row.try_get(3)?),
+                worker: row.try_get(4)?,
+                due: time(row, 5)?,
+                started: time(row, 6)?,
+                finished: row.try_get::<_, Option<i64>>(7)?.map(Time::from_millis),
+                verdict: row.try_get(8)?,
+                reason: row.try_get(9)?,
+            })
+        };
+        self.rows(sql, &[&after, &i64::from(limit)], attempt).await
+    }
+
+    pub(super) async fn topology(&self) -> Result<Option<String>> {
+        let sql = "SELECT value FROM meta WHERE name = 'topology'";
+        Ok(self.rows(sql, &[], |row| row.try_get(0)).await?.pop())
+    }
+
+    pub(super) async fn census(&self, now: Time, slack: Duration) -> Result<Census> {
+        let queues = "SELECT queue, count(*) FILTER (WHERE lease_until > $1),
+                             count(*) FILTER (WHERE lease_until <= $1 AND due > $1),
+                             count(*) FILTER (WHERE lease_until <= $1 AND due <= $1),
+                             count(*) FILTER (WHERE lease_until <= $1 AND due <= $2),
+                             count(*) FILTER (WHERE lease_until <= $1 AND NOT sent)
+                      FROM chains WHERE state = 0 GROUP BY queue ORDER BY queue";
+        let queue = |row: &Row| {
+            Ok(QueueCensus {
+                queue: row.try_get(0)?,
+                running: row.try_get(1)?,
+                sleeping: row.try_get(2)?,
+                due: row.try_get(3)?,
+                overdue: row.try_get(4)?,
+                unsent: row.try_get(5)?,
+            })
+        };
+        let (now, overdue_before) = (now.as_millis(), (now - slack).as_millis());
+        let queues = self.rows(queues, &[&now, &overdue_before], queue).await?;
+        let counts = "SELECT (SELECT count(*) FROM chains WHERE state = 1),
+                             (SELECT count(*) FROM chains WHERE state = 2),
+                             (SELECT count(*) FROM chains WHERE state = 3),
+                             (SELECT count(*) FROM failures),
+                             (SELECT count(*) FROM quarantine),
+                             (SELECT count(*) FROM jobs),
+                             (SELECT min(due) FROM chains WHERE state = 0 AND due <= $1 AND lease_until <= $1)";
+        let count = |row: &Row| {
+            Ok(Census {
+                queues: Vec::new(),
+                paused: row.try_get(0)?,
+                retired: row.try_get(1)?,
+                quarantined: row.try_get(2)?,
+                failures: row.try_get(3)?,
+                quarantined_messages: row.try_get(4)?,
+                kept_jobs: row.try_get(5)?,
+                oldest_due: row.try_get::<_, Option<i64>>(6)?.map(Time::from_millis),
+            })
+        };
+        let counted = self.rows(counts, &[&now], count).await?.pop().unwrap_or_default();
+        Ok(Census { queues, ..counted })
+    }
+
+    async fn rows<T>(
+        &self,
+        sql: &'static str,
+        parameters: &[&(dyn ToSql + Sync)],
+        read: impl Fn(&Row) -> std::result::Result<T, Error>,
+    ) -> Result<Vec<T>> {
+        let told = |error: Error| LedgerError::Statement(super::connect::words(&error));
+        self.query(sql, parameters).await?.iter().map(read).collect::<std::result::Result<_, _>>().map_err(told)
+    }
+}

@@ -1,0 +1,435 @@
+//! What only a ledger on a server can do wrong: many workers at once, and connections that end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use roundelay::clock::{Entropy, Time};
+use roundelay::config::Secret;
+use roundelay::ledger::postgres::PostgresLedger;
+use roundelay::ledger::{
+    Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Hint, Ledger, LedgerError, LookAgain, NewChain, Renewal,
+};
+use roundelay::outcome::{Next, Verdict};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::{SOON, Schema, until};
+
+const LEASE: Duration = Duration::from_secs(60);
+const SLACK: Duration = Duration::from_secs(30);
+
+async fn open(url: &str) -> Result<Arc<PostgresLedger>, LedgerError> {
+    PostgresLedger::open(&Secret::new(url), &Entropy::from_os()).await.map(Arc::new)
+}
+
+fn chain(key: &str, due: Time) -> NewChain {
+    NewChain {
+        kind: "sync".into(),
+        key: key.into(),
+        queue: "work".into(),
+        payload: "{}".into(),
+        due,
+        watch_at: due + SLACK,
+        revive: false,
+        once: false,
+    }
+}
+
+/// Begins chains that are due.
+async fn begun(ledger: &dyn Ledger, keys: impl Iterator<Item = String>) -> Vec<Hint> {
+    let now = ledger.now();
+    let enrolled = ledger.enroll(keys.map(|key| chain(&key, now)).collect()).await.unwrap();
+    let hint = |enrolled| match enrolled {
+        Enrolled::Created(hint) => hint,
+        other => panic!("it was there: {other:?}"),
+    };
+    enrolled.into_iter().map(hint).collect()
+}
+
+fn ask(hint: &Hint, worker: &str) -> ClaimRequest {
+    ClaimRequest { hint: hint.clone(), worker: worker.into(), lease: LEASE, takeover: false }
+}
+
+fn done(hint: &Hint, fence: i64, at: Time) -> FinishRequest {
+    FinishRequest {
+        epoch: hint.epoch,
+        tick: hint.tick,
+        attempt: hint.attempt,
+        fence,
+        at,
+        next: Next::Tick { due: at },
+        verdict: Verdict::Done,
+        reason: None,
+        slack: SLACK,
+        spawned: Vec::new(),
+        failed: Vec::new(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_workers_may_start_at_once_on_an_empty_database() {
+    let schema = Schema::new().await;
+    let opened = join_all((0..10).map(|_| open(&schema.url))).await;
+    let ledgers: Vec<_> = opened.into_iter().map(Result::unwrap).collect();
+    let ids: BTreeSet<&str> = ledgers.iter().map(|ledger| ledger.id()).collect();
+    assert_eq!(ids.len(), 1, "one ledger: {ids:?}");
+    // All of them enroll the same roster, each in an order of its own.
+    let enrolls = ledgers.iter().enumerate().map(|(n, ledger)| async move {
+        let now = ledger.now();
+        let mut chains: Vec<NewChain> = (0..100).map(|key| chain(&format!("{key}"), now)).collect();
+        chains.rotate_left(n * 10);
+        ledger.enroll(chains).await.unwrap()
+    });
+    let answers = join_all(enrolls).await.concat();
+    let created = answers.iter().filter(|answer| matches!(answer, Enrolled::Created(_))).count();
+    let unchanged = answers.iter().filter(|answer| **answer == Enrolled::Unchanged).count();
+    assert_eq!((created, unchanged), (100, 900));
+    assert_eq!(ledgers[3].census(SLACK).await.unwrap().queues[0].due, 100);
+}
+
+/// Claims, finishes, notes, renewals, looks and enrollments of two workers on the same chains, all
+/// at once: nothing is granted twice and nothing fails.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_workers_in_each_others_way_grant_every_tick_once() {
+    const CHAINS: usize = 200;
+    const TICKS: i64 = 5;
+    let schema = Schema::new().await;
+    let workers = [open(&schema.url).await.unwrap(), open(&schema.url).await.unwrap()];
+    let hints = begun(&*workers[0], (0..CHAINS).map(|n| n.to_string())).await;
+    let mut runs = JoinSet::new();
+    for (w, worker) in workers.iter().enumerate() {
+        let mut mine = hints.clone();
+        mine.rotate_left(w * CHAINS / 2);
+        for mut hint in mine {
+            let worker = worker.clone();
+            runs.spawn(async move {
+                let mut granted = Vec::new();
+                while hint.tick <= TICKS {
+                    match worker.claim(ask(&hint, &w.to_string())).await.unwrap() {
+                        Claim::Granted(grant) => {
+                            granted.push((hint.epoch, hint.tick, grant.fence));
+                            let renewal = Renewal { epoch: hint.epoch, fence: grant.fence };
+                            assert_eq!(worker.renew(vec![renewal], LEASE).await.unwrap(), [true]);
+                            let finish = worker.finish(done(&hint, grant.fence, grant.at)).await.unwrap();
+                            let Finish::Applied(Some(next)) = finish else { panic!("{finish:?}") };
+                            worker.mark_sent(next.sent());
+                            hint = next;
+                        }
+                        Claim::Stale(_) => hint.tick += 1,
+                        Claim::Held { .. } => tokio::task::yield_now().await,
+                        other => panic!("{other:?}"),
+                    }
+                }
+                granted
+            });
+        }
+        // Beside them what concerns many chains at once.
+        let worker = worker.clone();
+        runs.spawn(async move {
+            for _ in 0..20 {
+                let now = worker.now();
+                worker.enroll((0..CHAINS).rev().map(|n| chain(&n.to_string(), now)).collect()).await.unwrap();
+                let overdue = worker.overdue("work".into(), vec!["sync".into()], now + LEASE, 1_000).await.unwrap();
+                let look = |chain: &roundelay::ledger::Overdue| LookAgain {
+                    epoch: chain.hint.epoch,
+                    from: chain.watch_at,
+                    to: chain.watch_at,
+                    looks: 1,
+                    expected: None,
+                };
+                worker.look_again(overdue.iter().map(look).collect()).await.unwrap();
+            }
+            Vec::new()
+        });
+    }
+    let granted = timeout(SOON, runs.join_all()).await.unwrap().concat();
+    assert_eq!(granted.len(), CHAINS * TICKS as usize, "every tick of every chain");
+    let ticks: BTreeSet<(i64, i64)> = granted.iter().map(|(epoch, tick, _)| (*epoch, *tick)).collect();
+    assert_eq!(ticks.len(), granted.len(), "none twice");
+    let mut by_chain: BTreeMap<i64, Vec<(i64, i64)>> = BTreeMap::new();
+    granted.iter().for_each(|(epoch, tick, fence)| by_chain.entry(*epoch).or_default().push((*tick, *fence)));
+    for ticks in by_chain.values_mut() {
+        ticks.sort_unstable();
+        assert!(ticks.windows(2).all(|pair| pair[0].1 < pair[1].1), "fences rise: {ticks:?}");
+    }
+}
+
+/// Asks until it is answered, as the engine does.
+async fn insist<T, F: Future<Output = Result<T, LedgerError>>>(ask: impl Fn() -> F) -> T {
+    loop {
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(_) => sleep(Duration::from_millis(20)).await,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_the_server_ends_under_load_double_nothing_and_come_back() {
+    const CHAINS: usize = 50;
+    const BLOWS: usize = 6;
+    /// Finishes between two blows.
+    const BETWEEN: usize = 100;
+    let schema = Schema::new().await;
+    let ledger = open(&schema.url).await.unwrap();
+    let hints = begun(&*ledger, (0..CHAINS).map(|n| n.to_string())).await;
+    let (finished, stop) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
+    let mut runs = JoinSet::new();
+    for mut hint in hints {
+        let (ledger, finished, stop) = (ledger.clone(), finished.clone(), stop.clone());
+        runs.spawn(async move {
+            while !stop.is_cancelled() {
+                // A grant that was never heard of is taken over, as a worker does that knows itself.
+                let request = ClaimRequest { takeover: true, ..ask(&hint, "w") };
+                match insist(|| ledger.claim(request.clone())).await {
+                    Claim::Granted(grant) => {
+                        let end = done(&hint, grant.fence, grant.at);
+                        match insist(|| ledger.finish(end.clone())).await {
+                            Finish::Applied(Some(next)) => hint = next,
+                            // Written before, and the answer was lost for good.
+                            Finish::Fenced => {}
+                            Finish::Applied(None) => panic!("it ticks"),
+                        }
+                        finished.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Claim::Stale(Some(next)) => hint = next,
+                    other => panic!("{other:?}"),
+                }
+            }
+            hint.tick - 1
+        });
+    }
+    for _ in 0..BLOWS {
+        let enough = finished.load(Ordering::Relaxed) + BETWEEN;
+        until("it goes on", async || finished.load(Ordering::Relaxed) >= enough).await;
+        // It may be connecting just now.
+        until("the blow hits something", async || schema.kill().await > 0).await;
+    }
+    stop.cancel();
+    let ticks: i64 = timeout(SOON, runs.join_all()).await.expect("it recovers").into_iter().sum();
+    let raw = schema.raw().await;
+    let doubled = "SELECT count(*) FROM (SELECT epoch, tick FROM attempts WHERE verdict = 'done'
+                   GROUP BY epoch, tick HAVING count(*) > 1) AS twice";
+    assert_eq!(raw.query_one(doubled, &[]).await.unwrap().get::<_, i64>(0), 0, "no tick finished twice");
+    let all = "SELECT count(*) FROM attempts WHERE verdict = 'done'";
+    let all: i64 = raw.query_one(all, &[]).await.unwrap().get(0);
+    assert_eq!(all, ticks, "every tick finished");
+    let next = ledger.messages(vec!["work".into()], vec!["sync".into()], 0, 1).await.unwrap().remove(0);
+    assert!(matches!(ledger.claim(ask(&next, "w")).await.unwrap(), Claim::Granted(_)), "it goes on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_verb_that_cannot_be_written_fails_alone() {
+    let schema = Schema::new().await;
+    let ledger = open(&schema.url).await.unwrap();
+    let hints = begun(&*ledger, (0..20).map(|n| n.to_string())).await;
+    // PostgreSQL's text takes no NUL. The engine's checks let none through to here but in reasons.
+    let bad = NewChain { payload: "\"\0\"".into(), ..chain("bad", ledger.now()) };
+    let good = (0..20).map(|n| ledger.enroll(vec![chain(&format!("good-{n}"), ledger.now())]));
+    let (refused, good) = tokio::join!(ledger.enroll(vec![bad]), join_all(good));
+    assert!(matches!(refused, Err(LedgerError::Statement(_))), "{refused:?}");
+    assert!(good.iter().all(|answer| matches!(answer.as_deref(), Ok([Enrolled::Created(_)]))), "{good:?}");
+    ledger.record_failure("sync".into(), "0".into(), "a\0b".into(), ledger.now()).await.unwrap();
+    assert_eq!(ledger.failures(1).await.unwrap()[0].reason, "a\u{fffd}b");
+
+    // A row that somebody keeps locked, for example by hand.
+    let mut locked = schema.raw().await;
+    let transaction = locked.transaction().await.unwrap();
+    transaction.execute("SELECT 1 FROM chains WHERE epoch = $1 FOR UPDATE", &[&hints[7].epoch]).await.unwrap();
+    let claims = timeout(SOON, join_all(hints.iter().map(|hint| ledger.claim(ask(hint, "w"))))).await.unwrap();
+    for (n, claim) in claims.iter().enumerate() {
+        match claim {
+            Err(LedgerError::Statement(why)) if n == 7 => assert!(why.contains("lock"), "{why}"),
+            Ok(Claim::Granted(_)) if n != 7 => {}
+            other => panic!("{n}: {other:?}"),
+        }
+    }
+    transaction.rollback().await.unwrap();
+    assert!(matches!(ledger.claim(ask(&hints[7], "w")).await.unwrap(), Claim::Granted(_)));
+}
+
+/// An older copy of the database gives no number again that was given since the copy was made.
+#[tokio::test]
+async fn epochs_and_fences_never_go_back_when_an_older_copy_is_restored() {
+    let schema = Schema::new().await;
+    let ledger = open(&schema.url).await.unwrap();
+    let raw = schema.raw().await;
+    let numbers = "SELECT (SELECT last_value FROM epochs), (SELECT last_value FROM fences)";
+    let row = raw.query_one(numbers, &[]).await.unwrap();
+    let copy: (i64, i64) = (row.get(0), row.get(1));
+    let hint = begun(&*ledger, ["a".to_owned()].into_iter()).await.remove(0);
+    let Claim::Granted(grant) = ledger.claim(ask(&hint, "w")).await.unwrap() else { panic!("not granted") };
+    assert!(hint.epoch > copy.0 && grant.fence > copy.1 && grant.fence < 1 << 53);
+    // As in a copy that is a day old.
+    let day = 86_400_000_000_i64;
+    let (epochs, fences) = (copy.0 - day, copy.1 - day);
+    raw.execute("SELECT setval('epochs', $1), setval('fences', $2)", &[&epochs, &fences]).await.unwrap();
+    raw.batch_execute("TRUNCATE chains, attempts").await.unwrap();
+    let check = async |ledger: &dyn Ledger, key: &str| {
+        let anew = begun(ledger, [key.to_owned()].into_iter()).await.remove(0);
+        let Claim::Granted(second) = ledger.claim(ask(&anew, "w")).await.unwrap() else { panic!("not granted") };
+        assert!(anew.epoch > hint.epoch && second.fence > grant.fence, "{anew:?} {second:?}");
+    };
+    check(&*open(&schema.url).await.unwrap(), "b").await;
+    // A worker that had been connected before gets a new connection, as it does by a restore.
+    raw.execute("SELECT setval('epochs', $1), setval('fences', $2)", &[&epochs, &fences]).await.unwrap();
+    assert!(schema.kill().await >= 4);
+    until("it is connected again", async || ledger.flush().await.is_ok()).await;
+    check(&*ledger, "c").await;
+}
+
+#[tokio::test]
+async fn a_database_that_cannot_be_used_is_told_in_words_without_the_password() {
+    let refused = async |url: &str| open(url).await.err().expect("it cannot be opened").to_string();
+    let schema = Schema::new().await;
+    drop(open(&schema.url).await.unwrap());
+    let raw = schema.raw().await;
+    raw.batch_execute("UPDATE meta SET value = '99' WHERE name = 'ledger_version'").await.unwrap();
+    let newer = refused(&schema.url).await;
+    assert!(newer.contains("format is version 99") && newer.contains("a newer one"), "{newer}");
+    raw.batch_execute("DROP TABLE meta; CREATE TABLE meta (something int)").await.unwrap();
+    let foreign = refused(&schema.url).await;
+    assert!(foreign.contains("is not a ledger's: give the ledger a database of its own"), "{foreign}");
+    raw.batch_execute("DROP TABLE meta").await.unwrap();
+    let occupied = refused(&schema.url).await;
+    assert!(occupied.contains("already exists"), "{occupied}");
+    let absent = refused(&schema.url.replace(&schema.name, "there_is_none")).await;
+    assert!(absent.contains("create the one that search_path names"), "{absent}");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let nobody = refused(&format!("postgres://u:geheim@127.0.0.1:{port}/d?password=geheim")).await;
+    assert!(nobody.contains(&format!("postgres://127.0.0.1:{port}/d")) && nobody.contains("refused"), "{nobody}");
+    assert!(!nobody.contains("geheim"), "{nobody}");
+    let plain = refused(&schema.url.replace('?', "?sslmode=verify-full&sslrootcert=/no/such/file&")).await;
+    assert!(plain.contains("sslrootcert /no/such/file"), "{plain}");
+}
+
+/// What lies between a worker and its server.
+struct Wire {
+    at: SocketAddr,
+    state: watch::Sender<Passing>,
+    /// Connections whose commit went through and whose answer did not.
+    swallowed: Arc<Notify>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Passing {
+    /// Everything.
+    All,
+    /// Nothing, and nobody is told.
+    Nothing,
+    /// All but the answer to a commit; then the connection is cut.
+    NoAnswerToACommit,
+}
+
+impl Wire {
+    async fn new(to: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (state, watched) = watch::channel(Passing::All);
+        let wire = Self { at: listener.local_addr().unwrap(), state, swallowed: Arc::default() };
+        let swallowed = wire.swallowed.clone();
+        tokio::spawn(async move {
+            while let Ok((near, _)) = listener.accept().await {
+                let (watched, swallowed) = (watched.clone(), swallowed.clone());
+                tokio::spawn(
+                    async move { pass(near, TcpStream::connect(to).await.unwrap(), watched, swallowed).await },
+                );
+            }
+        });
+        wire
+    }
+}
+
+async fn pass(near: TcpStream, far: TcpStream, mut watched: watch::Receiver<Passing>, swallowed: Arc<Notify>) {
+    let ((mut from_near, mut to_near), (mut from_far, mut to_far)) = (near.into_split(), far.into_split());
+    let (mut asked, mut answered) = (vec![0; 65_536], vec![0; 65_536]);
+    loop {
+        tokio::select! {
+            Ok(n) = from_near.read(&mut asked) => {
+                if n == 0 || watched.wait_for(|state| *state != Passing::Nothing).await.is_err() {
+                    return;
+                }
+                let state = *watched.borrow();
+                if to_far.write_all(&asked[..n]).await.is_err() {
+                    return;
+                }
+                let commits = asked[..n].windows(7).any(|window| window == b"COMMIT\0");
+                if state == Passing::NoAnswerToACommit && commits {
+                    // The server has it and answers, and then the connection is no more.
+                    let _ = from_far.read(&mut answered).await;
+                    swallowed.notify_one();
+                    return;
+                }
+            }
+            Ok(n) = from_far.read(&mut answered) => {
+                if n == 0 || watched.wait_for(|state| *state != Passing::Nothing).await.is_err() {
+                    return;
+                }
+                if to_near.write_all(&answered[..n]).await.is_err() {
+                    return;
+                }
+            }
+            else => return,
+        }
+    }
+}
+
+/// The URL of a schema, by a wire that the test can cut.
+async fn wired(schema: &Schema) -> (Wire, String) {
+    let mut url = url::Url::parse(&schema.url).unwrap();
+    let (host, port) = (url.host_str().unwrap().to_owned(), url.port().unwrap_or(5432));
+    let to = tokio::net::lookup_host((host, port)).await.unwrap().next().unwrap();
+    let wire = Wire::new(to).await;
+    url.set_host(Some("127.0.0.1")).unwrap();
+    url.set_port(Some(wire.at.port())).unwrap();
+    (wire, url.to_string())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_whose_answer_is_lost_is_found_out_about() {
+    let schema = Schema::new().await;
+    let (wire, url) = wired(&schema).await;
+    let ledger = open(&url).await.unwrap();
+    let hint = begun(&*ledger, ["a".to_owned()].into_iter()).await.remove(0);
+    wire.state.send(Passing::NoAnswerToACommit).unwrap();
+    let claim = tokio::spawn({
+        let (ledger, request) = (ledger.clone(), ask(&hint, "w"));
+        async move { ledger.claim(request).await }
+    });
+    wire.swallowed.notified().await;
+    wire.state.send(Passing::All).unwrap();
+    let Ok(Claim::Granted(grant)) = claim.await.unwrap() else { panic!("it was granted, and says otherwise") };
+    let records = ledger.attempts(0, 10).await.unwrap();
+    assert_eq!(records.iter().map(|record| record.fence).collect::<Vec<_>>(), [grant.fence], "once");
+    let finish = ledger.finish(done(&hint, grant.fence, grant.at)).await.unwrap();
+    assert!(matches!(finish, Finish::Applied(Some(_))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_does_not_answer_is_an_error_within_bounds_and_then_it_goes_on() {
+    let schema = Schema::new().await;
+    let (wire, url) = wired(&schema).await;
+    let ledger = open(&url).await.unwrap();
+    let hint = begun(&*ledger, ["a".to_owned()].into_iter()).await.remove(0);
+    wire.state.send(Passing::Nothing).unwrap();
+    let claims = join_all((0..20).map(|_| ledger.claim(ask(&hint, "w"))));
+    let verbs = async { tokio::join!(claims, ledger.enroll(vec![chain("b", Time::default())]), ledger.census(SLACK)) };
+    let (claims, enroll, census) = timeout(SOON * 2, verbs).await.expect("an answer within bounds");
+    assert!(
+        claims.iter().all(Result::is_err) && enroll.is_err() && census.is_err(),
+        "{claims:?} {enroll:?} {census:?}"
+    );
+    wire.state.send(Passing::All).unwrap();
+    until("it answers again", async || ledger.flush().await.is_ok()).await;
+    until("it can be read again", async || ledger.census(SLACK).await.is_ok()).await;
+    assert!(matches!(ledger.claim(ask(&hint, "w")).await.unwrap(), Claim::Granted(_)), "nothing was granted unheard");
+}
