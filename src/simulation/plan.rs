@@ -113,18 +113,20 @@ impl Plan {
             at,
             fault: Fault::KillAt { point, nth: 1 + dice.below(4), away: away(&dice) },
         };
+        let further = |count: usize| (0..count).map(|_| roll(&dice, workers, queues, chains)).collect::<Vec<_>>();
         let mut faults = if index < SINGLES {
-            // Points that lie off the ordinary way need something that leads there.
-            let mut faults = vec![crash(Point::ALL[index], LULL)];
-            faults.extend((0..3).map(|_| roll(&dice, workers, queues, chains)));
+            let point = Point::ALL[index];
+            let mut faults = vec![crash(point, LULL)];
+            faults.extend(leads_to(point, &dice, workers));
+            faults.extend(further(3));
             faults
         } else if index < SINGLES + PAIRS {
             let pair = index - SINGLES;
-            let mut faults = vec![
-                crash(Point::ALL[pair / SINGLES], LULL),
-                crash(Point::ALL[pair % SINGLES], LULL + dice.between(Duration::ZERO, Duration::from_secs(60))),
-            ];
-            faults.extend((0..2).map(|_| roll(&dice, workers, queues, chains)));
+            let (first, second) = (Point::ALL[pair / SINGLES], Point::ALL[pair % SINGLES]);
+            let later = LULL + dice.between(Duration::ZERO, Duration::from_secs(60));
+            let mut faults = vec![crash(first, LULL), crash(second, later)];
+            faults.extend(leads_to(first, &dice, workers).chain(leads_to(second, &dice, workers)));
+            faults.extend(further(2));
             faults
         } else {
             (0..3 + dice.below(14)).map(|_| roll(&dice, workers, queues, chains)).collect()
@@ -137,6 +139,21 @@ impl Plan {
     pub fn only(&self, numbers: &[usize]) -> Self {
         Self { faults: numbers.iter().filter_map(|n| self.faults.get(*n).copied()).collect() }
     }
+}
+
+/// Points that lie off the ordinary way need something that leads there, some times.
+fn leads_to(point: Point, dice: &Entropy, workers: usize) -> impl Iterator<Item = Planned> {
+    let fault = match point {
+        Point::Stopping => Some(Fault::Restart { worker: dice.below(workers) }),
+        Point::SetAside => Some(Fault::Poison { queue: dice.below(3), count: 5 }),
+        Point::Stale | Point::PutOff => Some(Fault::Duplicate { queue: dice.below(8) }),
+        Point::OverdueRead | Point::LookNoted | Point::Resent => Some(Fault::Lose { queue: dice.below(8) }),
+        _ => None,
+    };
+    let times: Vec<Duration> = (1..=6)
+        .map(|n| LULL + Duration::from_secs(25 * n) + dice.between(Duration::ZERO, Duration::from_secs(5)))
+        .collect();
+    fault.into_iter().flat_map(move |fault| times.clone().into_iter().map(move |at| Planned { at, fault }))
 }
 
 fn away(dice: &Entropy) -> Duration {
