@@ -171,6 +171,8 @@ fn roll(dice: &Entropy, workers: usize, queues: usize, chains: usize) -> Planned
         10..=11 => Fault::Freeze { worker, length: dice.between(secs(1), secs(50)) },
         12 => Fault::Restart { worker },
         13..=14 => Fault::Cut { worker, away: dice.between(Duration::ZERO, secs(20)) },
+        // Now and then for longer than publishes are tried again.
+        15..=16 if dice.below(6) == 0 => Fault::BrokerDown { length: dice.between(secs(70), secs(110)) },
         15..=16 => Fault::BrokerDown { length: dice.between(secs(1), secs(50)) },
         17..=18 => Fault::LedgerDown { length: dice.between(secs(1), secs(50)) },
         19..=20 => Fault::LedgerUnknown { writes: 1 + dice.below(10) },

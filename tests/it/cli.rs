@@ -509,3 +509,56 @@ async fn a_second_signal_ends_a_worker_at_once_and_loses_nothing() {
     std::fs::write(&slow.go, "").unwrap();
     until("the handler has ended", || async { slow.ended.exists() }).await;
 }
+
+// ---- run, pause, resume, retire, recover ----
+
+#[tokio::test]
+async fn an_operator_steers_chains_by_command() {
+    let ground = Ground::embedded();
+    let config = ground.config_file(CONFIG);
+    failed(run("pause", &config, &["sync", "a"]).await, &["there is no ledger at"]);
+    std::fs::write(ground.path("r.csv"), "key\na\nb\nc\n").unwrap();
+    let roster = ground.path("r.csv");
+    let enroll = async |rest: &[&str]| {
+        let arguments = [&["--kind", "sync", "--json", roster.to_str().unwrap()], rest].concat();
+        ok(run("enroll", &config, &arguments).await).json()
+    };
+    assert_eq!(enroll(&[]).await["created"], 3);
+    let ledger = async || ok(run("status", &config, &["--json"]).await).json()["ledger"].clone();
+
+    failed(run("pause", &config, &["nobody", "a"]).await, &["no [kinds.nobody]"]);
+    failed(run("pause", &config, &["sync", "z"]).await, &["there is no active chain sync z"]);
+    assert_eq!(ok(run("pause", &config, &["sync", "a", "--json"]).await).json(), json!({ "paused": 1 }));
+    failed(run("pause", &config, &["sync", "a"]).await, &["there is no active chain sync a"]);
+    assert_eq!(ledger().await["paused"], 1);
+    assert_eq!(ok(run("pause", &config, &["sync", "--all", "--json"]).await).json(), json!({ "paused": 2 }));
+    assert_eq!(ok(run("resume", &config, &["sync", "--all", "--json"]).await).json(), json!({ "resumed": 3 }));
+
+    ok(run("run", &config, &["sync", "a"]).await);
+    failed(run("run", &config, &["sync", "a"]).await, &["pending already"]);
+    failed(run("run", &config, &["sync", "z"]).await, &["there is no chain sync z"]);
+
+    ok(run("retire", &config, &["sync", "b"]).await);
+    failed(run("run", &config, &["sync", "b"]).await, &["has ended", "enroll --revive"]);
+    assert_eq!(enroll(&[]).await["retired"], 1);
+    let tally = enroll(&["--revive"]).await;
+    assert_eq!((&tally["created"], &tally["unchanged"]), (&json!(1), &json!(2)));
+
+    assert_eq!(ok(run("recover", &config, &["--json"]).await).json(), json!({ "recovered": 0 }));
+    let all = ok(run("recover", &config, &["--all", "--json"]).await).json();
+    assert_eq!(all, json!({ "recovered": 4 }), "three chains, and the single tick beside one");
+}
+
+// ---- simulate ----
+
+#[tokio::test]
+async fn simulate_tells_what_it_did_and_repeats_a_seed() {
+    let report = ok(roundelay(&["simulate", "--faults", "--seed", "600", "--seeds", "3", "--json"]).await).json();
+    assert_eq!((&report["seeds"], &report["violations"]), (&json!(3), &json!(0)));
+    assert!(report["ticks"].as_u64().unwrap() > 300 && report["faults"].as_u64().unwrap() > 10, "{report}");
+    let again = async || ok(roundelay(&["simulate", "--faults", "--seed", "601", "--log"]).await).stdout;
+    let (first, second) = (again().await, again().await);
+    assert!(first.contains("FAULT 0") && first.contains("claims") && first == second);
+    let calm = ok(roundelay(&["simulate", "--seed", "601"]).await).stdout;
+    assert!(calm.contains(" 0 faults"), "{calm}");
+}

@@ -18,4 +18,5 @@ mod message_schema;
 mod messages;
 mod monitoring;
 mod outage;
+mod protocol;
 mod throttling;
