@@ -30,6 +30,8 @@ pub enum Fault {
     Cut { worker: usize, away: Duration },
     /// The broker is away.
     BrokerDown { length: Duration },
+    /// The broker takes no message, as when its queues are full.
+    BrokerFull { length: Duration },
     /// The ledger is away: nothing is written, and every verb fails.
     LedgerDown { length: Duration },
     /// The next writes are committed, but whoever asked for them is told that they failed.
@@ -144,7 +146,7 @@ impl Plan {
 /// Points that lie off the ordinary way need something that leads there, some times.
 fn leads_to(point: Point, dice: &Entropy, workers: usize) -> impl Iterator<Item = Planned> {
     let fault = match point {
-        Point::Stopping => Some(Fault::Restart { worker: dice.below(workers) }),
+        Point::Stopping | Point::Delivered => Some(Fault::Restart { worker: dice.below(workers) }),
         Point::SetAside => Some(Fault::Poison { queue: dice.below(3), count: 5 }),
         Point::Stale | Point::PutOff => Some(Fault::Duplicate { queue: dice.below(8) }),
         Point::OverdueRead | Point::LookNoted | Point::Resent => Some(Fault::Lose { queue: dice.below(8) }),
@@ -172,7 +174,7 @@ fn roll(dice: &Entropy, workers: usize, queues: usize, chains: usize) -> Planned
         12 => Fault::Restart { worker },
         13..=14 => Fault::Cut { worker, away: dice.between(Duration::ZERO, secs(20)) },
         // Now and then for longer than publishes are tried again.
-        15..=16 if dice.below(6) == 0 => Fault::BrokerDown { length: dice.between(secs(70), secs(110)) },
+        15 if dice.below(2) == 0 => Fault::BrokerFull { length: dice.between(secs(1), secs(110)) },
         15..=16 => Fault::BrokerDown { length: dice.between(secs(1), secs(50)) },
         17..=18 => Fault::LedgerDown { length: dice.between(secs(1), secs(50)) },
         19..=20 => Fault::LedgerUnknown { writes: 1 + dice.below(10) },
@@ -229,6 +231,7 @@ impl fmt::Display for Fault {
             Self::Restart { worker } => write!(f, "worker {worker} is told to stop, and starts again"),
             Self::Cut { worker, away } => write!(f, "worker {worker} loses the broker for {}", s(*away)),
             Self::BrokerDown { length } => write!(f, "the broker is away for {}", s(*length)),
+            Self::BrokerFull { length } => write!(f, "the broker refuses everything for {}", s(*length)),
             Self::LedgerDown { length } => write!(f, "the ledger is away for {}", s(*length)),
             Self::LedgerUnknown { writes } => write!(f, "{writes} writes are committed and reported as failed"),
             Self::LedgerSlow { length, latency } => {

@@ -46,7 +46,7 @@ const STEADY: Duration = Duration::from_secs(150);
 /// How late a run may start then, though unusable messages come in.
 const ON_TIME: Duration = Duration::from_secs(3);
 /// So many messages of one chain no storm may bring about.
-const MOST_MESSAGES: usize = 8;
+const MOST_MESSAGES: usize = 6;
 /// Copies of the ledger, for a restore, are made this often.
 const COPIES: Duration = Duration::from_secs(10);
 
@@ -61,9 +61,10 @@ every = "5s"
 slack = "10s"
 spread = "5s"
 [queues.alpha]
-concurrency = 4
-[queues.beta]
 concurrency = 2
+prefetch = 6
+[queues.beta]
+concurrency = 1
 prefetch = 3
 [queues.gamma]
 concurrency = 6
@@ -181,6 +182,7 @@ enum Event {
     Start { worker: usize },
     Thaw(Arc<Process>),
     BrokerUp,
+    BrokerTakes,
     LedgerUp,
     LedgerFast,
     Declare,
@@ -219,6 +221,8 @@ struct World {
     copies: Vec<(Instant, Arc<SqliteLedger>)>,
     weather: Arc<Weather>,
     wrong: Arc<Mutex<Vec<Wrong>>>,
+    /// The broker refuses everything.
+    full: Arc<AtomicBool>,
     observer: Arc<Observer>,
     traps: Arc<Traps>,
     workers: Vec<Worker>,
@@ -260,8 +264,12 @@ impl World {
         let broker = EmbeddedBroker::new(names.clone());
         let broker_copy = broker.clone();
         let wrong = Arc::new(Mutex::new(Vec::new()));
-        let (queue, rolls) = (wrong.clone(), Entropy::seeded(seed ^ 0x510));
+        let full = Arc::new(AtomicBool::new(false));
+        let (queue, rolls, refuses) = (wrong.clone(), Entropy::seeded(seed ^ 0x510), full.clone());
         broker.on_publish(move |_| {
+            if refuses.load(Ordering::Relaxed) {
+                return PublishFault::Refused;
+            }
             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
             match next {
                 None if rolls.below(8) == 0 => PublishFault::Slow(Duration::from_millis(rolls.below(20) as u64)),
@@ -286,6 +294,7 @@ impl World {
             copies: Vec::new(),
             weather: Arc::new(weather),
             wrong,
+            full,
             observer: Observer::new(log, lossless(plan).then(|| broker_copy.clone()), touched(plan)),
             traps: Arc::default(),
             workers: (0..WORKERS).map(|_| Worker { runs: 0, live: None }).collect(),
@@ -467,6 +476,7 @@ impl World {
             Event::Start { worker } => self.start(worker),
             Event::Thaw(process) => process.thaw(),
             Event::BrokerUp => self.broker.start(),
+            Event::BrokerTakes => self.full.store(false, Ordering::Relaxed),
             Event::LedgerUp => {
                 let _ = self.weather.down.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
             }
@@ -531,6 +541,10 @@ impl World {
             Fault::BrokerDown { length } => {
                 self.broker.stop();
                 self.after(length, Event::BrokerUp);
+            }
+            Fault::BrokerFull { length } => {
+                self.full.store(true, Ordering::Relaxed);
+                self.after(length, Event::BrokerTakes);
             }
             Fault::LedgerDown { length } => {
                 self.weather.down.fetch_add(1, Ordering::Relaxed);
@@ -624,6 +638,7 @@ impl World {
         self.calm.store(true, Ordering::Relaxed);
         self.traps.disarm();
         self.broker.start();
+        self.full.store(false, Ordering::Relaxed);
         self.weather.down.store(0, Ordering::Relaxed);
         self.weather.slow.store(0, Ordering::Relaxed);
         self.weather.hidden.store(0, Ordering::Relaxed);
