@@ -558,7 +558,8 @@ impl World {
                 self.after(length, Event::LedgerFast);
             }
             Fault::Publish { how, count } => {
-                if how == Wrong::Twice {
+                // What arrived unheard is sent again, and is there twice, too.
+                if matches!(how, Wrong::Twice | Wrong::UnknownButKept | Wrong::Slow) {
                     self.doubled += count;
                 }
                 let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
