@@ -136,10 +136,10 @@ impl Consumer {
     }
 
     /// Stops the flow and puts back what was delivered and not yet taken. Deliveries that were
-    /// taken can still be settled.
+    /// taken can still be settled. Returns when the broker has confirmed that nothing more comes,
+    /// or has had its time to: what is put back afterwards does not come here again.
     pub async fn cancel(self) {
         let Self { mut deliveries, _alive } = self;
-        deliveries.close();
         drop(_alive);
         while let Some(delivery) = deliveries.recv().await {
             delivery.requeue().await;

@@ -73,12 +73,11 @@ pub(super) struct Queue {
 /// One consumer, as the broker sees it.
 pub(super) struct Attached {
     pub(super) flow: Arc<Flow>,
-    pub(super) deliver: mpsc::Sender<Delivery>,
+    /// Nothing once it is cancelled: then it is there until what it has is settled.
+    pub(super) deliver: Option<mpsc::Sender<Delivery>>,
     pub(super) prefetch: usize,
     /// What it is given does not arrive: see [`Profile::Rabbit310`](super::Profile::Rabbit310).
     pub(super) ghost: bool,
-    /// Gets nothing more, and is there until what it has is settled.
-    pub(super) cancelled: bool,
     /// Grows with every delivery; the delivery tag.
     pub(super) next: u64,
     pub(super) unsettled: BTreeMap<u64, Stored>,
@@ -116,7 +115,9 @@ impl Queue {
     /// Hands messages to consumers that have room, in turn.
     pub(super) fn flush(&mut self, outbox: &mut Outbox<'_>) {
         let before = self.consumers.len();
-        outbox.bury(self.consumers.extract_if(.., |consumer| consumer.cancelled && consumer.unsettled.is_empty()));
+        outbox.bury(
+            self.consumers.extract_if(.., |consumer| consumer.deliver.is_none() && consumer.unsettled.is_empty()),
+        );
         if self.consumers.len() < before {
             self.used = Instant::now();
         }
@@ -206,13 +207,11 @@ impl Queue {
 impl Attached {
     /// A place for one more delivery. A ghost's deliveries need none.
     fn room(&self) -> Option<Option<mpsc::OwnedPermit<Delivery>>> {
-        if self.cancelled || self.unsettled.len() >= self.prefetch {
-            return None;
-        }
+        let deliver = self.deliver.as_ref().filter(|_| self.unsettled.len() < self.prefetch)?;
         if self.ghost {
             return Some(None);
         }
-        self.deliver.clone().try_reserve_owned().ok().map(Some)
+        deliver.clone().try_reserve_owned().ok().map(Some)
     }
 
     fn take(&mut self, message: Stored, place: Option<mpsc::OwnedPermit<Delivery>>, outbox: &mut Outbox<'_>) {

@@ -146,7 +146,7 @@ impl State {
         let ghosts = self.leaving.extract_if(.., |(_, consumer)| *consumer.flow.queue == *name);
         let Some(queue) = self.queues.get_mut(name) else { return };
         for (_, mut consumer) in ghosts {
-            if consumer.cancelled {
+            if consumer.deliver.is_none() {
                 outbox.bury([consumer]);
                 continue;
             }
@@ -258,10 +258,9 @@ impl State {
         let Some(queue) = self.queues.get_mut(&*name) else { return false };
         queue.consumers.push(Attached {
             flow,
-            deliver,
+            deliver: Some(deliver),
             prefetch: usize::from(prefetch.max(1)),
             ghost: false,
-            cancelled: false,
             next: 0,
             unsettled: BTreeMap::new(),
         });
@@ -274,7 +273,7 @@ impl State {
         let on_queue = self.queues.get_mut(&*flow.queue).into_iter().flat_map(|queue| &mut queue.consumers);
         let all = on_queue.chain(self.leaving.iter_mut().map(|(_, consumer)| consumer));
         for consumer in all.filter(|consumer| consumer.flow.number == flow.number) {
-            consumer.cancelled = true;
+            consumer.deliver = None;
         }
         self.serve(&flow.queue, outbox);
     }
@@ -316,7 +315,7 @@ impl State {
 
     pub(super) fn depth(&self, queue: &str) -> Result<Depth, BrokerError> {
         let found = self.queues.get(queue).ok_or_else(|| no_queue(queue))?;
-        let consumers = found.consumers.iter().filter(|consumer| !consumer.cancelled).count();
+        let consumers = found.consumers.iter().filter(|consumer| consumer.deliver.is_some()).count();
         Ok(Depth { ready: found.waiting() as u64, consumers: consumers as u64 })
     }
 }
