@@ -101,6 +101,8 @@ struct State {
     chains: BTreeMap<Name, Model>,
     epochs: BTreeMap<i64, Name>,
     finished: BTreeSet<(i64, i64)>,
+    /// Ids of the jobs that runs of chains have asked for, by their fences.
+    asked: BTreeMap<i64, Vec<String>>,
     /// Fences whose finish is written.
     written: BTreeSet<i64>,
     running: BTreeMap<u64, Running>,
@@ -253,12 +255,14 @@ impl Observer {
             state.ticks += 1;
             state.ended.insert((name.kind, name.key), Instant::now());
         }
-        state.expect(&request.spawned);
+        // By what the handler said, and not by what the engine has made of it.
+        let asked = state.asked.remove(&fence).unwrap_or_default();
+        state.expect(asked);
     }
 
     /// Jobs were accepted without a chain.
     pub fn accepted(&self, jobs: &[SpawnedJob]) {
-        self.lock().expect(jobs);
+        self.lock().expect(jobs.iter().map(|job| job.id.clone()).collect());
     }
 
     /// A one-off job was published and confirmed.
@@ -297,7 +301,11 @@ impl Observer {
 
     /// A handler has come to its end.
     pub fn ended(&self, job: &Job, outcome: &Outcome, last_attempt: bool) {
-        if job.tick.is_some() {
+        if let Some(tick) = job.tick {
+            if let Outcome::DoneWith(yields) = outcome {
+                let ids = (1..=yields.jobs.len()).map(|n| format!("{}-{n}", job.id));
+                self.lock().asked.insert(tick.fence, ids.collect());
+            }
             return;
         }
         let over = match outcome {
@@ -449,8 +457,8 @@ impl State {
         self.violations.push(Violation { invariant, at, what });
     }
 
-    fn expect(&mut self, jobs: &[SpawnedJob]) {
+    fn expect(&mut self, jobs: Vec<String>) {
         let now = Some(Instant::now());
-        jobs.iter().for_each(|job| self.jobs.entry(job.id.clone()).or_default().expected = now);
+        jobs.into_iter().for_each(|id| self.jobs.entry(id).or_default().expected = now);
     }
 }
