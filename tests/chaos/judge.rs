@@ -80,6 +80,9 @@ pub struct Ruling {
     pub latest: i64,
 }
 
+/// A chain that is called so soon after it was due was not kept from it, in milliseconds.
+const ON_TIME: i64 = 500;
+
 /// From when to when, in milliseconds since 1970.
 type Span = (i64, i64);
 
@@ -311,15 +314,17 @@ fn deaths(record: &Record, chain: &Chain, rows: &HashMap<i64, &Attempt>, rules: 
 }
 
 /// What a fault did to whom. A worker's death or frost hits the calls that it was in, and they are
-/// told apart by how their kinds are taken over; everything else hits all chains.
+/// told apart by how their kinds are taken over; everything else hits all chains that are due
+/// before the next one.
 fn recoveries(record: &Record, fault: &Fault, rows: &HashMap<i64, &Attempt>, rules: &Rules) -> Vec<Recovery> {
     let reference = fault.reference();
-    // For each group: how many chains, and when the last of them came back, and how late.
-    let mut groups: BTreeMap<String, (usize, i64, i64)> = BTreeMap::new();
+    let others = || record.outages().filter(|other| other.number != fault.number).map(|other| other.span);
+    let next_outage = others().map(|span| span.0).filter(|at| *at >= reference).min().unwrap_or(i64::MAX);
+    let mut groups: BTreeMap<String, Group> = BTreeMap::new();
     for calls in record.chains.values() {
         let Some(kind) = calls.first().map(|seen| seen.call.kind.as_str()) else { continue };
         let after = calls.partition_point(|seen| seen.at <= reference);
-        let group = if fault.is_of_a_worker() {
+        let name = if fault.is_of_a_worker() {
             let ran = |seen: &Seen| seen.end.is_none_or(|(end, _)| end >= reference);
             if !calls[..after].iter().any(|seen| seen.call.worker == fault.target && ran(seen)) {
                 continue;
@@ -332,21 +337,37 @@ fn recoveries(record: &Record, fault: &Fault, rows: &HashMap<i64, &Attempt>, rul
         // One that does not come back at all is dead, or still runs.
         let Some(next) = calls.get(after) else { continue };
         let due = next.call.fence.and_then(|fence| rows.get(&fence)).map_or(reference, |row| row.due);
-        // What a worker's end has done to this chain is not this fault's doing.
+        // What happened to this chain before it was due, or by a worker's end, is not this fault's doing.
         let struck = calls[..after].last().filter(|_| !fault.is_of_a_worker());
-        if struck.is_some_and(|seen| record.was_struck(&seen.call.worker, (seen.at, next.at)) && !seen.answered()) {
+        if due > next_outage
+            || struck.is_some_and(|seen| record.was_struck(&seen.call.worker, (seen.at, next.at)) && !seen.answered())
+        {
             continue;
         }
         let late = next.at - reference.max(due);
-        let group = groups.entry(group).or_insert((0, reference, 0));
-        *group = (group.0 + 1, group.1.max(next.at), group.2.max(late));
+        let group = groups.entry(name).or_insert(Group { chains: 0, back: reference, slowest: 0 });
+        group.chains += 1;
+        group.slowest = group.slowest.max(late);
+        if late > ON_TIME {
+            group.back = group.back.max(next.at);
+        }
     }
-    let recovery = |(kind, (chains, last, slowest)): (String, (usize, i64, i64))| {
-        let others = record.outages().filter(|other| other.number != fault.number);
-        let disturbed = others.map(|other| other.span).any(|span| meet(span, (reference, last)));
-        Recovery { number: fault.number, fault: kind, chains, slowest, disturbed }
+    let recovery = |(fault_kind, Group { chains, back, slowest })| Recovery {
+        number: fault.number,
+        fault: fault_kind,
+        chains,
+        slowest,
+        disturbed: others().any(|span| meet(span, (reference, back))),
     };
     groups.into_iter().map(recovery).collect()
+}
+
+/// Chains that a fault hit, when the last of those that were late came back, and how late they were
+/// at most.
+struct Group {
+    chains: usize,
+    back: i64,
+    slowest: i64,
 }
 
 impl Seen<'_> {
