@@ -83,23 +83,24 @@ pub struct Planned {
     pub fault: Fault,
 }
 
-/// How many of a fault there are in a run of this length: its share of half an hour's, and at
-/// least one.
-pub fn wanted(per_half_hour: usize, length: Duration) -> usize {
-    ((per_half_hour as f64 * length.as_secs_f64() / 1800.0).ceil() as usize).max(1)
+/// Which faults there are to be in a run, and how many of each: its share of half an hour's, and at
+/// least one. With `only`, those in whose names one of these texts is.
+pub fn wanted(length: Duration, only: &[String]) -> Vec<(Fault, usize)> {
+    let share = |count: usize| ((count as f64 * length.as_secs_f64() / 1800.0).round() as usize).max(1);
+    let rows = TABLE.iter().filter(|(_, name, _)| only.is_empty() || only.iter().any(|text| name.contains(text)));
+    rows.map(|(fault, _, count)| (*fault, share(*count))).collect()
 }
 
 /// What happens to single workers, and what happens to everybody. Both are evenly spaced, with a
 /// random order and random moments.
-pub fn plan(length: Duration, entropy: &Entropy) -> (Vec<Planned>, Vec<Planned>) {
+pub fn plan(wanted: &[(Fault, usize)], length: Duration, entropy: &Entropy) -> (Vec<Planned>, Vec<Planned>) {
     let faults = |of_a_worker: bool| {
-        let rows = TABLE.iter().filter(|(fault, ..)| fault.is_of_a_worker() == of_a_worker);
-        let mut faults: Vec<Fault> =
-            rows.flat_map(|(fault, _, count)| std::iter::repeat_n(*fault, wanted(*count, length))).collect();
+        let rows = wanted.iter().filter(|(fault, _)| fault.is_of_a_worker() == of_a_worker);
+        let mut faults: Vec<Fault> = rows.flat_map(|(fault, count)| std::iter::repeat_n(*fault, *count)).collect();
         for last in (1..faults.len()).rev() {
             faults.swap(last, entropy.below(last + 1));
         }
-        let share = length / u32::try_from(faults.len()).unwrap_or(u32::MAX);
+        let share = length / u32::try_from(faults.len().max(1)).unwrap_or(u32::MAX);
         let moment =
             |n: usize| share * u32::try_from(n).unwrap_or(u32::MAX) + entropy.between(Duration::ZERO, share / 2);
         faults.into_iter().enumerate().map(|(n, fault)| Planned { at: moment(n), fault }).collect::<Vec<_>>()

@@ -303,13 +303,15 @@ fn deaths(record: &Record, chain: &Chain, rows: &HashMap<i64, &Attempt>, rules: 
             ruling.latest = ruling.latest.max(until - due);
         }
     };
+    // While a call lasts, the chain is due for it and not for another, also when the same tick has
+    // to be called again.
+    let mut busy = 0;
     for seen in calls {
         if let Some(row) = seen.call.fence.and_then(|fence| rows.get(&fence)) {
-            gap(row.due, seen.at, true);
+            gap(row.due.max(busy), seen.at, true);
         }
+        busy = busy.max(seen.span(record.over).1);
     }
-    // While a call lasts, the chain is due for it and not for another.
-    let busy = calls.iter().map(|seen| seen.span(record.over).1).max().unwrap_or(0);
     gap(chain.due.max(busy), record.over, false);
 }
 

@@ -36,7 +36,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use blows::Stage;
-use faults::{Fault, Planned, TABLE, plan, wanted};
+use faults::{Fault, Planned, plan, wanted};
 use ground::{Ground, NODES};
 use judge::Rules;
 use load::{CYCLE, KINDS, LEASE, SLACK};
@@ -56,8 +56,11 @@ const OVERTIME: (f64, Duration) = (0.5, Duration::from_secs(120));
 #[derive(Parser)]
 struct Arguments {
     /// How long faults go on. What has to happen beforehand and afterwards comes on top.
-    #[arg(long = "for", value_name = "DURATION", default_value = "3m", value_parser = parse_duration)]
+    #[arg(long = "for", value_name = "DURATION", default_value = "2m", value_parser = parse_duration)]
     length: Duration,
+    /// Only faults in whose names this is, such as "killed"; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
     /// Which faults happen when. Random by default; a run prints its own.
     #[arg(long)]
     seed: Option<u64>,
@@ -152,7 +155,9 @@ async fn on(ground: Ground, folder: &Path, seed: u64, arguments: &Arguments) -> 
     }
 
     let entropy = Entropy::seeded(seed);
-    let (for_workers, for_all) = plan(arguments.length, &entropy);
+    let wanted = wanted(arguments.length, &arguments.only);
+    ensure!(!wanted.is_empty(), "there is no fault with {:?} in its name", arguments.only);
+    let (for_workers, for_all) = plan(&wanted, arguments.length, &entropy);
     let stage = Stage {
         ground,
         workers,
@@ -192,8 +197,7 @@ async fn on(ground: Ground, folder: &Path, seed: u64, arguments: &Arguments) -> 
     log.write(Entry::Over);
 
     let quarantined = stage.ground.depth("roundelay.quarantine").await.ok();
-    let faults =
-        TABLE.iter().map(|(fault, _, count)| (*fault, (stage.count(*fault), wanted(*count, arguments.length))));
+    let faults = wanted.into_iter().map(|(fault, count)| (fault, (stage.count(fault), count)));
     let course = Course {
         seed,
         seconds,

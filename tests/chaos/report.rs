@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::faults::{Fault, TABLE};
+use super::faults::Fault;
 use super::judge::{Recovery, Ruling, quantile};
 
 /// At most so many findings of a sort are shown; all are counted.
@@ -50,15 +50,14 @@ pub fn report(course: &Course, ruling: &Ruling) -> Value {
         });
         recovery.insert((*fault).to_owned(), row);
     }
-    let name = |fault: &Fault| TABLE.iter().find(|(known, ..)| known == fault).map_or("?", |(_, name, _)| name);
     let missing: Vec<String> = course
         .faults
         .iter()
         .filter(|(_, (happened, wanted))| happened < wanted)
-        .map(|(fault, (happened, wanted))| format!("{}: {happened} of {wanted}", name(fault)))
+        .map(|(fault, (happened, wanted))| format!("{}: {happened} of {wanted}", fault.name()))
         .collect();
     let happened: Map<String, Value> =
-        course.faults.iter().map(|(fault, (happened, _))| (name(fault).to_owned(), json!(happened))).collect();
+        course.faults.iter().map(|(fault, (happened, _))| (fault.name().to_owned(), json!(happened))).collect();
     let Ruling { dead, forked, unrecorded, lost, calls, accepted, beside, latest, .. } = ruling;
     let sound = [dead, forked, unrecorded, lost].iter().all(|findings| findings.is_empty());
     let passed = sound && missing.is_empty() && slow.is_empty() && course.stuck_workers == 0 && calls.0 > 0;

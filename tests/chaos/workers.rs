@@ -11,15 +11,18 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::ground::Ground;
 use super::log::{Did, Entry, Writer};
 use super::proxy::Link;
 
-/// How long the supervisor waits before it starts a worker again.
+/// How long the supervisor waits before it starts a worker again; and one that ended as soon as it
+/// had been started.
 const PAUSE: Duration = Duration::from_millis(500);
+const LONG_PAUSE: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(5);
 
 /// A place for a worker: one process after the other.
 pub struct Slot {
@@ -153,6 +156,7 @@ async fn supervise(
             log.write(Entry::Worker { worker, did: Did::Start });
             child
         };
+        let since = Instant::now();
         tokio::select! {
             ended = child.wait() => {
                 // From here on its id may be another's.
@@ -174,7 +178,7 @@ async fn supervise(
             }
         }
         tokio::select! {
-            () = sleep(PAUSE) => {}
+            () = sleep(if since.elapsed() < SOON { LONG_PAUSE } else { PAUSE }) => {}
             () = stop.cancelled() => return Ok(()),
         }
     }
