@@ -39,7 +39,11 @@ pub struct Stage {
     /// Past the links that are broken: to whichever node lives.
     pub broker_url: String,
     pub publisher: Arc<RabbitBroker>,
+    /// Decides what is struck that concerns everybody, one thing after the other.
     pub entropy: Entropy,
+    /// Decides which workers are struck. It is another stream, since who is at work is a matter of
+    /// moments, and would leave nothing of the seed to the rest.
+    pub luck: Entropy,
     pub quiet: bool,
     pub numbers: AtomicUsize,
     pub counts: Mutex<BTreeMap<Fault, usize>>,
@@ -47,15 +51,15 @@ pub struct Stage {
     pub began: Instant,
 }
 
+fn between(entropy: &Entropy, low: u64, high: u64) -> Duration {
+    entropy.between(Duration::from_millis(low), Duration::from_millis(high))
+}
+
+fn one_of<T: Copy>(entropy: &Entropy, things: &[T]) -> T {
+    things[entropy.below(things.len())]
+}
+
 impl Stage {
-    fn between(&self, low: u64, high: u64) -> Duration {
-        self.entropy.between(Duration::from_millis(low), Duration::from_millis(high))
-    }
-
-    fn one_of<T: Copy>(&self, things: &[T]) -> T {
-        things[self.entropy.below(things.len())]
-    }
-
     fn broke(&self, fault: Fault, target: &str) -> usize {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         self.say(&format!("{} {target}", fault.name()));
@@ -88,7 +92,7 @@ impl Stage {
         if ready.is_empty() {
             return;
         }
-        let slot = self.one_of(&ready);
+        let slot = one_of(&self.luck, &ready);
         let mut number = None;
         if fault == Fault::WorkerKilled {
             self.workers.kill(slot, |worker| number = Some(self.broke(fault, worker)));
@@ -97,8 +101,10 @@ impl Stage {
             // them up.
             let lease = load::LEASE.as_millis() as u64;
             let (low, high) =
-                self.one_of(&[(500, lease - 1_000), (lease, 2 * lease), (lease, 2 * lease), (25_000, 30_000)]);
-            self.workers.freeze(slot, self.between(low, high), |worker| number = Some(self.broke(fault, worker))).await;
+                one_of(&self.luck, &[(500, lease - 1_000), (lease, 2 * lease), (lease, 2 * lease), (25_000, 30_000)]);
+            self.workers
+                .freeze(slot, between(&self.luck, low, high), |worker| number = Some(self.broke(fault, worker)))
+                .await;
         }
         number.into_iter().for_each(|number| self.healed(number));
     }
@@ -113,14 +119,14 @@ impl Stage {
             Fault::WorkerKilled | Fault::WorkerFrozen => self.strike(fault).await,
             Fault::NodeKilled => self.kill_node(fault, self.entropy.below(NODES) + 1, "").await?,
             Fault::LeaderKilled => {
-                let queue = self.one_of(&["quick", "eager", "long", load::ONCE, RUNG]);
+                let queue = one_of(&self.entropy, &["quick", "eager", "long", load::ONCE, RUNG]);
                 let shown = self.ground.queue(queue).await?;
                 let leader = shown["leader"].as_str().context("a quorum queue has a leader")?;
                 let node = self.ground.nodes.iter().find(|node| node.name == leader).context("the leader is ours")?;
                 self.kill_node(fault, node.number, queue).await?;
             }
             Fault::ClusterRestarted => {
-                let verb = self.one_of(&["stop", "kill"]);
+                let verb = one_of(&self.entropy, &["stop", "kill"]);
                 let number = self.broke(fault, verb);
                 self.ground.cluster(verb).await?;
                 self.ground.cluster("start").await?;
@@ -129,7 +135,8 @@ impl Stage {
             Fault::LedgerKilled | Fault::LedgerAway => {
                 let number = self.broke(fault, "");
                 self.ground.end_database().await?;
-                let away = if fault == Fault::LedgerAway { Duration::from_secs(30) } else { self.between(0, 3_000) };
+                let away =
+                    if fault == Fault::LedgerAway { Duration::from_secs(30) } else { between(&self.entropy, 0, 3_000) };
                 sleep(away).await;
                 self.ground.start_database().await?;
                 self.healed(number);
@@ -163,14 +170,14 @@ impl Stage {
                 self.alarm(fault, ["set_disk_free_limit", "1000000GB"], ["set_disk_free_limit", "50MB"]).await?;
             }
             Fault::RungPurged => self.purge(fault, RUNG).await?,
-            Fault::QueuePurged => self.purge(fault, self.one_of(&QUEUES)).await?,
-            Fault::QueueDeleted => self.delete(fault, "queues/%2F/", self.one_of(&QUEUES)).await?,
+            Fault::QueuePurged => self.purge(fault, one_of(&self.entropy, &QUEUES)).await?,
+            Fault::QueueDeleted => self.delete(fault, "queues/%2F/", one_of(&self.entropy, &QUEUES)).await?,
             Fault::RungDeleted => self.delete(fault, "queues/%2F/", RUNG).await?,
             Fault::ExchangeDeleted => {
-                self.delete(fault, "exchanges/%2F/", self.one_of(&["roundelay.jobs", RUNG])).await?
+                self.delete(fault, "exchanges/%2F/", one_of(&self.entropy, &["roundelay.jobs", RUNG])).await?
             }
             Fault::BindingDeleted => {
-                let queue = self.one_of(&QUEUES);
+                let queue = one_of(&self.entropy, &QUEUES);
                 self.delete(fault, "bindings/%2F/e/roundelay.jobs/q/", &format!("{queue}/{queue}")).await?;
             }
             Fault::PolicyTtl => {
@@ -182,7 +189,7 @@ impl Stage {
                 self.policy(fault, json!({ "pattern": pattern, "definition": { "max-length": 1 } })).await?;
             }
             Fault::Poison => {
-                let queue = self.one_of(&QUEUES);
+                let queue = one_of(&self.entropy, &QUEUES);
                 let number = self.broke(fault, queue);
                 let confirmed = load::poison(&self.publisher, queue, 500).await;
                 self.poisoned.fetch_add(confirmed, Ordering::Relaxed);
@@ -195,7 +202,7 @@ impl Stage {
     async fn kill_node(&self, fault: Fault, node: usize, why: &str) -> anyhow::Result<()> {
         let number = self.broke(fault, format!("{node} {why}").trim_end());
         self.ground.node("kill", node).await?;
-        sleep(self.between(1_000, 4_000)).await;
+        sleep(between(&self.entropy, 1_000, 4_000)).await;
         self.ground.node("start", node).await?;
         self.healed(number);
         Ok(())
@@ -209,10 +216,11 @@ impl Stage {
             Fault::Slow => &[Mode::Slow(Duration::from_millis(100))],
             _ => &[Mode::Cut, hole(true, true)],
         };
-        let way = self.one_of(ways);
+        let way = one_of(&self.entropy, ways);
         let number = self.broke(fault, &format!("{way:?}"));
         links.iter().for_each(|link| link.set(way));
-        sleep(if way == Mode::HalfOpen { Duration::from_millis(500) } else { self.between(2_000, 10_000) }).await;
+        sleep(if way == Mode::HalfOpen { Duration::from_millis(500) } else { between(&self.entropy, 2_000, 10_000) })
+            .await;
         links.iter().for_each(|link| link.set(Mode::Open));
         self.healed(number);
     }
@@ -226,7 +234,7 @@ impl Stage {
         let node = self.entropy.below(NODES) + 1;
         let number = self.broke(fault, &node.to_string());
         self.ground.ctl(node, &raise).await?;
-        sleep(self.between(3_000, 8_000)).await;
+        sleep(between(&self.entropy, 3_000, 8_000)).await;
         self.ground.ctl(node, &clear).await?;
         self.healed(number);
         Ok(())
@@ -255,7 +263,7 @@ impl Stage {
         policy["apply-to"] = json!("queues");
         let number = self.broke(fault, &policy["pattern"].to_string());
         self.insist(Method::PUT, "policies/%2F/chaos", &policy).await?;
-        sleep(self.between(3_000, 6_000)).await;
+        sleep(between(&self.entropy, 3_000, 6_000)).await;
         self.insist(Method::DELETE, "policies/%2F/chaos", &json!(null)).await?;
         self.healed(number);
         Ok(())

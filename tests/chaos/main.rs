@@ -167,6 +167,7 @@ async fn on(ground: Ground, folder: &Path, seed: u64, arguments: &Arguments) -> 
         broker_url,
         publisher: publisher.clone(),
         entropy,
+        luck: Entropy::seeded(!seed),
         quiet: arguments.json,
         numbers: Default::default(),
         counts: Default::default(),
