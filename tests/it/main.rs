@@ -6,6 +6,7 @@
 mod broker_contract;
 mod broker_rabbit;
 mod catch_up;
+mod chaos_parts;
 mod cli;
 mod crash;
 mod end_to_end;

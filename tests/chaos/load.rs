@@ -1,0 +1,162 @@
+//! What there is to do: chains of several kinds, a trickle of one-off jobs, and what the ledger
+//! says of them in the end.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::ensure;
+use bytes::Bytes;
+use roundelay::broker::rabbit::RabbitBroker;
+use roundelay::broker::{Broker, Destination, Message};
+use roundelay::job::Envelope;
+use serde_json::json;
+use tokio::process::Command;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::judge::{Attempt, Chain};
+use super::log::{Entry, Writer};
+
+/// A kind of the configuration. Its queue has the same name.
+pub struct Kind {
+    pub name: &'static str,
+    pub chains: usize,
+    /// Its ticks are taken over when they are delivered again, instead of when their lease is over.
+    pub redelivery: bool,
+    text: &'static str,
+}
+
+/// One-off jobs go through a queue of their own, which nobody purges or deletes: what is lost with
+/// its queue has not been lost by the engine.
+pub const ONCE: &str = "once";
+
+pub const KINDS: &[Kind] = &[
+    Kind { name: "quick", chains: 150, redelivery: false, text: "every = \"5s\"\ntimeout = \"5s\"\n" },
+    Kind {
+        name: "eager",
+        chains: 100,
+        redelivery: true,
+        text: "every = \"5s\"\njitter = \"1s\"\ntimeout = \"5s\"\ntakeover = \"redelivery\"\n",
+    },
+    // Each call takes longer than a lease.
+    Kind { name: "long", chains: 20, redelivery: false, text: "every = \"6s\"\ntimeout = \"20s\"\n" },
+    Kind { name: ONCE, chains: 0, redelivery: false, text: "timeout = \"5s\"\n" },
+];
+
+/// How long a chain may be due before it is looked at.
+pub const SLACK: Duration = Duration::from_secs(3);
+pub const LEASE: Duration = Duration::from_secs(6);
+/// How long it can take at most from one call of a chain in order to the next.
+pub const CYCLE: Duration = Duration::from_secs(20);
+
+/// Writes the workers' configuration.
+pub fn write_config(folder: &Path, receiver: std::net::SocketAddr) -> anyhow::Result<PathBuf> {
+    let (slack, lease) = (SLACK.as_secs(), LEASE.as_secs());
+    let mut text = format!(
+        "# The URLs are set from the environment.\n\
+         catch_up = {{ every = \"1s\", slack = \"{slack}s\", spread = \"2s\" }}\n\
+         worker = {{ lease = \"{lease}s\", grace = \"15s\" }}\n"
+    );
+    for Kind { name, text: own, .. } in KINDS {
+        text += &format!(
+            "[queues.{name}]\nconcurrency = 24\n\
+             [kinds.{name}]\nqueue = \"{name}\"\n{own}retry = {{ attempts = 3, backoff = [\"1s\"] }}\n\
+             handler.http.url = \"http://{receiver}/\"\n"
+        );
+    }
+    let path = folder.join("roundelay.toml");
+    std::fs::write(&path, text)?;
+    Ok(path)
+}
+
+/// Runs a command of the program to its end, past all links.
+pub async fn roundelay(config: &Path, broker: &str, ledger: &str, arguments: &[&str]) -> anyhow::Result<()> {
+    let output = Command::new(env!("CARGO_BIN_EXE_roundelay"))
+        .args(arguments)
+        .env("ROUNDELAY_CONFIG", config)
+        .env("ROUNDELAY__BROKER__URL", broker)
+        .env("ROUNDELAY__LEDGER__URL", ledger)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await?;
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "roundelay {}: {complaint}", arguments.join(" "));
+    Ok(())
+}
+
+/// Begins all chains.
+pub async fn enroll(config: &Path, broker: &str, ledger: &str) -> anyhow::Result<()> {
+    for kind in KINDS.iter().filter(|kind| kind.chains > 0) {
+        let roster = config.with_file_name(format!("{}.csv", kind.name));
+        let rows: String = (0..kind.chains).map(|n| format!("{}-{n}\n", kind.name)).collect();
+        std::fs::write(&roster, format!("key\n{rows}"))?;
+        let roster = roster.to_string_lossy().into_owned();
+        roundelay(config, broker, ledger, &["enroll", "--kind", kind.name, &roster]).await?;
+    }
+    Ok(())
+}
+
+/// Publishes a one-off job every so often, until `stop`, and has it written down when the broker
+/// has confirmed one. Answers the ids of those.
+pub async fn trickle(broker: Arc<RabbitBroker>, log: Writer, stop: CancellationToken) -> Vec<String> {
+    let mut accepted = Vec::new();
+    for number in 0_u64.. {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            () = sleep(Duration::from_millis(500)) => {}
+        }
+        let id = format!("once-{number}");
+        let job = Envelope::job(ONCE, &format!("job-{number}"), json!({ "n": number }), id.clone());
+        // What is not confirmed is not accepted, whether it arrives or not.
+        if broker.publish(Message::new(Destination::Queue(ONCE.into()), &job)).await.is_ok() {
+            accepted.push(id.clone());
+            log.write(Entry::Accepted { id });
+        }
+    }
+    accepted
+}
+
+/// Publishes `count` messages that nobody can use to a platform queue; answers how many were
+/// confirmed.
+pub async fn poison(broker: &RabbitBroker, queue: &str, count: usize) -> usize {
+    let bodies = [
+        "not even JSON".to_owned(),
+        json!({ "v": 99, "kind": "quick", "key": "k" }).to_string(),
+        json!({ "v": 1, "kind": "nobody-knows-it", "key": "k" }).to_string(),
+        json!({ "v": 1, "kind": "quick", "key": "k", "chain": { "ledger": "another", "epoch": 1, "tick": 1 } })
+            .to_string(),
+    ];
+    let publish = (0..count).map(|number| {
+        let body = Bytes::from(bodies[number % bodies.len()].clone());
+        let to = Destination::Queue(queue.into());
+        broker.publish(Message { to, id: format!("poison-{number}"), body })
+    });
+    futures_util::future::join_all(publish).await.into_iter().filter(Result::is_ok).count()
+}
+
+/// The ledger's rows of all chains and attempts.
+pub async fn rows(database: &str) -> anyhow::Result<(Vec<Chain>, Vec<Attempt>)> {
+    let (client, connection) = tokio_postgres::connect(database, tokio_postgres::NoTls).await?;
+    tokio::spawn(connection);
+    let chains = client.query("SELECT epoch, kind, key, state, due FROM chains", &[]).await?;
+    let chains = chains.iter().map(|row| Chain {
+        epoch: row.get(0),
+        kind: row.get(1),
+        key: row.get(2),
+        active: row.get::<_, i64>(3) == 0,
+        due: row.get(4),
+    });
+    let attempts = client.query("SELECT fence, epoch, tick, due, started, verdict FROM attempts", &[]).await?;
+    let attempts = attempts.iter().map(|row| Attempt {
+        fence: row.get(0),
+        epoch: row.get(1),
+        tick: row.get(2),
+        due: row.get(3),
+        started: row.get(4),
+        verdict: row.get(5),
+    });
+    Ok((chains.collect(), attempts.collect()))
+}

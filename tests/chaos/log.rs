@@ -1,0 +1,101 @@
+//! The receiver's log: a JSON object on each line, only ever appended to.
+//!
+//! The receiver writes what it saw, and the driver has it write down what was done to whom, so
+//! that one file by one clock holds all that the judge needs beside the ledger.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use roundelay::clock::{Clock, Time};
+use serde::{Deserialize, Serialize};
+
+/// A line: when, and what.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Line {
+    /// Milliseconds since 1970, by the machine's clock, which the ledger's server shares.
+    pub at: Time,
+    #[serde(flatten)]
+    pub entry: Entry,
+}
+
+/// What happened.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "kebab-case")]
+pub enum Entry {
+    /// A handler's call has come in.
+    Call(Call),
+    /// It was answered, or its caller has gone.
+    End { call: u64, answered: bool },
+    /// A worker process: what became of it.
+    Worker { worker: String, did: Did },
+    /// The driver began to break something; `fault` is its kind.
+    Broke { number: usize, fault: String, target: String },
+    /// Whatever it broke is as it was.
+    Healed { number: usize },
+    /// The broker confirmed a one-off job.
+    Accepted { id: String },
+    /// No more faults from here on.
+    Calm,
+    /// What comes after this is of no interest: the workers are being stopped.
+    Over,
+}
+
+/// A call, by its headers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Call {
+    /// Numbers the calls in the order in which they came.
+    pub call: u64,
+    /// The process that called, such as `w2-5`: the fifth life of worker 2.
+    pub worker: String,
+    pub kind: String,
+    pub key: String,
+    pub id: String,
+    pub attempt: u32,
+    /// Of a chain's tick; absent for one-off jobs.
+    pub epoch: Option<i64>,
+    pub tick: Option<i64>,
+    pub fence: Option<i64>,
+}
+
+/// What became of a worker process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Did {
+    Start,
+    /// It is about to be killed.
+    Killed,
+    /// It is about to be stopped by SIGSTOP.
+    Frozen,
+    /// It has been woken by SIGCONT.
+    Thawed,
+}
+
+/// Appends to the log. Clones append to the same file.
+#[derive(Clone)]
+pub struct Writer(Arc<Mutex<File>>);
+
+impl Writer {
+    /// Opens or makes the file.
+    pub fn open(path: &Path) -> std::io::Result<Self> {
+        Ok(Self(Arc::new(Mutex::new(OpenOptions::new().create(true).append(true).open(path)?))))
+    }
+
+    /// Appends a line. A log that cannot be written proves nothing, so that ends the run.
+    pub fn write(&self, entry: Entry) {
+        // The time is read under the lock, so that the lines are in its order.
+        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = Line { at: Clock::System.now(), entry };
+        let mut text = serde_json::to_string(&line).expect("lines are JSON");
+        text.push('\n');
+        file.write_all(text.as_bytes()).expect("the log can be written");
+    }
+}
+
+/// Reads a whole log.
+pub fn read(path: &Path) -> std::io::Result<Vec<Line>> {
+    let text = std::fs::read_to_string(path)?;
+    let lines = text.lines().map(|line| serde_json::from_str(line).map_err(std::io::Error::other));
+    lines.collect()
+}

@@ -1,0 +1,152 @@
+//! The network between the workers and their services: TCP links that can be broken in the ways in
+//! which networks break.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+/// What a link does with what it carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Carries it.
+    Open,
+    /// Ends its connections and takes no new ones.
+    Cut,
+    /// Holds back what comes from the client, or what comes from the server, or both, as if every
+    /// packet were lost; nobody is told.
+    Hole { from_client: bool, from_server: bool },
+    /// The server's ends are closed. The clients are not told, and nobody answers them any more,
+    /// also when the link is open again; they have to find out.
+    HalfOpen,
+    /// Carries everything this much later.
+    Slow(Duration),
+}
+
+/// A place to connect to that leads to one of several servers.
+pub struct Link {
+    /// Where clients connect.
+    pub port: u16,
+    mode: watch::Sender<Mode>,
+}
+
+impl Link {
+    /// Opens a link to whichever of `servers` takes connections, in turn.
+    pub async fn open(servers: Vec<SocketAddr>) -> std::io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let port = listener.local_addr()?.port();
+        let (mode, watched) = watch::channel(Mode::Open);
+        let (servers, turn) = (Arc::new(servers), Arc::new(AtomicUsize::new(0)));
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(carry(client, servers.clone(), turn.clone(), watched.clone()));
+            }
+        });
+        Ok(Self { port, mode })
+    }
+
+    /// Makes it so from now on.
+    pub fn set(&self, mode: Mode) {
+        self.mode.send_replace(mode);
+    }
+}
+
+/// The life of a connection.
+async fn carry(
+    client: TcpStream,
+    servers: Arc<Vec<SocketAddr>>,
+    turn: Arc<AtomicUsize>,
+    mut mode: watch::Receiver<Mode>,
+) {
+    let first = *mode.borrow_and_update();
+    if first == Mode::Cut {
+        return;
+    }
+    let (mut from_client, mut to_client) = client.into_split();
+    if first == Mode::HalfOpen {
+        return ignore(from_client, mode).await;
+    }
+    let Some(server) = reach(&servers, &turn).await else { return };
+    let (mut from_server, mut to_server) = server.into_split();
+    let broken = {
+        let up = pump(&mut from_client, &mut to_server, mode.clone(), Side::Client);
+        let down = pump(&mut from_server, &mut to_client, mode.clone(), Side::Server);
+        tokio::select! {
+            () = up => return,
+            () = down => return,
+            broken = mode.wait_for(|mode| matches!(mode, Mode::Cut | Mode::HalfOpen)) => broken.is_ok_and(|mode| *mode == Mode::HalfOpen),
+        }
+    };
+    if broken {
+        drop((from_server, to_server));
+        ignore(from_client, mode).await;
+    }
+    // Kept until here, since dropping either half would tell the client.
+    drop(to_client);
+}
+
+/// Connects to the next server that answers.
+async fn reach(servers: &[SocketAddr], turn: &AtomicUsize) -> Option<TcpStream> {
+    let first = turn.fetch_add(1, Ordering::Relaxed);
+    for n in 0..servers.len() {
+        let server = servers[(first + n) % servers.len()];
+        if let Ok(Ok(stream)) = timeout(Duration::from_secs(2), TcpStream::connect(server)).await {
+            let _ = stream.set_nodelay(true);
+            return Some(stream);
+        }
+    }
+    None
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Client,
+    Server,
+}
+
+/// Carries one direction until it ends.
+async fn pump(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, mut mode: watch::Receiver<Mode>, side: Side) {
+    let flows = |mode: &Mode| match (mode, side) {
+        (Mode::Hole { from_client, .. }, Side::Client) => !from_client,
+        (Mode::Hole { from_server, .. }, Side::Server) => !from_server,
+        _ => true,
+    };
+    let mut buffer = vec![0; 16 * 1024];
+    loop {
+        if mode.wait_for(flows).await.is_err() {
+            return;
+        }
+        let read = tokio::select! {
+            read = from.read(&mut buffer) => read,
+            changed = mode.changed() => match changed {
+                Ok(()) => continue,
+                Err(_) => return,
+            },
+        };
+        let Ok(length @ 1..) = read else { return };
+        // What was read just before the hole opened falls into it, too.
+        let Ok(now) = mode.wait_for(flows).await.map(|mode| *mode) else { return };
+        if let Mode::Slow(delay) = now {
+            sleep(delay).await;
+        }
+        if to.write_all(&buffer[..length]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Takes what a client says and answers nothing, until it goes or is cut off.
+async fn ignore(mut client: OwnedReadHalf, mut mode: watch::Receiver<Mode>) {
+    let mut buffer = vec![0; 16 * 1024];
+    let listen = async { while matches!(client.read(&mut buffer).await, Ok(1..)) {} };
+    tokio::select! {
+        () = listen => {}
+        _ = mode.wait_for(|mode| *mode == Mode::Cut) => {}
+    }
+}

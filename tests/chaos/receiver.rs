@@ -1,0 +1,122 @@
+//! Who is called: an HTTP server on a thread of its own that appends what it saw to the log and
+//! then takes its time. It knows nothing of the engine.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use tokio::time::sleep;
+
+use super::log::{Call, Entry, Writer};
+
+/// How long a call of the kind `long` takes: longer than a lease.
+const LONG: Duration = Duration::from_secs(9);
+
+/// What the driver may ask the receiver while it runs; the judge reads the log instead.
+#[derive(Clone, Default)]
+pub struct Seen(Arc<Mutex<Counts>>);
+
+#[derive(Default)]
+struct Counts {
+    by_worker: HashMap<String, u64>,
+    by_chain: HashMap<i64, u64>,
+    once: HashMap<String, u64>,
+}
+
+impl Seen {
+    /// Whether this process has called at least once.
+    pub fn has_called(&self, worker: &str) -> bool {
+        self.counts().by_worker.contains_key(worker)
+    }
+
+    /// How often each chain has been called so far, by epoch.
+    pub fn by_chain(&self) -> HashMap<i64, u64> {
+        self.counts().by_chain.clone()
+    }
+
+    /// Whether this one-off job has been called.
+    pub fn has_run(&self, id: &str) -> bool {
+        self.counts().once.contains_key(id)
+    }
+
+    fn note(&self, call: &Call) {
+        let mut counts = self.counts();
+        *counts.by_worker.entry(call.worker.clone()).or_default() += 1;
+        match call.epoch {
+            Some(epoch) => *counts.by_chain.entry(epoch).or_default() += 1,
+            None => *counts.once.entry(call.id.clone()).or_default() += 1,
+        }
+    }
+
+    fn counts(&self) -> std::sync::MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Starts it on a free port.
+pub fn start(log: Writer, seen: Seen) -> std::io::Result<SocketAddr> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    let desk = Desk { log, seen, next: Arc::default() };
+    std::thread::Builder::new().name("receiver".into()).spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).expect("the listener is of this thread");
+            let app = Router::new().route("/", post(receive)).with_state(desk);
+            axum::serve(listener, app).await
+        })
+    })?;
+    Ok(address)
+}
+
+#[derive(Clone)]
+struct Desk {
+    log: Writer,
+    seen: Seen,
+    next: Arc<AtomicU64>,
+}
+
+/// Writes the end of a call, also when the caller has gone and the call is dropped.
+struct Ending<'a> {
+    log: &'a Writer,
+    call: u64,
+    answered: bool,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.log.write(Entry::End { call: self.call, answered: self.answered });
+    }
+}
+
+async fn receive(State(desk): State<Desk>, headers: HeaderMap) -> StatusCode {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let number = |name: &str| text(name).and_then(|text| text.parse::<i64>().ok());
+    let call = Call {
+        call: desk.next.fetch_add(1, Ordering::Relaxed),
+        worker: text("x-worker").unwrap_or("?").to_owned(),
+        kind: text("roundelay-kind").unwrap_or("?").to_owned(),
+        key: text("roundelay-key").unwrap_or("?").to_owned(),
+        id: text("roundelay-id").unwrap_or("?").to_owned(),
+        attempt: number("roundelay-attempt").and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
+        epoch: number("roundelay-epoch"),
+        tick: number("roundelay-tick"),
+        fence: number("roundelay-fence"),
+    };
+    desk.seen.note(&call);
+    let dice = call.fence.unwrap_or(0).unsigned_abs();
+    let length = if call.kind == "long" { LONG } else { Duration::from_millis(50 + dice * 37 % 250) };
+    let mut ending = Ending { log: &desk.log, call: call.call, answered: false };
+    desk.log.write(Entry::Call(call));
+    sleep(length).await; // The work.
+    ending.answered = true;
+    // A few fail, and are tried again.
+    if dice % 29 == 7 { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::OK }
+}
