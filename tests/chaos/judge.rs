@@ -83,6 +83,9 @@ pub struct Ruling {
 /// A chain that is called so soon after it was due was not kept from it, in milliseconds.
 const ON_TIME: i64 = 500;
 
+/// The name of the fault that freezes a worker.
+const FROZEN: &str = "worker frozen";
+
 /// From when to when, in milliseconds since 1970.
 type Span = (i64, i64);
 
@@ -354,12 +357,15 @@ fn recoveries(record: &Record, fault: &Fault, rows: &HashMap<i64, &Attempt>, rul
             group.back = group.back.max(next.at);
         }
     }
+    // A frozen worker keeps what was delivered to it from everybody.
+    let frozen = record.faults.iter().filter(|other| other.kind == FROZEN && other.number != fault.number);
+    let spans: Vec<Span> = others().chain(frozen.map(|other| other.span)).collect();
     let recovery = |(fault_kind, Group { chains, back, slowest })| Recovery {
         number: fault.number,
         fault: fault_kind,
         chains,
         slowest,
-        disturbed: others().any(|span| meet(span, (reference, back))),
+        disturbed: spans.iter().any(|span| meet(*span, (reference, back))),
     };
     groups.into_iter().map(recovery).collect()
 }
