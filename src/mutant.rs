@@ -44,6 +44,8 @@ mutants! {
     NotedBeforeSent,
     /// A message that finds its tick held is dropped.
     HeldIsDropped,
+    /// A start does not wait for its throttle.
+    ThrottleIgnored,
     /// What had not started when the worker stops is acknowledged.
     StopAcknowledges,
     /// A message with a further hop to go is dropped.
@@ -56,6 +58,8 @@ mutants! {
     FailureIsDropped,
     /// A finish that the ledger did not answer is not tried again.
     FinishGivesUp,
+    /// A chain whose successor is not known to have been sent is not shown as late.
+    UnsentNotLate,
     /// Leases are not renewed.
     LeaseNotRenewed,
     /// A lease is renewed for whoever asks.

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use crate::config::ThrottleSettings;
 
 /// So long after it opened a slot may still be used. Later it would crowd the next ones.
-const FRESH: Duration = Duration::from_secs(1);
+pub const FRESH: Duration = Duration::from_secs(1);
 
 /// All throttles of a configuration, by name.
 #[derive(Clone, Default)]

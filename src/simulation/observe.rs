@@ -61,6 +61,8 @@ struct Model {
     lease: Option<Lease>,
     /// An operator has stopped it, and the order was carried out.
     stopped: bool,
+    /// When it is or was due, if the observer can know.
+    due: Option<Time>,
 }
 
 struct Lease {
@@ -112,6 +114,8 @@ struct State {
     ended: BTreeMap<(String, String), Instant>,
     /// Fences of all starts.
     started: BTreeSet<i64>,
+    /// When handlers started, for each queue and process.
+    starts: BTreeMap<(String, usize, usize), Vec<Instant>>,
     violations: Vec<Violation>,
     ticks: u64,
     /// The latest starts of chains: when, and how late.
@@ -202,6 +206,7 @@ impl Observer {
         }
         model.place = (hint.epoch, hint.tick, grant.fence);
         model.lease = Some(Lease { epoch: hint.epoch, fence: grant.fence, until: grant.at + request.lease });
+        model.due = Some(grant.due);
         state.epochs.insert(hint.epoch, name.clone());
         if !grant.once {
             state.late.push((Instant::now(), grant.at.since(grant.due), name));
@@ -241,6 +246,7 @@ impl Observer {
             return;
         }
         let model = state.chains.entry(name.clone()).or_default();
+        model.due = (request.next != Next::End).then(|| request.place().2);
         match model.lease.take() {
             Some(lease) if lease.fence == fence => {}
             other => {
@@ -278,6 +284,8 @@ impl Observer {
         state.note(at, || format!("worker {}.{} runs {name} {}", process.worker, process.run, job.id));
         state.runs += 1;
         let number = state.runs;
+        let place = (job.queue.clone(), process.worker, process.run);
+        state.starts.entry(place).or_default().push(Instant::now());
         if let Some(tick) = job.tick {
             let other = state.running.values().find(|running| {
                 let same = running.name == name && running.epoch == tick.epoch;
@@ -352,7 +360,7 @@ impl Observer {
     pub fn restored(&self) {
         let mut state = self.lock();
         for model in state.chains.values_mut() {
-            (model.lease, model.stopped) = (None, false);
+            *model = Model { place: model.place, ..Model::default() };
         }
         state.jobs.values_mut().for_each(|job| job.excused = true);
     }
@@ -413,6 +421,22 @@ impl Observer {
     /// Fences of all handlers that ever started.
     pub fn fences(&self) -> BTreeSet<i64> {
         self.lock().started.clone()
+    }
+
+    /// When handlers started, for each queue and process: worker and run.
+    pub fn starts(&self) -> BTreeMap<(String, usize, usize), Vec<Instant>> {
+        self.lock().starts.clone()
+    }
+
+    /// Chains that were due before `before`, and that nobody holds at `now`. Those that operators
+    /// stop are left out: an order takes effect some time before it has been carried out.
+    pub fn stuck(&self, before: Time, now: Time) -> Vec<Name> {
+        let state = self.lock();
+        let held = |model: &Model| model.lease.as_ref().is_some_and(|lease| lease.until > now);
+        let stuck = |name: &Name, model: &Model| {
+            model.due.is_some_and(|due| due < before) && !held(model) && !self.touched.contains(&name.key)
+        };
+        state.chains.iter().filter(|(name, model)| stuck(name, model)).map(|(name, _)| name.clone()).collect()
     }
 
     /// Latenesses of claims after `from`.

@@ -129,8 +129,11 @@ impl Reader {
                     UPDATE attempts a SET finished = now.ms, verdict = 'lost'
                     FROM held, now WHERE a.fence = held.fence AND a.finished IS NULL";
         self.execute(left, &[&limit]).await?;
+        // Mostly the very first that has an end is young, and then there is nothing to look for.
         let delete = "DELETE FROM attempts WHERE fence IN (SELECT fence FROM attempts ORDER BY fence LIMIT $2)
-                      AND coalesce(finished, started + 86400000) < $1";
+                      AND coalesce(finished, started + 86400000) < $1
+                      AND (SELECT coalesce(finished, started + 86400000) FROM attempts
+                           WHERE finished IS NOT NULL OR started + 86400000 < $1 ORDER BY fence LIMIT 1) < $1";
         self.execute(delete, &[&before.as_millis(), &limit]).await
     }
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rusqlite::backup::Backup;
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use super::{
@@ -131,6 +132,9 @@ impl SqliteLedger {
 fn configure(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     connection.set_prepared_statement_cache_capacity(64);
+    // Otherwise a statement that might use a partial index is planned anew each time other values are bound to it,
+    // which took half of the time in SQLite. None of ours has a better plan for some values than for others.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     rusqlite::vtab::array::load_module(connection)
 }
 

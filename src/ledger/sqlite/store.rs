@@ -367,6 +367,14 @@ impl Store {
                 )?
                 .execute(params![fence, now.as_millis()])?;
         }
+        // Mostly the very first that has an end is young, and then there is nothing to look for.
+        let oldest = "SELECT coalesce(finished, started + 86400000) < ?1 FROM attempts
+                      WHERE finished IS NOT NULL OR started + 86400000 < ?1 ORDER BY fence LIMIT 1";
+        let oldest: Option<bool> =
+            self.connection.prepare_cached(oldest)?.query_row([before.as_millis()], |row| row.get(0)).optional()?;
+        if oldest != Some(true) {
+            return Ok(0);
+        }
         self.connection
             .prepare_cached(
                 "DELETE FROM attempts WHERE fence IN (SELECT fence FROM attempts ORDER BY fence LIMIT ?2)

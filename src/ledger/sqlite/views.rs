@@ -82,7 +82,9 @@ impl Store {
         let sql = format!(
             "SELECT {HINT}, state, sent, looks, watch_at, lease_until,
                     (SELECT worker FROM attempts WHERE attempts.fence = chains.fence)
-             FROM chains WHERE state = 3 OR (state = 0 AND due < ?1 AND lease_until <= ?2) ORDER BY due LIMIT ?3"
+             FROM chains WHERE state = 3 OR (state = 0 AND due < ?1 AND lease_until <= ?2 {also})
+             ORDER BY due LIMIT ?3",
+            also = if mutant!(UnsentNotLate) { "AND sent = 1" } else { "" }
         );
         let mut select = self.connection.prepare_cached(&sql)?;
         let rows = select.query_map(params![before.as_millis(), now.as_millis(), limit], |row| {

@@ -1,0 +1,395 @@
+//! One run of a simulation: workers, broker and ledger in virtual time, a storm of faults, and the
+//! calm after it, in which everything must come to rest.
+//!
+//! - `scene`: the workers' configuration, the chains, and what their handlers do.
+//! - `storm`: what happens at its time. `people`: what operators and other programs do.
+//! - `verdict`: looks at the world meanwhile, and judges it in the end.
+
+mod people;
+mod scene;
+mod storm;
+mod verdict;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::broker::Broker;
+use crate::broker::embedded::{EmbeddedBroker, EmbeddedConnection, PublishFault};
+use crate::broker::topology::Names;
+use crate::clock::{Clock, Entropy, Time};
+use crate::config::{Config, LedgerUrl};
+use crate::engine::life::Point;
+use crate::engine::{Connections, Engine, StartError};
+use crate::job::Job;
+use crate::ledger::sqlite::SqliteLedger;
+use crate::simulation::ledger::SimulatedLedger;
+use crate::simulation::observe::{Observer, Violation};
+use crate::simulation::plan::{Fault, Plan, STORM, Wrong};
+use crate::simulation::worker::{Killed, Process, Traps, Watcher};
+pub use scene::{CHAIN_COUNT, QUEUES, WORKERS};
+use scene::{CONFIG, handle, once};
+use verdict::{lossless, touched};
+
+/// How long nothing goes wrong at the end.
+const CALM: Duration = Duration::from_secs(240);
+/// How often the world is looked at.
+const LOOK: Duration = Duration::from_secs(5);
+/// What lies between everybody and the ledger.
+pub struct Weather {
+    down: AtomicUsize,
+    /// In milliseconds; zero for the ordinary.
+    slow: AtomicU64,
+    /// Writes whose answer does not arrive.
+    hidden: AtomicUsize,
+    dice: Entropy,
+}
+
+impl Weather {
+    /// Whether nothing reaches the ledger.
+    pub fn ledger_down(&self) -> bool {
+        self.down.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether the answer to a write is lost.
+    pub fn hide_answer(&self) -> bool {
+        self.hidden.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok()
+    }
+
+    /// How long one way takes: mostly nothing, so that much happens at the same time.
+    pub fn latency(&self) -> Duration {
+        match self.slow.load(Ordering::Relaxed) {
+            0 if self.dice.below(4) > 0 => Duration::ZERO,
+            0 => Duration::from_millis(self.dice.below(8) as u64),
+            slow => Duration::from_millis(slow / 2),
+        }
+    }
+}
+
+/// What one run came to.
+#[derive(Clone, Debug, Default)]
+pub struct Outcomes {
+    /// What must not have happened.
+    pub violations: Vec<Violation>,
+    /// Ticks that ended.
+    pub ticks: u64,
+    /// Faults that were injected.
+    pub faults: u64,
+    /// How often somebody was killed at each point.
+    pub killed_at: BTreeMap<Point, u64>,
+    /// How often each point was reached.
+    pub reached: BTreeMap<Point, u64>,
+    /// How often there were so many messages of one chain.
+    pub messages: BTreeMap<usize, u64>,
+    /// How much time passed in the simulation.
+    pub length: Duration,
+    /// Equal only if the same things happened.
+    pub trace: u64,
+    /// What happened, if it was to be kept.
+    pub log: Vec<String>,
+}
+
+/// Plays a plan; the same seed and plan always come to the same.
+pub fn play(seed: u64, plan: &Plan, log: bool) -> Outcomes {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    let runtime = runtime.expect("a runtime without input and output needs nothing of the system");
+    runtime.block_on(async {
+        match World::new(seed, plan, log) {
+            Ok(world) => world.play().await,
+            Err(error) => panic!("the simulated world cannot begin: {error}"),
+        }
+    })
+}
+
+/// Something that happens at its time.
+enum Event {
+    Fault(usize),
+    Start { worker: usize },
+    Thaw(Arc<Process>),
+    BrokerUp,
+    BrokerTakes,
+    LedgerUp,
+    LedgerFast,
+    Declare,
+    Resume { chain: usize },
+    Revive { chain: usize },
+    Configure { chain: usize, variant: usize },
+    Publish,
+    Copy,
+    Look,
+    Heal,
+    Poison,
+}
+
+struct Worker {
+    runs: usize,
+    live: Option<Live>,
+}
+
+struct Live {
+    process: Arc<Process>,
+    connection: Arc<EmbeddedConnection>,
+    stop: CancellationToken,
+    engine: JoinHandle<()>,
+}
+
+struct World {
+    seed: u64,
+    plan: Plan,
+    begun: Instant,
+    config: Config,
+    clock: Clock,
+    dice: Entropy,
+    names: Names,
+    broker: EmbeddedBroker,
+    ledger: Arc<SqliteLedger>,
+    copies: Vec<(Instant, Arc<SqliteLedger>)>,
+    weather: Arc<Weather>,
+    wrong: Arc<Mutex<Vec<Wrong>>>,
+    /// The broker refuses everything.
+    full: Arc<AtomicBool>,
+    observer: Arc<Observer>,
+    traps: Arc<Traps>,
+    workers: Vec<Worker>,
+    killed: (mpsc::UnboundedSender<Killed>, mpsc::UnboundedReceiver<Killed>),
+    events: BTreeMap<(Instant, u64), Event>,
+    numbers: u64,
+    faults: u64,
+    /// Messages that faults have doubled.
+    doubled: usize,
+    published: u64,
+    /// Bodies that must be found in quarantine.
+    poison: Arc<Mutex<BTreeSet<Vec<u8>>>>,
+    messages: BTreeMap<usize, u64>,
+    /// Nothing goes wrong any more.
+    calm: Arc<AtomicBool>,
+    healed: Option<Instant>,
+    /// The ledger's time then.
+    healed_at: Time,
+    /// Grows with every restore.
+    generation: Arc<AtomicU64>,
+    operator: Arc<Process>,
+    /// An operator does one thing after the other with a chain.
+    turns: Vec<Arc<tokio::sync::Mutex<()>>>,
+}
+
+impl World {
+    fn new(seed: u64, plan: &Plan, log: bool) -> Result<Self, String> {
+        let config = Config::parse(CONFIG, "the simulation's configuration", []).map_err(|e| e.to_string())?;
+        let clock = Clock::starting_at(Time::from_millis(1_800_000_000_000));
+        let dice = Entropy::seeded(seed);
+        let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &dice).map_err(|e| e.to_string())?;
+        let names = Names::new(&config.broker.prefix);
+        let weather = Weather {
+            down: AtomicUsize::new(0),
+            slow: AtomicU64::new(0),
+            hidden: AtomicUsize::new(0),
+            dice: Entropy::seeded(seed ^ 0x1a7e),
+        };
+        let broker = EmbeddedBroker::new(names.clone());
+        let broker_copy = broker.clone();
+        let wrong = Arc::new(Mutex::new(Vec::new()));
+        let full = Arc::new(AtomicBool::new(false));
+        let (queue, rolls, refuses) = (wrong.clone(), Entropy::seeded(seed ^ 0x510), full.clone());
+        broker.on_publish(move |_| {
+            if refuses.load(Ordering::Relaxed) {
+                return PublishFault::Refused;
+            }
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            match next {
+                None if rolls.below(8) == 0 => PublishFault::Slow(Duration::from_millis(rolls.below(20) as u64)),
+                None => PublishFault::None,
+                Some(Wrong::UnknownButKept) => PublishFault::UnknownButKept,
+                Some(Wrong::UnknownAndLost) => PublishFault::UnknownAndLost,
+                Some(Wrong::Refused) => PublishFault::Refused,
+                Some(Wrong::Returned) => PublishFault::Returned,
+                Some(Wrong::Twice) => PublishFault::Twice,
+                Some(Wrong::Slow) => PublishFault::Slow(Duration::from_millis(500 + rolls.below(20_000) as u64)),
+            }
+        });
+        Ok(Self {
+            seed,
+            plan: plan.clone(),
+            begun: Instant::now(),
+            clock,
+            dice,
+            names,
+            broker,
+            ledger: Arc::new(ledger),
+            copies: Vec::new(),
+            weather: Arc::new(weather),
+            wrong,
+            full,
+            observer: Observer::new(log, lossless(plan).then(|| broker_copy.clone()), touched(plan)),
+            traps: Arc::default(),
+            workers: (0..WORKERS).map(|_| Worker { runs: 0, live: None }).collect(),
+            killed: mpsc::unbounded_channel(),
+            events: BTreeMap::new(),
+            numbers: 0,
+            faults: 0,
+            doubled: 0,
+            published: 0,
+            poison: Arc::default(),
+            messages: BTreeMap::new(),
+            calm: Arc::default(),
+            healed: None,
+            healed_at: Time::default(),
+            generation: Arc::default(),
+            operator: Process::new(usize::MAX, 0),
+            turns: (0..CHAIN_COUNT).map(|_| Arc::default()).collect(),
+            config,
+        })
+    }
+
+    async fn play(mut self) -> Outcomes {
+        if let Err(error) = self.broker.apply(&self.config.topology()).await {
+            panic!("the simulated topology cannot be declared: {error}");
+        }
+        self.enroll_all().await;
+        (0..WORKERS).for_each(|worker| self.start(worker));
+        let begun = self.begun;
+        for (n, planned) in self.plan.faults.clone().iter().enumerate() {
+            self.at(begun + planned.at, Event::Fault(n));
+        }
+        self.at(begun + Duration::from_secs(3), Event::Publish);
+        self.at(begun + LOOK, Event::Look);
+        self.at(begun + STORM, Event::Heal);
+        if self.plan.faults.iter().any(|planned| matches!(planned.fault, Fault::Restore { .. })) {
+            self.at(begun, Event::Copy);
+        }
+        let end = begun + STORM + CALM;
+        loop {
+            let next = self.events.first_key_value().map_or(end, |(key, _)| key.0);
+            tokio::select! {
+                biased;
+                Some(killed) = self.killed.1.recv() => self.bury(&killed),
+                () = sleep_until(next.min(end)) => {
+                    if next >= end {
+                        break;
+                    }
+                    let Some((_, event)) = self.events.pop_first() else { break };
+                    self.happen(event).await;
+                }
+            }
+        }
+        self.judge().await;
+        Outcomes {
+            violations: self.observer.violations(),
+            ticks: self.observer.ticks(),
+            faults: self.faults,
+            killed_at: self.traps.sprung(),
+            reached: self.traps.reached(),
+            messages: std::mem::take(&mut self.messages),
+            length: STORM + CALM,
+            trace: self.observer.trace(),
+            log: self.observer.log(),
+        }
+    }
+
+    fn at(&mut self, at: Instant, event: Event) {
+        self.numbers += 1;
+        self.events.insert((at, self.numbers), event);
+    }
+
+    fn after(&mut self, delay: Duration, event: Event) {
+        self.at(Instant::now() + delay, event);
+    }
+
+    // ---- Workers ----
+
+    fn connections(&self, process: &Arc<Process>) -> (Arc<EmbeddedConnection>, Connections) {
+        let connection = Arc::new(self.broker.connect());
+        connection.mandatory(!mutant!(NoMandatory));
+        let ledger = SimulatedLedger {
+            inner: self.ledger.clone(),
+            weather: self.weather.clone(),
+            observer: self.observer.clone(),
+            process: process.clone(),
+        };
+        let connections = Connections {
+            broker: connection.clone(),
+            ledger: Arc::new(ledger),
+            clock: self.clock.clone(),
+            entropy: Entropy::seeded(self.dice.below(usize::MAX) as u64),
+        };
+        (connection, connections)
+    }
+
+    fn start(&mut self, worker: usize) {
+        if self.workers[worker].live.is_some() {
+            return;
+        }
+        self.workers[worker].runs += 1;
+        let process = Process::new(worker, self.workers[worker].runs);
+        self.observer.note(|| format!("worker {worker}.{} starts", process.run));
+        let (connection, connections) = self.connections(&process);
+        let watcher = Watcher { process: process.clone(), traps: self.traps.clone(), killed: self.killed.0.clone() };
+        let mut engine = Engine::new(self.config.clone()).connections(connections).probe(Arc::new(watcher));
+        for (name, kind) in &self.config.kinds {
+            let (observer, process, seed) = (self.observer.clone(), process.clone(), self.seed);
+            let lenient = kind.takeover == crate::config::Takeover::Redelivery;
+            let attempts = kind.retry.attempts;
+            let ledger = self.ledger.clone();
+            engine = engine.handler(name, move |job: Job| {
+                let (observer, process, ledger) = (observer.clone(), process.clone(), ledger.clone());
+                async move {
+                    let once = once(&ledger, &job).await;
+                    let run = observer.started(&process, &job, once, lenient);
+                    let outcome = handle(seed, &job, run.number).await;
+                    observer.ended(&job, &outcome, job.attempt >= attempts);
+                    drop(run);
+                    outcome
+                }
+            });
+        }
+        let stop = CancellationToken::new();
+        let (run, token, observer) = (engine.run(stop.clone()), stop.clone(), self.observer.clone());
+        let (starting, calm) = (process.clone(), self.calm.clone());
+        let killed = self.killed.0.clone();
+        let life = async move {
+            let ended = run.await;
+            let (worker, run) = (starting.worker, starting.run);
+            match ended {
+                Ok(()) if token.is_cancelled() => {}
+                // A worker that cannot start is started again by its supervisor.
+                Err(error @ (StartError::Ledger(_) | StartError::Broker(_))) if !calm.load(Ordering::Relaxed) => {
+                    observer.note(|| format!("worker {worker}.{run} cannot start: {error}"));
+                }
+                other => observer.violated("engine", format!("worker {worker}.{run} ended by itself: {other:?}")),
+            }
+            starting.kill();
+            let _ = killed.send(Killed { worker, run, fault: usize::MAX });
+        };
+        let engine = tokio::spawn(process.hold(Box::pin(life)));
+        self.workers[worker].live = Some(Live { process, connection, stop, engine });
+    }
+
+    fn kill(&mut self, worker: usize) {
+        let Some(live) = self.workers[worker].live.take() else { return };
+        self.observer.note(|| format!("worker {worker}.{} is killed", live.process.run));
+        live.process.kill();
+        live.connection.die();
+        live.engine.abort();
+    }
+
+    /// Ends what is left of a worker that was killed at a crash point, or has ended.
+    fn bury(&mut self, killed: &Killed) {
+        let current = self.workers[killed.worker].live.as_ref().map(|live| live.process.run);
+        if current != Some(killed.run) {
+            return;
+        }
+        self.kill(killed.worker);
+        let away = match self.plan.faults.get(killed.fault).map(|planned| planned.fault) {
+            Some(Fault::KillAt { away, .. }) => away,
+            _ => Duration::from_secs(1),
+        };
+        let away = if self.healed.is_some() { Duration::from_millis(100) } else { away };
+        self.after(away, Event::Start { worker: killed.worker });
+    }
+}

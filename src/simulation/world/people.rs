@@ -1,0 +1,152 @@
+//! Operators, and other programs that publish.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::time::sleep;
+
+use super::World;
+use super::scene::CHAINS;
+use crate::broker::{Broker, Destination, Message};
+use crate::engine::enroll::{Enroller, Entity, RunOnce};
+use crate::engine::{Connections, Dispatch};
+use crate::job::Envelope;
+use crate::ledger::{Ledger, Order, Which};
+
+impl World {
+    pub(super) fn operator(&self) -> Connections {
+        self.connections(&self.operator).1
+    }
+
+    /// Carries out an order, again and again until it is. When one to stop is, the chain is known to
+    /// be stopped.
+    pub(super) fn order(&self, chain: usize, order: Order) {
+        let (kind, _, key) = CHAINS[chain];
+        let which = Which { kind: Some(kind.into()), key: Some(key.into()) };
+        let (ledger, observer) = (self.operator().ledger, self.observer.clone());
+        let (generation, then) = (self.generation.clone(), self.generation.load(Ordering::Relaxed));
+        let turn = self.turns[chain].clone();
+        tokio::spawn(async move {
+            let _turn = turn.lock().await;
+            if order == Order::Resume {
+                observer.stopped(kind, key, false);
+            }
+            while ledger.steer(which.clone(), order).await.is_err() {
+                sleep(Duration::from_millis(700)).await;
+            }
+            observer.note(|| format!("operator: {order:?} {kind} {key} is done"));
+            if order != Order::Resume && generation.load(Ordering::Relaxed) == then {
+                observer.stopped(kind, key, true);
+            }
+        });
+    }
+
+    pub(super) async fn enroll_all(&mut self) {
+        for kind in ["quick", "steady", "long"] {
+            let entities = CHAINS.iter().filter(|chain| chain.0 == kind);
+            let entities = entities.map(|(_, queue, key)| entity(key, queue, 0)).collect();
+            let enroller = Enroller::new(&self.config, self.operator(), kind, None, true);
+            match enroller {
+                Ok(mut enroller) => {
+                    if let Err(error) = enroller.enroll(entities).await {
+                        self.observer.violated("world", format!("cannot enroll: {error}"));
+                    }
+                }
+                Err(error) => self.observer.violated("world", format!("cannot enroll: {error}")),
+            }
+        }
+    }
+
+    /// Enrolls a chain again, with another queue and payload.
+    pub(super) fn enroll(&self, chain: usize, variant: usize, revive: bool) {
+        let (kind, queue, key) = CHAINS[chain];
+        let queue = if variant == 1 { "alpha" } else { queue };
+        let window = Some(Duration::from_secs(5));
+        let Ok(enroller) = Enroller::new(&self.config, self.operator(), kind, window, true) else { return };
+        let (mut enroller, observer) = (enroller.revive(revive), self.observer.clone());
+        let turn = self.turns[chain].clone();
+        tokio::spawn(async move {
+            let _turn = turn.lock().await;
+            if revive {
+                observer.stopped(kind, key, false);
+            }
+            loop {
+                match enroller.enroll(vec![entity(key, queue, variant)]).await {
+                    Ok(tally) => break observer.note(|| format!("operator: enrolled {kind} {key}: {tally:?}")),
+                    Err(_) => sleep(Duration::from_millis(700)).await,
+                }
+            }
+        });
+    }
+
+    pub(super) fn run_once(&self, chain: usize) {
+        let (kind, _, key) = CHAINS[chain];
+        let Ok(mut enroller) = Enroller::new(&self.config, self.operator(), kind, None, true) else { return };
+        let observer = self.observer.clone();
+        tokio::spawn(async move {
+            loop {
+                match enroller.run_once(key).await {
+                    Ok(accepted @ (RunOnce::Accepted | RunOnce::Pending | RunOnce::Ended)) => {
+                        break observer.note(|| format!("operator: run {kind} {key} once: {accepted:?}"));
+                    }
+                    Ok(other) => break observer.violated("I7", format!("{kind} {key} cannot run once: {other:?}")),
+                    Err(_) => sleep(Duration::from_millis(700)).await,
+                }
+            }
+        });
+    }
+
+    /// Somebody publishes a one-off job. Only what is confirmed is accepted.
+    pub(super) fn publish(&mut self) {
+        self.published += 1;
+        let id = format!("job-{}", self.published);
+        let queue = ["alpha", "beta"][self.dice.below(2)];
+        let mut job = Envelope::job("job", &id, json!({ "n": self.published }), id.clone());
+        job.queue = Some(queue.into());
+        if self.dice.below(2) == 0 {
+            job.due = Some(self.ledger.now() + Duration::from_millis(self.dice.below(20_000) as u64));
+        }
+        let (connections, observer) = (self.operator(), self.observer.clone());
+        let dispatch = Dispatch::new(&self.config, &connections);
+        tokio::spawn(async move {
+            let now = connections.ledger.now();
+            if dispatch.send(&job, queue, now).await.is_ok() {
+                observer.published(&id);
+            }
+        });
+    }
+
+    /// Somebody publishes what cannot be used.
+    pub(super) fn poison(&mut self, queue: String, count: usize) {
+        let connection = self.broker.connect();
+        let mut bodies = Vec::new();
+        for _ in 0..count {
+            self.published += 1;
+            let n = self.published;
+            bodies.push(match self.dice.below(5) {
+                0 => format!("not JSON {n}"),
+                1 => json!({ "v": 1, "kind": "nobody", "key": n.to_string() }).to_string(),
+                2 => json!({ "v": 1, "kind": "job", "key": n.to_string(), "queue": "nowhere" }).to_string(),
+                3 => json!({ "v": 1, "kind": "quick", "key": "a", "chain": { "ledger": "other", "epoch": n, "tick": 1 } })
+                    .to_string(),
+                _ => json!({ "v": 9, "n": n }).to_string(),
+            });
+        }
+        let poison = self.poison.clone();
+        tokio::spawn(async move {
+            for body in bodies {
+                let message =
+                    Message { to: Destination::Queue(queue.clone()), id: body.clone(), body: body.clone().into() };
+                if connection.publish(message).await.is_ok() {
+                    poison.lock().unwrap_or_else(PoisonError::into_inner).insert(body.into_bytes());
+                }
+            }
+        });
+    }
+}
+
+fn entity(key: &str, queue: &str, variant: usize) -> Entity {
+    Entity { key: key.into(), queue: queue.into(), payload: json!({ "variant": variant }).to_string() }
+}

@@ -1,0 +1,118 @@
+//! What is played: the workers' configuration, the chains, and what their handlers do.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::time::sleep;
+
+use crate::clock::Entropy;
+use crate::job::Job;
+use crate::ledger::sqlite::SqliteLedger;
+use crate::ledger::{FailedItem, Ledger};
+use crate::outcome::{NewJob, Outcome, Yield};
+
+/// Workers in a run.
+pub const WORKERS: usize = 3;
+/// Queues that a fault can name; which they are depends on what holds messages then.
+pub const QUEUES: usize = 8;
+
+/// The workers' configuration.
+pub(super) const CONFIG: &str = r#"
+broker.url = "amqp://simulated"
+ledger.url = "sqlite://:memory:"
+[worker]
+lease = "9s"
+grace = "20s"
+[catch_up]
+every = "5s"
+slack = "10s"
+spread = "5s"
+[throttles.upstream]
+allow = 20
+per = "10s"
+burst = 4
+[queues.alpha]
+concurrency = 2
+prefetch = 6
+throttle = "upstream"
+[queues.beta]
+concurrency = 1
+prefetch = 3
+[queues.gamma]
+concurrency = 6
+[kinds.quick]
+every = "20s"
+jitter = "5s"
+queue = "alpha"
+timeout = "10s"
+retry = { attempts = 3, backoff = ["1s", "3s"] }
+[kinds.steady]
+every = "45s"
+queue = "beta"
+timeout = "10s"
+takeover = "redelivery"
+retry = { attempts = 2, backoff = ["2s"] }
+[kinds.long]
+every = "30s"
+queue = "gamma"
+timeout = "60s"
+retry = { attempts = 2, backoff = ["7s"] }
+[kinds.job]
+queue = "alpha"
+timeout = "10s"
+retry = { attempts = 3, backoff = ["1s", "3s"] }
+"#;
+
+/// The chains of a run, by kind, queue and key.
+pub(super) const CHAINS: [(&str, &str, &str); 12] = [
+    ("quick", "alpha", "a"),
+    ("quick", "alpha", "b"),
+    ("quick", "alpha", "c"),
+    ("quick", "alpha", "d"),
+    ("quick", "alpha", "e"),
+    ("steady", "beta", "f"),
+    ("steady", "beta", "g"),
+    ("steady", "beta", "h"),
+    ("steady", "beta", "i"),
+    ("long", "gamma", "j"),
+    ("long", "gamma", "k"),
+    ("long", "gamma", "l"),
+];
+
+/// Chains that a fault can name.
+pub const CHAIN_COUNT: usize = CHAINS.len();
+
+/// Whether the job is a single tick, which only the ledger knows.
+pub(super) async fn once(ledger: &SqliteLedger, job: &Job) -> bool {
+    let Some(tick) = job.tick else { return false };
+    let chains = ledger.chains(job.kind.clone(), job.key.clone()).await.unwrap_or_default();
+    chains.iter().any(|chain| chain.once && chain.hint.epoch == tick.epoch)
+}
+
+/// What a handler does: it takes its time, and then rolls the dice of this run.
+pub(super) async fn handle(seed: u64, job: &Job, run: u64) -> Outcome {
+    let dice = Entropy::seeded(seed ^ job.seed ^ run << 48);
+    let length = match job.kind.as_str() {
+        "long" => Duration::from_millis(4_000 + dice.below(26_000) as u64),
+        _ => Duration::from_millis(dice.below(1_200) as u64),
+    };
+    sleep(length).await;
+    match dice.below(100) {
+        0..78 => Outcome::Done,
+        78..86 => Outcome::retry("out of luck"),
+        86..90 => Outcome::fail("out of luck for good"),
+        90..94 => Outcome::Snooze { reason: "not now".into(), wait: Duration::from_millis(dice.below(5_000) as u64) },
+        _ if job.kind == "job" => Outcome::Done,
+        _ => {
+            let new = |n: usize| NewJob {
+                kind: "job".into(),
+                key: format!("{}/{n}", job.id),
+                payload: Value::Null,
+                queue: None,
+                delay: Duration::from_millis(dice.below(3_000) as u64),
+            };
+            let failed = FailedItem { item: "page 1".into(), reason: "out of luck".into() };
+            Outcome::DoneWith(Yield { jobs: (0..1 + dice.below(3)).map(new).collect(), failed: vec![failed] })
+        }
+    }
+}

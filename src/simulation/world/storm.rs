@@ -1,0 +1,241 @@
+//! What happens at its time: faults, what mends them, and in the end the calm.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::scene::{CHAIN_COUNT, WORKERS};
+use super::verdict::STEADY;
+use super::{CALM, Event, LOOK, World};
+use crate::broker::Broker;
+use crate::ledger::{Ledger, Order, Which};
+use crate::simulation::plan::{Fault, Planned, Wrong};
+
+/// Copies of the ledger, for a restore, are made this often.
+const COPIES: Duration = Duration::from_secs(10);
+
+impl World {
+    pub(super) async fn happen(&mut self, event: Event) {
+        match event {
+            Event::Fault(n) if self.healed.is_none() => {
+                let planned = self.plan.faults[n];
+                self.faults += 1;
+                self.observer.note(|| format!("FAULT {n}: {}", planned.fault));
+                self.fault(n, planned).await;
+            }
+            Event::Fault(_) => {}
+            Event::Start { worker } => self.start(worker),
+            Event::Thaw(process) => process.thaw(),
+            Event::BrokerUp => self.broker.start(),
+            Event::BrokerTakes => self.full.store(false, Ordering::Relaxed),
+            Event::LedgerUp => {
+                let _ = self.weather.down.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+            }
+            Event::LedgerFast => self.weather.slow.store(0, Ordering::Relaxed),
+            Event::Declare => {
+                // The operator tries again while the broker is away.
+                if self.broker.apply(&self.config.topology()).await.is_err() {
+                    self.after(Duration::from_secs(2), Event::Declare);
+                }
+            }
+            Event::Resume { chain } => self.order(chain, Order::Resume),
+            Event::Revive { chain } => self.enroll(chain, 0, true),
+            Event::Configure { chain, variant } => self.enroll(chain, variant, false),
+            Event::Publish => {
+                self.publish();
+                if self.healed.is_none_or(|healed| healed.elapsed() < CALM / 2) {
+                    let pause = Duration::from_millis(2_000 + self.dice.below(9_000) as u64);
+                    self.after(pause, Event::Publish);
+                }
+            }
+            Event::Copy => {
+                if let Ok(copy) = self.ledger.copy(&self.dice) {
+                    self.copies.push((Instant::now(), Arc::new(copy)));
+                }
+                if self.healed.is_none() {
+                    self.after(COPIES, Event::Copy);
+                }
+            }
+            Event::Look => {
+                self.look().await;
+                self.after(LOOK, Event::Look);
+            }
+            Event::Heal => self.heal().await,
+            Event::Poison => (0..3).for_each(|queue| self.poison(["alpha", "beta", "gamma"][queue].into(), 20)),
+        }
+    }
+
+    async fn fault(&mut self, n: usize, planned: Planned) {
+        match planned.fault {
+            Fault::Kill { worker, away } => {
+                self.kill(worker);
+                self.after(away, Event::Start { worker });
+            }
+            Fault::KillAt { point, nth, .. } => self.traps.arm(n, point, nth),
+            Fault::Freeze { worker, length } => {
+                if let Some(live) = &self.workers[worker].live {
+                    live.process.freeze();
+                    let process = live.process.clone();
+                    self.after(length, Event::Thaw(process));
+                }
+            }
+            Fault::Restart { worker } => {
+                if let Some(live) = &self.workers[worker].live {
+                    live.stop.cancel();
+                }
+            }
+            Fault::Cut { worker, away } => {
+                if let Some(live) = &self.workers[worker].live {
+                    live.connection.cut(away);
+                }
+            }
+            Fault::BrokerDown { length } => {
+                self.broker.stop();
+                self.after(length, Event::BrokerUp);
+            }
+            Fault::BrokerFull { length } => {
+                self.full.store(true, Ordering::Relaxed);
+                self.after(length, Event::BrokerTakes);
+            }
+            Fault::LedgerDown { length } => {
+                self.weather.down.fetch_add(1, Ordering::Relaxed);
+                self.after(length, Event::LedgerUp);
+            }
+            Fault::LedgerUnknown { writes } => {
+                self.weather.hidden.fetch_add(writes, Ordering::Relaxed);
+            }
+            Fault::LedgerSlow { length, latency } => {
+                self.weather.slow.store(latency.as_millis() as u64, Ordering::Relaxed);
+                self.after(length, Event::LedgerFast);
+            }
+            Fault::Publish { how, count } => {
+                // What arrived unheard is sent again, and is there twice, too.
+                if matches!(how, Wrong::Twice | Wrong::UnknownButKept | Wrong::Slow) {
+                    self.doubled += count;
+                }
+                let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+                wrong.extend(std::iter::repeat_n(how, count));
+            }
+            Fault::Purge { queue } => {
+                if let Some(queue) = self.queue(queue) {
+                    self.broker.drain(&queue).iter().for_each(|body| self.thrown_away(body));
+                }
+            }
+            Fault::Lose { queue } => {
+                if let Some(body) = self.queue(queue).and_then(|queue| self.broker.lose(&queue, 0)) {
+                    self.thrown_away(&body);
+                }
+            }
+            Fault::Duplicate { queue } => {
+                if let Some(queue) = self.queue(queue) {
+                    self.broker.duplicate(&queue, 0);
+                    self.doubled += 1;
+                }
+            }
+            Fault::Reorder { queue } => {
+                if let Some(queue) = self.queue(queue) {
+                    self.broker.reorder(&queue, self.seed);
+                }
+            }
+            Fault::DeleteQueue { queue, away } => {
+                if let Some(queue) = self.queue(queue) {
+                    for held in self.broker.census().iter().filter(|held| held.queue == queue) {
+                        self.thrown_away(&held.body);
+                    }
+                    self.broker.delete_queue(&queue);
+                    self.after(away, Event::Declare);
+                }
+            }
+            Fault::Clock { millis } => {
+                self.clock.set_forward(millis);
+                // Leases that the jump has ended may be taken over while their holders live.
+                self.observer.excuse_running();
+            }
+            Fault::Poison { queue, count } => {
+                let queue = ["alpha", "beta", "gamma"][queue % 3];
+                self.poison(queue.into(), count);
+            }
+            Fault::Pause { chain, length } => {
+                self.order(chain, Order::Pause);
+                self.after(length, Event::Resume { chain });
+            }
+            Fault::Retire { chain, length } => {
+                self.order(chain, Order::Retire);
+                // Its roster is enrolled once more meanwhile, which must not bring it back.
+                self.after(length / 2, Event::Configure { chain, variant: 0 });
+                self.after(length, Event::Revive { chain });
+            }
+            Fault::Configure { chain } => self.enroll(chain, self.dice.below(3), false),
+            Fault::RunOnce { chain } => self.run_once(chain),
+            Fault::Restore { age } => self.restore(age).await,
+        }
+    }
+
+    /// A queue that holds messages, for a fault that names the `n`-th; not where a person looks.
+    fn queue(&self, n: usize) -> Option<String> {
+        let kept = [self.names.quarantine(), self.names.unrouted()];
+        let held: BTreeSet<String> = self.broker.census().into_iter().map(|held| held.queue).collect();
+        let held: Vec<String> = held.into_iter().filter(|queue| !kept.contains(queue)).collect();
+        (!held.is_empty()).then(|| held[n % held.len()].clone())
+    }
+
+    fn thrown_away(&self, body: &[u8]) {
+        self.observer.thrown_away(body);
+        self.poison.lock().unwrap_or_else(PoisonError::into_inner).remove(body);
+    }
+
+    async fn heal(&mut self) {
+        self.observer.note(|| "HEALED".into());
+        self.healed = Some(Instant::now());
+        self.calm.store(true, Ordering::Relaxed);
+        self.traps.disarm();
+        self.broker.start();
+        self.full.store(false, Ordering::Relaxed);
+        self.weather.down.store(0, Ordering::Relaxed);
+        self.weather.slow.store(0, Ordering::Relaxed);
+        self.weather.hidden.store(0, Ordering::Relaxed);
+        self.wrong.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.workers.iter().filter_map(|worker| worker.live.as_ref()).for_each(|live| live.process.thaw());
+        self.happen_now(Event::Declare).await;
+        // What was to be mended later is mended now.
+        let events = std::mem::take(&mut self.events);
+        for (key, event) in events {
+            match event {
+                Event::Resume { .. } | Event::Revive { .. } | Event::Start { .. } => self.happen_now(event).await,
+                Event::Look | Event::Publish => drop(self.events.insert(key, event)),
+                _ => {}
+            }
+        }
+        (0..WORKERS).for_each(|worker| self.start(worker));
+        self.healed_at = self.ledger.now();
+        self.after(STEADY, Event::Poison);
+    }
+
+    async fn happen_now(&mut self, event: Event) {
+        Box::pin(self.happen(event)).await;
+    }
+
+    async fn restore(&mut self, age: Duration) {
+        let wanted = Instant::now() - age;
+        let Some((_, copy)) = self.copies.iter().rev().find(|(at, _)| *at <= wanted).or(self.copies.first()) else {
+            return;
+        };
+        let Ok(restored) = copy.copy(&self.dice) else { return };
+        (0..WORKERS).for_each(|worker| self.kill(worker));
+        self.copies.retain(|(at, _)| *at <= wanted);
+        self.generation.fetch_add(1, Ordering::Relaxed);
+        self.ledger = Arc::new(restored);
+        self.observer.restored();
+        if let Err(error) = self.ledger.steer(Which::default(), Order::RecoverAll).await {
+            self.observer.violated("world", format!("the restored ledger cannot be recovered: {error}"));
+        }
+        // What was paused or retired since the copy is not, and the other way round.
+        let resume: Vec<Event> =
+            (0..CHAIN_COUNT).flat_map(|chain| [Event::Resume { chain }, Event::Revive { chain }]).collect();
+        resume.into_iter().for_each(|event| self.after(Duration::from_secs(20), event));
+        (0..WORKERS).for_each(|worker| self.after(Duration::from_secs(1), Event::Start { worker }));
+    }
+}

@@ -1,0 +1,227 @@
+//! Looks at the world from outside while it goes on, and judges it in the end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::scene::CHAINS;
+use super::{CALM, LOOK, World};
+use crate::broker::embedded::HeldState;
+use crate::job::Envelope;
+use crate::ledger::{ChainState, Ledger, LedgerError};
+use crate::simulation::plan::{Fault, Plan};
+use crate::throttle::FRESH;
+
+/// By then a chain that is due must have been claimed, once nothing goes wrong any more: R of I2.
+const RECOVERY: Duration = Duration::from_secs(60);
+/// From here on the calm is steady: everything is on time, with one message for each chain.
+pub(super) const STEADY: Duration = Duration::from_secs(150);
+/// How late a run may start then, though unusable messages come in.
+const ON_TIME: Duration = Duration::from_secs(3);
+/// A chain that has been stuck for so long must be shown.
+const SHOWN: Duration = Duration::from_secs(60);
+/// So many messages of one chain no storm may bring about.
+const MOST_MESSAGES: usize = 6;
+
+impl World {
+    /// Looks at the world from outside, every few seconds.
+    pub(super) async fn look(&mut self) {
+        let now = self.ledger.now();
+        let mut census = self.broker.census();
+        // Where a person looks, nothing moves.
+        let kept = [self.names.quarantine(), self.names.unrouted()];
+        census.retain(|held| !kept.contains(&held.queue));
+        let mut counts: BTreeMap<(String, String), usize> = BTreeMap::new();
+        for held in &census {
+            if let Ok(Envelope { kind, key, chain: Some(_), .. }) = Envelope::decode(&held.body) {
+                *counts.entry((kind, key)).or_default() += 1;
+            }
+        }
+        counts.values().for_each(|count| *self.messages.entry(*count).or_default() += 1);
+        let most = MOST_MESSAGES + self.doubled;
+        for ((kind, key), count) in counts.iter().filter(|(_, count)| **count > most) {
+            self.observer.violated("I9", format!("{kind} {key} has {count} messages"));
+        }
+        self.observer.look_for_overlaps();
+        let slack = self.config.catch_up.slack;
+        let (late, figures) = match tokio::try_join!(self.ledger.late(now, 1_000), self.ledger.census(slack)) {
+            Ok(seen) => seen,
+            Err(error) => return self.observer.violated("world", format!("cannot look: {error}")),
+        };
+        // What `status` lists and the metrics count, against what the observer knows by itself.
+        let stuck = self.observer.stuck(now - slack - SHOWN, now);
+        for name in &stuck {
+            if !late.iter().any(|chain| (&chain.hint.kind, &chain.hint.key) == (&name.kind, &name.key)) {
+                self.observer.violated("I11", format!("{name} is stuck, and nobody is shown that"));
+            }
+        }
+        let overdue: i64 = figures.queues.iter().map(|queue| queue.overdue).sum();
+        if overdue + figures.quarantined < stuck.len() as i64 {
+            let what = format!("{} chains are stuck, and {overdue} are counted as overdue", stuck.len());
+            self.observer.violated("I11", what);
+        }
+        let Some(healed) = self.healed else { return };
+        for chain in &late {
+            let (kind, key) = (&chain.hint.kind, &chain.hint.key);
+            if chain.state == ChainState::Quarantined {
+                self.observer
+                    .violated("I7", format!("{kind} {key} is quarantined, and nobody restored a ledger since"));
+            }
+            let since = now.since(chain.hint.due.max(self.healed_at));
+            if since > slack + RECOVERY {
+                let what = format!("{kind} {key} is due since {since:?}, and nobody claims it: {chain:?}");
+                self.observer.violated("I2", what);
+            }
+        }
+        if healed.elapsed() < STEADY {
+            return;
+        }
+        if healed.elapsed() + LOOK >= CALM {
+            for (kind, _, key) in CHAINS {
+                let chains = self.ledger.chains(kind.into(), key.into()).await.unwrap_or_default();
+                let ticks = chains.iter().any(|chain| !chain.once && chain.state == ChainState::Active);
+                if ticks && !self.observer.has_finished(kind, key, healed) {
+                    self.observer.violated("I2", format!("{kind} {key}: no tick has ended since nothing goes wrong"));
+                }
+            }
+        }
+        for (kind, _, key) in CHAINS {
+            let chains = match self.ledger.chains(kind.into(), key.into()).await {
+                Ok(chains) => chains,
+                Err(error) => return self.observer.violated("world", format!("cannot look: {error}")),
+            };
+            let active = chains.iter().filter(|chain| chain.state == ChainState::Active).count();
+            let waiting =
+                census.iter().filter(|held| held.state != HeldState::Unsettled && is_of(&held.body, kind, key));
+            let waiting = waiting.count();
+            let all = counts.get(&(kind.into(), key.into())).copied().unwrap_or_default();
+            if waiting > active || all < active {
+                let what = format!("{kind} {key}: {waiting} messages wait, of {all}, for {active} that tick");
+                self.observer.violated("I9", what);
+            }
+        }
+    }
+
+    /// What must be true at the end.
+    pub(super) async fn judge(&mut self) {
+        if let Some(healed) = self.healed {
+            for (late, name) in self.observer.late_since(healed + STEADY) {
+                if late > ON_TIME {
+                    self.observer
+                        .violated("I10", format!("{name} starts {late:?} late, though nothing is wrong any more"));
+                }
+            }
+        }
+        self.judge_starts();
+        let quarantine = self.names.quarantine();
+        let census = self.broker.census();
+        let aside: BTreeSet<Vec<u8>> =
+            census.iter().filter(|held| held.queue == quarantine).map(|held| held.body.to_vec()).collect();
+        let poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for body in poison.difference(&aside) {
+            self.observer.violated("I10", format!("never set aside: {}", String::from_utf8_lossy(body)));
+        }
+        let restored = self.generation.load(Ordering::Relaxed) > 0;
+        for body in aside.difference(&poison) {
+            let ours = Envelope::decode(body).is_ok_and(|envelope| self.config.kinds.contains_key(&envelope.kind));
+            if ours && !restored && Envelope::decode(body).is_ok_and(|e| e.queue.as_deref() != Some("nowhere")) {
+                self.observer.violated("I4", format!("a good message is set aside: {}", String::from_utf8_lossy(body)));
+            }
+        }
+        let found: BTreeSet<String> = census
+            .iter()
+            .filter(|held| held.queue == self.names.unrouted())
+            .filter_map(|held| Envelope::decode(&held.body).ok()?.id)
+            .collect();
+        for id in self.observer.lost_jobs(Instant::now() - RECOVERY).into_iter().filter(|id| !found.contains(id)) {
+            self.observer.violated("I4", format!("the job {id} was accepted, and never came to an end"));
+        }
+        let kept = self.ledger.failures(10_000).await.unwrap_or_default();
+        for key in self.observer.failed_jobs(Instant::now() - RECOVERY) {
+            if !restored && !kept.iter().any(|failure| failure.kind == "job" && failure.key == key) {
+                self.observer.violated("I4", format!("the failure of job {key} is not kept"));
+            }
+        }
+        if let Err(error) = self.judge_records(restored).await {
+            self.observer.violated("world", format!("cannot read the records: {error}"));
+        }
+    }
+
+    /// Whether no process started more on a queue than its throttle allows, in no window however
+    /// short or long. Slots open by the throttle's rate, after a burst; one may be used for a while.
+    fn judge_starts(&self) {
+        for ((queue, worker, run), starts) in self.observer.starts() {
+            let throttle = self.config.queues.get(&queue).and_then(|queue| queue.throttle.as_ref());
+            let Some(throttle) = throttle.and_then(|name| self.config.throttles.get(name)) else { continue };
+            let between = throttle.per / throttle.allow;
+            let crowded = starts.iter().enumerate().find_map(|(first, from)| {
+                let too_many = |(n, to): (usize, &Instant)| {
+                    let slots = ((*to - *from) + FRESH).div_duration_f64(between) as usize + throttle.burst as usize;
+                    (n + 1 > slots).then(|| (n + 1, *to - *from))
+                };
+                starts[first..].iter().enumerate().find_map(too_many)
+            });
+            if let Some((number, within)) = crowded {
+                let what = format!("worker {worker}.{run} starts {number} on {queue} within {within:?}");
+                self.observer.violated("I3", what);
+            }
+        }
+    }
+
+    async fn judge_records(&self, restored: bool) -> Result<(), LedgerError> {
+        let (mut after, mut known) = (0, BTreeSet::new());
+        let now = self.ledger.now();
+        loop {
+            let page = self.ledger.attempts(after, 1_000).await?;
+            let Some(last) = page.last() else { break };
+            after = last.fence;
+            for record in page {
+                known.insert(record.fence);
+                // Those of the last moments may run.
+                let old = now.since(record.started) > Duration::from_secs(75);
+                if record.verdict.is_none() && old {
+                    self.observer.violated("I5", format!("an attempt has no end: {record:?}"));
+                }
+            }
+        }
+        if !restored {
+            for fence in self.observer.fences().difference(&known) {
+                self.observer.violated("I5", format!("a handler ran with fence {fence}, of which there is no record"));
+            }
+        }
+        let left = self.ledger.kept_jobs(0, 100).await?;
+        for job in left.iter().filter(|job| now.since(job.kept_at) > RECOVERY) {
+            self.observer
+                .violated("I4", format!("a job is left in the outbox: {}", String::from_utf8_lossy(&job.body)));
+        }
+        Ok(())
+    }
+}
+
+/// Whether no message is lost in this plan but by the engine's own doing. Then catch-up never has
+/// to send what is not there, however often workers crash.
+pub(super) fn lossless(plan: &Plan) -> bool {
+    !plan.faults.iter().any(|planned| {
+        use Fault::*;
+        matches!(planned.fault, Purge { .. } | Lose { .. } | DeleteQueue { .. } | Restore { .. } | Clock { .. })
+    })
+}
+
+/// Chains whose messages an operator takes away or leaves to catch-up.
+pub(super) fn touched(plan: &Plan) -> BTreeSet<String> {
+    let chains = plan.faults.iter().filter_map(|planned| match planned.fault {
+        Fault::Pause { chain, .. } | Fault::Retire { chain, .. } | Fault::RunOnce { chain } => {
+            Some(CHAINS[chain].2.into())
+        }
+        _ => None,
+    });
+    chains.collect()
+}
+
+fn is_of(body: &[u8], kind: &str, key: &str) -> bool {
+    Envelope::decode(body)
+        .is_ok_and(|envelope| envelope.chain.is_some() && envelope.kind == kind && envelope.key == key)
+}
