@@ -86,6 +86,10 @@ const ON_TIME: i64 = 500;
 /// The name of the fault that freezes a worker.
 const FROZEN: &str = "worker frozen";
 
+/// How long it may take, in milliseconds, until both ends of a half-open connection have noticed: two
+/// heartbeats of ten seconds, and a moment.
+const NOTICED: i64 = 22_000;
+
 /// From when to when, in milliseconds since 1970.
 type Span = (i64, i64);
 
@@ -130,6 +134,12 @@ impl Fault<'_> {
     /// It hits one worker and leaves everything else as it is.
     fn is_of_a_worker(&self) -> bool {
         self.kind.starts_with("worker ")
+    }
+
+    /// From its beginning until nothing of it is left.
+    fn felt(&self) -> Span {
+        let rest = if self.kind.ends_with("half-open") { NOTICED } else { 0 };
+        (self.span.0, self.span.1.saturating_add(rest))
     }
 
     /// From when on the chains that it hit can be expected to come back: at once where the others
@@ -359,7 +369,8 @@ fn recoveries(record: &Record, fault: &Fault, rows: &HashMap<i64, &Attempt>, rul
     }
     // A frozen worker keeps what was delivered to it from everybody.
     let frozen = record.faults.iter().filter(|other| other.kind == FROZEN && other.number != fault.number);
-    let spans: Vec<Span> = others().chain(frozen.map(|other| other.span)).collect();
+    let outages = record.outages().filter(|other| other.number != fault.number);
+    let spans: Vec<Span> = outages.chain(frozen).map(Fault::felt).collect();
     let recovery = |(fault_kind, Group { chains, back, slowest })| Recovery {
         number: fault.number,
         fault: fault_kind,

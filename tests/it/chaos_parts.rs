@@ -215,19 +215,24 @@ fn a_call_without_an_attempt_and_a_job_without_a_call_are_found() {
 
 #[test]
 fn recovery_is_told_by_fault_and_by_takeover() {
-    // An outage, or another frozen worker, while one of them waits: what it took says nothing about the kill.
-    for (meanwhile, target) in [("broker cut off", ""), ("worker frozen", "w3-1")] {
+    // An outage, another frozen worker, or connections that were half-open before and are not given up
+    // yet: what it took says nothing about the kill.
+    for (meanwhile, target, from, to, at_once) in [
+        ("broker cut off", "", 3_000, 4_000, false),
+        ("worker frozen", "w3-1", 3_000, 4_000, false),
+        ("ledger half-open", "", -18_000, -17_500, true),
+    ] {
         let mut story = Story::default();
         for (epoch, first, second, again) in [(1, 10, 12, 7_500), (2, 11, 13, 1_900)] {
             story.call(epoch, 1, first, "w1-1", 1_000, 1_500).claim(epoch, 1, second, 1_000, again, "done");
             story.unclaimed(epoch, 1, second, "w2-1", again, again + 100);
         }
         story.worker(1_500, "w1-1", Did::Killed).fault("worker killed", "w1-1", 1_500, 1_500);
-        story.fault(meanwhile, target, 3_000, 4_000);
+        story.fault(meanwhile, target, from, to);
         let ruling = story.judged(12_000, 13_000);
         let kills = ruling.recoveries.iter().filter(|one| one.fault.starts_with("worker killed"));
         let seen: Vec<_> = kills.map(|one| (one.fault.as_str(), one.slowest, one.disturbed)).collect();
-        let expected = [("worker killed, lease", 6_000, true), ("worker killed, redelivery", 400, false)];
+        let expected = [("worker killed, lease", 6_000, true), ("worker killed, redelivery", 400, at_once)];
         assert_eq!(seen, expected, "{meanwhile}");
     }
 }

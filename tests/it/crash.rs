@@ -1,6 +1,7 @@
-//! `kill -9` of a real worker, judged from what an independent receiver saw.
+//! Real workers that are killed, or replaced one after the other, judged from what an independent
+//! receiver saw.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -34,7 +35,8 @@ struct Receiver {
 
 async fn receive(State(receiver): State<Receiver>, headers: HeaderMap) -> &'static str {
     let header = |name: &str| headers[name].to_str().unwrap().to_owned();
-    let number = |name: &str| header(name).parse::<i64>().unwrap();
+    // One-off jobs have neither tick nor fence.
+    let number = |name: &str| headers.contains_key(name).then(|| header(name).parse::<i64>().unwrap()).unwrap_or(0);
     let life = *receiver.life.borrow();
     let call = Call {
         key: header("roundelay-key"),
@@ -70,11 +72,7 @@ async fn every_chain_survives_a_kill_and_none_doubles_postgres() {
 
 async fn survive(ground: Ground) {
     let (life, watched) = watch::channel(1);
-    let receiver = Receiver { calls: Arc::default(), life: watched };
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let app = Router::new().route("/", post(receive)).with_state(receiver.clone());
-    tokio::spawn(async move { axum::serve(listener, app).await });
+    let (receiver, port) = serve(watched).await;
     let calls = || receiver.calls.lock().unwrap().clone();
 
     let config = ground.config_file(&format!(
@@ -89,12 +87,7 @@ timeout = "2s"
 queue = "work"
 "#
     ));
-    let roster = ground.path("roster.csv");
-    let rows: String = (0..CHAINS).map(|n| format!("chain-{n}\n")).collect();
-    std::fs::write(&roster, format!("key\n{rows}")).unwrap();
-    let arguments = ["enroll", "--config", config.to_str().unwrap(), "--kind", "sync", roster.to_str().unwrap()];
-    let enrolled = roundelay(&arguments).await;
-    assert!(enrolled.ok, "{}", enrolled.stderr);
+    enroll(&ground, &config).await;
 
     // Killed while chains are in full swing and calls are in progress.
     let mut first = worker(&config);
@@ -118,9 +111,7 @@ queue = "work"
         })
     })
     .await;
-    let pid = nix::unistd::Pid::from_raw(second.id().unwrap() as i32);
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
-    assert!(second.wait().await.unwrap().success(), "an orderly end");
+    end(&mut second).await;
 
     // Within one life nothing is called twice. Across the kill, only a tick that was claimed and
     // not finished may come again, under a higher fence.
@@ -137,10 +128,123 @@ queue = "work"
             assert_eq!(Some(tick), reached.get(key), "{key}: tick {tick} came again, but a later one had run");
         }
     }
-    // No tick was left out.
-    for (key, last) in highest(&all) {
+    none_left_out(&all);
+}
+
+#[tokio::test]
+async fn a_rolling_restart_loses_and_doubles_nothing_rabbitmq() {
+    replace_one_by_one(Ground::rabbit().await).await;
+}
+
+#[tokio::test]
+async fn a_rolling_restart_loses_and_doubles_nothing_postgres() {
+    replace_one_by_one(Ground::rabbit_and_postgres().await).await;
+}
+
+/// Three workers are told to stop and replaced, one after the other, while chains tick and one-off
+/// jobs come in.
+async fn replace_one_by_one(ground: Ground) {
+    const JOBS: usize = 24;
+    let (_life, watched) = watch::channel(1);
+    let (receiver, port) = serve(watched).await;
+    let calls = || receiver.calls.lock().unwrap().clone();
+    let config = ground.config_file(&format!(
+        r#"
+worker.grace = "20s"
+[queues.work]
+concurrency = 16
+[kinds.sync]
+handler.http.url = "http://127.0.0.1:{port}/"
+every = "400ms"
+timeout = "10s"
+queue = "work"
+[kinds.job]
+handler.http.url = "http://127.0.0.1:{port}/"
+timeout = "10s"
+queue = "work"
+"#
+    ));
+    enroll(&ground, &config).await;
+    let mut workers: Vec<_> = (0..3).map(|_| worker(&config)).collect();
+    let on_by = |ticks: i64| {
+        let before = highest(&calls());
+        async move {
+            until("every chain has gone on", || async {
+                let now = highest(&calls());
+                (0..CHAINS)
+                    .map(|n| format!("chain-{n}"))
+                    .all(|key| now.get(&key).is_some_and(|tick| *tick >= before.get(&key).unwrap_or(&0) + ticks))
+            })
+            .await;
+        }
+    };
+    on_by(2).await;
+    let publishing = async {
+        for n in 0..JOBS {
+            let key = format!("job-{n}");
+            let published = roundelay(&["publish", "--config", config.to_str().unwrap(), "job", &key]).await;
+            assert!(published.ok, "{}", published.stderr);
+        }
+    };
+    let replacing = async {
+        for n in 0..workers.len() {
+            end(&mut workers[n]).await;
+            workers[n] = worker(&config);
+            on_by(2).await;
+        }
+    };
+    tokio::join!(publishing, replacing);
+    until("every one-off job has been called", || async {
+        calls().iter().filter(|call| call.key.starts_with("job-")).count() >= JOBS
+    })
+    .await;
+    for worker in &mut workers {
+        end(worker).await;
+    }
+
+    let mut times: HashMap<(String, i64), usize> = HashMap::new();
+    let (ticks, jobs): (Vec<_>, Vec<_>) = calls().into_iter().partition(|call| call.tick > 0);
+    for call in ticks.iter().chain(&jobs) {
+        assert!(call.answered, "{} {} was left in the middle", call.key, call.tick);
+        *times.entry((call.key.clone(), call.tick)).or_default() += 1;
+    }
+    let twice: Vec<_> = times.iter().filter(|(_, times)| **times > 1).collect();
+    assert!(twice.is_empty(), "called more than once: {twice:?}");
+    assert_eq!(jobs.len(), JOBS);
+    assert_eq!(highest(&ticks).len(), CHAINS);
+    none_left_out(&ticks);
+}
+
+async fn serve(life: watch::Receiver<u32>) -> (Receiver, u16) {
+    let receiver = Receiver { calls: Arc::default(), life };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let app = Router::new().route("/", post(receive)).with_state(receiver.clone());
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    (receiver, port)
+}
+
+async fn enroll(ground: &Ground, config: &std::path::Path) {
+    let roster = ground.path("roster.csv");
+    let rows: String = (0..CHAINS).map(|n| format!("chain-{n}\n")).collect();
+    std::fs::write(&roster, format!("key\n{rows}")).unwrap();
+    let arguments = ["enroll", "--config", config.to_str().unwrap(), "--kind", "sync", roster.to_str().unwrap()];
+    let enrolled = roundelay(&arguments).await;
+    assert!(enrolled.ok, "{}", enrolled.stderr);
+}
+
+/// Has a worker stop in order.
+async fn end(worker: &mut tokio::process::Child) {
+    let pid = nix::unistd::Pid::from_raw(worker.id().unwrap() as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert!(worker.wait().await.unwrap().success(), "an orderly end");
+}
+
+fn none_left_out(calls: &[Call]) {
+    let ran: HashSet<(&str, i64)> = calls.iter().map(|call| (call.key.as_str(), call.tick)).collect();
+    for (key, last) in highest(calls) {
         for tick in 1..=last {
-            assert!(by_tick.contains_key(&(key.clone(), tick)), "{key}: tick {tick} of {last} never ran");
+            assert!(ran.contains(&(key.as_str(), tick)), "{key}: tick {tick} of {last} never ran");
         }
     }
 }
