@@ -28,9 +28,9 @@ every = "5s"
 slack = "10s"
 spread = "5s"
 [throttles.upstream]
-allow = 20
+allow = 10
 per = "10s"
-burst = 4
+burst = 2
 [queues.alpha]
 concurrency = 2
 prefetch = 6
