@@ -15,10 +15,13 @@ use crate::config::Config;
 use crate::engine::enroll::{Enroller, Entity};
 use crate::engine::{Connections, Engine, StartError};
 use crate::job::Job;
+use crate::ledger::{Order, Which};
 use crate::outcome::Outcome;
 use crate::telemetry::Lateness;
 
 const KIND: &str = "cycle";
+/// Its platform queue.
+const QUEUE: &str = "bench-cycle";
 /// Entities enrolled in one transaction.
 const BATCH: usize = 1_000;
 
@@ -174,7 +177,7 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
     let settle = (settings.delay * 2).max(Duration::from_secs(2));
     for turn in 1..=settings.turns {
         note(&format!("turn {turn} of {}: the engine, {}", settings.turns, short_duration(length)));
-        run_engine(settings, turn, &mut engine, settle, length).await?;
+        run_engine(settings, &mut engine, settle, length).await?;
         note(&format!("turn {turn} of {}: the raw loop, {}", settings.turns, short_duration(length)));
         let raw_loop = RawLoop::start(settings, raw.meter.clone()).await?;
         raw.measure(settle, length).await;
@@ -195,14 +198,12 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
     })
 }
 
-/// The configuration of a turn. Each has a platform queue of its own, so that chains of an earlier
-/// turn, which are still in the ledger, are nobody's business.
-fn config(settings: &Settings, queue: &str) -> Result<Config, StartError> {
+fn config(settings: &Settings) -> Result<Config, StartError> {
     let Settings { broker, ledger, concurrency, .. } = settings;
     let text = format!(
         "broker.url = \"{broker}\"\nbroker.prefix = \"roundelay-bench\"\nledger.url = \"{ledger}\"\n\
-         [queues.{queue}]\nconcurrency = {concurrency}\nprefetch = {concurrency}\n\
-         [kinds.{KIND}]\nqueue = \"{queue}\"\nevery = \"{}\"\n",
+         [queues.{QUEUE}]\nconcurrency = {concurrency}\nprefetch = {concurrency}\n\
+         [kinds.{KIND}]\nqueue = \"{QUEUE}\"\nevery = \"{}\"\n",
         short_duration(settings.delay)
     );
     Config::parse(&text, "the benchmark's configuration", []).map_err(|error| StartError::Setup(error.to_string()))
@@ -210,17 +211,17 @@ fn config(settings: &Settings, queue: &str) -> Result<Config, StartError> {
 
 async fn run_engine(
     settings: &Settings,
-    turn: u32,
     side: &mut Side,
     settle: Duration,
     length: Duration,
 ) -> Result<(), StartError> {
-    let queue = format!("bench-cycle-{turn}");
-    let config = config(settings, &queue)?;
+    let config = config(settings)?;
     let connections = Connections::open(&config).await?;
     let (broker, topology) = (connections.broker.clone(), config.topology());
     broker.remove(&topology).await?;
     broker.apply(&topology).await?;
+    // Those of an earlier turn, or of an earlier benchmark on the same ledger.
+    connections.ledger.steer(Which { kind: Some(KIND.into()), key: None }, Order::Retire).await?;
     let run = connections.entropy.token();
     let meter = side.meter.clone();
     let engine = Engine::new(config.clone()).connections(connections.clone()).handler(KIND, move |job: Job| {
@@ -237,7 +238,7 @@ async fn run_engine(
     let mut enroller = Enroller::new(&config, connections, KIND, None, true)?;
     for first in (0..settings.chains).step_by(BATCH) {
         let numbers = first..(first + BATCH).min(settings.chains);
-        let entity = |n| Entity { key: format!("{run}-{n}"), queue: queue.clone(), payload: "{}".into() };
+        let entity = |n| Entity { key: format!("{run}-{n}"), queue: QUEUE.into(), payload: "{}".into() };
         enroller.enroll(numbers.map(entity).collect()).await?;
     }
     side.measure(settle, length).await;

@@ -68,7 +68,7 @@ fn message(number: usize, due: Time) -> Envelope {
     let hint = Hint {
         kind: "cycle".into(),
         key: format!("0123456789abcdef-{number}"),
-        queue: "bench-cycle-1".into(),
+        queue: "bench-cycle".into(),
         epoch: 1_000_000,
         tick: 1_000,
         attempt: 1,

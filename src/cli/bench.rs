@@ -80,7 +80,7 @@ impl Bench {
         }
         let report = report?;
         if bench.json {
-            println!("{}", serde_json::to_string(&report)?);
+            out!("{}", serde_json::to_string(&report)?);
         } else {
             show(&report);
         }
@@ -90,7 +90,7 @@ impl Bench {
 
 fn show(report: &Report) {
     let row = |name: &str, figures: &Figures| {
-        println!(
+        out!(
             "{name:<8} {:>9} cycles/s   late p50 {:>8} ms   p99 {:>8} ms   max {:>8} ms   CPU {:>6} s",
             grouped(figures.cycles_per_s.round() as i64),
             figures.late_ms.p50,
@@ -101,5 +101,5 @@ fn show(report: &Report) {
     };
     row("engine", &report.engine());
     row("raw", &report.raw());
-    println!("ratio    {:>9.2}", report.ratio);
+    out!("ratio    {:>9.2}", report.ratio);
 }

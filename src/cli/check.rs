@@ -47,22 +47,18 @@ impl Check {
                 "kinds": config.kinds.keys().collect::<Vec<_>>(),
                 "rungs": config.ladder.rungs().len(), "broker_queues": topology.queues.len(),
             });
-            println!("{report}");
+            out!("{report}");
             return Ok(());
         }
-        println!("{} is right.", self.config.config.display());
-        println!(
-            "broker  {broker}, {} queues of which {} are rungs",
-            topology.queues.len(),
-            config.ladder.rungs().len()
-        );
-        println!("ledger  {ledger}, history kept for {}", short_duration(config.ledger.history));
+        out!("{} is right.", self.config.config.display());
+        out!("broker  {broker}, {} queues of which {} are rungs", topology.queues.len(), config.ladder.rungs().len());
+        out!("ledger  {ledger}, history kept for {}", short_duration(config.ledger.history));
         for (name, queue) in &config.queues {
             let throttle = queue.throttle.as_ref().and_then(|name| config.throttles.get_key_value(name));
             let throttle = throttle.map_or(String::new(), |(name, t)| {
                 format!(", throttle {name}: {} per {}", t.allow, short_duration(t.per))
             });
-            println!("queue   {name}: concurrency {}, prefetch {}{throttle}", queue.concurrency, queue.prefetch);
+            out!("queue   {name}: concurrency {}, prefetch {}{throttle}", queue.concurrency, queue.prefetch);
         }
         for (name, kind) in &config.kinds {
             let handler = match &kind.handler {
@@ -78,7 +74,7 @@ impl Check {
                 };
                 format!("every {}{jitter}", short_duration(every.interval))
             });
-            println!("kind    {name}: {every}, {handler}, at most {} attempts", kind.retry.attempts);
+            out!("kind    {name}: {every}, {handler}, at most {} attempts", kind.retry.attempts);
         }
         Ok(())
     }

@@ -69,7 +69,7 @@ impl Demo {
         }
         let report = report?;
         if self.json {
-            println!("{}", serde_json::to_string(&report)?);
+            out!("{}", serde_json::to_string(&report)?);
         } else {
             summary(&report);
         }
@@ -78,17 +78,12 @@ impl Demo {
 }
 
 fn summary(report: &Report) {
-    println!(
-        "{} chains, {} ticks, {:.0} per second",
-        grouped(report.chains),
-        grouped(report.ticks),
-        report.ticks_per_s
-    );
+    out!("{} chains, {} ticks, {:.0} per second", grouped(report.chains), grouped(report.ticks), report.ticks_per_s);
     let late = report.late_ms;
-    println!("started late by {} ms (median), {} ms (p99), {} ms (worst)", late.p50, late.p99, late.max);
-    println!("{} ticks failed for good, {} attempts were retried", grouped(report.failed), grouped(report.retried));
+    out!("started late by {} ms (median), {} ms (p99), {} ms (worst)", late.p50, late.p99, late.max);
+    out!("{} ticks failed for good, {} attempts were retried", grouped(report.failed), grouped(report.retried));
     for (name, platform) in &report.platforms {
-        println!(
+        out!(
             "{name}: {} answered, {} not found, {} broken, {} turned away",
             grouped(platform.ok),
             grouped(platform.not_found),
@@ -96,7 +91,7 @@ fn summary(report: &Report) {
             grouped(platform.too_many)
         );
     }
-    println!("{} forked, {} dead", report.forked, report.dead);
+    out!("{} forked, {} dead", report.forked, report.dead);
 }
 
 /// Live figures: drawn over themselves on a terminal, else a line each second.

@@ -108,24 +108,24 @@ impl Enroll {
     fn print(&self, tally: &Tally, count: usize, path: &Path) {
         if self.json {
             let rejects = (count > 0).then(|| path.display().to_string());
-            println!(
+            out!(
                 "{}",
                 json!({ "created": tally.created, "unchanged": tally.unchanged, "updated": tally.updated,
                         "retired": tally.retired, "unsent": tally.unsent, "rejected": count, "rejects": rejects })
             );
             return;
         }
-        println!(
+        out!(
             "{} chains begun, {} unchanged, {} brought up to date",
             grouped(tally.created),
             grouped(tally.unchanged),
             grouped(tally.updated)
         );
         if tally.retired > 0 {
-            println!("{} have ended before and stay so", grouped(tally.retired));
+            out!("{} have ended before and stay so", grouped(tally.retired));
         }
         if tally.unsent > 0 {
-            println!("{} first messages could not be sent yet; a worker's catch-up sends them", grouped(tally.unsent));
+            out!("{} first messages could not be sent yet; a worker's catch-up sends them", grouped(tally.unsent));
         }
     }
 

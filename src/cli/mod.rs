@@ -1,5 +1,13 @@
 //! Commands, one file each.
 
+/// Prints a line on standard output, as `println!` does. That panics when nobody reads any more
+/// (`roundelay status | head -1`); here the program ends then.
+macro_rules! out {
+    ($($words:tt)*) => {
+        $crate::cli::print_line(format_args!($($words)*))
+    };
+}
+
 mod bench;
 mod check;
 mod demo;
@@ -11,7 +19,7 @@ mod steer;
 mod topology;
 mod worker;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -43,6 +51,16 @@ struct Cli {
     log_format: Option<LogFormat>,
     #[command(subcommand)]
     command: Command,
+}
+
+fn print_line(line: std::fmt::Arguments<'_>) {
+    if let Err(error) = writeln!(std::io::stdout(), "{line}") {
+        if error.kind() != std::io::ErrorKind::BrokenPipe {
+            eprintln!("error: failed to write to standard output: {error}");
+        }
+        // Not everything has been told.
+        std::process::exit(1);
+    }
 }
 
 #[derive(Subcommand)]

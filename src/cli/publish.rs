@@ -66,10 +66,10 @@ impl Publish {
             connections.ledger.keep_job(id.clone(), body).await.context("failed to publish")?;
         }
         if self.json {
-            println!("{}", json!({ "id": id, "queue": queue, "due": envelope.due }));
+            out!("{}", json!({ "id": id, "queue": queue, "due": envelope.due }));
         } else {
             let due = envelope.due.map_or("now".to_owned(), |due| format!("due {due}"));
-            println!("published {} {} as {id} to {queue}, {due}", self.kind, self.key);
+            out!("published {} {} as {id} to {queue}, {due}", self.kind, self.key);
         }
         Ok(())
     }

@@ -60,9 +60,9 @@ impl Simulate {
         let report = simulation::campaign(self.seed.unwrap_or(0), seeds, threads, failed, || progress.inc(1));
         progress.finish_and_clear();
         if self.json {
-            println!("{}", serde_json::to_string(&report)?);
+            out!("{}", serde_json::to_string(&report)?);
         } else {
-            println!(
+            out!(
                 "{} seeds, {} with violations; {} ticks, {} faults, {} of {} crash points, {:.3} years",
                 report.seeds,
                 report.violations,
@@ -84,10 +84,10 @@ impl Simulate {
         let none = Vec::new();
         let only = if self.faults { self.only.as_ref() } else { Some(&none) };
         let outcomes = simulation::run(seed, only.map(Vec::as_slice), self.log);
-        outcomes.log.iter().for_each(|line| println!("{line}"));
-        println!("{} ticks, {} faults, trace {:016x}", outcomes.ticks, outcomes.faults, outcomes.trace);
+        outcomes.log.iter().for_each(|line| out!("{line}"));
+        out!("{} ticks, {} faults, trace {:016x}", outcomes.ticks, outcomes.faults, outcomes.trace);
         for violation in &outcomes.violations {
-            println!("{violation}");
+            out!("{violation}");
         }
         ensure!(outcomes.violations.is_empty(), "seed {seed} violated an invariant");
         Ok(())

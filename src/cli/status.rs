@@ -52,7 +52,7 @@ impl Status {
         });
         let report = Report { now, census, stuck: stuck.collect(), failures, broker };
         if self.json {
-            println!("{}", report.json());
+            out!("{}", report.json());
         } else {
             report.print(&config);
         }
@@ -171,33 +171,37 @@ impl Report {
             (names.unrouted(), "messages for queues that do not exist"),
         ] {
             if let Some(depth) = self.broker.depth(&queue).filter(|depth| depth.ready > 0) {
-                println!("{queue}: {} {meaning}", grouped(depth.ready));
+                out!("{queue}: {} {meaning}", grouped(depth.ready));
             }
         }
         if let Some(error) = self.broker.error() {
-            println!("the broker was not asked: {error}");
+            out!("the broker was not asked: {error}");
         }
         if self.census.failures > 0 {
-            println!("{} entities have failed; the latest:", grouped(self.census.failures));
+            out!("{} entities have failed; the latest:", grouped(self.census.failures));
             for failure in &self.failures {
-                println!(
-                    "  {} {} {} (×{}) {}",
-                    failure.last_at, failure.kind, failure.key, failure.times, failure.reason
-                );
+                out!("  {} {} {} (×{}) {}", failure.last_at, failure.kind, failure.key, failure.times, failure.reason);
             }
         }
     }
 
     fn print_queues(&self) {
-        println!(
+        out!(
             "{:<28} {:>11} {:>9} {:>9} {:>9} {:>8} {:>9} {:>9}",
-            "queue", "sleeping", "running", "due", "overdue", "unsent", "waiting", "consumers"
+            "queue",
+            "sleeping",
+            "running",
+            "due",
+            "overdue",
+            "unsent",
+            "waiting",
+            "consumers"
         );
         for queue in &self.census.queues {
             // What was not asked is not known, and not zero.
             let depth = self.broker.depth(&queue.queue);
             let known = |number: fn(Depth) -> u64| depth.map_or("-".into(), |depth| grouped(number(depth)));
-            println!(
+            out!(
                 "{:<28} {:>11} {:>9} {:>9} {:>9} {:>8} {:>9} {:>9}",
                 queue.queue,
                 grouped(queue.sleeping),
@@ -217,7 +221,7 @@ impl Report {
             ("one-off jobs kept in the ledger", self.census.kept_jobs),
         ];
         for (label, count) in further.into_iter().filter(|(_, count)| *count > 0) {
-            println!("{label}: {}", grouped(count));
+            out!("{label}: {}", grouped(count));
         }
     }
 
@@ -225,18 +229,18 @@ impl Report {
         let overdue: i64 = self.census.queues.iter().map(|queue| queue.overdue).sum();
         if self.stuck.is_empty() {
             if let Some(due) = self.census.oldest_due {
-                println!("the chain that waits longest was due at {due}");
+                out!("the chain that waits longest was due at {due}");
             }
             return;
         }
-        println!(
+        out!(
             "{} chains are stuck; {}:",
             grouped(overdue + self.census.quarantined),
             if self.stuck.len() < STUCK as usize { "they are" } else { "those that wait longest are" }
         );
         for Stuck { chain: LateChain { hint, .. }, why } in &self.stuck {
             let for_how_long = std::time::Duration::from_secs(self.now.since(hint.due).as_secs());
-            println!(
+            out!(
                 "  {} {} on {}, tick {}, attempt {}, due at {} ({} ago): {why}",
                 hint.kind,
                 hint.key,

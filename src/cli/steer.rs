@@ -81,9 +81,9 @@ impl Chains {
         let which = Which { kind: Some(self.kind.clone()), key: self.key.clone() };
         let count = ledger.steer(which, order).await?;
         if self.json {
-            println!("{}", json!({ done: count }));
+            out!("{}", json!({ done: count }));
         } else {
-            println!("{} {done}", plural(count));
+            out!("{} {done}", plural(count));
         }
         if let Some(key) = self.key.filter(|_| count == 0) {
             bail!("there is no {wanted} chain {} {key}", self.kind);
@@ -126,9 +126,9 @@ impl Recover {
         let order = if self.all { Order::RecoverAll } else { Order::Recover };
         let count = ledger(&config).await?.steer(Which { kind: self.kind, key: self.key }, order).await?;
         if self.json {
-            println!("{}", json!({ "recovered": count }));
+            out!("{}", json!({ "recovered": count }));
         } else {
-            println!("{} recovered", plural(count));
+            out!("{} recovered", plural(count));
         }
         Ok(())
     }
@@ -162,8 +162,8 @@ impl Run {
         broker.close().await;
         let Self { kind, key, .. } = self;
         match accepted {
-            RunOnce::Accepted if self.json => println!("{}", json!({ "accepted": true })),
-            RunOnce::Accepted => println!("{kind} {key} runs one time more"),
+            RunOnce::Accepted if self.json => out!("{}", json!({ "accepted": true })),
+            RunOnce::Accepted => out!("{kind} {key} runs one time more"),
             RunOnce::Pending => bail!("a run of {kind} {key} is pending already"),
             RunOnce::NoChain => bail!("there is no chain {kind} {key}; `roundelay publish` runs a job without one"),
             RunOnce::Ended => bail!("the chain {kind} {key} has ended; `roundelay enroll --revive` begins it anew"),

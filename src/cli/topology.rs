@@ -82,7 +82,7 @@ impl Apply {
         if !matches!(&config.ledger.url, LedgerUrl::Sqlite(path) if !path.exists()) {
             topology_guard::adopt(&*Connections::ledger(&config).await?, &config).await?;
         }
-        println!("{} exchanges and {} queues are in place", topology.exchanges.len(), topology.queues.len());
+        out!("{} exchanges and {} queues are in place", topology.exchanges.len(), topology.queues.len());
         Ok(())
     }
 }
@@ -97,13 +97,13 @@ impl Check {
         let wrong = findings.iter().filter(|finding| finding.weight == Weight::Wrong).count();
         if self.json {
             let rows: Vec<_> = findings.iter().map(row).collect();
-            println!("{}", json!({ "ok": wrong == 0, "findings": rows }));
+            out!("{}", json!({ "ok": wrong == 0, "findings": rows }));
         } else {
             for finding in &findings {
-                println!("{}\n", words(finding));
+                out!("{}\n", words(finding));
             }
             if wrong == 0 {
-                println!("nothing is wrong");
+                out!("nothing is wrong");
             }
         }
         if wrong > 0 {
@@ -117,12 +117,12 @@ impl Export {
     fn run(self) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(&definitions(&self.config.load()?.topology()))?;
         if self.output.as_os_str() == "-" {
-            println!("{text}");
+            out!("{text}");
             return Ok(());
         }
         std::fs::write(&self.output, text + "\n")
             .with_context(|| format!("failed to write {}", self.output.display()))?;
-        println!("{}", self.output.display());
+        out!("{}", self.output.display());
         Ok(())
     }
 }

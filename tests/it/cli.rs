@@ -1,6 +1,7 @@
 //! The commands, by the real program.
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use lapin::options::BasicGetOptions;
 use nix::sys::signal::{Signal, kill};
@@ -69,6 +70,18 @@ async fn check_says_what_a_good_configuration_amounts_to() {
     assert_eq!((&report["ok"], &report["queues"]), (&json!(true), &json!(["side", "work"])));
     // By default the file is looked for where one stands, and the error says how to name it.
     failed(roundelay(&["check", "--config", "absent.toml"]).await, &["absent.toml", "cannot be read", "--config"]);
+}
+
+#[tokio::test]
+async fn a_reader_that_leaves_early_is_no_crash() {
+    let ground = Ground::embedded();
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_roundelay"));
+    command.args(["check", "--config"]).arg(ground.config_file(CONFIG)).stdin(Stdio::null());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().await.unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.is_empty() && output.status.code() == Some(1), "{:?}: {complaint}", output.status);
 }
 
 #[tokio::test]

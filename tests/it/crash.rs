@@ -36,7 +36,7 @@ struct Receiver {
 async fn receive(State(receiver): State<Receiver>, headers: HeaderMap) -> &'static str {
     let header = |name: &str| headers[name].to_str().unwrap().to_owned();
     // One-off jobs have neither tick nor fence.
-    let number = |name: &str| headers.contains_key(name).then(|| header(name).parse::<i64>().unwrap()).unwrap_or(0);
+    let number = |name: &str| headers.get(name).map_or(0, |value| value.to_str().unwrap().parse::<i64>().unwrap());
     let life = *receiver.life.borrow();
     let call = Call {
         key: header("roundelay-key"),
@@ -187,9 +187,9 @@ queue = "work"
         }
     };
     let replacing = async {
-        for n in 0..workers.len() {
-            end(&mut workers[n]).await;
-            workers[n] = worker(&config);
+        for old in &mut workers {
+            end(old).await;
+            *old = worker(&config);
             on_by(2).await;
         }
     };

@@ -137,3 +137,37 @@ pub fn migrate(connection: &mut Connection, entropy: &Entropy, now: Time) -> Res
     transaction.commit()?;
     Ok(id)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_version_1_is_brought_up_to_date_with_all_that_is_in_it() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        connection.execute_batch(MIGRATIONS[0]).unwrap();
+        connection.pragma_update(None, "user_version", 1).unwrap();
+        let rows = "INSERT INTO meta VALUES ('ledger_id', 'an-old-one');
+            INSERT INTO chains (kind, key, queue, tick, nominal, due, fence, expected, watch_at, payload)
+                VALUES ('sync', 'a', 'work', 7, 1, 2, 3, 4, 5, '{}');
+            INSERT INTO attempts (epoch, tick, attempt, previous, worker, due, started) VALUES (1, 7, 1, 0, 'w', 2, 2);
+            INSERT INTO failures VALUES ('sync', 'a', 'no reason', 2, 10, 20);
+            INSERT INTO jobs (id, body) VALUES ('job', x'7b7d');";
+        connection.execute_batch(rows).unwrap();
+        let now = Time::from_millis(1_800_000_000_000);
+        for _ in 0..2 {
+            assert_eq!(migrate(&mut connection, &Entropy::seeded(1), now).unwrap(), "an-old-one");
+            let version: u32 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+            assert_eq!(version as usize, MIGRATIONS.len());
+        }
+        let one = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, String>(0)).unwrap();
+        assert_eq!(one("SELECT concat_ws(' ', epoch, kind, key, tick, fence, once) FROM chains"), "1 sync a 7 3 0");
+        assert_eq!(one("SELECT concat_ws(' ', kind, key, item, reason, times) FROM failures"), "sync a  no reason 2");
+        assert_eq!(one("SELECT concat_ws(' ', id, kept_at) FROM jobs"), "job 0");
+        // New numbers come after all that were given.
+        let insert = "INSERT INTO chains (kind, key, queue, nominal, due, expected, watch_at, payload)
+            VALUES ('sync', 'b', 'work', 1, 2, 4, 5, '{}') RETURNING epoch";
+        let epoch: i64 = connection.query_row(insert, [], |row| row.get(0)).unwrap();
+        assert!(epoch > now.as_millis() * 1_000, "{epoch}");
+    }
+}
