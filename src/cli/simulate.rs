@@ -20,17 +20,17 @@ pub struct Simulate {
     /// Let things go wrong. Without it, only the dice and the latencies differ from seed to seed.
     #[arg(long)]
     faults: bool,
-    /// How many seeds.
-    #[arg(long, default_value_t = 100)]
-    seeds: u64,
+    /// How many seeds; 100 unless --seed is given.
+    #[arg(long)]
+    seeds: Option<u64>,
     /// The first seed; alone, the only one.
     #[arg(long)]
     seed: Option<u64>,
     /// Only the faults with these numbers, of one seed.
-    #[arg(long, value_name = "N,N…", value_delimiter = ',', requires = "seed")]
+    #[arg(long, value_name = "N,N…", value_delimiter = ',', requires = "seed", conflicts_with_all = ["seeds", "json"])]
     only: Option<Vec<usize>>,
     /// Print everything that happens; for one seed.
-    #[arg(long, requires = "seed")]
+    #[arg(long, requires = "seed", conflicts_with_all = ["seeds", "json"])]
     log: bool,
     /// Threads.
     #[arg(long, value_name = "N")]
@@ -46,7 +46,8 @@ impl Simulate {
         if let Some(seed) = self.seed.filter(|_| self.only.is_some() || self.log || !self.faults) {
             return self.one(seed);
         }
-        let progress = ProgressBar::new(self.seeds);
+        let seeds = self.seeds.unwrap_or(if self.seed.is_some() { 1 } else { 100 });
+        let progress = ProgressBar::new(seeds);
         let target = match std::io::stderr().is_terminal() {
             true => ProgressDrawTarget::stderr(),
             false => ProgressDrawTarget::hidden(),
@@ -56,7 +57,6 @@ impl Simulate {
         progress.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
         let threads = self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         let failed = |failure: &Failure| progress.suspend(|| eprintln!("{}", words(failure)));
-        let seeds = if self.seed.is_some() && self.seeds == 100 { 1 } else { self.seeds };
         let report = simulation::campaign(self.seed.unwrap_or(0), seeds, threads, failed, || progress.inc(1));
         progress.finish_and_clear();
         if self.json {

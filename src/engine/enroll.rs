@@ -143,7 +143,8 @@ impl Enroller {
             if !self.queues.contains(&entity.queue) {
                 return Err(refused(format!("there is no [queues.{}] in the configuration", entity.queue)));
             }
-            serde_json::from_str::<serde::de::IgnoredAny>(&entity.payload)
+            // As a worker will read it, which takes no number like 1e999, for example.
+            serde_json::from_str::<serde_json::Value>(&entity.payload)
                 .map_err(|error| refused(format!("its payload is not JSON: {error}")))?;
         }
         let ledger = self.connections.ledger.clone();

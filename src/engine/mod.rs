@@ -247,13 +247,14 @@ impl Engine {
         parts.spawn(core.life.bind(consume(core.clone(), rearm, tasks.clone(), stop.clone(), rearm::live)));
         parts.spawn(core.life.bind(catch_up::run(core.clone(), stop.clone())));
         // What runs keeps its lease until it has ended, also while the worker stops.
-        let heart = tokio::spawn(core.life.bind(lease::beat(core.clone())));
+        let mut heart = tokio::spawn(core.life.bind(lease::beat(core.clone())));
         let queues: Vec<&str> = core.queues.keys().map(String::as_str).collect();
         tracing::info!(worker = %core.worker, ?queues, "working");
 
         let broken = tokio::select! {
             biased;
             () = stop.cancelled() => None,
+            ended = &mut heart => Some(ended.map_or_else(|panic| panic.to_string(), |()| "no more heartbeats".into())),
             Some(ended) = parts.join_next() => Some(ended.map_or_else(|panic| panic.to_string(), |()| "no more deliveries".into())),
         };
         if let (Some(monitor), Some(why)) = (&monitor, &broken) {

@@ -6,16 +6,32 @@
 
 use futures_util::{StreamExt, stream};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use super::Core;
 use super::life::Point;
 use crate::clock::Time;
+use crate::handler::answer::{EXCERPT, excerpt};
 use crate::job::{Envelope, MAX_PAYLOAD};
 use crate::ledger::{FailedItem, SpawnedJob};
 use crate::outcome::{NewJob, Yield};
 
 /// Jobs of one run published at the same time.
 const IN_FLIGHT: usize = 64;
+
+/// From here on a run's id is not continued as it is. Jobs may ask for jobs without end, and an id has
+/// at most [`MAX_KEY`](crate::job::MAX_KEY) bytes.
+const LONGEST_RUN: usize = 200;
+
+/// The id of the `n`-th job, from 1, that a run asks for: the same however often the run is repeated.
+/// It is `<run>-<n>`, with the SHA-256 of the run's id in its place once that is long.
+fn spawned_id(run: &str, n: usize) -> String {
+    if run.len() <= LONGEST_RUN {
+        return format!("{run}-{n}");
+    }
+    let digest: String = Sha256::digest(run).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{digest}-{n}")
+}
 
 /// What a run asked for, as the ledger takes it.
 #[derive(Default)]
@@ -42,11 +58,13 @@ impl Core {
         let mut asked = Asked { envelopes: Vec::with_capacity(yields.jobs.len()), failed: yields.failed };
         for (n, job) in yields.jobs.into_iter().enumerate() {
             let item = format!("spawn {} {}", job.kind, job.key);
-            match self.envelope(format!("{run}-{}", n + 1), queue, job, at) {
+            match self.envelope(spawned_id(run, n + 1), queue, job, at) {
                 Ok(envelope) => asked.envelopes.push(envelope),
                 Err(reason) => asked.failed.push(FailedItem { item, reason }),
             }
         }
+        // They are a handler's words, and part of a key, which PostgreSQL takes up to 2,700 bytes of.
+        asked.failed.iter_mut().for_each(|part| part.item = excerpt(part.item.as_bytes(), EXCERPT));
         asked
     }
 
@@ -107,5 +125,26 @@ impl Core {
             tracing::warn!(%error, "failed to take sent jobs out of the outbox; they are sent again");
         }
         self.life.reached(Point::SpawnedForgotten).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::MAX_KEY;
+
+    #[test]
+    fn ids_of_asked_for_jobs_are_stable_unique_and_never_too_long() {
+        assert_eq!(spawned_id("ledger-7-1", 2), "ledger-7-1-2");
+        let long = "x".repeat(MAX_KEY);
+        assert_eq!(spawned_id(&long, 1), spawned_id(&long, 1));
+        assert_ne!(spawned_id(&long, 1), spawned_id(&long, 2));
+        assert_ne!(spawned_id(&long, 1), spawned_id(&"y".repeat(MAX_KEY), 1));
+        let mut id = "job".to_owned();
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..1_000 {
+            id = spawned_id(&id, 1);
+            assert!(id.len() <= MAX_KEY && seen.insert(id.clone()), "{id}");
+        }
     }
 }

@@ -73,6 +73,7 @@ impl Monitor {
         let facts = Facts {
             started: now,
             asked: now,
+            asked_at: Instant::now(),
             broken: None,
             engine: Part::down("engine", "it is starting", now),
             broker: Part::up("broker", now),
@@ -104,6 +105,8 @@ struct Facts {
     started: Time,
     /// When a round of questions to the ledger last ended, well or not.
     asked: Time,
+    /// Likewise. Silence is measured by this: the ledger's clock may be set.
+    asked_at: Instant,
     broken: Option<String>,
     engine: Part,
     broker: Part,
@@ -125,7 +128,7 @@ impl Watch {
             let (now, answered) = (self.subject.ledger.now(), answer.is_none());
             {
                 let mut facts = self.facts();
-                facts.asked = now;
+                (facts.asked, facts.asked_at) = (now, Instant::now());
                 if facts.ledger.note(answer.clone(), now) {
                     match answer {
                         Some(why) => tracing::warn!(why, "the ledger cannot be used"),
@@ -167,7 +170,7 @@ impl Watch {
         };
         facts.engine.note(engine, now);
         facts.broker.note(away, now);
-        let silent = now.since(facts.asked) > SILENT;
+        let silent = facts.asked_at.elapsed() > SILENT;
         let census = silent.then(|| format!("the ledger has not been asked since {}", facts.asked));
         facts.census.note(census, now);
         telemetry.up(facts.broker.is_up(), facts.ledger.is_up() && facts.census.is_up());

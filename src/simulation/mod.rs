@@ -5,7 +5,7 @@
 //! and every die that is rolled, so the same seed always comes to the same end. A run is a storm, in
 //! which faults come, and then a calm, in which everything must come to rest. An observer sees
 //! every commit and every start of a handler, and compares with the invariants of
-//! `docs/architecture.md`.
+//! `docs/proof.md`.
 //!
 //! - [`plan`]: what goes wrong.
 //! - `world`: one run. `worker`, `ledger`: the engine's processes and what lies between them and the

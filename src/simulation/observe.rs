@@ -2,7 +2,7 @@
 //!
 //! The observer sees every commit of the ledger and every start of a handler, whoever else hears
 //! of it, keeps its own small model of each chain, and compares. The invariants' numbers are those
-//! of `docs/architecture.md`.
+//! of `docs/proof.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

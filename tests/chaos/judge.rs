@@ -21,6 +21,8 @@ pub struct Rules {
     pub slack: i64,
     /// How much longer it may then take until it is called.
     pub patience: i64,
+    /// How long a chain may be due and not be called, whatever is broken.
+    pub longest: i64,
     /// Kinds whose ticks are taken over when they are delivered again.
     pub redelivery: BTreeSet<String>,
 }
@@ -229,6 +231,12 @@ pub fn judge(log: &[Line], chains: &[Chain], attempts: &[Attempt], rules: &Rules
         ruling.unrecorded.extend(unknown.map(|seen| told(seen, "has no attempt in the ledger")));
     }
     forks_among_finishes(attempts, &mut ruling);
+    // Nobody pauses or retires any.
+    let stopped = chains.iter().filter(|chain| !chain.active);
+    ruling.dead.extend(stopped.map(|Chain { kind, key, .. }| format!("{kind} {key} does not tick any more")));
+    let known: HashSet<i64> = chains.iter().map(|chain| chain.epoch).collect();
+    let gone = record.chains.keys().filter(|epoch| !known.contains(epoch));
+    ruling.dead.extend(gone.map(|epoch| format!("the chain {epoch} was called and is not in the ledger")));
     for chain in chains.iter().filter(|chain| chain.active) {
         deaths(&record, chain, &rows, rules, &mut ruling);
     }
@@ -307,7 +315,8 @@ fn deaths(record: &Record, chain: &Chain, rows: &HashMap<i64, &Attempt>, rules: 
                 deadline = deadline.max(outage.1.saturating_add(rules.slack + rules.patience));
             }
         }
-        if until > deadline {
+        // Outages follow each other closely, but no chain is in the way of all of them.
+        if until > deadline || until - due > rules.longest {
             let (Chain { kind, key, .. }, late) = (chain, until - due);
             let end = if called { "was called" } else { "had not been called at the end," };
             ruling.dead.push(format!("{kind} {key}, due at {due}, {end} {late} ms later"));

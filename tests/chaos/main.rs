@@ -48,6 +48,9 @@ use workers::Workers;
 
 /// How long a chain may take to be called again after slack, once everything is whole.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a chain may wait at most, whatever goes wrong meanwhile. Half a minute without the ledger,
+/// or the restart of a whole cluster, are in it several times over.
+const LONGEST: Duration = Duration::from_secs(180);
 /// How long a run may go on beyond its time to have had all its faults, as a share of its time and
 /// at least.
 const OVERTIME: (f64, Duration) = (0.5, Duration::from_secs(120));
@@ -212,6 +215,7 @@ async fn on(ground: Ground, folder: &Path, seed: u64, arguments: &Arguments) -> 
     let rules = Rules {
         slack: SLACK.as_millis() as i64,
         patience: PATIENCE.as_millis() as i64,
+        longest: LONGEST.as_millis() as i64,
         redelivery: KINDS.iter().filter(|kind| kind.redelivery).map(|kind| kind.name.to_owned()).collect(),
     };
     let ruling = judge::judge(&log::read(&log_path)?, &chains, &attempts, &rules);

@@ -50,6 +50,13 @@ pub fn report(course: &Course, ruling: &Ruling) -> Value {
         });
         recovery.insert((*fault).to_owned(), row);
     }
+    // What was struck only while something else was broken, so that its bound says nothing.
+    let unmeasured: Vec<&str> = course
+        .bounds
+        .iter()
+        .map(|(fault, _)| *fault)
+        .filter(|fault| recovery.get(*fault).is_some_and(|row| row["undisturbed"] == json!(0)))
+        .collect();
     let missing: Vec<String> = course
         .faults
         .iter()
@@ -80,7 +87,7 @@ pub fn report(course: &Course, ruling: &Ruling) -> Value {
         "recovery": recovery,
         "findings": {
             "dead": shown(dead), "forked": shown(forked), "unrecorded": shown(unrecorded), "lost": shown(lost),
-            "too_few": missing, "slow": slow,
+            "too_few": missing, "slow": slow, "not_measured": unmeasured,
         },
     })
 }

@@ -88,7 +88,7 @@ impl Story {
         self.at(over, Entry::Over);
         self.log.sort_by_key(|line| line.at);
         let chain = |epoch: i64, kind: &str| Chain { epoch, kind: kind.into(), key: "k".into(), active: true, due };
-        let rules = Rules { slack: 3_000, patience: 60_000, redelivery: ["fast".to_owned()].into() };
+        let rules = Rules { slack: 3_000, patience: 60_000, longest: 180_000, redelivery: ["fast".to_owned()].into() };
         judge::judge(&self.log, &[chain(1, "slow"), chain(2, "fast")], &self.attempts, &rules)
     }
 }
@@ -211,6 +211,30 @@ fn a_call_without_an_attempt_and_a_job_without_a_call_are_found() {
     let ruling = story.at(1_500, Entry::Call(seen)).judged(5_000, 6_000);
     assert_eq!(findings(&ruling), [0, 0, 1, 1], "{ruling:?}");
     assert!(ruling.lost[0].contains("gone"), "{ruling:?}");
+}
+
+#[test]
+fn chains_that_were_stopped_or_are_not_there_any_more_are_dead() {
+    let rules = || Rules { slack: 3_000, patience: 60_000, longest: 180_000, redelivery: Default::default() };
+    let mut story = Story::default();
+    story.call(1, 1, 10, "w1-1", 1_000, 1_200).call(3, 1, 11, "w1-1", 1_000, 1_200).at(2_000, Entry::Over);
+    let chain = |active| Chain { epoch: 1, kind: "slow".into(), key: "k".into(), active, due: 9_000 };
+    let dead = |active| judge::judge(&story.log, &[chain(active)], &story.attempts, &rules()).dead;
+    assert_eq!(dead(true), ["the chain 3 was called and is not in the ledger"]);
+    assert_eq!(dead(false).len(), 2, "{:?}", dead(false));
+}
+
+#[test]
+fn no_chain_waits_for_ever_because_outages_follow_each_other() {
+    let dead = |outages: i64| {
+        let mut story = Story::default();
+        story.call(1, 1, 10, "w1-1", 1_000, 1_200).call(2, 1, 11, "w1-1", 1_000, 1_200);
+        for n in 0..outages {
+            story.fault("node killed", "1", 2_000 + n * 20_000, 10_000 + n * 20_000);
+        }
+        story.judged(6_000, 20_000 * outages).dead.len()
+    };
+    assert_eq!((dead(8), dead(12)), (0, 2));
 }
 
 #[test]

@@ -196,7 +196,26 @@ async fn a_lease_that_ran_out_is_taken_over_and_its_holder_fenced() {
         let due = ledger.now();
         let late = end(&hint, frozen.fence, due, Next::Tick { due }, Verdict::Done);
         assert_eq!(ledger.finish(late).await.unwrap(), Finish::Fenced);
+        let records = ledger.attempts(0, 10).await.unwrap();
+        assert_eq!(records[0].verdict.as_deref(), Some("fenced"), "it was lost, and has come to an end after all");
         assert_eq!(finished(ledger, &hint, second.fence, Next::Tick { due }).await.tick, 2);
+    }
+}
+
+#[tokio::test]
+async fn an_end_that_is_written_stays_when_it_is_told_again_too_late() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let hint = begun(ledger, "a").await;
+        let grant = granted(ledger, &hint, LEASE).await;
+        let due = ledger.now();
+        let ended = end(&hint, grant.fence, due, Next::Tick { due }, Verdict::Done);
+        let Finish::Applied(Some(next)) = ledger.finish(ended.clone()).await.unwrap() else { panic!("not applied") };
+        // Whoever has not heard of it asks again, when the chain has moved on.
+        granted(ledger, &next, LEASE).await;
+        assert_eq!(ledger.finish(ended).await.unwrap(), Finish::Fenced);
+        let verdicts: Vec<_> = ledger.attempts(0, 10).await.unwrap().into_iter().map(|row| row.verdict).collect();
+        assert_eq!(verdicts, [Some("done".to_owned()), None]);
     }
 }
 

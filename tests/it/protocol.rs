@@ -73,8 +73,15 @@ mod run {
             delay: Duration::ZERO,
         };
         let parent = run.job.id.clone();
+        // Longer than what fits into an index, and not to be compressed.
+        let long: String = (1..=300_u64).map(|n| format!("{:016x}", n.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
         run.end(Outcome::DoneWith(Yield {
-            jobs: vec![job("other", "a", None), job("other", "b", Some("work")), job("nobody", "c", None)],
+            jobs: vec![
+                job("other", "a", None),
+                job("other", "b", Some("work")),
+                job("nobody", "c", None),
+                job("nobody", &long, None),
+            ],
             failed: vec![FailedItem { item: "page 7".into(), reason: "HTTP 404".into() }],
         }));
         let mut seen = Vec::new();
@@ -92,7 +99,8 @@ mod run {
         let mut failures = engine.ledger().failures(10).await.unwrap();
         failures.sort_by(|a, b| a.item.cmp(&b.item));
         let items: Vec<_> = failures.iter().map(|f| (f.key.as_str(), f.item.as_str())).collect();
-        assert_eq!(items, [("x", "page 7"), ("x", "spawn nobody c")]);
+        let cut = format!("spawn nobody {}…", &long[..187]);
+        assert_eq!(items, [("x", "page 7"), ("x", cut.as_str()), ("x", "spawn nobody c")]);
         assert!(failures[1].reason.contains("no [kinds.nobody]"), "{}", failures[1].reason);
         until("all are done", async || engine.telemetry.get(Count::Done) == 3).await;
         assert_eq!(engine.telemetry.get(Count::Started), 3);

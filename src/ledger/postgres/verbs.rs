@@ -118,7 +118,10 @@ impl Verb for FinishRequest {
         });
         let verdict = if written.is_some() { self.verdict.as_str() } else { "fenced" };
         let ended = Ended { at: self.at, verdict, reason: self.reason.clone(), only_if_open: false };
-        page.writes.ended.insert(self.fence, ended);
+        // An end that is written stays: whoever was not told of it may ask again when the chain has moved on.
+        if page.writes.ended.get(&self.fence).is_none_or(|there| there.verdict == "lost") {
+            page.writes.ended.insert(self.fence, ended);
+        }
         let Some((hint, state)) = written else { return Finish::Fenced };
         if matches!(self.verdict, Verdict::Failed | Verdict::Retired) {
             page.failed(&hint.kind, &hint.key, "", self.reason.as_deref().unwrap_or_default(), self.at);

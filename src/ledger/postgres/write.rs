@@ -31,7 +31,7 @@ pub(super) const END_ATTEMPTS: &str = "
     UPDATE attempts a SET finished = u.finished, verdict = u.verdict, reason = u.reason
     FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::bool[])
          AS u (fence, finished, verdict, reason, only_if_open)
-    WHERE a.fence = u.fence AND (a.finished IS NULL OR NOT u.only_if_open)";
+    WHERE a.fence = u.fence AND (a.finished IS NULL OR (a.verdict = 'lost' AND NOT u.only_if_open))";
 const FAILURES: &str = "
     INSERT INTO failures (kind, key, item, reason, times, first_at, last_at)
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::int8[], $6::int8[], $7::int8[])

@@ -277,7 +277,10 @@ impl Store {
         }
         let verdict = if written.is_some() { f.verdict.as_str() } else { "fenced" };
         self.connection
-            .prepare_cached("UPDATE attempts SET finished = ?2, verdict = ?3, reason = ?4 WHERE fence = ?1")?
+            .prepare_cached(
+                "UPDATE attempts SET finished = ?2, verdict = ?3, reason = ?4
+                 WHERE fence = ?1 AND (verdict IS NULL OR verdict = 'lost')",
+            )?
             .execute(params![f.fence, at, verdict, f.reason])?;
         let Some((hint, state)) = written else { return Ok(Finish::Fenced) };
         if matches!(f.verdict, Verdict::Failed | Verdict::Retired) {
