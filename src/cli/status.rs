@@ -180,7 +180,9 @@ impl Report {
         if self.census.failures > 0 {
             out!("{} entities have failed; the latest:", grouped(self.census.failures));
             for failure in &self.failures {
-                out!("  {} {} {} (×{}) {}", failure.last_at, failure.kind, failure.key, failure.times, failure.reason);
+                let Failure { kind, key, item, reason, times, last_at, .. } = failure;
+                let part = if item.is_empty() { String::new() } else { format!(", {item}") };
+                out!("  {last_at} {kind} {key}{part} (×{times}) {reason}");
             }
         }
     }

@@ -430,7 +430,7 @@ pub struct Census {
     pub queues: Vec<QueueCensus>,
     /// Chains that an operator has stopped.
     pub paused: i64,
-    /// Chains that have ended.
+    /// Chains that have ended; single ticks beside a chain are not counted.
     pub retired: i64,
     /// Chains whose messages were ahead of the ledger.
     pub quarantined: i64,

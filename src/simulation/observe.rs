@@ -69,12 +69,14 @@ struct Lease {
     epoch: i64,
     fence: i64,
     until: Time,
+    /// It had run out when the clock was set, perhaps back.
+    over: bool,
 }
 
 impl Lease {
     /// Whether a claim in this epoch has to wait for it. That of an earlier epoch means nothing.
     fn holds(&self, epoch: i64, now: Time) -> bool {
-        self.epoch == epoch && self.until > now
+        self.epoch == epoch && self.until > now && !self.over
     }
 }
 
@@ -108,6 +110,8 @@ struct State {
     /// Fences whose finish is written.
     written: BTreeSet<i64>,
     running: BTreeMap<u64, Running>,
+    /// The highest fence when the ledger's clock was last set.
+    before_the_clock: i64,
     runs: u64,
     jobs: BTreeMap<String, JobModel>,
     /// When a tick of a chain last ended.
@@ -205,7 +209,8 @@ impl Observer {
             wrong.push(("I8", format!("{name}: claimed after it was stopped")));
         }
         model.place = (hint.epoch, hint.tick, grant.fence);
-        model.lease = Some(Lease { epoch: hint.epoch, fence: grant.fence, until: grant.at + request.lease });
+        model.lease =
+            Some(Lease { epoch: hint.epoch, fence: grant.fence, until: grant.at + request.lease, over: false });
         model.due = Some(grant.due);
         state.epochs.insert(hint.epoch, name.clone());
         if !grant.once {
@@ -223,7 +228,7 @@ impl Observer {
         for (renewal, _) in leases.iter().zip(kept).filter(|(_, kept)| **kept) {
             let Some(name) = epochs.get(&renewal.epoch) else { continue };
             match chains.get_mut(name).and_then(|model| model.lease.as_mut()) {
-                Some(lease) if lease.fence == renewal.fence => lease.until = until,
+                Some(lease) if lease.fence == renewal.fence => (lease.until, lease.over) = (until, false),
                 _ => wrong.push(format!("{name}: fence {} is renewed, and is not the last", renewal.fence)),
             }
         }
@@ -287,6 +292,7 @@ impl Observer {
         let place = (job.queue.clone(), process.worker, process.run);
         state.starts.entry(place).or_default().push(Instant::now());
         if let Some(tick) = job.tick {
+            let lenient = lenient || tick.fence <= state.before_the_clock;
             let other = state.running.values().find(|running| {
                 let same = running.name == name && running.epoch == tick.epoch;
                 same && running.process.is_running() && !running.lenient && !lenient
@@ -331,9 +337,16 @@ impl Observer {
         }
     }
 
-    /// Whoever runs now may still run when somebody else begins: the ledger's clock has jumped.
-    pub fn excuse_running(&self) {
-        self.lock().running.values_mut().for_each(|running| running.lenient = true);
+    /// The ledger's clock is about to be set, and shows `now`. Whoever has claimed something by then may
+    /// still run, or only begin to, when somebody else does. What is over by then stays so, though the
+    /// clock may go back.
+    pub fn clock_is_set(&self, now: Time) {
+        let mut state = self.lock();
+        state.running.values_mut().for_each(|running| running.lenient = true);
+        state.before_the_clock = state.chains.values().map(|model| model.place.2).max().unwrap_or_default();
+        for lease in state.chains.values_mut().filter_map(|model| model.lease.as_mut()) {
+            lease.over |= lease.until <= now;
+        }
     }
 
     /// An order to stop a chain has been carried out, or one to let it go on is about to be.
@@ -373,10 +386,11 @@ impl Observer {
         lost.map(|(id, _)| id.clone()).collect()
     }
 
-    /// Keys of jobs that failed for good before then.
+    /// Keys of jobs that failed for good before then. One whose message an operator threw away may
+    /// have failed without anybody being left to write that down.
     pub fn failed_jobs(&self, before: Instant) -> Vec<String> {
         let state = self.lock();
-        let failed = state.jobs.values().filter_map(|job| job.failed.clone());
+        let failed = state.jobs.values().filter(|job| !job.excused).filter_map(|job| job.failed.clone());
         failed.filter(|(at, _)| *at <= before).map(|(_, key)| key).collect()
     }
 

@@ -474,6 +474,7 @@ async fn a_single_tick_beside_the_rotation_is_refused_while_there_is_one() {
             states.iter().map(|c| (c.once, c.state)).collect::<Vec<_>>(),
             [(false, ChainState::Active), (true, ChainState::Retired)]
         );
+        assert_eq!(ledger.census(SLACK).await.unwrap().retired, 0, "the chain has not ended");
         let Enrolled::Created(second) = ledger.enroll(vec![extra]).await.unwrap().remove(0) else { panic!() };
         assert!(second.epoch > first.epoch);
         assert_eq!(ledger.claim(ask(&first, LEASE)).await.unwrap(), Claim::Idle);

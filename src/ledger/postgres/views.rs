@@ -158,7 +158,7 @@ impl Reader {
         let (now, overdue_before) = (now.as_millis(), (now - slack).as_millis());
         let queues = self.rows(queues, &[&now, &overdue_before], queue).await?;
         let counts = "SELECT (SELECT count(*) FROM chains WHERE state = 1),
-                             (SELECT count(*) FROM chains WHERE state = 2),
+                             (SELECT count(*) FROM chains WHERE state = 2 AND NOT once),
                              (SELECT count(*) FROM chains WHERE state = 3),
                              (SELECT count(*) FROM failures),
                              (SELECT count(*) FROM quarantine),

@@ -130,7 +130,7 @@ impl Store {
     pub fn census(&self, now: Time, slack: Duration) -> Result<Census> {
         // One pass in the order of the file. Grouping in SQL would sort all chains, and going by an
         // index would fetch each from another page: both take several times as long.
-        let sql = "SELECT state, queue, lease_until, due, sent FROM chains NOT INDEXED";
+        let sql = "SELECT state, queue, lease_until, due, sent FROM chains NOT INDEXED WHERE state <> 2 OR once = 0";
         let mut census = Census::default();
         let mut queues: BTreeMap<String, QueueCensus> = BTreeMap::new();
         let mut select = self.connection.prepare_cached(sql)?;

@@ -166,6 +166,8 @@ struct World {
     published: u64,
     /// Bodies that must be found in quarantine.
     poison: Arc<Mutex<BTreeSet<Vec<u8>>>>,
+    /// Bodies that may be found there, since nobody knows whether they were published.
+    perhaps: Arc<Mutex<BTreeSet<Vec<u8>>>>,
     messages: BTreeMap<usize, u64>,
     /// Nothing goes wrong any more.
     calm: Arc<AtomicBool>,
@@ -236,6 +238,7 @@ impl World {
             doubled: 0,
             published: 0,
             poison: Arc::default(),
+            perhaps: Arc::default(),
             messages: BTreeMap::new(),
             calm: Arc::default(),
             healed: None,

@@ -134,14 +134,13 @@ impl World {
                 _ => json!({ "v": 9, "n": n }).to_string(),
             });
         }
-        let poison = self.poison.clone();
+        let (poison, perhaps) = (self.poison.clone(), self.perhaps.clone());
         tokio::spawn(async move {
             for body in bodies {
                 let message =
                     Message { to: Destination::Queue(queue.clone()), id: body.clone(), body: body.clone().into() };
-                if connection.publish(message).await.is_ok() {
-                    poison.lock().unwrap_or_else(PoisonError::into_inner).insert(body.into_bytes());
-                }
+                let known = if connection.publish(message).await.is_ok() { &poison } else { &perhaps };
+                known.lock().unwrap_or_else(PoisonError::into_inner).insert(body.into_bytes());
             }
         });
     }

@@ -150,9 +150,8 @@ impl World {
                 }
             }
             Fault::Clock { millis } => {
+                self.observer.clock_is_set(self.ledger.now());
                 self.clock.set_forward(millis);
-                // Leases that the jump has ended may be taken over while their holders live.
-                self.observer.excuse_running();
             }
             Fault::Poison { queue, count } => {
                 let queue = ["alpha", "beta", "gamma"][queue % 3];
@@ -184,7 +183,10 @@ impl World {
 
     fn thrown_away(&self, body: &[u8]) {
         self.observer.thrown_away(body);
-        self.poison.lock().unwrap_or_else(PoisonError::into_inner).remove(body);
+        if let Some(body) = self.poison.lock().unwrap_or_else(PoisonError::into_inner).take(body) {
+            // A copy of it may have been set aside before.
+            self.perhaps.lock().unwrap_or_else(PoisonError::into_inner).insert(body);
+        }
     }
 
     async fn heal(&mut self) {

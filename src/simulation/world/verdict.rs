@@ -36,7 +36,7 @@ impl World {
         census.retain(|held| !kept.contains(&held.queue));
         let mut counts: BTreeMap<(String, String), usize> = BTreeMap::new();
         for held in &census {
-            if let Ok(Envelope { kind, key, chain: Some(_), .. }) = Envelope::decode(&held.body) {
+            if let Some(Envelope { kind, key, .. }) = hint(&held.body, self.ledger.id()) {
                 *counts.entry((kind, key)).or_default() += 1;
             }
         }
@@ -94,8 +94,10 @@ impl World {
                 Err(error) => return self.observer.violated("world", format!("cannot look: {error}")),
             };
             let active = chains.iter().filter(|chain| chain.state == ChainState::Active).count();
-            let waiting =
-                census.iter().filter(|held| held.state != HeldState::Unsettled && is_of(&held.body, kind, key));
+            let waiting = census.iter().filter(|held| {
+                held.state != HeldState::Unsettled
+                    && hint(&held.body, self.ledger.id()).is_some_and(|hint| hint.kind == kind && hint.key == key)
+            });
             let waiting = waiting.count();
             let all = counts.get(&(kind.into(), key.into())).copied().unwrap_or_default();
             if waiting > active || all < active {
@@ -121,21 +123,21 @@ impl World {
         let aside: BTreeSet<Vec<u8>> =
             census.iter().filter(|held| held.queue == quarantine).map(|held| held.body.to_vec()).collect();
         let poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        for body in poison.difference(&aside) {
+        // What was published while its queue was away, nobody can set aside.
+        let unrouted: BTreeSet<Vec<u8>> =
+            census.iter().filter(|held| held.queue == self.names.unrouted()).map(|held| held.body.to_vec()).collect();
+        for body in poison.difference(&aside).filter(|body| !unrouted.contains(*body)) {
             self.observer.violated("I10", format!("never set aside: {}", String::from_utf8_lossy(body)));
         }
         let restored = self.generation.load(Ordering::Relaxed) > 0;
-        for body in aside.difference(&poison) {
+        let perhaps = self.perhaps.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for body in aside.difference(&poison).filter(|body| !perhaps.contains(*body)) {
             let ours = Envelope::decode(body).is_ok_and(|envelope| self.config.kinds.contains_key(&envelope.kind));
             if ours && !restored && Envelope::decode(body).is_ok_and(|e| e.queue.as_deref() != Some("nowhere")) {
                 self.observer.violated("I4", format!("a good message is set aside: {}", String::from_utf8_lossy(body)));
             }
         }
-        let found: BTreeSet<String> = census
-            .iter()
-            .filter(|held| held.queue == self.names.unrouted())
-            .filter_map(|held| Envelope::decode(&held.body).ok()?.id)
-            .collect();
+        let found: BTreeSet<String> = unrouted.iter().filter_map(|body| Envelope::decode(body).ok()?.id).collect();
         for id in self.observer.lost_jobs(Instant::now() - RECOVERY).into_iter().filter(|id| !found.contains(id)) {
             self.observer.violated("I4", format!("the job {id} was accepted, and never came to an end"));
         }
@@ -221,7 +223,8 @@ pub(super) fn touched(plan: &Plan) -> BTreeSet<String> {
     chains.collect()
 }
 
-fn is_of(body: &[u8], kind: &str, key: &str) -> bool {
-    Envelope::decode(body)
-        .is_ok_and(|envelope| envelope.chain.is_some() && envelope.kind == kind && envelope.key == key)
+/// The message, if it is that of one of this ledger's chains.
+fn hint(body: &[u8], ledger: &str) -> Option<Envelope> {
+    let envelope = Envelope::decode(body).ok()?;
+    envelope.chain.as_ref().is_some_and(|chain| chain.ledger == ledger).then_some(envelope)
 }
