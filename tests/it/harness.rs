@@ -15,7 +15,7 @@ use roundelay::clock::Time;
 use roundelay::engine::enroll::{Enroller, Entity};
 use roundelay::engine::{Connections, StartError};
 use roundelay::job::Job;
-use roundelay::ledger::Ledger;
+use roundelay::ledger::{Ledger, NewChain};
 use roundelay::telemetry::Telemetry;
 use roundelay::{Config, Engine, Outcome};
 use serde_json::{Value, json};
@@ -436,4 +436,21 @@ pub fn worker_with(config: &Path, arguments: &[&str]) -> tokio::process::Child {
         .kill_on_drop(true)
         .spawn()
         .unwrap()
+}
+
+/// The catch-up slack of chains that tests put into a ledger by themselves.
+pub const SLACK: Duration = Duration::from_secs(30);
+
+/// Such a chain, of the kind `sync` on the queue `work`.
+pub fn chain(key: &str, due: Time) -> NewChain {
+    NewChain {
+        kind: "sync".into(),
+        key: key.into(),
+        queue: "work".into(),
+        payload: "{}".into(),
+        due,
+        watch_at: due + SLACK,
+        revive: false,
+        once: false,
+    }
 }

@@ -17,9 +17,8 @@ use roundelay::outcome::{Next, Verdict};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 
-use crate::harness::{Schema, until};
+use crate::harness::{SLACK, Schema, chain, until};
 
-const SLACK: Duration = Duration::from_secs(30);
 const LEASE: Duration = Duration::from_secs(60);
 
 /// A ledger, and a way to open it a second time as another worker would.
@@ -74,19 +73,6 @@ async fn all() -> [Opened; 3] {
 /// Those that several workers can share.
 async fn shared() -> [Opened; 2] {
     [in_file().await, in_postgres().await]
-}
-
-fn chain(key: &str, due: Time) -> NewChain {
-    NewChain {
-        kind: "sync".into(),
-        key: key.into(),
-        queue: "work".into(),
-        payload: "{}".into(),
-        due,
-        watch_at: due + SLACK,
-        revive: false,
-        once: false,
-    }
 }
 
 /// Begins a chain that is due.

@@ -21,26 +21,12 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{SOON, Schema, until};
+use crate::harness::{SLACK, SOON, Schema, chain, until};
 
 const LEASE: Duration = Duration::from_secs(60);
-const SLACK: Duration = Duration::from_secs(30);
 
 async fn open(url: &str) -> Result<Arc<PostgresLedger>, LedgerError> {
     PostgresLedger::open(&Secret::new(url), &Entropy::from_os()).await.map(Arc::new)
-}
-
-fn chain(key: &str, due: Time) -> NewChain {
-    NewChain {
-        kind: "sync".into(),
-        key: key.into(),
-        queue: "work".into(),
-        payload: "{}".into(),
-        due,
-        watch_at: due + SLACK,
-        revive: false,
-        once: false,
-    }
 }
 
 /// Begins chains that are due.

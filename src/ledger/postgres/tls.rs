@@ -62,17 +62,19 @@ pub(super) fn connector(mode: Mode, authorities: Option<&str>) -> Result<MakeRus
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?;
-    let config = match mode {
-        Mode::Disable | Mode::Prefer | Mode::Require => {
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody { provider })).with_no_client_auth()
+    let authorities = match mode {
+        Mode::VerifyFull => {
+            let config = builder.with_root_certificates(roots(authorities)?).with_no_client_auth();
+            return Ok(MakeRustlsConnect::new(config));
         }
-        Mode::VerifyFull => builder.with_root_certificates(roots(authorities)?).with_no_client_auth(),
         Mode::VerifyCa => {
-            let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots(authorities)?), provider);
-            let inner = inner.build().map_err(|error| error.to_string())?;
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyName { inner })).with_no_client_auth()
+            let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots(authorities)?), provider.clone());
+            Some(verifier.build().map_err(|error| error.to_string())?)
         }
+        Mode::Disable | Mode::Prefer | Mode::Require => None,
     };
+    let verifier = Arc::new(AnyName { authorities, provider });
+    let config = builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
     Ok(MakeRustlsConnect::new(config))
 }
 
@@ -93,22 +95,32 @@ fn roots(authorities: Option<&str>) -> Result<RootCertStore, String> {
     if roots.is_empty() { Err(wrong("holds no certificate in PEM form".into())) } else { Ok(roots) }
 }
 
-/// Takes every certificate: encryption against those who only listen.
+/// Takes every name that an authority vouches for; or, without authorities, every certificate:
+/// encryption against those who only listen.
 #[derive(Debug)]
-struct Anybody {
+struct AnyName {
+    authorities: Option<Arc<WebPkiServerVerifier>>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AnyName {
     fn verify_server_cert(
         &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
+        certificate: &CertificateDer<'_>,
+        chain: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
+        use CertificateError::{NotValidForName, NotValidForNameContext};
+        let Some(authorities) = &self.authorities else { return Ok(ServerCertVerified::assertion()) };
+        // The name is looked at last: whatever else is wrong has been told before.
+        match authorities.verify_server_cert(certificate, chain, name, ocsp, now) {
+            Err(rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. })) => {
+                Ok(ServerCertVerified::assertion())
+            }
+            other => other,
+        }
     }
 
     fn verify_tls12_signature(
@@ -131,53 +143,5 @@ impl ServerCertVerifier for Anybody {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
-    }
-}
-
-/// Takes every name that an authority vouches for.
-#[derive(Debug)]
-struct AnyName {
-    inner: Arc<WebPkiServerVerifier>,
-}
-
-impl ServerCertVerifier for AnyName {
-    fn verify_server_cert(
-        &self,
-        certificate: &CertificateDer<'_>,
-        chain: &[CertificateDer<'_>],
-        name: &ServerName<'_>,
-        ocsp: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        use CertificateError::{NotValidForName, NotValidForNameContext};
-        // The name is looked at last: whatever else is wrong has been told before.
-        match self.inner.verify_server_cert(certificate, chain, name, ocsp, now) {
-            Err(rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. })) => {
-                Ok(ServerCertVerified::assertion())
-            }
-            other => other,
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.inner.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.inner.verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.inner.supported_verify_schemes()
     }
 }
