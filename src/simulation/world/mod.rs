@@ -174,6 +174,8 @@ struct World {
     healed: Option<Instant>,
     /// The ledger's time then.
     healed_at: Time,
+    /// The ledger's time when it was last opened: at the beginning, and with each restore.
+    opened_at: Time,
     /// Grows with every restore.
     generation: Arc<AtomicU64>,
     operator: Arc<Process>,
@@ -184,7 +186,8 @@ struct World {
 impl World {
     fn new(seed: u64, plan: &Plan, log: bool) -> Result<Self, String> {
         let config = Config::parse(CONFIG, "the simulation's configuration", []).map_err(|e| e.to_string())?;
-        let clock = Clock::starting_at(Time::from_millis(1_800_000_000_000));
+        let begin = Time::from_millis(1_800_000_000_000);
+        let clock = Clock::starting_at(begin);
         let dice = Entropy::seeded(seed);
         let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &dice).map_err(|e| e.to_string())?;
         let names = Names::new(&config.broker.prefix);
@@ -243,6 +246,7 @@ impl World {
             calm: Arc::default(),
             healed: None,
             healed_at: Time::default(),
+            opened_at: begin,
             generation: Arc::default(),
             operator: Process::new(usize::MAX, 0),
             turns: (0..CHAIN_COUNT).map(|_| Arc::default()).collect(),

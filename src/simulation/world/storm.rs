@@ -225,6 +225,12 @@ impl World {
         let Some((_, copy)) = self.copies.iter().rev().find(|(at, _)| *at <= wanted).or(self.copies.first()) else {
             return;
         };
+        // New numbers go on from the clock. An operator sees to it that it is right; one that was set
+        // back since the ledger was last opened is not.
+        if self.ledger.now() < self.opened_at {
+            return self.observer.note(|| "operator: nothing is restored while the clock is behind".into());
+        }
+        self.opened_at = self.ledger.now();
         let Ok(restored) = copy.copy(&self.dice) else { return };
         (0..WORKERS).for_each(|worker| self.kill(worker));
         self.copies.retain(|(at, _)| *at <= wanted);
