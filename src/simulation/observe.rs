@@ -295,7 +295,7 @@ impl Observer {
             let lenient = lenient || tick.fence <= state.before_the_clock;
             let other = state.running.values().find(|running| {
                 let same = running.name == name && running.epoch == tick.epoch;
-                same && running.process.is_running() && !running.lenient && !lenient
+                same && running.process.is_awake() && !running.lenient && !lenient
             });
             if let Some(other) = other {
                 let (ours, theirs) = (process.worker, other.process.worker);
@@ -422,7 +422,7 @@ impl Observer {
     pub fn look_for_overlaps(&self) {
         let at = self.start.elapsed();
         let mut state = self.lock();
-        let running: Vec<&Running> = state.running.values().filter(|r| r.process.is_running() && !r.lenient).collect();
+        let running: Vec<&Running> = state.running.values().filter(|r| r.process.is_awake() && !r.lenient).collect();
         let mut wrong = Vec::new();
         for (n, one) in running.iter().enumerate() {
             if running[..n].iter().any(|other| other.name == one.name && other.epoch == one.epoch) {

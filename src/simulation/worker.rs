@@ -8,6 +8,7 @@ use std::task::{Poll, Waker};
 
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use crate::engine::life::{Point, Probe};
 
@@ -19,6 +20,8 @@ pub struct Process {
     pub run: usize,
     dead: AtomicBool,
     frozen: AtomicBool,
+    /// When it last went on after it had stood still.
+    thawed: Mutex<Option<Instant>>,
     /// Tasks to wake when it goes on.
     asleep: Mutex<Vec<Waker>>,
 }
@@ -27,7 +30,7 @@ impl Process {
     /// A process that runs.
     pub fn new(worker: usize, run: usize) -> Arc<Self> {
         let (dead, frozen) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(Self { worker, run, dead, frozen, asleep: Mutex::default() })
+        Arc::new(Self { worker, run, dead, frozen, thawed: Mutex::default(), asleep: Mutex::default() })
     }
 
     /// From now on nothing that it does has an effect.
@@ -43,6 +46,7 @@ impl Process {
     /// As SIGCONT does.
     pub fn thaw(&self) {
         self.frozen.store(false, Ordering::Relaxed);
+        *self.thawed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         let asleep = std::mem::take(&mut *self.asleep.lock().unwrap_or_else(PoisonError::into_inner));
         asleep.into_iter().for_each(Waker::wake);
     }
@@ -55,6 +59,12 @@ impl Process {
     /// Whether it runs.
     pub fn is_running(&self) -> bool {
         self.is_alive() && !self.frozen.load(Ordering::Relaxed)
+    }
+
+    /// Whether it runs, and can have noticed what went on while it stood still.
+    pub fn is_awake(&self) -> bool {
+        let thawed = *self.thawed.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_running() && thawed != Some(Instant::now())
     }
 
     /// Goes on, unless the process is dead: then nothing ever does.
