@@ -19,9 +19,9 @@ use crate::ledger::{Order, Which};
 use crate::outcome::Outcome;
 use crate::telemetry::Lateness;
 
-const KIND: &str = "cycle";
+pub(super) const KIND: &str = "cycle";
 /// Its platform queue.
-const QUEUE: &str = "bench-cycle";
+pub(super) const QUEUE: &str = "bench-cycle";
 /// Entities enrolled in one transaction.
 const BATCH: usize = 1_000;
 

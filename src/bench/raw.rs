@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::chains::{Meter, Settings};
+use super::chains::{KIND, Meter, QUEUE, Settings};
 use crate::broker::embedded::EmbeddedBroker;
 use crate::broker::topology::{Names, Topology};
 use crate::broker::{Broker, BrokerError, Destination, Message};
@@ -66,9 +66,9 @@ fn broker_error(error: lapin::Error) -> StartError {
 /// A message as large as a chain's.
 fn message(number: usize, due: Time) -> Envelope {
     let hint = Hint {
-        kind: "cycle".into(),
+        kind: KIND.into(),
         key: format!("0123456789abcdef-{number}"),
-        queue: "bench-cycle".into(),
+        queue: QUEUE.into(),
         epoch: 1_000_000,
         tick: 1_000,
         attempt: 1,
