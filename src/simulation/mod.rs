@@ -60,6 +60,8 @@ pub struct Report {
     pub simulated_years: f64,
     /// Messages of one chain at the same time, at the 99.9th percentile of all looks.
     pub messages_p999: usize,
+    /// The same without the seeds in which a fault itself doubles messages.
+    pub messages_p999_undoubled: usize,
     /// Crash points at which nobody was killed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub crash_points_missed: Vec<String>,
@@ -166,6 +168,7 @@ struct Total {
     faults: u64,
     killed_at: BTreeMap<Point, u64>,
     messages: BTreeMap<usize, u64>,
+    messages_undoubled: BTreeMap<usize, u64>,
     length: Duration,
 }
 
@@ -180,21 +183,18 @@ impl Total {
         self.faults += outcomes.faults;
         self.length += outcomes.length;
         outcomes.killed_at.iter().for_each(|(point, n)| *self.killed_at.entry(*point).or_default() += n);
-        outcomes.messages.iter().for_each(|(count, n)| *self.messages.entry(*count).or_default() += n);
+        let doubles = plan_of(seed).doubles();
+        for (count, n) in &outcomes.messages {
+            *self.messages.entry(*count).or_default() += n;
+            if !doubles {
+                *self.messages_undoubled.entry(*count).or_default() += n;
+            }
+        }
         known
     }
 
     fn report(mut self, seeds: u64) -> Report {
         self.failed.sort_unstable();
-        let looks: u64 = self.messages.values().sum();
-        let (mut above, mut p999) = (looks / 1_000, 0);
-        for (count, n) in self.messages.iter().rev() {
-            p999 = *count;
-            if *n > above {
-                break;
-            }
-            above -= n;
-        }
         let missed = Point::ALL.iter().filter(|point| !self.killed_at.contains_key(point));
         Report {
             seeds,
@@ -204,9 +204,22 @@ impl Total {
             crash_points_hit: self.killed_at.len(),
             crash_points_total: Point::ALL.len(),
             simulated_years: self.length.as_secs_f64() / (365.25 * 86_400.0),
-            messages_p999: p999,
+            messages_p999: p999(&self.messages),
+            messages_p999_undoubled: p999(&self.messages_undoubled),
             crash_points_missed: missed.map(|point| format!("{point:?}")).collect(),
             failed_seeds: self.failed,
         }
     }
+}
+
+/// The 99.9th percentile of counts, each with how often it was seen. Zero if none was.
+fn p999(seen: &BTreeMap<usize, u64>) -> usize {
+    let mut above = seen.values().sum::<u64>() / 1_000;
+    for (count, n) in seen.iter().rev() {
+        match above.checked_sub(*n) {
+            Some(rest) => above = rest,
+            None => return *count,
+        }
+    }
+    0
 }

@@ -67,6 +67,18 @@ pub enum Fault {
     Restore { age: Duration },
 }
 
+impl Fault {
+    /// So many messages it can bring about that the engine has not meant. What arrived unheard is
+    /// sent again, and is there twice, too.
+    pub fn doubled(&self) -> usize {
+        match self {
+            Self::Publish { how: Wrong::Twice | Wrong::UnknownButKept | Wrong::Slow, count } => *count,
+            Self::Duplicate { .. } => 1,
+            _ => 0,
+        }
+    }
+}
+
 /// How a publish goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
@@ -135,6 +147,11 @@ impl Plan {
         };
         faults.sort_by_key(|planned| planned.at);
         Self { faults }
+    }
+
+    /// Whether some of its faults double messages.
+    pub fn doubles(&self) -> bool {
+        self.faults.iter().any(|planned| planned.fault.doubled() > 0)
     }
 
     /// Only the faults with these numbers.

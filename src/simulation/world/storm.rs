@@ -12,7 +12,7 @@ use super::verdict::STEADY;
 use super::{CALM, Event, LOOK, World};
 use crate::broker::Broker;
 use crate::ledger::{Ledger, Order, Which};
-use crate::simulation::plan::{Fault, Planned, Wrong};
+use crate::simulation::plan::{Fault, Planned};
 
 /// Copies of the ledger, for a restore, are made this often.
 const COPIES: Duration = Duration::from_secs(10);
@@ -69,6 +69,7 @@ impl World {
     }
 
     async fn fault(&mut self, n: usize, planned: Planned) {
+        self.doubled += planned.fault.doubled();
         match planned.fault {
             Fault::Kill { worker, away } => {
                 self.kill(worker);
@@ -112,10 +113,6 @@ impl World {
                 self.after(length, Event::LedgerFast);
             }
             Fault::Publish { how, count } => {
-                // What arrived unheard is sent again, and is there twice, too.
-                if matches!(how, Wrong::Twice | Wrong::UnknownButKept | Wrong::Slow) {
-                    self.doubled += count;
-                }
                 let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
                 wrong.extend(std::iter::repeat_n(how, count));
             }
@@ -132,7 +129,6 @@ impl World {
             Fault::Duplicate { queue } => {
                 if let Some(queue) = self.queue(queue) {
                     self.broker.duplicate(&queue, 0);
-                    self.doubled += 1;
                 }
             }
             Fault::Reorder { queue } => {
