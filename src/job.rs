@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::time::Duration;
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
@@ -57,6 +58,9 @@ pub struct Envelope {
     /// What the handler gets. Always absent in a chain's hint.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub payload: Value,
+    /// Who the job belongs to. Always absent in a chain's hint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
     /// Present in a chain's hint. Only the engine writes it.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "optional_object")]
     pub chain: Option<ChainRef>,
@@ -72,6 +76,9 @@ pub struct ChainRef {
     pub epoch: i64,
     /// The occurrence, from 1.
     pub tick: i64,
+    /// In a message of a member of a batch: the epoch of the chain that waits for it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub parent: i64,
 }
 
 /// A JSON object. Derived structs also read arrays, as their fields in order, which the documented
@@ -100,6 +107,10 @@ fn optional_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer:
 
 fn first() -> u32 {
     1
+}
+
+fn is_zero(number: &i64) -> bool {
+    *number == 0
 }
 
 fn is_first(attempt: &u32) -> bool {
@@ -178,6 +189,7 @@ impl Envelope {
             attempt: 1,
             id: Some(id),
             payload,
+            owner: None,
             chain: None,
         }
     }
@@ -203,13 +215,16 @@ impl Envelope {
         if let Some(id) = &envelope.id {
             check_name("id", id)?;
         }
+        if let Some(owner) = &envelope.owner {
+            check_name("owner", owner)?;
+        }
         if envelope.attempt == 0 {
             return Err(BadMessage::Field("`attempt` counts from 1".into()));
         }
         if let Some(chain) = &envelope.chain {
             check_name("chain.ledger", &chain.ledger)?;
-            if chain.epoch < 1 || chain.tick < 1 {
-                return Err(BadMessage::Field("`chain.epoch` and `chain.tick` count from 1".into()));
+            if chain.epoch < 1 || chain.tick < 1 || chain.parent < 0 {
+                return Err(BadMessage::Field("`chain.epoch`, `chain.tick` and `chain.parent` count from 1".into()));
             }
         }
         // The engine's spelling of a payload can be longer than the sender's: `1e9` becomes
@@ -290,6 +305,13 @@ pub struct Job {
     pub tick: Option<Tick>,
     /// Which try this is, from 1.
     pub attempt: u32,
+    /// Who it belongs to.
+    pub owner: Option<String>,
+    /// What the chain's run before has handed on; null when there is none.
+    pub carry: Value,
+    /// How long after the deadline the run is aborted. A run with a time box should have ended by its
+    /// deadline, and one that has not is given this much longer.
+    pub grace: Duration,
     /// When this tick was meant to run.
     pub nominal: Time,
     /// When the handler is stopped.
@@ -338,7 +360,7 @@ mod tests {
     fn what_is_encoded_decodes_to_the_same() {
         let mut hint = Envelope::job("sync", "π", json!({"a": [1, null]}), "x".into());
         assert_eq!(Envelope::decode(&hint.encode()).unwrap(), hint);
-        hint.chain = Some(ChainRef { ledger: "l".into(), epoch: 7, tick: 3 });
+        hint.chain = Some(ChainRef { ledger: "l".into(), epoch: 7, tick: 3, parent: 0 });
         hint.attempt = 2;
         hint.due = Some(Time::from_millis(1_790_000_000_000));
         hint.queue = Some("q".into());

@@ -25,7 +25,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::clock::Entropy;
+use crate::clock::{Entropy, Time};
 
 /// What is left of a delay below this is slept in process by the rearm consumer, which holds the
 /// message unacknowledged meanwhile.
@@ -145,13 +145,22 @@ pub fn jitter_rungs(every: Duration, jitter: Duration) -> Vec<Duration> {
     if jitter.is_zero() {
         return vec![every];
     }
-    let (low, width) = ((every - jitter).as_millis() as f64, 2.0 * jitter.as_millis() as f64);
+    golden_points((every - jitter).as_millis() as f64, 2.0 * jitter.as_millis() as f64)
+        .map(|ms| Duration::from_millis(ms as u64))
+        .filter(|rung| !rung.is_zero())
+        .collect()
+}
+
+/// The same points of `low ..= low + 2 × jitter`, where no rung is to be met.
+pub fn jitter_points(low: Time, jitter: Duration) -> impl Iterator<Item = Time> {
+    golden_points(low.as_millis() as f64, 2.0 * jitter.as_millis() as f64).map(|ms| Time::from_millis(ms as i64))
+}
+
+fn golden_points(low: f64, width: f64) -> impl Iterator<Item = f64> {
     let golden = 0.618_033_988_749_894_9_f64;
     (0..JITTER_RUNGS)
         .map(|n| f64::from(n) - f64::from(JITTER_RUNGS - 1) / 2.0)
-        .map(|steps| Duration::from_millis((low + width * (steps * golden + 0.5).rem_euclid(1.0)).round() as u64))
-        .filter(|rung| !rung.is_zero())
-        .collect()
+        .map(move |steps| (low + width * (steps * golden + 0.5).rem_euclid(1.0)).round())
 }
 
 #[cfg(test)]

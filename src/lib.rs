@@ -86,6 +86,7 @@ pub mod clock;
 pub mod config;
 pub mod demo;
 pub mod engine;
+pub mod guard;
 pub mod handler;
 pub mod job;
 pub mod ladder;

@@ -82,6 +82,12 @@ mutants! {
     FenceReused,
     /// The record of a holder that never finished stays open.
     LostNotMarked,
+    /// A tick starts however close it is to the one before.
+    ToleranceIgnored,
+    /// A tick does not wait for its batch.
+    BatchNotAwaited,
+    /// The end of a member of a batch is not counted.
+    MemberNotCounted,
     /// A finish is written whatever its fence.
     FinishWithoutFence,
     /// A finish does not move the tick on.

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::clock::{Entropy, Time};
+use crate::clock::{Entropy, Time, short_duration};
+use crate::guard::Refusal;
 use crate::ladder::Ladder;
-use crate::ledger::FailedItem;
-use crate::reason::Reason;
-use crate::schedule::Every;
+use crate::ledger::{Batch, FailedItem};
+use crate::reason::{Class, Reason};
+use crate::schedule::{Catch, From as CountedFrom, Ran, Rhythm, Schedule, Setting};
 
 /// No retry and no snooze waits longer than this, whatever an upstream's `Retry-After` says.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(30 * 86_400);
@@ -60,10 +61,17 @@ pub struct Yield {
     pub jobs: Vec<NewJob>,
     /// What did not work. It is kept as a failure of the entity, and the run still counts as done.
     pub failed: Vec<FailedItem>,
+    /// Jobs that the tick waits for: it is done when all of them have ended, whether they worked or
+    /// not, and only then the next tick follows. Only ticks of chains can have them.
+    pub batch: Vec<NewJob>,
+    /// What the chain's next run gets as [`crate::Job::carry`].
+    pub carry: Option<Value>,
+    /// When the next tick is due, from now, in place of what the schedule says.
+    pub next_in: Option<Duration>,
 }
 
 /// A one-off job that a run asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewJob {
     /// Which handler.
     pub kind: String,
@@ -157,9 +165,13 @@ impl RetryPolicy {
 pub enum Next {
     /// The chain's next tick, due then.
     Tick {
+        /// Its place in the schedule.
+        nominal: Time,
         /// When.
         due: Time,
     },
+    /// The same tick, once its batch has come to its end.
+    Gather,
     /// The same tick or job again, as another attempt.
     Attempt {
         /// Its number.
@@ -189,6 +201,14 @@ pub enum Verdict {
     Snoozed,
     /// The chain ended.
     Retired,
+    /// It began a batch, and waits for it.
+    FannedOut,
+    /// It did not start, because it came too soon after another start.
+    Dropped,
+    /// It did not start, for another reason of its schedule.
+    Skipped,
+    /// It was ended because its time was up.
+    Cut,
 }
 
 impl Verdict {
@@ -200,6 +220,10 @@ impl Verdict {
             Verdict::Failed => "failed",
             Verdict::Snoozed => "snoozed",
             Verdict::Retired => "retired",
+            Verdict::FannedOut => "fanned_out",
+            Verdict::Dropped => "dropped",
+            Verdict::Skipped => "skipped",
+            Verdict::Cut => "cut",
         }
     }
 }
@@ -215,12 +239,51 @@ pub struct Decision {
     pub reason: Option<Reason>,
     /// What the run asks for.
     pub yields: Yield,
+    /// Occurrences left out because the chain still ran, and because nothing could start.
+    pub left_out: (u32, u32),
 }
 
-/// What follows an `outcome` of attempt number `attempt` that ended at `finished`. `every` is the
-/// chain's schedule, `None` for a one-off job.
+impl Decision {
+    /// The end, and nothing more.
+    pub fn end(verdict: Verdict, reason: Reason) -> Self {
+        let yields = Yield::default();
+        Self { next: Next::End, verdict, reason: Some(reason), yields, left_out: (0, 0) }
+    }
+}
+
+/// How a chain goes on.
+#[derive(Clone, Copy)]
+pub struct Course<'a> {
+    /// When its ticks come.
+    pub schedule: &'a Schedule,
+    /// The tick that ends.
+    pub ran: Ran,
+    /// The chain, and the world.
+    pub setting: Setting<'a>,
+    /// Within these, a run may say when the next tick is due.
+    pub bounds: (Duration, Duration),
+}
+
+impl Course<'_> {
+    /// The next tick, and what was left out on the way to it.
+    fn onward(&self) -> (Next, (u32, u32)) {
+        match self.schedule.next(self.ran, self.setting) {
+            Some(next) => (Next::Tick { nominal: next.nominal, due: next.due }, (next.overlapped, next.misfired)),
+            None => (Next::End, (0, 0)),
+        }
+    }
+
+    /// Whether another attempt at `due` would come after the schedule's next occurrence.
+    fn overtakes(&self, due: Time) -> bool {
+        let delay = matches!(self.schedule.rhythm, Rhythm::Every { from: CountedFrom::Finish, .. });
+        !delay && matches!(self.onward().0, Next::Tick { due: next, .. } if next <= due)
+    }
+}
+
+/// What follows an `outcome` of attempt number `attempt` that ended at `finished`. `course` is how the
+/// chain goes on, `None` for what runs once.
 pub fn decide(
-    every: Option<Every>,
+    course: Option<Course<'_>>,
     retry: &RetryPolicy,
     attempt: u32,
     outcome: Outcome,
@@ -228,39 +291,97 @@ pub fn decide(
     ladder: &Ladder,
     entropy: &Entropy,
 ) -> Decision {
-    let onward = || match every {
-        Some(every) => Next::Tick { due: every.next(finished, entropy) },
-        None => Next::End,
-    };
+    let onward = || course.map_or((Next::End, (0, 0)), |course| course.onward());
+    let failed = |reason| (onward(), Verdict::Failed, Some(reason));
+    let nothing = (0, 0);
     let mut yields = Yield::default();
-    let (next, verdict, reason) = match outcome {
-        Outcome::DoneWith(asked) => {
+    let ((next, left_out), verdict, reason) = match outcome {
+        Outcome::DoneWith(asked) if !asked.batch.is_empty() => {
             yields = asked;
-            (onward(), Verdict::Done, None)
+            ((Next::Gather, nothing), Verdict::FannedOut, None)
+        }
+        Outcome::DoneWith(asked) => {
+            let next = match (course, asked.next_in) {
+                (Some(Course { bounds: (least, most), .. }), Some(wait)) => {
+                    let due = finished + wait.clamp(least, most);
+                    (Next::Tick { nominal: due, due }, nothing)
+                }
+                _ => onward(),
+            };
+            yields = asked;
+            (next, Verdict::Done, None)
         }
         Outcome::Done => (onward(), Verdict::Done, None),
-        Outcome::Fail { reason } => (onward(), Verdict::Failed, Some(reason)),
-        Outcome::Retire { reason } => (Next::End, Verdict::Retired, Some(reason)),
+        Outcome::Fail { reason } => failed(reason),
+        Outcome::Retire { reason } => ((Next::End, nothing), Verdict::Retired, Some(reason)),
         Outcome::Snooze { reason, wait } => {
             let due = finished + wait.clamp(SHORTEST_SNOOZE, LONGEST_WAIT);
-            (Next::Snooze { due }, Verdict::Snoozed, Some(reason))
+            ((Next::Snooze { due }, nothing), Verdict::Snoozed, Some(reason))
         }
         Outcome::Retry { reason, after } => match retry.wait(attempt, ladder, entropy) {
             Some(wait) => {
                 let due = finished + wait.max(after.unwrap_or_default()).min(LONGEST_WAIT);
-                (Next::Attempt { attempt: attempt + 1, due }, Verdict::Retried, Some(reason))
+                if course.is_some_and(|course| course.overtakes(due)) {
+                    let text = format!("{}; the next occurrence comes before another attempt would", reason.text);
+                    failed(Reason::new(reason.class, text))
+                } else {
+                    ((Next::Attempt { attempt: attempt + 1, due }, nothing), Verdict::Retried, Some(reason))
+                }
             }
-            None => (onward(), Verdict::Failed, Some(reason)),
+            None => failed(reason),
         },
     };
-    Decision { next, verdict, reason, yields }
+    Decision { next, verdict, reason, yields, left_out }
+}
+
+/// What follows a run that was ended because its time was up.
+pub fn cut(course: Option<Course<'_>>, reason: Reason) -> Decision {
+    let (next, left_out) = course.map_or((Next::End, (0, 0)), |course| course.onward());
+    Decision { next, verdict: Verdict::Cut, reason: Some(reason), yields: Yield::default(), left_out }
+}
+
+/// What follows a tick whose batch has come to its end.
+pub fn gathered(course: Option<Course<'_>>, batch: Batch) -> Decision {
+    let (next, left_out) = course.map_or((Next::End, (0, 0)), |course| course.onward());
+    let Batch { total, failed } = batch;
+    let text = format!("batch of {total}: {} done, {failed} failed", total - failed);
+    let reason = Some(Reason::new(Class::Batch, text));
+    Decision { next, verdict: Verdict::Done, reason, yields: Yield::default(), left_out }
+}
+
+/// What follows a tick that a guard does not let start. `place` spreads chains over a window: from 0
+/// up to 1, another for each.
+pub fn refused(course: Course<'_>, refusal: Refusal, place: f64) -> Decision {
+    let (mut next, mut left_out) = course.onward();
+    let mut reason = Reason::new(Class::Guard, refusal.to_string());
+    let verdict = match refusal {
+        Refusal::TooSoon { .. } => Verdict::Dropped,
+        Refusal::Cooldown { .. } => Verdict::Skipped,
+        Refusal::Late { by } => {
+            let misfire = &course.schedule.misfire;
+            if misfire.policy == Catch::Skip || misfire.window.is_some_and(|window| by > window) {
+                Verdict::Skipped
+            } else {
+                let wait = misfire.spread.mul_f64(place.clamp(0.0, 1.0)).max(SHORTEST_SNOOZE);
+                reason.text = format!("{}; such runs are spread over {}", reason.text, short_duration(misfire.spread));
+                (next, left_out) = (Next::Snooze { due: course.ran.finished + wait }, (0, 0));
+                Verdict::Snoozed
+            }
+        }
+    };
+    Decision { next, verdict, reason: Some(reason), yields: Yield::default(), left_out }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const EVERY: Option<Every> = Some(Every { interval: Duration::from_secs(300), jitter: Duration::ZERO });
+    use crate::schedule::{Balance, Misfire};
+
+    /// Every 300 s after the finish.
+    const EVERY: bool = true;
+    /// Not at all.
+    const ONCE: bool = false;
 
     fn list(attempts: u32, secs: &[u64]) -> RetryPolicy {
         RetryPolicy { attempts, backoff: Backoff::List(secs.iter().map(|s| Duration::from_secs(*s)).collect()) }
@@ -270,8 +391,22 @@ mod tests {
         Time::from_millis(secs as i64 * 1_000)
     }
 
-    fn next(every: Option<Every>, retry: &RetryPolicy, attempt: u32, outcome: Outcome) -> (Next, Verdict) {
-        let decision = decide(every, retry, attempt, outcome, at(1_000), &Ladder::new([]), &Entropy::seeded(1));
+    fn every(interval: u64) -> Schedule {
+        Schedule::fixed_delay(Duration::from_secs(interval), Duration::ZERO)
+    }
+
+    /// What follows a run of `schedule` that was due and started at 900 s and ended at 1,000 s.
+    fn ended(schedule: Option<&Schedule>, retry: &RetryPolicy, attempt: u32, outcome: Outcome) -> Decision {
+        let (balance, dice) = (Balance::default(), Entropy::seeded(1));
+        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice };
+        let ran = Ran { nominal: at(900), started: at(900), finished: at(1_000) };
+        let bounds = (Duration::from_secs(1), LONGEST_WAIT);
+        let course = schedule.map(|schedule| Course { schedule, ran, setting, bounds });
+        decide(course, retry, attempt, outcome, at(1_000), &Ladder::new([]), &dice)
+    }
+
+    fn next(recurs: bool, retry: &RetryPolicy, attempt: u32, outcome: Outcome) -> (Next, Verdict) {
+        let decision = ended(Some(&every(300)).filter(|_| recurs), retry, attempt, outcome);
         (decision.next, decision.verdict)
     }
 
@@ -282,21 +417,21 @@ mod tests {
     #[test]
     fn a_table_of_outcomes() {
         let backoff = list(4, &[30, 60, 120]);
-        let tick = Next::Tick { due: at(1_300) };
+        let tick = Next::Tick { nominal: at(1_300), due: at(1_300) };
         let attempt = |attempt, due| Next::Attempt { attempt, due: at(due) };
         let table = [
             (EVERY, 1, Outcome::Done, tick, Verdict::Done),
-            (None, 1, Outcome::Done, Next::End, Verdict::Done),
+            (ONCE, 1, Outcome::Done, Next::End, Verdict::Done),
             (EVERY, 1, Outcome::retry("x"), attempt(2, 1_030), Verdict::Retried),
             (EVERY, 2, Outcome::retry("x"), attempt(3, 1_060), Verdict::Retried),
             (EVERY, 3, Outcome::retry("x"), attempt(4, 1_120), Verdict::Retried),
             (EVERY, 4, Outcome::retry("x"), tick, Verdict::Failed),
             (EVERY, 99, Outcome::retry("x"), tick, Verdict::Failed),
-            (None, 4, Outcome::retry("x"), Next::End, Verdict::Failed),
+            (ONCE, 4, Outcome::retry("x"), Next::End, Verdict::Failed),
             (EVERY, 1, after(45), attempt(2, 1_045), Verdict::Retried),
             (EVERY, 2, after(45), attempt(3, 1_060), Verdict::Retried),
             (EVERY, 1, Outcome::fail("404"), tick, Verdict::Failed),
-            (None, 1, Outcome::fail("404"), Next::End, Verdict::Failed),
+            (ONCE, 1, Outcome::fail("404"), Next::End, Verdict::Failed),
             (EVERY, 1, Outcome::Retire { reason: "gone".into() }, Next::End, Verdict::Retired),
             (
                 EVERY,
@@ -351,6 +486,68 @@ mod tests {
             let wait = jittered.wait(1, &Ladder::new([]), &entropy).unwrap();
             assert!((s(5)..=s(15)).contains(&wait), "{wait:?}");
             assert!(jittered.wait(50, &Ladder::new([]), &entropy).unwrap() <= s(60));
+        }
+    }
+
+    #[test]
+    fn a_run_says_when_the_next_is_due_within_bounds() {
+        let says = |secs| Outcome::DoneWith(Yield { next_in: Some(Duration::from_secs(secs)), ..Yield::default() });
+        let due = |secs| Next::Tick { nominal: at(secs), due: at(secs) };
+        assert_eq!(next(EVERY, &list(1, &[]), 1, says(42)).0, due(1_042));
+        assert_eq!(next(EVERY, &list(1, &[]), 1, says(0)).0, due(1_001));
+        assert_eq!(next(EVERY, &list(1, &[]), 1, says(u64::MAX)).0, due(1_000 + 30 * 86_400));
+        assert_eq!(next(ONCE, &list(1, &[]), 1, says(42)).0, Next::End);
+    }
+
+    #[test]
+    fn a_batch_is_waited_for_and_its_end_moves_the_chain_on() {
+        let asks = Outcome::DoneWith(Yield { batch: vec![NewJob::default()], ..Yield::default() });
+        assert_eq!(next(EVERY, &list(1, &[]), 1, asks), (Next::Gather, Verdict::FannedOut));
+        let end = gathered(None, Batch { total: 5, failed: 2 });
+        assert_eq!((end.next, end.verdict), (Next::End, Verdict::Done));
+        assert_eq!(end.reason.unwrap().text, "batch of 5: 3 done, 2 failed");
+    }
+
+    #[test]
+    fn an_attempt_that_would_come_after_the_next_occurrence_gives_way() {
+        let fixed_rate = Schedule {
+            rhythm: Rhythm::Every { interval: Duration::from_secs(60), from: CountedFrom::Nominal },
+            ..every(60)
+        };
+        // The next occurrence is at 1,020 s.
+        let soon = ended(Some(&fixed_rate), &list(3, &[10]), 1, Outcome::retry("busy"));
+        assert_eq!(soon.next, Next::Attempt { attempt: 2, due: at(1_010) });
+        let late = ended(Some(&fixed_rate), &list(3, &[30]), 1, Outcome::retry("busy"));
+        assert_eq!(late.next, Next::Tick { nominal: at(1_020), due: at(1_020) });
+        assert_eq!((late.verdict, late.left_out), (Verdict::Failed, (1, 0)));
+        assert_eq!(late.reason.unwrap().text, "busy; the next occurrence comes before another attempt would");
+    }
+
+    #[test]
+    fn a_table_of_refusals() {
+        let s = Duration::from_secs;
+        let (balance, dice) = (Balance::default(), Entropy::seeded(1));
+        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice };
+        let ran = Ran { nominal: at(900), started: at(1_000), finished: at(1_000) };
+        let with = |policy, window: Option<u64>, spread| Schedule {
+            rhythm: Rhythm::Every { interval: s(60), from: CountedFrom::Nominal },
+            misfire: Misfire { policy, window: window.map(s), spread: s(spread) },
+            ..every(60)
+        };
+        let tick = Next::Tick { nominal: at(1_020), due: at(1_020) };
+        let late = Refusal::Late { by: s(100) };
+        let table = [
+            (with(Catch::Coalesce, None, 0), Refusal::TooSoon { since: s(1), least: s(2) }, tick, Verdict::Dropped),
+            (with(Catch::Coalesce, None, 0), Refusal::Cooldown { since: s(1), least: s(2) }, tick, Verdict::Skipped),
+            (with(Catch::Skip, None, 40), late, tick, Verdict::Skipped),
+            (with(Catch::Coalesce, Some(99), 40), late, tick, Verdict::Skipped),
+            (with(Catch::Coalesce, Some(100), 40), late, Next::Snooze { due: at(1_010) }, Verdict::Snoozed),
+            (with(Catch::All, None, 40), late, Next::Snooze { due: at(1_010) }, Verdict::Snoozed),
+        ];
+        for (schedule, refusal, next, verdict) in table {
+            let course = Course { schedule: &schedule, ran, setting, bounds: (s(1), s(1)) };
+            let decision = refused(course, refusal, 0.25);
+            assert_eq!((decision.next, decision.verdict), (next, verdict), "{refusal} {:?}", schedule.misfire);
         }
     }
 }

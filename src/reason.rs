@@ -105,6 +105,16 @@ classes! {
     NoHandler = "no_handler",
     /// The leave to start was over before the start.
     Slot = "slot",
+    /// A guard of its schedule did not let it start.
+    Guard = "guard",
+    /// Its time was up.
+    TimeBox = "time_box",
+    /// Its batch has ended.
+    Batch = "batch",
+    /// Another job of its kind and key had the place.
+    Unique = "unique",
+    /// Its owner is paused or gone.
+    Owner = "owner",
     /// The worker stopped.
     Stopped = "stopped",
     /// Somebody else had claimed the tick meanwhile.

@@ -9,7 +9,7 @@ use minijinja::value::Serde;
 use minijinja::{Environment, UndefinedBehavior};
 use serde_json::{Map, Value};
 
-use crate::config::{Config, KindSettings};
+use crate::config::{Config, KindSettings, OwnSchedule};
 use crate::engine::enroll::Entity;
 use crate::job::check_name;
 
@@ -137,7 +137,9 @@ impl<'c> Shape<'c> {
         templates.set_undefined_behavior(UndefinedBehavior::Strict);
         let key = kind.roster_key.as_deref().unwrap_or("{{ key }}");
         let queue = kind.queue.as_deref().unwrap_or("{{ queue }}");
-        for (name, text) in [("key", key), ("queue", queue)] {
+        let owner = kind.roster_owner.as_deref().unwrap_or_default();
+        let schedule = kind.roster_schedule.as_deref().unwrap_or_default();
+        for (name, text) in [("key", key), ("queue", queue), ("owner", owner), ("schedule", schedule)] {
             templates.add_template(name, text).map_err(|error| format!("the template of `{name}`: {error}"))?;
         }
         Ok(Self { config, templates })
@@ -154,7 +156,11 @@ impl<'c> Shape<'c> {
         if !self.config.queues.contains_key(&queue) {
             return Err(format!("queue `{queue}` is not in the configuration"));
         }
-        Ok(Entity { key, queue, payload: Value::Object(row).to_string() })
+        let owner = Some(self.render("owner", &row)?).filter(|owner| !owner.is_empty());
+        let schedule = self.render("schedule", &row)?;
+        let own = Some(schedule.trim()).filter(|text| !text.is_empty()).map(OwnSchedule::from_words).transpose()?;
+        let payload = Value::Object(row).to_string();
+        Ok(Entity { key, queue, payload, owner, schedule: own.map(|own| own.text()) })
     }
 
     fn render(&self, name: &str, row: &Row) -> Result<String, String> {

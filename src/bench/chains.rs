@@ -221,7 +221,7 @@ async fn run_engine(
     broker.remove(&topology).await?;
     broker.apply(&topology).await?;
     // Those of an earlier turn, or of an earlier benchmark on the same ledger.
-    connections.ledger.steer(Which { kind: Some(KIND.into()), key: None }, Order::Retire).await?;
+    connections.ledger.steer(Which { kind: Some(KIND.into()), key: None, owner: None }, Order::Retire).await?;
     let run = connections.entropy.token();
     let meter = side.meter.clone();
     let engine = Engine::new(config.clone()).connections(connections.clone()).handler(KIND, move |job: Job| {
@@ -238,7 +238,7 @@ async fn run_engine(
     let mut enroller = Enroller::new(&config, connections, KIND, None, true)?;
     for first in (0..settings.chains).step_by(BATCH) {
         let numbers = first..(first + BATCH).min(settings.chains);
-        let entity = |n| Entity { key: format!("{run}-{n}"), queue: QUEUE.into(), payload: "{}".into() };
+        let entity = |n| Entity::new(format!("{run}-{n}"), QUEUE, "{}");
         enroller.enroll(numbers.map(entity).collect()).await?;
     }
     side.measure(settle, length).await;

@@ -73,6 +73,7 @@ fn message(number: usize, due: Time) -> Envelope {
         tick: 1_000,
         attempt: 1,
         due,
+        parent: 0,
     };
     hint.envelope("0123456789abcdef")
 }

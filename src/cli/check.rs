@@ -66,14 +66,7 @@ impl Check {
                 HandlerSettings::Http(http) => format!("POST {}", http.shown_url()),
                 HandlerSettings::Exec(exec) => exec.argv.join(" "),
             };
-            let every = kind.every.map_or("on demand".to_owned(), |every| {
-                let jitter = if every.jitter.is_zero() {
-                    String::new()
-                } else {
-                    format!(" ± {}", short_duration(every.jitter))
-                };
-                format!("every {}{jitter}", short_duration(every.interval))
-            });
+            let every = kind.recurrence.as_ref().map_or("on demand".to_owned(), |r| r.schedule.to_string());
             out!("kind    {name}: {every}, {handler}, at most {} attempts", kind.retry.attempts);
         }
         Ok(())

@@ -78,7 +78,7 @@ impl Chains {
         let config = self.config.load()?;
         config.kind(&self.kind).map_err(Error::msg)?;
         let ledger = ledger(&config).await?;
-        let which = Which { kind: Some(self.kind.clone()), key: self.key.clone() };
+        let which = Which { kind: Some(self.kind.clone()), key: self.key.clone(), owner: None };
         let count = ledger.steer(which, order).await?;
         if self.json {
             out!("{}", json!({ done: count }));
@@ -124,7 +124,7 @@ impl Recover {
             config.kind(kind).map_err(Error::msg)?;
         }
         let order = if self.all { Order::RecoverAll } else { Order::Recover };
-        let count = ledger(&config).await?.steer(Which { kind: self.kind, key: self.key }, order).await?;
+        let count = ledger(&config).await?.steer(Which { kind: self.kind, key: self.key, owner: None }, order).await?;
         if self.json {
             out!("{}", json!({ "recovered": count }));
         } else {

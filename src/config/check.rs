@@ -8,20 +8,20 @@ use minijinja::ErrorKind::{UnknownFilter, UnknownFunction, UnknownTest};
 
 use super::raw::{self, Raw};
 use super::read::nearest;
+use super::recurrence;
 use super::{
     BrokerSettings, BrokerUrl, CatchUpSettings, Config, ExecSettings, HandlerSettings, HttpSettings, KindSettings,
-    LedgerSettings, LedgerUrl, QueueSettings, Secret, Takeover, ThrottleSettings, WorkerSettings,
+    LedgerSettings, LedgerUrl, QueueSettings, Secret, Takeover, ThrottleSettings, Unique, WorkerSettings,
 };
 use crate::broker::rabbit;
 use crate::handler::http::{self, HttpError};
 use crate::job::check_name;
-use crate::ladder::{Ladder, jitter_rungs};
+use crate::ladder::Ladder;
 use crate::ledger::postgres;
 use crate::outcome::{Backoff, RetryPolicy};
-use crate::schedule::Every;
 
 /// The longest interval and backoff that may be configured.
-const TEN_YEARS: Duration = Duration::from_secs(10 * 366 * 86_400);
+pub const TEN_YEARS: Duration = Duration::from_secs(10 * 366 * 86_400);
 /// RabbitMQ closes the channel of a consumer that keeps a message for 30 minutes; a job must be
 /// over, and its successor published, before that.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(25 * 60);
@@ -32,14 +32,14 @@ const LONGEST_QUEUE: usize = 255;
 
 /// Problems as (key, message); the parts of a key are separated by U+001F, since names may hold
 /// dots.
-struct Problems(Vec<(String, String)>);
+pub struct Problems(Vec<(String, String)>);
 
 impl Problems {
-    fn add(&mut self, path: &[&str], message: impl Into<String>) {
+    pub fn add(&mut self, path: &[&str], message: impl Into<String>) {
         self.0.push((path.join("\u{1f}"), message.into()));
     }
 
-    fn range<T: PartialOrd + std::fmt::Debug>(&mut self, path: &[&str], value: T, low: T, high: T) {
+    pub fn range<T: PartialOrd + std::fmt::Debug>(&mut self, path: &[&str], value: T, low: T, high: T) {
         if value < low || value > high {
             self.add(path, format!("{value:?} is out of range; from {low:?} to {high:?} is possible"));
         }
@@ -185,7 +185,7 @@ fn known<'k>(
 fn check_kind(
     problems: &mut Problems,
     name: &str,
-    kind: raw::Kind,
+    mut kind: raw::Kind,
     queues: &std::collections::BTreeMap<String, QueueSettings>,
     named: &mut Vec<Duration>,
 ) -> KindSettings {
@@ -205,23 +205,24 @@ fn check_kind(
     if let Some(key) = &kind.roster.key {
         template(problems, &["kinds", name, "roster", "key"], key);
     }
-    let every = match (kind.every, kind.jitter) {
+    for (setting, text) in [("owner", &kind.roster.owner), ("schedule", &kind.roster.schedule)] {
+        if let Some(text) = text {
+            template(problems, &["kinds", name, "roster", setting], text);
+        }
+    }
+    let unique = match (kind.unique_for, kind.unique_until) {
         (None, None) => None,
         (None, Some(_)) => {
-            problems.add(&at("jitter"), "there is no `every` to jitter");
+            problems.add(&at("unique_until"), "goes with `unique_for`");
             None
         }
-        (Some(interval), jitter) => {
-            let (interval, jitter) = (interval.0, jitter.map_or(Duration::ZERO, |j| j.0));
-            problems.range(&at("every"), interval, ms, TEN_YEARS);
-            if jitter >= interval && !jitter.is_zero() {
-                problems.add(&at("jitter"), "must be smaller than `every`");
-            } else {
-                named.extend(jitter_rungs(interval, jitter));
-            }
-            Some(Every { interval, jitter })
+        (Some(window), until) => {
+            problems.range(&at("unique_for"), window.0, ms, TEN_YEARS);
+            let until_start = until == Some(raw::UniqueUntil::Start);
+            Some(Unique { window: window.0, until_start })
         }
     };
+    let recurrence = recurrence::check(problems, name, &kind.take_recurrence(), named);
     KindSettings {
         handler: check_handler(problems, name, kind.handler),
         queue: kind.queue,
@@ -231,8 +232,11 @@ fn check_kind(
             raw::Takeover::Redelivery => Takeover::Redelivery,
         },
         retry: check_retry(problems, name, kind.retry, named),
-        every,
+        recurrence,
+        unique,
         roster_key: kind.roster.key,
+        roster_owner: kind.roster.owner,
+        roster_schedule: kind.roster.schedule,
     }
 }
 

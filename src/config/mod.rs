@@ -9,6 +9,7 @@
 mod check;
 mod raw;
 mod read;
+mod recurrence;
 #[cfg(test)]
 mod tests;
 
@@ -19,11 +20,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use check::listen_address;
+pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
 
 use crate::broker::topology::{Names, Topology};
 use crate::ladder::Ladder;
 use crate::outcome::RetryPolicy;
-use crate::schedule::Every;
 
 /// Checked settings: what they name exists, and what they ask for is possible.
 #[derive(Clone, Debug)]
@@ -199,10 +200,25 @@ pub struct KindSettings {
     pub takeover: Takeover,
     /// What follows a failed attempt.
     pub retry: RetryPolicy,
-    /// How its chains recur; `None` for kinds that are only published as one-off jobs.
-    pub every: Option<Every>,
+    /// How its chains recur; `None` for kinds that only run as single jobs.
+    pub recurrence: Option<Recurrence>,
+    /// There is at most one one-off job of each key at a time.
+    pub unique: Option<Unique>,
     /// A template for the key over the columns of a roster.
     pub roster_key: Option<String>,
+    /// Likewise for the owner.
+    pub roster_owner: Option<String>,
+    /// Likewise for a schedule of the chain's own: see [`OwnSchedule`].
+    pub roster_schedule: Option<String>,
+}
+
+/// For how long a one-off job is the only one of its kind and key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unique {
+    /// Not longer than this.
+    pub window: Duration,
+    /// Only until it starts; else until it has ended.
+    pub until_start: bool,
 }
 
 /// When a tick may be claimed from a worker that holds it.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::clock::parse_duration;
 
@@ -128,9 +128,143 @@ pub struct Kind {
     pub timeout: Text,
     pub takeover: Takeover,
     pub retry: Retry,
+    // When, and whether. Spelled out here since `flatten` would let unknown fields pass.
     pub every: Option<Text>,
+    pub from: Option<From>,
+    pub cron: Option<String>,
+    pub zone: Option<String>,
+    pub at: Option<String>,
     pub jitter: Option<Text>,
+    pub phase: Option<Phase>,
+    pub overlap: Option<Overlap>,
+    pub misfire: Option<Misfire>,
+    pub misfire_window: Option<Text>,
+    pub misfire_spread: Option<Text>,
+    pub tolerance: Option<Text>,
+    pub cooldown: Option<Text>,
+    pub time_box: Option<String>,
+    pub time_box_grace: Option<Text>,
+    pub next_in: Option<Within>,
+    pub unique_for: Option<Text>,
+    pub unique_until: Option<UniqueUntil>,
     pub roster: Roster,
+}
+
+/// The part of a kind that says when its chains recur.
+#[derive(Debug)]
+pub struct Recurrence {
+    pub every: Option<Text>,
+    pub from: Option<From>,
+    pub cron: Option<String>,
+    pub zone: Option<String>,
+    pub at: Option<String>,
+    pub jitter: Option<Text>,
+    pub phase: Option<Phase>,
+    pub overlap: Option<Overlap>,
+    pub misfire: Option<Misfire>,
+    pub misfire_window: Option<Text>,
+    pub misfire_spread: Option<Text>,
+    pub tolerance: Option<Text>,
+    pub cooldown: Option<Text>,
+    pub time_box: Option<String>,
+    pub time_box_grace: Option<Text>,
+    pub next_in: Option<Within>,
+}
+
+impl Kind {
+    /// Takes out what says when.
+    pub fn take_recurrence(&mut self) -> Recurrence {
+        Recurrence {
+            every: self.every.take(),
+            from: self.from.take(),
+            cron: self.cron.take(),
+            zone: self.zone.take(),
+            at: self.at.take(),
+            jitter: self.jitter.take(),
+            phase: self.phase.take(),
+            overlap: self.overlap.take(),
+            misfire: self.misfire.take(),
+            misfire_window: self.misfire_window.take(),
+            misfire_spread: self.misfire_spread.take(),
+            tolerance: self.tolerance.take(),
+            cooldown: self.cooldown.take(),
+            time_box: self.time_box.take(),
+            time_box_grace: self.time_box_grace.take(),
+            next_in: self.next_in.take(),
+        }
+    }
+}
+
+impl Recurrence {
+    /// Settings that mean nothing without a schedule, and whether they are given.
+    pub fn needs_a_schedule(&self) -> [(&'static str, bool); 9] {
+        [
+            ("jitter", self.jitter.is_some()),
+            ("phase", self.phase.is_some()),
+            ("overlap", self.overlap.is_some()),
+            ("misfire", self.misfire.is_some()),
+            ("misfire_window", self.misfire_window.is_some()),
+            ("misfire_spread", self.misfire_spread.is_some()),
+            ("tolerance", self.tolerance.is_some()),
+            ("cooldown", self.cooldown.is_some()),
+            ("time_box", self.time_box.is_some()),
+        ]
+    }
+}
+
+/// What an interval is counted from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum From {
+    /// The end of the run before.
+    #[default]
+    Finish,
+    /// Its start.
+    Start,
+    /// Its nominal time.
+    Nominal,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    Spread,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Overlap {
+    #[default]
+    Skip,
+    BufferOne,
+    CancelOther,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Misfire {
+    Skip,
+    #[default]
+    Coalesce,
+    All,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UniqueUntil {
+    Start,
+    #[default]
+    Finish,
+}
+
+/// Within what a run may say when the next tick is due.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Within {
+    pub min: Text,
+    pub max: Text,
+    #[serde(default)]
+    pub from_headers: bool,
 }
 
 impl Default for Kind {
@@ -142,7 +276,23 @@ impl Default for Kind {
             takeover: Takeover::default(),
             retry: Retry::default(),
             every: None,
+            from: None,
+            cron: None,
+            zone: None,
+            at: None,
             jitter: None,
+            phase: None,
+            overlap: None,
+            misfire: None,
+            misfire_window: None,
+            misfire_spread: None,
+            tolerance: None,
+            cooldown: None,
+            time_box: None,
+            time_box_grace: None,
+            next_in: None,
+            unique_for: None,
+            unique_until: None,
             roster: Roster::default(),
         }
     }
@@ -236,4 +386,6 @@ impl Default for Exponential {
 #[serde(deny_unknown_fields, default)]
 pub struct Roster {
     pub key: Option<String>,
+    pub owner: Option<String>,
+    pub schedule: Option<String>,
 }

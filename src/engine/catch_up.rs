@@ -152,7 +152,7 @@ async fn sweep(core: &Core, queue: &QueueRun) -> Result<(), String> {
 /// One look; whether there is more to send at once.
 async fn look(core: &Core, queue: &QueueRun) -> Result<bool, String> {
     let (now, slack) = (core.ledger.now(), core.catch_up.slack);
-    let overdue = core.ledger.overdue(queue.name.to_string(), core.recurring(), now, PER_LOOK).await;
+    let overdue = core.ledger.overdue(queue.name.to_string(), core.kinds(), now, PER_LOOK).await;
     let overdue = overdue.map_err(|error| error.to_string())?;
     if overdue.is_empty() {
         return Ok(false);
@@ -250,7 +250,7 @@ async fn re_create(core: &Core) -> Result<(), String> {
     let queues: Vec<String> = core.queues.keys().cloned().collect();
     let (start, mut after, mut nth, mut total) = (core.ledger.now(), 0, 0, 0);
     loop {
-        let page = core.ledger.messages(queues.clone(), core.recurring(), after, PER_PAGE).await;
+        let page = core.ledger.messages(queues.clone(), core.kinds(), after, PER_PAGE).await;
         let page = page.map_err(|error| error.to_string())?;
         let Some(last) = page.last() else { break };
         after = last.epoch;
@@ -324,8 +324,16 @@ mod tests {
     }
 
     fn chain(sent: bool, watch_at: i64, looks: u32, lease_until: i64) -> Overdue {
-        let hint =
-            Hint { kind: "k".into(), key: "x".into(), queue: "q".into(), epoch: 1, tick: 1, attempt: 1, due: at(100) };
+        let hint = Hint {
+            kind: "k".into(),
+            key: "x".into(),
+            queue: "q".into(),
+            epoch: 1,
+            tick: 1,
+            attempt: 1,
+            due: at(100),
+            parent: 0,
+        };
         Overdue { hint, sent, expected: at(100), watch_at: at(watch_at), looks, lease_until: at(lease_until) }
     }
 

@@ -9,10 +9,10 @@ use serde::Serialize;
 use super::dispatch::Dispatch;
 use super::{Connections, StartError};
 use crate::clock::Time;
-use crate::config::Config;
+use crate::config::{Config, OwnSchedule};
 use crate::job::check_name;
 use crate::ledger::{ChainState, Enrolled, Hint, LedgerError, NewChain};
-use crate::schedule::Every;
+use crate::schedule::{Balance, Schedule, Setting, phase};
 
 /// First messages published at the same time.
 const IN_FLIGHT: usize = 512;
@@ -28,6 +28,17 @@ pub struct Entity {
     pub queue: String,
     /// What the handler gets, as JSON text.
     pub payload: String,
+    /// Who it belongs to.
+    pub owner: Option<String>,
+    /// A schedule of its own, as JSON text: see [`OwnSchedule`].
+    pub schedule: Option<String>,
+}
+
+impl Entity {
+    /// One that belongs to nobody, and has the schedule of its kind.
+    pub fn new(key: impl Into<String>, queue: impl Into<String>, payload: impl Into<String>) -> Self {
+        Self { key: key.into(), queue: queue.into(), payload: payload.into(), owner: None, schedule: None }
+    }
 }
 
 /// What became of entities.
@@ -56,6 +67,9 @@ pub enum EnrollError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The kind has no chains.
+    #[error("kinds.{0} has none of `every`, `cron` and `at`, so it has no chains")]
+    NoSchedule(String),
     /// The ledger.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
@@ -80,9 +94,11 @@ pub enum RunOnce {
 pub struct Enroller {
     kind: String,
     queues: BTreeSet<String>,
-    window: Duration,
+    schedule: Option<Schedule>,
+    window: Option<Duration>,
     slack: Duration,
     begun: u64,
+    balance: Balance,
     revive: bool,
     /// Whether messages published by this process reach workers.
     publishes: bool,
@@ -95,7 +111,7 @@ impl Enroller {
     /// interval. With `own_process`, an embedded broker is this process's own and of use.
     ///
     /// # Errors
-    /// When the kind is unknown or has no `every`.
+    /// When the kind is unknown.
     pub fn new(
         config: &Config,
         connections: Connections,
@@ -104,17 +120,16 @@ impl Enroller {
         own_process: bool,
     ) -> Result<Self, StartError> {
         let settings = config.kind(kind).map_err(StartError::Setup)?;
-        let Some(Every { interval, .. }) = settings.every else {
-            return Err(StartError::Setup(format!("kinds.{kind} has no `every`, so it has no chains")));
-        };
         let publishes = own_process || connections.broker.keeps_messages();
         let dispatch = Dispatch::new(config, &connections);
         Ok(Self {
             kind: kind.into(),
             queues: config.queues.keys().cloned().collect(),
-            window: window.unwrap_or(interval),
+            schedule: settings.recurrence.as_ref().map(|recurrence| recurrence.schedule.clone()),
+            window,
             slack: config.catch_up.slack,
             begun: 0,
+            balance: Balance::default(),
             revive: false,
             publishes,
             connections,
@@ -137,6 +152,9 @@ impl Enroller {
     /// nothing of this batch was enrolled. When the ledger cannot be written; then nothing was, or
     /// its chains are begun and catch-up sends their first messages.
     pub async fn enroll(&mut self, entities: Vec<Entity>) -> Result<Tally, EnrollError> {
+        let Some(of_kind) = self.schedule.clone() else {
+            return Err(EnrollError::NoSchedule(self.kind.clone()));
+        };
         for entity in &entities {
             let refused = |reason| EnrollError::Entity { key: entity.key.clone(), reason };
             check_name("key", &entity.key).map_err(|error| refused(error.to_string()))?;
@@ -146,21 +164,29 @@ impl Enroller {
             // As a worker will read it, which takes no number like 1e999, for example.
             serde_json::from_str::<serde_json::Value>(&entity.payload)
                 .map_err(|error| refused(format!("its payload is not JSON: {error}")))?;
+            if let Some(owner) = &entity.owner {
+                check_name("owner", owner).map_err(|error| refused(error.to_string()))?;
+            }
         }
         let ledger = self.connections.ledger.clone();
         let now = ledger.now();
         let watch_at = if self.publishes { now + GRACE } else { now };
-        let chains = entities.into_iter().map(|entity| NewChain {
-            kind: self.kind.clone(),
-            key: entity.key,
-            queue: entity.queue,
-            payload: entity.payload,
-            due: now + self.next_offset(),
-            watch_at,
-            revive: self.revive,
-            once: false,
-        });
-        let chains = chains.collect();
+        let mut chains = Vec::with_capacity(entities.len());
+        for entity in entities {
+            let due = self.first_due(&entity, &of_kind, now)?;
+            chains.push(NewChain {
+                kind: self.kind.clone(),
+                key: entity.key,
+                queue: entity.queue,
+                payload: entity.payload,
+                due,
+                watch_at: if self.publishes { due.max(watch_at) } else { watch_at },
+                revive: self.revive,
+                once: false,
+                owner: entity.owner,
+                schedule: entity.schedule,
+            });
+        }
         let (mut tally, mut hints) = (Tally::default(), Vec::new());
         for enrolled in ledger.enroll(chains).await? {
             match enrolled {
@@ -201,6 +227,8 @@ impl Enroller {
             watch_at: if self.publishes { now + GRACE } else { now },
             revive: false,
             once: true,
+            owner: rotation.owner,
+            schedule: None,
         };
         match ledger.enroll(vec![extra]).await?.pop() {
             Some(Enrolled::Created(hint)) => {
@@ -232,13 +260,22 @@ impl Enroller {
         Ok(unsent)
     }
 
-    /// Spreads first ticks evenly without knowing how many there will be: steps of the golden
-    /// ratio, modulo the window.
-    fn next_offset(&mut self) -> Duration {
+    /// When an entity's first tick is due. Where the schedule has no say in it, first ticks are spread
+    /// evenly over the window, without knowing how many there will be: in steps of the golden ratio.
+    fn first_due(&mut self, entity: &Entity, of_kind: &Schedule, now: Time) -> Result<Time, EnrollError> {
+        let refused = |reason| EnrollError::Entity { key: entity.key.clone(), reason };
+        let own = entity.schedule.as_deref().map(|own| OwnSchedule::parse(own).and_then(|own| own.apply(of_kind)));
+        let own = own.transpose().map_err(refused)?;
+        let schedule = own.as_ref().unwrap_or(of_kind);
         self.begun += 1;
+        let window = self.window.or_else(|| schedule.interval(now)).unwrap_or_default();
         let golden = 0.618_033_988_749_894_9_f64;
         let share = (self.begun as f64 * golden).fract();
-        Duration::from_millis((self.window.as_millis() as f64 * share) as u64)
+        let offset = Duration::from_millis((window.as_millis() as f64 * share) as u64);
+        let phase = if schedule.spread_phase { phase(&self.kind, &entity.key) } else { 0.0 };
+        let setting = Setting { phase, balance: &self.balance, dice: &self.connections.entropy };
+        let first = schedule.first(now, offset, setting);
+        first.map(|first| first.due).ok_or_else(|| refused(format!("its schedule ({schedule}) has no occurrence")))
     }
 }
 

@@ -4,11 +4,13 @@
 //! the ladder, `rearm` sends them on when a hop is over, `catch_up` re-creates messages that
 //! were lost, [`enroll`] begins chains, and [`Engine::run`] starts and stops it all.
 
+mod attempt;
 mod catch_up;
 mod dispatch;
 pub mod enroll;
 mod lease;
 pub mod life;
+mod one_off;
 mod outbox;
 mod pipeline;
 mod rearm;
@@ -17,7 +19,7 @@ pub mod topology_guard;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, TryLockError};
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, SetOnce};
@@ -36,8 +38,9 @@ use crate::handler::exec::ExecHandler;
 use crate::handler::http::{self, HttpHandler};
 use crate::ledger::postgres::PostgresLedger;
 use crate::ledger::sqlite::SqliteLedger;
-use crate::ledger::{Ledger, LedgerError};
+use crate::ledger::{Kinds, Ledger, LedgerError};
 use crate::monitor::{self, Monitor, Subject};
+use crate::schedule::Balance;
 use crate::telemetry::{KindFigures, QueueFigures, Telemetry, ThrottleFigures};
 use crate::throttle::{Throttle, Throttles};
 pub use dispatch::Dispatch;
@@ -305,7 +308,9 @@ impl Engine {
                         Some(client) => client.clone(),
                         None => client.insert(http::client().map_err(|e| setup(e.to_string()))?).clone(),
                     };
-                    Arc::new(HttpHandler::new(http, client, clock.clone()).map_err(|e| setup(e.to_string()))?)
+                    let by_headers = kind.recurrence.as_ref().is_some_and(|recurrence| recurrence.freshness);
+                    let handler = HttpHandler::new(http, client, clock.clone()).map_err(|e| setup(e.to_string()))?;
+                    Arc::new(handler.by_headers(by_headers))
                 }
                 HandlerSettings::Exec(exec) => {
                     Arc::new(ExecHandler::new(exec, clock.clone()).map_err(|e| setup(e.to_string()))?)
@@ -327,6 +332,7 @@ impl Engine {
                     .and_then(|name| Some((throttles.get(name)?, self.telemetry.throttle(name)))),
                 figures: self.telemetry.queue(name),
                 frontier: AtomicI64::new(i64::MIN),
+                balance: Balance::default(),
             };
             (name.clone(), Arc::new(queue))
         });
@@ -336,7 +342,7 @@ impl Engine {
             worker: format!("{}-{}", std::process::id(), entropy.token()).into(),
             known_queues: config.queues.keys().cloned().collect(),
             figures: config.kinds.keys().map(|name| (name.clone(), self.telemetry.kind(name))).collect(),
-            kinds: std::mem::take(&mut self.config.kinds),
+            kinds: RwLock::new(Arc::new(shared(std::mem::take(&mut self.config.kinds)))),
             handlers: std::mem::take(&mut self.handlers),
             queues,
             catch_up: self.config.catch_up.clone(),
@@ -405,10 +411,16 @@ async fn consume<L>(
     consumer.cancel().await;
 }
 
+/// Each kind's settings, to be held on to while they are replaced.
+fn shared(kinds: BTreeMap<String, KindSettings>) -> BTreeMap<String, Arc<KindSettings>> {
+    kinds.into_iter().map(|(name, kind)| (name, Arc::new(kind))).collect()
+}
+
 /// What the parts of a running engine share.
 struct Core {
     worker: Arc<str>,
-    kinds: BTreeMap<String, KindSettings>,
+    /// Those of the configuration as it was last read.
+    kinds: RwLock<Arc<BTreeMap<String, Arc<KindSettings>>>>,
     /// By kind.
     figures: HashMap<String, KindFigures>,
     handlers: HashMap<String, Arc<dyn Handler>>,
@@ -448,6 +460,8 @@ struct QueueRun {
     /// The latest due time among the messages that came from this queue. Messages enter a queue
     /// when they are due, so whatever was due well before this has been delivered, or is lost.
     frontier: AtomicI64,
+    /// The due times that this worker has given out.
+    balance: Balance,
 }
 
 impl QueueRun {
@@ -486,9 +500,20 @@ impl Core {
         InHand { core: self, epoch }
     }
 
-    /// The kinds that have chains.
-    fn recurring(&self) -> Vec<String> {
-        self.kinds.iter().filter(|(_, kind)| kind.every.is_some()).map(|(name, _)| name.clone()).collect()
+    /// The settings of a kind.
+    fn kind(&self, name: &str) -> Option<Arc<KindSettings>> {
+        self.kinds.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    fn figures(&self, kind: &str) -> Option<&KindFigures> {
+        self.figures.get(kind)
+    }
+
+    /// The kinds whose chains this worker looks after.
+    fn kinds(&self) -> Kinds {
+        let kinds = self.kinds.read().unwrap_or_else(PoisonError::into_inner);
+        let recurring = kinds.iter().filter(|(_, kind)| kind.recurrence.is_some()).map(|(name, _)| name.clone());
+        Kinds { all: kinds.keys().cloned().collect(), recurring: recurring.collect() }
     }
 
     /// How many messages of this chain are in this worker's hand.

@@ -38,6 +38,7 @@ fn spawned_id(run: &str, n: usize) -> String {
 pub(super) struct Asked {
     pub envelopes: Vec<Envelope>,
     pub failed: Vec<FailedItem>,
+    pub carry: Option<Value>,
 }
 
 impl Asked {
@@ -52,14 +53,15 @@ impl Asked {
 }
 
 impl Core {
-    /// Messages for what the run with the id `run` on `queue` asks for. What no worker could run
+    /// Messages for what the run with the id `run` on `queue` asks for; they belong to its owner, too. What no worker could run
     /// becomes a failed part instead, so that somebody sees it and the rest goes on.
-    pub(super) fn asked(&self, run: &str, queue: &str, yields: Yield, at: Time) -> Asked {
-        let mut asked = Asked { envelopes: Vec::with_capacity(yields.jobs.len()), failed: yields.failed };
+    pub(super) fn asked(&self, run: &str, queue: &str, yields: Yield, at: Time, owner: Option<&str>) -> Asked {
+        let (envelopes, carry) = (Vec::with_capacity(yields.jobs.len()), yields.carry);
+        let mut asked = Asked { envelopes, failed: yields.failed, carry };
         for (n, job) in yields.jobs.into_iter().enumerate() {
             let item = format!("spawn {} {}", job.kind, job.key);
             match self.envelope(spawned_id(run, n + 1), queue, job, at) {
-                Ok(envelope) => asked.envelopes.push(envelope),
+                Ok(envelope) => asked.envelopes.push(Envelope { owner: owner.map(Into::into), ..envelope }),
                 Err(reason) => asked.failed.push(FailedItem { item, reason }),
             }
         }
@@ -68,8 +70,8 @@ impl Core {
         asked
     }
 
-    fn envelope(&self, id: String, queue: &str, job: NewJob, at: Time) -> Result<Envelope, String> {
-        let Some(kind) = self.kinds.get(&job.kind) else {
+    pub(super) fn envelope(&self, id: String, queue: &str, job: NewJob, at: Time) -> Result<Envelope, String> {
+        let Some(kind) = self.kind(&job.kind) else {
             return Err(format!("there is no [kinds.{}] in the configuration", job.kind));
         };
         let queue = match job.queue {

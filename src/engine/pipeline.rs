@@ -12,33 +12,31 @@
 //! Nothing is acknowledged before what follows from it is safe: the successor confirmed by the
 //! broker, or known to the ledger as unsent.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use futures_util::future::join;
-use serde_json::Value;
+use futures_util::{StreamExt, stream};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep};
 
-use super::lease::Lease;
+use super::attempt::Claimed;
 use super::life::Point;
 use super::outbox::Asked;
 use super::{Core, QueueRun};
 use crate::broker::{Delivery, Destination, Message};
 use crate::clock::Time;
-use crate::config::{KindSettings, Takeover};
-use crate::job::{self, BadMessage, ChainRef, Envelope, Job, MAX_DEATHS, Tick};
+use crate::config::Takeover;
+use crate::job::{BadMessage, ChainRef, Envelope, MAX_DEATHS};
 use crate::ladder::Hop;
-use crate::ledger::{Claim, ClaimRequest, Finish, FinishRequest, Grant, Hint, LedgerError};
-use crate::outcome::{Decision, Next, Outcome, decide};
-use crate::reason::{Class, Reason};
+use crate::ledger::{Claim, ClaimRequest, Finish, Hint, LedgerError};
+use crate::outcome::Decision;
+use crate::reason::Class;
 use crate::telemetry::Count;
 use crate::throttle::Slot;
 
 /// How long a successor is published again and again before it is left to catch-up.
-const PUBLISH_PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PUBLISH_PATIENCE: Duration = Duration::from_secs(60);
 /// The first wait between attempts to reach a ledger that does not answer.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// These waits grow to this.
@@ -49,6 +47,9 @@ const LEDGER_PAUSE: Duration = Duration::from_secs(5);
 /// may take 25 of them.
 const MOST_WAITING: Duration = Duration::from_secs(4 * 60);
 
+/// Messages of one finish published at the same time.
+const IN_FLIGHT: usize = 64;
+
 /// What is to become of a delivery.
 pub(super) enum Fate {
     /// What follows from it is safe.
@@ -58,24 +59,24 @@ pub(super) enum Fate {
 }
 
 /// Leave to start: room among the queue's running jobs, and a slot of its throttle.
-struct Permit {
-    slot: Option<Slot>,
-    _room: OwnedSemaphorePermit,
+pub(super) struct Permit {
+    pub(super) slot: Option<Slot>,
+    pub(super) _room: OwnedSemaphorePermit,
 }
 
 /// The answer to a claim, and when it was asked for.
-struct Claimed {
+struct Answered {
     permit: Permit,
     claim: Claim,
     asked: Instant,
 }
 
 /// An attempt whose end was written or refused.
-struct Ended {
-    finish: Finish,
+pub(super) struct Ended {
+    pub(super) finish: Finish,
     /// The time on which the decision rests.
-    at: Time,
-    asked: Asked,
+    pub(super) at: Time,
+    pub(super) asked: Asked,
 }
 
 /// Lives one delivery of a platform queue.
@@ -110,11 +111,8 @@ impl Core {
             return Err(BadMessage::Circles(delivery.deaths));
         }
         let envelope = Envelope::decode(&delivery.body)?;
-        let Some(kind) = self.kinds.get(&envelope.kind) else {
+        if self.kind(&envelope.kind).is_none() {
             return Err(BadMessage::UnknownKind(envelope.kind));
-        };
-        if envelope.chain.is_some() && kind.every.is_none() {
-            return Err(BadMessage::NoChains(envelope.kind));
         }
         if let Some(queue) = envelope.queue.as_ref().filter(|queue| !self.known_queues.contains(queue)) {
             return Err(BadMessage::UnknownQueue(queue.clone()));
@@ -134,7 +132,7 @@ impl Core {
         if let Some(fate) = self.wait_until_due(envelope, &queue.name).await {
             return fate;
         }
-        let Some(kind) = self.kinds.get(&envelope.kind) else { return Fate::Requeue };
+        let Some(kind) = self.kind(&envelope.kind) else { return Fate::Requeue };
         let hint = Hint {
             kind: envelope.kind.clone(),
             key: envelope.key.clone(),
@@ -143,31 +141,35 @@ impl Core {
             tick: chain.tick,
             attempt: envelope.attempt,
             due,
+            parent: chain.parent,
         };
         // The broker delivers again when the connection that had the message is gone, and with it
         // the worker, as a rule. If this very worker runs the tick, it is not.
         let redelivered = delivery.redelivered && self.holds(chain.epoch) == 1;
         let takeover = redelivered && (kind.takeover == Takeover::Redelivery || mutant!(TakeoverAlways));
-        let request = ClaimRequest { hint, worker: self.worker.clone(), lease: self.leases.length, takeover };
-        let Some(claimed) = self.claim(queue, delivery, request).await else {
+        let request = ClaimRequest {
+            hint,
+            worker: self.worker.clone(),
+            lease: self.leases.length,
+            takeover,
+            guard: kind.recurrence.as_ref().map(|recurrence| recurrence.guard(self.catch_up.slack)).unwrap_or_default(),
+            recurs: kind.recurrence.is_some(),
+        };
+        let Some(answered) = self.claim(queue, delivery, request).await else {
             return if mutant!(StopAcknowledges) { Fate::Ack } else { Fate::Requeue };
         };
-        let Claimed { permit, claim, asked } = claimed;
+        let Answered { permit, claim, asked } = answered;
         match claim {
             Claim::Granted(grant) => {
                 self.life.reached(Point::Claimed).await;
                 let lease = self.leases.hold(chain.epoch, grant.fence, asked);
-                let ended = self.attempt(queue, kind, envelope, chain, grant, permit, &lease).await;
+                let claimed = Claimed { queue, kind: &kind, envelope, chain, grant };
+                let ended = self.attempt(claimed, permit, &lease).await;
                 drop(lease);
                 match ended {
-                    Some(Ended { finish: Finish::Applied(successor), at, asked }) => {
+                    Some(Ended { finish: Finish::Applied(messages), at, asked }) => {
                         self.life.reached(Point::Finished).await;
-                        let succeed = async {
-                            match successor {
-                                Some(successor) => self.succeed(&successor, at).await,
-                                None => Fate::Ack,
-                            }
-                        };
+                        let succeed = self.send_all(messages, chain.epoch, at);
                         join(succeed, self.send_spawned(asked.envelopes)).await.0
                     }
                     Some(Ended { finish: Finish::Fenced, .. }) => Fate::Ack,
@@ -201,6 +203,7 @@ impl Core {
                 self.telemetry.count(Count::Idle);
                 Fate::Ack
             }
+            Claim::NoSchedule => self.quarantine(delivery, &BadMessage::NoChains(envelope.kind.clone())).await,
             Claim::Future => {
                 let (epoch, tick) = (chain.epoch, chain.tick);
                 self.quarantine(delivery, &BadMessage::Future { epoch, tick }).await
@@ -215,14 +218,14 @@ impl Core {
     /// Leave to start, and then the claim. While the ledger does not answer nothing is consumed
     /// any more: deliveries are held, and those beyond the prefetch stay with the broker. `None`
     /// when the message had better come again.
-    async fn claim(&self, queue: &QueueRun, delivery: &Delivery, request: ClaimRequest) -> Option<Claimed> {
+    async fn claim(&self, queue: &QueueRun, delivery: &Delivery, request: ClaimRequest) -> Option<Answered> {
         let mut pause = FIRST_PAUSE;
         loop {
             let permit = self.permit(queue, delivery).await?;
             self.life.reached(Point::Permitted).await;
             let asked = Instant::now();
             let error = match self.ledger.claim(request.clone()).await {
-                Ok(claim) => return Some(Claimed { permit, claim, asked }),
+                Ok(claim) => return Some(Answered { permit, claim, asked }),
                 Err(LedgerError::Closed) => return None,
                 Err(error) => error,
             };
@@ -238,65 +241,20 @@ impl Core {
         }
     }
 
-    /// Runs a claimed attempt and writes its end. `None` when the ledger could not be reached any
-    /// more.
-    #[allow(clippy::too_many_arguments)] // Each is another part of one attempt.
-    async fn attempt(
-        &self,
-        queue: &QueueRun,
-        kind: &KindSettings,
-        envelope: &Envelope,
-        chain: &ChainRef,
-        grant: Grant,
-        permit: Permit,
-        lease: &Lease<'_>,
-    ) -> Option<Ended> {
-        let id = format!("{}-{}-{}", chain.ledger, chain.epoch, chain.tick);
-        if grant.lost {
-            self.figures.get(&envelope.kind).inspect(|figures| figures.lost());
-        }
-        let job = Job {
-            id: id.clone(),
-            kind: envelope.kind.clone(),
-            key: envelope.key.clone(),
-            queue: queue.name.to_string(),
-            tick: Some(Tick { epoch: chain.epoch, tick: chain.tick, fence: grant.fence }),
-            attempt: envelope.attempt,
-            nominal: grant.nominal,
-            deadline: grant.at + kind.timeout,
-            seed: job::seed(&envelope.kind, &envelope.key, &chain.tick.to_string()),
-            payload: serde_json::from_str(&grant.payload).unwrap_or(Value::Null),
-        };
-        let outcome = tokio::select! {
-            biased;
-            () = lease.lost(), if !mutant!(LostLeaseIgnored) => {
-                let reason = Reason::new(Class::Fenced, "the lease was lost, so the run was ended");
-                Outcome::Snooze { reason, wait: Duration::ZERO }
+    /// Sends what a finish asks for: the successor of the chain with this epoch, on which hangs whether its
+    /// predecessor may be acknowledged, and the members of a batch, or the chain that has waited for
+    /// this one. Those that cannot be sent are known to the ledger as unsent.
+    async fn send_all(&self, messages: Vec<Hint>, epoch: i64, decided: Time) -> Fate {
+        let (own, others): (Vec<Hint>, Vec<Hint>) = messages.into_iter().partition(|hint| hint.epoch == epoch);
+        let others = stream::iter(others).map(async |hint| drop(self.succeed(&hint, decided).await));
+        let others = others.buffer_unordered(IN_FLIGHT).collect::<()>();
+        let own = async {
+            match own.first() {
+                Some(successor) => self.succeed(successor, decided).await,
+                None => Fate::Ack,
             }
-            outcome = self.handle(queue, job, grant.at.since(grant.due), permit) => outcome,
         };
-        self.life.reached(Point::Handled).await;
-        let at = self.ledger.now();
-        let ladder = &self.dispatch.ladder;
-        let every = kind.every.filter(|_| !grant.once);
-        let mut decision = decide(every, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
-        let asked = self.asked(&id, &queue.name, std::mem::take(&mut decision.yields), at);
-        let request = FinishRequest {
-            epoch: chain.epoch,
-            tick: chain.tick,
-            attempt: envelope.attempt,
-            fence: grant.fence,
-            at,
-            next: decision.next,
-            verdict: decision.verdict,
-            reason: decision.reason.as_ref().map(|reason| reason.text.clone()),
-            slack: self.catch_up.slack,
-            spawned: asked.spawned(),
-            failed: asked.failed.clone(),
-        };
-        let finish = self.insist("finish", || self.ledger.finish(request.clone())).await;
-        self.note(envelope, queue, Some((chain, grant.fence)), &decision, finish == Some(Finish::Fenced));
-        Some(Ended { finish: finish?, at, asked })
+        join(own, others).await.0
     }
 
     /// Sends what follows, then it is safe to acknowledge what went before. If it cannot be sent,
@@ -329,106 +287,9 @@ impl Core {
         }
     }
 
-    /// The life of a one-off job.
-    async fn job(&self, queue: &QueueRun, mut envelope: Envelope, delivery: &Delivery) -> Fate {
-        if let Some(fate) = self.wait_until_due(&envelope, &queue.name).await {
-            return fate;
-        }
-        let Some(permit) = self.permit(queue, delivery).await else { return Fate::Requeue };
-        let Some(kind) = self.kinds.get(&envelope.kind) else { return Fate::Requeue };
-        let now = self.ledger.now();
-        let due = envelope.due.unwrap_or(now);
-        let id = envelope.id.get_or_insert_with(|| self.entropy.token()).clone();
-        let job = Job {
-            seed: job::seed(&envelope.kind, &envelope.key, &id),
-            id: id.clone(),
-            kind: envelope.kind.clone(),
-            key: envelope.key.clone(),
-            queue: queue.name.to_string(),
-            tick: None,
-            attempt: envelope.attempt,
-            nominal: due,
-            deadline: now + kind.timeout,
-            payload: envelope.payload.clone(),
-        };
-        self.life.reached(Point::JobTaken).await;
-        let outcome = self.handle(queue, job, now.since(due), permit).await;
-        self.life.reached(Point::JobHandled).await;
-        let at = self.ledger.now();
-        let ladder = &self.dispatch.ladder;
-        let mut decision = decide(None, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
-        self.note(&envelope, queue, None, &decision, false);
-        let asked = self.asked(&id, &queue.name, std::mem::take(&mut decision.yields), at);
-        if !asked.envelopes.is_empty() || !asked.failed.is_empty() {
-            let accept = || {
-                let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
-                self.ledger.accept(kind, key, asked.spawned(), asked.failed.clone())
-            };
-            if self.insist("accept what a job asks for", accept).await.is_none() {
-                return Fate::Requeue;
-            }
-            self.send_spawned(asked.envelopes).await;
-        }
-        match decision.next {
-            Next::End | Next::Tick { .. } => {
-                if let Some(reason) = decision.reason.filter(|_| !mutant!(FailureIsDropped)) {
-                    let record = || {
-                        let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
-                        self.ledger.record_failure(kind, key, reason.text.clone(), at)
-                    };
-                    if self.insist("keep a failure", record).await.is_none() {
-                        return Fate::Requeue;
-                    }
-                    self.life.reached(Point::FailureKept).await;
-                }
-                self.forget(&id).await
-            }
-            Next::Attempt { .. } if mutant!(RetryIsDropped) => Fate::Ack,
-            Next::Attempt { attempt, due } => {
-                let again = Envelope { attempt, due: Some(due), ..envelope };
-                self.send_job(&again, &queue.name, at).await
-            }
-            Next::Snooze { due } => {
-                let again = Envelope { due: Some(due), ..envelope };
-                self.send_job(&again, &queue.name, at).await
-            }
-        }
-    }
-
-    /// Where the broker keeps nothing, the ledger does, and now it need not any more.
-    async fn forget(&self, id: &str) -> Fate {
-        if self.dispatch.broker.keeps_messages() {
-            return Fate::Ack;
-        }
-        match self.insist("forget a job", || self.ledger.forget_jobs(vec![id.to_owned()])).await {
-            Some(()) => Fate::Ack,
-            None => Fate::Requeue,
-        }
-    }
-
-    async fn send_job(&self, envelope: &Envelope, queue: &str, decided: Time) -> Fate {
-        let envelope = &Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
-        if !self.dispatch.broker.keeps_messages() {
-            let keep = || self.ledger.keep_job(envelope.id.clone().unwrap_or_default(), envelope.encode());
-            if self.insist("keep a job", keep).await.is_none() {
-                return Fate::Requeue;
-            }
-        }
-        match self.dispatch.send_surely(envelope, queue, decided, PUBLISH_PATIENCE).await {
-            Ok(()) => {
-                self.life.reached(Point::JobSentAgain).await;
-                Fate::Ack
-            }
-            Err(error) => {
-                tracing::warn!(kind = envelope.kind, key = envelope.key, %error, "a job could not be sent again; its message is kept");
-                Fate::Requeue
-            }
-        }
-    }
-
     /// Sees to it that nothing starts early: the last moments are slept here, more goes back to
     /// the ladder. `None` when it is time.
-    async fn wait_until_due(&self, envelope: &Envelope, queue: &str) -> Option<Fate> {
+    pub(super) async fn wait_until_due(&self, envelope: &Envelope, queue: &str) -> Option<Fate> {
         loop {
             let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(self.ledger.now()));
             if remaining.is_zero() {
@@ -442,7 +303,7 @@ impl Core {
     }
 
     /// Sends the same message again for its (later) due time.
-    async fn put_off(&self, envelope: &Envelope, queue: &str) -> Fate {
+    pub(super) async fn put_off(&self, envelope: &Envelope, queue: &str) -> Fate {
         self.telemetry.count(Count::Rearmed);
         let envelope = &Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
         match self.dispatch.send(envelope, queue, self.ledger.now()).await {
@@ -462,7 +323,7 @@ impl Core {
     /// Room among the running, then a slot of the queue's throttle: in this order, because a slot
     /// is for now and not for when there is room. `None` when the worker stops, when it takes so
     /// long that the message had better come again, or when the broker has taken it back anyway.
-    async fn permit(&self, queue: &QueueRun, delivery: &Delivery) -> Option<Permit> {
+    pub(super) async fn permit(&self, queue: &QueueRun, delivery: &Delivery) -> Option<Permit> {
         let wait = async {
             let room = queue.permits.clone().acquire_owned().await.ok()?;
             let slot = match &queue.throttle {
@@ -484,45 +345,10 @@ impl Core {
         }
     }
 
-    /// Runs the handler until its deadline; whatever goes wrong in it becomes an outcome.
-    async fn handle(&self, queue: &QueueRun, job: Job, late: Duration, permit: Permit) -> Outcome {
-        let Some(handler) = self.handlers.get(&job.kind) else {
-            let reason = format!("this worker has no handler for {}", job.kind);
-            return Outcome::retry(Reason::new(Class::NoHandler, reason));
-        };
-        // Held until the handler has ended.
-        let Permit { slot, _room } = permit;
-        if slot.is_some_and(|slot| !slot.start()) {
-            let reason = Reason::new(Class::Slot, "the claim took so long that the slot for it was over");
-            return Outcome::Snooze { reason, wait: Duration::ZERO };
-        }
-        let timeout = job.deadline.since(self.ledger.now());
-        let (_running, figures, since) = (queue.figures.started(late), self.figures.get(&job.kind), Instant::now());
-        let run = AssertUnwindSafe(handler.run(job)).catch_unwind();
-        let outcome = tokio::select! {
-            biased;
-            ended = tokio::time::timeout(timeout, run) => match ended {
-                Ok(Ok(outcome)) => outcome,
-                Ok(Err(panic)) => {
-                    Outcome::retry(Reason::new(Class::Panic, format!("the handler panicked: {}", words(&*panic))))
-                }
-                Err(_) => Outcome::retry(Reason::new(Class::Timeout, "not done by its deadline")),
-            },
-            () = self.abort.cancelled() => {
-                let reason = Reason::new(Class::Stopped, "the worker stopped");
-                Outcome::Snooze { reason, wait: Duration::ZERO }
-            }
-        };
-        if let Some(figures) = figures {
-            figures.ran(since.elapsed());
-        }
-        outcome
-    }
-
     /// Counts how an attempt ended, and logs it unless it worked: one line for each. `claim` is the
     /// chain's tick and its fence, `fenced` whether somebody else had claimed it meanwhile, so that
     /// nothing of it counts.
-    fn note(
+    pub(super) fn note(
         &self,
         envelope: &Envelope,
         queue: &QueueRun,
@@ -530,7 +356,7 @@ impl Core {
         decision: &Decision,
         fenced: bool,
     ) {
-        let figures = self.figures.get(&envelope.kind);
+        let figures = self.figures(&envelope.kind);
         let class = decision.reason.as_ref().map(|reason| reason.class);
         if fenced {
             self.telemetry.count(Count::Fenced);
@@ -593,7 +419,7 @@ impl Core {
     /// Asks the ledger again and again while it does not answer, holding the delivery meanwhile:
     /// so consumption stops by itself, with no message going in circles. `None` when the worker
     /// has been told to stop for good.
-    async fn insist<T, F>(&self, verb: &str, ask: impl Fn() -> F) -> Option<T>
+    pub(super) async fn insist<T, F>(&self, verb: &str, ask: impl Fn() -> F) -> Option<T>
     where
         F: Future<Output = Result<T, LedgerError>>,
     {
@@ -615,9 +441,4 @@ impl Core {
             }
         }
     }
-}
-
-fn words(panic: &(dyn std::any::Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("with no message")
 }

@@ -49,9 +49,15 @@ struct Answer<'a> {
     spawn: Option<&'a RawValue>,
     #[serde(borrow, default)]
     failed: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    batch: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    carry: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    next_in: Option<&'a RawValue>,
 }
 
-/// An entry of `spawn`.
+/// An entry of `spawn` or `batch`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Spawn<'a> {
@@ -85,8 +91,9 @@ impl Answer<'_> {
             },
         };
         match (word.as_str(), after) {
-            (_, _) if word != "done" && (self.spawn.is_some() || self.failed.is_some()) => {
-                Err(format!("`spawn` and `failed` go with \"done\", not with \"{word}\""))
+            (_, _) if word != "done" && self.asks() => {
+                let with = "`spawn`, `failed`, `batch`, `carry` and `next_in` go with";
+                Err(format!("{with} \"done\", not with \"{word}\""))
             }
             ("retry", after) => Ok(Outcome::Retry { reason, after }),
             // No wait would be a loop at full speed that no count of attempts ends.
@@ -107,20 +114,40 @@ impl Answer<'_> {
 
 impl Answer<'_> {
     fn yields(&self) -> Result<Option<Yield>, String> {
-        if self.spawn.is_none() && self.failed.is_none() {
+        if !self.asks() {
             return Ok(None);
         }
-        let jobs = list::<Spawn<'_>>("spawn", self.spawn)?.into_iter().map(|spawn| {
-            let delay = spawn.after.map(duration).transpose().map_err(|why| format!("`spawn`: {why}"))?;
-            let Spawn { kind, key, payload, queue, .. } = spawn;
-            Ok(NewJob { kind, key, payload, queue, delay: delay.unwrap_or_default() })
-        });
+        let next_in = match self.next_in.map(duration).transpose().map_err(|why| why.replace("`after`", "`next_in`"))? {
+            Some(Duration::ZERO) => return Err("`next_in` must be longer than zero".into()),
+            next_in => next_in,
+        };
+        let carry = self.carry.map(|carry| serde_json::from_str(carry.get()).map_err(|error| error.to_string()));
         let failed = list::<Failed>("failed", self.failed)?.into_iter().map(|failed| FailedItem {
             item: excerpt(failed.item.as_bytes(), EXCERPT),
             reason: excerpt(failed.reason.as_bytes(), LONGEST_REASON),
         });
-        Ok(Some(Yield { jobs: jobs.collect::<Result<_, String>>()?, failed: failed.collect() }))
+        Ok(Some(Yield {
+            jobs: jobs("spawn", self.spawn)?,
+            failed: failed.collect(),
+            batch: jobs("batch", self.batch)?,
+            carry: carry.transpose()?,
+            next_in,
+        }))
     }
+
+    /// Whether it says more than how the run ended.
+    fn asks(&self) -> bool {
+        [self.spawn, self.failed, self.batch, self.carry, self.next_in].iter().any(Option::is_some)
+    }
+}
+
+fn jobs(field: &str, raw: Option<&RawValue>) -> Result<Vec<NewJob>, String> {
+    let jobs = list::<Spawn<'_>>(field, raw)?.into_iter().map(|job| {
+        let delay = job.after.map(duration).transpose().map_err(|why| format!("`{field}`: {why}"))?;
+        let Spawn { kind, key, payload, queue, .. } = job;
+        Ok(NewJob { kind, key, payload, queue, delay: delay.unwrap_or_default() })
+    });
+    jobs.collect()
 }
 
 fn list<'a, T: Deserialize<'a>>(field: &str, raw: Option<&'a RawValue>) -> Result<Vec<T>, String> {
@@ -235,11 +262,25 @@ mod tests {
                 Outcome::Snooze { reason: "x".into(), wait: Duration::from_millis(250) },
             ),
             (
+                r#"{"outcome":"done","batch":[{"kind":"k","key":"x"}],"carry":{"page":7},"next_in":"5m"}"#,
+                Outcome::DoneWith(Yield {
+                    batch: vec![job("x", Value::Null, None, 0)],
+                    carry: Some(serde_json::json!({ "page": 7 })),
+                    next_in: Some(s(300)),
+                    ..Yield::default()
+                }),
+            ),
+            (
+                r#"{"outcome":"done","next_in":90}"#,
+                Outcome::DoneWith(Yield { next_in: Some(s(90)), ..Yield::default() }),
+            ),
+            (
                 r#"{"outcome":"done","spawn":[{"kind":"k","key":"x"},{"kind":"k","key":"y","payload":[1],"queue":"q","after":"5s"}],
                     "failed":[{"item":"page 7","reason":"gone"}]}"#,
                 Outcome::DoneWith(Yield {
                     jobs: vec![job("x", Value::Null, None, 0), job("y", serde_json::json!([1]), Some("q"), 5)],
                     failed: vec![FailedItem { item: "page 7".into(), reason: "gone".into() }],
+                    ..Yield::default()
                 }),
             ),
             (r#"{"outcome":"done","spawn":[],"failed":null}"#, Outcome::DoneWith(Yield::default())),
@@ -265,7 +306,10 @@ mod tests {
             (r#"{"outcome":"done","after":30}"#, "`after` goes with \"retry\" and \"snooze\", not with \"done\""),
             (r#"{"outcome":"retire","after":"30s"}"#, "not with \"retire\""),
             (r#"{"outcome":"fail","reason":5}"#, "`reason` is 5, not text"),
-            (r#"{"outcome":"retry","spawn":[]}"#, "`spawn` and `failed` go with \"done\", not with \"retry\""),
+            (r#"{"outcome":"retry","spawn":[]}"#, "`next_in` go with \"done\", not with \"retry\""),
+            (r#"{"outcome":"done","next_in":"0s"}"#, "`next_in` must be longer than zero"),
+            (r#"{"outcome":"done","next_in":"soon"}"#, "`next_in`: `soon` is not"),
+            (r#"{"outcome":"done","batch":[{"kind":"k"}]}"#, "`batch` is not a list as documented"),
             (r#"{"outcome":"done","spawn":{}}"#, "`spawn` is not a list as documented: invalid type"),
             (r#"{"outcome":"done","spawn":[{"kind":"k"}]}"#, "missing field `key`"),
             (r#"{"outcome":"done","spawn":[{"kind":"k","key":"x","after":"soon"}]}"#, "`spawn`: `after`: `soon`"),

@@ -17,6 +17,10 @@ pub struct JobView<'a> {
     attempt: u32,
     payload: &'a Value,
     #[serde(skip_serializing_if = "Option::is_none")]
+    owner: Option<&'a str>,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    carry: &'a Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
     chain: Option<ChainView>,
     nominal: Time,
     deadline: Time,
@@ -41,6 +45,8 @@ impl<'a> From<&'a Job> for JobView<'a> {
             queue: &job.queue,
             attempt: job.attempt,
             payload: &job.payload,
+            owner: job.owner.as_deref(),
+            carry: &job.carry,
             chain: job.tick.map(|t| ChainView { epoch: t.epoch, tick: t.tick, fence: t.fence }),
             nominal: job.nominal,
             deadline: job.deadline,
@@ -73,6 +79,9 @@ mod tests {
             queue: "sync-npm".into(),
             tick: Some(Tick { epoch: 7, tick: 3, fence: 9 }),
             attempt: 2,
+            owner: Some("team".into()),
+            carry: json!({"page": 7}),
+            grace: std::time::Duration::ZERO,
             nominal: Time::from_millis(1_790_000_000_000),
             deadline: Time::from_millis(1_790_000_030_000),
             seed: u64::MAX,
@@ -81,6 +90,7 @@ mod tests {
         let mut expected = json!({
             "id": "l-7-3", "kind": "sync", "key": "npm/@types/node", "queue": "sync-npm", "attempt": 2,
             "payload": {"platform": "npm"}, "chain": {"epoch": 7, "tick": 3, "fence": 9},
+            "owner": "team", "carry": {"page": 7},
             "nominal": 1_790_000_000_000_i64, "deadline": 1_790_000_030_000_i64, "seed": "18446744073709551615",
         });
         assert_eq!(serde_json::from_slice::<Value>(&encode(&job)).unwrap(), expected);

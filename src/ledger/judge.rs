@@ -2,6 +2,8 @@
 
 use super::words::{ChainState, Claim, ClaimRequest, Hint};
 use crate::clock::Time;
+use crate::config::OwnSchedule;
+use crate::guard::{Past, Refusal};
 
 /// A chain as a claim finds it.
 #[derive(Clone, Debug)]
@@ -16,13 +18,25 @@ pub struct ChainRow {
     pub lease_until: Time,
     /// Whether the current message is known to have been sent.
     pub sent: bool,
+    /// See [`super::NewChain::once`].
+    pub once: bool,
+    /// The tick of which a run last started.
+    pub started_tick: i64,
+    /// When a run last started; zero when none has.
+    pub last_start: Time,
+    /// When a run last ended; likewise.
+    pub last_finish: Time,
+    /// Members of the batch that the tick waits for.
+    pub batch_open: i64,
+    /// See [`super::NewChain::schedule`].
+    pub schedule: Option<String>,
 }
 
 /// What a claim comes to, short of granting it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Judgement {
-    /// Grant it.
-    Grant,
+    /// Grant it; with a refusal, only to be finished at once.
+    Grant(Option<Refusal>),
     /// Answer this.
     Answer(Claim),
 }
@@ -32,8 +46,9 @@ pub enum Judgement {
 pub fn judge(row: Option<&ChainRow>, request: &ClaimRequest, now: Time) -> Judgement {
     let answer = Judgement::Answer;
     let asked = &request.hint;
-    // Chains are never deleted, so one that is not known was begun after this copy of the ledger.
-    let Some(row) = row else { return answer(Claim::Future) };
+    // Chains are never deleted, so one that is not known was begun after this copy of the ledger. Members
+    // of a batch go when it has ended.
+    let Some(row) = row else { return answer(if asked.parent == 0 { Claim::Future } else { Claim::Idle }) };
     if asked.epoch != row.hint.epoch {
         return answer(if asked.epoch > row.hint.epoch { Claim::Future } else { Claim::Idle });
     }
@@ -48,11 +63,17 @@ pub fn judge(row: Option<&ChainRow>, request: &ClaimRequest, now: Time) -> Judge
     if row.state != ChainState::Active && !mutant!(ClaimIgnoresState) {
         return answer(Claim::Idle);
     }
+    if !row.once && !request.recurs {
+        return answer(Claim::NoSchedule);
+    }
     if place < current && !mutant!(ClaimIgnoresTick) {
         return answer(Claim::Stale((!row.sent).then(|| row.hint.clone())));
     }
     if row.lease_until > now && !request.takeover && !mutant!(ClaimIgnoresLease) {
         return answer(Claim::Held { until: row.lease_until });
+    }
+    if row.batch_open > 0 && !mutant!(BatchNotAwaited) {
+        return answer(Claim::Idle);
     }
     if row.hint.due > now && !mutant!(ClaimEarly) {
         // The same attempt was put off since this message was sent, and has another message of
@@ -63,7 +84,10 @@ pub fn judge(row: Option<&ChainRow>, request: &ClaimRequest, now: Time) -> Judge
             Claim::Early(row.hint.clone())
         });
     }
-    Judgement::Grant
+    let past = Past { last_start: row.last_start, last_finish: row.last_finish, due: row.hint.due };
+    let asked_before = row.once || row.started_tick == row.hint.tick;
+    let guard = request.guard.with_interval(row.schedule.as_deref().and_then(OwnSchedule::interval_of));
+    Judgement::Grant(if asked_before { None } else { guard.refuses(past, now) })
 }
 
 #[cfg(test)]
@@ -71,6 +95,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::guard::Guard;
 
     fn row() -> ChainRow {
         let hint = Hint {
@@ -81,6 +106,7 @@ mod tests {
             tick: 3,
             attempt: 2,
             due: Time::from_millis(1_000),
+            parent: 0,
         };
         ChainRow {
             hint,
@@ -88,12 +114,25 @@ mod tests {
             nominal: Time::from_millis(900),
             lease_until: Time::from_millis(0),
             sent: true,
+            once: false,
+            started_tick: 2,
+            last_start: Time::from_millis(950),
+            last_finish: Time::from_millis(960),
+            batch_open: 0,
+            schedule: None,
         }
     }
 
     fn ask(tick: i64, attempt: u32) -> ClaimRequest {
         let hint = Hint { tick, attempt, ..row().hint };
-        ClaimRequest { hint, worker: "w".into(), lease: Duration::from_secs(1), takeover: false }
+        ClaimRequest {
+            hint,
+            worker: "w".into(),
+            lease: Duration::from_secs(1),
+            takeover: false,
+            guard: Guard::default(),
+            recurs: true,
+        }
     }
 
     #[test]
@@ -106,8 +145,24 @@ mod tests {
             row
         };
         let answer = Judgement::Answer;
+        let refused = Refusal::TooSoon { since: Duration::from_millis(50), least: Duration::from_secs(1) };
+        let guarded = || ClaimRequest {
+            guard: Guard { interval: Duration::from_secs(1), tolerance: Some(Duration::ZERO), ..Guard::default() },
+            ..ask(3, 2)
+        };
         let table = [
-            ("current", row(), ask(3, 2), Judgement::Grant),
+            ("a guard says no", row(), guarded(), Judgement::Grant(Some(refused))),
+            ("the tick has started before", changed(|r| r.started_tick = 3), guarded(), Judgement::Grant(None)),
+            ("single ticks are not guarded", changed(|r| r.once = true), guarded(), Judgement::Grant(None)),
+            ("waits for its batch", changed(|r| r.batch_open = 1), ask(3, 2), answer(Claim::Idle)),
+            ("no schedule", row(), ClaimRequest { recurs: false, ..ask(3, 2) }, answer(Claim::NoSchedule)),
+            (
+                "a single tick needs none",
+                changed(|r| r.once = true),
+                ClaimRequest { recurs: false, ..ask(3, 2) },
+                Judgement::Grant(None),
+            ),
+            ("current", row(), ask(3, 2), Judgement::Grant(None)),
             ("older tick", row(), ask(2, 9), answer(Claim::Stale(None))),
             ("older attempt", row(), ask(3, 1), answer(Claim::Stale(None))),
             (
@@ -118,7 +173,7 @@ mod tests {
             ),
             ("newer tick", row(), ask(4, 1), answer(Claim::Future)),
             ("newer attempt", row(), ask(3, 3), answer(Claim::Future)),
-            ("unsent but current", changed(|r| r.sent = false), ask(3, 2), Judgement::Grant),
+            ("unsent but current", changed(|r| r.sent = false), ask(3, 2), Judgement::Grant(None)),
             ("paused", changed(|r| r.state = ChainState::Paused), ask(3, 2), answer(Claim::Idle)),
             (
                 "paused, and from the future",
@@ -139,7 +194,7 @@ mod tests {
                 ask(3, 2),
                 answer(Claim::Held { until: Time::from_millis(1_001) }),
             ),
-            ("lease over", changed(|r| r.lease_until = Time::from_millis(1_000)), ask(3, 2), Judgement::Grant),
+            ("lease over", changed(|r| r.lease_until = Time::from_millis(1_000)), ask(3, 2), Judgement::Grant(None)),
             (
                 "put off since",
                 changed(|r| r.hint.due = Time::from_millis(1_500)),
@@ -164,8 +219,11 @@ mod tests {
         );
         let held = changed(|r| r.lease_until = Time::from_millis(1_001));
         let over = ClaimRequest { takeover: true, ..ask(3, 2) };
-        assert_eq!(judge(Some(&held), &over, now), Judgement::Grant, "taken over");
+        assert_eq!(judge(Some(&held), &over, now), Judgement::Grant(None), "taken over");
         assert_eq!(judge(None, &ask(1, 1), now), answer(Claim::Future), "a chain that the ledger does not know");
+        let mut member = ask(1, 1);
+        member.hint.parent = 4;
+        assert_eq!(judge(None, &member, now), answer(Claim::Idle), "a member of a batch that has ended");
         let epoch = |epoch| ClaimRequest { hint: Hint { epoch, ..ask(3, 2).hint }, ..ask(3, 2) };
         assert_eq!(judge(Some(&row()), &epoch(4), now), answer(Claim::Idle), "begun anew since");
         assert_eq!(judge(Some(&row()), &epoch(6), now), answer(Claim::Future), "begun anew after the ledger's copy");

@@ -76,13 +76,7 @@ pub trait Ledger: Send + Sync {
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn overdue(
-        &self,
-        queue: String,
-        kinds: Vec<String>,
-        now: Time,
-        limit: u32,
-    ) -> Result<Vec<Overdue>, LedgerError>;
+    async fn overdue(&self, queue: String, kinds: Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>, LedgerError>;
 
     /// Writes when to look again; answers, for each, whether nobody else was faster.
     ///
@@ -98,7 +92,7 @@ pub trait Ledger: Send + Sync {
     async fn messages(
         &self,
         queues: Vec<String>,
-        kinds: Vec<String>,
+        kinds: Kinds,
         after: i64,
         limit: u32,
     ) -> Result<Vec<Hint>, LedgerError>;
@@ -150,6 +144,32 @@ pub trait Ledger: Send + Sync {
     /// # Errors
     /// When it is not known to be written.
     async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError>;
+
+    /// What an owner's jobs may do; [`ChainState::Active`] for one of whom nothing is known.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn owner(&self, owner: String) -> Result<ChainState, LedgerError>;
+
+    /// Takes the place of the job with this id as the only one of its kind and key, for `window` from
+    /// now. Answers with the id of the job that has it: this one, unless another has.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn reserve(&self, kind: String, key: String, id: String, window: Duration) -> Result<String, LedgerError>;
+
+    /// Gives that place up.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn release(&self, kind: String, key: String, id: String) -> Result<(), LedgerError>;
+
+    /// Brings the next tick of a chain forward to now; answers its message, unless the chain does not tick,
+    /// or runs, or waits for its batch.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn advance(&self, kind: String, key: String, slack: Duration) -> Result<Option<Hint>, LedgerError>;
 
     /// Does what an operator wants with chains; answers how many it has changed. When it has
     /// returned after [`Order::Pause`] or [`Order::Retire`], none of them is claimed any more.

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::judge::ChainRow;
 use crate::clock::Time;
+use crate::guard::{Guard, Refusal};
 use crate::job::{ChainRef, Envelope, VERSION};
 use crate::outcome::{Next, Verdict};
 
@@ -55,6 +56,18 @@ pub struct NewChain {
     /// One tick beside the rotation of the same name, and then the end. There is at most one at a
     /// time: while it has not ended, another is answered with [`Enrolled::Unchanged`].
     pub once: bool,
+    /// Who it belongs to.
+    pub owner: Option<String>,
+    /// Its own schedule, in place of its kind's: see [`crate::config::OwnSchedule`].
+    pub schedule: Option<String>,
+}
+
+impl NewChain {
+    /// Whether a chain with this queue, payload, owner and schedule is as it should be.
+    pub fn is_like(&self, queue: &str, payload: &str, owner: Option<&str>, schedule: Option<&str>) -> bool {
+        (self.queue.as_str(), self.payload.as_str()) == (queue, payload)
+            && (self.owner.as_deref(), self.schedule.as_deref()) == (owner, schedule)
+    }
 }
 
 /// What became of a [`NewChain`].
@@ -87,6 +100,8 @@ pub struct Hint {
     pub attempt: u32,
     /// When.
     pub due: Time,
+    /// The epoch of the chain whose batch this is a member of; zero when it is none.
+    pub parent: i64,
 }
 
 impl Hint {
@@ -101,7 +116,8 @@ impl Hint {
             attempt: self.attempt,
             id: None,
             payload: serde_json::Value::Null,
-            chain: Some(ChainRef { ledger: ledger.into(), epoch: self.epoch, tick: self.tick }),
+            owner: None,
+            chain: Some(ChainRef { ledger: ledger.into(), epoch: self.epoch, tick: self.tick, parent: self.parent }),
         }
     }
 
@@ -135,6 +151,10 @@ pub struct ClaimRequest {
     pub lease: Duration,
     /// Claim it even from a holder whose lease has not ended, because that holder is taken for dead.
     pub takeover: bool,
+    /// What a tick of the rotation has to satisfy before it starts.
+    pub guard: Guard,
+    /// Whether the kind has a schedule. Without one, only single ticks can be claimed.
+    pub recurs: bool,
 }
 
 /// A holder that lives on.
@@ -161,8 +181,10 @@ pub enum Claim {
     /// The chain is past this. When the message that follows is not known to have been sent, here
     /// it is, to be sent before this one is acknowledged.
     Stale(Option<Hint>),
-    /// The chain does not tick (retired, paused, quarantined, or gone).
+    /// The chain does not tick (retired, paused, quarantined, or gone), or waits for its batch.
     Idle,
+    /// It is the rotation of a kind that has no schedule any more.
+    NoSchedule,
     /// The message is ahead of the ledger, so an older copy of the ledger was restored. If it knows
     /// the chain, that is quarantined now.
     Future,
@@ -180,6 +202,8 @@ pub enum Claim {
 pub struct Grant {
     /// Names this claim; the finish succeeds only while it is the chain's last.
     pub fence: i64,
+    /// When a run of the chain last started before this; zero when none has.
+    pub last_start: Time,
     /// When the tick was first due.
     pub nominal: Time,
     /// When this attempt was due.
@@ -192,6 +216,40 @@ pub struct Grant {
     pub once: bool,
     /// The claim before this one never came to its end.
     pub lost: bool,
+    /// A guard says no: the handler must not run, and the claim is finished at once.
+    pub refused: Option<Refusal>,
+    /// What the run before has handed on, as JSON text.
+    pub carry: Option<String>,
+    /// See [`NewChain::owner`].
+    pub owner: Option<String>,
+    /// See [`NewChain::schedule`].
+    pub schedule: Option<String>,
+    /// The batch that this tick has waited for: it has run, and is only to be finished.
+    pub batch: Option<Batch>,
+}
+
+/// A batch that has come to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Members in all.
+    pub total: i64,
+    /// Those that did not work.
+    pub failed: i64,
+}
+
+/// A member of a batch: a single tick of its own, which the tick that asked for it waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Which handler.
+    pub kind: String,
+    /// Which entity; together with the kind unique in its batch.
+    pub key: String,
+    /// The platform queue.
+    pub queue: String,
+    /// What the handler gets, as JSON text.
+    pub payload: String,
+    /// When it is due.
+    pub due: Time,
 }
 
 /// What a run ended as, to be written if its fence still holds.
@@ -219,18 +277,49 @@ pub struct FinishRequest {
     pub spawned: Vec<SpawnedJob>,
     /// What did not work within a run that did.
     pub failed: Vec<FailedItem>,
+    /// A handler has run, so that it counts for cooldowns.
+    pub ran: bool,
+    /// Occurrences left out because the chain still ran, and because nothing could start.
+    pub left_out: (u32, u32),
+    /// What is handed on to the next run, as JSON text; `None` leaves what was handed on before.
+    pub carry: Option<String>,
+    /// See [`Hint::parent`].
+    pub parent: i64,
+    /// The tick had waited for a batch, which is over with this: see [`Grant::batch`].
+    pub from_batch: bool,
+    /// With [`Next::Gather`]: what the tick waits for.
+    pub members: Vec<Member>,
 }
 
 impl FinishRequest {
     /// Where the chain stands afterwards: tick, attempt, due.
     pub fn place(&self) -> (i64, u32, Time) {
         match self.next {
-            Next::Tick { due } if mutant!(FinishStays) => (self.tick, 1, due),
-            Next::Tick { due } => (self.tick + 1, 1, due),
+            Next::Tick { due, .. } if mutant!(FinishStays) => (self.tick, 1, due),
+            Next::Tick { due, .. } => (self.tick + 1, 1, due),
+            Next::Gather => (self.tick, self.attempt, self.at),
             Next::Attempt { attempt, due } => (self.tick, attempt, due),
             Next::Snooze { due } => (self.tick, self.attempt, due),
             Next::End => (self.tick + 1, 1, self.at),
         }
+    }
+
+    /// When the tick that follows is nominally due, if it is another.
+    pub fn nominal(&self) -> Option<Time> {
+        match self.next {
+            Next::Tick { nominal, .. } => Some(nominal),
+            _ => None,
+        }
+    }
+
+    /// When catch-up looks after the chain. One that waits for its batch is sent by the last member.
+    pub fn watch_at(&self) -> Time {
+        if self.next == Next::Gather { Time::from_millis(i64::MAX) } else { self.place().2 + self.slack }
+    }
+
+    /// Whether the run has not worked for good, as a batch counts it.
+    pub fn counts_as_failed(&self) -> bool {
+        matches!(self.verdict, Verdict::Failed | Verdict::Retired)
     }
 
     /// What to answer when nobody holds the chain and `row`, which this finish's claim was the last
@@ -239,7 +328,8 @@ impl FinishRequest {
     pub fn written_before(&self, row: &ChainRow) -> Option<Finish> {
         let ChainRow { hint, state, sent, .. } = row;
         let there = (hint.tick, hint.attempt, hint.due) == self.place();
-        there.then(|| Finish::Applied((*state == ChainState::Active && !sent).then(|| hint.clone())))
+        let unsent = *state == ChainState::Active && !sent;
+        there.then(|| Finish::Applied(unsent.then(|| hint.clone()).into_iter().collect()))
     }
 }
 
@@ -264,8 +354,9 @@ pub struct FailedItem {
 /// The answer to a [`FinishRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// Written. The message to send, unless the chain has stopped ticking.
-    Applied(Option<Hint>),
+    /// Written. The messages to send: the chain's own, unless it has stopped ticking; those of the
+    /// members of its batch; that of the chain whose batch has come to its end with this run.
+    Applied(Vec<Hint>),
     /// Another claim came between; nothing of this run counts.
     Fenced,
 }
@@ -332,6 +423,15 @@ pub struct Failure {
     pub last_at: Time,
 }
 
+/// The kinds that somebody takes care of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kinds {
+    /// All of them: their single ticks.
+    pub all: Vec<String>,
+    /// Those with a schedule: also their rotations.
+    pub recurring: Vec<String>,
+}
+
 /// Which chains an [`Order`] is for: those that fit all that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Which {
@@ -339,6 +439,8 @@ pub struct Which {
     pub kind: Option<String>,
     /// Those with this key.
     pub key: Option<String>,
+    /// Those of this owner.
+    pub owner: Option<String>,
 }
 
 /// What an operator wants of chains. Whatever runs meanwhile finishes under its own claim.
@@ -396,6 +498,18 @@ pub struct ChainView {
     pub sent: bool,
     /// See [`NewChain::once`].
     pub once: bool,
+    /// See [`NewChain::owner`].
+    pub owner: Option<String>,
+    /// See [`NewChain::schedule`].
+    pub schedule: Option<String>,
+    /// What the last run has handed on, as JSON text.
+    pub carry: Option<String>,
+    /// When a run last started; zero when none has.
+    pub last_start: Time,
+    /// When a run last ended; likewise.
+    pub last_finish: Time,
+    /// Members of the batch that it waits for: those that have not ended, and all. Zero without one.
+    pub batch: (i64, i64),
 }
 
 /// The record of an attempt.
@@ -421,6 +535,10 @@ pub struct AttemptRecord {
     pub verdict: Option<String>,
     /// Why, unless it worked.
     pub reason: Option<String>,
+    /// Occurrences left out because the chain still ran.
+    pub overlapped: u32,
+    /// Occurrences left out because nothing could start.
+    pub misfired: u32,
 }
 
 /// Figures for `roundelay status`.
@@ -459,6 +577,8 @@ pub struct QueueCensus {
     pub overdue: i64,
     /// With a successor not known to have been sent.
     pub unsent: i64,
+    /// Waiting for the end of their batch.
+    pub waiting: i64,
 }
 
 /// What went wrong with the ledger; phrased to follow "failed to …: ".

@@ -49,9 +49,10 @@ pub fn why(chain: &LateChain, config: &Config, broker: Waiting<'_>, now: Time) -
                 "its kind is not in this configuration: workers with it leave the chain alone; add [kinds.{kind}]"
             );
         }
-        Some(settings) if settings.every.is_none() => {
+        Some(settings) if settings.recurrence.is_none() => {
             return format!(
-                "its kind has no `every` in this configuration: workers with it leave the chain alone; set kinds.{kind}.every"
+                "its kind has no schedule in this configuration: workers with it leave the chain alone; set kinds.{kind}.every \
+                 or kinds.{kind}.cron"
             );
         }
         Some(_) => {}
@@ -132,6 +133,7 @@ mod tests {
             tick: 3,
             attempt: 1,
             due: at(100),
+            parent: 0,
         };
         let (sent, looks, watch_at, lease_until) = (true, 0, at(1_010), Time::default());
         LateChain { hint, state: ChainState::Active, sent, looks, watch_at, lease_until, worker: None }

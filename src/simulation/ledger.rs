@@ -110,13 +110,7 @@ impl Ledger for SimulatedLedger {
         self.through(true, self.inner.flush()).await
     }
 
-    async fn overdue(
-        &self,
-        queue: String,
-        kinds: Vec<String>,
-        now: Time,
-        limit: u32,
-    ) -> Result<Vec<Overdue>, LedgerError> {
+    async fn overdue(&self, queue: String, kinds: Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>, LedgerError> {
         self.through(false, self.inner.overdue(queue, kinds, now, limit)).await
     }
 
@@ -132,7 +126,7 @@ impl Ledger for SimulatedLedger {
     async fn messages(
         &self,
         queues: Vec<String>,
-        kinds: Vec<String>,
+        kinds: Kinds,
         after: i64,
         limit: u32,
     ) -> Result<Vec<Hint>, LedgerError> {
@@ -176,6 +170,22 @@ impl Ledger for SimulatedLedger {
 
     async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError> {
         self.through(true, self.inner.forget_jobs(ids)).await
+    }
+
+    async fn owner(&self, owner: String) -> Result<ChainState, LedgerError> {
+        self.through(false, self.inner.owner(owner)).await
+    }
+
+    async fn reserve(&self, kind: String, key: String, id: String, window: Duration) -> Result<String, LedgerError> {
+        self.through(true, self.inner.reserve(kind, key, id, window)).await
+    }
+
+    async fn release(&self, kind: String, key: String, id: String) -> Result<(), LedgerError> {
+        self.through(true, self.inner.release(kind, key, id)).await
+    }
+
+    async fn advance(&self, kind: String, key: String, slack: Duration) -> Result<Option<Hint>, LedgerError> {
+        self.through(true, self.inner.advance(kind, key, slack)).await
     }
 
     async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::worker::Process;
+use super::world::PACED;
 use crate::broker::embedded::EmbeddedBroker;
 use crate::clock::{Time, short_duration};
 use crate::job::{Envelope, Job};
@@ -63,6 +64,8 @@ struct Model {
     stopped: bool,
     /// When it is or was due, if the observer can know.
     due: Option<Time>,
+    /// The last tick that was let start, and when.
+    start: Option<(i64, Time)>,
 }
 
 struct Lease {
@@ -105,6 +108,8 @@ struct State {
     chains: BTreeMap<Name, Model>,
     epochs: BTreeMap<i64, Name>,
     finished: BTreeSet<(i64, i64)>,
+    /// Batches that chains wait for, by their epochs: members in all, and those that have ended.
+    batches: BTreeMap<i64, (usize, usize)>,
     /// Ids of the jobs that runs of chains have asked for, by their fences.
     asked: BTreeMap<i64, Vec<String>>,
     /// Fences whose finish is written.
@@ -192,8 +197,16 @@ impl Observer {
         if grant.at < grant.due {
             wrong.push(("schedule", format!("{name}: claimed at {}, due at {}", grant.at, grant.due)));
         }
+        if let Some((total, ended)) = state.batches.remove(&hint.epoch) {
+            if ended < total {
+                wrong.push(("batch", format!("{name}: claimed when {ended} of its {total} members have ended")));
+            }
+            if grant.batch.map(|batch| batch.total) != Some(total as i64) {
+                wrong.push(("batch", format!("{name}: has waited for {total}, and is told of {:?}", grant.batch)));
+            }
+        }
         let model = state.chains.entry(name.clone()).or_default();
-        let (epoch, tick, fence) = model.place;
+        let (before, (epoch, tick, fence)) = (model.start, model.place);
         if grant.fence <= fence || (hint.epoch, hint.tick) < (epoch, tick) {
             let now = (hint.epoch, hint.tick, grant.fence);
             wrong.push(("I7", format!("{name}: from (epoch, tick, fence) {:?} back to {now:?}", model.place)));
@@ -208,10 +221,21 @@ impl Observer {
         if model.stopped {
             wrong.push(("I8", format!("{name}: claimed after it was stopped")));
         }
+        let ours = (hint.tick, grant.at);
+        if let Some((tick, at)) = model.start.replace(ours).filter(|_| name.kind == "paced" && !name.once)
+            && grant.refused.is_none()
+            && tick != hint.tick
+            && grant.at.since(at) < PACED
+        {
+            wrong.push(("schedule", format!("{name}: starts {:?} after the tick before", grant.at.since(at))));
+        }
+        if grant.refused.is_some() {
+            model.start = before;
+        }
         model.place = (hint.epoch, hint.tick, grant.fence);
         model.lease =
             Some(Lease { epoch: hint.epoch, fence: grant.fence, until: grant.at + request.lease, over: false });
-        model.due = Some(grant.due);
+        model.due = Some(grant.due).filter(|_| hint.parent == 0);
         state.epochs.insert(hint.epoch, name.clone());
         if !grant.once {
             state.late.push((Instant::now(), grant.at.since(grant.due), name));
@@ -251,7 +275,18 @@ impl Observer {
             return;
         }
         let model = state.chains.entry(name.clone()).or_default();
-        model.due = (request.next != Next::End).then(|| request.place().2);
+        // Members are judged by what waits for them, since they end with it.
+        let waits = matches!(request.next, Next::End | Next::Gather) || request.parent != 0;
+        model.due = (!waits).then(|| request.place().2);
+        if request.next == Next::Gather {
+            state.batches.insert(epoch, (request.members.len(), 0));
+        }
+        if request.next == Next::End
+            && let Some((_, ended)) = state.batches.get_mut(&request.parent)
+        {
+            *ended += 1;
+        }
+        let model = state.chains.entry(name.clone()).or_default();
         match model.lease.take() {
             Some(lease) if lease.fence == fence => {}
             other => {
@@ -344,8 +379,11 @@ impl Observer {
         let mut state = self.lock();
         state.running.values_mut().for_each(|running| running.lenient = true);
         state.before_the_clock = state.chains.values().map(|model| model.place.2).max().unwrap_or_default();
-        for lease in state.chains.values_mut().filter_map(|model| model.lease.as_mut()) {
-            lease.over |= lease.until <= now;
+        for model in state.chains.values_mut() {
+            model.start = None;
+            if let Some(lease) = &mut model.lease {
+                lease.over |= lease.until <= now;
+            }
         }
     }
 
@@ -375,6 +413,7 @@ impl Observer {
         for model in state.chains.values_mut() {
             *model = Model { place: model.place, ..Model::default() };
         }
+        state.batches.clear();
         state.jobs.values_mut().for_each(|job| job.excused = true);
     }
 
@@ -412,6 +451,10 @@ impl Observer {
         let at = self.start.elapsed();
         let mut state = self.lock();
         for epoch in epochs.into_iter().filter(|epoch| !there.contains(epoch)) {
+            // What has waited for a batch is sent by the last of its members, or else by catch-up.
+            if state.batches.contains_key(&epoch) {
+                continue;
+            }
             let name = state.epochs.get(&epoch).cloned();
             let Some(name) = name.filter(|name| !name.once && !self.touched.contains(&name.key)) else { continue };
             state.violated(at, "I9", format!("{name}: its message is gone, and only the engine can have lost it"));

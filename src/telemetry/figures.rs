@@ -71,9 +71,10 @@ impl Drop for Running<'_> {
 }
 
 /// The words for how an attempt ended: the verdicts, and the two that no handler decides on.
-const ENDS: [&str; 7] = ["done", "retried", "failed", "snoozed", "retired", "fenced", "lost"];
-const FENCED: usize = 5;
-const LOST: usize = 6;
+const ENDS: [&str; 11] =
+    ["done", "retried", "failed", "snoozed", "retired", "fanned_out", "dropped", "skipped", "cut", "fenced", "lost"];
+const FENCED: usize = 9;
+const LOST: usize = 10;
 /// The reason of what worked.
 const NO_REASON: &str = "none";
 
@@ -84,6 +85,10 @@ fn row(verdict: Verdict) -> usize {
         Verdict::Failed => 2,
         Verdict::Snoozed => 3,
         Verdict::Retired => 4,
+        Verdict::FannedOut => 5,
+        Verdict::Dropped => 6,
+        Verdict::Skipped => 7,
+        Verdict::Cut => 8,
     }
 }
 
@@ -127,8 +132,10 @@ impl KindFigures {
     pub fn ended(&self, verdict: Verdict, class: Option<Class>, chain: bool) {
         self.attempt(row(verdict), class).inc();
         let over = match verdict {
-            Verdict::Done | Verdict::Failed | Verdict::Retired => true,
-            Verdict::Retried | Verdict::Snoozed => false,
+            Verdict::Done | Verdict::Failed | Verdict::Retired | Verdict::Cut => true,
+            Verdict::Retried | Verdict::Snoozed | Verdict::FannedOut => false,
+            // Its occurrence is over, and it was no run.
+            Verdict::Dropped | Verdict::Skipped => false,
         };
         match (over, chain) {
             (true, true) => _ = self.ticks.inc(),

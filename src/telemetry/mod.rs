@@ -50,6 +50,14 @@ pub enum Count {
     Snoozed,
     /// Chains that ended.
     Retired,
+    /// Ticks that wait for a batch.
+    FannedOut,
+    /// Ticks that came too soon after another start, and jobs that nobody wants any more.
+    Dropped,
+    /// Ticks that did not start for another reason of their schedule.
+    Skipped,
+    /// Runs that were ended because their time was up.
+    Cut,
     /// Runs whose lease somebody else took over.
     Fenced,
     /// Leases that could not be renewed, because somebody else has the chain.
@@ -99,6 +107,10 @@ impl Telemetry {
             Verdict::Failed => Count::Failed,
             Verdict::Snoozed => Count::Snoozed,
             Verdict::Retired => Count::Retired,
+            Verdict::FannedOut => Count::FannedOut,
+            Verdict::Dropped => Count::Dropped,
+            Verdict::Skipped => Count::Skipped,
+            Verdict::Cut => Count::Cut,
         });
     }
 

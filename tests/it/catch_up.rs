@@ -120,13 +120,25 @@ fn sleepy() -> String {
 /// A chain whose first message is lost before anybody sent it.
 fn unsent(key: &str, queue: &str, now: Time) -> NewChain {
     let (kind, key, queue) = ("sync".into(), key.into(), queue.into());
-    NewChain { kind, key, queue, payload: "{}".into(), due: now, watch_at: now, revive: false, once: false }
+    NewChain {
+        kind,
+        key,
+        queue,
+        payload: "{}".into(),
+        due: now,
+        watch_at: now,
+        revive: false,
+        once: false,
+        owner: None,
+        schedule: None,
+    }
 }
 
 /// The chain as catch-up sees it, whenever that looks.
 async fn looked_after(engine: &Watched, queue: &str) -> Overdue {
     let far = engine.ledger().now() + Duration::from_secs(7_200);
-    engine.ledger().overdue(queue.into(), vec!["sync".into()], far, 10).await.unwrap().remove(0)
+    let kinds = roundelay::ledger::Kinds { all: vec!["sync".into()], recurring: vec!["sync".into()] };
+    engine.ledger().overdue(queue.into(), kinds, far, 10).await.unwrap().remove(0)
 }
 
 #[tokio::test]

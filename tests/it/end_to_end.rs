@@ -156,7 +156,7 @@ mod run {
         ready.wait().await;
         let mut enroller =
             roundelay::engine::enroll::Enroller::new(&config, connections, "sync", Some(Duration::ZERO), true).unwrap();
-        let entity = roundelay::engine::enroll::Entity { key: "x".into(), queue: "work".into(), payload: "{}".into() };
+        let entity = roundelay::engine::enroll::Entity::new("x", "work", "{}");
         enroller.enroll(vec![entity]).await.unwrap();
         for expected in [(1, 1), (1, 2), (1, 3), (2, 1)] {
             assert_eq!(tokio::time::timeout(crate::harness::SOON, runs.recv()).await.unwrap(), Some(expected));
@@ -198,7 +198,8 @@ mod run {
         until("it sleeps", || async { engine.telemetry.get(Count::Snoozed) == 1 }).await;
         let mut forged = Envelope::job("sync", "y", json!(null), String::new());
         (forged.id, forged.due) = (None, Some(Time::from_millis(1)));
-        forged.chain = Some(roundelay::job::ChainRef { ledger: engine.ledger().id().into(), epoch, tick: 1 });
+        forged.chain =
+            Some(roundelay::job::ChainRef { ledger: engine.ledger().id().into(), epoch, tick: 1, parent: 0 });
         engine.broker().publish(Message::new(Destination::Queue("work".into()), &forged)).await.unwrap();
         until("it is set aside", || async { engine.telemetry.get(Count::Quarantined) == 1 }).await;
         assert_eq!(engine.telemetry.get(Count::Started), 1);
@@ -228,7 +229,8 @@ mod run {
         let surplus = |tick, attempt| {
             let mut envelope = Envelope::job("sync", "x", json!(null), String::new());
             (envelope.id, envelope.attempt, envelope.due) = (None, attempt, Some(Time::from_millis(1)));
-            envelope.chain = Some(roundelay::job::ChainRef { ledger: ledger.clone(), epoch: chain.epoch, tick });
+            envelope.chain =
+                Some(roundelay::job::ChainRef { ledger: ledger.clone(), epoch: chain.epoch, tick, parent: 0 });
             Message::new(Destination::Queue("work".into()), &envelope)
         };
         // The same message while the tick runs is put off until the lease is over; the same after
@@ -328,6 +330,7 @@ mod run {
     }
 
     pub async fn an_older_message_sends_the_unsent_successor(ground: Ground) {
+        use roundelay::guard::Guard;
         use roundelay::ledger::{Claim, ClaimRequest, Finish, FinishRequest};
         use roundelay::outcome::{Next, Verdict};
         let mut engine = Watched::start(&ground, CONFIG).await;
@@ -347,6 +350,8 @@ mod run {
             watch_at: ledger.now() + Duration::from_secs(3_600),
             revive: false,
             once: false,
+            owner: None,
+            schedule: None,
         };
         let enrolled = ledger.enroll(vec![new]).await.unwrap().remove(0);
         let roundelay::ledger::Enrolled::Created(hint) = enrolled else { panic!("{enrolled:?}") };
@@ -357,6 +362,8 @@ mod run {
             worker: "another".into(),
             lease: Duration::from_secs(60),
             takeover: false,
+            guard: Guard::default(),
+            recurs: true,
         };
         let Claim::Granted(grant) = ledger.claim(claim).await.unwrap() else { panic!("not granted") };
         let finish = FinishRequest {
@@ -365,14 +372,20 @@ mod run {
             attempt: 1,
             fence: grant.fence,
             at: ledger.now(),
-            next: Next::Tick { due: ledger.now() },
+            next: Next::Tick { nominal: ledger.now(), due: ledger.now() },
             verdict: Verdict::Done,
             reason: None,
             slack: Duration::from_secs(3_600),
             spawned: Vec::new(),
             failed: Vec::new(),
+            ran: true,
+            left_out: (0, 0),
+            carry: None,
+            parent: 0,
+            from_batch: false,
+            members: Vec::new(),
         };
-        assert!(matches!(ledger.finish(finish).await.unwrap(), Finish::Applied(Some(_))));
+        assert!(matches!(ledger.finish(finish).await.unwrap(), Finish::Applied(hints) if hints.len() == 1));
         // The broker delivers the first tick again: stale, but it has to send what follows.
         let message = Message::new(Destination::Queue("work".into()), &hint.envelope(ledger.id()));
         engine.broker().publish(message).await.unwrap();

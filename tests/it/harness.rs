@@ -345,7 +345,7 @@ impl Watched {
     pub async fn enroll(&self, key: &str, queue: &str) {
         let mut enroller =
             Enroller::new(&self.config, self.connections.clone(), "sync", Some(Duration::ZERO), true).unwrap();
-        let entity = Entity { key: key.into(), queue: queue.into(), payload: json!({ "of": key }).to_string() };
+        let entity = Entity::new(key, queue, json!({ "of": key }).to_string());
         let tally = enroller.enroll(vec![entity]).await.unwrap();
         assert_eq!((tally.created, tally.unsent), (1, 0));
     }
@@ -452,5 +452,7 @@ pub fn chain(key: &str, due: Time) -> NewChain {
         watch_at: due + SLACK,
         revive: false,
         once: false,
+        owner: None,
+        schedule: None,
     }
 }

@@ -9,9 +9,11 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use roundelay::clock::{Entropy, Time};
 use roundelay::config::Secret;
+use roundelay::guard::Guard;
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::{
-    Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Hint, Ledger, LedgerError, LookAgain, NewChain, Renewal,
+    Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Hint, Kinds, Ledger, LedgerError, LookAgain, NewChain,
+    Renewal,
 };
 use roundelay::outcome::{Next, Verdict};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -41,7 +43,19 @@ async fn begun(ledger: &dyn Ledger, keys: impl Iterator<Item = String>) -> Vec<H
 }
 
 fn ask(hint: &Hint, worker: &str) -> ClaimRequest {
-    ClaimRequest { hint: hint.clone(), worker: worker.into(), lease: LEASE, takeover: false }
+    ClaimRequest {
+        hint: hint.clone(),
+        worker: worker.into(),
+        lease: LEASE,
+        takeover: false,
+        guard: Guard::default(),
+        recurs: true,
+    }
+}
+
+/// The kind of these tests.
+fn recurring() -> Kinds {
+    Kinds { all: vec!["sync".into()], recurring: vec!["sync".into()] }
 }
 
 fn done(hint: &Hint, fence: i64, at: Time) -> FinishRequest {
@@ -51,12 +65,18 @@ fn done(hint: &Hint, fence: i64, at: Time) -> FinishRequest {
         attempt: hint.attempt,
         fence,
         at,
-        next: Next::Tick { due: at },
+        next: Next::Tick { nominal: at, due: at },
         verdict: Verdict::Done,
         reason: None,
         slack: SLACK,
         spawned: Vec::new(),
         failed: Vec::new(),
+        ran: true,
+        left_out: (0, 0),
+        carry: None,
+        parent: hint.parent,
+        from_batch: false,
+        members: Vec::new(),
     }
 }
 
@@ -105,7 +125,8 @@ async fn two_workers_in_each_others_way_grant_every_tick_once() {
                             let renewal = Renewal { epoch: hint.epoch, fence: grant.fence };
                             assert_eq!(worker.renew(vec![renewal], LEASE).await.unwrap(), [true]);
                             let finish = worker.finish(done(&hint, grant.fence, grant.at)).await.unwrap();
-                            let Finish::Applied(Some(next)) = finish else { panic!("{finish:?}") };
+                            let Finish::Applied(mut sent) = finish else { panic!("{finish:?}") };
+                            let next = sent.remove(0);
                             worker.mark_sent(next.sent());
                             hint = next;
                         }
@@ -123,7 +144,7 @@ async fn two_workers_in_each_others_way_grant_every_tick_once() {
             for _ in 0..20 {
                 let now = worker.now();
                 worker.enroll((0..CHAINS).rev().map(|n| chain(&n.to_string(), now)).collect()).await.unwrap();
-                let overdue = worker.overdue("work".into(), vec!["sync".into()], now + LEASE, 1_000).await.unwrap();
+                let overdue = worker.overdue("work".into(), recurring(), now + LEASE, 1_000).await.unwrap();
                 let look = |chain: &roundelay::ledger::Overdue| LookAgain {
                     epoch: chain.hint.epoch,
                     from: chain.watch_at,
@@ -179,10 +200,10 @@ async fn connections_that_the_server_ends_under_load_double_nothing_and_come_bac
                     Claim::Granted(grant) => {
                         let end = done(&hint, grant.fence, grant.at);
                         match insist(|| ledger.finish(end.clone())).await {
-                            Finish::Applied(Some(next)) => hint = next,
+                            Finish::Applied(mut sent) if sent.len() == 1 => hint = sent.remove(0),
                             // Written before, and the answer was lost for good.
                             Finish::Fenced => {}
-                            Finish::Applied(None) => panic!("it ticks"),
+                            Finish::Applied(other) => panic!("it ticks: {other:?}"),
                         }
                         finished.fetch_add(1, Ordering::Relaxed);
                     }
@@ -208,7 +229,7 @@ async fn connections_that_the_server_ends_under_load_double_nothing_and_come_bac
     let all = "SELECT count(*) FROM attempts WHERE verdict = 'done'";
     let all: i64 = raw.query_one(all, &[]).await.unwrap().get(0);
     assert_eq!(all, ticks, "every tick finished");
-    let next = ledger.messages(vec!["work".into()], vec!["sync".into()], 0, 1).await.unwrap().remove(0);
+    let next = ledger.messages(vec!["work".into()], recurring(), 0, 1).await.unwrap().remove(0);
     assert!(matches!(ledger.claim(ask(&next, "w")).await.unwrap(), Claim::Granted(_)), "it goes on");
 }
 
@@ -397,7 +418,7 @@ async fn a_commit_whose_answer_is_lost_is_found_out_about() {
     let records = ledger.attempts(0, 10).await.unwrap();
     assert_eq!(records.iter().map(|record| record.fence).collect::<Vec<_>>(), [grant.fence], "once");
     let finish = ledger.finish(done(&hint, grant.fence, grant.at)).await.unwrap();
-    assert!(matches!(finish, Finish::Applied(Some(_))));
+    assert!(matches!(finish, Finish::Applied(sent) if sent.len() == 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]

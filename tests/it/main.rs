@@ -20,4 +20,7 @@ mod messages;
 mod monitoring;
 mod outage;
 mod protocol;
+mod recurring;
 mod throttling;
+mod timelines;
+mod virtual_time;

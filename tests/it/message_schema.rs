@@ -154,13 +154,14 @@ fn name() -> impl Strategy<Value = String> {
 }
 
 fn envelope() -> impl Strategy<Value = Envelope> {
-    let chain = (name(), 1i64.., 1i64..).prop_map(|(ledger, epoch, tick)| ChainRef { ledger, epoch, tick });
+    let chain = (name(), 1i64.., 1i64.., prop_oneof![Just(0), 1i64..])
+        .prop_map(|(ledger, epoch, tick, parent)| ChainRef { ledger, epoch, tick, parent });
     let some = prop::option::of::<BoxedStrategy<String>>;
     (
-        (name(), name(), some(name().boxed()), some(name().boxed())),
+        (name(), name(), some(name().boxed()), some(name().boxed()), some(name().boxed())),
         (prop::option::of(any::<i64>()), 1u32.., json_value(), prop::option::of(chain)),
     )
-        .prop_map(|((kind, key, queue, id), (due, attempt, payload, chain))| Envelope {
+        .prop_map(|((kind, key, queue, id, owner), (due, attempt, payload, chain))| Envelope {
             v: 1,
             kind,
             key,
@@ -169,15 +170,17 @@ fn envelope() -> impl Strategy<Value = Envelope> {
             attempt,
             id,
             payload,
+            owner,
             chain,
         })
 }
 
 /// An envelope's JSON with up to three fields removed, replaced or added, also inside `chain`.
 fn nearly() -> impl Strategy<Value = Value> {
-    let field =
-        prop::sample::select(vec!["v", "kind", "key", "queue", "due", "attempt", "id", "payload", "chain", "x"]);
-    let inner = prop::sample::select(vec!["ledger", "epoch", "tick", "x"]);
+    let field = prop::sample::select(vec![
+        "v", "kind", "key", "queue", "due", "attempt", "id", "payload", "owner", "chain", "x",
+    ]);
+    let inner = prop::sample::select(vec!["ledger", "epoch", "tick", "parent", "x"]);
     let change = (field, prop::option::of(inner), prop::option::of(json_value()));
     (envelope(), prop::collection::vec(change, 0..4)).prop_map(|(envelope, changes)| {
         let mut body: Value = serde_json::from_slice(&envelope.encode()).unwrap();

@@ -31,7 +31,7 @@ queue = "side"
 "#;
 
 fn which(key: &str) -> Which {
-    Which { kind: Some("sync".into()), key: Some(key.into()) }
+    Which { kind: Some("sync".into()), key: Some(key.into()), owner: None }
 }
 
 on_all!(a_run_longer_than_its_lease_keeps_it);
@@ -83,6 +83,7 @@ mod run {
                 job("nobody", &long, None),
             ],
             failed: vec![FailedItem { item: "page 7".into(), reason: "HTTP 404".into() }],
+            ..Yield::default()
         }));
         let mut seen = Vec::new();
         for _ in 0..2 {
@@ -163,11 +164,7 @@ mod run {
         engine.ledger().steer(which("x"), Order::Retire).await.unwrap();
         let enroller =
             Enroller::new(&engine.config, engine.connections.clone(), "sync", Some(Duration::ZERO), true).unwrap();
-        let entity = |payload: Value| roundelay::engine::enroll::Entity {
-            key: "x".into(),
-            queue: "side".into(),
-            payload: payload.to_string(),
-        };
+        let entity = |payload: Value| roundelay::engine::enroll::Entity::new("x", "side", payload.to_string());
         let mut enroller = enroller.revive(true);
         let tally = enroller.enroll(vec![entity(json!({ "life": 2 }))]).await.unwrap();
         assert_eq!(tally.created, 1);

@@ -53,7 +53,7 @@ impl Virtual {
         let engine = tokio::spawn(engine.run(stop.clone()));
         ready.wait().await;
         let mut enroller = Enroller::new(&config, connections, "sync", Some(Duration::ZERO), true).unwrap();
-        let entity = |n: u32| Entity { key: n.to_string(), queue: "work".into(), payload: "{}".into() };
+        let entity = |n: u32| Entity::new(n.to_string(), "work", "{}");
         enroller.enroll((0..chains).map(entity).collect()).await.unwrap();
         Self { telemetry, stop, engine }
     }

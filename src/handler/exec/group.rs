@@ -64,6 +64,15 @@ impl Group {
         }
     }
 
+    /// Asks every process of the group to end, with SIGTERM.
+    pub fn ask_to_end(&self) {
+        if let Err(error) = killpg(self.id, Signal::SIGTERM)
+            && !matches!(error, Errno::ESRCH | Errno::EPERM)
+        {
+            tracing::warn!(group = self.id.as_raw(), %error, "failed to ask a process group to end");
+        }
+    }
+
     /// Kills every process of the group. Only of use before [`Group::reap`].
     pub fn kill(&self) {
         match killpg(self.id, Signal::SIGKILL) {

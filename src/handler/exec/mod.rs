@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use nix::sys::signal::Signal;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{ChildStderr, ChildStdin, ChildStdout, Command};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use self::group::Group;
 use self::tail::Tail;
@@ -99,7 +99,8 @@ impl Handler for ExecHandler {
             Ok(group) => group,
             Err(error) => return self.cannot_start(&error),
         };
-        match timeout(left, converse(&mut group, &wire::encode(&job))).await {
+        let soft = (!job.grace.is_zero()).then_some(left);
+        match timeout(left + job.grace, converse(&mut group, &wire::encode(&job), soft)).await {
             Ok(Ok((status, out, err))) => outcome_of(status, &out, &err),
             Ok(Err(error)) => {
                 Outcome::retry(Reason::new(Class::Start, format!("lost track of {}: {error}", self.program)))
@@ -114,17 +115,28 @@ impl Handler for ExecHandler {
     }
 }
 
-/// Feeds the program and listens to it until it ends, then ends what it left behind.
-async fn converse(group: &mut Group, input: &[u8]) -> std::io::Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
+/// Feeds the program and listens to it until it ends, then ends what it left behind. After `soft` it is
+/// asked to end.
+async fn converse(
+    group: &mut Group,
+    input: &[u8],
+    soft: Option<Duration>,
+) -> std::io::Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
     let (stdin, stdout, stderr) = group.pipes();
     let (mut out, mut err) = (Tail::default(), Tail::default());
     {
         let mut talk = std::pin::pin!(talk((stdin, stdout, stderr), input, &mut out, &mut err));
         let mut talking = true;
+        let mut asking = std::pin::pin!(sleep(soft.unwrap_or_default()));
+        let mut ask = soft.is_some();
         loop {
             tokio::select! {
                 () = &mut talk, if talking => talking = false,
                 () = group.ended() => break,
+                () = &mut asking, if ask => {
+                    ask = false;
+                    group.ask_to_end();
+                }
             }
         }
         group.kill();

@@ -3,6 +3,7 @@
 //! `target` makes the request's URL, `headers` its identity headers, `wire` its body,
 //! and `status` turns the answer into an outcome. `docs/handlers.md` documents all of it.
 
+mod freshness;
 mod headers;
 mod status;
 mod target;
@@ -11,9 +12,12 @@ use std::error::Error;
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
+use reqwest::header::{
+    AGE, CACHE_CONTROL, CONTENT_TYPE, DATE, EXPIRES, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER,
+};
 use reqwest::{Client, ClientBuilder, Response, redirect};
 
+use self::freshness::Freshness;
 pub use self::status::{Reply, outcome_of};
 use self::target::Target;
 use super::answer::{self, KEPT};
@@ -21,7 +25,7 @@ use super::{Handler, wire};
 use crate::clock::Clock;
 use crate::config::HttpSettings;
 use crate::job::Job;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Yield};
 use crate::reason::{Class, Reason};
 
 /// Runs jobs by POSTing them.
@@ -30,6 +34,8 @@ pub struct HttpHandler {
     client: Client,
     target: Target,
     clock: Clock,
+    /// Whether an answer's headers say when to come again.
+    by_headers: bool,
 }
 
 /// Why a handler cannot be set up; phrased to follow "failed to set up the HTTP handler: ".
@@ -94,7 +100,14 @@ impl HttpHandler {
     /// [`HttpError`] when `settings` cannot work.
     pub fn new(settings: &HttpSettings, client: Client, clock: Clock) -> Result<Self, HttpError> {
         let target = Target::new(&settings.url, &client, fixed_headers(settings)?)?;
-        Ok(Self { client, target, clock })
+        Ok(Self { client, target, clock, by_headers: false })
+    }
+
+    /// Lets `Cache-Control` and `Expires` of an answer say when the next tick is due, unless its body does.
+    #[must_use]
+    pub fn by_headers(mut self, by_headers: bool) -> Self {
+        self.by_headers = by_headers;
+        self
     }
 
     async fn call(&self, job: &Job) -> Outcome {
@@ -119,7 +132,19 @@ impl HttpHandler {
         let text = |name| response.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
         let reply =
             Reply { status: response.status(), retry_after: text(RETRY_AFTER), location: text(LOCATION), body: &body };
-        outcome_of(&reply, self.clock.now())
+        let outcome = outcome_of(&reply, self.clock.now());
+        if !self.by_headers {
+            return outcome;
+        }
+        let headers =
+            Freshness { cache_control: text(CACHE_CONTROL), age: text(AGE), expires: text(EXPIRES), date: text(DATE) };
+        match (outcome, headers.lifetime()) {
+            (Outcome::Done, Some(next_in)) => Outcome::DoneWith(Yield { next_in: Some(next_in), ..Yield::default() }),
+            (Outcome::DoneWith(yields), Some(fresh)) => {
+                Outcome::DoneWith(Yield { next_in: yields.next_in.or(Some(fresh)), ..yields })
+            }
+            (outcome, _) => outcome,
+        }
     }
 }
 
@@ -130,7 +155,7 @@ impl Handler for HttpHandler {
         if left.is_zero() {
             return Outcome::retry(Reason::new(Class::Timeout, "the deadline had passed before the call"));
         }
-        match tokio::time::timeout(left, self.call(&job)).await {
+        match tokio::time::timeout(left + job.grace, self.call(&job)).await {
             Ok(outcome) => outcome,
             Err(_) => Outcome::retry(Reason::new(Class::Timeout, "no answer by the deadline")),
         }

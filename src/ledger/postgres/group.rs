@@ -16,12 +16,14 @@ use crate::ledger::{ChainRow, ChainState, Hint};
 /// other. The locked table stands alone: from a join, a row that another transaction has changed
 /// while this one waited for it can be missing.
 const LOCK: &str = "
-    SELECT epoch, kind, key, queue, tick, attempt, due, state, nominal, lease_until, sent, once, fence, watch_at,
-           looks, expected, CASE WHEN $2::bool OR epoch = ANY ($3::int8[]) THEN payload ELSE '' END
+    SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, nominal, lease_until, sent, once, fence, watch_at,
+           looks, expected, started_tick, last_start, last_finish, batch_total, batch_open, batch_failed, owner, schedule,
+           CASE WHEN $2::bool OR epoch = ANY ($3::int8[]) THEN payload ELSE '' END,
+           CASE WHEN epoch = ANY ($3::int8[]) THEN carry END
     FROM chains
     WHERE epoch = ANY ($1::int8[] || ARRAY(
         SELECT named.epoch FROM unnest($4::text[], $5::text[]) AS n (kind, key)
-        JOIN chains named ON named.kind = n.kind AND named.key = n.key))
+        JOIN chains named ON named.kind = n.kind AND named.key = n.key AND named.parent = 0))
     ORDER BY epoch FOR UPDATE";
 /// The time, the transaction, and numbers from the sequences. Asked after all locks are had: so a
 /// chain's fences rise, and no lease is judged by the time before the wait for a lock.
@@ -133,23 +135,33 @@ fn held(row: &Row) -> Result<Held, Error> {
         found_as: row.try_get(0)?,
         chain: ChainRow {
             hint: hint(row)?,
-            state: ChainState::from_number(row.try_get(7)?),
-            nominal: time(8)?,
-            lease_until: time(9)?,
-            sent: row.try_get(10)?,
+            state: ChainState::from_number(row.try_get(8)?),
+            nominal: time(9)?,
+            lease_until: time(10)?,
+            sent: row.try_get(11)?,
+            once: row.try_get(12)?,
+            started_tick: row.try_get(17)?,
+            last_start: time(18)?,
+            last_finish: time(19)?,
+            batch_open: row.try_get(21)?,
+            schedule: row.try_get(24)?,
         },
-        once: row.try_get(11)?,
-        fence: row.try_get(12)?,
-        watch_at: time(13)?,
-        looks: small(row.try_get(14)?),
-        expected: time(15)?,
-        payload: row.try_get(16)?,
+        fence: row.try_get(13)?,
+        watch_at: time(14)?,
+        looks: small(row.try_get(15)?),
+        expected: time(16)?,
+        batch_total: row.try_get(20)?,
+        batch_failed: row.try_get(22)?,
+        owner: row.try_get(23)?,
+        payload: row.try_get(25)?,
+        carry: row.try_get(26)?,
         moved: false,
         renamed: false,
+        carries: false,
     })
 }
 
-/// The columns epoch, kind, key, queue, tick, attempt, due, which come first.
+/// The columns epoch, kind, key, queue, tick, attempt, due, parent, which come first.
 pub(super) fn hint(row: &Row) -> Result<Hint, Error> {
     Ok(Hint {
         epoch: row.try_get(0)?,
@@ -159,6 +171,7 @@ pub(super) fn hint(row: &Row) -> Result<Hint, Error> {
         tick: row.try_get(4)?,
         attempt: small(row.try_get(5)?),
         due: Time::from_millis(row.try_get(6)?),
+        parent: row.try_get(7)?,
     })
 }
 

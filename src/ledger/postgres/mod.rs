@@ -28,8 +28,9 @@ use futures_util::future::try_join_all;
 use tokio::time::timeout;
 
 use super::{
-    AttemptRecord, Census, ChainView, Claim, ClaimRequest, Enrolled, FailedItem, Failure, Finish, FinishRequest, Hint,
-    KeptJob, LateChain, Ledger, LedgerError, LookAgain, NewChain, Order, Overdue, Renewal, Sent, SpawnedJob, Which,
+    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, FailedItem, Failure, Finish,
+    FinishRequest, Hint, KeptJob, Kinds, LateChain, Ledger, LedgerError, LookAgain, NewChain, Order, Overdue, Renewal,
+    Sent, SpawnedJob, Which,
 };
 use crate::clock::{Clock, Entropy, Followed, Time};
 use crate::config::Secret;
@@ -139,13 +140,7 @@ impl Ledger for PostgresLedger {
         try_join_all(self.chains.iter().map(|lane| lane.write(Flush))).await.map(drop)
     }
 
-    async fn overdue(
-        &self,
-        queue: String,
-        kinds: Vec<String>,
-        now: Time,
-        limit: u32,
-    ) -> Result<Vec<Overdue>, LedgerError> {
+    async fn overdue(&self, queue: String, kinds: Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>, LedgerError> {
         self.reader.overdue(queue, kinds, now, limit).await
     }
 
@@ -156,7 +151,7 @@ impl Ledger for PostgresLedger {
     async fn messages(
         &self,
         queues: Vec<String>,
-        kinds: Vec<String>,
+        kinds: Kinds,
         after: i64,
         limit: u32,
     ) -> Result<Vec<Hint>, LedgerError> {
@@ -195,6 +190,22 @@ impl Ledger for PostgresLedger {
 
     async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError> {
         self.rest.write(ForgetJobs(ids)).await
+    }
+
+    async fn owner(&self, owner: String) -> Result<ChainState, LedgerError> {
+        self.reader.owner(owner).await
+    }
+
+    async fn reserve(&self, kind: String, key: String, id: String, window: Duration) -> Result<String, LedgerError> {
+        self.reader.reserve(kind, key, id, window).await
+    }
+
+    async fn release(&self, kind: String, key: String, id: String) -> Result<(), LedgerError> {
+        self.reader.release(kind, key, id).await
+    }
+
+    async fn advance(&self, kind: String, key: String, slack: Duration) -> Result<Option<Hint>, LedgerError> {
+        self.reader.advance(kind, key, slack).await
     }
 
     async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {

@@ -4,20 +4,21 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tokio_postgres::Error;
+use tokio_postgres::{Error, Transaction};
 
 use super::connect::{Address, Session, Use, passes, words};
+use super::group::hint;
 use super::reader::Reader;
 use crate::clock::Time;
-use crate::ledger::{LedgerError, Order, Which};
+use crate::ledger::{ChainState, Hint, LedgerError, Order, Which};
 
 /// How long an order may take; a million chains take some ten seconds.
 const ORDER: Duration = Duration::from_secs(600);
 /// How often an order is tried again that others were in the way of.
 const TRIES: u32 = 5;
 
-/// The server's time in milliseconds, and the chains that a [`Which`] means; its parameters are 1
-/// and 2.
+/// The server's time in milliseconds, and the chains that a [`Which`] means; its parameters are 1 to 3.
+/// Members of a batch go with its chain.
 macro_rules! sql {
     ($head:literal, $state:literal $(, $tail:literal)?) => {
         concat!(
@@ -26,6 +27,7 @@ macro_rules! sql {
             " ",
             $state,
             " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2) ",
+            "AND ($3::text IS NULL OR owner = $3) AND parent = 0 ",
             $($tail)?
         )
     };
@@ -53,7 +55,7 @@ fn statements(order: Order) -> Vec<&'static str> {
                 sql!(
                     "UPDATE chains
                      SET epoch = nextval('epochs'), attempt = 1, sent = false, looks = 0, lease_until = 0,
-                         nominal = now.ms, due = now.ms, expected = now.ms, watch_at = now.ms,
+                         batch_total = 0, batch_open = 0, batch_failed = 0, nominal = now.ms, due = now.ms, expected = now.ms, watch_at = now.ms,
                          state = CASE state WHEN 1 THEN 1 ELSE 0 END
                      FROM now WHERE",
                     $state
@@ -66,8 +68,9 @@ fn statements(order: Order) -> Vec<&'static str> {
         Order::Resume => vec![
             lock!("state = 1"),
             sql!(
-                "UPDATE chains SET state = 0, sent = false, looks = 0, expected = greatest(due, now.ms),
-                                   watch_at = now.ms
+                "UPDATE chains SET state = 0, sent = (batch_open > 0 AND sent), looks = 0,
+                                   expected = greatest(due, now.ms),
+                                   watch_at = CASE WHEN batch_open > 0 THEN watch_at ELSE now.ms END
                  FROM now WHERE",
                 "state = 1"
             ),
@@ -96,13 +99,91 @@ async fn attempted(session: &mut Session, which: &Which, order: Order) -> Result
     let transaction = session.client.transaction().await?;
     let mut changed = 0;
     for sql in statements(order) {
-        changed = transaction.execute(sql, &[&which.kind, &which.key]).await?;
+        changed = transaction.execute(sql, &[&which.kind, &which.key, &which.owner]).await?;
+    }
+    // What a chain waits for that has ended or begun anew is wanted no more. Who runs it cannot finish it.
+    let members = "DELETE FROM chains m WHERE m.parent <> 0 AND NOT EXISTS
+                       (SELECT FROM chains p WHERE p.epoch = m.parent AND p.state <> 2)";
+    if matches!(order, Order::Retire | Order::Recover | Order::RecoverAll) {
+        transaction.execute(members, &[]).await?;
+        let waits = "UPDATE chains SET batch_open = 0, batch_total = 0 WHERE state = 2 AND batch_open > 0";
+        transaction.execute(waits, &[]).await?;
+    }
+    if let (Some(owner), None, None) = (&which.owner, &which.kind, &which.key) {
+        steer_owner(&transaction, owner, order).await?;
     }
     transaction.commit().await?;
     Ok(changed)
 }
 
+/// What holds for an owner holds for one-off jobs that still wait in queues, too.
+async fn steer_owner(transaction: &Transaction<'_>, owner: &str, order: Order) -> Result<(), Error> {
+    let state = match order {
+        Order::Pause => ChainState::Paused,
+        Order::Retire => ChainState::Retired,
+        Order::Resume => {
+            transaction.execute("DELETE FROM owners WHERE owner = $1 AND state = 1", &[&owner]).await?;
+            return Ok(());
+        }
+        Order::Recover | Order::RecoverAll => return Ok(()),
+    };
+    let upsert = "INSERT INTO owners (owner, state, at)
+                  VALUES ($1, $2, floor(extract(epoch FROM clock_timestamp()) * 1000)::int8)
+                  ON CONFLICT (owner) DO UPDATE SET state = excluded.state, at = excluded.at WHERE owners.state <> 2";
+    transaction.execute(upsert, &[&owner, &(state as i64)]).await?;
+    Ok(())
+}
+
 impl Reader {
+    pub(super) async fn owner(&self, owner: String) -> Result<ChainState, LedgerError> {
+        let rows = self.query("SELECT state FROM owners WHERE owner = $1", &[&owner]).await?;
+        Ok(rows.first().map_or(ChainState::Active, |row| ChainState::from_number(row.get(0))))
+    }
+
+    pub(super) async fn reserve(
+        &self,
+        kind: String,
+        key: String,
+        id: String,
+        window: Duration,
+    ) -> Result<String, LedgerError> {
+        // Who finds it taken changes nothing, and is told by whom.
+        let take = "WITH now AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 AS ms)
+                    INSERT INTO uniques AS u (kind, key, id, until) SELECT $1, $2, $3, ms + $4 FROM now
+                    ON CONFLICT (kind, key) DO UPDATE
+                    SET id = CASE WHEN u.until <= (SELECT ms FROM now) THEN excluded.id ELSE u.id END,
+                        until = CASE WHEN u.until <= (SELECT ms FROM now) THEN excluded.until ELSE u.until END
+                    RETURNING id";
+        let window = i64::try_from(window.as_millis()).unwrap_or(i64::MAX);
+        let rows = self.query(take, &[&kind, &key, &id, &window]).await?;
+        Ok(rows.first().map_or(id, |row| row.get(0)))
+    }
+
+    pub(super) async fn release(&self, kind: String, key: String, id: String) -> Result<(), LedgerError> {
+        let release = "DELETE FROM uniques WHERE kind = $1 AND key = $2 AND id = $3";
+        self.execute(release, &[&kind, &key, &id]).await.map(drop)
+    }
+
+    pub(super) async fn advance(
+        &self,
+        kind: String,
+        key: String,
+        slack: Duration,
+    ) -> Result<Option<Hint>, LedgerError> {
+        // What is due already has its message, or catch-up sends it.
+        let advance =
+            "WITH now AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 AS ms)
+                       UPDATE chains SET due = ms, expected = ms, watch_at = ms + $3, sent = false, looks = 0
+                       FROM now
+                       WHERE kind = $1 AND key = $2 AND NOT once AND parent = 0
+                         AND state = 0 AND lease_until <= ms AND batch_open = 0 AND due > ms
+                       RETURNING epoch, kind, key, queue, tick, attempt, due, parent";
+        let slack = i64::try_from(slack.as_millis()).unwrap_or(i64::MAX);
+        let rows = self.query(advance, &[&kind, &key, &slack]).await?;
+        let told = |error: Error| LedgerError::Statement(words(&error));
+        rows.first().map(hint).transpose().map_err(told)
+    }
+
     pub(super) async fn set_topology(&self, current: Option<String>, next: String) -> Result<bool, LedgerError> {
         let changed = match current {
             None => {

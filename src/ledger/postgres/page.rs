@@ -35,17 +35,23 @@ pub(super) struct Held {
     /// The epoch under which it was found.
     pub(super) found_as: i64,
     pub(super) chain: ChainRow,
-    pub(super) once: bool,
     pub(super) fence: i64,
     pub(super) watch_at: Time,
     pub(super) looks: u32,
     pub(super) expected: Time,
+    pub(super) batch_total: i64,
+    pub(super) batch_failed: i64,
+    pub(super) owner: Option<String>,
     /// Empty unless it was asked for.
     pub(super) payload: String,
+    /// Likewise.
+    pub(super) carry: Option<String>,
     /// Its place, lease, or marks are to be written.
     pub(super) moved: bool,
-    /// Its epoch, queue or payload are to be written.
+    /// Its epoch, queue, payload, owner or schedule are to be written.
     pub(super) renamed: bool,
+    /// What it hands on is to be written.
+    pub(super) carries: bool,
 }
 
 /// A chain to insert.
@@ -56,6 +62,8 @@ pub(super) struct Inserted {
     pub(super) due: Time,
     pub(super) watch_at: Time,
     pub(super) payload: String,
+    pub(super) owner: Option<String>,
+    pub(super) schedule: Option<String>,
 }
 
 /// The record of an attempt that begins.
@@ -76,6 +84,7 @@ pub(super) struct Ended {
     pub(super) at: Time,
     pub(super) verdict: &'static str,
     pub(super) reason: Option<String>,
+    pub(super) left_out: (u32, u32),
     /// Unless it has an end already.
     pub(super) only_if_open: bool,
 }
@@ -114,8 +123,10 @@ pub(super) struct Quarantined {
 /// What there is to write besides the rows that were locked.
 #[derive(Debug, Default)]
 pub(super) struct Writes {
-    /// By kind, key, and whether it is a single tick.
-    pub(super) inserted: BTreeMap<(String, String, bool), Inserted>,
+    /// By kind, key, whether it is a single tick, and the chain whose batch it is a member of.
+    pub(super) inserted: BTreeMap<(String, String, bool, i64), Inserted>,
+    /// Epochs of chains whose batches are over: their members are to be deleted.
+    pub(super) over: Vec<i64>,
     pub(super) begun: Vec<Begun>,
     pub(super) ended: BTreeMap<i64, Ended>,
     /// By kind, key and item.
@@ -144,14 +155,16 @@ impl Page {
     pub(super) fn add(&mut self, row: Held) {
         if let Some(known) = self.by_epoch.get(&row.found_as) {
             if !row.payload.is_empty() {
-                self.rows[*known].payload = row.payload;
+                (self.rows[*known].payload, self.rows[*known].carry) = (row.payload, row.carry);
             }
             return;
         }
         let at = self.rows.len();
         self.by_epoch.insert(row.found_as, at);
-        let name = (row.chain.hint.kind.clone(), row.chain.hint.key.clone());
-        self.by_name.entry(name).or_default()[usize::from(row.once)] = Some(at);
+        if row.chain.hint.parent == 0 {
+            let name = (row.chain.hint.kind.clone(), row.chain.hint.key.clone());
+            self.by_name.entry(name).or_default()[usize::from(row.chain.once)] = Some(at);
+        }
         self.rows.push(row);
     }
 
@@ -207,6 +220,8 @@ impl Page {
         row.chain.hint.attempt = 1;
         row.chain.sent = false;
         row.chain.lease_until = Time::default();
+        (row.batch_total, row.chain.batch_open, row.batch_failed) = (0, 0, 0);
+        self.writes.over.push(old);
         row.looks = 0;
         (row.moved, row.renamed) = (true, true);
         Some(row)
@@ -243,7 +258,13 @@ impl Page {
 
 fn lost(writes: &mut Writes, fence: i64, at: Time) {
     // An end that the group has written already stands.
-    writes.ended.entry(fence).or_insert(Ended { at, verdict: "lost", reason: None, only_if_open: true });
+    writes.ended.entry(fence).or_insert(Ended {
+        at,
+        verdict: "lost",
+        reason: None,
+        left_out: (0, 0),
+        only_if_open: true,
+    });
 }
 
 impl Held {

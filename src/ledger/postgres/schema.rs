@@ -6,7 +6,7 @@ use super::connect::{Session, words};
 use crate::clock::Entropy;
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 1] = [
+const MIGRATIONS: [&str; 2] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out
     // of order. Text is compared byte by byte, so that an index does not depend on the system's
     // locales. Pages have room to spare, since most updates (a claim changes no indexed column) can
@@ -74,6 +74,34 @@ const MIGRATIONS: [&str; 1] = [
            id      text COLLATE "C" NOT NULL UNIQUE,
            body    bytea NOT NULL,
            kept_at int8 NOT NULL
+       );"#,
+    // Version 2: owners, schedules of a chain's own, what guards look at, what a run hands on, batches.
+    // `parent` is the epoch of the chain that waits for this member of its batch.
+    r#"ALTER TABLE chains
+           ADD COLUMN owner text COLLATE "C",
+           ADD COLUMN schedule text,
+           ADD COLUMN carry text,
+           ADD COLUMN started_tick int8 NOT NULL DEFAULT 0,
+           ADD COLUMN last_start int8 NOT NULL DEFAULT 0,
+           ADD COLUMN last_finish int8 NOT NULL DEFAULT 0,
+           ADD COLUMN parent int8 NOT NULL DEFAULT 0,
+           ADD COLUMN batch_total int8 NOT NULL DEFAULT 0,
+           ADD COLUMN batch_open int8 NOT NULL DEFAULT 0,
+           ADD COLUMN batch_failed int8 NOT NULL DEFAULT 0;
+       DROP INDEX chains_by_name;
+       CREATE UNIQUE INDEX chains_by_name ON chains (kind, key, once, parent);
+       CREATE INDEX chains_by_parent ON chains (parent) WHERE parent <> 0;
+       CREATE INDEX chains_by_owner ON chains (owner) WHERE owner IS NOT NULL;
+       ALTER TABLE attempts
+           ADD COLUMN overlapped int8 NOT NULL DEFAULT 0,
+           ADD COLUMN misfired int8 NOT NULL DEFAULT 0;
+       CREATE TABLE owners (owner text COLLATE "C" PRIMARY KEY, state int8 NOT NULL, at int8 NOT NULL);
+       CREATE TABLE uniques (
+           kind  text COLLATE "C" NOT NULL,
+           key   text COLLATE "C" NOT NULL,
+           id    text NOT NULL,
+           until int8 NOT NULL,
+           PRIMARY KEY (kind, key)
        );"#,
 ];
 

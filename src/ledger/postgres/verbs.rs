@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::page::{Begun, Ended, Held, Inserted, Job, Page, Quarantined, Wanted};
 use crate::clock::Time;
 use crate::ledger::{
-    ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint, Judgement, LookAgain,
-    NewChain, Renewal, Sent, SpawnedJob, judge,
+    Batch, ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint, Judgement,
+    LookAgain, Member, NewChain, Renewal, Sent, SpawnedJob, judge,
 };
-use crate::outcome::{Next, Verdict};
+use crate::outcome::Next;
 
 /// Something to decide and write. It may be decided more than once, each time on another page,
 /// when a transaction has to be tried again.
@@ -37,7 +37,7 @@ impl Verb for ClaimRequest {
 
     fn wants_further(&self, page: &mut Page, wanted: &mut Wanted) {
         // Seldom: the chain has begun anew since, or this is an older copy of the ledger.
-        if page.epoch(self.hint.epoch).is_none() {
+        if self.hint.parent == 0 && page.epoch(self.hint.epoch).is_none() {
             wanted.names.insert((self.hint.kind.clone(), self.hint.key.clone()));
         }
     }
@@ -46,17 +46,21 @@ impl Verb for ClaimRequest {
         let (asked, now) = (&self.hint, page.now);
         let found = match page.epoch(asked.epoch) {
             Some(held) => Some(held.clone()),
+            None if asked.parent != 0 => None,
             None => page.newest_named(&asked.kind, &asked.key).cloned(),
         };
-        if let Judgement::Answer(answer) = judge(found.as_ref().map(|held| &held.chain), self, now) {
-            if let (Claim::Future, Some(found)) = (&answer, found)
-                && found.chain.state != ChainState::Retired
-                && let Some(held) = page.epoch(found.chain.hint.epoch)
-            {
-                held.become_state(ChainState::Quarantined);
+        let refused = match judge(found.as_ref().map(|held| &held.chain), self, now) {
+            Judgement::Grant(refused) => refused,
+            Judgement::Answer(answer) => {
+                if let (Claim::Future, Some(found)) = (&answer, found)
+                    && found.chain.state != ChainState::Retired
+                    && let Some(held) = page.epoch(found.chain.hint.epoch)
+                {
+                    held.become_state(ChainState::Quarantined);
+                }
+                return answer;
             }
-            return answer;
-        }
+        };
         let (Some(found), Some(fence)) = (found, page.take_fence()) else { return Claim::Idle };
         let lost = found.is_held();
         if lost {
@@ -77,10 +81,30 @@ impl Verb for ClaimRequest {
             held.chain.lease_until = now + self.lease;
             // What is claimed has been sent, whether or not the note of it has come.
             held.chain.sent = true;
+            if refused.is_none() && held.batch_total == 0 {
+                (held.chain.started_tick, held.chain.last_start) = (held.chain.hint.tick, now);
+            }
             held.moved = true;
         }
-        let Held { chain, payload, once, .. } = found;
-        Claim::Granted(Grant { fence, nominal: chain.nominal, due: chain.hint.due, at: now, payload, once, lost })
+        let Held { chain, payload, owner, carry, batch_total: total, batch_failed: failed, .. } = found;
+        let batch = Some(Batch { total, failed }).filter(|batch| batch.total > 0);
+        let (nominal, due, once) = (chain.nominal, chain.hint.due, chain.once);
+        let grant = Grant {
+            fence,
+            last_start: chain.last_start,
+            nominal,
+            due,
+            at: now,
+            payload,
+            once,
+            lost,
+            refused,
+            carry,
+            owner,
+            schedule: chain.schedule,
+            batch,
+        };
+        Claim::Granted(grant)
     }
 }
 
@@ -89,6 +113,10 @@ impl Verb for FinishRequest {
 
     fn wants(&self, wanted: &mut Wanted) {
         wanted.epoch(self.epoch, false);
+        if self.parent != 0 {
+            wanted.epoch(self.parent, false);
+        }
+        wanted.new_epochs += i64::try_from(self.members.len()).unwrap_or(i64::MAX);
     }
 
     fn decide(&self, page: &mut Page) -> Finish {
@@ -102,33 +130,93 @@ impl Verb for FinishRequest {
         let written = page.epoch(self.epoch).filter(holds).map(|held| {
             // `nominal` stays with a tick through its attempts and moves with the next one. A
             // finish ends nothing but its own run, so a chain paused meanwhile stays paused.
-            if tick != self.tick {
-                held.chain.nominal = due;
-            }
+            held.chain.nominal = self.nominal().unwrap_or(held.chain.nominal);
             if self.next == Next::End {
                 held.chain.state = ChainState::Retired;
             }
             let hint = &mut held.chain.hint;
             (hint.tick, hint.attempt, hint.due) = (tick, attempt, due);
             held.chain.lease_until = Time::default();
-            held.chain.sent = false;
-            (held.expected, held.watch_at, held.looks) = (due, due + self.slack, 0);
+            held.chain.sent = self.next == Next::Gather;
+            if self.ran {
+                held.chain.last_finish = self.at;
+            }
+            if self.carry.is_some() {
+                (held.carry, held.carries) = (self.carry.clone(), true);
+            }
+            let members = i64::try_from(self.members.len()).unwrap_or(i64::MAX);
+            (held.batch_total, held.chain.batch_open, held.batch_failed) = (members, members, 0);
+            (held.expected, held.watch_at, held.looks) = (due, self.watch_at(), 0);
             held.moved = true;
-            (held.chain.hint.clone(), held.chain.state)
+            (held.chain.hint.clone(), held.chain.state, held.owner.clone())
         });
         let verdict = if written.is_some() { self.verdict.as_str() } else { "fenced" };
-        let ended = Ended { at: self.at, verdict, reason: self.reason.clone(), only_if_open: false };
+        let ended =
+            Ended { at: self.at, verdict, reason: self.reason.clone(), left_out: self.left_out, only_if_open: false };
         // An end that is written stays: whoever was not told of it may ask again when the chain has moved on.
         if page.writes.ended.get(&self.fence).is_none_or(|there| there.verdict == "lost") {
             page.writes.ended.insert(self.fence, ended);
         }
-        let Some((hint, state)) = written else { return Finish::Fenced };
-        if matches!(self.verdict, Verdict::Failed | Verdict::Retired) {
+        let Some((hint, state, owner)) = written else { return Finish::Fenced };
+        if self.counts_as_failed() {
             page.failed(&hint.kind, &hint.key, "", self.reason.as_deref().unwrap_or_default(), self.at);
         }
         accept(page, &hint.kind, &hint.key, &self.spawned, &self.failed, self.at);
-        Finish::Applied((state == ChainState::Active).then_some(hint))
+        if self.from_batch {
+            page.writes.over.push(self.epoch);
+        }
+        let mut messages = begin_members(page, owner.as_deref(), self);
+        messages.extend(ended_member(page, self));
+        messages.extend((state == ChainState::Active && self.next != Next::Gather).then_some(hint));
+        Finish::Applied(messages)
     }
+}
+
+/// Begins what the tick waits for.
+fn begin_members(page: &mut Page, owner: Option<&str>, finish: &FinishRequest) -> Vec<Hint> {
+    let mut hints = Vec::with_capacity(finish.members.len());
+    for Member { kind, key, queue, payload, due } in &finish.members {
+        let Some(epoch) = page.take_epoch() else { break };
+        let member = Inserted {
+            epoch,
+            queue: queue.clone(),
+            due: *due,
+            watch_at: *due + finish.slack,
+            payload: payload.clone(),
+            owner: owner.map(Into::into),
+            schedule: None,
+        };
+        page.writes.inserted.insert((kind.clone(), key.clone(), true, finish.epoch), member);
+        hints.push(Hint {
+            kind: kind.clone(),
+            key: key.clone(),
+            queue: queue.clone(),
+            epoch,
+            tick: 1,
+            attempt: 1,
+            due: *due,
+            parent: finish.epoch,
+        });
+    }
+    hints
+}
+
+/// A member of a batch that has ended is counted; after the last one, its chain is due.
+fn ended_member(page: &mut Page, finish: &FinishRequest) -> Option<Hint> {
+    if finish.parent == 0 || finish.next != Next::End {
+        return None;
+    }
+    let held = page.epoch(finish.parent).filter(|held| held.chain.batch_open > 0)?;
+    held.chain.batch_open -= 1;
+    held.batch_failed += i64::from(finish.counts_as_failed());
+    held.moved = true;
+    if held.chain.batch_open > 0 {
+        return None;
+    }
+    held.chain.hint.due = finish.at;
+    held.chain.sent = false;
+    (held.expected, held.watch_at) = (finish.at, finish.at + finish.slack);
+    (held.chain.state == ChainState::Active).then(|| held.chain.hint.clone())
 }
 
 fn accept(page: &mut Page, kind: &str, key: &str, spawned: &[SpawnedJob], failed: &[FailedItem], at: Time) {
@@ -194,21 +282,32 @@ fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
             tick: 1,
             attempt: 1,
             due: chain.due,
+            parent: 0,
         })
     };
     let Some(held) = found else {
-        let name = (chain.kind.clone(), chain.key.clone(), chain.once);
+        let name = (chain.kind.clone(), chain.key.clone(), chain.once, 0);
         if let Some(twin) = page.writes.inserted.get_mut(&name) {
             // Twice in one group.
-            if chain.once || (twin.queue == chain.queue && twin.payload == chain.payload) {
+            let same = chain.is_like(&twin.queue, &twin.payload, twin.owner.as_deref(), twin.schedule.as_deref());
+            if chain.once || same {
                 return Enrolled::Unchanged;
             }
             (twin.queue, twin.payload) = (chain.queue.clone(), chain.payload.clone());
+            (twin.owner, twin.schedule) = (chain.owner.clone(), chain.schedule.clone());
             return Enrolled::Updated;
         }
         let Some(epoch) = page.take_epoch() else { return Enrolled::Unchanged };
-        let (queue, payload) = (chain.queue.clone(), chain.payload.clone());
-        page.writes.inserted.insert(name, Inserted { epoch, queue, due: chain.due, watch_at: chain.watch_at, payload });
+        let new = Inserted {
+            epoch,
+            queue: chain.queue.clone(),
+            due: chain.due,
+            watch_at: chain.watch_at,
+            payload: chain.payload.clone(),
+            owner: chain.owner.clone(),
+            schedule: chain.schedule.clone(),
+        };
+        page.writes.inserted.insert(name, new);
         return created(epoch);
     };
     if held.chain.state == ChainState::Retired {
@@ -222,12 +321,19 @@ fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
         (hint.tick, hint.due, hint.queue) = (1, chain.due, chain.queue.clone());
         (held.chain.nominal, held.chain.state) = (chain.due, ChainState::Active);
         (held.expected, held.watch_at, held.payload) = (chain.due, chain.watch_at, chain.payload.clone());
+        (held.owner, held.chain.schedule) = (chain.owner.clone(), chain.schedule.clone());
+        let never = Time::default();
+        (held.chain.started_tick, held.chain.last_start, held.chain.last_finish) = (0, never, never);
+        (held.carry, held.carries) = (None, true);
         return created(epoch);
     }
-    if chain.once || (held.chain.hint.queue == chain.queue && held.payload == chain.payload) {
+    let same =
+        chain.is_like(&held.chain.hint.queue, &held.payload, held.owner.as_deref(), held.chain.schedule.as_deref());
+    if chain.once || same {
         return Enrolled::Unchanged;
     }
     (held.chain.hint.queue, held.payload) = (chain.queue.clone(), chain.payload.clone());
+    (held.owner, held.chain.schedule) = (chain.owner.clone(), chain.schedule.clone());
     held.renamed = true;
     Enrolled::Updated
 }

@@ -9,7 +9,8 @@ use super::group::{hint, small};
 use super::reader::Reader;
 use crate::clock::Time;
 use crate::ledger::{
-    AttemptRecord, Census, ChainState, ChainView, Failure, Hint, KeptJob, LateChain, LedgerError, Overdue, QueueCensus,
+    AttemptRecord, Census, ChainState, ChainView, Failure, Hint, KeptJob, Kinds, LateChain, LedgerError, Overdue,
+    QueueCensus,
 };
 
 type Result<T> = std::result::Result<T, LedgerError>;
@@ -19,39 +20,40 @@ fn time(row: &Row, column: usize) -> std::result::Result<Time, Error> {
 }
 
 impl Reader {
-    pub(super) async fn overdue(
-        &self,
-        queue: String,
-        kinds: Vec<String>,
-        now: Time,
-        limit: u32,
-    ) -> Result<Vec<Overdue>> {
-        let sql = "SELECT epoch, kind, key, queue, tick, attempt, due, sent, watch_at, looks, lease_until, expected
+    pub(super) async fn overdue(&self, queue: String, kinds: Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>> {
+        let sql =
+            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, sent, watch_at, looks, lease_until, expected
                    FROM chains WHERE state = 0 AND queue = $1 AND watch_at <= $2 AND kind = ANY ($3)
-                   ORDER BY watch_at LIMIT $4";
+                     AND (once OR kind = ANY ($4))
+                   ORDER BY watch_at LIMIT $5";
         let overdue = |row: &Row| {
             Ok(Overdue {
                 hint: hint(row)?,
-                sent: row.try_get(7)?,
-                watch_at: time(row, 8)?,
-                looks: small(row.try_get(9)?),
-                lease_until: time(row, 10)?,
-                expected: time(row, 11)?,
+                sent: row.try_get(8)?,
+                watch_at: time(row, 9)?,
+                looks: small(row.try_get(10)?),
+                lease_until: time(row, 11)?,
+                expected: time(row, 12)?,
             })
         };
-        self.rows(sql, &[&queue, &now.as_millis(), &kinds, &i64::from(limit)], overdue).await
+        let parameters: [&(dyn ToSql + Sync); 5] =
+            [&queue, &now.as_millis(), &kinds.all, &kinds.recurring, &i64::from(limit)];
+        self.rows(sql, &parameters, overdue).await
     }
 
     pub(super) async fn messages(
         &self,
         queues: Vec<String>,
-        kinds: Vec<String>,
+        kinds: Kinds,
         after: i64,
         limit: u32,
     ) -> Result<Vec<Hint>> {
-        let sql = "SELECT epoch, kind, key, queue, tick, attempt, due FROM chains
-                   WHERE state = 0 AND epoch > $1 AND queue = ANY ($2) AND kind = ANY ($3) ORDER BY epoch LIMIT $4";
-        self.rows(sql, &[&after, &queues, &kinds, &i64::from(limit)], hint).await
+        let sql = "SELECT epoch, kind, key, queue, tick, attempt, due, parent FROM chains
+                   WHERE state = 0 AND batch_open = 0 AND epoch > $1 AND queue = ANY ($2) AND kind = ANY ($3)
+                     AND (once OR kind = ANY ($4))
+                   ORDER BY epoch LIMIT $5";
+        let parameters: [&(dyn ToSql + Sync); 5] = [&after, &queues, &kinds.all, &kinds.recurring, &i64::from(limit)];
+        self.rows(sql, &parameters, hint).await
     }
 
     pub(super) async fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
@@ -76,45 +78,37 @@ impl Reader {
     }
 
     pub(super) async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>> {
-        let sql = "SELECT epoch, kind, key, queue, tick, attempt, due, state, payload, nominal, lease_until, fence,
-                          sent, once
-                   FROM chains WHERE kind = $1 AND key = $2 ORDER BY once";
-        let chain = |row: &Row| {
-            Ok(ChainView {
-                hint: hint(row)?,
-                state: ChainState::from_number(row.try_get(7)?),
-                payload: row.try_get(8)?,
-                nominal: time(row, 9)?,
-                lease_until: time(row, 10)?,
-                fence: row.try_get(11)?,
-                sent: row.try_get(12)?,
-                once: row.try_get(13)?,
-            })
-        };
+        let sql =
+            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, payload, nominal, lease_until, fence,
+                          sent, once, owner, schedule, carry, last_start, last_finish, batch_open, batch_total
+                   FROM chains WHERE kind = $1 AND key = $2 AND parent = 0 ORDER BY once";
         self.rows(sql, &[&kind, &key], chain).await
     }
 
     pub(super) async fn late(&self, before: Time, now: Time, limit: u32) -> Result<Vec<LateChain>> {
-        let sql = "SELECT epoch, kind, key, queue, tick, attempt, due, state, sent, looks, watch_at, lease_until,
+        let sql =
+            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, sent, looks, watch_at, lease_until,
                           (SELECT worker FROM attempts WHERE attempts.fence = chains.fence)
-                   FROM chains WHERE state = 3 OR (state = 0 AND due < $1 AND lease_until <= $2)
+                   FROM chains WHERE state = 3 OR (state = 0 AND due < $1 AND lease_until <= $2 AND batch_open = 0)
                    ORDER BY due LIMIT $3";
         let late = |row: &Row| {
             Ok(LateChain {
                 hint: hint(row)?,
-                state: ChainState::from_number(row.try_get(7)?),
-                sent: row.try_get(8)?,
-                looks: small(row.try_get(9)?),
-                watch_at: time(row, 10)?,
-                lease_until: time(row, 11)?,
-                worker: row.try_get(12)?,
+                state: ChainState::from_number(row.try_get(8)?),
+                sent: row.try_get(9)?,
+                looks: small(row.try_get(10)?),
+                watch_at: time(row, 11)?,
+                lease_until: time(row, 12)?,
+                worker: row.try_get(13)?,
             })
         };
         self.rows(sql, &[&before.as_millis(), &now.as_millis(), &i64::from(limit)], late).await
     }
 
     pub(super) async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
-        let sql = "SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason FROM attempts
+        let sql = "SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason,
+                          overlapped, misfired
+                   FROM attempts
                    WHERE fence > $1 ORDER BY fence LIMIT $2";
         let attempt = |row: &Row| {
             Ok(AttemptRecord {
@@ -128,6 +122,8 @@ impl Reader {
                 finished: row.try_get::<_, Option<i64>>(7)?.map(Time::from_millis),
                 verdict: row.try_get(8)?,
                 reason: row.try_get(9)?,
+                overlapped: small(row.try_get(10)?),
+                misfired: small(row.try_get(11)?),
             })
         };
         self.rows(sql, &[&after, &i64::from(limit)], attempt).await
@@ -139,11 +135,12 @@ impl Reader {
     }
 
     pub(super) async fn census(&self, now: Time, slack: Duration) -> Result<Census> {
-        let queues = "SELECT queue, count(*) FILTER (WHERE lease_until > $1),
-                             count(*) FILTER (WHERE lease_until <= $1 AND due > $1),
-                             count(*) FILTER (WHERE lease_until <= $1 AND due <= $1),
-                             count(*) FILTER (WHERE lease_until <= $1 AND due <= $2),
-                             count(*) FILTER (WHERE lease_until <= $1 AND NOT sent)
+        let queues = "SELECT queue, count(*) FILTER (WHERE batch_open = 0 AND lease_until > $1),
+                             count(*) FILTER (WHERE batch_open = 0 AND lease_until <= $1 AND due > $1),
+                             count(*) FILTER (WHERE batch_open = 0 AND lease_until <= $1 AND due <= $1),
+                             count(*) FILTER (WHERE batch_open = 0 AND lease_until <= $1 AND due <= $2),
+                             count(*) FILTER (WHERE batch_open = 0 AND lease_until <= $1 AND NOT sent),
+                             count(*) FILTER (WHERE batch_open > 0)
                       FROM chains WHERE state = 0 GROUP BY queue ORDER BY queue";
         let queue = |row: &Row| {
             Ok(QueueCensus {
@@ -153,6 +150,7 @@ impl Reader {
                 due: row.try_get(3)?,
                 overdue: row.try_get(4)?,
                 unsent: row.try_get(5)?,
+                waiting: row.try_get(6)?,
             })
         };
         let (now, overdue_before) = (now.as_millis(), (now - slack).as_millis());
@@ -163,7 +161,8 @@ impl Reader {
                              (SELECT count(*) FROM failures),
                              (SELECT count(*) FROM quarantine),
                              (SELECT count(*) FROM jobs),
-                             (SELECT min(due) FROM chains WHERE state = 0 AND due <= $1 AND lease_until <= $1)";
+                             (SELECT min(due) FROM chains WHERE state = 0 AND due <= $1 AND lease_until <= $1
+                                                             AND batch_open = 0)";
         let count = |row: &Row| {
             Ok(Census {
                 queues: Vec::new(),
@@ -189,4 +188,23 @@ impl Reader {
         let told = |error: Error| LedgerError::Statement(super::connect::words(&error));
         self.query(sql, parameters).await?.iter().map(read).collect::<std::result::Result<_, _>>().map_err(told)
     }
+}
+
+fn chain(row: &Row) -> std::result::Result<ChainView, Error> {
+    Ok(ChainView {
+        hint: hint(row)?,
+        state: ChainState::from_number(row.try_get(8)?),
+        payload: row.try_get(9)?,
+        nominal: time(row, 10)?,
+        lease_until: time(row, 11)?,
+        fence: row.try_get(12)?,
+        sent: row.try_get(13)?,
+        once: row.try_get(14)?,
+        owner: row.try_get(15)?,
+        schedule: row.try_get(16)?,
+        carry: row.try_get(17)?,
+        last_start: time(row, 18)?,
+        last_finish: time(row, 19)?,
+        batch: (row.try_get(20)?, row.try_get(21)?),
+    })
 }

@@ -7,30 +7,42 @@ use super::page::{Held, Job, Page};
 pub(super) const MOVE: &str = "
     UPDATE chains c
     SET state = u.state, tick = u.tick, attempt = u.attempt, nominal = u.nominal, due = u.due, fence = u.fence,
-        lease_until = u.lease_until, sent = u.sent, expected = u.expected, watch_at = u.watch_at, looks = u.looks
+        lease_until = u.lease_until, sent = u.sent, expected = u.expected, watch_at = u.watch_at, looks = u.looks,
+        started_tick = u.started_tick, last_start = u.last_start, last_finish = u.last_finish,
+        batch_total = u.batch_total, batch_open = u.batch_open, batch_failed = u.batch_failed
     FROM unnest($1::int8[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::int8[],
-                $9::bool[], $10::int8[], $11::int8[], $12::int8[])
-         AS u (epoch, state, tick, attempt, nominal, due, fence, lease_until, sent, expected, watch_at, looks)
+                $9::bool[], $10::int8[], $11::int8[], $12::int8[], $13::int8[], $14::int8[], $15::int8[],
+                $16::int8[], $17::int8[], $18::int8[])
+         AS u (epoch, state, tick, attempt, nominal, due, fence, lease_until, sent, expected, watch_at, looks,
+               started_tick, last_start, last_finish, batch_total, batch_open, batch_failed)
     WHERE c.epoch = u.epoch";
 const RENAME: &str = "
-    UPDATE chains c SET epoch = u.epoch, queue = u.queue, payload = u.payload
-    FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[]) AS u (found_as, epoch, queue, payload)
+    UPDATE chains c
+    SET epoch = u.epoch, queue = u.queue, payload = u.payload, owner = u.owner, schedule = u.schedule
+    FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::text[], $6::text[])
+         AS u (found_as, epoch, queue, payload, owner, schedule)
     WHERE c.epoch = u.found_as";
+const CARRY: &str = "
+    UPDATE chains c SET carry = u.carry FROM unnest($1::int8[], $2::text[]) AS u (epoch, carry)
+    WHERE c.epoch = u.epoch";
+const DROP_MEMBERS: &str = "DELETE FROM chains WHERE parent <> 0 AND parent = ANY ($1::int8[])";
 /// When another worker has begun one of them meanwhile, this fails, and the group is tried again.
 const INSERT: &str = "
-    INSERT INTO chains (epoch, kind, key, once, queue, nominal, due, expected, watch_at, payload)
-    SELECT epoch, kind, key, once, queue, due, due, due, watch_at, payload
-    FROM unnest($1::int8[], $2::text[], $3::text[], $4::bool[], $5::text[], $6::int8[], $7::int8[], $8::text[])
-         AS u (epoch, kind, key, once, queue, due, watch_at, payload)";
+    INSERT INTO chains (epoch, kind, key, once, parent, queue, nominal, due, expected, watch_at, payload, owner, schedule)
+    SELECT epoch, kind, key, once, parent, queue, due, due, due, watch_at, payload, owner, schedule
+    FROM unnest($1::int8[], $2::text[], $3::text[], $4::bool[], $5::int8[], $6::text[], $7::int8[], $8::int8[],
+                $9::text[], $10::text[], $11::text[])
+         AS u (epoch, kind, key, once, parent, queue, due, watch_at, payload, owner, schedule)";
 pub(super) const BEGIN_ATTEMPTS: &str = "
     INSERT INTO attempts (fence, epoch, tick, attempt, previous, worker, due, started)
     SELECT fence, epoch, tick, attempt, previous, worker, due, $8::int8
     FROM unnest($1::int8[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::text[], $7::int8[])
          AS u (fence, epoch, tick, attempt, previous, worker, due)";
 pub(super) const END_ATTEMPTS: &str = "
-    UPDATE attempts a SET finished = u.finished, verdict = u.verdict, reason = u.reason
-    FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::bool[])
-         AS u (fence, finished, verdict, reason, only_if_open)
+    UPDATE attempts a SET finished = u.finished, verdict = u.verdict, reason = u.reason,
+                          overlapped = u.overlapped, misfired = u.misfired
+    FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::bool[], $6::int8[], $7::int8[])
+         AS u (fence, finished, verdict, reason, only_if_open, overlapped, misfired)
     WHERE a.fence = u.fence AND (a.finished IS NULL OR (a.verdict = 'lost' AND NOT u.only_if_open))";
 const FAILURES: &str = "
     INSERT INTO failures (kind, key, item, reason, times, first_at, last_at)
@@ -72,11 +84,20 @@ fn text(text: &str) -> String {
 /// The statements that write a page, in their order: records of attempts begin before they end, and
 /// jobs come last, since their lock is one for all workers.
 pub(super) fn parts(page: &Page) -> Vec<Part<'_>> {
-    let mut parts: Vec<Part<'_>> =
-        [moved(page), renamed(page), inserted(page), begun(page), ended(page), failures(page), quarantined(page)]
-            .into_iter()
-            .flatten()
-            .collect();
+    let mut parts: Vec<Part<'_>> = [
+        dropped(page),
+        moved(page),
+        carried(page),
+        renamed(page),
+        inserted(page),
+        begun(page),
+        ended(page),
+        failures(page),
+        quarantined(page),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     jobs(page, &mut parts);
     parts
 }
@@ -98,7 +119,26 @@ fn moved(page: &Page) -> Option<Part<'_>> {
             column(&rows, |row| row.expected.as_millis()),
             column(&rows, |row| row.watch_at.as_millis()),
             column(&rows, |row| i64::from(row.looks)),
+            column(&rows, |row| row.chain.started_tick),
+            column(&rows, |row| row.chain.last_start.as_millis()),
+            column(&rows, |row| row.chain.last_finish.as_millis()),
+            column(&rows, |row| row.batch_total),
+            column(&rows, |row| row.chain.batch_open),
+            column(&rows, |row| row.batch_failed),
         ],
+    })
+}
+
+fn dropped(page: &Page) -> Option<Part<'_>> {
+    let over = &page.writes.over;
+    (!over.is_empty()).then(|| Part { sql: DROP_MEMBERS, columns: vec![column(over, |epoch| *epoch)] })
+}
+
+fn carried(page: &Page) -> Option<Part<'_>> {
+    let rows: Vec<&Held> = page.rows().iter().filter(|row| row.carries).collect();
+    (!rows.is_empty()).then(|| Part {
+        sql: CARRY,
+        columns: vec![column(&rows, |row| row.found_as), column(&rows, |row| row.carry.as_deref())],
     })
 }
 
@@ -111,6 +151,8 @@ fn renamed(page: &Page) -> Option<Part<'_>> {
             column(&rows, |row| row.chain.hint.epoch),
             column(&rows, |row| row.chain.hint.queue.as_str()),
             column(&rows, |row| row.payload.as_str()),
+            column(&rows, |row| row.owner.as_deref()),
+            column(&rows, |row| row.chain.schedule.as_deref()),
         ],
     })
 }
@@ -122,12 +164,15 @@ fn inserted(page: &Page) -> Option<Part<'_>> {
         columns: vec![
             column(&rows, |(_, new)| new.epoch),
             column(&rows, |((kind, ..), _)| kind.as_str()),
-            column(&rows, |((_, key, _), _)| key.as_str()),
-            column(&rows, |((.., once), _)| *once),
+            column(&rows, |((_, key, ..), _)| key.as_str()),
+            column(&rows, |((_, _, once, _), _)| *once),
+            column(&rows, |((.., parent), _)| *parent),
             column(&rows, |(_, new)| new.queue.as_str()),
             column(&rows, |(_, new)| new.due.as_millis()),
             column(&rows, |(_, new)| new.watch_at.as_millis()),
             column(&rows, |(_, new)| new.payload.as_str()),
+            column(&rows, |(_, new)| new.owner.as_deref()),
+            column(&rows, |(_, new)| new.schedule.as_deref()),
         ],
     })
 }
@@ -159,6 +204,8 @@ fn ended(page: &Page) -> Option<Part<'_>> {
             column(&rows, |(_, end)| end.verdict),
             column(&rows, |(_, end)| end.reason.as_deref().map(text)),
             column(&rows, |(_, end)| end.only_if_open),
+            column(&rows, |(_, end)| i64::from(end.left_out.0)),
+            column(&rows, |(_, end)| i64::from(end.left_out.1)),
         ],
     })
 }

@@ -18,8 +18,9 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use super::{
-    AttemptRecord, Census, ChainView, Claim, ClaimRequest, Enrolled, FailedItem, Failure, Finish, FinishRequest, Hint,
-    KeptJob, LateChain, Ledger, LedgerError, LookAgain, NewChain, Order, Overdue, Renewal, Sent, SpawnedJob, Which,
+    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, FailedItem, Failure, Finish,
+    FinishRequest, Hint, KeptJob, Kinds, LateChain, Ledger, LedgerError, LookAgain, NewChain, Order, Overdue, Renewal,
+    Sent, SpawnedJob, Which,
 };
 use crate::clock::{Clock, Entropy, Time};
 use crate::config::LedgerUrl;
@@ -179,13 +180,7 @@ impl Ledger for SqliteLedger {
         self.writer.write(|_| Ok(())).await
     }
 
-    async fn overdue(
-        &self,
-        queue: String,
-        kinds: Vec<String>,
-        now: Time,
-        limit: u32,
-    ) -> Result<Vec<Overdue>, LedgerError> {
+    async fn overdue(&self, queue: String, kinds: Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>, LedgerError> {
         self.read(move |store| store.overdue(&queue, &kinds, now, limit)).await
     }
 
@@ -196,7 +191,7 @@ impl Ledger for SqliteLedger {
     async fn messages(
         &self,
         queues: Vec<String>,
-        kinds: Vec<String>,
+        kinds: Kinds,
         after: i64,
         limit: u32,
     ) -> Result<Vec<Hint>, LedgerError> {
@@ -237,6 +232,24 @@ impl Ledger for SqliteLedger {
 
     async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError> {
         self.writer.write(move |store| store.forget_jobs(&ids)).await
+    }
+
+    async fn owner(&self, owner: String) -> Result<ChainState, LedgerError> {
+        self.read(move |store| store.owner(&owner)).await
+    }
+
+    async fn reserve(&self, kind: String, key: String, id: String, window: Duration) -> Result<String, LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.reserve(&kind, &key, &id, clock.now(), window)).await
+    }
+
+    async fn release(&self, kind: String, key: String, id: String) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.release(&kind, &key, &id)).await
+    }
+
+    async fn advance(&self, kind: String, key: String, slack: Duration) -> Result<Option<Hint>, LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.advance(&kind, &key, clock.now(), slack)).await
     }
 
     async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {

@@ -1,29 +1,64 @@
 //! What operators want, in SQL.
 
+use std::time::Duration;
+
 use rusqlite::{OptionalExtension, params};
 
-use super::store::{Result, Store};
+use super::store::{Result, Store, hint};
 use crate::clock::Time;
-use crate::ledger::{Order, Which};
+use crate::ledger::{ChainState, Hint, Order, Which};
 
-/// The chains that a [`Which`] means; its parameters are 1 and 2.
-const WHICH: &str = "(?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR key = ?2)";
+/// The chains that a [`Which`] means; its parameters are 1 to 3. Members of a batch go with its chain.
+const WHICH: &str =
+    "(?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR key = ?2) AND (?3 IS NULL OR owner = ?3) AND parent = 0";
 
 impl Store {
     pub fn steer(&mut self, which: &Which, order: Order, at: Time) -> Result<u64> {
         let now = at.as_millis();
-        let (kind, key) = (which.kind.as_deref(), which.key.as_deref());
+        let (kind, key, owner) = (which.kind.as_deref(), which.key.as_deref(), which.owner.as_deref());
+        if let (Some(owner), None, None) = (owner, kind, key) {
+            self.steer_owner(owner, order, at)?;
+        }
         let states = match order {
             Order::Pause => "1 WHERE state = 0",
-            Order::Resume => "0, sent = 0, looks = 0, expected = max(due, ?3), watch_at = ?3 WHERE state = 1",
+            Order::Resume => {
+                "0, sent = iif(batch_open > 0, sent, 0), looks = 0, expected = max(due, ?4),
+                 watch_at = iif(batch_open > 0, watch_at, ?4) WHERE state = 1"
+            }
             Order::Retire => "2 WHERE state <> 2",
             Order::Recover => return self.recover(which, "state = 3", at),
             Order::RecoverAll => return self.recover(which, "state <> 2", at),
         };
-        // The parameter is named in each, so that all take the same three.
-        let sql = format!("UPDATE chains SET state = {states} AND {WHICH} AND ?3 IS NOT NULL");
-        let changed = self.connection.prepare_cached(&sql)?.execute(params![kind, key, now])?;
+        // The parameter is named in each, so that all take the same four.
+        let sql = format!("UPDATE chains SET state = {states} AND {WHICH} AND ?4 IS NOT NULL");
+        let changed = self.connection.prepare_cached(&sql)?.execute(params![kind, key, owner, now])?;
+        if order == Order::Retire {
+            // What a retired chain waits for is wanted no more. Who runs it cannot finish it.
+            let members = "DELETE FROM chains WHERE parent <> 0
+                           AND parent IN (SELECT epoch FROM chains WHERE state = 2 AND batch_open > 0)";
+            self.connection.prepare_cached(members)?.execute([])?;
+            let waits = "UPDATE chains SET batch_open = 0, batch_total = 0 WHERE state = 2 AND batch_open > 0";
+            self.connection.prepare_cached(waits)?.execute([])?;
+        }
         Ok(changed as u64)
+    }
+
+    /// What holds for an owner holds for one-off jobs that still wait in queues, too.
+    fn steer_owner(&mut self, owner: &str, order: Order, at: Time) -> Result<()> {
+        let state = match order {
+            Order::Pause => ChainState::Paused,
+            Order::Retire => ChainState::Retired,
+            Order::Resume => {
+                let resume = "DELETE FROM owners WHERE owner = ?1 AND state = ?2";
+                self.connection.prepare_cached(resume)?.execute(params![owner, ChainState::Paused as i64])?;
+                return Ok(());
+            }
+            Order::Recover | Order::RecoverAll => return Ok(()),
+        };
+        let upsert = "INSERT INTO owners (owner, state, at) VALUES (?1, ?2, ?3)
+                      ON CONFLICT (owner) DO UPDATE SET state = excluded.state, at = excluded.at WHERE state <> 2";
+        self.connection.prepare_cached(upsert)?.execute(params![owner, state as i64, at.as_millis()])?;
+        Ok(())
     }
 
     fn recover(&mut self, which: &Which, state: &str, now: Time) -> Result<u64> {
@@ -31,7 +66,7 @@ impl Store {
         let epochs: Vec<i64> = self
             .connection
             .prepare_cached(&sql)?
-            .query_map(params![which.kind, which.key], |row| row.get(0))?
+            .query_map(params![which.kind, which.key, which.owner], |row| row.get(0))?
             .collect::<Result<_>>()?;
         for old in &epochs {
             let epoch = self.new_epoch(*old, now)?;
@@ -44,6 +79,40 @@ impl Store {
                 .execute(params![epoch, now.as_millis()])?;
         }
         Ok(epochs.len() as u64)
+    }
+
+    pub fn owner(&self, owner: &str) -> Result<ChainState> {
+        let found = self
+            .connection
+            .prepare_cached("SELECT state FROM owners WHERE owner = ?1")?
+            .query_row([owner], |row| row.get(0).map(ChainState::from_number))
+            .optional()?;
+        Ok(found.unwrap_or(ChainState::Active))
+    }
+
+    pub fn reserve(&mut self, kind: &str, key: &str, id: &str, now: Time, window: Duration) -> Result<String> {
+        let take = "INSERT INTO uniques (kind, key, id, until) VALUES (?1, ?2, ?3, ?5)
+                    ON CONFLICT (kind, key) DO UPDATE SET id = excluded.id, until = excluded.until WHERE until <= ?4";
+        let (now, until) = (now.as_millis(), (now + window).as_millis());
+        self.connection.prepare_cached(take)?.execute(params![kind, key, id, now, until])?;
+        let holder = "SELECT id FROM uniques WHERE kind = ?1 AND key = ?2";
+        self.connection.prepare_cached(holder)?.query_row([kind, key], |row| row.get(0))
+    }
+
+    pub fn release(&mut self, kind: &str, key: &str, id: &str) -> Result<()> {
+        let release = "DELETE FROM uniques WHERE kind = ?1 AND key = ?2 AND id = ?3";
+        self.connection.prepare_cached(release)?.execute([kind, key, id])?;
+        Ok(())
+    }
+
+    pub fn advance(&mut self, kind: &str, key: &str, now: Time, slack: Duration) -> Result<Option<Hint>> {
+        // What is due already has its message, or catch-up sends it.
+        let advance = "UPDATE chains SET due = ?3, expected = ?3, watch_at = ?4, sent = 0, looks = 0
+                       WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0
+                         AND state = 0 AND lease_until <= ?3 AND batch_open = 0 AND due > ?3
+                       RETURNING epoch, kind, key, queue, tick, attempt, due, parent";
+        let (now, watch_at) = (now.as_millis(), (now + slack).as_millis());
+        self.connection.prepare_cached(advance)?.query_row(params![kind, key, now, watch_at], hint).optional()
     }
 
     pub fn set_topology(&mut self, current: Option<&str>, next: &str) -> Result<bool> {

@@ -5,7 +5,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use crate::clock::{Entropy, Time};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -85,6 +85,32 @@ const MIGRATIONS: [&str; 2] = [
      ) WITHOUT ROWID;
      INSERT INTO failures SELECT kind, key, '', reason, times, first_at, last_at FROM failures_1;
      DROP TABLE failures_1;",
+    // Version 3: owners, schedules of a chain's own, what guards look at, what a run hands on, batches.
+    // `parent` is the epoch of the chain that waits for this member of its batch.
+    "ALTER TABLE chains ADD COLUMN owner TEXT;
+     ALTER TABLE chains ADD COLUMN schedule TEXT;
+     ALTER TABLE chains ADD COLUMN carry TEXT;
+     ALTER TABLE chains ADD COLUMN started_tick INTEGER NOT NULL DEFAULT 0;
+     ALTER TABLE chains ADD COLUMN last_start INTEGER NOT NULL DEFAULT 0;
+     ALTER TABLE chains ADD COLUMN last_finish INTEGER NOT NULL DEFAULT 0;
+     ALTER TABLE chains ADD COLUMN parent INTEGER NOT NULL DEFAULT 0;
+     ALTER TABLE chains ADD COLUMN batch_total INTEGER NOT NULL DEFAULT 0;
+     ALTER TABLE chains ADD COLUMN batch_open INTEGER NOT NULL DEFAULT 0;
+     ALTER TABLE chains ADD COLUMN batch_failed INTEGER NOT NULL DEFAULT 0;
+     DROP INDEX chains_by_name;
+     CREATE UNIQUE INDEX chains_by_name ON chains (kind, key, once, parent);
+     CREATE INDEX chains_by_parent ON chains (parent) WHERE parent <> 0;
+     CREATE INDEX chains_by_owner ON chains (owner) WHERE owner IS NOT NULL;
+     ALTER TABLE attempts ADD COLUMN overlapped INTEGER NOT NULL DEFAULT 0;
+     ALTER TABLE attempts ADD COLUMN misfired INTEGER NOT NULL DEFAULT 0;
+     CREATE TABLE owners (owner TEXT PRIMARY KEY, state INTEGER NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID;
+     CREATE TABLE uniques (
+         kind  TEXT NOT NULL,
+         key   TEXT NOT NULL,
+         id    TEXT NOT NULL,
+         until INTEGER NOT NULL,
+         PRIMARY KEY (kind, key)
+     ) WITHOUT ROWID;",
 ];
 
 /// The sequences of epochs and fences go on from at least this: the microseconds since 1970. So

@@ -7,15 +7,17 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::clock::Time;
 use crate::ledger::{
-    ChainRow, ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint, Judgement,
-    LookAgain, NewChain, Renewal, Sent, SpawnedJob, judge,
+    Batch, ChainRow, ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint,
+    Judgement, LookAgain, Member, NewChain, Renewal, Sent, SpawnedJob, judge,
 };
-use crate::outcome::{Next, Verdict};
+use crate::outcome::Next;
 
 pub(super) type Result<T> = rusqlite::Result<T>;
 
 /// The columns that [`hint`] reads, in its order.
-pub(super) const HINT: &str = "epoch, kind, key, queue, tick, attempt, due";
+pub(super) const HINT: &str = "epoch, kind, key, queue, tick, attempt, due, parent";
+/// How many columns that are.
+pub(super) const AFTER_HINT: usize = 8;
 
 /// An open ledger file.
 pub struct Store {
@@ -27,7 +29,9 @@ struct Found {
     chain: ChainRow,
     fence: i64,
     payload: String,
-    once: bool,
+    owner: Option<String>,
+    carry: Option<String>,
+    batch: Option<Batch>,
 }
 
 pub(super) fn time(row: &Row<'_>, column: usize) -> Result<Time> {
@@ -43,6 +47,7 @@ pub(super) fn hint(row: &Row<'_>) -> Result<Hint> {
         tick: row.get(4)?,
         attempt: row.get(5)?,
         due: time(row, 6)?,
+        parent: row.get(7)?,
     })
 }
 
@@ -52,19 +57,29 @@ impl Store {
     }
 
     fn enroll_one(&mut self, chain: &NewChain, now: Time) -> Result<Enrolled> {
-        let sql = "SELECT epoch, state, queue, payload FROM chains WHERE kind = ?1 AND key = ?2 AND once = ?3";
+        let sql = "SELECT epoch, state, queue, payload, owner, schedule FROM chains
+                   WHERE kind = ?1 AND key = ?2 AND once = ?3 AND parent = 0";
+        let (owner, schedule) = (chain.owner.as_deref(), chain.schedule.as_deref());
         let found = self
             .connection
             .prepare_cached(sql)?
             .query_row(params![chain.kind, chain.key, chain.once], |row| {
-                Ok((row.get::<_, i64>(0)?, row.get(1)?, row.get::<_, String>(2)?, row.get::<_, String>(3)?))
+                let text = |column| row.get::<_, Option<String>>(column);
+                let same = chain.is_like(
+                    &row.get::<_, String>(2)?,
+                    &row.get::<_, String>(3)?,
+                    text(4)?.as_deref(),
+                    text(5)?.as_deref(),
+                );
+                Ok((row.get::<_, i64>(0)?, ChainState::from_number(row.get(1)?), same))
             })
             .optional()?;
         let (due, watch_at) = (chain.due.as_millis(), chain.watch_at.as_millis());
         let epoch = match found {
             None => {
-                let insert = "INSERT INTO chains (kind, key, once, queue, nominal, due, expected, watch_at, payload)
-                              VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?5, ?6, ?7)";
+                let insert = "INSERT INTO chains (kind, key, once, queue, nominal, due, expected, watch_at, payload,
+                                                  owner, schedule)
+                              VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?5, ?6, ?7, ?8, ?9)";
                 self.connection.prepare_cached(insert)?.execute(params![
                     chain.kind,
                     chain.key,
@@ -72,35 +87,43 @@ impl Store {
                     chain.queue,
                     due,
                     watch_at,
-                    chain.payload
+                    chain.payload,
+                    owner,
+                    schedule
                 ])?;
                 self.connection.last_insert_rowid()
             }
-            Some((old, state, ..)) if ChainState::from_number(state) == ChainState::Retired => {
+            Some((old, ChainState::Retired, _)) => {
                 if !chain.revive && !chain.once && !mutant!(EnrollRevives) {
                     return Ok(Enrolled::Retired);
                 }
                 let epoch = self.new_epoch(old, now)?;
                 let revive = "UPDATE chains SET queue = ?2, nominal = ?3, due = ?3, expected = ?3, watch_at = ?4,
-                                                payload = ?5, tick = 1, state = 0
+                                                payload = ?5, owner = ?6, schedule = ?7, tick = 1, state = 0,
+                                                started_tick = 0, last_start = 0, last_finish = 0, carry = NULL
                               WHERE epoch = ?1";
                 self.connection.prepare_cached(revive)?.execute(params![
                     epoch,
                     chain.queue,
                     due,
                     watch_at,
-                    chain.payload
+                    chain.payload,
+                    owner,
+                    schedule
                 ])?;
                 epoch
             }
             Some(_) if chain.once => return Ok(Enrolled::Unchanged),
-            Some((_, _, queue, payload)) if queue == chain.queue && payload == chain.payload => {
-                return Ok(Enrolled::Unchanged);
-            }
+            Some((.., true)) => return Ok(Enrolled::Unchanged),
             Some((epoch, ..)) => {
-                self.connection
-                    .prepare_cached("UPDATE chains SET queue = ?2, payload = ?3 WHERE epoch = ?1")?
-                    .execute(params![epoch, chain.queue, chain.payload])?;
+                let update = "UPDATE chains SET queue = ?2, payload = ?3, owner = ?4, schedule = ?5 WHERE epoch = ?1";
+                self.connection.prepare_cached(update)?.execute(params![
+                    epoch,
+                    chain.queue,
+                    chain.payload,
+                    owner,
+                    schedule
+                ])?;
                 return Ok(Enrolled::Updated);
             }
         };
@@ -112,6 +135,7 @@ impl Store {
             tick: 1,
             attempt: 1,
             due: chain.due,
+            parent: 0,
         }))
     }
 
@@ -124,6 +148,7 @@ impl Store {
                  AND fence = (SELECT fence FROM chains WHERE epoch = ?1 AND lease_until <> 0)",
             )?
             .execute(params![old, now.as_millis()])?;
+        self.drop_members(old)?;
         if mutant!(EpochReused) {
             self.connection.execute(
                 "UPDATE chains SET attempt = 1, sent = 0, looks = 0, lease_until = 0 WHERE epoch = ?1",
@@ -135,10 +160,18 @@ impl Store {
         let epoch: i64 = self.connection.prepare_cached(take)?.query_row([], |row| row.get(0))?;
         self.connection
             .prepare_cached(
-                "UPDATE chains SET epoch = ?2, attempt = 1, sent = 0, looks = 0, lease_until = 0 WHERE epoch = ?1",
+                "UPDATE chains SET epoch = ?2, attempt = 1, sent = 0, looks = 0, lease_until = 0,
+                                   batch_total = 0, batch_open = 0, batch_failed = 0
+                 WHERE epoch = ?1",
             )?
             .execute([old, epoch])?;
         Ok(epoch)
+    }
+
+    /// The members of a chain's batch are wanted no more. Who runs one cannot finish it.
+    fn drop_members(&mut self, parent: i64) -> Result<()> {
+        self.connection.prepare_cached("DELETE FROM chains WHERE parent = ?1 AND parent <> 0")?.execute([parent])?;
+        Ok(())
     }
 
     pub fn enrolled_sent(&mut self, sent: &[Sent], slack: Duration) -> Result<()> {
@@ -163,18 +196,27 @@ impl Store {
         let asked = &request.hint;
         let found = match self.find("epoch = ?1", [asked.epoch])? {
             Some(found) => Some(found),
+            None if asked.parent != 0 => None,
             // Seldom: the chain has begun anew since, or this is an older copy of the ledger.
-            None => self.find("kind = ?1 AND key = ?2 ORDER BY epoch DESC LIMIT 1", [&asked.kind, &asked.key])?,
-        };
-        if let Judgement::Answer(answer) = judge(found.as_ref().map(|f| &f.chain), request, now) {
-            if let (Claim::Future, Some(found)) = (&answer, &found) {
-                self.connection
-                    .prepare_cached("UPDATE chains SET state = 3 WHERE epoch = ?1 AND state <> 2")?
-                    .execute([found.chain.hint.epoch])?;
+            None => {
+                let newest = "kind = ?1 AND key = ?2 AND parent = 0 ORDER BY epoch DESC LIMIT 1";
+                self.find(newest, [&asked.kind, &asked.key])?
             }
-            return Ok(answer);
-        }
-        let Some(Found { chain, fence: previous, payload, once }) = found else { return Ok(Claim::Idle) };
+        };
+        let refused = match judge(found.as_ref().map(|f| &f.chain), request, now) {
+            Judgement::Grant(refused) => refused,
+            Judgement::Answer(answer) => {
+                if let (Claim::Future, Some(found)) = (&answer, &found) {
+                    self.connection
+                        .prepare_cached("UPDATE chains SET state = 3 WHERE epoch = ?1 AND state <> 2")?
+                        .execute([found.chain.hint.epoch])?;
+                }
+                return Ok(answer);
+            }
+        };
+        let Some(Found { chain, fence: previous, payload, owner, carry, batch }) = found else {
+            return Ok(Claim::Idle);
+        };
         let lost = chain.lease_until.as_millis() != 0;
         if lost && !mutant!(LostNotMarked) {
             // The holder never finished: its lease ran out.
@@ -205,27 +247,66 @@ impl Store {
         if mutant!(FenceReused) && previous > 0 {
             fence = previous;
         }
-        self.connection
-            // What is claimed has been sent, whether or not the note of it has come.
-            .prepare_cached("UPDATE chains SET fence = ?2, lease_until = ?3, sent = 1 WHERE epoch = ?1")?
-            .execute(params![request.hint.epoch, fence, (now + request.lease).as_millis()])?;
-        Ok(Claim::Granted(Grant { fence, nominal: chain.nominal, due: chain.hint.due, at: now, payload, once, lost }))
+        // What is claimed has been sent, whether or not the note of it has come.
+        let update = "UPDATE chains SET fence = ?2, lease_until = ?3, sent = 1,
+                                        started_tick = iif(?4, tick, started_tick), last_start = iif(?4, ?5, last_start)
+                      WHERE epoch = ?1";
+        let (until, starts) = ((now + request.lease).as_millis(), refused.is_none() && batch.is_none());
+        self.connection.prepare_cached(update)?.execute(params![
+            request.hint.epoch,
+            fence,
+            until,
+            starts,
+            now.as_millis()
+        ])?;
+        Ok(Claim::Granted(Grant {
+            fence,
+            last_start: chain.last_start,
+            nominal: chain.nominal,
+            due: chain.hint.due,
+            at: now,
+            payload,
+            once: chain.once,
+            lost,
+            refused,
+            carry,
+            owner,
+            schedule: chain.schedule,
+            batch,
+        }))
     }
 
     /// The first chain for which `condition` holds.
     fn find(&self, condition: &str, arguments: impl rusqlite::Params) -> Result<Option<Found>> {
         let sql = format!(
-            "SELECT {HINT}, state, nominal, lease_until, sent, fence, payload, once FROM chains WHERE {condition}"
+            "SELECT {HINT}, state, nominal, lease_until, sent, once, started_tick, last_start, last_finish, batch_open,
+                    fence, payload, owner, schedule, carry, batch_total, batch_failed
+             FROM chains WHERE {condition}"
         );
         let found = self.connection.prepare_cached(&sql)?.query_row(arguments, |row| {
+            let at = |column| AFTER_HINT + column;
             let chain = ChainRow {
                 hint: hint(row)?,
-                state: ChainState::from_number(row.get(7)?),
-                nominal: time(row, 8)?,
-                lease_until: time(row, 9)?,
-                sent: row.get(10)?,
+                state: ChainState::from_number(row.get(at(0))?),
+                nominal: time(row, at(1))?,
+                lease_until: time(row, at(2))?,
+                sent: row.get(at(3))?,
+                once: row.get(at(4))?,
+                started_tick: row.get(at(5))?,
+                last_start: time(row, at(6))?,
+                last_finish: time(row, at(7))?,
+                batch_open: row.get(at(8))?,
+                schedule: row.get(at(12))?,
             };
-            Ok(Found { chain, fence: row.get(11)?, payload: row.get(12)?, once: row.get(13)? })
+            let batch = Batch { total: row.get(at(14))?, failed: row.get(at(15))? };
+            Ok(Found {
+                chain,
+                fence: row.get(at(9))?,
+                payload: row.get(at(10))?,
+                owner: row.get(at(11))?,
+                carry: row.get(at(13))?,
+                batch: Some(batch).filter(|batch| batch.total > 0),
+            })
         });
         found.optional()
     }
@@ -250,13 +331,16 @@ impl Store {
         let (tick, attempt, due) = f.place();
         // `nominal` stays with a tick through its attempts and moves with the next one. A finish
         // ends nothing but its own run, so a chain paused meanwhile stays paused.
-        let (due, watch_at) = (due.as_millis(), (due + f.slack).as_millis());
-        let (advances, retired) = (tick != f.tick, f.next == Next::End);
+        let (due, watch_at, nominal) = (due.as_millis(), f.watch_at().as_millis(), f.nominal().map(Time::as_millis));
+        let (retired, waits) = (f.next == Next::End, f.next == Next::Gather);
+        let members = f.members.len() as i64;
         let sql = "UPDATE chains
-                   SET tick = ?3, attempt = ?4, due = ?5, nominal = iif(?6, ?5, nominal), lease_until = 0,
-                       sent = 0, expected = ?5, watch_at = ?7, looks = 0, state = iif(?8, 2, state)
+                   SET tick = ?3, attempt = ?4, due = ?5, nominal = coalesce(?6, nominal), lease_until = 0,
+                       sent = ?9, expected = ?5, watch_at = ?7, looks = 0, state = iif(?8, 2, state),
+                       last_finish = iif(?10, ?11, last_finish), carry = coalesce(?12, carry),
+                       batch_total = ?13, batch_open = ?13, batch_failed = 0
                    WHERE epoch = ?1 AND fence = ?2 AND lease_until <> 0
-                   RETURNING epoch, kind, key, queue, tick, attempt, due, state";
+                   RETURNING epoch, kind, key, queue, tick, attempt, due, parent, state, owner";
         let sql = match () {
             () if mutant!(FinishWithoutFence) => &sql.replace("fence = ?2 AND lease_until <> 0", "fence >= ?2"),
             () if mutant!(FinishUnpauses) => &sql.replace("iif(?8, 2, state)", "iif(?8, 2, 0)"),
@@ -265,9 +349,16 @@ impl Store {
         let written = self
             .connection
             .prepare_cached(sql)?
-            .query_row(params![f.epoch, f.fence, tick, attempt, due, advances, watch_at, retired], |row| {
-                Ok((hint(row)?, ChainState::from_number(row.get(7)?)))
-            })
+            .query_row(
+                params![
+                    f.epoch, f.fence, tick, attempt, due, nominal, watch_at, retired, waits, f.ran, at, f.carry,
+                    members
+                ],
+                |row| {
+                    let state = ChainState::from_number(row.get(AFTER_HINT)?);
+                    Ok((hint(row)?, state, row.get::<_, Option<String>>(AFTER_HINT + 1)?))
+                },
+            )
             .optional()?;
         if written.is_none() {
             let left = self.find("epoch = ?1 AND fence = ?2 AND lease_until = 0", [f.epoch, f.fence])?;
@@ -278,16 +369,78 @@ impl Store {
         let verdict = if written.is_some() { f.verdict.as_str() } else { "fenced" };
         self.connection
             .prepare_cached(
-                "UPDATE attempts SET finished = ?2, verdict = ?3, reason = ?4
+                "UPDATE attempts SET finished = ?2, verdict = ?3, reason = ?4, overlapped = ?5, misfired = ?6
                  WHERE fence = ?1 AND (verdict IS NULL OR verdict = 'lost')",
             )?
-            .execute(params![f.fence, at, verdict, f.reason])?;
-        let Some((hint, state)) = written else { return Ok(Finish::Fenced) };
-        if matches!(f.verdict, Verdict::Failed | Verdict::Retired) {
+            .execute(params![f.fence, at, verdict, f.reason, f.left_out.0, f.left_out.1])?;
+        let Some((hint, state, owner)) = written else { return Ok(Finish::Fenced) };
+        if f.counts_as_failed() {
             self.record_failure(&hint.kind, &hint.key, "", f.reason.as_deref().unwrap_or_default(), f.at)?;
         }
         self.accept(&hint.kind, &hint.key, &f.spawned, &f.failed, f.at)?;
-        Ok(Finish::Applied((state == ChainState::Active).then_some(hint)))
+        if f.from_batch {
+            self.drop_members(f.epoch)?;
+        }
+        let mut messages = self.begin_members(&hint, owner.as_deref(), f)?;
+        messages.extend(self.ended_member(f)?);
+        messages.extend((state == ChainState::Active && !waits).then_some(hint));
+        Ok(Finish::Applied(messages))
+    }
+
+    /// Begins what the tick waits for.
+    fn begin_members(&mut self, parent: &Hint, owner: Option<&str>, f: &FinishRequest) -> Result<Vec<Hint>> {
+        let insert =
+            "INSERT INTO chains (kind, key, once, parent, queue, nominal, due, expected, watch_at, payload, owner)
+                      VALUES (?1, ?2, 1, ?3, ?4, ?5, ?5, ?5, ?6, ?7, ?8)";
+        let mut hints = Vec::with_capacity(f.members.len());
+        for Member { kind, key, queue, payload, due } in &f.members {
+            let watch_at = (*due + f.slack).as_millis();
+            self.connection.prepare_cached(insert)?.execute(params![
+                kind,
+                key,
+                parent.epoch,
+                queue,
+                due.as_millis(),
+                watch_at,
+                payload,
+                owner
+            ])?;
+            hints.push(Hint {
+                kind: kind.clone(),
+                key: key.clone(),
+                queue: queue.clone(),
+                epoch: self.connection.last_insert_rowid(),
+                tick: 1,
+                attempt: 1,
+                due: *due,
+                parent: parent.epoch,
+            });
+        }
+        Ok(hints)
+    }
+
+    /// A member of a batch that has ended is counted; after the last one, its chain is due.
+    fn ended_member(&mut self, f: &FinishRequest) -> Result<Option<Hint>> {
+        if f.parent == 0 || f.next != Next::End || mutant!(MemberNotCounted) {
+            return Ok(None);
+        }
+        let count = "UPDATE chains
+                     SET batch_open = batch_open - 1, batch_failed = batch_failed + ?2,
+                         due = iif(batch_open = 1, ?3, due), expected = iif(batch_open = 1, ?3, expected),
+                         watch_at = iif(batch_open = 1, ?4, watch_at), sent = iif(batch_open = 1, 0, sent)
+                     WHERE epoch = ?1 AND batch_open > 0
+                     RETURNING epoch, kind, key, queue, tick, attempt, due, parent, state, batch_open";
+        let (at, watch_at) = (f.at.as_millis(), (f.at + f.slack).as_millis());
+        let counted = self
+            .connection
+            .prepare_cached(count)?
+            .query_row(params![f.parent, f.counts_as_failed(), at, watch_at], |row| {
+                let state = ChainState::from_number(row.get(AFTER_HINT)?);
+                let due = state == ChainState::Active && row.get::<_, i64>(AFTER_HINT + 1)? == 0;
+                Ok(due.then_some(hint(row)?))
+            })
+            .optional()?;
+        Ok(counted.flatten())
     }
 
     pub fn accept(

@@ -5,30 +5,39 @@ use std::time::Duration;
 
 use rusqlite::{OptionalExtension, Row, params};
 
-use super::store::{HINT, Result, Store, hint, time};
+use super::store::{AFTER_HINT, HINT, Result, Store, hint, time};
 use crate::clock::Time;
 use crate::ledger::{
-    AttemptRecord, Census, ChainState, ChainView, Failure, Hint, KeptJob, LateChain, Overdue, QueueCensus,
+    AttemptRecord, Census, ChainState, ChainView, Failure, Hint, KeptJob, Kinds, LateChain, Overdue, QueueCensus,
 };
 
 impl Store {
-    pub fn overdue(&self, queue: &str, kinds: &[String], now: Time, limit: u32) -> Result<Vec<Overdue>> {
+    pub fn overdue(&self, queue: &str, kinds: &Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>> {
         let sql = format!(
             "SELECT {HINT}, sent, watch_at, looks, lease_until, expected FROM chains
-             WHERE state = 0 AND queue = ?1 AND watch_at <= ?2 AND kind IN rarray(?3) ORDER BY watch_at LIMIT ?4"
+             WHERE state = 0 AND queue = ?1 AND watch_at <= ?2 AND kind IN rarray(?3) AND (once OR kind IN rarray(?4))
+             ORDER BY watch_at LIMIT ?5"
         );
         let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(params![queue, now.as_millis(), text_array(kinds), limit], overdue)?;
+        let rows = select.query_map(
+            params![queue, now.as_millis(), text_array(&kinds.all), text_array(&kinds.recurring), limit],
+            overdue,
+        )?;
         rows.collect()
     }
 
-    pub fn messages(&self, queues: &[String], kinds: &[String], after: i64, limit: u32) -> Result<Vec<Hint>> {
+    pub fn messages(&self, queues: &[String], kinds: &Kinds, after: i64, limit: u32) -> Result<Vec<Hint>> {
         let sql = format!(
             "SELECT {HINT} FROM chains
-             WHERE state = 0 AND epoch > ?1 AND queue IN rarray(?2) AND kind IN rarray(?3) ORDER BY epoch LIMIT ?4"
+             WHERE state = 0 AND batch_open = 0 AND epoch > ?1 AND queue IN rarray(?2) AND kind IN rarray(?3)
+                   AND (once OR kind IN rarray(?4))
+             ORDER BY epoch LIMIT ?5"
         );
         let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(params![after, text_array(queues), text_array(kinds), limit], hint)?;
+        let rows = select.query_map(
+            params![after, text_array(queues), text_array(&kinds.all), text_array(&kinds.recurring), limit],
+            hint,
+        )?;
         rows.collect()
     }
 
@@ -58,23 +67,10 @@ impl Store {
     }
 
     pub fn chains(&self, kind: &str, key: &str) -> Result<Vec<ChainView>> {
-        let sql = format!(
-            "SELECT {HINT}, state, payload, nominal, lease_until, fence, sent, once FROM chains
-             WHERE kind = ?1 AND key = ?2 ORDER BY once"
-        );
+        let sql =
+            format!("SELECT {HINT}, {CHAIN} FROM chains WHERE kind = ?1 AND key = ?2 AND parent = 0 ORDER BY once");
         let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map([kind, key], |row| {
-            Ok(ChainView {
-                hint: hint(row)?,
-                state: ChainState::from_number(row.get(7)?),
-                payload: row.get(8)?,
-                nominal: time(row, 9)?,
-                lease_until: time(row, 10)?,
-                fence: row.get(11)?,
-                sent: row.get(12)?,
-                once: row.get(13)?,
-            })
-        })?;
+        let rows = select.query_map([kind, key], chain)?;
         rows.collect()
     }
 
@@ -82,7 +78,7 @@ impl Store {
         let sql = format!(
             "SELECT {HINT}, state, sent, looks, watch_at, lease_until,
                     (SELECT worker FROM attempts WHERE attempts.fence = chains.fence)
-             FROM chains WHERE state = 3 OR (state = 0 AND due < ?1 AND lease_until <= ?2 {also})
+             FROM chains WHERE state = 3 OR (state = 0 AND due < ?1 AND lease_until <= ?2 AND batch_open = 0 {also})
              ORDER BY due LIMIT ?3",
             also = if mutant!(UnsentNotLate) { "AND sent = 1" } else { "" }
         );
@@ -90,19 +86,21 @@ impl Store {
         let rows = select.query_map(params![before.as_millis(), now.as_millis(), limit], |row| {
             Ok(LateChain {
                 hint: hint(row)?,
-                state: ChainState::from_number(row.get(7)?),
-                sent: row.get(8)?,
-                looks: row.get(9)?,
-                watch_at: time(row, 10)?,
-                lease_until: time(row, 11)?,
-                worker: row.get(12)?,
+                state: ChainState::from_number(row.get(AFTER_HINT)?),
+                sent: row.get(AFTER_HINT + 1)?,
+                looks: row.get(AFTER_HINT + 2)?,
+                watch_at: time(row, AFTER_HINT + 3)?,
+                lease_until: time(row, AFTER_HINT + 4)?,
+                worker: row.get(AFTER_HINT + 5)?,
             })
         })?;
         rows.collect()
     }
 
     pub fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
-        let sql = "SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason FROM attempts
+        let sql = "SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason,
+                          overlapped, misfired
+                   FROM attempts
                    WHERE fence > ?1 ORDER BY fence LIMIT ?2";
         let mut select = self.connection.prepare_cached(sql)?;
         let rows = select.query_map(params![after, limit], |row| {
@@ -117,6 +115,8 @@ impl Store {
                 finished: row.get::<_, Option<i64>>(7)?.map(Time::from_millis),
                 verdict: row.get(8)?,
                 reason: row.get(9)?,
+                overlapped: row.get(10)?,
+                misfired: row.get(11)?,
             })
         })?;
         rows.collect()
@@ -130,7 +130,8 @@ impl Store {
     pub fn census(&self, now: Time, slack: Duration) -> Result<Census> {
         // One pass in the order of the file. Grouping in SQL would sort all chains, and going by an
         // index would fetch each from another page: both take several times as long.
-        let sql = "SELECT state, queue, lease_until, due, sent FROM chains NOT INDEXED WHERE state <> 2 OR once = 0";
+        let sql = "SELECT state, queue, lease_until, due, sent, batch_open FROM chains NOT INDEXED
+                   WHERE state <> 2 OR once = 0";
         let mut census = Census::default();
         let mut queues: BTreeMap<String, QueueCensus> = BTreeMap::new();
         let mut select = self.connection.prepare_cached(sql)?;
@@ -147,6 +148,10 @@ impl Store {
                         Some(queue) => queue,
                         None => queues.entry(name.to_owned()).or_default(),
                     };
+                    if row.get::<_, i64>(5)? > 0 {
+                        queue.waiting += 1;
+                        continue;
+                    }
                     queue.count(lease_until, due, sent, now, slack);
                     if lease_until <= now && due <= now {
                         census.oldest_due = Some(census.oldest_due.map_or(due, |oldest| oldest.min(due)));
@@ -167,14 +172,38 @@ impl Store {
     }
 }
 
+/// The columns that [`chain`] reads after those of the hint.
+const CHAIN: &str = "state, payload, nominal, lease_until, fence, sent, once, owner, schedule, carry, last_start,
+                     last_finish, batch_open, batch_total";
+
+fn chain(row: &Row<'_>) -> Result<ChainView> {
+    let at = |column| AFTER_HINT + column;
+    Ok(ChainView {
+        hint: hint(row)?,
+        state: ChainState::from_number(row.get(at(0))?),
+        payload: row.get(at(1))?,
+        nominal: time(row, at(2))?,
+        lease_until: time(row, at(3))?,
+        fence: row.get(at(4))?,
+        sent: row.get(at(5))?,
+        once: row.get(at(6))?,
+        owner: row.get(at(7))?,
+        schedule: row.get(at(8))?,
+        carry: row.get(at(9))?,
+        last_start: time(row, at(10))?,
+        last_finish: time(row, at(11))?,
+        batch: (row.get(at(12))?, row.get(at(13))?),
+    })
+}
+
 fn overdue(row: &Row<'_>) -> Result<Overdue> {
     Ok(Overdue {
         hint: hint(row)?,
-        sent: row.get(7)?,
-        watch_at: time(row, 8)?,
-        looks: row.get(9)?,
-        lease_until: time(row, 10)?,
-        expected: time(row, 11)?,
+        sent: row.get(AFTER_HINT)?,
+        watch_at: time(row, AFTER_HINT + 1)?,
+        looks: row.get(AFTER_HINT + 2)?,
+        lease_until: time(row, AFTER_HINT + 3)?,
+        expected: time(row, AFTER_HINT + 4)?,
     })
 }
 

@@ -33,7 +33,7 @@ use crate::simulation::ledger::SimulatedLedger;
 use crate::simulation::observe::{Observer, Violation};
 use crate::simulation::plan::{Fault, Plan, STORM, Wrong};
 use crate::simulation::worker::{Killed, Process, Traps, Watcher};
-pub use scene::{CHAIN_COUNT, QUEUES, WORKERS};
+pub use scene::{CHAIN_COUNT, PACED, QUEUES, WORKERS};
 use scene::{CONFIG, handle, once};
 use verdict::{lossless, touched};
 

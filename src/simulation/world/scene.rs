@@ -57,6 +57,22 @@ every = "30s"
 queue = "gamma"
 timeout = "60s"
 retry = { attempts = 2, backoff = ["7s"] }
+[kinds.paced]
+every = "20s"
+from = "start"
+tolerance = "2s"
+queue = "gamma"
+timeout = "10s"
+retry = { attempts = 2, backoff = ["2s"] }
+[kinds.wide]
+every = "40s"
+queue = "gamma"
+timeout = "10s"
+retry = { attempts = 2, backoff = ["2s"] }
+[kinds.part]
+queue = "beta"
+timeout = "10s"
+retry = { attempts = 2, backoff = ["2s"] }
 [kinds.job]
 queue = "alpha"
 timeout = "10s"
@@ -64,7 +80,7 @@ retry = { attempts = 3, backoff = ["1s", "3s"] }
 "#;
 
 /// The chains of a run, by kind, queue and key.
-pub(super) const CHAINS: [(&str, &str, &str); 12] = [
+pub(super) const CHAINS: [(&str, &str, &str); 15] = [
     ("quick", "alpha", "a"),
     ("quick", "alpha", "b"),
     ("quick", "alpha", "c"),
@@ -77,7 +93,13 @@ pub(super) const CHAINS: [(&str, &str, &str); 12] = [
     ("long", "gamma", "j"),
     ("long", "gamma", "k"),
     ("long", "gamma", "l"),
+    ("paced", "gamma", "m"),
+    ("wide", "gamma", "n"),
+    ("wide", "gamma", "o"),
 ];
+
+/// No two starts of ticks of the kind `paced` are closer than this: its interval less its tolerance.
+pub const PACED: Duration = Duration::from_secs(18);
 
 /// Chains that a fault can name.
 pub const CHAIN_COUNT: usize = CHAINS.len();
@@ -97,12 +119,23 @@ pub(super) async fn handle(seed: u64, job: &Job, run: u64) -> Outcome {
         _ => Duration::from_millis(dice.below(1_200) as u64),
     };
     sleep(length).await;
-    match dice.below(100) {
+    let word = dice.below(100);
+    if job.kind == "wide" && word < 78 {
+        let part = |n: usize| NewJob {
+            kind: "part".into(),
+            key: format!("{}/{n}", job.key),
+            queue: (n % 2 == 1).then(|| "alpha".into()),
+            delay: Duration::from_millis(dice.below(2_000) as u64),
+            ..NewJob::default()
+        };
+        return Outcome::DoneWith(Yield { batch: (0..1 + dice.below(4)).map(part).collect(), ..Yield::default() });
+    }
+    match word {
         0..78 => Outcome::Done,
         78..86 => Outcome::retry("out of luck"),
         86..90 => Outcome::fail("out of luck for good"),
         90..94 => Outcome::Snooze { reason: "not now".into(), wait: Duration::from_millis(dice.below(5_000) as u64) },
-        _ if job.kind == "job" => Outcome::Done,
+        _ if ["job", "part"].contains(&job.kind.as_str()) => Outcome::Done,
         _ => {
             let new = |n: usize| NewJob {
                 kind: "job".into(),
@@ -112,7 +145,11 @@ pub(super) async fn handle(seed: u64, job: &Job, run: u64) -> Outcome {
                 delay: Duration::from_millis(dice.below(3_000) as u64),
             };
             let failed = FailedItem { item: "page 1".into(), reason: "out of luck".into() };
-            Outcome::DoneWith(Yield { jobs: (0..1 + dice.below(3)).map(new).collect(), failed: vec![failed] })
+            Outcome::DoneWith(Yield {
+                jobs: (0..1 + dice.below(3)).map(new).collect(),
+                failed: vec![failed],
+                ..Yield::default()
+            })
         }
     }
 }

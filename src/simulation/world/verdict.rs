@@ -93,7 +93,7 @@ impl World {
                 Ok(chains) => chains,
                 Err(error) => return self.observer.violated("world", format!("cannot look: {error}")),
             };
-            let active = chains.iter().filter(|chain| chain.state == ChainState::Active).count();
+            let active = chains.iter().filter(|chain| chain.state == ChainState::Active && chain.batch.0 == 0).count();
             let waiting = census.iter().filter(|held| {
                 held.state != HeldState::Unsettled
                     && hint(&held.body, self.ledger.id()).is_some_and(|hint| hint.kind == kind && hint.key == key)

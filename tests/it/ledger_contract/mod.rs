@@ -1,5 +1,8 @@
 //! What every ledger must do, held against each of them.
 
+mod batches;
+mod guards;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -7,11 +10,12 @@ use std::time::Duration;
 
 use roundelay::clock::{Clock, Entropy, Time};
 use roundelay::config::{LedgerUrl, Secret};
+use roundelay::guard::Guard;
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::sqlite::SqliteLedger;
 use roundelay::ledger::{
-    ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint, Ledger, LedgerError,
-    LookAgain, NewChain, Order, Renewal, SpawnedJob, Which,
+    ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint, Kinds, Ledger,
+    LedgerError, LookAgain, NewChain, Order, Renewal, SpawnedJob, Which,
 };
 use roundelay::outcome::{Next, Verdict};
 use tempfile::TempDir;
@@ -84,7 +88,14 @@ async fn begun(ledger: &dyn Ledger, key: &str) -> Hint {
 }
 
 fn ask(hint: &Hint, lease: Duration) -> ClaimRequest {
-    ClaimRequest { hint: hint.clone(), worker: "worker-1".into(), lease, takeover: false }
+    ClaimRequest {
+        hint: hint.clone(),
+        worker: "worker-1".into(),
+        lease,
+        takeover: false,
+        guard: Guard::default(),
+        recurs: true,
+    }
 }
 
 async fn granted(ledger: &dyn Ledger, hint: &Hint, lease: Duration) -> Grant {
@@ -107,12 +118,38 @@ fn end(hint: &Hint, fence: i64, at: Time, next: Next, verdict: Verdict) -> Finis
         slack: SLACK,
         spawned: Vec::new(),
         failed: Vec::new(),
+        ran: true,
+        left_out: (0, 0),
+        carry: None,
+        parent: hint.parent,
+        from_batch: false,
+        members: Vec::new(),
     }
 }
 
+/// A kind that has a schedule.
+fn recurring(kind: &str) -> Kinds {
+    Kinds { all: vec![kind.into()], recurring: vec![kind.into()] }
+}
+
+/// The next tick, at its time.
+fn tick(due: Time) -> Next {
+    Next::Tick { nominal: due, due }
+}
+
+/// What a finish answers that leaves at most one message to send.
+fn applied(message: impl Into<Option<Hint>>) -> Finish {
+    Finish::Applied(message.into().into_iter().collect())
+}
+
 async fn finished(ledger: &dyn Ledger, hint: &Hint, fence: i64, next: Next) -> Hint {
-    match ledger.finish(end(hint, fence, ledger.now(), next, Verdict::Done)).await.unwrap() {
-        Finish::Applied(Some(hint)) => hint,
+    written(ledger, end(hint, fence, ledger.now(), next, Verdict::Done)).await
+}
+
+/// Finishes; the one message that follows.
+async fn written(ledger: &dyn Ledger, request: FinishRequest) -> Hint {
+    match ledger.finish(request).await.unwrap() {
+        Finish::Applied(mut hints) if hints.len() == 1 => hints.remove(0),
         other => panic!("not applied: {other:?}"),
     }
 }
@@ -131,7 +168,7 @@ async fn enrolling_again_changes_only_what_is_new() {
         // The message that sleeps names the old queue, and it is still the one that counts.
         let grant = granted(ledger, &first, LEASE).await;
         assert_eq!(grant.payload, "[1]");
-        assert_eq!(finished(ledger, &first, grant.fence, Next::Tick { due: now }).await.queue, "other");
+        assert_eq!(finished(ledger, &first, grant.fence, tick(now)).await.queue, "other");
     }
 }
 
@@ -146,10 +183,10 @@ async fn a_tick_is_claimed_once_and_finished_once() {
         assert_eq!(held, Claim::Held { until: grant.at + LEASE });
 
         let due = ledger.now() + LEASE;
-        let next = finished(ledger, &hint, grant.fence, Next::Tick { due }).await;
+        let next = finished(ledger, &hint, grant.fence, tick(due)).await;
         assert_eq!((next.tick, next.attempt, next.due), (2, 1, due));
-        let again = end(&hint, grant.fence, due, Next::Tick { due }, Verdict::Done);
-        assert_eq!(ledger.finish(again.clone()).await.unwrap(), Finish::Applied(Some(next.clone())), "not told before");
+        let again = end(&hint, grant.fence, due, tick(due), Verdict::Done);
+        assert_eq!(ledger.finish(again.clone()).await.unwrap(), applied(next.clone()), "not told before");
         let records = ledger.attempts(grant.fence - 1, 1).await.unwrap();
         assert_eq!(records[0].verdict.as_deref(), Some("done"));
 
@@ -157,7 +194,7 @@ async fn a_tick_is_claimed_once_and_finished_once() {
         assert_eq!(ledger.claim(ask(&hint, LEASE)).await.unwrap(), Claim::Stale(Some(next.clone())));
         ledger.mark_sent(next.sent());
         ledger.flush().await.unwrap();
-        assert_eq!(ledger.finish(again).await.unwrap(), Finish::Applied(None), "and sent since");
+        assert_eq!(ledger.finish(again).await.unwrap(), applied(None), "and sent since");
         assert_eq!(ledger.claim(ask(&hint, LEASE)).await.unwrap(), Claim::Stale(None));
         assert_eq!(ledger.claim(ask(&next, LEASE)).await.unwrap(), Claim::Early(next.clone()));
         let ahead = Hint { tick: 3, ..next.clone() };
@@ -180,11 +217,11 @@ async fn a_lease_that_ran_out_is_taken_over_and_its_holder_fenced() {
         assert!(second.fence > frozen.fence);
         assert_eq!((frozen.lost, second.lost), (false, true), "whether the claim before it was cut off");
         let due = ledger.now();
-        let late = end(&hint, frozen.fence, due, Next::Tick { due }, Verdict::Done);
+        let late = end(&hint, frozen.fence, due, tick(due), Verdict::Done);
         assert_eq!(ledger.finish(late).await.unwrap(), Finish::Fenced);
         let records = ledger.attempts(0, 10).await.unwrap();
         assert_eq!(records[0].verdict.as_deref(), Some("fenced"), "it was lost, and has come to an end after all");
-        assert_eq!(finished(ledger, &hint, second.fence, Next::Tick { due }).await.tick, 2);
+        assert_eq!(finished(ledger, &hint, second.fence, tick(due)).await.tick, 2);
     }
 }
 
@@ -195,8 +232,8 @@ async fn an_end_that_is_written_stays_when_it_is_told_again_too_late() {
         let hint = begun(ledger, "a").await;
         let grant = granted(ledger, &hint, LEASE).await;
         let due = ledger.now();
-        let ended = end(&hint, grant.fence, due, Next::Tick { due }, Verdict::Done);
-        let Finish::Applied(Some(next)) = ledger.finish(ended.clone()).await.unwrap() else { panic!("not applied") };
+        let ended = end(&hint, grant.fence, due, tick(due), Verdict::Done);
+        let next = written(ledger, ended.clone()).await;
         // Whoever has not heard of it asks again, when the chain has moved on.
         granted(ledger, &next, LEASE).await;
         assert_eq!(ledger.finish(ended).await.unwrap(), Finish::Fenced);
@@ -214,13 +251,13 @@ async fn attempts_and_snoozes_stay_within_their_tick() {
         let grant = granted(ledger, &first, LEASE).await;
         let due = ledger.now();
         let retry = end(&first, grant.fence, due, Next::Attempt { attempt: 2, due }, Verdict::Retried);
-        let Finish::Applied(Some(second)) = ledger.finish(retry).await.unwrap() else { panic!("not applied") };
+        let second = written(ledger, retry).await;
         assert_eq!((second.tick, second.attempt), (1, 2));
         let grant = granted(ledger, &second, LEASE).await;
         assert_eq!(grant.nominal, nominal, "an attempt keeps its tick's nominal time");
         let later = due + LEASE;
         let snooze = end(&second, grant.fence, due, Next::Snooze { due: later }, Verdict::Snoozed);
-        let Finish::Applied(Some(snoozed)) = ledger.finish(snooze).await.unwrap() else { panic!("not applied") };
+        let snoozed = written(ledger, snooze).await;
         assert_eq!((snoozed.tick, snoozed.attempt, snoozed.due), (1, 2, later));
         // The message of before the snooze has the same identity but for its due time.
         assert_eq!(ledger.claim(ask(&second, LEASE)).await.unwrap(), Claim::Early(snoozed.clone()));
@@ -236,7 +273,7 @@ async fn a_chain_that_ended_stays_so_and_its_reason_is_kept() {
         let hint = begun(ledger, "a").await;
         let grant = granted(ledger, &hint, LEASE).await;
         let retire = end(&hint, grant.fence, ledger.now(), Next::End, Verdict::Retired);
-        assert_eq!(ledger.finish(retire).await.unwrap(), Finish::Applied(None));
+        assert_eq!(ledger.finish(retire).await.unwrap(), applied(None));
         assert_eq!(ledger.claim(ask(&hint, LEASE)).await.unwrap(), Claim::Idle);
         assert_eq!(ledger.enroll(vec![chain("a", ledger.now())]).await.unwrap(), [Enrolled::Retired]);
         let failures = ledger.failures(10).await.unwrap();
@@ -254,15 +291,14 @@ async fn catch_up_finds_what_nobody_claimed_and_one_of_several_lookers_wins() {
         let (lost, asleep) = (begun(ledger, "lost").await, begun(ledger, "asleep").await);
         ledger.enrolled_sent(vec![lost.sent(), asleep.sent()], SLACK).await.unwrap();
         let grant = granted(ledger, &asleep, LEASE).await;
-        finished(ledger, &asleep, grant.fence, Next::Tick { due: ledger.now() + LEASE }).await;
+        finished(ledger, &asleep, grant.fence, tick(ledger.now() + LEASE)).await;
 
-        let (queues, kinds) = (|| vec!["work".to_owned()], || vec!["sync".to_owned()]);
-        let look =
-            async |queue: &str, kinds: Vec<String>, now| ledger.overdue(queue.into(), kinds, now, 10).await.unwrap();
+        let (queues, kinds) = (|| vec!["work".to_owned()], || recurring("sync"));
+        let look = async |queue: &str, kinds: Kinds, now| ledger.overdue(queue.into(), kinds, now, 10).await.unwrap();
         let then = lost.due + SLACK;
         assert_eq!(look("work", kinds(), then - Duration::from_millis(1)).await, []);
         assert_eq!(look("other", kinds(), then).await, []);
-        assert_eq!(look("work", vec!["other".into()], then).await, []);
+        assert_eq!(look("work", recurring("other"), then).await, []);
         let overdue = look("work", kinds(), then).await;
         assert_eq!(overdue.len(), 1);
         assert_eq!((&overdue[0].hint, overdue[0].sent, overdue[0].looks), (&lost, true, 0));
@@ -284,7 +320,7 @@ async fn catch_up_finds_what_nobody_claimed_and_one_of_several_lookers_wins() {
             [("lost", 1), ("asleep", 2)]
         );
         assert_eq!(ledger.messages(queues(), kinds(), lost.epoch, 10).await.unwrap().len(), 1, "from an epoch on");
-        assert_eq!(ledger.messages(queues(), vec!["other".into()], 0, 10).await.unwrap(), []);
+        assert_eq!(ledger.messages(queues(), recurring("other"), 0, 10).await.unwrap(), []);
     }
 }
 
@@ -299,7 +335,7 @@ async fn old_attempts_are_pruned_and_young_or_running_ones_are_kept() {
         let mut hint = done;
         for _ in 0..5 {
             let grant = granted(ledger, &hint, LEASE).await;
-            hint = finished(ledger, &hint, grant.fence, Next::Tick { due: ledger.now() }).await;
+            hint = finished(ledger, &hint, grant.fence, tick(ledger.now())).await;
         }
         let now = ledger.now();
         assert_eq!(ledger.prune(now - day, 100).await.unwrap(), 0);
@@ -347,7 +383,7 @@ async fn a_lease_is_renewed_by_its_holder_only() {
         let records = ledger.attempts(first.fence - 1, 10).await.unwrap();
         assert_eq!(records[0].verdict.as_deref(), Some("lost"));
         assert_eq!((records[2].fence, records[2].verdict.as_deref()), (second.fence, None));
-        finished(ledger, &a, second.fence, Next::Tick { due: ledger.now() }).await;
+        finished(ledger, &a, second.fence, tick(ledger.now())).await;
         assert_eq!(ledger.renew(vec![renewal(&a, second.fence)], LEASE).await.unwrap(), [false], "finished");
     }
 }
@@ -360,7 +396,7 @@ async fn what_a_run_asks_for_is_accepted_with_its_end_and_not_without() {
         let grant = granted(ledger, &hint, LEASE).await;
         let spawned = || vec![SpawnedJob { id: "s-1".into(), body: b"1".to_vec() }];
         let failed = || vec![FailedItem { item: "page 7".into(), reason: "HTTP 404".into() }];
-        let next = Next::Tick { due: ledger.now() };
+        let next = tick(ledger.now());
         let finish = |fence| FinishRequest {
             spawned: spawned(),
             failed: failed(),
@@ -368,7 +404,7 @@ async fn what_a_run_asks_for_is_accepted_with_its_end_and_not_without() {
         };
         assert_eq!(ledger.finish(finish(grant.fence + 1)).await.unwrap(), Finish::Fenced);
         assert!(ledger.kept_jobs(0, 10).await.unwrap().is_empty(), "a fenced run asks for nothing");
-        assert!(matches!(ledger.finish(finish(grant.fence)).await.unwrap(), Finish::Applied(Some(_))));
+        assert!(matches!(ledger.finish(finish(grant.fence)).await.unwrap(), Finish::Applied(_)));
         ledger.accept("sync".into(), "a".into(), spawned(), failed()).await.unwrap();
         let kept = ledger.kept_jobs(0, 10).await.unwrap();
         assert_eq!(kept.iter().map(|job| job.body.as_slice()).collect::<Vec<_>>(), [b"1"], "once, by its id");
@@ -380,7 +416,7 @@ async fn what_a_run_asks_for_is_accepted_with_its_end_and_not_without() {
 }
 
 fn which(key: &str) -> Which {
-    Which { kind: Some("sync".into()), key: Some(key.into()) }
+    Which { kind: Some("sync".into()), key: Some(key.into()), owner: None }
 }
 
 #[tokio::test]
@@ -393,24 +429,24 @@ async fn nothing_is_claimed_once_a_chain_is_paused_or_retired() {
         assert_eq!(ledger.steer(which("a"), Order::Pause).await.unwrap(), 0, "it was");
         // What ran goes on and counts, and is followed by nothing until the chain is resumed.
         let due = ledger.now();
-        let done = end(&a, grant.fence, due, Next::Tick { due }, Verdict::Done);
-        assert_eq!(ledger.finish(done).await.unwrap(), Finish::Applied(None));
+        let done = end(&a, grant.fence, due, tick(due), Verdict::Done);
+        assert_eq!(ledger.finish(done).await.unwrap(), applied(None));
         let second = Hint { tick: 2, due, ..a.clone() };
         assert_eq!(ledger.claim(ask(&second, LEASE)).await.unwrap(), Claim::Idle);
         assert!(
             ledger
-                .overdue("work".into(), vec!["sync".into()], due + SLACK * 2, 10)
+                .overdue("work".into(), recurring("sync"), due + SLACK * 2, 10)
                 .await
                 .unwrap()
                 .iter()
                 .all(|c| c.hint.key == "b")
         );
         assert_eq!(ledger.steer(which("a"), Order::Resume).await.unwrap(), 1);
-        let overdue = ledger.overdue("work".into(), vec!["sync".into()], ledger.now(), 10).await.unwrap();
+        let overdue = ledger.overdue("work".into(), recurring("sync"), ledger.now(), 10).await.unwrap();
         assert_eq!(overdue.iter().map(|c| (c.hint.clone(), c.sent)).collect::<Vec<_>>(), [(second.clone(), false)]);
         granted(ledger, &second, LEASE).await;
 
-        let everything = Which { kind: Some("sync".into()), key: None };
+        let everything = Which { kind: Some("sync".into()), key: None, owner: None };
         assert_eq!(ledger.steer(everything.clone(), Order::Retire).await.unwrap(), 2);
         assert_eq!(ledger.claim(ask(&b, LEASE)).await.unwrap(), Claim::Idle);
         for order in [Order::Resume, Order::Pause, Order::Recover, Order::RecoverAll, Order::Retire] {
@@ -434,7 +470,7 @@ async fn a_chain_that_begins_anew_has_nothing_to_do_with_what_it_was() {
         assert_eq!(ledger.enroll(vec![anew]).await.unwrap(), [Enrolled::Unchanged], "it lives");
         // The old incarnation's holder and its messages mean nothing any more.
         assert_eq!(ledger.attempts(0, 10).await.unwrap()[0].verdict.as_deref(), Some("lost"));
-        let late = end(&old, grant.fence, now, Next::Tick { due: now }, Verdict::Done);
+        let late = end(&old, grant.fence, now, tick(now), Verdict::Done);
         assert_eq!(ledger.finish(late).await.unwrap(), Finish::Fenced);
         assert_eq!(ledger.claim(ask(&old, LEASE)).await.unwrap(), Claim::Idle);
         let second = granted(ledger, &new, LEASE).await;
@@ -454,7 +490,7 @@ async fn a_single_tick_beside_the_rotation_is_refused_while_there_is_one() {
         assert_eq!((grant.once, grant.payload.as_str()), (true, "[7]"));
         assert!(!granted(ledger, &rotation, LEASE).await.once, "the rotation is another matter");
         let done = end(&first, grant.fence, ledger.now(), Next::End, Verdict::Done);
-        assert_eq!(ledger.finish(done).await.unwrap(), Finish::Applied(None));
+        assert_eq!(ledger.finish(done).await.unwrap(), applied(None));
         let states: Vec<_> = ledger.chains("sync".into(), "a".into()).await.unwrap();
         assert_eq!(
             states.iter().map(|c| (c.once, c.state)).collect::<Vec<_>>(),
@@ -554,10 +590,10 @@ async fn what_is_committed_is_there_for_the_next_to_open_it() {
     for opened in shared().await {
         let hint = begun(&*opened.ledger, "a").await;
         let grant = granted(&*opened.ledger, &hint, LEASE).await;
-        let next = finished(&*opened.ledger, &hint, grant.fence, Next::Tick { due: grant.at }).await;
+        let next = finished(&*opened.ledger, &hint, grant.fence, tick(grant.at)).await;
         let other = opened.again().await;
         assert_eq!(other.id(), opened.ledger.id());
-        assert_eq!(other.messages(vec!["work".into()], vec!["sync".into()], 0, 10).await.unwrap(), [next]);
+        assert_eq!(other.messages(vec!["work".into()], recurring("sync"), 0, 10).await.unwrap(), [next]);
     }
 }
 
@@ -593,7 +629,7 @@ async fn two_workers_of_one_ledger_share_its_chains() {
                     match worker.claim(ask(&hint, LEASE)).await.unwrap() {
                         Claim::Granted(grant) => {
                             let due = grant.at + LEASE;
-                            finished(&*worker, &hint, grant.fence, Next::Tick { due }).await;
+                            finished(&*worker, &hint, grant.fence, tick(due)).await;
                             Some((hint.epoch, grant.fence))
                         }
                         Claim::Held { .. } | Claim::Stale(_) => None,

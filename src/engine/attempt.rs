@@ -1,0 +1,287 @@
+//! An attempt that has been claimed: whether its handler runs, how it ends, and what is written.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::lease::Lease;
+use super::life::Point;
+use super::pipeline::{Ended, Permit};
+use super::{Core, QueueRun};
+use crate::clock::{Time, short_duration};
+use crate::config::{KindSettings, OwnSchedule};
+use crate::handler::answer::{EXCERPT, excerpt};
+use crate::job::{self, ChainRef, Envelope, Job, Tick};
+use crate::ledger::{FailedItem, Finish, FinishRequest, Grant, Member};
+use crate::outcome::{self, Course, Outcome, decide};
+use crate::reason::{Class, Reason};
+use crate::schedule::{Ran, Schedule, Setting, phase};
+
+/// The largest thing that a run can hand on to the next, in bytes of compact JSON.
+pub const MAX_CARRY: usize = 64 * 1024;
+/// The largest batch.
+pub const MOST_MEMBERS: usize = 10_000;
+/// How long a run is waited for that has to make room for the next occurrence.
+const CANCEL_GRACE: Duration = Duration::from_secs(5);
+
+/// An attempt that this worker may run.
+pub(super) struct Claimed<'a> {
+    pub(super) queue: &'a QueueRun,
+    pub(super) kind: &'a KindSettings,
+    pub(super) envelope: &'a Envelope,
+    pub(super) chain: &'a ChainRef,
+    pub(super) grant: Grant,
+}
+
+/// By when a run has to be over.
+struct Limit {
+    deadline: Time,
+    /// How long it is waited for then.
+    grace: Duration,
+    /// Why it ends then, if that is no failure.
+    cut: Option<String>,
+}
+
+impl Claimed<'_> {
+    /// When the chain's ticks come; none for a single tick.
+    fn schedule(&self) -> Option<Schedule> {
+        let of_kind = &self.kind.recurrence.as_ref().filter(|_| !self.grant.once)?.schedule;
+        let Some(own) = &self.grant.schedule else { return Some(of_kind.clone()) };
+        match OwnSchedule::parse(own).and_then(|own| own.apply(of_kind)) {
+            Ok(schedule) => Some(schedule),
+            Err(error) => {
+                let Envelope { kind, key, .. } = self.envelope;
+                tracing::warn!(kind, key, error, "the chain's own schedule cannot be used; its kind's is");
+                Some(of_kind.clone())
+            }
+        }
+    }
+
+    /// The chain's place in its interval. Hashed only for those who ask.
+    fn phase(&self, schedule: Option<&Schedule>) -> f64 {
+        let spread = schedule.is_some_and(|schedule| schedule.spread_phase);
+        if spread { phase(&self.envelope.kind, &self.envelope.key) } else { 0.0 }
+    }
+
+    fn limit(&self, schedule: Option<&Schedule>) -> Limit {
+        let (at, hard) = (self.grant.at, self.grant.at + self.kind.timeout);
+        let mut limit = Limit { deadline: hard, grace: Duration::ZERO, cut: None };
+        let Some(schedule) = schedule else { return limit };
+        let time_box = self.kind.recurrence.as_ref().and_then(|recurrence| recurrence.time_box(at));
+        if let Some((length, grace)) = time_box.filter(|(length, _)| at + *length <= hard) {
+            let cut = format!("its time box of {} was up", short_duration(length));
+            limit = Limit { deadline: at + length, grace, cut: Some(cut) };
+        }
+        let next = schedule.cancelled_at(self.grant.nominal, at, self.phase(Some(schedule)));
+        if let Some(deadline) = next.filter(|next| *next < limit.deadline) {
+            let cut = Some("overlap: it had to make room for the next occurrence".into());
+            limit = Limit { deadline, grace: CANCEL_GRACE, cut };
+        }
+        limit
+    }
+}
+
+impl Core {
+    /// Runs a claimed attempt, unless a guard says no, and writes its end. `None` when the ledger could
+    /// not be reached any more.
+    pub(super) async fn attempt(&self, claimed: Claimed<'_>, permit: Permit, lease: &Lease<'_>) -> Option<Ended> {
+        let Claimed { queue, kind, envelope, chain, grant } = &claimed;
+        let id = format!("{}-{}-{}", chain.ledger, chain.epoch, chain.tick);
+        if grant.lost {
+            self.figures(&envelope.kind).inspect(|figures| figures.lost());
+        }
+        let schedule = claimed.schedule();
+        let phase = claimed.phase(schedule.as_ref());
+        let course = |started: Time, finished: Time| {
+            let setting = Setting { phase, balance: &queue.balance, dice: &self.entropy };
+            let ran = Ran { nominal: grant.nominal, started, finished };
+            let bounds = kind.recurrence.as_ref().map_or((Duration::ZERO, Duration::MAX), |r| r.next_in);
+            schedule.as_ref().map(|schedule| Course { schedule, ran, setting, bounds })
+        };
+        let mut members = Vec::new();
+        let mut ran = false;
+        let (at, mut decision) = match (grant.refused, grant.batch) {
+            (Some(refusal), _) => {
+                // Whoever waits for a slot has it sooner.
+                drop(permit);
+                let place = queue.balance.place();
+                let decision = course(grant.at, grant.at).map(|course| outcome::refused(course, refusal, place));
+                (
+                    grant.at,
+                    decision.unwrap_or_else(|| outcome::cut(None, Reason::new(Class::Guard, refusal.to_string()))),
+                )
+            }
+            (None, Some(batch)) => {
+                drop(permit);
+                (grant.at, outcome::gathered(course(grant.last_start, grant.at), batch))
+            }
+            (None, None) => {
+                ran = true;
+                let limit = claimed.limit(schedule.as_ref());
+                let mut outcome = self.run(&claimed, &id, &limit, permit, lease).await;
+                self.life.reached(Point::Handled).await;
+                let at = self.ledger.now();
+                let course = course(grant.at, at);
+                let decision = match limit.cut {
+                    Some(cut) if at >= limit.deadline && matches!(outcome, Outcome::Retry { .. }) => {
+                        outcome::cut(course, Reason::new(Class::TimeBox, cut))
+                    }
+                    _ => {
+                        members = self.members(&claimed, &mut outcome, at);
+                        let ladder = &self.dispatch.ladder;
+                        decide(course, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy)
+                    }
+                };
+                (at, decision)
+            }
+        };
+        let mut asked = self.asked(&id, &queue.name, std::mem::take(&mut decision.yields), at, grant.owner.as_deref());
+        let carry = carried(asked.carry.take(), &mut asked.failed);
+        let request = FinishRequest {
+            epoch: chain.epoch,
+            tick: chain.tick,
+            attempt: envelope.attempt,
+            fence: grant.fence,
+            at,
+            next: decision.next,
+            verdict: decision.verdict,
+            reason: decision.reason.as_ref().map(|reason| reason.text.clone()),
+            slack: self.catch_up.slack,
+            spawned: asked.spawned(),
+            failed: asked.failed.clone(),
+            ran,
+            left_out: decision.left_out,
+            carry,
+            parent: chain.parent,
+            from_batch: grant.batch.is_some(),
+            members,
+        };
+        let finish = self.insist("finish", || self.ledger.finish(request.clone())).await;
+        self.note(envelope, queue, Some((chain, grant.fence)), &decision, finish == Some(Finish::Fenced));
+        Some(Ended { finish: finish?, at, asked })
+    }
+
+    /// Runs the handler as long as the lease holds.
+    async fn run(&self, claimed: &Claimed<'_>, id: &str, limit: &Limit, permit: Permit, lease: &Lease<'_>) -> Outcome {
+        let Claimed { queue, envelope, chain, grant, .. } = claimed;
+        let json = |text: &str| serde_json::from_str(text).unwrap_or(Value::Null);
+        let job = Job {
+            id: id.to_owned(),
+            kind: envelope.kind.clone(),
+            key: envelope.key.clone(),
+            queue: queue.name.to_string(),
+            tick: Some(Tick { epoch: chain.epoch, tick: chain.tick, fence: grant.fence }),
+            attempt: envelope.attempt,
+            owner: grant.owner.clone(),
+            carry: grant.carry.as_deref().map_or(Value::Null, json),
+            nominal: grant.nominal,
+            deadline: limit.deadline,
+            grace: limit.grace,
+            seed: job::seed(&envelope.kind, &envelope.key, &chain.tick.to_string()),
+            payload: json(&grant.payload),
+        };
+        tokio::select! {
+            biased;
+            () = lease.lost(), if !mutant!(LostLeaseIgnored) => {
+                let reason = Reason::new(Class::Fenced, "the lease was lost, so the run was ended");
+                Outcome::Snooze { reason, wait: Duration::ZERO }
+            }
+            outcome = self.handle(queue, job, grant.at.since(grant.due), permit) => outcome,
+        }
+    }
+
+    /// What the tick is to wait for. What no worker could run becomes a failed part instead, so that
+    /// somebody sees it and the rest goes on.
+    fn members(&self, claimed: &Claimed<'_>, outcome: &mut Outcome, at: Time) -> Vec<Member> {
+        let Outcome::DoneWith(yields) = outcome else { return Vec::new() };
+        if yields.batch.len() > MOST_MEMBERS {
+            let reason = format!("a batch of {} jobs; at most {MOST_MEMBERS} are possible", yields.batch.len());
+            *outcome = Outcome::fail(Reason::new(Class::Answer, reason));
+            return Vec::new();
+        }
+        let mut names = std::collections::BTreeSet::new();
+        let mut members = Vec::with_capacity(yields.batch.len());
+        for job in std::mem::take(&mut yields.batch) {
+            let item = format!("batch {} {}", job.kind, job.key);
+            let twice = !names.insert((job.kind.clone(), job.key.clone()));
+            let envelope = if twice {
+                Err("it is in the batch twice".into())
+            } else {
+                self.envelope(String::from("member"), &claimed.queue.name, job, at)
+            };
+            match envelope {
+                Ok(Envelope { kind, key, queue, payload, due, .. }) => members.push(Member {
+                    kind,
+                    key,
+                    queue: queue.unwrap_or_default(),
+                    payload: payload.to_string(),
+                    due: due.unwrap_or(at),
+                }),
+                Err(reason) => {
+                    yields.failed.push(FailedItem { item: excerpt(item.as_bytes(), EXCERPT), reason });
+                }
+            }
+        }
+        // Only that there is something to wait for counts from here on.
+        if !members.is_empty() {
+            yields.batch = vec![outcome::NewJob::default()];
+        }
+        members
+    }
+
+    /// Runs the handler until its deadline and the grace after it; whatever goes wrong in it becomes an
+    /// outcome.
+    pub(super) async fn handle(&self, queue: &QueueRun, job: Job, late: Duration, permit: Permit) -> Outcome {
+        let Some(handler) = self.handlers.get(&job.kind) else {
+            let reason = format!("this worker has no handler for {}", job.kind);
+            return Outcome::retry(Reason::new(Class::NoHandler, reason));
+        };
+        // Held until the handler has ended.
+        let Permit { slot, _room } = permit;
+        if slot.is_some_and(|slot| !slot.start()) {
+            let reason = Reason::new(Class::Slot, "the claim took so long that the slot for it was over");
+            return Outcome::Snooze { reason, wait: Duration::ZERO };
+        }
+        let timeout = job.deadline.since(self.ledger.now()) + job.grace;
+        let (_running, figures, since) = (queue.figures.started(late), self.figures(&job.kind), Instant::now());
+        let run = AssertUnwindSafe(handler.run(job)).catch_unwind();
+        let outcome = tokio::select! {
+            biased;
+            ended = tokio::time::timeout(timeout, run) => match ended {
+                Ok(Ok(outcome)) => outcome,
+                Ok(Err(panic)) => {
+                    Outcome::retry(Reason::new(Class::Panic, format!("the handler panicked: {}", words(&*panic))))
+                }
+                Err(_) => Outcome::retry(Reason::new(Class::Timeout, "not done by its deadline")),
+            },
+            () = self.abort.cancelled() => {
+                let reason = Reason::new(Class::Stopped, "the worker stopped");
+                Outcome::Snooze { reason, wait: Duration::ZERO }
+            }
+        };
+        if let Some(figures) = figures {
+            figures.ran(since.elapsed());
+        }
+        outcome
+    }
+}
+
+/// What is handed on, as the ledger keeps it. What is too large is not, and somebody sees that.
+fn carried(carry: Option<Value>, failed: &mut Vec<FailedItem>) -> Option<String> {
+    let text = carry?.to_string();
+    if text.len() <= MAX_CARRY {
+        return Some(text);
+    }
+    let reason =
+        format!("it has {} bytes as compact JSON; at most {MAX_CARRY} are kept, so the last one stays", text.len());
+    failed.push(FailedItem { item: "carry".into(), reason });
+    None
+}
+
+fn words(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("with no message")
+}

@@ -1,0 +1,207 @@
+//! The life of a one-off job: a message that is complete in itself.
+//!
+//! ```text
+//! due? ─ owner ─ unique ─ slot ─ handler ─ decide ─ what it asks for ─ next message ─ acknowledge
+//! ```
+//!
+//! It has no claim, so it runs at least once, on the broker's guarantees.
+
+use std::time::Duration;
+
+use super::life::Point;
+use super::pipeline::{Fate, PUBLISH_PATIENCE};
+use super::{Core, QueueRun};
+use crate::broker::Delivery;
+use crate::clock::Time;
+use crate::config::{KindSettings, Unique};
+use crate::job::{self, Envelope, Job};
+use crate::ledger::ChainState;
+use crate::outcome::{Decision, Next, Outcome, Verdict, Yield, decide};
+use crate::reason::{Class, Reason};
+
+/// How often a job of a paused owner looks whether it may run.
+const OWNER_PAUSED: Duration = Duration::from_secs(30);
+
+impl Core {
+    /// The life of a one-off job.
+    pub(super) async fn job(&self, queue: &QueueRun, mut envelope: Envelope, delivery: &Delivery) -> Fate {
+        if let Some(fate) = self.wait_until_due(&envelope, &queue.name).await {
+            return fate;
+        }
+        let Some(kind) = self.kind(&envelope.kind) else { return Fate::Requeue };
+        if let Some(fate) = self.owner_says(&envelope, queue).await {
+            return fate;
+        }
+        if kind.unique.is_some() && envelope.id.is_none() {
+            // It must be the same job when it is delivered again.
+            let named = Envelope { id: Some(self.entropy.token()), ..envelope };
+            return self.send_job(&named, &queue.name, self.ledger.now()).await;
+        }
+        let id = envelope.id.get_or_insert_with(|| self.entropy.token()).clone();
+        if let Some(fate) = self.unique_says(&kind, &envelope, queue, &id).await {
+            return fate;
+        }
+        let Some(permit) = self.permit(queue, delivery).await else { return Fate::Requeue };
+        if kind.unique.is_some_and(|unique| unique.until_start) && !self.give_place(&envelope, &id).await {
+            return Fate::Requeue;
+        }
+        let now = self.ledger.now();
+        let due = envelope.due.unwrap_or(now);
+        let job = Job {
+            seed: job::seed(&envelope.kind, &envelope.key, &id),
+            id: id.clone(),
+            kind: envelope.kind.clone(),
+            key: envelope.key.clone(),
+            queue: queue.name.to_string(),
+            tick: None,
+            attempt: envelope.attempt,
+            owner: envelope.owner.clone(),
+            carry: serde_json::Value::Null,
+            nominal: due,
+            deadline: now + kind.timeout,
+            grace: Duration::ZERO,
+            payload: envelope.payload.clone(),
+        };
+        self.life.reached(Point::JobTaken).await;
+        let outcome = match self.handle(queue, job, now.since(due), permit).await {
+            Outcome::DoneWith(Yield { batch, .. }) if !batch.is_empty() => {
+                Outcome::fail(Reason::new(Class::Answer, "only a tick of a chain can wait for a batch"))
+            }
+            outcome => outcome,
+        };
+        self.life.reached(Point::JobHandled).await;
+        let at = self.ledger.now();
+        let ladder = &self.dispatch.ladder;
+        let mut decision = decide(None, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
+        self.note(&envelope, queue, None, &decision, false);
+        let yields = std::mem::take(&mut decision.yields);
+        let asked = self.asked(&id, &queue.name, yields, at, envelope.owner.as_deref());
+        if !asked.envelopes.is_empty() || !asked.failed.is_empty() {
+            let accept = || {
+                let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
+                self.ledger.accept(kind, key, asked.spawned(), asked.failed.clone())
+            };
+            if self.insist("accept what a job asks for", accept).await.is_none() {
+                return Fate::Requeue;
+            }
+            self.send_spawned(asked.envelopes).await;
+        }
+        match decision.next {
+            Next::End | Next::Tick { .. } | Next::Gather => self.job_ended(&kind, &envelope, &id, decision, at).await,
+            Next::Attempt { .. } if mutant!(RetryIsDropped) => Fate::Ack,
+            Next::Attempt { attempt, due } => {
+                let again = Envelope { attempt, due: Some(due), ..envelope };
+                self.send_job(&again, &queue.name, at).await
+            }
+            Next::Snooze { due } => {
+                let again = Envelope { due: Some(due), ..envelope };
+                self.send_job(&again, &queue.name, at).await
+            }
+        }
+    }
+
+    /// Keeps what went wrong, and gives up what the job had.
+    async fn job_ended(&self, kind: &KindSettings, envelope: &Envelope, id: &str, end: Decision, at: Time) -> Fate {
+        if let Some(reason) = end.reason.filter(|_| !mutant!(FailureIsDropped)) {
+            let record = || {
+                let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
+                self.ledger.record_failure(kind, key, reason.text.clone(), at)
+            };
+            if self.insist("keep a failure", record).await.is_none() {
+                return Fate::Requeue;
+            }
+            self.life.reached(Point::FailureKept).await;
+        }
+        if kind.unique.is_some_and(|unique| !unique.until_start) && !self.give_place(envelope, id).await {
+            return Fate::Requeue;
+        }
+        self.forget(id).await
+    }
+
+    /// What becomes of a job whose owner is paused or gone; `None` when it may run.
+    async fn owner_says(&self, envelope: &Envelope, queue: &QueueRun) -> Option<Fate> {
+        let owner = envelope.owner.as_ref()?;
+        match self.insist("ask for an owner", || self.ledger.owner(owner.clone())).await {
+            None => Some(Fate::Requeue),
+            Some(ChainState::Active | ChainState::Quarantined) => None,
+            Some(ChainState::Paused) => {
+                let due = self.ledger.now() + OWNER_PAUSED;
+                let later = Envelope { due: Some(due), ..envelope.clone() };
+                self.says_no(envelope, queue, Verdict::Snoozed, Class::Owner, format!("its owner {owner} is paused"));
+                Some(self.send_job(&later, &queue.name, self.ledger.now()).await)
+            }
+            Some(ChainState::Retired) => {
+                self.says_no(envelope, queue, Verdict::Dropped, Class::Owner, format!("its owner {owner} is gone"));
+                Some(match &envelope.id {
+                    Some(id) => self.forget(id).await,
+                    None => Fate::Ack,
+                })
+            }
+        }
+    }
+
+    /// What becomes of a job when another of its kind and key has its place; `None` when it has it.
+    async fn unique_says(&self, kind: &KindSettings, envelope: &Envelope, queue: &QueueRun, id: &str) -> Option<Fate> {
+        let Unique { window, until_start } = kind.unique?;
+        if until_start && envelope.attempt > 1 {
+            // It has started, and so given its place up.
+            return None;
+        }
+        let reserve = || {
+            let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
+            self.ledger.reserve(kind, key, id.to_owned(), window)
+        };
+        match self.insist("reserve a place", reserve).await {
+            None => Some(Fate::Requeue),
+            Some(holder) if holder == id => None,
+            Some(holder) => {
+                let reason = format!("unique: the job {holder} of the same key has not ended");
+                self.says_no(envelope, queue, Verdict::Dropped, Class::Unique, reason);
+                Some(self.forget(id).await)
+            }
+        }
+    }
+
+    /// Whether the ledger knows now that another job may have the place.
+    async fn give_place(&self, envelope: &Envelope, id: &str) -> bool {
+        let release = || self.ledger.release(envelope.kind.clone(), envelope.key.clone(), id.to_owned());
+        self.insist("give a place up", release).await.is_some()
+    }
+
+    /// Counts and logs that a job does not run.
+    fn says_no(&self, envelope: &Envelope, queue: &QueueRun, verdict: Verdict, class: Class, reason: String) {
+        let decision = Decision::end(verdict, Reason::new(class, reason));
+        self.note(envelope, queue, None, &decision, false);
+    }
+
+    /// Where the broker keeps nothing, the ledger does, and now it need not any more.
+    async fn forget(&self, id: &str) -> Fate {
+        if self.dispatch.broker.keeps_messages() {
+            return Fate::Ack;
+        }
+        match self.insist("forget a job", || self.ledger.forget_jobs(vec![id.to_owned()])).await {
+            Some(()) => Fate::Ack,
+            None => Fate::Requeue,
+        }
+    }
+
+    async fn send_job(&self, envelope: &Envelope, queue: &str, decided: Time) -> Fate {
+        let envelope = &Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
+        if !self.dispatch.broker.keeps_messages() {
+            let keep = || self.ledger.keep_job(envelope.id.clone().unwrap_or_default(), envelope.encode());
+            if self.insist("keep a job", keep).await.is_none() {
+                return Fate::Requeue;
+            }
+        }
+        match self.dispatch.send_surely(envelope, queue, decided, PUBLISH_PATIENCE).await {
+            Ok(()) => {
+                self.life.reached(Point::JobSentAgain).await;
+                Fate::Ack
+            }
+            Err(error) => {
+                tracing::warn!(kind = envelope.kind, key = envelope.key, %error, "a job could not be sent again; its message is kept");
+                Fate::Requeue
+            }
+        }
+    }
+}

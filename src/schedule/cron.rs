@@ -1,0 +1,184 @@
+//! Cron expressions in a time zone.
+//!
+//! Five fields, six with seconds in front, or `@hourly` and its like. What daylight saving does to
+//! them follows Vixie's cron. An expression whose seconds, minutes and hours are all plain numbers
+//! stands for wall-clock times: one that is skipped in spring runs right after the gap, one that
+//! comes twice in autumn runs the first time only. Every other expression stands for a rhythm: it
+//! has no occurrence in an hour that there is not, and goes on through one that there is twice.
+
+use std::fmt;
+
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, Zoned};
+
+use crate::clock::Time;
+
+/// A cron expression and its time zone.
+#[derive(Clone)]
+pub struct Cron {
+    pattern: croner::Cron,
+    zone: TimeZone,
+    text: String,
+}
+
+impl Cron {
+    /// Reads `text`, to be understood in the time zone with this IANA name; UTC when there is none.
+    ///
+    /// # Errors
+    /// Says what is wrong with which of the two.
+    pub fn parse(text: &str, zone: Option<&str>) -> Result<Self, String> {
+        let pattern = text.parse::<croner::Cron>().map_err(|error| {
+            format!(
+                "`{text}` is not a cron expression ({error}); write five fields, such as \"5 */4 * * *\" (minute, hour, \
+                 day of month, month, day of week), six with seconds in front, or \"@hourly\""
+            )
+        })?;
+        let zone = match zone {
+            None => TimeZone::UTC,
+            Some(name) => TimeZone::get(name).map_err(|_| {
+                format!("`{name}` is not a time zone; write an IANA name, such as \"Europe/Berlin\" or \"UTC\"")
+            })?,
+        };
+        let text = match zone.iana_name() {
+            Some(name) => format!("{text} {name}"),
+            None => text.into(),
+        };
+        let cron = Self { pattern, zone, text };
+        // February 30th, for example.
+        match cron.after(Time::from_millis(1_700_000_000_000)) {
+            Some(_) => Ok(cron),
+            None => Err(format!("`{}` never occurs", cron.text)),
+        }
+    }
+
+    /// The first occurrence after `time`; none when there is none in the years that the calendar has.
+    pub fn after(&self, time: Time) -> Option<Time> {
+        let next = self.pattern.find_next_occurrence(&self.zoned(time)?, false).ok()?;
+        Some(Time::from_millis(next.timestamp().as_millisecond()))
+    }
+
+    /// The last occurrence at or before `time`.
+    pub fn at_or_before(&self, time: Time) -> Option<Time> {
+        // Occurrences are whole seconds, and the search compares what is below.
+        let second = Time::from_millis(time.as_millis().div_euclid(1_000) * 1_000);
+        let last = self.pattern.find_previous_occurrence(&self.zoned(second)?, true).ok()?;
+        Some(Time::from_millis(last.timestamp().as_millisecond()))
+    }
+
+    fn zoned(&self, time: Time) -> Option<Zoned> {
+        Some(Timestamp::from_millisecond(time.as_millis()).ok()?.to_zoned(self.zone.clone()))
+    }
+}
+
+/// The expression and the zone.
+impl fmt::Display for Cron {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for Cron {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cron({self})")
+    }
+}
+
+impl PartialEq for Cron {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn time(text: &str) -> Time {
+        Time::from_millis(text.parse::<Timestamp>().unwrap().as_millisecond())
+    }
+
+    fn cron(text: &str, zone: &str) -> Cron {
+        Cron::parse(text, Some(zone)).unwrap()
+    }
+
+    /// Occurrences in `from..to`, as UTC.
+    fn occurrences(cron: &Cron, from: &str, to: &str) -> Vec<String> {
+        let (mut at, to) = (time(from) - std::time::Duration::from_millis(1), time(to));
+        let mut found = Vec::new();
+        while let Some(next) = cron.after(at).filter(|next| *next < to) {
+            found.push(next.to_string().replace(":00.000Z", "Z"));
+            at = next;
+        }
+        found
+    }
+
+    #[test]
+    fn a_table_of_next_occurrences() {
+        let table = [
+            ("5 * * * *", "UTC", "2026-01-01T00:05:00Z", "2026-01-01T01:05:00Z"),
+            ("5 */4 * * *", "UTC", "2026-01-01T00:05:00Z", "2026-01-01T04:05:00Z"),
+            ("5 */4 * * *", "UTC", "2026-01-01T00:04:59.999Z", "2026-01-01T00:05:00Z"),
+            ("*/10 * * * * *", "UTC", "2026-01-01T00:00:00Z", "2026-01-01T00:00:10Z"),
+            ("@hourly", "UTC", "2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"),
+            ("@daily", "Europe/Berlin", "2026-01-01T00:00:00Z", "2026-01-01T23:00:00Z"),
+            ("0 3 * * *", "Asia/Kolkata", "2026-01-01T00:00:00Z", "2026-01-01T21:30:00Z"),
+            ("0 0 29 2 *", "UTC", "2026-01-01T00:00:00Z", "2028-02-29T00:00:00Z"),
+            ("0 12 * * MON", "UTC", "2026-01-01T00:00:00Z", "2026-01-05T12:00:00Z"),
+            ("0 0 L * *", "UTC", "2026-02-01T00:00:00Z", "2026-02-28T00:00:00Z"),
+        ];
+        for (text, zone, from, expected) in table {
+            assert_eq!(cron(text, zone).after(time(from)), Some(time(expected)), "{text} {zone} after {from}");
+        }
+    }
+
+    #[test]
+    fn the_last_occurrence_is_the_one_that_the_next_follows() {
+        for (text, at, expected) in [
+            ("5 * * * *", "2026-01-01T00:05:00Z", "2026-01-01T00:05:00Z"),
+            ("5 * * * *", "2026-01-01T00:05:00.001Z", "2026-01-01T00:05:00Z"),
+            ("5 * * * *", "2026-01-01T00:04:59.999Z", "2025-12-31T23:05:00Z"),
+        ] {
+            assert_eq!(cron(text, "UTC").at_or_before(time(at)), Some(time(expected)), "{text} at {at}");
+        }
+    }
+
+    #[test]
+    fn a_wall_clock_time_that_spring_skips_runs_after_the_gap() {
+        let daily = cron("30 2 * * *", "Europe/Berlin");
+        let found = occurrences(&daily, "2026-03-28T12:00:00Z", "2026-03-30T12:00:00Z");
+        assert_eq!(found, ["2026-03-29T01:00Z", "2026-03-30T00:30Z"], "03:00 CEST, and then 02:30 CEST");
+    }
+
+    #[test]
+    fn a_wall_clock_time_that_comes_twice_runs_the_first_time() {
+        let daily = cron("30 2 * * *", "Europe/Berlin");
+        let found = occurrences(&daily, "2026-10-24T12:00:00Z", "2026-10-26T12:00:00Z");
+        assert_eq!(found, ["2026-10-25T00:30Z", "2026-10-26T01:30Z"], "02:30 CEST, and then 02:30 CET");
+    }
+
+    #[test]
+    fn a_rhythm_leaves_out_what_is_skipped_and_goes_on_through_what_comes_twice() {
+        let (spring, summer) = ("2026-03-28T23:00:00Z", "2026-03-29T22:00:00Z");
+        let (autumn, winter) = ("2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z");
+        for (text, in_spring, in_autumn) in
+            [("*/30 * * * *", 46, 50), ("5 * * * *", 23, 25), ("*/5 * * * *", 276, 300), ("5 */4 * * *", 6, 6)]
+        {
+            let cron = cron(text, "Europe/Berlin");
+            assert_eq!(occurrences(&cron, spring, summer).len(), in_spring, "{text}: a day of 23 hours");
+            assert_eq!(occurrences(&cron, autumn, winter).len(), in_autumn, "{text}: a day of 25 hours");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_says_what_to_write() {
+        for (text, zone, part) in [
+            ("every day", None, "`every day` is not a cron expression"),
+            ("61 * * * *", None, "not a cron expression"),
+            ("0 0 30 2 *", None, "never occurs"),
+            ("@hourly", Some("Berlin"), "`Berlin` is not a time zone; write an IANA name"),
+        ] {
+            let error = Cron::parse(text, zone).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

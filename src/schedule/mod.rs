@@ -1,0 +1,340 @@
+//! When next (pure).
+//!
+//! A schedule is a [`Rhythm`], and what may bend it. A fixed delay counts from the end of the run
+//! before. The others have a *grid* of nominal times that goes on whatever runs do: what of it goes
+//! by while a run still runs is for [`Overlap`], what goes by while nothing could start at all (an
+//! outage, a backlog) is for [`Misfire`]. Nothing of that needs a clock of its own: when a run has
+//! ended, the grid says what has gone by since its nominal time, and what comes next.
+
+mod balance;
+mod cron;
+
+use std::time::Duration;
+
+pub use balance::Balance;
+pub use cron::Cron;
+
+use crate::clock::{Entropy, Time, short_duration};
+use crate::job;
+use crate::ladder::{jitter_points, jitter_rungs};
+
+/// Occurrences that are counted one by one when a cron expression has missed many.
+const MOST_COUNTED: u32 = 10_000;
+
+/// How a chain recurs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    /// What it follows.
+    pub rhythm: Rhythm,
+    /// How far an occurrence may lie from its nominal time, on either side.
+    pub jitter: Duration,
+    /// Each chain has a place of its own in the interval, which follows from its name.
+    pub spread_phase: bool,
+    /// What becomes of occurrences that go by while a run runs.
+    pub overlap: Overlap,
+    /// What becomes of occurrences that go by while nothing can start.
+    pub misfire: Misfire,
+}
+
+/// What a schedule follows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Rhythm {
+    /// An interval.
+    Every {
+        /// How long.
+        interval: Duration,
+        /// Counted from what.
+        from: From,
+    },
+    /// The calendar.
+    Cron(Cron),
+    /// This one time, and then the end.
+    At(Time),
+}
+
+/// What an interval is counted from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum From {
+    /// The end of the run before: a fixed delay.
+    Finish,
+    /// The start of the run before.
+    Start,
+    /// The nominal time of the run before: a fixed rate.
+    Nominal,
+}
+
+/// What becomes of occurrences whose time comes while the chain still runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overlap {
+    /// They are left out.
+    Skip,
+    /// One of them runs right afterwards.
+    BufferOne,
+    /// The run is ended for the sake of the next.
+    CancelOther,
+}
+
+/// What becomes of occurrences whose time goes by while nothing can start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misfire {
+    /// How many of them run.
+    pub policy: Catch,
+    /// What is later than this runs no more.
+    pub window: Option<Duration>,
+    /// What is late is spread over so long.
+    pub spread: Duration,
+}
+
+/// How many of the occurrences that were missed run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Catch {
+    /// None.
+    Skip,
+    /// One for all of them.
+    Coalesce,
+    /// Each of them.
+    All,
+}
+
+/// A tick that has come to its end, as far as the next one depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ran {
+    /// When it should have started.
+    pub nominal: Time,
+    /// When it did.
+    pub started: Time,
+    /// When it ended.
+    pub finished: Time,
+}
+
+/// The next tick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Occurrence {
+    /// Its place on the grid.
+    pub nominal: Time,
+    /// When it may start: the nominal time with its jitter, or at once.
+    pub due: Time,
+    /// Occurrences left out because the chain still ran.
+    pub overlapped: u32,
+    /// Occurrences left out because nothing could start.
+    pub misfired: u32,
+}
+
+/// Occurrences within a stretch of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Missed {
+    count: u32,
+    first: Option<Time>,
+    last: Option<Time>,
+}
+
+/// What a schedule needs to know of a chain, and of the world.
+#[derive(Clone, Copy)]
+pub struct Setting<'a> {
+    /// The chain's place in the interval, from 0 to 1: see [`phase`].
+    pub phase: f64,
+    /// The due times given out so far.
+    pub balance: &'a Balance,
+    /// Dice.
+    pub dice: &'a Entropy,
+}
+
+/// The place of a chain in its interval, from 0 up to 1: always the same, and evenly distributed.
+pub fn phase(kind: &str, key: &str) -> f64 {
+    (job::seed(kind, key, "phase") >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+impl Schedule {
+    /// A fixed delay after the end of the run before, give or take `jitter`.
+    pub fn fixed_delay(interval: Duration, jitter: Duration) -> Self {
+        Self {
+            rhythm: Rhythm::Every { interval, from: From::Finish },
+            jitter,
+            spread_phase: false,
+            overlap: Overlap::Skip,
+            misfire: Misfire { policy: Catch::Coalesce, window: None, spread: Duration::ZERO },
+        }
+    }
+
+    /// How long from one occurrence to the next, about: the interval, or the distance of the two
+    /// occurrences of the calendar that come after `now`. `None` for what comes once.
+    pub fn interval(&self, now: Time) -> Option<Duration> {
+        match &self.rhythm {
+            Rhythm::Every { interval, .. } => Some(*interval),
+            Rhythm::Cron(cron) => {
+                let next = cron.after(now)?;
+                Some(cron.after(next)?.since(next))
+            }
+            Rhythm::At(_) => None,
+        }
+    }
+
+    /// The first occurrence of a chain that begins at `now`. `offset` is its place among those that
+    /// begin with it, for rhythms that have no place of their own.
+    pub fn first(&self, now: Time, offset: Duration, setting: Setting<'_>) -> Option<Occurrence> {
+        let nominal = match &self.rhythm {
+            Rhythm::At(at) => *at,
+            Rhythm::Every { from: From::Nominal, .. } if self.spread_phase => self.after(now, now, setting.phase)?,
+            Rhythm::Every { .. } => now + offset,
+            Rhythm::Cron(_) => self.after(now, now, setting.phase)?,
+        };
+        Some(Occurrence { nominal, due: nominal, overlapped: 0, misfired: 0 })
+    }
+
+    /// The tick that follows `ran`; `None` when nothing does.
+    pub fn next(&self, ran: Ran, setting: Setting<'_>) -> Option<Occurrence> {
+        if let Rhythm::Every { interval, from: From::Finish } = self.rhythm {
+            let due = ran.finished + self.delay(interval, ran.finished, setting);
+            return Some(Occurrence { nominal: due, due, overlapped: 0, misfired: 0 });
+        }
+        let anchor = match self.rhythm {
+            Rhythm::Every { from: From::Start, .. } => ran.started,
+            _ => ran.nominal,
+        };
+        let late = self.missed(anchor, anchor, ran.started, setting.phase);
+        let meanwhile = self.missed(anchor, anchor.max(ran.started), ran.finished, setting.phase);
+        let at_once =
+            |nominal, overlapped, misfired| Some(Occurrence { nominal, due: ran.finished, overlapped, misfired });
+        if self.misfire.policy == Catch::All {
+            let oldest = self.misfire.window.map_or(anchor, |window| anchor.max(ran.finished - window));
+            let kept = self.missed(anchor, oldest, ran.started, setting.phase);
+            if let Some(nominal) = kept.first {
+                let wait = self.misfire.spread / kept.count;
+                let due = ran.finished + wait;
+                return Some(Occurrence { nominal, due, overlapped: 0, misfired: late.count - kept.count });
+            }
+        }
+        match (self.overlap, meanwhile.last) {
+            (Overlap::BufferOne | Overlap::CancelOther, Some(last)) => at_once(last, meanwhile.count - 1, late.count),
+            _ => {
+                // A run that began early, within its jitter or by an operator's wish, may end before its own time.
+                let nominal = self.after(anchor, ran.finished.max(anchor), setting.phase)?;
+                let due = self.bent(nominal, ran.finished, setting);
+                Some(Occurrence { nominal, due, overlapped: meanwhile.count, misfired: late.count })
+            }
+        }
+    }
+
+    /// When a run that started at `started` has to make room for the next occurrence.
+    pub fn cancelled_at(&self, nominal: Time, started: Time, phase: f64) -> Option<Time> {
+        if self.overlap != Overlap::CancelOther {
+            return None;
+        }
+        let anchor = if matches!(self.rhythm, Rhythm::Every { from: From::Start, .. }) { started } else { nominal };
+        self.after(anchor, started, phase)
+    }
+
+    /// A delay after the end of a run. A jittered one is one of the interval's own rungs, so that it
+    /// costs one hop. Other rungs in its window would do that too, but they lie denser at its lower
+    /// end: the mean would suffer.
+    fn delay(&self, interval: Duration, now: Time, setting: Setting<'_>) -> Duration {
+        if self.jitter.is_zero() {
+            return interval;
+        }
+        let window = (interval - self.jitter, interval + self.jitter);
+        setting.balance.choose(now, window, &jitter_rungs(interval, self.jitter), setting.dice)
+    }
+
+    /// When the occurrence of `nominal` is due, as seen at `now`: somewhere within the jitter, before
+    /// the next nominal time and not before now.
+    fn bent(&self, nominal: Time, now: Time, setting: Setting<'_>) -> Time {
+        if self.jitter.is_zero() {
+            return nominal.max(now);
+        }
+        let next = self.after(nominal, nominal, setting.phase).map_or(self.jitter, |next| next.since(nominal));
+        let jitter = self.jitter.min(next.saturating_sub(Duration::from_millis(1)));
+        let window = ((nominal - jitter).since(now), (nominal + jitter).since(now));
+        let points: Vec<Duration> = jitter_points(nominal - jitter, jitter).map(|point| point.since(now)).collect();
+        now + setting.balance.choose(now, window, &points, setting.dice)
+    }
+
+    /// The first occurrence after `time`, on the grid of which `anchor` is a point.
+    fn after(&self, anchor: Time, time: Time, phase: f64) -> Option<Time> {
+        match &self.rhythm {
+            Rhythm::At(at) => Some(*at).filter(|at| *at > time),
+            Rhythm::Every { interval, .. } => Some(self.step(anchor, *interval, phase, time)),
+            Rhythm::Cron(cron) if self.spread_phase => {
+                let mut start = cron.at_or_before(time).or_else(|| cron.after(time))?;
+                loop {
+                    let next = cron.after(start)?;
+                    let own = start + next.since(start).mul_f64(phase);
+                    if own > time {
+                        return Some(own);
+                    }
+                    start = next;
+                }
+            }
+            Rhythm::Cron(cron) => cron.after(time),
+        }
+    }
+
+    /// The first point after `time` of a grid of steps of `interval`.
+    fn step(&self, anchor: Time, interval: Duration, phase: f64, time: Time) -> Time {
+        let interval = (interval.as_millis() as i64).max(1);
+        let anchor = match self.rhythm {
+            // The same for all workers and for ever: counted from 1970.
+            Rhythm::Every { from: From::Nominal, .. } if self.spread_phase => (interval as f64 * phase) as i64,
+            _ => anchor.as_millis(),
+        };
+        let steps = time.as_millis().saturating_sub(anchor).div_euclid(interval) + 1;
+        Time::from_millis(anchor.saturating_add(steps.saturating_mul(interval)))
+    }
+
+    /// Occurrences after `from` and up to `to`.
+    fn missed(&self, anchor: Time, from: Time, to: Time, phase: f64) -> Missed {
+        let Some(first) = self.after(anchor, from, phase).filter(|first| *first <= to) else {
+            return Missed::default();
+        };
+        if let Rhythm::Every { interval, .. } = self.rhythm {
+            let interval = (interval.as_millis() as i64).max(1);
+            let more = (to.as_millis() - first.as_millis()) / interval;
+            let last = Time::from_millis(first.as_millis() + more * interval);
+            let count = u32::try_from(more + 1).unwrap_or(u32::MAX);
+            return Missed { count, first: Some(first), last: Some(last) };
+        }
+        let (mut count, mut last) = (1, first);
+        while let Some(next) = self.after(anchor, last, phase).filter(|next| *next <= to && count < MOST_COUNTED) {
+            (count, last) = (count + 1, next);
+        }
+        if count == MOST_COUNTED
+            && let Rhythm::Cron(cron) = &self.rhythm
+        {
+            last = cron.at_or_before(to).filter(|_| !self.spread_phase).unwrap_or(last);
+        }
+        Missed { count, first: Some(first), last: Some(last) }
+    }
+}
+
+/// As people say it: `every 5m from nominal ± 10s`.
+impl std::fmt::Display for Schedule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.rhythm {
+            Rhythm::Every { interval, from } => {
+                write!(f, "every {}", short_duration(*interval))?;
+                match from {
+                    From::Finish => {}
+                    From::Start => f.write_str(" from start")?,
+                    From::Nominal => f.write_str(" from nominal")?,
+                }
+            }
+            Rhythm::Cron(cron) => write!(f, "cron {cron}")?,
+            Rhythm::At(at) => write!(f, "at {at}")?,
+        }
+        if !self.jitter.is_zero() {
+            write!(f, " ± {}", short_duration(self.jitter))?;
+        }
+        if self.spread_phase { f.write_str(", phases spread") } else { Ok(()) }
+    }
+}
+
+/// The `n`-th of `count` points spread evenly over `window`, each in the middle of its share.
+pub fn spread(n: usize, count: usize, window: Duration) -> Duration {
+    if count == 0 {
+        return Duration::ZERO;
+    }
+    let share = (n.min(count - 1) as f64 + 0.5) / count as f64;
+    Duration::from_millis((window.as_millis() as f64 * share) as u64)
+}
+
+#[cfg(test)]
+mod tests;

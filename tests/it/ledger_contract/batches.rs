@@ -1,0 +1,171 @@
+//! A tick that waits for the end of many others.
+
+use roundelay::ledger::{Batch, Member};
+
+use super::*;
+
+fn member(n: usize, due: Time) -> Member {
+    let (key, payload) = (format!("part {n}"), format!("{{\"n\":{n}}}"));
+    Member { kind: "part".into(), key, queue: "work".into(), payload, due }
+}
+
+/// Begins a chain and lets its first tick fan out; its message, and those of the members.
+async fn fanned_out(ledger: &dyn Ledger, key: &str, members: usize) -> (Hint, Vec<Hint>) {
+    let hint = begun(ledger, key).await;
+    let grant = granted(ledger, &hint, LEASE).await;
+    let members = (0..members).map(|n| member(n, ledger.now())).collect();
+    let request = FinishRequest { members, ..end(&hint, grant.fence, ledger.now(), Next::Gather, Verdict::FannedOut) };
+    let Finish::Applied(hints) = ledger.finish(request).await.unwrap() else { panic!("fenced") };
+    assert!(hints.iter().all(|member| (member.parent, member.kind.as_str()) == (hint.epoch, "part")));
+    (hint, hints)
+}
+
+async fn ended(ledger: &dyn Ledger, member: &Hint, verdict: Verdict) -> Vec<Hint> {
+    let grant = granted(ledger, member, LEASE).await;
+    match ledger.finish(end(member, grant.fence, ledger.now(), Next::End, verdict)).await.unwrap() {
+        Finish::Applied(hints) => hints,
+        Finish::Fenced => panic!("fenced"),
+    }
+}
+
+#[tokio::test]
+async fn a_tick_waits_for_all_its_members_and_is_finished_once() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let (hint, members) = fanned_out(ledger, "a", 3).await;
+        assert_eq!(members.len(), 3);
+        assert_eq!(ledger.claim(ask(&hint, LEASE)).await.unwrap(), Claim::Idle, "it waits");
+        assert_eq!(ended(ledger, &members[1], Verdict::Failed).await, []);
+        // One that is tried again has not ended.
+        let grant = granted(ledger, &members[0], LEASE).await;
+        assert_eq!(grant.payload, "{\"n\":0}");
+        let due = ledger.now();
+        let again = end(&members[0], grant.fence, due, Next::Attempt { attempt: 2, due }, Verdict::Retried);
+        let again = written(ledger, again).await;
+        assert_eq!(again.parent, hint.epoch);
+        assert_eq!(ended(ledger, &again, Verdict::Done).await, []);
+        assert_eq!(ledger.claim(ask(&hint, LEASE)).await.unwrap(), Claim::Idle);
+        // Whoever was not told that a member has ended asks again, and it is counted once.
+        let grant = granted(ledger, &members[2], LEASE).await;
+        let last = end(&members[2], grant.fence, ledger.now(), Next::End, Verdict::Done);
+        let Finish::Applied(follows) = ledger.finish(last.clone()).await.unwrap() else { panic!("fenced") };
+        assert_eq!(
+            follows.iter().map(|hint| (hint.epoch, hint.tick, hint.attempt)).collect::<Vec<_>>(),
+            [(hint.epoch, 1, 1)]
+        );
+        ledger.finish(last).await.unwrap();
+        let grant = granted(ledger, &follows[0], LEASE).await;
+        assert_eq!(grant.batch, Some(Batch { total: 3, failed: 1 }));
+        let request = FinishRequest { from_batch: true, ..end(&hint, grant.fence, due, tick(due), Verdict::Done) };
+        let next = written(ledger, request.clone()).await;
+        assert_eq!((next.epoch, next.tick), (hint.epoch, 2));
+        assert_eq!(ledger.finish(request).await.unwrap(), applied(next.clone()), "exactly once");
+        // A message of a member that is gone runs nothing, and is no alarm.
+        assert_eq!(ledger.claim(ask(&members[1], LEASE)).await.unwrap(), Claim::Idle);
+        let grant = granted(ledger, &next, LEASE).await;
+        assert_eq!(grant.batch, None);
+    }
+}
+
+#[tokio::test]
+async fn the_same_members_can_be_asked_for_again_and_by_others() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let (a, of_a) = fanned_out(ledger, "a", 2).await;
+        let (_, of_b) = fanned_out(ledger, "b", 2).await;
+        assert!(of_a.iter().all(|member| of_b.iter().all(|other| other.epoch != member.epoch)));
+        assert_eq!(ended(ledger, &of_b[0], Verdict::Done).await, [], "another's");
+        ended(ledger, &of_a[0], Verdict::Done).await;
+        let gather = ended(ledger, &of_a[1], Verdict::Done).await.remove(0);
+        let grant = granted(ledger, &gather, LEASE).await;
+        let now = ledger.now();
+        let request = FinishRequest { from_batch: true, ..end(&a, grant.fence, now, tick(now), Verdict::Done) };
+        let next = written(ledger, request).await;
+        let grant = granted(ledger, &next, LEASE).await;
+        let members = vec![member(0, now), member(1, now)];
+        let request = FinishRequest { members, ..end(&next, grant.fence, now, Next::Gather, Verdict::FannedOut) };
+        let Finish::Applied(hints) = ledger.finish(request).await.unwrap() else { panic!("fenced") };
+        assert!(hints.len() == 2 && hints.iter().all(|hint| hint.epoch > of_b[1].epoch));
+    }
+}
+
+#[tokio::test]
+async fn catch_up_sends_members_and_not_what_waits_for_them_and_the_gathering_when_it_is_unsent() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let (hint, members) = fanned_out(ledger, "a", 2).await;
+        let kinds = || Kinds { all: vec!["sync".into(), "part".into()], recurring: vec!["sync".into()] };
+        let overdue = async |now| {
+            let found = ledger.overdue("work".into(), kinds(), now, 10).await.unwrap();
+            found.into_iter().map(|chain| chain.hint.epoch).collect::<BTreeSet<_>>()
+        };
+        let late = ledger.now() + SLACK + LEASE;
+        assert_eq!(overdue(late).await, members.iter().map(|member| member.epoch).collect());
+        let sent = ledger.messages(vec!["work".into()], kinds(), 0, 10).await.unwrap();
+        assert_eq!(sent.iter().map(|hint| hint.epoch).collect::<Vec<_>>(), [members[0].epoch, members[1].epoch]);
+        let waiting: i64 = ledger.census(SLACK).await.unwrap().queues.iter().map(|queue| queue.waiting).sum();
+        assert_eq!(waiting, 1);
+        assert!(ledger.late(late, 10).await.unwrap().iter().all(|late| late.hint.epoch != hint.epoch));
+        for member in &members {
+            ended(ledger, member, Verdict::Done).await;
+        }
+        assert_eq!(overdue(late).await, [hint.epoch].into());
+    }
+}
+
+#[tokio::test]
+async fn members_go_with_the_chain_that_waits_for_them() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let which = |key: &str| Which { kind: Some("sync".into()), key: Some(key.into()), owner: None };
+        let part = Which { kind: Some("part".into()), ..Which::default() };
+        let (_, members) = fanned_out(ledger, "a", 2).await;
+        let runs = granted(ledger, &members[0], LEASE).await;
+        assert_eq!(ledger.steer(part, Order::Retire).await.unwrap(), 0, "they are no chains of their own");
+        assert_eq!(ledger.steer(which("a"), Order::Pause).await.unwrap(), 1);
+        let done = end(&members[0], runs.fence, ledger.now(), Next::End, Verdict::Done);
+        assert_eq!(ledger.finish(done).await.unwrap(), applied(None), "they go on while it is paused");
+        assert_eq!(ledger.steer(which("a"), Order::Retire).await.unwrap(), 1);
+        assert_eq!(ledger.claim(ask(&members[1], LEASE)).await.unwrap(), Claim::Idle);
+        // A new epoch has nothing to do with a batch of the one before.
+        let (hint, members) = fanned_out(ledger, "b", 2).await;
+        let runs = granted(ledger, &members[0], LEASE).await;
+        assert_eq!(ledger.steer(which("b"), Order::RecoverAll).await.unwrap(), 1);
+        let done = end(&members[0], runs.fence, ledger.now(), Next::End, Verdict::Done);
+        assert_eq!(ledger.finish(done).await.unwrap(), Finish::Fenced);
+        assert_eq!(ledger.claim(ask(&members[1], LEASE)).await.unwrap(), Claim::Idle);
+        let chain = ledger.chains("sync".into(), "b".into()).await.unwrap().remove(0);
+        assert_eq!((chain.batch, chain.state), ((0, 0), ChainState::Active));
+        assert!(chain.hint.epoch > hint.epoch);
+    }
+}
+
+/// While a chain is paused the last member of its batch ends: it is gathered when it goes on.
+#[tokio::test]
+async fn a_batch_that_ends_while_its_chain_is_paused_is_gathered_afterwards() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let which = Which { kind: Some("sync".into()), key: Some("a".into()), owner: None };
+        let (hint, members) = fanned_out(ledger, "a", 1).await;
+        ledger.steer(which.clone(), Order::Pause).await.unwrap();
+        assert_eq!(ended(ledger, &members[0], Verdict::Done).await, []);
+        ledger.steer(which, Order::Resume).await.unwrap();
+        let kinds = recurring("sync");
+        let found = ledger.overdue("work".into(), kinds, ledger.now() + LEASE, 10).await.unwrap();
+        assert_eq!(found.iter().map(|chain| chain.hint.epoch).collect::<Vec<_>>(), [hint.epoch]);
+        assert_eq!(granted(ledger, &found[0].hint, LEASE).await.batch, Some(Batch { total: 1, failed: 0 }));
+    }
+}
+
+#[tokio::test]
+async fn thousands_of_members_are_one_batch() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let (_, members) = fanned_out(ledger, "a", 3_000).await;
+        assert_eq!(members.len(), 3_000);
+        let epochs: BTreeSet<i64> = members.iter().map(|member| member.epoch).collect();
+        assert_eq!(epochs.len(), 3_000);
+        let chain = ledger.chains("sync".into(), "a".into()).await.unwrap().remove(0);
+        assert_eq!(chain.batch, (3_000, 3_000));
+    }
+}

@@ -1,0 +1,422 @@
+//! When ticks come and whether they start, in virtual time, on the real engine: rhythms, guards,
+//! overlap, misfire, batches, owners, unique jobs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use roundelay::Outcome;
+use roundelay::clock::Time;
+use roundelay::engine::enroll::{Enroller, Entity};
+use roundelay::job::Envelope;
+use roundelay::ledger::{ChainState, Ledger, NewChain, Order, Which};
+use roundelay::outcome::{NewJob, Yield};
+use serde_json::{Value, json};
+
+use crate::virtual_time::{MONDAY, World, chain};
+
+const fn s(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+const HOUR: Duration = s(3_600);
+
+/// The nominal times and starts of a kind's runs, in seconds from the beginning.
+fn starts(world: &World, kind: &str) -> Vec<(u64, u64)> {
+    let secs = |at: Time| at.since(world.begin).as_secs();
+    world.seen(kind).iter().map(|seen| (secs(seen.job.nominal), secs(seen.from))).collect()
+}
+
+/// Each attempt's verdict and what was left out, in order.
+async fn verdicts(world: &World) -> Vec<(String, u32, u32)> {
+    let of = |attempt: roundelay::ledger::AttemptRecord| {
+        (attempt.verdict.unwrap_or_default(), attempt.overlapped, attempt.misfired)
+    };
+    world.attempts().await.into_iter().map(of).collect()
+}
+
+/// A world with one chain `x` of the kind `k`, due after a minute, whose runs take `takes`.
+async fn one(settings: &str, takes: impl Fn(u64) -> (Duration, Outcome) + Send + Sync + 'static) -> World {
+    let config = format!("[queues.q]\n[kinds.k]\nqueue = \"q\"\ntimeout = \"20m\"\n{settings}\n");
+    let mut world = World::new(&config, MONDAY);
+    let runs = AtomicU64::new(0);
+    world.script("k", move |_| takes(runs.fetch_add(1, Ordering::Relaxed)));
+    world.chains(vec![chain("k", "x", "q", MONDAY + s(60))]).await;
+    world.start().await;
+    world
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interval_is_counted_from_finish_start_or_nominal_time() {
+    for (from, expected) in [
+        ("finish", [(60, 60), (130, 130), (200, 200)]),
+        ("start", [(60, 60), (120, 120), (180, 180)]),
+        ("nominal", [(60, 60), (120, 120), (180, 180)]),
+    ] {
+        let mut world = one(&format!("every = \"1m\"\nfrom = \"{from}\""), |_| (s(10), Outcome::Done)).await;
+        world.until(s(215)).await;
+        assert_eq!(starts(&world, "k"), expected, "from {from}");
+        world.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn overlap_skips_buffers_or_cancels() {
+    let takes = |n| (if n == 0 { s(150) } else { s(10) }, Outcome::Done);
+    for (overlap, expected, left_out) in [
+        ("skip", vec![(60, 60), (240, 240)], ("done", 2)),
+        ("buffer-one", vec![(60, 60), (180, 210), (240, 240)], ("done", 1)),
+        // Cut off at its next occurrence, after 5 s of grace.
+        ("cancel-other", vec![(60, 60), (120, 125), (180, 180), (240, 240)], ("cut", 0)),
+    ] {
+        let settings = format!("every = \"1m\"\nfrom = \"nominal\"\noverlap = \"{overlap}\"");
+        let mut world = one(&settings, takes).await;
+        world.until(s(255)).await;
+        assert_eq!(starts(&world, "k"), expected, "{overlap}");
+        let (verdict, overlapped, misfired) = verdicts(&world).await.remove(0);
+        assert_eq!(((verdict.as_str(), overlapped), misfired), (left_out, 0), "{overlap}");
+        world.stop().await;
+    }
+}
+
+/// The worker is away from 2:10 to 7:10.
+#[tokio::test(start_paused = true)]
+async fn misfires_are_skipped_coalesced_or_all_made_up_for() {
+    for (misfire, expected) in [
+        ("misfire = \"skip\"", vec![(60, 60), (120, 120), (480, 480)]),
+        ("misfire = \"coalesce\"", vec![(60, 60), (120, 120), (180, 430), (480, 480)]),
+        (
+            "misfire = \"all\"",
+            vec![(60, 60), (120, 120), (180, 430), (240, 430), (300, 430), (360, 430), (420, 430), (480, 480)],
+        ),
+        ("misfire = \"all\"\nmisfire_window = \"2m\"", vec![(60, 60), (120, 120), (360, 430), (420, 430), (480, 480)]),
+    ] {
+        let settings = format!("every = \"1m\"\nfrom = \"nominal\"\n{misfire}");
+        let mut world = one(&settings, |_| (Duration::ZERO, Outcome::Done)).await;
+        world.until(s(130)).await;
+        world.stop().await;
+        world.until(s(430)).await;
+        world.start().await;
+        world.until(s(500)).await;
+        assert_eq!(starts(&world, "k"), expected, "{misfire}");
+        world.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_outage_has_held_up_is_spread_and_nothing_runs_twice() {
+    let config = "[queues.q]\nconcurrency = 500\n[kinds.k]\nqueue = \"q\"\nevery = \"1m\"\njitter = \"15s\"\nmisfire_spread = \"1m\"\n";
+    let mut world = World::new(config, MONDAY);
+    let due = |n: u64| MONDAY + Duration::from_millis(n * 120);
+    world.chains((0..500).map(|n| chain("k", &n.to_string(), "q", due(n))).collect()).await;
+    world.start().await;
+    world.until(s(120)).await;
+    world.stop().await;
+    world.until(s(420)).await;
+    let before = world.seen("k").len();
+    world.start().await;
+    world.until(s(540)).await;
+    let mut bins = [0; 12];
+    for (_, start) in &starts(&world, "k")[before..] {
+        bins[((start - 420) / 10) as usize] += 1;
+    }
+    let mean = bins.iter().sum::<u64>() / 12;
+    assert!(mean > 70, "{bins:?}: all go on");
+    assert!(bins.iter().all(|bin| *bin < mean * 3 / 2), "{bins:?}: without a burst");
+    let late = verdicts(&world).await.iter().filter(|(verdict, ..)| verdict == "snoozed").count();
+    assert_eq!(late, 500, "each was put off once");
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cooldown_skips_and_says_so() {
+    let mut world = one("cron = \"* * * * *\"\ncooldown = \"90s\"", |_| (s(5), Outcome::Done)).await;
+    world.until(s(310)).await;
+    assert_eq!(starts(&world, "k"), [(60, 60), (180, 180), (300, 300)]);
+    let reasons: Vec<_> = world.attempts().await.into_iter().filter_map(|attempt| attempt.reason).collect();
+    assert_eq!(reasons, ["cooldown: the last run ended 55s ago, and 90s must go by"; 2]);
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_says_when_the_next_is_due_and_hands_something_on() {
+    let next_in = |n| Yield { next_in: Some(s(n)), carry: Some(json!(n)), ..Yield::default() };
+    let settings = "every = \"1h\"\nnext_in = { min = \"30s\", max = \"2m\" }";
+    let mut world =
+        one(settings, move |n| (Duration::ZERO, Outcome::DoneWith(next_in([90, 1, 999][n as usize % 3])))).await;
+    world.until(s(310)).await;
+    assert_eq!(starts(&world, "k").iter().map(|(_, start)| *start).collect::<Vec<_>>(), [60, 150, 180, 300]);
+    let carried: Vec<Value> = world.seen("k").into_iter().map(|seen| seen.job.carry).collect();
+    assert_eq!(carried, [Value::Null, json!(90), json!(1), json!(999)]);
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_too_large_to_hand_on_is_told_and_the_last_stays() {
+    let settings = "every = \"1m\"";
+    let mut world = one(settings, |n| {
+        let carry = if n == 1 { json!("x".repeat(70_000)) } else { json!(n) };
+        (Duration::ZERO, Outcome::DoneWith(Yield { carry: Some(carry), ..Yield::default() }))
+    })
+    .await;
+    world.until(s(190)).await;
+    let carried: Vec<Value> = world.seen("k").into_iter().map(|seen| seen.job.carry).collect();
+    assert_eq!(carried, [Value::Null, json!(0), json!(0)]);
+    let failure = world.ledger.failures(1).await.unwrap().remove(0);
+    assert!(failure.item == "carry" && failure.reason.contains("70002 bytes"), "{failure:?}");
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_comes_once_comes_once() {
+    let mut world = World::new("[queues.q]\n[kinds.k]\nqueue = \"q\"\nat = \"2026-01-05T03:00:00Z\"\n", MONDAY);
+    world.start().await;
+    let mut enroller = Enroller::new(&world.config, world.connections.clone(), "k", None, true).unwrap();
+    enroller.enroll(vec![Entity::new("x", "q", "{}")]).await.unwrap();
+    world.until(HOUR * 24).await;
+    assert_eq!(starts(&world, "k"), [(3 * 3_600, 3 * 3_600)]);
+    let chain = world.ledger.chains("k".into(), "x".into()).await.unwrap().remove(0);
+    assert_eq!(chain.state, ChainState::Retired);
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_chain_may_have_a_schedule_of_its_own() {
+    let mut world = World::new("[queues.q]\n[kinds.k]\nqueue = \"q\"\nevery = \"1h\"\nfrom = \"nominal\"\n", MONDAY);
+    let own = |key: &str, text: &str| NewChain {
+        schedule: Some(roundelay::config::OwnSchedule::from_words(text).unwrap().text()),
+        ..chain("k", key, "q", MONDAY)
+    };
+    world.chains(vec![own("fast", "20m"), own("daily", "0 12 * * *"), chain("k", "usual", "q", MONDAY)]).await;
+    world.start().await;
+    world.until(HOUR * 24 - s(1)).await;
+    let count = |key: &str| world.seen("k").iter().filter(|seen| seen.job.key == key).count();
+    assert_eq!((count("fast"), count("daily"), count("usual")), (72, 2, 24));
+    world.stop().await;
+}
+
+// ---- Batches ----
+
+const BATCH: &str = r#"
+[queues.q]
+[queues.endpoints]
+[kinds.character]
+queue = "q"
+every = "5m"
+[kinds.endpoint]
+queue = "endpoints"
+retry = { attempts = 2, backoff = ["7s"] }
+"#;
+
+fn endpoints(count: usize) -> Outcome {
+    let job = |n: usize| NewJob {
+        kind: "endpoint".into(),
+        key: format!("42/{n}"),
+        payload: json!({ "n": n }),
+        ..NewJob::default()
+    };
+    Outcome::DoneWith(Yield { batch: (0..count).map(job).collect(), ..Yield::default() })
+}
+
+/// A cycle is over when all endpoints have ended, whether they worked or not, and the next one comes
+/// five minutes after that.
+#[tokio::test(start_paused = true)]
+async fn a_cycle_is_over_when_all_its_endpoints_are() {
+    let mut world = World::new(BATCH, MONDAY);
+    world.script("character", |_| (s(1), endpoints(5)));
+    world.script("endpoint", |job| match job.payload["n"].as_u64() {
+        Some(3) => (s(2), Outcome::retry("always")),
+        Some(n) => (s(10 * n), Outcome::Done),
+        None => unreachable!(),
+    });
+    world.chains(vec![chain("character", "42", "q", MONDAY)]).await;
+    world.start().await;
+    world.until(s(400)).await;
+    // 1 s, then the longest endpoint: 40 s; then five minutes.
+    assert_eq!(starts(&world, "character"), [(0, 0), (341, 341)]);
+    assert_eq!(world.seen("endpoint").len(), 12, "four that work and one that is tried twice, two times");
+    let ids: std::collections::BTreeSet<_> = world.seen("endpoint").into_iter().map(|seen| seen.job.id).collect();
+    assert_eq!(ids.len(), 10, "an id of its own for each, the same on every attempt");
+    let gathered: Vec<_> =
+        world.attempts().await.into_iter().filter_map(|a| a.reason).filter(|r| r.contains("batch")).collect();
+    assert_eq!(gathered[0], "batch of 5: 4 done, 1 failed");
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cycle_outlives_a_worker_that_stops_in_the_midst_of_it() {
+    let mut world = World::new(BATCH, MONDAY);
+    world.script("character", |_| (s(1), endpoints(200)));
+    world.script("endpoint", |_| (s(10), Outcome::Done));
+    world.chains(vec![chain("character", "42", "q", MONDAY)]).await;
+    world.start().await;
+    world.until(s(25)).await;
+    world.stop().await;
+    world.until(s(60)).await;
+    world.start().await;
+    world.until(s(700)).await;
+    let keys: std::collections::BTreeSet<_> = world.seen("endpoint").into_iter().map(|seen| seen.job.key).collect();
+    assert_eq!(keys.len(), 200);
+    let done = verdicts(&world).await.iter().filter(|(verdict, ..)| verdict == "fanned_out").count();
+    assert_eq!((starts(&world, "character").len(), done), (2, 2));
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_of_what_cannot_run_is_told_and_the_rest_goes_on() {
+    let mut world = World::new(BATCH, MONDAY);
+    world.script("character", |_| {
+        let job = |kind: &str, key: &str| NewJob { kind: kind.into(), key: key.into(), ..NewJob::default() };
+        let batch = vec![job("endpoint", "a"), job("endpoint", "a"), job("nobody", "b")];
+        (s(1), Outcome::DoneWith(Yield { batch, ..Yield::default() }))
+    });
+    world.chains(vec![chain("character", "42", "q", MONDAY)]).await;
+    world.start().await;
+    world.until(s(20)).await;
+    assert_eq!(world.seen("endpoint").len(), 1);
+    let mut failed: Vec<_> = world.ledger.failures(9).await.unwrap().into_iter().map(|f| (f.item, f.reason)).collect();
+    failed.sort();
+    assert_eq!(failed[0], ("batch endpoint a".into(), "it is in the batch twice".into()));
+    assert_eq!(failed[1].0, "batch nobody b");
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_a_tick_waits_for_a_batch() {
+    let mut world = World::new(BATCH, MONDAY);
+    world.script("endpoint", |_| (s(1), endpoints(2)));
+    world.start().await;
+    world.publish("endpoints", "endpoint", "x", Value::Null).await;
+    world.until(s(20)).await;
+    assert_eq!(world.seen("endpoint").len(), 1);
+    let failure = world.ledger.failures(1).await.unwrap().remove(0);
+    assert_eq!(failure.reason, "only a tick of a chain can wait for a batch");
+    world.stop().await;
+}
+
+// ---- Owners and unique jobs ----
+
+const OWNED: &str = r#"
+[queues.q]
+concurrency = 1
+[kinds.k]
+queue = "q"
+every = "1m"
+unique_for = "1h"
+"#;
+
+fn of(owner: &str) -> Which {
+    Which { owner: Some(owner.into()), ..Which::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_in_a_queue_goes_with_its_owner() {
+    let mut world = World::new(OWNED, MONDAY);
+    world.script("k", |_| (s(5), Outcome::Done));
+    let owned = NewChain { owner: Some("channel".into()), ..chain("k", "poll", "q", MONDAY) };
+    world.chains(vec![owned]).await;
+    world.start().await;
+    world.until(s(1)).await;
+    // They wait for the one that runs.
+    for key in ["a", "b"] {
+        let job = Envelope { owner: Some("channel".into()), ..Envelope::job("k", key, Value::Null, key.into()) };
+        world.publish_envelope("q", &job).await;
+    }
+    world.publish("q", "k", "c", Value::Null).await;
+    world.ledger.steer(of("channel"), Order::Pause).await.unwrap();
+    world.until(s(20)).await;
+    let ran = |world: &World| world.seen("k").into_iter().map(|seen| seen.job.key).collect::<Vec<_>>();
+    assert_eq!(ran(&world), ["poll", "c"]);
+    world.ledger.steer(of("channel"), Order::Resume).await.unwrap();
+    world.until(s(50)).await;
+    assert_eq!(ran(&world)[2..].iter().filter(|key| ["a", "b"].contains(&key.as_str())).count(), 2);
+    world.ledger.steer(of("channel"), Order::Retire).await.unwrap();
+    let job = Envelope { owner: Some("channel".into()), ..Envelope::job("k", "d", Value::Null, "d".into()) };
+    world.publish_envelope("q", &job).await;
+    world.until(s(600)).await;
+    let after = ran(&world);
+    assert!(!after.contains(&"d".to_owned()), "{after:?}");
+    let polls = after.iter().filter(|key| *key == "poll").count();
+    world.until(HOUR).await;
+    assert_eq!(ran(&world).iter().filter(|key| *key == "poll").count(), polls, "its chain has ended");
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_inherit_their_owner() {
+    let config = "[queues.q]\n[kinds.k]\nqueue = \"q\"\nevery = \"1h\"\n[kinds.part]\nqueue = \"q\"\n";
+    let mut world = World::new(config, MONDAY);
+    world.script("k", |_| {
+        let job = |key: &str| NewJob { kind: "part".into(), key: key.into(), ..NewJob::default() };
+        (s(1), Outcome::DoneWith(Yield { jobs: vec![job("spawned")], batch: vec![job("member")], ..Yield::default() }))
+    });
+    world.chains(vec![NewChain { owner: Some("me".into()), ..chain("k", "x", "q", MONDAY) }]).await;
+    world.start().await;
+    world.until(s(10)).await;
+    let mut owners: Vec<_> = world.seen("part").into_iter().map(|seen| (seen.job.key, seen.job.owner)).collect();
+    owners.sort();
+    assert_eq!(owners, [("member".into(), Some("me".to_owned())), ("spawned".into(), Some("me".to_owned()))]);
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn there_is_one_unique_job_of_a_key_until_it_has_ended_or_started() {
+    for (until, expected) in [("finish", vec![0, 0, 40]), ("start", vec![0, 0, 10, 40])] {
+        let config = OWNED.replace("concurrency = 1", "concurrency = 3") + &format!("unique_until = \"{until}\"\n");
+        let mut world = World::new(&config, MONDAY);
+        world.script("k", |_| (s(20), Outcome::Done));
+        world.start().await;
+        let publish = async |world: &World, key: &str, id: Option<&str>| {
+            let envelope =
+                Envelope { id: id.map(Into::into), ..Envelope::job("k", key, Value::Null, String::from("x")) };
+            world.publish_envelope("q", &envelope).await;
+        };
+        publish(&world, "a", Some("1")).await;
+        publish(&world, "b", Some("2")).await;
+        world.until(s(10)).await;
+        publish(&world, "a", Some("3")).await;
+        world.until(s(40)).await;
+        publish(&world, "a", None).await;
+        publish(&world, "a", None).await;
+        world.until(s(41)).await;
+        let mut found: Vec<u64> = starts(&world, "k").into_iter().map(|(_, start)| start).collect();
+        found.sort_unstable();
+        if until == "start" {
+            found.dedup_by(|a, b| *a == 40 && *b == 40);
+        }
+        assert_eq!(found, expected, "until {until}");
+        world.stop().await;
+    }
+}
+
+// ---- The same rule on a fleet ----
+
+/// Cycles spread out by themselves while the upstream is slow, and no burst follows when it is quick
+/// again: the next cycle is counted from the end of the one before.
+#[tokio::test(start_paused = true)]
+async fn under_load_cycles_spread_out_and_do_not_burst_afterwards() {
+    let config = "[queues.q]\nconcurrency = 20\n[kinds.k]\nqueue = \"q\"\nevery = \"5m\"\n";
+    let mut world = World::new(config, MONDAY);
+    let slow = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let now = slow.clone();
+    world.script("k", move |_| (if now.load(Ordering::Relaxed) { s(20) } else { s(1) }, Outcome::Done));
+    let due = |n: u64| MONDAY + s(n);
+    world.chains((0..300).map(|n| chain("k", &n.to_string(), "q", due(n))).collect()).await;
+    world.start().await;
+    world.until(s(900)).await;
+    slow.store(true, Ordering::Relaxed);
+    world.until(s(1_800)).await;
+    slow.store(false, Ordering::Relaxed);
+    world.until(s(4_200)).await;
+    // By the minute: before, about 60; afterwards, never more than the load that it had.
+    let mut minutes = vec![0_u32; 70];
+    for (_, start) in starts(&world, "k") {
+        minutes[(start / 60).min(69) as usize] += 1;
+    }
+    let (before, after) = (&minutes[6..15], &minutes[31..70]);
+    let most = |minutes: &[u32]| *minutes.iter().max().unwrap();
+    assert!(most(before) <= 61, "{minutes:?}");
+    assert!(most(after) <= 75, "no burst: {minutes:?}");
+    assert!(minutes[16..30].iter().all(|count| *count > 40), "and no standstill: {minutes:?}");
+    world.stop().await;
+}

@@ -1,0 +1,147 @@
+//! An engine in virtual time: the real one, on the embedded broker and a ledger in memory, with
+//! handlers that follow a script. Time jumps to the next thing that happens.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use roundelay::broker::embedded::EmbeddedBroker;
+use roundelay::broker::topology::Names;
+use roundelay::broker::{Destination, Message};
+use roundelay::clock::{Clock, Entropy, Time};
+use roundelay::config::LedgerUrl;
+use roundelay::engine::Connections;
+use roundelay::job::{Envelope, Job};
+use roundelay::ledger::sqlite::SqliteLedger;
+use roundelay::ledger::{AttemptRecord, Enrolled, Ledger, NewChain};
+use roundelay::{Config, Engine, Outcome};
+use serde_json::Value;
+use tokio::task::JoinHandle;
+use tokio::time::sleep_until;
+use tokio_util::sync::CancellationToken;
+
+/// When virtual time begins, unless a test says otherwise: a Monday, at midnight UTC.
+pub const MONDAY: Time = Time::from_millis(1_767_571_200_000);
+
+/// A run of a handler, as it was seen.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub job: Job,
+    pub from: Time,
+    /// `None` while it runs, or when it was aborted.
+    pub to: Option<Time>,
+}
+
+/// What a handler does: how long it takes, and what it says then.
+pub type Script = Box<dyn Fn(&Job) -> (Duration, Outcome) + Send + Sync>;
+
+/// The world. Tests that use it begin with `#[tokio::test(start_paused = true)]`.
+pub struct World {
+    pub config: Config,
+    pub connections: Connections,
+    pub begin: Time,
+    pub ledger: Arc<SqliteLedger>,
+    seen: Arc<Mutex<Vec<Seen>>>,
+    started: tokio::time::Instant,
+    engine: Option<(CancellationToken, JoinHandle<()>)>,
+    scripts: BTreeMap<String, Arc<Script>>,
+}
+
+impl World {
+    /// A world with this configuration, in which nothing runs yet.
+    pub fn new(config: &str, begin: Time) -> Self {
+        let text = format!("ledger.url = \"sqlite://:memory:\"\n{config}");
+        let config = Config::parse(&text, "the test's configuration", []).unwrap_or_else(|error| panic!("{error}"));
+        let clock = Clock::starting_at(begin);
+        let entropy = Entropy::seeded(7);
+        let ledger = Arc::new(SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &entropy).unwrap());
+        let broker = Arc::new(EmbeddedBroker::new(Names::new(&config.broker.prefix)));
+        let connections = Connections { broker, ledger: ledger.clone(), clock, entropy };
+        let (seen, started) = (Arc::default(), tokio::time::Instant::now());
+        Self { config, connections, begin, ledger, seen, started, engine: None, scripts: BTreeMap::new() }
+    }
+
+    /// What the handler of a kind does. Others end at once, and well.
+    pub fn script(&mut self, kind: &str, script: impl Fn(&Job) -> (Duration, Outcome) + Send + Sync + 'static) {
+        self.scripts.insert(kind.into(), Arc::new(Box::new(script)));
+    }
+
+    /// Begins chains, before the engine starts.
+    pub async fn chains(&self, chains: Vec<NewChain>) {
+        for enrolled in self.ledger.enroll(chains).await.unwrap() {
+            assert!(matches!(enrolled, Enrolled::Created(_)), "{enrolled:?}");
+        }
+    }
+
+    /// A worker.
+    pub async fn start(&mut self) {
+        self.connections.broker.apply(&self.config.topology()).await.unwrap();
+        let mut engine = Engine::new(self.config.clone()).connections(self.connections.clone());
+        for kind in self.config.kinds.keys() {
+            let (seen, ledger, script) = (self.seen.clone(), self.ledger.clone(), self.scripts.get(kind).cloned());
+            engine = engine.handler(kind, move |job: Job| {
+                let (takes, outcome) = script.as_ref().map_or((Duration::ZERO, Outcome::Done), |script| script(&job));
+                let number = {
+                    let mut seen = seen.lock().unwrap();
+                    seen.push(Seen { job, from: ledger.now(), to: None });
+                    seen.len() - 1
+                };
+                let (seen, ledger) = (seen.clone(), ledger.clone());
+                async move {
+                    tokio::time::sleep(takes).await;
+                    seen.lock().unwrap()[number].to = Some(ledger.now());
+                    outcome
+                }
+            });
+        }
+        let (stop, ready) = (CancellationToken::new(), engine.ready());
+        let run = engine.run(stop.clone());
+        self.engine = Some((stop, tokio::spawn(async move { run.await.unwrap() })));
+        ready.wait().await;
+    }
+
+    /// Stops the worker in good order.
+    pub async fn stop(&mut self) {
+        if let Some((stop, engine)) = self.engine.take() {
+            stop.cancel();
+            engine.await.unwrap();
+        }
+    }
+
+    /// Lets time go on to this long after the beginning.
+    pub async fn until(&self, after: Duration) {
+        sleep_until(self.started + after).await;
+    }
+
+    /// Publishes a one-off job, as a program in any language does.
+    pub async fn publish(&self, queue: &str, kind: &str, key: &str, payload: Value) {
+        self.publish_envelope(queue, &Envelope::job(kind, key, payload, format!("{kind}-{key}"))).await;
+    }
+
+    pub async fn publish_envelope(&self, queue: &str, envelope: &Envelope) {
+        let message = Message::new(Destination::Queue(queue.into()), envelope);
+        self.connections.broker.publish(message).await.unwrap();
+    }
+
+    /// What has run so far, in order.
+    pub fn seen(&self, kind: &str) -> Vec<Seen> {
+        self.seen.lock().unwrap().iter().filter(|seen| seen.job.kind == kind).cloned().collect()
+    }
+
+    /// The records of attempts, in order.
+    pub async fn attempts(&self) -> Vec<AttemptRecord> {
+        self.ledger.attempts(0, u32::MAX).await.unwrap()
+    }
+
+    /// Minutes and seconds since the beginning, as `mm:ss`.
+    pub fn mmss(&self, at: Time) -> String {
+        let secs = at.since(self.begin).as_secs();
+        assert_eq!(at.since(self.begin).subsec_millis(), 0, "{at} is a whole second");
+        format!("{:02}:{:02}", secs / 60, secs % 60)
+    }
+}
+
+/// A chain that is due then.
+pub fn chain(kind: &str, key: &str, queue: &str, due: Time) -> NewChain {
+    NewChain { kind: kind.into(), queue: queue.into(), ..crate::harness::chain(key, due) }
+}
