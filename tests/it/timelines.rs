@@ -101,7 +101,7 @@ async fn a_full_queue() {
 
 #[tokio::test(start_paused = true)]
 async fn late_first_and_early_second() {
-    let mut world = world(&[(5, 90), (60, 25), (100, 53), (150, 30)], &[3, 3], 180).await;
+    let mut world = world(&[(5, 90), (60, 25), (100, 53), (155, 30)], &[3, 3], 180).await;
     assert_eq!(
         events(&world).await,
         [
