@@ -3,8 +3,10 @@
 
 use std::time::Duration;
 
+use roundelay::broker::{Destination, Message};
 use roundelay::engine::enroll::{Enroller, RunOnce};
 use roundelay::engine::{Connections, StartError};
+use roundelay::job::Envelope;
 use roundelay::ledger::{ChainState, FailedItem, Order, Which};
 use roundelay::outcome::{NewJob, Yield};
 use roundelay::telemetry::Count;
@@ -39,6 +41,27 @@ on_all!(jobs_that_a_run_asks_for_run_once_and_what_failed_is_kept);
 on_all!(a_run_beside_the_rotation_leaves_it_alone_and_there_is_one_at_a_time);
 on_all!(a_paused_chain_waits_and_goes_on_at_once_when_it_is_resumed);
 on_all!(a_chain_that_began_anew_ends_the_run_of_its_former_self);
+
+#[tokio::test]
+async fn unique_jobs_that_bring_no_id_are_one_all_the_same() {
+    let ground = Ground::rabbit().await;
+    let mut engine = Watched::start(&ground, &format!("{CONFIG}unique_for = \"1h\"\n")).await;
+    let publish = async || {
+        let envelope = Envelope { id: None, ..Envelope::job("other", "x", Value::Null, String::new()) };
+        engine.broker().publish(Message::new(Destination::Queue("side".into()), &envelope)).await.unwrap();
+    };
+    publish().await;
+    publish().await;
+    until("one is dropped", async || engine.telemetry.get(Count::Dropped) == 1).await;
+    let run = engine.next().await;
+    assert!(!run.job.id.is_empty());
+    run.end(Outcome::Done);
+    until("it is done", async || engine.telemetry.get(Count::Done) == 1).await;
+    let envelope = Envelope { id: None, ..Envelope::job("other", "x", Value::Null, String::new()) };
+    engine.broker().publish(Message::new(Destination::Queue("side".into()), &envelope)).await.unwrap();
+    engine.next().await.end(Outcome::Done);
+    engine.stop().await;
+}
 
 mod run {
     use super::*;

@@ -205,6 +205,7 @@ queue = "q"
 every = "5m"
 [kinds.endpoint]
 queue = "endpoints"
+timeout = "1m"
 retry = { attempts = 2, backoff = ["7s"] }
 "#;
 
@@ -320,9 +321,9 @@ async fn what_waits_in_a_queue_goes_with_its_owner() {
     // They wait for the one that runs.
     for key in ["a", "b"] {
         let job = Envelope { owner: Some("channel".into()), ..Envelope::job("k", key, Value::Null, key.into()) };
-        world.publish_envelope("q", &job).await;
+        world.keep("q", job).await;
     }
-    world.publish("q", "k", "c", Value::Null).await;
+    world.keep("q", Envelope::job("k", "c", Value::Null, "c".into())).await;
     world.ledger.steer(of("channel"), Order::Pause).await.unwrap();
     world.until(s(20)).await;
     let ran = |world: &World| world.seen("k").into_iter().map(|seen| seen.job.key).collect::<Vec<_>>();
@@ -332,7 +333,7 @@ async fn what_waits_in_a_queue_goes_with_its_owner() {
     assert_eq!(ran(&world)[2..].iter().filter(|key| ["a", "b"].contains(&key.as_str())).count(), 2);
     world.ledger.steer(of("channel"), Order::Retire).await.unwrap();
     let job = Envelope { owner: Some("channel".into()), ..Envelope::job("k", "d", Value::Null, "d".into()) };
-    world.publish_envelope("q", &job).await;
+    world.keep("q", job).await;
     world.until(s(600)).await;
     let after = ran(&world);
     assert!(!after.contains(&"d".to_owned()), "{after:?}");
@@ -366,25 +367,12 @@ async fn there_is_one_unique_job_of_a_key_until_it_has_ended_or_started() {
         let mut world = World::new(&config, MONDAY);
         world.script("k", |_| (s(20), Outcome::Done));
         world.start().await;
-        let publish = async |world: &World, key: &str, id: Option<&str>| {
-            let envelope =
-                Envelope { id: id.map(Into::into), ..Envelope::job("k", key, Value::Null, String::from("x")) };
-            world.publish_envelope("q", &envelope).await;
-        };
-        publish(&world, "a", Some("1")).await;
-        publish(&world, "b", Some("2")).await;
-        world.until(s(10)).await;
-        publish(&world, "a", Some("3")).await;
-        world.until(s(40)).await;
-        publish(&world, "a", None).await;
-        publish(&world, "a", None).await;
-        world.until(s(41)).await;
-        let mut found: Vec<u64> = starts(&world, "k").into_iter().map(|(_, start)| start).collect();
-        found.sort_unstable();
-        if until == "start" {
-            found.dedup_by(|a, b| *a == 40 && *b == 40);
+        for (at, key, id) in [(0, "a", "1"), (0, "b", "2"), (10, "a", "3"), (40, "a", "4")] {
+            world.until(s(at)).await;
+            world.publish_envelope("q", &Envelope::job("k", key, Value::Null, id.into())).await;
         }
-        assert_eq!(found, expected, "until {until}");
+        world.until(s(70)).await;
+        assert_eq!(starts(&world, "k").into_iter().map(|(_, start)| start).collect::<Vec<_>>(), expected, "{until}");
         world.stop().await;
     }
 }
@@ -417,6 +405,6 @@ async fn under_load_cycles_spread_out_and_do_not_burst_afterwards() {
     let most = |minutes: &[u32]| *minutes.iter().max().unwrap();
     assert!(most(before) <= 61, "{minutes:?}");
     assert!(most(after) <= 75, "no burst: {minutes:?}");
-    assert!(minutes[16..30].iter().all(|count| *count > 40), "and no standstill: {minutes:?}");
+    assert!(minutes[16..30].iter().all(|count| *count >= 40), "and no standstill: {minutes:?}");
     world.stop().await;
 }

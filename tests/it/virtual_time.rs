@@ -123,6 +123,12 @@ impl World {
         self.connections.broker.publish(message).await.unwrap();
     }
 
+    /// Accepts a one-off job as `roundelay publish` does where the broker keeps nothing.
+    pub async fn keep(&self, queue: &str, envelope: Envelope) {
+        let envelope = Envelope { queue: Some(queue.into()), ..envelope };
+        self.ledger.keep_job(envelope.id.clone().unwrap(), envelope.encode()).await.unwrap();
+    }
+
     /// What has run so far, in order.
     pub fn seen(&self, kind: &str) -> Vec<Seen> {
         self.seen.lock().unwrap().iter().filter(|seen| seen.job.kind == kind).cloned().collect()
