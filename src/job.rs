@@ -146,7 +146,7 @@ pub enum BadMessage {
     UnknownQueue(String),
     /// A hint for a kind that has no chains.
     #[error(
-        "kind `{0}` has no `every` in the configuration, so it has no chains; the chain waits in the ledger until it has"
+        "kind `{0}` has no schedule in the configuration, so it has no chains; the chain waits in the ledger until it has"
     )]
     NoChains(String),
     /// The hint names an epoch that belongs to another chain.

@@ -116,6 +116,8 @@ impl Core {
             }
             (None, Some(batch)) => {
                 drop(permit);
+                // The run that asked for it ends only now.
+                ran = true;
                 (grant.at, outcome::gathered(course(grant.last_start, grant.at), batch))
             }
             (None, None) => {

@@ -10,6 +10,8 @@ mod chaos_parts;
 mod cli;
 mod crash;
 mod end_to_end;
+mod examples;
+mod flatness;
 mod foreign_clients;
 mod handlers;
 mod harness;

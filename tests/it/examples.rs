@@ -1,0 +1,123 @@
+//! The example configurations: each is right, and does what it says.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use roundelay::Config;
+use roundelay::clock::Time;
+use roundelay::engine::enroll::{Enroller, Entity};
+
+use crate::virtual_time::World;
+
+const EXAMPLES: [(&str, &str); 5] = [
+    ("characters", include_str!("../../examples/characters.toml")),
+    ("missions", include_str!("../../examples/missions.toml")),
+    ("channels", include_str!("../../examples/channels.toml")),
+    ("trading", include_str!("../../examples/trading.toml")),
+    ("appstore", include_str!("../../examples/appstore.toml")),
+];
+
+#[test]
+fn every_example_is_right() {
+    for (name, text) in EXAMPLES {
+        let config = Config::parse(text, name, []).unwrap_or_else(|error| panic!("{error}"));
+        assert!(config.kinds.values().any(|kind| kind.recurrence.is_some()), "{name}");
+    }
+}
+
+/// The numbers of the app store's limits, and that they can be set from outside.
+#[test]
+fn the_app_stores_have_their_rates() {
+    let text = EXAMPLES[4].1;
+    let config = Config::parse(text, "appstore", []).unwrap();
+    let queues: Vec<&str> = config.queues.keys().map(String::as_str).collect();
+    assert_eq!(
+        queues,
+        [
+            "charts-android",
+            "charts-ios",
+            "default",
+            "sync-on-demand-android",
+            "sync-on-demand-ios",
+            "sync-tracked-android",
+            "sync-tracked-ios"
+        ]
+    );
+    let rate = |config: &Config, name: &str| (config.throttles[name].allow, config.throttles[name].per.as_secs());
+    let rates = ["sync-ios", "sync-android", "charts-ios", "charts-android"].map(|name| rate(&config, name));
+    assert_eq!(rates, [(5, 60), (5, 60), (24, 60), (37, 60)]);
+    for platform in ["ios", "android"] {
+        let throttle = |queue: &str| config.queues[&format!("{queue}-{platform}")].throttle.clone();
+        assert_eq!(throttle("sync-tracked"), throttle("sync-on-demand"));
+    }
+    let outside = [("ROUNDELAY__THROTTLES__SYNC_IOS__ALLOW".to_owned(), "10".to_owned())];
+    let config = Config::parse(text, "appstore", outside).unwrap();
+    assert_eq!(rate(&config, "sync-ios"), (10, 60));
+}
+
+fn time(text: &str) -> Time {
+    Time::from_millis(text.parse::<Timestamp>().unwrap().as_millisecond())
+}
+
+/// How often each command started within `[from, from + hours)`.
+async fn day_of_trading(from: &str, hours: u64) -> BTreeMap<String, usize> {
+    let config = EXAMPLES[3].1.replace("[ledger]\nurl = \"sqlite://trading.db\"\n", "");
+    // A little before, so that what is due at midnight is among it.
+    let lead = Duration::from_secs(30);
+    let midnight = time(from);
+    let mut world = World::new(&config, midnight - lead);
+    for kind in world.config.kinds.keys().cloned().collect::<Vec<_>>() {
+        world.script(&kind, |_| (Duration::from_secs(1), roundelay::Outcome::Done));
+    }
+    world.start().await;
+    for (kind, settings) in world.config.kinds.clone() {
+        if settings.recurrence.is_some() {
+            let mut enroller = Enroller::new(&world.config, world.connections.clone(), &kind, None, true).unwrap();
+            let keys = if kind == "store-balances" { ["binance", "kraken"].as_slice() } else { ["-"].as_slice() };
+            let entities = keys.iter().map(|key| Entity::new(*key, "trading", "{}")).collect();
+            enroller.enroll(entities).await.unwrap();
+        }
+    }
+    let day = Duration::from_secs(3_600 * hours);
+    world.until(lead + day + Duration::from_secs(10)).await;
+    world.stop().await;
+    let mut counts = BTreeMap::new();
+    for kind in world.config.kinds.keys() {
+        let within = |at: Time| at >= midnight && at < midnight + day;
+        let count = world.seen(kind).iter().filter(|seen| within(seen.from)).count();
+        counts.insert(kind.clone(), count);
+    }
+    let other: Vec<_> = world.attempts().await.into_iter().filter(|a| a.verdict.as_deref() != Some("done")).collect();
+    assert!(other.is_empty(), "{other:?}");
+    counts
+}
+
+/// A day of the table, one of 23 hours and one of 25.
+#[tokio::test(start_paused = true)]
+async fn a_day_of_trading_fires_exactly_as_often_as_the_table_says() {
+    for (from, hours) in [("2026-05-31T22:00:00Z", 24), ("2026-03-28T23:00:00Z", 23), ("2026-10-24T22:00:00Z", 25)] {
+        let counts = day_of_trading(from, hours).await;
+        let hourly = hours as usize;
+        let expected = [
+            ("recover-stale", hourly * 60),
+            ("sync-orders", hourly * 12),
+            ("refresh-listen-keys", hourly * 60),
+            ("create-positions", hourly * 20),
+            ("fetch-klines", hourly * 12),
+            ("fetch-klines-1h", hourly),
+            ("fetch-klines-4h", 6),
+            ("fetch-klines-12h", 2),
+            ("store-balances", 2 * hourly * 12),
+            ("refresh-exchange-symbols", hourly),
+            ("conclude-symbols-direction", hourly),
+            ("disable-volatile-tokens", hourly),
+            ("purge-candles", 1),
+            ("purge-model-logs", 1),
+            ("archive-steps", 1),
+            ("refresh-symbol", 0),
+        ];
+        let expected: BTreeMap<String, usize> = expected.map(|(kind, count)| (kind.to_owned(), count)).into();
+        assert_eq!(counts, expected, "{hours} hours from {from}");
+    }
+}
