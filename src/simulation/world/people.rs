@@ -44,7 +44,7 @@ impl World {
     }
 
     pub(super) async fn enroll_all(&mut self) {
-        for kind in ["quick", "steady", "long"] {
+        for kind in self.config.kinds.keys().filter(|kind| CHAINS.iter().any(|(of, ..)| of == kind)) {
             let entities = CHAINS.iter().filter(|chain| chain.0 == kind);
             let entities = entities.map(|(_, queue, key)| entity(key, queue, 0)).collect();
             let enroller = Enroller::new(&self.config, self.operator(), kind, None, true);
