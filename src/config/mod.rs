@@ -7,6 +7,7 @@
 //! `roundelay.example.toml` documents every setting with its default; a test holds it to this.
 
 mod check;
+mod model;
 mod raw;
 mod read;
 mod recurrence;
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use check::listen_address;
+pub use model::{ModelSettings, SlowSpell};
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
 
 use crate::broker::topology::{Names, Topology};
@@ -219,6 +221,8 @@ pub struct Unique {
     pub window: Duration,
     /// Only until it starts; else until it has ended.
     pub until_start: bool,
+    /// What `simulate` takes its handler for; workers do not look at it.
+    pub model: ModelSettings,
 }
 
 /// When a tick may be claimed from a worker that holds it.
