@@ -14,21 +14,21 @@ use crate::clock::Time;
 
 /// Ages of one kind's entities.
 pub(super) struct Ages {
-    /// Distances between successes, in milliseconds.
-    distances: Histogram<u64>,
+    /// Distances between successes.
+    distances: Lengths,
     /// The last success of each entity, by its chain's epoch.
     last: HashMap<i64, Time>,
 }
 
 impl Ages {
     pub fn new() -> Self {
-        Self { distances: milliseconds(), last: HashMap::new() }
+        Self { distances: Lengths::new(), last: HashMap::new() }
     }
 
     /// A run of the chain with this epoch has worked.
     pub fn success(&mut self, epoch: i64, at: Time) {
         if let Some(before) = self.last.insert(epoch, at) {
-            record(&mut self.distances, at.since(before));
+            self.distances.record(at.since(before), 1);
         }
     }
 
@@ -41,28 +41,42 @@ impl Ages {
     /// none is as old as the whole simulation, of length `length`.
     pub fn summary(&self, entities: u64, end: Time, length: Duration) -> Quantiles {
         let mut distances = self.distances.clone();
-        self.last.values().for_each(|last| record(&mut distances, end.since(*last)));
-        for _ in 0..self.never(entities).min(1) {
-            let length = u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
-            let _ = distances.record_n(length.min(distances.high()), self.never(entities));
-        }
-        let seconds = |ms: f64| (ms.round()) / 1_000.0;
-        Quantiles {
-            p50: seconds(quantile(&distances, 0.50)),
-            p99: seconds(quantile(&distances, 0.99)),
-            max: distances.max() as f64 / 1_000.0,
-        }
+        self.last.values().for_each(|last| distances.record(end.since(*last), 1));
+        distances.record(length, self.never(entities));
+        let max = distances.max.as_secs_f64();
+        let seconds = |q| ((quantile(&distances.histogram, q)).round() / 1_000.0).min(max);
+        Quantiles { p50: seconds(0.50), p99: seconds(0.99), max }
     }
 }
 
-/// A histogram of milliseconds, up to ten years, with three digits.
-pub(super) fn milliseconds() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 10 * 366 * 86_400_000, 3).expect("constant bounds in range")
+/// Lengths of time, up to ten years, to three digits; the longest is exact.
+#[derive(Clone)]
+pub(super) struct Lengths {
+    /// In milliseconds.
+    histogram: Histogram<u64>,
+    max: Duration,
 }
 
-/// Notes a duration.
-pub(super) fn record(histogram: &mut Histogram<u64>, duration: Duration) {
-    histogram.saturating_record(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
+impl Lengths {
+    pub fn new() -> Self {
+        let histogram = Histogram::new_with_bounds(1, 10 * 366 * 86_400_000, 3).expect("constant bounds in range");
+        Self { histogram, max: Duration::ZERO }
+    }
+
+    /// So many of this length.
+    pub fn record(&mut self, length: Duration, count: u64) {
+        if count > 0 {
+            self.histogram.saturating_record_n(u64::try_from(length.as_millis()).unwrap_or(u64::MAX), count);
+            self.max = self.max.max(length);
+        }
+    }
+
+    /// In milliseconds.
+    pub fn quantiles(&self) -> Quantiles {
+        let max = self.max.as_millis() as f64;
+        let at = |q| (self.histogram.value_at_quantile(q) as f64).min(max);
+        Quantiles { p50: at(0.50), p99: at(0.99), max }
+    }
 }
 
 /// The age that the share `q` of all moments stays below, when ages grow from nothing to each of
@@ -99,7 +113,7 @@ mod tests {
         assert!(both.max == 600.0 && (both.p99 - 588.0).abs() < 1.0, "{both:?}");
         // A third has none at all.
         assert_eq!(ages.never(3), 1);
-        assert!((ages.summary(3, at(600), Duration::from_secs(900)).max - 900.0).abs() < 1.0);
+        assert_eq!(ages.summary(3, at(600), Duration::from_secs(900)).max, 900.0);
         assert_eq!(Ages::new().summary(0, at(600), Duration::from_secs(600)).max, 0.0);
     }
 }

@@ -101,7 +101,8 @@ pub(super) fn warnings(plan: &Plan) -> Vec<String> {
         }
         let late = model.beyond(kind.timeout);
         if late >= 0.000_5 {
-            let share = if late < 0.01 { format!("{:.2} %", late * 100.0) } else { format!("{:.0} %", late * 100.0) };
+            let share =
+                if late < 0.009_5 { format!("{:.2} %", late * 100.0) } else { format!("{:.0} %", late * 100.0) };
             warnings.push(format!(
                 "{name}: {share} of its runs take longer than its timeout of {}, and count as failed",
                 spoken(kind.timeout)
@@ -262,7 +263,7 @@ mod tests {
         assert_eq!(
             two,
             ["2 chains of hot every 1 min and 600 chains of sync every 1 h need 12/min; the throttle `store` allows \
-                 5/min: each of hot will run as it should and each of sync will run every 3.32 h"]
+                 5/min: each of hot will run as it should and each of sync will run every 3.33 h"]
         );
         let starved = warned(SHARED, &[("sync", 600), ("hot", 60)], 1);
         assert!(

@@ -4,10 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use hdrhistogram::Histogram;
 use tokio::time::sleep;
 
-use super::ages::{Ages, milliseconds, record};
+use super::ages::{Ages, Lengths};
 use super::model::Model;
 use super::pace::Pace;
 use crate::clock::{Clock, Entropy, Time};
@@ -28,8 +27,8 @@ pub(super) struct Noted {
     pub starts: u64,
     /// Of these, first attempts at a tick.
     pub firsts: u64,
-    /// How long after their due time first attempts started, in milliseconds.
-    pub late: Histogram<u64>,
+    /// How long after their due time first attempts started.
+    pub late: Lengths,
     pub ages: Ages,
     pub pace: Pace,
     /// Handlers that run now.
@@ -50,7 +49,7 @@ pub(super) struct Recorder {
 
 impl Recorder {
     pub fn new(span: Span, clock: Clock, model: Model, dice: Entropy, pace: Pace, all: Arc<Mutex<Pace>>) -> Self {
-        let noted = Noted { starts: 0, firsts: 0, late: milliseconds(), ages: Ages::new(), pace, running: 0 };
+        let noted = Noted { starts: 0, firsts: 0, late: Lengths::new(), ages: Ages::new(), pace, running: 0 };
         Self { span, clock, model: Arc::new(model), dice, noted: Arc::new(Mutex::new(noted)), all }
     }
 
@@ -72,7 +71,7 @@ impl Recorder {
         // A further attempt waits for its backoff, and is not late for that.
         if job.attempt == 1 {
             noted.firsts += 1;
-            record(&mut noted.late, now.since(job.nominal));
+            noted.late.record(now.since(job.nominal), 1);
         }
         self.all.lock().unwrap_or_else(PoisonError::into_inner).start(at);
         at

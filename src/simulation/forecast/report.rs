@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use super::Plan;
@@ -130,7 +129,7 @@ pub(super) fn make(plan: &Plan, seen: &Seen<'_>) -> Report {
             skipped: ended.count("skipped"),
             failed: ended.count("failed"),
             retried: ended.count("retried"),
-            late_ms: quantiles(&noted.late),
+            late_ms: noted.late.quantiles(),
             freshness_s: noted.ages.summary(chains, seen.span.end, plan.length),
             never: noted.ages.never(chains),
             backlog: seen.waiting.get(name).copied().unwrap_or_default(),
@@ -193,14 +192,6 @@ fn judged(plan: &Plan, name: &str, report: &KindReport, firsts: u64, ended: &Ver
         warnings.push(format!("{name}: not everything that was due ran: {}", list(&reasons)));
     }
     warnings
-}
-
-fn quantiles(histogram: &Histogram<u64>) -> Quantiles {
-    Quantiles {
-        p50: histogram.value_at_quantile(0.50) as f64,
-        p99: histogram.value_at_quantile(0.99) as f64,
-        max: histogram.max() as f64,
-    }
 }
 
 /// To three decimals: more would be noise.

@@ -47,22 +47,29 @@ fn write_report(report: &Report, out: &mut String) -> std::fmt::Result {
         let name = short(name);
         writeln!(out, "{name:<names$} {chains:>9} {starts:>11} {dropped:>8} {skipped:>8} {failed:>8} {backlog:>9}")?;
     }
-    writeln!(out, "\n{:<names$} {:<25} {:<25} {:>8}", "kind", "late p50, p99, max", "age p50, p99, max", "peak")?;
+    writeln!(
+        out,
+        "\n{:<names$} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}",
+        "kind", "late p50", "p99", "max", "age p50", "p99", "max", "peak"
+    )?;
     for (name, kind) in &report.kinds {
-        let (name, late, age) = (short(name), three(kind.late_ms, 0.001), three(kind.freshness_s, 1.0));
+        let (late, age) = (three(kind.late_ms, 0.001), three(kind.freshness_s, 1.0));
         let peak = kind.peak_to_mean.map_or("-".into(), figure);
-        writeln!(out, "{name:<names$} {late:<25} {age:<25} {peak:>8}")?;
+        writeln!(out, "{:<names$} {late} {age} {peak:>6}", short(name))?;
     }
-    for (name, kind) in report.kinds.iter().filter(|(_, kind)| !kind.reasons.is_empty()) {
-        let reasons: Vec<String> = kind.reasons.iter().map(|(reason, n)| format!("{reason} {}", grouped(*n))).collect();
-        writeln!(out, "\n{name}: {}", reasons.join(", "))?;
+    for (name, kind) in &report.kinds {
+        for (reason, count) in &kind.reasons {
+            writeln!(out, "{:<names$} {:>9} {reason}", short(name), grouped(*count))?;
+        }
     }
     writeln!(out, "\n{}", chart(report))?;
     let peak = report.peak_to_mean.map_or("-".into(), figure);
-    writeln!(out, "peak to mean {peak}: the busiest second by the mean, after the first period of each kind")?;
-    let longest = report.longest_queues.iter().max_by_key(|(_, most)| **most).filter(|(_, most)| **most > 0);
-    let longest = longest.map_or(String::new(), |(queue, most)| format!("; at most {} on `{queue}`", grouped(*most)));
-    write!(out, "backlog {}: chains that are due at the end and do not run{longest}", grouped(report.backlog))
+    writeln!(out, "peak to mean {peak}, of all, after the first period of each kind")?;
+    write!(out, "backlog {}: chains that are due at the end and do not run", grouped(report.backlog))?;
+    for (queue, most) in report.longest_queues.iter().filter(|(_, most)| **most > 0) {
+        write!(out, "\n{:>9} messages waited on the queue {queue} at most", grouped(*most))?;
+    }
+    Ok(())
 }
 
 /// Starts per second over time, as blocks.
@@ -95,8 +102,8 @@ fn chart(report: &Report) -> String {
 pub(super) fn clock(at: Time, length: Duration) -> String {
     let text = at.to_string();
     let part = match length.as_secs() {
-        ..=7_200 => text.get(11..19),
-        ..=172_800 => text.get(11..16),
+        0..=7_200 => text.get(11..19),
+        7_201..=172_800 => text.get(11..16),
         _ => text.get(5..16),
     };
     part.unwrap_or(&text).replace('T', " ")
@@ -104,7 +111,7 @@ pub(super) fn clock(at: Time, length: Duration) -> String {
 
 fn three(quantiles: Quantiles, seconds: f64) -> String {
     let Quantiles { p50, p99, max } = quantiles;
-    [p50, p99, max].map(|value| spoken_seconds(value * seconds)).join(", ")
+    [p50, p99, max].map(|value| format!("{:>8}", spoken_seconds(value * seconds).replace("days", "d"))).join(" ")
 }
 
 fn short(name: &str) -> String {
