@@ -48,7 +48,7 @@ pub struct Forecast {
     /// How many workers there are.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1_000), requires = "config")]
     workers: u16,
-    /// Spread the first ticks over this long, in place of each kind's `every`; 0s for all at once.
+    /// Spread the first ticks over this long, in place of each kind's interval; 0s for all at once.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, requires = "config")]
     spread: Option<Duration>,
     /// Kill all workers, and start them again: from and to, counted from the beginning, as in
@@ -141,8 +141,11 @@ impl Forecast {
             return Population::listed(config, name, entities).map(Some).map_err(Error::msg);
         }
         let known = asked.or(kind.model.chains);
-        if kind.every.is_none() {
-            ensure!(known.is_none(), "kinds.{name} has no `every`, so it has no chains to simulate");
+        if kind.recurrence.is_none() {
+            ensure!(
+                known.is_none(),
+                "kinds.{name} has none of `every`, `cron` and `at`, so it has no chains to simulate"
+            );
             assumed.push(format!("{name}: it has no chains, only jobs that somebody publishes; these are left out"));
             return Ok(None);
         }

@@ -212,6 +212,8 @@ pub struct KindSettings {
     pub roster_owner: Option<String>,
     /// Likewise for a schedule of the chain's own: see [`OwnSchedule`].
     pub roster_schedule: Option<String>,
+    /// What `simulate` takes its handler for; workers do not look at it.
+    pub model: ModelSettings,
 }
 
 /// For how long a one-off job is the only one of its kind and key.
@@ -221,8 +223,6 @@ pub struct Unique {
     pub window: Duration,
     /// Only until it starts; else until it has ended.
     pub until_start: bool,
-    /// What `simulate` takes its handler for; workers do not look at it.
-    pub model: ModelSettings,
 }
 
 /// When a tick may be claimed from a worker that holds it.

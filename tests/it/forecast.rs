@@ -18,7 +18,10 @@ model = { chains = 1, duration = "1s" }
 
 /// `roundelay simulate --config FILE --from 2026-01-01 REST…`
 async fn simulate(config: &Path, rest: &[&str]) -> Output {
-    let mut arguments = vec!["simulate", "--config", config.to_str().unwrap(), "--from", "2026-01-01"];
+    let mut arguments = vec!["simulate", "--config", config.to_str().unwrap()];
+    if !rest.contains(&"--from") {
+        arguments.extend(["--from", "2026-01-01"]);
+    }
     arguments.extend(rest);
     let output = roundelay(&arguments).await;
     assert_eq!(output.code, Some(0), "{output:?}");
@@ -47,6 +50,52 @@ async fn the_counts_are_exact_and_the_end_is_not_part_of_it() {
     // One start a minute: the busiest second has one, the mean is a sixtieth of it.
     let report = simulate(&config, &["--for", "60m", "--spread", "0s", "--json"]).await.json();
     assert!((report["peak_to_mean"].as_f64().unwrap() - 60.0).abs() < 0.1, "{report}");
+}
+
+#[tokio::test]
+async fn calendars_and_fixed_rates_count_exactly_and_what_is_left_out_has_its_reason() {
+    let ground = Ground::embedded();
+    let config = ground.config_file(
+        r#"
+        [queues.work]
+        [kinds.five]
+        queue = "work"
+        cron = "*/5 * * * *"
+        [kinds.four]
+        queue = "work"
+        cron = "5 */4 * * *"
+        [kinds.daily]
+        queue = "work"
+        cron = "30 2 * * *"
+        zone = "Europe/Berlin"
+        [kinds.long]
+        queue = "work"
+        every = "1m"
+        from = "nominal"
+        timeout = "100s"
+        model.duration = "70s"
+        [kinds.boxed]
+        queue = "work"
+        every = "1m"
+        from = "nominal"
+        time_box = "50%"
+        model.duration = "45s"
+        "#,
+    );
+    // 2026-03-29 has 23 hours in Berlin, and no 02:30; it runs right after the gap all the same.
+    let day = ["--for", "24h", "--spread", "0s", "--json", "--from"];
+    for date in ["2026-03-28", "2026-03-29", "2026-10-25"] {
+        let report = simulate(&config, &[&day[..], &[date]].concat()).await.json();
+        let starts = |kind: &str| report["kinds"][kind]["starts"].as_u64().unwrap();
+        assert_eq!((starts("five"), starts("four"), starts("daily")), (288, 6, 1), "{date}: {report}");
+        // Each run goes on over the next occurrence, which is left out.
+        assert_eq!((starts("long"), &report["kinds"]["long"]["skipped"]), (720, &json!(720)), "{report}");
+        assert_eq!(report["kinds"]["long"]["reasons"]["skipped: overlap"], json!(720));
+        assert!(report["peak_to_mean"].as_f64().unwrap() > 1.0, "the daily kind does not hide the others: {report}");
+        // A run that would go on over its time box ends with it.
+        assert_eq!((starts("boxed"), &report["kinds"]["boxed"]["failed"]), (1_440, &json!(0)), "{report}");
+        assert!(warned(&report, "720 skipped: overlap"), "{report}");
+    }
 }
 
 #[tokio::test]

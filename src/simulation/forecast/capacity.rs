@@ -11,11 +11,15 @@ use std::time::Duration;
 use super::Plan;
 use super::model::Model;
 use super::words::{grouped, list, rates, spoken, spoken_seconds};
+use crate::clock::Time;
 use crate::config::KindSettings;
 use crate::outcome::Backoff;
+use crate::schedule::{From, Rhythm};
 
 /// Beyond this much of what is possible a configuration cannot keep up.
 const FULL: f64 = 1.0001;
+/// Occurrences of the calendar whose distances are averaged.
+const OCCURRENCES: u32 = 500;
 
 /// The chains of a kind on one queue.
 #[derive(Clone, Debug)]
@@ -31,29 +35,44 @@ struct Load {
     priority: i32,
 }
 
-/// How often a chain of this kind is to run, if its schedule says so.
-pub(super) fn interval(kind: &KindSettings) -> Option<Duration> {
-    kind.every.map(|every| every.interval)
+/// How often a chain of this kind is to run from `begin` on, if its schedule says so; on average,
+/// where that is the calendar.
+pub(super) fn interval(kind: &KindSettings, begin: Time) -> Option<Duration> {
+    let Rhythm::Cron(cron) = &kind.recurrence.as_ref()?.schedule.rhythm else {
+        return kind.recurrence.as_ref()?.schedule.interval(begin);
+    };
+    let first = cron.after(begin)?;
+    let last = (0..OCCURRENCES).try_fold(first, |at, _| cron.after(at))?;
+    Some(last.since(first) / OCCURRENCES)
 }
 
-/// The longest time that may pass between a chain's start and its first tick, or between two ticks
-/// whose runs take no time.
-pub(super) fn first_period(kind: &KindSettings) -> Option<Duration> {
-    kind.every.map(|every| every.interval + every.jitter)
+/// The longest time that may pass between two ticks whose runs take no time.
+pub(super) fn first_period(kind: &KindSettings, begin: Time) -> Option<Duration> {
+    Some(interval(kind, begin)? + kind.recurrence.as_ref()?.schedule.jitter)
 }
 
-/// From one start to the next when nothing holds a chain up, in seconds: the interval counts from
-/// the end of a run, which may be that of its last attempt.
-pub(super) fn period(kind: &KindSettings) -> Option<f64> {
-    let interval = interval(kind)?.as_secs_f64();
+/// From one start to the next when nothing holds a chain up, in seconds. The interval may count from
+/// the end of a run, which is that of its last attempt.
+pub(super) fn period(kind: &KindSettings, begin: Time) -> Option<f64> {
+    let interval = interval(kind, begin)?.as_secs_f64();
     let (attempts, waits) = attempts(kind);
-    let run = Model::new(&kind.model).mean(kind.timeout).as_secs_f64();
-    Some(interval + attempts * run + waits)
+    let busy = attempts * mean(kind, begin).as_secs_f64() + waits;
+    Some(match kind.recurrence.as_ref()?.schedule.rhythm {
+        Rhythm::Every { from: From::Finish, .. } => interval + busy,
+        _ => interval.max(busy),
+    })
+}
+
+/// The mean length of a run.
+fn mean(kind: &KindSettings, begin: Time) -> Duration {
+    let limit = kind.recurrence.as_ref().and_then(|recurrence| recurrence.time_box(begin));
+    Model::new(&kind.model).mean(limit.map_or(kind.timeout, |(limit, _)| limit.min(kind.timeout)))
 }
 
 /// How many attempts a tick takes on average, and for how many seconds it waits between them.
 fn attempts(kind: &KindSettings) -> (f64, f64) {
-    let failing = Model::new(&kind.model).failing(kind.timeout);
+    let boxed = kind.recurrence.as_ref().is_some_and(|recurrence| recurrence.time_box.is_some());
+    let failing = Model::new(&kind.model).failing(if boxed { Duration::MAX } else { kind.timeout });
     let (mut attempts, mut waits, mut reached) = (0.0, 0.0, 1.0);
     for attempt in 1..=kind.retry.attempts.min(1_000) {
         attempts += reached;
@@ -87,9 +106,9 @@ pub(super) fn warnings(plan: &Plan) -> Vec<String> {
     let mut queued: BTreeMap<String, Vec<Load>> = BTreeMap::new();
     for (name, population) in &plan.populations {
         let Some(kind) = plan.config.kinds.get(name) else { continue };
-        let (Some(interval), Some(period)) = (interval(kind), period(kind)) else { continue };
+        let (Some(interval), Some(period)) = (interval(kind, plan.from), period(kind, plan.from)) else { continue };
         let model = Model::new(&kind.model);
-        let ((attempts, _), run) = (attempts(kind), model.mean(kind.timeout).as_secs_f64());
+        let ((attempts, _), run) = (attempts(kind), mean(kind, plan.from).as_secs_f64());
         for (queue, chains) in population.by_queue() {
             let Some(settings) = plan.config.queues.get(&queue) else { continue };
             let (kind, priority) = (name.clone(), settings.priority);
@@ -99,7 +118,9 @@ pub(super) fn warnings(plan: &Plan) -> Vec<String> {
                 throttled.entry(throttle).or_default().push(load);
             }
         }
-        let late = model.beyond(kind.timeout);
+        // What has a time box ends when that is over.
+        let boxed = kind.recurrence.as_ref().is_some_and(|recurrence| recurrence.time_box.is_some());
+        let late = if boxed { 0.0 } else { model.beyond(kind.timeout) };
         if late >= 0.000_5 {
             let share =
                 if late < 0.009_5 { format!("{:.2} %", late * 100.0) } else { format!("{:.0} %", late * 100.0) };
@@ -201,7 +222,6 @@ fn waits(loads: &[Load], capacity: f64) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Time;
     use crate::config::Config;
     use crate::simulation::forecast::population::Population;
 
@@ -302,6 +322,6 @@ mod tests {
         "#;
         let config = Config::parse(text, "test", []).unwrap();
         assert_eq!(attempts(&config.kinds["sync"]), (1.75, 10.0));
-        assert_eq!(period(&config.kinds["sync"]), Some(71.75));
+        assert_eq!(period(&config.kinds["sync"], Time::default()), Some(71.75));
     }
 }

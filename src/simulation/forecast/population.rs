@@ -82,6 +82,8 @@ impl Population {
                     key: n.to_string(),
                     queue: queues[(n % queues.len() as u64) as usize].clone(),
                     payload: "null".into(),
+                    owner: None,
+                    schedule: None,
                 };
                 let mut next = 0;
                 Box::new(std::iter::from_fn(move || {
@@ -102,9 +104,9 @@ impl Population {
 }
 
 fn recurs(kind: &str, settings: &KindSettings) -> Result<(), String> {
-    match settings.every {
+    match settings.recurrence {
         Some(_) => Ok(()),
-        None => Err(format!("kinds.{kind} has no `every`, so it has no chains to simulate")),
+        None => Err(format!("kinds.{kind} has none of `every`, `cron` and `at`, so it has no chains to simulate")),
     }
 }
 
@@ -171,7 +173,7 @@ mod tests {
             assert_eq!(dealt.into_iter().collect::<Vec<(String, u64)>>().len(), by_queue.len());
         }
         assert!(Population::counted(&config, "lost", 5).unwrap_err().contains("--roster lost=FILE"));
-        assert!(Population::counted(&config, "single", 5).unwrap_err().contains("no `every`"));
+        assert!(Population::counted(&config, "single", 5).unwrap_err().contains("none of `every`"));
     }
 
     #[test]

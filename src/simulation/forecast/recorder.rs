@@ -10,9 +10,11 @@ use super::ages::{Ages, Lengths};
 use super::model::Model;
 use super::pace::Pace;
 use crate::clock::{Clock, Entropy, Time};
+use crate::config::KindSettings;
 use crate::handler::Handler;
 use crate::job::Job;
 use crate::outcome::Outcome;
+use crate::schedule::{From, Rhythm};
 
 /// When simulated time begins and ends; the end is not part of it.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +43,10 @@ pub(super) struct Recorder {
     span: Span,
     clock: Clock,
     model: Arc<Model>,
+    /// How far a start may lie from its nominal time by intent.
+    jitter: Duration,
+    /// It has a time box, and keeps to it.
+    boxed: bool,
     dice: Entropy,
     noted: Arc<Mutex<Noted>>,
     /// Starts of all kinds.
@@ -48,9 +54,23 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    pub fn new(span: Span, clock: Clock, model: Model, dice: Entropy, pace: Pace, all: Arc<Mutex<Pace>>) -> Self {
+    pub fn new(
+        kind: &KindSettings,
+        span: Span,
+        clock: Clock,
+        dice: Entropy,
+        pace: Pace,
+        all: Arc<Mutex<Pace>>,
+    ) -> Self {
+        let jitter = kind.recurrence.as_ref().map_or(Duration::ZERO, |recurrence| match recurrence.schedule.rhythm {
+            // The jitter of a fixed delay is in its nominal time.
+            Rhythm::Every { from: From::Finish, .. } => Duration::ZERO,
+            _ => recurrence.schedule.jitter,
+        });
+        let boxed = kind.recurrence.as_ref().is_some_and(|recurrence| recurrence.time_box.is_some());
+        let model = Arc::new(Model::new(&kind.model));
         let noted = Noted { starts: 0, firsts: 0, late: Lengths::new(), ages: Ages::new(), pace, running: 0 };
-        Self { span, clock, model: Arc::new(model), dice, noted: Arc::new(Mutex::new(noted)), all }
+        Self { span, clock, model, jitter, boxed, dice, noted: Arc::new(Mutex::new(noted)), all }
     }
 
     pub fn noted(&self) -> MutexGuard<'_, Noted> {
@@ -61,17 +81,17 @@ impl Recorder {
     fn started(&self, job: &Job) -> Duration {
         let now = self.clock.now();
         let at = now.since(self.span.from);
-        if now >= self.span.end {
+        self.noted().running += 1;
+        if now < self.span.from || now >= self.span.end {
             return at;
         }
         let mut noted = self.noted();
         noted.starts += 1;
-        noted.running += 1;
         noted.pace.start(at);
         // A further attempt waits for its backoff, and is not late for that.
         if job.attempt == 1 {
             noted.firsts += 1;
-            noted.late.record(now.since(job.nominal), 1);
+            noted.late.record(now.since(job.nominal + self.jitter), 1);
         }
         self.all.lock().unwrap_or_else(PoisonError::into_inner).start(at);
         at
@@ -101,7 +121,9 @@ impl Handler for Recorder {
         let at = self.started(&job);
         let _running = Running(self);
         let (length, fails) = self.model.roll(at, &self.dice);
-        sleep(length).await;
+        // A good handler of a kind with a time box goes on in its next run.
+        let left = if self.boxed { job.deadline.since(self.clock.now()) } else { Duration::MAX };
+        sleep(length.min(left)).await;
         if fails {
             return Outcome::retry("the model's dice");
         }

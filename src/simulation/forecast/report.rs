@@ -160,7 +160,7 @@ pub(super) fn make(plan: &Plan, seen: &Seen<'_>) -> Report {
 fn judged(plan: &Plan, name: &str, report: &KindReport, firsts: u64, ended: &Verdicts) -> Vec<String> {
     let mut warnings = Vec::new();
     let Some(kind) = plan.config.kinds.get(name) else { return warnings };
-    let (Some(interval), Some(period)) = (interval(kind), period(kind)) else { return warnings };
+    let (Some(interval), Some(period)) = (interval(kind, plan.from), period(kind, plan.from)) else { return warnings };
     let length = plan.length.as_secs_f64();
     // First ticks are spread over the interval, so a chain has half of it less on average.
     let rounds = ((length - interval.as_secs_f64() / 2.0) / period).max(0.0);

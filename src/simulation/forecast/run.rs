@@ -10,7 +10,6 @@ use tokio::time::{Instant, sleep_until};
 use super::Plan;
 use super::capacity::{self, first_period};
 use super::fleet::Fleet;
-use super::model::Model;
 use super::pace::Pace;
 use super::population::Population;
 use super::recorder::{Recorder, Span};
@@ -19,15 +18,18 @@ use crate::broker::Broker;
 use crate::broker::embedded::EmbeddedBroker;
 use crate::broker::topology::Names;
 use crate::clock::{Clock, Entropy};
-use crate::config::LedgerUrl;
+use crate::config::{Config, LedgerUrl};
 use crate::engine::StartError;
 use crate::engine::enroll::Enroller;
-use crate::ledger::Ledger;
 use crate::ledger::sqlite::SqliteLedger;
+use crate::ledger::{Kinds, Ledger};
+use crate::schedule::{From, Rhythm};
 
 /// Chains enrolled at a time. All that are due within 200 ms of each other and of the enrolment hold
 /// it up for so long, so a batch is large; and all of it is in memory at the same time.
 const BATCH: usize = 50_000;
+/// The resolution of time.
+const MOMENT: Duration = Duration::from_millis(1);
 /// How often backlogs are looked at, and progress is told, in a run.
 const LOOKS: u32 = 720;
 /// Chains read at a time to count those that wait.
@@ -57,8 +59,10 @@ pub fn run(plan: Plan, progress: impl Fn(Duration)) -> Result<Report, StartError
 
 async fn play(mut plan: Plan, progress: impl Fn(Duration)) -> Result<Report, StartError> {
     let before = capacity::warnings(&plan);
-    let begun = Instant::now();
-    let (clock, dice) = (Clock::starting_at(plan.from), Entropy::seeded(plan.seed));
+    // An occurrence exactly at the beginning is part of it, and the calendar's next is always after
+    // now: so chains that follow the calendar begin a moment before.
+    let begun = Instant::now() + MOMENT;
+    let (clock, dice) = (Clock::starting_at(plan.from - MOMENT), Entropy::seeded(plan.seed));
     let span = Span { from: plan.from, end: plan.from + plan.length };
     plan.config.ledger.url = LedgerUrl::Memory;
     // Nobody reads the records of attempts here, and there may be very many.
@@ -68,17 +72,20 @@ async fn play(mut plan: Plan, progress: impl Fn(Duration)) -> Result<Report, Sta
     broker.apply(&plan.config.topology()).await?;
     let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &dice)?;
 
-    let first_periods: BTreeMap<&String, Duration> =
-        plan.populations.keys().filter_map(|kind| Some((kind, first_period(plan.config.kinds.get(kind)?)?))).collect();
-    // A kind whose first period is not over in this time says nothing of what comes after it.
-    let counts = |period: &&Duration| **period < plan.length;
+    let first_periods: BTreeMap<&String, Duration> = plan
+        .populations
+        .keys()
+        .filter_map(|kind| Some((kind, first_period(plan.config.kinds.get(kind)?, plan.from)?)))
+        .collect();
+    // A first period that takes up most of the time would leave too little to compare.
+    let counts = |period: &&Duration| **period <= plan.length / 2;
     let after = first_periods.values().filter(counts).max().copied().unwrap_or_default();
     let all = Arc::new(Mutex::new(Pace::new(plan.length, after)));
     let recorders = plan.config.kinds.iter().map(|(name, kind)| {
         let own = first_periods.get(name).filter(counts).copied().unwrap_or_default();
         let pace = Pace::new(plan.length, own);
         let dice = Entropy::seeded(dice.below(usize::MAX) as u64);
-        (name.clone(), Recorder::new(span, clock.clone(), Model::new(&kind.model), dice, pace, all.clone()))
+        (name.clone(), Recorder::new(kind, span, clock.clone(), dice, pace, all.clone()))
     });
     let recorders = recorders.collect();
     let mut fleet = Fleet {
@@ -92,7 +99,9 @@ async fn play(mut plan: Plan, progress: impl Fn(Duration)) -> Result<Report, Sta
         past: BTreeMap::new(),
     };
     fleet.start(plan.workers);
-    let mut enrolling = enroll(&mut plan, &fleet)?;
+    let mut enrolling = enroll(&mut plan, &fleet, true)?;
+    sleep_until(begun).await;
+    enrolling.extend(enroll(&mut plan, &fleet, false)?);
 
     let mut backlogs: BTreeMap<String, u64> = BTreeMap::new();
     for (at, event) in timetable(&plan) {
@@ -151,10 +160,24 @@ fn timetable(plan: &Plan) -> Vec<(Duration, Event)> {
 
 type Enrolling = Vec<(String, JoinHandle<Result<(), StartError>>)>;
 
-/// Begins all chains, each kind by a task of its own, so that all begin at the same time.
-fn enroll(plan: &mut Plan, fleet: &Fleet) -> Result<Enrolling, StartError> {
+/// Whether chains of this kind have times of their own, whenever they begin.
+fn has_a_grid(config: &Config, kind: &str) -> bool {
+    let recurrence = config.kinds.get(kind).and_then(|kind| kind.recurrence.as_ref());
+    recurrence.is_some_and(|recurrence| match recurrence.schedule.rhythm {
+        Rhythm::Cron(_) => true,
+        Rhythm::Every { from, .. } => from == From::Nominal && recurrence.schedule.spread_phase,
+        Rhythm::At(_) => false,
+    })
+}
+
+/// Begins the chains of all kinds that have a grid, or of all others, each kind by a task of its own,
+/// so that all begin at the same time.
+fn enroll(plan: &mut Plan, fleet: &Fleet, gridded: bool) -> Result<Enrolling, StartError> {
     let mut enrolling = Vec::new();
     for (kind, population) in &mut plan.populations {
+        if has_a_grid(&fleet.config, kind) != gridded {
+            continue;
+        }
         let (connection, connections) = fleet.connections();
         let mut enroller = Enroller::new(&fleet.config, connections, kind, plan.spread, true)?;
         // From here on only their number is of interest.
@@ -189,6 +212,11 @@ async fn check(enrolling: &mut Enrolling) -> Result<(), StartError> {
     Ok(())
 }
 
+/// The rotations of a kind.
+fn rotations(kind: &str) -> Kinds {
+    Kinds { all: vec![kind.to_owned()], recurring: vec![kind.to_owned()] }
+}
+
 /// How many chains of each kind are due and do not run.
 async fn waiting(fleet: &Fleet, plan: &Plan, span: Span) -> Result<BTreeMap<String, u64>, StartError> {
     let queues: Vec<String> = plan.config.queues.keys().cloned().collect();
@@ -196,7 +224,7 @@ async fn waiting(fleet: &Fleet, plan: &Plan, span: Span) -> Result<BTreeMap<Stri
     for kind in plan.populations.keys() {
         let (mut due, mut after) = (0, 0);
         loop {
-            let page = fleet.ledger.messages(queues.clone(), vec![kind.clone()], after, PAGE).await?;
+            let page = fleet.ledger.messages(queues.clone(), rotations(kind), after, PAGE).await?;
             let Some(last) = page.last() else { break };
             after = last.epoch;
             due += page.iter().filter(|hint| hint.due < span.end).count() as u64;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 /// The families that count ends, each with the verdict of those that have no label for it.
 const FAMILIES: [(&str, Option<&str>); 2] =
-    [("roundelay_attempts_total", None), ("roundelay_missed_total", Some("skipped"))];
+    [("roundelay_attempts_total", None), ("roundelay_left_out_total", Some("skipped"))];
 
 /// Counts by verdict and reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,10 +83,10 @@ mod tests {
             figures.ended(Verdict::Done, None, true);
             figures.ended(Verdict::Retried, Some(Class::Http429), true);
             figures.ended(Verdict::Retried, Some(Class::Timeout), true);
+            figures.left_out(3, 0);
         }
         let mut verdicts = BTreeMap::new();
         Verdicts::read(&telemetry.render(), &mut verdicts);
-        Verdicts::read("roundelay_missed_total{kind=\"sync\",reason=\"overlap\"} 3\n", &mut verdicts);
         assert_eq!(verdicts.keys().collect::<Vec<_>>(), [odd, "sync"]);
         let sync = &verdicts["sync"];
         assert_eq!((sync.count("done"), sync.count("retried"), sync.count("skipped")), (1, 2, 3));
