@@ -12,6 +12,7 @@ mod bench;
 mod check;
 mod demo;
 mod enroll;
+mod forecast;
 mod publish;
 mod simulate;
 mod status;

@@ -7,9 +7,15 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use roundelay::simulation::{self, Failure, plan_of};
 
-/// Runs the real engine in virtual time, and lets everything go wrong that can.
+use super::forecast::Forecast;
+
+/// Runs the real engine in virtual time: on your configuration, or where everything goes wrong.
 ///
-/// Each seed is one run: three workers, a broker and a ledger in memory, a storm in which workers
+/// With --config FILE it tells what that configuration will do to its upstream before it is
+/// deployed: how many runs of each kind start, how late, how old data gets, how evenly it is all
+/// spread, and whether it can keep up. Handlers are modelled, as [kinds.….model] says.
+///
+/// With --faults it looks for a way to break the engine. Each seed is one run: three workers, a broker and a ledger in memory, a storm in which workers
 /// are killed between any two steps, frozen and cut off, messages get lost, doubled and reordered,
 /// publishes and commits go unheard, broker and ledger go away, clocks jump and operators steer; and
 /// a calm in which everything must come to rest. The first seeds kill a worker at every labelled
@@ -38,11 +44,19 @@ pub struct Simulate {
     /// Print a JSON object as the last line.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    forecast: Forecast,
 }
 
 impl Simulate {
     pub fn run(self) -> anyhow::Result<()> {
-        ensure!(self.faults || !self.json, "without --faults there is nothing to count yet; say --faults");
+        if self.forecast.is_wanted() {
+            return self.forecast.run(self.seed.unwrap_or(0), self.json);
+        }
+        ensure!(
+            self.faults || !self.json,
+            "without --faults or --config FILE there is nothing to count; say one of them"
+        );
         if let Some(seed) = self.seed.filter(|_| self.only.is_some() || self.log || !self.faults) {
             return self.one(seed);
         }

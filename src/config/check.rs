@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use minijinja::ErrorKind::{UnknownFilter, UnknownFunction, UnknownTest};
 
+use super::model;
 use super::raw::{self, Raw};
 use super::read::nearest;
 use super::recurrence;
@@ -237,6 +238,7 @@ fn check_kind(
         roster_key: kind.roster.key,
         roster_owner: kind.roster.owner,
         roster_schedule: kind.roster.schedule,
+        model: model::check(kind.model, |key, message| problems.add(&["kinds", name, "model", key], message)),
     }
 }
 

@@ -7,6 +7,7 @@
 //! `roundelay.example.toml` documents every setting with its default; a test holds it to this.
 
 mod check;
+mod model;
 mod raw;
 mod read;
 mod recurrence;
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use check::listen_address;
+pub use model::{ModelSettings, SlowSpell};
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
 
 use crate::broker::topology::{Names, Topology};
@@ -210,6 +212,8 @@ pub struct KindSettings {
     pub roster_owner: Option<String>,
     /// Likewise for a schedule of the chain's own: see [`OwnSchedule`].
     pub roster_schedule: Option<String>,
+    /// What `simulate` takes its handler for; workers do not look at it.
+    pub model: ModelSettings,
 }
 
 /// For how long a one-off job is the only one of its kind and key.

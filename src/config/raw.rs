@@ -148,6 +148,7 @@ pub struct Kind {
     pub unique_for: Option<Text>,
     pub unique_until: Option<UniqueUntil>,
     pub roster: Roster,
+    pub model: Model,
 }
 
 /// The part of a kind that says when its chains recur.
@@ -294,6 +295,7 @@ impl Default for Kind {
             unique_for: None,
             unique_until: None,
             roster: Roster::default(),
+            model: Model::default(),
         }
     }
 }
@@ -388,4 +390,66 @@ pub struct Roster {
     pub key: Option<String>,
     pub owner: Option<String>,
     pub schedule: Option<String>,
+}
+
+/// What `simulate` takes a kind's handler for.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Model {
+    pub chains: Option<u64>,
+    pub duration: Length,
+    pub fail: f64,
+    pub slow: Vec<Slow>,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self { chains: None, duration: Length { p50: MODEL_RUN, p99: None }, fail: 0.0, slow: Vec::new() }
+    }
+}
+
+/// How long a modelled run takes where nothing is said.
+const MODEL_RUN: Text = Text(Duration::from_millis(200));
+
+/// One length, or a distribution of them.
+#[derive(Debug)]
+pub struct Length {
+    pub p50: Text,
+    pub p99: Option<Text>,
+}
+
+/// Not `untagged`, for the same reason as [`Backoff`].
+impl<'de> Deserialize<'de> for Length {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = serde_json::Value::deserialize(deserializer)?;
+        let read = match &value {
+            serde_json::Value::Object(_) => {
+                serde_json::from_value(value).map(|Quantiles { p50, p99 }| Self { p50, p99: Some(p99) })
+            }
+            serde_json::Value::String(_) => serde_json::from_value(value).map(|p50| Self { p50, p99: None }),
+            _ => Err(serde::de::Error::custom("must be a duration such as \"200ms\", or { p50, p99 }")),
+        };
+        read.map_err(serde::de::Error::custom)
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Quantiles {
+    p50: Text,
+    p99: Text,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Slow {
+    pub from: Text,
+    pub to: Text,
+    #[serde(default = "unchanged")]
+    pub factor: f64,
+    pub fail: Option<f64>,
+}
+
+fn unchanged() -> f64 {
+    1.0
 }

@@ -363,7 +363,10 @@ impl Core {
             figures.inspect(|figures| figures.fenced());
         } else {
             self.telemetry.verdict(decision.verdict);
-            figures.inspect(|figures| figures.ended(decision.verdict, class, claim.is_some()));
+            figures.inspect(|figures| {
+                figures.ended(decision.verdict, class, claim.is_some());
+                figures.left_out(decision.left_out.0, decision.left_out.1);
+            });
         }
         let (word, class, reason) = match (&decision.reason, fenced) {
             (None, false) => return,

@@ -12,6 +12,7 @@
 //!   ledger; the broker's faults are the embedded broker's own.
 //! - `observe`: what happened, and whether it may.
 
+pub mod forecast;
 mod ledger;
 #[cfg(test)]
 mod mutants;

@@ -51,6 +51,12 @@ pub struct ByAttempt {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ByLeftOut {
+    pub kind: String,
+    pub reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ByState {
     pub state: &'static str,
     pub queue: String,
@@ -71,6 +77,7 @@ pub struct Families {
     pub ticks: Family<ByKind, Counter>,
     pub jobs: Family<ByKind, Counter>,
     pub attempts: Family<ByAttempt, Counter>,
+    pub left_out: Family<ByLeftOut, Counter>,
     pub starts: Family<ByQueue, Counter>,
     pub running: Family<ByQueue, Gauge>,
     pub lateness: Histograms<ByQueue>,
@@ -102,6 +109,7 @@ impl Families {
             ticks: Family::default(),
             jobs: Family::default(),
             attempts: Family::default(),
+            left_out: Family::default(),
             starts: Family::default(),
             running: Family::default(),
             lateness: Family::new_with_constructor(|| Histogram::new(LATENESS)),
@@ -134,6 +142,7 @@ impl Families {
         to.register("ticks", "Ticks that came to their end", self.ticks.clone());
         to.register("jobs", "One-off jobs that came to their end", self.jobs.clone());
         to.register("attempts", "Attempts that ended, by how and why", self.attempts.clone());
+        to.register("left_out", "Occurrences of a schedule that went by without a run", self.left_out.clone());
         to.register("starts", "Handlers started", self.starts.clone());
         to.register("running", "Handlers running now", self.running.clone());
         to.register("lateness_seconds", "How long after their due time attempts began", self.lateness.clone());

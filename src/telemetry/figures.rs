@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 
-use super::families::{ByAttempt, ByKind, ByQueue, ByThrottle, Families};
+use super::families::{ByAttempt, ByKind, ByLeftOut, ByQueue, ByThrottle, Families};
 use super::lateness::{Latenesses, QueueReport};
 use crate::outcome::Verdict;
 use crate::reason::Class;
@@ -102,6 +102,8 @@ pub struct KindFigures {
     family: Family<ByAttempt, Counter>,
     /// A cell for each end and reason; a series begins with the first attempt that ends so.
     attempts: Box<[OnceLock<Counter>]>,
+    /// Occurrences left out, because the chain still ran and because nothing could start.
+    left_out: [Counter; 2],
 }
 
 impl KindFigures {
@@ -114,6 +116,8 @@ impl KindFigures {
             duration: families.duration.get_or_create_owned(&label),
             family: families.attempts.clone(),
             attempts: (0..ENDS.len() * (Class::ALL.len() + 1)).map(|_| OnceLock::new()).collect(),
+            left_out: ["overlap", "misfire"]
+                .map(|reason| families.left_out.get_or_create_owned(&ByLeftOut { kind: kind.to_owned(), reason })),
         };
         // These are at zero from the start, so that the first of them is an increase. The others
         // are too many to show for nothing.
@@ -142,6 +146,13 @@ impl KindFigures {
             (true, false) => _ = self.jobs.inc(),
             (false, _) => {}
         }
+    }
+
+    /// Occurrences went by without a run: because the chain still ran, and because nothing could
+    /// start.
+    pub fn left_out(&self, overlapped: u32, misfired: u32) {
+        self.left_out[0].inc_by(overlapped.into());
+        self.left_out[1].inc_by(misfired.into());
     }
 
     /// An attempt has ended after somebody else had claimed its tick.

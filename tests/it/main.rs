@@ -12,6 +12,7 @@ mod crash;
 mod end_to_end;
 mod examples;
 mod flatness;
+mod forecast;
 mod foreign_clients;
 mod handlers;
 mod harness;

@@ -1,0 +1,235 @@
+//! `roundelay simulate --config`, by the real program: what it counts in virtual time is exact.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::harness::{Ground, Output, roundelay};
+
+/// One chain of an interval of a minute, whose runs take no time to speak of: with first ticks not
+/// spread it starts at 0:00, 1:00, 2:00 and so on, to the millisecond.
+const EXACT: &str = r#"
+[queues.work]
+[kinds.sync]
+queue = "work"
+every = "59s"
+model = { chains = 1, duration = "1s" }
+"#;
+
+/// `roundelay simulate --config FILE --from 2026-01-01 REST…`
+async fn simulate(config: &Path, rest: &[&str]) -> Output {
+    let mut arguments = vec!["simulate", "--config", config.to_str().unwrap()];
+    if !rest.contains(&"--from") {
+        arguments.extend(["--from", "2026-01-01"]);
+    }
+    arguments.extend(rest);
+    let output = roundelay(&arguments).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    output
+}
+
+fn warned(report: &Value, words: &str) -> bool {
+    report["warnings"].as_array().unwrap().iter().any(|warning| warning.as_str().unwrap().contains(words))
+}
+
+#[tokio::test]
+async fn the_counts_are_exact_and_the_end_is_not_part_of_it() {
+    let ground = Ground::embedded();
+    let config = ground.config_file(EXACT);
+    // Starts at 0:00, 1:00 … 9:00 and so on. One at 10:00 would be outside of 10 minutes.
+    for (length, starts) in [("10m", 10), ("10m 1ms", 11), ("24h", 1_440)] {
+        let report = simulate(&config, &["--for", length, "--spread", "0s", "--json"]).await.json();
+        let sync = &report["kinds"]["sync"];
+        assert_eq!((&sync["starts"], &sync["failed"]), (&json!(starts), &json!(0)), "{length}: {report}");
+        assert_eq!((&sync["dropped"], &sync["skipped"], &sync["backlog"]), (&json!(0), &json!(0), &json!(0)));
+        assert_eq!(sync["late_ms"], json!({ "p50": 0.0, "p99": 0.0, "max": 0.0 }), "{length}");
+        assert_eq!(sync["freshness_s"]["max"], json!(60.0), "{report}");
+        assert_eq!((&report["backlog"], &report["warnings"]), (&json!(0), &json!([])), "{length}");
+        assert_eq!(report["from"], "2026-01-01T00:00:00.000Z");
+    }
+    // One start a minute: the busiest second has one, the mean is a sixtieth of it.
+    let report = simulate(&config, &["--for", "60m", "--spread", "0s", "--json"]).await.json();
+    assert!((report["peak_to_mean"].as_f64().unwrap() - 60.0).abs() < 0.1, "{report}");
+}
+
+#[tokio::test]
+async fn calendars_and_fixed_rates_count_exactly_and_what_is_left_out_has_its_reason() {
+    let ground = Ground::embedded();
+    let config = ground.config_file(
+        r#"
+        [queues.work]
+        [kinds.five]
+        queue = "work"
+        cron = "*/5 * * * *"
+        [kinds.four]
+        queue = "work"
+        cron = "5 */4 * * *"
+        [kinds.daily]
+        queue = "work"
+        cron = "30 2 * * *"
+        zone = "Europe/Berlin"
+        [kinds.long]
+        queue = "work"
+        every = "1m"
+        from = "nominal"
+        timeout = "100s"
+        model.duration = "70s"
+        [kinds.boxed]
+        queue = "work"
+        every = "1m"
+        from = "nominal"
+        time_box = "50%"
+        model.duration = "45s"
+        "#,
+    );
+    // 2026-03-29 has 23 hours in Berlin, and no 02:30; it runs right after the gap all the same.
+    let day = ["--for", "24h", "--spread", "0s", "--json", "--from"];
+    for date in ["2026-03-29", "2026-10-25"] {
+        let report = simulate(&config, &[&day[..], &[date]].concat()).await.json();
+        let starts = |kind: &str| report["kinds"][kind]["starts"].as_u64().unwrap();
+        assert_eq!((starts("five"), starts("four"), starts("daily")), (288, 6, 1), "{date}: {report}");
+        // Each run goes on over the next occurrence, which is left out.
+        assert_eq!((starts("long"), &report["kinds"]["long"]["skipped"]), (720, &json!(720)), "{report}");
+        assert_eq!(report["kinds"]["long"]["reasons"]["skipped: overlap"], json!(720));
+        assert!(report["peak_to_mean"].as_f64().unwrap() > 1.0, "the daily kind does not hide the others: {report}");
+        // A run that would go on over its time box ends with it.
+        assert_eq!((starts("boxed"), &report["kinds"]["boxed"]["failed"]), (1_440, &json!(0)), "{report}");
+        assert!(warned(&report, "720 skipped: overlap"), "{report}");
+    }
+}
+
+#[tokio::test]
+async fn the_same_seed_prints_the_same_and_the_dice_fall_as_the_model_says() {
+    let ground = Ground::embedded();
+    let config = ground.config_file(
+        r#"
+        [queues.work]
+        [kinds.sync]
+        queue = "work"
+        every = "10s"
+        jitter = "3s"
+        retry = { attempts = 2, backoff = ["1s"] }
+        [kinds.sync.model]
+        chains = 40
+        duration = { p50 = "100ms", p99 = "1s" }
+        fail = 0.1
+        slow = [{ from = "2m", to = "3m", fail = 1.0 }]
+        [kinds.job]
+        queue = "work"
+        "#,
+    );
+    let picture = ground.path("starts.svg");
+    let arguments = ["--for", "5m", "--seed", "7", "--svg", picture.to_str().unwrap()];
+    let (first, second) = (simulate(&config, &arguments).await, simulate(&config, &arguments).await);
+    assert_eq!(first.stdout, second.stdout);
+    assert!(first.stderr.contains("peak memory"), "{}", first.stderr);
+    assert!(first.stdout.lines().filter(|line| !line.starts_with('!')).all(|line| line.chars().count() <= 80));
+    assert!(first.stdout.contains("40 chains") && first.stdout.contains('█'), "{}", first.stdout);
+    let svg = std::fs::read_to_string(&picture).unwrap();
+    assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n") && svg.contains(">sync</text>"), "{svg}");
+    let other = simulate(&config, &["--for", "5m", "--seed", "8"]).await;
+    assert_ne!(first.stdout, other.stdout, "another seed, other dice");
+
+    let report = simulate(&config, &["--for", "5m", "--seed", "7", "--json"]).await.json();
+    let sync = &report["kinds"]["sync"];
+    // For a minute of five everything fails, both attempts of each tick.
+    let (starts, failed, retried) =
+        (sync["starts"].as_u64().unwrap(), sync["failed"].as_u64().unwrap(), sync["retried"].as_u64().unwrap());
+    assert!((1_150..1_600).contains(&starts) && (180..330).contains(&failed), "{report}");
+    assert!(retried > failed && sync["freshness_s"]["max"].as_f64().unwrap() > 60.0, "{report}");
+    assert_eq!(sync["reasons"]["failed: handler"], sync["failed"]);
+    assert!(warned(&report, "job: it has no chains"), "{report}");
+}
+
+#[tokio::test]
+async fn what_cannot_keep_up_is_said_before_and_seen_after() {
+    let ground = Ground::embedded();
+    let config = ground.config_file(
+        r#"
+        [throttles.store]
+        allow = 5
+        per = "60s"
+        [queues.work]
+        throttle = "store"
+        [kinds.sync]
+        queue = "work"
+        every = "10m"
+        "#,
+    );
+    let report = simulate(&config, &["--for", "1h", "--chains", "sync=100", "--json"]).await.json();
+    let sync = &report["kinds"]["sync"];
+    assert_eq!((&sync["chains"], &sync["starts"]), (&json!(100), &json!(300)), "{report}");
+    let said =
+        "sync: 100 chains every 10 min need 10/min; the throttle `store` allows 5/min: each will run every 20 min";
+    assert!(warned(&report, said), "{report}");
+    assert!(warned(&report, "300 ticks ran where about 550 were due; each ran every 20 min"), "{report}");
+    assert!(report["backlog"].as_u64().unwrap() >= 48, "half of all wait, and not those that sleep: {report}");
+    assert!(sync["late_ms"]["max"].as_f64().unwrap() > 400_000.0, "{report}");
+    // Two workers have a throttle each, and that is enough.
+    let enough = simulate(&config, &["--for", "1h", "--chains", "sync=100", "--workers", "2", "--json"]).await.json();
+    assert_eq!(enough["warnings"], json!([]));
+    // Where nothing says how many chains there are, that is said.
+    let one = simulate(&config, &["--for", "1h", "--json"]).await.json();
+    assert!(warned(&one, "one chain is assumed") && one["kinds"]["sync"]["chains"] == 1, "{one}");
+}
+
+#[tokio::test]
+async fn chains_come_from_a_roster_and_outlive_workers_and_broker() {
+    let ground = Ground::embedded();
+    let config = ground.config_file(
+        r#"
+        [queues.sync-a]
+        [queues.sync-b]
+        [kinds.sync]
+        queue = "sync-{{ platform }}"
+        every = "30s"
+        model.chains = 5
+        "#,
+    );
+    let roster = ground.path("roster.csv");
+    std::fs::write(&roster, "key,platform\nx,a\ny,b\nz,nowhere\n").unwrap();
+    let roster = format!("sync={}", roster.display());
+    let calm = simulate(&config, &["--for", "10m", "--roster", &roster, "--json"]).await.json();
+    assert_eq!(
+        (&calm["kinds"]["sync"]["chains"], &calm["longest_queues"]),
+        (&json!(2), &json!({ "sync-a": 0, "sync-b": 0 }))
+    );
+    assert!(warned(&calm, "1 rows of") && warned(&calm, "line 4"), "{calm}");
+    let dealt = simulate(&config, &["--for", "10m", "--json"]).await.json();
+    assert!(warned(&dealt, "dealt out evenly to 2 queues"), "{dealt}");
+    assert_eq!(dealt["kinds"]["sync"]["starts"], json!(5 * 20), "{dealt}");
+
+    let broken = ["--for", "10m", "--outage", "2m..4m", "--broker-outage", "6m..7m", "--json"];
+    let broken = simulate(&config, &broken).await.json();
+    let sync = &broken["kinds"]["sync"];
+    assert!(sync["starts"].as_u64().unwrap() < 80 && sync["never"] == 0, "{broken}");
+    let late = sync["late_ms"]["max"].as_f64().unwrap();
+    assert!((90_000.0..125_000.0).contains(&late), "they wait for the workers, and then run at once: {broken}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_simulated_is_refused_with_words() {
+    let ground = Ground::embedded();
+    let config = ground.config_file(EXACT);
+    let config = config.to_str().unwrap();
+    let table: [(&[&str], &str); 6] = [
+        (&["simulate", "--config", config, "--chains", "sink=5"], "no [kinds.sink]"),
+        (&["simulate", "--config", "absent.toml"], "absent.toml"),
+        (&["simulate", "--config", config, "--faults"], "cannot be used with"),
+        (&["simulate", "--for", "5m"], "--config"),
+        (&["simulate", "--config", config, "--outage", "5m..1m"], "not after the beginning"),
+        (&["simulate", "--config", config, "--from", "soon"], "such as 2026-03-29"),
+    ];
+    for (arguments, words) in table {
+        let output = roundelay(arguments).await;
+        assert!(!output.ok, "{arguments:?}");
+        assert!(output.stderr.contains(words), "{arguments:?}: {}", output.stderr);
+    }
+    let model =
+        "model = { fail = 1.5, duration = { p50 = \"2s\", p99 = \"1s\" }, slow = [{ from = \"2s\", to = \"1s\" }] }";
+    let bad = ground.config_file(&EXACT.replace("model = { chains = 1, duration = \"1s\" }", model));
+    let output = roundelay(&["check", "--rust-handlers", "--config", bad.to_str().unwrap()]).await;
+    for words in ["model.fail: 1.5 is no share", "model.duration: 2s and 1s", "model.slow: 2s is not before 1s"] {
+        assert!(output.stderr.contains(words), "no `{words}` in {}", output.stderr);
+    }
+}
