@@ -10,6 +10,7 @@ mod check;
 mod raw;
 mod read;
 mod recurrence;
+mod roster;
 #[cfg(test)]
 mod tests;
 
@@ -19,8 +20,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub(crate) use check::internal_kind;
 pub use check::listen_address;
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
+pub use roster::{RosterDatabase, RosterSettings, RosterSource};
 
 use crate::broker::topology::{Names, Topology};
 use crate::ladder::Ladder;
@@ -128,6 +131,8 @@ pub struct LedgerSettings {
     pub url: LedgerUrl,
     /// How long records of attempts are kept.
     pub history: Duration,
+    /// How old they may become in the archive; without it there is none, and they are deleted.
+    pub archive: Option<Duration>,
 }
 
 /// Which ledger.
@@ -206,6 +211,8 @@ pub struct KindSettings {
     pub unique: Option<Unique>,
     /// A template for the key over the columns of a roster.
     pub roster_key: Option<String>,
+    /// Where its entities are listed, if its chains follow a list.
+    pub roster: Option<RosterSettings>,
     /// Likewise for the owner.
     pub roster_owner: Option<String>,
     /// Likewise for a schedule of the chain's own: see [`OwnSchedule`].

@@ -5,7 +5,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use crate::clock::{Entropy, Time};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -111,7 +111,35 @@ const MIGRATIONS: [&str; 3] = [
          until INTEGER NOT NULL,
          PRIMARY KEY (kind, key)
      ) WITHOUT ROWID;",
+    ROSTERS_AND_ARCHIVE,
 ];
+
+/// Which chains ended because their entities left the roster (only while the chain still has that
+/// epoch), and what has become too old for `attempts`.
+const ROSTERS_AND_ARCHIVE: &str = "
+    CREATE TABLE departed (
+        kind  TEXT    NOT NULL,
+        key   TEXT    NOT NULL,
+        epoch INTEGER NOT NULL,
+        PRIMARY KEY (kind, key)
+    ) WITHOUT ROWID;
+    CREATE TABLE attempts_archive (
+        fence    INTEGER PRIMARY KEY,
+        epoch    INTEGER NOT NULL,
+        kind     TEXT,
+        key      TEXT,
+        tick     INTEGER NOT NULL,
+        attempt  INTEGER NOT NULL,
+        worker   TEXT    NOT NULL,
+        due      INTEGER NOT NULL,
+        started  INTEGER NOT NULL,
+        finished INTEGER,
+        verdict  TEXT,
+        reason   TEXT,
+        overlapped INTEGER NOT NULL,
+        misfired   INTEGER NOT NULL
+    );
+    CREATE INDEX attempts_archive_by_name ON attempts_archive (kind, key);";
 
 /// The sequences of epochs and fences go on from at least this: the microseconds since 1970. So
 /// they never go back, not even when the file was replaced by an older copy of itself: the numbers
