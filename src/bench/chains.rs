@@ -224,10 +224,11 @@ async fn run_engine(
     connections.ledger.steer(Which { kind: Some(KIND.into()), key: None, owner: None }, Order::Retire).await?;
     let run = connections.entropy.token();
     let meter = side.meter.clone();
-    let engine = Engine::new(config.clone()).connections(connections.clone()).handler(KIND, move |job: Job| {
-        meter.cycle(job.nominal);
-        async { Outcome::Done }
-    });
+    let engine =
+        Engine::new(config.clone()).connections(connections.clone()).without_chores().handler(KIND, move |job: Job| {
+            meter.cycle(job.nominal);
+            async { Outcome::Done }
+        });
     let stop = CancellationToken::new();
     let ready = engine.ready();
     let mut engine = tokio::spawn(engine.run(stop.clone()));

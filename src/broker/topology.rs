@@ -33,6 +33,11 @@ impl Names {
         format!("{}.rearm", self.prefix)
     }
 
+    /// The queue of the engine's own chains.
+    pub fn chores(&self) -> String {
+        format!("{}.chores", self.prefix)
+    }
+
     /// Exchange and queue of messages whose platform queue does not exist.
     pub fn unrouted(&self) -> String {
         format!("{}.unrouted", self.prefix)
@@ -144,7 +149,7 @@ impl Topology {
             arguments: vec![("alternate-exchange", Argument::Text(names.unrouted()))],
         });
         let work = platform_queues.into_iter().map(str::to_owned);
-        for queue in work.chain([names.rearm(), names.quarantine()]) {
+        for queue in work.chain([names.rearm(), names.chores(), names.quarantine()]) {
             topology.queue(queue.clone(), Vec::new());
             topology.bind(names.jobs(), queue.clone(), queue);
         }

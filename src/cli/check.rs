@@ -4,7 +4,7 @@ use anyhow::ensure;
 use clap::Args;
 use roundelay::Config;
 use roundelay::clock::short_duration;
-use roundelay::config::{BrokerUrl, HandlerSettings, KindSettings, LedgerUrl};
+use roundelay::config::{BrokerUrl, HandlerSettings, KindSettings, LedgerUrl, RosterDatabase, RosterSource};
 use serde_json::json;
 
 use super::ConfigFile;
@@ -52,7 +52,9 @@ impl Check {
         }
         out!("{} is right.", self.config.config.display());
         out!("broker  {broker}, {} queues of which {} are rungs", topology.queues.len(), config.ladder.rungs().len());
-        out!("ledger  {ledger}, history kept for {}", short_duration(config.ledger.history));
+        let archive = config.ledger.archive.map(short_duration);
+        let archive = archive.map_or(String::new(), |archive| format!(", in the archive for {archive}"));
+        out!("ledger  {ledger}, history kept for {}{archive}", short_duration(config.ledger.history));
         for (name, queue) in &config.queues {
             let throttle = queue.throttle.as_ref().and_then(|name| config.throttles.get_key_value(name));
             let throttle = throttle.map_or(String::new(), |(name, t)| {
@@ -68,6 +70,18 @@ impl Check {
             };
             let every = kind.recurrence.as_ref().map_or("on demand".to_owned(), |r| r.schedule.to_string());
             out!("kind    {name}: {every}, {handler}, at most {} attempts", kind.retry.attempts);
+            if let Some(roster) = &kind.roster {
+                let source = match &roster.source {
+                    RosterSource::File(path) => path.display().to_string(),
+                    RosterSource::Http(url) => url.to_string(),
+                    RosterSource::Sql { database: RosterDatabase::Sqlite(path), .. } => {
+                        format!("a query of sqlite://{}", path.display())
+                    }
+                    RosterSource::Sql { database: RosterDatabase::Postgres(url), .. } => format!("a query of {url}"),
+                };
+                let prune = if roster.prune { ", and ends what is not in it" } else { "" };
+                out!("        follows {source}, read every {}{prune}", short_duration(roster.sync));
+            }
         }
         Ok(())
     }

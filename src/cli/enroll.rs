@@ -10,15 +10,12 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use roundelay::clock::parse_duration;
 use roundelay::engine::Connections;
-use roundelay::engine::enroll::{Enroller, Tally};
 use roundelay::engine::topology_guard;
-use roundelay::roster::{BadRow, Format, Shape, rows};
+use roundelay::roster::{BadRow, Format, Report, Rows, Sync, Wishes, from_source, rows};
 use serde_json::json;
 
 use super::{ConfigFile, grouped};
 
-/// Rows enrolled in one transaction.
-const BATCH: usize = 1_000;
 /// Bad rows shown; the rejects file has all of them.
 const SHOWN: usize = 10;
 
@@ -29,6 +26,13 @@ const SHOWN: usize = 10;
 /// Bad rows are reported with line and reason and written to a rejects file, as NDJSON; the good
 /// ones go in all the same.
 ///
+/// With --prune, chains end whose entities are not in the roster, which must have all of the kind
+/// then. That happens after all of it was read, and not if there were bad rows. An entity that
+/// returns begins anew.
+///
+/// Without ROSTER, the one that the configuration names for the kind is read, now; workers do that
+/// by themselves from time to time.
+///
 /// Exit code 0 means that every row is in, 1 that there were bad rows or that it broke off; then
 /// mend what is said and do it again.
 #[derive(Args)]
@@ -38,15 +42,26 @@ pub struct Enroll {
     /// The kind whose chains to begin: a name under [kinds], with `every`.
     #[arg(long)]
     kind: String,
-    /// Entities: CSV with a header line, or NDJSON, by the file's extension.
-    roster: PathBuf,
+    /// Entities: CSV with a header line, or NDJSON, by the file's extension [default: what
+    /// kinds.KIND.roster names]
+    roster: Option<PathBuf>,
     /// Spread the first ticks over this long, in place of the kind's `every`.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     spread: Option<Duration>,
     /// Begin also those chains anew that have ended.
     #[arg(long)]
     revive: bool,
-    /// Where bad rows go [default: ROSTER.rejects]
+    /// End the chains of the kind that are not in the roster. Without ROSTER, kinds.KIND.roster.prune
+    /// says so, too.
+    #[arg(long)]
+    prune: bool,
+    /// Do that also when the roster is empty, and so end all of them.
+    #[arg(long, requires = "prune")]
+    allow_empty: bool,
+    /// Change nothing, and say what would be done.
+    #[arg(long)]
+    dry_run: bool,
+    /// Where bad rows go [default: ROSTER.rejects, or KIND.rejects]
     #[arg(long, value_name = "FILE")]
     rejects: Option<PathBuf>,
     /// Print a JSON object.
@@ -58,69 +73,106 @@ impl Enroll {
     pub async fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
         let kind = config.kind(&self.kind).map_err(Error::msg)?;
-        let shape = Shape::new(&config, kind).map_err(|error| anyhow!("kinds.{}: {error}", self.kind))?;
-        let format = Format::of(&self.roster).map_err(|error| anyhow!(error))?;
-        let open = || format!("failed to read the roster {}", self.roster.display());
-        let file = File::open(&self.roster).with_context(open)?;
-        let progress = self.progress(file.metadata().with_context(open)?.len());
-        let rows =
-            rows(format, progress.wrap_read(file)).map_err(|error| anyhow!("{}: {error}", self.roster.display()))?;
-
+        ensure!(
+            self.roster.is_some() || kind.roster.is_some(),
+            "kinds.{}.roster names no `file`, `http` or `sql`; name a file to read",
+            self.kind
+        );
+        let follows = self.roster.is_none() && kind.roster.as_ref().is_some_and(|roster| roster.prune);
+        let wishes = Wishes {
+            window: self.spread,
+            revive: self.revive,
+            prune: self.prune || follows,
+            allow_empty: self.allow_empty,
+            dry_run: self.dry_run,
+            own_process: false,
+        };
+        let opened = self.roster.as_deref().map(|path| self.open(path)).transpose()?;
         let connections = Connections::open(&config).await?;
         let broker = connections.broker.clone();
-        if broker.keeps_messages() {
+        if broker.keeps_messages() && !self.dry_run {
             broker.apply(&config.topology()).await?;
         }
-        topology_guard::check(&*connections.ledger, &config, broker.keeps_messages()).await?;
-        let enroller = Enroller::new(&config, connections, &self.kind, self.spread, false)?;
-        let mut enroller = enroller.revive(self.revive);
+        if !self.dry_run {
+            topology_guard::check(&*connections.ledger, &config, broker.keeps_messages()).await?;
+        }
         let mut rejects = Rejects::new(self.rejects_path());
-        let (mut tally, mut batch) = (Tally::default(), Vec::with_capacity(BATCH));
-        for row in rows {
-            match row {
-                Ok((line, row)) => {
-                    let text = serde_json::Value::Object(row.clone()).to_string();
-                    match shape.entity(row) {
-                        Ok(entity) => batch.push(entity),
-                        Err(reason) => rejects.add(BadRow { line, reason, text })?,
+        let report = match opened {
+            Some((rows, progress)) => {
+                let mut sync = Sync::begin(&config, connections, &self.kind, wishes).await?;
+                for (n, line) in rows.enumerate() {
+                    if let Some(bad) = sync.row(line).await.context("failed to enroll")? {
+                        rejects.add(bad)?;
+                    }
+                    if n.is_multiple_of(1_000) {
+                        progress.set_message(format!("{} chains", grouped(sync.begun())));
                     }
                 }
-                Err(bad) => rejects.add(bad)?,
+                let report = sync.end().await;
+                progress.finish_and_clear();
+                report
             }
-            if batch.len() == BATCH {
-                tally += enroller.enroll(std::mem::take(&mut batch)).await.context("failed to enroll")?;
-                progress.set_message(format!("{} chains", grouped(tally.created)));
+            None => {
+                let mut written = Ok(());
+                let bad = |bad| {
+                    if written.is_ok() {
+                        written = rejects.add(bad);
+                    }
+                };
+                let report = from_source(&config, connections, &self.kind, wishes, bad).await;
+                written?;
+                report
             }
-        }
-        tally += enroller.enroll(batch).await.context("failed to enroll")?;
+        };
         broker.close().await;
-        progress.finish_and_clear();
-        self.report(&tally, rejects)
-    }
-
-    fn report(&self, tally: &Tally, rejects: Rejects) -> anyhow::Result<()> {
         let (count, path) = rejects.close()?;
-        self.print(tally, count, &path);
-        ensure!(count == 0, "{} bad rows were left out: see {}", grouped(count as u64), path.display());
+        let report = report.context("failed to enroll")?;
+        self.print(&report, wishes.prune, &path);
+        let kept = if wishes.prune { ", and so nothing was retired" } else { "" };
+        ensure!(count == 0, "{} bad rows were left out{kept}: see {}", grouped(count as u64), path.display());
         Ok(())
     }
 
-    fn print(&self, tally: &Tally, count: usize, path: &Path) {
+    /// The rows of a file, and how far they have been read.
+    fn open(&self, path: &Path) -> anyhow::Result<(Rows<'static>, ProgressBar)> {
+        let format = Format::of(path).map_err(|error| anyhow!(error))?;
+        let open = || format!("failed to read the roster {}", path.display());
+        let file = File::open(path).with_context(open)?;
+        let progress = self.progress(file.metadata().with_context(open)?.len());
+        let rows = rows(format, progress.wrap_read(file)).map_err(|error| anyhow!("{}: {error}", path.display()))?;
+        Ok((rows, progress))
+    }
+
+    fn print(&self, report: &Report, prune: bool, path: &Path) {
+        let Report { tally, pruned, rejected, .. } = report;
         if self.json {
-            let rejects = (count > 0).then(|| path.display().to_string());
+            let rejects = (*rejected > 0).then(|| path.display().to_string());
             out!(
                 "{}",
                 json!({ "created": tally.created, "unchanged": tally.unchanged, "updated": tally.updated,
-                        "retired": tally.retired, "unsent": tally.unsent, "rejected": count, "rejects": rejects })
+                        "retired": tally.retired, "pruned": pruned, "unsent": tally.unsent, "rejected": rejected,
+                        "rejects": rejects, "dry_run": self.dry_run })
             );
             return;
         }
-        out!(
-            "{} chains begun, {} unchanged, {} brought up to date",
-            grouped(tally.created),
-            grouped(tally.unchanged),
-            grouped(tally.updated)
-        );
+        if self.dry_run {
+            out!(
+                "nothing was changed; {} chains would begin, {} are there already",
+                grouped(tally.created),
+                grouped(tally.unchanged)
+            );
+        } else {
+            out!(
+                "{} chains begun, {} unchanged, {} brought up to date",
+                grouped(tally.created),
+                grouped(tally.unchanged),
+                grouped(tally.updated)
+            );
+        }
+        if prune && *rejected == 0 {
+            let verb = if self.dry_run { "would be retired" } else { "retired" };
+            out!("{} {verb}, since they are not in the roster", grouped(*pruned));
+        }
         if tally.retired > 0 {
             out!("{} have ended before and stay so", grouped(tally.retired));
         }
@@ -131,7 +183,7 @@ impl Enroll {
 
     fn rejects_path(&self) -> PathBuf {
         self.rejects.clone().unwrap_or_else(|| {
-            let mut name = self.roster.clone().into_os_string();
+            let mut name = self.roster.clone().map_or_else(|| self.kind.clone().into(), PathBuf::into_os_string);
             name.push(".rejects");
             name.into()
         })

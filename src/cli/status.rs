@@ -79,7 +79,7 @@ impl Asked {
         };
         let mut depths = BTreeMap::new();
         let names = config.topology().names;
-        let own = [names.rearm(), names.unrouted(), names.quarantine()];
+        let own = [names.rearm(), names.chores(), names.unrouted(), names.quarantine()];
         for queue in config.queues.keys().cloned().chain(own) {
             let depth = connections.broker.depth(&queue).await.map_err(|error| error.to_string());
             depths.insert(queue, depth);

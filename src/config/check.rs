@@ -10,6 +10,7 @@ use super::model;
 use super::raw::{self, Raw};
 use super::read::nearest;
 use super::recurrence;
+use super::roster;
 use super::{
     BrokerSettings, BrokerUrl, CatchUpSettings, Config, ExecSettings, HandlerSettings, HttpSettings, KindSettings,
     LedgerSettings, LedgerUrl, QueueSettings, Secret, Takeover, ThrottleSettings, Unique, WorkerSettings,
@@ -26,6 +27,8 @@ pub const TEN_YEARS: Duration = Duration::from_secs(10 * 366 * 86_400);
 /// RabbitMQ closes the channel of a consumer that keeps a message for 30 minutes; a job must be
 /// over, and its successor published, before that.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(25 * 60);
+/// What the names of the engine's own kinds begin with.
+const INTERNAL: &str = "roundelay.";
 /// More rungs than this are no longer cheap for the broker while nothing happens.
 const MOST_RUNGS: usize = 1_000;
 /// The longest name that AMQP carries, in bytes.
@@ -120,6 +123,12 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     problems.range(&["catch_up", "slack"], raw.catch_up.slack.0, second, hour);
     problems.range(&["catch_up", "spread"], raw.catch_up.spread.0, zero, hour);
     problems.range(&["ledger", "history"], raw.ledger.history.0, zero, TEN_YEARS);
+    if let Some(archive) = &raw.ledger.archive {
+        problems.range(&["ledger", "archive"], archive.0, second, TEN_YEARS);
+        if archive.0 <= raw.ledger.history.0 {
+            problems.add(&["ledger", "archive"], "must be longer than `history`, after which records come there");
+        }
+    }
     let broker = broker_url(&mut problems, &raw.broker.url);
     let ledger = ledger_url(&mut problems, &raw.ledger.url, &broker);
     let web = |url: &String| url::Url::parse(url).is_ok_and(|url| ["http", "https"].contains(&url.scheme()));
@@ -148,7 +157,11 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             prefix: raw.broker.prefix,
             management: raw.broker.management.map(Secret::new),
         },
-        ledger: LedgerSettings { url: ledger, history: raw.ledger.history.0 },
+        ledger: LedgerSettings {
+            url: ledger,
+            history: raw.ledger.history.0,
+            archive: raw.ledger.archive.map(|archive| archive.0),
+        },
         worker: WorkerSettings { grace: raw.worker.grace.0, lease: raw.worker.lease.0, listen },
         catch_up: CatchUpSettings {
             every: raw.catch_up.every.0,
@@ -194,6 +207,9 @@ fn check_kind(
     if let Err(error) = check_name("name", name) {
         problems.add(&["kinds", name], error.to_string());
     }
+    if name.starts_with(INTERNAL) {
+        problems.add(&["kinds", name], format!("names that begin with `{INTERNAL}` are the engine's own"));
+    }
     let ms = Duration::from_millis(1);
     problems.range(&at("timeout"), kind.timeout.0, ms, LONGEST_TIMEOUT);
     if let Some(queue) = &kind.queue {
@@ -224,6 +240,8 @@ fn check_kind(
         }
     };
     let recurrence = recurrence::check(problems, name, &kind.take_recurrence(), named);
+    let raw::Roster { key: roster_key, owner: roster_owner, schedule: roster_schedule, .. } = kind.roster.clone();
+    let roster = roster::check(problems, name, kind.roster, recurrence.is_some());
     KindSettings {
         handler: check_handler(problems, name, kind.handler),
         queue: kind.queue,
@@ -235,11 +253,20 @@ fn check_kind(
         retry: check_retry(problems, name, kind.retry, named),
         recurrence,
         unique,
-        roster_key: kind.roster.key,
-        roster_owner: kind.roster.owner,
-        roster_schedule: kind.roster.schedule,
+        roster_key,
+        roster_owner,
+        roster_schedule,
+        roster,
         model: model::check(kind.model, |key, message| problems.add(&["kinds", name, "model", key], message)),
     }
+}
+
+/// The settings of a kind of the engine's own: like those of a table that says no more than this.
+pub(crate) fn internal_kind(every: Duration, timeout: Duration) -> KindSettings {
+    let kind = raw::Kind { every: Some(raw::Text(every)), timeout: raw::Text(timeout), ..raw::Kind::default() };
+    // Neither the name nor the durations can be wrong, and no rung is asked for: what the engine
+    // does for itself climbs those that there are.
+    check_kind(&mut Problems(Vec::new()), INTERNAL, kind, &std::collections::BTreeMap::new(), &mut Vec::new())
 }
 
 fn check_handler(problems: &mut Problems, name: &str, handler: raw::Handler) -> HandlerSettings {

@@ -11,6 +11,7 @@ mod model;
 mod raw;
 mod read;
 mod recurrence;
+mod roster;
 #[cfg(test)]
 mod tests;
 
@@ -20,9 +21,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub(crate) use check::internal_kind;
 pub use check::listen_address;
 pub use model::{ModelSettings, SlowSpell};
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
+pub use roster::{RosterDatabase, RosterSettings, RosterSource};
 
 use crate::broker::topology::{Names, Topology};
 use crate::ladder::Ladder;
@@ -130,6 +133,8 @@ pub struct LedgerSettings {
     pub url: LedgerUrl,
     /// How long records of attempts are kept.
     pub history: Duration,
+    /// How old they may become in the archive; without it there is none, and they are deleted.
+    pub archive: Option<Duration>,
 }
 
 /// Which ledger.
@@ -208,6 +213,8 @@ pub struct KindSettings {
     pub unique: Option<Unique>,
     /// A template for the key over the columns of a roster.
     pub roster_key: Option<String>,
+    /// Where its entities are listed, if its chains follow a list.
+    pub roster: Option<RosterSettings>,
     /// Likewise for the owner.
     pub roster_owner: Option<String>,
     /// Likewise for a schedule of the chain's own: see [`OwnSchedule`].

@@ -56,11 +56,12 @@ impl Default for Broker {
 pub struct Ledger {
     pub url: String,
     pub history: Text,
+    pub archive: Option<Text>,
 }
 
 impl Default for Ledger {
     fn default() -> Self {
-        Self { url: "sqlite://roundelay.db".into(), history: secs(7 * 86_400) }
+        Self { url: "sqlite://roundelay.db".into(), history: secs(7 * 86_400), archive: None }
     }
 }
 
@@ -384,12 +385,24 @@ impl Default for Exponential {
     }
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Roster {
     pub key: Option<String>,
     pub owner: Option<String>,
     pub schedule: Option<String>,
+    pub file: Option<String>,
+    pub http: Option<String>,
+    pub sql: Option<Sql>,
+    pub sync: Option<Text>,
+    pub prune: Option<bool>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sql {
+    pub url: String,
+    pub query: String,
 }
 
 /// What `simulate` takes a kind's handler for.

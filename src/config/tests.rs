@@ -119,6 +119,35 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
         ("[kinds.k]\nqueue = \"{{ x | lower }}\"\n", "r.toml:2: kinds.k.queue: not a valid template"),
         ("[kinds.k]\nqueue = \"{% if %}\"\n", "r.toml:2: kinds.k.queue: not a valid template"),
         ("[kinds.k]\nroster.key = \"{{ x\"\n", "r.toml:2: kinds.k.roster.key: not a valid template"),
+        (
+            "[kinds.k]\nevery = \"1s\"\nroster.fil = \"x.csv\"\n",
+            "r.toml:3: kinds.k.roster.fil: unknown key `fil`; did you",
+        ),
+        (
+            "[kinds.k]\nevery = \"1s\"\nroster.file = \"x.xls\"\n",
+            "r.toml:3: kinds.k.roster.file: x.xls: a roster's name",
+        ),
+        ("[kinds.k]\nroster.file = \"x.csv\"\n", "r.toml:2: kinds.k.roster: the kind has no chains to begin"),
+        ("[kinds.k]\nevery = \"1s\"\nroster.prune = true\n", "r.toml:3: kinds.k.roster.prune: there is no source"),
+        (
+            "[kinds.k]\nevery = \"1s\"\nroster = { file = \"x.csv\", http = \"http://h/\" }\n",
+            "r.toml:3: kinds.k.roster: names several sources",
+        ),
+        ("[kinds.k]\nevery = \"1s\"\nroster.http = \"ftp://u:secret@h/\"\n", "roster.http: `ftp://h/` is no http://"),
+        (
+            "[kinds.k]\nevery = \"1s\"\nroster = { file = \"x.csv\", sync = \"1ms\" }\n",
+            "r.toml:3: kinds.k.roster.sync: 1ms is out of range",
+        ),
+        (
+            "[kinds.k]\nevery = \"1s\"\nroster.sql = { url = \"sqlite://x\" }\n",
+            "kinds.k.roster.sql: missing field `query`",
+        ),
+        (
+            "[kinds.k]\nevery = \"1s\"\nroster.sql = { url = \"mysql://u:secret@h/\", query = \"SELECT 1\" }\n",
+            "kinds.k.roster.sql.url: `mysql://h/` is neither sqlite://PATH nor postgres://…",
+        ),
+        ("[kinds.\"roundelay.roster\"]\n", "names that begin with `roundelay.` are the engine's own"),
+        ("[ledger]\nhistory = \"7d\"\narchive = \"1d\"\n", "r.toml:3: ledger.archive: must be longer than `history`"),
         ("[kinds.k]\njitter = \"1s\"\n", "r.toml:2: kinds.k.jitter: goes with a schedule"),
         ("[kinds.k]\nevery = \"1s\"\njitter = \"1s\"\n", "r.toml:3: kinds.k.jitter: must be smaller"),
         ("[kinds.k.retry]\nbackoff = { factor = nan }\n", "kinds.k.retry.backoff: "),

@@ -119,7 +119,7 @@ pub async fn run(
     let ledger = connections.ledger.clone();
     let broker = connections.broker.clone();
 
-    let engine = Engine::new(config.clone()).connections(connections.clone());
+    let engine = Engine::new(config.clone()).connections(connections.clone()).without_chores();
     let telemetry = engine.telemetry();
     broker.apply(&config.topology()).await?;
     let stop_engine = CancellationToken::new();

@@ -20,7 +20,7 @@ use super::{Core, QueueRun};
 use crate::broker::{Depth, PublishError};
 use crate::clock::Time;
 use crate::job::Envelope;
-use crate::ledger::{Hint, LedgerError, LookAgain, Overdue};
+use crate::ledger::{Hint, LookAgain, Overdue};
 use crate::schedule::spread;
 use crate::telemetry::Count;
 
@@ -40,10 +40,6 @@ const SHARE: Duration = Duration::from_millis(5);
 const LONGEST_LOOK: Duration = Duration::from_secs(3_600);
 /// The longest pause between two looks at a chain whose message waits its turn.
 const LONGEST_TURN: Duration = Duration::from_secs(600);
-/// Records of attempts deleted at a time, few enough that no claim waits long behind it.
-const PER_PRUNE: u32 = 1_000;
-/// How often in one sweep, so that the next is not kept waiting.
-const PRUNES: u32 = 100;
 
 /// Sweeps until `shutdown`.
 pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
@@ -76,7 +72,7 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
             } else if !keeps {
                 report("take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
             }
-            report("prune the history", prune(&core).await);
+            report("end what was left unfinished", core.ledger.end_left(PER_LOOK).await);
         }
     };
     tokio::select! {
@@ -90,17 +86,6 @@ fn report<E: std::fmt::Display>(what: &str, result: Result<(), E>) {
     if let Err(error) = result {
         tracing::warn!(%error, "failed to {what}; the next sweep tries again");
     }
-}
-
-/// Deletes what is older than the history to be kept.
-async fn prune(core: &Core) -> Result<(), LedgerError> {
-    let before = core.ledger.now() - core.history;
-    for _ in 0..PRUNES {
-        if core.ledger.prune(before, PER_PRUNE).await? == 0 {
-            break;
-        }
-    }
-    Ok(())
 }
 
 /// What catch-up does about a chain.

@@ -18,6 +18,8 @@ use crate::schedule::{Balance, Schedule, Setting, phase};
 const IN_FLIGHT: usize = 512;
 /// First messages that are not known to have been sent after this are sent by a worker's catch-up.
 const GRACE: Duration = Duration::from_secs(30);
+/// A roster's first ticks begin at one of so many places in their window.
+const ANYWHERE: usize = 1_000_000;
 
 /// An entity to keep fresh.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +102,8 @@ pub struct Enroller {
     begun: u64,
     balance: Balance,
     revive: bool,
+    /// Chains begin anew that ended because their entities had left the roster.
+    returning: bool,
     /// Whether messages published by this process reach workers.
     publishes: bool,
     connections: Connections,
@@ -131,6 +135,7 @@ impl Enroller {
             begun: 0,
             balance: Balance::default(),
             revive: false,
+            returning: false,
             publishes,
             connections,
             dispatch,
@@ -141,6 +146,16 @@ impl Enroller {
     #[must_use]
     pub fn revive(mut self, revive: bool) -> Self {
         self.revive = revive;
+        self
+    }
+
+    /// Takes the entities for those of a roster: who was retired for having left it begins anew.
+    /// First ticks begin anywhere in the window, so that the few that are found each time do not
+    /// always get the same places.
+    #[must_use]
+    pub fn following_a_roster(mut self) -> Self {
+        self.returning = true;
+        self.begun = self.connections.entropy.below(ANYWHERE) as u64;
         self
     }
 
@@ -169,10 +184,16 @@ impl Enroller {
             }
         }
         let ledger = self.connections.ledger.clone();
+        let mut returned = BTreeSet::new();
+        if self.returning {
+            let keys = entities.iter().map(|entity| entity.key.clone()).collect();
+            returned.extend(ledger.departed(self.kind.clone(), keys).await?);
+        }
         let now = ledger.now();
         let watch_at = if self.publishes { now + GRACE } else { now };
         let mut chains = Vec::with_capacity(entities.len());
         for entity in entities {
+            let revive = self.revive || returned.contains(&entity.key);
             let due = self.first_due(&entity, &of_kind, now)?;
             chains.push(NewChain {
                 kind: self.kind.clone(),
@@ -181,7 +202,7 @@ impl Enroller {
                 payload: entity.payload,
                 due,
                 watch_at: if self.publishes { due.max(watch_at) } else { watch_at },
-                revive: self.revive,
+                revive,
                 once: false,
                 owner: entity.owner,
                 schedule: entity.schedule,

@@ -2,10 +2,11 @@
 //!
 //! `pipeline` is a job's life from delivery to acknowledgement, [`Dispatch`] puts messages on
 //! the ladder, `rearm` sends them on when a hop is over, `catch_up` re-creates messages that
-//! were lost, [`enroll`] begins chains, and [`Engine::run`] starts and stops it all.
+//! were lost, [`enroll`] begins chains, [`chores`] is what the engine does for itself, and [`Engine::run`] starts and stops it all.
 
 mod attempt;
 mod catch_up;
+pub mod chores;
 mod dispatch;
 pub mod enroll;
 mod lease;
@@ -43,6 +44,7 @@ use crate::monitor::{self, Monitor, Subject};
 use crate::schedule::Balance;
 use crate::telemetry::{KindFigures, QueueFigures, Telemetry, ThrottleFigures};
 use crate::throttle::{Throttle, Throttles};
+use chores::Chores;
 pub use dispatch::Dispatch;
 use lease::Leases;
 use life::{Life, Point, Probe};
@@ -156,6 +158,7 @@ pub struct Engine {
     telemetry: Arc<Telemetry>,
     ready: Arc<SetOnce<()>>,
     probe: Option<Arc<dyn Probe>>,
+    chores: bool,
 }
 
 impl Engine {
@@ -169,6 +172,7 @@ impl Engine {
             telemetry: Arc::default(),
             ready: Arc::default(),
             probe: None,
+            chores: true,
         }
     }
 
@@ -199,6 +203,14 @@ impl Engine {
     #[must_use]
     pub fn probe(mut self, probe: Arc<dyn Probe>) -> Self {
         self.probe = Some(probe);
+        self
+    }
+
+    /// Leaves the engine's own chores (rosters, history) to others: for simulations and measurements,
+    /// where nothing else is to happen.
+    #[must_use]
+    pub fn without_chores(mut self) -> Self {
+        self.chores = false;
         self
     }
 
@@ -235,6 +247,9 @@ impl Engine {
         topology_guard::check(&*core.ledger, &self.config, core.dispatch.broker.keeps_messages()).await?;
         core.dispatch.broker.apply(&core.topology).await?;
         core.dispatch.broker.verify(&core.topology).await?;
+        if let Some(chores) = &core.chores {
+            chores.begin().await?;
+        }
         core.life.reached(Point::Declared).await;
         // All are there before one begins, so that a start that fails leaves nothing running.
         let mut consumers = Vec::new();
@@ -336,17 +351,39 @@ impl Engine {
             };
             (name.clone(), Arc::new(queue))
         });
-        let queues = queues.collect();
+        let mut queues: BTreeMap<String, Arc<QueueRun>> = queues.collect();
+        let mut known_queues: Vec<String> = config.queues.keys().cloned().collect();
+        let chores = self.chores.then(|| Arc::new(Chores::new(config, &connections)));
+        let mut kinds = self.config.kinds.clone();
+        if let Some(chores) = &chores {
+            let (name, most) = (chores.queue.clone(), chores.concurrency());
+            let queue = QueueRun {
+                name: name.as_str().into(),
+                prefetch: u16::try_from(most).unwrap_or(u16::MAX),
+                priority: 0,
+                permits: Arc::new(Semaphore::new(most)),
+                throttle: None,
+                figures: self.telemetry.queue(&name),
+                frontier: AtomicI64::new(i64::MIN),
+                balance: Balance::default(),
+            };
+            queues.insert(name.clone(), Arc::new(queue));
+            known_queues.push(name);
+            for (name, settings) in Chores::kinds() {
+                kinds.insert(name.into(), settings);
+                self.handlers.insert(name.into(), Arc::new(chores.clone()));
+            }
+        }
         let entropy = connections.entropy.clone();
         Ok(Core {
             worker: format!("{}-{}", std::process::id(), entropy.token()).into(),
-            known_queues: config.queues.keys().cloned().collect(),
-            figures: config.kinds.keys().map(|name| (name.clone(), self.telemetry.kind(name))).collect(),
-            kinds: RwLock::new(Arc::new(shared(std::mem::take(&mut self.config.kinds)))),
+            known_queues,
+            figures: kinds.keys().map(|name| (name.clone(), self.telemetry.kind(name))).collect(),
+            kinds: RwLock::new(Arc::new(shared(kinds))),
             handlers: std::mem::take(&mut self.handlers),
             queues,
             catch_up: self.config.catch_up.clone(),
-            history: self.config.ledger.history,
+            chores,
             grace: self.config.worker.grace,
             dispatch: Dispatch { telemetry: self.telemetry.clone(), ..Dispatch::new(&self.config, &connections) },
             topology: self.config.topology(),
@@ -429,7 +466,8 @@ struct Core {
     /// Those consumed here.
     queues: BTreeMap<String, Arc<QueueRun>>,
     catch_up: crate::config::CatchUpSettings,
-    history: Duration,
+    /// What this worker does for the engine itself.
+    chores: Option<Arc<Chores>>,
     grace: Duration,
     topology: Topology,
     dispatch: Dispatch,

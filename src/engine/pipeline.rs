@@ -246,7 +246,9 @@ impl Core {
     /// this one. Those that cannot be sent are known to the ledger as unsent.
     async fn send_all(&self, messages: Vec<Hint>, epoch: i64, decided: Time) -> Fate {
         let (own, others): (Vec<Hint>, Vec<Hint>) = messages.into_iter().partition(|hint| hint.epoch == epoch);
-        let others = stream::iter(others).map(async |hint| drop(self.succeed(&hint, decided).await));
+        let others = stream::iter(others).map(async |hint| {
+            self.succeed(&hint, decided).await;
+        });
         let others = others.buffer_unordered(IN_FLIGHT).collect::<()>();
         let own = async {
             match own.first() {

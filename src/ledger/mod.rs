@@ -3,12 +3,15 @@
 //! Messages are replaceable hints; what the ledger says counts. Each verb is one transaction.
 //!
 //! - [`words`](self): what the verbs take and answer.
+//! - [`Rosters`] and [`History`]: the verbs that rosters need, and those that keep the history within bounds.
 //! - [`judge`] decides about a claim purely, so that every ledger decides alike.
 //! - [`sqlite`]: a file on this machine, written by one thread with group commit.
 //! - [`postgres`]: a server that many workers share, written in groups too.
 
+mod history;
 mod judge;
 pub mod postgres;
+mod rosters;
 pub mod sqlite;
 mod words;
 
@@ -17,12 +20,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::clock::Time;
+pub use history::History;
 pub use judge::{ChainRow, Judgement, judge};
+pub use rosters::{Enlisted, Rosters};
 pub use words::*;
 
 /// Keeps the truth.
 #[async_trait]
-pub trait Ledger: Send + Sync {
+pub trait Ledger: Rosters + History + Send + Sync {
     /// Names this ledger; chains' messages carry it.
     fn id(&self) -> &str;
 
@@ -210,8 +215,7 @@ pub trait Ledger: Send + Sync {
     async fn set_topology(&self, current: Option<String>, next: String) -> Result<bool, LedgerError>;
 
     /// Deletes records of attempts that ended before `before`, looking at the `limit` oldest;
-    /// returns how many. Also ends the records of claims whose lease is over, on chains that
-    /// nobody will claim again.
+    /// returns how many.
     ///
     /// # Errors
     /// When nothing was deleted.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::broker::Depth;
 use crate::clock::Time;
 use crate::config::Config;
+use crate::engine::chores::is_internal;
 use crate::ledger::{ChainState, LateChain};
 
 /// A look at a chain is late, and not just about to happen, after so many sweeps without it.
@@ -43,7 +44,9 @@ pub fn why(chain: &LateChain, config: &Config, broker: Waiting<'_>, now: Time) -
         let worker = chain.worker.as_deref().unwrap_or("a worker");
         return format!("it runs on {worker}, whose lease ends at {}", chain.lease_until);
     }
+    let own = is_internal(kind);
     match config.kinds.get(kind) {
+        _ if own => {}
         None => {
             return format!(
                 "its kind is not in this configuration: workers with it leave the chain alone; add [kinds.{kind}]"
@@ -57,7 +60,7 @@ pub fn why(chain: &LateChain, config: &Config, broker: Waiting<'_>, now: Time) -
         }
         Some(_) => {}
     }
-    if !config.queues.contains_key(queue) {
+    if !own && !config.queues.contains_key(queue) {
         return format!(
             "its queue is not in this configuration: workers with it do not consume it; add [queues.{queue}], or \
              enroll the chain on another queue"
@@ -162,6 +165,13 @@ mod tests {
             ),
             (with(|c| c.hint.kind = "old".into()), full, "its kind is not in this configuration"),
             (with(|c| c.hint.kind = "report".into()), full, "its kind has no `every` in this configuration"),
+            (
+                with(|c| {
+                    (c.hint.kind, c.hint.queue) = ("roundelay.roster".into(), "roundelay.chores".into());
+                }),
+                idle,
+                "no worker consumes its queue, where 7 messages wait",
+            ),
             (with(|c| c.hint.queue = "gone".into()), Waiting::Embedded, "its queue is not in this configuration"),
             (
                 with(|c| (c.lease_until, c.worker) = (at(900), Some("w-1".into()))),

@@ -7,15 +7,18 @@
 //! has no occurrence in an hour that there is not, and goes on through one that there is twice.
 
 use std::fmt;
+use std::sync::Arc;
 
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
 
 use crate::clock::Time;
 
-/// A cron expression and its time zone.
+/// A cron expression and its time zone; clones share it.
 #[derive(Clone)]
-pub struct Cron {
+pub struct Cron(Arc<Parsed>);
+
+struct Parsed {
     pattern: croner::Cron,
     zone: TimeZone,
     text: String,
@@ -43,17 +46,17 @@ impl Cron {
             Some(name) => format!("{text} {name}"),
             None => text.into(),
         };
-        let cron = Self { pattern, zone, text };
+        let cron = Self(Arc::new(Parsed { pattern, zone, text }));
         // February 30th, for example.
         match cron.after(Time::from_millis(1_700_000_000_000)) {
             Some(_) => Ok(cron),
-            None => Err(format!("`{}` never occurs", cron.text)),
+            None => Err(format!("`{}` never occurs", cron.0.text)),
         }
     }
 
     /// The first occurrence after `time`; none when there is none in the years that the calendar has.
     pub fn after(&self, time: Time) -> Option<Time> {
-        let next = self.pattern.find_next_occurrence(&self.zoned(time)?, false).ok()?;
+        let next = self.0.pattern.find_next_occurrence(&self.zoned(time)?, false).ok()?;
         Some(Time::from_millis(next.timestamp().as_millisecond()))
     }
 
@@ -61,19 +64,19 @@ impl Cron {
     pub fn at_or_before(&self, time: Time) -> Option<Time> {
         // Occurrences are whole seconds, and the search compares what is below.
         let second = Time::from_millis(time.as_millis().div_euclid(1_000) * 1_000);
-        let last = self.pattern.find_previous_occurrence(&self.zoned(second)?, true).ok()?;
+        let last = self.0.pattern.find_previous_occurrence(&self.zoned(second)?, true).ok()?;
         Some(Time::from_millis(last.timestamp().as_millisecond()))
     }
 
     fn zoned(&self, time: Time) -> Option<Zoned> {
-        Some(Timestamp::from_millisecond(time.as_millis()).ok()?.to_zoned(self.zone.clone()))
+        Some(Timestamp::from_millisecond(time.as_millis()).ok()?.to_zoned(self.0.zone.clone()))
     }
 }
 
 /// The expression and the zone.
 impl fmt::Display for Cron {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        f.write_str(&self.0.text)
     }
 }
 
@@ -85,7 +88,7 @@ impl fmt::Debug for Cron {
 
 impl PartialEq for Cron {
     fn eq(&self, other: &Self) -> bool {
-        self.text == other.text
+        self.0.text == other.0.text
     }
 }
 

@@ -54,6 +54,36 @@ impl SimulatedLedger {
 }
 
 #[async_trait]
+impl Rosters for SimulatedLedger {
+    async fn enlisted(&self, kind: String, after: String, limit: u32) -> Result<Vec<Enlisted>, LedgerError> {
+        self.through(false, self.inner.enlisted(kind, after, limit)).await
+    }
+
+    async fn depart(&self, epochs: Vec<i64>) -> Result<u64, LedgerError> {
+        self.through(true, self.inner.depart(epochs)).await
+    }
+
+    async fn departed(&self, kind: String, keys: Vec<String>) -> Result<Vec<String>, LedgerError> {
+        self.through(false, self.inner.departed(kind, keys)).await
+    }
+}
+
+#[async_trait]
+impl History for SimulatedLedger {
+    async fn end_left(&self, limit: u32) -> Result<(), LedgerError> {
+        self.through(true, self.inner.end_left(limit)).await
+    }
+
+    async fn archive(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
+        self.through(true, self.inner.archive(before, limit)).await
+    }
+
+    async fn expire(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
+        self.through(true, self.inner.expire(before, limit)).await
+    }
+}
+
+#[async_trait]
 impl Ledger for SimulatedLedger {
     fn id(&self) -> &str {
         self.inner.id()

@@ -183,7 +183,11 @@ impl Observer {
     pub fn granted(&self, process: &Process, request: &ClaimRequest, grant: &Grant) {
         let at = self.start.elapsed();
         let hint = &request.hint;
-        let name = Name { kind: hint.kind.clone(), key: hint.key.clone(), once: grant.once };
+        let mut name = Name { kind: hint.kind.clone(), key: hint.key.clone(), once: grant.once };
+        if hint.parent != 0 {
+            // Members of different batches may have the same name.
+            name.key = format!("{} of {}", hint.key, hint.parent);
+        }
         let mut state = self.lock();
         state.note(at, || {
             let (w, r) = (process.worker, process.run);

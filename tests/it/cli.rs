@@ -164,8 +164,8 @@ async fn enroll_may_be_done_again_and_brings_chains_up_to_date() {
         ok(run("enroll", &config, &["--kind", "sync", roster.to_str().unwrap(), "--json"]).await).json()
     };
     let tally = |created, unchanged, updated| {
-        json!({ "created": created, "unchanged": unchanged, "updated": updated, "retired": 0, "unsent": 0,
-                "rejected": 0, "rejects": null })
+        json!({ "created": created, "unchanged": unchanged, "updated": updated, "retired": 0, "pruned": 0,
+                "unsent": 0, "rejected": 0, "rejects": null, "dry_run": false })
     };
     assert_eq!(enroll("key,name\na,1\nb,2\nc,3\n").await, tally(3, 0, 0));
     assert_eq!(enroll("key,name\na,1\nb,2\nc,3\n").await, tally(0, 3, 0));

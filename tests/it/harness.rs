@@ -307,7 +307,7 @@ impl Watched {
         let config = ground.config(text);
         let connections = Connections::open(&config).await.unwrap();
         let (seen, runs) = mpsc::unbounded_channel();
-        let mut engine = Engine::new(config.clone()).connections(connections.clone());
+        let mut engine = Engine::new(config.clone()).connections(connections.clone()).without_chores();
         for kind in config.kinds.keys() {
             let (seen, clock) = (seen.clone(), connections.clock.clone());
             engine = engine.handler(kind, move |job: Job| {

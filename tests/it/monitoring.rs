@@ -203,8 +203,10 @@ handler.exec.argv = ["/bin/false"]
         assert_eq!(metrics.get(sample), value, "{sample}");
     }
     // Two of a second each, one retry of a second, and the hour; catch-up sent the two first ones.
-    assert_eq!(metrics.get("roundelay_delay_hops_bucket{le=\"1.0\"}"), metrics.get("roundelay_delay_hops_count"));
-    assert!(metrics.get("roundelay_delay_hops_count") >= 6.0);
+    // What took more is the engine's own chain, whose five minutes have no rung of their own.
+    let (in_one, all) =
+        (metrics.get("roundelay_delay_hops_bucket{le=\"1.0\"}"), metrics.get("roundelay_delay_hops_count"));
+    assert!(in_one >= 6.0 && all - in_one <= 1.0, "{in_one} of {all}");
     assert_eq!((worker.health("/healthz").await, worker.health("/readyz").await), ((200, [].into()), (200, [].into())));
     assert_eq!(worker.get("/").await.0, StatusCode::NOT_FOUND);
 

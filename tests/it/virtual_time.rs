@@ -76,7 +76,7 @@ impl World {
     /// A worker.
     pub async fn start(&mut self) {
         self.connections.broker.apply(&self.config.topology()).await.unwrap();
-        let mut engine = Engine::new(self.config.clone()).connections(self.connections.clone());
+        let mut engine = Engine::new(self.config.clone()).connections(self.connections.clone()).without_chores();
         for kind in self.config.kinds.keys() {
             let (seen, ledger, script) = (self.seen.clone(), self.ledger.clone(), self.scripts.get(kind).cloned());
             engine = engine.handler(kind, move |job: Job| {

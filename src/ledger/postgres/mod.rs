@@ -9,11 +9,14 @@
 //! Only the server's clock decides. What [`Ledger::now`] tells follows it.
 
 mod connect;
+mod foreign;
 mod group;
+mod history;
 mod lane;
 mod orders;
 mod page;
 mod reader;
+mod rosters;
 mod schema;
 mod tls;
 mod verbs;
@@ -35,6 +38,7 @@ use super::{
 use crate::clock::{Clock, Entropy, Followed, Time};
 use crate::config::Secret;
 use connect::{Address, Use, words};
+pub(crate) use foreign::Foreign;
 use lane::Lane;
 use page::Quarantined;
 use reader::Reader;

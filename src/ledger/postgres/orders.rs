@@ -1,4 +1,4 @@
-//! What operators want, and what is swept away, in SQL: statements that concern many chains at once,
+//! What operators want, in SQL: statements that concern many chains at once,
 //! each a transaction by itself.
 
 use std::time::Duration;
@@ -9,7 +9,6 @@ use tokio_postgres::{Error, Transaction};
 use super::connect::{Address, Session, Use, passes, words};
 use super::group::hint;
 use super::reader::Reader;
-use crate::clock::Time;
 use crate::ledger::{ChainState, Hint, LedgerError, Order, Which};
 
 /// How long an order may take; a million chains take some ten seconds.
@@ -196,25 +195,5 @@ impl Reader {
             }
         };
         Ok(changed == 1)
-    }
-
-    /// Attempts end about in the order of their fences, so only the oldest are looked at. One that
-    /// has no end a day after it began was cut off, on a chain that nobody has claimed since.
-    pub(super) async fn prune(&self, before: Time, limit: u32) -> Result<u64, LedgerError> {
-        let limit = i64::from(limit);
-        let left = "WITH now AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 AS ms),
-                         held AS MATERIALIZED (SELECT epoch, fence FROM chains
-                              WHERE left_held AND lease_until <= (SELECT ms FROM now)
-                              ORDER BY epoch LIMIT $1 FOR UPDATE),
-                         free AS (UPDATE chains c SET lease_until = 0 FROM held WHERE c.epoch = held.epoch)
-                    UPDATE attempts a SET finished = now.ms, verdict = 'lost'
-                    FROM held, now WHERE a.fence = held.fence AND a.finished IS NULL";
-        self.execute(left, &[&limit]).await?;
-        // Mostly the very first that has an end is young, and then there is nothing to look for.
-        let delete = "DELETE FROM attempts WHERE fence IN (SELECT fence FROM attempts ORDER BY fence LIMIT $2)
-                      AND coalesce(finished, started + 86400000) < $1
-                      AND (SELECT coalesce(finished, started + 86400000) FROM attempts
-                           WHERE finished IS NOT NULL OR started + 86400000 < $1 ORDER BY fence LIMIT 1) < $1";
-        self.execute(delete, &[&before.as_millis(), &limit]).await
     }
 }

@@ -6,7 +6,7 @@ use super::connect::{Session, words};
 use crate::clock::Entropy;
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out
     // of order. Text is compared byte by byte, so that an index does not depend on the system's
     // locales. Pages have room to spare, since most updates (a claim changes no indexed column) can
@@ -76,7 +76,8 @@ const MIGRATIONS: [&str; 2] = [
            kept_at int8 NOT NULL
        );"#,
     // Version 2: owners, schedules of a chain's own, what guards look at, what a run hands on, batches.
-    // `parent` is the epoch of the chain that waits for this member of its batch.
+    // `parent` is the epoch of the chain that waits for this member of its batch. Whoever runs a
+    // member that is deleted cannot finish it, so its record ends there, whoever deletes it.
     r#"ALTER TABLE chains
            ADD COLUMN owner text COLLATE "C",
            ADD COLUMN schedule text,
@@ -91,6 +92,14 @@ const MIGRATIONS: [&str; 2] = [
        DROP INDEX chains_by_name;
        CREATE UNIQUE INDEX chains_by_name ON chains (kind, key, once, parent);
        CREATE INDEX chains_by_parent ON chains (parent) WHERE parent <> 0;
+       CREATE FUNCTION member_leaves() RETURNS trigger LANGUAGE plpgsql AS $body$
+           BEGIN
+               UPDATE attempts SET finished = OLD.lease_until, verdict = 'lost'
+               WHERE fence = OLD.fence AND finished IS NULL;
+               RETURN NULL;
+           END $body$;
+       CREATE TRIGGER member_leaves AFTER DELETE ON chains FOR EACH ROW WHEN (OLD.lease_until <> 0)
+           EXECUTE FUNCTION member_leaves();
        CREATE INDEX chains_by_owner ON chains (owner) WHERE owner IS NOT NULL;
        ALTER TABLE attempts
            ADD COLUMN overlapped int8 NOT NULL DEFAULT 0,
@@ -103,7 +112,35 @@ const MIGRATIONS: [&str; 2] = [
            until int8 NOT NULL,
            PRIMARY KEY (kind, key)
        );"#,
+    ROSTERS_AND_ARCHIVE,
 ];
+
+/// Which chains ended because their entities left the roster (only while the chain still has that
+/// epoch), and what has become too old for `attempts`.
+const ROSTERS_AND_ARCHIVE: &str = r#"
+    CREATE TABLE departed (
+        kind  text COLLATE "C" NOT NULL,
+        key   text COLLATE "C" NOT NULL,
+        epoch int8 NOT NULL,
+        PRIMARY KEY (kind, key)
+    );
+    CREATE TABLE attempts_archive (
+        fence    int8 PRIMARY KEY,
+        epoch    int8 NOT NULL,
+        kind     text COLLATE "C",
+        key      text COLLATE "C",
+        tick     int8 NOT NULL,
+        attempt  int8 NOT NULL,
+        worker   text NOT NULL,
+        due      int8 NOT NULL,
+        started  int8 NOT NULL,
+        finished int8,
+        verdict  text,
+        reason   text,
+        overlapped int8 NOT NULL,
+        misfired   int8 NOT NULL
+    );
+    CREATE INDEX attempts_archive_by_name ON attempts_archive (kind, key);"#;
 
 /// The sequences of epochs and fences go on from at least now, in microseconds since 1970. So they
 /// never go back, not even when the database was replaced by an older copy of itself: the numbers

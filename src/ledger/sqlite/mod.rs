@@ -2,7 +2,9 @@
 //! and a second connection for reading. Several processes on one machine may share the file; it
 //! must not lie on a network file system.
 
+mod history;
 mod orders;
+mod rosters;
 mod schema;
 mod store;
 mod views;
@@ -279,8 +281,7 @@ impl Ledger for SqliteLedger {
     }
 
     async fn prune(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
-        let clock = self.clock.clone();
-        self.writer.write(move |store| store.prune(before, clock.now(), limit)).await
+        self.writer.write(move |store| store.prune(before, limit)).await
     }
 
     async fn census(&self, slack: Duration) -> Result<Census, LedgerError> {

@@ -5,7 +5,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use crate::clock::{Entropy, Time};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -86,7 +86,8 @@ const MIGRATIONS: [&str; 3] = [
      INSERT INTO failures SELECT kind, key, '', reason, times, first_at, last_at FROM failures_1;
      DROP TABLE failures_1;",
     // Version 3: owners, schedules of a chain's own, what guards look at, what a run hands on, batches.
-    // `parent` is the epoch of the chain that waits for this member of its batch.
+    // `parent` is the epoch of the chain that waits for this member of its batch. Whoever runs a
+    // member that is deleted cannot finish it, so its record ends there, whoever deletes it.
     "ALTER TABLE chains ADD COLUMN owner TEXT;
      ALTER TABLE chains ADD COLUMN schedule TEXT;
      ALTER TABLE chains ADD COLUMN carry TEXT;
@@ -100,6 +101,9 @@ const MIGRATIONS: [&str; 3] = [
      DROP INDEX chains_by_name;
      CREATE UNIQUE INDEX chains_by_name ON chains (kind, key, once, parent);
      CREATE INDEX chains_by_parent ON chains (parent) WHERE parent <> 0;
+     CREATE TRIGGER member_leaves AFTER DELETE ON chains WHEN old.lease_until <> 0 BEGIN
+         UPDATE attempts SET finished = old.lease_until, verdict = 'lost' WHERE fence = old.fence AND finished IS NULL;
+     END;
      CREATE INDEX chains_by_owner ON chains (owner) WHERE owner IS NOT NULL;
      ALTER TABLE attempts ADD COLUMN overlapped INTEGER NOT NULL DEFAULT 0;
      ALTER TABLE attempts ADD COLUMN misfired INTEGER NOT NULL DEFAULT 0;
@@ -111,7 +115,35 @@ const MIGRATIONS: [&str; 3] = [
          until INTEGER NOT NULL,
          PRIMARY KEY (kind, key)
      ) WITHOUT ROWID;",
+    ROSTERS_AND_ARCHIVE,
 ];
+
+/// Which chains ended because their entities left the roster (only while the chain still has that
+/// epoch), and what has become too old for `attempts`.
+const ROSTERS_AND_ARCHIVE: &str = "
+    CREATE TABLE departed (
+        kind  TEXT    NOT NULL,
+        key   TEXT    NOT NULL,
+        epoch INTEGER NOT NULL,
+        PRIMARY KEY (kind, key)
+    ) WITHOUT ROWID;
+    CREATE TABLE attempts_archive (
+        fence    INTEGER PRIMARY KEY,
+        epoch    INTEGER NOT NULL,
+        kind     TEXT,
+        key      TEXT,
+        tick     INTEGER NOT NULL,
+        attempt  INTEGER NOT NULL,
+        worker   TEXT    NOT NULL,
+        due      INTEGER NOT NULL,
+        started  INTEGER NOT NULL,
+        finished INTEGER,
+        verdict  TEXT,
+        reason   TEXT,
+        overlapped INTEGER NOT NULL,
+        misfired   INTEGER NOT NULL
+    );
+    CREATE INDEX attempts_archive_by_name ON attempts_archive (kind, key);";
 
 /// The sequences of epochs and fences go on from at least this: the microseconds since 1970. So
 /// they never go back, not even when the file was replaced by an older copy of itself: the numbers

@@ -506,36 +506,4 @@ impl Store {
         let mut delete = self.connection.prepare_cached("DELETE FROM jobs WHERE id = ?1")?;
         ids.iter().try_for_each(|id| delete.execute([id]).map(drop))
     }
-
-    /// Attempts end about in the order of their fences, so only the oldest are looked at. One that
-    /// has no end a day after it began was cut off, on a chain that nobody has claimed since.
-    pub fn prune(&mut self, before: Time, now: Time, limit: u32) -> Result<usize> {
-        let left = "UPDATE chains SET lease_until = 0 WHERE epoch IN
-                        (SELECT epoch FROM chains WHERE state <> 0 AND lease_until <> 0 AND lease_until <= ?1 LIMIT ?2)
-                    RETURNING fence";
-        let mut left = self.connection.prepare_cached(left)?;
-        let fences: Vec<i64> =
-            left.query_map(params![now.as_millis(), limit], |row| row.get(0))?.collect::<Result<_>>()?;
-        for fence in fences {
-            self.connection
-                .prepare_cached(
-                    "UPDATE attempts SET finished = ?2, verdict = 'lost' WHERE fence = ?1 AND finished IS NULL",
-                )?
-                .execute(params![fence, now.as_millis()])?;
-        }
-        // Mostly the very first that has an end is young, and then there is nothing to look for.
-        let oldest = "SELECT coalesce(finished, started + 86400000) < ?1 FROM attempts
-                      WHERE finished IS NOT NULL OR started + 86400000 < ?1 ORDER BY fence LIMIT 1";
-        let oldest: Option<bool> =
-            self.connection.prepare_cached(oldest)?.query_row([before.as_millis()], |row| row.get(0)).optional()?;
-        if oldest != Some(true) {
-            return Ok(0);
-        }
-        self.connection
-            .prepare_cached(
-                "DELETE FROM attempts WHERE fence IN (SELECT fence FROM attempts ORDER BY fence LIMIT ?2)
-                 AND coalesce(finished, started + 86400000) < ?1",
-            )?
-            .execute(params![before.as_millis(), limit])
-    }
 }

@@ -207,6 +207,6 @@ fn overdue(row: &Row<'_>) -> Result<Overdue> {
     })
 }
 
-fn text_array(values: &[String]) -> rusqlite::vtab::array::Array {
+pub(super) fn text_array(values: &[String]) -> rusqlite::vtab::array::Array {
     std::rc::Rc::new(values.iter().cloned().map(rusqlite::types::Value::from).collect())
 }

@@ -337,7 +337,8 @@ impl World {
         self.observer.note(|| format!("worker {worker}.{} starts", process.run));
         let (connection, connections) = self.connections(&process);
         let watcher = Watcher { process: process.clone(), traps: self.traps.clone(), killed: self.killed.0.clone() };
-        let mut engine = Engine::new(self.config.clone()).connections(connections).probe(Arc::new(watcher));
+        let mut engine =
+            Engine::new(self.config.clone()).connections(connections).without_chores().probe(Arc::new(watcher));
         for (name, kind) in &self.config.kinds {
             let (observer, process, seed) = (self.observer.clone(), process.clone(), self.seed);
             let lenient = kind.takeover == crate::config::Takeover::Redelivery;

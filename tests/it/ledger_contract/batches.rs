@@ -131,8 +131,11 @@ async fn members_go_with_the_chain_that_waits_for_them() {
         let (hint, members) = fanned_out(ledger, "b", 2).await;
         let runs = granted(ledger, &members[0], LEASE).await;
         assert_eq!(ledger.steer(which("b"), Order::RecoverAll).await.unwrap(), 1);
+        let verdict = async || ledger.attempts(runs.fence - 1, 1).await.unwrap().remove(0).verdict.unwrap();
+        assert_eq!(verdict().await, "lost");
         let done = end(&members[0], runs.fence, ledger.now(), Next::End, Verdict::Done);
         assert_eq!(ledger.finish(done).await.unwrap(), Finish::Fenced);
+        assert_eq!(verdict().await, "fenced");
         assert_eq!(ledger.claim(ask(&members[1], LEASE)).await.unwrap(), Claim::Idle);
         let chain = ledger.chains("sync".into(), "b".into()).await.unwrap().remove(0);
         assert_eq!((chain.batch, chain.state), ((0, 0), ChainState::Active));

@@ -348,6 +348,64 @@ async fn old_attempts_are_pruned_and_young_or_running_ones_are_kept() {
 }
 
 #[tokio::test]
+async fn old_attempts_go_to_the_archive_and_from_there_when_they_are_too_old_for_it() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let mut hint = begun(ledger, "done").await;
+        for _ in 0..3 {
+            let grant = granted(ledger, &hint, LEASE).await;
+            hint = finished(ledger, &hint, grant.fence, tick(ledger.now())).await;
+        }
+        let now = ledger.now();
+        assert_eq!(ledger.archive(now - LEASE, 100).await.unwrap(), 0, "all are young");
+        assert_eq!(ledger.archive(now + LEASE, 2).await.unwrap(), 2);
+        assert_eq!(ledger.attempts(0, 10).await.unwrap().len(), 1);
+        assert_eq!(ledger.archive(now + LEASE, 100).await.unwrap(), 1);
+        assert_eq!(ledger.archive(now + LEASE, 100).await.unwrap(), 0);
+        assert_eq!(ledger.attempts(0, 10).await.unwrap(), []);
+        assert_eq!(ledger.expire(now - LEASE, 100).await.unwrap(), 0, "there they may be older");
+        assert_eq!(ledger.expire(now + LEASE, 2).await.unwrap(), 2);
+        assert_eq!(ledger.expire(now + LEASE, 100).await.unwrap(), 1, "none was lost on the way");
+        assert_eq!(ledger.expire(now + LEASE, 100).await.unwrap(), 0);
+    }
+}
+
+#[tokio::test]
+async fn who_left_the_roster_is_remembered_until_it_begins_anew() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let [a, b, c] = [begun(ledger, "a").await, begun(ledger, "b").await, begun(ledger, "c").await];
+        let once = NewChain { once: true, ..chain("b", ledger.now()) };
+        let Enrolled::Created(extra) = ledger.enroll(vec![once]).await.unwrap().remove(0) else { panic!() };
+        ledger.steer(which("c"), Order::Retire).await.unwrap();
+        let enlisted = async |after: &str, limit| {
+            let found = ledger.enlisted("sync".into(), after.into(), limit).await.unwrap();
+            found.into_iter().map(|m| (m.key, m.epoch, m.state)).collect::<Vec<_>>()
+        };
+        let active = |hint: &Hint| (hint.key.clone(), hint.epoch, ChainState::Active);
+        assert_eq!(enlisted("", 2).await, [active(&a), active(&b)], "without the single tick beside b");
+        assert_eq!(enlisted("b", 2).await, [("c".to_owned(), c.epoch, ChainState::Retired)]);
+        assert_eq!(ledger.enlisted("other".into(), String::new(), 9).await.unwrap(), []);
+
+        assert_eq!(ledger.depart(vec![b.epoch, c.epoch, c.epoch + 99]).await.unwrap(), 1, "c had ended before");
+        assert_eq!(ledger.claim(ask(&b, LEASE)).await.unwrap(), Claim::Idle);
+        assert_eq!(ledger.claim(ask(&extra, LEASE)).await.unwrap(), Claim::Idle, "nor the single tick");
+        let departed = async || {
+            let keys = ["a", "b", "c", "x"].map(String::from).into();
+            ledger.departed("sync".into(), keys).await.unwrap()
+        };
+        assert_eq!(departed().await, ["b"]);
+        assert_eq!(ledger.depart(vec![b.epoch]).await.unwrap(), 0);
+        let revive = || NewChain { revive: true, ..chain("b", ledger.now()) };
+        assert!(matches!(ledger.enroll(vec![revive()]).await.unwrap()[..], [Enrolled::Created(_)]));
+        assert_eq!(departed().await, [] as [&str; 0]);
+        // Ended again, and for another reason: that is not the roster's to undo.
+        ledger.steer(which("b"), Order::Retire).await.unwrap();
+        assert_eq!(departed().await, [] as [&str; 0]);
+    }
+}
+
+#[tokio::test]
 async fn jobs_are_kept_until_they_are_forgotten() {
     for opened in all().await {
         let ledger = &*opened.ledger;
@@ -551,7 +609,7 @@ async fn the_record_of_a_holder_that_died_on_a_chain_that_ended_ends_too() {
         let hint = begun(ledger, "a").await;
         granted(ledger, &hint, Duration::ZERO).await;
         ledger.steer(which("a"), Order::Retire).await.unwrap();
-        ledger.prune(ledger.now() - LEASE, 10).await.unwrap();
+        ledger.end_left(10).await.unwrap();
         let records = ledger.attempts(0, 10).await.unwrap();
         assert_eq!(records.iter().map(|r| r.verdict.as_deref()).collect::<Vec<_>>(), [Some("lost")]);
         assert!(records[0].finished.is_some());

@@ -1,6 +1,11 @@
 //! Lists of entities: CSV or NDJSON, a row at a time.
 //!
-//! A bad row is an error with its line number, and the next row is read all the same.
+//! A bad row is an error with its line number, and the next row is read all the same. [`source`]
+//! reads the list that a kind names in its configuration, and [`Sync`] makes a kind's chains follow
+//! a list.
+
+pub mod source;
+mod sync;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -12,6 +17,7 @@ use serde_json::{Map, Value};
 use crate::config::{Config, KindSettings, OwnSchedule};
 use crate::engine::enroll::Entity;
 use crate::job::check_name;
+pub use sync::{Report, Sync, SyncError, Wishes, from_source};
 
 /// One row, by column.
 pub type Row = Map<String, Value>;
@@ -42,16 +48,26 @@ impl Format {
     /// # Errors
     /// When the extension is neither `csv` nor `ndjson` (or `jsonl`).
     pub fn of(path: &Path) -> Result<Self, String> {
-        match path.extension().and_then(|extension| extension.to_str()) {
-            Some("csv") => Ok(Self::Csv),
-            Some("ndjson" | "jsonl") => Ok(Self::Ndjson),
-            _ => Err(format!("{}: a roster's name ends in .csv or .ndjson", path.display())),
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        extension
+            .and_then(Self::by_extension)
+            .ok_or_else(|| format!("{}: a roster's name ends in .csv or .ndjson", path.display()))
+    }
+
+    fn by_extension(extension: &str) -> Option<Self> {
+        match extension {
+            "csv" => Some(Self::Csv),
+            "ndjson" | "jsonl" => Some(Self::Ndjson),
+            _ => None,
         }
     }
 }
 
-/// The rows of a roster, each with its line number.
-pub type Rows<'r> = Box<dyn Iterator<Item = Result<(u64, Row), BadRow>> + 'r>;
+/// A row with its line number, or why it cannot be used.
+pub type Line = Result<(u64, Row), BadRow>;
+
+/// The rows of a roster.
+pub type Rows<'r> = Box<dyn Iterator<Item = Line> + 'r>;
 
 /// Reads a roster row by row; a row that cannot be read does not stop the next.
 ///

@@ -1,0 +1,114 @@
+//! `[kinds.<name>.roster]`: where a kind's entities are listed, checked.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::check::{Problems, TEN_YEARS};
+use super::{Secret, raw};
+use crate::ledger::postgres;
+use crate::roster::Format;
+
+/// How often a source is read when nothing is said.
+const SYNC: Duration = Duration::from_secs(30 * 60);
+/// A source is not asked more often than this.
+const SHORTEST_SYNC: Duration = Duration::from_secs(1);
+
+/// Where a kind's entities are listed, and how its chains follow the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RosterSettings {
+    /// What is read.
+    pub source: RosterSource,
+    /// How long after one synchronisation the next begins.
+    pub sync: Duration,
+    /// Whether chains end whose entities have left the list.
+    pub prune: bool,
+}
+
+/// What a roster is read from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RosterSource {
+    /// A file, CSV or NDJSON by its extension.
+    File(PathBuf),
+    /// A URL to GET, CSV or NDJSON by its `Content-Type`, or else by its path's extension.
+    Http(Secret),
+    /// A query; its columns are the entity's fields.
+    Sql {
+        /// Of which database.
+        database: RosterDatabase,
+        /// One SELECT.
+        query: String,
+    },
+}
+
+/// What a query is sent to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RosterDatabase {
+    /// A SQLite file, which is only read.
+    Sqlite(PathBuf),
+    /// A PostgreSQL server.
+    Postgres(Secret),
+}
+
+/// The checked source of the kind `name`, if it has one.
+pub(super) fn check(problems: &mut Problems, name: &str, raw: raw::Roster, chains: bool) -> Option<RosterSettings> {
+    let at = |key: &'static str| ["kinds", name, "roster", key];
+    let named = [raw.file.is_some(), raw.http.is_some(), raw.sql.is_some()].iter().filter(|there| **there).count();
+    if named == 0 {
+        for (key, there) in [("sync", raw.sync.is_some()), ("prune", raw.prune.is_some())] {
+            if there {
+                problems.add(&at(key), "there is no source to read: set `file`, `http` or `sql` beside it");
+            }
+        }
+        return None;
+    }
+    if named > 1 {
+        problems.add(&["kinds", name, "roster"], "names several sources; keep one of `file`, `http` and `sql`");
+    }
+    if !chains {
+        problems.add(
+            &["kinds", name, "roster"],
+            format!("the kind has no chains to begin; set kinds.{name}.every, or `cron`"),
+        );
+    }
+    let sync = raw.sync.map_or(SYNC, |sync| sync.0);
+    problems.range(&at("sync"), sync, SHORTEST_SYNC, TEN_YEARS);
+    let source = match (raw.file, raw.http, raw.sql) {
+        (Some(file), ..) => {
+            let path = PathBuf::from(file);
+            if let Err(reason) = Format::of(&path) {
+                problems.add(&at("file"), reason);
+            }
+            RosterSource::File(path)
+        }
+        (_, Some(url), _) => {
+            let good =
+                url::Url::parse(&url).is_ok_and(|url| ["http", "https"].contains(&url.scheme()) && url.has_host());
+            if !good {
+                problems.add(&at("http"), format!("`{}` is no http:// or https:// URL", Secret::new(&*url)));
+            }
+            RosterSource::Http(Secret::new(url))
+        }
+        (.., sql) => {
+            let sql = sql?;
+            let url = ["kinds", name, "roster", "sql", "url"];
+            let query = sql.query.trim().trim_end_matches(';').to_owned();
+            if query.is_empty() {
+                problems.add(&["kinds", name, "roster", "sql", "query"], "is empty; write one SELECT");
+            }
+            RosterSource::Sql { database: database(problems, &url, sql.url), query }
+        }
+    };
+    Some(RosterSettings { source, sync, prune: raw.prune.unwrap_or(false) })
+}
+
+fn database(problems: &mut Problems, path: &[&str], url: String) -> RosterDatabase {
+    if let Some(file) = url.strip_prefix("sqlite://").filter(|file| !file.is_empty() && *file != ":memory:") {
+        return RosterDatabase::Sqlite(file.into());
+    }
+    if !["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
+        problems.add(path, format!("`{}` is neither sqlite://PATH nor postgres://…", Secret::new(&*url)));
+    } else if let Err(reason) = postgres::check_url(&url) {
+        problems.add(path, reason);
+    }
+    RosterDatabase::Postgres(Secret::new(url))
+}

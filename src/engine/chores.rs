@@ -1,0 +1,215 @@
+//! What the engine does for itself, as chains like all others.
+//!
+//! Each chore is a chain of a kind whose name begins with `roundelay.`, on a queue that every worker
+//! consumes. So one worker at a time does it, it is tried again when it fails, it survives whoever
+//! does it, and the ledger has a record of each run.
+//!
+//! | Kind | Key | What it does |
+//! |---|---|---|
+//! | `roundelay.roster` | a kind's name | makes the kind's chains follow the roster in its configuration |
+//! | `roundelay.history` | `attempts` | deletes records of attempts that are too old, or moves them to the archive |
+//! | `roundelay.history` | `archive` | deletes from the archive |
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::Connections;
+use crate::broker::topology::Names;
+use crate::clock::{Time, short_duration};
+use crate::config::{Config, KindSettings, OwnSchedule, internal_kind};
+use crate::handler::Handler;
+use crate::job::Job;
+use crate::ledger::{LedgerError, NewChain};
+use crate::outcome::Outcome;
+use crate::roster::{self, Wishes};
+
+/// What the names of the engine's own kinds begin with.
+const INTERNAL: &str = "roundelay.";
+/// Follows a roster; the key is the kind's name.
+pub const ROSTER: &str = "roundelay.roster";
+/// Keeps the history within bounds.
+pub const HISTORY: &str = "roundelay.history";
+/// The chore that works on the records of attempts.
+const ATTEMPTS: &str = "attempts";
+/// The chore that works on the archive.
+const ARCHIVE: &str = "archive";
+
+/// How long a roster may take: what RabbitMQ allows.
+const ROSTER_TIMEOUT: Duration = Duration::from_secs(25 * 60);
+/// How long a run on the history may take.
+const HISTORY_TIMEOUT: Duration = Duration::from_secs(60);
+/// It leaves the rest to the next run this long before that.
+const RESERVE: Duration = Duration::from_secs(30);
+/// The history is looked at this often, or more often when it is short.
+const HISTORY_EVERY: Duration = Duration::from_secs(5 * 60);
+/// Likewise, the archive.
+const ARCHIVE_EVERY: Duration = Duration::from_secs(3_600);
+/// Nothing is done more often than this.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// Records moved or deleted at a time, few enough that no claim waits long behind it.
+const RECORDS: u32 = 1_000;
+
+/// Whether `kind` is one of the engine's own.
+pub fn is_internal(kind: &str) -> bool {
+    kind.starts_with(INTERNAL)
+}
+
+/// The chores of a configuration, and who does them.
+pub(super) struct Chores {
+    config: Config,
+    connections: Connections,
+    pub(super) queue: String,
+}
+
+/// One of them.
+struct Chore {
+    kind: &'static str,
+    key: String,
+    every: Duration,
+}
+
+impl Chore {
+    /// As a chain's own, since chores of a kind differ in it.
+    fn schedule(&self) -> String {
+        OwnSchedule { every: Some(short_duration(self.every)), ..OwnSchedule::default() }.text()
+    }
+}
+
+impl Chores {
+    pub(super) fn new(config: &Config, connections: &Connections) -> Self {
+        let queue = Names::new(&config.broker.prefix).chores();
+        Self { config: config.clone(), connections: connections.clone(), queue }
+    }
+
+    /// The engine's own kinds; each chore has its own interval.
+    pub(super) fn kinds() -> [(&'static str, KindSettings); 2] {
+        [
+            (ROSTER, internal_kind(HISTORY_EVERY, ROSTER_TIMEOUT)),
+            (HISTORY, internal_kind(HISTORY_EVERY, HISTORY_TIMEOUT)),
+        ]
+    }
+
+    fn chores(&self) -> Vec<Chore> {
+        let rosters = self.config.kinds.iter().filter_map(|(name, kind)| Some((name, kind.roster.as_ref()?)));
+        let mut chores: Vec<Chore> =
+            rosters.map(|(name, roster)| Chore { kind: ROSTER, key: name.clone(), every: roster.sync }).collect();
+        let ledger = &self.config.ledger;
+        // A window of a second would be no window if it moved every five minutes.
+        let every = (ledger.history / 10).clamp(SHORTEST, HISTORY_EVERY);
+        chores.push(Chore { kind: HISTORY, key: ATTEMPTS.into(), every });
+        if let Some(archive) = ledger.archive {
+            let every = (archive / 10).clamp(SHORTEST, ARCHIVE_EVERY);
+            chores.push(Chore { kind: HISTORY, key: ARCHIVE.into(), every });
+        }
+        chores
+    }
+
+    /// How many runs may be under way at once: none waits for another.
+    pub(super) fn concurrency(&self) -> usize {
+        self.chores().len()
+    }
+
+    /// Begins the chains of the chores that have none, due at once: catch-up sends their messages.
+    pub(super) async fn begin(&self) -> Result<(), LedgerError> {
+        let now = self.connections.ledger.now();
+        let chains = self.chores().into_iter().map(|chore| NewChain {
+            schedule: Some(chore.schedule()),
+            kind: chore.kind.into(),
+            key: chore.key,
+            queue: self.queue.clone(),
+            payload: "null".into(),
+            due: now,
+            watch_at: now,
+            // It ended when a worker's configuration did not have it.
+            revive: true,
+            once: false,
+            owner: None,
+        });
+        self.connections.ledger.enroll(chains.collect()).await.map(drop)
+    }
+
+    /// Follows the roster of a kind.
+    async fn follow(&self, kind: &str) -> Outcome {
+        let settings = self.config.kinds.get(kind).and_then(|kind| kind.roster.as_ref());
+        let Some(settings) = settings else {
+            return Outcome::Retire { reason: format!("the configuration names no roster for the kind {kind}").into() };
+        };
+        let wishes = Wishes { prune: settings.prune, own_process: true, ..Wishes::default() };
+        let report = roster::from_source(&self.config, self.connections.clone(), kind, wishes, |_| {}).await;
+        let report = match report {
+            Ok(report) => report,
+            Err(error) => return Outcome::retry(error.to_string()),
+        };
+        let tally = report.tally;
+        tracing::info!(
+            kind,
+            begun = tally.created,
+            updated = tally.updated,
+            unchanged = tally.unchanged,
+            ended_before = tally.retired,
+            retired = report.pruned,
+            rejected = report.rejected,
+            "followed the roster"
+        );
+        match report.first_bad {
+            None => Outcome::Done,
+            Some(bad) => {
+                let kept = if settings.prune { "; nothing was retired" } else { "" };
+                Outcome::retry(format!(
+                    "{} of the roster's rows cannot be used{kept}; the first is line {}: {}",
+                    report.rejected, bad.line, bad.reason
+                ))
+            }
+        }
+    }
+
+    /// Deletes or archives records of attempts, until none is too old or `until` has come.
+    async fn age(&self, until: Time) -> Result<(), LedgerError> {
+        // Who was retired by a worker without them, in the midst of a deployment, begins anew.
+        self.begin().await?;
+        let (ledger, settings) = (&self.connections.ledger, &self.config.ledger);
+        let before = ledger.now() - settings.history;
+        while ledger.now() < until {
+            let done = match settings.archive {
+                Some(_) => ledger.archive(before, RECORDS).await?,
+                None => ledger.prune(before, RECORDS).await?,
+            };
+            if done == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Likewise, what is too old for the archive.
+    async fn expire(&self, archive: Duration, until: Time) -> Result<(), LedgerError> {
+        let ledger = &self.connections.ledger;
+        let before = ledger.now() - archive;
+        while ledger.now() < until && ledger.expire(before, RECORDS).await? > 0 {}
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Handler for Chores {
+    async fn run(&self, job: Job) -> Outcome {
+        let until = job.deadline - RESERVE;
+        match (&*job.kind, &*job.key, self.config.ledger.archive) {
+            (ROSTER, kind, _) => self.follow(kind).await,
+            (HISTORY, ATTEMPTS, _) => self.age(until).await.into(),
+            (HISTORY, ARCHIVE, Some(archive)) => self.expire(archive, until).await.into(),
+            (HISTORY, ARCHIVE, None) => Outcome::Retire { reason: "`ledger.archive` is not set".into() },
+            (kind, key, _) => Outcome::fail(format!("this version has no chore {kind} {key}")),
+        }
+    }
+}
+
+/// The same, shared between the kinds.
+#[async_trait]
+impl Handler for Arc<Chores> {
+    async fn run(&self, job: Job) -> Outcome {
+        Handler::run(&**self, job).await
+    }
+}
