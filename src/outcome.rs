@@ -249,6 +249,12 @@ impl Decision {
         let yields = Yield::default();
         Self { next: Next::End, verdict, reason: Some(reason), yields, left_out: (0, 0) }
     }
+
+    /// The same attempt once more, soon after `at`.
+    pub fn later(at: Time, reason: Reason) -> Self {
+        let next = Next::Snooze { due: at + SHORTEST_SNOOZE };
+        Self { next, ..Self::end(Verdict::Snoozed, reason) }
+    }
 }
 
 /// How a chain goes on.
@@ -353,7 +359,12 @@ pub fn gathered(course: Option<Course<'_>>, batch: Batch) -> Decision {
 /// up to 1, another for each.
 pub fn refused(course: Course<'_>, refusal: Refusal, place: f64) -> Decision {
     let (mut next, mut left_out) = course.onward();
-    let mut reason = Reason::new(Class::Guard, refusal.to_string());
+    let class = match refusal {
+        Refusal::TooSoon { .. } => Class::Tolerance,
+        Refusal::Cooldown { .. } => Class::Cooldown,
+        Refusal::Late { .. } => Class::Misfire,
+    };
+    let mut reason = Reason::new(class, refusal.to_string());
     let verdict = match refusal {
         Refusal::TooSoon { .. } => Verdict::Dropped,
         Refusal::Cooldown { .. } => Verdict::Skipped,

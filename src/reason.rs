@@ -105,8 +105,12 @@ classes! {
     NoHandler = "no_handler",
     /// The leave to start was over before the start.
     Slot = "slot",
-    /// A guard of its schedule did not let it start.
-    Guard = "guard",
+    /// It came too soon after another start.
+    Tolerance = "tolerance",
+    /// It came too soon after the end of the run before.
+    Cooldown = "cooldown",
+    /// It came too late.
+    Misfire = "misfire",
     /// Its time was up.
     TimeBox = "time_box",
     /// Its batch has ended.

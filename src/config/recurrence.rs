@@ -14,6 +14,9 @@ use crate::ladder::jitter_rungs;
 use crate::outcome::LONGEST_WAIT;
 use crate::schedule::{Catch, Cron, From, Misfire, Overlap, Rhythm, Schedule};
 
+/// What is later than this part of `misfire_spread` is spread: much less than what an outage holds up, and
+/// more than an ordinary queue does.
+const SPREAD_FROM: u32 = 60;
 /// How late an occurrence may be that misfires are skipped for, unless the configuration says so.
 const MISFIRE_WINDOW: Duration = Duration::from_secs(60);
 
@@ -63,7 +66,10 @@ impl Recurrence {
         let late_after = match misfire {
             Misfire { policy: Catch::Skip, window, .. } => Some(window.unwrap_or(MISFIRE_WINDOW)),
             Misfire { window: Some(window), spread, .. } if spread.is_zero() => Some(*window),
-            Misfire { window, spread, .. } if !spread.is_zero() => Some(window.map_or(slack, |w| w.min(slack))),
+            Misfire { window, spread, .. } if !spread.is_zero() => {
+                let late = (*spread / SPREAD_FROM).min(slack);
+                Some(window.map_or(late, |window| window.min(late)))
+            }
             _ => None,
         };
         Guard { interval, tolerance: self.tolerance, cooldown: self.cooldown, late_after }

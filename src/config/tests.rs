@@ -181,7 +181,10 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
         ("[kinds.k]\ncron = \"@daily\"\nzone = \"Mars\"\n", "r.toml:3: kinds.k.zone: `Mars` is not a time zone"),
         ("[kinds.k]\nat = \"tomorrow\"\n", "r.toml:2: kinds.k.at: `tomorrow` is not a time; write"),
         ("[kinds.k]\nfrom = \"start\"\n", "r.toml:2: kinds.k.from: goes with `every`"),
-        ("[kinds.k]\nevery = \"1m\"\nfrom = \"end\"\n", "unknown variant `end`"),
+        (
+            "[kinds.k]\nevery = \"1m\"\nfrom = \"end\"\n",
+            "kinds.k.from: unknown key `end`; known here: finish, start, nominal",
+        ),
         ("[kinds.k]\nevery = \"1m\"\noverlap = \"skip\"\n", "kinds.k.overlap: counted from the finish, runs never"),
         ("[kinds.k]\nevery = \"1m\"\ntolerance = \"5s\"\n", "kinds.k.tolerance: goes with `every` and `from"),
         ("[kinds.k]\nevery = \"1m\"\nphase = \"spread\"\n", "kinds.k.phase: goes with `cron`, or with `from"),

@@ -16,7 +16,7 @@ use crate::config::{KindSettings, OwnSchedule};
 use crate::handler::answer::{EXCERPT, excerpt};
 use crate::job::{self, ChainRef, Envelope, Job, Tick};
 use crate::ledger::{FailedItem, Finish, FinishRequest, Grant, Member};
-use crate::outcome::{self, Course, Outcome, decide};
+use crate::outcome::{self, Course, Decision, Next, Outcome, decide};
 use crate::reason::{Class, Reason};
 use crate::schedule::{Ran, Schedule, Setting, phase};
 
@@ -108,11 +108,18 @@ impl Core {
                 // Whoever waits for a slot has it sooner.
                 drop(permit);
                 let place = queue.balance.place();
-                let decision = course(grant.at, grant.at).map(|course| outcome::refused(course, refusal, place));
-                (
-                    grant.at,
-                    decision.unwrap_or_else(|| outcome::cut(None, Reason::new(Class::Guard, refusal.to_string()))),
-                )
+                let decision = match course(grant.at, grant.at) {
+                    Some(course) => {
+                        let decision = outcome::refused(course, refusal, place);
+                        if let Next::Snooze { due } = decision.next {
+                            queue.balance.note(due);
+                        }
+                        decision
+                    }
+                    // Only rotations are guarded, and they have a schedule.
+                    None => Decision::later(grant.at, Reason::new(Class::Misfire, refusal.to_string())),
+                };
+                (grant.at, decision)
             }
             (None, Some(batch)) => {
                 drop(permit);

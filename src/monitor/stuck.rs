@@ -164,7 +164,7 @@ mod tests {
                 "it runs on w-1, whose lease ends at 1970-01-01T00:17:10.000Z",
             ),
             (with(|c| c.hint.kind = "old".into()), full, "its kind is not in this configuration"),
-            (with(|c| c.hint.kind = "report".into()), full, "its kind has no `every` in this configuration"),
+            (with(|c| c.hint.kind = "report".into()), full, "its kind has no schedule in this configuration"),
             (
                 with(|c| {
                     (c.hint.kind, c.hint.queue) = ("roundelay.roster".into(), "roundelay.chores".into());

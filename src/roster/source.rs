@@ -271,7 +271,7 @@ mod tests {
         let row = serde_json::json!({ "id": 7, "name": "π", "share": 0.5, "gone": null });
         assert_eq!(lines[0].as_ref().map(|(line, row)| (*line, Value::Object(row.clone()))), Ok((1, row)));
         assert!(lines[1].as_ref().unwrap_err().reason.contains("`name` is a blob"), "{lines:?}");
-        let (ended, _) = ask("SELECT nothing FROM t").await;
+        let (ended, _) = ask("SELECT absent FROM t").await;
         assert!(ended.as_ref().is_err_and(|why| why.contains("them.db: no such column")), "{ended:?}");
         let (ended, _) = ask("DELETE FROM t RETURNING id").await;
         assert!(ended.as_ref().is_err_and(|why| why.contains("readonly")), "it is only read: {ended:?}");

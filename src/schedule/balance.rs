@@ -78,6 +78,12 @@ impl Balance {
 }
 
 impl Balance {
+    /// Notes a due time that was given out otherwise.
+    pub fn note(&self, due: Time) {
+        let mut given = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *given.moments.entry(due.as_millis().div_euclid(MOMENT_MS)).or_default() += 1;
+    }
+
     /// A place in a window for one of many that are spread over it at the same time, from 0 up to 1:
     /// steps of the golden ratio, which fill it evenly however many there are.
     pub fn place(&self) -> f64 {
