@@ -21,8 +21,12 @@ use crate::schedule::Schedule;
 
 /// Chains looked at in one go.
 const PER_PAGE: u32 = 1_000;
-/// Between two looks at chains that were running, and after an error.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Between two looks at chains that were running, at first.
+const PAUSE: Duration = Duration::from_millis(200);
+/// And at last.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// After an error.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// What a new configuration comes to.
 #[derive(Debug)]
@@ -151,7 +155,7 @@ async fn follow(core: &Core, kinds: &BTreeSet<String>) {
                 }
                 Err(error) => {
                     tracing::warn!(kind, %error, "failed to move chains to their new times; trying again");
-                    sleep(PAUSE * 5).await;
+                    sleep(AGAIN).await;
                 }
             }
         }
@@ -174,28 +178,31 @@ async fn follow_kind(core: &Core, kind: &str, schedule: &Schedule) -> Result<u64
         }
     }
     // What runs may have been started by a worker that had not been told yet, and would sleep by the old
-    // schedule once more.
+    // schedule once more. What runs another tick by then has not.
+    let mut pause = PAUSE;
     while !running.is_empty() {
-        sleep(PAUSE).await;
-        for key in std::mem::take(&mut running) {
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        for (key, tick) in std::mem::take(&mut running) {
             let filter = Filter { which: Which { key: Some(key), ..of_kind() }, condition: None };
-            let page = core.ledger.list(filter, None, 1).await?;
+            let mut page = core.ledger.list(filter, None, 1).await?;
+            page.retain(|chain| chain.hint.tick == tick || chain.lease_until <= core.ledger.now());
             moved += replan(&mover, &page, schedule, &mut running).await?;
         }
     }
     Ok(moved)
 }
 
+/// Those that are to be looked at again go to `running`, with their ticks.
 async fn replan(
     mover: &Mover,
     page: &[Listed],
     schedule: &Schedule,
-    running: &mut Vec<String>,
+    running: &mut Vec<(String, i64)>,
 ) -> Result<u64, LedgerError> {
     let answers = mover.replan(page, schedule, true).await?;
-    let again = |answer: &Replanned| matches!(answer, Replanned::Runs | Replanned::Changed);
-    running
-        .extend(page.iter().zip(&answers).filter(|(_, answer)| again(answer)).map(|(chain, _)| chain.hint.key.clone()));
+    let again = page.iter().zip(&answers).filter(|(_, answer)| matches!(answer, Replanned::Runs | Replanned::Changed));
+    running.extend(again.map(|(chain, _)| (chain.hint.key.clone(), chain.hint.tick)));
     Ok(answers.iter().filter(|answer| matches!(answer, Replanned::Moved(_))).count() as u64)
 }
 

@@ -2,6 +2,7 @@
 
 mod batches;
 mod guards;
+mod list;
 
 use std::collections::BTreeSet;
 use std::path::Path;
