@@ -41,7 +41,7 @@ pub enum Advance {
     /// There is no such chain.
     NoChain,
     /// This stands in its way.
-    Refused(ChainView),
+    Refused(Box<ChainView>),
 }
 
 /// What a schedule means for a chain.
@@ -97,7 +97,8 @@ impl Mover {
             return Ok(Advance::Advanced { sent: sent && self.publishes });
         }
         let chains = self.ledger.chains(kind.into(), key.into()).await?;
-        Ok(chains.into_iter().find(|chain| !chain.once).map_or(Advance::NoChain, Advance::Refused))
+        let rotation = chains.into_iter().find(|chain| !chain.once);
+        Ok(rotation.map_or(Advance::NoChain, |chain| Advance::Refused(Box::new(chain))))
     }
 
     /// Moves the next ticks of rotations of one kind, whose schedule is `of_kind`, to where their schedules

@@ -231,7 +231,8 @@ mod tests {
 
     #[test]
     fn a_table_of_changes() {
-        let table: [(&str, &str, &[&str], &[&str], &[&str]); 10] = [
+        type Names = &'static [&'static str];
+        let table: [(&str, &str, Names, Names, Names); 10] = [
             ("", "", &[], &[], &[]),
             ("every = \"1h\"", "every = \"5m\"", &["sync"], &["sync"], &[]),
             ("every = \"1h\"", "every = \"1h\"\ncooldown = \"1m\"", &["sync"], &[], &[]),
