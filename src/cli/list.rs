@@ -143,14 +143,14 @@ impl List {
         out!(
             "{:<width$}  {:<11}  {:>9}  {:>9}  {:>9}  {:>11}",
             "owner",
-            "",
+            "state",
             "active",
             "paused",
             "retired",
             "quarantined"
         );
         for of in &owners {
-            let counts = [of.active, of.paused, of.retired].map(|count| grouped(count));
+            let counts = [of.active, of.paused, of.retired].map(grouped);
             let [active, paused, retired] = counts;
             let (state, quarantined) = (word(of.state), grouped(of.quarantined));
             out!("{:<width$}  {state:<11}  {active:>9}  {paused:>9}  {retired:>9}  {quarantined:>11}", of.owner);

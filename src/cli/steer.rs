@@ -136,9 +136,12 @@ impl Chains {
                 bail!("nothing was changed");
             }
         }
+        let whole_owner = which.whole_owner().map(str::to_owned);
         let count = ledger.steer(which, order).await?;
         if self.json {
             out!("{}", json!({ done: count }));
+        } else if let Some(owner) = whole_owner {
+            out!("{} {done}, and one-off jobs of {owner} likewise", plural(count));
         } else {
             out!("{} {done}", plural(count));
         }
