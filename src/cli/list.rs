@@ -7,7 +7,9 @@ use clap::{Args, ValueEnum};
 use roundelay::Config;
 use roundelay::clock::Time;
 use roundelay::config::OwnSchedule;
+use roundelay::engine::chores::is_internal;
 use roundelay::ledger::{ChainState, Condition, Filter, Listed, OwnerCensus, Place, Which};
+use roundelay::schedule::Schedule;
 use serde_json::{Value, json};
 
 use super::steer::ledger;
@@ -206,10 +208,19 @@ pub fn rough(span: Duration) -> String {
     humantime::format_duration(Duration::from_secs(span.as_secs())).to_string()
 }
 
+/// The schedule of a kind, if it has one. The engine's own kinds are in no configuration, and their chains have
+/// schedules of their own.
+pub fn of_kind(config: &Config, kind: &str) -> Option<Schedule> {
+    if is_internal(kind) {
+        return Some(Schedule::fixed_delay(Duration::ZERO, Duration::ZERO));
+    }
+    Some(config.kinds.get(kind)?.recurrence.as_ref()?.schedule.clone())
+}
+
 fn schedule(chain: &Listed, config: &Config) -> String {
-    let of_kind = config.kinds.get(&chain.hint.kind).and_then(|kind| Some(&kind.recurrence.as_ref()?.schedule));
+    let of_kind = of_kind(config, &chain.hint.kind);
     match (&chain.schedule, of_kind) {
-        (Some(own), Some(of_kind)) => match OwnSchedule::parse(own).and_then(|own| own.apply(of_kind)) {
+        (Some(own), Some(of_kind)) => match OwnSchedule::parse(own).and_then(|own| own.apply(&of_kind)) {
             Ok(schedule) => format!("{schedule} (its own)"),
             Err(error) => format!("its own cannot be used: {error}"),
         },

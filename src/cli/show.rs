@@ -11,7 +11,7 @@ use roundelay::schedule::{Balance, Ran, Schedule, Setting, phase};
 use serde_json::{Value, json};
 
 use super::ConfigFile;
-use super::list::{rough, word};
+use super::list::{of_kind, rough, word};
 use super::status::Asked;
 use super::steer::ledger;
 
@@ -88,15 +88,20 @@ impl Show {
 /// The schedule of a chain in words, and its occurrences after the next tick if runs took no time. Without
 /// jitter, which nobody knows before.
 fn ahead(chain: &ChainView, config: &Config) -> (Option<String>, Vec<Time>) {
-    let recurrence = config.kinds.get(&chain.hint.kind).and_then(|kind| kind.recurrence.as_ref());
-    let Some(of_kind) = recurrence.map(|recurrence| &recurrence.schedule).filter(|_| !chain.once) else {
+    let Some(of_kind) = of_kind(config, &chain.hint.kind).filter(|_| !chain.once) else {
         return (None, Vec::new());
     };
     let (schedule, words) = match &chain.schedule {
-        None => (of_kind.clone(), format!("{of_kind}, as its kind")),
-        Some(own) => match OwnSchedule::parse(own).and_then(|own| own.apply(of_kind)) {
+        None => {
+            let words = format!("{of_kind}, as its kind");
+            (of_kind, words)
+        }
+        Some(own) => match OwnSchedule::parse(own).and_then(|own| own.apply(&of_kind)) {
             Ok(own) => (own.clone(), format!("{own}, its own")),
-            Err(error) => (of_kind.clone(), format!("{of_kind}, as its kind; its own cannot be used: {error}")),
+            Err(error) => {
+                let words = format!("{of_kind}, as its kind; its own cannot be used: {error}");
+                (of_kind, words)
+            }
         },
     };
     let schedule = Schedule { jitter: std::time::Duration::ZERO, ..schedule };

@@ -22,7 +22,7 @@ struct Chains {
     #[command(flatten)]
     config: ConfigFile,
     /// Chains of this kind: a name under [kinds].
-    #[arg(required_unless_present_any = ["owner", "key_like"])]
+    #[arg(required_unless_present = "owner")]
     kind: Option<String>,
     /// The chain with this key.
     #[arg(required_unless_present_any = ["all", "owner", "key_like"])]

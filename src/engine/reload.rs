@@ -77,7 +77,12 @@ fn take_over(core: &Core, change: Change) {
             "this has changed in the configuration, and stays as it was until the worker is started again"
         );
     }
-    *core.kinds.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(super::shared(kinds));
+    let mut current = core.kinds.write().unwrap_or_else(PoisonError::into_inner);
+    // The engine's own kinds stay.
+    let mut next = BTreeMap::clone(&current);
+    next.extend(super::shared(kinds));
+    *current = Arc::new(next);
+    drop(current);
     tracing::info!(?changed, rescheduled = ?moved, "the configuration was read again");
 }
 
@@ -90,7 +95,7 @@ fn compare(old: &Config, new: &Config) -> Change {
     };
     for (name, same) in [
         ("[broker]", same_broker && said(&old.broker) == said(&new.broker)),
-        ("[ledger]", old.ledger.url == new.ledger.url && old.ledger.history == new.ledger.history),
+        ("[ledger]", old.ledger.url == new.ledger.url && said(&old.ledger) == said(&new.ledger)),
         ("[worker]", said(&old.worker) == said(&new.worker)),
         ("[catch_up]", said(&old.catch_up) == said(&new.catch_up)),
         ("[queues]", said(&old.queues) == said(&new.queues)),
@@ -114,7 +119,10 @@ fn compare(old: &Config, new: &Config) -> Change {
         if by_headers(was) != by_headers(&is) {
             change.fixed.push(format!("kinds.{name}.next_in.from_headers"));
         }
-        is.handler = was.handler.clone();
+        if said(&was.roster) != said(&is.roster) {
+            change.fixed.push(format!("kinds.{name}.roster"));
+        }
+        (is.handler, is.roster) = (was.handler.clone(), was.roster.clone());
         if said(was) != said(&is) {
             change.changed.push(name.clone());
         }
