@@ -221,7 +221,7 @@ async fn run_engine(
     broker.remove(&topology).await?;
     broker.apply(&topology).await?;
     // Those of an earlier turn, or of an earlier benchmark on the same ledger.
-    connections.ledger.steer(Which { kind: Some(KIND.into()), key: None, owner: None }, Order::Retire).await?;
+    connections.ledger.steer(Which { kind: Some(KIND.into()), key: None, ..Which::default() }, Order::Retire).await?;
     let run = connections.entropy.token();
     let meter = side.meter.clone();
     let engine =

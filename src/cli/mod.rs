@@ -10,10 +10,14 @@ macro_rules! out {
 
 mod bench;
 mod check;
+mod confirm;
 mod demo;
 mod enroll;
 mod forecast;
+mod list;
 mod publish;
+mod schedule;
+mod show;
 mod simulate;
 mod status;
 mod steer;
@@ -71,11 +75,15 @@ enum Command {
     Enroll(enroll::Enroll),
     Publish(publish::Publish),
     Run(steer::Run),
+    Advance(steer::Advance),
+    Schedule(schedule::ScheduleCommand),
     Pause(steer::Pause),
     Resume(steer::Resume),
     Retire(steer::Retire),
     Recover(steer::Recover),
     Status(status::Status),
+    List(list::List),
+    Show(show::Show),
     Check(check::Check),
     Topology(topology::Topology),
     Bench(bench::Bench),
@@ -172,11 +180,15 @@ pub fn main() -> ExitCode {
             Command::Enroll(enroll) => enroll.run().await,
             Command::Publish(publish) => publish.run().await,
             Command::Run(run) => run.run().await,
+            Command::Advance(advance) => advance.run().await,
+            Command::Schedule(schedule) => schedule.run().await,
             Command::Pause(pause) => pause.run().await,
             Command::Resume(resume) => resume.run().await,
             Command::Retire(retire) => retire.run().await,
             Command::Recover(recover) => recover.run().await,
             Command::Status(status) => status.run().await,
+            Command::List(list) => list.run().await,
+            Command::Show(show) => show.run().await,
             Command::Check(check) => check.run(),
             Command::Topology(topology) => topology.run().await,
             Command::Bench(bench) => bench.run().await,

@@ -32,6 +32,9 @@ pub struct Publish {
     /// The platform queue, in place of the kind's.
     #[arg(long)]
     queue: Option<String>,
+    /// Who the job belongs to. It does not start while that owner is paused, nor once she is retired.
+    #[arg(long)]
+    owner: Option<String>,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
@@ -53,6 +56,7 @@ impl Publish {
         let now = connections.ledger.now();
         let mut envelope = Envelope::job(&self.kind, &self.key, payload, id.clone());
         envelope.queue = Some(queue.clone());
+        envelope.owner = self.owner;
         envelope.due = self.delay.map(|delay| now + delay);
         // By the engine's own reader: what is accepted here is not refused there.
         let body = envelope.encode();

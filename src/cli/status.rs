@@ -61,7 +61,7 @@ impl Status {
 }
 
 /// What the broker said.
-enum Asked {
+pub(super) enum Asked {
     /// Nothing: it is in the worker's process.
     Embedded,
     /// Nothing, because of this.
@@ -71,7 +71,7 @@ enum Asked {
 }
 
 impl Asked {
-    async fn ask(config: &Config) -> Self {
+    pub(super) async fn ask(config: &Config) -> Self {
         let connections = match Connections::open(config).await {
             Ok(connections) if connections.broker.keeps_messages() => connections,
             Ok(_) => return Self::Embedded,
@@ -95,7 +95,7 @@ impl Asked {
         }
     }
 
-    fn waiting(&self, queue: &str) -> Waiting<'_> {
+    pub(super) fn waiting(&self, queue: &str) -> Waiting<'_> {
         match self {
             Self::Embedded => Waiting::Embedded,
             Self::Away(reason) => Waiting::Away(reason),

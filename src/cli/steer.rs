@@ -1,29 +1,48 @@
-//! `roundelay pause`, `resume`, `retire`, `recover` and `run`: an operator's word on chains.
+//! `roundelay pause`, `resume`, `retire`, `recover`, `run` and `advance`: an operator's word on chains.
+
+use std::io::IsTerminal;
 
 use anyhow::{Error, bail, ensure};
 use clap::Args;
 use roundelay::Config;
+use roundelay::clock::Time;
 use roundelay::config::LedgerUrl;
 use roundelay::engine::Connections;
 use roundelay::engine::enroll::{Enroller, RunOnce};
-use roundelay::ledger::{Order, Which};
+use roundelay::engine::moves::{self, Mover};
+use roundelay::ledger::{ChainState, ChainView, Order, Which};
 use serde_json::json;
 
+use super::confirm::confirmed;
 use super::{ConfigFile, grouped};
 
-/// Which chains.
+/// Which chains: those that fit all that is given.
 #[derive(Args)]
 struct Chains {
     #[command(flatten)]
     config: ConfigFile,
     /// Chains of this kind: a name under [kinds].
-    kind: String,
+    #[arg(required_unless_present = "owner")]
+    kind: Option<String>,
     /// The chain with this key.
-    #[arg(required_unless_present = "all")]
+    #[arg(required_unless_present_any = ["all", "owner", "key_like"])]
     key: Option<String>,
     /// All chains of the kind.
     #[arg(long, conflicts_with = "key")]
     all: bool,
+    /// Chains that belong to this owner. Without anything else it is for the owner as a whole: also for
+    /// one-off jobs of hers, those included that wait in queues already.
+    #[arg(long)]
+    owner: Option<String>,
+    /// Chains whose keys fit: `*` stands for anything, `?` for one character. `eu/*`
+    #[arg(long, value_name = "PATTERN", conflicts_with = "key")]
+    key_like: Option<String>,
+    /// Do not ask, however many chains it is about.
+    #[arg(long)]
+    yes: bool,
+    /// Only count the chains that would be changed.
+    #[arg(long)]
+    dry_run: bool,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
@@ -32,13 +51,25 @@ struct Chains {
 /// Stops chains; they keep their place.
 ///
 /// When the command has returned, no new run of them begins. What runs at that moment finishes.
+///
+///   roundelay pause sync app-17                 one chain
+///   roundelay pause sync --all                  all of a kind
+///   roundelay pause --owner channel-9           all that belongs to somebody
+///   roundelay pause sync --key-like 'eu/*'      by pattern
+///
+/// With more than one chain it asks first. With no terminal to ask at, --yes is needed (or --all, which
+/// says it).
 #[derive(Args)]
+#[command(verbatim_doc_comment)]
 pub struct Pause {
     #[command(flatten)]
     chains: Chains,
 }
 
 /// Lets paused chains tick again; overdue ones at once.
+///
+/// Which ones is said as for `roundelay pause`. What an owner was told as a whole is taken back only with
+/// --owner alone.
 #[derive(Args)]
 pub struct Resume {
     #[command(flatten)]
@@ -48,7 +79,8 @@ pub struct Resume {
 /// Ends chains.
 ///
 /// When the command has returned, no new run of them begins. What runs at that moment finishes.
-/// `roundelay enroll --revive` begins them anew.
+/// `roundelay enroll --revive` begins them anew. Which ones is said as for `roundelay pause`; --owner alone
+/// is for an owner that is gone, of whom nothing is to run any more.
 #[derive(Args)]
 pub struct Retire {
     #[command(flatten)]
@@ -76,17 +108,45 @@ impl Retire {
 impl Chains {
     async fn steer(self, order: Order, done: &str, wanted: &str) -> anyhow::Result<()> {
         let config = self.config.load()?;
-        config.kind(&self.kind).map_err(Error::msg)?;
+        if let Some(kind) = &self.kind {
+            config.kind(kind).map_err(Error::msg)?;
+        }
         let ledger = ledger(&config).await?;
-        let which = Which { kind: Some(self.kind.clone()), key: self.key.clone(), owner: None };
+        let which =
+            Which { kind: self.kind.clone(), key: self.key.clone(), owner: self.owner.clone(), like: self.key_like };
+        let many = which.kind.is_none() || which.key.is_none();
+        if many || self.dry_run {
+            let count = ledger.matching(which.clone(), order).await?;
+            if self.dry_run {
+                if self.json {
+                    out!("{}", json!({ "would_be": done, "chains": count }));
+                } else {
+                    out!("{} would be {done}", plural(count));
+                }
+                return Ok(());
+            }
+            // A script that says --all has said that it means many.
+            let agreed = count <= 1 || self.yes || (self.all && !std::io::stdin().is_terminal());
+            let verb = match order {
+                Order::Pause => "pause",
+                Order::Resume => "resume",
+                _ => "retire",
+            };
+            if !confirmed(&format!("{verb} {}", plural(count)), agreed)? {
+                bail!("nothing was changed");
+            }
+        }
+        let whole_owner = which.whole_owner().map(str::to_owned);
         let count = ledger.steer(which, order).await?;
         if self.json {
             out!("{}", json!({ done: count }));
+        } else if let Some(owner) = whole_owner {
+            out!("{} {done}, and one-off jobs of {owner} likewise", plural(count));
         } else {
             out!("{} {done}", plural(count));
         }
-        if let Some(key) = self.key.filter(|_| count == 0) {
-            bail!("there is no {wanted} chain {} {key}", self.kind);
+        if let (Some(kind), Some(key)) = (&self.kind, self.key.filter(|_| count == 0)) {
+            bail!("there is no {wanted} chain {kind} {key}");
         }
         Ok(())
     }
@@ -124,7 +184,8 @@ impl Recover {
             config.kind(kind).map_err(Error::msg)?;
         }
         let order = if self.all { Order::RecoverAll } else { Order::Recover };
-        let count = ledger(&config).await?.steer(Which { kind: self.kind, key: self.key, owner: None }, order).await?;
+        let count =
+            ledger(&config).await?.steer(Which { kind: self.kind, key: self.key, ..Which::default() }, order).await?;
         if self.json {
             out!("{}", json!({ "recovered": count }));
         } else {
@@ -173,7 +234,66 @@ impl Run {
     }
 }
 
-async fn ledger(config: &Config) -> anyhow::Result<std::sync::Arc<dyn roundelay::ledger::Ledger>> {
+/// Brings a chain's next tick forward to now.
+///
+/// The rotation stays one: it is the tick that sleeps now, and what follows counts from this run on. A
+/// retry that waits comes at once, too. For a run beside the rotation see `roundelay run`.
+#[derive(Args)]
+pub struct Advance {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// The kind.
+    kind: String,
+    /// The entity.
+    key: String,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Advance {
+    pub async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        config.kind(&self.kind).map_err(Error::msg)?;
+        // Refuses the absence of a ledger, and makes none.
+        drop(ledger(&config).await?);
+        let connections = Connections::open(&config).await?;
+        let mover = Mover::new(&config, &connections);
+        let advanced = mover.advance(&self.kind, &self.key).await?;
+        connections.broker.close().await;
+        let Self { kind, key, .. } = self;
+        match advanced {
+            moves::Advance::Advanced { sent } if self.json => out!("{}", json!({ "advanced": true, "sent": sent })),
+            moves::Advance::Advanced { sent: true } => out!("{kind} {key} is due now"),
+            moves::Advance::Advanced { sent: false } => {
+                out!("{kind} {key} is due now; a worker's catch-up sends its message");
+            }
+            moves::Advance::NoChain => bail!("there is no chain {kind} {key}; `roundelay enroll` begins chains"),
+            moves::Advance::Refused(chain) => bail!("{kind} {key}: {}", in_the_way(&chain, connections.ledger.now())),
+        }
+        Ok(())
+    }
+}
+
+/// Why a tick cannot be brought forward.
+fn in_the_way(chain: &ChainView, now: Time) -> String {
+    match chain.state {
+        ChainState::Paused => "it is paused; `roundelay resume` lets it go on".into(),
+        ChainState::Retired => "it has ended; `roundelay enroll --revive` begins it anew".into(),
+        ChainState::Quarantined => "it is quarantined; see `roundelay recover --help`".into(),
+        ChainState::Active if chain.lease_until > now => "it runs already".into(),
+        ChainState::Active if chain.batch.0 > 0 => {
+            let (open, total) = chain.batch;
+            format!("it waits for its batch, of which {open} of {total} jobs have not ended")
+        }
+        ChainState::Active if chain.hint.due <= now => {
+            format!("it is due already, since {}; `roundelay show` says why it does not run", chain.hint.due)
+        }
+        ChainState::Active => "somebody else has just changed it; try again".into(),
+    }
+}
+
+pub(super) async fn ledger(config: &Config) -> anyhow::Result<std::sync::Arc<dyn roundelay::ledger::Ledger>> {
     if let LedgerUrl::Sqlite(path) = &config.ledger.url {
         let absent = "a worker or `roundelay enroll` makes it; is ledger.url right?";
         ensure!(path.exists(), "there is no ledger at {}; {absent}", path.display());
@@ -181,6 +301,6 @@ async fn ledger(config: &Config) -> anyhow::Result<std::sync::Arc<dyn roundelay:
     Ok(Connections::ledger(config).await?)
 }
 
-fn plural(count: u64) -> String {
+pub(super) fn plural(count: u64) -> String {
     if count == 1 { "1 chain".into() } else { format!("{} chains", grouped(count)) }
 }

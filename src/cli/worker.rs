@@ -6,12 +6,17 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure};
 use clap::Args;
-use roundelay::Engine;
 use roundelay::clock::parse_duration;
 use roundelay::config::listen_address;
+use roundelay::{Config, Engine};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
 use wildmatch::WildMatch;
 
 use super::{ConfigFile, shutdown_on_signal};
+
+/// Configurations that were read and not taken over yet.
+const UNREAD: usize = 4;
 
 /// How the standard library is told the stack size of threads that set none.
 const STACK_VARIABLE: &str = "RUST_MIN_STACK";
@@ -41,6 +46,10 @@ pub fn with_deep_stacks() {
 /// what runs finish (bounded by the grace), and leaves nothing unacknowledged; a second signal
 /// ends it at once, which loses nothing either: what it held is delivered again (programs that it
 /// has started run on).
+///
+/// On SIGHUP it reads its configuration file again. If something in it is wrong, it says so and goes on
+/// with the old one. Else kinds' schedules, guards, timeouts and retries change at once, and chains that
+/// sleep move to where a new schedule has them; what needs a restart is named in the log.
 #[derive(Args)]
 pub struct Worker {
     #[command(flatten)]
@@ -59,6 +68,34 @@ pub struct Worker {
 
 impl Worker {
     pub async fn run(self) -> anyhow::Result<()> {
+        // First of all, since a SIGHUP ends a process that does not listen.
+        let hangups = signal(SignalKind::hangup())?;
+        let config = self.load()?;
+        let queues = matching(config.queues.keys(), &self.queues)?;
+        let shutdown = shutdown_on_signal()?;
+        let (send, fresh) = mpsc::channel(UNREAD);
+        let engine = Engine::new(config).queues(queues).configurations(fresh);
+        tokio::select! {
+            ended = engine.run(shutdown) => Ok(ended?),
+            never = self.read_again(hangups, send) => never,
+        }
+    }
+
+    /// Reads the configuration at each SIGHUP, for ever.
+    async fn read_again(&self, mut hangups: Signal, send: mpsc::Sender<Config>) -> anyhow::Result<()> {
+        while hangups.recv().await.is_some() {
+            match self.load() {
+                // Nobody takes it while the worker starts or stops.
+                Ok(config) => drop(send.send(config).await),
+                Err(error) => {
+                    tracing::error!("the configuration was not read again, and the old one goes on: {error:#}");
+                }
+            }
+        }
+        std::future::pending().await
+    }
+
+    fn load(&self) -> anyhow::Result<Config> {
         let mut config = self.config.load()?;
         ensure!(
             !config.queues.is_empty(),
@@ -69,9 +106,7 @@ impl Worker {
             config.worker.grace = grace;
         }
         config.worker.listen = self.listen.or(config.worker.listen);
-        let queues = matching(config.queues.keys(), &self.queues)?;
-        let shutdown = shutdown_on_signal()?;
-        Ok(Engine::new(config).queues(queues).run(shutdown).await?)
+        Ok(config)
     }
 }
 

@@ -2,7 +2,9 @@
 //!
 //! `pipeline` is a job's life from delivery to acknowledgement, [`Dispatch`] puts messages on
 //! the ladder, `rearm` sends them on when a hop is over, `catch_up` re-creates messages that
-//! were lost, [`enroll`] begins chains, [`chores`] is what the engine does for itself, and [`Engine::run`] starts and stops it all.
+//! were lost, [`enroll`] begins chains, [`moves`] brings ticks to other times, `reload` follows a
+//! changed configuration, [`chores`] is what the engine does for itself, and [`Engine::run`] starts and
+//! stops it all.
 
 mod attempt;
 mod catch_up;
@@ -11,10 +13,12 @@ mod dispatch;
 pub mod enroll;
 mod lease;
 pub mod life;
+pub mod moves;
 mod one_off;
 mod outbox;
 mod pipeline;
 mod rearm;
+mod reload;
 pub mod topology_guard;
 
 use std::collections::{BTreeMap, HashMap};
@@ -23,7 +27,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use tokio::sync::{Notify, Semaphore, SetOnce};
+use tokio::sync::{Notify, Semaphore, SetOnce, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -159,6 +163,7 @@ pub struct Engine {
     ready: Arc<SetOnce<()>>,
     probe: Option<Arc<dyn Probe>>,
     chores: bool,
+    configurations: Option<mpsc::Receiver<Config>>,
 }
 
 impl Engine {
@@ -173,6 +178,7 @@ impl Engine {
             ready: Arc::default(),
             probe: None,
             chores: true,
+            configurations: None,
         }
     }
 
@@ -196,6 +202,15 @@ impl Engine {
     #[must_use]
     pub fn queues(mut self, queues: Vec<String>) -> Self {
         self.queues = Some(queues);
+        self
+    }
+
+    /// Takes over configurations that are sent here while it runs: kinds' schedules, guards, timeouts and
+    /// retries from now on, and sleeping chains move to where a new schedule has them. Of what cannot
+    /// change without a restart (broker, ledger, queues, throttles, handlers) the log tells.
+    #[must_use]
+    pub fn configurations(mut self, fresh: mpsc::Receiver<Config>) -> Self {
+        self.configurations = Some(fresh);
         self
     }
 
@@ -239,6 +254,7 @@ impl Engine {
             None => Connections::open(&self.config).await?,
         };
         let stop = shutdown.child_token();
+        let fresh = self.configurations.take().map(|fresh| (fresh, self.config.clone()));
         let core = Arc::new(self.core(connections, stop.clone())?);
         // Also when this future is dropped: nothing runs on with nobody to stop it.
         let _all_end_with_us = core.life.guard();
@@ -264,6 +280,9 @@ impl Engine {
         }
         parts.spawn(core.life.bind(consume(core.clone(), rearm, tasks.clone(), stop.clone(), rearm::live)));
         parts.spawn(core.life.bind(catch_up::run(core.clone(), stop.clone())));
+        if let Some((fresh, config)) = fresh {
+            parts.spawn(core.life.bind(reload::run(core.clone(), config, fresh, stop.clone())));
+        }
         // What runs keeps its lease until it has ended, also while the worker stops.
         let mut heart = tokio::spawn(core.life.bind(lease::beat(core.clone())));
         let queues: Vec<&str> = core.queues.keys().map(String::as_str).collect();

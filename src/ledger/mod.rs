@@ -2,7 +2,7 @@
 //!
 //! Messages are replaceable hints; what the ledger says counts. Each verb is one transaction.
 //!
-//! - [`words`](self): what the verbs take and answer.
+//! - [`words`](self) and `look`: what the verbs take and answer.
 //! - [`Rosters`] and [`History`]: the verbs that rosters need, and those that keep the history within bounds.
 //! - [`judge`] decides about a claim purely, so that every ledger decides alike.
 //! - [`sqlite`]: a file on this machine, written by one thread with group commit.
@@ -10,6 +10,7 @@
 
 mod history;
 mod judge;
+mod look;
 pub mod postgres;
 mod rosters;
 pub mod sqlite;
@@ -22,6 +23,7 @@ use async_trait::async_trait;
 use crate::clock::Time;
 pub use history::History;
 pub use judge::{ChainRow, Judgement, judge};
+pub use look::{Condition, Filter, Listed, Move, OwnerCensus, Place};
 pub use rosters::{Enlisted, Rosters};
 pub use words::*;
 
@@ -176,12 +178,56 @@ pub trait Ledger: Rosters + History + Send + Sync {
     /// When it is not known to be written.
     async fn advance(&self, kind: String, key: String, slack: Duration) -> Result<Option<Hint>, LedgerError>;
 
+    /// Gives a rotation a schedule of its own, as JSON text, or takes it away; answers whether there is such a
+    /// rotation that has not ended. When its next tick is due stays as it is: see [`Ledger::reschedule`].
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn set_schedule(&self, kind: String, key: String, schedule: Option<String>) -> Result<bool, LedgerError>;
+
+    /// Moves the next ticks of rotations; answers, for each, with its message, or that it was not moved.
+    ///
+    /// # Errors
+    /// When nothing of it is known to be written.
+    async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>, LedgerError>;
+
     /// Does what an operator wants with chains; answers how many it has changed. When it has
     /// returned after [`Order::Pause`] or [`Order::Retire`], none of them is claimed any more.
     ///
     /// # Errors
     /// When it is not known to be written.
     async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError>;
+
+    /// How many chains [`Ledger::steer`] would change now.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn matching(&self, which: Which, order: Order) -> Result<u64, LedgerError>;
+
+    /// Rotations after a place, in the order of kind and key.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn list(&self, filter: Filter, after: Option<Place>, limit: u32) -> Result<Vec<Listed>, LedgerError>;
+
+    /// Owners after this one, in their order.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>, LedgerError>;
+
+    /// The record of the attempt with this fence, and of those of the same chain before it, latest first. It
+    /// ends where the history has been deleted.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError>;
+
+    /// The kept failures of one entity, latest first.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>, LedgerError>;
 
     /// The chain of that name, and the single tick beside it, if there are any.
     ///

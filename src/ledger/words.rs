@@ -441,6 +441,17 @@ pub struct Which {
     pub key: Option<String>,
     /// Those of this owner.
     pub owner: Option<String>,
+    /// Those whose keys fit this pattern: `*` stands for anything, `?` for one character.
+    pub like: Option<String>,
+}
+
+impl Which {
+    /// The owner, when the order is for all that is hers: then it also holds for one-off jobs that still
+    /// wait in queues.
+    pub fn whole_owner(&self) -> Option<&str> {
+        let whole = self.kind.is_none() && self.key.is_none() && self.like.is_none();
+        self.owner.as_deref().filter(|_| whole)
+    }
 }
 
 /// What an operator wants of chains. Whatever runs meanwhile finishes under its own claim.
@@ -496,6 +507,10 @@ pub struct ChainView {
     pub fence: i64,
     /// Whether its message is known to have been sent.
     pub sent: bool,
+    /// How often catch-up has sent it.
+    pub looks: u32,
+    /// When catch-up looks next.
+    pub watch_at: Time,
     /// See [`NewChain::once`].
     pub once: bool,
     /// See [`NewChain::owner`].

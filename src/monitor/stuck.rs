@@ -1,4 +1,4 @@
-//! Why a chain that is due does not run (pure).
+//! Why a chain does not run, above all one that is due (pure).
 //!
 //! Only the ledger, the configuration and the broker are asked, and no worker: the one that could
 //! tell may be what is stuck.
@@ -9,7 +9,7 @@ use crate::broker::Depth;
 use crate::clock::Time;
 use crate::config::Config;
 use crate::engine::chores::is_internal;
-use crate::ledger::{ChainState, LateChain};
+use crate::ledger::{ChainState, ChainView, LateChain};
 
 /// A look at a chain is late, and not just about to happen, after so many sweeps without it.
 const SWEEPS: u32 = 3;
@@ -27,10 +27,58 @@ pub enum Waiting<'a> {
     Depth(Depth),
 }
 
+/// What a chain is doing, or why it does nothing, for a person. `worker` claimed it last; `owner` is what was
+/// said of its owner as a whole.
+pub fn doing(
+    chain: &ChainView,
+    worker: Option<&str>,
+    owner: ChainState,
+    config: &Config,
+    broker: Waiting<'_>,
+    now: Time,
+) -> String {
+    let ChainView { hint, state, lease_until, batch: (open, total), .. } = chain;
+    let late = || LateChain {
+        hint: hint.clone(),
+        state: *state,
+        sent: chain.sent,
+        looks: chain.looks,
+        watch_at: chain.watch_at,
+        lease_until: *lease_until,
+        worker: worker.map(str::to_owned),
+    };
+    let of_owner = chain.owner.as_deref().unwrap_or_default();
+    match (state, owner) {
+        (ChainState::Paused, ChainState::Paused) => {
+            return format!("its owner is paused; `roundelay resume --owner {of_owner}` lets all of hers go on");
+        }
+        (ChainState::Retired, ChainState::Retired) => return format!("it has ended, as all of its owner, {of_owner}"),
+        (ChainState::Active, _) if *lease_until <= now && *open > 0 => {
+            return format!("it waits for its batch: {open} of {total} jobs have not ended");
+        }
+        (ChainState::Active, _) if *lease_until <= now && hint.due > now => {
+            let until = format!("{} ({} from now)", hint.due, rough(hint.due.since(now)));
+            if let Some(left) = left_alone(&late(), config).filter(|_| !chain.once) {
+                return format!("it sleeps until {until}, and then {left}");
+            }
+            return if hint.attempt > 1 {
+                format!("its last attempt did not work; it is tried again at {until}")
+            } else {
+                format!("it sleeps until {until}")
+            };
+        }
+        _ => {}
+    }
+    why(&late(), config, broker, now)
+}
+
+fn rough(span: Duration) -> String {
+    humantime::format_duration(Duration::from_secs(span.as_secs())).to_string()
+}
+
 /// Why `chain`, which is due, does not run, for a person. What keeps it for certain comes first;
 /// without any such thing, where its message is likely to be.
 pub fn why(chain: &LateChain, config: &Config, broker: Waiting<'_>, now: Time) -> String {
-    let (kind, queue) = (&chain.hint.kind, &chain.hint.queue);
     match chain.state {
         ChainState::Active => {}
         ChainState::Paused => return "it is paused; `roundelay resume` lets it go on".into(),
@@ -44,27 +92,8 @@ pub fn why(chain: &LateChain, config: &Config, broker: Waiting<'_>, now: Time) -
         let worker = chain.worker.as_deref().unwrap_or("a worker");
         return format!("it runs on {worker}, whose lease ends at {}", chain.lease_until);
     }
-    let own = is_internal(kind);
-    match config.kinds.get(kind) {
-        _ if own => {}
-        None => {
-            return format!(
-                "its kind is not in this configuration: workers with it leave the chain alone; add [kinds.{kind}]"
-            );
-        }
-        Some(settings) if settings.recurrence.is_none() => {
-            return format!(
-                "its kind has no schedule in this configuration: workers with it leave the chain alone; set kinds.{kind}.every \
-                 or kinds.{kind}.cron"
-            );
-        }
-        Some(_) => {}
-    }
-    if !own && !config.queues.contains_key(queue) {
-        return format!(
-            "its queue is not in this configuration: workers with it do not consume it; add [queues.{queue}], or \
-             enroll the chain on another queue"
-        );
+    if let Some(left) = left_alone(chain, config) {
+        return left;
     }
     let mut told = Vec::new();
     if chain.lease_until != Time::default() {
@@ -84,6 +113,34 @@ pub fn why(chain: &LateChain, config: &Config, broker: Waiting<'_>, now: Time) -
     told.push(message(chain, broker));
     told.push(next_look(chain, config.catch_up.every, now));
     told.join("; ")
+}
+
+/// Why workers with this configuration would not touch it.
+fn left_alone(chain: &LateChain, config: &Config) -> Option<String> {
+    let (kind, queue) = (&chain.hint.kind, &chain.hint.queue);
+    if is_internal(kind) {
+        return None;
+    }
+    match config.kinds.get(kind) {
+        None => {
+            return Some(format!(
+                "its kind is not in this configuration: workers with it leave the chain alone; add [kinds.{kind}]"
+            ));
+        }
+        Some(settings) if settings.recurrence.is_none() => {
+            return Some(format!(
+                "its kind has no schedule in this configuration: workers with it leave the chain alone; set kinds.{kind}.every \
+                 or kinds.{kind}.cron"
+            ));
+        }
+        Some(_) => {}
+    }
+    (!config.queues.contains_key(queue)).then(|| {
+        format!(
+            "its queue is not in this configuration: workers with it do not consume it; add [queues.{queue}], or \
+             enroll the chain on another queue"
+        )
+    })
 }
 
 /// Where its message is likely to be.
@@ -140,6 +197,66 @@ mod tests {
         };
         let (sent, looks, watch_at, lease_until) = (true, 0, at(1_010), Time::default());
         LateChain { hint, state: ChainState::Active, sent, looks, watch_at, lease_until, worker: None }
+    }
+
+    #[test]
+    fn a_table_of_what_chains_are_doing() {
+        let config = "[queues.work]\n[kinds.sync]\nevery = \"1m\"\n[kinds.report]\n";
+        let config = Config::parse(config, "r.toml", []).unwrap();
+        let view = |change: fn(&mut ChainView)| {
+            let LateChain { hint, state, sent, looks, watch_at, lease_until, .. } = chain();
+            let mut view = ChainView {
+                hint,
+                state,
+                payload: "null".into(),
+                nominal: at(100),
+                lease_until,
+                fence: 7,
+                sent,
+                looks,
+                watch_at,
+                once: false,
+                owner: Some("ann".into()),
+                schedule: None,
+                carry: None,
+                last_start: at(40),
+                last_finish: at(40),
+                batch: (0, 0),
+            };
+            change(&mut view);
+            view
+        };
+        let table = [
+            (
+                view(|c| c.hint.due = at(1_065)),
+                ChainState::Active,
+                "it sleeps until 1970-01-01T00:17:45.000Z (1m 5s from",
+            ),
+            (
+                view(|c| (c.hint.due, c.hint.attempt) = (at(1_065), 2)),
+                ChainState::Active,
+                "its last attempt did not work; it is tried again at 1970-01-01T00:17:45.000Z (1m 5s from now)",
+            ),
+            (
+                view(|c| (c.hint.due, c.hint.kind) = (at(1_065), "old".into())),
+                ChainState::Active,
+                "it sleeps until 1970-01-01T00:17:45.000Z (1m 5s from now), and then its kind is not in this",
+            ),
+            (view(|c| c.lease_until = at(1_030)), ChainState::Active, "it runs on w-1, whose lease ends at"),
+            (view(|c| c.batch = (3, 10)), ChainState::Active, "it waits for its batch: 3 of 10 jobs have not ended"),
+            (view(|c| c.state = ChainState::Paused), ChainState::Active, "it is paused; `roundelay resume` lets it"),
+            (
+                view(|c| c.state = ChainState::Paused),
+                ChainState::Paused,
+                "its owner is paused; `roundelay resume --owner ann` lets all of hers go on",
+            ),
+            (view(|c| c.state = ChainState::Retired), ChainState::Retired, "it has ended, as all of its owner, ann"),
+            (view(|_| ()), ChainState::Active, "the broker does not answer; its message was sent; catch-up looks next"),
+        ];
+        for (chain, owner, beginning) in table {
+            let told = doing(&chain, Some("w-1"), owner, &config, Waiting::Away("refused"), at(1_000));
+            assert!(told.starts_with(beginning), "`{told}` should begin with `{beginning}`");
+        }
     }
 
     #[test]

@@ -8,11 +8,13 @@
 
 mod balance;
 mod cron;
+mod moved;
 
 use std::time::Duration;
 
 pub use balance::Balance;
 pub use cron::Cron;
+pub use moved::{Asleep, Moved};
 
 use crate::clock::{Entropy, Time, short_duration};
 use crate::job;

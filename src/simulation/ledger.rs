@@ -218,6 +218,34 @@ impl Ledger for SimulatedLedger {
         self.through(true, self.inner.advance(kind, key, slack)).await
     }
 
+    async fn set_schedule(&self, kind: String, key: String, schedule: Option<String>) -> Result<bool, LedgerError> {
+        self.through(true, self.inner.set_schedule(kind, key, schedule)).await
+    }
+
+    async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>, LedgerError> {
+        self.through(true, self.inner.reschedule(moves)).await
+    }
+
+    async fn matching(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+        self.through(false, self.inner.matching(which, order)).await
+    }
+
+    async fn list(&self, filter: Filter, after: Option<Place>, limit: u32) -> Result<Vec<Listed>, LedgerError> {
+        self.through(false, self.inner.list(filter, after, limit)).await
+    }
+
+    async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>, LedgerError> {
+        self.through(false, self.inner.owners(after, limit)).await
+    }
+
+    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+        self.through(false, self.inner.history(fence, limit)).await
+    }
+
+    async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>, LedgerError> {
+        self.through(false, self.inner.failures_of(kind, key)).await
+    }
+
     async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
         self.through(true, self.inner.steer(which, order)).await
     }

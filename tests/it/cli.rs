@@ -339,7 +339,7 @@ async fn status_says_which_chains_are_stuck_and_why() {
     assert!(shown.contains("the broker does not answer; its message was sent; catch-up"), "{shown}");
     let config = ground.config_file(&text.replace("every = \"1h\"", ""));
     let why = stuck(&config).await.remove(0)["why"].clone();
-    assert!(why.as_str().unwrap().starts_with("its kind has no `every` in this configuration"), "{why}");
+    assert!(why.as_str().unwrap().starts_with("its kind has no schedule in this configuration"), "{why}");
 }
 
 // ---- topology ----

@@ -22,6 +22,7 @@ mod ledger_postgres;
 mod message_schema;
 mod messages;
 mod monitoring;
+mod operator;
 mod outage;
 mod protocol;
 mod recurring;

@@ -33,7 +33,7 @@ queue = "side"
 "#;
 
 fn which(key: &str) -> Which {
-    Which { kind: Some("sync".into()), key: Some(key.into()), owner: None }
+    Which { kind: Some("sync".into()), key: Some(key.into()), ..Which::default() }
 }
 
 on_all!(a_run_longer_than_its_lease_keeps_it);

@@ -69,7 +69,7 @@ mod run {
         write(&list, "key,name\na,1\nb,2\nc,3\nd,4\n");
         assert_eq!(tally(&config, &[&path]).await, [4, 0, 0, 0, 0]);
         // Ended for another reason than the roster's: that stays so.
-        let d = Which { kind: Some("sync".into()), key: Some("d".into()), owner: None };
+        let d = Which { kind: Some("sync".into()), key: Some("d".into()), ..Which::default() };
         assert_eq!(ledger.steer(d, Order::Retire).await.unwrap(), 1);
 
         write(&list, "key,name\na,1\nc,9\nd,4\ne,5\n");

@@ -4,7 +4,7 @@
 //! - `schema`: the tables, and the numbers that never go back.
 //! - `lane`: verbs that wait together are one transaction of two round trips (`group`), which
 //!   decides about them here (`verbs`, on a `page`) and writes what has come of it (`write`).
-//! - `reader`: single statements: queries (`views`) and what concerns many chains (`orders`).
+//! - `reader`: single statements: queries (`views`, `list`) and what concerns many chains (`orders`).
 //!
 //! Only the server's clock decides. What [`Ledger::now`] tells follows it.
 
@@ -13,6 +13,7 @@ mod foreign;
 mod group;
 mod history;
 mod lane;
+mod list;
 mod orders;
 mod page;
 mod reader;
@@ -31,9 +32,9 @@ use futures_util::future::try_join_all;
 use tokio::time::timeout;
 
 use super::{
-    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, FailedItem, Failure, Finish,
-    FinishRequest, Hint, KeptJob, Kinds, LateChain, Ledger, LedgerError, LookAgain, NewChain, Order, Overdue, Renewal,
-    Sent, SpawnedJob, Which,
+    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, FailedItem, Failure, Filter, Finish,
+    FinishRequest, Hint, KeptJob, Kinds, LateChain, Ledger, LedgerError, Listed, LookAgain, Move, NewChain, Order,
+    Overdue, OwnerCensus, Place, Renewal, Sent, SpawnedJob, Which,
 };
 use crate::clock::{Clock, Entropy, Followed, Time};
 use crate::config::Secret;
@@ -212,8 +213,36 @@ impl Ledger for PostgresLedger {
         self.reader.advance(kind, key, slack).await
     }
 
+    async fn set_schedule(&self, kind: String, key: String, schedule: Option<String>) -> Result<bool, LedgerError> {
+        self.reader.set_schedule(kind, key, schedule).await
+    }
+
+    async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>, LedgerError> {
+        self.reader.reschedule(moves).await
+    }
+
     async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
         orders::steer(&self.address, &which, order).await
+    }
+
+    async fn matching(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+        self.reader.matching(which, order).await
+    }
+
+    async fn list(&self, filter: Filter, after: Option<Place>, limit: u32) -> Result<Vec<Listed>, LedgerError> {
+        self.reader.list(filter, after, self.now(), limit).await
+    }
+
+    async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>, LedgerError> {
+        self.reader.owners(after, limit).await
+    }
+
+    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+        self.reader.history(fence, limit).await
+    }
+
+    async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>, LedgerError> {
+        self.reader.failures_of(kind, key).await
     }
 
     async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError> {

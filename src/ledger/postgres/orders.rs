@@ -9,6 +9,7 @@ use tokio_postgres::{Error, Transaction};
 use super::connect::{Address, Session, Use, passes, words};
 use super::group::hint;
 use super::reader::Reader;
+use crate::ledger::look::sql_like;
 use crate::ledger::{ChainState, Hint, LedgerError, Order, Which};
 
 /// How long an order may take; a million chains take some ten seconds.
@@ -16,7 +17,7 @@ const ORDER: Duration = Duration::from_secs(600);
 /// How often an order is tried again that others were in the way of.
 const TRIES: u32 = 5;
 
-/// The server's time in milliseconds, and the chains that a [`Which`] means; its parameters are 1 to 3.
+/// The server's time in milliseconds, and the chains that a [`Which`] means; its parameters are 1 to 4.
 /// Members of a batch go with its chain.
 macro_rules! sql {
     ($head:literal, $state:literal $(, $tail:literal)?) => {
@@ -26,7 +27,7 @@ macro_rules! sql {
             " ",
             $state,
             " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2) ",
-            "AND ($3::text IS NULL OR owner = $3) AND parent = 0 ",
+            "AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4) AND parent = 0 ",
             $($tail)?
         )
     };
@@ -96,9 +97,10 @@ pub(super) async fn steer(address: &Address, which: &Which, order: Order) -> Res
 
 async fn attempted(session: &mut Session, which: &Which, order: Order) -> Result<u64, Error> {
     let transaction = session.client.transaction().await?;
+    let like = which.like.as_deref().map(sql_like);
     let mut changed = 0;
     for sql in statements(order) {
-        changed = transaction.execute(sql, &[&which.kind, &which.key, &which.owner]).await?;
+        changed = transaction.execute(sql, &[&which.kind, &which.key, &which.owner, &like]).await?;
     }
     // What a chain waits for that has ended or begun anew is wanted no more. Who runs it cannot finish it.
     let members = "DELETE FROM chains m WHERE m.parent <> 0 AND NOT EXISTS
@@ -108,7 +110,7 @@ async fn attempted(session: &mut Session, which: &Which, order: Order) -> Result
         let waits = "UPDATE chains SET batch_open = 0, batch_total = 0 WHERE state = 2 AND batch_open > 0";
         transaction.execute(waits, &[]).await?;
     }
-    if let (Some(owner), None, None) = (&which.owner, &which.kind, &which.key) {
+    if let Some(owner) = which.whole_owner() {
         steer_owner(&transaction, owner, order).await?;
     }
     transaction.commit().await?;

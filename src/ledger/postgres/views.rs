@@ -15,7 +15,7 @@ use crate::ledger::{
 
 type Result<T> = std::result::Result<T, LedgerError>;
 
-fn time(row: &Row, column: usize) -> std::result::Result<Time, Error> {
+pub(super) fn time(row: &Row, column: usize) -> std::result::Result<Time, Error> {
     row.try_get(column).map(Time::from_millis)
 }
 
@@ -58,16 +58,6 @@ impl Reader {
 
     pub(super) async fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
         let sql = "SELECT kind, key, item, reason, times, last_at FROM failures ORDER BY last_at DESC LIMIT $1";
-        let failure = |row: &Row| {
-            Ok(Failure {
-                kind: row.try_get(0)?,
-                key: row.try_get(1)?,
-                item: row.try_get(2)?,
-                reason: row.try_get(3)?,
-                times: row.try_get(4)?,
-                last_at: time(row, 5)?,
-            })
-        };
         self.rows(sql, &[&i64::from(limit)], failure).await
     }
 
@@ -80,7 +70,8 @@ impl Reader {
     pub(super) async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>> {
         let sql =
             "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, payload, nominal, lease_until, fence,
-                          sent, once, owner, schedule, carry, last_start, last_finish, batch_open, batch_total
+                          sent, once, owner, schedule, carry, last_start, last_finish, batch_open, batch_total, looks,
+                          watch_at
                    FROM chains WHERE kind = $1 AND key = $2 AND parent = 0 ORDER BY once";
         self.rows(sql, &[&kind, &key], chain).await
     }
@@ -110,22 +101,6 @@ impl Reader {
                           overlapped, misfired
                    FROM attempts
                    WHERE fence > $1 ORDER BY fence LIMIT $2";
-        let attempt = |row: &Row| {
-            Ok(AttemptRecord {
-                fence: row.try_get(0)?,
-                epoch: row.try_get(1)?,
-                tick: row.try_get(2)?,
-                attempt: small(row.try_get(3)?),
-                worker: row.try_get(4)?,
-                due: time(row, 5)?,
-                started: time(row, 6)?,
-                finished: row.try_get::<_, Option<i64>>(7)?.map(Time::from_millis),
-                verdict: row.try_get(8)?,
-                reason: row.try_get(9)?,
-                overlapped: small(row.try_get(10)?),
-                misfired: small(row.try_get(11)?),
-            })
-        };
         self.rows(sql, &[&after, &i64::from(limit)], attempt).await
     }
 
@@ -179,7 +154,7 @@ impl Reader {
         Ok(Census { queues, ..counted })
     }
 
-    async fn rows<T>(
+    pub(super) async fn rows<T>(
         &self,
         sql: &'static str,
         parameters: &[&(dyn ToSql + Sync)],
@@ -206,5 +181,37 @@ fn chain(row: &Row) -> std::result::Result<ChainView, Error> {
         last_start: time(row, 18)?,
         last_finish: time(row, 19)?,
         batch: (row.try_get(20)?, row.try_get(21)?),
+        looks: small(row.try_get(22)?),
+        watch_at: time(row, 23)?,
+    })
+}
+
+/// In the order fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped, misfired.
+pub(super) fn attempt(row: &Row) -> std::result::Result<AttemptRecord, Error> {
+    Ok(AttemptRecord {
+        fence: row.try_get(0)?,
+        epoch: row.try_get(1)?,
+        tick: row.try_get(2)?,
+        attempt: small(row.try_get(3)?),
+        worker: row.try_get(4)?,
+        due: time(row, 5)?,
+        started: time(row, 6)?,
+        finished: row.try_get::<_, Option<i64>>(7)?.map(Time::from_millis),
+        verdict: row.try_get(8)?,
+        reason: row.try_get(9)?,
+        overlapped: small(row.try_get(10)?),
+        misfired: small(row.try_get(11)?),
+    })
+}
+
+/// In the order kind, key, item, reason, times, last_at.
+pub(super) fn failure(row: &Row) -> std::result::Result<Failure, Error> {
+    Ok(Failure {
+        kind: row.try_get(0)?,
+        key: row.try_get(1)?,
+        item: row.try_get(2)?,
+        reason: row.try_get(3)?,
+        times: row.try_get(4)?,
+        last_at: time(row, 5)?,
     })
 }

@@ -3,6 +3,7 @@
 //! must not lie on a network file system.
 
 mod history;
+mod list;
 mod orders;
 mod rosters;
 mod schema;
@@ -20,9 +21,9 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use super::{
-    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, FailedItem, Failure, Finish,
-    FinishRequest, Hint, KeptJob, Kinds, LateChain, Ledger, LedgerError, LookAgain, NewChain, Order, Overdue, Renewal,
-    Sent, SpawnedJob, Which,
+    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, FailedItem, Failure, Filter, Finish,
+    FinishRequest, Hint, KeptJob, Kinds, LateChain, Ledger, LedgerError, Listed, LookAgain, Move, NewChain, Order,
+    Overdue, OwnerCensus, Place, Renewal, Sent, SpawnedJob, Which,
 };
 use crate::clock::{Clock, Entropy, Time};
 use crate::config::LedgerUrl;
@@ -254,9 +255,39 @@ impl Ledger for SqliteLedger {
         self.writer.write(move |store| store.advance(&kind, &key, clock.now(), slack)).await
     }
 
+    async fn set_schedule(&self, kind: String, key: String, schedule: Option<String>) -> Result<bool, LedgerError> {
+        self.writer.write(move |store| store.set_schedule(&kind, &key, schedule.as_deref())).await
+    }
+
+    async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>, LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.reschedule(&moves, clock.now())).await
+    }
+
     async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.steer(&which, order, clock.now())).await
+    }
+
+    async fn matching(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+        self.read(move |store| store.matching(&which, order)).await
+    }
+
+    async fn list(&self, filter: Filter, after: Option<Place>, limit: u32) -> Result<Vec<Listed>, LedgerError> {
+        let now = self.now();
+        self.read(move |store| store.list(&filter, after, now, limit)).await
+    }
+
+    async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>, LedgerError> {
+        self.read(move |store| store.owners(&after, limit)).await
+    }
+
+    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+        self.read(move |store| store.history(fence, limit)).await
+    }
+
+    async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>, LedgerError> {
+        self.read(move |store| store.failures_of(&kind, &key)).await
     }
 
     async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError> {

@@ -44,16 +44,7 @@ impl Store {
     pub fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
         let sql = "SELECT kind, key, item, reason, times, last_at FROM failures ORDER BY last_at DESC LIMIT ?1";
         let mut select = self.connection.prepare_cached(sql)?;
-        let rows = select.query_map([limit], |row| {
-            Ok(Failure {
-                kind: row.get(0)?,
-                key: row.get(1)?,
-                item: row.get(2)?,
-                reason: row.get(3)?,
-                times: row.get(4)?,
-                last_at: time(row, 5)?,
-            })
-        })?;
+        let rows = select.query_map([limit], failure)?;
         rows.collect()
     }
 
@@ -98,27 +89,9 @@ impl Store {
     }
 
     pub fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
-        let sql = "SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason,
-                          overlapped, misfired
-                   FROM attempts
-                   WHERE fence > ?1 ORDER BY fence LIMIT ?2";
-        let mut select = self.connection.prepare_cached(sql)?;
-        let rows = select.query_map(params![after, limit], |row| {
-            Ok(AttemptRecord {
-                fence: row.get(0)?,
-                epoch: row.get(1)?,
-                tick: row.get(2)?,
-                attempt: row.get(3)?,
-                worker: row.get(4)?,
-                due: time(row, 5)?,
-                started: time(row, 6)?,
-                finished: row.get::<_, Option<i64>>(7)?.map(Time::from_millis),
-                verdict: row.get(8)?,
-                reason: row.get(9)?,
-                overlapped: row.get(10)?,
-                misfired: row.get(11)?,
-            })
-        })?;
+        let sql = format!("SELECT {ATTEMPT} FROM attempts WHERE fence > ?1 ORDER BY fence LIMIT ?2");
+        let mut select = self.connection.prepare_cached(&sql)?;
+        let rows = select.query_map(params![after, limit], attempt)?;
         rows.collect()
     }
 
@@ -172,9 +145,41 @@ impl Store {
     }
 }
 
+/// The columns that [`attempt`] reads.
+pub(super) const ATTEMPT: &str =
+    "fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped, misfired";
+
+pub(super) fn attempt(row: &Row<'_>) -> Result<AttemptRecord> {
+    Ok(AttemptRecord {
+        fence: row.get(0)?,
+        epoch: row.get(1)?,
+        tick: row.get(2)?,
+        attempt: row.get(3)?,
+        worker: row.get(4)?,
+        due: time(row, 5)?,
+        started: time(row, 6)?,
+        finished: row.get::<_, Option<i64>>(7)?.map(Time::from_millis),
+        verdict: row.get(8)?,
+        reason: row.get(9)?,
+        overlapped: row.get(10)?,
+        misfired: row.get(11)?,
+    })
+}
+
+pub(super) fn failure(row: &Row<'_>) -> Result<Failure> {
+    Ok(Failure {
+        kind: row.get(0)?,
+        key: row.get(1)?,
+        item: row.get(2)?,
+        reason: row.get(3)?,
+        times: row.get(4)?,
+        last_at: time(row, 5)?,
+    })
+}
+
 /// The columns that [`chain`] reads after those of the hint.
 const CHAIN: &str = "state, payload, nominal, lease_until, fence, sent, once, owner, schedule, carry, last_start,
-                     last_finish, batch_open, batch_total";
+                     last_finish, batch_open, batch_total, looks, watch_at";
 
 fn chain(row: &Row<'_>) -> Result<ChainView> {
     let at = |column| AFTER_HINT + column;
@@ -193,6 +198,8 @@ fn chain(row: &Row<'_>) -> Result<ChainView> {
         last_start: time(row, at(10))?,
         last_finish: time(row, at(11))?,
         batch: (row.get(at(12))?, row.get(at(13))?),
+        looks: row.get(at(14))?,
+        watch_at: time(row, at(15))?,
     })
 }
 

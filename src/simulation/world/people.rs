@@ -24,7 +24,7 @@ impl World {
     /// be stopped.
     pub(super) fn order(&self, chain: usize, order: Order) {
         let (kind, _, key) = CHAINS[chain];
-        let which = Which { kind: Some(kind.into()), key: Some(key.into()), owner: None };
+        let which = Which { kind: Some(kind.into()), key: Some(key.into()), ..Which::default() };
         let (ledger, observer) = (self.operator().ledger, self.observer.clone());
         let (generation, then) = (self.generation.clone(), self.generation.load(Ordering::Relaxed));
         let turn = self.turns[chain].clone();

@@ -117,7 +117,7 @@ async fn catch_up_sends_members_and_not_what_waits_for_them_and_the_gathering_wh
 async fn members_go_with_the_chain_that_waits_for_them() {
     for opened in all().await {
         let ledger = &*opened.ledger;
-        let which = |key: &str| Which { kind: Some("sync".into()), key: Some(key.into()), owner: None };
+        let which = |key: &str| Which { kind: Some("sync".into()), key: Some(key.into()), ..Which::default() };
         let part = Which { kind: Some("part".into()), ..Which::default() };
         let (_, members) = fanned_out(ledger, "a", 2).await;
         let runs = granted(ledger, &members[0], LEASE).await;
@@ -148,7 +148,7 @@ async fn members_go_with_the_chain_that_waits_for_them() {
 async fn a_batch_that_ends_while_its_chain_is_paused_is_gathered_afterwards() {
     for opened in all().await {
         let ledger = &*opened.ledger;
-        let which = Which { kind: Some("sync".into()), key: Some("a".into()), owner: None };
+        let which = Which { kind: Some("sync".into()), key: Some("a".into()), ..Which::default() };
         let (hint, members) = fanned_out(ledger, "a", 1).await;
         ledger.steer(which.clone(), Order::Pause).await.unwrap();
         assert_eq!(ended(ledger, &members[0], Verdict::Done).await, []);

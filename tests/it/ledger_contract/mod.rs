@@ -2,6 +2,7 @@
 
 mod batches;
 mod guards;
+mod list;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -474,7 +475,7 @@ async fn what_a_run_asks_for_is_accepted_with_its_end_and_not_without() {
 }
 
 fn which(key: &str) -> Which {
-    Which { kind: Some("sync".into()), key: Some(key.into()), owner: None }
+    Which { kind: Some("sync".into()), key: Some(key.into()), ..Which::default() }
 }
 
 #[tokio::test]
@@ -504,7 +505,7 @@ async fn nothing_is_claimed_once_a_chain_is_paused_or_retired() {
         assert_eq!(overdue.iter().map(|c| (c.hint.clone(), c.sent)).collect::<Vec<_>>(), [(second.clone(), false)]);
         granted(ledger, &second, LEASE).await;
 
-        let everything = Which { kind: Some("sync".into()), key: None, owner: None };
+        let everything = Which { kind: Some("sync".into()), key: None, ..Which::default() };
         assert_eq!(ledger.steer(everything.clone(), Order::Retire).await.unwrap(), 2);
         assert_eq!(ledger.claim(ask(&b, LEASE)).await.unwrap(), Claim::Idle);
         for order in [Order::Resume, Order::Pause, Order::Recover, Order::RecoverAll, Order::Retire] {

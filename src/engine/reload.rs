@@ -1,0 +1,279 @@
+//! A configuration that changes while the worker runs.
+//!
+//! What can change is what is looked up whenever a tick is claimed or ended: the settings of kinds. They
+//! are replaced as a whole; what runs ends under those that it started with. Where a kind's schedule is
+//! another, the chains that sleep are moved to where it has them, so that no old long delay is waited
+//! out. Each worker that is told does so, and finds most of it done by the others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::Core;
+use super::moves::{Mover, Replanned};
+use crate::config::{BrokerUrl, Config, KindSettings, Recurrence};
+use crate::ledger::{Filter, LedgerError, Listed, Place, Which};
+use crate::schedule::Schedule;
+
+/// Chains looked at in one go.
+const PER_PAGE: u32 = 1_000;
+/// Between two looks at chains that were running, at first.
+const PAUSE: Duration = Duration::from_millis(200);
+/// And at last.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// After an error.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// What a new configuration comes to.
+#[derive(Debug)]
+struct Change {
+    /// The settings of kinds from now on.
+    kinds: BTreeMap<String, KindSettings>,
+    /// Kinds of which something has changed.
+    changed: Vec<String>,
+    /// Kinds whose chains come at other times.
+    moved: BTreeSet<String>,
+    /// What stays as it was until the worker is started again.
+    fixed: Vec<String>,
+}
+
+/// Takes over configurations as they come, until `shutdown`.
+pub async fn run(core: Arc<Core>, mut current: Config, mut fresh: mpsc::Receiver<Config>, shutdown: CancellationToken) {
+    let work = async {
+        let mut moving = BTreeSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                next = fresh.recv() => match next {
+                    Some(next) => {
+                        let change = compare(&current, &next);
+                        moving.extend(change.moved.iter().cloned());
+                        current.kinds.clone_from(&change.kinds);
+                        take_over(&core, change);
+                    }
+                    // Nobody will send any more.
+                    None => std::future::pending().await,
+                },
+                () = follow(&core, &moving), if !moving.is_empty() => moving.clear(),
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        () = shutdown.cancelled() => {}
+        () = work => {}
+    }
+}
+
+fn take_over(core: &Core, change: Change) {
+    let Change { kinds, changed, moved, fixed } = change;
+    for setting in &fixed {
+        tracing::warn!(
+            setting,
+            "this has changed in the configuration, and stays as it was until the worker is started again"
+        );
+    }
+    let mut current = core.kinds.write().unwrap_or_else(PoisonError::into_inner);
+    // The engine's own kinds stay.
+    let mut next = BTreeMap::clone(&current);
+    next.extend(super::shared(kinds));
+    *current = Arc::new(next);
+    drop(current);
+    tracing::info!(?changed, rescheduled = ?moved, "the configuration was read again");
+}
+
+/// Compares two configurations (pure).
+fn compare(old: &Config, new: &Config) -> Change {
+    let mut change = Change { kinds: BTreeMap::new(), changed: Vec::new(), moved: BTreeSet::new(), fixed: Vec::new() };
+    let same_broker = match (&old.broker.url, &new.broker.url) {
+        (BrokerUrl::Amqp(old), BrokerUrl::Amqp(new)) => old == new,
+        (old, new) => said(old) == said(new),
+    };
+    for (name, same) in [
+        ("[broker]", same_broker && said(&old.broker) == said(&new.broker)),
+        ("[ledger]", old.ledger.url == new.ledger.url && said(&old.ledger) == said(&new.ledger)),
+        ("[worker]", said(&old.worker) == said(&new.worker)),
+        ("[catch_up]", said(&old.catch_up) == said(&new.catch_up)),
+        ("[queues]", said(&old.queues) == said(&new.queues)),
+        ("[throttles]", old.throttles == new.throttles),
+    ] {
+        if !same {
+            change.fixed.push(name.into());
+        }
+    }
+    for (name, was) in &old.kinds {
+        let Some(is) = new.kinds.get(name) else {
+            change.fixed.push(format!("[kinds.{name}], which is gone"));
+            change.kinds.insert(name.clone(), was.clone());
+            continue;
+        };
+        let mut is = is.clone();
+        let by_headers = |kind: &KindSettings| kind.recurrence.as_ref().is_some_and(|r| r.freshness);
+        if said(&was.handler) != said(&is.handler) {
+            change.fixed.push(format!("kinds.{name}.handler"));
+        }
+        if by_headers(was) != by_headers(&is) {
+            change.fixed.push(format!("kinds.{name}.next_in.from_headers"));
+        }
+        if said(&was.roster) != said(&is.roster) {
+            change.fixed.push(format!("kinds.{name}.roster"));
+        }
+        (is.handler, is.roster) = (was.handler.clone(), was.roster.clone());
+        if said(was) != said(&is) {
+            change.changed.push(name.clone());
+        }
+        if let Some(now) = when(&is.recurrence)
+            && when(&was.recurrence) != Some(now)
+        {
+            change.moved.insert(name.clone());
+        }
+        change.kinds.insert(name.clone(), is);
+    }
+    for name in new.kinds.keys().filter(|name| !old.kinds.contains_key(*name)) {
+        change.fixed.push(format!("[kinds.{name}], which is new"));
+    }
+    change
+}
+
+/// Settings as they show themselves, for those that cannot be compared.
+fn said(settings: &impl std::fmt::Debug) -> String {
+    format!("{settings:?}")
+}
+
+/// What of a schedule says when a sleeping chain wakes.
+fn when(recurrence: &Option<Recurrence>) -> Option<(&crate::schedule::Rhythm, Duration, bool)> {
+    let schedule = &recurrence.as_ref()?.schedule;
+    Some((&schedule.rhythm, schedule.jitter, schedule.spread_phase))
+}
+
+/// Moves the chains of these kinds to where their schedules have them. What goes wrong is tried again.
+async fn follow(core: &Core, kinds: &BTreeSet<String>) {
+    for kind in kinds {
+        let schedule = core.kind(kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
+        let Some(schedule) = schedule else { continue };
+        loop {
+            match follow_kind(core, kind, &schedule).await {
+                Ok(moved) => {
+                    tracing::info!(kind, moved, schedule = %schedule, "sleeping chains follow the new schedule");
+                    break;
+                }
+                Err(error) => {
+                    tracing::warn!(kind, %error, "failed to move chains to their new times; trying again");
+                    sleep(AGAIN).await;
+                }
+            }
+        }
+    }
+}
+
+/// Answers how many chains this worker has moved.
+async fn follow_kind(core: &Core, kind: &str, schedule: &Schedule) -> Result<u64, LedgerError> {
+    let mover = Mover::of(core);
+    let (mut moved, mut after, mut running) = (0, None::<Place>, Vec::new());
+    let of_kind = || Which { kind: Some(kind.into()), ..Which::default() };
+    loop {
+        let filter = Filter { which: of_kind(), condition: None };
+        let page = core.ledger.list(filter, after, PER_PAGE).await?;
+        moved += replan(&mover, &page, schedule, &mut running).await?;
+        let full = page.len() == PER_PAGE as usize;
+        after = page.last().map(|last| (last.hint.kind.clone(), last.hint.key.clone()));
+        if !full {
+            break;
+        }
+    }
+    // What runs may have been started by a worker that had not been told yet, and would sleep by the old
+    // schedule once more. What runs another tick by then has not.
+    let mut pause = PAUSE;
+    while !running.is_empty() {
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        for (key, tick) in std::mem::take(&mut running) {
+            let filter = Filter { which: Which { key: Some(key), ..of_kind() }, condition: None };
+            let mut page = core.ledger.list(filter, None, 1).await?;
+            page.retain(|chain| chain.hint.tick == tick || chain.lease_until <= core.ledger.now());
+            moved += replan(&mover, &page, schedule, &mut running).await?;
+        }
+    }
+    Ok(moved)
+}
+
+/// Those that are to be looked at again go to `running`, with their ticks.
+async fn replan(
+    mover: &Mover,
+    page: &[Listed],
+    schedule: &Schedule,
+    running: &mut Vec<(String, i64)>,
+) -> Result<u64, LedgerError> {
+    let answers = mover.replan(page, schedule, true).await?;
+    let again = page.iter().zip(&answers).filter(|(_, answer)| matches!(answer, Replanned::Runs | Replanned::Changed));
+    running.extend(again.map(|(chain, _)| (chain.hint.key.clone(), chain.hint.tick)));
+    Ok(answers.iter().filter(|answer| matches!(answer, Replanned::Moved(_))).count() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+        [queues.work]
+        [throttles.slow]
+        allow = 5
+        per = "1m"
+        [kinds.sync]
+        every = "1h"
+        handler.exec.argv = ["/bin/true"]
+        [kinds.report]
+        cron = "@daily"
+        handler.exec.argv = ["/bin/true"]
+        [kinds.single]
+        handler.exec.argv = ["/bin/true"]
+    "#;
+
+    fn config(text: &str) -> Config {
+        Config::parse(text, "r.toml", []).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn a_table_of_changes() {
+        type Names = &'static [&'static str];
+        let table: [(&str, &str, Names, Names, Names); 10] = [
+            ("", "", &[], &[], &[]),
+            ("every = \"1h\"", "every = \"5m\"", &["sync"], &["sync"], &[]),
+            ("every = \"1h\"", "every = \"1h\"\ncooldown = \"1m\"", &["sync"], &[], &[]),
+            ("every = \"1h\"", "every = \"1h\"\ntimeout = \"1m\"", &["sync"], &[], &[]),
+            ("cron = \"@daily\"", "", &["report"], &[], &[]),
+            ("[kinds.single]", "[kinds.single]\nevery = \"1m\"", &["single"], &["single"], &[]),
+            ("allow = 5", "allow = 6", &[], &[], &["[throttles]"]),
+            ("[queues.work]", "[queues.work]\n[queues.more]", &[], &[], &["[queues]"]),
+            (
+                "[kinds.single]\n        handler.exec.argv = [\"/bin/true\"]",
+                "[kinds.single]\n        handler.exec.argv = [\"/bin/false\"]",
+                &[],
+                &[],
+                &["kinds.single.handler"],
+            ),
+            (
+                "[kinds.single]",
+                "[kinds.other]",
+                &[],
+                &[],
+                &["[kinds.single], which is gone", "[kinds.other], which is new"],
+            ),
+        ];
+        let old = config(TEXT);
+        for (from, to, changed, moved, fixed) in table {
+            let text = if from.is_empty() { TEXT.to_owned() } else { TEXT.replace(from, to) };
+            assert!(from.is_empty() || text != TEXT, "{from}");
+            let change = compare(&old, &config(&text));
+            let label = format!("{from} → {to}");
+            assert_eq!(change.changed, changed, "{label}");
+            assert_eq!(change.moved.iter().map(String::as_str).collect::<Vec<_>>(), moved, "{label}");
+            assert_eq!(change.fixed, fixed, "{label}");
+            assert!(change.kinds.keys().eq(old.kinds.keys()), "{label}: this worker has handlers for these alone");
+        }
+    }
+}

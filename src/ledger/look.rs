@@ -1,0 +1,152 @@
+//! What operators ask about many chains, and how chains are moved in time.
+
+use super::words::{ChainState, Hint, Which};
+use crate::clock::Time;
+
+/// Above every name that a kind or a key can have.
+const LAST: &str = "\u{10FFFF}";
+
+/// Rotations to list: those that fit all that is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// By name, owner or pattern.
+    pub which: Which,
+    /// By what they are doing.
+    pub condition: Option<Condition>,
+}
+
+/// What listed rotations are doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// They are in this state.
+    State(ChainState),
+    /// They tick, were due before this, and nobody runs them.
+    Late {
+        /// The ledger's time, less the slack.
+        before: Time,
+    },
+}
+
+/// The place after which a page of rotations begins: kind and key of the last one of the page before.
+pub type Place = (String, String);
+
+impl Filter {
+    /// The part of the order by kind and key that this is about, as the place before its first rotation
+    /// and its last kind. So a page of one kind costs nothing for the kinds before and after it.
+    pub fn range(&self, after: Option<Place>) -> (Place, String) {
+        let start = (self.which.kind.clone().unwrap_or_default(), String::new());
+        let last = self.which.kind.clone().unwrap_or_else(|| LAST.into());
+        (after.map_or_else(|| start.clone(), |after| after.max(start.clone())), last)
+    }
+
+    /// The state and the due time that are asked for, if any.
+    pub fn bounds(&self) -> (Option<i64>, Option<i64>) {
+        match self.condition {
+            None => (None, None),
+            Some(Condition::State(state)) => (Some(state as i64), None),
+            Some(Condition::Late { before }) => (None, Some(before.as_millis())),
+        }
+    }
+}
+
+/// A rotation in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its current message.
+    pub hint: Hint,
+    /// What it is doing.
+    pub state: ChainState,
+    /// When the tick is nominally due.
+    pub nominal: Time,
+    /// The end of its lease; zero when it has none.
+    pub lease_until: Time,
+    /// See [`super::NewChain::owner`].
+    pub owner: Option<String>,
+    /// See [`super::NewChain::schedule`].
+    pub schedule: Option<String>,
+    /// When a run last started; zero when none has.
+    pub last_start: Time,
+    /// When a run last ended; likewise.
+    pub last_finish: Time,
+    /// The tick of which a run last started.
+    pub started_tick: i64,
+    /// Members of the batch that it waits for: those that have not ended, and all. Zero without one.
+    pub batch: (i64, i64),
+}
+
+/// An owner's rotations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnerCensus {
+    /// Who.
+    pub owner: String,
+    /// What was said of the owner as a whole; it also holds for one-off jobs that wait in queues.
+    pub state: ChainState,
+    /// Those that tick.
+    pub active: i64,
+    /// Those that an operator has stopped.
+    pub paused: i64,
+    /// Those that have ended.
+    pub retired: i64,
+    /// Those whose messages were ahead of the ledger.
+    pub quarantined: i64,
+}
+
+/// The next tick of a rotation comes at another time. Refused, so that nothing is moved that somebody
+/// else has moved: unless the tick is still the one that was seen, sleeps, and has not started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The chain's incarnation.
+    pub epoch: i64,
+    /// The tick that was seen.
+    pub tick: i64,
+    /// When it was due.
+    pub from: Time,
+    /// When it is nominally due now.
+    pub nominal: Time,
+    /// When it is due now.
+    pub due: Time,
+    /// When catch-up looks after it, unless its message is noted as sent.
+    pub watch_at: Time,
+}
+
+/// `pattern`, with `*` for anything and `?` for one character, as SQLite's GLOB takes it.
+pub(super) fn sqlite_glob(pattern: &str) -> String {
+    pattern.replace('[', "[[]")
+}
+
+/// Likewise, as SQL's LIKE takes it.
+pub(super) fn sql_like(pattern: &str) -> String {
+    let mut like = String::with_capacity(pattern.len() + 8);
+    for letter in pattern.chars() {
+        match letter {
+            '*' => like.push('%'),
+            '?' => like.push('_'),
+            '%' | '_' | '\\' => like.extend(['\\', letter]),
+            _ => like.push(letter),
+        }
+    }
+    like
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_stars_and_question_marks_mean_something_in_a_pattern() {
+        assert_eq!(sqlite_glob("eu/*[1]?"), "eu/*[[]1]?");
+        assert_eq!(sql_like(r"eu/*100%_\?"), r"eu/%100\%\_\\_");
+    }
+
+    #[test]
+    fn a_page_begins_after_what_was_shown_and_not_before_its_kind() {
+        let place = |kind: &str, key: &str| (kind.to_owned(), key.to_owned());
+        let all = Filter::default();
+        assert_eq!(all.range(None), (place("", ""), LAST.into()));
+        assert_eq!(all.range(Some(place("b", "x"))).0, place("b", "x"));
+        let sync = Filter { which: Which { kind: Some("sync".into()), ..Which::default() }, condition: None };
+        assert_eq!(sync.range(None), (place("sync", ""), "sync".into()));
+        assert_eq!(sync.range(Some(place("charts", "x"))).0, place("sync", ""));
+        assert_eq!(sync.range(Some(place("sync", "x"))).0, place("sync", "x"));
+    }
+}

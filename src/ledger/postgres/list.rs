@@ -1,0 +1,154 @@
+//! What operators ask about many chains, and how chains are moved in time, in SQL.
+
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Error, Row};
+
+use super::connect::words;
+use super::group::hint;
+use super::reader::Reader;
+use super::views::{attempt, failure, time};
+use crate::clock::Time;
+use crate::ledger::look::sql_like;
+use crate::ledger::{
+    AttemptRecord, ChainState, Failure, Filter, Hint, LedgerError, Listed, Move, Order, OwnerCensus, Place, Which,
+};
+
+type Result<T> = std::result::Result<T, LedgerError>;
+
+impl Reader {
+    pub(super) async fn matching(&self, which: Which, order: Order) -> Result<u64> {
+        macro_rules! count {
+            ($state:literal) => {
+                concat!(
+                    "SELECT count(*) FROM chains WHERE ",
+                    $state,
+                    " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2)
+                      AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4) AND parent = 0"
+                )
+            };
+        }
+        let sql = match order {
+            Order::Pause => count!("state = 0"),
+            Order::Resume => count!("state = 1"),
+            Order::Retire | Order::RecoverAll => count!("state <> 2"),
+            Order::Recover => count!("state = 3"),
+        };
+        let like = which.like.as_deref().map(sql_like);
+        let counts = self.rows(sql, &[&which.kind, &which.key, &which.owner, &like], |row| row.try_get(0)).await?;
+        Ok(counts.first().and_then(|count: &i64| u64::try_from(*count).ok()).unwrap_or_default())
+    }
+
+    pub(super) async fn list(
+        &self,
+        filter: Filter,
+        after: Option<Place>,
+        now: Time,
+        limit: u32,
+    ) -> Result<Vec<Listed>> {
+        let sql = "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, nominal, lease_until, owner,
+                          schedule, last_start, last_finish, started_tick, batch_open, batch_total
+                   FROM chains
+                   WHERE (kind, key) > ($4, $5) AND kind <= $6 AND NOT once AND parent = 0
+                     AND ($1::text IS NULL OR key = $1) AND ($2::text IS NULL OR owner = $2)
+                     AND ($3::text IS NULL OR key LIKE $3)
+                     AND ($7::int8 IS NULL OR state = $7)
+                     AND ($8::int8 IS NULL OR (state = 0 AND due < $8 AND lease_until <= $9 AND batch_open = 0))
+                   ORDER BY kind, key LIMIT $10";
+        let listed = |row: &Row| {
+            Ok(Listed {
+                hint: hint(row)?,
+                state: ChainState::from_number(row.try_get(8)?),
+                nominal: time(row, 9)?,
+                lease_until: time(row, 10)?,
+                owner: row.try_get(11)?,
+                schedule: row.try_get(12)?,
+                last_start: time(row, 13)?,
+                last_finish: time(row, 14)?,
+                started_tick: row.try_get(15)?,
+                batch: (row.try_get(16)?, row.try_get(17)?),
+            })
+        };
+        let ((after_kind, after_key), last) = filter.range(after);
+        let (state, before) = filter.bounds();
+        let Which { key, owner, like, .. } = &filter.which;
+        let like = like.as_deref().map(sql_like);
+        let (now, limit) = (now.as_millis(), i64::from(limit));
+        let parameters: [&(dyn ToSql + Sync); 10] =
+            [key, owner, &like, &after_kind, &after_key, &last, &state, &before, &now, &limit];
+        self.rows(sql, &parameters, listed).await
+    }
+
+    pub(super) async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>> {
+        let sql = r#"SELECT o.owner, coalesce((SELECT state FROM owners w WHERE w.owner = o.owner), 0),
+                            count(*) FILTER (WHERE c.state = 0), count(*) FILTER (WHERE c.state = 1),
+                            count(*) FILTER (WHERE c.state = 2), count(*) FILTER (WHERE c.state = 3)
+                     FROM (SELECT owner FROM chains WHERE owner > $1 UNION SELECT owner FROM owners WHERE owner > $1
+                           ORDER BY owner LIMIT $2) o
+                     LEFT JOIN chains c ON c.owner = o.owner AND NOT c.once AND c.parent = 0
+                     GROUP BY o.owner ORDER BY o.owner"#;
+        let census = |row: &Row| {
+            Ok(OwnerCensus {
+                owner: row.try_get(0)?,
+                state: ChainState::from_number(row.try_get(1)?),
+                active: row.try_get(2)?,
+                paused: row.try_get(3)?,
+                retired: row.try_get(4)?,
+                quarantined: row.try_get(5)?,
+            })
+        };
+        self.rows(sql, &[&after, &i64::from(limit)], census).await
+    }
+
+    pub(super) async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
+        let sql = "WITH RECURSIVE back (number, more) AS (
+                       SELECT $1::int8, $2::int8
+                       UNION ALL
+                       SELECT previous, more - 1 FROM back JOIN attempts ON fence = number WHERE more > 1)
+                   SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped,
+                          misfired
+                   FROM back JOIN attempts ON fence = number ORDER BY fence DESC";
+        self.rows(sql, &[&fence, &i64::from(limit)], attempt).await
+    }
+
+    pub(super) async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>> {
+        let sql = "SELECT kind, key, item, reason, times, last_at FROM failures
+                   WHERE kind = $1 AND key = $2 ORDER BY last_at DESC";
+        self.rows(sql, &[&kind, &key], failure).await
+    }
+
+    pub(super) async fn set_schedule(&self, kind: String, key: String, schedule: Option<String>) -> Result<bool> {
+        let sql = "UPDATE chains SET schedule = $3
+                   WHERE kind = $1 AND key = $2 AND NOT once AND parent = 0 AND state <> 2";
+        Ok(self.execute(sql, &[&kind, &key, &schedule]).await? == 1)
+    }
+
+    /// Like everybody it locks the chains in the order of their epochs first.
+    pub(super) async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>> {
+        let sql = "WITH moves AS MATERIALIZED (
+                       SELECT * FROM unnest($1::int8[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::int8[])
+                           AS m (epoch, tick, was, nominal, due, watch_at)),
+                   held AS MATERIALIZED (
+                       SELECT epoch FROM chains WHERE epoch IN (SELECT epoch FROM moves) ORDER BY epoch FOR UPDATE),
+                   now AS MATERIALIZED (
+                       SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 AS ms, count(*) FROM held)
+                   UPDATE chains c
+                   SET nominal = m.nominal, due = m.due, expected = m.due, watch_at = m.watch_at, sent = false,
+                       looks = 0
+                   FROM moves m, now
+                   WHERE c.epoch = m.epoch AND c.tick = m.tick AND c.due = m.was AND c.due > now.ms AND c.attempt = 1
+                     AND c.started_tick < c.tick AND c.state IN (0, 1) AND NOT c.once AND c.parent = 0
+                     AND c.lease_until <= now.ms AND c.batch_open = 0
+                   RETURNING c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent";
+        let column = |of: fn(&Move) -> i64| moves.iter().map(of).collect::<Vec<i64>>();
+        let (epochs, ticks) = (column(|m| m.epoch), column(|m| m.tick));
+        let (was, nominal) = (column(|m| m.from.as_millis()), column(|m| m.nominal.as_millis()));
+        let (due, watch_at) = (column(|m| m.due.as_millis()), column(|m| m.watch_at.as_millis()));
+        let parameters: [&(dyn ToSql + Sync); 6] = [&epochs, &ticks, &was, &nominal, &due, &watch_at];
+        let rows = self.query(sql, &parameters).await?;
+        let told = |error: Error| LedgerError::Statement(words(&error));
+        let moved: Vec<Hint> = rows.iter().map(hint).collect::<std::result::Result<_, _>>().map_err(told)?;
+        let mut moved: std::collections::HashMap<i64, Hint> =
+            moved.into_iter().map(|hint| (hint.epoch, hint)).collect();
+        Ok(moves.iter().map(|m| moved.remove(&m.epoch)).collect())
+    }
+}

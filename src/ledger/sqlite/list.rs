@@ -1,0 +1,127 @@
+//! What operators ask about many chains, and how chains are moved in time, in SQL.
+
+use rusqlite::{OptionalExtension, Row, params};
+
+use super::orders::WHICH;
+use super::store::{AFTER_HINT, HINT, Result, Store, hint, time};
+use super::views::{ATTEMPT, attempt, failure};
+use crate::clock::Time;
+use crate::ledger::look::sqlite_glob;
+use crate::ledger::{AttemptRecord, ChainState, Failure, Filter, Hint, Listed, Move, Order, OwnerCensus, Place, Which};
+
+impl Store {
+    pub fn matching(&self, which: &Which, order: Order) -> Result<u64> {
+        let state = match order {
+            Order::Pause => "state = 0",
+            Order::Resume => "state = 1",
+            Order::Retire | Order::RecoverAll => "state <> 2",
+            Order::Recover => "state = 3",
+        };
+        let sql = format!("SELECT count(*) FROM chains WHERE {state} AND {WHICH}");
+        let like = which.like.as_deref().map(sqlite_glob);
+        let count = |row: &Row<'_>| row.get::<_, i64>(0);
+        let parameters = params![which.kind, which.key, which.owner, like];
+        let count = self.connection.prepare_cached(&sql)?.query_row(parameters, count)?;
+        Ok(u64::try_from(count).unwrap_or_default())
+    }
+
+    pub fn list(&self, filter: &Filter, after: Option<Place>, now: Time, limit: u32) -> Result<Vec<Listed>> {
+        let sql = format!(
+            "SELECT {HINT}, state, nominal, lease_until, owner, schedule, last_start, last_finish, started_tick,
+                    batch_open, batch_total
+             FROM chains
+             WHERE (kind, key) > (?5, ?6) AND kind <= ?7 AND once = 0 AND {WHICH}
+               AND (?8 IS NULL OR state = ?8)
+               AND (?9 IS NULL OR (state = 0 AND due < ?9 AND lease_until <= ?10 AND batch_open = 0))
+             ORDER BY kind, key LIMIT ?11"
+        );
+        let Which { kind, key, owner, like } = &filter.which;
+        let (like, ((after_kind, after_key), last)) = (like.as_deref().map(sqlite_glob), filter.range(after));
+        let (state, before) = filter.bounds();
+        let mut select = self.connection.prepare_cached(&sql)?;
+        let parameters =
+            params![kind, key, owner, like, after_kind, after_key, last, state, before, now.as_millis(), limit];
+        let rows = select.query_map(parameters, listed)?;
+        rows.collect()
+    }
+
+    pub fn owners(&self, after: &str, limit: u32) -> Result<Vec<OwnerCensus>> {
+        let sql = "SELECT o.owner, coalesce((SELECT state FROM owners WHERE owner = o.owner), 0),
+                          count(*) FILTER (WHERE c.state = 0), count(*) FILTER (WHERE c.state = 1),
+                          count(*) FILTER (WHERE c.state = 2), count(*) FILTER (WHERE c.state = 3)
+                   FROM (SELECT owner FROM chains WHERE owner > ?1 UNION SELECT owner FROM owners WHERE owner > ?1
+                         ORDER BY owner LIMIT ?2) o
+                   LEFT JOIN chains c ON c.owner = o.owner AND c.once = 0 AND c.parent = 0
+                   GROUP BY o.owner ORDER BY o.owner";
+        let mut select = self.connection.prepare_cached(sql)?;
+        let rows = select.query_map(params![after, limit], |row| {
+            Ok(OwnerCensus {
+                owner: row.get(0)?,
+                state: ChainState::from_number(row.get(1)?),
+                active: row.get(2)?,
+                paused: row.get(3)?,
+                retired: row.get(4)?,
+                quarantined: row.get(5)?,
+            })
+        })?;
+        rows.collect()
+    }
+
+    pub fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
+        let sql = format!(
+            "WITH RECURSIVE back (number, more) AS (
+                 SELECT ?1, ?2
+                 UNION ALL
+                 SELECT previous, more - 1 FROM back JOIN attempts ON fence = number WHERE more > 1)
+             SELECT {ATTEMPT} FROM back JOIN attempts ON fence = number ORDER BY fence DESC"
+        );
+        let mut select = self.connection.prepare_cached(&sql)?;
+        let rows = select.query_map(params![fence, limit], attempt)?;
+        rows.collect()
+    }
+
+    pub fn failures_of(&self, kind: &str, key: &str) -> Result<Vec<Failure>> {
+        let sql = "SELECT kind, key, item, reason, times, last_at FROM failures
+                   WHERE kind = ?1 AND key = ?2 ORDER BY last_at DESC";
+        let mut select = self.connection.prepare_cached(sql)?;
+        let rows = select.query_map([kind, key], failure)?;
+        rows.collect()
+    }
+
+    pub fn set_schedule(&mut self, kind: &str, key: &str, schedule: Option<&str>) -> Result<bool> {
+        let sql = "UPDATE chains SET schedule = ?3
+                   WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0 AND state <> 2";
+        Ok(self.connection.prepare_cached(sql)?.execute(params![kind, key, schedule])? == 1)
+    }
+
+    pub fn reschedule(&mut self, moves: &[Move], now: Time) -> Result<Vec<Option<Hint>>> {
+        let sql = format!(
+            "UPDATE chains SET nominal = ?4, due = ?5, expected = ?5, watch_at = ?6, sent = 0, looks = 0
+             WHERE epoch = ?1 AND tick = ?2 AND due = ?3 AND due > ?7 AND attempt = 1 AND started_tick < tick
+               AND state IN (0, 1) AND once = 0 AND parent = 0 AND lease_until <= ?7 AND batch_open = 0
+             RETURNING {HINT}"
+        );
+        let mut update = self.connection.prepare_cached(&sql)?;
+        let mut one = |Move { epoch, tick, from, nominal, due, watch_at }: &Move| {
+            let [from, nominal, due, watch_at, now] = [*from, *nominal, *due, *watch_at, now].map(Time::as_millis);
+            update.query_row(params![epoch, tick, from, nominal, due, watch_at, now], hint).optional()
+        };
+        moves.iter().map(&mut one).collect()
+    }
+}
+
+fn listed(row: &Row<'_>) -> Result<Listed> {
+    let at = |column| AFTER_HINT + column;
+    Ok(Listed {
+        hint: hint(row)?,
+        state: ChainState::from_number(row.get(at(0))?),
+        nominal: time(row, at(1))?,
+        lease_until: time(row, at(2))?,
+        owner: row.get(at(3))?,
+        schedule: row.get(at(4))?,
+        last_start: time(row, at(5))?,
+        last_finish: time(row, at(6))?,
+        started_tick: row.get(at(7))?,
+        batch: (row.get(at(8))?, row.get(at(9))?),
+    })
+}

@@ -1,0 +1,189 @@
+//! When the next tick of a chain that sleeps comes after its schedule has changed (pure).
+//!
+//! It is as if the run before had ended under the new schedule, except that nothing is due earlier than
+//! now. Asked again, it leaves alone what it has moved, or what fits by chance: so several workers may
+//! be told of a change at the same time, and none undoes or repeats what another has done.
+
+use std::time::Duration;
+
+use super::{From, Rhythm, Schedule, Setting};
+use crate::clock::Time;
+
+/// A chain whose next tick has not started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asleep {
+    /// When that tick is nominally due.
+    pub nominal: Time,
+    /// When it is due.
+    pub due: Time,
+    /// When a run last started; zero when none has.
+    pub last_start: Time,
+    /// When a run last ended; likewise.
+    pub last_finish: Time,
+}
+
+/// What a new schedule makes of a sleeping chain's next tick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// Its time is one that the new schedule could have given.
+    Fits,
+    /// It comes then.
+    To {
+        /// Its place on the grid.
+        nominal: Time,
+        /// When it may start.
+        due: Time,
+    },
+    /// The new schedule has no occurrence any more.
+    Over,
+}
+
+impl Schedule {
+    /// When the next tick of `asleep` comes by this schedule. What is overdue by it is due at once; or, for
+    /// a fleet, at the chain's own `share` (from 0 to 1) of the interval from now on, so that it is no herd.
+    pub fn moved(&self, asleep: Asleep, now: Time, share: Option<f64>, setting: Setting<'_>) -> Moved {
+        match &self.rhythm {
+            Rhythm::At(at) if *at <= now => Moved::Over,
+            Rhythm::At(at) if asleep.due == *at => Moved::Fits,
+            Rhythm::At(at) => Moved::To { nominal: *at, due: *at },
+            Rhythm::Every { interval, from: From::Finish } => self.moved_delay(*interval, asleep, now, share, setting),
+            Rhythm::Every { .. } | Rhythm::Cron(_) => self.moved_on_grid(asleep, now, setting),
+        }
+    }
+
+    fn moved_delay(
+        &self,
+        interval: Duration,
+        asleep: Asleep,
+        now: Time,
+        share: Option<f64>,
+        setting: Setting<'_>,
+    ) -> Moved {
+        let to = |due| Moved::To { nominal: due, due };
+        let never = asleep.last_finish == Time::default();
+        let meant = asleep.last_finish + interval;
+        if !never && (meant - self.jitter..=meant + self.jitter).contains(&asleep.due) {
+            return Moved::Fits;
+        }
+        if !never && meant + self.jitter > now {
+            return to((asleep.last_finish + self.delay(interval, asleep.last_finish, setting)).max(now));
+        }
+        match share {
+            // It comes within an interval, and where it does is as good as anywhere.
+            Some(_) if asleep.due <= now + interval => Moved::Fits,
+            Some(share) => to(now + interval.mul_f64(share.clamp(0.0, 1.0))),
+            None if never && asleep.due <= now + interval => Moved::Fits,
+            None => to(now),
+        }
+    }
+
+    fn moved_on_grid(&self, asleep: Asleep, now: Time, setting: Setting<'_>) -> Moved {
+        // Where the grid has no place of its own, the last start is a point of it.
+        let anchor = if asleep.last_start == Time::default() { asleep.nominal } else { asleep.last_start };
+        let Some(next) = self.after(anchor, now, setting.phase) else { return Moved::Over };
+        let Asleep { nominal, due, .. } = asleep;
+        let just_before = nominal - Duration::from_millis(1);
+        let on_grid = self.after(anchor, just_before, setting.phase) == Some(nominal);
+        if on_grid && nominal <= next && (nominal - self.jitter..=nominal + self.jitter).contains(&due) {
+            return Moved::Fits;
+        }
+        Moved::To { nominal: next, due: self.bent(next, now, setting) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Balance, Catch, Cron, Misfire, Overlap};
+    use super::*;
+    use crate::clock::Entropy;
+
+    const MINUTE: i64 = 60_000;
+
+    fn at(minutes: i64) -> Time {
+        Time::from_millis(1_800_000_000_000 + minutes * MINUTE)
+    }
+
+    fn minutes(n: u64) -> Duration {
+        Duration::from_secs(n * 60)
+    }
+
+    fn every(n: u64, from: From) -> Schedule {
+        Schedule {
+            rhythm: Rhythm::Every { interval: minutes(n), from },
+            jitter: Duration::ZERO,
+            spread_phase: false,
+            overlap: Overlap::BufferOne,
+            misfire: Misfire { policy: Catch::All, window: None, spread: Duration::ZERO },
+        }
+    }
+
+    fn cron(text: &str) -> Schedule {
+        Schedule { rhythm: Rhythm::Cron(Cron::parse(text, None).unwrap()), ..every(1, From::Nominal) }
+    }
+
+    /// Ran from −10 to −9, and sleeps until `due`.
+    fn asleep(due: i64) -> Asleep {
+        Asleep { nominal: at(due), due: at(due), last_start: at(-10), last_finish: at(-9) }
+    }
+
+    fn ask(schedule: &Schedule, asleep: Asleep, share: Option<f64>) -> Moved {
+        let (balance, dice) = (Balance::default(), Entropy::seeded(1));
+        schedule.moved(asleep, at(0), share, Setting { phase: 0.25, balance: &balance, dice: &dice })
+    }
+
+    #[test]
+    fn a_table_of_changed_schedules() {
+        let to = |minute| Moved::To { nominal: at(minute), due: at(minute) };
+        let new = |due| Asleep { last_start: Time::default(), last_finish: Time::default(), ..asleep(due) };
+        let spread = |schedule: Schedule| Schedule { spread_phase: true, ..schedule };
+        // 1_800_000_000 is 08:00 UTC, a whole quarter of a day and 80 minutes after midnight's quarter.
+        let table = [
+            ("shorter, and not over yet", every(30, From::Finish), asleep(1_000), None, to(21)),
+            ("longer", every(120, From::Finish), asleep(5), None, to(111)),
+            ("shorter, and over: at once", every(5, From::Finish), asleep(1_000), None, to(0)),
+            ("of a fleet: at its share of the interval", every(8, From::Finish), asleep(1_000), Some(0.5), to(4)),
+            ("of a fleet, and soon enough", every(8, From::Finish), asleep(7), Some(0.5), Moved::Fits),
+            ("the same", every(30, From::Finish), asleep(21), None, Moved::Fits),
+            ("never ran", every(30, From::Finish), new(1_000), None, to(0)),
+            ("never ran, and soon enough", every(30, From::Finish), new(20), None, Moved::Fits),
+            ("never ran, of a fleet", every(30, From::Finish), new(1_000), Some(0.5), to(15)),
+            ("from the start", every(30, From::Start), asleep(1_000), None, to(20)),
+            ("from the start, and over: the next of the grid", every(7, From::Start), asleep(1_000), None, to(4)),
+            ("from the start, and right", every(30, From::Start), asleep(20), None, Moved::Fits),
+            ("from the start, on the grid, and not the next", every(10, From::Start), asleep(30), None, to(10)),
+            ("from the nominal time", every(30, From::Nominal), asleep(1_000), None, to(20)),
+            ("never ran, on a grid", every(30, From::Nominal), new(1_000), None, to(10)),
+            ("a place of its own", spread(every(60, From::Nominal)), asleep(1_000), None, to(15)),
+            ("a place of its own, and there", spread(every(60, From::Nominal)), asleep(15), None, Moved::Fits),
+            ("the calendar", cron("*/15 * * * *"), asleep(1_000), None, to(15)),
+            ("the calendar, and right", cron("*/15 * * * *"), asleep(15), None, Moved::Fits),
+            ("the calendar, and one too late", cron("*/15 * * * *"), asleep(30), None, to(15)),
+            ("once", Schedule { rhythm: Rhythm::At(at(3)), ..every(1, From::Finish) }, asleep(1_000), None, to(3)),
+            ("once, and then", Schedule { rhythm: Rhythm::At(at(3)), ..cron("@hourly") }, asleep(3), None, Moved::Fits),
+            ("once, gone by", Schedule { rhythm: Rhythm::At(at(-3)), ..cron("@hourly") }, asleep(3), None, Moved::Over),
+        ];
+        for (label, schedule, asleep, share, expected) in table {
+            assert_eq!(ask(&schedule, asleep, share), expected, "{label}");
+            // Whoever is told of the change afterwards leaves it as it is.
+            if let Moved::To { nominal, due } = expected {
+                let again = ask(&schedule, Asleep { nominal, due, ..asleep }, share);
+                let at_once = due == at(0);
+                assert!(again == Moved::Fits || (at_once && again == expected), "{label}, again: {again:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_jitter_has_moved_fits() {
+        let fixed = Schedule { jitter: minutes(2), ..every(30, From::Finish) };
+        let grid = Schedule { jitter: minutes(2), ..cron("*/15 * * * *") };
+        for schedule in [fixed, grid] {
+            let Moved::To { nominal, due } = ask(&schedule, asleep(1_000), None) else { panic!("{schedule}") };
+            assert!(due > at(0));
+            assert_eq!(ask(&schedule, Asleep { nominal, due, ..asleep(0) }, None), Moved::Fits, "{schedule}");
+        }
+        let late = Asleep { nominal: at(0), due: at(1), ..asleep(0) };
+        let grid = Schedule { jitter: minutes(2), ..cron("*/15 * * * *") };
+        assert_eq!(ask(&grid, late, None), Moved::Fits, "its nominal time has come, and its own has not");
+    }
+}
