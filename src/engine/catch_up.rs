@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::life::Point;
@@ -54,6 +55,7 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
         let every = if keeps { core.catch_up.every } else { core.catch_up.every.min(LISTEN) };
         // The first look waits a moment, so that what the queues hold can show itself.
         let mut pause = LISTEN;
+        let mut seen = (core.ledger.now(), Instant::now());
         loop {
             tokio::select! {
                 biased;
@@ -64,6 +66,14 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
                 }
             }
             pause = every;
+            // Where a queue has come is told in the ledger's time. When that is set forward, what was to
+            // arrive just now would seem to be hours away, and be left alone for as long as may be.
+            let (now, at) = (core.ledger.now(), Instant::now());
+            let set_forward = now.since(seen.0).saturating_sub(at - seen.1);
+            if set_forward > core.catch_up.slack {
+                core.queues.values().for_each(|queue| queue.clock_was_set(set_forward));
+            }
+            seen = (now, at);
             for queue in core.queues.values() {
                 report(&format!("catch up on the queue {}", queue.name), sweep(&core, queue).await);
             }

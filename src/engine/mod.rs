@@ -526,6 +526,13 @@ impl QueueRun {
         self.frontier.fetch_max(due.as_millis(), Ordering::Relaxed);
     }
 
+    /// The clock by which messages are due has been set forward.
+    fn clock_was_set(&self, forward: Duration) {
+        let forward = i64::try_from(forward.as_millis()).unwrap_or(i64::MAX);
+        let moved = |due: i64| (due != i64::MIN).then(|| due.saturating_add(forward));
+        let _ = self.frontier.fetch_update(Ordering::Relaxed, Ordering::Relaxed, moved);
+    }
+
     /// `None` before the first message.
     fn frontier(&self) -> Option<Time> {
         Some(self.frontier.load(Ordering::Relaxed)).filter(|due| *due != i64::MIN).map(Time::from_millis)

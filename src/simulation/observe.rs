@@ -64,8 +64,8 @@ struct Model {
     stopped: bool,
     /// When it is or was due, if the observer can know.
     due: Option<Time>,
-    /// The last tick that was let start, and when.
-    start: Option<(i64, Time)>,
+    /// The last tick that was let start, with its epoch, and when.
+    start: Option<(i64, i64, Time)>,
 }
 
 struct Lease {
@@ -225,9 +225,10 @@ impl Observer {
         if model.stopped {
             wrong.push(("I8", format!("{name}: claimed after it was stopped")));
         }
-        let ours = (hint.tick, grant.at);
-        if let Some((tick, at)) = model.start.replace(ours).filter(|_| name.kind == "paced" && !name.once)
+        let ours = (hint.epoch, hint.tick, grant.at);
+        if let Some((epoch, tick, at)) = model.start.replace(ours).filter(|_| name.kind == "paced" && !name.once)
             && grant.refused.is_none()
+            && epoch == hint.epoch
             && tick != hint.tick
             && grant.at.since(at) < PACED
         {

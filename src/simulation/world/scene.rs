@@ -59,7 +59,7 @@ timeout = "60s"
 retry = { attempts = 2, backoff = ["7s"] }
 [kinds.paced]
 every = "20s"
-from = "start"
+from = "nominal"
 tolerance = "2s"
 queue = "gamma"
 timeout = "10s"
