@@ -48,7 +48,8 @@ impl Virtual {
         let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &entropy).unwrap();
         let broker = EmbeddedBroker::new(Names::new("roundelay"));
         let connections = Connections { broker: Arc::new(broker), ledger: Arc::new(ledger), clock, entropy };
-        let engine = Engine::new(config.clone()).connections(connections.clone()).handler("sync", handler);
+        let engine =
+            Engine::new(config.clone()).connections(connections.clone()).without_chores().handler("sync", handler);
         let (telemetry, ready, stop) = (engine.telemetry(), engine.ready(), CancellationToken::new());
         let engine = tokio::spawn(engine.run(stop.clone()));
         ready.wait().await;
