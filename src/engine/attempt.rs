@@ -94,9 +94,10 @@ impl Core {
             self.figures(&envelope.kind).inspect(|figures| figures.lost());
         }
         let schedule = claimed.schedule();
+        let balance = queue.balances.of(&envelope.kind);
         let phase = claimed.phase(schedule.as_ref());
         let course = |started: Time, finished: Time| {
-            let setting = Setting { phase, balance: &queue.balance, dice: &self.entropy };
+            let setting = Setting { phase, balance: &balance, dice: &self.entropy };
             let ran = Ran { nominal: grant.nominal, started, finished };
             let bounds = kind.recurrence.as_ref().map_or((Duration::ZERO, Duration::MAX), |r| r.next_in);
             schedule.as_ref().map(|schedule| Course { schedule, ran, setting, bounds })
@@ -107,12 +108,12 @@ impl Core {
             (Some(refusal), _) => {
                 // Whoever waits for a slot has it sooner.
                 drop(permit);
-                let place = queue.balance.place();
+                let place = balance.place();
                 let decision = match course(grant.at, grant.at) {
                     Some(course) => {
                         let decision = outcome::refused(course, refusal, place);
                         if let Next::Snooze { due } = decision.next {
-                            queue.balance.note(due);
+                            balance.note(due);
                         }
                         decision
                     }

@@ -10,7 +10,7 @@
 //! | `roundelay.history` | `attempts` | deletes records of attempts that are too old, or moves them to the archive |
 //! | `roundelay.history` | `archive` | deletes from the archive |
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -58,7 +58,7 @@ pub fn is_internal(kind: &str) -> bool {
 
 /// The chores of a configuration, and who does them.
 pub(super) struct Chores {
-    config: Config,
+    config: RwLock<Arc<Config>>,
     connections: Connections,
     pub(super) queue: String,
 }
@@ -80,7 +80,7 @@ impl Chore {
 impl Chores {
     pub(super) fn new(config: &Config, connections: &Connections) -> Self {
         let queue = Names::new(&config.broker.prefix).chores();
-        Self { config: config.clone(), connections: connections.clone(), queue }
+        Self { config: RwLock::new(Arc::new(config.clone())), connections: connections.clone(), queue }
     }
 
     /// The engine's own kinds; each chore has its own interval.
@@ -91,11 +91,21 @@ impl Chores {
         ]
     }
 
+    /// The configuration was read again.
+    pub(super) fn take_over(&self, config: Config) {
+        *self.config.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+    }
+
+    fn config(&self) -> Arc<Config> {
+        self.config.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn chores(&self) -> Vec<Chore> {
-        let rosters = self.config.kinds.iter().filter_map(|(name, kind)| Some((name, kind.roster.as_ref()?)));
+        let config = self.config();
+        let rosters = config.kinds.iter().filter_map(|(name, kind)| Some((name, kind.roster.as_ref()?)));
         let mut chores: Vec<Chore> =
             rosters.map(|(name, roster)| Chore { kind: ROSTER, key: name.clone(), every: roster.sync }).collect();
-        let ledger = &self.config.ledger;
+        let ledger = &config.ledger;
         // A window of a second would be no window if it moved every five minutes.
         let every = (ledger.history / 10).clamp(SHORTEST, HISTORY_EVERY);
         chores.push(Chore { kind: HISTORY, key: ATTEMPTS.into(), every });
@@ -116,6 +126,7 @@ impl Chores {
         let now = self.connections.ledger.now();
         let chains = self.chores().into_iter().map(|chore| NewChain {
             schedule: Some(chore.schedule()),
+            keep_schedule: false,
             kind: chore.kind.into(),
             key: chore.key,
             queue: self.queue.clone(),
@@ -132,12 +143,13 @@ impl Chores {
 
     /// Follows the roster of a kind.
     async fn follow(&self, kind: &str) -> Outcome {
-        let settings = self.config.kinds.get(kind).and_then(|kind| kind.roster.as_ref());
+        let config = self.config();
+        let settings = config.kinds.get(kind).and_then(|kind| kind.roster.as_ref());
         let Some(settings) = settings else {
             return Outcome::Retire { reason: format!("the configuration names no roster for the kind {kind}").into() };
         };
         let wishes = Wishes { prune: settings.prune, own_process: true, ..Wishes::default() };
-        let report = roster::from_source(&self.config, self.connections.clone(), kind, wishes, |_| {}).await;
+        let report = roster::from_source(&config, self.connections.clone(), kind, wishes, |_| {}).await;
         let report = match report {
             Ok(report) => report,
             Err(error) => return Outcome::retry(error.to_string()),
@@ -169,7 +181,8 @@ impl Chores {
     async fn age(&self, until: Time) -> Result<(), LedgerError> {
         // Who was retired by a worker without them, in the midst of a deployment, begins anew.
         self.begin().await?;
-        let (ledger, settings) = (&self.connections.ledger, &self.config.ledger);
+        let (ledger, config) = (&self.connections.ledger, self.config());
+        let settings = &config.ledger;
         let before = ledger.now() - settings.history;
         while ledger.now() < until {
             let done = match settings.archive {
@@ -196,7 +209,7 @@ impl Chores {
 impl Handler for Chores {
     async fn run(&self, job: Job) -> Outcome {
         let until = job.deadline - RESERVE;
-        match (&*job.kind, &*job.key, self.config.ledger.archive) {
+        match (&*job.kind, &*job.key, self.config().ledger.archive) {
             (ROSTER, kind, _) => self.follow(kind).await,
             (HISTORY, ATTEMPTS, _) => self.age(until).await.into(),
             (HISTORY, ARCHIVE, Some(archive)) => self.expire(archive, until).await.into(),

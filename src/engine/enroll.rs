@@ -7,6 +7,7 @@ use futures_util::{StreamExt, stream};
 use serde::Serialize;
 
 use super::dispatch::Dispatch;
+use super::moves::Mover;
 use super::{Connections, StartError};
 use crate::clock::Time;
 use crate::config::{Config, OwnSchedule};
@@ -18,6 +19,8 @@ use crate::schedule::{Balance, Schedule, Setting, phase};
 const IN_FLIGHT: usize = 512;
 /// First messages that are not known to have been sent after this are sent by a worker's catch-up.
 const GRACE: Duration = Duration::from_secs(30);
+/// Chains that run are waited for so long when their schedules have changed.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// A roster's first ticks begin at one of so many places in their window.
 const ANYWHERE: usize = 1_000_000;
 
@@ -32,7 +35,8 @@ pub struct Entity {
     pub payload: String,
     /// Who it belongs to.
     pub owner: Option<String>,
-    /// A schedule of its own, as JSON text: see [`OwnSchedule`].
+    /// A schedule of its own, as JSON text: see [`OwnSchedule`]. Without one, a chain that is there keeps
+    /// what it has, unless the kind's rosters say its schedule: then it has its kind's.
     pub schedule: Option<String>,
 }
 
@@ -48,7 +52,7 @@ impl Entity {
 pub struct Tally {
     /// Chains begun.
     pub created: u64,
-    /// Chains there before, with the same payload and queue.
+    /// Chains there before, as they should be.
     pub unchanged: u64,
     /// Chains there before, brought up to date.
     pub updated: u64,
@@ -104,6 +108,9 @@ pub struct Enroller {
     revive: bool,
     /// Chains begin anew that ended because their entities had left the roster.
     returning: bool,
+    /// Whether those who say nothing of a schedule keep theirs.
+    keep_schedules: bool,
+    mover: Mover,
     /// Whether messages published by this process reach workers.
     publishes: bool,
     connections: Connections,
@@ -136,6 +143,8 @@ impl Enroller {
             balance: Balance::default(),
             revive: false,
             returning: false,
+            keep_schedules: settings.roster_schedule.is_none(),
+            mover: Mover::new(config, &connections),
             publishes,
             connections,
             dispatch,
@@ -205,22 +214,37 @@ impl Enroller {
                 revive,
                 once: false,
                 owner: entity.owner,
+                keep_schedule: self.keep_schedules && entity.schedule.is_none(),
                 schedule: entity.schedule,
             });
         }
-        let (mut tally, mut hints) = (Tally::default(), Vec::new());
-        for enrolled in ledger.enroll(chains).await? {
+        let (mut tally, mut hints, mut rescheduled) = (Tally::default(), Vec::new(), Vec::new());
+        let keys: Vec<String> = chains.iter().map(|chain| chain.key.clone()).collect();
+        for (enrolled, key) in ledger.enroll(chains).await?.into_iter().zip(keys) {
             match enrolled {
                 Enrolled::Created(hint) => {
                     tally.created += 1;
                     hints.push(hint);
                 }
                 Enrolled::Unchanged => tally.unchanged += 1,
-                Enrolled::Updated => tally.updated += 1,
+                Enrolled::Updated { rescheduled: another } => {
+                    tally.updated += 1;
+                    rescheduled.extend(another.then_some((key, None)));
+                }
                 Enrolled::Retired => tally.retired += 1,
             }
         }
         tally.unsent = self.send_first(hints, now).await?;
+        let (_, running) = self.mover.settle(&self.kind, rescheduled, &of_kind, PATIENCE).await?;
+        if let Some(first) = running.first() {
+            let (kind, chains) = (&self.kind, running.len());
+            tracing::warn!(
+                kind,
+                chains,
+                first,
+                "chains with a new schedule still run, and sleep by the old one once more"
+            );
+        }
         Ok(tally)
     }
 
@@ -250,6 +274,7 @@ impl Enroller {
             once: true,
             owner: rotation.owner,
             schedule: None,
+            keep_schedule: false,
         };
         match ledger.enroll(vec![extra]).await?.pop() {
             Some(Enrolled::Created(hint)) => {

@@ -45,7 +45,7 @@ use crate::ledger::postgres::PostgresLedger;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{Kinds, Ledger, LedgerError};
 use crate::monitor::{self, Monitor, Subject};
-use crate::schedule::Balance;
+use crate::schedule::Balances;
 use crate::telemetry::{KindFigures, QueueFigures, Telemetry, ThrottleFigures};
 use crate::throttle::{Throttle, Throttles};
 use chores::Chores;
@@ -366,7 +366,7 @@ impl Engine {
                     .and_then(|name| Some((throttles.get(name)?, self.telemetry.throttle(name)))),
                 figures: self.telemetry.queue(name),
                 frontier: AtomicI64::new(i64::MIN),
-                balance: Balance::default(),
+                balances: Balances::default(),
             };
             (name.clone(), Arc::new(queue))
         });
@@ -384,7 +384,7 @@ impl Engine {
                 throttle: None,
                 figures: self.telemetry.queue(&name),
                 frontier: AtomicI64::new(i64::MIN),
-                balance: Balance::default(),
+                balances: Balances::default(),
             };
             queues.insert(name.clone(), Arc::new(queue));
             known_queues.push(name);
@@ -518,7 +518,7 @@ struct QueueRun {
     /// when they are due, so whatever was due well before this has been delivered, or is lost.
     frontier: AtomicI64,
     /// The due times that this worker has given out.
-    balance: Balance,
+    balances: Balances,
 }
 
 impl QueueRun {

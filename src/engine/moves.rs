@@ -6,18 +6,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
+use tokio::time::sleep;
 
 use super::dispatch::Dispatch;
 use super::{Connections, Core};
 use crate::clock::{Entropy, Time};
 use crate::config::{Config, OwnSchedule};
-use crate::ledger::{ChainState, ChainView, Hint, Ledger, LedgerError, Listed, Move};
+use crate::ledger::{ChainState, ChainView, Filter, Hint, Ledger, LedgerError, Listed, Move, Which};
 use crate::schedule::{Asleep, Balance, Moved, Schedule, Setting, phase};
 
 /// Messages published at the same time.
 const IN_FLIGHT: usize = 128;
 /// Messages that are not known to have been sent after this are sent by a worker's catch-up.
 const GRACE: Duration = Duration::from_secs(30);
+/// Between two looks at chains that run, at first.
+const PAUSE: Duration = Duration::from_millis(200);
+/// And at last.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Moves ticks.
 pub struct Mover {
@@ -140,6 +145,44 @@ impl Mover {
         }
         self.send(hints).await?;
         Ok(answers)
+    }
+
+    /// Likewise for some chains by their keys, those of them that run as soon as they have ended: they may
+    /// have been started under the schedule before, and would sleep by it once more. With a tick, only
+    /// while it is that one that runs. Answers how many were moved, and who still ran after `patience`.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read or written.
+    pub async fn settle(
+        &self,
+        kind: &str,
+        mut waiting: Vec<(String, Option<i64>)>,
+        of_kind: &Schedule,
+        patience: Duration,
+    ) -> Result<(u64, Vec<String>), LedgerError> {
+        let (mut moved, mut pause, mut waited) = (0, PAUSE, Duration::ZERO);
+        loop {
+            for (key, tick) in std::mem::take(&mut waiting) {
+                let which = Which { kind: Some(kind.into()), key: Some(key), ..Which::default() };
+                let mut page = self.ledger.list(Filter { which, condition: None }, None, 1).await?;
+                let now = self.ledger.now();
+                page.retain(|chain| tick.is_none_or(|tick| chain.hint.tick == tick) || chain.lease_until <= now);
+                let answers = self.replan(&page, of_kind, true).await?;
+                for (chain, answer) in page.into_iter().zip(answers) {
+                    match answer {
+                        Replanned::Runs | Replanned::Changed => waiting.push((chain.hint.key, Some(chain.hint.tick))),
+                        Replanned::Moved(_) => moved += 1,
+                        _ => {}
+                    }
+                }
+            }
+            if waiting.is_empty() || waited >= patience {
+                return Ok((moved, waiting.into_iter().map(|(key, _)| key).collect()));
+            }
+            sleep(pause).await;
+            waited += pause;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
     }
 
     fn plan(&self, chain: &Listed, of_kind: &Schedule, fleet: bool, now: Time) -> (Replanned, Time) {

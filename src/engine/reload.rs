@@ -21,10 +21,6 @@ use crate::schedule::Schedule;
 
 /// Chains looked at in one go.
 const PER_PAGE: u32 = 1_000;
-/// Between two looks at chains that were running, at first.
-const PAUSE: Duration = Duration::from_millis(200);
-/// And at last.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// After an error.
 const AGAIN: Duration = Duration::from_secs(5);
 
@@ -54,6 +50,9 @@ pub async fn run(core: Arc<Core>, mut current: Config, mut fresh: mpsc::Receiver
                         moving.extend(change.moved.iter().cloned());
                         current.kinds.clone_from(&change.kinds);
                         take_over(&core, change);
+                        if let Some(chores) = &core.chores {
+                            chores.take_over(current.clone());
+                        }
                     }
                     // Nobody will send any more.
                     None => std::future::pending().await,
@@ -174,9 +173,8 @@ async fn follow(core: &Core, kinds: &BTreeSet<String>) {
 async fn follow_kind(core: &Core, kind: &str, schedule: &Schedule) -> Result<u64, LedgerError> {
     let mover = Mover::of(core);
     let (mut moved, mut after, mut running) = (0, None::<Place>, Vec::new());
-    let of_kind = || Which { kind: Some(kind.into()), ..Which::default() };
     loop {
-        let filter = Filter { which: of_kind(), condition: None };
+        let filter = Filter { which: Which { kind: Some(kind.into()), ..Which::default() }, condition: None };
         let page = core.ledger.list(filter, after, PER_PAGE).await?;
         moved += replan(&mover, &page, schedule, &mut running).await?;
         let full = page.len() == PER_PAGE as usize;
@@ -185,20 +183,8 @@ async fn follow_kind(core: &Core, kind: &str, schedule: &Schedule) -> Result<u64
             break;
         }
     }
-    // What runs may have been started by a worker that had not been told yet, and would sleep by the old
-    // schedule once more. What runs another tick by then has not.
-    let mut pause = PAUSE;
-    while !running.is_empty() {
-        sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
-        for (key, tick) in std::mem::take(&mut running) {
-            let filter = Filter { which: Which { key: Some(key), ..of_kind() }, condition: None };
-            let mut page = core.ledger.list(filter, None, 1).await?;
-            page.retain(|chain| chain.hint.tick == tick || chain.lease_until <= core.ledger.now());
-            moved += replan(&mover, &page, schedule, &mut running).await?;
-        }
-    }
-    Ok(moved)
+    // What runs another tick by then was started under the new schedule, or by a worker that is told next.
+    Ok(moved + mover.settle(kind, running, schedule, Duration::MAX).await?.0)
 }
 
 /// Those that are to be looked at again go to `running`, with their ticks.
@@ -206,11 +192,11 @@ async fn replan(
     mover: &Mover,
     page: &[Listed],
     schedule: &Schedule,
-    running: &mut Vec<(String, i64)>,
+    running: &mut Vec<(String, Option<i64>)>,
 ) -> Result<u64, LedgerError> {
     let answers = mover.replan(page, schedule, true).await?;
     let again = page.iter().zip(&answers).filter(|(_, answer)| matches!(answer, Replanned::Runs | Replanned::Changed));
-    running.extend(again.map(|(chain, _)| (chain.hint.key.clone(), chain.hint.tick)));
+    running.extend(again.map(|(chain, _)| (chain.hint.key.clone(), Some(chain.hint.tick))));
     Ok(answers.iter().filter(|answer| matches!(answer, Replanned::Moved(_))).count() as u64)
 }
 

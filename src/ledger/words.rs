@@ -60,13 +60,21 @@ pub struct NewChain {
     pub owner: Option<String>,
     /// Its own schedule, in place of its kind's: see [`crate::config::OwnSchedule`].
     pub schedule: Option<String>,
+    /// A chain that is there keeps its schedule, which an operator may have given to it.
+    pub keep_schedule: bool,
 }
 
 impl NewChain {
     /// Whether a chain with this queue, payload, owner and schedule is as it should be.
     pub fn is_like(&self, queue: &str, payload: &str, owner: Option<&str>, schedule: Option<&str>) -> bool {
         (self.queue.as_str(), self.payload.as_str()) == (queue, payload)
-            && (self.owner.as_deref(), self.schedule.as_deref()) == (owner, schedule)
+            && self.owner.as_deref() == owner
+            && !self.reschedules(schedule)
+    }
+
+    /// Whether a chain with this schedule gets another.
+    pub fn reschedules(&self, schedule: Option<&str>) -> bool {
+        !self.keep_schedule && self.schedule.as_deref() != schedule
     }
 }
 
@@ -75,10 +83,13 @@ impl NewChain {
 pub enum Enrolled {
     /// It begins, or begins anew; this is its first message.
     Created(Hint),
-    /// It was there already, and its payload and queue are the same.
+    /// It was there already, and is as it should be.
     Unchanged,
-    /// It was there already; payload or queue have been brought up to date.
-    Updated,
+    /// It was there already, and has been brought up to date.
+    Updated {
+        /// It has another schedule now, and sleeps by the one before.
+        rescheduled: bool,
+    },
     /// It has ended before, and stays so.
     Retired,
 }

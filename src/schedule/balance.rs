@@ -6,27 +6,57 @@
 //!
 //! Taking the emptiest moment would not do: the far end of the window is always emptier, since
 //! fewer runs have ended so far from which a due time could reach it, and the mean interval would
-//! grow. So what a moment holds is compared with what it should hold by now. If `λ` is how many
-//! fall into a moment in the end, one at the share `x` of a window holds `λ (1 − x)` on average when
-//! it comes into question, with a standard deviation of the root of that; the candidate that lies
-//! lowest by this measure is taken. What the choice has added to the mean so far counts against
-//! going on in that direction, which keeps the mean exact also for fleets so small that most
-//! moments hold nothing.
+//! grow. So what a moment holds is compared with what it should hold by now: the mean, less what is
+//! still to come. And what is to come is known, for each due time given out is a run that will end
+//! about then, and ask for its next one. Those due before `m − low` can all reach the moment `m`,
+//! each with the same share of the width of its window. That holds for a steady fleet, where it is
+//! the mean times how far the moment lies in the window, and for one that has begun all at once,
+//! whose next starts must fill the gap behind them first.
+//!
+//! What the choice has added to the mean interval so far counts against going on in that direction,
+//! which keeps the mean exact also for fleets so small that most moments hold nothing.
+//!
+//! The candidates are few, since each is a queue at the broker. When thousands of runs end within a
+//! moment, all candidates are full, and a place between them is worth the second hop that it costs.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::clock::{Entropy, Time};
 
 /// How finely moments are told apart.
 const MOMENT_MS: i64 = 250;
+/// How finely what is to come is, in parts of a window.
+const CELLS: usize = 32;
+/// It is counted again after this part of a window.
+const FRESH: i64 = 128;
 /// How much the lasting deviation from the mean counts, against one standard deviation.
 const CORRECTION: f64 = 0.1;
 /// How slowly a deviation is forgotten.
 const MEMORY: f64 = 0.999;
+/// A moment is full at so many more than its share, and at so many standard deviations above it.
+const FULL: (f64, f64) = (2.0, 2.0);
+/// Places looked at between candidates that are full.
+const DRAWS: usize = 4;
 
-/// The due times that were given out. A worker has one for each queue.
+/// The balances of a queue's kinds, each for itself: sums of what is flat are flat, and each kind
+/// has its own windows.
+#[derive(Debug, Default)]
+pub struct Balances(Mutex<BTreeMap<Box<str>, Arc<Balance>>>);
+
+impl Balances {
+    /// That of a kind.
+    pub fn of(&self, kind: &str) -> Arc<Balance> {
+        let mut balances = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(balance) = balances.get(kind) {
+            return balance.clone();
+        }
+        balances.entry(kind.into()).or_default().clone()
+    }
+}
+
+/// The due times that were given out.
 #[derive(Debug, Default)]
 pub struct Balance(Mutex<Given>);
 
@@ -34,18 +64,28 @@ pub struct Balance(Mutex<Given>);
 struct Given {
     /// How many are due in each moment to come.
     moments: BTreeMap<i64, u32>,
-    /// How many fall into a moment, on average over about one window's distance.
-    rate: f64,
-    last: Time,
+    /// What was counted last, by the bounds of the windows in milliseconds.
+    ahead: BTreeMap<(i64, i64), Ahead>,
     /// The sum of the deviations from the middle of the window, in halves of it.
     drift: f64,
     /// How many places were given out.
     places: u64,
 }
 
+/// What is to come within a window's width.
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    /// When it was counted.
+    at: Time,
+    /// How many are due before each of the parts of a width begins.
+    before: [f64; CELLS + 1],
+    /// How many are due per millisecond, on average over what a window can reach.
+    rate: f64,
+}
+
 impl Balance {
-    /// Chooses among `candidates`, delays from `now` within `low..=high`, and notes the choice.
-    /// Without candidates, `low`.
+    /// Chooses among `candidates`, delays from `now` within `low..=high`, or near one of them when
+    /// they are full, and notes the choice. Without candidates, `low`.
     pub fn choose(
         &self,
         now: Time,
@@ -55,33 +95,37 @@ impl Balance {
     ) -> Duration {
         let width = (high.saturating_sub(low)).as_secs_f64().max(0.001);
         let place = |delay: Duration| (delay.saturating_sub(low).as_secs_f64() / width).clamp(0.0, 1.0);
-        let moment = |delay: Duration| (now + delay).as_millis().div_euclid(MOMENT_MS);
         let mut given = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        given.observe(now, low + high.saturating_sub(low) / 2);
+        given.forget(now);
+        let ahead = given.ahead(now, low, high);
+        let share = ahead.rate * MOMENT_MS as f64;
         let begin = dice.below(candidates.len());
         let mut best: Option<(f64, Duration)> = None;
         for n in 0..candidates.len() {
             let candidate = candidates[(begin + n) % candidates.len()];
-            let expected = given.rate * (1.0 - place(candidate));
-            let held = f64::from(given.moments.get(&moment(candidate)).copied().unwrap_or_default());
-            let surplus = (held - expected) / (expected.sqrt() + 0.3);
+            let expected = share - ahead.before(place(candidate)) / (width * 1_000.0) * MOMENT_MS as f64;
+            let surplus = (given.held(now + candidate) - expected) / (share.sqrt() + 0.3);
             let score = surplus + CORRECTION * given.drift * (2.0 * place(candidate) - 1.0);
             if best.is_none_or(|(least, _)| score < least) {
                 best = Some((score, candidate));
             }
         }
-        let Some((_, chosen)) = best else { return low };
-        *given.moments.entry(moment(chosen)).or_default() += 1;
+        let Some((_, mut chosen)) = best else { return low };
+        if given.held(now + chosen) > share + FULL.0 + FULL.1 * share.sqrt() {
+            let gap = (high.saturating_sub(low)) / candidates.len() as u32;
+            let (first, last) = (chosen.saturating_sub(gap).max(low), (chosen + gap).min(high));
+            let draws = (0..DRAWS).map(|_| dice.between(first, last));
+            let emptiest = draws.min_by(|a, b| given.held(now + *a).total_cmp(&given.held(now + *b)));
+            chosen = emptiest.unwrap_or(chosen);
+        }
+        given.note(now + chosen);
         given.drift = given.drift * MEMORY + 2.0 * place(chosen) - 1.0;
         chosen
     }
-}
 
-impl Balance {
     /// Notes a due time that was given out otherwise.
     pub fn note(&self, due: Time) {
-        let mut given = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *given.moments.entry(due.as_millis().div_euclid(MOMENT_MS)).or_default() += 1;
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).note(due);
     }
 
     /// A place in a window for one of many that are spread over it at the same time, from 0 up to 1:
@@ -94,17 +138,59 @@ impl Balance {
 }
 
 impl Given {
-    /// One more due time is given out at `now`, about `distance` ahead.
-    fn observe(&mut self, now: Time, distance: Duration) {
-        let distance = (distance.as_millis() as f64).max(MOMENT_MS as f64);
-        let since = now.since(self.last).as_millis() as f64;
-        self.rate = self.rate * (-since / distance).exp() + MOMENT_MS as f64 / distance;
-        self.last = self.last.max(now);
-        let past = now.as_millis().div_euclid(MOMENT_MS);
+    fn note(&mut self, due: Time) {
+        *self.moments.entry(moment(due)).or_default() += 1;
+    }
+
+    /// How many are due in the moment of `due`.
+    fn held(&self, due: Time) -> f64 {
+        f64::from(self.moments.get(&moment(due)).copied().unwrap_or_default())
+    }
+
+    fn forget(&mut self, now: Time) {
+        let past = moment(now);
         while let Some(first) = self.moments.first_entry().filter(|first| *first.key() < past) {
             first.remove();
         }
     }
+
+    /// What is to come, counted at most so often that it costs little beside the choice.
+    fn ahead(&mut self, now: Time, low: Duration, high: Duration) -> Ahead {
+        let (low, high) = (low.as_millis() as i64, (high.as_millis() as i64).max(1));
+        let width = (high - low).max(1);
+        let fresh = |ahead: &Ahead| ahead.at <= now && now.since(ahead.at).as_millis() as i64 <= width / FRESH;
+        if let Some(ahead) = self.ahead.get(&(low, high)).filter(|ahead| fresh(ahead)) {
+            return *ahead;
+        }
+        self.ahead.retain(|(low, high), ahead| now.since(ahead.at).as_millis() as i64 <= (high - low) / FRESH);
+        let mut ahead = Ahead { at: now, before: [0.0; CELLS + 1], rate: 0.0 };
+        let mut reach = 0_u64;
+        for (moment, count) in self.moments.range(moment(now)..=moment(now + Duration::from_millis(high as u64))) {
+            reach += u64::from(*count);
+            let distance = (moment * MOMENT_MS + MOMENT_MS / 2 - now.as_millis()).max(0);
+            if distance < width {
+                ahead.before[(distance * CELLS as i64 / width) as usize + 1] += f64::from(*count);
+            }
+        }
+        (0..CELLS).for_each(|n| ahead.before[n + 1] += ahead.before[n]);
+        // By Little's law: each of them waits for the middle of a window on average.
+        ahead.rate = reach as f64 * 2.0 / (low + high) as f64;
+        self.ahead.insert((low, high), ahead);
+        ahead
+    }
+}
+
+impl Ahead {
+    /// How many are due before the place `x` of a width, from 0 to 1.
+    fn before(&self, x: f64) -> f64 {
+        let cell = (x * CELLS as f64).min(CELLS as f64 - 1e-9);
+        let (n, part) = (cell as usize, cell.fract());
+        self.before[n] + (self.before[n + 1] - self.before[n]) * part
+    }
+}
+
+fn moment(due: Time) -> i64 {
+    due.as_millis().div_euclid(MOMENT_MS)
 }
 
 #[cfg(test)]
@@ -167,7 +253,9 @@ mod tests {
             let now = Time::from_millis(n * 100);
             balance.choose(now, window, &[window.0, Duration::from_secs(2), window.1], &dice);
         }
-        assert!(balance.0.lock().unwrap().moments.len() < 20);
+        let given = balance.0.lock().unwrap();
+        assert!(given.moments.len() < 20 && given.ahead.len() < 3);
+        drop(given);
         assert_eq!(balance.choose(Time::default(), window, &[], &dice), window.0);
     }
 }

@@ -12,7 +12,7 @@ mod moved;
 
 use std::time::Duration;
 
-pub use balance::Balance;
+pub use balance::{Balance, Balances};
 pub use cron::Cron;
 pub use moved::{Asleep, Moved};
 

@@ -131,6 +131,7 @@ fn unsent(key: &str, queue: &str, now: Time) -> NewChain {
         once: false,
         owner: None,
         schedule: None,
+        keep_schedule: false,
     }
 }
 

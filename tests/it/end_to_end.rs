@@ -352,6 +352,7 @@ mod run {
             once: false,
             owner: None,
             schedule: None,
+            keep_schedule: false,
         };
         let enrolled = ledger.enroll(vec![new]).await.unwrap().remove(0);
         let roundelay::ledger::Enrolled::Created(hint) = enrolled else { panic!("{enrolled:?}") };

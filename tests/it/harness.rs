@@ -454,5 +454,6 @@ pub fn chain(key: &str, due: Time) -> NewChain {
         once: false,
         owner: None,
         schedule: None,
+        keep_schedule: false,
     }
 }

@@ -169,6 +169,39 @@ mod run {
     }
 }
 
+#[tokio::test]
+async fn a_roster_that_says_another_schedule_moves_who_sleeps_and_one_that_says_none_moves_nobody() {
+    let ground = Ground::embedded();
+    let list = ground.path("them.csv");
+    let silent = KIND.replace("1s", "1h");
+    let text = format!("{silent}roster.schedule = \"{{{{ when }}}}\"\n");
+    let config = ground.config_file(&text);
+    let ledger = Connections::ledger(&ground.config(&text)).await.unwrap();
+    let ledger = &*ledger;
+    let due = async |key: &str| chain(ledger, key).await.unwrap().hint.due;
+    write(&list, "key,when\na,0 0 29 2 *\nb,0 0 29 2 *\nc,\n");
+    assert_eq!(tally(&config, &[list.to_str().unwrap()]).await, [3, 0, 0, 0, 0]);
+    let far = ledger.now() + Duration::from_secs(2 * 3_600);
+    let before = [due("a").await, due("b").await, due("c").await];
+    // The next 29th of February may be today, once in four years.
+    assert!(before[0] == before[1] && before[2] < far, "{before:?}");
+
+    write(&list, "key,when\na,0 0 29 2 *\nb,10m\nc,\n");
+    assert_eq!(tally(&config, &[list.to_str().unwrap()]).await, [0, 2, 1, 0, 0]);
+    let after = [due("a").await, due("b").await, due("c").await];
+    assert!((after[0], after[2]) == (before[0], before[2]) && after[1] < before[1].min(far), "{before:?} {after:?}");
+
+    let text = ground.config_file(&silent);
+    let text = text.to_str().unwrap();
+    let said = roundelay(&["schedule", "sync", "c", "3h", "--config", text]).await;
+    assert!(said.ok, "{said:?}");
+    let own = chain(ledger, "c").await.unwrap();
+    assert!(own.schedule.is_some());
+    assert_eq!(tally(Path::new(text), &[list.to_str().unwrap()]).await, [0, 3, 0, 0, 0]);
+    let kept = chain(ledger, "c").await.unwrap();
+    assert_eq!((kept.schedule, kept.hint.due), (own.schedule, own.hint.due));
+}
+
 crate::harness::on_all!(prune_ends_what_left_the_roster_and_only_that);
 crate::harness::on_all!(a_worker_follows_the_roster_in_its_configuration);
 

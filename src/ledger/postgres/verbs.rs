@@ -294,8 +294,12 @@ fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
                 return Enrolled::Unchanged;
             }
             (twin.queue, twin.payload) = (chain.queue.clone(), chain.payload.clone());
-            (twin.owner, twin.schedule) = (chain.owner.clone(), chain.schedule.clone());
-            return Enrolled::Updated;
+            twin.owner.clone_from(&chain.owner);
+            let rescheduled = chain.reschedules(twin.schedule.as_deref());
+            if rescheduled {
+                twin.schedule.clone_from(&chain.schedule);
+            }
+            return Enrolled::Updated { rescheduled };
         }
         let Some(epoch) = page.take_epoch() else { return Enrolled::Unchanged };
         let new = Inserted {
@@ -333,9 +337,13 @@ fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
         return Enrolled::Unchanged;
     }
     (held.chain.hint.queue, held.payload) = (chain.queue.clone(), chain.payload.clone());
-    (held.owner, held.chain.schedule) = (chain.owner.clone(), chain.schedule.clone());
+    held.owner.clone_from(&chain.owner);
+    let rescheduled = chain.reschedules(held.chain.schedule.as_deref());
+    if rescheduled {
+        held.chain.schedule.clone_from(&chain.schedule);
+    }
     held.renamed = true;
-    Enrolled::Updated
+    Enrolled::Updated { rescheduled }
 }
 
 /// [`crate::ledger::Ledger::mark_sent`], and with `slack` [`crate::ledger::Ledger::enrolled_sent`]

@@ -71,7 +71,8 @@ impl Store {
                     text(4)?.as_deref(),
                     text(5)?.as_deref(),
                 );
-                Ok((row.get::<_, i64>(0)?, ChainState::from_number(row.get(1)?), same))
+                let rescheduled = chain.reschedules(text(5)?.as_deref());
+                Ok((row.get::<_, i64>(0)?, ChainState::from_number(row.get(1)?), same, rescheduled))
             })
             .optional()?;
         let (due, watch_at) = (chain.due.as_millis(), chain.watch_at.as_millis());
@@ -93,7 +94,7 @@ impl Store {
                 ])?;
                 self.connection.last_insert_rowid()
             }
-            Some((old, ChainState::Retired, _)) => {
+            Some((old, ChainState::Retired, ..)) => {
                 if !chain.revive && !chain.once && !mutant!(EnrollRevives) {
                     return Ok(Enrolled::Retired);
                 }
@@ -114,17 +115,20 @@ impl Store {
                 epoch
             }
             Some(_) if chain.once => return Ok(Enrolled::Unchanged),
-            Some((.., true)) => return Ok(Enrolled::Unchanged),
-            Some((epoch, ..)) => {
-                let update = "UPDATE chains SET queue = ?2, payload = ?3, owner = ?4, schedule = ?5 WHERE epoch = ?1";
+            Some((_, _, true, _)) => return Ok(Enrolled::Unchanged),
+            Some((epoch, _, _, rescheduled)) => {
+                let update = "UPDATE chains SET queue = ?2, payload = ?3, owner = ?4,
+                                                schedule = CASE WHEN ?6 THEN ?5 ELSE schedule END
+                              WHERE epoch = ?1";
                 self.connection.prepare_cached(update)?.execute(params![
                     epoch,
                     chain.queue,
                     chain.payload,
                     owner,
-                    schedule
+                    schedule,
+                    rescheduled
                 ])?;
-                return Ok(Enrolled::Updated);
+                return Ok(Enrolled::Updated { rescheduled });
             }
         };
         Ok(Enrolled::Created(Hint {

@@ -75,6 +75,25 @@ async fn a_cooldown_counts_from_the_end_of_a_run_and_an_interval_of_its_own_goes
 }
 
 #[tokio::test]
+async fn who_says_nothing_of_a_schedule_leaves_what_an_operator_has_set() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let now = ledger.now();
+        begun(ledger, "a").await;
+        let own = r#"{"every":"5m"}"#;
+        assert!(ledger.set_schedule("sync".into(), "a".into(), Some(own.into())).await.unwrap());
+        let kept = async || ledger.chains("sync".into(), "a".into()).await.unwrap().remove(0).schedule;
+        let silent = || NewChain { keep_schedule: true, ..chain("a", now) };
+        assert_eq!(ledger.enroll(vec![silent()]).await.unwrap(), [Enrolled::Unchanged]);
+        let moved = NewChain { queue: "other".into(), ..silent() };
+        assert_eq!(ledger.enroll(vec![moved]).await.unwrap(), [Enrolled::Updated { rescheduled: false }]);
+        assert_eq!(kept().await.as_deref(), Some(own));
+        assert_eq!(ledger.enroll(vec![chain("a", now)]).await.unwrap(), [Enrolled::Updated { rescheduled: true }]);
+        assert_eq!(kept().await, None);
+    }
+}
+
+#[tokio::test]
 async fn what_is_handed_on_stays_until_something_else_is_and_left_out_occurrences_are_recorded() {
     for opened in all().await {
         let ledger = &*opened.ledger;

@@ -164,7 +164,7 @@ async fn enrolling_again_changes_only_what_is_new() {
         assert_eq!((first.tick, first.attempt), (1, 1));
         let moved = NewChain { queue: "other".into(), payload: "[1]".into(), ..chain("a", now) };
         let answers = ledger.enroll(vec![chain("a", now), moved.clone(), moved, chain("b", now)]).await.unwrap();
-        assert_eq!(answers[..3], [Enrolled::Unchanged, Enrolled::Updated, Enrolled::Unchanged]);
+        assert_eq!(answers[..3], [Enrolled::Unchanged, Enrolled::Updated { rescheduled: false }, Enrolled::Unchanged]);
         assert!(matches!(&answers[3], Enrolled::Created(hint) if hint.epoch > first.epoch));
         // The message that sleeps names the old queue, and it is still the one that counts.
         let grant = granted(ledger, &first, LEASE).await;
