@@ -25,6 +25,7 @@ mod monitoring;
 mod operator;
 mod outage;
 mod protocol;
+mod ready_made;
 mod recurring;
 mod rosters;
 mod throttling;

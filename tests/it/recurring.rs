@@ -128,6 +128,48 @@ async fn what_an_outage_has_held_up_is_spread_and_nothing_runs_twice() {
     world.stop().await;
 }
 
+/// The broker is away for half a minute. What is ten seconds late then, a sixtieth of the ten minutes, is
+/// put off and spread; what is less late starts at once.
+#[tokio::test(start_paused = true)]
+async fn only_what_is_later_than_a_sixtieth_of_the_spread_is_spread() {
+    let config = "[queues.q]\nconcurrency = 100\n[kinds.k]\nqueue = \"q\"\nevery = \"1h\"\nmisfire_spread = \"10m\"\n";
+    let mut world = World::new(config, MONDAY);
+    let chains = (0..120).map(|n| chain("k", &n.to_string(), "q", MONDAY + s(45) + Duration::from_millis(n * 250)));
+    world.chains(chains.collect()).await;
+    world.start().await;
+    world.until(s(43)).await;
+    world.broker.stop();
+    world.until(s(75)).await;
+    world.broker.start();
+    world.until(s(76) + s(600)).await;
+    let attempts = world.attempts().await;
+    let first = attempts.iter().filter(|attempt| attempt.attempt == 1 && attempt.due < MONDAY + s(75));
+    let (late, in_time): (Vec<_>, Vec<_>) = first.partition(|attempt| attempt.started.since(attempt.due) > s(10));
+    let by = |attempt: &&roundelay::ledger::AttemptRecord| attempt.started.since(attempt.due);
+    let (least, most) = (late.iter().map(by).min().unwrap(), in_time.iter().map(by).max().unwrap());
+    assert!(most > s(9) && least < s(11), "both sides of the threshold are there: {most:?}, {least:?}");
+    assert!(late.len() > 60 && in_time.len() > 20, "{} late, {} not", late.len(), in_time.len());
+    for attempt in in_time {
+        assert_eq!((attempt.verdict.as_deref(), &attempt.reason), (Some("done"), &None), "{attempt:?}");
+    }
+    for attempt in &late {
+        let reason = attempt.reason.as_deref().unwrap_or_default();
+        assert_eq!(attempt.verdict.as_deref(), Some("snoozed"), "{attempt:?}");
+        assert!(reason.starts_with("misfire: it was due ") && reason.ends_with("spread over 10m"), "{reason}");
+    }
+    // Evenly over the ten minutes from the end of the outage on.
+    let mut bins = [0; 5];
+    let again = attempts.iter().filter(|attempt| attempt.due >= MONDAY + s(75));
+    for attempt in again {
+        assert_eq!(attempt.verdict.as_deref(), Some("done"), "{attempt:?}");
+        bins[(attempt.started.since(MONDAY + s(75)).as_secs() / 121) as usize] += 1;
+    }
+    let mean = late.len() / 5;
+    assert_eq!(bins.iter().sum::<usize>(), late.len(), "each comes once: {bins:?}");
+    assert!(bins.iter().all(|bin| bin.abs_diff(mean) <= mean / 4), "{bins:?}: evenly");
+    world.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_cooldown_skips_and_says_so() {
     let mut world = one("cron = \"* * * * *\"\ncooldown = \"90s\"", |_| (s(5), Outcome::Done)).await;

@@ -9,7 +9,7 @@ use roundelay::broker::embedded::EmbeddedBroker;
 use roundelay::broker::topology::Names;
 use roundelay::broker::{Destination, Message};
 use roundelay::clock::{Clock, Entropy, Time};
-use roundelay::config::LedgerUrl;
+use roundelay::config::{HandlerSettings, LedgerUrl};
 use roundelay::engine::Connections;
 use roundelay::job::{Envelope, Job};
 use roundelay::ledger::sqlite::SqliteLedger;
@@ -41,6 +41,8 @@ pub struct World {
     pub connections: Connections,
     pub begin: Time,
     pub ledger: Arc<SqliteLedger>,
+    /// What the connections lead to, for its faults.
+    pub broker: EmbeddedBroker,
     seen: Arc<Mutex<Vec<Seen>>>,
     started: tokio::time::Instant,
     engine: Option<(CancellationToken, JoinHandle<()>)>,
@@ -55,13 +57,14 @@ impl World {
         let clock = Clock::starting_at(begin);
         let entropy = Entropy::seeded(7);
         let ledger = Arc::new(SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &entropy).unwrap());
-        let broker = Arc::new(EmbeddedBroker::new(Names::new(&config.broker.prefix)));
-        let connections = Connections { broker, ledger: ledger.clone(), clock, entropy };
+        let broker = EmbeddedBroker::new(Names::new(&config.broker.prefix));
+        let connections = Connections { broker: Arc::new(broker.clone()), ledger: ledger.clone(), clock, entropy };
         let (seen, started) = (Arc::default(), tokio::time::Instant::now());
-        Self { config, connections, begin, ledger, seen, started, engine: None, scripts: BTreeMap::new() }
+        Self { config, connections, begin, ledger, broker, seen, started, engine: None, scripts: BTreeMap::new() }
     }
 
-    /// What the handler of a kind does. Others end at once, and well.
+    /// What the handler of a kind does. Others end at once, and well, unless the configuration names a
+    /// handler for them: then it is that one.
     pub fn script(&mut self, kind: &str, script: impl Fn(&Job) -> (Duration, Outcome) + Send + Sync + 'static) {
         self.scripts.insert(kind.into(), Arc::new(Box::new(script)));
     }
@@ -77,7 +80,8 @@ impl World {
     pub async fn start(&mut self) {
         self.connections.broker.apply(&self.config.topology()).await.unwrap();
         let mut engine = Engine::new(self.config.clone()).connections(self.connections.clone()).without_chores();
-        for kind in self.config.kinds.keys() {
+        let scripted = self.config.kinds.iter().filter(|(_, kind)| matches!(kind.handler, HandlerSettings::Rust));
+        for (kind, _) in scripted {
             let (seen, ledger, script) = (self.seen.clone(), self.ledger.clone(), self.scripts.get(kind).cloned());
             engine = engine.handler(kind, move |job: Job| {
                 let (takes, outcome) = script.as_ref().map_or((Duration::ZERO, Outcome::Done), |script| script(&job));

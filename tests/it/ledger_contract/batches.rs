@@ -143,6 +143,45 @@ async fn members_go_with_the_chain_that_waits_for_them() {
     }
 }
 
+/// Also when an operator retires the chain, and when it has left its roster: what runs then is recorded as
+/// lost at the end of its lease, and not left open for good.
+#[tokio::test]
+async fn what_members_run_when_their_chain_ends_is_recorded_as_lost() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let (_, others) = fanned_out(ledger, "other", 1).await;
+        let others = granted(ledger, &others[0], LEASE).await;
+        let record = async |fence: i64| ledger.attempts(fence - 1, 1).await.unwrap().remove(0);
+        for departs in [false, true] {
+            let (hint, members) = fanned_out(ledger, if departs { "left" } else { "retired" }, 3).await;
+            let runs = granted(ledger, &members[0], LEASE).await;
+            // One that has ended keeps its record as it is.
+            let ran = granted(ledger, &members[1], LEASE).await;
+            let done = end(&members[1], ran.fence, ledger.now(), Next::End, Verdict::Done);
+            assert_eq!(ledger.finish(done).await.unwrap(), applied(None));
+            assert_eq!(record(runs.fence).await.verdict, None, "it runs");
+            let ended = match departs {
+                true => ledger.depart(vec![hint.epoch]).await.unwrap(),
+                false => {
+                    let which = Which { kind: Some("sync".into()), key: Some(hint.key.clone()), ..Which::default() };
+                    ledger.steer(which, Order::Retire).await.unwrap()
+                }
+            };
+            assert_eq!(ended, 1);
+            let lost = record(runs.fence).await;
+            assert_eq!((lost.fence, lost.verdict.as_deref()), (runs.fence, Some("lost")), "departs: {departs}");
+            assert_eq!(lost.finished, Some(runs.at + LEASE), "departs: {departs}");
+            assert_eq!(record(ran.fence).await.verdict.as_deref(), Some("done"), "departs: {departs}");
+            // Whoever runs it comes too late, and nobody begins the one that had not started.
+            let done = end(&members[0], runs.fence, ledger.now(), Next::End, Verdict::Done);
+            assert_eq!(ledger.finish(done).await.unwrap(), Finish::Fenced);
+            assert_eq!(record(runs.fence).await.verdict.as_deref(), Some("fenced"), "departs: {departs}");
+            assert_eq!(ledger.claim(ask(&members[2], LEASE)).await.unwrap(), Claim::Idle);
+        }
+        assert_eq!(record(others.fence).await.verdict, None, "another's batch goes on");
+    }
+}
+
 /// While a chain is paused the last member of its batch ends: it is gathered when it goes on.
 #[tokio::test]
 async fn a_batch_that_ends_while_its_chain_is_paused_is_gathered_afterwards() {
