@@ -84,6 +84,14 @@ mutants! {
     LostNotMarked,
     /// A tick starts however close it is to the one before.
     ToleranceIgnored,
+    /// A run that has to make room for the next occurrence goes on.
+    OverlapNotEnded,
+    /// A unique job runs though another has its place.
+    PlaceIgnored,
+    /// A unique job never gives its place up.
+    PlaceKept,
+    /// A one-off job starts though its owner is paused.
+    OwnerIgnored,
     /// A tick does not wait for its batch.
     BatchNotAwaited,
     /// The end of a member of a batch is not counted.

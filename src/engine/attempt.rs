@@ -76,7 +76,7 @@ impl Claimed<'_> {
             limit = Limit { deadline: at + length, grace, cut: Some(cut) };
         }
         let next = schedule.cancelled_at(self.grant.nominal, at, self.phase(Some(schedule)));
-        if let Some(deadline) = next.filter(|next| *next < limit.deadline) {
+        if let Some(deadline) = next.filter(|next| *next < limit.deadline && !mutant!(OverlapNotEnded)) {
             let cut = Some("overlap: it had to make room for the next occurrence".into());
             limit = Limit { deadline, grace: CANCEL_GRACE, cut };
         }

@@ -35,14 +35,20 @@ pub enum Point {
     PutOff,
     /// A message that cannot be used has been set aside, and not been acknowledged.
     SetAside,
+    /// A unique job has given its place up before its start, and has not begun.
+    PlaceGivenBefore,
     /// A one-off job is about to run.
     JobTaken,
     /// A one-off job has run, and nobody knows it.
     JobHandled,
     /// A one-off job's failure is kept, and its message has not been acknowledged.
     FailureKept,
+    /// A unique job has given its place up at its end, and its message has not been acknowledged.
+    PlaceGivenAfter,
     /// A one-off job's next attempt is sent, and its message has not been acknowledged.
     JobSentAgain,
+    /// A member of a batch is sent, and others may not be.
+    MemberSent,
     /// A job that a run asked for is confirmed, and still in the outbox.
     SpawnedSent,
     /// Jobs that a run asked for are sent and taken out of the outbox.
@@ -63,7 +69,7 @@ pub enum Point {
 
 impl Point {
     /// All of them.
-    pub const ALL: [Point; 24] = [
+    pub const ALL: [Point; 27] = [
         Point::Declared,
         Point::Delivered,
         Point::Permitted,
@@ -76,10 +82,13 @@ impl Point {
         Point::Stale,
         Point::PutOff,
         Point::SetAside,
+        Point::PlaceGivenBefore,
         Point::JobTaken,
         Point::JobHandled,
         Point::FailureKept,
+        Point::PlaceGivenAfter,
         Point::JobSentAgain,
+        Point::MemberSent,
         Point::SpawnedSent,
         Point::SpawnedForgotten,
         Point::Rearmed,

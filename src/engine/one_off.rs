@@ -1,7 +1,7 @@
 //! The life of a one-off job: a message that is complete in itself.
 //!
 //! ```text
-//! due? ─ owner ─ unique ─ slot ─ handler ─ decide ─ what it asks for ─ next message ─ acknowledge
+//! due? ─ owner ─ unique ─ slot ─ owner ─ handler ─ decide ─ what it asks for ─ next message ─ acknowledge
 //! ```
 //!
 //! It has no claim, so it runs at least once, on the broker's guarantees.
@@ -29,8 +29,9 @@ impl Core {
             return fate;
         }
         let Some(kind) = self.kind(&envelope.kind) else { return Fate::Requeue };
-        if let Some(fate) = self.owner_says(&envelope, queue).await {
-            return fate;
+        let owner = self.owner_of(&envelope).await;
+        if !lets_start(owner) {
+            return self.owner_says_no(&kind, &envelope, queue, owner).await;
         }
         if kind.unique.is_some() && envelope.id.is_none() {
             // It must be the same job when it is delivered again.
@@ -42,8 +43,17 @@ impl Core {
             return fate;
         }
         let Some(permit) = self.permit(queue, delivery).await else { return Fate::Requeue };
-        if kind.unique.is_some_and(|unique| unique.until_start) && !self.give_place(&envelope, &id).await {
-            return Fate::Requeue;
+        // It may have waited for room and slot for minutes, and its owner may have been paused meanwhile.
+        let owner = self.owner_of(&envelope).await;
+        if !lets_start(owner) {
+            drop(permit);
+            return self.owner_says_no(&kind, &envelope, queue, owner).await;
+        }
+        if kind.unique.is_some_and(|unique| unique.until_start) {
+            if !self.give_place(&envelope, &id).await {
+                return Fate::Requeue;
+            }
+            self.life.reached(Point::PlaceGivenBefore).await;
         }
         let now = self.ledger.now();
         let due = envelope.due.unwrap_or(now);
@@ -112,31 +122,48 @@ impl Core {
             }
             self.life.reached(Point::FailureKept).await;
         }
-        if kind.unique.is_some_and(|unique| !unique.until_start) && !self.give_place(envelope, id).await {
-            return Fate::Requeue;
+        if kind.unique.is_some_and(|unique| !unique.until_start) {
+            if !self.give_place(envelope, id).await {
+                return Fate::Requeue;
+            }
+            self.life.reached(Point::PlaceGivenAfter).await;
         }
         self.forget(id).await
     }
 
-    /// What becomes of a job whose owner is paused or gone; `None` when it may run.
-    async fn owner_says(&self, envelope: &Envelope, queue: &QueueRun) -> Option<Fate> {
-        let owner = envelope.owner.as_ref()?;
-        match self.insist("ask for an owner", || self.ledger.owner(owner.clone())).await {
-            None => Some(Fate::Requeue),
-            Some(ChainState::Active | ChainState::Quarantined) => None,
-            Some(ChainState::Paused) => {
+    /// What state a job's owner is in, active without one; `None` when the ledger could not be reached.
+    async fn owner_of(&self, envelope: &Envelope) -> Option<ChainState> {
+        let Some(owner) = envelope.owner.as_ref().filter(|_| !mutant!(OwnerIgnored)) else {
+            return Some(ChainState::Active);
+        };
+        self.insist("ask for an owner", || self.ledger.owner(owner.clone())).await
+    }
+
+    /// What becomes of a job whose owner does not [let it start](lets_start).
+    async fn owner_says_no(
+        &self,
+        kind: &KindSettings,
+        envelope: &Envelope,
+        queue: &QueueRun,
+        state: Option<ChainState>,
+    ) -> Fate {
+        let owner = envelope.owner.as_deref().unwrap_or_default();
+        match state {
+            Some(ChainState::Retired) => {
+                self.says_no(envelope, queue, Verdict::Dropped, Class::Owner, format!("its owner {owner} is gone"));
+                let Some(id) = &envelope.id else { return Fate::Ack };
+                if kind.unique.is_some() && !self.give_place(envelope, id).await {
+                    return Fate::Requeue;
+                }
+                self.forget(id).await
+            }
+            Some(_) => {
                 let due = self.ledger.now() + OWNER_PAUSED;
                 let later = Envelope { due: Some(due), ..envelope.clone() };
                 self.says_no(envelope, queue, Verdict::Snoozed, Class::Owner, format!("its owner {owner} is paused"));
-                Some(self.send_job(&later, &queue.name, self.ledger.now()).await)
+                self.send_job(&later, &queue.name, self.ledger.now()).await
             }
-            Some(ChainState::Retired) => {
-                self.says_no(envelope, queue, Verdict::Dropped, Class::Owner, format!("its owner {owner} is gone"));
-                Some(match &envelope.id {
-                    Some(id) => self.forget(id).await,
-                    None => Fate::Ack,
-                })
-            }
+            None => Fate::Requeue,
         }
     }
 
@@ -153,7 +180,7 @@ impl Core {
         };
         match self.insist("reserve a place", reserve).await {
             None => Some(Fate::Requeue),
-            Some(holder) if holder == id => None,
+            Some(holder) if holder == id || mutant!(PlaceIgnored) => None,
             Some(holder) => {
                 let reason = format!("unique: the job {holder} of the same key has not ended");
                 self.says_no(envelope, queue, Verdict::Dropped, Class::Unique, reason);
@@ -164,6 +191,9 @@ impl Core {
 
     /// Whether the ledger knows now that another job may have the place.
     async fn give_place(&self, envelope: &Envelope, id: &str) -> bool {
+        if mutant!(PlaceKept) {
+            return true;
+        }
         let release = || self.ledger.release(envelope.kind.clone(), envelope.key.clone(), id.to_owned());
         self.insist("give a place up", release).await.is_some()
     }
@@ -204,4 +234,9 @@ impl Core {
             }
         }
     }
+}
+
+/// Whether jobs of an owner in this state may start.
+fn lets_start(owner: Option<ChainState>) -> bool {
+    matches!(owner, Some(ChainState::Active | ChainState::Quarantined))
 }

@@ -248,6 +248,9 @@ impl Core {
         let (own, others): (Vec<Hint>, Vec<Hint>) = messages.into_iter().partition(|hint| hint.epoch == epoch);
         let others = stream::iter(others).map(async |hint| {
             self.succeed(&hint, decided).await;
+            if hint.parent == epoch {
+                self.life.reached(Point::MemberSent).await;
+            }
         });
         let others = others.buffer_unordered(IN_FLIGHT).collect::<()>();
         let own = async {

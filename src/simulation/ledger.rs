@@ -207,11 +207,21 @@ impl Ledger for SimulatedLedger {
     }
 
     async fn reserve(&self, kind: String, key: String, id: String, window: Duration) -> Result<String, LedgerError> {
-        self.through(true, self.inner.reserve(kind, key, id, window)).await
+        let verb = async {
+            let holder = self.inner.reserve(kind.clone(), key.clone(), id.clone(), window).await?;
+            self.observer.reserved((kind, key), &id, &holder, (self.inner.now(), window));
+            Ok(holder)
+        };
+        self.through(true, verb).await
     }
 
     async fn release(&self, kind: String, key: String, id: String) -> Result<(), LedgerError> {
-        self.through(true, self.inner.release(kind, key, id)).await
+        let verb = async {
+            self.inner.release(kind.clone(), key.clone(), id.clone()).await?;
+            self.observer.released((kind, key), &id);
+            Ok(())
+        };
+        self.through(true, verb).await
     }
 
     async fn advance(&self, kind: String, key: String, slack: Duration) -> Result<Option<Hint>, LedgerError> {

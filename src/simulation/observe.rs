@@ -13,12 +13,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::worker::Process;
-use super::world::PACED;
+use super::world::{BRISK, PACED};
 use crate::broker::embedded::EmbeddedBroker;
 use crate::clock::{Time, short_duration};
 use crate::job::{Envelope, Job};
 use crate::ledger::{ClaimRequest, Finish, FinishRequest, Grant, LookAgain, Renewal, SpawnedJob};
 use crate::outcome::{Next, Outcome};
+
+/// Between a deadline and its effect, at most.
+const TICK: Duration = Duration::from_millis(50);
+/// How long the answer about an owner may be on its way back, and a little more.
+const ANSWER: Duration = Duration::from_secs(4);
 
 /// Something that must never happen, and did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +94,24 @@ struct Running {
     process: Arc<Process>,
     /// Two at once may be, since only one connection broke.
     lenient: bool,
+    since: Instant,
+    /// A tick of a rotation, and no single one.
+    rotates: bool,
+}
+
+/// A job of a unique kind that runs.
+struct UniqueRun {
+    /// Kind and key.
+    name: (String, String),
+    id: String,
+    process: Arc<Process>,
+}
+
+/// Which job has the place of its kind and key, as the ledger has said.
+struct Holder {
+    /// `None` when it was given up.
+    id: Option<String>,
+    until: Time,
 }
 
 /// A one-off job that was accepted.
@@ -100,7 +123,15 @@ struct JobModel {
     excused: bool,
     ended: bool,
     /// It failed for good, so that a person must find it.
-    failed: Option<(Instant, String)>,
+    failed: Option<(Instant, (String, String))>,
+    /// It belongs to a unique kind and once had its place.
+    had_place: bool,
+    /// And lost it to another when its window was over.
+    outlived: bool,
+    /// How often it gave it up.
+    given_up: usize,
+    /// First attempts that have started.
+    first_starts: usize,
 }
 
 #[derive(Default)]
@@ -115,6 +146,11 @@ struct State {
     /// Fences whose finish is written.
     written: BTreeSet<i64>,
     running: BTreeMap<u64, Running>,
+    unique_running: BTreeMap<u64, UniqueRun>,
+    /// The places of unique jobs; what is not there is not known.
+    places: BTreeMap<(String, String), Holder>,
+    /// Since then everything of the owner is paused.
+    owner_paused: Option<Instant>,
     /// The highest fence when the ledger's clock was last set.
     before_the_clock: i64,
     runs: u64,
@@ -152,7 +188,16 @@ pub struct Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        self.observer.lock().running.remove(&self.number);
+        let at = self.observer.start.elapsed();
+        let mut state = self.observer.lock();
+        state.unique_running.remove(&self.number);
+        let Some(running) = state.running.remove(&self.number) else { return };
+        let took = running.since.elapsed();
+        let excused = running.lenient || !running.rotates || running.process.stood_still(running.since);
+        if running.name.kind == "brisk" && took > BRISK + TICK && !excused {
+            let what = format!("{}: ran for {took:?}, and had to make room for its next occurrence", running.name);
+            state.violated(at, "schedule", what);
+        }
     }
 }
 
@@ -322,7 +367,7 @@ impl Observer {
     }
 
     /// A handler starts.
-    pub fn started(self: &Arc<Self>, process: &Arc<Process>, job: &Job, once: bool, lenient: bool) -> Run {
+    pub fn started(self: &Arc<Self>, process: &Arc<Process>, job: &Job, once: bool, lenient: bool, now: Time) -> Run {
         let at = self.start.elapsed();
         let mut state = self.lock();
         let name = Name { kind: job.kind.clone(), key: job.key.clone(), once };
@@ -347,8 +392,10 @@ impl Observer {
             if !job.id.ends_with(&format!("-{}-{}", tick.epoch, tick.tick)) {
                 state.violated(at, "I6", format!("{name}: the id {} is not that of tick {}", job.id, tick.tick));
             }
-            let running = Running { name, epoch: tick.epoch, process: process.clone(), lenient };
-            state.running.insert(number, running);
+            let (epoch, process, since) = (tick.epoch, process.clone(), Instant::now());
+            state.running.insert(number, Running { name, epoch, process, lenient, since, rotates: !once });
+        } else {
+            state.job_started(at, number, process, job, now);
         }
         Run { observer: self.clone(), number }
     }
@@ -373,7 +420,7 @@ impl Observer {
             model.ended = true;
             // A run that has to be repeated may end better the second time.
             let failed = matches!(outcome, Outcome::Fail { .. } | Outcome::Retry { .. });
-            model.failed = failed.then(|| (Instant::now(), job.key.clone()));
+            model.failed = failed.then(|| (Instant::now(), (job.kind.clone(), job.key.clone())));
         }
     }
 
@@ -403,6 +450,52 @@ impl Observer {
         }
     }
 
+    /// An order to pause everything of the owner has been carried out, or one to let it go on is about to be.
+    pub fn owner_paused(&self, paused: bool) {
+        self.lock().owner_paused = paused.then(Instant::now);
+    }
+
+    /// The ledger has said, at `now`, who has the place that the unique job `id` asks for.
+    pub fn reserved(&self, name: (String, String), id: &str, holder: &str, (now, window): (Time, Duration)) {
+        let at = self.start.elapsed();
+        let mut state = self.lock();
+        let known = state.places.get(&name).map(|place| (place.id.clone(), place.until));
+        let (kind, key) = &name;
+        if holder != id {
+            state.note(at, || format!("unique {kind} {key}: {id} is turned away by {holder}"));
+            if known.is_some_and(|(known, until)| known.as_deref() != Some(holder) || until <= now) {
+                let what = format!("{kind} {key}: {id} is turned away by {holder}, which has no place");
+                state.violated(at, "unique", what);
+            }
+            // It ends without a run.
+            state.jobs.entry(id.into()).or_default().excused = true;
+            return;
+        }
+        state.jobs.entry(id.into()).or_default().had_place = true;
+        if let Some((Some(other), until)) = known {
+            if other == id && until > now {
+                return;
+            }
+            if other != id && until > now {
+                let what = format!("{kind} {key}: {id} gets the place that {other} has until {until}");
+                state.violated(at, "unique", what);
+            }
+            if other != id {
+                state.jobs.entry(other).or_default().outlived = true;
+            }
+        }
+        state.places.insert(name, Holder { id: Some(id.into()), until: now + window });
+    }
+
+    /// The unique job `id` has given its place up.
+    pub fn released(&self, name: (String, String), id: &str) {
+        let mut state = self.lock();
+        state.jobs.entry(id.into()).or_default().given_up += 1;
+        if let Some(place) = state.places.get_mut(&name).filter(|place| place.id.as_deref() == Some(id)) {
+            place.id = None;
+        }
+    }
+
     /// An operator has thrown this message away.
     pub fn thrown_away(&self, body: &[u8]) {
         let Ok(envelope) = Envelope::decode(body) else { return };
@@ -419,6 +512,8 @@ impl Observer {
             *model = Model { place: model.place, ..Model::default() };
         }
         state.batches.clear();
+        state.places.clear();
+        state.owner_paused = None;
         state.jobs.values_mut().for_each(|job| job.excused = true);
     }
 
@@ -430,12 +525,12 @@ impl Observer {
         lost.map(|(id, _)| id.clone()).collect()
     }
 
-    /// Keys of jobs that failed for good before then. One whose message an operator threw away may
+    /// Kinds and keys of jobs that failed for good before then. One whose message an operator threw away may
     /// have failed without anybody being left to write that down.
-    pub fn failed_jobs(&self, before: Instant) -> Vec<String> {
+    pub fn failed_jobs(&self, before: Instant) -> Vec<(String, String)> {
         let state = self.lock();
         let failed = state.jobs.values().filter(|job| !job.excused).filter_map(|job| job.failed.clone());
-        failed.filter(|(at, _)| *at <= before).map(|(_, key)| key).collect()
+        failed.filter(|(at, _)| *at <= before).map(|(_, name)| name).collect()
     }
 
     /// Whether a tick of the chain has ended since then.
@@ -541,6 +636,44 @@ impl State {
     fn violated(&mut self, at: Duration, invariant: &'static str, what: String) {
         self.note(at, || format!("VIOLATED {invariant}: {what}"));
         self.violations.push(Violation { invariant, at, what });
+    }
+
+    /// A one-off job starts: not while its owner is paused, and if it is unique, not without its place.
+    fn job_started(&mut self, at: Duration, number: u64, process: &Arc<Process>, job: &Job, now: Time) {
+        let Job { kind, key, id, attempt, .. } = job;
+        let until_start = kind == "first";
+        // Giving a place up may take long, after the owner was asked.
+        if let Some(since) = self.owner_paused.filter(|_| job.owner.is_some() && !until_start)
+            && since.elapsed() > ANSWER
+            && !process.stood_still(since)
+        {
+            let what = format!("{kind} {key} {id} starts {:?} after its owner was paused", since.elapsed());
+            self.violated(at, "I8", what);
+        }
+        if !until_start && kind != "sole" {
+            return;
+        }
+        let name = (kind.clone(), key.clone());
+        let model = self.jobs.entry(id.clone()).or_default();
+        let (had_place, outlived) = (model.had_place, model.outlived || model.ended);
+        model.first_starts += usize::from(*attempt == 1);
+        let keeps_it = until_start && *attempt == 1 && model.given_up < model.first_starts;
+        if !had_place {
+            self.violated(at, "unique", format!("{kind} {key}: {id} starts, and never had its place"));
+        }
+        if keeps_it {
+            self.violated(at, "unique", format!("{kind} {key}: {id} starts, and has not given its place up"));
+        }
+        // Who has the place runs alone, until the window is over.
+        let holder = self.places.get(&name).filter(|place| place.until > now).and_then(|place| place.id.as_ref());
+        let other = self.unique_running.values().find(|run| {
+            !until_start && run.name == name && run.id != *id && Some(&run.id) == holder && run.process.is_awake()
+        });
+        let other = other.map(|run| run.id.clone()).filter(|_| !outlived);
+        if let Some(other) = other.filter(|other| !self.jobs.get(other).is_some_and(|job| job.ended)) {
+            self.violated(at, "unique", format!("{kind} {key}: {id} runs while {other} does, which has the place"));
+        }
+        self.unique_running.insert(number, UniqueRun { name, id: id.clone(), process: process.clone() });
     }
 
     fn expect(&mut self, jobs: Vec<String>) {

@@ -56,6 +56,8 @@ pub enum Fault {
     Poison { queue: usize, count: usize },
     /// An operator pauses a chain, and resumes it.
     Pause { chain: usize, length: Duration },
+    /// An operator pauses everything that belongs to an owner, and resumes it.
+    PauseOwner { length: Duration },
     /// An operator ends a chain, and begins it anew.
     Retire { chain: usize, length: Duration },
     /// An operator changes payload and queue of a chain.
@@ -184,7 +186,7 @@ fn roll(dice: &Entropy, workers: usize, queues: usize, chains: usize) -> Planned
     let at = dice.between(LULL, STORM - secs(60));
     let (worker, queue, chain) = (dice.below(workers), dice.below(queues), dice.below(chains));
     let point = Point::ALL[dice.below(Point::ALL.len())];
-    let fault = match dice.below(40) {
+    let fault = match dice.below(41) {
         0..=2 => Fault::Kill { worker, away: away(dice) },
         3..=9 => Fault::KillAt { point, nth: 1 + dice.below(20), away: away(dice) },
         10..=11 => Fault::Freeze { worker, length: dice.between(secs(1), secs(50)) },
@@ -225,6 +227,7 @@ fn roll(dice: &Entropy, workers: usize, queues: usize, chains: usize) -> Planned
         35 => Fault::Retire { chain, length: dice.between(Duration::ZERO, secs(60)) },
         36 => Fault::Configure { chain },
         37..=38 => Fault::RunOnce { chain },
+        39 => Fault::PauseOwner { length: dice.between(secs(1), secs(80)) },
         _ => Fault::Restore { age: dice.between(secs(1), secs(100)) },
     };
     Planned { at, fault }
@@ -263,6 +266,7 @@ impl fmt::Display for Fault {
             Self::Clock { millis } => write!(f, "the ledger's clock is set by {millis} ms"),
             Self::Poison { queue, count } => write!(f, "{count} unusable messages on queue {queue}"),
             Self::Pause { chain, length } => write!(f, "chain {chain} is paused for {}", s(*length)),
+            Self::PauseOwner { length } => write!(f, "all that belongs to the owner is paused for {}", s(*length)),
             Self::Retire { chain, length } => {
                 write!(f, "chain {chain} is retired, and begun anew after {}", s(*length))
             }

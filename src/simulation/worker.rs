@@ -67,6 +67,12 @@ impl Process {
         self.is_running() && thawed != Some(Instant::now())
     }
 
+    /// Whether it stood still at any time from `since` on.
+    pub fn stood_still(&self, since: Instant) -> bool {
+        let thawed = *self.thawed.lock().unwrap_or_else(PoisonError::into_inner);
+        !self.is_running() || thawed.is_some_and(|thawed| thawed >= since)
+    }
+
     /// Goes on, unless the process is dead: then nothing ever does.
     pub async fn live(&self) {
         if !self.is_alive() {

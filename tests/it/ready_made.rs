@@ -14,9 +14,8 @@ use roundelay::clock::Time;
 use roundelay::ledger::{AttemptRecord, ChainView, Ledger};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
-use tokio::time::timeout;
 
-use crate::harness::{SOON, until};
+use crate::harness::until;
 use crate::virtual_time::{MONDAY, World, chain};
 
 const fn s(secs: u64) -> Duration {
@@ -127,24 +126,23 @@ time_box = "10m"
 time_box_grace = "5m"
 "#;
 
-/// A worker that runs `script`, which tells of itself by writing to the named pipes `$1` and `$2`.
+/// A worker that runs `script`, which tells of itself by writing a line to the files `$1` and `$2`.
 async fn boxed(script: &str) -> (World, [PathBuf; 2], TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    let pipes = ["begun", "asked"].map(|name| folder.path().join(name));
-    for pipe in &pipes {
-        assert!(std::process::Command::new("mkfifo").arg(pipe).status().unwrap().success());
-    }
-    let argv = serde_json::json!(["/bin/sh", "-c", script, "script", pipes[0], pipes[1]]);
+    let files = ["begun", "asked"].map(|name| folder.path().join(name));
+    let argv = serde_json::json!(["/bin/sh", "-c", script, "script", files[0], files[1]]);
     let config = format!("{BOXED}handler.exec = {{ argv = {argv}, env = {{ PATH = \"/usr/bin:/bin\" }} }}\n");
     let mut world = World::new(&config, MONDAY);
     world.chains(vec![chain("k", "x", "q", MONDAY)]).await;
     world.start().await;
-    (world, pipes, folder)
+    (world, files, folder)
 }
 
-/// What the script writes to the pipe, when it does.
-async fn told(pipe: &std::path::Path) -> String {
-    timeout(SOON, tokio::fs::read_to_string(pipe)).await.expect("the script comes this far").unwrap()
+/// The line that the script writes to the file, when it does.
+async fn told(file: &std::path::Path) -> String {
+    let line = || std::fs::read_to_string(file).ok().filter(|text| text.ends_with('\n'));
+    until("the script comes this far", async || line().is_some()).await;
+    line().expect("it was there")
 }
 
 /// Time goes on at once, for the engine and not for its programs.

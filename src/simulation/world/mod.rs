@@ -28,12 +28,13 @@ use crate::config::{Config, LedgerUrl};
 use crate::engine::life::Point;
 use crate::engine::{Connections, Engine, StartError};
 use crate::job::Job;
+use crate::ledger::Ledger;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::simulation::ledger::SimulatedLedger;
 use crate::simulation::observe::{Observer, Violation};
 use crate::simulation::plan::{Fault, Plan, STORM, Wrong};
 use crate::simulation::worker::{Killed, Process, Traps, Watcher};
-pub use scene::{CHAIN_COUNT, PACED, QUEUES, WORKERS};
+pub use scene::{BRISK, CHAIN_COUNT, PACED, QUEUES, WORKERS};
 use scene::{CONFIG, handle, once};
 use verdict::{lossless, touched};
 
@@ -118,6 +119,7 @@ enum Event {
     LedgerFast,
     Declare,
     Resume { chain: usize },
+    ResumeOwner,
     Revive { chain: usize },
     Configure { chain: usize, variant: usize },
     Publish,
@@ -348,7 +350,7 @@ impl World {
                 let (observer, process, ledger) = (observer.clone(), process.clone(), ledger.clone());
                 async move {
                     let once = once(&ledger, &job).await;
-                    let run = observer.started(&process, &job, once, lenient);
+                    let run = observer.started(&process, &job, once, lenient, ledger.now());
                     let outcome = handle(seed, &job, run.number).await;
                     observer.ended(&job, &outcome, job.attempt >= attempts);
                     drop(run);

@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::World;
-use super::scene::CHAINS;
+use super::scene::{CHAINS, OWNER, is_owned};
 use crate::broker::{Broker, Destination, Message};
 use crate::engine::enroll::{Enroller, Entity, RunOnce};
 use crate::engine::{Connections, Dispatch};
@@ -39,6 +39,40 @@ impl World {
             observer.note(|| format!("operator: {order:?} {kind} {key} is done"));
             if order != Order::Resume && generation.load(Ordering::Relaxed) == then {
                 observer.stopped(kind, key, true);
+            }
+        });
+    }
+
+    /// Likewise an order for everything that belongs to the owner, while nobody does anything else with her
+    /// chains.
+    pub(super) fn order_owner(&self, order: Order) {
+        let which = Which { owner: Some(OWNER.into()), ..Which::default() };
+        let (ledger, observer) = (self.operator().ledger, self.observer.clone());
+        let (generation, then) = (self.generation.clone(), self.generation.load(Ordering::Relaxed));
+        let turns: Vec<_> = CHAINS
+            .iter()
+            .zip(&self.turns)
+            .filter(|((.., key), _)| is_owned(key))
+            .map(|((kind, _, key), turn)| (*kind, *key, turn.clone()))
+            .collect();
+        tokio::spawn(async move {
+            let mut held = Vec::new();
+            for (.., turn) in &turns {
+                held.push(turn.lock().await);
+            }
+            let stopped = |stopped: bool| {
+                observer.owner_paused(stopped);
+                turns.iter().for_each(|(kind, key, _)| observer.stopped(kind, key, stopped));
+            };
+            if order == Order::Resume {
+                stopped(false);
+            }
+            while ledger.steer(which.clone(), order).await.is_err() {
+                sleep(Duration::from_millis(700)).await;
+            }
+            observer.note(|| format!("operator: {order:?} of all that belongs to {OWNER} is done"));
+            if order != Order::Resume && generation.load(Ordering::Relaxed) == then {
+                stopped(true);
             }
         });
     }
@@ -108,6 +142,21 @@ impl World {
         if self.dice.below(2) == 0 {
             job.due = Some(self.ledger.now() + Duration::from_millis(self.dice.below(20_000) as u64));
         }
+        self.publish_job(job, id, queue);
+    }
+
+    /// Somebody publishes a job of a unique kind, whose key another may have that has not ended.
+    pub(super) fn publish_unique(&mut self) {
+        self.published += 1;
+        let id = format!("unique-{}", self.published);
+        let (kind, key) = (["sole", "first"][self.dice.below(2)], ["u", "v"][self.dice.below(2)]);
+        let mut job = Envelope::job(kind, key, json!({ "n": self.published }), id.clone());
+        job.queue = Some("gamma".into());
+        self.publish_job(job, id, "gamma");
+    }
+
+    fn publish_job(&mut self, mut job: Envelope, id: String, queue: &'static str) {
+        job.owner = (self.dice.below(3) == 0).then(|| OWNER.into());
         let (connections, observer) = (self.operator(), self.observer.clone());
         let dispatch = Dispatch::new(&self.config, &connections);
         tokio::spawn(async move {
@@ -147,5 +196,6 @@ impl World {
 }
 
 fn entity(key: &str, queue: &str, variant: usize) -> Entity {
-    Entity::new(key, queue, json!({ "variant": variant }).to_string())
+    let owner = is_owned(key).then(|| OWNER.into());
+    Entity { owner, ..Entity::new(key, queue, json!({ "variant": variant }).to_string()) }
 }

@@ -39,7 +39,7 @@ throttle = "upstream"
 concurrency = 1
 prefetch = 3
 [queues.gamma]
-concurrency = 6
+concurrency = 10
 [kinds.quick]
 every = "20s"
 jitter = "5s"
@@ -64,6 +64,13 @@ tolerance = "2s"
 queue = "gamma"
 timeout = "10s"
 retry = { attempts = 2, backoff = ["2s"] }
+[kinds.brisk]
+every = "20s"
+from = "nominal"
+overlap = "cancel-other"
+queue = "gamma"
+timeout = "60s"
+retry = { attempts = 2, backoff = ["2s"] }
 [kinds.wide]
 every = "40s"
 queue = "gamma"
@@ -73,6 +80,17 @@ retry = { attempts = 2, backoff = ["2s"] }
 queue = "beta"
 timeout = "10s"
 retry = { attempts = 2, backoff = ["2s"] }
+[kinds.sole]
+queue = "gamma"
+timeout = "20s"
+unique_for = "30s"
+retry = { attempts = 2, backoff = ["2s"] }
+[kinds.first]
+queue = "gamma"
+timeout = "20s"
+unique_for = "30s"
+unique_until = "start"
+retry = { attempts = 2, backoff = ["2s"] }
 [kinds.job]
 queue = "alpha"
 timeout = "10s"
@@ -80,7 +98,7 @@ retry = { attempts = 3, backoff = ["1s", "3s"] }
 "#;
 
 /// The chains of a run, by kind, queue and key.
-pub(super) const CHAINS: [(&str, &str, &str); 15] = [
+pub(super) const CHAINS: [(&str, &str, &str); 16] = [
     ("quick", "alpha", "a"),
     ("quick", "alpha", "b"),
     ("quick", "alpha", "c"),
@@ -96,10 +114,22 @@ pub(super) const CHAINS: [(&str, &str, &str); 15] = [
     ("paced", "gamma", "m"),
     ("wide", "gamma", "n"),
     ("wide", "gamma", "o"),
+    ("brisk", "gamma", "p"),
 ];
+
+/// To whom some chains and jobs belong.
+pub(super) const OWNER: &str = "guild";
+
+/// Whether the chain of this key belongs to the owner.
+pub(super) fn is_owned(key: &str) -> bool {
+    ["d", "e", "i", "o"].contains(&key)
+}
 
 /// No two starts of ticks of the kind `paced` are closer than this: its interval less its tolerance.
 pub const PACED: Duration = Duration::from_secs(18);
+
+/// A tick of the kind `brisk` runs for no longer: until its next occurrence, and the grace after it.
+pub const BRISK: Duration = Duration::from_secs(25);
 
 /// Chains that a fault can name.
 pub const CHAIN_COUNT: usize = CHAINS.len();
@@ -115,6 +145,8 @@ pub(super) async fn once(ledger: &SqliteLedger, job: &Job) -> bool {
 pub(super) async fn handle(seed: u64, job: &Job, run: u64) -> Outcome {
     let dice = Entropy::seeded(seed ^ job.seed ^ run << 48);
     let length = match job.kind.as_str() {
+        "brisk" => Duration::from_millis(2_000 + dice.below(32_000) as u64),
+        "sole" | "first" => Duration::from_millis(1_000 + dice.below(8_000) as u64),
         "long" => Duration::from_millis(4_000 + dice.below(26_000) as u64),
         _ => Duration::from_millis(dice.below(1_200) as u64),
     };
@@ -135,7 +167,7 @@ pub(super) async fn handle(seed: u64, job: &Job, run: u64) -> Outcome {
         78..86 => Outcome::retry("out of luck"),
         86..90 => Outcome::fail("out of luck for good"),
         90..94 => Outcome::Snooze { reason: "not now".into(), wait: Duration::from_millis(dice.below(5_000) as u64) },
-        _ if ["job", "part"].contains(&job.kind.as_str()) => Outcome::Done,
+        _ if ["job", "part", "sole", "first"].contains(&job.kind.as_str()) => Outcome::Done,
         _ => {
             let new = |n: usize| NewJob {
                 kind: "job".into(),

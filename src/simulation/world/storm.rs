@@ -42,10 +42,12 @@ impl World {
                 }
             }
             Event::Resume { chain } => self.order(chain, Order::Resume),
+            Event::ResumeOwner => self.order_owner(Order::Resume),
             Event::Revive { chain } => self.enroll(chain, 0, true),
             Event::Configure { chain, variant } => self.enroll(chain, variant, false),
             Event::Publish => {
                 self.publish();
+                self.publish_unique();
                 if self.healed.is_none_or(|healed| healed.elapsed() < CALM / 2) {
                     let pause = Duration::from_millis(2_000 + self.dice.below(9_000) as u64);
                     self.after(pause, Event::Publish);
@@ -157,6 +159,10 @@ impl World {
                 self.order(chain, Order::Pause);
                 self.after(length, Event::Resume { chain });
             }
+            Fault::PauseOwner { length } => {
+                self.order_owner(Order::Pause);
+                self.after(length, Event::ResumeOwner);
+            }
             Fault::Retire { chain, length } => {
                 self.order(chain, Order::Retire);
                 // Its roster is enrolled once more meanwhile, which must not bring it back.
@@ -202,7 +208,9 @@ impl World {
         let events = std::mem::take(&mut self.events);
         for (key, event) in events {
             match event {
-                Event::Resume { .. } | Event::Revive { .. } | Event::Start { .. } => self.happen_now(event).await,
+                Event::Resume { .. } | Event::ResumeOwner | Event::Revive { .. } | Event::Start { .. } => {
+                    self.happen_now(event).await;
+                }
                 Event::Look | Event::Publish => drop(self.events.insert(key, event)),
                 _ => {}
             }
@@ -239,7 +247,8 @@ impl World {
         // What was paused or retired since the copy is not, and the other way round.
         let resume: Vec<Event> =
             (0..CHAIN_COUNT).flat_map(|chain| [Event::Resume { chain }, Event::Revive { chain }]).collect();
-        resume.into_iter().for_each(|event| self.after(Duration::from_secs(20), event));
+        let resume = resume.into_iter().chain([Event::ResumeOwner]);
+        resume.for_each(|event| self.after(Duration::from_secs(20), event));
         (0..WORKERS).for_each(|worker| self.after(Duration::from_secs(1), Event::Start { worker }));
     }
 }

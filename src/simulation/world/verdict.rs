@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::scene::CHAINS;
+use super::scene::{CHAINS, is_owned};
 use super::{CALM, LOOK, World};
 use crate::broker::embedded::HeldState;
 use crate::job::Envelope;
@@ -142,9 +142,9 @@ impl World {
             self.observer.violated("I4", format!("the job {id} was accepted, and never came to an end"));
         }
         let kept = self.ledger.failures(10_000).await.unwrap_or_default();
-        for key in self.observer.failed_jobs(Instant::now() - RECOVERY) {
-            if !restored && !kept.iter().any(|failure| failure.kind == "job" && failure.key == key) {
-                self.observer.violated("I4", format!("the failure of job {key} is not kept"));
+        for (kind, key) in self.observer.failed_jobs(Instant::now() - RECOVERY) {
+            if !restored && !kept.iter().any(|failure| failure.kind == kind && failure.key == key) {
+                self.observer.violated("I4", format!("the failure of {kind} {key} is not kept"));
             }
         }
         if let Err(error) = self.judge_records(restored).await {
@@ -214,11 +214,14 @@ pub(super) fn lossless(plan: &Plan) -> bool {
 
 /// Chains whose messages an operator takes away or leaves to catch-up.
 pub(super) fn touched(plan: &Plan) -> BTreeSet<String> {
-    let chains = plan.faults.iter().filter_map(|planned| match planned.fault {
+    let chains = plan.faults.iter().flat_map(|planned| match planned.fault {
         Fault::Pause { chain, .. } | Fault::Retire { chain, .. } | Fault::RunOnce { chain } => {
-            Some(CHAINS[chain].2.into())
+            vec![CHAINS[chain].2.into()]
         }
-        _ => None,
+        Fault::PauseOwner { .. } => {
+            CHAINS.iter().filter(|(.., key)| is_owned(key)).map(|(.., key)| (*key).into()).collect()
+        }
+        _ => Vec::new(),
     });
     chains.collect()
 }
