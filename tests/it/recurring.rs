@@ -393,15 +393,15 @@ async fn a_job_that_waits_for_room_does_not_start_when_its_owner_is_paused_meanw
         world.script("k", |_| (s(20), Outcome::Done));
         world.start().await;
         let job = |key: &str| Envelope::job("k", key, Value::Null, format!("id of {key}"));
-        world.publish_envelope("q", &job("busy")).await;
+        world.keep("q", job("busy")).await;
         world.until(s(1)).await;
-        world.publish_envelope("q", &Envelope { owner: Some("me".into()), ..job("a") }).await;
+        world.keep("q", Envelope { owner: Some("me".into()), ..job("a") }).await;
         world.until(s(10)).await;
         world.ledger.steer(of("me"), order).await.unwrap();
-        world.until(s(100)).await;
-        assert_eq!(starts(&world, "k").len(), 1, "{order:?}");
+        world.until(s(40)).await;
+        assert_eq!(starts(&world, "k").len(), 1, "{order:?}: there is room from 21 s on");
         world.ledger.steer(of("me"), Order::Resume).await.unwrap();
-        world.until(s(200)).await;
+        world.until(s(75)).await;
         assert_eq!(starts(&world, "k").len(), runs, "{order:?}");
         // Neither who has ended nor who is gone has left a place behind.
         let holder = world.ledger.reserve("k".into(), "a".into(), "another".into(), HOUR).await.unwrap();
