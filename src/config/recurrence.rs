@@ -161,7 +161,7 @@ impl OwnSchedule {
             every: duration(&self.every)?,
             from: self.from.or_else(|| counted_from(of_kind).filter(|_| self.every.is_some())),
             cron: self.cron.clone(),
-            zone: self.zone.clone(),
+            zone: self.zone.clone().or_else(|| zone(of_kind).filter(|_| self.cron.is_some())),
             at: self.at.clone(),
         };
         let rhythm = match when.rhythm() {
@@ -174,6 +174,13 @@ impl OwnSchedule {
             return Err("`jitter` must be smaller than `every`".into());
         }
         Ok(Schedule { rhythm, jitter, ..of_kind.clone() })
+    }
+}
+
+fn zone(schedule: &Schedule) -> Option<String> {
+    match &schedule.rhythm {
+        Rhythm::Cron(cron) => cron.zone().map(Into::into),
+        Rhythm::Every { .. } | Rhythm::At(_) => None,
     }
 }
 
@@ -373,4 +380,31 @@ fn time_box(
         problems.add(&at("time_box"), "is longer than `every`");
     }
     Some(TimeBox { length, grace: kind.time_box_grace.map_or(Duration::from_secs(5), |grace| grace.0) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::Cron;
+
+    #[test]
+    fn a_table_of_schedules_of_a_chains_own() {
+        let every = |secs| Schedule::fixed_delay(Duration::from_secs(secs), Duration::ZERO);
+        let cron = |zone| Schedule { rhythm: Rhythm::Cron(Cron::parse("0 3 * * *", zone).unwrap()), ..every(1) };
+        let nominal = Rhythm::Every { interval: Duration::from_secs(9), from: From::Nominal };
+        for (of_kind, own, expected) in [
+            (every(60), "5m", "every 5m"),
+            (Schedule { rhythm: nominal, ..every(9) }, "5m", "every 5m from nominal"),
+            (every(60), "15 4 * * *", "cron 15 4 * * * UTC"),
+            (cron(None), "15 4 * * *", "cron 15 4 * * * UTC"),
+            (cron(Some("Europe/Berlin")), "15 4 * * *", "cron 15 4 * * * Europe/Berlin"),
+            (cron(Some("Europe/Berlin")), r#"{"cron":"15 4 * * *","zone":"UTC"}"#, "cron 15 4 * * * UTC"),
+            (cron(Some("Europe/Berlin")), "5m", "every 5m"),
+        ] {
+            let own = OwnSchedule::from_words(own).unwrap();
+            // As the ledger gives it back.
+            let schedule = OwnSchedule::parse(&own.text()).unwrap().apply(&of_kind).unwrap();
+            assert_eq!(schedule.to_string(), expected, "{own:?} for {of_kind}");
+        }
+    }
 }

@@ -19,15 +19,20 @@ pub const EXCERPT: usize = 200;
 /// The longest reason that a handler may give, in characters; the rest is cut off.
 const LONGEST_REASON: usize = 1_000;
 
-/// The outcome that `text` decides on: `None` when it is not a JSON object with `outcome`, and a
-/// failure that says what is wrong when it is one but cannot be followed.
+/// The outcome that `text` decides on: `None` when it is not a JSON object with `outcome`, or with
+/// what goes with "done" and nothing else, and a failure that says what is wrong when it is one but
+/// cannot be followed.
 pub fn decided(text: &[u8]) -> Option<Outcome> {
     let text = text.trim_ascii();
     if text.first() != Some(&b'{') {
         return None;
     }
     let outcome = match serde_json::from_slice::<Answer>(text) {
-        Ok(answer) => answer.outcome(answer.outcome?),
+        Ok(answer) => match answer.outcome {
+            Some(word) => answer.outcome(word),
+            None if answer.means_done(text) => answer.done(),
+            None => return None,
+        },
         // The fields take any value, so this is a field that stands there twice.
         Err(error) if error.is_data() && has_outcome(text) => Err(error.to_string()),
         Err(_) => return None,
@@ -104,7 +109,7 @@ impl Answer<'_> {
             ("done" | "fail" | "retire", Some(_)) => {
                 Err(format!("`after` goes with \"retry\" and \"snooze\", not with \"{word}\""))
             }
-            ("done", None) => Ok(self.yields()?.map_or(Outcome::Done, Outcome::DoneWith)),
+            ("done", None) => self.done(),
             ("fail", None) => Ok(Outcome::Fail { reason }),
             ("retire", None) => Ok(Outcome::Retire { reason }),
             (other, _) => Err(unknown(&format!("{other:?}"))),
@@ -113,6 +118,18 @@ impl Answer<'_> {
 }
 
 impl Answer<'_> {
+    fn done(&self) -> Result<Outcome, String> {
+        Ok(self.yields()?.map_or(Outcome::Done, Outcome::DoneWith))
+    }
+
+    /// Whether `text`, which has no `outcome`, was written for us all the same: it asks for something, and
+    /// has no field that is not ours, as the answer of a service that knows nothing of us would.
+    fn means_done(&self, text: &[u8]) -> bool {
+        let asks = [self.spawn, self.batch, self.carry, self.next_in].iter().any(Option::is_some);
+        let ours = |name: &String| ["spawn", "failed", "batch", "carry", "next_in"].contains(&name.as_str());
+        asks && serde_json::from_slice::<serde_json::Map<String, Value>>(text).is_ok_and(|all| all.keys().all(ours))
+    }
+
     fn yields(&self) -> Result<Option<Yield>, String> {
         if !self.asks() {
             return Ok(None);
@@ -229,9 +246,14 @@ mod tests {
             "{\"outcome\":\"fail\"} trailing",
             "{\"reason\":1,\"reason\":2}",
             "{\"nested\":{\"outcome\":\"fail\"}}",
+            "{\"failed\":3}",
+            "{\"batch\":7,\"lot\":\"b\"}",
+            "{\"carry\":1,\"reason\":\"r\"}",
         ] {
             assert_eq!(decided(text.as_bytes()), None, "{text}");
         }
+        let implied = Yield { carry: Some(1.into()), ..Yield::default() };
+        assert_eq!(decided(b"{\"carry\":1,\"failed\":[]}"), Some(Outcome::DoneWith(implied)));
         assert_eq!(decided(b"{\"outcome\":\"\xff\"}"), None, "not UTF-8, so not JSON");
     }
 

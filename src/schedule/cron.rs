@@ -54,6 +54,11 @@ impl Cron {
         }
     }
 
+    /// The name of its time zone; none when it is UTC by default.
+    pub fn zone(&self) -> Option<&str> {
+        self.0.zone.iana_name()
+    }
+
     /// The first occurrence after `time`; none when there is none in the years that the calendar has.
     pub fn after(&self, time: Time) -> Option<Time> {
         let next = self.0.pattern.find_next_occurrence(&self.zoned(time)?, false).ok()?;
