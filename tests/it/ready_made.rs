@@ -154,7 +154,7 @@ async fn goes_by(length: Duration) {
 
 /// How long an attempt took by the engine's clock.
 fn took(attempt: &AttemptRecord) -> Duration {
-    attempt.finished.unwrap_or(Time::default()).since(attempt.started)
+    attempt.finished.unwrap_or_default().since(attempt.started)
 }
 
 #[tokio::test]
