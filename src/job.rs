@@ -14,6 +14,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::clock::Time;
+use crate::progress::{Report, Reporter};
 
 /// The version of the message format that this engine reads and writes.
 pub const VERSION: u8 = 1;
@@ -61,6 +62,10 @@ pub struct Envelope {
     /// Who the job belongs to. Always absent in a chain's hint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
+    /// How many runs have led to this job, each of which was asked for by the one before. Always absent in a
+    /// chain's hint.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub depth: u32,
     /// Present in a chain's hint. Only the engine writes it.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "optional_object")]
     pub chain: Option<ChainRef>,
@@ -111,6 +116,10 @@ fn first() -> u32 {
 
 fn is_zero(number: &i64) -> bool {
     *number == 0
+}
+
+fn is_none(depth: &u32) -> bool {
+    *depth == 0
 }
 
 fn is_first(attempt: &u32) -> bool {
@@ -190,6 +199,7 @@ impl Envelope {
             id: Some(id),
             payload,
             owner: None,
+            depth: 0,
             chain: None,
         }
     }
@@ -321,6 +331,22 @@ pub struct Job {
     pub seed: u64,
     /// The entity's data.
     pub payload: Value,
+    /// Where the run can say how far it has come: see [`Job::progress`].
+    pub reporter: Reporter,
+}
+
+impl Job {
+    /// Says that the run is at `phase` now, of which `done` out of `total` are done. It is seen by
+    /// `roundelay show` within a second or two, and kept with the attempt's record. Say it as often as you
+    /// like: what comes in between is left out.
+    pub fn progress(&self, phase: &str, done: u64, total: u64) {
+        self.reporter.report(Report { phase: Some(phase.into()), done: Some(done), total: Some(total) });
+    }
+
+    /// Says that the run is at `phase` now.
+    pub fn phase(&self, phase: &str) {
+        self.reporter.report(Report { phase: Some(phase.into()), ..Report::default() });
+    }
 }
 
 /// A tick's identity.

@@ -95,6 +95,7 @@ pub mod monitor;
 #[cfg(test)]
 mod mutant;
 pub mod outcome;
+pub mod progress;
 pub mod reason;
 pub mod roster;
 pub mod schedule;

@@ -59,6 +59,9 @@ pub struct Yield {
     /// One-off jobs to run. Each gets an id that follows from the run's, so that a run that has to
     /// be repeated asks for the same jobs.
     pub jobs: Vec<NewJob>,
+    /// Chains to begin, of entities that the run has discovered. One that is there already, or has ended,
+    /// is left as it is.
+    pub chains: Vec<Discovered>,
     /// What did not work. It is kept as a failure of the entity, and the run still counts as done.
     pub failed: Vec<FailedItem>,
     /// Jobs that the tick waits for: it is done when all of them have ended, whether they worked or
@@ -83,6 +86,28 @@ pub struct NewJob {
     pub queue: Option<String>,
     /// Not before this long after the run has ended.
     pub delay: Duration,
+    /// Who it belongs to; absent, the owner of the run. Not for a batch, which is part of its chain.
+    pub owner: Option<String>,
+}
+
+/// An entity that a run has discovered, and that gets a chain of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Discovered {
+    /// Which handler; a kind with a schedule.
+    pub kind: String,
+    /// Which entity.
+    pub key: String,
+    /// What the handler gets.
+    pub payload: Value,
+    /// The platform queue; absent, the kind's own, or else that of the run.
+    pub queue: Option<String>,
+    /// Who it belongs to; absent, the owner of the run.
+    pub owner: Option<String>,
+    /// A schedule of its own, as people write it in a roster: `5m`, a cron expression, or a JSON object.
+    pub schedule: Option<String>,
+    /// Its first tick comes within so long, at a place that follows from its name; absent, within its
+    /// interval. Where the calendar says when, this has no say.
+    pub spread: Option<Duration>,
 }
 
 impl Outcome {

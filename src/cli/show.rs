@@ -7,6 +7,7 @@ use roundelay::clock::{Entropy, Time};
 use roundelay::config::OwnSchedule;
 use roundelay::ledger::{AttemptRecord, ChainState, ChainView, Failure};
 use roundelay::monitor::stuck;
+use roundelay::progress::Progress;
 use roundelay::schedule::{Balance, Ran, Schedule, Setting, phase};
 use serde_json::{Value, json};
 
@@ -60,9 +61,11 @@ impl Show {
             let worker = attempts.first().map(|attempt| attempt.worker.as_str());
             let waiting = broker.as_ref().map_or(stuck::Waiting::Embedded, |broker| broker.waiting(&chain.hint.queue));
             let why = stuck::doing(&chain, worker, owner, &config, waiting, now);
+            // Of the attempt that runs, if one does.
+            let progress = attempts.first().filter(|_| chain.lease_until > now).and_then(|last| last.progress.clone());
             let attempts = attempts.into_iter().take(self.last as usize).collect();
             let (schedule, next) = ahead(&chain, &config);
-            shown.push(Shown { chain, owner, why, attempts, schedule, next });
+            shown.push(Shown { chain, owner, why, progress, attempts, schedule, next });
         }
         let (once, rotation): (Vec<_>, Vec<_>) = shown.into_iter().partition(|shown| shown.chain.once);
         if self.json {
@@ -124,6 +127,8 @@ struct Shown {
     /// What was said of its owner as a whole.
     owner: ChainState,
     why: String,
+    /// How far the run has come that goes on.
+    progress: Option<Progress>,
     attempts: Vec<AttemptRecord>,
     schedule: Option<String>,
     next: Vec<Time>,
@@ -132,13 +137,13 @@ struct Shown {
 impl Shown {
     fn json(&self) -> Value {
         let ChainView { hint, state, nominal, lease_until, sent, looks, watch_at, once, owner, .. } = &self.chain;
-        let ChainView { carry, last_start, last_finish, batch, payload, schedule, .. } = &self.chain;
+        let ChainView { carry, last_start, last_finish, batch, payload, schedule, depth, .. } = &self.chain;
         let value = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_else(|_| json!(text));
         let attempts: Vec<Value> = self.attempts.iter().map(attempt).collect();
         json!({
             "kind": hint.kind, "key": hint.key, "queue": hint.queue, "epoch": hint.epoch, "tick": hint.tick,
             "attempt": hint.attempt, "due": hint.due, "nominal": nominal, "state": word(*state), "once": once,
-            "why": self.why, "owner": owner, "owner_state": owner.as_ref().map(|_| word(self.owner)),
+            "why": self.why, "progress": self.progress, "depth": depth, "owner": owner, "owner_state": owner.as_ref().map(|_| word(self.owner)),
             "schedule": self.schedule, "own_schedule": schedule.as_deref().map(value), "next": self.next,
             "lease_until": known(*lease_until), "sent": sent, "looks": looks, "watch_at": watch_at,
             "last_start": known(*last_start), "last_finish": known(*last_finish),
@@ -152,6 +157,9 @@ impl Shown {
         let ChainView { hint, state, owner, nominal, carry, payload, batch, .. } = &self.chain;
         out!("{} {} on {}: {}", hint.kind, hint.key, hint.queue, word(*state));
         line("why", &self.why);
+        if let Some(progress) = &self.progress {
+            line("running", &format!("{progress}, {} ago", rough(now.since(progress.at))));
+        }
         if let Some(owner) = owner {
             let state = if self.owner == ChainState::Active { "" } else { word(self.owner) };
             line("owner", &format!("{owner} {state}"));
@@ -167,6 +175,14 @@ impl Shown {
             if !next.is_empty() {
                 line("then about", &next.join(", "));
             }
+        }
+        if self.chain.depth > 0 {
+            let runs = if self.chain.depth == 1 {
+                "a run".into()
+            } else {
+                format!("{} runs, one after the other,", self.chain.depth)
+            };
+            line("discovered", &format!("{runs} led to it"));
         }
         for (name, time) in [("last start", self.chain.last_start), ("last end", self.chain.last_finish)] {
             line(name, &known(time).map_or_else(|| "never".into(), |time| when(time, now)));
@@ -212,11 +228,11 @@ fn cut(text: &str) -> String {
 
 fn attempt(record: &AttemptRecord) -> Value {
     let AttemptRecord { fence, epoch, tick, attempt, worker, due, started, finished, .. } = record;
-    let AttemptRecord { verdict, reason, overlapped, misfired, .. } = record;
+    let AttemptRecord { verdict, reason, overlapped, misfired, progress, .. } = record;
     json!({
         "fence": fence, "epoch": epoch, "tick": tick, "attempt": attempt, "worker": worker, "due": due,
         "started": started, "finished": finished, "verdict": verdict, "reason": reason, "overlapped": overlapped,
-        "misfired": misfired,
+        "misfired": misfired, "progress": progress,
     })
 }
 
@@ -233,7 +249,8 @@ fn in_words(record: &AttemptRecord) -> String {
             left_out.push_str(&format!("; {count} left out because {why}"));
         }
     }
-    format!("{started} tick {tick}.{attempt} {verdict}{took}{late} on {worker}{reason}{left_out}")
+    let progress = record.progress.as_ref().map_or(String::new(), |progress| format!(", at {progress}"));
+    format!("{started} tick {tick}.{attempt} {verdict}{took}{progress}{late} on {worker}{reason}{left_out}")
 }
 
 fn print_failures(failures: &[Failure]) {

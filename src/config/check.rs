@@ -13,7 +13,8 @@ use super::recurrence;
 use super::roster;
 use super::{
     BrokerSettings, BrokerUrl, CatchUpSettings, Config, ExecSettings, HandlerSettings, HttpSettings, KindSettings,
-    LedgerSettings, LedgerUrl, QueueSettings, Secret, Takeover, ThrottleSettings, Unique, WorkerSettings,
+    LedgerSettings, LedgerUrl, QueueSettings, Secret, SpawnSettings, Takeover, ThrottleSettings, Unique,
+    WorkerSettings,
 };
 use crate::broker::rabbit;
 use crate::handler::http::{self, HttpError};
@@ -27,6 +28,8 @@ pub const TEN_YEARS: Duration = Duration::from_secs(10 * 366 * 86_400);
 /// RabbitMQ closes the channel of a consumer that keeps a message for 30 minutes; a job must be
 /// over, and its successor published, before that.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(25 * 60);
+/// So much a run may ask for at most, whatever its kind allows: all of it is one transaction.
+const MOST_SPAWNED: usize = 10_000;
 /// What the names of the engine's own kinds begin with.
 const INTERNAL: &str = "roundelay.";
 /// More rungs than this are no longer cheap for the broker while nothing happens.
@@ -139,6 +142,11 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         );
     }
 
+    if raw.worker.callback.as_ref().is_some_and(|url| !web(url)) {
+        problems
+            .add(&["worker", "callback"], "the base URL by which handlers reach `listen`, such as http://host:9464");
+    }
+
     let ladder = Ladder::new(named);
     if ladder.rungs().len() > MOST_RUNGS {
         let message = format!(
@@ -162,7 +170,12 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             history: raw.ledger.history.0,
             archive: raw.ledger.archive.map(|archive| archive.0),
         },
-        worker: WorkerSettings { grace: raw.worker.grace.0, lease: raw.worker.lease.0, listen },
+        worker: WorkerSettings {
+            grace: raw.worker.grace.0,
+            lease: raw.worker.lease.0,
+            listen,
+            callback: raw.worker.callback.map(|url| url.trim_end_matches('/').to_owned()),
+        },
         catch_up: CatchUpSettings {
             every: raw.catch_up.every.0,
             slack: raw.catch_up.slack.0,
@@ -212,6 +225,7 @@ fn check_kind(
     }
     let ms = Duration::from_millis(1);
     problems.range(&at("timeout"), kind.timeout.0, ms, LONGEST_TIMEOUT);
+    problems.range(&["kinds", name, "spawn", "most"], kind.spawn.most, 0, MOST_SPAWNED);
     if let Some(queue) = &kind.queue {
         if ["{{", "{%", "{#"].iter().any(|mark| queue.contains(mark)) {
             template(problems, &at("queue"), queue);
@@ -253,6 +267,7 @@ fn check_kind(
         retry: check_retry(problems, name, kind.retry, named),
         recurrence,
         unique,
+        spawn: SpawnSettings { most: kind.spawn.most, depth: kind.spawn.depth },
         roster_key,
         roster_owner,
         roster_schedule,

@@ -157,6 +157,8 @@ pub struct WorkerSettings {
     pub lease: Duration,
     /// Where metrics and health are answered; nowhere when absent.
     pub listen: Option<SocketAddr>,
+    /// What handlers reach that by, without a slash at the end; absent, what follows from the address.
+    pub callback: Option<String>,
 }
 
 /// `[catch_up]`
@@ -211,6 +213,8 @@ pub struct KindSettings {
     pub recurrence: Option<Recurrence>,
     /// There is at most one one-off job of each key at a time.
     pub unique: Option<Unique>,
+    /// How much its runs may ask for.
+    pub spawn: SpawnSettings,
     /// A template for the key over the columns of a roster.
     pub roster_key: Option<String>,
     /// Where its entities are listed, if its chains follow a list.
@@ -221,6 +225,15 @@ pub struct KindSettings {
     pub roster_schedule: Option<String>,
     /// What `simulate` takes its handler for; workers do not look at it.
     pub model: ModelSettings,
+}
+
+/// `spawn` of a kind: bounds of what its runs ask for, jobs and chains together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpawnSettings {
+    /// So much for each run.
+    pub most: usize,
+    /// A run to which so many runs have led may ask for nothing more: see [`crate::ledger::NewChain::depth`].
+    pub depth: u32,
 }
 
 /// For how long a one-off job is the only one of its kind and key.

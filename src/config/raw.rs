@@ -71,11 +71,12 @@ pub struct Worker {
     pub grace: Text,
     pub lease: Text,
     pub listen: Option<String>,
+    pub callback: Option<String>,
 }
 
 impl Default for Worker {
     fn default() -> Self {
-        Self { grace: secs(30), lease: secs(30), listen: None }
+        Self { grace: secs(30), lease: secs(30), listen: None, callback: None }
     }
 }
 
@@ -148,6 +149,7 @@ pub struct Kind {
     pub next_in: Option<Within>,
     pub unique_for: Option<Text>,
     pub unique_until: Option<UniqueUntil>,
+    pub spawn: Spawn,
     pub roster: Roster,
     pub model: Model,
 }
@@ -295,9 +297,23 @@ impl Default for Kind {
             next_in: None,
             unique_for: None,
             unique_until: None,
+            spawn: Spawn::default(),
             roster: Roster::default(),
             model: Model::default(),
         }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Spawn {
+    pub most: usize,
+    pub depth: u32,
+}
+
+impl Default for Spawn {
+    fn default() -> Self {
+        Self { most: 1_000, depth: 8 }
     }
 }
 

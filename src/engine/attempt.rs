@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::lease::Lease;
 use super::life::Point;
+use super::outbox::Asking;
 use super::pipeline::{Ended, Permit};
 use super::{Core, QueueRun};
 use crate::clock::{Time, short_duration};
@@ -17,6 +18,7 @@ use crate::handler::answer::{EXCERPT, excerpt};
 use crate::job::{self, ChainRef, Envelope, Job, Tick};
 use crate::ledger::{FailedItem, Finish, FinishRequest, Grant, Member};
 use crate::outcome::{self, Course, Decision, Next, Outcome, decide};
+use crate::progress::Open;
 use crate::reason::{Class, Reason};
 use crate::schedule::{Ran, Schedule, Setting, phase};
 
@@ -102,7 +104,7 @@ impl Core {
             let bounds = kind.recurrence.as_ref().map_or((Duration::ZERO, Duration::MAX), |r| r.next_in);
             schedule.as_ref().map(|schedule| Course { schedule, ran, setting, bounds })
         };
-        let mut members = Vec::new();
+        let (mut members, mut progress) = (Vec::new(), None);
         let mut ran = false;
         let (at, mut decision) = match (grant.refused, grant.batch) {
             (Some(refusal), _) => {
@@ -131,7 +133,9 @@ impl Core {
             (None, None) => {
                 ran = true;
                 let limit = claimed.limit(schedule.as_ref());
-                let mut outcome = self.run(&claimed, &id, &limit, permit, lease).await;
+                let desk = self.desk.open(grant.fence);
+                let mut outcome = self.run(&claimed, (&id, &desk), &limit, permit, lease).await;
+                progress = desk.end();
                 self.life.reached(Point::Handled).await;
                 let at = self.ledger.now();
                 let course = course(grant.at, at);
@@ -148,7 +152,16 @@ impl Core {
                 (at, decision)
             }
         };
-        let mut asked = self.asked(&id, &queue.name, std::mem::take(&mut decision.yields), at, grant.owner.as_deref());
+        let asking = Asking {
+            id: &id,
+            kind: &envelope.kind,
+            queue: &queue.name,
+            owner: grant.owner.as_deref(),
+            depth: grant.depth,
+            bounds: kind.spawn,
+            at,
+        };
+        let mut asked = self.asked(&asking, std::mem::take(&mut decision.yields));
         let carry = carried(asked.carry.take(), &mut asked.failed);
         let request = FinishRequest {
             epoch: chain.epoch,
@@ -168,6 +181,8 @@ impl Core {
             parent: chain.parent,
             from_batch: grant.batch.is_some(),
             members,
+            chains: asked.chains.clone(),
+            progress,
         };
         let finish = self.insist("finish", || self.ledger.finish(request.clone())).await;
         self.note(envelope, queue, Some((chain, grant.fence)), &decision, finish == Some(Finish::Fenced));
@@ -175,7 +190,14 @@ impl Core {
     }
 
     /// Runs the handler as long as the lease holds.
-    async fn run(&self, claimed: &Claimed<'_>, id: &str, limit: &Limit, permit: Permit, lease: &Lease<'_>) -> Outcome {
+    async fn run(
+        &self,
+        claimed: &Claimed<'_>,
+        (id, desk): (&str, &Open),
+        limit: &Limit,
+        permit: Permit,
+        lease: &Lease<'_>,
+    ) -> Outcome {
         let Claimed { queue, envelope, chain, grant, .. } = claimed;
         let json = |text: &str| serde_json::from_str(text).unwrap_or(Value::Null);
         let job = Job {
@@ -192,6 +214,7 @@ impl Core {
             grace: limit.grace,
             seed: job::seed(&envelope.kind, &envelope.key, &chain.tick.to_string()),
             payload: json(&grant.payload),
+            reporter: desk.reporter(),
         };
         tokio::select! {
             biased;
@@ -229,6 +252,7 @@ impl Core {
                     queue: queue.unwrap_or_default(),
                     payload: payload.to_string(),
                     due: due.unwrap_or(at),
+                    depth: claimed.grant.depth,
                 }),
                 Err(reason) => {
                     yields.failed.push(FailedItem { item: excerpt(item.as_bytes(), EXCERPT), reason });

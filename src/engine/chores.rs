@@ -137,6 +137,8 @@ impl Chores {
             revive: true,
             once: false,
             owner: None,
+            only_new: false,
+            depth: 0,
         });
         self.connections.ledger.enroll(chains.collect()).await.map(drop)
     }

@@ -216,6 +216,8 @@ impl Enroller {
                 owner: entity.owner,
                 keep_schedule: self.keep_schedules && entity.schedule.is_none(),
                 schedule: entity.schedule,
+                only_new: false,
+                depth: 0,
             });
         }
         let (mut tally, mut hints, mut rescheduled) = (Tally::default(), Vec::new(), Vec::new());
@@ -275,6 +277,8 @@ impl Enroller {
             owner: rotation.owner,
             schedule: None,
             keep_schedule: false,
+            only_new: false,
+            depth: rotation.depth,
         };
         match ledger.enroll(vec![extra]).await?.pop() {
             Some(Enrolled::Created(hint)) => {

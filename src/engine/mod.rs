@@ -1,6 +1,7 @@
 //! The engine: everything between a configuration and chains that stay alive.
 //!
-//! `pipeline` is a job's life from delivery to acknowledgement, [`Dispatch`] puts messages on
+//! `pipeline` is a job's life from delivery to acknowledgement, `outbox` and `discover` see to what runs
+//! ask for, [`Dispatch`] puts messages on
 //! the ladder, `rearm` sends them on when a hop is over, `catch_up` re-creates messages that
 //! were lost, [`enroll`] begins chains, [`moves`] brings ticks to other times, `reload` follows a
 //! changed configuration, [`chores`] is what the engine does for itself, and [`Engine::run`] starts and
@@ -9,6 +10,7 @@
 mod attempt;
 mod catch_up;
 pub mod chores;
+mod discover;
 mod dispatch;
 pub mod enroll;
 mod lease;
@@ -30,7 +32,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, SetOnce, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::broker::embedded::EmbeddedBroker;
 use crate::broker::rabbit::RabbitBroker;
@@ -44,7 +46,8 @@ use crate::handler::http::{self, HttpHandler};
 use crate::ledger::postgres::PostgresLedger;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{Kinds, Ledger, LedgerError};
-use crate::monitor::{self, Monitor, Subject};
+use crate::monitor::{self, Listener, Monitor, Subject};
+use crate::progress::Desk;
 use crate::schedule::Balances;
 use crate::telemetry::{KindFigures, QueueFigures, Telemetry, ThrottleFigures};
 use crate::throttle::{Throttle, Throttles};
@@ -255,7 +258,9 @@ impl Engine {
         };
         let stop = shutdown.child_token();
         let fresh = self.configurations.take().map(|fresh| (fresh, self.config.clone()));
-        let core = Arc::new(self.core(connections, stop.clone())?);
+        let base = self.config.worker.callback.clone().filter(|_| listener.is_some());
+        let base = base.or_else(|| listener.as_ref().and_then(Listener::base));
+        let core = Arc::new(self.core(connections, stop.clone(), base)?);
         // Also when this future is dropped: nothing runs on with nobody to stop it.
         let _all_end_with_us = core.life.guard();
         let monitor = listener.map(|listener| Monitor::start(listener, core.subject()));
@@ -285,6 +290,7 @@ impl Engine {
         }
         // What runs keeps its lease until it has ended, also while the worker stops.
         let mut heart = tokio::spawn(core.life.bind(lease::beat(core.clone())));
+        let _desk = AbortOnDropHandle::new(tokio::spawn(core.life.bind(core.desk.clone().keep_writing())));
         let queues: Vec<&str> = core.queues.keys().map(String::as_str).collect();
         tracing::info!(worker = %core.worker, ?queues, "working");
 
@@ -316,7 +322,13 @@ impl Engine {
         broken.map_or(Ok(()), |why| Err(StartError::Broken(why)))
     }
 
-    fn core(&mut self, connections: Connections, stopping: CancellationToken) -> Result<Core, StartError> {
+    /// `base` is what handlers reach this worker's listener by.
+    fn core(
+        &mut self,
+        connections: Connections,
+        stopping: CancellationToken,
+        base: Option<String>,
+    ) -> Result<Core, StartError> {
         let (config, clock) = (&self.config, &connections.clock);
         for name in self.handlers.keys() {
             config.kind(name).map_err(|error| StartError::Setup(format!("a handler is registered, but {error}")))?;
@@ -406,6 +418,7 @@ impl Engine {
             grace: self.config.worker.grace,
             dispatch: Dispatch { telemetry: self.telemetry.clone(), ..Dispatch::new(&self.config, &connections) },
             topology: self.config.topology(),
+            desk: Desk::new(connections.ledger.clone(), entropy.clone(), base),
             ledger: connections.ledger,
             entropy,
             telemetry: self.telemetry.clone(),
@@ -497,6 +510,8 @@ struct Core {
     /// Epochs of chains whose messages this worker holds, with how many of them.
     in_hand: Mutex<HashMap<i64, u32>>,
     leases: Leases,
+    /// Takes what runs report.
+    desk: Arc<Desk>,
     /// Something was put in the ledger for an embedded broker.
     kept: Notify,
     life: Life,
@@ -556,6 +571,7 @@ impl Core {
             slack: self.catch_up.slack,
             ready: self.ready.clone(),
             stop: self.stopping.clone(),
+            desk: self.desk.clone(),
         }
     }
 

@@ -8,7 +8,10 @@
 
 use std::time::Duration;
 
+use futures_util::future::join;
+
 use super::life::Point;
+use super::outbox::Asking;
 use super::pipeline::{Fate, PUBLISH_PATIENCE};
 use super::{Core, QueueRun};
 use crate::broker::Delivery;
@@ -17,6 +20,7 @@ use crate::config::{KindSettings, Unique};
 use crate::job::{self, Envelope, Job};
 use crate::ledger::ChainState;
 use crate::outcome::{Decision, Next, Outcome, Verdict, Yield, decide};
+use crate::progress::Reporter;
 use crate::reason::{Class, Reason};
 
 /// How often a job of a paused owner looks whether it may run.
@@ -71,6 +75,8 @@ impl Core {
             deadline: now + kind.timeout,
             grace: Duration::ZERO,
             payload: envelope.payload.clone(),
+            // There is no record of it that its progress could be kept with.
+            reporter: Reporter::default(),
         };
         self.life.reached(Point::JobTaken).await;
         let outcome = match self.handle(queue, job, now.since(due), permit).await {
@@ -85,16 +91,23 @@ impl Core {
         let mut decision = decide(None, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
         self.note(&envelope, queue, None, &decision, false);
         let yields = std::mem::take(&mut decision.yields);
-        let asked = self.asked(&id, &queue.name, yields, at, envelope.owner.as_deref());
-        if !asked.envelopes.is_empty() || !asked.failed.is_empty() {
+        let asking = Asking {
+            id: &id,
+            kind: &envelope.kind,
+            queue: &queue.name,
+            owner: envelope.owner.as_deref(),
+            depth: envelope.depth,
+            bounds: kind.spawn,
+            at,
+        };
+        let asked = self.asked(&asking, yields);
+        if !asked.envelopes.is_empty() || !asked.chains.is_empty() || !asked.failed.is_empty() {
             let accept = || {
                 let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
-                self.ledger.accept(kind, key, asked.spawned(), asked.failed.clone())
+                self.ledger.accept(kind, key, asked.spawned(), asked.chains.clone(), asked.failed.clone())
             };
-            if self.insist("accept what a job asks for", accept).await.is_none() {
-                return Fate::Requeue;
-            }
-            self.send_spawned(asked.envelopes).await;
+            let Some(begun) = self.insist("accept what a job asks for", accept).await else { return Fate::Requeue };
+            join(self.send_first(begun, at), self.send_spawned(asked.envelopes)).await;
         }
         match decision.next {
             Next::End | Next::Tick { .. } | Next::Gather => self.job_ended(&kind, &envelope, &id, decision, at).await,

@@ -1,19 +1,21 @@
-//! Jobs that a run asks for.
+//! What a run asks for: jobs and chains.
 //!
 //! They are written into the ledger together with the end of the run, and sent afterwards. What
 //! has been sent is forgotten; what a crash left there is sent by catch-up. So what was accepted is
-//! not lost, and what was not accepted is not sent.
+//! not lost, and what was not accepted is not sent. Chains begin in the same transaction.
 
 use futures_util::{StreamExt, stream};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::Core;
+use super::discover::bound;
 use super::life::Point;
 use crate::clock::Time;
+use crate::config::SpawnSettings;
 use crate::handler::answer::{EXCERPT, excerpt};
 use crate::job::{Envelope, MAX_PAYLOAD};
-use crate::ledger::{FailedItem, SpawnedJob};
+use crate::ledger::{FailedItem, NewChain, SpawnedJob};
 use crate::outcome::{NewJob, Yield};
 
 /// Jobs of one run published at the same time.
@@ -33,10 +35,25 @@ fn spawned_id(run: &str, n: usize) -> String {
     format!("{digest}-{n}")
 }
 
+/// A run that asks for something.
+pub(super) struct Asking<'a> {
+    /// Its id.
+    pub id: &'a str,
+    pub kind: &'a str,
+    pub queue: &'a str,
+    pub owner: Option<&'a str>,
+    /// How many runs have led to it.
+    pub depth: u32,
+    pub bounds: SpawnSettings,
+    /// When it ended.
+    pub at: Time,
+}
+
 /// What a run asked for, as the ledger takes it.
 #[derive(Default)]
 pub(super) struct Asked {
     pub envelopes: Vec<Envelope>,
+    pub chains: Vec<NewChain>,
     pub failed: Vec<FailedItem>,
     pub carry: Option<Value>,
 }
@@ -53,15 +70,28 @@ impl Asked {
 }
 
 impl Core {
-    /// Messages for what the run with the id `run` on `queue` asks for; they belong to its owner, too. What no worker could run
-    /// becomes a failed part instead, so that somebody sees it and the rest goes on.
-    pub(super) fn asked(&self, run: &str, queue: &str, yields: Yield, at: Time, owner: Option<&str>) -> Asked {
-        let (envelopes, carry) = (Vec::with_capacity(yields.jobs.len()), yields.carry);
-        let mut asked = Asked { envelopes, failed: yields.failed, carry };
-        for (n, job) in yields.jobs.into_iter().enumerate() {
+    /// Messages and chains for what a run asks for. What no worker could run, and what is more than the run
+    /// may ask for, becomes a failed part instead, so that somebody sees it and the rest goes on.
+    pub(super) fn asked(&self, asking: &Asking<'_>, mut yields: Yield) -> Asked {
+        let too_much = bound(&mut yields, asking.bounds, asking.depth, asking.kind);
+        let Yield { jobs, chains, failed, carry, .. } = yields;
+        let mut asked = Asked { failed, carry, ..Asked::default() };
+        asked.failed.extend(too_much);
+        for (n, job) in jobs.into_iter().enumerate() {
             let item = format!("spawn {} {}", job.kind, job.key);
-            match self.envelope(spawned_id(run, n + 1), queue, job, at) {
-                Ok(envelope) => asked.envelopes.push(Envelope { owner: owner.map(Into::into), ..envelope }),
+            match self.envelope(spawned_id(asking.id, n + 1), asking.queue, job, asking.at) {
+                Ok(new) => asked.envelopes.push(Envelope {
+                    owner: new.owner.or_else(|| asking.owner.map(Into::into)),
+                    depth: asking.depth.saturating_add(1),
+                    ..new
+                }),
+                Err(reason) => asked.failed.push(FailedItem { item, reason }),
+            }
+        }
+        for found in chains {
+            let item = format!("chain {} {}", found.kind, found.key);
+            match self.discovered(asking, found) {
+                Ok(chain) => asked.chains.push(chain),
                 Err(reason) => asked.failed.push(FailedItem { item, reason }),
             }
         }
@@ -88,6 +118,7 @@ impl Core {
         let envelope = Envelope {
             queue: Some(queue),
             due: (!job.delay.is_zero()).then(|| at + job.delay),
+            owner: job.owner,
             ..Envelope::job(&job.kind, &job.key, job.payload, id)
         };
         // By the engine's own reader: what is accepted here is not refused there.

@@ -242,8 +242,8 @@ impl Core {
     }
 
     /// Sends what a finish asks for: the successor of the chain with this epoch, on which hangs whether its
-    /// predecessor may be acknowledged, and the members of a batch, or the chain that has waited for
-    /// this one. Those that cannot be sent are known to the ledger as unsent.
+    /// predecessor may be acknowledged, and the members of a batch, chains that the run has discovered, and
+    /// the chain that has waited for this one. Those that cannot be sent are known to the ledger as unsent.
     async fn send_all(&self, messages: Vec<Hint>, epoch: i64, decided: Time) -> Fate {
         let (own, others): (Vec<Hint>, Vec<Hint>) = messages.into_iter().partition(|hint| hint.epoch == epoch);
         let others = stream::iter(others).map(async |hint| {
@@ -260,6 +260,12 @@ impl Core {
             }
         };
         join(own, others).await.0
+    }
+
+    /// Sends the first messages of chains that a job has discovered. Catch-up sends those that cannot be sent.
+    pub(super) async fn send_first(&self, messages: Vec<Hint>, decided: Time) {
+        let sends = stream::iter(messages).map(async |hint| drop(self.succeed(&hint, decided).await));
+        sends.buffer_unordered(IN_FLIGHT).collect::<()>().await;
     }
 
     /// Sends what follows, then it is safe to acknowledge what went before. If it cannot be sent,

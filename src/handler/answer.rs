@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use crate::clock::parse_duration;
 use crate::ledger::FailedItem;
-use crate::outcome::{NewJob, Outcome, Yield};
+use crate::outcome::{Discovered, NewJob, Outcome, Yield};
 use crate::reason::{Class, Reason};
 
 /// How much of an answer, or of a program's output, is kept, in bytes.
@@ -53,6 +53,8 @@ struct Answer<'a> {
     #[serde(borrow, default)]
     spawn: Option<&'a RawValue>,
     #[serde(borrow, default)]
+    chains: Option<&'a RawValue>,
+    #[serde(borrow, default)]
     failed: Option<&'a RawValue>,
     #[serde(borrow, default)]
     batch: Option<&'a RawValue>,
@@ -72,8 +74,29 @@ struct Spawn<'a> {
     payload: Value,
     #[serde(default)]
     queue: Option<String>,
+    #[serde(default)]
+    owner: Option<String>,
     #[serde(borrow, default)]
     after: Option<&'a RawValue>,
+}
+
+/// An entry of `chains`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Chain<'a> {
+    kind: String,
+    key: String,
+    #[serde(default)]
+    payload: Value,
+    #[serde(default)]
+    queue: Option<String>,
+    #[serde(default)]
+    owner: Option<String>,
+    /// Text, or an object.
+    #[serde(default)]
+    schedule: Value,
+    #[serde(borrow, default)]
+    spread: Option<&'a RawValue>,
 }
 
 /// An entry of `failed`.
@@ -97,7 +120,7 @@ impl Answer<'_> {
         };
         match (word.as_str(), after) {
             (_, _) if word != "done" && self.asks() => {
-                let with = "`spawn`, `failed`, `batch`, `carry` and `next_in` go with";
+                let with = "`spawn`, `chains`, `failed`, `batch`, `carry` and `next_in` go with";
                 Err(format!("{with} \"done\", not with \"{word}\""))
             }
             ("retry", after) => Ok(Outcome::Retry { reason, after }),
@@ -125,8 +148,8 @@ impl Answer<'_> {
     /// Whether `text`, which has no `outcome`, was written for us all the same: it asks for something, and
     /// has no field that is not ours, as the answer of a service that knows nothing of us would.
     fn means_done(&self, text: &[u8]) -> bool {
-        let asks = [self.spawn, self.batch, self.carry, self.next_in].iter().any(Option::is_some);
-        let ours = |name: &String| ["spawn", "failed", "batch", "carry", "next_in"].contains(&name.as_str());
+        let asks = [self.spawn, self.chains, self.batch, self.carry, self.next_in].iter().any(Option::is_some);
+        let ours = |name: &String| ["spawn", "chains", "failed", "batch", "carry", "next_in"].contains(&name.as_str());
         asks && serde_json::from_slice::<serde_json::Map<String, Value>>(text).is_ok_and(|all| all.keys().all(ours))
     }
 
@@ -145,6 +168,7 @@ impl Answer<'_> {
         });
         Ok(Some(Yield {
             jobs: jobs("spawn", self.spawn)?,
+            chains: chains(self.chains)?,
             failed: failed.collect(),
             batch: jobs("batch", self.batch)?,
             carry: carry.transpose()?,
@@ -154,17 +178,38 @@ impl Answer<'_> {
 
     /// Whether it says more than how the run ended.
     fn asks(&self) -> bool {
-        [self.spawn, self.failed, self.batch, self.carry, self.next_in].iter().any(Option::is_some)
+        [self.spawn, self.chains, self.failed, self.batch, self.carry, self.next_in].iter().any(Option::is_some)
     }
 }
 
 fn jobs(field: &str, raw: Option<&RawValue>) -> Result<Vec<NewJob>, String> {
     let jobs = list::<Spawn<'_>>(field, raw)?.into_iter().map(|job| {
         let delay = job.after.map(duration).transpose().map_err(|why| format!("`{field}`: {why}"))?;
-        let Spawn { kind, key, payload, queue, .. } = job;
-        Ok(NewJob { kind, key, payload, queue, delay: delay.unwrap_or_default() })
+        let Spawn { kind, key, payload, queue, owner, .. } = job;
+        if field == "batch" && owner.is_some() {
+            return Err("`batch`: its jobs belong to the owner of their chain, and name none".into());
+        }
+        Ok(NewJob { kind, key, payload, queue, delay: delay.unwrap_or_default(), owner })
     });
     jobs.collect()
+}
+
+fn chains(raw: Option<&RawValue>) -> Result<Vec<Discovered>, String> {
+    let chains = list::<Chain<'_>>("chains", raw)?.into_iter().map(|chain| {
+        let spread = chain.spread.map(duration).transpose();
+        let spread = spread.map_err(|why| format!("`chains`: {}", why.replace("`after`", "`spread`")))?;
+        let Chain { kind, key, payload, queue, owner, .. } = chain;
+        let schedule = match chain.schedule {
+            Value::Null => None,
+            Value::String(words) => Some(words),
+            object @ Value::Object(_) => Some(object.to_string()),
+            other => {
+                return Err(format!("`chains`: `schedule` is {}, no text and no object", shown(&other.to_string())));
+            }
+        };
+        Ok(Discovered { kind, key, payload, queue, owner, schedule, spread })
+    });
+    chains.collect()
 }
 
 fn list<'a, T: Deserialize<'a>>(field: &str, raw: Option<&'a RawValue>) -> Result<Vec<T>, String> {
@@ -267,6 +312,7 @@ mod tests {
             payload,
             queue: queue.map(Into::into),
             delay: s(delay),
+            owner: None,
         };
         let table = [
             (r#"{"outcome":"done"}"#, Outcome::Done),
@@ -305,6 +351,36 @@ mod tests {
                     ..Yield::default()
                 }),
             ),
+            (
+                r#"{"outcome":"done","spawn":[{"kind":"k","key":"x","owner":"ann"}],
+                    "chains":[{"kind":"c","key":"a"},
+                              {"kind":"c","key":"b","payload":7,"queue":"q","owner":"bob","schedule":"5m","spread":"10m"},
+                              {"kind":"c","key":"d","schedule":{"cron":"@hourly"},"spread":0}]}"#,
+                Outcome::DoneWith(Yield {
+                    jobs: vec![NewJob { owner: Some("ann".into()), ..job("x", Value::Null, None, 0) }],
+                    chains: vec![
+                        Discovered { kind: "c".into(), key: "a".into(), ..Discovered::default() },
+                        Discovered {
+                            kind: "c".into(),
+                            key: "b".into(),
+                            payload: 7.into(),
+                            queue: Some("q".into()),
+                            owner: Some("bob".into()),
+                            schedule: Some("5m".into()),
+                            spread: Some(s(600)),
+                        },
+                        Discovered {
+                            kind: "c".into(),
+                            key: "d".into(),
+                            schedule: Some(r#"{"cron":"@hourly"}"#.into()),
+                            spread: Some(s(0)),
+                            ..Discovered::default()
+                        },
+                    ],
+                    ..Yield::default()
+                }),
+            ),
+            (r#"{"chains":[]}"#, Outcome::DoneWith(Yield::default())),
             (r#"{"outcome":"done","spawn":[],"failed":null}"#, Outcome::DoneWith(Yield::default())),
             (r#"{"outcome":"retire","reason":"deleted"}"#, Outcome::Retire { reason: "deleted".into() }),
         ];

@@ -27,6 +27,8 @@ pub struct JobView<'a> {
     // JavaScript and jq read numbers as doubles, which would lose the seed's lower bits.
     #[serde(serialize_with = "as_text")]
     seed: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    progress: Option<&'a str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -51,6 +53,7 @@ impl<'a> From<&'a Job> for JobView<'a> {
             nominal: job.nominal,
             deadline: job.deadline,
             seed: job.seed,
+            progress: job.reporter.url(),
         }
     }
 }
@@ -68,6 +71,7 @@ fn as_text<S: Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error
 mod tests {
     use super::*;
     use crate::job::Tick;
+    use crate::progress::Reporter;
     use serde_json::json;
 
     #[test]
@@ -86,6 +90,7 @@ mod tests {
             deadline: Time::from_millis(1_790_000_030_000),
             seed: u64::MAX,
             payload: json!({"platform": "npm"}),
+            reporter: Reporter::default(),
         };
         let mut expected = json!({
             "id": "l-7-3", "kind": "sync", "key": "npm/@types/node", "queue": "sync-npm", "attempt": 2,

@@ -21,6 +21,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::clock::Time;
+use crate::progress::Progress;
 pub use history::History;
 pub use judge::{ChainRow, Judgement, judge};
 pub use look::{Condition, Filter, Listed, Move, OwnerCensus, Place};
@@ -134,7 +135,8 @@ pub trait Ledger: Rosters + History + Send + Sync {
     /// When the ledger cannot be read.
     async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>, LedgerError>;
 
-    /// Keeps jobs and failed parts that a run without a chain asks for, in one transaction.
+    /// Keeps jobs and failed parts that a run without a chain asks for, and begins chains that it has
+    /// discovered, in one transaction. Answers the first messages of those that are new.
     ///
     /// # Errors
     /// When it is not known to be written.
@@ -143,8 +145,15 @@ pub trait Ledger: Rosters + History + Send + Sync {
         kind: String,
         key: String,
         spawned: Vec<SpawnedJob>,
+        chains: Vec<NewChain>,
         failed: Vec<FailedItem>,
-    ) -> Result<(), LedgerError>;
+    ) -> Result<Vec<Hint>, LedgerError>;
+
+    /// Writes how far attempts have come, by their fences, unless they have ended.
+    ///
+    /// # Errors
+    /// When it is not known to be written. Nothing hangs on it.
+    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError>;
 
     /// Forgets kept jobs that have been sent, or have ended.
     ///

@@ -10,6 +10,7 @@ use crate::clock::Time;
 use crate::guard::{Guard, Refusal};
 use crate::job::{ChainRef, Envelope, VERSION};
 use crate::outcome::{Next, Verdict};
+use crate::progress::Progress;
 
 /// What a chain is doing, as the ledger stores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +63,11 @@ pub struct NewChain {
     pub schedule: Option<String>,
     /// A chain that is there keeps its schedule, which an operator may have given to it.
     pub keep_schedule: bool,
+    /// A chain that is there stays as it is, whatever this says.
+    pub only_new: bool,
+    /// How many runs have led to it, each of which was asked for by the one before: zero for a chain that
+    /// nobody's run has asked for.
+    pub depth: u32,
 }
 
 impl NewChain {
@@ -128,6 +134,7 @@ impl Hint {
             id: None,
             payload: serde_json::Value::Null,
             owner: None,
+            depth: 0,
             chain: Some(ChainRef { ledger: ledger.into(), epoch: self.epoch, tick: self.tick, parent: self.parent }),
         }
     }
@@ -237,6 +244,8 @@ pub struct Grant {
     pub schedule: Option<String>,
     /// The batch that this tick has waited for: it has run, and is only to be finished.
     pub batch: Option<Batch>,
+    /// See [`NewChain::depth`].
+    pub depth: u32,
 }
 
 /// A batch that has come to its end.
@@ -261,6 +270,8 @@ pub struct Member {
     pub payload: String,
     /// When it is due.
     pub due: Time,
+    /// That of the tick that waits for it: see [`NewChain::depth`].
+    pub depth: u32,
 }
 
 /// What a run ended as, to be written if its fence still holds.
@@ -300,6 +311,10 @@ pub struct FinishRequest {
     pub from_batch: bool,
     /// With [`Next::Gather`]: what the tick waits for.
     pub members: Vec<Member>,
+    /// Chains that the run has discovered. They begin together with its end.
+    pub chains: Vec<NewChain>,
+    /// How far the run has said it had come, last.
+    pub progress: Option<Progress>,
 }
 
 impl FinishRequest {
@@ -366,7 +381,8 @@ pub struct FailedItem {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finish {
     /// Written. The messages to send: the chain's own, unless it has stopped ticking; those of the
-    /// members of its batch; that of the chain whose batch has come to its end with this run.
+    /// members of its batch, and of the chains that it has begun; that of the chain whose batch has come
+    /// to its end with this run.
     Applied(Vec<Hint>),
     /// Another claim came between; nothing of this run counts.
     Fenced,
@@ -536,6 +552,8 @@ pub struct ChainView {
     pub last_finish: Time,
     /// Members of the batch that it waits for: those that have not ended, and all. Zero without one.
     pub batch: (i64, i64),
+    /// See [`NewChain::depth`].
+    pub depth: u32,
 }
 
 /// The record of an attempt.
@@ -565,6 +583,8 @@ pub struct AttemptRecord {
     pub overlapped: u32,
     /// Occurrences left out because nothing could start.
     pub misfired: u32,
+    /// How far it has said it had come, last.
+    pub progress: Option<Progress>,
 }
 
 /// Figures for `roundelay status`.

@@ -24,6 +24,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::broker::Broker;
 use crate::clock::Time;
 use crate::ledger::{Ledger, LedgerError};
+use crate::progress::Desk;
 use crate::telemetry::Telemetry;
 use health::{Part, Report};
 pub use listener::{BindError, Listener};
@@ -57,6 +58,8 @@ pub struct Subject {
     pub ready: Arc<SetOnce<()>>,
     /// Cancelled when it stops.
     pub stop: CancellationToken,
+    /// Takes what its runs report.
+    pub desk: Arc<Desk>,
 }
 
 /// Watches a worker and answers those who ask, for as long as it lives.

@@ -222,6 +222,7 @@ mod tests {
                 last_start: at(40),
                 last_finish: at(40),
                 batch: (0, 0),
+                depth: 0,
             };
             change(&mut view);
             view

@@ -12,6 +12,7 @@ use super::worker::Process;
 use super::world::Weather;
 use crate::clock::Time;
 use crate::ledger::*;
+use crate::progress::Progress;
 
 /// One process's way to the ledger.
 pub struct SimulatedLedger {
@@ -188,14 +189,19 @@ impl Ledger for SimulatedLedger {
         kind: String,
         key: String,
         spawned: Vec<SpawnedJob>,
+        chains: Vec<NewChain>,
         failed: Vec<FailedItem>,
-    ) -> Result<(), LedgerError> {
+    ) -> Result<Vec<Hint>, LedgerError> {
         let verb = async {
-            self.inner.accept(kind, key, spawned.clone(), failed).await?;
+            let begun = self.inner.accept(kind, key, spawned.clone(), chains, failed).await?;
             self.observer.accepted(&spawned);
-            Ok(())
+            Ok(begun)
         };
         self.through(true, verb).await
+    }
+
+    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+        self.through(true, self.inner.note_progress(runs)).await
     }
 
     async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError> {

@@ -132,6 +132,8 @@ fn unsent(key: &str, queue: &str, now: Time) -> NewChain {
         owner: None,
         schedule: None,
         keep_schedule: false,
+        only_new: false,
+        depth: 0,
     }
 }
 

@@ -353,6 +353,8 @@ mod run {
             owner: None,
             schedule: None,
             keep_schedule: false,
+            only_new: false,
+            depth: 0,
         };
         let enrolled = ledger.enroll(vec![new]).await.unwrap().remove(0);
         let roundelay::ledger::Enrolled::Created(hint) = enrolled else { panic!("{enrolled:?}") };
@@ -385,6 +387,8 @@ mod run {
             parent: 0,
             from_batch: false,
             members: Vec::new(),
+            chains: Vec::new(),
+            progress: None,
         };
         assert!(matches!(ledger.finish(finish).await.unwrap(), Finish::Applied(hints) if hints.len() == 1));
         // The broker delivers the first tick again: stale, but it has to send what follows.

@@ -23,6 +23,7 @@ use roundelay::handler::exec::ExecHandler;
 use roundelay::handler::http::{self, HttpError, HttpHandler};
 use roundelay::job::{Job, Tick};
 use roundelay::outcome::Outcome;
+use roundelay::progress::Reporter;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -49,6 +50,7 @@ fn job(key: &str, payload: Value) -> Job {
         deadline: now + LONG,
         seed: u64::MAX,
         payload,
+        reporter: Reporter::default(),
     }
 }
 

@@ -455,5 +455,7 @@ pub fn chain(key: &str, due: Time) -> NewChain {
         owner: None,
         schedule: None,
         keep_schedule: false,
+        only_new: false,
+        depth: 0,
     }
 }

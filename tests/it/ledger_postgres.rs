@@ -77,6 +77,8 @@ fn done(hint: &Hint, fence: i64, at: Time) -> FinishRequest {
         parent: hint.parent,
         from_batch: false,
         members: Vec::new(),
+        chains: Vec::new(),
+        progress: None,
     }
 }
 

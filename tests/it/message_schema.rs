@@ -48,6 +48,8 @@ fn a_table_of_bodies() {
         with("due", json!(i64::MAX)),
         with("due", json!(null)),
         with("attempt", json!(u32::MAX)),
+        with("depth", json!(0)),
+        with("depth", json!(u32::MAX)),
         with("id", json!(null)),
         with("payload", json!({ "a": [1, 2.5, null, { "b": "\u{0}" }] })),
         with("payload", json!(null)),
@@ -159,9 +161,15 @@ fn envelope() -> impl Strategy<Value = Envelope> {
     let some = prop::option::of::<BoxedStrategy<String>>;
     (
         (name(), name(), some(name().boxed()), some(name().boxed()), some(name().boxed())),
-        (prop::option::of(any::<i64>()), 1u32.., json_value(), prop::option::of(chain)),
+        (
+            prop::option::of(any::<i64>()),
+            1u32..,
+            json_value(),
+            prop_oneof![Just(0), any::<u32>()],
+            prop::option::of(chain),
+        ),
     )
-        .prop_map(|((kind, key, queue, id, owner), (due, attempt, payload, chain))| Envelope {
+        .prop_map(|((kind, key, queue, id, owner), (due, attempt, payload, depth, chain))| Envelope {
             v: 1,
             kind,
             key,
@@ -171,6 +179,7 @@ fn envelope() -> impl Strategy<Value = Envelope> {
             id,
             payload,
             owner,
+            depth,
             chain,
         })
 }
@@ -178,7 +187,7 @@ fn envelope() -> impl Strategy<Value = Envelope> {
 /// An envelope's JSON with up to three fields removed, replaced or added, also inside `chain`.
 fn nearly() -> impl Strategy<Value = Value> {
     let field = prop::sample::select(vec![
-        "v", "kind", "key", "queue", "due", "attempt", "id", "payload", "owner", "chain", "x",
+        "v", "kind", "key", "queue", "due", "attempt", "id", "payload", "owner", "depth", "chain", "x",
     ]);
     let inner = prop::sample::select(vec!["ledger", "epoch", "tick", "parent", "x"]);
     let change = (field, prop::option::of(inner), prop::option::of(json_value()));

@@ -94,6 +94,7 @@ mod run {
             payload: json!({ "of": key }),
             queue: queue.map(Into::into),
             delay: Duration::ZERO,
+            owner: None,
         };
         let parent = run.job.id.clone();
         // Longer than what fits into an index, and not to be compressed.

@@ -1,9 +1,11 @@
 //! Starts a program with the job on its standard input, and takes its exit code for the outcome.
 //!
-//! `group` is the program's process group and sees to its end, `tail` keeps what it wrote last.
+//! `group` is the program's process group and sees to its end, `tail` keeps what it wrote last, and
+//! `lines` finds what it says of its progress meanwhile.
 //! `docs/handlers.md` documents the contract.
 
 mod group;
+mod lines;
 mod tail;
 
 use std::os::unix::process::ExitStatusExt;
@@ -13,10 +15,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use nix::sys::signal::Signal;
 use tokio::io::AsyncWriteExt;
-use tokio::process::{ChildStderr, ChildStdin, ChildStdout, Command};
+use tokio::process::{ChildStdin, Command};
 use tokio::time::{sleep, timeout};
 
 use self::group::Group;
+use self::lines::Lines;
 use self::tail::Tail;
 use super::answer::{self, EXCERPT};
 use super::{Handler, wire};
@@ -100,7 +103,8 @@ impl Handler for ExecHandler {
             Err(error) => return self.cannot_start(&error),
         };
         let soft = (!job.grace.is_zero()).then_some(left);
-        match timeout(left + job.grace, converse(&mut group, &wire::encode(&job), soft)).await {
+        let lines = Lines::new(job.reporter.clone());
+        match timeout(left + job.grace, converse(&mut group, &wire::encode(&job), soft, lines)).await {
             Ok(Ok((status, out, err))) => outcome_of(status, &out, &err),
             Ok(Err(error)) => {
                 Outcome::retry(Reason::new(Class::Start, format!("lost track of {}: {error}", self.program)))
@@ -121,11 +125,13 @@ async fn converse(
     group: &mut Group,
     input: &[u8],
     soft: Option<Duration>,
+    mut lines: Lines,
 ) -> std::io::Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
     let (stdin, stdout, stderr) = group.pipes();
     let (mut out, mut err) = (Tail::default(), Tail::default());
     {
-        let mut talk = std::pin::pin!(talk((stdin, stdout, stderr), input, &mut out, &mut err));
+        let (out, err) = (out.follow(stdout, |text| lines.look(text)), err.follow(stderr, |_| {}));
+        let mut talk = std::pin::pin!(talk(stdin, input, out, err));
         let mut talking = true;
         let mut asking = std::pin::pin!(sleep(soft.unwrap_or_default()));
         let mut ask = soft.is_some();
@@ -144,26 +150,25 @@ async fn converse(
             let _ = timeout(LINGER, talk).await;
         }
     }
+    lines.end();
     Ok((group.reap().await?, out.into(), err.into()))
 }
 
-type Pipes = (Option<ChildStdin>, Option<ChildStdout>, Option<ChildStderr>);
-
 /// All three at once, because a program that is stuck writing does not read.
-async fn talk((stdin, stdout, stderr): Pipes, input: &[u8], out: &mut Tail, err: &mut Tail) {
+async fn talk(stdin: Option<ChildStdin>, input: &[u8], out: impl Future<Output = ()>, err: impl Future<Output = ()>) {
     let feed = async {
         if let Some(mut stdin) = stdin {
             // A program need not read its input: then this is a broken pipe, and no failure.
             let _ = stdin.write_all(input).await;
         }
     };
-    tokio::join!(feed, out.follow(stdout), err.follow(stderr));
+    tokio::join!(feed, out, err);
 }
 
 /// The outcome of a program that ended with `status`, having written `out` and `err` last.
 fn outcome_of(status: ExitStatus, out: &[u8], err: &[u8]) -> Outcome {
     match status.code() {
-        Some(0) => answer::decided(last_line(out)).unwrap_or(Outcome::Done),
+        Some(0) => answer::decided(deciding_line(out)).unwrap_or(Outcome::Done),
         Some(DATA_ERROR) => Outcome::fail(reason(Class::Exit, format!("exit {DATA_ERROR}"), err)),
         Some(code) => Outcome::retry(reason(Class::Exit, format!("exit {code}"), err)),
         None => Outcome::retry(reason(Class::Signal, killed(status.signal()), err)),
@@ -183,6 +188,18 @@ fn reason(class: Class, end: String, err: &[u8]) -> Reason {
         line if line.is_empty() => Reason::new(class, end),
         line => Reason::new(class, format!("{end}: {line}")),
     }
+}
+
+/// The last line with something in it that does not speak of progress.
+fn deciding_line(text: &[u8]) -> &[u8] {
+    let mut line = last_line(text);
+    let mut before = text.trim_ascii_end();
+    while lines::is_report(line) {
+        before = &before[..before.len() - line.len()];
+        line = last_line(before);
+        before = before.trim_ascii_end();
+    }
+    line
 }
 
 /// The last line with something in it.
@@ -208,6 +225,13 @@ mod tests {
             (0, "fine\n", "noise", Outcome::Done),
             (0, &format!("log\n{fail}\n\n"), "", Outcome::fail("x")),
             (0, &format!("{fail}\nlog\n"), "", Outcome::Done),
+            (
+                0,
+                &format!("{fail}\nroundelay: progress {{\"done\":2}}\n\nroundelay: progress x\r\n"),
+                "",
+                Outcome::fail("x"),
+            ),
+            (0, "roundelay: progress {\"outcome\":\"fail\"}\n", "", Outcome::Done),
             (1, fail, "", Outcome::retry("exit 1")),
             (1, "", "Traceback\n  File\nValueError: x\n", Outcome::retry("exit 1: ValueError: x")),
             (64, "", "", Outcome::retry("exit 64")),

@@ -12,11 +12,12 @@ const CHUNK: usize = 64 * 1024;
 pub struct Tail(Vec<u8>);
 
 impl Tail {
-    /// Reads `stream` to its end.
-    pub async fn follow(&mut self, stream: Option<impl AsyncRead + Unpin>) {
+    /// Reads `stream` to its end, and shows `look` everything that comes.
+    pub async fn follow(&mut self, stream: Option<impl AsyncRead + Unpin>, mut look: impl FnMut(&[u8])) {
         let Some(mut stream) = stream else { return };
         // What cannot be read is as good as the end.
-        while let Ok(1..) = (&mut stream).take(CHUNK as u64).read_buf(&mut self.0).await {
+        while let Ok(fresh @ 1..) = (&mut stream).take(CHUNK as u64).read_buf(&mut self.0).await {
+            look(&self.0[self.0.len() - fresh..]);
             if self.0.len() > 2 * KEPT {
                 self.shorten();
             }
@@ -45,7 +46,9 @@ mod tests {
         for length in [0, 1, KEPT - 1, KEPT, KEPT + 1, 2 * KEPT, 2 * KEPT + 1, 10 * KEPT + 7] {
             let stream: Vec<u8> = (0..length).map(|n| (n % 251) as u8).collect();
             let mut tail = Tail::default();
-            tail.follow(Some(&stream[..])).await;
+            let mut seen = Vec::new();
+            tail.follow(Some(&stream[..]), |fresh| seen.extend_from_slice(fresh)).await;
+            assert!(seen == stream, "{length}");
             assert!(tail.0.len() <= 2 * KEPT && tail.0.capacity() <= 4 * KEPT, "{} bytes", tail.0.capacity());
             assert_eq!(Vec::from(tail), stream[length.saturating_sub(KEPT)..], "{length}");
         }

@@ -19,7 +19,7 @@ const LOCK: &str = "
     SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, nominal, lease_until, sent, once, fence, watch_at,
            looks, expected, started_tick, last_start, last_finish, batch_total, batch_open, batch_failed, owner, schedule,
            CASE WHEN $2::bool OR epoch = ANY ($3::int8[]) THEN payload ELSE '' END,
-           CASE WHEN epoch = ANY ($3::int8[]) THEN carry END
+           CASE WHEN epoch = ANY ($3::int8[]) THEN carry END, depth
     FROM chains
     WHERE epoch = ANY ($1::int8[] || ARRAY(
         SELECT named.epoch FROM unnest($4::text[], $5::text[]) AS n (kind, key)
@@ -155,6 +155,7 @@ fn held(row: &Row) -> Result<Held, Error> {
         owner: row.try_get(23)?,
         payload: row.try_get(25)?,
         carry: row.try_get(26)?,
+        depth: small(row.try_get(27)?),
         moved: false,
         renamed: false,
         carries: false,

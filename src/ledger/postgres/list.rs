@@ -105,7 +105,7 @@ impl Reader {
                        UNION ALL
                        SELECT previous, more - 1 FROM back JOIN attempts ON fence = number WHERE more > 1)
                    SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped,
-                          misfired
+                          misfired, progress
                    FROM back JOIN attempts ON fence = number ORDER BY fence DESC";
         self.rows(sql, &[&fence, &i64::from(limit)], attempt).await
     }

@@ -38,6 +38,7 @@ use super::{
 };
 use crate::clock::{Clock, Entropy, Followed, Time};
 use crate::config::Secret;
+use crate::progress::Progress;
 use connect::{Address, Use, words};
 pub(crate) use foreign::Foreign;
 use lane::Lane;
@@ -188,9 +189,14 @@ impl Ledger for PostgresLedger {
         kind: String,
         key: String,
         spawned: Vec<SpawnedJob>,
+        chains: Vec<NewChain>,
         failed: Vec<FailedItem>,
-    ) -> Result<(), LedgerError> {
-        self.rest.write(Accept { kind, key, spawned, failed }).await
+    ) -> Result<Vec<Hint>, LedgerError> {
+        self.rest.write(Accept { kind, key, spawned, chains, failed }).await
+    }
+
+    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+        self.reader.note_progress(runs).await
     }
 
     async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError> {

@@ -11,6 +11,7 @@ use super::group::hint;
 use super::reader::Reader;
 use crate::ledger::look::sql_like;
 use crate::ledger::{ChainState, Hint, LedgerError, Order, Which};
+use crate::progress::Progress;
 
 /// How long an order may take; a million chains take some ten seconds.
 const ORDER: Duration = Duration::from_secs(600);
@@ -163,6 +164,20 @@ impl Reader {
     pub(super) async fn release(&self, kind: String, key: String, id: String) -> Result<(), LedgerError> {
         let release = "DELETE FROM uniques WHERE kind = $1 AND key = $2 AND id = $3";
         self.execute(release, &[&kind, &key, &id]).await.map(drop)
+    }
+
+    /// What somebody else has locked is about to end, and says itself how far it has come. So this waits
+    /// for nobody, and nobody can wait for this in a circle.
+    pub(super) async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+        let (fences, texts): (Vec<i64>, Vec<String>) =
+            runs.into_iter().map(|(fence, progress)| (fence, progress.text())).unzip();
+        let note = "WITH open AS MATERIALIZED (
+                        SELECT fence FROM attempts WHERE fence = ANY ($1::int8[]) AND finished IS NULL
+                        FOR UPDATE SKIP LOCKED)
+                    UPDATE attempts a SET progress = u.progress
+                    FROM open, unnest($1::int8[], $2::text[]) AS u (fence, progress)
+                    WHERE a.fence = open.fence AND u.fence = open.fence";
+        self.execute(note, &[&fences, &texts]).await.map(drop)
     }
 
     pub(super) async fn advance(

@@ -46,9 +46,10 @@ pub(super) struct Held {
     pub(super) payload: String,
     /// Likewise.
     pub(super) carry: Option<String>,
+    pub(super) depth: u32,
     /// Its place, lease, or marks are to be written.
     pub(super) moved: bool,
-    /// Its epoch, queue, payload, owner or schedule are to be written.
+    /// Its epoch, queue, payload, owner, schedule or depth are to be written.
     pub(super) renamed: bool,
     /// What it hands on is to be written.
     pub(super) carries: bool,
@@ -64,6 +65,7 @@ pub(super) struct Inserted {
     pub(super) payload: String,
     pub(super) owner: Option<String>,
     pub(super) schedule: Option<String>,
+    pub(super) depth: u32,
 }
 
 /// The record of an attempt that begins.
@@ -85,6 +87,7 @@ pub(super) struct Ended {
     pub(super) verdict: &'static str,
     pub(super) reason: Option<String>,
     pub(super) left_out: (u32, u32),
+    pub(super) progress: Option<String>,
     /// Unless it has an end already.
     pub(super) only_if_open: bool,
 }
@@ -263,6 +266,7 @@ fn lost(writes: &mut Writes, fence: i64, at: Time) {
         verdict: "lost",
         reason: None,
         left_out: (0, 0),
+        progress: None,
         only_if_open: true,
     });
 }

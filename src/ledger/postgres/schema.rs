@@ -6,7 +6,7 @@ use super::connect::{Session, words};
 use crate::clock::Entropy;
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out
     // of order. Text is compared byte by byte, so that an index does not depend on the system's
     // locales. Pages have room to spare, since most updates (a claim changes no indexed column) can
@@ -113,6 +113,7 @@ const MIGRATIONS: [&str; 3] = [
            PRIMARY KEY (kind, key)
        );"#,
     ROSTERS_AND_ARCHIVE,
+    DISCOVERED_AND_PROGRESS,
 ];
 
 /// Which chains ended because their entities left the roster (only while the chain still has that
@@ -141,6 +142,12 @@ const ROSTERS_AND_ARCHIVE: &str = r#"
         misfired   int8 NOT NULL
     );
     CREATE INDEX attempts_archive_by_name ON attempts_archive (kind, key);"#;
+
+/// How many runs have led to a chain, and how far an attempt has said it had come, as JSON.
+const DISCOVERED_AND_PROGRESS: &str = r#"
+    ALTER TABLE chains ADD COLUMN depth int8 NOT NULL DEFAULT 0;
+    ALTER TABLE attempts ADD COLUMN progress text;
+    ALTER TABLE attempts_archive ADD COLUMN progress text;"#;
 
 /// The sequences of epochs and fences go on from at least now, in microseconds since 1970. So they
 /// never go back, not even when the database was replaced by an older copy of itself: the numbers

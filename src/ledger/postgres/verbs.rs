@@ -10,6 +10,7 @@ use crate::ledger::{
     LookAgain, Member, NewChain, Renewal, Sent, SpawnedJob, judge,
 };
 use crate::outcome::Next;
+use crate::progress::Progress;
 
 /// Something to decide and write. It may be decided more than once, each time on another page,
 /// when a transaction has to be tried again.
@@ -86,7 +87,7 @@ impl Verb for ClaimRequest {
             }
             held.moved = true;
         }
-        let Held { chain, payload, owner, carry, batch_total: total, batch_failed: failed, .. } = found;
+        let Held { chain, payload, owner, carry, depth, batch_total: total, batch_failed: failed, .. } = found;
         let batch = Some(Batch { total, failed }).filter(|batch| batch.total > 0);
         let (nominal, due, once) = (chain.nominal, chain.hint.due, chain.once);
         let grant = Grant {
@@ -103,6 +104,7 @@ impl Verb for ClaimRequest {
             owner,
             schedule: chain.schedule,
             batch,
+            depth,
         };
         Claim::Granted(grant)
     }
@@ -116,7 +118,8 @@ impl Verb for FinishRequest {
         if self.parent != 0 {
             wanted.epoch(self.parent, false);
         }
-        wanted.new_epochs += i64::try_from(self.members.len()).unwrap_or(i64::MAX);
+        wanted.new_epochs += i64::try_from(self.members.len() + self.chains.len()).unwrap_or(i64::MAX);
+        wanted.names.extend(self.chains.iter().map(|chain| (chain.kind.clone(), chain.key.clone())));
     }
 
     fn decide(&self, page: &mut Page) -> Finish {
@@ -151,8 +154,14 @@ impl Verb for FinishRequest {
             (held.chain.hint.clone(), held.chain.state, held.owner.clone())
         });
         let verdict = if written.is_some() { self.verdict.as_str() } else { "fenced" };
-        let ended =
-            Ended { at: self.at, verdict, reason: self.reason.clone(), left_out: self.left_out, only_if_open: false };
+        let ended = Ended {
+            at: self.at,
+            verdict,
+            reason: self.reason.clone(),
+            left_out: self.left_out,
+            progress: self.progress.as_ref().map(Progress::text),
+            only_if_open: false,
+        };
         // An end that is written stays: whoever was not told of it may ask again when the chain has moved on.
         if page.writes.ended.get(&self.fence).is_none_or(|there| there.verdict == "lost") {
             page.writes.ended.insert(self.fence, ended);
@@ -161,11 +170,11 @@ impl Verb for FinishRequest {
         if self.counts_as_failed() {
             page.failed(&hint.kind, &hint.key, "", self.reason.as_deref().unwrap_or_default(), self.at);
         }
-        accept(page, &hint.kind, &hint.key, &self.spawned, &self.failed, self.at);
+        let mut messages = accept(page, (&hint.kind, &hint.key), &self.spawned, &self.chains, &self.failed, self.at);
         if self.from_batch {
             page.writes.over.push(self.epoch);
         }
-        let mut messages = begin_members(page, owner.as_deref(), self);
+        messages.extend(begin_members(page, owner.as_deref(), self));
         messages.extend(ended_member(page, self));
         messages.extend((state == ChainState::Active && self.next != Next::Gather).then_some(hint));
         Finish::Applied(messages)
@@ -175,7 +184,7 @@ impl Verb for FinishRequest {
 /// Begins what the tick waits for.
 fn begin_members(page: &mut Page, owner: Option<&str>, finish: &FinishRequest) -> Vec<Hint> {
     let mut hints = Vec::with_capacity(finish.members.len());
-    for Member { kind, key, queue, payload, due } in &finish.members {
+    for Member { kind, key, queue, payload, due, depth } in &finish.members {
         let Some(epoch) = page.take_epoch() else { break };
         let member = Inserted {
             epoch,
@@ -185,6 +194,7 @@ fn begin_members(page: &mut Page, owner: Option<&str>, finish: &FinishRequest) -
             payload: payload.clone(),
             owner: owner.map(Into::into),
             schedule: None,
+            depth: *depth,
         };
         page.writes.inserted.insert((kind.clone(), key.clone(), true, finish.epoch), member);
         hints.push(Hint {
@@ -219,13 +229,26 @@ fn ended_member(page: &mut Page, finish: &FinishRequest) -> Option<Hint> {
     (held.chain.state == ChainState::Active).then(|| held.chain.hint.clone())
 }
 
-fn accept(page: &mut Page, kind: &str, key: &str, spawned: &[SpawnedJob], failed: &[FailedItem], at: Time) {
+/// Keeps what a run asks for; answers the first messages of the chains among it that are new.
+fn accept(
+    page: &mut Page,
+    (kind, key): (&str, &str),
+    spawned: &[SpawnedJob],
+    chains: &[NewChain],
+    failed: &[FailedItem],
+    at: Time,
+) -> Vec<Hint> {
     for job in spawned {
         page.job(&job.id, Job::Add(job.body.clone(), at));
     }
     for part in failed {
         page.failed(kind, key, &part.item, &part.reason, at);
     }
+    let begun = chains.iter().filter_map(|chain| match enroll(page, chain) {
+        Enrolled::Created(hint) => Some(hint),
+        _ => None,
+    });
+    begun.collect()
 }
 
 /// [`crate::ledger::Ledger::renew`]
@@ -290,7 +313,7 @@ fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
         if let Some(twin) = page.writes.inserted.get_mut(&name) {
             // Twice in one group.
             let same = chain.is_like(&twin.queue, &twin.payload, twin.owner.as_deref(), twin.schedule.as_deref());
-            if chain.once || same {
+            if chain.once || chain.only_new || same {
                 return Enrolled::Unchanged;
             }
             (twin.queue, twin.payload) = (chain.queue.clone(), chain.payload.clone());
@@ -310,6 +333,7 @@ fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
             payload: chain.payload.clone(),
             owner: chain.owner.clone(),
             schedule: chain.schedule.clone(),
+            depth: chain.depth,
         };
         page.writes.inserted.insert(name, new);
         return created(epoch);
@@ -326,6 +350,7 @@ fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
         (held.chain.nominal, held.chain.state) = (chain.due, ChainState::Active);
         (held.expected, held.watch_at, held.payload) = (chain.due, chain.watch_at, chain.payload.clone());
         (held.owner, held.chain.schedule) = (chain.owner.clone(), chain.schedule.clone());
+        held.depth = chain.depth;
         let never = Time::default();
         (held.chain.started_tick, held.chain.last_start, held.chain.last_finish) = (0, never, never);
         (held.carry, held.carries) = (None, true);
@@ -333,7 +358,7 @@ fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
     }
     let same =
         chain.is_like(&held.chain.hint.queue, &held.payload, held.owner.as_deref(), held.chain.schedule.as_deref());
-    if chain.once || same {
+    if chain.once || chain.only_new || same {
         return Enrolled::Unchanged;
     }
     (held.chain.hint.queue, held.payload) = (chain.queue.clone(), chain.payload.clone());
@@ -419,16 +444,20 @@ pub(super) struct Accept {
     pub(super) kind: String,
     pub(super) key: String,
     pub(super) spawned: Vec<SpawnedJob>,
+    pub(super) chains: Vec<NewChain>,
     pub(super) failed: Vec<FailedItem>,
 }
 
 impl Verb for Accept {
-    type Answer = ();
+    type Answer = Vec<Hint>;
 
-    fn wants(&self, _: &mut Wanted) {}
+    fn wants(&self, wanted: &mut Wanted) {
+        wanted.new_epochs += i64::try_from(self.chains.len()).unwrap_or(i64::MAX);
+        wanted.names.extend(self.chains.iter().map(|chain| (chain.kind.clone(), chain.key.clone())));
+    }
 
-    fn decide(&self, page: &mut Page) {
-        accept(page, &self.kind, &self.key, &self.spawned, &self.failed, page.now);
+    fn decide(&self, page: &mut Page) -> Vec<Hint> {
+        accept(page, (&self.kind, &self.key), &self.spawned, &self.chains, &self.failed, page.now)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::ledger::{
     AttemptRecord, Census, ChainState, ChainView, Failure, Hint, KeptJob, Kinds, LateChain, LedgerError, Overdue,
     QueueCensus,
 };
+use crate::progress::Progress;
 
 type Result<T> = std::result::Result<T, LedgerError>;
 
@@ -71,7 +72,7 @@ impl Reader {
         let sql =
             "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, payload, nominal, lease_until, fence,
                           sent, once, owner, schedule, carry, last_start, last_finish, batch_open, batch_total, looks,
-                          watch_at
+                          watch_at, depth
                    FROM chains WHERE kind = $1 AND key = $2 AND parent = 0 ORDER BY once";
         self.rows(sql, &[&kind, &key], chain).await
     }
@@ -98,7 +99,7 @@ impl Reader {
 
     pub(super) async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
         let sql = "SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason,
-                          overlapped, misfired
+                          overlapped, misfired, progress
                    FROM attempts
                    WHERE fence > $1 ORDER BY fence LIMIT $2";
         self.rows(sql, &[&after, &i64::from(limit)], attempt).await
@@ -183,10 +184,12 @@ fn chain(row: &Row) -> std::result::Result<ChainView, Error> {
         batch: (row.try_get(20)?, row.try_get(21)?),
         looks: small(row.try_get(22)?),
         watch_at: time(row, 23)?,
+        depth: small(row.try_get(24)?),
     })
 }
 
-/// In the order fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped, misfired.
+/// In the order fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped, misfired,
+/// progress.
 pub(super) fn attempt(row: &Row) -> std::result::Result<AttemptRecord, Error> {
     Ok(AttemptRecord {
         fence: row.try_get(0)?,
@@ -201,6 +204,7 @@ pub(super) fn attempt(row: &Row) -> std::result::Result<AttemptRecord, Error> {
         reason: row.try_get(9)?,
         overlapped: small(row.try_get(10)?),
         misfired: small(row.try_get(11)?),
+        progress: row.try_get::<_, Option<String>>(12)?.as_deref().and_then(Progress::read),
     })
 }
 

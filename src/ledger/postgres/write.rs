@@ -18,9 +18,9 @@ pub(super) const MOVE: &str = "
     WHERE c.epoch = u.epoch";
 const RENAME: &str = "
     UPDATE chains c
-    SET epoch = u.epoch, queue = u.queue, payload = u.payload, owner = u.owner, schedule = u.schedule
-    FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::text[], $6::text[])
-         AS u (found_as, epoch, queue, payload, owner, schedule)
+    SET epoch = u.epoch, queue = u.queue, payload = u.payload, owner = u.owner, schedule = u.schedule, depth = u.depth
+    FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::text[], $6::text[], $7::int8[])
+         AS u (found_as, epoch, queue, payload, owner, schedule, depth)
     WHERE c.epoch = u.found_as";
 const CARRY: &str = "
     UPDATE chains c SET carry = u.carry FROM unnest($1::int8[], $2::text[]) AS u (epoch, carry)
@@ -28,11 +28,12 @@ const CARRY: &str = "
 const DROP_MEMBERS: &str = "DELETE FROM chains WHERE parent <> 0 AND parent = ANY ($1::int8[])";
 /// When another worker has begun one of them meanwhile, this fails, and the group is tried again.
 const INSERT: &str = "
-    INSERT INTO chains (epoch, kind, key, once, parent, queue, nominal, due, expected, watch_at, payload, owner, schedule)
-    SELECT epoch, kind, key, once, parent, queue, due, due, due, watch_at, payload, owner, schedule
+    INSERT INTO chains (epoch, kind, key, once, parent, queue, nominal, due, expected, watch_at, payload, owner, schedule,
+                        depth)
+    SELECT epoch, kind, key, once, parent, queue, due, due, due, watch_at, payload, owner, schedule, depth
     FROM unnest($1::int8[], $2::text[], $3::text[], $4::bool[], $5::int8[], $6::text[], $7::int8[], $8::int8[],
-                $9::text[], $10::text[], $11::text[])
-         AS u (epoch, kind, key, once, parent, queue, due, watch_at, payload, owner, schedule)";
+                $9::text[], $10::text[], $11::text[], $12::int8[])
+         AS u (epoch, kind, key, once, parent, queue, due, watch_at, payload, owner, schedule, depth)";
 pub(super) const BEGIN_ATTEMPTS: &str = "
     INSERT INTO attempts (fence, epoch, tick, attempt, previous, worker, due, started)
     SELECT fence, epoch, tick, attempt, previous, worker, due, $8::int8
@@ -40,9 +41,10 @@ pub(super) const BEGIN_ATTEMPTS: &str = "
          AS u (fence, epoch, tick, attempt, previous, worker, due)";
 pub(super) const END_ATTEMPTS: &str = "
     UPDATE attempts a SET finished = u.finished, verdict = u.verdict, reason = u.reason,
-                          overlapped = u.overlapped, misfired = u.misfired
-    FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::bool[], $6::int8[], $7::int8[])
-         AS u (fence, finished, verdict, reason, only_if_open, overlapped, misfired)
+                          overlapped = u.overlapped, misfired = u.misfired,
+                          progress = coalesce(u.progress, a.progress)
+    FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::bool[], $6::int8[], $7::int8[], $8::text[])
+         AS u (fence, finished, verdict, reason, only_if_open, overlapped, misfired, progress)
     WHERE a.fence = u.fence AND (a.finished IS NULL OR (a.verdict = 'lost' AND NOT u.only_if_open))";
 const FAILURES: &str = "
     INSERT INTO failures (kind, key, item, reason, times, first_at, last_at)
@@ -153,6 +155,7 @@ fn renamed(page: &Page) -> Option<Part<'_>> {
             column(&rows, |row| row.payload.as_str()),
             column(&rows, |row| row.owner.as_deref()),
             column(&rows, |row| row.chain.schedule.as_deref()),
+            column(&rows, |row| i64::from(row.depth)),
         ],
     })
 }
@@ -173,6 +176,7 @@ fn inserted(page: &Page) -> Option<Part<'_>> {
             column(&rows, |(_, new)| new.payload.as_str()),
             column(&rows, |(_, new)| new.owner.as_deref()),
             column(&rows, |(_, new)| new.schedule.as_deref()),
+            column(&rows, |(_, new)| i64::from(new.depth)),
         ],
     })
 }
@@ -206,6 +210,7 @@ fn ended(page: &Page) -> Option<Part<'_>> {
             column(&rows, |(_, end)| end.only_if_open),
             column(&rows, |(_, end)| i64::from(end.left_out.0)),
             column(&rows, |(_, end)| i64::from(end.left_out.1)),
+            column(&rows, |(_, end)| end.progress.as_deref()),
         ],
     })
 }

@@ -27,6 +27,7 @@ use super::{
 };
 use crate::clock::{Clock, Entropy, Time};
 use crate::config::LedgerUrl;
+use crate::progress::Progress;
 use store::Store;
 use writer::Writer;
 
@@ -227,10 +228,15 @@ impl Ledger for SqliteLedger {
         kind: String,
         key: String,
         spawned: Vec<SpawnedJob>,
+        chains: Vec<NewChain>,
         failed: Vec<FailedItem>,
-    ) -> Result<(), LedgerError> {
+    ) -> Result<Vec<Hint>, LedgerError> {
         let now = self.now();
-        self.writer.write(move |store| store.accept(&kind, &key, &spawned, &failed, now)).await
+        self.writer.write(move |store| store.accept((&kind, &key), &spawned, &chains, &failed, now)).await
+    }
+
+    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.note_progress(&runs)).await
     }
 
     async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError> {

@@ -5,7 +5,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use crate::clock::{Entropy, Time};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 5] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -116,6 +116,7 @@ const MIGRATIONS: [&str; 4] = [
          PRIMARY KEY (kind, key)
      ) WITHOUT ROWID;",
     ROSTERS_AND_ARCHIVE,
+    DISCOVERED_AND_PROGRESS,
 ];
 
 /// Which chains ended because their entities left the roster (only while the chain still has that
@@ -144,6 +145,12 @@ const ROSTERS_AND_ARCHIVE: &str = "
         misfired   INTEGER NOT NULL
     );
     CREATE INDEX attempts_archive_by_name ON attempts_archive (kind, key);";
+
+/// How many runs have led to a chain, and how far an attempt has said it had come, as JSON.
+const DISCOVERED_AND_PROGRESS: &str = "
+    ALTER TABLE chains ADD COLUMN depth INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE attempts ADD COLUMN progress TEXT;
+    ALTER TABLE attempts_archive ADD COLUMN progress TEXT;";
 
 /// The sequences of epochs and fences go on from at least this: the microseconds since 1970. So
 /// they never go back, not even when the file was replaced by an older copy of itself: the numbers

@@ -11,6 +11,7 @@ use crate::ledger::{
     Judgement, LookAgain, Member, NewChain, Renewal, Sent, SpawnedJob, judge,
 };
 use crate::outcome::Next;
+use crate::progress::Progress;
 
 pub(super) type Result<T> = rusqlite::Result<T>;
 
@@ -32,6 +33,7 @@ struct Found {
     owner: Option<String>,
     carry: Option<String>,
     batch: Option<Batch>,
+    depth: u32,
 }
 
 pub(super) fn time(row: &Row<'_>, column: usize) -> Result<Time> {
@@ -79,8 +81,8 @@ impl Store {
         let epoch = match found {
             None => {
                 let insert = "INSERT INTO chains (kind, key, once, queue, nominal, due, expected, watch_at, payload,
-                                                  owner, schedule)
-                              VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?5, ?6, ?7, ?8, ?9)";
+                                                  owner, schedule, depth)
+                              VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?5, ?6, ?7, ?8, ?9, ?10)";
                 self.connection.prepare_cached(insert)?.execute(params![
                     chain.kind,
                     chain.key,
@@ -90,7 +92,8 @@ impl Store {
                     watch_at,
                     chain.payload,
                     owner,
-                    schedule
+                    schedule,
+                    chain.depth
                 ])?;
                 self.connection.last_insert_rowid()
             }
@@ -100,7 +103,8 @@ impl Store {
                 }
                 let epoch = self.new_epoch(old, now)?;
                 let revive = "UPDATE chains SET queue = ?2, nominal = ?3, due = ?3, expected = ?3, watch_at = ?4,
-                                                payload = ?5, owner = ?6, schedule = ?7, tick = 1, state = 0,
+                                                payload = ?5, owner = ?6, schedule = ?7, depth = ?8, tick = 1,
+                                                state = 0,
                                                 started_tick = 0, last_start = 0, last_finish = 0, carry = NULL
                               WHERE epoch = ?1";
                 self.connection.prepare_cached(revive)?.execute(params![
@@ -110,11 +114,12 @@ impl Store {
                     watch_at,
                     chain.payload,
                     owner,
-                    schedule
+                    schedule,
+                    chain.depth
                 ])?;
                 epoch
             }
-            Some(_) if chain.once => return Ok(Enrolled::Unchanged),
+            Some(_) if chain.once || chain.only_new => return Ok(Enrolled::Unchanged),
             Some((_, _, true, _)) => return Ok(Enrolled::Unchanged),
             Some((epoch, _, _, rescheduled)) => {
                 let update = "UPDATE chains SET queue = ?2, payload = ?3, owner = ?4,
@@ -218,7 +223,7 @@ impl Store {
                 return Ok(answer);
             }
         };
-        let Some(Found { chain, fence: previous, payload, owner, carry, batch }) = found else {
+        let Some(Found { chain, fence: previous, payload, owner, carry, batch, depth }) = found else {
             return Ok(Claim::Idle);
         };
         let lost = chain.lease_until.as_millis() != 0;
@@ -277,6 +282,7 @@ impl Store {
             owner,
             schedule: chain.schedule,
             batch,
+            depth,
         }))
     }
 
@@ -284,7 +290,7 @@ impl Store {
     fn find(&self, condition: &str, arguments: impl rusqlite::Params) -> Result<Option<Found>> {
         let sql = format!(
             "SELECT {HINT}, state, nominal, lease_until, sent, once, started_tick, last_start, last_finish, batch_open,
-                    fence, payload, owner, schedule, carry, batch_total, batch_failed
+                    fence, payload, owner, schedule, carry, batch_total, batch_failed, depth
              FROM chains WHERE {condition}"
         );
         let found = self.connection.prepare_cached(&sql)?.query_row(arguments, |row| {
@@ -310,6 +316,7 @@ impl Store {
                 owner: row.get(at(11))?,
                 carry: row.get(at(13))?,
                 batch: Some(batch).filter(|batch| batch.total > 0),
+                depth: row.get(at(16))?,
             })
         });
         found.optional()
@@ -373,19 +380,28 @@ impl Store {
         let verdict = if written.is_some() { f.verdict.as_str() } else { "fenced" };
         self.connection
             .prepare_cached(
-                "UPDATE attempts SET finished = ?2, verdict = ?3, reason = ?4, overlapped = ?5, misfired = ?6
+                "UPDATE attempts SET finished = ?2, verdict = ?3, reason = ?4, overlapped = ?5, misfired = ?6,
+                                     progress = coalesce(?7, progress)
                  WHERE fence = ?1 AND (verdict IS NULL OR verdict = 'lost')",
             )?
-            .execute(params![f.fence, at, verdict, f.reason, f.left_out.0, f.left_out.1])?;
+            .execute(params![
+                f.fence,
+                at,
+                verdict,
+                f.reason,
+                f.left_out.0,
+                f.left_out.1,
+                f.progress.as_ref().map(Progress::text)
+            ])?;
         let Some((hint, state, owner)) = written else { return Ok(Finish::Fenced) };
         if f.counts_as_failed() {
             self.record_failure(&hint.kind, &hint.key, "", f.reason.as_deref().unwrap_or_default(), f.at)?;
         }
-        self.accept(&hint.kind, &hint.key, &f.spawned, &f.failed, f.at)?;
+        let mut messages = self.accept((&hint.kind, &hint.key), &f.spawned, &f.chains, &f.failed, f.at)?;
         if f.from_batch {
             self.drop_members(f.epoch)?;
         }
-        let mut messages = self.begin_members(&hint, owner.as_deref(), f)?;
+        messages.extend(self.begin_members(&hint, owner.as_deref(), f)?);
         messages.extend(self.ended_member(f)?);
         messages.extend((state == ChainState::Active && !waits).then_some(hint));
         Ok(Finish::Applied(messages))
@@ -394,10 +410,10 @@ impl Store {
     /// Begins what the tick waits for.
     fn begin_members(&mut self, parent: &Hint, owner: Option<&str>, f: &FinishRequest) -> Result<Vec<Hint>> {
         let insert =
-            "INSERT INTO chains (kind, key, once, parent, queue, nominal, due, expected, watch_at, payload, owner)
-                      VALUES (?1, ?2, 1, ?3, ?4, ?5, ?5, ?5, ?6, ?7, ?8)";
+            "INSERT INTO chains (kind, key, once, parent, queue, nominal, due, expected, watch_at, payload, owner, depth)
+                      VALUES (?1, ?2, 1, ?3, ?4, ?5, ?5, ?5, ?6, ?7, ?8, ?9)";
         let mut hints = Vec::with_capacity(f.members.len());
-        for Member { kind, key, queue, payload, due } in &f.members {
+        for Member { kind, key, queue, payload, due, depth } in &f.members {
             let watch_at = (*due + f.slack).as_millis();
             self.connection.prepare_cached(insert)?.execute(params![
                 kind,
@@ -407,7 +423,8 @@ impl Store {
                 due.as_millis(),
                 watch_at,
                 payload,
-                owner
+                owner,
+                depth
             ])?;
             hints.push(Hint {
                 kind: kind.clone(),
@@ -447,20 +464,33 @@ impl Store {
         Ok(counted.flatten())
     }
 
+    /// Keeps what a run asks for; answers the first messages of the chains among it that are new.
     pub fn accept(
         &mut self,
-        kind: &str,
-        key: &str,
+        (kind, key): (&str, &str),
         spawned: &[SpawnedJob],
+        chains: &[NewChain],
         failed: &[FailedItem],
         now: Time,
-    ) -> Result<()> {
+    ) -> Result<Vec<Hint>> {
         for job in spawned {
             self.connection
                 .prepare_cached("INSERT INTO jobs (id, body, kept_at) VALUES (?1, ?2, ?3) ON CONFLICT (id) DO NOTHING")?
                 .execute(params![job.id, job.body, now.as_millis()])?;
         }
-        failed.iter().try_for_each(|part| self.record_failure(kind, key, &part.item, &part.reason, now))
+        failed.iter().try_for_each(|part| self.record_failure(kind, key, &part.item, &part.reason, now))?;
+        let begun = self.enroll(chains, now)?.into_iter().filter_map(|enrolled| match enrolled {
+            Enrolled::Created(hint) => Some(hint),
+            _ => None,
+        });
+        Ok(begun.collect())
+    }
+
+    pub fn note_progress(&mut self, runs: &[(i64, Progress)]) -> Result<()> {
+        let mut update = self
+            .connection
+            .prepare_cached("UPDATE attempts SET progress = ?2 WHERE fence = ?1 AND finished IS NULL")?;
+        runs.iter().try_for_each(|(fence, progress)| update.execute(params![fence, progress.text()]).map(drop))
     }
 
     pub fn record_failure(&mut self, kind: &str, key: &str, item: &str, reason: &str, at: Time) -> Result<()> {

@@ -10,6 +10,7 @@ use crate::clock::Time;
 use crate::ledger::{
     AttemptRecord, Census, ChainState, ChainView, Failure, Hint, KeptJob, Kinds, LateChain, Overdue, QueueCensus,
 };
+use crate::progress::Progress;
 
 impl Store {
     pub fn overdue(&self, queue: &str, kinds: &Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>> {
@@ -147,7 +148,7 @@ impl Store {
 
 /// The columns that [`attempt`] reads.
 pub(super) const ATTEMPT: &str =
-    "fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped, misfired";
+    "fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped, misfired, progress";
 
 pub(super) fn attempt(row: &Row<'_>) -> Result<AttemptRecord> {
     Ok(AttemptRecord {
@@ -163,6 +164,7 @@ pub(super) fn attempt(row: &Row<'_>) -> Result<AttemptRecord> {
         reason: row.get(9)?,
         overlapped: row.get(10)?,
         misfired: row.get(11)?,
+        progress: row.get::<_, Option<String>>(12)?.as_deref().and_then(Progress::read),
     })
 }
 
@@ -179,7 +181,7 @@ pub(super) fn failure(row: &Row<'_>) -> Result<Failure> {
 
 /// The columns that [`chain`] reads after those of the hint.
 const CHAIN: &str = "state, payload, nominal, lease_until, fence, sent, once, owner, schedule, carry, last_start,
-                     last_finish, batch_open, batch_total, looks, watch_at";
+                     last_finish, batch_open, batch_total, looks, watch_at, depth";
 
 fn chain(row: &Row<'_>) -> Result<ChainView> {
     let at = |column| AFTER_HINT + column;
@@ -200,6 +202,7 @@ fn chain(row: &Row<'_>) -> Result<ChainView> {
         batch: (row.get(at(12))?, row.get(at(13))?),
         looks: row.get(at(14))?,
         watch_at: time(row, at(15))?,
+        depth: row.get(at(16))?,
     })
 }
 

@@ -175,6 +175,7 @@ pub(super) async fn handle(seed: u64, job: &Job, run: u64) -> Outcome {
                 payload: Value::Null,
                 queue: None,
                 delay: Duration::from_millis(dice.below(3_000) as u64),
+                owner: None,
             };
             let failed = FailedItem { item: "page 1".into(), reason: "out of luck".into() };
             Outcome::DoneWith(Yield {

@@ -6,7 +6,7 @@ use super::*;
 
 fn member(n: usize, due: Time) -> Member {
     let (key, payload) = (format!("part {n}"), format!("{{\"n\":{n}}}"));
-    Member { kind: "part".into(), key, queue: "work".into(), payload, due }
+    Member { kind: "part".into(), key, queue: "work".into(), payload, due, depth: 0 }
 }
 
 /// Begins a chain and lets its first tick fan out; its message, and those of the members.

@@ -1,6 +1,7 @@
 //! What every ledger must do, held against each of them.
 
 mod batches;
+mod discovered;
 mod guards;
 mod list;
 
@@ -125,6 +126,8 @@ fn end(hint: &Hint, fence: i64, at: Time, next: Next, verdict: Verdict) -> Finis
         parent: hint.parent,
         from_batch: false,
         members: Vec::new(),
+        chains: Vec::new(),
+        progress: None,
     }
 }
 
@@ -464,7 +467,7 @@ async fn what_a_run_asks_for_is_accepted_with_its_end_and_not_without() {
         assert_eq!(ledger.finish(finish(grant.fence + 1)).await.unwrap(), Finish::Fenced);
         assert!(ledger.kept_jobs(0, 10).await.unwrap().is_empty(), "a fenced run asks for nothing");
         assert!(matches!(ledger.finish(finish(grant.fence)).await.unwrap(), Finish::Applied(_)));
-        ledger.accept("sync".into(), "a".into(), spawned(), failed()).await.unwrap();
+        ledger.accept("sync".into(), "a".into(), spawned(), Vec::new(), failed()).await.unwrap();
         let kept = ledger.kept_jobs(0, 10).await.unwrap();
         assert_eq!(kept.iter().map(|job| job.body.as_slice()).collect::<Vec<_>>(), [b"1"], "once, by its id");
         let failures = ledger.failures(10).await.unwrap();
