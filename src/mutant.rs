@@ -112,6 +112,8 @@ mutants! {
     SpawnedNotKept,
     /// Jobs that a run asks for are forgotten before they are sent.
     SpawnedForgottenFirst,
+    /// Chains that a run has discovered do not begin.
+    DiscoveredDropped,
     /// What a crash left in the outbox stays there.
     OutboxNotEmptied,
     /// Catch-up sends nothing.

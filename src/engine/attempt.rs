@@ -181,7 +181,7 @@ impl Core {
             parent: chain.parent,
             from_batch: grant.batch.is_some(),
             members,
-            chains: asked.chains.clone(),
+            chains: if mutant!(DiscoveredDropped) { Vec::new() } else { asked.chains.clone() },
             progress,
         };
         let finish = self.insist("finish", || self.ledger.finish(request.clone())).await;

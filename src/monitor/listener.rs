@@ -58,7 +58,7 @@ impl Listener {
             .route("/metrics", get(metrics))
             .route("/healthz", get(async |State(watch): State<Arc<Watch>>| answer(watch.live())))
             .route("/readyz", get(async |State(watch): State<Arc<Watch>>| answer(watch.ready())))
-            .route("/progress/{token}", post(progress).layer(DefaultBodyLimit::max(MAX_REPORT)))
+            .route("/progress/{token}", post(progress).layer(DefaultBodyLimit::max(16 * MAX_REPORT)))
             .with_state(watch);
         if let Err(error) = axum::serve(self.listener, router).await {
             tracing::error!(%error, address = %self.address, "nobody is answered any more");

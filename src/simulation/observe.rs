@@ -143,6 +143,10 @@ struct State {
     batches: BTreeMap<i64, (usize, usize)>,
     /// Ids of the jobs that runs of chains have asked for, by their fences.
     asked: BTreeMap<i64, Vec<String>>,
+    /// Kinds and keys of the chains that runs of chains have discovered, likewise.
+    found: BTreeMap<i64, Vec<(String, String)>>,
+    /// Those of them that have begun, since when.
+    discovered: BTreeMap<(String, String), Instant>,
     /// Fences whose finish is written.
     written: BTreeSet<i64>,
     running: BTreeMap<u64, Running>,
@@ -354,6 +358,9 @@ impl Observer {
         // By what the handler said, and not by what the engine has made of it.
         let asked = state.asked.remove(&fence).unwrap_or_default();
         state.expect(asked);
+        for name in state.found.remove(&fence).unwrap_or_default() {
+            state.discovered.entry(name).or_insert_with(Instant::now);
+        }
     }
 
     /// Jobs were accepted without a chain.
@@ -405,7 +412,10 @@ impl Observer {
         if let Some(tick) = job.tick {
             if let Outcome::DoneWith(yields) = outcome {
                 let ids = (1..=yields.jobs.len()).map(|n| format!("{}-{n}", job.id));
-                self.lock().asked.insert(tick.fence, ids.collect());
+                let found = yields.chains.iter().map(|chain| (chain.kind.clone(), chain.key.clone()));
+                let mut state = self.lock();
+                state.asked.insert(tick.fence, ids.collect());
+                state.found.insert(tick.fence, found.collect());
             }
             return;
         }
@@ -512,6 +522,7 @@ impl Observer {
             *model = Model { place: model.place, ..Model::default() };
         }
         state.batches.clear();
+        state.discovered.clear();
         state.places.clear();
         state.owner_paused = None;
         state.jobs.values_mut().for_each(|job| job.excused = true);
@@ -531,6 +542,12 @@ impl Observer {
         let state = self.lock();
         let failed = state.jobs.values().filter(|job| !job.excused).filter_map(|job| job.failed.clone());
         failed.filter(|(at, _)| *at <= before).map(|(_, name)| name).collect()
+    }
+
+    /// Kinds and keys of chains that were discovered before then, by a run whose end is written.
+    pub fn discovered(&self, before: Instant) -> Vec<(String, String)> {
+        let state = self.lock();
+        state.discovered.iter().filter(|(_, at)| **at < before).map(|(name, _)| name.clone()).collect()
     }
 
     /// Whether a tick of the chain has ended since then.

@@ -9,7 +9,7 @@ use crate::clock::Entropy;
 use crate::job::Job;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{FailedItem, Ledger};
-use crate::outcome::{NewJob, Outcome, Yield};
+use crate::outcome::{Discovered, NewJob, Outcome, Yield};
 
 /// Workers in a run.
 pub const WORKERS: usize = 3;
@@ -61,6 +61,11 @@ retry = { attempts = 2, backoff = ["7s"] }
 every = "20s"
 from = "nominal"
 tolerance = "2s"
+queue = "gamma"
+timeout = "10s"
+retry = { attempts = 2, backoff = ["2s"] }
+[kinds.found]
+every = "30s"
 queue = "gamma"
 timeout = "10s"
 retry = { attempts = 2, backoff = ["2s"] }
@@ -163,6 +168,11 @@ pub(super) async fn handle(seed: u64, job: &Job, run: u64) -> Outcome {
         return Outcome::DoneWith(Yield { batch: (0..1 + dice.below(4)).map(part).collect(), ..Yield::default() });
     }
     match word {
+        0..78 if job.kind == "paced" => {
+            let key = format!("{}/app", job.key);
+            let found = Discovered { kind: "found".into(), key, ..Discovered::default() };
+            Outcome::DoneWith(Yield { chains: vec![found], ..Yield::default() })
+        }
         0..78 => Outcome::Done,
         78..86 => Outcome::retry("out of luck"),
         86..90 => Outcome::fail("out of luck for good"),

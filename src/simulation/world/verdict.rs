@@ -80,7 +80,15 @@ impl World {
             return;
         }
         if healed.elapsed() + LOOK >= CALM {
-            for (kind, _, key) in CHAINS {
+            let found = self.observer.discovered(healed + STEADY);
+            for (kind, key) in &found {
+                let chains = self.ledger.chains(kind.clone(), key.clone()).await.unwrap_or_default();
+                if chains.is_empty() {
+                    self.observer.violated("I4", format!("{kind} {key} was discovered, and has not begun"));
+                }
+            }
+            let found = found.iter().map(|(kind, key)| (kind.as_str(), key.as_str()));
+            for (kind, key) in CHAINS.iter().map(|(kind, _, key)| (*kind, *key)).chain(found) {
                 let chains = self.ledger.chains(kind.into(), key.into()).await.unwrap_or_default();
                 let ticks = chains.iter().any(|chain| !chain.once && chain.state == ChainState::Active);
                 if ticks && !self.observer.has_finished(kind, key, healed) {
