@@ -29,7 +29,8 @@
 //! 10. [`schedule`]: when next (pure).
 //! 11. [`ladder`]: a delay becomes hops over rungs (pure).
 //!
-//! Beside them, [`clock`] is the only reader of time and randomness, [`telemetry`] counts,
+//! Beside them, [`clock`] is the only reader of time and randomness, [`telemetry`] counts, [`progress`] is
+//! how far runs say they have come,
 //! [`monitor`] answers those who ask how a worker is, and [`demo`] and [`bench`](mod@bench) are behind
 //! the commands of those names.
 //!

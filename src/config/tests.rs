@@ -199,6 +199,12 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
         ("[broker]\nurl = \"http://u:secret@h\"\n", "r.toml:2: broker.url: `http://h/` is none of"),
         ("[broker]\nprefix = \"amq\"\n", "r.toml:2: broker.prefix: names that begin with `amq.`"),
         ("[broker]\nmanagement = \"http://\"\n", "r.toml:2: broker.management: the base URL"),
+        ("[worker]\ncallback = \"host:9464\"\n", "r.toml:2: worker.callback: the base URL by which handlers reach"),
+        ("[kinds.k]\nspawn.most = 10001\n", "r.toml:2: kinds.k.spawn.most: 10001 is out of range; from 0 to 10000"),
+        (
+            "[kinds.k]\nspawn = { dept = 1 }\n",
+            "r.toml:2: kinds.k.spawn.dept: unknown key `dept`; did you mean `depth`?",
+        ),
         ("[queues.'amq.x']\n", "r.toml:1: queues.amq.x: names that begin with `amq.`"),
         ("[queues.'roundelay.x']\n", "queues.roundelay.x: names that begin with `roundelay.`"),
         ("[worker]\nlisten = \":9464\"\n", "r.toml:2: worker.listen: `:9464` is not an address and a port; write"),

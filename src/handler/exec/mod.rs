@@ -192,14 +192,8 @@ fn reason(class: Class, end: String, err: &[u8]) -> Reason {
 
 /// The last line with something in it that does not speak of progress.
 fn deciding_line(text: &[u8]) -> &[u8] {
-    let mut line = last_line(text);
-    let mut before = text.trim_ascii_end();
-    while lines::is_report(line) {
-        before = &before[..before.len() - line.len()];
-        line = last_line(before);
-        before = before.trim_ascii_end();
-    }
-    line
+    let mut written = text.rsplit(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end);
+    written.find(|line| !line.is_empty() && !lines::is_report(line)).unwrap_or_default()
 }
 
 /// The last line with something in it.
