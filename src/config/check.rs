@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use minijinja::ErrorKind::{UnknownFilter, UnknownFunction, UnknownTest};
@@ -21,6 +22,13 @@ use crate::job::check_name;
 use crate::ladder::Ladder;
 use crate::ledger::postgres;
 use crate::outcome::{Backoff, RetryPolicy};
+use crate::throttle::key::KeyPath;
+use crate::throttle::slots::{Limits, Window};
+
+/// RabbitMQ takes a message back that is kept for 30 minutes, and a handler may take 25 of them.
+const MOST_BLOCKED: Duration = Duration::from_secs(4 * 60);
+/// Those who wait for a slot of their key hold up others that could start.
+const BLOCKED_WITH_KEY: Duration = Duration::from_secs(2);
 
 /// The longest interval and backoff that may be configured.
 pub const TEN_YEARS: Duration = Duration::from_secs(10 * 366 * 86_400);
@@ -98,10 +106,28 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     let mut throttles = std::collections::BTreeMap::new();
     for (name, throttle) in raw.throttles {
         problems.range(&["throttles", &name, "allow"], throttle.allow, 1, 1_000_000);
-        problems.range(&["throttles", &name, "burst"], throttle.burst, 1, 1_000_000);
-        let per = Duration::from_millis(1)..=Duration::from_secs(366 * 86_400);
-        problems.range(&["throttles", &name, "per"], throttle.per.0, *per.start(), *per.end());
-        let settings = ThrottleSettings { allow: throttle.allow, per: throttle.per.0, burst: throttle.burst };
+        problems.range(&["throttles", &name, "burst"], throttle.burst, 1, throttle.allow.max(1));
+        let (shortest, longest) = (Duration::from_millis(1), Duration::from_secs(366 * 86_400));
+        problems.range(&["throttles", &name, "per"], throttle.per.0, shortest, longest);
+        for window in &throttle.also {
+            problems.range(&["throttles", &name, "also"], window.allow, 1, 1_000_000);
+            problems.range(&["throttles", &name, "also"], window.per.0, shortest, longest);
+        }
+        let least = if throttle.key.is_some() { BLOCKED_WITH_KEY } else { MOST_BLOCKED };
+        let block = throttle.block.map_or(least, |block| block.0);
+        let key = throttle.key.as_deref().map(KeyPath::parse).transpose();
+        let key = key.unwrap_or_else(|error| {
+            problems.add(&["throttles", &name, "key"], error);
+            None
+        });
+        problems.range(&["throttles", &name, "block"], block, Duration::from_millis(1), MOST_BLOCKED);
+        let window = |allow, per| Window { allow, per };
+        let limits = Limits {
+            window: window(throttle.allow, throttle.per.0),
+            burst: throttle.burst,
+            also: throttle.also.iter().map(|w| window(w.allow, w.per.0)).collect(),
+        };
+        let settings = ThrottleSettings { limits: Arc::new(limits), scope: throttle.scope, key, block };
         throttles.insert(name, settings);
     }
 

@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use check::internal_kind;
@@ -30,6 +31,8 @@ pub use roster::{RosterDatabase, RosterSettings, RosterSource};
 use crate::broker::topology::{Names, Topology};
 use crate::ladder::Ladder;
 use crate::outcome::RetryPolicy;
+use crate::throttle::key::KeyPath;
+use crate::throttle::slots::Limits;
 
 /// Checked settings: what they name exists, and what they ask for is possible.
 #[derive(Clone, Debug)]
@@ -186,12 +189,24 @@ pub struct QueueSettings {
 /// `[throttles.<name>]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct ThrottleSettings {
-    /// Starts allowed in each `per`.
-    pub allow: u32,
-    /// The window.
-    pub per: Duration,
-    /// How many starts may follow each other at once after a pause.
-    pub burst: u32,
+    /// The windows that hold, and how many starts may follow each other at once after a pause.
+    pub limits: Arc<Limits>,
+    /// Who counts.
+    pub scope: Scope,
+    /// What of a job says which of many limits of this sort is meant: there is one for each of its values.
+    pub key: Option<KeyPath>,
+    /// Whoever waits longer for a slot is put off, with no attempt charged.
+    pub block: Duration,
+}
+
+/// Who counts the starts of a throttle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// The ledger, for all workers.
+    Fleet,
+    /// Each worker for itself.
+    Worker,
 }
 
 /// `[kinds.<name>]`

@@ -115,10 +115,27 @@ pub struct Throttle {
     pub per: Text,
     #[serde(default = "one")]
     pub burst: u32,
+    #[serde(default = "fleet")]
+    pub scope: super::Scope,
+    pub key: Option<String>,
+    #[serde(default)]
+    pub also: Vec<Window>,
+    pub block: Option<Text>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Window {
+    pub allow: u32,
+    pub per: Text,
 }
 
 fn one() -> u32 {
     1
+}
+
+fn fleet() -> super::Scope {
+    super::Scope::Fleet
 }
 
 #[derive(Debug, Deserialize)]

@@ -55,7 +55,7 @@ fn the_environment_goes_over_the_file() {
     let config = load(SMALL, &environment).unwrap();
     assert_eq!(config.queues["sync-ios"].concurrency, 5);
     assert_eq!(config.queues["Charts.EU 1"].priority, -3);
-    assert_eq!(config.throttles["t"].per, Duration::from_secs(90));
+    assert_eq!(config.throttles["t"].limits.window.per, Duration::from_secs(90));
     assert_eq!(config.broker.prefix, "2024", "text, though it looks like a number");
     assert_eq!(config.catch_up.every, Duration::from_secs(20));
     assert!(config.broker.management.is_none());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use serde_json::Value;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::lease::Lease;
 use super::life::Point;
@@ -19,6 +19,7 @@ use crate::ledger::{FailedItem, Finish, FinishRequest, Grant, Member};
 use crate::outcome::{self, Course, Decision, Next, Outcome, decide};
 use crate::reason::{Class, Reason};
 use crate::schedule::{Ran, Schedule, Setting, phase};
+use crate::throttle::{Slot, Want};
 
 /// The largest thing that a run can hand on to the next, in bytes of compact JSON.
 pub const MAX_CARRY: usize = 64 * 1024;
@@ -242,6 +243,32 @@ impl Core {
         members
     }
 
+    /// The slot of a throttle with keys, which only the job tells. Whoever would wait long for it is put off
+    /// for about that long, so that others can start in the meantime.
+    async fn slot_of_key(&self, queue: &QueueRun, job: &Job) -> Result<Option<Slot>, Outcome> {
+        let Some((throttle, figures)) = queue.throttle.as_ref().filter(|_| !mutant!(ThrottleIgnored)) else {
+            return Ok(None);
+        };
+        let settings = throttle.settings();
+        let Some(path) = &settings.key else { return Ok(None) };
+        let key = path.of(job);
+        let want = Want { priority: queue.priority, due: job.nominal, cost: 1 };
+        let _waiting = figures.wait();
+        let wait = throttle.wait_of(&key, want);
+        let later = |wait: Duration| {
+            let reason =
+                Reason::new(Class::Slot, format!("the throttle {} has no slot for {key} yet", throttle.name()));
+            Err(Outcome::Snooze { reason, wait })
+        };
+        if wait > settings.block {
+            return later(wait);
+        }
+        match timeout(settings.block, throttle.slot(&key, want)).await {
+            Ok(slot) => Ok(Some(slot)),
+            Err(_) => later(throttle.wait_of(&key, want)),
+        }
+    }
+
     /// Runs the handler until its deadline and the grace after it; whatever goes wrong in it becomes an
     /// outcome.
     pub(super) async fn handle(&self, queue: &QueueRun, job: Job, late: Duration, permit: Permit) -> Outcome {
@@ -251,16 +278,22 @@ impl Core {
         };
         // Held until the handler has ended.
         let Permit { slot, _room } = permit;
-        if slot.is_some_and(|slot| !slot.start()) {
-            let reason = Reason::new(Class::Slot, "the claim took so long that the slot for it was over");
+        let slot = match self.slot_of_key(queue, &job).await {
+            Ok(of_key) => of_key.or(slot),
+            Err(snooze) => return snooze,
+        };
+        if let Some(slot) = slot
+            && !slot.start().await
+        {
+            let reason = Reason::new(Class::Slot, "what came before took so long that the slot for it was over");
             return Outcome::Snooze { reason, wait: Duration::ZERO };
         }
-        let timeout = job.deadline.since(self.ledger.now()) + job.grace;
+        let patience = job.deadline.since(self.ledger.now()) + job.grace;
         let (_running, figures, since) = (queue.figures.started(late), self.figures(&job.kind), Instant::now());
         let run = AssertUnwindSafe(handler.run(job)).catch_unwind();
         let outcome = tokio::select! {
             biased;
-            ended = tokio::time::timeout(timeout, run) => match ended {
+            ended = timeout(patience, run) => match ended {
                 Ok(Ok(outcome)) => outcome,
                 Ok(Err(panic)) => {
                     Outcome::retry(Reason::new(Class::Panic, format!("the handler panicked: {}", words(&*panic))))

@@ -352,7 +352,7 @@ impl Engine {
             };
             self.handlers.insert(name.clone(), handler);
         }
-        let throttles = Throttles::new(&config.throttles);
+        let throttles = Throttles::new(&config.throttles, &connections.ledger);
         let wanted = |name: &String| self.queues.as_ref().is_none_or(|queues| queues.contains(name));
         let queues = config.queues.iter().filter(|(name, _)| wanted(name)).map(|(name, settings)| {
             let queue = QueueRun {
@@ -401,6 +401,7 @@ impl Engine {
             kinds: RwLock::new(Arc::new(shared(kinds))),
             handlers: std::mem::take(&mut self.handlers),
             queues,
+            throttles,
             catch_up: self.config.catch_up.clone(),
             chores,
             grace: self.config.worker.grace,
@@ -484,6 +485,7 @@ struct Core {
     known_queues: Vec<String>,
     /// Those consumed here.
     queues: BTreeMap<String, Arc<QueueRun>>,
+    throttles: Throttles,
     catch_up: crate::config::CatchUpSettings,
     /// What this worker does for the engine itself.
     chores: Option<Arc<Chores>>,

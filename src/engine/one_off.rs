@@ -42,7 +42,7 @@ impl Core {
         if let Some(fate) = self.unique_says(&kind, &envelope, queue, &id).await {
             return fate;
         }
-        let Some(permit) = self.permit(queue, delivery).await else { return Fate::Requeue };
+        let Some(permit) = self.permit(queue, envelope.due, delivery).await else { return Fate::Requeue };
         // It may have waited for room and slot for minutes, and its owner may have been paused meanwhile.
         let owner = self.owner_of(&envelope).await;
         if !lets_start(owner) {

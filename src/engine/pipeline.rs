@@ -33,7 +33,7 @@ use crate::ledger::{Claim, ClaimRequest, Finish, Hint, LedgerError};
 use crate::outcome::Decision;
 use crate::reason::Class;
 use crate::telemetry::Count;
-use crate::throttle::Slot;
+use crate::throttle::{Slot, Want};
 
 /// How long a successor is published again and again before it is left to catch-up.
 pub(super) const PUBLISH_PATIENCE: Duration = Duration::from_secs(60);
@@ -221,7 +221,7 @@ impl Core {
     async fn claim(&self, queue: &QueueRun, delivery: &Delivery, request: ClaimRequest) -> Option<Answered> {
         let mut pause = FIRST_PAUSE;
         loop {
-            let permit = self.permit(queue, delivery).await?;
+            let permit = self.permit(queue, Some(request.hint.due), delivery).await?;
             self.life.reached(Point::Permitted).await;
             let asked = Instant::now();
             let error = match self.ledger.claim(request.clone()).await {
@@ -328,15 +328,16 @@ impl Core {
     /// Room among the running, then a slot of the queue's throttle: in this order, because a slot
     /// is for now and not for when there is room. `None` when the worker stops, when it takes so
     /// long that the message had better come again, or when the broker has taken it back anyway.
-    pub(super) async fn permit(&self, queue: &QueueRun, delivery: &Delivery) -> Option<Permit> {
+    pub(super) async fn permit(&self, queue: &QueueRun, due: Option<Time>, delivery: &Delivery) -> Option<Permit> {
         let wait = async {
             let room = queue.permits.clone().acquire_owned().await.ok()?;
             let slot = match &queue.throttle {
                 // Asked once more below, since this can take long too.
                 Some(_) if !delivery.is_alive() => return None,
-                Some((throttle, figures)) if !mutant!(ThrottleIgnored) => {
+                Some((throttle, figures)) if !mutant!(ThrottleIgnored) && throttle.settings().key.is_none() => {
                     let _waiting = figures.wait();
-                    Some(throttle.slot(queue.priority).await)
+                    let due = due.unwrap_or_else(|| self.ledger.now());
+                    Some(throttle.slot("", Want { priority: queue.priority, due, cost: 1 }).await)
                 }
                 _ => None,
             };

@@ -3,7 +3,8 @@
 //! Messages are replaceable hints; what the ledger says counts. Each verb is one transaction.
 //!
 //! - [`words`](self) and `look`: what the verbs take and answer.
-//! - [`Rosters`] and [`History`]: the verbs that rosters need, and those that keep the history within bounds.
+//! - [`Rosters`], [`History`] and [`Slots`]: the verbs that rosters need, those that keep the history within bounds,
+//!   and those of throttles.
 //! - [`judge`] decides about a claim purely, so that every ledger decides alike.
 //! - [`sqlite`]: a file on this machine, written by one thread with group commit.
 //! - [`postgres`]: a server that many workers share, written in groups too.
@@ -13,6 +14,7 @@ mod judge;
 mod look;
 pub mod postgres;
 mod rosters;
+mod slots;
 pub mod sqlite;
 mod words;
 
@@ -25,11 +27,12 @@ pub use history::History;
 pub use judge::{ChainRow, Judgement, judge};
 pub use look::{Condition, Filter, Listed, Move, OwnerCensus, Place};
 pub use rosters::{Enlisted, Rosters};
+pub use slots::{SlotAnswer, SlotRequest, SlotWish, Slots, ThrottleRow, serve};
 pub use words::*;
 
 /// Keeps the truth.
 #[async_trait]
-pub trait Ledger: Rosters + History + Send + Sync {
+pub trait Ledger: Rosters + History + Slots + Send + Sync {
     /// Names this ledger; chains' messages carry it.
     fn id(&self) -> &str;
 

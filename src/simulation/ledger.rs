@@ -69,6 +69,21 @@ impl Rosters for SimulatedLedger {
 }
 
 #[async_trait]
+impl Slots for SimulatedLedger {
+    async fn slots(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotAnswer>, LedgerError> {
+        self.through(true, self.inner.slots(requests)).await
+    }
+
+    async fn throttles(&self, limit: u32) -> Result<Vec<ThrottleRow>, LedgerError> {
+        self.through(false, self.inner.throttles(limit)).await
+    }
+
+    async fn forget_idle(&self, limit: u32) -> Result<usize, LedgerError> {
+        self.through(true, self.inner.forget_idle(limit)).await
+    }
+}
+
+#[async_trait]
 impl History for SimulatedLedger {
     async fn end_left(&self, limit: u32) -> Result<(), LedgerError> {
         self.through(true, self.inner.end_left(limit)).await

@@ -19,6 +19,7 @@ mod page;
 mod reader;
 mod rosters;
 mod schema;
+mod slots;
 mod tls;
 mod verbs;
 mod views;
@@ -43,6 +44,7 @@ pub(crate) use foreign::Foreign;
 use lane::Lane;
 use page::Quarantined;
 use reader::Reader;
+use slots::Desk;
 use verbs::{Accept, Enroll, Flush, ForgetJobs, KeepJob, Look, MarkSent, RecordFailure, Renew};
 
 /// Lanes for the verbs of single chains. While one waits for its commit, the other works.
@@ -66,6 +68,7 @@ pub struct PostgresLedger {
     /// For verbs about many chains, or none, which would hold up the others.
     rest: Lane,
     reader: Reader,
+    desk: Desk,
 }
 
 impl PostgresLedger {
@@ -82,7 +85,8 @@ impl PostgresLedger {
         let chains = try_join_all((0..LANES).map(|_| Lane::open(&address, clock.clone()))).await?;
         let rest = Lane::open(&address, clock.clone()).await?;
         let reader = Reader::open(&address).await?;
-        Ok(Self { id, clock, address, chains, rest, reader })
+        let desk = Desk::new(&address, clock.clone());
+        Ok(Self { id, clock, address, chains, rest, reader, desk })
     }
 
     /// The clock that follows the server's.

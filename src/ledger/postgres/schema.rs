@@ -6,7 +6,7 @@ use super::connect::{Session, words};
 use crate::clock::Entropy;
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out
     // of order. Text is compared byte by byte, so that an index does not depend on the system's
     // locales. Pages have room to spare, since most updates (a claim changes no indexed column) can
@@ -113,7 +113,19 @@ const MIGRATIONS: [&str; 3] = [
            PRIMARY KEY (kind, key)
        );"#,
     ROSTERS_AND_ARCHIVE,
+    THROTTLES,
 ];
+
+/// What throttles remember, one row for each and each of its keys, until it is as good as new.
+const THROTTLES: &str = r#"
+    CREATE TABLE throttles (
+        name    text COLLATE "C" NOT NULL,
+        key     text COLLATE "C" NOT NULL,
+        state   text NOT NULL,
+        idle_at int8 NOT NULL,
+        PRIMARY KEY (name, key)
+    ) WITH (fillfactor = 50);
+    CREATE INDEX throttles_by_idle ON throttles (idle_at);"#;
 
 /// Which chains ended because their entities left the roster (only while the chain still has that
 /// epoch), and what has become too old for `attempts`.

@@ -7,6 +7,7 @@ mod list;
 mod orders;
 mod rosters;
 mod schema;
+mod slots;
 mod store;
 mod views;
 mod writer;

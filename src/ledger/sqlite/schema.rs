@@ -5,7 +5,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use crate::clock::{Entropy, Time};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 5] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -116,7 +116,19 @@ const MIGRATIONS: [&str; 4] = [
          PRIMARY KEY (kind, key)
      ) WITHOUT ROWID;",
     ROSTERS_AND_ARCHIVE,
+    THROTTLES,
 ];
+
+/// What throttles remember, one row for each and each of its keys, until it is as good as new.
+const THROTTLES: &str = "
+    CREATE TABLE throttles (
+        name    TEXT    NOT NULL,
+        key     TEXT    NOT NULL,
+        state   TEXT    NOT NULL,
+        idle_at INTEGER NOT NULL,
+        PRIMARY KEY (name, key)
+    ) WITHOUT ROWID;
+    CREATE INDEX throttles_by_idle ON throttles (idle_at);";
 
 /// Which chains ended because their entities left the roster (only while the chain still has that
 /// epoch), and what has become too old for `attempts`.
