@@ -199,6 +199,18 @@ pub struct ThrottleSettings {
     pub block: Duration,
 }
 
+impl ThrottleSettings {
+    /// How many messages a worker has use for at once: those that can start within [`AHEAD`]. Of a
+    /// throttle with keys nobody knows.
+    pub fn ahead(&self) -> Option<u16> {
+        let starts = (self.limits.rate() * AHEAD.as_secs_f64()).ceil().max(2.0);
+        self.key.is_none().then_some(starts.min(f64::from(u16::MAX)) as u16)
+    }
+}
+
+/// See [`ThrottleSettings::ahead`].
+const AHEAD: Duration = Duration::from_secs(10);
+
 /// Who counts the starts of a throttle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]

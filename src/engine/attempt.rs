@@ -277,7 +277,10 @@ impl Core {
             return Outcome::retry(Reason::new(Class::NoHandler, reason));
         };
         // Held until the handler has ended.
-        let Permit { slot, _room } = permit;
+        let Permit { slot, blocked, _room } = permit;
+        if let Some(wait) = blocked {
+            return Outcome::Snooze { reason: Reason::new(Class::Slot, "no slot of its throttle in time"), wait };
+        }
         let slot = match self.slot_of_key(queue, &job).await {
             Ok(of_key) => of_key.or(slot),
             Err(snooze) => return snooze,

@@ -357,7 +357,11 @@ impl Engine {
         let queues = config.queues.iter().filter(|(name, _)| wanted(name)).map(|(name, settings)| {
             let queue = QueueRun {
                 name: name.as_str().into(),
-                prefetch: settings.prefetch,
+                prefetch: settings.throttle.as_ref().and_then(|name| config.throttles.get(name)).map_or(
+                    settings.prefetch,
+                    // What waits here keeps its place from others, and can be put off only from here.
+                    |throttle| throttle.ahead().map_or(settings.prefetch, |ahead| settings.prefetch.min(ahead)),
+                ),
                 priority: settings.priority,
                 permits: Arc::new(Semaphore::new(settings.concurrency)),
                 throttle: settings

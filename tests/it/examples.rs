@@ -44,7 +44,8 @@ fn the_app_stores_have_their_rates() {
             "sync-tracked-ios"
         ]
     );
-    let rate = |config: &Config, name: &str| (config.throttles[name].allow, config.throttles[name].per.as_secs());
+    let window = |config: &Config, name: &str| config.throttles[name].limits.window;
+    let rate = |config: &Config, name: &str| (window(config, name).allow, window(config, name).per.as_secs());
     let rates = ["sync-ios", "sync-android", "charts-ios", "charts-android"].map(|name| rate(&config, name));
     assert_eq!(rates, [(5, 60), (5, 60), (24, 60), (37, 60)]);
     for platform in ["ios", "android"] {

@@ -3,6 +3,7 @@
 mod batches;
 mod guards;
 mod list;
+mod throttles;
 
 use std::collections::BTreeSet;
 use std::path::Path;
