@@ -9,7 +9,7 @@ use roundelay::broker::embedded::EmbeddedBroker;
 use roundelay::broker::topology::Names;
 use roundelay::broker::{Destination, Message};
 use roundelay::clock::{Clock, Entropy, Time};
-use roundelay::config::{HandlerSettings, LedgerUrl};
+use roundelay::config::{HandlerSettings, KindSettings, LedgerUrl};
 use roundelay::engine::Connections;
 use roundelay::job::{Envelope, Job};
 use roundelay::ledger::sqlite::SqliteLedger;
@@ -63,8 +63,8 @@ impl World {
         Self { config, connections, begin, ledger, broker, seen, started, engine: None, scripts: BTreeMap::new() }
     }
 
-    /// What the handler of a kind does. Others end at once, and well, unless the configuration names a
-    /// handler for them: then it is that one.
+    /// What the handler of a kind does, whatever the configuration says. Others end at once, and well, unless
+    /// the configuration names a handler for them: then it is that one.
     pub fn script(&mut self, kind: &str, script: impl Fn(&Job) -> (Duration, Outcome) + Send + Sync + 'static) {
         self.scripts.insert(kind.into(), Arc::new(Box::new(script)));
     }
@@ -80,8 +80,9 @@ impl World {
     pub async fn start(&mut self) {
         self.connections.broker.apply(&self.config.topology()).await.unwrap();
         let mut engine = Engine::new(self.config.clone()).connections(self.connections.clone()).without_chores();
-        let scripted = self.config.kinds.iter().filter(|(_, kind)| matches!(kind.handler, HandlerSettings::Rust));
-        for (kind, _) in scripted {
+        let scripted = |kind: &String| self.scripts.contains_key(kind);
+        let none = |settings: &KindSettings| matches!(settings.handler, HandlerSettings::Rust);
+        for (kind, _) in self.config.kinds.iter().filter(|(kind, settings)| scripted(kind) || none(settings)) {
             let (seen, ledger, script) = (self.seen.clone(), self.ledger.clone(), self.scripts.get(kind).cloned());
             engine = engine.handler(kind, move |job: Job| {
                 let (takes, outcome) = script.as_ref().map_or((Duration::ZERO, Outcome::Done), |script| script(&job));
