@@ -20,7 +20,7 @@ async fn ask(ledger: &dyn Ledger, request: SlotRequest) -> SlotAnswer {
 
 #[tokio::test]
 async fn a_slot_is_handed_out_once_whoever_asks() {
-    for opened in all().await {
+    for opened in shared().await {
         let hour = Duration::from_secs(3_600);
         let mut workers = JoinSet::new();
         for _ in 0..6 {
@@ -46,7 +46,7 @@ async fn a_slot_is_handed_out_once_whoever_asks() {
 
 #[tokio::test]
 async fn a_hold_holds_for_all_and_what_is_as_good_as_new_is_forgotten() {
-    for opened in all().await {
+    for opened in shared().await {
         let (ledger, other) = (&*opened.ledger, opened.again().await);
         let moment = Duration::from_millis(1);
         let first = ask(ledger, request("a", moment, slots(1))).await;
