@@ -30,7 +30,7 @@ spread = "5s"
 [throttles.upstream]
 allow = 10
 per = "10s"
-burst = 2
+burst = 5
 [queues.alpha]
 concurrency = 2
 prefetch = 6
