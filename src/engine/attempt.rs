@@ -140,9 +140,11 @@ impl Core {
                         outcome::cut(course, Reason::new(Class::TimeBox, cut))
                     }
                     _ => {
+                        kind.policies.judge(&kind.retry, &mut outcome, (&envelope.kind, &envelope.key), at);
                         members = self.members(&claimed, &mut outcome, at);
+                        let (outcome, retry) = kind.policies.rule(outcome, &kind.retry);
                         let ladder = &self.dispatch.ladder;
-                        decide(course, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy)
+                        decide(course, retry, envelope.attempt, outcome, at, ladder, &self.entropy)
                     }
                 };
                 (at, decision)
@@ -159,6 +161,7 @@ impl Core {
             next: decision.next,
             verdict: decision.verdict,
             reason: decision.reason.as_ref().map(|reason| reason.text.clone()),
+            code: decision.reason.as_ref().and_then(|reason| reason.code().map(Into::into)),
             slack: self.catch_up.slack,
             spawned: asked.spawned(),
             failed: asked.failed.clone(),
@@ -231,7 +234,7 @@ impl Core {
                     due: due.unwrap_or(at),
                 }),
                 Err(reason) => {
-                    yields.failed.push(FailedItem { item: excerpt(item.as_bytes(), EXCERPT), reason });
+                    yields.failed.push(FailedItem::new(excerpt(item.as_bytes(), EXCERPT), reason));
                 }
             }
         }
@@ -287,7 +290,7 @@ fn carried(carry: Option<Value>, failed: &mut Vec<FailedItem>) -> Option<String>
     }
     let reason =
         format!("it has {} bytes as compact JSON; at most {MAX_CARRY} are kept, so the last one stays", text.len());
-    failed.push(FailedItem { item: "carry".into(), reason });
+    failed.push(FailedItem::new("carry", reason));
     None
 }
 
