@@ -1,4 +1,5 @@
 //! The verbs that only read, in SQL.
+
 use std::time::Duration;
 
 use tokio_postgres::types::ToSql;

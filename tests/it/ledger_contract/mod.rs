@@ -1,6 +1,7 @@
 //! What every ledger must do, held against each of them.
 
 mod batches;
+mod failed;
 mod guards;
 mod list;
 
