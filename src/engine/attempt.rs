@@ -179,7 +179,11 @@ impl Core {
 
     /// Runs the handler as long as the lease holds.
     async fn run(&self, claimed: &Claimed<'_>, id: &str, limit: &Limit, permit: Permit, lease: &Lease<'_>) -> Outcome {
-        let Claimed { queue, envelope, chain, grant, .. } = claimed;
+        let Claimed { queue, kind, envelope, chain, grant } = claimed;
+        let unavailable = match kind.reconcile {
+            Some(_) => self.unavailable(&envelope.kind, &envelope.key).await,
+            None => Vec::new(),
+        };
         let json = |text: &str| serde_json::from_str(text).unwrap_or(Value::Null);
         let job = Job {
             id: id.to_owned(),
@@ -190,6 +194,7 @@ impl Core {
             attempt: envelope.attempt,
             owner: grant.owner.clone(),
             carry: grant.carry.as_deref().map_or(Value::Null, json),
+            unavailable,
             nominal: grant.nominal,
             deadline: limit.deadline,
             grace: limit.grace,
@@ -204,6 +209,14 @@ impl Core {
             }
             outcome = self.handle(queue, job, grant.at.since(grant.due), permit) => outcome,
         }
+    }
+
+    /// The parts of an entity that are not to be tried any more.
+    async fn unavailable(&self, kind: &str, key: &str) -> Vec<String> {
+        let failures = || self.ledger.failures_of(kind.to_owned(), key.to_owned());
+        let failures = self.insist("ask for failed parts", failures).await.unwrap_or_default();
+        let parts = failures.into_iter().filter(|failure| failure.permanent && !failure.item.is_empty());
+        parts.map(|failure| failure.item).collect()
     }
 
     /// What the tick is to wait for. What no worker could run becomes a failed part instead, so that

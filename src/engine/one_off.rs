@@ -77,6 +77,7 @@ impl Core {
             attempt: failure.as_ref().map_or(envelope.attempt, reconcile::attempt),
             owner: envelope.owner.clone(),
             carry: serde_json::Value::Null,
+            unavailable: Vec::new(),
             nominal: due,
             deadline: now + kind.timeout,
             grace: Duration::ZERO,
