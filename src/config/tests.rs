@@ -117,7 +117,10 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
         ("[queues.x]\nthrottle = \"t\"\n[throttles.u]\nallow = 5\nper = \"1s\"\n", "did you mean `u`?"),
         ("[kinds.k]\nqueue = \"x\"\n", "r.toml:2: kinds.k.queue: there is no [queues.x]"),
         ("[reasons.r]\nattempts = 3\n", "r.toml:1: reasons.r: missing field `policy`"),
-        ("[reasons.r]\npolicy = \"never\"\n", "r.toml:2: reasons.r.policy: unknown variant `never`"),
+        (
+            "[reasons.r]\npolicy = \"never\"\n",
+            "r.toml:2: reasons.r.policy: unknown key `never`; known here: retry, fail, retire, snooze",
+        ),
         (
             "[reasons.r]\npolicy = \"fail\"\nattempts = 3\n",
             "r.toml:3: reasons.r.attempts: goes with policy = \"retry\"",
@@ -132,7 +135,7 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
         ("[reasons.r]\npolicy = \"snooze\"\nafter = \"0s\"\n", "r.toml:3: reasons.r.after: 0ns is out of range"),
         (
             "[kinds.k.reasons.r]\npolicy = \"retire\"\nbackoff = [\"1s\"]\n",
-            "r.toml:2: kinds.k.reasons.r.backoff: goes with",
+            "r.toml:3: kinds.k.reasons.r.backoff: goes with",
         ),
         (
             "[reasons.empty]\npolicy = \"fail\"\n[kinds.k]\non_status = { 404 = \"emty\" }\n",
