@@ -10,6 +10,7 @@ mod check;
 mod model;
 mod raw;
 mod read;
+mod reasons;
 mod recurrence;
 mod roster;
 #[cfg(test)]
@@ -25,12 +26,14 @@ use std::time::Duration;
 pub(crate) use check::internal_kind;
 pub use check::listen_address;
 pub use model::{ModelSettings, SlowSpell};
+pub use reasons::Reconcile;
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
 pub use roster::{RosterDatabase, RosterSettings, RosterSource};
 
 use crate::broker::topology::{Names, Topology};
 use crate::ladder::Ladder;
 use crate::outcome::RetryPolicy;
+use crate::policy::Policies;
 use crate::throttle::key::KeyPath;
 use crate::throttle::slots::Limits;
 
@@ -234,6 +237,10 @@ pub struct KindSettings {
     pub takeover: Takeover,
     /// What follows a failed attempt.
     pub retry: RetryPolicy,
+    /// What follows from a failure by its reason, in place of `retry`.
+    pub policies: Policies,
+    /// How failed parts of its runs are fed back; `None` when they are only kept.
+    pub reconcile: Option<Reconcile>,
     /// How its chains recur; `None` for kinds that only run as single jobs.
     pub recurrence: Option<Recurrence>,
     /// There is at most one one-off job of each key at a time.

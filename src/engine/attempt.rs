@@ -141,9 +141,11 @@ impl Core {
                         outcome::cut(course, Reason::new(Class::TimeBox, cut))
                     }
                     _ => {
+                        kind.policies.judge(&kind.retry, &mut outcome, (&envelope.kind, &envelope.key), at);
                         members = self.members(&claimed, &mut outcome, at);
+                        let (outcome, retry) = kind.policies.rule(outcome, &kind.retry);
                         let ladder = &self.dispatch.ladder;
-                        decide(course, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy)
+                        decide(course, retry, envelope.attempt, outcome, at, ladder, &self.entropy)
                     }
                 };
                 (at, decision)
@@ -160,6 +162,7 @@ impl Core {
             next: decision.next,
             verdict: decision.verdict,
             reason: decision.reason.as_ref().map(|reason| reason.text.clone()),
+            code: decision.reason.as_ref().and_then(|reason| reason.code().map(Into::into)),
             slack: self.catch_up.slack,
             spawned: asked.spawned(),
             failed: asked.failed.clone(),
@@ -177,7 +180,11 @@ impl Core {
 
     /// Runs the handler as long as the lease holds.
     async fn run(&self, claimed: &Claimed<'_>, id: &str, limit: &Limit, permit: Permit, lease: &Lease<'_>) -> Outcome {
-        let Claimed { queue, envelope, chain, grant, .. } = claimed;
+        let Claimed { queue, kind, envelope, chain, grant } = claimed;
+        let unavailable = match kind.reconcile {
+            Some(_) => self.unavailable(&envelope.kind, &envelope.key).await,
+            None => Vec::new(),
+        };
         let json = |text: &str| serde_json::from_str(text).unwrap_or(Value::Null);
         let job = Job {
             id: id.to_owned(),
@@ -188,6 +195,7 @@ impl Core {
             attempt: envelope.attempt,
             owner: grant.owner.clone(),
             carry: grant.carry.as_deref().map_or(Value::Null, json),
+            unavailable,
             nominal: grant.nominal,
             deadline: limit.deadline,
             grace: limit.grace,
@@ -202,6 +210,14 @@ impl Core {
             }
             outcome = self.handle(queue, job, grant.at.since(grant.due), permit) => outcome,
         }
+    }
+
+    /// The parts of an entity that are not to be tried any more.
+    async fn unavailable(&self, kind: &str, key: &str) -> Vec<String> {
+        let failures = || self.ledger.failures_of(kind.to_owned(), key.to_owned());
+        let failures = self.insist("ask for failed parts", failures).await.unwrap_or_default();
+        let parts = failures.into_iter().filter(|failure| failure.permanent && !failure.item.is_empty());
+        parts.map(|failure| failure.item).collect()
     }
 
     /// What the tick is to wait for. What no worker could run becomes a failed part instead, so that
@@ -232,7 +248,7 @@ impl Core {
                     due: due.unwrap_or(at),
                 }),
                 Err(reason) => {
-                    yields.failed.push(FailedItem { item: excerpt(item.as_bytes(), EXCERPT), reason });
+                    yields.failed.push(FailedItem::new(excerpt(item.as_bytes(), EXCERPT), reason));
                 }
             }
         }
@@ -323,7 +339,7 @@ fn carried(carry: Option<Value>, failed: &mut Vec<FailedItem>) -> Option<String>
     }
     let reason =
         format!("it has {} bytes as compact JSON; at most {MAX_CARRY} are kept, so the last one stays", text.len());
-    failed.push(FailedItem { item: "carry".into(), reason });
+    failed.push(FailedItem::new("carry", reason));
     None
 }
 

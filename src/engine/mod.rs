@@ -18,6 +18,7 @@ mod one_off;
 mod outbox;
 mod pipeline;
 mod rearm;
+mod reconcile;
 mod reload;
 pub mod topology_guard;
 

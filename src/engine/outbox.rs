@@ -62,7 +62,7 @@ impl Core {
             let item = format!("spawn {} {}", job.kind, job.key);
             match self.envelope(spawned_id(run, n + 1), queue, job, at) {
                 Ok(envelope) => asked.envelopes.push(Envelope { owner: owner.map(Into::into), ..envelope }),
-                Err(reason) => asked.failed.push(FailedItem { item, reason }),
+                Err(reason) => asked.failed.push(FailedItem::new(item, reason)),
             }
         }
         // They are a handler's words, and part of a key, which PostgreSQL takes up to 2,700 bytes of.

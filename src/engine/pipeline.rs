@@ -31,7 +31,7 @@ use crate::job::{BadMessage, ChainRef, Envelope, MAX_DEATHS};
 use crate::ladder::Hop;
 use crate::ledger::{Claim, ClaimRequest, Finish, Hint, LedgerError};
 use crate::outcome::Decision;
-use crate::reason::Class;
+use crate::reason::{Class, Reason};
 use crate::telemetry::Count;
 use crate::throttle::{Slot, Want};
 
@@ -405,6 +405,7 @@ impl Core {
             attempt = envelope.attempt,
             fence = claim.map(|(_, fence)| fence),
             class = class.as_str(),
+            code = decision.reason.as_ref().and_then(Reason::code),
             reason,
             "{word}"
         );

@@ -138,7 +138,11 @@ fn compare(old: &Config, new: &Config) -> Change {
         if said(&was.roster) != said(&is.roster) {
             change.fixed.push(format!("kinds.{name}.roster"));
         }
+        if was.reconcile != is.reconcile {
+            change.fixed.push(format!("kinds.{name}.reconcile"));
+        }
         (is.handler, is.roster) = (was.handler.clone(), was.roster.clone());
+        is.reconcile.clone_from(&was.reconcile);
         if said(was) != said(&is) {
             change.changed.push(name.clone());
         }

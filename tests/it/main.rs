@@ -11,6 +11,7 @@ mod cli;
 mod crash;
 mod end_to_end;
 mod examples;
+mod failures;
 mod flatness;
 mod forecast;
 mod foreign_clients;

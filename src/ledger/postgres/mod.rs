@@ -9,6 +9,7 @@
 //! Only the server's clock decides. What [`Ledger::now`] tells follows it.
 
 mod connect;
+mod failed;
 mod foreign;
 mod group;
 mod history;
@@ -167,8 +168,8 @@ impl Ledger for PostgresLedger {
         self.reader.messages(queues, kinds, after, limit).await
     }
 
-    async fn record_failure(&self, kind: String, key: String, reason: String, at: Time) -> Result<(), LedgerError> {
-        self.rest.write(RecordFailure { kind, key, reason, at }).await
+    async fn record_failure(&self, kind: String, key: String, failed: FailedItem, at: Time) -> Result<(), LedgerError> {
+        self.rest.write(RecordFailure { kind, key, failed, at }).await
     }
 
     async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {

@@ -158,8 +158,8 @@ impl Verb for FinishRequest {
             page.writes.ended.insert(self.fence, ended);
         }
         let Some((hint, state, owner)) = written else { return Finish::Fenced };
-        if self.counts_as_failed() {
-            page.failed(&hint.kind, &hint.key, "", self.reason.as_deref().unwrap_or_default(), self.at);
+        if let Some(whole) = self.failure() {
+            page.failed(&hint.kind, &hint.key, &whole, self.at);
         }
         accept(page, &hint.kind, &hint.key, &self.spawned, &self.failed, self.at);
         if self.from_batch {
@@ -224,7 +224,7 @@ fn accept(page: &mut Page, kind: &str, key: &str, spawned: &[SpawnedJob], failed
         page.job(&job.id, Job::Add(job.body.clone(), at));
     }
     for part in failed {
-        page.failed(kind, key, &part.item, &part.reason, at);
+        page.failed(kind, key, part, at);
     }
 }
 
@@ -400,7 +400,7 @@ impl Verb for Look {
 pub(super) struct RecordFailure {
     pub(super) kind: String,
     pub(super) key: String,
-    pub(super) reason: String,
+    pub(super) failed: FailedItem,
     pub(super) at: Time,
 }
 
@@ -410,7 +410,7 @@ impl Verb for RecordFailure {
     fn wants(&self, _: &mut Wanted) {}
 
     fn decide(&self, page: &mut Page) {
-        page.failed(&self.kind, &self.key, "", &self.reason, self.at);
+        page.failed(&self.kind, &self.key, &self.failed, self.at);
     }
 }
 

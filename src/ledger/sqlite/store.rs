@@ -378,8 +378,8 @@ impl Store {
             )?
             .execute(params![f.fence, at, verdict, f.reason, f.left_out.0, f.left_out.1])?;
         let Some((hint, state, owner)) = written else { return Ok(Finish::Fenced) };
-        if f.counts_as_failed() {
-            self.record_failure(&hint.kind, &hint.key, "", f.reason.as_deref().unwrap_or_default(), f.at)?;
+        if let Some(whole) = f.failure() {
+            self.record_failure(&hint.kind, &hint.key, &whole, f.at)?;
         }
         self.accept(&hint.kind, &hint.key, &f.spawned, &f.failed, f.at)?;
         if f.from_batch {
@@ -460,18 +460,7 @@ impl Store {
                 .prepare_cached("INSERT INTO jobs (id, body, kept_at) VALUES (?1, ?2, ?3) ON CONFLICT (id) DO NOTHING")?
                 .execute(params![job.id, job.body, now.as_millis()])?;
         }
-        failed.iter().try_for_each(|part| self.record_failure(kind, key, &part.item, &part.reason, now))
-    }
-
-    pub fn record_failure(&mut self, kind: &str, key: &str, item: &str, reason: &str, at: Time) -> Result<()> {
-        self.connection
-            .prepare_cached(
-                "INSERT INTO failures (kind, key, item, reason, times, first_at, last_at)
-                 VALUES (?1, ?2, ?3, ?4, 1, ?5, ?5)
-                 ON CONFLICT (kind, key, item) DO UPDATE SET reason = ?4, times = times + 1, last_at = ?5",
-            )?
-            .execute(params![kind, key, item, reason, at.as_millis()])?;
-        Ok(())
+        failed.iter().try_for_each(|part| self.record_failure(kind, key, part, now))
     }
 
     pub fn look_again(&mut self, looks: &[LookAgain]) -> Result<Vec<bool>> {

@@ -176,7 +176,7 @@ pub(super) async fn handle(seed: u64, job: &Job, run: u64) -> Outcome {
                 queue: None,
                 delay: Duration::from_millis(dice.below(3_000) as u64),
             };
-            let failed = FailedItem { item: "page 1".into(), reason: "out of luck".into() };
+            let failed = FailedItem::new("page 1", "out of luck");
             Outcome::DoneWith(Yield {
                 jobs: (0..1 + dice.below(3)).map(new).collect(),
                 failed: vec![failed],
