@@ -319,6 +319,9 @@ pub struct Job {
     pub owner: Option<String>,
     /// What the chain's run before has handed on; null when there is none.
     pub carry: Value,
+    /// Parts of the entity that have failed permanently, and are not to be tried: told to ticks of kinds
+    /// that feed failed parts back.
+    pub unavailable: Vec<String>,
     /// How long after the deadline the run is aborted. A run with a time box should have ended by its
     /// deadline, and one that has not is given this much longer.
     pub grace: Duration,

@@ -25,7 +25,8 @@
 //! 6. [`throttle`]: paces starts.
 //! 7. [`ledger`]: the truth about chains; SQLite or PostgreSQL.
 //! 8. [`handler`]: runs the job: Rust, HTTP, or a program.
-//! 9. [`outcome`]: what happened, and for which [`reason`], becomes what follows (pure).
+//! 9. [`outcome`]: what happened, and for which [`reason`], becomes what follows (pure); a [`policy`] may
+//!    say so by the reason.
 //! 10. [`schedule`]: when next (pure).
 //! 11. [`ladder`]: a delay becomes hops over rungs (pure).
 //!
@@ -96,6 +97,7 @@ pub mod monitor;
 #[cfg(test)]
 mod mutant;
 pub mod outcome;
+pub mod policy;
 pub mod progress;
 pub mod reason;
 pub mod roster;

@@ -120,6 +120,17 @@ impl Outcome {
     pub fn fail(reason: impl Into<Reason>) -> Self {
         Self::Fail { reason: reason.into() }
     }
+
+    /// Why it did not work, unless it did.
+    pub fn reason(&self) -> Option<&Reason> {
+        match self {
+            Self::Done | Self::DoneWith(_) => None,
+            Self::Retry { reason, .. }
+            | Self::Fail { reason }
+            | Self::Snooze { reason, .. }
+            | Self::Retire { reason } => Some(reason),
+        }
+    }
 }
 
 /// Success, or an error that is worth a retry: lets a handler return an ordinary `Result`.
@@ -163,25 +174,31 @@ pub enum Backoff {
 impl RetryPolicy {
     /// The wait after the failed attempt number `attempt`, or `None` when it was the last.
     fn wait(&self, attempt: u32, ladder: &Ladder, entropy: &Entropy) -> Option<Duration> {
+        let (low, high) = self.window(attempt)?;
+        Some(if low == high { low } else { ladder.choose(low, high, entropy) })
+    }
+
+    /// The shortest and the longest wait after the failed attempt number `attempt`, or `None` when it
+    /// was the last.
+    pub fn window(&self, attempt: u32) -> Option<(Duration, Duration)> {
         if attempt >= self.attempts {
             return None;
         }
-        Some(match &self.backoff {
+        let (low, high) = match &self.backoff {
             Backoff::List(waits) => {
                 let n = (attempt.max(1) as usize - 1).min(waits.len().saturating_sub(1));
-                waits.get(n).copied().unwrap_or_default()
+                let wait = waits.get(n).copied().unwrap_or_default();
+                (wait, wait)
             }
             Backoff::Exponential { base, factor, max, jitter } => {
                 let exponent = i32::try_from(attempt.max(1) - 1).unwrap_or(i32::MAX);
                 let grown = (base.as_secs_f64() * factor.powi(exponent)).min(max.as_secs_f64());
-                if *jitter <= 0.0 {
-                    return Some(Duration::from_secs_f64(grown));
-                }
+                let jitter = jitter.max(0.0);
                 let low = Duration::from_secs_f64(grown * (1.0 - jitter));
-                let high = Duration::from_secs_f64((grown * (1.0 + jitter)).min(max.as_secs_f64()));
-                ladder.choose(low, high.max(low), entropy)
+                (low, Duration::from_secs_f64((grown * (1.0 + jitter)).min(max.as_secs_f64())))
             }
-        })
+        };
+        Some((low, high.max(low)))
     }
 }
 
@@ -354,7 +371,7 @@ pub fn decide(
                 let due = finished + wait.max(after.unwrap_or_default()).min(LONGEST_WAIT);
                 if course.is_some_and(|course| course.overtakes(due)) {
                     let text = format!("{}; the next occurrence comes before another attempt would", reason.text);
-                    failed(Reason::new(reason.class, text))
+                    failed(Reason { text, ..reason })
                 } else {
                     ((Next::Attempt { attempt: attempt + 1, due }, nothing), Verdict::Retried, Some(reason))
                 }

@@ -12,19 +12,56 @@ pub struct Reason {
     pub class: Class,
     /// What went wrong, for a person.
     pub text: String,
+    /// What the kind's settings go by, to say what follows from it.
+    pub mark: Mark,
+}
+
+/// What a reason is known by: [`crate::policy`] makes a code of it, and of that what follows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Mark {
+    /// Nothing: what follows is what the outcome says.
+    #[default]
+    None,
+    /// The status of an HTTP answer that did not decide.
+    Status(u16),
+    /// The exit code of a program.
+    Exit(i32),
+    /// A name that the handler gave it, or that the settings gave to one of the above.
+    Code(String),
 }
 
 impl Reason {
     /// A reason of this class, in these words.
     pub fn new(class: Class, text: impl Into<String>) -> Self {
-        Self { class, text: text.into() }
+        Self { class, text: text.into(), mark: Mark::None }
+    }
+
+    /// The same, known by `mark`.
+    #[must_use]
+    pub fn marked(self, mark: Mark) -> Self {
+        Self { mark, ..self }
+    }
+
+    /// The same, with a name: one under `[reasons]` in the configuration, or any other.
+    #[must_use]
+    pub fn coded(self, code: impl Into<String>) -> Self {
+        self.marked(Mark::Code(code.into()))
+    }
+
+    /// Its name, if it has one.
+    pub fn code(&self) -> Option<&str> {
+        match &self.mark {
+            Mark::Code(code) => Some(code),
+            Mark::None | Mark::Status(_) | Mark::Exit(_) => None,
+        }
     }
 }
 
-/// Reasons are the same when they say the same: the class only sorts them.
+/// Reasons are the same when they say the same: the class only sorts them, and the mark is for the
+/// settings.
 impl PartialEq for Reason {
     fn eq(&self, other: &Self) -> bool {
-        self.text == other.text
+        self.text == other.text && self.code() == other.code()
     }
 }
 

@@ -4,7 +4,7 @@ use anyhow::ensure;
 use clap::Args;
 use roundelay::Config;
 use roundelay::clock::short_duration;
-use roundelay::config::{BrokerUrl, HandlerSettings, KindSettings, LedgerUrl, RosterDatabase, RosterSource};
+use roundelay::config::{BrokerUrl, HandlerSettings, KindSettings, LedgerUrl, RosterDatabase, RosterSource, Scope};
 use serde_json::json;
 
 use super::ConfigFile;
@@ -58,7 +58,9 @@ impl Check {
         for (name, queue) in &config.queues {
             let throttle = queue.throttle.as_ref().and_then(|name| config.throttles.get_key_value(name));
             let throttle = throttle.map_or(String::new(), |(name, t)| {
-                format!(", throttle {name}: {} per {}", t.allow, short_duration(t.per))
+                let keyed = t.key.as_ref().map_or(String::new(), |key| format!(" for each {key}"));
+                let each = if t.scope == Scope::Worker { " in each worker" } else { "" };
+                format!(", throttle {name}: {}{keyed}{each}", t.limits)
             });
             out!("queue   {name}: concurrency {}, prefetch {}{throttle}", queue.concurrency, queue.prefetch);
         }

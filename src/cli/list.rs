@@ -116,7 +116,10 @@ impl List {
         for chain in &chains {
             let Listed { hint, owner, .. } = chain;
             let (doing, owner) = (doing(chain, config, now), owner.as_deref().unwrap_or("-"));
-            let (due, schedule) = (due(chain, now), schedule(chain, config));
+            let (due, schedule) = (
+                due(chain, now),
+                chain.unavailable.as_ref().map_or_else(|| schedule(chain, config), |why| format!("unavailable: {why}")),
+            );
             out!("{:<kind$}  {:<key$}  {doing:<11}  {due:<28}  {owner:<16}  {schedule}", hint.kind, hint.key);
         }
         if let Some(next) = next {
@@ -239,5 +242,6 @@ fn row(chain: &Listed, config: &Config, now: Time) -> Value {
         "own_schedule": schedule.as_deref().and_then(|own| serde_json::from_str::<Value>(own).ok()),
         "last_start": known(last_start), "last_finish": known(last_finish),
         "batch": (batch.1 > 0).then(|| json!({ "open": batch.0, "total": batch.1 })),
+        "unavailable": chain.unavailable,
     })
 }

@@ -13,6 +13,7 @@ mod check;
 mod confirm;
 mod demo;
 mod enroll;
+mod failed;
 mod forecast;
 mod list;
 mod publish;
@@ -84,6 +85,7 @@ enum Command {
     Status(status::Status),
     List(list::List),
     Show(show::Show),
+    Failed(failed::Failed),
     Check(check::Check),
     Topology(topology::Topology),
     Bench(bench::Bench),
@@ -189,6 +191,7 @@ pub fn main() -> ExitCode {
             Command::Status(status) => status.run().await,
             Command::List(list) => list.run().await,
             Command::Show(show) => show.run().await,
+            Command::Failed(failed) => failed.run().await,
             Command::Check(check) => check.run(),
             Command::Topology(topology) => topology.run().await,
             Command::Bench(bench) => bench.run().await,

@@ -12,6 +12,7 @@ use roundelay::schedule::{Balance, Ran, Schedule, Setting, phase};
 use serde_json::{Value, json};
 
 use super::ConfigFile;
+use super::failed::then;
 use super::list::{of_kind, rough, word};
 use super::status::Asked;
 use super::steer::ledger;
@@ -60,12 +61,16 @@ impl Show {
             };
             let worker = attempts.first().map(|attempt| attempt.worker.as_str());
             let waiting = broker.as_ref().map_or(stuck::Waiting::Embedded, |broker| broker.waiting(&chain.hint.queue));
-            let why = stuck::doing(&chain, worker, owner, &config, waiting, now);
+            let mut why = stuck::doing(&chain, worker, owner, &config, waiting, now);
+            let unavailable = unavailable(&chain, &failures);
+            if let Some(reason) = &unavailable {
+                why = format!("its entity is unavailable: {reason}; {why}");
+            }
             // Of the attempt that runs, if one does.
             let progress = attempts.first().filter(|_| chain.lease_until > now).and_then(|last| last.progress.clone());
             let attempts = attempts.into_iter().take(self.last as usize).collect();
             let (schedule, next) = ahead(&chain, &config);
-            shown.push(Shown { chain, owner, why, progress, attempts, schedule, next });
+            shown.push(Shown { chain, owner, why, unavailable, progress, attempts, schedule, next });
         }
         let (once, rotation): (Vec<_>, Vec<_>) = shown.into_iter().partition(|shown| shown.chain.once);
         if self.json {
@@ -83,9 +88,19 @@ impl Show {
             out!("one run more, beside it:");
             shown.print(now);
         }
-        print_failures(&failures);
+        print_failures(&failures, &config, now);
         Ok(())
     }
+}
+
+/// The reason of the run that ended a chain, and of none before, if it said that the entity is unavailable.
+fn unavailable(chain: &ChainView, failures: &[Failure]) -> Option<String> {
+    let of_its_end = |failure: &&Failure| {
+        failure.item.is_empty() && failure.permanent && failure.last_at == chain.last_finish && !chain.once
+    };
+    let failure = failures.iter().find(of_its_end).filter(|_| chain.state == ChainState::Retired)?;
+    let code = failure.code.as_ref().map_or_else(String::new, |code| format!("{code}: "));
+    Some(format!("{code}{}", failure.reason))
 }
 
 /// The schedule of a chain in words, and its occurrences after the next tick if runs took no time. Without
@@ -127,6 +142,8 @@ struct Shown {
     /// What was said of its owner as a whole.
     owner: ChainState,
     why: String,
+    /// Why its entity is unavailable, if a run has said so and ended it.
+    unavailable: Option<String>,
     /// How far the run has come that goes on.
     progress: Option<Progress>,
     attempts: Vec<AttemptRecord>,
@@ -143,7 +160,8 @@ impl Shown {
         json!({
             "kind": hint.kind, "key": hint.key, "queue": hint.queue, "epoch": hint.epoch, "tick": hint.tick,
             "attempt": hint.attempt, "due": hint.due, "nominal": nominal, "state": word(*state), "once": once,
-            "why": self.why, "progress": self.progress, "depth": depth, "owner": owner, "owner_state": owner.as_ref().map(|_| word(self.owner)),
+            "why": self.why, "unavailable": self.unavailable, "progress": self.progress, "depth": depth,
+            "owner": owner, "owner_state": owner.as_ref().map(|_| word(self.owner)),
             "schedule": self.schedule, "own_schedule": schedule.as_deref().map(value), "next": self.next,
             "lease_until": known(*lease_until), "sent": sent, "looks": looks, "watch_at": watch_at,
             "last_start": known(*last_start), "last_finish": known(*last_finish),
@@ -253,10 +271,15 @@ fn in_words(record: &AttemptRecord) -> String {
     format!("{started} tick {tick}.{attempt} {verdict}{took}{progress}{late} on {worker}{reason}{left_out}")
 }
 
-fn print_failures(failures: &[Failure]) {
+fn print_failures(failures: &[Failure], config: &Config, now: Time) {
     for (n, failure) in failures.iter().enumerate() {
-        let Failure { item, reason, times, last_at, .. } = failure;
+        let Failure { item, reason, code, times, last_at, .. } = failure;
         let part = if item.is_empty() { String::new() } else { format!("{item}: ") };
-        line(if n == 0 { "failures" } else { "" }, &format!("{last_at} (×{times}) {part}{reason}"));
+        let code = code.as_ref().map_or_else(String::new, |code| format!("{code}: "));
+        let then = match then(failure, config, now) {
+            then if then == "-" => String::new(),
+            then => format!("; {then}"),
+        };
+        line(if n == 0 { "failures" } else { "" }, &format!("{last_at} (×{times}) {part}{code}{reason}{then}"));
     }
 }

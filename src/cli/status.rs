@@ -13,6 +13,7 @@ use roundelay::ledger::{Census, ChainState, Failure, LateChain};
 use roundelay::monitor::stuck::{self, Waiting};
 use serde_json::{Value, json};
 
+use super::failed::then;
 use super::{ConfigFile, grouped};
 
 /// Kept failures shown.
@@ -178,11 +179,16 @@ impl Report {
             out!("the broker was not asked: {error}");
         }
         if self.census.failures > 0 {
-            out!("{} entities have failed; the latest:", grouped(self.census.failures));
+            out!("{} entities or parts of them have failed; the latest:", grouped(self.census.failures));
             for failure in &self.failures {
                 let Failure { kind, key, item, reason, times, last_at, .. } = failure;
                 let part = if item.is_empty() { String::new() } else { format!(", {item}") };
-                out!("  {last_at} {kind} {key}{part} (×{times}) {reason}");
+                let code = failure.code.as_ref().map_or_else(String::new, |code| format!("{code}: "));
+                let then = match then(failure, config, self.now) {
+                    then if then == "-" || then.starts_with("kept") => String::new(),
+                    then => format!("; {then}"),
+                };
+                out!("  {last_at} {kind} {key}{part} (×{times}) {code}{reason}{then}");
             }
         }
     }
@@ -218,6 +224,7 @@ impl Report {
         let further = [
             ("paused", self.census.paused),
             ("retired", self.census.retired),
+            ("of these, unavailable by a run's word", self.census.unavailable),
             ("quarantined", self.census.quarantined),
             ("messages quarantined in the ledger", self.census.quarantined_messages),
             ("one-off jobs kept in the ledger", self.census.kept_jobs),

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use minijinja::ErrorKind::{UnknownFilter, UnknownFunction, UnknownTest};
@@ -9,6 +10,7 @@ use minijinja::ErrorKind::{UnknownFilter, UnknownFunction, UnknownTest};
 use super::model;
 use super::raw::{self, Raw};
 use super::read::nearest;
+use super::reasons;
 use super::recurrence;
 use super::roster;
 use super::{
@@ -22,6 +24,13 @@ use crate::job::check_name;
 use crate::ladder::Ladder;
 use crate::ledger::postgres;
 use crate::outcome::{Backoff, RetryPolicy};
+use crate::throttle::key::KeyPath;
+use crate::throttle::slots::{Limits, Window};
+
+/// RabbitMQ takes a message back that is kept for 30 minutes, and a handler may take 25 of them.
+const MOST_BLOCKED: Duration = Duration::from_secs(4 * 60);
+/// Those who wait for a slot of their key hold up others that could start.
+const BLOCKED_WITH_KEY: Duration = Duration::from_secs(2);
 
 /// The longest interval and backoff that may be configured.
 pub const TEN_YEARS: Duration = Duration::from_secs(10 * 366 * 86_400);
@@ -92,19 +101,42 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     let queues: std::collections::BTreeMap<_, _> = queues.collect();
 
     let mut named = Vec::new();
+    let reasons = reasons::check(&mut problems, &["reasons"], raw.reasons, &mut named);
     let mut kinds = std::collections::BTreeMap::new();
-    for (name, kind) in raw.kinds {
-        let checked = check_kind(&mut problems, &name, kind, &queues, &mut named);
+    let names: Vec<String> = raw.kinds.keys().cloned().collect();
+    for (name, mut kind) in raw.kinds {
+        let reconcile = kind.reconcile.take();
+        let mut checked = check_kind(&mut problems, &name, kind, &queues, &reasons, &mut named);
+        let recurs = checked.recurrence.is_some();
+        checked.reconcile = reasons::reconcile(&mut problems, &name, reconcile, names.iter(), recurs);
         kinds.insert(name, checked);
     }
 
     let mut throttles = std::collections::BTreeMap::new();
     for (name, throttle) in raw.throttles {
         problems.range(&["throttles", &name, "allow"], throttle.allow, 1, 1_000_000);
-        problems.range(&["throttles", &name, "burst"], throttle.burst, 1, 1_000_000);
-        let per = Duration::from_millis(1)..=Duration::from_secs(366 * 86_400);
-        problems.range(&["throttles", &name, "per"], throttle.per.0, *per.start(), *per.end());
-        let settings = ThrottleSettings { allow: throttle.allow, per: throttle.per.0, burst: throttle.burst };
+        problems.range(&["throttles", &name, "burst"], throttle.burst, 1, throttle.allow.max(1));
+        let (shortest, longest) = (Duration::from_millis(1), Duration::from_secs(366 * 86_400));
+        problems.range(&["throttles", &name, "per"], throttle.per.0, shortest, longest);
+        for window in &throttle.also {
+            problems.range(&["throttles", &name, "also"], window.allow, 1, 1_000_000);
+            problems.range(&["throttles", &name, "also"], window.per.0, shortest, longest);
+        }
+        let least = if throttle.key.is_some() { BLOCKED_WITH_KEY } else { MOST_BLOCKED };
+        let block = throttle.block.map_or(least, |block| block.0);
+        let key = throttle.key.as_deref().map(KeyPath::parse).transpose();
+        let key = key.unwrap_or_else(|error| {
+            problems.add(&["throttles", &name, "key"], error);
+            None
+        });
+        problems.range(&["throttles", &name, "block"], block, Duration::from_millis(1), MOST_BLOCKED);
+        let window = |allow, per| Window { allow, per };
+        let limits = Limits {
+            window: window(throttle.allow, throttle.per.0),
+            burst: throttle.burst,
+            also: throttle.also.iter().map(|w| window(w.allow, w.per.0)).collect(),
+        };
+        let settings = ThrottleSettings { limits: Arc::new(limits), scope: throttle.scope, key, block };
         throttles.insert(name, settings);
     }
 
@@ -192,7 +224,7 @@ fn plain(c: char) -> bool {
     c.is_ascii_alphanumeric() || "-_.".contains(c)
 }
 
-fn known<'k>(
+pub(super) fn known<'k>(
     problems: &mut Problems,
     path: &[&str],
     name: &str,
@@ -214,6 +246,7 @@ fn check_kind(
     name: &str,
     mut kind: raw::Kind,
     queues: &std::collections::BTreeMap<String, QueueSettings>,
+    reasons: &std::collections::BTreeMap<String, reasons::Stated>,
     named: &mut Vec<Duration>,
 ) -> KindSettings {
     let at = |key: &'static str| ["kinds", name, key];
@@ -256,6 +289,9 @@ fn check_kind(
     let recurrence = recurrence::check(problems, name, &kind.take_recurrence(), named);
     let raw::Roster { key: roster_key, owner: roster_owner, schedule: roster_schedule, .. } = kind.roster.clone();
     let roster = roster::check(problems, name, kind.roster, recurrence.is_some());
+    let retry = check_retry(problems, name, kind.retry, named);
+    let of_kind = reasons::OfKind { reasons: kind.reasons, on_status: kind.on_status, on_exit: kind.on_exit };
+    let policies = reasons::of_kind(problems, name, reasons, of_kind, &retry, named);
     KindSettings {
         handler: check_handler(problems, name, kind.handler),
         queue: kind.queue,
@@ -264,7 +300,9 @@ fn check_kind(
             raw::Takeover::LeaseExpiry => Takeover::LeaseExpiry,
             raw::Takeover::Redelivery => Takeover::Redelivery,
         },
-        retry: check_retry(problems, name, kind.retry, named),
+        retry,
+        policies,
+        reconcile: None,
         recurrence,
         unique,
         spawn: SpawnSettings { most: kind.spawn.most, depth: kind.spawn.depth },
@@ -281,7 +319,8 @@ pub(crate) fn internal_kind(every: Duration, timeout: Duration) -> KindSettings 
     let kind = raw::Kind { every: Some(raw::Text(every)), timeout: raw::Text(timeout), ..raw::Kind::default() };
     // Neither the name nor the durations can be wrong, and no rung is asked for: what the engine
     // does for itself climbs those that there are.
-    check_kind(&mut Problems(Vec::new()), INTERNAL, kind, &std::collections::BTreeMap::new(), &mut Vec::new())
+    let (queues, reasons) = Default::default();
+    check_kind(&mut Problems(Vec::new()), INTERNAL, kind, &queues, &reasons, &mut Vec::new())
 }
 
 fn check_handler(problems: &mut Problems, name: &str, handler: raw::Handler) -> HandlerSettings {
@@ -318,28 +357,37 @@ fn check_handler(problems: &mut Problems, name: &str, handler: raw::Handler) -> 
 }
 
 fn check_retry(problems: &mut Problems, name: &str, retry: raw::Retry, named: &mut Vec<Duration>) -> RetryPolicy {
-    let at = |key: &'static str| ["kinds", name, "retry", key];
-    problems.range(&at("attempts"), retry.attempts, 1, 1_000);
-    let backoff = match retry.backoff {
+    problems.range(&["kinds", name, "retry", "attempts"], retry.attempts, 1, 1_000);
+    let path = ["kinds", name, "retry", "backoff"];
+    if matches!(&retry.backoff, raw::Backoff::List(waits) if waits.is_empty() && retry.attempts > 1) {
+        problems.add(&path, "is empty; name at least one wait");
+    }
+    RetryPolicy { attempts: retry.attempts, backoff: check_backoff(problems, &path, retry.backoff, named) }
+}
+
+pub(super) fn check_backoff(
+    problems: &mut Problems,
+    path: &[&str],
+    backoff: raw::Backoff,
+    named: &mut Vec<Duration>,
+) -> Backoff {
+    match backoff {
         raw::Backoff::List(waits) => {
             let waits: Vec<Duration> = waits.into_iter().map(|wait| wait.0).collect();
-            if waits.is_empty() && retry.attempts > 1 {
-                problems.add(&at("backoff"), "is empty; name at least one wait");
-            }
             for wait in &waits {
-                problems.range(&at("backoff"), *wait, Duration::ZERO, TEN_YEARS);
+                problems.range(path, *wait, Duration::ZERO, TEN_YEARS);
             }
             named.extend(&waits);
             Backoff::List(waits)
         }
         raw::Backoff::Exponential(e) => {
-            problems.range(&["kinds", name, "retry", "backoff", "factor"], e.factor, 1.0, 100.0);
-            problems.range(&["kinds", name, "retry", "backoff", "jitter"], e.jitter, 0.0, 1.0);
-            problems.range(&["kinds", name, "retry", "backoff", "max"], e.max.0, e.base.0, TEN_YEARS);
+            let below = |key: &'static str| -> Vec<&str> { path.iter().copied().chain([key]).collect() };
+            problems.range(&below("factor"), e.factor, 1.0, 100.0);
+            problems.range(&below("jitter"), e.jitter, 0.0, 1.0);
+            problems.range(&below("max"), e.max.0, e.base.0, TEN_YEARS);
             Backoff::Exponential { base: e.base.0, factor: e.factor, max: e.max.0, jitter: e.jitter }
         }
-    };
-    RetryPolicy { attempts: retry.attempts, backoff }
+    }
 }
 
 /// A template must compile, and use no filter, function or test that there is not: compiling alone

@@ -10,6 +10,7 @@ mod check;
 mod model;
 mod raw;
 mod read;
+mod reasons;
 mod recurrence;
 mod roster;
 #[cfg(test)]
@@ -19,17 +20,22 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use check::internal_kind;
 pub use check::listen_address;
 pub use model::{ModelSettings, SlowSpell};
+pub use reasons::Reconcile;
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
 pub use roster::{RosterDatabase, RosterSettings, RosterSource};
 
 use crate::broker::topology::{Names, Topology};
 use crate::ladder::Ladder;
 use crate::outcome::RetryPolicy;
+use crate::policy::Policies;
+use crate::throttle::key::KeyPath;
+use crate::throttle::slots::Limits;
 
 /// Checked settings: what they name exists, and what they ask for is possible.
 #[derive(Clone, Debug)]
@@ -188,12 +194,36 @@ pub struct QueueSettings {
 /// `[throttles.<name>]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct ThrottleSettings {
-    /// Starts allowed in each `per`.
-    pub allow: u32,
-    /// The window.
-    pub per: Duration,
-    /// How many starts may follow each other at once after a pause.
-    pub burst: u32,
+    /// The windows that hold, and how many starts may follow each other at once after a pause.
+    pub limits: Arc<Limits>,
+    /// Who counts.
+    pub scope: Scope,
+    /// What of a job says which of many limits of this sort is meant: there is one for each of its values.
+    pub key: Option<KeyPath>,
+    /// Whoever waits longer for a slot is put off, with no attempt charged.
+    pub block: Duration,
+}
+
+impl ThrottleSettings {
+    /// How many messages a worker has use for at once: those that can start within [`AHEAD`]. Of a
+    /// throttle with keys nobody knows.
+    pub fn ahead(&self) -> Option<u16> {
+        let starts = (self.limits.rate() * AHEAD.as_secs_f64()).ceil().max(2.0);
+        self.key.is_none().then_some(starts.min(f64::from(u16::MAX)) as u16)
+    }
+}
+
+/// See [`ThrottleSettings::ahead`].
+const AHEAD: Duration = Duration::from_secs(10);
+
+/// Who counts the starts of a throttle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// The ledger, for all workers.
+    Fleet,
+    /// Each worker for itself.
+    Worker,
 }
 
 /// `[kinds.<name>]`
@@ -209,6 +239,10 @@ pub struct KindSettings {
     pub takeover: Takeover,
     /// What follows a failed attempt.
     pub retry: RetryPolicy,
+    /// What follows from a failure by its reason, in place of `retry`.
+    pub policies: Policies,
+    /// How failed parts of its runs are fed back; `None` when they are only kept.
+    pub reconcile: Option<Reconcile>,
     /// How its chains recur; `None` for kinds that only run as single jobs.
     pub recurrence: Option<Recurrence>,
     /// There is at most one one-off job of each key at a time.

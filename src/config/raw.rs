@@ -34,6 +34,7 @@ pub struct Raw {
     pub catch_up: CatchUp,
     pub queues: BTreeMap<String, Queue>,
     pub throttles: BTreeMap<String, Throttle>,
+    pub reasons: BTreeMap<String, Reason>,
     pub kinds: BTreeMap<String, Kind>,
 }
 
@@ -116,10 +117,27 @@ pub struct Throttle {
     pub per: Text,
     #[serde(default = "one")]
     pub burst: u32,
+    #[serde(default = "fleet")]
+    pub scope: super::Scope,
+    pub key: Option<String>,
+    #[serde(default)]
+    pub also: Vec<Window>,
+    pub block: Option<Text>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Window {
+    pub allow: u32,
+    pub per: Text,
 }
 
 fn one() -> u32 {
     1
+}
+
+fn fleet() -> super::Scope {
+    super::Scope::Fleet
 }
 
 #[derive(Debug, Deserialize)]
@@ -130,6 +148,10 @@ pub struct Kind {
     pub timeout: Text,
     pub takeover: Takeover,
     pub retry: Retry,
+    pub reasons: BTreeMap<String, Reason>,
+    pub on_status: BTreeMap<String, String>,
+    pub on_exit: BTreeMap<String, String>,
+    pub reconcile: Option<Reconcile>,
     // When, and whether. Spelled out here since `flatten` would let unknown fields pass.
     pub every: Option<Text>,
     pub from: Option<From>,
@@ -279,6 +301,10 @@ impl Default for Kind {
             timeout: secs(30),
             takeover: Takeover::default(),
             retry: Retry::default(),
+            reasons: BTreeMap::new(),
+            on_status: BTreeMap::new(),
+            on_exit: BTreeMap::new(),
+            reconcile: None,
             every: None,
             from: None,
             cron: None,
@@ -399,6 +425,33 @@ impl Default for Exponential {
     fn default() -> Self {
         Self { base: secs(10), factor: 2.0, max: secs(600), jitter: 0.2 }
     }
+}
+
+/// What follows from a reason.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reason {
+    pub policy: Policy,
+    pub attempts: Option<u32>,
+    pub backoff: Option<Backoff>,
+    pub after: Option<Text>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    Retry,
+    Fail,
+    Retire,
+    Snooze,
+}
+
+/// How failed parts of runs are fed back.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reconcile {
+    pub every: Text,
+    pub kind: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -13,7 +13,7 @@ use super::{ConfigError, Problem};
 const PREFIX: &str = "ROUNDELAY__";
 /// Tables whose entries the file names. The environment changes them and adds none, since a name
 /// that is spelled wrong would else be one more queue.
-const NAMED: [&str; 3] = ["queues", "throttles", "kinds"];
+const NAMED: [&str; 4] = ["queues", "throttles", "reasons", "kinds"];
 
 /// A configuration text, kept to find lines in, and the variables that go over it.
 pub struct Source<'a> {

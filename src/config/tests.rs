@@ -55,7 +55,7 @@ fn the_environment_goes_over_the_file() {
     let config = load(SMALL, &environment).unwrap();
     assert_eq!(config.queues["sync-ios"].concurrency, 5);
     assert_eq!(config.queues["Charts.EU 1"].priority, -3);
-    assert_eq!(config.throttles["t"].per, Duration::from_secs(90));
+    assert_eq!(config.throttles["t"].limits.window.per, Duration::from_secs(90));
     assert_eq!(config.broker.prefix, "2024", "text, though it looks like a number");
     assert_eq!(config.catch_up.every, Duration::from_secs(20));
     assert!(config.broker.management.is_none());
@@ -116,6 +116,48 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
         ("[throttles.t]\nallow = 0\nper = \"1s\"\n", "r.toml:2: throttles.t.allow: 0 is out of range"),
         ("[queues.x]\nthrottle = \"t\"\n[throttles.u]\nallow = 5\nper = \"1s\"\n", "did you mean `u`?"),
         ("[kinds.k]\nqueue = \"x\"\n", "r.toml:2: kinds.k.queue: there is no [queues.x]"),
+        ("[reasons.r]\nattempts = 3\n", "r.toml:1: reasons.r: missing field `policy`"),
+        (
+            "[reasons.r]\npolicy = \"never\"\n",
+            "r.toml:2: reasons.r.policy: unknown key `never`; known here: retry, fail, retire, snooze",
+        ),
+        (
+            "[reasons.r]\npolicy = \"fail\"\nattempts = 3\n",
+            "r.toml:3: reasons.r.attempts: goes with policy = \"retry\"",
+        ),
+        ("[reasons.r]\npolicy = \"retry\"\nattempts = 0\n", "r.toml:3: reasons.r.attempts: 0 is out of range"),
+        ("[reasons.r]\npolicy = \"retry\"\nbackoff = []\n", "r.toml:3: reasons.r.backoff: is empty; name at least one"),
+        (
+            "[reasons.r]\npolicy = \"retry\"\nafter = \"1m\"\n",
+            "r.toml:3: reasons.r.after: goes with policy = \"snooze\"",
+        ),
+        ("[reasons.r]\npolicy = \"snooze\"\n", "r.toml:1: reasons.r: policy = \"snooze\" needs an `after`"),
+        ("[reasons.r]\npolicy = \"snooze\"\nafter = \"0s\"\n", "r.toml:3: reasons.r.after: 0ns is out of range"),
+        (
+            "[kinds.k.reasons.r]\npolicy = \"retire\"\nbackoff = [\"1s\"]\n",
+            "r.toml:3: kinds.k.reasons.r.backoff: goes with",
+        ),
+        (
+            "[reasons.empty]\npolicy = \"fail\"\n[kinds.k]\non_status = { 404 = \"emty\" }\n",
+            "r.toml:4: kinds.k.on_status.404: there is no [reasons.emty]; did you mean `empty`?",
+        ),
+        (
+            "[reasons.r]\npolicy = \"fail\"\n[kinds.k]\non_status = { 200 = \"r\" }\n",
+            "r.toml:4: kinds.k.on_status.200: `200` is no HTTP status from 300 to 599",
+        ),
+        (
+            "[reasons.r]\npolicy = \"fail\"\n[kinds.k]\non_exit = { 0 = \"r\" }\n",
+            "r.toml:4: kinds.k.on_exit.0: `0` is no exit code from 1 to 255",
+        ),
+        ("[kinds.k]\nreconcile = { every = \"1m\" }\n", "r.toml:2: kinds.k.reconcile: goes with a schedule"),
+        (
+            "[kinds.k]\nevery = \"1s\"\nreconcile = { every = \"1ms\" }\n",
+            "r.toml:3: kinds.k.reconcile.every: 1ms is out of range",
+        ),
+        (
+            "[kinds.k]\nevery = \"1s\"\nreconcile = { every = \"1m\", kind = \"j\" }\n",
+            "r.toml:3: kinds.k.reconcile.kind: there is no [kinds.j]",
+        ),
         ("[kinds.k]\nqueue = \"{{ x | lower }}\"\n", "r.toml:2: kinds.k.queue: not a valid template"),
         ("[kinds.k]\nqueue = \"{% if %}\"\n", "r.toml:2: kinds.k.queue: not a valid template"),
         ("[kinds.k]\nroster.key = \"{{ x\"\n", "r.toml:2: kinds.k.roster.key: not a valid template"),
@@ -257,6 +299,46 @@ fn names_keep_their_spelling() {
 }
 
 #[test]
+fn a_kind_s_reasons_go_before_those_of_all_kinds_and_fill_in_its_retries() {
+    use crate::outcome::{Backoff, RetryPolicy};
+    use crate::policy::Policy;
+    let text = r#"
+        [reasons.busy]
+        policy = "retry"
+        attempts = 9
+        [reasons.empty]
+        policy = "fail"
+        [reasons.limited]
+        policy = "snooze"
+        after = "1m"
+        [kinds.a]
+        every = "1h"
+        retry = { attempts = 2, backoff = ["5s"] }
+        on_status = { 404 = "empty", 429 = "limited" }
+        on_exit = { 3 = "gone" }
+        reconcile = { every = "15m", kind = "b" }
+        [kinds.a.reasons]
+        empty = { policy = "retry", backoff = ["7s"] }
+        gone = { policy = "retire" }
+        [kinds.b]
+    "#;
+    let config = load(text, &[("ROUNDELAY__REASONS__LIMITED__AFTER", "2m")]).unwrap();
+    let retry = |attempts, wait| {
+        Policy::Retry(RetryPolicy { attempts, backoff: Backoff::List(vec![Duration::from_secs(wait)]) })
+    };
+    let a = &config.kinds["a"].policies;
+    assert_eq!(a.reasons["busy"], retry(9, 5));
+    assert_eq!((&a.reasons["empty"], &a.reasons["gone"]), (&retry(2, 7), &Policy::Retire));
+    assert_eq!(a.reasons["limited"], Policy::Snooze(Duration::from_secs(120)), "the environment goes over it");
+    assert_eq!((a.on_status[&404].as_str(), a.on_exit[&3].as_str()), ("empty", "gone"));
+    let reconcile = Reconcile { every: Duration::from_secs(900), kind: Some("b".into()) };
+    assert_eq!(config.kinds["a"].reconcile, Some(reconcile));
+    let b = &config.kinds["b"];
+    assert_eq!((b.policies.reasons["empty"].clone(), b.policies.reasons.len()), (Policy::Fail, 3));
+    assert_eq!(b.reconcile, None);
+}
+
+#[test]
 fn debug_output_has_no_secrets() {
     let text = r#"
         broker = { url = "amqp://u:secret@h/%2f", management = "http://u:secret@h" }
@@ -361,7 +443,7 @@ fn the_example_has_every_setting() {
     absent("Raw", &[&all], "", &mut found);
     assert!(found.is_empty(), "roundelay.example.toml does not have {found:?}");
     absent("Raw", &[&Value::Table(Table::new())], "", &mut found);
-    assert_eq!(found.len(), 7, "the test sees the fields of raw.rs: {found:?}");
+    assert_eq!(found.len(), 8, "the test sees the fields of raw.rs: {found:?}");
 }
 
 #[test]

@@ -230,7 +230,7 @@ roster.key = "{{{{ platform }}}}/{{{{ name }}}}"
     for platform in ["npm", "pypi"] {
         text += &format!(
             "\n[queues.demo-{platform}]\nconcurrency = 256\nthrottle = \"{platform}\"\n\
-             \n[throttles.{platform}]\nallow = {throttle}\nper = \"1s\"\nburst = {burst}\n"
+             \n[throttles.{platform}]\nallow = {throttle}\nper = \"1s\"\nburst = {burst}\nscope = \"worker\"\n"
         );
     }
     text

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use serde_json::Value;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::lease::Lease;
 use super::life::Point;
@@ -21,6 +21,7 @@ use crate::outcome::{self, Course, Decision, Next, Outcome, decide};
 use crate::progress::Open;
 use crate::reason::{Class, Reason};
 use crate::schedule::{Ran, Schedule, Setting, phase};
+use crate::throttle::{Slot, Want};
 
 /// The largest thing that a run can hand on to the next, in bytes of compact JSON.
 pub const MAX_CARRY: usize = 64 * 1024;
@@ -144,9 +145,11 @@ impl Core {
                         outcome::cut(course, Reason::new(Class::TimeBox, cut))
                     }
                     _ => {
+                        kind.policies.judge(&kind.retry, &mut outcome, (&envelope.kind, &envelope.key), at);
                         members = self.members(&claimed, &mut outcome, at);
+                        let (outcome, retry) = kind.policies.rule(outcome, &kind.retry);
                         let ladder = &self.dispatch.ladder;
-                        decide(course, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy)
+                        decide(course, retry, envelope.attempt, outcome, at, ladder, &self.entropy)
                     }
                 };
                 (at, decision)
@@ -172,6 +175,7 @@ impl Core {
             next: decision.next,
             verdict: decision.verdict,
             reason: decision.reason.as_ref().map(|reason| reason.text.clone()),
+            code: decision.reason.as_ref().and_then(|reason| reason.code().map(Into::into)),
             slack: self.catch_up.slack,
             spawned: asked.spawned(),
             failed: asked.failed.clone(),
@@ -198,7 +202,11 @@ impl Core {
         permit: Permit,
         lease: &Lease<'_>,
     ) -> Outcome {
-        let Claimed { queue, envelope, chain, grant, .. } = claimed;
+        let Claimed { queue, kind, envelope, chain, grant } = claimed;
+        let unavailable = match kind.reconcile {
+            Some(_) => self.unavailable(&envelope.kind, &envelope.key).await,
+            None => Vec::new(),
+        };
         let json = |text: &str| serde_json::from_str(text).unwrap_or(Value::Null);
         let job = Job {
             id: id.to_owned(),
@@ -209,6 +217,7 @@ impl Core {
             attempt: envelope.attempt,
             owner: grant.owner.clone(),
             carry: grant.carry.as_deref().map_or(Value::Null, json),
+            unavailable,
             nominal: grant.nominal,
             deadline: limit.deadline,
             grace: limit.grace,
@@ -224,6 +233,14 @@ impl Core {
             }
             outcome = self.handle(queue, job, grant.at.since(grant.due), permit) => outcome,
         }
+    }
+
+    /// The parts of an entity that are not to be tried any more.
+    async fn unavailable(&self, kind: &str, key: &str) -> Vec<String> {
+        let failures = || self.ledger.failures_of(kind.to_owned(), key.to_owned());
+        let failures = self.insist("ask for failed parts", failures).await.unwrap_or_default();
+        let parts = failures.into_iter().filter(|failure| failure.permanent && !failure.item.is_empty());
+        parts.map(|failure| failure.item).collect()
     }
 
     /// What the tick is to wait for. What no worker could run becomes a failed part instead, so that
@@ -255,7 +272,7 @@ impl Core {
                     depth: claimed.grant.depth,
                 }),
                 Err(reason) => {
-                    yields.failed.push(FailedItem { item: excerpt(item.as_bytes(), EXCERPT), reason });
+                    yields.failed.push(FailedItem::new(excerpt(item.as_bytes(), EXCERPT), reason));
                 }
             }
         }
@@ -266,6 +283,32 @@ impl Core {
         members
     }
 
+    /// The slot of a throttle with keys, which only the job tells. Whoever would wait long for it is put off
+    /// for about that long, so that others can start in the meantime.
+    async fn slot_of_key(&self, queue: &QueueRun, job: &Job) -> Result<Option<Slot>, Outcome> {
+        let Some((throttle, figures)) = queue.throttle.as_ref().filter(|_| !mutant!(ThrottleIgnored)) else {
+            return Ok(None);
+        };
+        let settings = throttle.settings();
+        let Some(path) = &settings.key else { return Ok(None) };
+        let key = path.of(job);
+        let want = Want { priority: queue.priority, due: job.nominal, cost: 1 };
+        let _waiting = figures.wait();
+        let wait = throttle.wait_of(&key, want);
+        let later = |wait: Duration| {
+            let reason =
+                Reason::new(Class::Slot, format!("the throttle {} has no slot for {key} yet", throttle.name()));
+            Err(Outcome::Snooze { reason, wait })
+        };
+        if wait > settings.block {
+            return later(wait);
+        }
+        match timeout(settings.block, throttle.slot(&key, want)).await {
+            Ok(slot) => Ok(Some(slot)),
+            Err(_) => later(throttle.wait_of(&key, want)),
+        }
+    }
+
     /// Runs the handler until its deadline and the grace after it; whatever goes wrong in it becomes an
     /// outcome.
     pub(super) async fn handle(&self, queue: &QueueRun, job: Job, late: Duration, permit: Permit) -> Outcome {
@@ -274,17 +317,26 @@ impl Core {
             return Outcome::retry(Reason::new(Class::NoHandler, reason));
         };
         // Held until the handler has ended.
-        let Permit { slot, _room } = permit;
-        if slot.is_some_and(|slot| !slot.start()) {
-            let reason = Reason::new(Class::Slot, "the claim took so long that the slot for it was over");
+        let Permit { slot, blocked, _room } = permit;
+        if let Some(wait) = blocked {
+            return Outcome::Snooze { reason: Reason::new(Class::Slot, "no slot of its throttle in time"), wait };
+        }
+        let slot = match self.slot_of_key(queue, &job).await {
+            Ok(of_key) => of_key.or(slot),
+            Err(snooze) => return snooze,
+        };
+        if let Some(slot) = slot
+            && !slot.start().await
+        {
+            let reason = Reason::new(Class::Slot, "what came before took so long that the slot for it was over");
             return Outcome::Snooze { reason, wait: Duration::ZERO };
         }
-        let timeout = job.deadline.since(self.ledger.now()) + job.grace;
+        let patience = job.deadline.since(self.ledger.now()) + job.grace;
         let (_running, figures, since) = (queue.figures.started(late), self.figures(&job.kind), Instant::now());
         let run = AssertUnwindSafe(handler.run(job)).catch_unwind();
         let outcome = tokio::select! {
             biased;
-            ended = tokio::time::timeout(timeout, run) => match ended {
+            ended = timeout(patience, run) => match ended {
                 Ok(Ok(outcome)) => outcome,
                 Ok(Err(panic)) => {
                     Outcome::retry(Reason::new(Class::Panic, format!("the handler panicked: {}", words(&*panic))))
@@ -311,7 +363,7 @@ fn carried(carry: Option<Value>, failed: &mut Vec<FailedItem>) -> Option<String>
     }
     let reason =
         format!("it has {} bytes as compact JSON; at most {MAX_CARRY} are kept, so the last one stays", text.len());
-    failed.push(FailedItem { item: "carry".into(), reason });
+    failed.push(FailedItem::new("carry", reason));
     None
 }
 

@@ -7,6 +7,7 @@
 //! | Kind | Key | What it does |
 //! |---|---|---|
 //! | `roundelay.roster` | a kind's name | makes the kind's chains follow the roster in its configuration |
+//! | `roundelay.reconcile` | a kind's name | feeds back parts of the kind's runs that failed and are due |
 //! | `roundelay.history` | `attempts` | deletes records of attempts that are too old, or moves them to the archive |
 //! | `roundelay.history` | `archive` | deletes from the archive |
 
@@ -15,13 +16,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::Connections;
+use super::{Connections, Dispatch, reconcile};
 use crate::broker::topology::Names;
 use crate::clock::{Time, short_duration};
 use crate::config::{Config, KindSettings, OwnSchedule, internal_kind};
 use crate::handler::Handler;
-use crate::job::Job;
-use crate::ledger::{LedgerError, NewChain};
+use crate::job::{Envelope, Job};
+use crate::ledger::{LedgerError, NewChain, SpawnedJob};
 use crate::outcome::Outcome;
 use crate::roster::{self, Wishes};
 
@@ -31,6 +32,8 @@ const INTERNAL: &str = "roundelay.";
 pub const ROSTER: &str = "roundelay.roster";
 /// Keeps the history within bounds.
 pub const HISTORY: &str = "roundelay.history";
+/// Feeds failed parts back; the key is the kind's name.
+pub const RECONCILE: &str = "roundelay.reconcile";
 /// The chore that works on the records of attempts.
 const ATTEMPTS: &str = "attempts";
 /// The chore that works on the archive.
@@ -38,7 +41,7 @@ const ARCHIVE: &str = "archive";
 
 /// How long a roster may take: what RabbitMQ allows.
 const ROSTER_TIMEOUT: Duration = Duration::from_secs(25 * 60);
-/// How long a run on the history may take.
+/// How long a run on the history, or on failed parts, may take.
 const HISTORY_TIMEOUT: Duration = Duration::from_secs(60);
 /// It leaves the rest to the next run this long before that.
 const RESERVE: Duration = Duration::from_secs(30);
@@ -84,10 +87,11 @@ impl Chores {
     }
 
     /// The engine's own kinds; each chore has its own interval.
-    pub(super) fn kinds() -> [(&'static str, KindSettings); 2] {
+    pub(super) fn kinds() -> [(&'static str, KindSettings); 3] {
         [
             (ROSTER, internal_kind(HISTORY_EVERY, ROSTER_TIMEOUT)),
             (HISTORY, internal_kind(HISTORY_EVERY, HISTORY_TIMEOUT)),
+            (RECONCILE, internal_kind(HISTORY_EVERY, HISTORY_TIMEOUT)),
         ]
     }
 
@@ -105,6 +109,12 @@ impl Chores {
         let rosters = config.kinds.iter().filter_map(|(name, kind)| Some((name, kind.roster.as_ref()?)));
         let mut chores: Vec<Chore> =
             rosters.map(|(name, roster)| Chore { kind: ROSTER, key: name.clone(), every: roster.sync }).collect();
+        let reconciled = config.kinds.iter().filter_map(|(name, kind)| Some((name, kind.reconcile.as_ref()?)));
+        chores.extend(reconciled.map(|(name, reconcile)| Chore {
+            kind: RECONCILE,
+            key: name.clone(),
+            every: reconcile.every,
+        }));
         let ledger = &config.ledger;
         // A window of a second would be no window if it moved every five minutes.
         let every = (ledger.history / 10).clamp(SHORTEST, HISTORY_EVERY);
@@ -179,6 +189,47 @@ impl Chores {
         }
     }
 
+    /// Feeds back what is due of a kind's failed parts.
+    async fn reconcile(&self, kind: &str, until: Time) -> Outcome {
+        let config = self.config();
+        let settings = config.kinds.get(kind).filter(|settings| settings.reconcile.is_some());
+        let Some(settings) = settings else {
+            let reason = format!("the configuration has no `reconcile` for the kind {kind}");
+            return Outcome::Retire { reason: reason.into() };
+        };
+        let fed = match reconcile::feed(&config, settings, (&self.connections, kind), until).await {
+            Ok(fed) => fed,
+            Err(error) => return Outcome::retry(error.to_string()),
+        };
+        if !fed.is_empty() {
+            tracing::info!(kind, parts = fed.len(), "fed failed parts back");
+        }
+        self.send(fed).await;
+        Outcome::Done
+    }
+
+    /// Sends what the ledger has accepted, once. What cannot be sent is left to catch-up.
+    async fn send(&self, jobs: Vec<SpawnedJob>) {
+        if !self.connections.broker.keeps_messages() {
+            // There they stay in the ledger until they have run, and catch-up takes them from there.
+            return;
+        }
+        let config = self.config();
+        let dispatch = Dispatch::new(&config, &self.connections);
+        let mut sent = Vec::with_capacity(jobs.len());
+        for SpawnedJob { id, body } in jobs {
+            let Ok(envelope) = Envelope::decode(&body) else { continue };
+            let queue = envelope.queue.clone().unwrap_or_default();
+            match dispatch.send(&envelope, &queue, self.connections.ledger.now()).await {
+                Ok(()) => sent.push(id),
+                Err(error) => tracing::warn!(id, %error, "a failed part could not be sent back; catch-up sends it"),
+            }
+        }
+        if let Err(error) = self.connections.ledger.forget_jobs(sent).await {
+            tracing::warn!(%error, "failed to take sent jobs out of the outbox; they are sent again");
+        }
+    }
+
     /// Deletes or archives records of attempts, until none is too old or `until` has come.
     async fn age(&self, until: Time) -> Result<(), LedgerError> {
         // Who was retired by a worker without them, in the midst of a deployment, begins anew.
@@ -213,6 +264,7 @@ impl Handler for Chores {
         let until = job.deadline - RESERVE;
         match (&*job.kind, &*job.key, self.config().ledger.archive) {
             (ROSTER, kind, _) => self.follow(kind).await,
+            (RECONCILE, kind, _) => self.reconcile(kind, until).await,
             (HISTORY, ATTEMPTS, _) => self.age(until).await.into(),
             (HISTORY, ARCHIVE, Some(archive)) => self.expire(archive, until).await.into(),
             (HISTORY, ARCHIVE, None) => Outcome::Retire { reason: "`ledger.archive` is not set".into() },

@@ -20,6 +20,7 @@ mod one_off;
 mod outbox;
 mod pipeline;
 mod rearm;
+mod reconcile;
 mod reload;
 pub mod topology_guard;
 
@@ -364,12 +365,16 @@ impl Engine {
             };
             self.handlers.insert(name.clone(), handler);
         }
-        let throttles = Throttles::new(&config.throttles);
+        let throttles = Throttles::new(&config.throttles, &connections.ledger);
         let wanted = |name: &String| self.queues.as_ref().is_none_or(|queues| queues.contains(name));
         let queues = config.queues.iter().filter(|(name, _)| wanted(name)).map(|(name, settings)| {
             let queue = QueueRun {
                 name: name.as_str().into(),
-                prefetch: settings.prefetch,
+                prefetch: settings.throttle.as_ref().and_then(|name| config.throttles.get(name)).map_or(
+                    settings.prefetch,
+                    // What waits here keeps its place from others, and can be put off only from here.
+                    |throttle| throttle.ahead().map_or(settings.prefetch, |ahead| settings.prefetch.min(ahead)),
+                ),
                 priority: settings.priority,
                 permits: Arc::new(Semaphore::new(settings.concurrency)),
                 throttle: settings
@@ -413,6 +418,7 @@ impl Engine {
             kinds: RwLock::new(Arc::new(shared(kinds))),
             handlers: std::mem::take(&mut self.handlers),
             queues,
+            throttles,
             catch_up: self.config.catch_up.clone(),
             chores,
             grace: self.config.worker.grace,
@@ -497,6 +503,7 @@ struct Core {
     known_queues: Vec<String>,
     /// Those consumed here.
     queues: BTreeMap<String, Arc<QueueRun>>,
+    throttles: Throttles,
     catch_up: crate::config::CatchUpSettings,
     /// What this worker does for the engine itself.
     chores: Option<Arc<Chores>>,

@@ -13,12 +13,12 @@ use futures_util::future::join;
 use super::life::Point;
 use super::outbox::Asking;
 use super::pipeline::{Fate, PUBLISH_PATIENCE};
-use super::{Core, QueueRun};
+use super::{Core, QueueRun, reconcile};
 use crate::broker::Delivery;
 use crate::clock::Time;
 use crate::config::{KindSettings, Unique};
 use crate::job::{self, Envelope, Job};
-use crate::ledger::ChainState;
+use crate::ledger::{ChainState, FailedItem};
 use crate::outcome::{Decision, Next, Outcome, Verdict, Yield, decide};
 use crate::progress::Reporter;
 use crate::reason::{Class, Reason};
@@ -37,28 +37,38 @@ impl Core {
         if !lets_start(owner) {
             return self.owner_says_no(&kind, &envelope, queue, owner).await;
         }
+        // What is fed back is one of a part, and not of a key: the ledger sees to that.
+        let part = envelope.id.as_deref().is_some_and(reconcile::is_part);
         if kind.unique.is_some() && envelope.id.is_none() {
             // It must be the same job when it is delivered again.
             let named = Envelope { id: Some(self.entropy.token()), ..envelope };
             return self.send_job(&named, &queue.name, self.ledger.now()).await;
         }
         let id = envelope.id.get_or_insert_with(|| self.entropy.token()).clone();
-        if let Some(fate) = self.unique_says(&kind, &envelope, queue, &id).await {
+        let unique = kind.unique.filter(|_| !part);
+        if let Some(fate) = self.unique_says(unique, &envelope, queue, &id).await {
             return fate;
         }
-        let Some(permit) = self.permit(queue, delivery).await else { return Fate::Requeue };
+        let Some(permit) = self.permit(queue, envelope.due, delivery).await else { return Fate::Requeue };
         // It may have waited for room and slot for minutes, and its owner may have been paused meanwhile.
         let owner = self.owner_of(&envelope).await;
         if !lets_start(owner) {
             drop(permit);
             return self.owner_says_no(&kind, &envelope, queue, owner).await;
         }
-        if kind.unique.is_some_and(|unique| unique.until_start) {
+        if unique.is_some_and(|unique| unique.until_start) {
             if !self.give_place(&envelope, &id).await {
                 return Fate::Requeue;
             }
             self.life.reached(Point::PlaceGivenBefore).await;
         }
+        let failure = match part {
+            false => None,
+            true => match self.hold_part(&envelope, queue, (&id, kind.timeout)).await {
+                Ok(failure) => Some(failure),
+                Err(fate) => return fate,
+            },
+        };
         let now = self.ledger.now();
         let due = envelope.due.unwrap_or(now);
         let job = Job {
@@ -68,9 +78,10 @@ impl Core {
             key: envelope.key.clone(),
             queue: queue.name.to_string(),
             tick: None,
-            attempt: envelope.attempt,
+            attempt: failure.as_ref().map_or(envelope.attempt, reconcile::attempt),
             owner: envelope.owner.clone(),
             carry: serde_json::Value::Null,
+            unavailable: Vec::new(),
             nominal: due,
             deadline: now + kind.timeout,
             grace: Duration::ZERO,
@@ -79,7 +90,7 @@ impl Core {
             reporter: Reporter::default(),
         };
         self.life.reached(Point::JobTaken).await;
-        let outcome = match self.handle(queue, job, now.since(due), permit).await {
+        let mut outcome = match self.handle(queue, job, now.since(due), permit).await {
             Outcome::DoneWith(Yield { batch, .. }) if !batch.is_empty() => {
                 Outcome::fail(Reason::new(Class::Answer, "only a tick of a chain can wait for a batch"))
             }
@@ -87,8 +98,16 @@ impl Core {
         };
         self.life.reached(Point::JobHandled).await;
         let at = self.ledger.now();
+        kind.policies.judge(&kind.retry, &mut outcome, (&envelope.kind, &envelope.key), at);
+        let (mut outcome, mut retry) = kind.policies.rule(outcome, &kind.retry);
+        let end = failure.and_then(|failure| self.settle_part(&failure, &kind, &mut outcome, at));
+        let once = reconcile::once();
+        if part {
+            // Whether there is another attempt is said in the part's row.
+            retry = &once;
+        }
         let ladder = &self.dispatch.ladder;
-        let mut decision = decide(None, &kind.retry, envelope.attempt, outcome, at, ladder, &self.entropy);
+        let mut decision = decide(None, retry, envelope.attempt, outcome, at, ladder, &self.entropy);
         self.note(&envelope, queue, None, &decision, false);
         let yields = std::mem::take(&mut decision.yields);
         let asking = Asking {
@@ -109,7 +128,14 @@ impl Core {
             let Some(begun) = self.insist("accept what a job asks for", accept).await else { return Fate::Requeue };
             join(self.send_first(begun, at), self.send_spawned(asked.envelopes)).await;
         }
+        let safe = match (&end, decision.next) {
+            (Some(end), _) => self.end_part(&id, end, at).await,
+            (None, Next::Snooze { due }) if part => self.put_part_off(&id, due).await,
+            (None, _) => true,
+        };
         match decision.next {
+            _ if !safe => Fate::Requeue,
+            _ if end.is_some() => self.forget(&id).await,
             Next::End | Next::Tick { .. } | Next::Gather => self.job_ended(&kind, &envelope, &id, decision, at).await,
             Next::Attempt { .. } if mutant!(RetryIsDropped) => Fate::Ack,
             Next::Attempt { attempt, due } => {
@@ -125,10 +151,12 @@ impl Core {
 
     /// Keeps what went wrong, and gives up what the job had.
     async fn job_ended(&self, kind: &KindSettings, envelope: &Envelope, id: &str, end: Decision, at: Time) -> Fate {
-        if let Some(reason) = end.reason.filter(|_| !mutant!(FailureIsDropped)) {
+        if let Some(reason) = end.reason.as_ref().filter(|_| !mutant!(FailureIsDropped)) {
             let record = || {
                 let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
-                self.ledger.record_failure(kind, key, reason.text.clone(), at)
+                let (code, permanent) = (reason.code().map(Into::into), end.verdict == Verdict::Retired);
+                let whole = FailedItem { code, permanent, ..FailedItem::new("", reason.text.clone()) };
+                self.ledger.record_failure(kind, key, whole, at)
             };
             if self.insist("keep a failure", record).await.is_none() {
                 return Fate::Requeue;
@@ -181,8 +209,14 @@ impl Core {
     }
 
     /// What becomes of a job when another of its kind and key has its place; `None` when it has it.
-    async fn unique_says(&self, kind: &KindSettings, envelope: &Envelope, queue: &QueueRun, id: &str) -> Option<Fate> {
-        let Unique { window, until_start } = kind.unique?;
+    async fn unique_says(
+        &self,
+        unique: Option<Unique>,
+        envelope: &Envelope,
+        queue: &QueueRun,
+        id: &str,
+    ) -> Option<Fate> {
+        let Unique { window, until_start } = unique?;
         if until_start && envelope.attempt > 1 {
             // It has started, and so given its place up.
             return None;
@@ -218,7 +252,7 @@ impl Core {
     }
 
     /// Where the broker keeps nothing, the ledger does, and now it need not any more.
-    async fn forget(&self, id: &str) -> Fate {
+    pub(super) async fn forget(&self, id: &str) -> Fate {
         if self.dispatch.broker.keeps_messages() {
             return Fate::Ack;
         }
@@ -228,7 +262,7 @@ impl Core {
         }
     }
 
-    async fn send_job(&self, envelope: &Envelope, queue: &str, decided: Time) -> Fate {
+    pub(super) async fn send_job(&self, envelope: &Envelope, queue: &str, decided: Time) -> Fate {
         let envelope = &Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
         if !self.dispatch.broker.keeps_messages() {
             let keep = || self.ledger.keep_job(envelope.id.clone().unwrap_or_default(), envelope.encode());

@@ -18,7 +18,7 @@ use std::time::Duration;
 use futures_util::future::join;
 use futures_util::{StreamExt, stream};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::attempt::Claimed;
 use super::life::Point;
@@ -31,9 +31,9 @@ use crate::job::{BadMessage, ChainRef, Envelope, MAX_DEATHS};
 use crate::ladder::Hop;
 use crate::ledger::{Claim, ClaimRequest, Finish, Hint, LedgerError};
 use crate::outcome::Decision;
-use crate::reason::Class;
+use crate::reason::{Class, Reason};
 use crate::telemetry::Count;
-use crate::throttle::Slot;
+use crate::throttle::{Slot, Want};
 
 /// How long a successor is published again and again before it is left to catch-up.
 pub(super) const PUBLISH_PATIENCE: Duration = Duration::from_secs(60);
@@ -46,6 +46,11 @@ const LEDGER_PAUSE: Duration = Duration::from_secs(5);
 /// again. RabbitMQ closes the channel of a consumer that keeps one for 30 minutes, and a handler
 /// may take 25 of them.
 const MOST_WAITING: Duration = Duration::from_secs(4 * 60);
+
+/// Of that, what is left for writing that it is put off.
+const TIME_TO_SAY: Duration = Duration::from_secs(5);
+/// Whoever has no slot is put off for this long at least.
+const SHORTEST_BLOCK: Duration = Duration::from_secs(1);
 
 /// Messages of one finish published at the same time.
 const IN_FLIGHT: usize = 64;
@@ -61,6 +66,8 @@ pub(super) enum Fate {
 /// Leave to start: room among the queue's running jobs, and a slot of its throttle.
 pub(super) struct Permit {
     pub(super) slot: Option<Slot>,
+    /// It has no slot, nor one soon: whoever would start is put off for so long.
+    pub(super) blocked: Option<Duration>,
     pub(super) _room: OwnedSemaphorePermit,
 }
 
@@ -221,7 +228,7 @@ impl Core {
     async fn claim(&self, queue: &QueueRun, delivery: &Delivery, request: ClaimRequest) -> Option<Answered> {
         let mut pause = FIRST_PAUSE;
         loop {
-            let permit = self.permit(queue, delivery).await?;
+            let permit = self.permit(queue, Some(request.hint.due), delivery).await?;
             self.life.reached(Point::Permitted).await;
             let asked = Instant::now();
             let error = match self.ledger.claim(request.clone()).await {
@@ -334,19 +341,27 @@ impl Core {
     /// Room among the running, then a slot of the queue's throttle: in this order, because a slot
     /// is for now and not for when there is room. `None` when the worker stops, when it takes so
     /// long that the message had better come again, or when the broker has taken it back anyway.
-    pub(super) async fn permit(&self, queue: &QueueRun, delivery: &Delivery) -> Option<Permit> {
+    pub(super) async fn permit(&self, queue: &QueueRun, due: Option<Time>, delivery: &Delivery) -> Option<Permit> {
+        let since = Instant::now();
         let wait = async {
             let room = queue.permits.clone().acquire_owned().await.ok()?;
+            let mut blocked = None;
             let slot = match &queue.throttle {
                 // Asked once more below, since this can take long too.
                 Some(_) if !delivery.is_alive() => return None,
-                Some((throttle, figures)) if !mutant!(ThrottleIgnored) => {
+                Some((throttle, figures)) if !mutant!(ThrottleIgnored) && throttle.settings().key.is_none() => {
                     let _waiting = figures.wait();
-                    Some(throttle.slot(queue.priority).await)
+                    let due = due.unwrap_or_else(|| self.ledger.now());
+                    let want = Want { priority: queue.priority, due, cost: 1 };
+                    // There is time left to say so.
+                    let left = MOST_WAITING.saturating_sub(since.elapsed() + TIME_TO_SAY);
+                    let slot = timeout(throttle.settings().block.min(left), throttle.slot("", want)).await;
+                    blocked = slot.is_err().then(|| throttle.wait_of("", want).max(SHORTEST_BLOCK));
+                    slot.ok()
                 }
                 _ => None,
             };
-            delivery.is_alive().then_some(Permit { slot, _room: room })
+            delivery.is_alive().then_some(Permit { slot, blocked, _room: room })
         };
         tokio::select! {
             biased;
@@ -396,6 +411,7 @@ impl Core {
             attempt = envelope.attempt,
             fence = claim.map(|(_, fence)| fence),
             class = class.as_str(),
+            code = decision.reason.as_ref().and_then(Reason::code),
             reason,
             "{word}"
         );

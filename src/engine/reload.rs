@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Core;
 use super::moves::{Mover, Replanned};
-use crate::config::{BrokerUrl, Config, KindSettings, Recurrence};
+use crate::config::{BrokerUrl, Config, KindSettings, Recurrence, ThrottleSettings};
 use crate::ledger::{Filter, LedgerError, Listed, Place, Which};
 use crate::schedule::Schedule;
 
@@ -33,6 +33,8 @@ struct Change {
     changed: Vec<String>,
     /// Kinds whose chains come at other times.
     moved: BTreeSet<String>,
+    /// Throttles that allow something else, or another way.
+    throttles: BTreeMap<String, ThrottleSettings>,
     /// What stays as it was until the worker is started again.
     fixed: Vec<String>,
 }
@@ -49,6 +51,7 @@ pub async fn run(core: Arc<Core>, mut current: Config, mut fresh: mpsc::Receiver
                         let change = compare(&current, &next);
                         moving.extend(change.moved.iter().cloned());
                         current.kinds.clone_from(&change.kinds);
+                        current.throttles.extend(change.throttles.clone());
                         take_over(&core, change);
                         if let Some(chores) = &core.chores {
                             chores.take_over(current.clone());
@@ -69,7 +72,9 @@ pub async fn run(core: Arc<Core>, mut current: Config, mut fresh: mpsc::Receiver
 }
 
 fn take_over(core: &Core, change: Change) {
-    let Change { kinds, changed, moved, fixed } = change;
+    let Change { kinds, changed, moved, throttles, fixed } = change;
+    core.throttles.take_over(&throttles);
+    let throttles: Vec<&String> = throttles.keys().collect();
     for setting in &fixed {
         tracing::warn!(
             setting,
@@ -82,12 +87,18 @@ fn take_over(core: &Core, change: Change) {
     next.extend(super::shared(kinds));
     *current = Arc::new(next);
     drop(current);
-    tracing::info!(?changed, rescheduled = ?moved, "the configuration was read again");
+    tracing::info!(?changed, rescheduled = ?moved, ?throttles, "the configuration was read again");
 }
 
 /// Compares two configurations (pure).
 fn compare(old: &Config, new: &Config) -> Change {
-    let mut change = Change { kinds: BTreeMap::new(), changed: Vec::new(), moved: BTreeSet::new(), fixed: Vec::new() };
+    let mut change = Change {
+        kinds: BTreeMap::new(),
+        changed: Vec::new(),
+        moved: BTreeSet::new(),
+        throttles: BTreeMap::new(),
+        fixed: Vec::new(),
+    };
     let same_broker = match (&old.broker.url, &new.broker.url) {
         (BrokerUrl::Amqp(old), BrokerUrl::Amqp(new)) => old == new,
         (old, new) => said(old) == said(new),
@@ -98,10 +109,16 @@ fn compare(old: &Config, new: &Config) -> Change {
         ("[worker]", said(&old.worker) == said(&new.worker)),
         ("[catch_up]", said(&old.catch_up) == said(&new.catch_up)),
         ("[queues]", said(&old.queues) == said(&new.queues)),
-        ("[throttles]", old.throttles == new.throttles),
     ] {
         if !same {
             change.fixed.push(name.into());
+        }
+    }
+    for (name, is) in &new.throttles {
+        match old.throttles.get(name) {
+            None => change.fixed.push(format!("[throttles.{name}], which is new")),
+            Some(was) if was != is => drop(change.throttles.insert(name.clone(), is.clone())),
+            Some(_) => {}
         }
     }
     for (name, was) in &old.kinds {
@@ -121,7 +138,11 @@ fn compare(old: &Config, new: &Config) -> Change {
         if said(&was.roster) != said(&is.roster) {
             change.fixed.push(format!("kinds.{name}.roster"));
         }
+        if was.reconcile != is.reconcile {
+            change.fixed.push(format!("kinds.{name}.reconcile"));
+        }
         (is.handler, is.roster) = (was.handler.clone(), was.roster.clone());
+        is.reconcile.clone_from(&was.reconcile);
         if said(was) != said(&is) {
             change.changed.push(name.clone());
         }
@@ -224,6 +245,13 @@ mod tests {
     }
 
     #[test]
+    fn a_throttle_allows_something_else_from_now_on() {
+        let change = compare(&config(TEXT), &config(&TEXT.replace("allow = 5", "allow = 6")));
+        assert_eq!(change.throttles["slow"].limits.window.allow, 6);
+        assert!(change.fixed.is_empty() && change.changed.is_empty());
+    }
+
+    #[test]
     fn a_table_of_changes() {
         type Names = &'static [&'static str];
         let table: [(&str, &str, Names, Names, Names); 10] = [
@@ -233,7 +261,7 @@ mod tests {
             ("every = \"1h\"", "every = \"1h\"\ntimeout = \"1m\"", &["sync"], &[], &[]),
             ("cron = \"@daily\"", "", &["report"], &[], &[]),
             ("[kinds.single]", "[kinds.single]\nevery = \"1m\"", &["single"], &["single"], &[]),
-            ("allow = 5", "allow = 6", &[], &[], &["[throttles]"]),
+            ("[throttles.slow]", "[throttles.fast]", &[], &[], &["[throttles.fast], which is new"]),
             ("[queues.work]", "[queues.work]\n[queues.more]", &[], &[], &["[queues]"]),
             (
                 "[kinds.single]\n        handler.exec.argv = [\"/bin/true\"]",
@@ -259,6 +287,7 @@ mod tests {
             assert_eq!(change.changed, changed, "{label}");
             assert_eq!(change.moved.iter().map(String::as_str).collect::<Vec<_>>(), moved, "{label}");
             assert_eq!(change.fixed, fixed, "{label}");
+            assert!(change.throttles.is_empty(), "{label}");
             assert!(change.kinds.keys().eq(old.kinds.keys()), "{label}: this worker has handlers for these alone");
         }
     }

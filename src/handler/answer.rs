@@ -18,6 +18,8 @@ pub const KEPT: usize = 64 * 1024;
 pub const EXCERPT: usize = 200;
 /// The longest reason that a handler may give, in characters; the rest is cut off.
 const LONGEST_REASON: usize = 1_000;
+/// The longest name of a reason, likewise.
+const LONGEST_CODE: usize = 100;
 
 /// The outcome that `text` decides on: `None` when it is not a JSON object with `outcome`, or with
 /// what goes with "done" and nothing else, and a failure that says what is wrong when it is one but
@@ -48,6 +50,8 @@ struct Answer<'a> {
     outcome: Option<&'a RawValue>,
     #[serde(borrow, default)]
     reason: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    code: Option<&'a RawValue>,
     #[serde(borrow, default)]
     after: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -105,6 +109,8 @@ struct Chain<'a> {
 struct Failed {
     item: String,
     reason: String,
+    #[serde(default)]
+    code: Option<String>,
 }
 
 impl Answer<'_> {
@@ -116,6 +122,13 @@ impl Answer<'_> {
             Some(reason) => match string(reason) {
                 Some(reason) => excerpt(reason.as_bytes(), LONGEST_REASON).into(),
                 None => return Err(format!("`reason` is {}, not text", shown(reason.get()))),
+            },
+        };
+        let reason = match self.code {
+            None => reason,
+            Some(code) => match string(code) {
+                Some(code) if !code.is_empty() => reason.coded(excerpt(code.as_bytes(), LONGEST_CODE)),
+                _ => return Err(format!("`code` is {}; it is the name of a reason", shown(code.get()))),
             },
         };
         match (word.as_str(), after) {
@@ -163,8 +176,11 @@ impl Answer<'_> {
         };
         let carry = self.carry.map(|carry| serde_json::from_str(carry.get()).map_err(|error| error.to_string()));
         let failed = list::<Failed>("failed", self.failed)?.into_iter().map(|failed| FailedItem {
-            item: excerpt(failed.item.as_bytes(), EXCERPT),
-            reason: excerpt(failed.reason.as_bytes(), LONGEST_REASON),
+            code: failed.code.filter(|code| !code.is_empty()).map(|code| excerpt(code.as_bytes(), LONGEST_CODE)),
+            ..FailedItem::new(
+                excerpt(failed.item.as_bytes(), EXCERPT),
+                excerpt(failed.reason.as_bytes(), LONGEST_REASON),
+            )
         });
         Ok(Some(Yield {
             jobs: jobs("spawn", self.spawn)?,
@@ -347,7 +363,7 @@ mod tests {
                     "failed":[{"item":"page 7","reason":"gone"}]}"#,
                 Outcome::DoneWith(Yield {
                     jobs: vec![job("x", Value::Null, None, 0), job("y", serde_json::json!([1]), Some("q"), 5)],
-                    failed: vec![FailedItem { item: "page 7".into(), reason: "gone".into() }],
+                    failed: vec![FailedItem::new("page 7", "gone")],
                     ..Yield::default()
                 }),
             ),
@@ -380,7 +396,21 @@ mod tests {
                     ..Yield::default()
                 }),
             ),
+            (
+                r#"{"outcome":"done","failed":[{"item":"us","reason":"r","code":"empty"},{"item":"jp","reason":"r","code":null}]}"#,
+                Outcome::DoneWith(Yield {
+                    failed: vec![
+                        FailedItem { code: Some("empty".into()), ..FailedItem::new("us", "r") },
+                        FailedItem::new("jp", "r"),
+                    ],
+                    ..Yield::default()
+                }),
+            ),
             (r#"{"chains":[]}"#, Outcome::DoneWith(Yield::default())),
+            (
+                r#"{"outcome":"retry","reason":"busy","code":"rate_limited"}"#,
+                Outcome::retry(Reason::from("busy").coded("rate_limited")),
+            ),
             (r#"{"outcome":"done","spawn":[],"failed":null}"#, Outcome::DoneWith(Yield::default())),
             (r#"{"outcome":"retire","reason":"deleted"}"#, Outcome::Retire { reason: "deleted".into() }),
         ];
@@ -404,6 +434,8 @@ mod tests {
             (r#"{"outcome":"done","after":30}"#, "`after` goes with \"retry\" and \"snooze\", not with \"done\""),
             (r#"{"outcome":"retire","after":"30s"}"#, "not with \"retire\""),
             (r#"{"outcome":"fail","reason":5}"#, "`reason` is 5, not text"),
+            (r#"{"outcome":"fail","code":5}"#, "`code` is 5; it is the name of a reason"),
+            (r#"{"outcome":"fail","code":""}"#, "`code` is \"\"; it is the name"),
             (r#"{"outcome":"retry","spawn":[]}"#, "`next_in` go with \"done\", not with \"retry\""),
             (r#"{"outcome":"done","next_in":"0s"}"#, "`next_in` must be longer than zero"),
             (r#"{"outcome":"done","next_in":"soon"}"#, "`next_in`: `soon` is not"),

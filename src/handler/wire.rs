@@ -20,6 +20,8 @@ pub struct JobView<'a> {
     owner: Option<&'a str>,
     #[serde(skip_serializing_if = "Value::is_null")]
     carry: &'a Value,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    unavailable: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
     chain: Option<ChainView>,
     nominal: Time,
@@ -49,6 +51,7 @@ impl<'a> From<&'a Job> for JobView<'a> {
             payload: &job.payload,
             owner: job.owner.as_deref(),
             carry: &job.carry,
+            unavailable: &job.unavailable,
             chain: job.tick.map(|t| ChainView { epoch: t.epoch, tick: t.tick, fence: t.fence }),
             nominal: job.nominal,
             deadline: job.deadline,
@@ -85,6 +88,7 @@ mod tests {
             attempt: 2,
             owner: Some("team".into()),
             carry: json!({"page": 7}),
+            unavailable: Vec::new(),
             grace: std::time::Duration::ZERO,
             nominal: Time::from_millis(1_790_000_000_000),
             deadline: Time::from_millis(1_790_000_030_000),

@@ -72,6 +72,9 @@ pub struct Listed {
     pub started_tick: i64,
     /// Members of the batch that it waits for: those that have not ended, and all. Zero without one.
     pub batch: (i64, i64),
+    /// Why its entity is unavailable, when a run has ended the chain for that: the name of the reason, if it
+    /// has one, and its words.
+    pub unavailable: Option<String>,
 }
 
 /// An owner's rotations.

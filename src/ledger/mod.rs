@@ -3,16 +3,19 @@
 //! Messages are replaceable hints; what the ledger says counts. Each verb is one transaction.
 //!
 //! - [`words`](self) and `look`: what the verbs take and answer.
-//! - [`Rosters`] and [`History`]: the verbs that rosters need, and those that keep the history within bounds.
+//! - [`Rosters`], [`History`], [`Failures`] and [`Slots`]: the verbs that rosters need, those that keep the history
+//!   within bounds, those for what has failed, and those of throttles.
 //! - [`judge`] decides about a claim purely, so that every ledger decides alike.
 //! - [`sqlite`]: a file on this machine, written by one thread with group commit.
 //! - [`postgres`]: a server that many workers share, written in groups too.
 
+mod failed;
 mod history;
 mod judge;
 mod look;
 pub mod postgres;
 mod rosters;
+mod slots;
 pub mod sqlite;
 mod words;
 
@@ -22,15 +25,17 @@ use async_trait::async_trait;
 
 use crate::clock::Time;
 use crate::progress::Progress;
+pub use failed::{DueItem, FailureFilter, FailurePlace, Failures, Hold, ItemEnd, Plan, PlannedItem};
 pub use history::History;
 pub use judge::{ChainRow, Judgement, judge};
 pub use look::{Condition, Filter, Listed, Move, OwnerCensus, Place};
 pub use rosters::{Enlisted, Rosters};
+pub use slots::{SlotAnswer, SlotRequest, SlotWish, Slots, ThrottleRow, serve};
 pub use words::*;
 
 /// Keeps the truth.
 #[async_trait]
-pub trait Ledger: Rosters + History + Send + Sync {
+pub trait Ledger: Rosters + History + Failures + Slots + Send + Sync {
     /// Names this ledger; chains' messages carry it.
     fn id(&self) -> &str;
 
@@ -105,11 +110,11 @@ pub trait Ledger: Rosters + History + Send + Sync {
         limit: u32,
     ) -> Result<Vec<Hint>, LedgerError>;
 
-    /// Keeps a failed one-off job's reason.
+    /// Keeps what went wrong with an entity, or with a part of it.
     ///
     /// # Errors
     /// When it is not known to be written.
-    async fn record_failure(&self, kind: String, key: String, reason: String, at: Time) -> Result<(), LedgerError>;
+    async fn record_failure(&self, kind: String, key: String, failed: FailedItem, at: Time) -> Result<(), LedgerError>;
 
     /// The kept failures, latest first.
     ///

@@ -293,6 +293,8 @@ pub struct FinishRequest {
     pub verdict: Verdict,
     /// Why, unless it worked.
     pub reason: Option<String>,
+    /// The name of that reason, if it has one.
+    pub code: Option<String>,
     /// How long after the next due time catch-up looks after the chain.
     pub slack: Duration,
     /// One-off jobs that the run asks for, accepted together with its end.
@@ -348,6 +350,14 @@ impl FinishRequest {
         matches!(self.verdict, Verdict::Failed | Verdict::Retired)
     }
 
+    /// What is kept when the run has not worked for good.
+    pub fn failure(&self) -> Option<FailedItem> {
+        let reason = self.reason.clone().unwrap_or_default();
+        let (code, permanent) = (self.code.clone(), self.verdict == Verdict::Retired);
+        let whole = FailedItem { code, permanent, ..FailedItem::new("", reason) };
+        self.counts_as_failed().then_some(whole)
+    }
+
     /// What to answer when nobody holds the chain and `row`, which this finish's claim was the last
     /// to hold, stands where the finish puts it: it is written already, and whoever was not told
     /// asks again. `None` when it is not written.
@@ -368,13 +378,26 @@ pub struct SpawnedJob {
     pub body: Vec<u8>,
 }
 
-/// A part of a run that failed, kept as a [`Failure`] of its entity.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A part of a run that failed, or the whole of it: kept as a [`Failure`] of its entity.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FailedItem {
-    /// Names the part within the entity; not empty.
+    /// Names the part within the entity; empty only for the whole.
     pub item: String,
     /// What went wrong.
     pub reason: String,
+    /// The name of that reason, if it has one: see [`crate::policy`].
+    pub code: Option<String>,
+    /// When it may be fed back; never without it. The engine fills it in.
+    pub next_retry_at: Option<Time>,
+    /// It is never tried again by itself. Likewise.
+    pub permanent: bool,
+}
+
+impl FailedItem {
+    /// What went wrong with `item`; whether and when it is tried again is left to the kind's settings.
+    pub fn new(item: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { item: item.into(), reason: reason.into(), ..Self::default() }
+    }
 }
 
 /// The answer to a [`FinishRequest`].
@@ -444,10 +467,22 @@ pub struct Failure {
     pub item: String,
     /// What the handler said.
     pub reason: String,
-    /// How often the entity has failed for good since the first time.
+    /// The name of that reason, if it has one.
+    pub code: Option<String>,
+    /// How often it has failed for good since the first time.
     pub times: i64,
+    /// How often it has been tried, as the maximum of its reason counts; an operator sets it back to zero.
+    pub attempts: i64,
+    /// The first time.
+    pub first_at: Time,
     /// The last time.
     pub last_at: Time,
+    /// When reconcile looks at it again, if it does. Its reason's backoff may say later then.
+    pub next_retry_at: Option<Time>,
+    /// It is never tried again by itself. With an empty `item`: the entity is unavailable.
+    pub permanent: bool,
+    /// The id of the job that is under way for it.
+    pub fed: Option<String>,
 }
 
 /// The kinds that somebody takes care of.
@@ -596,9 +631,11 @@ pub struct Census {
     pub paused: i64,
     /// Chains that have ended; single ticks beside a chain are not counted.
     pub retired: i64,
+    /// Of these, those that ended by a run's word: their entities are unavailable.
+    pub unavailable: i64,
     /// Chains whose messages were ahead of the ledger.
     pub quarantined: i64,
-    /// Entities with a kept failure.
+    /// Entities with a kept failure, and parts of entities.
     pub failures: i64,
     /// Messages kept in the ledger because they could not be used.
     pub quarantined_messages: i64,

@@ -70,6 +70,21 @@ impl Rosters for SimulatedLedger {
 }
 
 #[async_trait]
+impl Slots for SimulatedLedger {
+    async fn slots(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotAnswer>, LedgerError> {
+        self.through(true, self.inner.slots(requests)).await
+    }
+
+    async fn throttles(&self, limit: u32) -> Result<Vec<ThrottleRow>, LedgerError> {
+        self.through(false, self.inner.throttles(limit)).await
+    }
+
+    async fn forget_idle(&self, limit: u32) -> Result<usize, LedgerError> {
+        self.through(true, self.inner.forget_idle(limit)).await
+    }
+}
+
+#[async_trait]
 impl History for SimulatedLedger {
     async fn end_left(&self, limit: u32) -> Result<(), LedgerError> {
         self.through(true, self.inner.end_left(limit)).await
@@ -81,6 +96,50 @@ impl History for SimulatedLedger {
 
     async fn expire(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
         self.through(true, self.inner.expire(before, limit)).await
+    }
+}
+
+#[async_trait]
+impl Failures for SimulatedLedger {
+    async fn failed(
+        &self,
+        filter: FailureFilter,
+        after: Option<FailurePlace>,
+        limit: u32,
+    ) -> Result<Vec<Failure>, LedgerError> {
+        self.through(false, self.inner.failed(filter, after, limit)).await
+    }
+
+    async fn count_failed(&self, filter: FailureFilter) -> Result<(u64, u64), LedgerError> {
+        self.through(false, self.inner.count_failed(filter)).await
+    }
+
+    async fn retry_failed(&self, filter: FailureFilter) -> Result<u64, LedgerError> {
+        self.through(true, self.inner.retry_failed(filter)).await
+    }
+
+    async fn drop_failed(&self, filter: FailureFilter) -> Result<u64, LedgerError> {
+        self.through(true, self.inner.drop_failed(filter)).await
+    }
+
+    async fn due_items(&self, kind: String, limit: u32) -> Result<Vec<DueItem>, LedgerError> {
+        self.through(false, self.inner.due_items(kind, limit)).await
+    }
+
+    async fn plan_items(&self, planned: Vec<PlannedItem>) -> Result<Vec<bool>, LedgerError> {
+        self.through(true, self.inner.plan_items(planned)).await
+    }
+
+    async fn hold_item(&self, id: String, length: Duration) -> Result<Hold, LedgerError> {
+        self.through(true, self.inner.hold_item(id, length)).await
+    }
+
+    async fn put_off_item(&self, id: String, until: Time) -> Result<(), LedgerError> {
+        self.through(true, self.inner.put_off_item(id, until)).await
+    }
+
+    async fn end_item(&self, id: String, end: ItemEnd, at: Time) -> Result<(), LedgerError> {
+        self.through(true, self.inner.end_item(id, end, at)).await
     }
 }
 
@@ -164,8 +223,8 @@ impl Ledger for SimulatedLedger {
         self.through(false, self.inner.messages(queues, kinds, after, limit)).await
     }
 
-    async fn record_failure(&self, kind: String, key: String, reason: String, at: Time) -> Result<(), LedgerError> {
-        self.through(true, self.inner.record_failure(kind, key, reason, at)).await
+    async fn record_failure(&self, kind: String, key: String, failed: FailedItem, at: Time) -> Result<(), LedgerError> {
+        self.through(true, self.inner.record_failure(kind, key, failed, at)).await
     }
 
     async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {

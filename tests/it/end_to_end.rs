@@ -378,6 +378,7 @@ mod run {
             next: Next::Tick { nominal: ledger.now(), due: ledger.now() },
             verdict: Verdict::Done,
             reason: None,
+            code: None,
             slack: Duration::from_secs(3_600),
             spawned: Vec::new(),
             failed: Vec::new(),

@@ -7,6 +7,8 @@ use jiff::Timestamp;
 use roundelay::Config;
 use roundelay::clock::Time;
 use roundelay::engine::enroll::{Enroller, Entity};
+use roundelay::policy::Policy;
+use roundelay::reason::{Class, Mark, Reason};
 
 use crate::virtual_time::World;
 
@@ -44,7 +46,8 @@ fn the_app_stores_have_their_rates() {
             "sync-tracked-ios"
         ]
     );
-    let rate = |config: &Config, name: &str| (config.throttles[name].allow, config.throttles[name].per.as_secs());
+    let window = |config: &Config, name: &str| config.throttles[name].limits.window;
+    let rate = |config: &Config, name: &str| (window(config, name).allow, window(config, name).per.as_secs());
     let rates = ["sync-ios", "sync-android", "charts-ios", "charts-android"].map(|name| rate(&config, name));
     assert_eq!(rates, [(5, 60), (5, 60), (24, 60), (37, 60)]);
     for platform in ["ios", "android"] {
@@ -54,6 +57,24 @@ fn the_app_stores_have_their_rates() {
     let outside = [("ROUNDELAY__THROTTLES__SYNC_IOS__ALLOW".to_owned(), "10".to_owned())];
     let config = Config::parse(text, "appstore", outside).unwrap();
     assert_eq!(rate(&config, "sync-ios"), (10, 60));
+}
+
+/// A 404 is permanent for a country (E4), and what failed comes back on the app's own queue (E7).
+#[test]
+fn the_app_stores_have_their_reasons() {
+    let config = Config::parse(EXAMPLES[4].1, "appstore", []).unwrap();
+    let sync = &config.kinds["sync-app"];
+    let reply = Reason::new(Class::Http4xx, "no").marked(Mark::Status(404));
+    let empty = sync.policies.code(&reply).unwrap();
+    assert_eq!((empty, &sync.policies.reasons[empty]), ("empty_response", &Policy::Fail));
+    let now = Time::from_millis(1_000);
+    let next = |code, attempts| sync.policies.next_try(Some(code), &sync.retry, attempts, now, 7);
+    assert_eq!(next("empty_response", 1), None, "never again");
+    assert_eq!(next("rate_limited", 99), Some(now + Duration::from_secs(60)));
+    let of_store = (1..=5).map(|attempts| next("store_error", attempts).is_some()).collect::<Vec<_>>();
+    assert_eq!(of_store, [true, true, true, true, false], "five attempts of its own, where the kind has three");
+    let reconcile = sync.reconcile.as_ref().unwrap();
+    assert_eq!((reconcile.every, &reconcile.kind), (Duration::from_secs(900), &None));
 }
 
 fn time(text: &str) -> Time {

@@ -45,6 +45,7 @@ fn job(key: &str, payload: Value) -> Job {
         attempt: 2,
         owner: None,
         carry: Value::Null,
+        unavailable: Vec::new(),
         grace: Duration::ZERO,
         nominal: Time::from_millis(1_790_000_000_123),
         deadline: now + LONG,

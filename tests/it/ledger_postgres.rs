@@ -12,8 +12,8 @@ use roundelay::config::Secret;
 use roundelay::guard::Guard;
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::{
-    Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Hint, Kinds, Ledger, LedgerError, LookAgain, NewChain,
-    Renewal,
+    Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Hint, Kinds, Ledger, LedgerError, LookAgain,
+    NewChain, Renewal,
 };
 use roundelay::outcome::{Next, Verdict};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -68,6 +68,7 @@ fn done(hint: &Hint, fence: i64, at: Time) -> FinishRequest {
         next: Next::Tick { nominal: at, due: at },
         verdict: Verdict::Done,
         reason: None,
+        code: None,
         slack: SLACK,
         spawned: Vec::new(),
         failed: Vec::new(),
@@ -246,7 +247,7 @@ async fn a_verb_that_cannot_be_written_fails_alone() {
     let (refused, good) = tokio::join!(ledger.enroll(vec![bad]), join_all(good));
     assert!(matches!(refused, Err(LedgerError::Statement(_))), "{refused:?}");
     assert!(good.iter().all(|answer| matches!(answer.as_deref(), Ok([Enrolled::Created(_)]))), "{good:?}");
-    ledger.record_failure("sync".into(), "0".into(), "a\0b".into(), ledger.now()).await.unwrap();
+    ledger.record_failure("sync".into(), "0".into(), FailedItem::new("", "a\0b"), ledger.now()).await.unwrap();
     assert_eq!(ledger.failures(1).await.unwrap()[0].reason, "a\u{fffd}b");
 
     // A row that somebody keeps locked, for example by hand.

@@ -12,6 +12,7 @@ mod crash;
 mod discovery;
 mod end_to_end;
 mod examples;
+mod failures;
 mod flatness;
 mod forecast;
 mod foreign_clients;

@@ -106,7 +106,7 @@ mod run {
                 job("nobody", "c", None),
                 job("nobody", &long, None),
             ],
-            failed: vec![FailedItem { item: "page 7".into(), reason: "HTTP 404".into() }],
+            failed: vec![FailedItem::new("page 7", "HTTP 404")],
             ..Yield::default()
         }));
         let mut seen = Vec::new();

@@ -78,8 +78,17 @@ impl World {
 
     /// A worker.
     pub async fn start(&mut self) {
+        self.begin(Engine::without_chores).await;
+    }
+
+    /// A worker that also does what the engine does for itself.
+    pub async fn start_with_chores(&mut self) {
+        self.begin(|engine| engine).await;
+    }
+
+    async fn begin(&mut self, set_up: impl FnOnce(Engine) -> Engine) {
         self.connections.broker.apply(&self.config.topology()).await.unwrap();
-        let mut engine = Engine::new(self.config.clone()).connections(self.connections.clone()).without_chores();
+        let mut engine = set_up(Engine::new(self.config.clone()).connections(self.connections.clone()));
         let scripted = |kind: &String| self.scripts.contains_key(kind);
         let none = |settings: &KindSettings| matches!(settings.handler, HandlerSettings::Rust);
         for (kind, _) in self.config.kinds.iter().filter(|(kind, settings)| scripted(kind) || none(settings)) {

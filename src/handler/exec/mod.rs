@@ -27,7 +27,7 @@ use crate::clock::Clock;
 use crate::config::ExecSettings;
 use crate::job::Job;
 use crate::outcome::Outcome;
-use crate::reason::{Class, Reason};
+use crate::reason::{Class, Mark, Reason};
 
 /// The exit code that says that the data is at fault, and no retry will help (`EX_DATAERR`).
 const DATA_ERROR: i32 = 65;
@@ -169,10 +169,15 @@ async fn talk(stdin: Option<ChildStdin>, input: &[u8], out: impl Future<Output =
 fn outcome_of(status: ExitStatus, out: &[u8], err: &[u8]) -> Outcome {
     match status.code() {
         Some(0) => answer::decided(deciding_line(out)).unwrap_or(Outcome::Done),
-        Some(DATA_ERROR) => Outcome::fail(reason(Class::Exit, format!("exit {DATA_ERROR}"), err)),
-        Some(code) => Outcome::retry(reason(Class::Exit, format!("exit {code}"), err)),
+        Some(DATA_ERROR) => Outcome::fail(exited(DATA_ERROR, err)),
+        Some(code) => Outcome::retry(exited(code, err)),
         None => Outcome::retry(reason(Class::Signal, killed(status.signal()), err)),
     }
+}
+
+/// Known by its code, to which the kind's settings may give a name.
+fn exited(code: i32, err: &[u8]) -> Reason {
+    reason(Class::Exit, format!("exit {code}"), err).marked(Mark::Exit(code))
 }
 
 fn killed(signal: Option<i32>) -> String {
@@ -238,6 +243,8 @@ mod tests {
         for (code, out, err, expected) in table {
             assert_eq!(exit(code, out, err), expected, "exit {code}, {out:?}, {err:?}");
         }
+        let mark = |code| exit(code, "", "").reason().map(|reason| reason.mark.clone());
+        assert_eq!((mark(65), mark(3)), (Some(Mark::Exit(65)), Some(Mark::Exit(3))));
         assert_eq!(outcome_of(ExitStatus::from_raw(9), b"", b""), Outcome::retry("killed by SIGKILL"));
         assert_eq!(outcome_of(ExitStatus::from_raw(11), b"", b"oh"), Outcome::retry("killed by SIGSEGV: oh"));
         assert_eq!(outcome_of(ExitStatus::from_raw(40), b"", b""), Outcome::retry("killed by signal 40"));

@@ -8,7 +8,7 @@ use url::Url;
 use crate::clock::Time;
 use crate::handler::answer::{self, EXCERPT};
 use crate::outcome::{LONGEST_WAIT, Outcome};
-use crate::reason::{Class, Reason};
+use crate::reason::{Class, Mark, Reason};
 
 /// How long a 429 that names no time puts the job off.
 const DEFAULT_SNOOZE: Duration = Duration::from_secs(5);
@@ -42,7 +42,7 @@ pub fn outcome_of(reply: &Reply<'_>, now: Time) -> Outcome {
         (429, after) => snooze(reply, after.unwrap_or(DEFAULT_SNOOZE)),
         (503, Some(after)) => snooze(reply, after),
         (408 | 425 | 500..=599, after) => Outcome::Retry { reason: reason(reply), after },
-        (300..=399, _) => Outcome::fail(Reason::new(class(reply.status), redirect(reply))),
+        (300..=399, _) => Outcome::fail(marked(Reason::new(class(reply.status), redirect(reply)), reply)),
         _ => Outcome::fail(reason(reply)),
     }
 }
@@ -67,7 +67,12 @@ fn retry_after(value: &str, now: Time) -> Option<Duration> {
 fn reason(reply: &Reply<'_>) -> Reason {
     let body = answer::excerpt(reply.body, EXCERPT);
     let colon = if body.is_empty() { "" } else { ": " };
-    Reason::new(class(reply.status), format!("{}{colon}{body}", status(reply.status)))
+    marked(Reason::new(class(reply.status), format!("{}{colon}{body}", status(reply.status))), reply)
+}
+
+/// Known by its status, to which the kind's settings may give a name.
+fn marked(reason: Reason, reply: &Reply<'_>) -> Reason {
+    reason.marked(Mark::Status(reply.status.as_u16()))
 }
 
 fn class(status: StatusCode) -> Class {
@@ -246,13 +251,9 @@ mod tests {
             (999, Class::HttpOther),
         ];
         for (status, expected) in table {
-            let class = match outcome(status, "9", "") {
-                Outcome::Retry { reason, .. } | Outcome::Fail { reason } | Outcome::Snooze { reason, .. } => {
-                    reason.class
-                }
-                other => panic!("{status} gave {other:?}"),
-            };
-            assert_eq!(class, expected, "{status}");
+            let outcome = outcome(status, "9", "");
+            let reason = outcome.reason().unwrap_or_else(|| panic!("{status} gave {outcome:?}"));
+            assert_eq!((reason.class, &reason.mark), (expected, &Mark::Status(status)), "{status}");
         }
     }
 }

@@ -4,9 +4,10 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
 
 use super::connect::words;
+use super::failed::{failure, failure_columns};
 use super::group::hint;
 use super::reader::Reader;
-use super::views::{attempt, failure, time};
+use super::views::{attempt, time};
 use crate::clock::Time;
 use crate::ledger::look::sql_like;
 use crate::ledger::{
@@ -46,7 +47,13 @@ impl Reader {
         limit: u32,
     ) -> Result<Vec<Listed>> {
         let sql = "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, nominal, lease_until, owner,
-                          schedule, last_start, last_finish, started_tick, batch_open, batch_total
+                          schedule, last_start, last_finish, started_tick, batch_open, batch_total,
+                          -- Of the run that ended it, and of none before.
+                          CASE WHEN state = 2 THEN
+                              (SELECT coalesce(f.code || ': ', '') || f.reason FROM failures f
+                               WHERE f.kind = chains.kind AND f.key = chains.key AND f.item = '' AND f.permanent
+                                 AND f.last_at = chains.last_finish)
+                          END
                    FROM chains
                    WHERE (kind, key) > ($4, $5) AND kind <= $6 AND NOT once AND parent = 0
                      AND ($1::text IS NULL OR key = $1) AND ($2::text IS NULL OR owner = $2)
@@ -66,6 +73,7 @@ impl Reader {
                 last_finish: time(row, 14)?,
                 started_tick: row.try_get(15)?,
                 batch: (row.try_get(16)?, row.try_get(17)?),
+                unavailable: row.try_get(18)?,
             })
         };
         let ((after_kind, after_key), last) = filter.range(after);
@@ -111,8 +119,11 @@ impl Reader {
     }
 
     pub(super) async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>> {
-        let sql = "SELECT kind, key, item, reason, times, last_at FROM failures
-                   WHERE kind = $1 AND key = $2 ORDER BY last_at DESC";
+        let sql = concat!(
+            "SELECT ",
+            failure_columns!(),
+            " FROM failures f WHERE f.kind = $1 AND f.key = $2 ORDER BY f.last_at DESC"
+        );
         self.rows(sql, &[&kind, &key], failure).await
     }
 

@@ -9,6 +9,7 @@
 //! Only the server's clock decides. What [`Ledger::now`] tells follows it.
 
 mod connect;
+mod failed;
 mod foreign;
 mod group;
 mod history;
@@ -19,6 +20,7 @@ mod page;
 mod reader;
 mod rosters;
 mod schema;
+mod slots;
 mod tls;
 mod verbs;
 mod views;
@@ -44,6 +46,7 @@ pub(crate) use foreign::Foreign;
 use lane::Lane;
 use page::Quarantined;
 use reader::Reader;
+use slots::Desk;
 use verbs::{Accept, Enroll, Flush, ForgetJobs, KeepJob, Look, MarkSent, RecordFailure, Renew};
 
 /// Lanes for the verbs of single chains. While one waits for its commit, the other works.
@@ -67,6 +70,7 @@ pub struct PostgresLedger {
     /// For verbs about many chains, or none, which would hold up the others.
     rest: Lane,
     reader: Reader,
+    desk: Desk,
 }
 
 impl PostgresLedger {
@@ -83,7 +87,8 @@ impl PostgresLedger {
         let chains = try_join_all((0..LANES).map(|_| Lane::open(&address, clock.clone()))).await?;
         let rest = Lane::open(&address, clock.clone()).await?;
         let reader = Reader::open(&address).await?;
-        Ok(Self { id, clock, address, chains, rest, reader })
+        let desk = Desk::new(&address, clock.clone());
+        Ok(Self { id, clock, address, chains, rest, reader, desk })
     }
 
     /// The clock that follows the server's.
@@ -164,8 +169,8 @@ impl Ledger for PostgresLedger {
         self.reader.messages(queues, kinds, after, limit).await
     }
 
-    async fn record_failure(&self, kind: String, key: String, reason: String, at: Time) -> Result<(), LedgerError> {
-        self.rest.write(RecordFailure { kind, key, reason, at }).await
+    async fn record_failure(&self, kind: String, key: String, failed: FailedItem, at: Time) -> Result<(), LedgerError> {
+        self.rest.write(RecordFailure { kind, key, failed, at }).await
     }
 
     async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::clock::Time;
-use crate::ledger::{ChainRow, ChainState};
+use crate::ledger::{ChainRow, ChainState, FailedItem};
 
 /// What is to be locked, and what is to be taken from the sequences.
 #[derive(Debug, Default)]
@@ -95,7 +95,10 @@ pub(super) struct Ended {
 /// An entity's failures within the group.
 #[derive(Clone, Debug)]
 pub(super) struct Failed {
-    pub(super) reason: String,
+    /// As it was told last.
+    pub(super) last: FailedItem,
+    /// Whether it was told to be permanent.
+    pub(super) permanent: bool,
     pub(super) times: i64,
     pub(super) first_at: Time,
     pub(super) last_at: Time,
@@ -236,13 +239,15 @@ impl Page {
     }
 
     /// Notes a failure of an entity.
-    pub(super) fn failed(&mut self, kind: &str, key: &str, item: &str, reason: &str, at: Time) {
-        let place = (kind.to_owned(), key.to_owned(), item.to_owned());
-        let first = || Failed { reason: String::new(), times: 0, first_at: at, last_at: at };
+    pub(super) fn failed(&mut self, kind: &str, key: &str, told: &FailedItem, at: Time) {
+        let place = (kind.to_owned(), key.to_owned(), told.item.clone());
+        let first = || Failed { last: told.clone(), permanent: false, times: 0, first_at: at, last_at: at };
         let failed = self.writes.failures.entry(place).or_insert_with(first);
         failed.times += 1;
         failed.last_at = at;
-        failed.reason = reason.to_owned();
+        // Of a whole entity the last word counts.
+        failed.permanent = told.permanent || (failed.permanent && !told.item.is_empty());
+        failed.last.clone_from(told);
     }
 
     /// Says what becomes of a job, after what the group has said of it already.

@@ -6,7 +6,7 @@ use super::connect::{Session, words};
 use crate::clock::Entropy;
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 6] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out
     // of order. Text is compared byte by byte, so that an index does not depend on the system's
     // locales. Pages have room to spare, since most updates (a claim changes no indexed column) can
@@ -113,8 +113,35 @@ const MIGRATIONS: [&str; 4] = [
            PRIMARY KEY (kind, key)
        );"#,
     ROSTERS_AND_ARCHIVE,
+    FAILURES_BY_REASON,
+    THROTTLES,
     DISCOVERED_AND_PROGRESS,
 ];
+
+/// What a failure is known by, and when it is tried again. `fed` is the job that is under way for a part,
+/// and `held_until` the end of the time for which a run of it has the part.
+const FAILURES_BY_REASON: &str = r#"
+    ALTER TABLE failures
+        ADD COLUMN code text COLLATE "C",
+        ADD COLUMN attempts int8 NOT NULL DEFAULT 1,
+        ADD COLUMN next_retry_at int8,
+        ADD COLUMN permanent bool NOT NULL DEFAULT false,
+        ADD COLUMN fed text COLLATE "C",
+        ADD COLUMN held_until int8 NOT NULL DEFAULT 0;
+    UPDATE failures SET attempts = times;
+    CREATE INDEX failures_due ON failures (kind, next_retry_at) WHERE next_retry_at IS NOT NULL;
+    CREATE UNIQUE INDEX failures_fed ON failures (fed) WHERE fed IS NOT NULL;"#;
+
+/// What throttles remember, one row for each and each of its keys, until it is as good as new.
+const THROTTLES: &str = r#"
+    CREATE TABLE throttles (
+        name    text COLLATE "C" NOT NULL,
+        key     text COLLATE "C" NOT NULL,
+        state   text NOT NULL,
+        idle_at int8 NOT NULL,
+        PRIMARY KEY (name, key)
+    ) WITH (fillfactor = 50);
+    CREATE INDEX throttles_by_idle ON throttles (idle_at);"#;
 
 /// Which chains ended because their entities left the roster (only while the chain still has that
 /// epoch), and what has become too old for `attempts`.

@@ -167,8 +167,8 @@ impl Verb for FinishRequest {
             page.writes.ended.insert(self.fence, ended);
         }
         let Some((hint, state, owner)) = written else { return Finish::Fenced };
-        if self.counts_as_failed() {
-            page.failed(&hint.kind, &hint.key, "", self.reason.as_deref().unwrap_or_default(), self.at);
+        if let Some(whole) = self.failure() {
+            page.failed(&hint.kind, &hint.key, &whole, self.at);
         }
         let mut messages = accept(page, (&hint.kind, &hint.key), &self.spawned, &self.chains, &self.failed, self.at);
         if self.from_batch {
@@ -242,7 +242,7 @@ fn accept(
         page.job(&job.id, Job::Add(job.body.clone(), at));
     }
     for part in failed {
-        page.failed(kind, key, &part.item, &part.reason, at);
+        page.failed(kind, key, part, at);
     }
     let begun = chains.iter().filter_map(|chain| match enroll(page, chain) {
         Enrolled::Created(hint) => Some(hint),
@@ -425,7 +425,7 @@ impl Verb for Look {
 pub(super) struct RecordFailure {
     pub(super) kind: String,
     pub(super) key: String,
-    pub(super) reason: String,
+    pub(super) failed: FailedItem,
     pub(super) at: Time,
 }
 
@@ -435,7 +435,7 @@ impl Verb for RecordFailure {
     fn wants(&self, _: &mut Wanted) {}
 
     fn decide(&self, page: &mut Page) {
-        page.failed(&self.kind, &self.key, "", &self.reason, self.at);
+        page.failed(&self.kind, &self.key, &self.failed, self.at);
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
 
+use super::failed::{failure, failure_columns};
 use super::group::{hint, small};
 use super::reader::Reader;
 use crate::clock::Time;
@@ -58,7 +59,7 @@ impl Reader {
     }
 
     pub(super) async fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
-        let sql = "SELECT kind, key, item, reason, times, last_at FROM failures ORDER BY last_at DESC LIMIT $1";
+        let sql = concat!("SELECT ", failure_columns!(), " FROM failures f ORDER BY f.last_at DESC LIMIT $1");
         self.rows(sql, &[&i64::from(limit)], failure).await
     }
 
@@ -138,7 +139,10 @@ impl Reader {
                              (SELECT count(*) FROM quarantine),
                              (SELECT count(*) FROM jobs),
                              (SELECT min(due) FROM chains WHERE state = 0 AND due <= $1 AND lease_until <= $1
-                                                             AND batch_open = 0)";
+                                                             AND batch_open = 0),
+                             (SELECT count(*) FROM failures f
+                              JOIN chains c ON c.kind = f.kind AND c.key = f.key AND NOT c.once AND c.parent = 0
+                              WHERE f.permanent AND f.item = '' AND c.state = 2 AND c.last_finish = f.last_at)";
         let count = |row: &Row| {
             Ok(Census {
                 queues: Vec::new(),
@@ -149,6 +153,7 @@ impl Reader {
                 quarantined_messages: row.try_get(4)?,
                 kept_jobs: row.try_get(5)?,
                 oldest_due: row.try_get::<_, Option<i64>>(6)?.map(Time::from_millis),
+                unavailable: row.try_get(7)?,
             })
         };
         let counted = self.rows(counts, &[&now], count).await?.pop().unwrap_or_default();
@@ -205,17 +210,5 @@ pub(super) fn attempt(row: &Row) -> std::result::Result<AttemptRecord, Error> {
         overlapped: small(row.try_get(10)?),
         misfired: small(row.try_get(11)?),
         progress: row.try_get::<_, Option<String>>(12)?.as_deref().and_then(Progress::read),
-    })
-}
-
-/// In the order kind, key, item, reason, times, last_at.
-pub(super) fn failure(row: &Row) -> std::result::Result<Failure, Error> {
-    Ok(Failure {
-        kind: row.try_get(0)?,
-        key: row.try_get(1)?,
-        item: row.try_get(2)?,
-        reason: row.try_get(3)?,
-        times: row.try_get(4)?,
-        last_at: time(row, 5)?,
     })
 }

@@ -3,6 +3,7 @@
 use tokio_postgres::types::ToSql;
 
 use super::page::{Held, Job, Page};
+use crate::clock::Time;
 
 pub(super) const MOVE: &str = "
     UPDATE chains c
@@ -46,11 +47,21 @@ pub(super) const END_ATTEMPTS: &str = "
     FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::bool[], $6::int8[], $7::int8[], $8::text[])
          AS u (fence, finished, verdict, reason, only_if_open, overlapped, misfired, progress)
     WHERE a.fence = u.fence AND (a.finished IS NULL OR (a.verdict = 'lost' AND NOT u.only_if_open))";
+/// What is permanent for a part stays so, whatever is told of it later; of a whole entity the last word counts.
+/// While a job is under way for a part, that job is waited for.
 const FAILURES: &str = "
-    INSERT INTO failures (kind, key, item, reason, times, first_at, last_at)
-    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::int8[], $6::int8[], $7::int8[])
+    INSERT INTO failures (kind, key, item, reason, times, first_at, last_at, code, next_retry_at, permanent, attempts)
+    SELECT *, times
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::int8[], $6::int8[], $7::int8[], $8::text[],
+                $9::int8[], $10::bool[])
+         AS u (kind, key, item, reason, times, first_at, last_at, code, next_retry_at, permanent)
     ON CONFLICT (kind, key, item) DO UPDATE
-    SET reason = excluded.reason, times = failures.times + excluded.times, last_at = excluded.last_at";
+    SET reason = excluded.reason, times = failures.times + excluded.times, last_at = excluded.last_at,
+        code = excluded.code, attempts = failures.attempts + excluded.attempts,
+        permanent = excluded.permanent OR (failures.permanent AND failures.item <> ''),
+        next_retry_at = CASE WHEN excluded.permanent OR (failures.permanent AND failures.item <> '') THEN NULL
+                             WHEN failures.fed IS NOT NULL THEN failures.next_retry_at
+                             ELSE excluded.next_retry_at END";
 const QUARANTINE: &str = "
     INSERT INTO quarantine (at, source, reason, body)
     SELECT * FROM unnest($1::int8[], $2::text[], $3::text[], $4::bytea[])";
@@ -223,10 +234,13 @@ fn failures(page: &Page) -> Option<Part<'_>> {
             column(&rows, |((kind, ..), _)| text(kind)),
             column(&rows, |((_, key, _), _)| text(key)),
             column(&rows, |((.., item), _)| text(item)),
-            column(&rows, |(_, failed)| text(&failed.reason)),
+            column(&rows, |(_, failed)| text(&failed.last.reason)),
             column(&rows, |(_, failed)| failed.times),
             column(&rows, |(_, failed)| failed.first_at.as_millis()),
             column(&rows, |(_, failed)| failed.last_at.as_millis()),
+            column(&rows, |(_, failed)| failed.last.code.as_deref().map(text)),
+            column(&rows, |(_, failed)| failed.last.next_retry_at.filter(|_| !failed.permanent).map(Time::as_millis)),
+            column(&rows, |(_, failed)| failed.permanent),
         ],
     })
 }

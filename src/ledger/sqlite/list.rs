@@ -2,9 +2,10 @@
 
 use rusqlite::{OptionalExtension, Row, params};
 
+use super::failed::{FAILURE, failure};
 use super::orders::WHICH;
 use super::store::{AFTER_HINT, HINT, Result, Store, hint, time};
-use super::views::{ATTEMPT, attempt, failure};
+use super::views::{ATTEMPT, attempt};
 use crate::clock::Time;
 use crate::ledger::look::sqlite_glob;
 use crate::ledger::{AttemptRecord, ChainState, Failure, Filter, Hint, Listed, Move, Order, OwnerCensus, Place, Which};
@@ -28,7 +29,11 @@ impl Store {
     pub fn list(&self, filter: &Filter, after: Option<Place>, now: Time, limit: u32) -> Result<Vec<Listed>> {
         let sql = format!(
             "SELECT {HINT}, state, nominal, lease_until, owner, schedule, last_start, last_finish, started_tick,
-                    batch_open, batch_total
+                    batch_open, batch_total,
+                    -- Of the run that ended it, and of none before.
+                    iif(state = 2, (SELECT coalesce(f.code || ': ', '') || f.reason FROM failures f
+                                    WHERE f.kind = chains.kind AND f.key = chains.key AND f.item = '' AND f.permanent
+                                      AND f.last_at = chains.last_finish), NULL)
              FROM chains
              WHERE (kind, key) > (?5, ?6) AND kind <= ?7 AND once = 0 AND {WHICH}
                AND (?8 IS NULL OR state = ?8)
@@ -81,9 +86,8 @@ impl Store {
     }
 
     pub fn failures_of(&self, kind: &str, key: &str) -> Result<Vec<Failure>> {
-        let sql = "SELECT kind, key, item, reason, times, last_at FROM failures
-                   WHERE kind = ?1 AND key = ?2 ORDER BY last_at DESC";
-        let mut select = self.connection.prepare_cached(sql)?;
+        let sql = format!("SELECT {FAILURE} FROM failures f WHERE f.kind = ?1 AND f.key = ?2 ORDER BY f.last_at DESC");
+        let mut select = self.connection.prepare_cached(&sql)?;
         let rows = select.query_map([kind, key], failure)?;
         rows.collect()
     }
@@ -123,5 +127,6 @@ fn listed(row: &Row<'_>) -> Result<Listed> {
         last_finish: time(row, at(6))?,
         started_tick: row.get(at(7))?,
         batch: (row.get(at(8))?, row.get(at(9))?),
+        unavailable: row.get(at(10))?,
     })
 }

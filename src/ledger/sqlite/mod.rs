@@ -2,11 +2,13 @@
 //! and a second connection for reading. Several processes on one machine may share the file; it
 //! must not lie on a network file system.
 
+mod failed;
 mod history;
 mod list;
 mod orders;
 mod rosters;
 mod schema;
+mod slots;
 mod store;
 mod views;
 mod writer;
@@ -202,8 +204,8 @@ impl Ledger for SqliteLedger {
         self.read(move |store| store.messages(&queues, &kinds, after, limit)).await
     }
 
-    async fn record_failure(&self, kind: String, key: String, reason: String, at: Time) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.record_failure(&kind, &key, "", &reason, at)).await
+    async fn record_failure(&self, kind: String, key: String, failed: FailedItem, at: Time) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.record_failure(&kind, &key, &failed, at)).await
     }
 
     async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {

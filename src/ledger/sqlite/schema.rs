@@ -5,7 +5,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use crate::clock::{Entropy, Time};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 5] = [
+const MIGRATIONS: [&str; 7] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -116,8 +116,34 @@ const MIGRATIONS: [&str; 5] = [
          PRIMARY KEY (kind, key)
      ) WITHOUT ROWID;",
     ROSTERS_AND_ARCHIVE,
+    FAILURES_BY_REASON,
+    THROTTLES,
     DISCOVERED_AND_PROGRESS,
 ];
+
+/// What a failure is known by, and when it is tried again. `fed` is the job that is under way for a part,
+/// and `held_until` the end of the time for which a run of it has the part.
+const FAILURES_BY_REASON: &str = "
+    ALTER TABLE failures ADD COLUMN code TEXT;
+    ALTER TABLE failures ADD COLUMN attempts INTEGER NOT NULL DEFAULT 1;
+    ALTER TABLE failures ADD COLUMN next_retry_at INTEGER;
+    ALTER TABLE failures ADD COLUMN permanent INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE failures ADD COLUMN fed TEXT;
+    ALTER TABLE failures ADD COLUMN held_until INTEGER NOT NULL DEFAULT 0;
+    UPDATE failures SET attempts = times;
+    CREATE INDEX failures_due ON failures (kind, next_retry_at) WHERE next_retry_at IS NOT NULL;
+    CREATE UNIQUE INDEX failures_fed ON failures (fed) WHERE fed IS NOT NULL;";
+
+/// What throttles remember, one row for each and each of its keys, until it is as good as new.
+const THROTTLES: &str = "
+    CREATE TABLE throttles (
+        name    TEXT    NOT NULL,
+        key     TEXT    NOT NULL,
+        state   TEXT    NOT NULL,
+        idle_at INTEGER NOT NULL,
+        PRIMARY KEY (name, key)
+    ) WITHOUT ROWID;
+    CREATE INDEX throttles_by_idle ON throttles (idle_at);";
 
 /// Which chains ended because their entities left the roster (only while the chain still has that
 /// epoch), and what has become too old for `attempts`.
@@ -227,7 +253,10 @@ mod tests {
         }
         let one = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, String>(0)).unwrap();
         assert_eq!(one("SELECT concat_ws(' ', epoch, kind, key, tick, fence, once) FROM chains"), "1 sync a 7 3 0");
-        assert_eq!(one("SELECT concat_ws(' ', kind, key, item, reason, times) FROM failures"), "sync a  no reason 2");
+        assert_eq!(
+            one("SELECT concat_ws(' ', kind, key, item, reason, times, attempts) FROM failures"),
+            "sync a  no reason 2 2"
+        );
         assert_eq!(one("SELECT concat_ws(' ', id, kept_at) FROM jobs"), "job 0");
         // New numbers come after all that were given.
         let insert = "INSERT INTO chains (kind, key, queue, nominal, due, expected, watch_at, payload)

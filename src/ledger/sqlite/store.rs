@@ -394,8 +394,8 @@ impl Store {
                 f.progress.as_ref().map(Progress::text)
             ])?;
         let Some((hint, state, owner)) = written else { return Ok(Finish::Fenced) };
-        if f.counts_as_failed() {
-            self.record_failure(&hint.kind, &hint.key, "", f.reason.as_deref().unwrap_or_default(), f.at)?;
+        if let Some(whole) = f.failure() {
+            self.record_failure(&hint.kind, &hint.key, &whole, f.at)?;
         }
         let mut messages = self.accept((&hint.kind, &hint.key), &f.spawned, &f.chains, &f.failed, f.at)?;
         if f.from_batch {
@@ -478,7 +478,7 @@ impl Store {
                 .prepare_cached("INSERT INTO jobs (id, body, kept_at) VALUES (?1, ?2, ?3) ON CONFLICT (id) DO NOTHING")?
                 .execute(params![job.id, job.body, now.as_millis()])?;
         }
-        failed.iter().try_for_each(|part| self.record_failure(kind, key, &part.item, &part.reason, now))?;
+        failed.iter().try_for_each(|part| self.record_failure(kind, key, part, now))?;
         let begun = self.enroll(chains, now)?.into_iter().filter_map(|enrolled| match enrolled {
             Enrolled::Created(hint) => Some(hint),
             _ => None,
@@ -491,17 +491,6 @@ impl Store {
             .connection
             .prepare_cached("UPDATE attempts SET progress = ?2 WHERE fence = ?1 AND finished IS NULL")?;
         runs.iter().try_for_each(|(fence, progress)| update.execute(params![fence, progress.text()]).map(drop))
-    }
-
-    pub fn record_failure(&mut self, kind: &str, key: &str, item: &str, reason: &str, at: Time) -> Result<()> {
-        self.connection
-            .prepare_cached(
-                "INSERT INTO failures (kind, key, item, reason, times, first_at, last_at)
-                 VALUES (?1, ?2, ?3, ?4, 1, ?5, ?5)
-                 ON CONFLICT (kind, key, item) DO UPDATE SET reason = ?4, times = times + 1, last_at = ?5",
-            )?
-            .execute(params![kind, key, item, reason, at.as_millis()])?;
-        Ok(())
     }
 
     pub fn look_again(&mut self, looks: &[LookAgain]) -> Result<Vec<bool>> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rusqlite::{OptionalExtension, Row, params};
 
+use super::failed::{FAILURE, failure};
 use super::store::{AFTER_HINT, HINT, Result, Store, hint, time};
 use crate::clock::Time;
 use crate::ledger::{
@@ -43,8 +44,8 @@ impl Store {
     }
 
     pub fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
-        let sql = "SELECT kind, key, item, reason, times, last_at FROM failures ORDER BY last_at DESC LIMIT ?1";
-        let mut select = self.connection.prepare_cached(sql)?;
+        let sql = format!("SELECT {FAILURE} FROM failures f ORDER BY f.last_at DESC LIMIT ?1");
+        let mut select = self.connection.prepare_cached(&sql)?;
         let rows = select.query_map([limit], failure)?;
         rows.collect()
     }
@@ -135,11 +136,15 @@ impl Store {
         }
         census.queues = queues.into_iter().map(|(name, counts)| QueueCensus { queue: name, ..counts }).collect();
         let counts = "SELECT (SELECT count(*) FROM failures), (SELECT count(*) FROM quarantine),
-                             (SELECT count(*) FROM jobs)";
+                             (SELECT count(*) FROM jobs),
+                             (SELECT count(*) FROM failures f
+                              JOIN chains c ON c.kind = f.kind AND c.key = f.key AND c.once = 0 AND c.parent = 0
+                              WHERE f.permanent AND f.item = '' AND c.state = 2 AND c.last_finish = f.last_at)";
         self.connection.prepare_cached(counts)?.query_row([], |row| {
             census.failures = row.get(0)?;
             census.quarantined_messages = row.get(1)?;
             census.kept_jobs = row.get(2)?;
+            census.unavailable = row.get(3)?;
             Ok(())
         })?;
         Ok(census)
@@ -165,17 +170,6 @@ pub(super) fn attempt(row: &Row<'_>) -> Result<AttemptRecord> {
         overlapped: row.get(10)?,
         misfired: row.get(11)?,
         progress: row.get::<_, Option<String>>(12)?.as_deref().and_then(Progress::read),
-    })
-}
-
-pub(super) fn failure(row: &Row<'_>) -> Result<Failure> {
-    Ok(Failure {
-        kind: row.get(0)?,
-        key: row.get(1)?,
-        item: row.get(2)?,
-        reason: row.get(3)?,
-        times: row.get(4)?,
-        last_at: time(row, 5)?,
     })
 }
 

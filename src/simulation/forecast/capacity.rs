@@ -12,7 +12,7 @@ use super::Plan;
 use super::model::Model;
 use super::words::{grouped, list, rates, spoken, spoken_seconds};
 use crate::clock::Time;
-use crate::config::KindSettings;
+use crate::config::{KindSettings, Scope};
 use crate::outcome::Backoff;
 use crate::schedule::{From, Rhythm};
 
@@ -132,8 +132,9 @@ pub(super) fn warnings(plan: &Plan) -> Vec<String> {
     }
     for (name, loads) in throttled {
         let Some(throttle) = plan.config.throttles.get(name) else { continue };
-        let allowed = f64::from(throttle.allow) / throttle.per.as_secs_f64() * workers;
-        let each = if plan.workers > 1 { format!(" in {} workers", plan.workers) } else { String::new() };
+        let counting = if throttle.scope == Scope::Worker { workers } else { 1.0 };
+        let allowed = throttle.limits.rate() * counting;
+        let each = if counting > 1.0 { format!(" in {} workers", plan.workers) } else { String::new() };
         warnings.extend(overload(&loads, allowed, |need, allows| {
             format!("need {need}; the throttle `{name}` allows {allows}{each}")
         }));
@@ -271,6 +272,11 @@ mod tests {
         );
         assert_eq!(
             warned(SHARED, &[("sync", 12_000)], 4),
+            ["sync: 12,000 chains every 1 h need 200/min; the throttle `store` allows 5/min: each will run every 40 h"]
+        );
+        let each = SHARED.replacen("allow = 5", "scope = \"worker\"\nallow = 5", 1);
+        assert_eq!(
+            warned(&each, &[("sync", 12_000)], 4),
             ["sync: 12,000 chains every 1 h need 200/min; the throttle `store` allows 20/min in 4 workers: each \
                  will run every 10 h"]
         );

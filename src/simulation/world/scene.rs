@@ -30,7 +30,7 @@ spread = "5s"
 [throttles.upstream]
 allow = 10
 per = "10s"
-burst = 2
+burst = 5
 [queues.alpha]
 concurrency = 2
 prefetch = 6
@@ -187,7 +187,7 @@ pub(super) async fn handle(seed: u64, job: &Job, run: u64) -> Outcome {
                 delay: Duration::from_millis(dice.below(3_000) as u64),
                 owner: None,
             };
-            let failed = FailedItem { item: "page 1".into(), reason: "out of luck".into() };
+            let failed = FailedItem::new("page 1", "out of luck");
             Outcome::DoneWith(Yield {
                 jobs: (0..1 + dice.below(3)).map(new).collect(),
                 failed: vec![failed],

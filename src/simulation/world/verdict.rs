@@ -13,7 +13,6 @@ use crate::broker::embedded::HeldState;
 use crate::job::Envelope;
 use crate::ledger::{ChainState, ChainView, Ledger, LedgerError};
 use crate::simulation::plan::{Fault, Plan};
-use crate::throttle::FRESH;
 
 /// By then a chain that is due must have been claimed, once nothing goes wrong any more: R of I2.
 const RECOVERY: Duration = Duration::from_secs(60);
@@ -166,23 +165,30 @@ impl World {
         }
     }
 
-    /// Whether no process started more on a queue than its throttle allows, in no window however
-    /// short or long. Slots open by the throttle's rate, after a burst; one may be used for a while.
+    /// Whether all processes together have started no more than a throttle allows, in no window of its
+    /// length. A ledger that was restored does not know what it had handed out since.
     fn judge_starts(&self) {
-        for ((queue, worker, run), starts) in self.observer.starts() {
+        if self.generation.load(Ordering::Relaxed) > 0 {
+            return;
+        }
+        let mut starts: BTreeMap<&String, Vec<Instant>> = BTreeMap::new();
+        for ((queue, ..), of_process) in self.observer.starts() {
             let throttle = self.config.queues.get(&queue).and_then(|queue| queue.throttle.as_ref());
-            let Some(throttle) = throttle.and_then(|name| self.config.throttles.get(name)) else { continue };
-            let between = throttle.per / throttle.allow;
-            let crowded = starts.iter().enumerate().find_map(|(first, from)| {
-                let too_many = |(n, to): (usize, &Instant)| {
-                    let slots = ((*to - *from) + FRESH).div_duration_f64(between) as usize + throttle.burst as usize;
-                    (n + 1 > slots).then(|| (n + 1, *to - *from))
-                };
-                starts[first..].iter().enumerate().find_map(too_many)
-            });
-            if let Some((number, within)) = crowded {
-                let what = format!("worker {worker}.{run} starts {number} on {queue} within {within:?}");
-                self.observer.violated("I3", what);
+            if let Some(throttle) = throttle {
+                starts.entry(throttle).or_default().extend(of_process);
+            }
+        }
+        for (name, mut starts) in starts {
+            let Some(throttle) = self.config.throttles.get(name) else { continue };
+            starts.sort_unstable();
+            for window in throttle.limits.windows() {
+                let allowed = window.allow as usize;
+                let crowded = starts.windows(allowed + 1).find(|starts| starts[allowed] - starts[0] < window.per);
+                if let Some(starts) = crowded {
+                    let within = starts[allowed] - starts[0];
+                    let what = format!("{} starts under {name} within {within:?}", allowed + 1);
+                    self.observer.violated("I3", what);
+                }
             }
         }
     }

@@ -132,7 +132,7 @@ async fn failures_of_one_entity_are_told_by_themselves() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         for key in ["a", "b", "a"] {
-            ledger.record_failure("sync".into(), key.into(), "no".into(), ledger.now()).await.unwrap();
+            ledger.record_failure("sync".into(), key.into(), FailedItem::new("", "no"), ledger.now()).await.unwrap();
         }
         let failures = ledger.failures_of("sync".into(), "a".into()).await.unwrap();
         assert_eq!((failures.len(), failures[0].times), (1, 2));

@@ -2,8 +2,10 @@
 
 mod batches;
 mod discovered;
+mod failed;
 mod guards;
 mod list;
+mod throttles;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -117,6 +119,7 @@ fn end(hint: &Hint, fence: i64, at: Time, next: Next, verdict: Verdict) -> Finis
         next,
         verdict,
         reason: (verdict != Verdict::Done).then(|| "because".to_owned()),
+        code: None,
         slack: SLACK,
         spawned: Vec::new(),
         failed: Vec::new(),
@@ -457,7 +460,7 @@ async fn what_a_run_asks_for_is_accepted_with_its_end_and_not_without() {
         let hint = begun(ledger, "a").await;
         let grant = granted(ledger, &hint, LEASE).await;
         let spawned = || vec![SpawnedJob { id: "s-1".into(), body: b"1".to_vec() }];
-        let failed = || vec![FailedItem { item: "page 7".into(), reason: "HTTP 404".into() }];
+        let failed = || vec![FailedItem::new("page 7", "HTTP 404")];
         let next = tick(ledger.now());
         let finish = |fence| FinishRequest {
             spawned: spawned(),

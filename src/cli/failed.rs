@@ -1,0 +1,362 @@
+//! `roundelay failed list`, `show`, `retry` and `drop`: an operator's word on what has failed.
+
+use anyhow::{Error, anyhow, bail};
+use clap::{Args, Subcommand};
+use roundelay::Config;
+use roundelay::clock::Time;
+use roundelay::ledger::{Failure, FailureFilter, FailurePlace, Ledger};
+use serde_json::{Value, json};
+
+use super::confirm::confirmed;
+use super::list::rough;
+use super::steer::ledger;
+use super::{ConfigFile, grouped};
+
+/// Characters of a reason that a list shows.
+const SHOWN: usize = 100;
+
+/// Lists what has failed, tries parts again, forgets failures.
+///
+///   roundelay failed list --kind sync --code rate_limited      by kind and reason
+///   roundelay failed show sync app-17                          all about one entity, and its parts
+///   roundelay failed retry --code empty_response --permanent   parts are due now, permanent or not
+///   roundelay failed drop --kind sync --key 'eu/*'             forgotten
+///
+/// A failure is of a whole entity (a tick or job that failed for good), or of a part that a run reported.
+#[derive(Args)]
+#[command(verbatim_doc_comment)]
+pub struct Failed {
+    #[command(subcommand)]
+    word: Word,
+}
+
+#[derive(Subcommand)]
+enum Word {
+    List(List),
+    Show(Show),
+    Retry(Retry),
+    Drop(Forget),
+}
+
+/// Which failures: those that fit all that is given.
+#[derive(Args)]
+struct Which {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Of this kind.
+    #[arg(long)]
+    kind: Option<String>,
+    /// Of entities whose keys fit: `*` stands for anything, `?` for one character.
+    #[arg(long, value_name = "PATTERN")]
+    key: Option<String>,
+    /// Of this part.
+    #[arg(long)]
+    item: Option<String>,
+    /// Of entities whose chains belong to this owner.
+    #[arg(long)]
+    owner: Option<String>,
+    /// With a reason of this name.
+    #[arg(long, value_name = "NAME")]
+    code: Option<String>,
+    /// Only those that are never tried again by themselves.
+    #[arg(long, conflicts_with = "waiting")]
+    permanent: bool,
+    /// Only the others.
+    #[arg(long)]
+    waiting: bool,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Which {
+    fn filter(&self) -> FailureFilter {
+        FailureFilter {
+            kind: self.kind.clone(),
+            key: None,
+            like: self.key.clone(),
+            owner: self.owner.clone(),
+            item: self.item.clone(),
+            code: self.code.clone(),
+            permanent: (self.permanent || self.waiting).then_some(self.permanent),
+        }
+    }
+
+    async fn open(&self) -> anyhow::Result<(Config, std::sync::Arc<dyn Ledger>)> {
+        let config = self.config.load()?;
+        let ledger = ledger(&config).await?;
+        Ok((config, ledger))
+    }
+}
+
+/// Lists failures, a page at a time, in the order of kind, key and part.
+#[derive(Args)]
+struct List {
+    #[command(flatten)]
+    which: Which,
+    /// At most so many.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    limit: u32,
+    /// Go on after this failure: the `after` of the page before.
+    #[arg(long, value_name = "PLACE")]
+    after: Option<String>,
+}
+
+/// Shows all failures of one entity, in full.
+#[derive(Args)]
+struct Show {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// The kind.
+    kind: String,
+    /// The entity.
+    key: String,
+    /// Only this part.
+    item: Option<String>,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Makes failed parts due now, permanent ones too, with no attempt counted any more.
+///
+/// The kind's reconcile feeds them back at its next look. For an entity that has failed as a whole, run it
+/// once with `roundelay run`; a chain that has ended begins anew with `roundelay enroll --revive`.
+#[derive(Args)]
+struct Retry {
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    care: Care,
+}
+
+/// Forgets failures. What is under way ends as it would; a part that fails again is kept again.
+#[derive(Args)]
+struct Forget {
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    care: Care,
+}
+
+/// For commands that may concern many.
+#[derive(Args)]
+struct Care {
+    /// Do not ask, however many it is about.
+    #[arg(long)]
+    yes: bool,
+    /// Only count.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl Failed {
+    pub async fn run(self) -> anyhow::Result<()> {
+        match self.word {
+            Word::List(list) => list.run().await,
+            Word::Show(show) => show.run().await,
+            Word::Retry(retry) => retry.run().await,
+            Word::Drop(forget) => forget.run().await,
+        }
+    }
+}
+
+impl List {
+    async fn run(self) -> anyhow::Result<()> {
+        let (config, ledger) = self.which.open().await?;
+        let after = self.after.as_deref().map(place).transpose()?;
+        // One more shows whether there is more.
+        let mut failures = ledger.failed(self.which.filter(), after, self.limit + 1).await?;
+        let more = failures.len() > self.limit as usize;
+        failures.truncate(self.limit as usize);
+        let next = failures.last().filter(|_| more).map(|last| json!([last.kind, last.key, last.item]).to_string());
+        let now = ledger.now();
+        if self.which.json {
+            let failures: Vec<Value> = failures.iter().map(|failure| row(failure, &config)).collect();
+            out!("{}", json!({ "failures": failures, "after": next }));
+            return Ok(());
+        }
+        if failures.is_empty() {
+            out!("there are no such failures");
+            return Ok(());
+        }
+        let width = |of: fn(&Failure) -> &str, least| {
+            failures.iter().map(|failure| of(failure).chars().count()).max().unwrap_or(0).clamp(least, 60)
+        };
+        let (kind, key) = (width(|failure| &failure.kind, 4), width(|failure| &failure.key, 3));
+        let (item, code) = (width(|failure| &failure.item, 4), width(name_of, 4));
+        out!(
+            "{:<kind$}  {:<key$}  {:<item$}  {:<code$}  {:>8}  {:<24}  reason",
+            "kind",
+            "key",
+            "part",
+            "code",
+            "attempts",
+            "then"
+        );
+        for failure in &failures {
+            let Failure { kind: of, key: name, item: part, attempts, reason, .. } = failure;
+            let (then, code_of) = (then(failure, &config, now), name_of(failure));
+            let mut reason: String = reason.chars().take(SHOWN + 1).collect();
+            if reason.chars().count() > SHOWN {
+                reason.pop();
+                reason.push('…');
+            }
+            out!("{of:<kind$}  {name:<key$}  {part:<item$}  {code_of:<code$}  {attempts:>8}  {then:<24}  {reason}");
+        }
+        if let Some(next) = next {
+            out!("there are more: add --after '{}'", next.replace('\'', r"'\''"));
+        }
+        Ok(())
+    }
+}
+
+impl Show {
+    async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let ledger = ledger(&config).await?;
+        let mut failures = ledger.failures_of(self.kind.clone(), self.key.clone()).await?;
+        failures.retain(|failure| self.item.as_ref().is_none_or(|item| *item == failure.item));
+        if self.json {
+            let failures: Vec<Value> = failures.iter().map(|failure| row(failure, &config)).collect();
+            out!("{}", json!({ "failures": failures }));
+            return Ok(());
+        }
+        if failures.is_empty() {
+            config.kind(&self.kind).map_err(Error::msg)?;
+            bail!("nothing of {} {} has failed, or it is not kept any more", self.kind, self.key);
+        }
+        let now = ledger.now();
+        for failure in &failures {
+            let Failure { kind, key, item, reason, times, attempts, first_at, last_at, .. } = failure;
+            let part = if item.is_empty() { "the whole of it".to_owned() } else { item.clone() };
+            out!("{kind} {key}: {part}");
+            out!("  reason    {reason}");
+            out!("  code      {}", name_of(failure));
+            out!("  failed    {} times from {first_at} to {last_at}", grouped(*times));
+            out!("  attempts  {} count", grouped(*attempts));
+            out!("  then      {}", then(failure, &config, now));
+            if let Some(job) = &failure.fed {
+                out!("  job       {job}");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Retry {
+    async fn run(self) -> anyhow::Result<()> {
+        let (config, ledger) = self.which.open().await?;
+        let filter = self.which.filter();
+        let (parts, wholes) = ledger.count_failed(filter.clone()).await?;
+        if self.care.dry_run {
+            return told(
+                self.which.json,
+                json!({ "would_be_retried": parts, "whole": wholes }),
+                &format!("{} would be due now", plural(parts, "part")),
+            );
+        }
+        if !confirmed(&format!("make {} due now", plural(parts, "part")), parts <= 1 || self.care.yes)? {
+            bail!("nothing was changed");
+        }
+        let retried = ledger.retry_failed(filter).await?;
+        told(
+            self.which.json,
+            json!({ "retried": retried, "whole": wholes }),
+            &format!("{} due now", plural(retried, "part")),
+        )?;
+        if self.which.json {
+            return Ok(());
+        }
+        if wholes > 0 {
+            let run = "`roundelay run KIND KEY` runs one now, and `roundelay enroll --revive` begins ended chains anew";
+            out!("{} left as they are: {run}", plural(wholes, "whole entity"));
+        }
+        if let Some(kind) = self.which.kind.as_ref().filter(|kind| !reconciles(&config, kind)) {
+            out!("nothing feeds them back: there is no `reconcile` in [kinds.{kind}]");
+        }
+        Ok(())
+    }
+}
+
+impl Forget {
+    async fn run(self) -> anyhow::Result<()> {
+        let (_, ledger) = self.which.open().await?;
+        let filter = self.which.filter();
+        let (parts, wholes) = ledger.count_failed(filter.clone()).await?;
+        let count = parts + wholes;
+        if self.care.dry_run {
+            let words = format!("{} would be forgotten", plural(count, "failure"));
+            return told(self.which.json, json!({ "would_be_dropped": count }), &words);
+        }
+        if !confirmed(&format!("forget {}", plural(count, "failure")), count <= 1 || self.care.yes)? {
+            bail!("nothing was changed");
+        }
+        let dropped = ledger.drop_failed(filter).await?;
+        told(self.which.json, json!({ "dropped": dropped }), &format!("{} forgotten", plural(dropped, "failure")))
+    }
+}
+
+fn told(json: bool, object: Value, words: &str) -> anyhow::Result<()> {
+    if json {
+        out!("{object}");
+    } else {
+        out!("{words}");
+    }
+    Ok(())
+}
+
+fn plural(count: u64, what: &str) -> String {
+    match (count, what) {
+        (1, what) => format!("1 {what}"),
+        (count, "whole entity") => format!("{} whole entities", grouped(count)),
+        (count, what) => format!("{} {what}s", grouped(count)),
+    }
+}
+
+fn name_of(failure: &Failure) -> &str {
+    failure.code.as_deref().unwrap_or("-")
+}
+
+fn reconciles(config: &Config, kind: &str) -> bool {
+    config.kinds.get(kind).is_some_and(|kind| kind.reconcile.is_some())
+}
+
+/// When a part is tried again by itself, if it ever is.
+pub fn next_retry_at(failure: &Failure, config: &Config) -> Option<Time> {
+    let settings = config.kinds.get(&failure.kind)?;
+    // What reconcile looks at, and never before its reason's backoff.
+    let planned = settings.policies.plan(&settings.retry, failure)?;
+    failure.next_retry_at.map(|next| next.max(planned)).filter(|_| settings.reconcile.is_some())
+}
+
+/// What becomes of a failure, in words.
+pub fn then(failure: &Failure, config: &Config, now: Time) -> String {
+    let Failure { kind, item, permanent, next_retry_at: next, fed, .. } = failure;
+    if item.is_empty() {
+        return if *permanent { "unavailable".into() } else { "-".into() };
+    }
+    match next_retry_at(failure, config) {
+        _ if *permanent => "permanent".into(),
+        _ if next.is_none() => "kept".into(),
+        _ if !reconciles(config, kind) => "kept: no reconcile".into(),
+        _ if fed.is_some() => "a job is under way".into(),
+        None => "permanent".into(),
+        Some(next) if next <= now => "due".into(),
+        Some(next) => format!("due in {}", rough(next.since(now))),
+    }
+}
+
+fn row(failure: &Failure, config: &Config) -> Value {
+    let mut row = json!(failure);
+    if !failure.item.is_empty() {
+        row["next_retry_at"] = json!(next_retry_at(failure, config));
+    }
+    row
+}
+
+/// A kind, a key and a part, as a list in JSON: all but the kind may have spaces.
+fn place(text: &str) -> anyhow::Result<FailurePlace> {
+    let example = r#"--after needs a kind, a key and a part: '["sync","app-17","us"]'"#;
+    serde_json::from_str(text).map_err(|_| anyhow!(example))
+}

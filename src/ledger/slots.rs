@@ -1,0 +1,107 @@
+//! The verbs of throttles: who may start when, for all workers.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::LedgerError;
+use crate::throttle::slots::{Answer, Ask, Limits, Micros, State, Wish, Word};
+
+/// What is asked of a throttle, or told to it.
+#[derive(Clone, Debug)]
+pub struct SlotRequest {
+    /// Its name.
+    pub throttle: String,
+    /// Which of its keys; empty without.
+    pub key: String,
+    /// What it allows.
+    pub limits: Arc<Limits>,
+    /// What is wanted of it.
+    pub wish: SlotWish,
+}
+
+/// What is wanted of a throttle.
+#[derive(Clone, Debug)]
+pub enum SlotWish {
+    /// Slots.
+    Slots {
+        /// For these.
+        wishes: Vec<Wish>,
+        /// What the ledger's clock should show: see [`Ask::expected`].
+        expected: Option<(Micros, Micros)>,
+    },
+    /// That it takes up what an upstream says.
+    Hear(Word),
+}
+
+/// What a throttle answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotAnswer {
+    /// The ledger's clock when it was decided.
+    pub now: Micros,
+    /// The slots, if some were asked for.
+    pub answer: Answer,
+}
+
+/// What is remembered of a throttle.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ThrottleRow {
+    /// Its name.
+    pub throttle: String,
+    /// Which of its keys; empty without.
+    pub key: String,
+    /// What it remembers.
+    pub state: State,
+}
+
+/// Hands out the slots of throttles, for all workers.
+#[async_trait]
+pub trait Slots {
+    /// Asks throttles, in one transaction; one answer for each request.
+    ///
+    /// # Errors
+    /// When it is not known to be written. Then slots may have been handed out, and nobody has them.
+    async fn slots(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotAnswer>, LedgerError>;
+
+    /// What is remembered of throttles, in the order of their names and keys, at most `limit` of each
+    /// name.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn throttles(&self, limit: u32) -> Result<Vec<ThrottleRow>, LedgerError>;
+
+    /// Forgets throttles and keys that are as good as new, at most `limit`; answers how many.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn forget_idle(&self, limit: u32) -> Result<usize, LedgerError>;
+}
+
+/// Serves a request on what is remembered (pure).
+pub fn serve(state: &mut State, request: &SlotRequest, now: Micros) -> SlotAnswer {
+    let answer = match &request.wish {
+        SlotWish::Slots { wishes, expected } => state.grant(&request.limits, &Ask { now, expected: *expected, wishes }),
+        SlotWish::Hear(word) => {
+            state.hear(&request.limits, now, *word);
+            Answer::default()
+        }
+    };
+    SlotAnswer { now, answer }
+}
+
+/// What a row of the table holds. What cannot be read is taken for a throttle that has just handed
+/// out all it had, which is forgotten in time, and never for one that has handed out nothing.
+pub(super) fn state(text: &str, request: &SlotRequest, now: Micros) -> State {
+    serde_json::from_str(text).unwrap_or_else(|error| {
+        tracing::warn!(throttle = request.throttle, key = request.key, %error, "what the ledger remembers of a throttle cannot be read");
+        let mut state = State::default();
+        let until = now + request.limits.longest().as_micros() as Micros;
+        state.hear(&request.limits, now, Word::Hold { until });
+        state
+    })
+}
+
+/// As a row of the table holds it.
+pub(super) fn text(state: &State) -> String {
+    serde_json::to_string(state).unwrap_or_default()
+}

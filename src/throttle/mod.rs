@@ -1,0 +1,422 @@
+//! Pacing starts: so many in each window, whoever asks.
+//!
+//! One [`Throttle`] is shared by all queues that name it. Who waits stands in one line for each key,
+//! queues of higher priority first and then whoever is due first; [`slots`] says when the next start
+//! may happen. By default the ledger hands the slots out, for all workers; with `scope = "worker"`
+//! each worker counts for itself, by the same arithmetic.
+//!
+//! A slot is for now: whoever does not use it in time hands it on, or it is lost. It is had a little
+//! before it opens, so that what must be done before a start can be done meanwhile. While the ledger
+//! does not answer there are no slots, since starts that nobody counts get users banned.
+
+pub mod key;
+mod line;
+pub mod slots;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::clock::Time;
+use crate::config::{Scope, ThrottleSettings};
+use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, SlotWish, serve};
+use line::{Line, Rank};
+use slots::{LEAD, Micros, State, Wish, Word};
+
+/// Of the time in which a slot may be used, this part is left to a start's way to the upstream.
+const ON_THE_WAY: u32 = 4;
+/// Wishes in one request.
+const MOST: usize = 1_024;
+/// Nobody asks again sooner.
+const SHORTEST: Duration = Duration::from_millis(1);
+/// The first wait after the ledger has not answered.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// These waits grow to this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// All throttles of a configuration, by name.
+#[derive(Clone, Default)]
+pub struct Throttles(BTreeMap<String, Arc<Throttle>>);
+
+impl Throttles {
+    /// Throttles with these settings.
+    pub fn new(settings: &BTreeMap<String, ThrottleSettings>, ledger: &Arc<dyn Ledger>) -> Self {
+        let throttle = |(name, settings): (&String, &ThrottleSettings)| {
+            (name.clone(), Throttle::new(name, settings.clone(), ledger.clone()))
+        };
+        Self(settings.iter().map(throttle).collect())
+    }
+
+    /// The throttle called `name`.
+    pub fn get(&self, name: &str) -> Option<Arc<Throttle>> {
+        self.0.get(name).cloned()
+    }
+
+    /// Takes over other settings of those that are there.
+    pub fn take_over(&self, settings: &BTreeMap<String, ThrottleSettings>) {
+        for (name, settings) in settings {
+            if let Some(throttle) = self.0.get(name) {
+                throttle.take_over(settings.clone());
+            }
+        }
+    }
+}
+
+/// A limit on starts.
+pub struct Throttle {
+    name: String,
+    settings: RwLock<Arc<ThrottleSettings>>,
+    ledger: Arc<dyn Ledger>,
+    /// What it remembers, by key, when each worker counts for itself.
+    own: Mutex<HashMap<String, State>>,
+    began: Instant,
+    /// Who waits, by key.
+    lines: Mutex<HashMap<String, Arc<Line>>>,
+    this: Weak<Self>,
+}
+
+/// What a start needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Want {
+    /// Higher goes first.
+    pub priority: i32,
+    /// Of equals, who is due first.
+    pub due: Time,
+    /// How many starts it counts for.
+    pub cost: u32,
+}
+
+/// Leave to start when it opens. Dropped without being used, it goes to whoever is next.
+#[must_use]
+pub struct Slot {
+    opens: Instant,
+    expires: Instant,
+    cost: u32,
+    /// Whether the start is to try if the upstream works again.
+    pub probe: bool,
+    /// Taken once the slot is used.
+    line: Option<Arc<Line>>,
+}
+
+impl Slot {
+    fn of(mut self, line: Arc<Line>) -> Self {
+        self.line = Some(line);
+        self
+    }
+
+    /// Waits until it opens and uses it, unless that comes too late.
+    pub async fn start(mut self) -> bool {
+        sleep_until(self.opens).await;
+        let in_time = Instant::now() <= self.expires;
+        self.line = None;
+        in_time
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(line) = self.line.take() {
+            let Self { opens, expires, cost, probe, .. } = *self;
+            line.hand_back(Slot { opens, expires, cost, probe, line: None });
+        }
+    }
+}
+
+impl Throttle {
+    fn new(name: &str, settings: ThrottleSettings, ledger: Arc<dyn Ledger>) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            name: name.to_owned(),
+            settings: RwLock::new(Arc::new(settings)),
+            ledger,
+            own: Mutex::default(),
+            began: Instant::now(),
+            lines: Mutex::default(),
+            this: this.clone(),
+        })
+    }
+
+    /// Its settings now.
+    pub fn settings(&self) -> Arc<ThrottleSettings> {
+        self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn take_over(&self, settings: ThrottleSettings) {
+        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
+        // Whoever waits by the old ones asks again by these.
+        self.lines().values().for_each(|line| line.hurry());
+    }
+
+    /// Waits for a slot of `key`. A wait that is given up costs no slot.
+    pub async fn slot(&self, key: &str, want: Want) -> Slot {
+        let (line, granted) = {
+            let mut lines = self.lines();
+            let line = lines.entry(key.to_owned()).or_default().clone();
+            let (granted, first) = line.join(want);
+            if first && let Some(this) = self.this.upgrade() {
+                // Looked at again under the same lock before the task ends.
+                tokio::spawn(attend(this, key.to_owned(), line.clone()));
+            }
+            (line, granted)
+        };
+        let waiting = Waits { line, rank: granted.rank };
+        let slot = granted.slot.await;
+        drop(waiting);
+        match slot {
+            Ok(slot) => slot,
+            // The runtime ends.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How long a wait for a slot of `key` takes about, as far as this worker knows: for those who stand
+    /// before.
+    pub fn wait_of(&self, key: &str, want: Want) -> Duration {
+        let before = self.lines().get(key).map_or(0, |line| line.cost_before(want));
+        self.settings().limits.spacing().saturating_mul(u32::try_from(before).unwrap_or(u32::MAX))
+    }
+
+    /// How many wait.
+    pub fn waiting(&self) -> usize {
+        self.lines().values().map(|line| line.waiting()).sum()
+    }
+
+    /// Tells it what an upstream has said of `key`, for all workers.
+    ///
+    /// # Errors
+    /// When the ledger does not answer.
+    pub async fn hear(&self, key: &str, word: Word) -> Result<(), LedgerError> {
+        self.ask(key, SlotWish::Hear(word)).await.map(drop)
+    }
+
+    async fn ask(&self, key: &str, wish: SlotWish) -> Result<SlotAnswer, LedgerError> {
+        let settings = self.settings();
+        let request =
+            SlotRequest { throttle: self.name.clone(), key: key.to_owned(), limits: settings.limits.clone(), wish };
+        if settings.scope == Scope::Worker {
+            let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = self.now(Scope::Worker);
+            if own.len() > 1_000 && own.len().is_power_of_two() {
+                own.retain(|_, state| state.idle_at(&settings.limits) > now);
+            }
+            return Ok(serve(own.entry(key.to_owned()).or_default(), &request, now));
+        }
+        let answers = self.ledger.slots(vec![request]).await?;
+        answers.into_iter().next().ok_or(LedgerError::Closed)
+    }
+
+    /// The clock by which slots open.
+    fn now(&self, scope: Scope) -> Micros {
+        match scope {
+            Scope::Fleet => self.ledger.now().as_millis() * 1_000,
+            // Never the beginning of time, which a throttle takes for never.
+            Scope::Worker => i64::try_from(self.began.elapsed().as_micros()).unwrap_or(i64::MAX - 1) + 1,
+        }
+    }
+
+    fn lines(&self) -> MutexGuard<'_, HashMap<String, Arc<Line>>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A place in a line, given up when it is dropped.
+struct Waits {
+    line: Arc<Line>,
+    rank: Rank,
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.line.leave(&self.rank);
+    }
+}
+
+/// Serves a line while anybody stands in it.
+async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        line.pass_on();
+        let (ranks, wishes): (Vec<Rank>, Vec<Wish>) = line.wishes(MOST).into_iter().unzip();
+        if wishes.is_empty() {
+            let mut lines = throttle.lines();
+            if !line.close_if_empty() {
+                continue;
+            }
+            // A throttle without keys remembers the clock; of many keys that would be too much.
+            if !key.is_empty() {
+                lines.remove(&key);
+            }
+            return;
+        }
+        let settings = throttle.settings();
+        let asked = Instant::now();
+        let since = |at: Instant| i64::try_from((asked - at).as_micros()).unwrap_or(i64::MAX);
+        let expected = line.clock().map(|(at, now, frame)| (now.saturating_add(since(at)), frame));
+        let SlotAnswer { now, answer } = match throttle.ask(&key, SlotWish::Slots { wishes, expected }).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                tracing::warn!(throttle = throttle.name, key, %error, "no slots while the ledger does not answer; trying again in {pause:?}");
+                sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                continue;
+            }
+        };
+        pause = FIRST_PAUSE;
+        let (here, clock) = (Instant::now(), throttle.now(settings.scope));
+        line.set_clock(here, now, answer.frame);
+        let slip = settings.limits.slip();
+        let when = |micros: Micros| {
+            let distance = Duration::from_micros(micros.abs_diff(clock));
+            if micros >= clock { here + distance } else { here.checked_sub(distance).unwrap_or(here) }
+        };
+        for (wish, opens) in answer.slots {
+            let opens = when(opens);
+            let cost = ranks.get(wish).map_or(1, Rank::cost);
+            let slot = Slot { opens, expires: opens + slip - slip / ON_THE_WAY, cost, probe: answer.probe, line: None };
+            line.give(ranks.get(wish), slot);
+        }
+        if let Some(again) = answer.again {
+            tokio::select! {
+                biased;
+                () = sleep_until(when(again - LEAD / 2).max(here + SHORTEST)) => {}
+                () = line.urged() => {}
+            }
+        }
+    }
+}
+#[cfg(test)]
+mod tests {
+    use super::slots::{Limits, Window};
+    use super::*;
+    use crate::clock::{Clock, Entropy};
+    use crate::config::LedgerUrl;
+    use crate::ledger::sqlite::SqliteLedger;
+
+    fn settings(allow: u32, secs: u64, burst: u32, scope: Scope) -> ThrottleSettings {
+        let window = Window { allow, per: Duration::from_secs(secs) };
+        let limits = Arc::new(Limits { window, burst, also: Vec::new() });
+        ThrottleSettings { limits, scope, key: None, block: Duration::from_secs(60) }
+    }
+
+    fn ledger() -> Arc<dyn Ledger> {
+        let clock = Clock::starting_at(Time::from_millis(1_700_000_000_000));
+        Arc::new(SqliteLedger::open(&LedgerUrl::Memory, clock, &Entropy::seeded(1)).unwrap())
+    }
+
+    /// A throttle of each scope.
+    fn both(allow: u32, secs: u64, burst: u32) -> [Arc<Throttle>; 2] {
+        [Scope::Fleet, Scope::Worker].map(|scope| Throttle::new("t", settings(allow, secs, burst, scope), ledger()))
+    }
+
+    fn want(priority: i32, due: i64) -> Want {
+        Want { priority, due: Time::from_millis(due), cost: 1 }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slots_are_evenly_spaced_after_the_burst() {
+        for throttle in both(60, 60, 3) {
+            let start = Instant::now();
+            let mut at = Vec::new();
+            for _ in 0..6 {
+                assert!(throttle.slot("", want(0, 0)).await.start().await);
+                at.push(start.elapsed().as_secs_f64().round() as u64);
+            }
+            assert_eq!(at, [0, 0, 0, 1, 2, 3]);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn higher_priority_goes_first_then_who_is_due_first() {
+        for throttle in both(1, 1, 1) {
+            throttle.slot("", want(0, 0)).await.start().await;
+            let (done, mut order) = tokio::sync::mpsc::unbounded_channel();
+            for (name, priority, due) in [("a", 0, 9), ("b", 0, 8), ("c", 5, 9), ("d", 5, 9)] {
+                let (throttle, done) = (throttle.clone(), done.clone());
+                tokio::spawn(async move {
+                    throttle.slot("", want(priority, due)).await.start().await;
+                    let _ = done.send(name);
+                });
+                tokio::task::yield_now().await;
+            }
+            let mut got = Vec::new();
+            for _ in 0..4 {
+                got.extend(order.recv().await);
+            }
+            assert_eq!(got, ["c", "d", "b", "a"]);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keys_have_lines_of_their_own_and_nothing_stays_of_them() {
+        for throttle in both(1, 10, 1) {
+            let start = Instant::now();
+            let all = (0..500).map(|n| {
+                let throttle = throttle.clone();
+                tokio::spawn(async move { throttle.slot(&format!("k{}", n % 250), want(0, 0)).await.start().await })
+            });
+            for started in futures_util::future::join_all(all).await {
+                assert!(started.unwrap());
+            }
+            assert_eq!(start.elapsed().as_secs(), 10);
+            tokio::task::yield_now().await;
+            assert_eq!(throttle.lines().len(), 0);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_given_up_costs_no_slot() {
+        for throttle in both(1, 10, 1) {
+            throttle.slot("", want(0, 0)).await.start().await;
+            let start = Instant::now();
+            let _ = tokio::time::timeout(Duration::from_secs(1), throttle.slot("", want(9, 0))).await;
+            assert_eq!(throttle.waiting(), 0);
+            throttle.slot("", want(0, 0)).await.start().await;
+            assert_eq!(start.elapsed().as_secs(), 10);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slot_handed_back_goes_to_the_next_and_one_kept_too_long_to_nobody() {
+        for throttle in both(1, 10, 1) {
+            let first = throttle.slot("", want(0, 0)).await;
+            let start = Instant::now();
+            let next = tokio::spawn({
+                let throttle = throttle.clone();
+                async move { throttle.slot("", want(0, 0)).await }
+            });
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            drop(first);
+            let second = next.await.unwrap();
+            assert_eq!(start.elapsed().as_millis(), 100, "at once");
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            assert!(!second.start().await, "its time counts from when it opened");
+            throttle.slot("", want(0, 0)).await.start().await;
+            assert_eq!(start.elapsed().as_secs(), 10);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn other_limits_hold_from_the_next_slot_on_and_a_hold_holds_all() {
+        for throttle in both(1, 3_600, 1) {
+            throttle.slot("", want(0, 0)).await.start().await;
+            let start = Instant::now();
+            let next = tokio::spawn({
+                let throttle = throttle.clone();
+                async move { throttle.slot("", want(0, 0)).await.start().await }
+            });
+            tokio::task::yield_now().await;
+            throttle.take_over(settings(10, 1, 1, throttle.settings().scope));
+            let until = throttle.now(throttle.settings().scope) + 20_000_000;
+            throttle.hear("", Word::Hold { until }).await.unwrap();
+            assert!(next.await.unwrap());
+            let waited = start.elapsed().as_secs();
+            assert!((20..3_700).contains(&waited), "{waited} s");
+        }
+    }
+}

@@ -1,0 +1,677 @@
+//! Which starts may happen when (pure).
+//!
+//! A throttle hands out *slots*: times at which one start may happen. A slot may be used a little
+//! late, by up to the slip `g`, so a start that slips and one that is on time can lie closer
+//! together than their slots. All arithmetic is therefore done over windows of `per + g`: then no
+//! window of `per` holds more than `allow` starts, wherever it begins.
+//!
+//! The first window of a throttle also paces. Its slots are `(per + g) / allow` apart, which by
+//! itself keeps it exact; with a `burst`, so many may come back to back after a pause, and the slots
+//! of the window are counted as well. Further windows (so many per day) are only counted.
+//!
+//! Slots are handed out shortly before they open, never long ahead. So whoever comes with a higher
+//! priority has the next one, whoever dies with a slot wastes one, and whoever comes again after a
+//! pause of the ledger finds none that were saved up.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::short_duration;
+
+/// Microseconds since 1970, by the ledger's clock.
+pub type Micros = i64;
+
+/// Slots are handed out so long before they open.
+pub const LEAD: Micros = 100_000;
+/// A clock that is off by no more was not set: an answer takes its time, and clocks are not all alike.
+const ON_THE_WAY: Micros = 100_000;
+/// A slot is kept for whoever waits with a higher priority so long after it has opened.
+const GRACE: Micros = 250_000;
+/// The slots of a larger window are counted in so many parts of it.
+const PARTS: i64 = 128;
+/// A lower priority gets one of so many slots, however many of a higher one wait.
+const LEAST_SHARE: u32 = 8;
+/// After a hold, slots are so many times as far apart at first.
+const GENTLE: f64 = 4.0;
+/// It takes so long until they are as close as ever: the window, but within these bounds.
+const GENTLE_FOR: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
+
+/// So many starts in any stretch of time so long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// How many; at least 1.
+    pub allow: u32,
+    /// The length, at least a millisecond.
+    pub per: Duration,
+}
+
+/// What a throttle allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The window that paces.
+    pub window: Window,
+    /// How many may start back to back, from 1 to the window's `allow`.
+    pub burst: u32,
+    /// Windows that hold as well.
+    pub also: Vec<Window>,
+}
+
+impl Limits {
+    /// All that hold.
+    pub fn windows(&self) -> impl Iterator<Item = Window> {
+        std::iter::once(self.window).chain(self.also.iter().copied())
+    }
+
+    /// How late a slot may be used: a 32nd of the shortest window, and at most a second.
+    pub fn slip(&self) -> Duration {
+        let shortest = self.windows().map(|window| window.per).min().unwrap_or_default();
+        (shortest / 32).min(Duration::from_secs(1))
+    }
+
+    /// The longest window.
+    pub fn longest(&self) -> Duration {
+        self.windows().map(|window| window.per).max().unwrap_or_default()
+    }
+
+    /// How many starts per second it allows in the long run.
+    pub fn rate(&self) -> f64 {
+        let rates = self.windows().map(|window| f64::from(window.allow) / window.per.as_secs_f64());
+        rates.fold(f64::INFINITY, f64::min)
+    }
+
+    /// The most that one start may cost.
+    pub fn most(&self) -> u32 {
+        self.windows().map(|window| window.allow).min().unwrap_or(1)
+    }
+
+    /// The length of a window with the slip of the starts in it, in microseconds.
+    fn stretched(&self, window: Window) -> f64 {
+        (window.per + self.slip()).as_micros() as f64
+    }
+
+    /// The distance of slots that are spread evenly, in microseconds.
+    fn distance(&self) -> f64 {
+        self.stretched(self.window) / f64::from(self.window.allow.max(1))
+    }
+
+    /// The distance of slots that are spread evenly.
+    pub fn spacing(&self) -> Duration {
+        Duration::from_micros(self.distance().ceil() as u64)
+    }
+
+    /// The windows whose slots must be counted: all but one that its pace keeps.
+    fn counted(&self) -> impl Iterator<Item = Window> {
+        self.windows().skip(usize::from(self.burst <= 1))
+    }
+}
+
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, Window { allow, per }) in self.windows().enumerate() {
+            write!(f, "{}{allow} per {}", if n > 0 { " and " } else { "" }, short_duration(per))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a throttle remembers. A new one remembers nothing: as if nothing had started for long.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// The latest time that was seen.
+    #[serde(rename = "t", default)]
+    seen: Micros,
+    /// How far slots were apart.
+    #[serde(rename = "d", default)]
+    distance: f64,
+    /// How far the clock has been set since the beginning, as far as that was seen.
+    #[serde(rename = "f", default, skip_serializing_if = "is_default")]
+    frame: Micros,
+    /// When the next slot opens, if they are spread evenly and none was saved up.
+    #[serde(rename = "n", default)]
+    next: f64,
+    /// The slots of each counted window, by its length in milliseconds: when, and how many.
+    #[serde(rename = "c", default, skip_serializing_if = "BTreeMap::is_empty")]
+    counted: BTreeMap<u64, Vec<(Micros, u32)>>,
+    /// The priorities for which somebody waits.
+    #[serde(rename = "w", default, skip_serializing_if = "BTreeMap::is_empty")]
+    waiting: BTreeMap<i32, Waiting>,
+    /// The last slot went to a lower priority than the highest that waited.
+    #[serde(rename = "l", default, skip_serializing_if = "is_default")]
+    lower: bool,
+    /// Nothing starts before.
+    #[serde(rename = "h", default, skip_serializing_if = "is_default")]
+    held_until: Micros,
+    /// Slots are farther apart until then.
+    #[serde(rename = "g", default, skip_serializing_if = "is_default")]
+    gentle_until: Micros,
+    /// One slot at a time, until a start has worked.
+    #[serde(rename = "p", default, skip_serializing_if = "is_default")]
+    probing: bool,
+    /// The upstream's budget: slots are at least this far apart, until then.
+    #[serde(rename = "b", default, skip_serializing_if = "is_default")]
+    budget: (f64, Micros),
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// Somebody waits for a slot of a priority.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Waiting {
+    /// Until then it is believed.
+    until: Micros,
+    /// Slots that went to higher priorities meanwhile.
+    passed: u32,
+}
+
+/// A wish for a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// Higher ones go first.
+    pub priority: i32,
+    /// How many starts it counts for, from 1 to [`Limits::most`].
+    pub cost: u32,
+}
+
+/// What is asked of a throttle.
+#[derive(Clone, Debug)]
+pub struct Ask<'a> {
+    /// The ledger's clock.
+    pub now: Micros,
+    /// What that clock should show by the asker's own: what it showed when the asker asked last, and how long
+    /// ago that is; and [`Answer::frame`] of that time.
+    pub expected: Option<(Micros, Micros)>,
+    /// For what.
+    pub wishes: &'a [Wish],
+}
+
+/// Its answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// Which of the wishes have slots, by their places, and when these open.
+    pub slots: Vec<(usize, Micros)>,
+    /// When to ask again for the others.
+    pub again: Option<Micros>,
+    /// How far the ledger's clock is known to have been set in all.
+    pub frame: Micros,
+    /// These starts are to try whether the upstream works again.
+    pub probe: bool,
+}
+
+/// What an upstream, or the run of failures behind it, has said.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Word {
+    /// Nothing may start before.
+    Hold {
+        /// By the ledger's clock.
+        until: Micros,
+    },
+    /// So much of its budget remains until it is filled again.
+    Budget {
+        /// How many starts.
+        remaining: u32,
+        /// By the ledger's clock.
+        reset: Micros,
+    },
+    /// It does not work; after `until` one start at a time tries whether it does again.
+    Open {
+        /// By the ledger's clock.
+        until: Micros,
+        /// How long a start that tries may take before another one does.
+        patience: Duration,
+    },
+    /// It works.
+    Works,
+}
+
+impl State {
+    /// Hands out slots that open by now, or shortly after.
+    pub fn grant(&mut self, limits: &Limits, ask: &Ask<'_>) -> Answer {
+        let now = self.follow_clock(limits, ask.now, ask.expected);
+        let distance = limits.distance();
+        if distance < self.distance {
+            // It allows more than it did.
+            self.next = self.next.min(now as f64 + distance + saved(limits));
+        }
+        self.distance = distance;
+        self.waiting.retain(|_, waiting| waiting.until >= now);
+        for wish in ask.wishes {
+            self.waiting.entry(wish.priority).or_default().until = now + GRACE;
+        }
+        let mut left: Vec<usize> = (0..ask.wishes.len()).collect();
+        // Stable, so that equals are served in the order in which they stand.
+        left.sort_by_key(|n| std::cmp::Reverse(ask.wishes[*n].priority));
+        let mut answer = Answer::default();
+        while let Some(first) = left.first() {
+            let turn = self.turn();
+            let mine = left.iter().position(|n| ask.wishes[*n].priority == turn);
+            let cost = ask.wishes[mine.map_or(*first, |n| left[n])].cost.clamp(1, limits.most());
+            let opens = self.earliest(limits, now, cost);
+            if opens > now + LEAD {
+                answer.again = Some(opens);
+                break;
+            }
+            let Some(mine) = mine else {
+                // It is another worker's, who comes for it about when it opens, if that lives.
+                let until = self.waiting.get(&turn).map_or(now, |waiting| waiting.until);
+                answer.again = Some(until.max(now) + LEAD);
+                break;
+            };
+            let wish = left.remove(mine);
+            self.take(limits, opens, cost);
+            self.served(turn);
+            if !left.iter().any(|n| ask.wishes[*n].priority == turn) {
+                self.waiting.remove(&turn);
+            }
+            answer.slots.push((wish, opens));
+        }
+        answer.probe = self.probing;
+        answer.frame = self.frame;
+        if let Some(again) = answer.again {
+            for n in left {
+                if let Some(waiting) = self.waiting.get_mut(&ask.wishes[n].priority) {
+                    waiting.until = again + GRACE;
+                }
+            }
+        }
+        answer
+    }
+
+    /// Takes up what an upstream has said.
+    pub fn hear(&mut self, limits: &Limits, now: Micros, word: Word) {
+        match word {
+            Word::Hold { until } => self.hold(limits, until),
+            Word::Budget { remaining: 0, reset } => self.hold(limits, reset),
+            Word::Budget { .. } if self.probing => {}
+            Word::Budget { remaining, reset } => {
+                self.budget = ((reset - now).max(0) as f64 / f64::from(remaining), reset);
+            }
+            Word::Open { until, patience } => {
+                self.hold(limits, until);
+                self.probing = true;
+                self.budget = (patience.as_micros() as f64, Micros::MAX);
+            }
+            Word::Works if self.probing => {
+                self.probing = false;
+                self.budget = Default::default();
+                self.next = self.next.min(now as f64 + limits.distance());
+                self.gently(limits, now);
+            }
+            Word::Works => {}
+        }
+    }
+
+    /// Nothing starts before, and not many at once then.
+    fn hold(&mut self, limits: &Limits, until: Micros) {
+        if until > self.held_until {
+            self.held_until = until;
+            self.gently(limits, until);
+        }
+    }
+
+    fn gently(&mut self, limits: &Limits, from: Micros) {
+        let (least, most) = GENTLE_FOR;
+        self.gentle_until = from + limits.window.per.clamp(least, most).as_micros() as Micros;
+        // What was saved up before is gone.
+        self.next = self.next.max(from as f64 + saved(limits));
+    }
+
+    /// From when on it is as if nothing had ever started, so that it can be forgotten.
+    pub fn idle_at(&self, limits: &Limits) -> Micros {
+        let longest = limits.counted().map(|window| limits.stretched(window).ceil() as Micros).max().unwrap_or(0);
+        let last = self.counted.values().filter_map(|marks| marks.last()).map(|mark| mark.0).max();
+        let counted = last.map_or(0, |last| last + longest);
+        [self.next.ceil() as Micros, self.held_until, self.gentle_until, self.budget.1, counted]
+            .into_iter()
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// Until when nothing starts; the past when nothing holds it.
+    pub fn held_until(&self) -> Micros {
+        self.held_until
+    }
+
+    /// Whether one start at a time tries if the upstream works again.
+    pub fn is_probing(&self) -> bool {
+        self.probing
+    }
+
+    /// Whose turn it is: the highest priority that somebody waits for, or a lower one that has been
+    /// passed over often enough, though never two of those in a row.
+    fn turn(&self) -> i32 {
+        let due = |waiting: &Waiting| waiting.passed + 1 >= LEAST_SHARE && !self.lower;
+        let lower = self.waiting.iter().filter(|(_, waiting)| due(waiting)).max_by_key(|(_, waiting)| waiting.passed);
+        lower.or_else(|| self.waiting.last_key_value()).map_or(0, |(priority, _)| *priority)
+    }
+
+    fn served(&mut self, priority: i32) {
+        self.lower = self.waiting.last_key_value().is_some_and(|(highest, _)| *highest > priority);
+        for (of, waiting) in &mut self.waiting {
+            waiting.passed = if *of == priority { 0 } else { waiting.passed + u32::from(*of < priority) };
+        }
+    }
+
+    /// When the next slot opens that counts for `cost` starts. It may lie a little before `now`: what
+    /// an answer takes on its way is not lost for the rate.
+    fn earliest(&self, limits: &Limits, now: Micros, cost: u32) -> Micros {
+        let behind = limits.slip().as_micros() as Micros / 4;
+        let mut opens = ((self.next - saved(limits)).ceil() as Micros).max(now - behind).max(self.held_until);
+        for window in limits.counted() {
+            let Some(marks) = self.counted.get(&(window.per.as_millis() as u64)) else { continue };
+            let mut room = i64::from(window.allow) - i64::from(cost);
+            for (at, count) in marks.iter().rev() {
+                room -= i64::from(*count);
+                if room < 0 {
+                    opens = opens.max(at + limits.stretched(window).ceil() as Micros);
+                    break;
+                }
+            }
+        }
+        opens
+    }
+
+    fn take(&mut self, limits: &Limits, opens: Micros, cost: u32) {
+        let even = f64::from(cost) * limits.distance();
+        let mut step = even;
+        let left = self.gentle_until - opens;
+        if left > 0 {
+            let (least, most) = GENTLE_FOR;
+            let share = left as f64 / limits.window.per.clamp(least, most).as_micros() as f64;
+            // No farther than to where it is over.
+            step += (even * (GENTLE - 1.0) * share).min((left as f64 - even).max(0.0));
+        }
+        if opens < self.budget.1 {
+            let left = self.budget.1.saturating_sub(opens) as f64;
+            step = step.max((self.budget.0 * f64::from(cost)).min(left));
+        }
+        self.next = self.next.max(opens as f64) + step;
+        if step > even {
+            self.next = self.next.max(opens as f64 + step + saved(limits));
+        }
+        let slip = limits.slip().as_micros() as Micros;
+        for window in limits.counted() {
+            let length = limits.stretched(window).ceil() as Micros;
+            let marks = self.counted.entry(window.per.as_millis() as u64).or_default();
+            // The next slot may open a little before this one, if that was handed out ahead.
+            let gone = marks.iter().take_while(|(at, _)| at + length + LEAD + slip <= opens).count();
+            marks.drain(..gone);
+            let part = (length / PARTS).max(1);
+            // As if all of a part had opened at its end: never too early.
+            let at = if i64::from(window.allow) > PARTS { (opens.div_euclid(part) + 1) * part } else { opens };
+            match marks.last_mut() {
+                Some(last) if last.0 >= at => last.1 += cost,
+                _ => marks.push((at, cost)),
+            }
+        }
+    }
+
+    /// All that is remembered moves with the clock when that is set. An asker that has asked before knows
+    /// by how much; otherwise, and as long as nobody does, one that was set back has stood still at least.
+    fn follow_clock(&mut self, limits: &Limits, now: Micros, expected: Option<(Micros, Micros)>) -> Micros {
+        let set = expected.map_or(0, |(time, frame)| now - (time + self.frame - frame));
+        let shift = match set.abs() > ON_THE_WAY {
+            true => set.min(now - self.seen),
+            false if self.seen - now > ON_THE_WAY => now - self.seen,
+            false => 0,
+        };
+        let now = if shift < 0 { now } else { now.max(self.seen) };
+        self.seen = now;
+        self.frame += shift;
+        if shift != 0 {
+            self.next += shift as f64;
+            self.counted.values_mut().flatten().for_each(|mark| mark.0 += shift);
+            self.waiting.values_mut().for_each(|waiting| waiting.until += shift);
+            for until in [&mut self.held_until, &mut self.gentle_until, &mut self.budget.1] {
+                *until = until.saturating_add(shift);
+            }
+        }
+        let known: Vec<u64> = limits.counted().map(|window| window.per.as_millis() as u64).collect();
+        self.counted.retain(|per, _| known.contains(per));
+        now
+    }
+}
+
+/// How far a throttle can lie behind its pace, and catch up in a burst.
+fn saved(limits: &Limits) -> f64 {
+    f64::from(limits.burst.max(1) - 1) * limits.distance()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const S: Micros = 1_000_000;
+    const START: Micros = 1_700_000_000 * S;
+
+    fn limits(allow: u32, secs: u64, burst: u32) -> Limits {
+        Limits { window: Window { allow, per: Duration::from_secs(secs) }, burst, also: Vec::new() }
+    }
+
+    fn wishes(n: usize, priority: i32) -> Vec<Wish> {
+        vec![Wish { priority, cost: 1 }; n]
+    }
+
+    fn ask(wishes: &[Wish], now: Micros) -> Ask<'_> {
+        Ask { now, expected: None, wishes }
+    }
+
+    /// Always enough to do for `secs`: asks when it is told to, a little late.
+    fn busy(limits: &Limits, state: &mut State, from: Micros, secs: i64, late: Micros) -> Vec<Micros> {
+        let (mut now, mut slots, wishes) = (from, Vec::new(), wishes(600, 0));
+        while now < from + secs * S {
+            let answer = state.grant(limits, &ask(&wishes, now));
+            slots.extend(answer.slots.iter().map(|slot| slot.1));
+            now = answer.again.map_or(now + 1, |again| (again - LEAD / 2).max(now + 1) + late);
+            // It survives being written down.
+            *state = serde_json::from_str(&serde_json::to_string(state).unwrap()).unwrap();
+        }
+        slots.retain(|slot| *slot < from + secs * S);
+        slots
+    }
+
+    /// The most starts in any window of this length.
+    fn most(starts: &[Micros], per: Duration) -> usize {
+        let (per, mut first, mut most) = (per.as_micros() as Micros, 0, 0);
+        for (n, start) in starts.iter().enumerate() {
+            while starts[first] + per <= *start {
+                first += 1;
+            }
+            most = most.max(n - first + 1);
+        }
+        most
+    }
+
+    /// The worst that slips can do: every third start as late as it may be.
+    fn slipped(limits: &Limits, slots: &[Micros]) -> Vec<Micros> {
+        let slip = limits.slip().as_micros() as Micros;
+        let mut starts: Vec<_> =
+            slots.iter().enumerate().map(|(n, slot)| slot + if n % 3 == 0 { slip } else { 0 }).collect();
+        starts.sort_unstable();
+        starts
+    }
+
+    #[test]
+    fn a_table_of_rates_that_are_used_up_and_never_passed() {
+        for (allow, per, burst, secs) in [
+            (5, 60, 1, 1_200),
+            (5, 60, 3, 1_200),
+            (24, 60, 1, 600),
+            (37, 60, 37, 600),
+            (1, 1, 1, 100),
+            (500, 1, 1, 20),
+            (5_000, 1, 1, 5),
+            (5_000, 1, 100, 5),
+        ] {
+            let limits = limits(allow, per, burst);
+            let slots = busy(&limits, &mut State::default(), START, secs, 3_000);
+            let share = slots.len() as f64 * per as f64 / (f64::from(allow) * secs as f64);
+            let most = most(&slipped(&limits, &slots), limits.window.per);
+            assert!(most <= allow as usize, "{allow} per {per} s, burst {burst}: {most} in a window");
+            assert!(share > 0.96, "{allow} per {per} s, burst {burst}: used to {share:.3}");
+        }
+    }
+
+    #[test]
+    fn several_windows_hold_at_once() {
+        let day = Window { allow: 1_000, per: Duration::from_secs(86_400) };
+        let limits = Limits { also: vec![day], ..limits(60, 60, 1) };
+        let mut state = State::default();
+        let slots = busy(&limits, &mut state, START, 2 * 86_400, 3_000);
+        assert!(most(&slipped(&limits, &slots), day.per) <= 1_000);
+        assert!(most(&slipped(&limits, &slots), limits.window.per) <= 60);
+        assert!(slots.len() > 1_950, "{} in two days", slots.len());
+        assert!(serde_json::to_string(&state).unwrap().len() < 5_000);
+    }
+
+    #[test]
+    fn a_start_may_cost_more_than_one() {
+        let limits = limits(10, 10, 1);
+        let mut state = State::default();
+        let wishes = [Wish { priority: 0, cost: 5 }, Wish { priority: 0, cost: 99 }];
+        let first = state.grant(&limits, &ask(&wishes, START));
+        assert_eq!((first.slots.len(), first.slots[0].0), (1, 0));
+        // More than all of a window it never costs.
+        let again = first.again.unwrap();
+        assert_eq!((again - START) / S, 5);
+        let second = state.grant(&limits, &ask(&wishes[1..], again));
+        assert_eq!(second.slots, [(0, again)]);
+        assert_eq!((state.grant(&limits, &ask(&wishes[..1], again + 1)).again.unwrap() - again) / S, 10);
+    }
+
+    #[test]
+    fn a_higher_priority_waits_for_one_slot_and_a_lower_one_gets_its_share() {
+        let limits = limits(60, 60, 1);
+        let mut state = State::default();
+        let (low, high) = (wishes(1, 0), wishes(1, 1));
+        // One worker has the low ones only, the other the high ones only; both ask whenever they are told to.
+        let (mut at_low, mut at_high) = (START, START + 300 * S);
+        let mut got = Vec::new();
+        while got.len() < 500 {
+            if at_low < at_high {
+                let answer = state.grant(&limits, &ask(&low, at_low));
+                got.extend(answer.slots.iter().map(|slot| (slot.1, 0)));
+                at_low = answer.again.unwrap_or(at_low + 1).max(at_low + 1);
+            } else {
+                let answer = state.grant(&limits, &ask(&high, at_high));
+                got.extend(answer.slots.iter().map(|slot| (slot.1, 1)));
+                at_high = answer.again.unwrap_or(at_high + 1).max(at_high + 1);
+            }
+        }
+        let first = got.iter().find(|slot| slot.1 == 1).unwrap();
+        assert!(first.0 <= START + 302 * S, "it waited for {} µs", first.0 - START - 300 * S);
+        let after: Vec<i32> = got.iter().filter(|slot| slot.0 >= first.0).map(|slot| slot.1).collect();
+        let share = after.iter().filter(|priority| **priority == 0).count() as f64 / after.len() as f64;
+        assert!((share - 1.0 / f64::from(LEAST_SHARE)).abs() < 0.02, "{share}");
+        assert!(!after.windows(2).any(|pair| pair == [0, 0]));
+        // Whoever has died, or has had enough, holds nobody up for long.
+        let now = got.last().unwrap().0 + 10 * S;
+        assert_eq!(state.grant(&limits, &ask(&low, now)).slots.len(), 1);
+    }
+
+    #[test]
+    fn nothing_opens_while_it_is_held_and_it_reopens_gently() {
+        for (limits, within) in [(limits(60, 60, 20), 4), (limits(100, 1, 50), 350)] {
+            let mut state = State::default();
+            busy(&limits, &mut state, START, 5, 0);
+            let until = START + 25 * S;
+            state.hear(&limits, START + 5 * S, Word::Hold { until });
+            // A shorter one takes nothing of it back.
+            state.hear(&limits, START + 5 * S, Word::Hold { until: START + 6 * S });
+            let after = busy(&limits, &mut state, START + 5 * S, 200, 0);
+            assert!(*after.first().unwrap() >= until && *after.first().unwrap() < until + S);
+            let early = after.iter().filter(|slot| **slot < until + 5 * S).count();
+            assert!(early <= within, "{early} in the first five seconds");
+            let late = after.iter().filter(|slot| **slot >= until + 65 * S).count();
+            assert!(late as f64 > 0.95 * 115.0 * f64::from(limits.window.allow) / limits.window.per.as_secs_f64());
+        }
+    }
+
+    #[test]
+    fn what_remains_of_a_budget_lasts_until_it_is_filled_again() {
+        let limits = limits(10, 1, 1);
+        let mut state = State::default();
+        state.hear(&limits, START, Word::Budget { remaining: 20, reset: START + 60 * S });
+        let slots = busy(&limits, &mut state, START, 80, 0);
+        let before = slots.iter().filter(|slot| **slot < START + 60 * S).count();
+        assert!((19..=21).contains(&before), "{before}");
+        assert!(slots.len() - before > 180);
+        state.hear(&limits, START + 80 * S, Word::Budget { remaining: 0, reset: START + 100 * S });
+        assert!(*busy(&limits, &mut state, START + 80 * S, 30, 0).first().unwrap() >= START + 100 * S);
+    }
+
+    #[test]
+    fn after_a_run_of_failures_one_start_at_a_time_tries_again() {
+        let limits = limits(10, 1, 1);
+        let mut state = State::default();
+        let patience = Duration::from_secs(30);
+        state.hear(&limits, START, Word::Open { until: START + 10 * S, patience });
+        let slots = busy(&limits, &mut state, START, 60, 0);
+        assert_eq!(slots.iter().map(|slot| (slot - START) / S).collect::<Vec<_>>(), [10, 40]);
+        assert!(state.probing);
+        state.hear(&limits, START + 61 * S, Word::Works);
+        let slots = busy(&limits, &mut state, START + 61 * S, 20, 0);
+        assert!(slots.len() > 150 && slots[0] < START + 62 * S, "{}", slots.len());
+        assert!(!state.grant(&limits, &ask(&wishes(1, 0), START + 90 * S)).probe);
+    }
+
+    #[test]
+    fn what_has_been_idle_for_long_is_as_good_as_new() {
+        for limits in [limits(5, 60, 1), limits(5, 60, 5)] {
+            let mut state = State::default();
+            assert_eq!(state.idle_at(&limits), 0);
+            state.grant(&limits, &ask(&wishes(3, 0), START));
+            assert!(state.idle_at(&limits) > START + S && state.idle_at(&limits) < START + 100 * S);
+        }
+    }
+
+    proptest! {
+        /// Workers that ask in any order, are killed with slots in their hands, use slots as late as they may,
+        /// and a clock that is set back and forth: by a clock that is right, no window holds too many.
+        #[test]
+        fn no_window_ever_holds_too_many(
+            allow in 1_u32..40,
+            burst in 1_u32..40,
+            daily in proptest::option::of(50_u32..200),
+            steps in prop::collection::vec((0..4_usize, 0_i64..4_000_000, 0..20_u32, 1_usize..5, 0_i64..1_000), 2..300),
+        ) {
+            let also = daily.map(|allow| Window { allow, per: Duration::from_secs(600) });
+            let limits = Limits { burst: burst.min(allow), also: also.into_iter().collect(), ..limits(allow, 20, 1) };
+            let slip = limits.slip().as_micros() as Micros;
+            let mut state = State::default();
+            let (mut real, mut offset) = (START, 0_i64);
+            // When each worker asked last: by the right clock, by the ledger's, and the frame.
+            let mut last = [Some((START, START, 0)); 4];
+            let mut starts = Vec::new();
+            for (worker, wait, event, n, late) in steps {
+                real += wait;
+                match event {
+                    0 => offset += 3_600 * S,
+                    1 => offset -= 3_600 * S,
+                    2 => offset += 2 * S,
+                    _ => {}
+                }
+                let now = real + offset;
+                let wishes = wishes(n, worker as i32 % 2);
+                let expected = last[worker].map(|(then, showed, frame)| (showed + real - then, frame));
+                let answer = state.grant(&limits, &Ask { now, expected, wishes: &wishes });
+                last[worker] = Some((real, now, answer.frame));
+                if event == 3 {
+                    continue; // Killed, with its slots.
+                }
+                let opens = answer.slots.iter().map(|(_, slot)| real + slot - now);
+                starts.extend(opens.map(|opens| (opens + late * slip / 1_000).max(real)));
+            }
+            starts.sort_unstable();
+            for window in limits.windows() {
+                prop_assert!(most(&starts, window.per) <= window.allow as usize, "{:?}", starts.iter().map(|s| (s-START) as f64/1e6).collect::<Vec<_>>());
+            }
+        }
+    }
+}
