@@ -298,14 +298,14 @@ impl Core {
         let later = |wait: Duration| {
             let reason =
                 Reason::new(Class::Slot, format!("the throttle {} has no slot for {key} yet", throttle.name()));
-            Err(Outcome::Snooze { reason, wait })
+            Outcome::Snooze { reason, wait }
         };
         if wait > settings.block {
-            return later(wait);
+            return Err(later(wait));
         }
         match timeout(settings.block, throttle.slot(&key, want)).await {
             Ok(slot) => Ok(Some(slot)),
-            Err(_) => later(throttle.wait_of(&key, want)),
+            Err(_) => Err(later(throttle.wait_of(&key, want))),
         }
     }
 

@@ -271,7 +271,9 @@ impl Core {
 
     /// Sends the first messages of chains that a job has discovered. Catch-up sends those that cannot be sent.
     pub(super) async fn send_first(&self, messages: Vec<Hint>, decided: Time) {
-        let sends = stream::iter(messages).map(async |hint| drop(self.succeed(&hint, decided).await));
+        let sends = stream::iter(messages).map(async |hint| {
+            self.succeed(&hint, decided).await;
+        });
         sends.buffer_unordered(IN_FLIGHT).collect::<()>().await;
     }
 
