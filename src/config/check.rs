@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use minijinja::ErrorKind::{UnknownFilter, UnknownFunction, UnknownTest};
@@ -13,10 +12,10 @@ use super::read::nearest;
 use super::reasons;
 use super::recurrence;
 use super::roster;
+use super::throttle;
 use super::{
     BrokerSettings, BrokerUrl, CatchUpSettings, Config, ExecSettings, HandlerSettings, HttpSettings, KindSettings,
-    LedgerSettings, LedgerUrl, QueueSettings, Secret, SpawnSettings, Takeover, ThrottleSettings, Unique,
-    WorkerSettings,
+    LedgerSettings, LedgerUrl, QueueSettings, Secret, SpawnSettings, Takeover, Unique, WorkerSettings,
 };
 use crate::broker::rabbit;
 use crate::handler::http::{self, HttpError};
@@ -24,19 +23,12 @@ use crate::job::check_name;
 use crate::ladder::Ladder;
 use crate::ledger::postgres;
 use crate::outcome::{Backoff, RetryPolicy};
-use crate::throttle::key::KeyPath;
-use crate::throttle::slots::{Limits, Window};
-
-/// RabbitMQ takes a message back that is kept for 30 minutes, and a handler may take 25 of them.
-const MOST_BLOCKED: Duration = Duration::from_secs(4 * 60);
-/// Those who wait for a slot of their key hold up others that could start.
-const BLOCKED_WITH_KEY: Duration = Duration::from_secs(2);
 
 /// The longest interval and backoff that may be configured.
 pub const TEN_YEARS: Duration = Duration::from_secs(10 * 366 * 86_400);
 /// RabbitMQ closes the channel of a consumer that keeps a message for 30 minutes; a job must be
-/// over, and its successor published, before that.
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(25 * 60);
+/// over, and its successor published, before that. It may have waited for its slot for five of them.
+pub const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60);
 /// So much a run may ask for at most, whatever its kind allows: all of it is one transaction.
 const MOST_SPAWNED: usize = 10_000;
 /// What the names of the engine's own kinds begin with.
@@ -112,32 +104,9 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         kinds.insert(name, checked);
     }
 
-    let mut throttles = std::collections::BTreeMap::new();
-    for (name, throttle) in raw.throttles {
-        problems.range(&["throttles", &name, "allow"], throttle.allow, 1, 1_000_000);
-        problems.range(&["throttles", &name, "burst"], throttle.burst, 1, throttle.allow.max(1));
-        let (shortest, longest) = (Duration::from_millis(1), Duration::from_secs(366 * 86_400));
-        problems.range(&["throttles", &name, "per"], throttle.per.0, shortest, longest);
-        for window in &throttle.also {
-            problems.range(&["throttles", &name, "also"], window.allow, 1, 1_000_000);
-            problems.range(&["throttles", &name, "also"], window.per.0, shortest, longest);
-        }
-        let least = if throttle.key.is_some() { BLOCKED_WITH_KEY } else { MOST_BLOCKED };
-        let block = throttle.block.map_or(least, |block| block.0);
-        let key = throttle.key.as_deref().map(KeyPath::parse).transpose();
-        let key = key.unwrap_or_else(|error| {
-            problems.add(&["throttles", &name, "key"], error);
-            None
-        });
-        problems.range(&["throttles", &name, "block"], block, Duration::from_millis(1), MOST_BLOCKED);
-        let window = |allow, per| Window { allow, per };
-        let limits = Limits {
-            window: window(throttle.allow, throttle.per.0),
-            burst: throttle.burst,
-            also: throttle.also.iter().map(|w| window(w.allow, w.per.0)).collect(),
-        };
-        let settings = ThrottleSettings { limits: Arc::new(limits), scope: throttle.scope, key, block };
-        throttles.insert(name, settings);
+    let throttles = throttle::check(&mut problems, raw.throttles);
+    for (name, kind) in &kinds {
+        throttle::check_cost(&mut problems, name, kind, &queues, &throttles);
     }
 
     if raw.broker.prefix.is_empty() || raw.broker.prefix.len() > 100 || !raw.broker.prefix.chars().all(plain) {
@@ -259,6 +228,7 @@ fn check_kind(
     let ms = Duration::from_millis(1);
     problems.range(&at("timeout"), kind.timeout.0, ms, LONGEST_TIMEOUT);
     problems.range(&["kinds", name, "spawn", "most"], kind.spawn.most, 0, MOST_SPAWNED);
+    problems.range(&at("cost"), kind.cost, 1, throttle::MOST_ALLOWED);
     if let Some(queue) = &kind.queue {
         if ["{{", "{%", "{#"].iter().any(|mark| queue.contains(mark)) {
             template(problems, &at("queue"), queue);
@@ -296,6 +266,7 @@ fn check_kind(
         handler: check_handler(problems, name, kind.handler),
         queue: kind.queue,
         timeout: kind.timeout.0,
+        cost: kind.cost,
         takeover: match kind.takeover {
             raw::Takeover::LeaseExpiry => Takeover::LeaseExpiry,
             raw::Takeover::Redelivery => Takeover::Redelivery,

@@ -15,6 +15,7 @@ mod recurrence;
 mod roster;
 #[cfg(test)]
 mod tests;
+mod throttle;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use check::internal_kind;
-pub use check::listen_address;
+pub use check::{LONGEST_TIMEOUT, listen_address};
 pub use model::{ModelSettings, SlowSpell};
 pub use reasons::Reconcile;
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
@@ -35,7 +36,7 @@ use crate::ladder::Ladder;
 use crate::outcome::RetryPolicy;
 use crate::policy::Policies;
 use crate::throttle::key::KeyPath;
-use crate::throttle::slots::Limits;
+use crate::throttle::slots::{Breaker, Limits};
 
 /// Checked settings: what they name exists, and what they ask for is possible.
 #[derive(Clone, Debug)]
@@ -202,6 +203,25 @@ pub struct ThrottleSettings {
     pub key: Option<KeyPath>,
     /// Whoever waits longer for a slot is put off, with no attempt charged.
     pub block: Duration,
+    /// Which headers of an answer say how much remains of a budget.
+    pub budget: Option<BudgetSettings>,
+    /// Which header of an answer says how many starts a call counts for.
+    pub cost_header: Option<String>,
+    /// After which run of failures starts are held, and for how long. How long a start that tries may take
+    /// follows from its kind.
+    pub breaker: Option<Breaker>,
+}
+
+/// `[throttles.<name>.budget]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BudgetSettings {
+    /// The header that says how many calls remain.
+    pub remaining: String,
+    /// The header that says when there are more: in seconds, as seconds since 1970, or as a date.
+    pub reset: String,
+    /// With so many or more nothing is slowed; absent, the calls that remain are always spread until there
+    /// are more.
+    pub slow_below: Option<u32>,
 }
 
 impl ThrottleSettings {
@@ -235,6 +255,8 @@ pub struct KindSettings {
     pub queue: Option<String>,
     /// How long a run may take.
     pub timeout: Duration,
+    /// For how many starts of its queue's throttle a run counts.
+    pub cost: u32,
     /// When a tick may be claimed from a worker that holds it.
     pub takeover: Takeover,
     /// What follows a failed attempt.

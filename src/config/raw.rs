@@ -123,6 +123,35 @@ pub struct Throttle {
     #[serde(default)]
     pub also: Vec<Window>,
     pub block: Option<Text>,
+    pub budget: Option<Budget>,
+    pub cost_header: Option<String>,
+    pub breaker: Option<Breaker>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Budget {
+    pub remaining: String,
+    pub reset: String,
+    pub slow_below: Option<u32>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Breaker {
+    pub failures: u32,
+    #[serde(default = "half_a_minute")]
+    pub wait: Text,
+    #[serde(default = "ten_minutes")]
+    pub longest: Text,
+}
+
+fn half_a_minute() -> Text {
+    secs(30)
+}
+
+fn ten_minutes() -> Text {
+    secs(600)
 }
 
 #[derive(Debug, Deserialize)]
@@ -146,6 +175,7 @@ pub struct Kind {
     pub handler: Handler,
     pub queue: Option<String>,
     pub timeout: Text,
+    pub cost: u32,
     pub takeover: Takeover,
     pub retry: Retry,
     pub reasons: BTreeMap<String, Reason>,
@@ -299,6 +329,7 @@ impl Default for Kind {
             handler: Handler::default(),
             queue: None,
             timeout: secs(30),
+            cost: 1,
             takeover: Takeover::default(),
             retry: Retry::default(),
             reasons: BTreeMap::new(),

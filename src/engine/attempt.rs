@@ -21,6 +21,7 @@ use crate::outcome::{self, Course, Decision, Next, Outcome, decide};
 use crate::progress::Open;
 use crate::reason::{Class, Reason};
 use crate::schedule::{Ran, Schedule, Setting, phase};
+use crate::throttle::upstream::Upstream;
 use crate::throttle::{Slot, Want};
 
 /// The largest thing that a run can hand on to the next, in bytes of compact JSON.
@@ -224,6 +225,7 @@ impl Core {
             seed: job::seed(&envelope.kind, &envelope.key, &chain.tick.to_string()),
             payload: json(&grant.payload),
             reporter: desk.reporter(),
+            upstream: Upstream::default(),
         };
         tokio::select! {
             biased;
@@ -231,7 +233,7 @@ impl Core {
                 let reason = Reason::new(Class::Fenced, "the lease was lost, so the run was ended");
                 Outcome::Snooze { reason, wait: Duration::ZERO }
             }
-            outcome = self.handle(queue, job, grant.at.since(grant.due), permit) => outcome,
+            outcome = self.handle(queue, job, (grant.at.since(grant.due), kind.timeout), permit) => outcome,
         }
     }
 
@@ -285,14 +287,13 @@ impl Core {
 
     /// The slot of a throttle with keys, which only the job tells. Whoever would wait long for it is put off
     /// for about that long, so that others can start in the meantime.
-    async fn slot_of_key(&self, queue: &QueueRun, job: &Job) -> Result<Option<Slot>, Outcome> {
+    async fn slot_of_key(&self, queue: &QueueRun, job: &Job, want: Want) -> Result<Option<(Slot, String)>, Outcome> {
         let Some((throttle, figures)) = queue.throttle.as_ref().filter(|_| !mutant!(ThrottleIgnored)) else {
             return Ok(None);
         };
         let settings = throttle.settings();
         let Some(path) = &settings.key else { return Ok(None) };
         let key = path.of(job);
-        let want = Want { priority: queue.priority, due: job.nominal, cost: 1 };
         let _waiting = figures.wait();
         let wait = throttle.wait_of(&key, want);
         let later = |wait: Duration| {
@@ -304,14 +305,20 @@ impl Core {
             return Err(later(wait));
         }
         match timeout(settings.block, throttle.slot(&key, want)).await {
-            Ok(slot) => Ok(Some(slot)),
+            Ok(slot) => Ok(Some((slot, key))),
             Err(_) => Err(later(throttle.wait_of(&key, want))),
         }
     }
 
     /// Runs the handler until its deadline and the grace after it; whatever goes wrong in it becomes an
     /// outcome.
-    pub(super) async fn handle(&self, queue: &QueueRun, job: Job, late: Duration, permit: Permit) -> Outcome {
+    pub(super) async fn handle(
+        &self,
+        queue: &QueueRun,
+        mut job: Job,
+        (late, longest): (Duration, Duration),
+        permit: Permit,
+    ) -> Outcome {
         let Some(handler) = self.handlers.get(&job.kind) else {
             let reason = format!("this worker has no handler for {}", job.kind);
             return Outcome::retry(Reason::new(Class::NoHandler, reason));
@@ -321,16 +328,21 @@ impl Core {
         if let Some(wait) = blocked {
             return Outcome::Snooze { reason: Reason::new(Class::Slot, "no slot of its throttle in time"), wait };
         }
-        let slot = match self.slot_of_key(queue, &job).await {
-            Ok(of_key) => of_key.or(slot),
+        let want = Want { priority: queue.priority, due: job.nominal, cost: self.cost_of(&job.kind) };
+        let slot = match self.slot_of_key(queue, &job, want).await {
+            Ok(of_key) => of_key.or_else(|| Some((slot?, String::new()))),
             Err(snooze) => return snooze,
         };
-        if let Some(slot) = slot
-            && !slot.start().await
-        {
-            let reason = Reason::new(Class::Slot, "what came before took so long that the slot for it was over");
-            return Outcome::Snooze { reason, wait: Duration::ZERO };
+        let mut own = None;
+        if let Some((slot, key)) = slot {
+            own = queue.throttle.as_ref().map(|(throttle, _)| (throttle.clone(), key, slot.probe));
+            if !slot.start().await {
+                let reason = Reason::new(Class::Slot, "the slot for it was over, or held, before it could start");
+                return Outcome::Snooze { reason, wait: Duration::ZERO };
+            }
         }
+        let upstream = Upstream::new(self.throttles.clone(), own, want);
+        job.upstream = upstream.clone();
         let patience = job.deadline.since(self.ledger.now()) + job.grace;
         let (_running, figures, since) = (queue.figures.started(late), self.figures(&job.kind), Instant::now());
         let run = AssertUnwindSafe(handler.run(job)).catch_unwind();
@@ -350,6 +362,11 @@ impl Core {
         };
         if let Some(figures) = figures {
             figures.ran(since.elapsed());
+        }
+        tokio::select! {
+            biased;
+            () = upstream.ended(&outcome, longest) => {}
+            () = self.abort.cancelled() => {}
         }
         outcome
     }

@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use super::{Connections, Dispatch, reconcile};
 use crate::broker::topology::Names;
 use crate::clock::{Time, short_duration};
-use crate::config::{Config, KindSettings, OwnSchedule, internal_kind};
+use crate::config::{Config, KindSettings, LONGEST_TIMEOUT, OwnSchedule, internal_kind};
 use crate::handler::Handler;
 use crate::job::{Envelope, Job};
 use crate::ledger::{LedgerError, NewChain, SpawnedJob};
@@ -40,7 +40,7 @@ const ATTEMPTS: &str = "attempts";
 const ARCHIVE: &str = "archive";
 
 /// How long a roster may take: what RabbitMQ allows.
-const ROSTER_TIMEOUT: Duration = Duration::from_secs(25 * 60);
+const ROSTER_TIMEOUT: Duration = LONGEST_TIMEOUT;
 /// How long a run on the history, or on failed parts, may take.
 const HISTORY_TIMEOUT: Duration = Duration::from_secs(60);
 /// It leaves the rest to the next run this long before that.

@@ -22,6 +22,7 @@ use crate::ledger::{ChainState, FailedItem};
 use crate::outcome::{Decision, Next, Outcome, Verdict, Yield, decide};
 use crate::progress::Reporter;
 use crate::reason::{Class, Reason};
+use crate::throttle::upstream::Upstream;
 
 /// How often a job of a paused owner looks whether it may run.
 const OWNER_PAUSED: Duration = Duration::from_secs(30);
@@ -49,7 +50,9 @@ impl Core {
         if let Some(fate) = self.unique_says(unique, &envelope, queue, &id).await {
             return fate;
         }
-        let Some(permit) = self.permit(queue, envelope.due, delivery).await else { return Fate::Requeue };
+        let Some(permit) = self.permit(queue, &envelope.kind, envelope.due, delivery).await else {
+            return Fate::Requeue;
+        };
         // It may have waited for room and slot for minutes, and its owner may have been paused meanwhile.
         let owner = self.owner_of(&envelope).await;
         if !lets_start(owner) {
@@ -88,9 +91,10 @@ impl Core {
             payload: envelope.payload.clone(),
             // There is no record of it that its progress could be kept with.
             reporter: Reporter::default(),
+            upstream: Upstream::default(),
         };
         self.life.reached(Point::JobTaken).await;
-        let mut outcome = match self.handle(queue, job, now.since(due), permit).await {
+        let mut outcome = match self.handle(queue, job, (now.since(due), kind.timeout), permit).await {
             Outcome::DoneWith(Yield { batch, .. }) if !batch.is_empty() => {
                 Outcome::fail(Reason::new(Class::Answer, "only a tick of a chain can wait for a batch"))
             }

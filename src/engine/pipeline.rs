@@ -44,8 +44,8 @@ const LEDGER_PAUSE: Duration = Duration::from_secs(5);
 
 /// How long a message waits for its turn in a worker before it goes back to its queue, to come
 /// again. RabbitMQ closes the channel of a consumer that keeps one for 30 minutes, and a handler
-/// may take 25 of them.
-const MOST_WAITING: Duration = Duration::from_secs(4 * 60);
+/// may take 24 of them.
+const MOST_WAITING: Duration = Duration::from_secs(5 * 60 + 10);
 
 /// Of that, what is left for writing that it is put off.
 const TIME_TO_SAY: Duration = Duration::from_secs(5);
@@ -228,7 +228,7 @@ impl Core {
     async fn claim(&self, queue: &QueueRun, delivery: &Delivery, request: ClaimRequest) -> Option<Answered> {
         let mut pause = FIRST_PAUSE;
         loop {
-            let permit = self.permit(queue, Some(request.hint.due), delivery).await?;
+            let permit = self.permit(queue, &request.hint.kind, Some(request.hint.due), delivery).await?;
             self.life.reached(Point::Permitted).await;
             let asked = Instant::now();
             let error = match self.ledger.claim(request.clone()).await {
@@ -343,7 +343,13 @@ impl Core {
     /// Room among the running, then a slot of the queue's throttle: in this order, because a slot
     /// is for now and not for when there is room. `None` when the worker stops, when it takes so
     /// long that the message had better come again, or when the broker has taken it back anyway.
-    pub(super) async fn permit(&self, queue: &QueueRun, due: Option<Time>, delivery: &Delivery) -> Option<Permit> {
+    pub(super) async fn permit(
+        &self,
+        queue: &QueueRun,
+        kind: &str,
+        due: Option<Time>,
+        delivery: &Delivery,
+    ) -> Option<Permit> {
         let since = Instant::now();
         let wait = async {
             let room = queue.permits.clone().acquire_owned().await.ok()?;
@@ -354,7 +360,7 @@ impl Core {
                 Some((throttle, figures)) if !mutant!(ThrottleIgnored) && throttle.settings().key.is_none() => {
                     let _waiting = figures.wait();
                     let due = due.unwrap_or_else(|| self.ledger.now());
-                    let want = Want { priority: queue.priority, due, cost: 1 };
+                    let want = Want { priority: queue.priority, due, cost: self.cost_of(kind) };
                     // There is time left to say so.
                     let left = MOST_WAITING.saturating_sub(since.elapsed() + TIME_TO_SAY);
                     let slot = timeout(throttle.settings().block.min(left), throttle.slot("", want)).await;
@@ -371,6 +377,11 @@ impl Core {
             permit = wait => permit,
             () = sleep(MOST_WAITING) => None,
         }
+    }
+
+    /// For how many starts a run of this kind counts.
+    pub(super) fn cost_of(&self, kind: &str) -> u32 {
+        self.kind(kind).map_or(1, |kind| kind.cost)
     }
 
     /// Counts how an attempt ended, and logs it unless it worked: one line for each. `claim` is the

@@ -11,6 +11,7 @@ use crate::clock::parse_duration;
 use crate::ledger::FailedItem;
 use crate::outcome::{Discovered, NewJob, Outcome, Yield};
 use crate::reason::{Class, Reason};
+use crate::throttle::upstream::Advice;
 
 /// How much of an answer, or of a program's output, is kept, in bytes.
 pub const KEPT: usize = 64 * 1024;
@@ -43,6 +44,20 @@ pub fn decided(text: &[u8]) -> Option<Outcome> {
     Some(outcome.unwrap_or_else(|why| Outcome::fail(unusable(why))))
 }
 
+/// What `text` says to the throttle that its run started under, if it is a JSON object that has
+/// `throttle`. When that cannot be followed, [`decided`] says so, if it decides.
+pub fn advice(text: &[u8]) -> Option<Advice> {
+    let text = text.trim_ascii();
+    if text.first() != Some(&b'{') || !contains(text, b"\"throttle\"") {
+        return None;
+    }
+    serde_json::from_slice::<Answer>(text).ok()?.advice().unwrap_or_default()
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|window| window == part)
+}
+
 /// Borrows the fields unparsed: most answers have none of them, and every call has an answer.
 #[derive(Deserialize)]
 struct Answer<'a> {
@@ -66,6 +81,24 @@ struct Answer<'a> {
     carry: Option<&'a RawValue>,
     #[serde(borrow, default)]
     next_in: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    throttle: Option<&'a RawValue>,
+}
+
+/// `throttle`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Throttle<'a> {
+    #[serde(borrow, default)]
+    hold: Option<&'a RawValue>,
+    #[serde(default)]
+    why: Option<String>,
+    #[serde(default)]
+    remaining: Option<u32>,
+    #[serde(borrow, default)]
+    reset: Option<&'a RawValue>,
+    #[serde(default)]
+    cost: Option<u32>,
 }
 
 /// An entry of `spawn` or `batch`.
@@ -115,6 +148,7 @@ struct Failed {
 
 impl Answer<'_> {
     fn outcome(&self, word: &RawValue) -> Result<Outcome, String> {
+        self.advice()?;
         let word = string(word).ok_or_else(|| unknown(word.get()))?;
         let after = self.after.map(duration).transpose()?;
         let reason: Reason = match self.reason {
@@ -155,14 +189,33 @@ impl Answer<'_> {
 
 impl Answer<'_> {
     fn done(&self) -> Result<Outcome, String> {
+        self.advice()?;
         Ok(self.yields()?.map_or(Outcome::Done, Outcome::DoneWith))
+    }
+
+    fn advice(&self) -> Result<Option<Advice>, String> {
+        let Some(raw) = self.throttle else { return Ok(None) };
+        let wrong = |why: &dyn std::fmt::Display| format!("`throttle` is not as documented: {why}");
+        let Throttle { hold, why, remaining, reset, cost } =
+            serde_json::from_str(raw.get()).map_err(|error| wrong(&error))?;
+        let wait = |field: &str, raw: Option<&RawValue>| {
+            raw.map(duration).transpose().map_err(|why| wrong(&why.replace("`after`", &format!("`{field}`"))))
+        };
+        let budget = match (remaining, wait("reset", reset)?) {
+            (Some(remaining), Some(reset)) => Some((remaining, reset)),
+            (None, None) => None,
+            _ => return Err(wrong(&"`remaining` and `reset` go together")),
+        };
+        let why = why.map(|why| excerpt(why.as_bytes(), EXCERPT));
+        Ok(Some(Advice { hold: wait("hold", hold)?, why, budget, cost }))
     }
 
     /// Whether `text`, which has no `outcome`, was written for us all the same: it asks for something, and
     /// has no field that is not ours, as the answer of a service that knows nothing of us would.
     fn means_done(&self, text: &[u8]) -> bool {
         let asks = [self.spawn, self.chains, self.batch, self.carry, self.next_in].iter().any(Option::is_some);
-        let ours = |name: &String| ["spawn", "chains", "failed", "batch", "carry", "next_in"].contains(&name.as_str());
+        let known = ["spawn", "chains", "failed", "batch", "carry", "next_in", "throttle"];
+        let ours = |name: &String| known.contains(&name.as_str());
         asks && serde_json::from_slice::<serde_json::Map<String, Value>>(text).is_ok_and(|all| all.keys().all(ours))
     }
 

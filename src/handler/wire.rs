@@ -95,6 +95,7 @@ mod tests {
             seed: u64::MAX,
             payload: json!({"platform": "npm"}),
             reporter: Reporter::default(),
+            upstream: Default::default(),
         };
         let mut expected = json!({
             "id": "l-7-3", "kind": "sync", "key": "npm/@types/node", "queue": "sync-npm", "attempt": 2,

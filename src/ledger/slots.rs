@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use super::LedgerError;
 use crate::throttle::slots::{Answer, Ask, Limits, Micros, State, Wish, Word};
 
-/// What is asked of a throttle, or told to it.
+/// What a throttle is told, and what is asked of it then.
 #[derive(Clone, Debug)]
 pub struct SlotRequest {
     /// Its name.
@@ -16,22 +16,12 @@ pub struct SlotRequest {
     pub key: String,
     /// What it allows.
     pub limits: Arc<Limits>,
-    /// What is wanted of it.
-    pub wish: SlotWish,
-}
-
-/// What is wanted of a throttle.
-#[derive(Clone, Debug)]
-pub enum SlotWish {
-    /// Slots.
-    Slots {
-        /// For these.
-        wishes: Vec<Wish>,
-        /// What the ledger's clock should show: see [`Ask::expected`].
-        expected: Option<(Micros, Micros)>,
-    },
-    /// That it takes up what an upstream says.
-    Hear(Word),
+    /// What it is told.
+    pub heard: Vec<Word>,
+    /// Slots are wanted for these.
+    pub wishes: Vec<Wish>,
+    /// What the ledger's clock should show: see [`Ask::expected`].
+    pub expected: Option<(Micros, Micros)>,
 }
 
 /// What a throttle answers.
@@ -39,7 +29,7 @@ pub enum SlotWish {
 pub struct SlotAnswer {
     /// The ledger's clock when it was decided.
     pub now: Micros,
-    /// The slots, if some were asked for.
+    /// What it says.
     pub answer: Answer,
 }
 
@@ -79,13 +69,10 @@ pub trait Slots {
 
 /// Serves a request on what is remembered (pure).
 pub fn serve(state: &mut State, request: &SlotRequest, now: Micros) -> SlotAnswer {
-    let answer = match &request.wish {
-        SlotWish::Slots { wishes, expected } => state.grant(&request.limits, &Ask { now, expected: *expected, wishes }),
-        SlotWish::Hear(word) => {
-            state.hear(&request.limits, now, *word);
-            Answer::default()
-        }
-    };
+    for word in &request.heard {
+        state.hear(&request.limits, now, word);
+    }
+    let answer = state.grant(&request.limits, &Ask { now, expected: request.expected, wishes: &request.wishes });
     SlotAnswer { now, answer }
 }
 
@@ -96,7 +83,8 @@ pub(super) fn state(text: &str, request: &SlotRequest, now: Micros) -> State {
         tracing::warn!(throttle = request.throttle, key = request.key, %error, "what the ledger remembers of a throttle cannot be read");
         let mut state = State::default();
         let until = now + request.limits.longest().as_micros() as Micros;
-        state.hear(&request.limits, now, Word::Hold { until });
+        let why = "what was remembered of it could not be read".to_owned();
+        state.hear(&request.limits, now, &Word::Hold { until, why });
         state
     })
 }

@@ -21,10 +21,10 @@ use crate::ledger::Census;
 
 /// Lateness in seconds: fine where the engine should be, coarse where only the size matters.
 const LATENESS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0, 3_600.0];
-/// How long handlers run, in seconds; none may longer than 25 minutes.
+/// How long handlers run, in seconds; none may longer than 24 minutes.
 const DURATION: [f64; 14] = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
-/// Waits for a slot, in seconds; they are given up after four minutes.
-const WAIT: [f64; 10] = [0.001, 0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 120.0, 240.0];
+/// Waits for a slot, in seconds; they are given up after five minutes.
+const WAIT: [f64; 10] = [0.001, 0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 120.0, 300.0];
 /// More than four hops are for delays of more than a day.
 const HOPS: [f64; 6] = [0.0, 1.0, 2.0, 3.0, 4.0, 8.0];
 

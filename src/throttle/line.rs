@@ -3,13 +3,17 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use super::slots::{Micros, Wish};
+use super::slots::{Answer, Micros, Wish, Word};
 use super::{Slot, Want};
 use crate::clock::Time;
+
+/// What remains of a budget is told no more often.
+const BUDGETS_APART: Duration = Duration::from_secs(1);
 
 /// Those who wait, and slots that were handed back.
 #[derive(Default)]
@@ -30,7 +34,20 @@ struct Inner {
     attended: bool,
     /// What the ledger's clock showed when it was asked last, when that was, and in which frame.
     clock: Option<(Instant, Micros, Micros)>,
+    /// What is to be told, and whom to tell that it was.
+    words: Vec<(Word, oneshot::Sender<()>)>,
+    /// Nothing starts before.
+    held_until: Option<Instant>,
+    /// There were failures.
+    failing: bool,
+    /// A budget slows it.
+    slowed: bool,
+    /// When a budget was told last.
+    budget_told: Option<Instant>,
 }
+
+/// Words that are on their way, and whom to tell.
+pub type Told = Vec<(Word, oneshot::Sender<()>)>;
 
 /// A place in a line, the first the smallest: the highest priority, then whoever is due first, then whoever
 /// came first.
@@ -141,17 +158,83 @@ impl Line {
         self.inner().clock
     }
 
-    /// Notes what it showed.
-    pub fn set_clock(&self, here: Instant, now: Micros, frame: Micros) {
-        self.inner().clock = Some((here, now, frame));
+    /// Notes what it showed, and how the throttle stands by an answer.
+    pub fn learn(&self, here: Instant, now: Micros, answer: &Answer) {
+        let held = answer.held_until.map(|until| here + Duration::from_micros(until.abs_diff(now)));
+        let mut inner = self.inner();
+        inner.clock = Some((here, now, answer.frame));
+        (inner.failing, inner.slowed) = (answer.failing, answer.slowed);
+        // What is still to be told may hold it longer.
+        inner.held_until = match inner.words.is_empty() {
+            true => held,
+            false => inner.held_until.max(held),
+        };
+    }
+
+    /// Has `word` told, after which the receiver hears of it. Answers also whether nobody serves the line yet.
+    pub fn tell(&self, word: Word) -> (oneshot::Receiver<()>, bool) {
+        let (done, heard) = oneshot::channel();
+        let mut inner = self.inner();
+        inner.words.push((word, done));
+        let first = !std::mem::replace(&mut inner.attended, true);
+        drop(inner);
+        self.urgent.notify_one();
+        (heard, first)
+    }
+
+    /// What is to be told.
+    pub fn words(&self) -> Told {
+        std::mem::take(&mut self.inner().words)
+    }
+
+    /// It could not be told.
+    pub fn keep(&self, told: Told) {
+        let mut inner = self.inner();
+        inner.words.splice(0..0, told);
+    }
+
+    /// Nothing of this line starts before `until`, in this worker.
+    pub fn hold(&self, until: Instant) {
+        let mut inner = self.inner();
+        inner.held_until = inner.held_until.max(Some(until));
+        inner.spare.clear();
+    }
+
+    /// Until when nothing starts, as far as this worker knows.
+    pub fn held_until(&self) -> Option<Instant> {
+        self.inner().held_until.filter(|until| *until > Instant::now())
+    }
+
+    /// Whether a start that works is news.
+    pub fn is_failing(&self) -> bool {
+        self.inner().failing
+    }
+
+    /// Whether what remains of a budget is news: when it is scarce or slows already, but not too often, unless
+    /// nothing remains.
+    pub fn wants_budget(&self, remaining: u32, enough: u32) -> bool {
+        let mut inner = self.inner();
+        let now = Instant::now();
+        let recently = inner.budget_told.is_some_and(|at| now < at + BUDGETS_APART);
+        let news = remaining == 0 || !recently && (remaining < enough || inner.slowed);
+        if news {
+            inner.budget_told = Some(now);
+        }
+        news
     }
 
     /// Ends its service when nobody waits.
     pub fn close_if_empty(&self) -> bool {
         let mut inner = self.inner();
-        let empty = inner.waiting.is_empty();
+        let empty = inner.waiting.is_empty() && inner.words.is_empty();
         inner.attended = !empty;
         empty
+    }
+
+    /// Whether anything is known of it that a new one would not know.
+    pub fn is_needed(&self) -> bool {
+        let inner = self.inner();
+        inner.attended || inner.failing || inner.held_until.is_some_and(|until| until > Instant::now())
     }
 
     /// Has whoever serves it ask again at once.

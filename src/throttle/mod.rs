@@ -12,6 +12,7 @@
 pub mod key;
 mod line;
 pub mod slots;
+pub mod upstream;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
@@ -19,9 +20,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::clock::Time;
+use crate::clock::{Time, short_duration};
 use crate::config::{Scope, ThrottleSettings};
-use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, SlotWish, serve};
+use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
 use line::{Line, Rank};
 use slots::{LEAD, Micros, State, Wish, Word};
 
@@ -31,6 +32,10 @@ const ON_THE_WAY: u32 = 4;
 const MOST: usize = 1_024;
 /// Nobody asks again sooner.
 const SHORTEST: Duration = Duration::from_millis(1);
+/// A slot was handed out before a hold if it opens so much earlier than that ends: clocks are not all alike.
+const HANDED_OUT_AFTER: Duration = Duration::from_millis(200);
+/// No more of limits that nobody waits for are looked at again for being forgotten.
+const FEW: usize = 1_000;
 /// The first wait after the ledger has not answered.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// These waits grow to this.
@@ -106,12 +111,12 @@ impl Slot {
         self
     }
 
-    /// Waits until it opens and uses it, unless that comes too late.
+    /// Waits until it opens and uses it, unless that comes too late, or an upstream wants no calls by then.
     pub async fn start(mut self) -> bool {
         sleep_until(self.opens).await;
-        let in_time = Instant::now() <= self.expires;
-        self.line = None;
-        in_time
+        let held = self.line.take().and_then(|line| line.held_until());
+        // What opened it was asked for before anybody spoke of a hold.
+        Instant::now() <= self.expires && held.is_none_or(|until| until <= self.opens + HANDED_OUT_AFTER)
     }
 }
 
@@ -150,16 +155,7 @@ impl Throttle {
 
     /// Waits for a slot of `key`. A wait that is given up costs no slot.
     pub async fn slot(&self, key: &str, want: Want) -> Slot {
-        let (line, granted) = {
-            let mut lines = self.lines();
-            let line = lines.entry(key.to_owned()).or_default().clone();
-            let (granted, first) = line.join(want);
-            if first && let Some(this) = self.this.upgrade() {
-                // Looked at again under the same lock before the task ends.
-                tokio::spawn(attend(this, key.to_owned(), line.clone()));
-            }
-            (line, granted)
-        };
+        let (line, granted) = self.at_line(key, |line| line.join(want));
         let waiting = Waits { line, rank: granted.rank };
         let slot = granted.slot.await;
         drop(waiting);
@@ -170,16 +166,33 @@ impl Throttle {
         }
     }
 
+    /// Does something at the line of `key`, and has it served if nobody does so yet.
+    fn at_line<T>(&self, key: &str, act: impl FnOnce(&Line) -> (T, bool)) -> (Arc<Line>, T) {
+        let mut lines = self.lines();
+        if lines.len() > FEW && lines.len().is_power_of_two() && !lines.contains_key(key) {
+            lines.retain(|_, line| line.is_needed());
+        }
+        let line = lines.entry(key.to_owned()).or_default().clone();
+        let (value, first) = act(&line);
+        if first && let Some(this) = self.this.upgrade() {
+            // Looked at again under the same lock before the task ends.
+            tokio::spawn(attend(this, key.to_owned(), line.clone()));
+        }
+        (line, value)
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How long a wait for a slot of `key` takes about, as far as this worker knows: for those who stand
-    /// before.
+    /// How long a wait for a slot of `key` takes about, as far as this worker knows: for the end of a hold,
+    /// and for those who stand before.
     pub fn wait_of(&self, key: &str, want: Want) -> Duration {
-        let before = self.lines().get(key).map_or(0, |line| line.cost_before(want));
-        self.settings().limits.spacing().saturating_mul(u32::try_from(before).unwrap_or(u32::MAX))
+        let line = self.lines().get(key).cloned();
+        let before = line.as_ref().map_or(0, |line| line.cost_before(want));
+        let held = line.and_then(|line| line.held_until()).map_or(Duration::ZERO, |until| until - Instant::now());
+        held + self.settings().limits.spacing().saturating_mul(u32::try_from(before).unwrap_or(u32::MAX))
     }
 
     /// How many wait.
@@ -187,25 +200,55 @@ impl Throttle {
         self.lines().values().map(|line| line.waiting()).sum()
     }
 
-    /// Tells it what an upstream has said of `key`, for all workers.
-    ///
-    /// # Errors
-    /// When the ledger does not answer.
-    pub async fn hear(&self, key: &str, word: Word) -> Result<(), LedgerError> {
-        self.ask(key, SlotWish::Hear(word)).await.map(drop)
+    /// Whether starts of `key` have failed, as far as this worker knows, so that one that works is news.
+    fn is_failing(&self, key: &str) -> bool {
+        self.lines().get(key).is_some_and(|line| line.is_failing())
     }
 
-    async fn ask(&self, key: &str, wish: SlotWish) -> Result<SlotAnswer, LedgerError> {
-        let settings = self.settings();
-        let request =
-            SlotRequest { throttle: self.name.clone(), key: key.to_owned(), limits: settings.limits.clone(), wish };
-        if settings.scope == Scope::Worker {
+    /// Nothing of `key` starts for so long: at once in this worker, and when this returns in all of them.
+    pub async fn hold(&self, key: &str, wait: Duration, why: &str) {
+        let until = self.after(wait);
+        let (_, told) = self.at_line(key, |line| {
+            line.hold(Instant::now() + wait);
+            line.tell(Word::Hold { until, why: why.to_owned() })
+        });
+        tracing::warn!(throttle = self.name, key, why, "held for {}", short_duration(wait));
+        heard(told).await;
+    }
+
+    /// So much of a budget of `key` remains, which is filled again after so long.
+    async fn budget(&self, key: &str, remaining: u32, reset: Duration) {
+        let enough = self.settings().budget.as_ref().and_then(|budget| budget.slow_below).unwrap_or(u32::MAX);
+        let line = self.lines().get(key).cloned();
+        // A line that is not there any more has slowed nobody.
+        let news = line.map_or(remaining < enough, |line| line.wants_budget(remaining, enough));
+        if news {
+            if remaining == 0 {
+                self.at_line(key, |line| (line.hold(Instant::now() + reset), false));
+            }
+            self.tell(key, Word::Budget { remaining, reset: self.after(reset), enough }).await;
+        }
+    }
+
+    /// Tells it something about `key`; returns when all workers are bound by it.
+    pub async fn tell(&self, key: &str, word: Word) {
+        heard(self.at_line(key, |line| line.tell(word)).1).await;
+    }
+
+    /// The time after so long, by the clock by which slots open.
+    fn after(&self, wait: Duration) -> Micros {
+        let now = self.now(self.settings().scope);
+        now.saturating_add(i64::try_from(wait.as_micros()).unwrap_or(i64::MAX))
+    }
+
+    async fn ask(&self, request: SlotRequest, scope: Scope) -> Result<SlotAnswer, LedgerError> {
+        if scope == Scope::Worker {
             let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
             let now = self.now(Scope::Worker);
-            if own.len() > 1_000 && own.len().is_power_of_two() {
-                own.retain(|_, state| state.idle_at(&settings.limits) > now);
+            if own.len() > FEW && own.len().is_power_of_two() {
+                own.retain(|_, state| state.idle_at(&request.limits) > now);
             }
-            return Ok(serve(own.entry(key.to_owned()).or_default(), &request, now));
+            return Ok(serve(own.entry(request.key.clone()).or_default(), &request, now));
         }
         let answers = self.ledger.slots(vec![request]).await?;
         answers.into_iter().next().ok_or(LedgerError::Closed)
@@ -237,19 +280,25 @@ impl Drop for Waits {
     }
 }
 
-/// Serves a line while anybody stands in it.
+async fn heard(told: tokio::sync::oneshot::Receiver<()>) {
+    // It cannot be lost while the runtime lives.
+    let _ = told.await;
+}
+
+/// Serves a line while anybody stands in it, or something is to be told.
 async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
     let mut pause = FIRST_PAUSE;
     loop {
         line.pass_on();
+        let told = line.words();
         let (ranks, wishes): (Vec<Rank>, Vec<Wish>) = line.wishes(MOST).into_iter().unzip();
-        if wishes.is_empty() {
+        if wishes.is_empty() && told.is_empty() {
             let mut lines = throttle.lines();
             if !line.close_if_empty() {
                 continue;
             }
             // A throttle without keys remembers the clock; of many keys that would be too much.
-            if !key.is_empty() {
+            if !key.is_empty() && !line.is_needed() {
                 lines.remove(&key);
             }
             return;
@@ -257,10 +306,18 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         let settings = throttle.settings();
         let asked = Instant::now();
         let since = |at: Instant| i64::try_from((asked - at).as_micros()).unwrap_or(i64::MAX);
-        let expected = line.clock().map(|(at, now, frame)| (now.saturating_add(since(at)), frame));
-        let SlotAnswer { now, answer } = match throttle.ask(&key, SlotWish::Slots { wishes, expected }).await {
+        let request = SlotRequest {
+            throttle: throttle.name.clone(),
+            key: key.clone(),
+            limits: settings.limits.clone(),
+            heard: told.iter().map(|(word, _)| word.clone()).collect(),
+            wishes,
+            expected: line.clock().map(|(at, now, frame)| (now.saturating_add(since(at)), frame)),
+        };
+        let SlotAnswer { now, answer } = match throttle.ask(request, settings.scope).await {
             Ok(answer) => answer,
             Err(error) => {
+                line.keep(told);
                 tracing::warn!(throttle = throttle.name, key, %error, "no slots while the ledger does not answer; trying again in {pause:?}");
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
@@ -269,7 +326,11 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         };
         pause = FIRST_PAUSE;
         let (here, clock) = (Instant::now(), throttle.now(settings.scope));
-        line.set_clock(here, now, answer.frame);
+        line.learn(here, now, &answer);
+        for (_, done) in told {
+            // Whoever has gone needs to know nothing more.
+            let _ = done.send(());
+        }
         let slip = settings.limits.slip();
         let when = |micros: Micros| {
             let distance = Duration::from_micros(micros.abs_diff(clock));
@@ -290,6 +351,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         }
     }
 }
+
 #[cfg(test)]
 mod tests {
     use super::slots::{Limits, Window};
@@ -301,7 +363,15 @@ mod tests {
     fn settings(allow: u32, secs: u64, burst: u32, scope: Scope) -> ThrottleSettings {
         let window = Window { allow, per: Duration::from_secs(secs) };
         let limits = Arc::new(Limits { window, burst, also: Vec::new() });
-        ThrottleSettings { limits, scope, key: None, block: Duration::from_secs(60) }
+        ThrottleSettings {
+            limits,
+            scope,
+            key: None,
+            block: Duration::from_secs(60),
+            budget: None,
+            cost_header: None,
+            breaker: None,
+        }
     }
 
     fn ledger() -> Arc<dyn Ledger> {
@@ -412,8 +482,7 @@ mod tests {
             });
             tokio::task::yield_now().await;
             throttle.take_over(settings(10, 1, 1, throttle.settings().scope));
-            let until = throttle.now(throttle.settings().scope) + 20_000_000;
-            throttle.hear("", Word::Hold { until }).await.unwrap();
+            throttle.hold("", Duration::from_secs(20), "a test").await;
             assert!(next.await.unwrap());
             let waited = start.elapsed().as_secs();
             assert!((20..3_700).contains(&waited), "{waited} s");

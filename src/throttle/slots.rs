@@ -144,12 +144,21 @@ pub struct State {
     /// Nothing starts before.
     #[serde(rename = "h", default, skip_serializing_if = "is_default")]
     held_until: Micros,
+    /// Why not, in somebody's words.
+    #[serde(rename = "y", default, skip_serializing_if = "is_default")]
+    why: String,
     /// Slots are farther apart until then.
     #[serde(rename = "g", default, skip_serializing_if = "is_default")]
     gentle_until: Micros,
     /// One slot at a time, until a start has worked.
     #[serde(rename = "p", default, skip_serializing_if = "is_default")]
     probing: bool,
+    /// Failures since a start worked.
+    #[serde(rename = "x", default, skip_serializing_if = "is_default")]
+    failures: u32,
+    /// How many of those that tried whether it works again have failed, one after the other.
+    #[serde(rename = "r", default, skip_serializing_if = "is_default")]
+    tries: u32,
     /// The upstream's budget: slots are at least this far apart, until then.
     #[serde(rename = "b", default, skip_serializing_if = "is_default")]
     budget: (f64, Micros),
@@ -200,32 +209,75 @@ pub struct Answer {
     pub frame: Micros,
     /// These starts are to try whether the upstream works again.
     pub probe: bool,
+    /// Nothing starts before, if something holds it.
+    pub held_until: Option<Micros>,
+    /// There were failures, so that it wants to hear of a start that works.
+    pub failing: bool,
+    /// It is slowed by an upstream's budget, so that it wants to hear when more remains.
+    pub slowed: bool,
 }
 
-/// What an upstream, or the run of failures behind it, has said.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// When a throttle takes its upstream for broken, and when it tries it again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Breaker {
+    /// So many failures with no success between them.
+    pub failures: u32,
+    /// Nothing starts for so long; twice as long after each start that has tried in vain.
+    pub wait: Duration,
+    /// But no longer than this.
+    pub longest: Duration,
+    /// How long a start that tries may take before another one does.
+    pub patience: Duration,
+}
+
+impl Breaker {
+    /// How long nothing starts after so many have tried in vain.
+    fn pause(&self, tries: u32) -> Micros {
+        let doubled = self.wait.saturating_mul(2_u32.saturating_pow(tries));
+        doubled.min(self.longest.max(self.wait)).as_micros() as Micros
+    }
+}
+
+/// What an upstream, or how the starts behind a throttle end, tells it.
+#[derive(Clone, Debug, PartialEq)]
 pub enum Word {
     /// Nothing may start before.
     Hold {
         /// By the ledger's clock.
         until: Micros,
+        /// In words for people.
+        why: String,
     },
-    /// So much of its budget remains until it is filled again.
+    /// So much of a budget remains until it is filled again.
     Budget {
         /// How many starts.
         remaining: u32,
         /// By the ledger's clock.
         reset: Micros,
+        /// With so many or more there is no need to be careful.
+        enough: u32,
     },
-    /// It does not work; after `until` one start at a time tries whether it does again.
-    Open {
-        /// By the ledger's clock.
-        until: Micros,
-        /// How long a start that tries may take before another one does.
-        patience: Duration,
+    /// A start has cost so much more than its slot was for.
+    Spent {
+        /// How many starts.
+        cost: u32,
     },
-    /// It works.
-    Works,
+    /// A start has failed.
+    Failed {
+        /// Whether it was to try.
+        probe: bool,
+        /// What follows from it.
+        breaker: Breaker,
+        /// In words for people.
+        why: String,
+    },
+    /// A start has worked.
+    Worked {
+        /// Whether it was to try.
+        probe: bool,
+    },
+    /// Somebody ends what holds it or slows it.
+    Release,
 }
 
 impl State {
@@ -271,6 +323,9 @@ impl State {
         }
         answer.probe = self.probing;
         answer.frame = self.frame;
+        answer.held_until = Some(self.held_until).filter(|until| *until > now);
+        answer.failing = self.failures > 0;
+        answer.slowed = self.budget.1 > now && !self.probing;
         if let Some(again) = answer.again {
             for n in left {
                 if let Some(waiting) = self.waiting.get_mut(&ask.wishes[n].priority) {
@@ -281,34 +336,62 @@ impl State {
         answer
     }
 
-    /// Takes up what an upstream has said.
-    pub fn hear(&mut self, limits: &Limits, now: Micros, word: Word) {
-        match word {
-            Word::Hold { until } => self.hold(limits, until),
-            Word::Budget { remaining: 0, reset } => self.hold(limits, reset),
+    /// Takes up what it is told.
+    pub fn hear(&mut self, limits: &Limits, now: Micros, word: &Word) {
+        match *word {
+            Word::Hold { until, ref why } => self.hold(limits, until, why),
+            Word::Budget { remaining: 0, reset, .. } => self.hold(limits, reset, "its budget is used up"),
             Word::Budget { .. } if self.probing => {}
-            Word::Budget { remaining, reset } => {
+            Word::Budget { remaining, enough, .. } if remaining >= enough => self.budget = Default::default(),
+            Word::Budget { remaining, reset, .. } => {
                 self.budget = ((reset - now).max(0) as f64 / f64::from(remaining), reset);
             }
-            Word::Open { until, patience } => {
-                self.hold(limits, until);
+            Word::Spent { cost } => self.take(limits, now, cost),
+            // What began before it was found broken says nothing new.
+            Word::Failed { probe: false, .. } if self.probing => {}
+            Word::Failed { breaker, ref why, .. } => {
+                self.failures = self.failures.saturating_add(1);
+                if self.probing {
+                    self.tries = self.tries.saturating_add(1);
+                } else if self.failures < breaker.failures {
+                    return;
+                }
+                let times = if self.failures == 1 { "" } else { "s" };
+                let why = format!("it has failed {} time{times} in a row: {why}", self.failures);
+                self.hold(limits, now + breaker.pause(self.tries), &why);
                 self.probing = true;
-                self.budget = (patience.as_micros() as f64, Micros::MAX);
+                self.budget = (breaker.patience.as_micros() as f64, Micros::MAX);
             }
-            Word::Works if self.probing => {
-                self.probing = false;
-                self.budget = Default::default();
-                self.next = self.next.min(now as f64 + limits.distance());
-                self.gently(limits, now);
+            Word::Worked { probe: false } if self.probing => {}
+            Word::Worked { .. } => self.close(limits, now),
+            Word::Release => {
+                self.held_until = Micros::default();
+                (self.failures, self.tries, self.probing) = (0, 0, false);
+                self.resume(limits, now);
             }
-            Word::Works => {}
         }
     }
 
+    /// It works, as far as anybody knows.
+    fn close(&mut self, limits: &Limits, now: Micros) {
+        (self.failures, self.tries) = (0, 0);
+        if std::mem::take(&mut self.probing) {
+            self.resume(limits, now);
+        }
+    }
+
+    /// Slots are as close as ever again, gently. The last one may have been handed out ahead.
+    fn resume(&mut self, limits: &Limits, now: Micros) {
+        self.budget = Default::default();
+        self.next = self.next.min((now + LEAD) as f64 + limits.distance());
+        self.gently(limits, now);
+    }
+
     /// Nothing starts before, and not many at once then.
-    fn hold(&mut self, limits: &Limits, until: Micros) {
+    fn hold(&mut self, limits: &Limits, until: Micros, why: &str) {
         if until > self.held_until {
             self.held_until = until;
+            why.clone_into(&mut self.why);
             self.gently(limits, until);
         }
     }
@@ -331,9 +414,9 @@ impl State {
             .unwrap_or_default()
     }
 
-    /// Until when nothing starts; the past when nothing holds it.
-    pub fn held_until(&self) -> Micros {
-        self.held_until
+    /// Until when nothing starts, and why; the past when nothing holds it.
+    pub fn held(&self) -> (Micros, &str) {
+        (self.held_until, &self.why)
     }
 
     /// Whether one start at a time tries if the upstream works again.
@@ -581,9 +664,10 @@ mod tests {
             let mut state = State::default();
             busy(&limits, &mut state, START, 5, 0);
             let until = START + 25 * S;
-            state.hear(&limits, START + 5 * S, Word::Hold { until });
+            state.hear(&limits, START + 5 * S, &Word::Hold { until, why: "a test".into() });
             // A shorter one takes nothing of it back.
-            state.hear(&limits, START + 5 * S, Word::Hold { until: START + 6 * S });
+            state.hear(&limits, START + 5 * S, &Word::Hold { until: START + 6 * S, why: "another".into() });
+            assert_eq!(state.held(), (until, "a test"));
             let after = busy(&limits, &mut state, START + 5 * S, 200, 0);
             assert!(*after.first().unwrap() >= until && *after.first().unwrap() < until + S);
             let early = after.iter().filter(|slot| **slot < until + 5 * S).count();
@@ -597,28 +681,99 @@ mod tests {
     fn what_remains_of_a_budget_lasts_until_it_is_filled_again() {
         let limits = limits(10, 1, 1);
         let mut state = State::default();
-        state.hear(&limits, START, Word::Budget { remaining: 20, reset: START + 60 * S });
+        let budget = |remaining, reset| Word::Budget { remaining, reset: START + reset * S, enough: 50 };
+        state.hear(&limits, START, &budget(20, 60));
+        assert!(state.grant(&limits, &ask(&[], START)).slowed);
         let slots = busy(&limits, &mut state, START, 80, 0);
         let before = slots.iter().filter(|slot| **slot < START + 60 * S).count();
         assert!((19..=21).contains(&before), "{before}");
         assert!(slots.len() - before > 180);
-        state.hear(&limits, START + 80 * S, Word::Budget { remaining: 0, reset: START + 100 * S });
+        state.hear(&limits, START + 80 * S, &budget(0, 100));
         assert!(*busy(&limits, &mut state, START + 80 * S, 30, 0).first().unwrap() >= START + 100 * S);
+    }
+
+    #[test]
+    fn with_enough_of_a_budget_nothing_is_slowed() {
+        let limits = limits(10, 1, 1);
+        let mut state = State::default();
+        for (remaining, slowed) in [(49, true), (50, false), (49, true), (500, false)] {
+            state.hear(&limits, START, &Word::Budget { remaining, reset: START + 60 * S, enough: 50 });
+            assert_eq!(state.grant(&limits, &ask(&[], START)).slowed, slowed, "{remaining} remain");
+        }
+    }
+
+    #[test]
+    fn what_a_start_has_cost_beyond_its_slot_counts_as_well() {
+        for limits in [limits(10, 10, 1), limits(10, 10, 10)] {
+            let mut state = State::default();
+            let first = state.grant(&limits, &ask(&wishes(1, 0), START)).slots[0].1;
+            state.hear(&limits, START, &Word::Spent { cost: 9 });
+            let again = state.grant(&limits, &ask(&wishes(1, 0), START)).again.unwrap();
+            assert!(again >= first + 10 * S && again < first + 11 * S, "{}", again - first);
+        }
+    }
+
+    fn breaker(failures: u32) -> Breaker {
+        let [wait, longest, patience] = [10, 30, 25].map(Duration::from_secs);
+        Breaker { failures, wait, longest, patience }
+    }
+
+    fn failed(probe: bool, failures: u32) -> Word {
+        Word::Failed { probe, breaker: breaker(failures), why: "timeout".into() }
     }
 
     #[test]
     fn after_a_run_of_failures_one_start_at_a_time_tries_again() {
         let limits = limits(10, 1, 1);
         let mut state = State::default();
-        let patience = Duration::from_secs(30);
-        state.hear(&limits, START, Word::Open { until: START + 10 * S, patience });
+        for (word, failing) in
+            [(failed(false, 3), true), (failed(false, 3), true), (Word::Worked { probe: false }, false)]
+        {
+            state.hear(&limits, START, &word);
+            let answer = state.grant(&limits, &ask(&[], START));
+            assert_eq!((answer.failing, answer.held_until), (failing, None), "{word:?}");
+        }
+        for _ in 0..3 {
+            state.hear(&limits, START, &failed(false, 3));
+        }
+        assert_eq!(state.held(), (START + 10 * S, "it has failed 3 times in a row: timeout"));
+        // What began before it was found broken changes nothing.
+        state.hear(&limits, START + S, &failed(false, 3));
+        state.hear(&limits, START + S, &Word::Worked { probe: false });
         let slots = busy(&limits, &mut state, START, 60, 0);
-        assert_eq!(slots.iter().map(|slot| (slot - START) / S).collect::<Vec<_>>(), [10, 40]);
-        assert!(state.probing);
-        state.hear(&limits, START + 61 * S, Word::Works);
-        let slots = busy(&limits, &mut state, START + 61 * S, 20, 0);
-        assert!(slots.len() > 150 && slots[0] < START + 62 * S, "{}", slots.len());
-        assert!(!state.grant(&limits, &ask(&wishes(1, 0), START + 90 * S)).probe);
+        assert_eq!(slots.iter().map(|slot| (slot - START) / S).collect::<Vec<_>>(), [10, 35], "each has its patience");
+        assert!(state.is_probing());
+        // Whoever tries in vain makes it wait twice as long, up to the longest.
+        for (from, until) in [(60, 80), (80, 110), (110, 140)] {
+            state.hear(&limits, START + from * S, &failed(true, 3));
+            assert_eq!(state.held().0, START + until * S);
+        }
+        state.hear(&limits, START + 141 * S, &Word::Worked { probe: true });
+        let slots = busy(&limits, &mut state, START + 141 * S, 20, 0);
+        assert!(slots.len() > 150 && slots[0] < START + 142 * S, "{}", slots.len());
+        let answer = state.grant(&limits, &ask(&wishes(1, 0), START + 170 * S));
+        assert!(!answer.probe && !answer.failing);
+        state.hear(&limits, START + 170 * S, &failed(false, 3));
+        assert!(!state.is_probing(), "it counts from the beginning");
+    }
+
+    #[test]
+    fn whoever_releases_it_ends_a_hold_a_budget_and_a_breaker() {
+        let limits = limits(60, 60, 1);
+        let hold = Word::Hold { until: START + 3_600 * S, why: "ban".into() };
+        let budget = Word::Budget { remaining: 1, reset: START + 3_600 * S, enough: 50 };
+        for word in [hold, budget, failed(false, 1)] {
+            let mut state = State::default();
+            state.grant(&limits, &ask(&wishes(1, 0), START));
+            state.hear(&limits, START, &word);
+            assert!(state.grant(&limits, &ask(&wishes(1, 0), START + S / 2)).slots.is_empty(), "{word:?}");
+            state.hear(&limits, START + 2 * S, &Word::Release);
+            let slots = busy(&limits, &mut state, START + 2 * S, 60, 0);
+            assert!(slots[0] < START + 4 * S, "{word:?}: {}", slots[0] - START);
+            let early = slots.iter().filter(|slot| **slot < START + 12 * S).count();
+            assert!((2..6).contains(&early), "{word:?}: gently, and not {early} in ten seconds");
+            assert!(slots.len() > 20);
+        }
     }
 
     #[test]

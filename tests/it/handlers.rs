@@ -52,6 +52,7 @@ fn job(key: &str, payload: Value) -> Job {
         seed: u64::MAX,
         payload,
         reporter: Reporter::default(),
+        upstream: Default::default(),
     }
 }
 

@@ -33,4 +33,5 @@ mod recurring;
 mod rosters;
 mod throttling;
 mod timelines;
+mod upstream;
 mod virtual_time;

@@ -152,7 +152,7 @@ async fn the_metrics_are_those_that_are_documented_and_the_log_has_a_line_for_ea
 throttle = "pace"
 [throttles.pace]
 allow = 1000
-per = "1s"
+per = "60s"
 burst = 10
 [kinds.sync]
 queue = "work"

@@ -105,7 +105,12 @@ impl Handler for ExecHandler {
         let soft = (!job.grace.is_zero()).then_some(left);
         let lines = Lines::new(job.reporter.clone());
         match timeout(left + job.grace, converse(&mut group, &wire::encode(&job), soft, lines)).await {
-            Ok(Ok((status, out, err))) => outcome_of(status, &out, &err),
+            Ok(Ok((status, out, err))) => {
+                if let Some(advice) = answer::advice(deciding_line(&out)) {
+                    job.upstream.tell(&advice).await;
+                }
+                outcome_of(status, &out, &err)
+            }
             Ok(Err(error)) => {
                 Outcome::retry(Reason::new(Class::Start, format!("lost track of {}: {error}", self.program)))
             }

@@ -3,6 +3,7 @@
 //! `target` makes the request's URL, `headers` its identity headers, `wire` its body,
 //! and `status` turns the answer into an outcome. `docs/handlers.md` documents all of it.
 
+mod advice;
 mod freshness;
 mod headers;
 mod status;
@@ -129,10 +130,14 @@ impl HttpHandler {
                 return Outcome::retry(Reason::new(Class::Transport, text));
             }
         };
-        let text = |name| response.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+        let text = |name: HeaderName| text_of(response.headers(), name.as_str());
         let reply =
             Reply { status: response.status(), retry_after: text(RETRY_AFTER), location: text(LOCATION), body: &body };
-        let outcome = outcome_of(&reply, self.clock.now());
+        let now = self.clock.now();
+        if let Some(advice) = advice::of(&reply, &|name| text_of(response.headers(), name), job, now) {
+            job.upstream.tell(&advice).await;
+        }
+        let outcome = outcome_of(&reply, now);
         if !self.by_headers {
             return outcome;
         }
@@ -177,6 +182,10 @@ fn fixed_headers(settings: &HttpSettings) -> Result<HeaderMap, HttpError> {
         headers.insert(header, value);
     }
     Ok(headers)
+}
+
+fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
 }
 
 /// At most [`KEPT`] bytes of the body. The rest of a longer one is not read, at the price of its

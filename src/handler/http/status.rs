@@ -11,7 +11,7 @@ use crate::outcome::{LONGEST_WAIT, Outcome};
 use crate::reason::{Class, Mark, Reason};
 
 /// How long a 429 that names no time puts the job off.
-const DEFAULT_SNOOZE: Duration = Duration::from_secs(5);
+pub(super) const DEFAULT_SNOOZE: Duration = Duration::from_secs(5);
 /// No answer puts a job off for less: an upstream that wants to be left alone says so in seconds.
 const SHORTEST_SNOOZE: Duration = Duration::from_secs(1);
 
@@ -53,7 +53,7 @@ fn snooze(reply: &Reply<'_>, wait: Duration) -> Outcome {
 
 /// How long from `now` until the time that `value` names, in seconds or as an HTTP date; zero when
 /// that has passed, `None` when it is neither.
-fn retry_after(value: &str, now: Time) -> Option<Duration> {
+pub(super) fn retry_after(value: &str, now: Time) -> Option<Duration> {
     let value = value.trim();
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
         // More seconds than a number holds are still many seconds.
@@ -90,7 +90,7 @@ fn redirect(reply: &Reply<'_>) -> String {
     format!("{}: redirects are not followed{to}", status(reply.status))
 }
 
-fn status(status: StatusCode) -> String {
+pub(super) fn status(status: StatusCode) -> String {
     match status.canonical_reason() {
         Some(name) => format!("HTTP {} {name}", status.as_u16()),
         None => format!("HTTP {}", status.as_u16()),

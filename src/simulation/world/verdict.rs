@@ -12,6 +12,7 @@ use super::{CALM, LOOK, World};
 use crate::broker::embedded::HeldState;
 use crate::job::Envelope;
 use crate::ledger::{ChainState, ChainView, Ledger, LedgerError};
+use crate::simulation::observe::Name;
 use crate::simulation::plan::{Fault, Plan};
 
 /// By then a chain that is due must have been claimed, once nothing goes wrong any more: R of I2.
@@ -124,7 +125,7 @@ impl World {
     pub(super) async fn judge(&mut self) {
         if let Some(healed) = self.healed {
             for (late, name) in self.observer.late_since(healed + STEADY) {
-                if late > ON_TIME {
+                if late > ON_TIME + self.longest_window(&name) {
                     self.observer
                         .violated("I10", format!("{name} starts {late:?} late, though nothing is wrong any more"));
                 }
@@ -163,6 +164,16 @@ impl World {
         if let Err(error) = self.judge_records(restored).await {
             self.observer.violated("world", format!("cannot read the records: {error}"));
         }
+    }
+
+    /// How long a chain's run may have to wait for its slot: a throttle has its window full now and then.
+    fn longest_window(&self, name: &Name) -> Duration {
+        let queue = CHAINS
+            .iter()
+            .find(|(kind, ..)| *kind == name.kind)
+            .and_then(|(_, queue, _)| self.config.queues.get(*queue));
+        let throttle = queue.and_then(|queue| self.config.throttles.get(queue.throttle.as_ref()?));
+        throttle.map_or(Duration::ZERO, |throttle| throttle.limits.longest())
     }
 
     /// Whether all processes together have started no more than a throttle allows, in no window of its

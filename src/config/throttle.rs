@@ -1,0 +1,107 @@
+//! `[throttles.<name>]`, checked.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::header::HeaderName;
+
+use super::check::Problems;
+use super::raw;
+use super::{BudgetSettings, KindSettings, QueueSettings, ThrottleSettings};
+use crate::throttle::key::KeyPath;
+use crate::throttle::slots::{Breaker, Limits, Window};
+
+/// RabbitMQ takes a message back that is kept for 30 minutes, and a handler may take 24 of them.
+const MOST_BLOCKED: Duration = Duration::from_secs(5 * 60);
+/// Those who wait for a slot of their key hold up others that could start.
+const BLOCKED_WITH_KEY: Duration = Duration::from_secs(2);
+/// The largest number of starts in a window.
+pub const MOST_ALLOWED: u32 = 1_000_000;
+/// The longest window.
+const LONGEST_WINDOW: Duration = Duration::from_secs(366 * 86_400);
+/// The longest time that a broken upstream is left alone.
+const LONGEST_BREAK: Duration = Duration::from_secs(86_400);
+
+/// Checks all of them.
+pub fn check(
+    problems: &mut Problems,
+    throttles: BTreeMap<String, raw::Throttle>,
+) -> BTreeMap<String, ThrottleSettings> {
+    throttles.into_iter().map(|(name, throttle)| (name.clone(), one(problems, &name, throttle))).collect()
+}
+
+fn one(problems: &mut Problems, name: &str, throttle: raw::Throttle) -> ThrottleSettings {
+    let at = |key: &'static str| ["throttles", name, key];
+    let ms = Duration::from_millis(1);
+    problems.range(&at("allow"), throttle.allow, 1, MOST_ALLOWED);
+    problems.range(&at("burst"), throttle.burst, 1, throttle.allow.max(1));
+    problems.range(&at("per"), throttle.per.0, ms, LONGEST_WINDOW);
+    for window in &throttle.also {
+        problems.range(&at("also"), window.allow, 1, MOST_ALLOWED);
+        problems.range(&at("also"), window.per.0, ms, LONGEST_WINDOW);
+    }
+    let least = if throttle.key.is_some() { BLOCKED_WITH_KEY } else { MOST_BLOCKED };
+    let block = throttle.block.map_or(least, |block| block.0);
+    problems.range(&at("block"), block, ms, MOST_BLOCKED);
+    let key = throttle.key.as_deref().map(KeyPath::parse).transpose();
+    let key = key.unwrap_or_else(|error| {
+        problems.add(&at("key"), error);
+        None
+    });
+    let budget = throttle.budget.map(|budget| {
+        let mut header = |key: &'static str, text| header(problems, &["throttles", name, "budget", key], text);
+        BudgetSettings {
+            remaining: header("remaining", budget.remaining),
+            reset: header("reset", budget.reset),
+            slow_below: budget.slow_below,
+        }
+    });
+    let cost_header = throttle.cost_header.map(|text| header(problems, &at("cost_header"), text));
+    let breaker = throttle.breaker.map(|breaker| {
+        let at = |key: &'static str| ["throttles", name, "breaker", key];
+        problems.range(&at("failures"), breaker.failures, 1, MOST_ALLOWED);
+        problems.range(&at("wait"), breaker.wait.0, Duration::from_secs(1), LONGEST_BREAK);
+        problems.range(&at("longest"), breaker.longest.0, breaker.wait.0, LONGEST_BREAK);
+        let (wait, longest) = (breaker.wait.0, breaker.longest.0);
+        Breaker { failures: breaker.failures, wait, longest, patience: wait }
+    });
+    let window = |allow, per| Window { allow, per };
+    let limits = Limits {
+        window: window(throttle.allow, throttle.per.0),
+        burst: throttle.burst,
+        also: throttle.also.iter().map(|w| window(w.allow, w.per.0)).collect(),
+    };
+    ThrottleSettings { limits: Arc::new(limits), scope: throttle.scope, key, block, budget, cost_header, breaker }
+}
+
+fn header(problems: &mut Problems, path: &[&str], text: String) -> String {
+    if let Err(error) = HeaderName::try_from(&text) {
+        problems.add(path, format!("`{text}` is not a header's name: {error}"));
+    }
+    text
+}
+
+/// A run that costs more than its throttle ever allows at once would never start.
+pub fn check_cost(
+    problems: &mut Problems,
+    name: &str,
+    kind: &KindSettings,
+    queues: &BTreeMap<String, QueueSettings>,
+    throttles: &BTreeMap<String, ThrottleSettings>,
+) {
+    let Some(queue) = &kind.queue else { return };
+    // Of a template only its beginning is known.
+    let begins = queue.split("{{").next().unwrap_or_default();
+    let possible = |known: &str| if begins == queue { known == queue } else { known.starts_with(begins) };
+    let used = queues.iter().filter(|(known, _)| possible(known)).filter_map(|(_, queue)| queue.throttle.as_ref());
+    let tightest =
+        used.filter_map(|used| Some((used, throttles.get(used)?.limits.most()))).min_by_key(|(_, most)| *most);
+    if let Some((throttle, most)) = tightest.filter(|(_, most)| *most < kind.cost) {
+        let message = format!(
+            "a run costs {}, and [throttles.{throttle}] allows {most} in one of its windows, so it could never start",
+            kind.cost
+        );
+        problems.add(&["kinds", name, "cost"], message);
+    }
+}

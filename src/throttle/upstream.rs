@@ -1,0 +1,184 @@
+//! What a run asks of throttles, and what its upstream has to say to the one that it started under.
+//!
+//! An upstream that has had enough says so to whoever calls next; all workers have to hear it. So each
+//! run has an [`Upstream`], a handle on its throttle, and the word spreads through the ledger: a hold
+//! until a time, what remains of a budget, what a call has cost, whether it failed or worked.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::slots::{Breaker, Word};
+use super::{Throttle, Throttles, Want};
+use crate::config::ThrottleSettings;
+use crate::outcome::Outcome;
+use crate::reason::{Class, Reason};
+
+/// An upstream that wants to be left alone says so in seconds.
+const SHORTEST_HOLD: Duration = Duration::from_secs(1);
+
+/// Why a run gets no leave for what it asked for.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum PermitError {
+    /// There is no such throttle.
+    #[error("there is no [throttles.{0}] in the configuration")]
+    Unknown(String),
+    /// No window of it has room for so much.
+    #[error("{cost} is more than the throttle {throttle} allows at once: {most}")]
+    TooMuch {
+        /// Its name.
+        throttle: String,
+        /// What was asked for.
+        cost: u32,
+        /// The most that can be asked for.
+        most: u32,
+    },
+}
+
+/// What an upstream has said in an answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Advice {
+    /// No call for so long.
+    pub hold: Option<Duration>,
+    /// Why not.
+    pub why: Option<String>,
+    /// So many calls remain of its budget, and it is filled again after so long.
+    pub budget: Option<(u32, Duration)>,
+    /// How many starts the call counts for.
+    pub cost: Option<u32>,
+}
+
+/// A run's handle on throttles. The default one belongs to no engine: nothing is limited, and nobody
+/// is told.
+#[derive(Clone, Default)]
+pub struct Upstream(Option<Arc<Place>>);
+
+struct Place {
+    throttles: Throttles,
+    /// The throttle that the run started under, which of its limits, and whether it was to try.
+    own: Option<(Arc<Throttle>, String, bool)>,
+    want: Want,
+}
+
+impl Upstream {
+    pub(crate) fn new(throttles: Throttles, own: Option<(Arc<Throttle>, String, bool)>, want: Want) -> Self {
+        Self(Some(Arc::new(Place { throttles, own, want })))
+    }
+
+    /// The settings of the throttle that the run started under.
+    pub fn settings(&self) -> Option<Arc<ThrottleSettings>> {
+        self.own().map(|(throttle, ..)| throttle.settings())
+    }
+
+    /// Waits until the throttle called `name` has room for `cost` starts, and takes it. `key` is which of its
+    /// limits, if it has many.
+    ///
+    /// # Errors
+    /// [`PermitError`] when it never will.
+    pub async fn permit(&self, name: &str, key: &str, cost: u32) -> Result<(), PermitError> {
+        let Some(place) = &self.0 else { return Ok(()) };
+        let throttle = place.throttles.get(name).ok_or_else(|| PermitError::Unknown(name.to_owned()))?;
+        let most = throttle.settings().limits.most();
+        if cost > most {
+            return Err(PermitError::TooMuch { throttle: name.to_owned(), cost, most });
+        }
+        // A slot that comes too late is followed by another.
+        while !throttle.slot(key, Want { cost, ..place.want }).await.start().await {}
+        Ok(())
+    }
+
+    /// Which of the limits of the throttle called `name` a job is under.
+    pub(crate) fn key_of(&self, name: &str, job: &crate::Job) -> String {
+        let throttle = self.0.as_ref().and_then(|place| place.throttles.get(name));
+        throttle.and_then(|throttle| Some(throttle.settings().key.as_ref()?.of(job))).unwrap_or_default()
+    }
+
+    /// Tells its throttle what the upstream has said; returns when all workers are bound by it. While the
+    /// ledger does not answer, nothing starts anyway.
+    pub async fn tell(&self, advice: &Advice) {
+        let Some((throttle, key, _)) = self.own() else { return };
+        if let Some(cost) = advice.cost
+            && let beyond @ 1.. = cost.saturating_sub(self.cost())
+        {
+            throttle.tell(key, Word::Spent { cost: beyond }).await;
+        }
+        if let Some((remaining, reset)) = advice.budget {
+            throttle.budget(key, remaining, reset).await;
+        }
+        if let Some(wait) = advice.hold {
+            let why = advice.why.as_deref().unwrap_or("the upstream asked for it");
+            throttle.hold(key, wait.max(SHORTEST_HOLD), why).await;
+        }
+    }
+
+    /// How the run has ended, for a throttle with a breaker. `timeout` is how long a run may take.
+    pub(crate) async fn ended(&self, outcome: &Outcome, timeout: Duration) {
+        let Some((throttle, key, probe)) = self.own() else { return };
+        let settings = throttle.settings();
+        let Some(breaker) = settings.breaker else { return };
+        match verdict(outcome) {
+            Some(Ok(())) if *probe || throttle.is_failing(key) => {
+                throttle.tell(key, Word::Worked { probe: *probe }).await;
+            }
+            Some(Err(why)) => {
+                let breaker = Breaker { patience: timeout.max(breaker.wait), ..breaker };
+                throttle.tell(key, Word::Failed { probe: *probe, breaker, why: why.text.clone() }).await;
+            }
+            _ => {}
+        }
+    }
+
+    fn own(&self) -> Option<&(Arc<Throttle>, String, bool)> {
+        self.0.as_ref()?.own.as_ref()
+    }
+
+    fn cost(&self) -> u32 {
+        self.0.as_ref().map_or(1, |place| place.want.cost)
+    }
+}
+
+/// Whether the upstream works, by how a run ended: an upstream that says no to one entity works. `None`
+/// when that says nothing about it.
+fn verdict(outcome: &Outcome) -> Option<Result<(), &Reason>> {
+    match outcome {
+        Outcome::Done | Outcome::DoneWith(_) | Outcome::Fail { .. } | Outcome::Retire { .. } => Some(Ok(())),
+        Outcome::Retry { reason, .. } => match reason.class {
+            Class::NoHandler | Class::Stopped | Class::Panic | Class::Start => None,
+            _ => Some(Err(reason)),
+        },
+        Outcome::Snooze { .. } => None,
+    }
+}
+
+impl fmt::Debug for Upstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Upstream").field(&self.own().map(|(throttle, ..)| throttle.name())).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::Yield;
+
+    #[test]
+    fn what_an_end_says_about_the_upstream() {
+        let of = |class| Outcome::retry(Reason::new(class, "x"));
+        let table = [
+            (Outcome::Done, Some(true)),
+            (Outcome::DoneWith(Yield::default()), Some(true)),
+            (Outcome::fail("HTTP 404"), Some(true)),
+            (Outcome::Retire { reason: "gone".into() }, Some(true)),
+            (Outcome::Snooze { reason: "later".into(), wait: SHORTEST_HOLD }, None),
+            (of(Class::Timeout), Some(false)),
+            (of(Class::Connect), Some(false)),
+            (of(Class::Http5xx), Some(false)),
+            (of(Class::Handler), Some(false)),
+            (of(Class::NoHandler), None),
+            (of(Class::Panic), None),
+        ];
+        for (outcome, works) in table {
+            assert_eq!(verdict(&outcome).map(|verdict| verdict.is_ok()), works, "{outcome:?}");
+        }
+    }
+}
