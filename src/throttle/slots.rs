@@ -353,6 +353,8 @@ impl State {
                 self.failures = self.failures.saturating_add(1);
                 if self.probing {
                     self.tries = self.tries.saturating_add(1);
+                    // Nobody has to be patient with it any more.
+                    self.next = self.next.min(self.soon(limits, now));
                 } else if self.failures < breaker.failures {
                     return;
                 }
@@ -380,11 +382,16 @@ impl State {
         }
     }
 
-    /// Slots are as close as ever again, gently. The last one may have been handed out ahead.
+    /// Slots are as close as ever again, gently.
     fn resume(&mut self, limits: &Limits, now: Micros) {
         self.budget = Default::default();
-        self.next = self.next.min((now + LEAD) as f64 + limits.distance());
+        self.next = self.next.min(self.soon(limits, now));
         self.gently(limits, now);
+    }
+
+    /// The earliest time for the next slot whatever has been handed out, which may have been ahead.
+    fn soon(&self, limits: &Limits, now: Micros) -> f64 {
+        (now + LEAD) as f64 + limits.distance()
     }
 
     /// Nothing starts before, and not many at once then.
@@ -747,6 +754,7 @@ mod tests {
         for (from, until) in [(60, 80), (80, 110), (110, 140)] {
             state.hear(&limits, START + from * S, &failed(true, 3));
             assert_eq!(state.held().0, START + until * S);
+            assert_eq!(state.grant(&limits, &ask(&wishes(1, 0), START + from * S)).again, Some(START + until * S));
         }
         state.hear(&limits, START + 141 * S, &Word::Worked { probe: true });
         let slots = busy(&limits, &mut state, START + 141 * S, 20, 0);

@@ -54,11 +54,12 @@ impl Virtual {
         let (clock, entropy) = (Clock::starting_at(Time::from_millis(1_800_000_000_000)), Entropy::seeded(1));
         let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &entropy).unwrap();
         let broker = EmbeddedBroker::new(Names::new("roundelay"));
-        let connections = Connections { broker: Arc::new(broker), ledger: Arc::new(ledger), clock, entropy };
+        let connections = Connections { broker: Arc::new(broker.clone()), ledger: Arc::new(ledger), clock, entropy };
         let stop = CancellationToken::new();
         let (mut engines, mut telemetry) = (Vec::new(), None);
         for _ in 0..workers {
-            let engine = Engine::new(config.clone()).connections(connections.clone()).without_chores();
+            let own = Connections { broker: Arc::new(broker.connect()), ..connections.clone() };
+            let engine = Engine::new(config.clone()).connections(own).without_chores();
             let engine = engine.handler("sync", handler.clone());
             telemetry.get_or_insert_with(|| engine.telemetry());
             let ready = engine.ready();
