@@ -4,12 +4,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use nix::sys::resource::{UsageWho, getrusage};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
+use super::gauge::cpu_seconds;
+use super::ground;
 use super::raw::RawLoop;
+use super::round;
 use crate::clock::{Time, short_duration};
 use crate::config::Config;
 use crate::engine::enroll::{Enroller, Entity};
@@ -152,18 +154,12 @@ impl Side {
     }
 
     fn figures(&self) -> Figures {
-        let round = |x: f64| (x * 100.0).round() / 100.0;
         Figures {
             cycles_per_s: round(self.late.len() as f64 / self.seconds.max(0.001)),
             late_ms: Lateness::of_micros(&self.late),
             cpu_s: round(self.cpu_s),
         }
     }
-}
-
-fn cpu_seconds() -> f64 {
-    let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
-    getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()))
 }
 
 /// Measures, telling `note` what is going on.
@@ -187,7 +183,7 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
     Ok(Report {
         chains: settings.chains,
         delay_ms: u64::try_from(settings.delay.as_millis()).unwrap_or(u64::MAX),
-        seconds: (seconds * 100.0).round() / 100.0,
+        seconds: round(seconds),
         cycles_per_s: engine.cycles_per_s,
         raw_cycles_per_s: raw.cycles_per_s,
         ratio: (engine.cycles_per_s / raw.cycles_per_s.max(0.001) * 1_000.0).round() / 1_000.0,
@@ -200,13 +196,12 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
 
 fn config(settings: &Settings) -> Result<Config, StartError> {
     let Settings { broker, ledger, concurrency, .. } = settings;
-    let text = format!(
-        "broker.url = \"{broker}\"\nbroker.prefix = \"roundelay-bench\"\nledger.url = \"{ledger}\"\n\
-         [queues.{QUEUE}]\nconcurrency = {concurrency}\nprefetch = {concurrency}\n\
+    let rest = format!(
+        "[queues.{QUEUE}]\nconcurrency = {concurrency}\nprefetch = {concurrency}\n\
          [kinds.{KIND}]\nqueue = \"{QUEUE}\"\nevery = \"{}\"\n",
         short_duration(settings.delay)
     );
-    Config::parse(&text, "the benchmark's configuration", []).map_err(|error| StartError::Setup(error.to_string()))
+    ground::config(broker, ledger, &rest)
 }
 
 async fn run_engine(

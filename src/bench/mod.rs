@@ -1,4 +1,21 @@
-//! Measurements of the engine beside the raw broker.
+//! Measurements: the engine beside the raw broker, throttles, many keys of a throttle, chains that sleep.
+//!
+//! - [`chains`] and `raw`: cycles per second.
+//! - [`throttles`], judged by [`windows`]: how much of a throttle is used, and whether ever too much.
+//! - [`keys`]: a throttle with very many keys.
+//! - [`parked`]: what chains that sleep cost.
+//! - `ground` and `gauge`: what they stand on, and what this process takes.
 
 pub mod chains;
+mod gauge;
+mod ground;
+pub mod keys;
+pub mod parked;
 mod raw;
+pub mod throttles;
+pub mod windows;
+
+/// Two digits after the point.
+fn round(x: f64) -> f64 {
+    (x * 100.0).round() / 100.0
+}

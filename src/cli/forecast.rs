@@ -31,11 +31,11 @@ const CHAINS: u64 = 1;
 pub struct Forecast {
     /// Simulate this configuration, with modelled handlers ([kinds.….model]) in place of its own.
     /// Nothing is connected to.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["faults", "seeds", "only", "log", "threads"])]
+    #[arg(long, value_name = "FILE", group = "subject", conflicts_with_all = ["faults", "seeds", "only", "log", "threads"])]
     config: Option<PathBuf>,
     /// How much time passes.
-    #[arg(long = "for", value_name = "DURATION", default_value = "24h", value_parser = parse_duration, requires = "config")]
-    length: Duration,
+    #[arg(long = "for", value_name = "DURATION", default_value = "24h", value_parser = parse_duration, requires = "subject")]
+    pub length: Duration,
     /// When it begins: RFC 3339 in UTC, or a date [default: the next midnight, UTC]
     #[arg(long, value_name = "TIMESTAMP", value_parser = timestamp, requires = "config")]
     from: Option<Time>,
@@ -46,8 +46,8 @@ pub struct Forecast {
     #[arg(long, value_name = "KIND=FILE", value_parser = pair::<PathBuf>, requires = "config")]
     roster: Vec<(String, PathBuf)>,
     /// How many workers there are.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1_000), requires = "config")]
-    workers: u16,
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1_000), requires = "subject")]
+    pub workers: u16,
     /// Spread the first ticks over this long, in place of each kind's interval; 0s for all at once.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, requires = "config")]
     spread: Option<Duration>,

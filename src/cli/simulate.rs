@@ -1,11 +1,13 @@
 //! `roundelay simulate`
 
 use std::io::IsTerminal;
+use std::time::Duration;
 
 use anyhow::{bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use roundelay::simulation::{self, Failure, plan_of};
+use roundelay::clock::parse_duration;
+use roundelay::simulation::{self, Failure, paced, plan_of};
 
 use super::forecast::Forecast;
 
@@ -14,6 +16,9 @@ use super::forecast::Forecast;
 /// With --config FILE it tells what that configuration will do to its upstream before it is
 /// deployed: how many runs of each kind start, how late, how old data gets, how evenly it is all
 /// spread, and whether it can keep up. Handlers are modelled, as [kinds.….model] says.
+///
+/// With --throttle N/DURATION it tells whether workers that share a limit ever start too much, and how much of
+/// it they use, over days in which workers die and freeze, the ledger is away and its clock jumps.
 ///
 /// With --faults it looks for a way to break the engine. Each seed is one run: three workers, a broker and a ledger in memory, a storm in which workers
 /// are killed between any two steps, frozen and cut off, messages get lost, doubled and reordered,
@@ -44,18 +49,24 @@ pub struct Simulate {
     /// Print a JSON object as the last line.
     #[arg(long)]
     json: bool,
+    /// Let workers share this throttle, for days, while things go wrong: so many starts, and in how long.
+    #[arg(long, value_name = "N/DURATION", value_parser = window, group = "subject", conflicts_with_all = ["faults", "seeds", "only", "log", "threads"])]
+    throttle: Option<(u32, Duration)>,
     #[command(flatten)]
     forecast: Forecast,
 }
 
 impl Simulate {
     pub fn run(self) -> anyhow::Result<()> {
+        if let Some((allow, per)) = self.throttle {
+            return self.paced(allow, per);
+        }
         if self.forecast.is_wanted() {
             return self.forecast.run(self.seed.unwrap_or(0), self.json);
         }
         ensure!(
             self.faults || !self.json,
-            "without --faults or --config FILE there is nothing to count; say one of them"
+            "without --faults, --throttle or --config FILE there is nothing to count; say one of them"
         );
         if let Some(seed) = self.seed.filter(|_| self.only.is_some() || self.log || !self.faults) {
             return self.one(seed);
@@ -93,6 +104,31 @@ impl Simulate {
         Ok(())
     }
 
+    /// A throttle over days.
+    fn paced(&self, allow: u32, per: Duration) -> anyhow::Result<()> {
+        let workers = usize::from(self.forecast.workers);
+        let (length, seed) = (self.forecast.length, self.seed.unwrap_or(0));
+        let report = paced::run(&paced::Settings { allow, per, workers, length, seed })?;
+        if self.json {
+            out!("{}", serde_json::to_string(&report)?);
+        } else {
+            let used = report.use_percent.map_or("unknown".into(), |used| format!("{used} %"));
+            out!(
+                "{} starts by {workers} worker{} in {} days, {} faults: most in a window {}, over {}; use {used} of {} windows without a fault; seed {seed}",
+                report.starts,
+                if workers == 1 { "" } else { "s" },
+                report.days,
+                report.faults,
+                report.most,
+                report.over,
+                report.calm_windows
+            );
+            report.violations.iter().for_each(|violation| out!("{violation}"));
+        }
+        ensure!(report.over == 0 && report.violations.is_empty(), "seed {seed} violated an invariant");
+        Ok(())
+    }
+
     /// One seed, whole or in part, told in full.
     fn one(&self, seed: u64) -> anyhow::Result<()> {
         let none = Vec::new();
@@ -106,6 +142,14 @@ impl Simulate {
         ensure!(outcomes.violations.is_empty(), "seed {seed} violated an invariant");
         Ok(())
     }
+}
+
+/// Reads `5/1m`.
+fn window(text: &str) -> Result<(u32, Duration), String> {
+    let wanted = || format!("`{text}` is no limit; write it as 5/1m");
+    let (allow, per) = text.split_once('/').ok_or_else(wanted)?;
+    let (allow, per) = (allow.parse().map_err(|_| wanted())?, parse_duration(per).map_err(|_| wanted())?);
+    if allow == 0 || per < Duration::from_millis(1) { Err(wanted()) } else { Ok((allow, per)) }
 }
 
 fn words(failure: &Failure) -> String {

@@ -4,7 +4,7 @@
 //!
 //! - [`words`](self) and `look`: what the verbs take and answer.
 //! - [`Rosters`], [`History`], [`Failures`] and [`Slots`]: the verbs that rosters need, those that keep the history
-//!   within bounds, those for what has failed, and those of throttles.
+//!   within bounds, those for what has failed, and those of throttles. [`Measured`]: how much all that is.
 //! - [`judge`] decides about a claim purely, so that every ledger decides alike.
 //! - [`sqlite`]: a file on this machine, written by one thread with group commit.
 //! - [`postgres`]: a server that many workers share, written in groups too.
@@ -17,6 +17,7 @@ pub mod postgres;
 mod rosters;
 mod slots;
 pub mod sqlite;
+mod traffic;
 mod words;
 
 use std::time::Duration;
@@ -31,11 +32,12 @@ pub use judge::{ChainRow, Judgement, judge};
 pub use look::{Condition, Filter, Listed, Move, OwnerCensus, Place};
 pub use rosters::{Enlisted, Rosters};
 pub use slots::{SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
+pub use traffic::{Measured, Size, Traffic};
 pub use words::*;
 
 /// Keeps the truth.
 #[async_trait]
-pub trait Ledger: Rosters + History + Failures + Slots + Send + Sync {
+pub trait Ledger: Rosters + History + Failures + Slots + Measured + Send + Sync {
     /// Names this ledger; chains' messages carry it.
     fn id(&self) -> &str;
 

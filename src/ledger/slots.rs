@@ -22,6 +22,8 @@ pub struct SlotRequest {
     pub wishes: Vec<Wish>,
     /// What the ledger's clock should show: see [`Ask::expected`].
     pub expected: Option<(Micros, Micros)>,
+    /// How long answers take: see [`Ask::ahead`].
+    pub ahead: Micros,
 }
 
 /// What a throttle answers.
@@ -72,7 +74,8 @@ pub fn serve(state: &mut State, request: &SlotRequest, now: Micros) -> SlotAnswe
     for word in &request.heard {
         state.hear(&request.limits, now, word);
     }
-    let answer = state.grant(&request.limits, &Ask { now, expected: request.expected, wishes: &request.wishes });
+    let (expected, ahead, wishes) = (request.expected, request.ahead, request.wishes.as_slice());
+    let answer = state.grant(&request.limits, &Ask { now, expected, ahead, wishes });
     SlotAnswer { now, answer }
 }
 

@@ -85,6 +85,17 @@ impl Slots for SimulatedLedger {
 }
 
 #[async_trait]
+impl Measured for SimulatedLedger {
+    fn traffic(&self) -> Traffic {
+        self.inner.traffic()
+    }
+
+    async fn size(&self) -> Result<Size, LedgerError> {
+        self.through(false, self.inner.size()).await
+    }
+}
+
+#[async_trait]
 impl History for SimulatedLedger {
     async fn end_left(&self, limit: u32) -> Result<(), LedgerError> {
         self.through(true, self.inner.end_left(limit)).await

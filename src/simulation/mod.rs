@@ -11,12 +11,15 @@
 //! - `world`: one run. `worker`, `ledger`: the engine's processes and what lies between them and the
 //!   ledger; the broker's faults are the embedded broker's own.
 //! - `observe`: what happened, and whether it may.
+//! - [`paced`]: a throttle that workers share, over days.
+//! - [`forecast`]: no faults, but somebody's configuration.
 
 pub mod forecast;
 mod ledger;
 #[cfg(test)]
 mod mutants;
 mod observe;
+pub mod paced;
 pub mod plan;
 mod worker;
 mod world;

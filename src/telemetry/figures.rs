@@ -179,18 +179,28 @@ impl KindFigures {
 pub struct ThrottleFigures {
     waiting: Gauge,
     wait: Histogram,
+    waits: Mutex<Latenesses>,
 }
 
 impl ThrottleFigures {
     pub(super) fn new(families: &Families, throttle: &str) -> Self {
         let label = ByThrottle { throttle: throttle.to_owned() };
-        Self { waiting: families.waiting.get_or_create_owned(&label), wait: families.wait.get_or_create_owned(&label) }
+        Self {
+            waiting: families.waiting.get_or_create_owned(&label),
+            wait: families.wait.get_or_create_owned(&label),
+            waits: Mutex::default(),
+        }
     }
 
     /// Somebody waits for a slot, as long as the answer lives.
     pub fn wait(self: &Arc<Self>) -> Waiting {
         self.waiting.inc();
         Waiting { figures: self.clone(), since: Instant::now() }
+    }
+
+    /// How long was waited.
+    pub(super) fn waits(&self) -> MutexGuard<'_, Latenesses> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -204,7 +214,9 @@ pub struct Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         self.figures.waiting.dec();
-        self.figures.wait.observe(self.since.elapsed().as_secs_f64());
+        let waited = self.since.elapsed();
+        self.figures.wait.observe(waited.as_secs_f64());
+        self.figures.waits().record(waited);
     }
 }
 

@@ -37,9 +37,9 @@ pub struct QueueReport {
     pub late_ms: Lateness,
 }
 
-/// Collects latenesses, in milliseconds.
+/// Collects latenesses and waits, in milliseconds.
 #[derive(Debug)]
-pub(super) struct Latenesses(Histogram<u64>);
+pub(crate) struct Latenesses(Histogram<u64>);
 
 impl Default for Latenesses {
     fn default() -> Self {

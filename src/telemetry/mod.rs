@@ -23,7 +23,7 @@ use crate::ledger::Census;
 use crate::outcome::Verdict;
 use families::Families;
 pub use figures::{KindFigures, QueueFigures, Running, ThrottleFigures, Waiting};
-use lateness::Latenesses;
+pub(crate) use lateness::Latenesses;
 pub use lateness::{Lateness, QueueReport};
 
 /// Counts since the engine started.
@@ -33,6 +33,7 @@ pub struct Telemetry {
     families: Families,
     counts: [Counter; COUNTS],
     queues: Mutex<BTreeMap<String, Arc<QueueFigures>>>,
+    throttles: Mutex<BTreeMap<String, Arc<ThrottleFigures>>>,
 }
 
 /// What is counted.
@@ -84,7 +85,7 @@ impl Default for Telemetry {
     fn default() -> Self {
         let counts: [Counter; COUNTS] = Default::default();
         let (families, registry) = Families::register(&counts);
-        Self { registry, families, counts, queues: Mutex::default() }
+        Self { registry, families, counts, queues: Mutex::default(), throttles: Mutex::default() }
     }
 }
 
@@ -133,7 +134,9 @@ impl Telemetry {
 
     /// The figures of a throttle.
     pub fn throttle(&self, name: &str) -> Arc<ThrottleFigures> {
-        Arc::new(ThrottleFigures::new(&self.families, name))
+        let mut throttles = self.throttles();
+        let figures = || Arc::new(ThrottleFigures::new(&self.families, name));
+        throttles.entry(name.to_owned()).or_insert_with(figures).clone()
     }
 
     /// A message sets out on a delay of so many hops, as they are planned.
@@ -161,8 +164,9 @@ impl Telemetry {
         text::render(&self.registry)
     }
 
-    /// Forgets the latenesses so far, to measure a part of a run on its own.
+    /// Forgets the latenesses and waits so far, to measure a part of a run on its own.
     pub fn reset_lateness(&self) {
+        self.throttles().values().for_each(|figures| figures.waits().reset());
         self.queues().values().for_each(|figures| figures.latenesses().reset());
     }
 
@@ -176,6 +180,17 @@ impl Telemetry {
     /// Each queue's figures.
     pub fn by_queue(&self) -> BTreeMap<String, QueueReport> {
         self.queues().iter().map(|(queue, figures)| (queue.clone(), figures.report())).collect()
+    }
+
+    /// How long was waited for slots, over all throttles.
+    pub(crate) fn waits(&self) -> Latenesses {
+        let mut all = Latenesses::default();
+        self.throttles().values().for_each(|figures| all.add(&figures.waits()));
+        all
+    }
+
+    fn throttles(&self) -> MutexGuard<'_, BTreeMap<String, Arc<ThrottleFigures>>> {
+        self.throttles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn queues(&self) -> MutexGuard<'_, BTreeMap<String, Arc<QueueFigures>>> {

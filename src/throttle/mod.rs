@@ -15,6 +15,7 @@ pub mod slots;
 pub mod upstream;
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
@@ -24,12 +25,14 @@ use crate::clock::{Time, short_duration};
 use crate::config::{Scope, ThrottleSettings};
 use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
 use line::{Line, Rank};
-use slots::{LEAD, Micros, State, Wish, Word};
+use slots::{LEAD, MOST_AHEAD, Micros, State, Wish, Word};
 
 /// Of the time in which a slot may be used, this part is left to a start's way to the upstream.
 const ON_THE_WAY: u32 = 4;
 /// Wishes in one request.
 const MOST: usize = 1_024;
+/// With each answer, what is known of how long they take fades by one part of so many.
+const FORGETS: i64 = 16;
 /// Nobody asks again sooner.
 const SHORTEST: Duration = Duration::from_millis(1);
 /// A slot was handed out before a hold if it opens so much earlier than that ends: clocks are not all alike.
@@ -77,6 +80,8 @@ pub struct Throttle {
     /// What it remembers, by key, when each worker counts for itself.
     own: Mutex<HashMap<String, State>>,
     began: Instant,
+    /// How long the ledger's answers take, in microseconds: as the slowest of the last ones.
+    latency: AtomicI64,
     /// Who waits, by key.
     lines: Mutex<HashMap<String, Arc<Line>>>,
     this: Weak<Self>,
@@ -137,6 +142,7 @@ impl Throttle {
             ledger,
             own: Mutex::default(),
             began: Instant::now(),
+            latency: AtomicI64::new(0),
             lines: Mutex::default(),
             this: this.clone(),
         })
@@ -254,6 +260,14 @@ impl Throttle {
         answers.into_iter().next().ok_or(LedgerError::Closed)
     }
 
+    /// The ledger's answer has taken so long. The slowest of the last ones counts, since a slot whose answer
+    /// comes too late is lost.
+    fn took(&self, answer: Duration) {
+        let took = i64::try_from(answer.as_micros()).unwrap_or(i64::MAX);
+        let slowest = |before: i64| Some(took.max(before - before / FORGETS));
+        let _ = self.latency.fetch_update(Ordering::Relaxed, Ordering::Relaxed, slowest);
+    }
+
     /// The clock by which slots open.
     fn now(&self, scope: Scope) -> Micros {
         match scope {
@@ -306,6 +320,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         let settings = throttle.settings();
         let asked = Instant::now();
         let since = |at: Instant| i64::try_from((asked - at).as_micros()).unwrap_or(i64::MAX);
+        let ahead = throttle.latency.load(Ordering::Relaxed).min(MOST_AHEAD);
         let request = SlotRequest {
             throttle: throttle.name.clone(),
             key: key.clone(),
@@ -313,6 +328,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             heard: told.iter().map(|(word, _)| word.clone()).collect(),
             wishes,
             expected: line.clock().map(|(at, now, frame)| (now.saturating_add(since(at)), frame)),
+            ahead,
         };
         let SlotAnswer { now, answer } = match throttle.ask(request, settings.scope).await {
             Ok(answer) => answer,
@@ -326,6 +342,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         };
         pause = FIRST_PAUSE;
         let (here, clock) = (Instant::now(), throttle.now(settings.scope));
+        throttle.took(here - asked);
         line.learn(here, now, &answer);
         for (_, done) in told {
             // Whoever has gone needs to know nothing more.
@@ -345,7 +362,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         if let Some(again) = answer.again {
             tokio::select! {
                 biased;
-                () = sleep_until(when(again - LEAD / 2).max(here + SHORTEST)) => {}
+                () = sleep_until(when(again - LEAD / 2 - ahead).max(here + SHORTEST)) => {}
                 () = line.urged() => {}
             }
         }

@@ -28,6 +28,8 @@ pub type Micros = i64;
 pub const LEAD: Micros = 100_000;
 /// A clock that is off by no more was not set: an answer takes its time, and clocks are not all alike.
 const ON_THE_WAY: Micros = 100_000;
+/// An answer may be on its way for so long, and slots open that much later; not for longer.
+pub const MOST_AHEAD: Micros = 2_000_000;
 /// A slot is kept for whoever waits with a higher priority so long after it has opened.
 const GRACE: Micros = 250_000;
 /// The slots of a larger window are counted in so many parts of it.
@@ -194,6 +196,8 @@ pub struct Ask<'a> {
     /// What that clock should show by the asker's own: what it showed when the asker asked last, and how long
     /// ago that is; and [`Answer::frame`] of that time.
     pub expected: Option<(Micros, Micros)>,
+    /// How long answers take to the asker: a slot that opens sooner would be over when it comes.
+    pub ahead: Micros,
     /// For what.
     pub wishes: &'a [Wish],
 }
@@ -284,6 +288,7 @@ impl State {
     /// Hands out slots that open by now, or shortly after.
     pub fn grant(&mut self, limits: &Limits, ask: &Ask<'_>) -> Answer {
         let now = self.follow_clock(limits, ask.now, ask.expected);
+        let ahead = ask.ahead.clamp(0, MOST_AHEAD);
         let distance = limits.distance();
         if distance < self.distance {
             // It allows more than it did.
@@ -302,8 +307,8 @@ impl State {
             let turn = self.turn();
             let mine = left.iter().position(|n| ask.wishes[*n].priority == turn);
             let cost = ask.wishes[mine.map_or(*first, |n| left[n])].cost.clamp(1, limits.most());
-            let opens = self.earliest(limits, now, cost);
-            if opens > now + LEAD {
+            let opens = self.earliest(limits, now + ahead, cost);
+            if opens > now + ahead + LEAD {
                 answer.again = Some(opens);
                 break;
             }
@@ -488,7 +493,7 @@ impl State {
             let length = limits.stretched(window).ceil() as Micros;
             let marks = self.counted.entry(window.per.as_millis() as u64).or_default();
             // The next slot may open a little before this one, if that was handed out ahead.
-            let gone = marks.iter().take_while(|(at, _)| at + length + LEAD + slip <= opens).count();
+            let gone = marks.iter().take_while(|(at, _)| at + length + LEAD + MOST_AHEAD + slip <= opens).count();
             marks.drain(..gone);
             let part = (length / PARTS).max(1);
             // As if all of a part had opened at its end: never too early.
@@ -549,7 +554,7 @@ mod tests {
     }
 
     fn ask(wishes: &[Wish], now: Micros) -> Ask<'_> {
-        Ask { now, expected: None, wishes }
+        Ask { now, expected: None, ahead: 0, wishes }
     }
 
     /// Always enough to do for `secs`: asks when it is told to, a little late.
@@ -794,6 +799,23 @@ mod tests {
         }
     }
 
+    /// Over a ledger whose answers take longer than a slot may be used late, every key would lose every slot.
+    #[test]
+    fn slots_open_no_sooner_than_their_answer_comes() {
+        for (limits, answer) in [(limits(1, 1, 1), 150_000), (limits(500, 1, 1), 700_000), (limits(5, 60, 5), 40_000)] {
+            let (mut state, mut now, wishes) = (State::default(), START, wishes(600, 0));
+            let (behind, mut used) = (limits.slip().as_micros() as Micros / 4, 0);
+            while now < START + 20 * S {
+                let granted = state.grant(&limits, &Ask { ahead: answer, ..ask(&wishes, now) });
+                assert!(granted.slots.iter().all(|(_, opens)| *opens >= now + answer - behind), "{granted:?}");
+                used += granted.slots.len();
+                now = granted.again.map_or(now + answer, |again| (again - LEAD / 2 - answer).max(now + answer));
+            }
+            let allowed = f64::from(limits.window.allow) * 20.0 / limits.window.per.as_secs_f64();
+            assert!(used as f64 > 0.95 * allowed.floor(), "{limits}: {used}");
+        }
+    }
+
     proptest! {
         /// Workers that ask in any order, are killed with slots in their hands, use slots as late as they may,
         /// and a clock that is set back and forth: by a clock that is right, no window holds too many.
@@ -803,6 +825,7 @@ mod tests {
             burst in 1_u32..40,
             daily in proptest::option::of(50_u32..200),
             steps in prop::collection::vec((0..4_usize, 0_i64..4_000_000, 0..20_u32, 1_usize..5, 0_i64..1_000), 2..300),
+            ahead in prop::collection::vec(prop_oneof![Just(0), 0..2 * MOST_AHEAD], 4),
         ) {
             let also = daily.map(|allow| Window { allow, per: Duration::from_secs(600) });
             let limits = Limits { burst: burst.min(allow), also: also.into_iter().collect(), ..limits(allow, 20, 1) };
@@ -823,7 +846,7 @@ mod tests {
                 let now = real + offset;
                 let wishes = wishes(n, worker as i32 % 2);
                 let expected = last[worker].map(|(then, showed, frame)| (showed + real - then, frame));
-                let answer = state.grant(&limits, &Ask { now, expected, wishes: &wishes });
+                let answer = state.grant(&limits, &Ask { now, expected, ahead: ahead[worker], wishes: &wishes });
                 last[worker] = Some((real, now, answer.frame));
                 if event == 3 {
                     continue; // Killed, with its slots.

@@ -21,6 +21,7 @@ mod harness;
 mod history;
 mod ledger_contract;
 mod ledger_postgres;
+mod measurements;
 mod message_schema;
 mod messages;
 mod monitoring;

@@ -12,6 +12,7 @@ use roundelay::engine::{Connections, StartError};
 use roundelay::handler::Handler;
 use roundelay::job::Job;
 use roundelay::ledger::sqlite::SqliteLedger;
+use roundelay::simulation::paced;
 use roundelay::telemetry::{Count, Telemetry};
 use roundelay::{Config, Engine, Outcome};
 use tokio::task::JoinHandle;
@@ -143,4 +144,22 @@ async fn a_ledger_that_was_away_lets_no_more_start_than_the_throttle_allows() {
     // within the second before.
     assert!(back.elapsed() >= Duration::from_millis(3_900), "six started within {:?}", back.elapsed());
     engine.stop().await;
+}
+
+/// Whatever dies, freezes or goes away, and however the ledger's clock is set. `roundelay simulate --throttle`
+/// does the same for as long as anybody likes.
+#[test]
+fn days_of_five_a_minute_hold_in_every_window_and_are_used_up() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    // An unoptimized build takes ten times as long for the same.
+    let part = if cfg!(debug_assertions) { 8 } else { 1 };
+    let seed: u64 = std::env::var("ROUNDELAY_SEED").map_or(7, |seed| seed.parse().expect("a number"));
+    for (workers, length) in [(1, 72 * HOUR), (3, 48 * HOUR), (20, 24 * HOUR)] {
+        let (per, length) = (Duration::from_secs(60), length / part);
+        let report = paced::run(&paced::Settings { allow: 5, per, workers, length, seed }).unwrap();
+        println!("seed={seed} {report:?}");
+        assert_eq!((report.over, report.violations.as_slice()), (0, &[][..]), "{report:?}");
+        assert!(report.most == 5 && report.faults > 3 && report.calm_windows > 60, "{report:?}");
+        assert!(report.use_percent.is_some_and(|used| used >= 95.0), "{report:?}");
+    }
 }

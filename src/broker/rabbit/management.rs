@@ -44,6 +44,20 @@ pub(super) async fn snapshot(url: &str, vhost: &str, topology: &Topology) -> Res
     })
 }
 
+/// How many bytes of memory all nodes of the broker take, or why that is not to be had, without the password.
+///
+/// # Errors
+/// When the management API at `url` cannot be asked.
+pub async fn memory_of_nodes(url: &str) -> Result<u64, String> {
+    #[derive(Deserialize)]
+    struct NodeRow {
+        #[serde(default)]
+        mem_used: u64,
+    }
+    let nodes: Vec<NodeRow> = Api::new(url, "")?.get("nodes", "name,mem_used").await?;
+    Ok(nodes.iter().map(|node| node.mem_used).sum())
+}
+
 /// Definitions of policies by name.
 type Policies = BTreeMap<String, Map<String, Value>>;
 
@@ -74,7 +88,12 @@ impl Api {
 
     /// A list of the virtual host's things of one sort, with these columns, or all.
     async fn list<T: DeserializeOwned>(&self, sort: &str, columns: &str) -> Result<Vec<T>, String> {
-        let path = format!("{}/api/{sort}/{}", self.base.path().trim_end_matches('/'), self.vhost);
+        self.get(&format!("{sort}/{}", self.vhost), columns).await
+    }
+
+    /// What there is below `api/`, with these columns, or all.
+    async fn get<T: DeserializeOwned>(&self, what: &str, columns: &str) -> Result<T, String> {
+        let path = format!("{}/api/{what}", self.base.path().trim_end_matches('/'));
         let mut url = self.base.clone();
         url.set_path(&path);
         if !columns.is_empty() {

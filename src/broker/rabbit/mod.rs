@@ -27,6 +27,7 @@ use async_trait::async_trait;
 
 pub use check::{Finding, Weight};
 pub use definitions::definitions;
+pub use management::memory_of_nodes;
 
 use super::topology::{Names, Topology};
 use super::{Broker, BrokerError, Consumer, Depth, Message, PublishError};

@@ -21,6 +21,7 @@ use super::group::{self, Decisions, Failed, Manner, transact};
 use super::page::{Page, Wanted};
 use super::verbs::{MarkSent, Verb};
 use crate::clock::Followed;
+use crate::ledger::traffic::Counters;
 use crate::ledger::{LedgerError, Sent};
 
 /// So many verbs at most share one transaction, to bound how long the first of them waits.
@@ -109,13 +110,18 @@ impl Lane {
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub(super) async fn open(address: &Address, clock: Arc<Followed>) -> Result<Self, LedgerError> {
+    pub(super) async fn open(
+        address: &Address,
+        clock: Arc<Followed>,
+        counters: Arc<Counters>,
+    ) -> Result<Self, LedgerError> {
         let session = prepared(address).await?;
         let (sender, receiver) = mpsc::channel(QUEUE);
         let notes = Notes::default();
         let lane = Running {
             address: address.clone(),
             clock,
+            counters,
             notes: notes.clone(),
             session: Some(session),
             pause: FIRST_PAUSE,
@@ -219,6 +225,7 @@ impl NotDone {
 struct Running {
     address: Address,
     clock: Arc<Followed>,
+    counters: Arc<Counters>,
     notes: Notes,
     session: Option<Session>,
     /// Before the attempt to connect after the next.
@@ -299,7 +306,10 @@ impl Running {
         let until = deadline.min(Instant::now() + TRANSACTION);
         let mut committing = None;
         let why = match timeout_at(until, transact(session, group, &clock, manner, &mut committing)).await {
-            Ok(Ok(())) => return Ok(()),
+            Ok(Ok(())) => {
+                self.counters.wrote(false);
+                return Ok(());
+            }
             Ok(Err(Failed::Lost(why))) => why,
             Err(_) => "it has not answered in time".to_owned(),
             Ok(Err(other)) => {

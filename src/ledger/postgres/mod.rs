@@ -22,6 +22,7 @@ mod rosters;
 mod schema;
 mod slots;
 mod tls;
+mod traffic;
 mod verbs;
 mod views;
 mod write;
@@ -40,6 +41,7 @@ use super::{
 };
 use crate::clock::{Clock, Entropy, Followed, Time};
 use crate::config::Secret;
+use crate::ledger::traffic::Counters;
 use crate::progress::Progress;
 use connect::{Address, Use, words};
 pub(crate) use foreign::Foreign;
@@ -71,6 +73,7 @@ pub struct PostgresLedger {
     rest: Lane,
     reader: Reader,
     desk: Desk,
+    counters: Arc<Counters>,
 }
 
 impl PostgresLedger {
@@ -84,11 +87,13 @@ impl PostgresLedger {
             .await
             .map_err(|_| address.failed("it does not answer"))??;
         let clock = Arc::new(Followed::new(micros));
-        let chains = try_join_all((0..LANES).map(|_| Lane::open(&address, clock.clone()))).await?;
-        let rest = Lane::open(&address, clock.clone()).await?;
-        let reader = Reader::open(&address).await?;
-        let desk = Desk::new(&address, clock.clone());
-        Ok(Self { id, clock, address, chains, rest, reader, desk })
+        let counters = Arc::<Counters>::default();
+        let lane = || Lane::open(&address, clock.clone(), counters.clone());
+        let chains = try_join_all((0..LANES).map(|_| lane())).await?;
+        let rest = lane().await?;
+        let reader = Reader::open(&address, counters.clone()).await?;
+        let desk = Desk::new(&address, clock.clone(), counters.clone());
+        Ok(Self { id, clock, address, chains, rest, reader, desk, counters })
     }
 
     /// The clock that follows the server's.

@@ -11,6 +11,7 @@ use tokio_postgres::types::ToSql;
 
 use super::connect::{Address, Session, Use, ends_session, words};
 use crate::ledger::LedgerError;
+use crate::ledger::traffic::Counters;
 
 /// How long a query may take before its connection counts as lost. The server ends it earlier.
 const QUERY: Duration = Duration::from_secs(12);
@@ -20,6 +21,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// A connection that several use at once, and that is opened again when it has ended.
 pub(super) struct Reader {
     address: Address,
+    counters: Arc<Counters>,
     state: Mutex<State>,
 }
 
@@ -34,9 +36,9 @@ impl Reader {
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub(super) async fn open(address: &Address) -> Result<Self, LedgerError> {
+    pub(super) async fn open(address: &Address, counters: Arc<Counters>) -> Result<Self, LedgerError> {
         let session = Some(Arc::new(address.connect(Use::Read).await?));
-        Ok(Self { address: address.clone(), state: Mutex::new(State { session, away: None }) })
+        Ok(Self { address: address.clone(), counters, state: Mutex::new(State { session, away: None }) })
     }
 
     /// Asks, and once more on a new connection if the first one is lost.
@@ -45,6 +47,7 @@ impl Reader {
         sql: &'static str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, LedgerError> {
+        self.counters.read();
         let mut last = String::new();
         for _ in 0..2 {
             let session = self.session().await?;
@@ -75,7 +78,10 @@ impl Reader {
             session.client.execute(&statement, parameters).await
         };
         let error = match timeout(QUERY, work).await {
-            Ok(Ok(rows)) => return Ok(rows),
+            Ok(Ok(rows)) => {
+                self.counters.wrote(false);
+                return Ok(rows);
+            }
             Ok(Err(error)) if !ends_session(&error) => return Err(LedgerError::Statement(words(&error))),
             Ok(Err(error)) => words(&error),
             Err(_) => "it has not answered in time".into(),

@@ -15,6 +15,7 @@ use super::PostgresLedger;
 use super::connect::{Address, Session, Use, words};
 use crate::clock::Followed;
 use crate::ledger::slots::{state, text};
+use crate::ledger::traffic::Counters;
 use crate::ledger::{LedgerError, SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
 use crate::throttle::slots::{Micros, State};
 
@@ -42,14 +43,16 @@ type Group = Vec<(Vec<SlotRequest>, oneshot::Sender<Vec<SlotAnswer>>)>;
 pub(super) struct Desk {
     address: Address,
     clock: Arc<Followed>,
+    counters: Arc<Counters>,
     waiting: Mutex<Group>,
     /// Whoever has it serves all who wait.
     session: tokio::sync::Mutex<Option<Session>>,
 }
 
 impl Desk {
-    pub(super) fn new(address: &Address, clock: Arc<Followed>) -> Self {
-        Self { address: address.clone(), clock, waiting: Mutex::default(), session: tokio::sync::Mutex::default() }
+    pub(super) fn new(address: &Address, clock: Arc<Followed>, counters: Arc<Counters>) -> Self {
+        let (waiting, session) = (Mutex::default(), tokio::sync::Mutex::default());
+        Self { address: address.clone(), clock, counters, waiting, session }
     }
 
     async fn ask(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotAnswer>, LedgerError> {
@@ -139,6 +142,7 @@ impl Desk {
         .await;
         written?;
         committed?;
+        self.counters.wrote(true);
         Ok(answers.into_iter().map(|(answer, _)| answer).collect())
     }
 }

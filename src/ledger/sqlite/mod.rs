@@ -10,6 +10,7 @@ mod rosters;
 mod schema;
 mod slots;
 mod store;
+mod traffic;
 mod views;
 mod writer;
 
@@ -29,6 +30,7 @@ use super::{
 };
 use crate::clock::{Clock, Entropy, Time};
 use crate::config::LedgerUrl;
+use crate::ledger::traffic::Counters;
 use crate::progress::Progress;
 use store::Store;
 use writer::Writer;
@@ -50,6 +52,7 @@ pub struct SqliteLedger {
     clock: Clock,
     writer: Writer,
     reader: Arc<Mutex<Store>>,
+    counters: Arc<Counters>,
 }
 
 impl SqliteLedger {
@@ -89,8 +92,11 @@ impl SqliteLedger {
             Ok((connection, id, reader))
         };
         let (connection, id, reader) = open().map_err(|error| error.to_string())?;
-        let writer = Writer::spawn(Store { connection }).map_err(|error| error.to_string())?;
-        Ok(Self { id, clock, writer, reader: Arc::new(Mutex::new(Store { connection: reader })) })
+        let counters = Arc::<Counters>::default();
+        let writer = Store::new(connection, counters.clone());
+        let writer = Writer::spawn(writer).map_err(|error| error.to_string())?;
+        let reader = Arc::new(Mutex::new(Store::new(reader, counters.clone())));
+        Ok(Self { id, clock, writer, reader, counters })
     }
 
     fn memory(clock: Clock, entropy: &Entropy) -> Result<Self, schema::MigrateError> {
@@ -100,8 +106,9 @@ impl SqliteLedger {
     fn in_memory(mut connection: Connection, clock: Clock, entropy: &Entropy) -> Result<Self, schema::MigrateError> {
         configure(&connection)?;
         let id = schema::migrate(&mut connection, entropy, clock.now())?;
-        let store = Arc::new(Mutex::new(Store { connection }));
-        Ok(Self { id, clock, writer: Writer::Inline(store.clone()), reader: store })
+        let counters = Arc::<Counters>::default();
+        let store = Arc::new(Mutex::new(Store::new(connection, counters.clone())));
+        Ok(Self { id, clock, writer: Writer::Inline(store.clone()), reader: store, counters })
     }
 
     /// A copy in memory of what is committed now, opened as a restored backup is.
@@ -124,6 +131,7 @@ impl SqliteLedger {
         F: FnOnce(&Store) -> rusqlite::Result<T> + Send + 'static,
     {
         let reader = self.reader.clone();
+        self.counters.read();
         let run = move || {
             let store = reader.lock().unwrap_or_else(PoisonError::into_inner);
             query(&store).map_err(|error| LedgerError::Statement(error.to_string()))

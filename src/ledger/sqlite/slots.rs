@@ -36,6 +36,7 @@ impl Store {
             .prepare_cached("SELECT state FROM throttles WHERE name = ?1 AND key = ?2")?
             .query_row([&request.throttle, &request.key], |row| row.get(0))
             .optional()?;
+        self.slots = true;
         let mut state = found.map(|text| state(&text, request, now)).unwrap_or_default();
         let answer = serve(&mut state, request, now);
         let write = "INSERT INTO throttles (name, key, state, idle_at) VALUES (?1, ?2, ?3, ?4)

@@ -1,11 +1,13 @@
 //! The verbs that write, in SQL. Plain and synchronous: who calls them, and when a transaction commits, is
 //! [`super::writer`]'s business.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::clock::Time;
+use crate::ledger::traffic::Counters;
 use crate::ledger::{
     Batch, ChainRow, ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint,
     Judgement, LookAgain, Member, NewChain, Renewal, Sent, SpawnedJob, judge,
@@ -23,6 +25,15 @@ pub(super) const AFTER_HINT: usize = 8;
 /// An open ledger file.
 pub struct Store {
     pub connection: Connection,
+    pub counters: Arc<Counters>,
+    /// The transaction that is open has handed out slots.
+    pub slots: bool,
+}
+
+impl Store {
+    pub fn new(connection: Connection, counters: Arc<Counters>) -> Self {
+        Self { connection, counters, slots: false }
+    }
 }
 
 /// A chain as a claim finds it, with what only this ledger needs.

@@ -174,6 +174,7 @@ fn in_transaction<T>(
         if !store.connection.is_autocommit() {
             store.connection.execute_batch("ROLLBACK")?;
         }
+        store.slots = false;
         // IMMEDIATE takes the write lock at once: a transaction that reads first and then writes
         // could find that another process has written between, and fail.
         store.connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
@@ -181,7 +182,10 @@ fn in_transaction<T>(
             store.connection.prepare_cached("COMMIT")?.execute([])?;
             Ok(value)
         }) {
-            Ok(value) => Ok(value),
+            Ok(value) => {
+                store.counters.wrote(store.slots);
+                Ok(value)
+            }
             Err(error) => {
                 let _ = store.connection.execute_batch("ROLLBACK");
                 Err(error)

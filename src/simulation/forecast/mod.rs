@@ -10,12 +10,14 @@
 //! - `capacity`: whether it can keep up, by arithmetic, before anything runs.
 //! - `run`: the run itself; `fleet`: its workers.
 //! - `recorder`: what is noted while it runs, in histograms and counts; nothing is kept for each tick.
-//!   `ages`: how old data is. `pace`: starts over time. `verdicts`: how attempts ended.
+//!   `ages`: how old data is. `pace`: starts over time. `gates`: how full windows of throttles were.
+//!   `verdicts`: how attempts ended.
 //! - [`report`]: what it came to; [`text`] and [`svg`] show it, in the words of `words`.
 
 mod ages;
 mod capacity;
 mod fleet;
+mod gates;
 mod model;
 mod pace;
 pub mod population;
@@ -33,6 +35,7 @@ use std::time::Duration;
 
 use crate::clock::Time;
 use crate::config::Config;
+pub use gates::ThrottleReport;
 use population::Population;
 pub use report::Report;
 pub use run::run;

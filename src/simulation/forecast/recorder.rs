@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use tokio::time::sleep;
 
 use super::ages::{Ages, Lengths};
+use super::gates::Gates;
 use super::model::Model;
 use super::pace::Pace;
 use crate::clock::{Clock, Entropy, Time};
@@ -51,6 +52,7 @@ pub(super) struct Recorder {
     noted: Arc<Mutex<Noted>>,
     /// Starts of all kinds.
     all: Arc<Mutex<Pace>>,
+    gates: Arc<Gates>,
 }
 
 impl Recorder {
@@ -61,6 +63,7 @@ impl Recorder {
         dice: Entropy,
         pace: Pace,
         all: Arc<Mutex<Pace>>,
+        gates: Arc<Gates>,
     ) -> Self {
         let jitter = kind.recurrence.as_ref().map_or(Duration::ZERO, |recurrence| match recurrence.schedule.rhythm {
             // The jitter of a fixed delay is in its nominal time.
@@ -70,7 +73,7 @@ impl Recorder {
         let boxed = kind.recurrence.as_ref().is_some_and(|recurrence| recurrence.time_box.is_some());
         let model = Arc::new(Model::new(&kind.model));
         let noted = Noted { starts: 0, firsts: 0, late: Lengths::new(), ages: Ages::new(), pace, running: 0 };
-        Self { span, clock, model, jitter, boxed, dice, noted: Arc::new(Mutex::new(noted)), all }
+        Self { span, clock, model, jitter, boxed, dice, noted: Arc::new(Mutex::new(noted)), all, gates }
     }
 
     pub fn noted(&self) -> MutexGuard<'_, Noted> {
@@ -93,6 +96,7 @@ impl Recorder {
             noted.firsts += 1;
             noted.late.record(now.since(job.nominal + self.jitter), 1);
         }
+        self.gates.start(&job.queue, at);
         self.all.lock().unwrap_or_else(PoisonError::into_inner).start(at);
         at
     }

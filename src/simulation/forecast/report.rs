@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::Plan;
 use super::capacity::{interval, period};
 use super::fleet::Fleet;
+use super::gates::{Gates, ThrottleReport};
 use super::pace::{Pace, Series};
 use super::recorder::Span;
 use super::verdicts::Verdicts;
@@ -75,6 +76,8 @@ pub struct Report {
     pub backlog: u64,
     /// The most messages that each queue was seen to have, beside those that workers held.
     pub longest_queues: BTreeMap<String, u64>,
+    /// What was started under each throttle that holds for all workers and has no keys.
+    pub throttles: BTreeMap<String, ThrottleReport>,
     /// What was assumed, what cannot keep up, and what did not.
     pub warnings: Vec<String>,
     /// Starts over time, of all kinds and by kind.
@@ -104,6 +107,7 @@ impl Report {
 pub(super) struct Seen<'a> {
     pub fleet: &'a Fleet,
     pub all: &'a Pace,
+    pub gates: &'a Gates,
     /// Chains of each kind that are due and do not run.
     pub waiting: BTreeMap<String, u64>,
     pub backlogs: BTreeMap<String, u64>,
@@ -149,6 +153,7 @@ pub(super) fn make(plan: &Plan, seen: &Seen<'_>) -> Report {
         backlog: kinds.values().map(|kind| kind.backlog).sum(),
         kinds,
         longest_queues: seen.backlogs.clone(),
+        throttles: seen.gates.report(plan.length),
         warnings,
         series: (seen.all.series(), series),
         begin: plan.from,

@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use super::Plan;
 use super::capacity::{self, first_period};
 use super::fleet::Fleet;
+use super::gates::Gates;
 use super::pace::Pace;
 use super::population::Population;
 use super::recorder::{Recorder, Span};
@@ -81,11 +82,12 @@ async fn play(mut plan: Plan, progress: impl Fn(Duration)) -> Result<Report, Sta
     let counts = |period: &&Duration| **period <= plan.length / 2;
     let after = first_periods.values().filter(counts).max().copied().unwrap_or_default();
     let all = Arc::new(Mutex::new(Pace::new(plan.length, after)));
+    let gates = Arc::new(Gates::new(&plan.config));
     let recorders = plan.config.kinds.iter().map(|(name, kind)| {
         let own = first_periods.get(name).filter(counts).copied().unwrap_or_default();
         let pace = Pace::new(plan.length, own);
         let dice = Entropy::seeded(dice.below(usize::MAX) as u64);
-        (name.clone(), Recorder::new(kind, span, clock.clone(), dice, pace, all.clone()))
+        (name.clone(), Recorder::new(kind, span, clock.clone(), dice, pace, all.clone(), gates.clone()))
     });
     let recorders = recorders.collect();
     let mut fleet = Fleet {
@@ -131,7 +133,7 @@ async fn play(mut plan: Plan, progress: impl Fn(Duration)) -> Result<Report, Sta
     check(&mut enrolling).await?;
     let waiting = waiting(&fleet, &plan, span).await?;
     let all = all.lock().unwrap_or_else(PoisonError::into_inner);
-    Ok(report::make(&plan, &Seen { fleet: &fleet, all: &all, waiting, backlogs, span, before }))
+    Ok(report::make(&plan, &Seen { fleet: &fleet, all: &all, gates: &gates, waiting, backlogs, span, before }))
 }
 
 /// An answer that takes no time, if there is one.

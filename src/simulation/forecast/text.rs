@@ -69,6 +69,16 @@ fn write_report(report: &Report, out: &mut String) -> std::fmt::Result {
     for (queue, most) in report.longest_queues.iter().filter(|(_, most)| **most > 0) {
         write!(out, "\n{:>9} messages waited on the queue {queue} at most", grouped(*most))?;
     }
+    for (name, throttle) in &report.throttles {
+        write!(
+            out,
+            "\n{:>9} starts under the throttle {name}, {} % of what it allows; at most {} in a window, of {}",
+            grouped(throttle.starts),
+            figure(throttle.use_percent),
+            throttle.most,
+            throttle.allow
+        )?;
+    }
     Ok(())
 }
 

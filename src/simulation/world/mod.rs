@@ -53,6 +53,26 @@ pub struct Weather {
 }
 
 impl Weather {
+    /// Fair weather.
+    pub fn new(dice: Entropy) -> Self {
+        Self { down: AtomicUsize::new(0), slow: AtomicU64::new(0), hidden: AtomicUsize::new(0), dice }
+    }
+
+    /// Whether the ledger is away from now on.
+    pub fn set_down(&self, down: bool) {
+        self.down.store(down.into(), Ordering::Relaxed);
+    }
+
+    /// From now on a way there and back takes so many milliseconds; zero for the ordinary.
+    pub fn set_slow(&self, millis: u64) {
+        self.slow.store(millis, Ordering::Relaxed);
+    }
+
+    /// The answers to so many of the next writes are lost.
+    pub fn hide(&self, writes: usize) {
+        self.hidden.fetch_add(writes, Ordering::Relaxed);
+    }
+
     /// Whether nothing reaches the ledger.
     pub fn ledger_down(&self) -> bool {
         self.down.load(Ordering::Relaxed) > 0
@@ -193,12 +213,7 @@ impl World {
         let dice = Entropy::seeded(seed);
         let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &dice).map_err(|e| e.to_string())?;
         let names = Names::new(&config.broker.prefix);
-        let weather = Weather {
-            down: AtomicUsize::new(0),
-            slow: AtomicU64::new(0),
-            hidden: AtomicUsize::new(0),
-            dice: Entropy::seeded(seed ^ 0x1a7e),
-        };
+        let weather = Weather::new(Entropy::seeded(seed ^ 0x1a7e));
         let broker = EmbeddedBroker::new(names.clone());
         let broker_copy = broker.clone();
         let wrong = Arc::new(Mutex::new(Vec::new()));

@@ -1,24 +1,13 @@
-//! `roundelay bench`
+//! `roundelay bench chains`
 
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::Args;
 use roundelay::bench::chains::{self, Figures, Report, Settings};
-use roundelay::clock::{Entropy, parse_duration};
+use roundelay::clock::parse_duration;
 
-use super::grouped;
-
-/// Measures the engine beside the raw broker, in the same run.
-#[derive(Args)]
-pub struct Bench {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
-enum Command {
-    Chains(Chains),
-}
+use super::{Place, note};
+use crate::cli::grouped;
 
 /// Cycles per second and lateness of chains with a handler that does nothing.
 ///
@@ -27,13 +16,9 @@ enum Command {
 /// and raw loop take turns, so that noise on the machine meets both. With more chains than the
 /// delay allows for, the figure is the capacity; with fewer, look at the lateness.
 #[derive(Args)]
-struct Chains {
-    /// `embedded` or amqp://user:password@host:port/vhost.
-    #[arg(long, value_name = "URL", default_value = "embedded")]
-    broker: String,
-    /// `sqlite://PATH`, or with RabbitMQ `postgres://…`; by default a file in the temporary folder, removed at the end.
-    #[arg(long, value_name = "URL")]
-    ledger: Option<String>,
+pub struct Chains {
+    #[command(flatten)]
+    place: Place,
     /// How many chains.
     #[arg(long, default_value_t = 10_000)]
     chains: usize,
@@ -54,32 +39,20 @@ struct Chains {
     json: bool,
 }
 
-impl Bench {
+impl Chains {
     pub async fn run(self) -> anyhow::Result<()> {
-        let Command::Chains(bench) = self.command;
-        let folder = std::env::temp_dir().join(format!("roundelay-bench-{}", Entropy::from_os().token()));
-        let ledger = match &bench.ledger {
-            Some(ledger) => ledger.clone(),
-            None => {
-                std::fs::create_dir(&folder)?;
-                format!("sqlite://{}/ledger.db", folder.display())
-            }
-        };
+        let ledger = self.place.ledger()?;
         let settings = Settings {
-            broker: bench.broker,
-            ledger,
-            chains: bench.chains,
-            delay: bench.delay,
-            length: bench.length,
-            turns: bench.turns.max(1),
-            concurrency: bench.concurrency.max(1),
+            broker: self.place.broker,
+            ledger: ledger.url.clone(),
+            chains: self.chains,
+            delay: self.delay,
+            length: self.length,
+            turns: self.turns.max(1),
+            concurrency: self.concurrency.max(1),
         };
-        let report = chains::run(&settings, |text| eprintln!("{text}")).await;
-        if bench.ledger.is_none() {
-            let _ = std::fs::remove_dir_all(&folder);
-        }
-        let report = report?;
-        if bench.json {
+        let report = chains::run(&settings, note).await?;
+        if self.json {
             out!("{}", serde_json::to_string(&report)?);
         } else {
             show(&report);

@@ -1,0 +1,172 @@
+//! What measurements stand on: a broker, a ledger, and some workers in this process.
+//!
+//! Each worker has connections of its own, and by that a ledger of its own on the same file or server, as
+//! processes have.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::chains::{KIND, QUEUE};
+use crate::broker::embedded::EmbeddedBroker;
+use crate::broker::topology::Names;
+use crate::config::{BrokerUrl, Config};
+use crate::engine::enroll::{Enroller, Entity};
+use crate::engine::{Connections, Engine, StartError};
+use crate::job::Job;
+use crate::ledger::{Order, Traffic, Which};
+use crate::outcome::Outcome;
+use crate::telemetry::{Count, Latenesses, Telemetry};
+
+/// Entities enrolled in one transaction.
+const BATCH: usize = 1_000;
+
+/// Reads a benchmark's configuration: broker and ledger, and what `rest` says about queue, kind and throttle.
+pub(super) fn config(broker: &str, ledger: &str, rest: &str) -> Result<Config, StartError> {
+    let text =
+        format!("broker.url = \"{broker}\"\nbroker.prefix = \"roundelay-bench\"\nledger.url = \"{ledger}\"\n{rest}");
+    Config::parse(&text, "the benchmark's configuration", []).map_err(|error| StartError::Setup(error.to_string()))
+}
+
+/// Connections for each worker, and the broker empty.
+pub(super) struct Ground {
+    config: Config,
+    workers: Vec<Connections>,
+}
+
+impl Ground {
+    /// Connects each of so many workers, and ends what an earlier benchmark has left.
+    pub(super) async fn open(config: Config, workers: usize) -> Result<Self, StartError> {
+        let node = matches!(config.broker.url, BrokerUrl::Embedded)
+            .then(|| EmbeddedBroker::new(Names::new(&config.broker.prefix)));
+        let mut all = Vec::with_capacity(workers);
+        for _ in 0..workers.max(1) {
+            let mut connections = Connections::open(&config).await?;
+            if let Some(node) = &node {
+                connections.broker = Arc::new(node.connect());
+            }
+            all.push(connections);
+        }
+        let (topology, ground) = (config.topology(), Self { config, workers: all });
+        ground.first().broker.remove(&topology).await?;
+        ground.first().broker.apply(&topology).await?;
+        let earlier = Which { kind: Some(KIND.into()), key: None, ..Which::default() };
+        ground.first().ledger.steer(earlier, Order::Retire).await?;
+        Ok(ground)
+    }
+
+    /// The connections of the first worker.
+    pub(super) fn first(&self) -> &Connections {
+        &self.workers[0]
+    }
+
+    /// Begins so many chains, whose first ticks are due as their schedule says, or else at once.
+    pub(super) async fn enroll(&self, chains: usize, mut note: impl FnMut(usize)) -> Result<(), StartError> {
+        let at_once = Some(Duration::ZERO);
+        let mut enroller = Enroller::new(&self.config, self.first().clone(), KIND, at_once, true)?;
+        let run = self.first().entropy.token();
+        for first in (0..chains).step_by(BATCH) {
+            let numbers = first..(first + BATCH).min(chains);
+            let entity = |n| Entity::new(format!("{run}-{n}"), QUEUE, "{}");
+            let tally = enroller.enroll(numbers.map(entity).collect()).await?;
+            if tally.unsent > 0 {
+                return Err(StartError::Setup(format!("{} first messages could not be sent", tally.unsent)));
+            }
+            note((first + BATCH).min(chains));
+        }
+        Ok(())
+    }
+
+    /// Starts the workers and waits until they consume. Each start is told to `started`.
+    pub(super) async fn start(
+        &self,
+        chores: bool,
+        started: impl Fn(&Job) + Clone + Send + Sync + 'static,
+    ) -> Result<Workers, StartError> {
+        let mut workers = Workers { stop: CancellationToken::new(), telemetries: Vec::new(), engines: Vec::new() };
+        for connections in &self.workers {
+            let started = started.clone();
+            let mut engine = Engine::new(self.config.clone()).connections(connections.clone());
+            if !chores {
+                engine = engine.without_chores();
+            }
+            let engine = engine.handler(KIND, move |job: Job| {
+                started(&job);
+                async { Outcome::Done }
+            });
+            workers.telemetries.push(engine.telemetry());
+            let ready = engine.ready();
+            let mut engine = tokio::spawn(engine.run(workers.stop.clone()));
+            tokio::select! {
+                () = ready.wait() => {}
+                ended = &mut engine => ended.map_err(|error| StartError::Setup(error.to_string()))??,
+            }
+            workers.engines.push(engine);
+        }
+        Ok(workers)
+    }
+
+    /// What the ledgers of all workers had to do.
+    pub(super) fn traffic(&self) -> Traffic {
+        self.workers.iter().map(|worker| worker.ledger.traffic()).fold(Traffic::default(), |sum, one| Traffic {
+            writes: sum.writes + one.writes,
+            slots: sum.slots + one.slots,
+            reads: sum.reads + one.reads,
+        })
+    }
+
+    /// Messages that wait in the queue, and that no worker has.
+    pub(super) async fn backlog(&self) -> Result<u64, StartError> {
+        Ok(self.first().broker.depth(QUEUE).await?.ready)
+    }
+
+    /// Ends the chains, so that a worker on this ledger has nothing to do with them, and cleans up on the
+    /// broker, by connections of its own.
+    pub(super) async fn clear(self) -> Result<(), StartError> {
+        let ours = Which { kind: Some(KIND.into()), key: None, ..Which::default() };
+        self.first().ledger.steer(ours, Order::Retire).await?;
+        if !matches!(self.config.broker.url, BrokerUrl::Embedded) {
+            let connections = Connections::open(&self.config).await?;
+            connections.broker.remove(&self.config.topology()).await?;
+            connections.broker.close().await;
+        }
+        Ok(())
+    }
+}
+
+/// Workers that run.
+pub(super) struct Workers {
+    stop: CancellationToken,
+    telemetries: Vec<Arc<Telemetry>>,
+    engines: Vec<JoinHandle<Result<(), StartError>>>,
+}
+
+impl Workers {
+    /// Forgets waits and latenesses so far.
+    pub(super) fn reset(&self) {
+        self.telemetries.iter().for_each(|telemetry| telemetry.reset_lateness());
+    }
+
+    /// How long was waited for slots.
+    pub(super) fn waits(&self) -> Latenesses {
+        let mut all = Latenesses::default();
+        self.telemetries.iter().for_each(|telemetry| all.add(&telemetry.waits()));
+        all
+    }
+
+    /// How many handlers have started.
+    pub(super) fn started(&self) -> u64 {
+        self.telemetries.iter().map(|telemetry| telemetry.get(Count::Started)).sum()
+    }
+
+    /// Stops them in good order.
+    pub(super) async fn stop(self) -> Result<(), StartError> {
+        self.stop.cancel();
+        for engine in self.engines {
+            engine.await.map_err(|error| StartError::Setup(error.to_string()))??;
+        }
+        Ok(())
+    }
+}

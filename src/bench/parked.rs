@@ -1,0 +1,117 @@
+//! What chains cost that sleep: nothing is due, and nobody polls them.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use super::chains::{KIND, QUEUE};
+use super::gauge::{cpu_seconds, mib, resident};
+use super::ground::{self, Ground};
+use super::round;
+use crate::broker::rabbit::memory_of_nodes;
+use crate::clock::{Clock, short_duration};
+use crate::config::Config;
+use crate::engine::StartError;
+
+/// When all chains are due.
+const ASLEEP: Duration = Duration::from_secs(20 * 86_400);
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `embedded` or `amqp://…`.
+    pub broker: String,
+    /// `sqlite://…` or `postgres://…`.
+    pub ledger: String,
+    /// The base URL of RabbitMQ's management API, with user and password, to ask how much memory it takes.
+    pub management: Option<String>,
+    /// How many chains.
+    pub chains: usize,
+    /// How long what enrolling has left to be done may take, before it is measured.
+    pub settle: Duration,
+    /// How long to measure.
+    pub length: Duration,
+}
+
+/// The figures.
+#[derive(Clone, Debug, Serialize, PartialEq)]
+pub struct Report {
+    /// How many chains slept.
+    pub chains: usize,
+    /// How long it took to begin them, in seconds.
+    pub enrolled_in_s: f64,
+    /// For how long was measured, in seconds.
+    pub seconds: f64,
+    /// The share of one core that this process took, in percent.
+    pub cpu_percent: f64,
+    /// Memory of this process in MiB: before there were chains, and while they slept. With the embedded broker
+    /// their messages are in it.
+    pub resident_mib: Option<[f64; 2]>,
+    /// What the ledger takes in MiB, before and then.
+    pub ledger_mib: [f64; 2],
+    /// Transactions of the ledger while they slept.
+    pub transactions: u64,
+    /// Its queries.
+    pub reads: u64,
+    /// Handlers that started meanwhile; none should.
+    pub started: u64,
+    /// Memory of all nodes of the broker in MiB, before and then, if it could be asked.
+    pub broker_mib: Option<[f64; 2]>,
+}
+
+/// Measures, telling `note` what is going on.
+///
+/// # Errors
+/// When something cannot be started, or the management API cannot be asked.
+pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, StartError> {
+    let ground = Ground::open(config(settings)?, 1).await?;
+    let ledger = &ground.first().ledger;
+    let (memory, size, broker) = (resident(), ledger.size().await?, broker_memory(settings).await?);
+    note(&format!("begins {} chains", settings.chains));
+    let begin = Instant::now();
+    ground
+        .enroll(settings.chains, |begun| {
+            if begun.is_multiple_of(100_000) {
+                note(&format!("{begun} have begun"));
+            }
+        })
+        .await?;
+    let enrolled = begin.elapsed().as_secs_f64();
+    note(&format!("they sleep, and a worker has been started; measures for {}", short_duration(settings.length)));
+    let workers = ground.start(true, |_| {}).await?;
+    sleep(settings.settle).await;
+    let (cpu, traffic, begin) = (cpu_seconds(), ground.traffic(), Instant::now());
+    sleep(settings.length).await;
+    let (cpu, traffic, seconds) = (cpu_seconds() - cpu, ground.traffic().since(traffic), begin.elapsed().as_secs_f64());
+    let (memory_then, size_then, broker_then) = (resident(), ledger.size().await?, broker_memory(settings).await?);
+    let started = workers.started();
+    workers.stop().await?;
+    note("ends them");
+    ground.clear().await?;
+    Ok(Report {
+        chains: settings.chains,
+        enrolled_in_s: round(enrolled),
+        seconds: round(seconds),
+        cpu_percent: (cpu / seconds * 100_000.0).round() / 1_000.0,
+        resident_mib: memory.zip(memory_then).map(|(before, then)| [mib(before), mib(then)]),
+        ledger_mib: [mib(size.bytes), mib(size_then.bytes)],
+        transactions: traffic.writes,
+        reads: traffic.reads,
+        started,
+        broker_mib: broker.zip(broker_then).map(|(before, then)| [mib(before), mib(then)]),
+    })
+}
+
+async fn broker_memory(settings: &Settings) -> Result<Option<u64>, StartError> {
+    match &settings.management {
+        Some(url) => memory_of_nodes(url).await.map(Some).map_err(StartError::Setup),
+        None => Ok(None),
+    }
+}
+
+fn config(settings: &Settings) -> Result<Config, StartError> {
+    let at = Clock::System.now() + ASLEEP;
+    let rest = format!("[queues.{QUEUE}]\n[kinds.{KIND}]\nqueue = \"{QUEUE}\"\nat = \"{at}\"\n");
+    ground::config(&settings.broker, &settings.ledger, &rest)
+}
