@@ -9,8 +9,10 @@
 //! before it opens, so that what must be done before a start can be done meanwhile. While the ledger
 //! does not answer there are no slots, since starts that nobody counts get users banned.
 
+mod board;
 pub mod key;
 mod line;
+pub mod orders;
 pub mod slots;
 pub mod upstream;
 
@@ -23,8 +25,9 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::clock::{Time, short_duration};
 use crate::config::{Scope, ThrottleSettings};
 use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
+use board::Board;
 use line::{Line, Rank};
-use slots::{LEAD, Micros, State, Wish, Word};
+use slots::{LEAD, Limits, Micros, State, Wish, Word};
 
 /// Of the time in which a slot may be used, this part is left to a start's way to the upstream.
 const ON_THE_WAY: u32 = 4;
@@ -48,8 +51,9 @@ pub struct Throttles(BTreeMap<String, Arc<Throttle>>);
 impl Throttles {
     /// Throttles with these settings.
     pub fn new(settings: &BTreeMap<String, ThrottleSettings>, ledger: &Arc<dyn Ledger>) -> Self {
+        let board = Arc::new(Board::new(ledger.clone()));
         let throttle = |(name, settings): (&String, &ThrottleSettings)| {
-            (name.clone(), Throttle::new(name, settings.clone(), ledger.clone()))
+            (name.clone(), Throttle::new(name, settings.clone(), ledger.clone(), board.clone()))
         };
         Self(settings.iter().map(throttle).collect())
     }
@@ -73,7 +77,10 @@ impl Throttles {
 pub struct Throttle {
     name: String,
     settings: RwLock<Arc<ThrottleSettings>>,
+    /// The limits in force, as far as this worker has heard.
+    limits: RwLock<Option<Arc<Limits>>>,
     ledger: Arc<dyn Ledger>,
+    board: Arc<Board>,
     /// What it remembers, by key, when each worker counts for itself.
     own: Mutex<HashMap<String, State>>,
     began: Instant,
@@ -130,11 +137,13 @@ impl Drop for Slot {
 }
 
 impl Throttle {
-    fn new(name: &str, settings: ThrottleSettings, ledger: Arc<dyn Ledger>) -> Arc<Self> {
+    fn new(name: &str, settings: ThrottleSettings, ledger: Arc<dyn Ledger>, board: Arc<Board>) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             name: name.to_owned(),
             settings: RwLock::new(Arc::new(settings)),
+            limits: RwLock::default(),
             ledger,
+            board,
             own: Mutex::default(),
             began: Instant::now(),
             lines: Mutex::default(),
@@ -149,8 +158,19 @@ impl Throttle {
 
     fn take_over(&self, settings: ThrottleSettings) {
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
+        self.note(None);
         // Whoever waits by the old ones asks again by these.
         self.lines().values().for_each(|line| line.hurry());
+    }
+
+    /// The limits in force: by an operator's word, if this worker has heard of one, or else as configured.
+    pub fn limits(&self) -> Arc<Limits> {
+        let heard = self.limits.read().unwrap_or_else(PoisonError::into_inner).clone();
+        heard.unwrap_or_else(|| self.settings().limits.clone())
+    }
+
+    fn note(&self, limits: Option<Arc<Limits>>) {
+        *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
     /// Waits for a slot of `key`. A wait that is given up costs no slot.
@@ -192,7 +212,7 @@ impl Throttle {
         let line = self.lines().get(key).cloned();
         let before = line.as_ref().map_or(0, |line| line.cost_before(want));
         let held = line.and_then(|line| line.held_until()).map_or(Duration::ZERO, |until| until - Instant::now());
-        held + self.settings().limits.spacing().saturating_mul(u32::try_from(before).unwrap_or(u32::MAX))
+        held + self.limits().spacing().saturating_mul(u32::try_from(before).unwrap_or(u32::MAX))
     }
 
     /// How many wait.
@@ -243,12 +263,14 @@ impl Throttle {
 
     async fn ask(&self, request: SlotRequest, scope: Scope) -> Result<SlotAnswer, LedgerError> {
         if scope == Scope::Worker {
+            let orders = self.board.of(&self.name).await;
+            let orders = orders.moved(self.now(Scope::Worker) - self.now(Scope::Fleet));
             let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
             let now = self.now(Scope::Worker);
             if own.len() > FEW && own.len().is_power_of_two() {
-                own.retain(|_, state| state.idle_at(&request.limits) > now);
+                own.retain(|_, state| state.idle_at(&orders.limits(&request.limits)) > now);
             }
-            return Ok(serve(own.entry(request.key.clone()).or_default(), &request, now));
+            return Ok(serve(own.entry(request.key.clone()).or_default(), &orders, &request, now));
         }
         let answers = self.ledger.slots(vec![request]).await?;
         answers.into_iter().next().ok_or(LedgerError::Closed)
@@ -314,7 +336,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             wishes,
             expected: line.clock().map(|(at, now, frame)| (now.saturating_add(since(at)), frame)),
         };
-        let SlotAnswer { now, answer } = match throttle.ask(request, settings.scope).await {
+        let SlotAnswer { now, answer, limits, orders } = match throttle.ask(request, settings.scope).await {
             Ok(answer) => answer,
             Err(error) => {
                 line.keep(told);
@@ -331,7 +353,8 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             // Whoever has gone needs to know nothing more.
             let _ = done.send(());
         }
-        let slip = settings.limits.slip();
+        let slip = limits.slip();
+        throttle.note((*limits != *settings.limits).then_some(limits));
         let when = |micros: Micros| {
             let distance = Duration::from_micros(micros.abs_diff(clock));
             if micros >= clock { here + distance } else { here.checked_sub(distance).unwrap_or(here) }
@@ -347,6 +370,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
                 biased;
                 () = sleep_until(when(again - LEAD / 2).max(here + SHORTEST)) => {}
                 () = line.urged() => {}
+                () = throttle.board.changed(&throttle.name, orders) => {}
             }
         }
     }
@@ -354,7 +378,8 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
 
 #[cfg(test)]
 mod tests {
-    use super::slots::{Limits, Window};
+    use super::orders::ThrottleOrder;
+    use super::slots::Window;
     use super::*;
     use crate::clock::{Clock, Entropy};
     use crate::config::LedgerUrl;
@@ -379,9 +404,14 @@ mod tests {
         Arc::new(SqliteLedger::open(&LedgerUrl::Memory, clock, &Entropy::seeded(1)).unwrap())
     }
 
+    fn throttle(settings: ThrottleSettings) -> Arc<Throttle> {
+        let ledger = ledger();
+        Throttle::new("t", settings, ledger.clone(), Arc::new(Board::new(ledger)))
+    }
+
     /// A throttle of each scope.
     fn both(allow: u32, secs: u64, burst: u32) -> [Arc<Throttle>; 2] {
-        [Scope::Fleet, Scope::Worker].map(|scope| Throttle::new("t", settings(allow, secs, burst, scope), ledger()))
+        [Scope::Fleet, Scope::Worker].map(|scope| throttle(settings(allow, secs, burst, scope)))
     }
 
     fn want(priority: i32, due: i64) -> Want {
@@ -486,6 +516,47 @@ mod tests {
             assert!(next.await.unwrap());
             let waited = start.elapsed().as_secs();
             assert!((20..3_700).contains(&waited), "{waited} s");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waits_hears_of_an_order_within_moments() {
+        for throttle in both(1, 3_600, 1) {
+            let scope = throttle.settings().scope;
+            let order = async |order| {
+                throttle.ledger.order_throttle("t".into(), order, "ann".into()).await.unwrap();
+            };
+            let next = || {
+                let throttle = throttle.clone();
+                tokio::spawn(async move { throttle.slot("", want(0, 0)).await.start().await })
+            };
+            throttle.slot("", want(0, 0)).await.start().await;
+            let waits = next();
+            // Long enough that whoever waits has looked more than once.
+            sleep(Duration::from_secs(10)).await;
+            let start = Instant::now();
+            order(ThrottleOrder::Limits { window: Window { allow: 1, per: Duration::from_secs(20) }, burst: 1 }).await;
+            assert!(waits.await.unwrap());
+            let waited = start.elapsed().as_secs();
+            assert!((10..=23).contains(&waited), "{scope:?}: {waited} s");
+            assert_eq!(throttle.limits().window.per.as_secs(), 20);
+
+            order(ThrottleOrder::Hold { span: Duration::from_secs(3_600), why: "they are down".into() }).await;
+            // Each worker that counts for itself may take a second to hear of it.
+            sleep(Duration::from_secs(1)).await;
+            throttle.hold("", Duration::from_secs(7_200), "ban").await;
+            let waits = next();
+            sleep(Duration::from_secs(600)).await;
+            assert!(!waits.is_finished());
+            let start = Instant::now();
+            order(ThrottleOrder::Release).await;
+            assert!(waits.await.unwrap());
+            assert!(start.elapsed().as_secs() <= 22, "{scope:?}: {:?}", start.elapsed());
+
+            order(ThrottleOrder::Reset).await;
+            sleep(Duration::from_secs(1)).await;
+            throttle.slot("", want(0, 0)).await.start().await;
+            assert_eq!(throttle.limits().window.per.as_secs(), 3_600);
         }
     }
 }
