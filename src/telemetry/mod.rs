@@ -20,9 +20,10 @@ use prometheus_client::registry::Registry;
 
 use crate::clock::Time;
 use crate::ledger::Census;
+use crate::monitor::throttled::Throttled;
 use crate::outcome::Verdict;
 use families::Families;
-pub use figures::{KindFigures, QueueFigures, Running, ThrottleFigures, Waiting};
+pub use figures::{KindFigures, QueueFigures, Running, SlotCounts, ThrottleFigures, Waiting};
 use lateness::Latenesses;
 pub use lateness::{Lateness, QueueReport};
 
@@ -134,6 +135,16 @@ impl Telemetry {
     /// The figures of a throttle.
     pub fn throttle(&self, name: &str) -> Arc<ThrottleFigures> {
         Arc::new(ThrottleFigures::new(&self.families, name))
+    }
+
+    /// What becomes of a throttle's slots.
+    pub fn slots(&self, name: &str) -> SlotCounts {
+        SlotCounts::new(&self.families, name)
+    }
+
+    /// How throttles are, as the ledger has answered.
+    pub fn throttled(&self, throttles: &[Throttled]) {
+        self.families.throttled(throttles);
     }
 
     /// A message sets out on a delay of so many hops, as they are planned.

@@ -25,6 +25,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::clock::{Time, short_duration};
 use crate::config::{Scope, ThrottleSettings};
 use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
+use crate::telemetry::{SlotCounts, Telemetry};
 use board::Board;
 use line::{Line, Rank};
 use slots::{LEAD, Limits, Micros, State, Wish, Word};
@@ -50,10 +51,10 @@ pub struct Throttles(BTreeMap<String, Arc<Throttle>>);
 
 impl Throttles {
     /// Throttles with these settings.
-    pub fn new(settings: &BTreeMap<String, ThrottleSettings>, ledger: &Arc<dyn Ledger>) -> Self {
+    pub fn new(settings: &BTreeMap<String, ThrottleSettings>, ledger: &Arc<dyn Ledger>, telemetry: &Telemetry) -> Self {
         let board = Arc::new(Board::new(ledger.clone()));
         let throttle = |(name, settings): (&String, &ThrottleSettings)| {
-            (name.clone(), Throttle::new(name, settings.clone(), ledger.clone(), board.clone()))
+            (name.clone(), Throttle::new(name, settings.clone(), ledger.clone(), board.clone(), telemetry.slots(name)))
         };
         Self(settings.iter().map(throttle).collect())
     }
@@ -61,6 +62,11 @@ impl Throttles {
     /// The throttle called `name`.
     pub fn get(&self, name: &str) -> Option<Arc<Throttle>> {
         self.0.get(name).cloned()
+    }
+
+    /// The settings of each, by name.
+    pub fn settings(&self) -> Vec<(String, ThrottleSettings)> {
+        self.0.iter().map(|(name, throttle)| (name.clone(), (*throttle.settings()).clone())).collect()
     }
 
     /// Takes over other settings of those that are there.
@@ -81,6 +87,7 @@ pub struct Throttle {
     limits: RwLock<Option<Arc<Limits>>>,
     ledger: Arc<dyn Ledger>,
     board: Arc<Board>,
+    counts: SlotCounts,
     /// What it remembers, by key, when each worker counts for itself.
     own: Mutex<HashMap<String, State>>,
     began: Instant,
@@ -121,9 +128,16 @@ impl Slot {
     /// Waits until it opens and uses it, unless that comes too late, or an upstream wants no calls by then.
     pub async fn start(mut self) -> bool {
         sleep_until(self.opens).await;
-        let held = self.line.take().and_then(|line| line.held_until());
+        let in_time = Instant::now() <= self.expires;
+        let Some(line) = self.line.take() else { return in_time };
         // What opened it was asked for before anybody spoke of a hold.
-        Instant::now() <= self.expires && held.is_none_or(|until| until <= self.opens + HANDED_OUT_AFTER)
+        let held = line.held_until().is_some_and(|until| until > self.opens + HANDED_OUT_AFTER);
+        if held {
+            line.counts().held.inc();
+        } else if !in_time {
+            line.counts().late.inc();
+        }
+        in_time && !held
     }
 }
 
@@ -137,13 +151,20 @@ impl Drop for Slot {
 }
 
 impl Throttle {
-    fn new(name: &str, settings: ThrottleSettings, ledger: Arc<dyn Ledger>, board: Arc<Board>) -> Arc<Self> {
+    fn new(
+        name: &str,
+        settings: ThrottleSettings,
+        ledger: Arc<dyn Ledger>,
+        board: Arc<Board>,
+        counts: SlotCounts,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             name: name.to_owned(),
             settings: RwLock::new(Arc::new(settings)),
             limits: RwLock::default(),
             ledger,
             board,
+            counts,
             own: Mutex::default(),
             began: Instant::now(),
             lines: Mutex::default(),
@@ -192,7 +213,7 @@ impl Throttle {
         if lines.len() > FEW && lines.len().is_power_of_two() && !lines.contains_key(key) {
             lines.retain(|_, line| line.is_needed());
         }
-        let line = lines.entry(key.to_owned()).or_default().clone();
+        let line = lines.entry(key.to_owned()).or_insert_with(|| Arc::new(Line::new(self.counts.clone()))).clone();
         let (value, first) = act(&line);
         if first && let Some(this) = self.this.upgrade() {
             // Looked at again under the same lock before the task ends.
@@ -363,6 +384,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             let opens = when(opens);
             let cost = ranks.get(wish).map_or(1, Rank::cost);
             let slot = Slot { opens, expires: opens + slip - slip / ON_THE_WAY, cost, probe: answer.probe, line: None };
+            throttle.counts.granted.inc();
             line.give(ranks.get(wish), slot);
         }
         if let Some(again) = answer.again {
@@ -406,7 +428,7 @@ mod tests {
 
     fn throttle(settings: ThrottleSettings) -> Arc<Throttle> {
         let ledger = ledger();
-        Throttle::new("t", settings, ledger.clone(), Arc::new(Board::new(ledger)))
+        Throttle::new("t", settings, ledger.clone(), Arc::new(Board::new(ledger)), SlotCounts::default())
     }
 
     /// A throttle of each scope.
@@ -498,6 +520,13 @@ mod tests {
             assert!(!second.start().await, "its time counts from when it opened");
             throttle.slot("", want(0, 0)).await.start().await;
             assert_eq!(start.elapsed().as_secs(), 10);
+            let counts = &throttle.counts;
+            assert_eq!((counts.granted.get(), counts.late.get(), counts.unused.get()), (2, 1, 0));
+            // One that comes back with nobody there to take it is used by nobody.
+            drop(throttle.slot("", want(0, 0)).await);
+            sleep(Duration::from_secs(5)).await;
+            throttle.slot("", want(0, 0)).await.start().await;
+            assert_eq!((counts.granted.get(), counts.late.get(), counts.unused.get()), (4, 1, 1));
         }
     }
 
