@@ -94,14 +94,16 @@ mod tests {
         state.grant(limits, &Ask { now, expected: None, wishes: &vec![Wish { priority, cost: 1 }; n] });
     }
 
+    /// Limits, at which seconds how many were wished for, the second of the look, used then, seconds until the next.
+    type Row<'a> = (&'a Limits, &'a [(i64, usize)], i64, &'a [u32], i64);
+
     #[test]
     fn a_table_of_windows_and_how_many_starts_of_them_are_used() {
-        // Limits, at which seconds how many were wished for, the second of the look, used then, seconds until the next.
         let spread = limits(6, 60, 1);
         let several = Limits { also: vec![Window { allow: 20, per: Duration::from_secs(600) }], ..limits(5, 60, 5) };
         let same = Limits { also: vec![Window { allow: 3, per: Duration::from_secs(60) }], ..limits(6, 60, 1) };
         let many = limits(600, 60, 1);
-        let table: [(&Limits, &[(i64, usize)], i64, &[u32], i64); 9] = [
+        let table: [Row<'_>; 9] = [
             (&spread, &[], 0, &[0], 0),
             (&spread, &[(0, 1)], 1, &[1], 9),
             (&spread, &[(0, 3), (11, 1), (22, 1)], 30, &[3], 2),
