@@ -22,6 +22,7 @@ mod show;
 mod simulate;
 mod status;
 mod steer;
+mod throttle;
 mod topology;
 mod worker;
 
@@ -86,6 +87,7 @@ enum Command {
     List(list::List),
     Show(show::Show),
     Failed(failed::Failed),
+    Throttle(throttle::Throttle),
     Check(check::Check),
     Topology(topology::Topology),
     Bench(bench::Bench),
@@ -192,6 +194,7 @@ pub fn main() -> ExitCode {
             Command::List(list) => list.run().await,
             Command::Show(show) => show.run().await,
             Command::Failed(failed) => failed.run().await,
+            Command::Throttle(throttle) => throttle.run().await,
             Command::Check(check) => check.run(),
             Command::Topology(topology) => topology.run().await,
             Command::Bench(bench) => bench.run().await,

@@ -5,8 +5,9 @@ use clap::Args;
 use roundelay::Config;
 use roundelay::clock::{Entropy, Time};
 use roundelay::config::OwnSchedule;
-use roundelay::ledger::{AttemptRecord, ChainState, ChainView, Failure};
+use roundelay::ledger::{AttemptRecord, ChainState, ChainView, Failure, Ledger};
 use roundelay::monitor::stuck;
+use roundelay::monitor::throttled::Throttled;
 use roundelay::progress::Progress;
 use roundelay::schedule::{Balance, Ran, Schedule, Setting, phase};
 use serde_json::{Value, json};
@@ -61,7 +62,8 @@ impl Show {
             };
             let worker = attempts.first().map(|attempt| attempt.worker.as_str());
             let waiting = broker.as_ref().map_or(stuck::Waiting::Embedded, |broker| broker.waiting(&chain.hint.queue));
-            let mut why = stuck::doing(&chain, worker, owner, &config, waiting, now);
+            let throttle = throttle(&chain, &config, &*ledger).await?;
+            let mut why = stuck::doing(&chain, worker, owner, &config, waiting, throttle.as_deref(), now);
             let unavailable = unavailable(&chain, &failures);
             if let Some(reason) = &unavailable {
                 why = format!("its entity is unavailable: {reason}; {why}");
@@ -91,6 +93,20 @@ impl Show {
         print_failures(&failures, &config, now);
         Ok(())
     }
+}
+
+/// Why the throttle of a chain's queue does not let it start.
+async fn throttle(chain: &ChainView, config: &Config, ledger: &dyn Ledger) -> anyhow::Result<Option<String>> {
+    let ChainView { hint, owner, payload, .. } = chain;
+    let name = config.queues.get(&hint.queue).and_then(|queue| queue.throttle.as_ref());
+    let Some((name, settings)) = name.and_then(|name| Some((name, config.throttles.get(name)?))) else {
+        return Ok(None);
+    };
+    let key = settings.key.as_ref().map(|path| {
+        let payload = serde_json::from_str(payload).unwrap_or(Value::Null);
+        path.of_parts(&hint.kind, &hint.key, owner.as_deref(), &payload)
+    });
+    Ok(Throttled::look_at(name, settings, key, ledger).await?.in_the_way(None))
 }
 
 /// The reason of the run that ended a chain, and of none before, if it said that the entity is unavailable.

@@ -11,9 +11,11 @@ use roundelay::config::LedgerUrl;
 use roundelay::engine::Connections;
 use roundelay::ledger::{Census, ChainState, Failure, LateChain};
 use roundelay::monitor::stuck::{self, Waiting};
+use roundelay::monitor::throttled::Throttled;
 use serde_json::{Value, json};
 
 use super::failed::then;
+use super::throttle::described;
 use super::{ConfigFile, grouped};
 
 /// Kept failures shown.
@@ -46,18 +48,45 @@ impl Status {
         let census = ledger.census(slack).await?;
         let late = ledger.late(now - slack, STUCK).await?;
         let failures = ledger.failures(FAILURES).await?;
+        let throttles = Throttled::look(config.throttles.clone(), &*ledger).await?;
+        let throttles = Throttles::new(throttles, &census, &config);
         let broker = Asked::ask(&config).await;
         let stuck = late.into_iter().map(|chain| {
-            let why = stuck::why(&chain, &config, broker.waiting(&chain.hint.queue), now);
+            let queue = &chain.hint.queue;
+            let why = stuck::why(&chain, &config, broker.waiting(queue), throttles.of(queue, &config), now);
             Stuck { chain, why }
         });
-        let report = Report { now, census, stuck: stuck.collect(), failures, broker };
+        let stuck = stuck.collect();
+        let report = Report { now, census, stuck, throttles, failures, broker };
         if self.json {
-            out!("{}", report.json());
+            out!("{}", report.json(&config));
         } else {
             report.print(&config);
         }
         Ok(())
+    }
+}
+
+/// Throttles, and why starts wait for them, where they do.
+struct Throttles(Vec<(Throttled, Option<String>)>);
+
+impl Throttles {
+    fn new(all: Vec<Throttled>, census: &Census, config: &Config) -> Self {
+        let told = all.into_iter().map(|throttled| {
+            let paced = |queue: &String| {
+                config.queues.get(queue).is_some_and(|queue| queue.throttle.as_ref() == Some(&throttled.name))
+            };
+            let due = census.queues.iter().filter(|queue| paced(&queue.queue)).map(|queue| queue.due).sum();
+            let words = throttled.in_the_way(Some(due));
+            (throttled, words)
+        });
+        Self(told.collect())
+    }
+
+    /// Why a queue's throttle lets nothing start.
+    fn of(&self, queue: &str, config: &Config) -> Option<&str> {
+        let name = config.queues.get(queue)?.throttle.as_ref()?;
+        self.0.iter().find(|(throttled, _)| throttled.name == *name)?.1.as_deref()
     }
 }
 
@@ -139,12 +168,13 @@ struct Report {
     now: Time,
     census: Census,
     stuck: Vec<Stuck>,
+    throttles: Throttles,
     failures: Vec<Failure>,
     broker: Asked,
 }
 
 impl Report {
-    fn json(&self) -> Value {
+    fn json(&self, config: &Config) -> Value {
         let depths = match &self.broker {
             Asked::Depths(depths) => depths.iter().collect(),
             Asked::Embedded | Asked::Away(_) => Vec::new(),
@@ -157,6 +187,11 @@ impl Report {
         json!({
             "ledger": self.census,
             "stuck": self.stuck.iter().map(Stuck::json).collect::<Vec<_>>(),
+            "throttles": self.throttles.0.iter().map(|(throttled, words)| {
+                let mut told = described(throttled, config);
+                told["in_the_way"] = json!(words);
+                told
+            }).collect::<Vec<_>>(),
             "broker": depths,
             "broker_error": self.broker.error(),
             "failures": self.failures,
@@ -165,6 +200,7 @@ impl Report {
 
     fn print(&self, config: &Config) {
         self.print_queues();
+        self.throttles.0.iter().filter_map(|(_, words)| words.as_ref()).for_each(|words| out!("{words}"));
         self.print_stuck();
         let names = config.topology().names;
         for (queue, meaning) in [

@@ -447,6 +447,23 @@ impl Config {
         self.queues.get(name).ok_or_else(|| absent("queues", name, self.queues.keys()))
     }
 
+    /// The settings of a throttle.
+    ///
+    /// # Errors
+    /// Says which throttles there are.
+    pub fn throttle(&self, name: &str) -> Result<&ThrottleSettings, String> {
+        self.throttles.get(name).ok_or_else(|| absent("throttles", name, self.throttles.keys()))
+    }
+
+    /// The costliest runs that a throttle paces: their kind, and for how many starts one of them counts.
+    pub fn costliest(&self, throttle: &str) -> Option<(&str, u32)> {
+        let paced = self
+            .kinds
+            .iter()
+            .filter(|(_, kind)| throttle::throttles_of(kind, &self.queues).any(|name| name == throttle));
+        paced.map(|(name, kind)| (name.as_str(), kind.cost)).max_by_key(|(_, cost)| *cost)
+    }
+
     /// What has to exist on the broker.
     pub fn topology(&self) -> Topology {
         let names = Names::new(&self.broker.prefix);
@@ -456,7 +473,8 @@ impl Config {
 
 fn absent<'k>(table: &str, name: &str, known: impl Iterator<Item = &'k String>) -> String {
     let known: Vec<&str> = known.map(String::as_str).collect();
-    format!("there is no [{table}.{name}]; the configuration has {}", known.join(", "))
+    let has = if known.is_empty() { "none".into() } else { known.join(", ") };
+    format!("there is no [{table}.{name}]; the configuration has {has}")
 }
 
 /// Something wrong in a configuration.

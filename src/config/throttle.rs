@@ -82,6 +82,22 @@ fn header(problems: &mut Problems, path: &[&str], text: String) -> String {
     text
 }
 
+/// The throttles that may pace the runs of a kind.
+pub fn throttles_of<'q>(
+    kind: &KindSettings,
+    queues: &'q BTreeMap<String, QueueSettings>,
+) -> impl Iterator<Item = &'q String> {
+    let queue = kind.queue.as_deref();
+    // Of a template only its beginning is known.
+    let begins = queue.and_then(|queue| queue.split("{{").next());
+    let possible = move |known: &str| {
+        begins.is_some_and(|begins| {
+            if begins.len() == queue.map_or(0, str::len) { known == begins } else { known.starts_with(begins) }
+        })
+    };
+    queues.iter().filter(move |(known, _)| possible(known)).filter_map(|(_, queue)| queue.throttle.as_ref())
+}
+
 /// A run that costs more than its throttle ever allows at once would never start.
 pub fn check_cost(
     problems: &mut Problems,
@@ -90,13 +106,9 @@ pub fn check_cost(
     queues: &BTreeMap<String, QueueSettings>,
     throttles: &BTreeMap<String, ThrottleSettings>,
 ) {
-    let Some(queue) = &kind.queue else { return };
-    // Of a template only its beginning is known.
-    let begins = queue.split("{{").next().unwrap_or_default();
-    let possible = |known: &str| if begins == queue { known == queue } else { known.starts_with(begins) };
-    let used = queues.iter().filter(|(known, _)| possible(known)).filter_map(|(_, queue)| queue.throttle.as_ref());
-    let tightest =
-        used.filter_map(|used| Some((used, throttles.get(used)?.limits.most()))).min_by_key(|(_, most)| *most);
+    let tightest = throttles_of(kind, queues)
+        .filter_map(|used| Some((used, throttles.get(used)?.limits.most())))
+        .min_by_key(|(_, most)| *most);
     if let Some((throttle, most)) = tightest.filter(|(_, most)| *most < kind.cost) {
         let message = format!(
             "a run costs {}, and [throttles.{throttle}] allows {most} in one of its windows, so it could never start",

@@ -10,6 +10,7 @@
 //! | `roundelay.reconcile` | a kind's name | feeds back parts of the kind's runs that failed and are due |
 //! | `roundelay.history` | `attempts` | deletes records of attempts that are too old, or moves them to the archive |
 //! | `roundelay.history` | `archive` | deletes from the archive |
+//! | `roundelay.history` | `throttles` | forgets throttles and keys of which nothing has started for long |
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -19,7 +20,7 @@ use async_trait::async_trait;
 use super::{Connections, Dispatch, reconcile};
 use crate::broker::topology::Names;
 use crate::clock::{Time, short_duration};
-use crate::config::{Config, KindSettings, LONGEST_TIMEOUT, OwnSchedule, internal_kind};
+use crate::config::{Config, KindSettings, LONGEST_TIMEOUT, OwnSchedule, Scope, internal_kind};
 use crate::handler::Handler;
 use crate::job::{Envelope, Job};
 use crate::ledger::{LedgerError, NewChain, SpawnedJob};
@@ -38,6 +39,8 @@ pub const RECONCILE: &str = "roundelay.reconcile";
 const ATTEMPTS: &str = "attempts";
 /// The chore that works on the archive.
 const ARCHIVE: &str = "archive";
+/// The chore that works on what throttles remember.
+const THROTTLES: &str = "throttles";
 
 /// How long a roster may take: what RabbitMQ allows.
 const ROSTER_TIMEOUT: Duration = LONGEST_TIMEOUT;
@@ -122,6 +125,9 @@ impl Chores {
         if let Some(archive) = ledger.archive {
             let every = (archive / 10).clamp(SHORTEST, ARCHIVE_EVERY);
             chores.push(Chore { kind: HISTORY, key: ARCHIVE.into(), every });
+        }
+        if config.throttles.values().any(|throttle| throttle.scope == Scope::Fleet) {
+            chores.push(Chore { kind: HISTORY, key: THROTTLES.into(), every: HISTORY_EVERY });
         }
         chores
     }
@@ -256,6 +262,13 @@ impl Chores {
         while ledger.now() < until && ledger.expire(before, RECORDS).await? > 0 {}
         Ok(())
     }
+
+    /// Forgets what throttles remember of long ago: as many rows as there are keys.
+    async fn forget_idle(&self, until: Time) -> Result<(), LedgerError> {
+        let ledger = &self.connections.ledger;
+        while ledger.now() < until && ledger.forget_idle(RECORDS).await? > 0 {}
+        Ok(())
+    }
 }
 
 #[async_trait]
@@ -267,6 +280,7 @@ impl Handler for Chores {
             (RECONCILE, kind, _) => self.reconcile(kind, until).await,
             (HISTORY, ATTEMPTS, _) => self.age(until).await.into(),
             (HISTORY, ARCHIVE, Some(archive)) => self.expire(archive, until).await.into(),
+            (HISTORY, THROTTLES, _) => self.forget_idle(until).await.into(),
             (HISTORY, ARCHIVE, None) => Outcome::Retire { reason: "`ledger.archive` is not set".into() },
             (kind, key, _) => Outcome::fail(format!("this version has no chore {kind} {key}")),
         }

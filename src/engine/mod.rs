@@ -365,7 +365,7 @@ impl Engine {
             };
             self.handlers.insert(name.clone(), handler);
         }
-        let throttles = Throttles::new(&config.throttles, &connections.ledger);
+        let throttles = Throttles::new(&config.throttles, &connections.ledger, &self.telemetry);
         let wanted = |name: &String| self.queues.as_ref().is_none_or(|queues| queues.contains(name));
         let queues = config.queues.iter().filter(|(name, _)| wanted(name)).map(|(name, settings)| {
             let queue = QueueRun {
@@ -575,6 +575,7 @@ impl Core {
             telemetry: self.telemetry.clone(),
             broker: self.dispatch.broker.clone(),
             ledger: self.ledger.clone(),
+            throttles: self.throttles.clone(),
             slack: self.catch_up.slack,
             ready: self.ready.clone(),
             stop: self.stopping.clone(),

@@ -1,10 +1,12 @@
 //! The verbs of throttles: who may start when, for all workers.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
 use super::LedgerError;
+use crate::throttle::orders::{Orders, ThrottleOrder};
 use crate::throttle::slots::{Answer, Ask, Limits, Micros, State, Wish, Word};
 
 /// What a throttle is told, and what is asked of it then.
@@ -14,7 +16,7 @@ pub struct SlotRequest {
     pub throttle: String,
     /// Which of its keys; empty without.
     pub key: String,
-    /// What it allows.
+    /// What the configuration allows.
     pub limits: Arc<Limits>,
     /// What it is told.
     pub heard: Vec<Word>,
@@ -33,6 +35,10 @@ pub struct SlotAnswer {
     pub now: Micros,
     /// What it says.
     pub answer: Answer,
+    /// What is allowed: by an operator's word, or else as configured.
+    pub limits: Arc<Limits>,
+    /// The version of the operator's orders by which it was decided.
+    pub orders: i64,
 }
 
 /// What is remembered of a throttle.
@@ -44,6 +50,8 @@ pub struct ThrottleRow {
     pub key: String,
     /// What it remembers.
     pub state: State,
+    /// How many keys of the throttle are remembered, this one included.
+    pub keys: u64,
 }
 
 /// Hands out the slots of throttles, for all workers.
@@ -62,6 +70,26 @@ pub trait Slots {
     /// When the ledger cannot be read.
     async fn throttles(&self, limit: u32) -> Result<Vec<ThrottleRow>, LedgerError>;
 
+    /// What is remembered of one throttle, of the key if one is given, those that are idle last first, at most
+    /// `limit`.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn throttle(&self, name: String, key: Option<String>, limit: u32) -> Result<Vec<ThrottleRow>, LedgerError>;
+
+    /// What operators have ordered, by the throttles' names; those without orders are absent.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn throttle_orders(&self) -> Result<BTreeMap<String, Orders>, LedgerError>;
+
+    /// Adds an order of `by` to what holds for a throttle, and answers with all that holds. When it has returned,
+    /// no slot is handed out but by it.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn order_throttle(&self, name: String, order: ThrottleOrder, by: String) -> Result<Orders, LedgerError>;
+
     /// Forgets throttles and keys that are as good as new, at most `limit`; answers how many.
     ///
     /// # Errors
@@ -69,14 +97,16 @@ pub trait Slots {
     async fn forget_idle(&self, limit: u32) -> Result<usize, LedgerError>;
 }
 
-/// Serves a request on what is remembered (pure).
-pub fn serve(state: &mut State, request: &SlotRequest, now: Micros) -> SlotAnswer {
+/// Serves a request on what is remembered and ordered (pure).
+pub fn serve(state: &mut State, orders: &Orders, request: &SlotRequest, now: Micros) -> SlotAnswer {
+    let limits = orders.limits(&request.limits).into_owned();
+    state.obey(&limits, now, orders);
     for word in &request.heard {
-        state.hear(&request.limits, now, word);
+        state.hear(&limits, now, word);
     }
     let (expected, ahead, wishes) = (request.expected, request.ahead, request.wishes.as_slice());
-    let answer = state.grant(&request.limits, &Ask { now, expected, ahead, wishes });
-    SlotAnswer { now, answer }
+    let answer = state.grant(&limits, &Ask { now, expected, ahead, wishes });
+    SlotAnswer { now, answer, limits, orders: orders.version }
 }
 
 /// What a row of the table holds. What cannot be read is taken for a throttle that has just handed
@@ -95,4 +125,17 @@ pub(super) fn state(text: &str, request: &SlotRequest, now: Micros) -> State {
 /// As a row of the table holds it.
 pub(super) fn text(state: &State) -> String {
     serde_json::to_string(state).unwrap_or_default()
+}
+
+/// What a row of the orders' table holds. What cannot be read is taken for none: then the configuration holds.
+pub(super) fn orders(text: &str, throttle: &str) -> Orders {
+    serde_json::from_str(text).unwrap_or_else(|error| {
+        tracing::warn!(throttle, %error, "what was ordered of a throttle cannot be read; order it again");
+        Orders::default()
+    })
+}
+
+/// As a row of the orders' table holds it.
+pub(super) fn orders_text(orders: &Orders) -> String {
+    serde_json::to_string(orders).unwrap_or_default()
 }

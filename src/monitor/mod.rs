@@ -2,6 +2,7 @@
 //!
 //! - `health`: from facts to the answer (pure).
 //! - `listener`: the answers over HTTP.
+//! - [`throttled`]: whether a throttle is why, likewise.
 //! - [`stuck`]: why a chain that is due does not run, for `roundelay status` (pure).
 //!
 //! The ledger's figures are asked for by a task of their own, with a time limit, and broker and
@@ -11,6 +12,7 @@
 mod health;
 mod listener;
 pub mod stuck;
+pub mod throttled;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,8 +28,10 @@ use crate::clock::Time;
 use crate::ledger::{Ledger, LedgerError};
 use crate::progress::Desk;
 use crate::telemetry::Telemetry;
+use crate::throttle::Throttles;
 use health::{Part, Report};
 pub use listener::{BindError, Listener};
+use throttled::Throttled;
 
 /// How often the ledger is asked for its figures.
 const EVERY: Duration = Duration::from_secs(10);
@@ -52,6 +56,8 @@ pub struct Subject {
     pub broker: Arc<dyn Broker>,
     /// Keeps its truth, and tells the time.
     pub ledger: Arc<dyn Ledger>,
+    /// What paces its starts.
+    pub throttles: Throttles,
     /// After so long a due chain counts as overdue.
     pub slack: Duration,
     /// Set once it consumes.
@@ -148,6 +154,8 @@ impl Watch {
     async fn ask(&self) -> Result<(), LedgerError> {
         let begun = Instant::now();
         let census = self.subject.ledger.census(self.subject.slack).await?;
+        let throttles = Throttled::look(self.subject.throttles.settings(), &*self.subject.ledger).await?;
+        self.subject.telemetry.throttled(&throttles);
         self.subject.telemetry.census(&census, self.subject.ledger.now(), begun.elapsed());
         self.subject.ledger.flush().await
     }

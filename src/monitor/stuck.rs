@@ -28,13 +28,14 @@ pub enum Waiting<'a> {
 }
 
 /// What a chain is doing, or why it does nothing, for a person. `worker` claimed it last; `owner` is what was
-/// said of its owner as a whole.
+/// said of its owner as a whole; `throttle` is why its queue's throttle lets nothing start.
 pub fn doing(
     chain: &ChainView,
     worker: Option<&str>,
     owner: ChainState,
     config: &Config,
     broker: Waiting<'_>,
+    throttle: Option<&str>,
     now: Time,
 ) -> String {
     let ChainView { hint, state, lease_until, batch: (open, total), .. } = chain;
@@ -61,15 +62,17 @@ pub fn doing(
             if let Some(left) = left_alone(&late(), config).filter(|_| !chain.once) {
                 return format!("it sleeps until {until}, and then {left}");
             }
+            // It may have been put off for want of a slot.
+            let throttle = throttle.map_or_else(String::new, |throttle| format!("; now {throttle}"));
             return if hint.attempt > 1 {
-                format!("its last attempt did not work; it is tried again at {until}")
+                format!("its last attempt did not work; it is tried again at {until}{throttle}")
             } else {
-                format!("it sleeps until {until}")
+                format!("it sleeps until {until}{throttle}")
             };
         }
         _ => {}
     }
-    why(&late(), config, broker, now)
+    why(&late(), config, broker, throttle, now)
 }
 
 fn rough(span: Duration) -> String {
@@ -78,7 +81,7 @@ fn rough(span: Duration) -> String {
 
 /// Why `chain`, which is due, does not run, for a person. What keeps it for certain comes first;
 /// without any such thing, where its message is likely to be.
-pub fn why(chain: &LateChain, config: &Config, broker: Waiting<'_>, now: Time) -> String {
+pub fn why(chain: &LateChain, config: &Config, broker: Waiting<'_>, throttle: Option<&str>, now: Time) -> String {
     match chain.state {
         ChainState::Active => {}
         ChainState::Paused => return "it is paused; `roundelay resume` lets it go on".into(),
@@ -95,7 +98,7 @@ pub fn why(chain: &LateChain, config: &Config, broker: Waiting<'_>, now: Time) -
     if let Some(left) = left_alone(chain, config) {
         return left;
     }
-    let mut told = Vec::new();
+    let mut told: Vec<String> = throttle.map(str::to_owned).into_iter().collect();
     if chain.lease_until != Time::default() {
         let worker = chain.worker.as_deref().unwrap_or("a worker");
         told.push(format!("its last run, on {worker}, never ended, and the lease ran out at {}", chain.lease_until));
@@ -255,7 +258,7 @@ mod tests {
             (view(|_| ()), ChainState::Active, "the broker does not answer; its message was sent; catch-up looks next"),
         ];
         for (chain, owner, beginning) in table {
-            let told = doing(&chain, Some("w-1"), owner, &config, Waiting::Away("refused"), at(1_000));
+            let told = doing(&chain, Some("w-1"), owner, &config, Waiting::Away("refused"), None, at(1_000));
             assert!(told.starts_with(beginning), "`{told}` should begin with `{beginning}`");
         }
     }
@@ -328,8 +331,26 @@ mod tests {
             (with(|c| c.watch_at = at(955)), Waiting::Embedded, "its message was sent; catch-up looks next at"),
         ];
         for (chain, broker, beginning) in table {
-            let told = why(&chain, &config, broker, at(1_000));
+            let told = why(&chain, &config, broker, None, at(1_000));
             assert!(told.starts_with(beginning), "`{told}` should begin with `{beginning}`");
         }
+    }
+
+    #[test]
+    fn a_throttle_that_lets_nothing_start_is_named_first() {
+        let config = "[queues.work]\n[kinds.sync]\nevery = \"1m\"\n";
+        let config = Config::parse(config, "r.toml", []).unwrap();
+        let throttle = Some("the throttle ios is held until tomorrow: they are down");
+        let told = why(&chain(), &config, Waiting::Embedded, throttle, at(1_000));
+        assert!(
+            told.starts_with("the throttle ios is held until tomorrow: they are down; its message was sent"),
+            "{told}"
+        );
+        // What runs has its slot, and what is paused waits for none.
+        let mut running = chain();
+        running.lease_until = at(1_030);
+        assert!(why(&running, &config, Waiting::Embedded, throttle, at(1_000)).starts_with("it runs on"));
+        running.state = ChainState::Paused;
+        assert!(why(&running, &config, Waiting::Embedded, throttle, at(1_000)).starts_with("it is paused"));
     }
 }

@@ -1,6 +1,7 @@
 //! The ledger as a worker in a simulation sees it: the real one, with latency and faults in
 //! between. What is committed is told to the observer, whoever hears of it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use super::world::Weather;
 use crate::clock::Time;
 use crate::ledger::*;
 use crate::progress::Progress;
+use crate::throttle::orders::{Orders, ThrottleOrder};
 
 /// One process's way to the ledger.
 pub struct SimulatedLedger {
@@ -77,6 +79,18 @@ impl Slots for SimulatedLedger {
 
     async fn throttles(&self, limit: u32) -> Result<Vec<ThrottleRow>, LedgerError> {
         self.through(false, self.inner.throttles(limit)).await
+    }
+
+    async fn throttle(&self, name: String, key: Option<String>, limit: u32) -> Result<Vec<ThrottleRow>, LedgerError> {
+        self.through(false, self.inner.throttle(name, key, limit)).await
+    }
+
+    async fn throttle_orders(&self) -> Result<BTreeMap<String, Orders>, LedgerError> {
+        self.through(false, self.inner.throttle_orders()).await
+    }
+
+    async fn order_throttle(&self, name: String, order: ThrottleOrder, by: String) -> Result<Orders, LedgerError> {
+        self.through(true, self.inner.order_throttle(name, order, by)).await
     }
 
     async fn forget_idle(&self, limit: u32) -> Result<usize, LedgerError> {

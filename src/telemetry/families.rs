@@ -16,8 +16,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use super::{COUNTS, Count};
-use crate::clock::Time;
+use crate::clock::{Time, short_duration};
 use crate::ledger::Census;
+use crate::monitor::throttled::Throttled;
 
 /// Lateness in seconds: fine where the engine should be, coarse where only the size matters.
 const LATENESS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0, 3_600.0];
@@ -41,6 +42,19 @@ pub struct ByKind {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ByThrottle {
     pub throttle: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ByLost {
+    pub throttle: String,
+    pub reason: &'static str,
+}
+
+/// A window of a throttle, by its length: there are as many as are configured.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByWindow {
+    throttle: String,
+    per: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -84,6 +98,14 @@ pub struct Families {
     pub duration: Histograms<ByKind>,
     pub wait: Histograms<ByThrottle>,
     pub waiting: Family<ByThrottle, Gauge>,
+    pub slots: Family<ByThrottle, Counter>,
+    pub lost_slots: Family<ByLost, Counter>,
+    allowed: Family<ByWindow, Gauge>,
+    used: Family<ByWindow, Gauge>,
+    held: Family<ByThrottle, Seconds>,
+    breaker: Family<ByThrottle, Gauge>,
+    ordered: Family<ByThrottle, Gauge>,
+    keys: Family<ByThrottle, Gauge>,
     pub hops: Histogram,
     chains: Family<ByState, Gauge>,
     overdue: Family<ByQueue, Gauge>,
@@ -100,6 +122,8 @@ pub struct Families {
     started_at: Seconds,
     /// Queues that the last census had: one that has lost its last chain drops out of the next.
     counted: Mutex<Vec<String>>,
+    /// Likewise, the windows of throttles, which an operator's order may change.
+    windows: Mutex<Vec<ByWindow>>,
 }
 
 impl Families {
@@ -116,6 +140,14 @@ impl Families {
             duration: Family::new_with_constructor(|| Histogram::new(DURATION)),
             wait: Family::new_with_constructor(|| Histogram::new(WAIT)),
             waiting: Family::default(),
+            slots: Family::default(),
+            lost_slots: Family::default(),
+            allowed: Family::default(),
+            used: Family::default(),
+            held: Family::default(),
+            breaker: Family::default(),
+            ordered: Family::default(),
+            keys: Family::default(),
             hops: Histogram::new(HOPS),
             chains: Family::default(),
             overdue: Family::default(),
@@ -131,6 +163,7 @@ impl Families {
             worker: Family::default(),
             started_at: Seconds::default(),
             counted: Mutex::default(),
+            windows: Mutex::default(),
         };
         let mut registry = Registry::default();
         registry.register("process_start_time_seconds", "When the worker started", families.started_at.clone());
@@ -149,6 +182,14 @@ impl Families {
         to.register("handler_duration_seconds", "How long handlers ran", self.duration.clone());
         to.register("throttle_wait_seconds", "How long starts waited for a slot", self.wait.clone());
         to.register("throttle_waiting", "Starts that wait for a slot now", self.waiting.clone());
+        to.register("throttle_slots", "Slots that were handed out to this worker", self.slots.clone());
+        to.register("throttle_lost_slots", "Of these, those that nothing started with", self.lost_slots.clone());
+        to.register("throttle_allowed", "Starts that are allowed in a window", self.allowed.clone());
+        to.register("throttle_used", "Starts of the window that ends now", self.used.clone());
+        to.register("throttle_held_seconds", "How long nothing starts from now on", self.held.clone());
+        to.register("throttle_breaker", "0 closed, 1 one start at a time tries, 2 open", self.breaker.clone());
+        to.register("throttle_ordered", "Whether an operator's limits are in force", self.ordered.clone());
+        to.register("throttle_keys", "Keys that are remembered", self.keys.clone());
         to.register("delay_hops", "Rungs that a delay takes, when it is begun", self.hops.clone());
         for (what, name, help) in [
             (Count::Rearmed, "rearms", "Messages sent on to a further rung"),
@@ -190,6 +231,36 @@ impl Families {
     pub fn up(&self, broker: bool, ledger: bool) {
         self.broker_up.set(broker.into());
         self.ledger_up.set(ledger.into());
+    }
+
+    /// Of a throttle with keys, the one that has used or is held most counts.
+    pub fn throttled(&self, throttles: &[Throttled]) {
+        let mut windows = Vec::new();
+        for throttled in throttles {
+            let label = ByThrottle { throttle: throttled.name.clone() };
+            for (n, window) in throttled.limits.windows().enumerate() {
+                let used = throttled.keys.iter().filter_map(|(_, view)| view.used.get(n)).map(|(_, used)| *used).max();
+                let window_label = ByWindow { throttle: throttled.name.clone(), per: short_duration(window.per) };
+                self.allowed.get_or_create(&window_label).set(window.allow.into());
+                self.used.get_or_create(&window_label).set(used.unwrap_or(0).into());
+                windows.push(window_label);
+            }
+            let held = throttled.keys.iter().filter_map(|(_, view)| view.held.as_ref()).map(|held| held.until);
+            let held = held.chain([throttled.orders.held_until()]).max().unwrap_or(0);
+            let left = Duration::from_micros(u64::try_from(held - throttled.now).unwrap_or(0));
+            let breaker = throttled.keys.iter().filter(|(_, view)| view.probing);
+            let breaker = breaker.map(|(_, view)| if view.held.is_some() { 2 } else { 1 }).max();
+            self.held.get_or_create(&label).set(left.as_secs_f64());
+            self.breaker.get_or_create(&label).set(breaker.unwrap_or(0));
+            self.ordered.get_or_create(&label).set(throttled.orders.limits.is_some().into());
+            self.keys.get_or_create(&label).set(i64::try_from(throttled.remembered).unwrap_or(i64::MAX));
+        }
+        let mut before = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        for gone in before.iter().filter(|window| !windows.contains(window)) {
+            self.allowed.remove(gone);
+            self.used.remove(gone);
+        }
+        *before = windows;
     }
 
     pub fn census(&self, census: &Census, at: Time, took: Duration) {

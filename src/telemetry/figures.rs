@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 
-use super::families::{ByAttempt, ByKind, ByLeftOut, ByQueue, ByThrottle, Families};
+use super::families::{ByAttempt, ByKind, ByLeftOut, ByLost, ByQueue, ByThrottle, Families};
 use super::lateness::{Latenesses, QueueReport};
 use crate::outcome::Verdict;
 use crate::reason::Class;
@@ -201,6 +201,28 @@ impl ThrottleFigures {
     /// How long was waited.
     pub(super) fn waits(&self) -> MutexGuard<'_, Latenesses> {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What becomes of a throttle's slots in this worker.
+#[derive(Clone, Debug, Default)]
+pub struct SlotCounts {
+    /// They were handed out to it.
+    pub granted: Counter,
+    /// Those whose start came too late for them.
+    pub late: Counter,
+    /// Those whose upstream wanted no calls when they opened.
+    pub held: Counter,
+    /// Those that came back, and that nobody else took in time.
+    pub unused: Counter,
+}
+
+impl SlotCounts {
+    pub(super) fn new(families: &Families, throttle: &str) -> Self {
+        let label = ByThrottle { throttle: throttle.to_owned() };
+        let lost = |reason| families.lost_slots.get_or_create_owned(&ByLost { throttle: throttle.to_owned(), reason });
+        let granted = families.slots.get_or_create_owned(&label);
+        Self { granted, late: lost("late"), held: lost("held"), unused: lost("unused") }
     }
 }
 

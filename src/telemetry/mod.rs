@@ -20,9 +20,10 @@ use prometheus_client::registry::Registry;
 
 use crate::clock::Time;
 use crate::ledger::Census;
+use crate::monitor::throttled::Throttled;
 use crate::outcome::Verdict;
 use families::Families;
-pub use figures::{KindFigures, QueueFigures, Running, ThrottleFigures, Waiting};
+pub use figures::{KindFigures, QueueFigures, Running, SlotCounts, ThrottleFigures, Waiting};
 pub(crate) use lateness::Latenesses;
 pub use lateness::{Lateness, QueueReport};
 
@@ -137,6 +138,16 @@ impl Telemetry {
         let mut throttles = self.throttles();
         let figures = || Arc::new(ThrottleFigures::new(&self.families, name));
         throttles.entry(name.to_owned()).or_insert_with(figures).clone()
+    }
+
+    /// What becomes of a throttle's slots.
+    pub fn slots(&self, name: &str) -> SlotCounts {
+        SlotCounts::new(&self.families, name)
+    }
+
+    /// How throttles are, as the ledger has answered.
+    pub fn throttled(&self, throttles: &[Throttled]) {
+        self.families.throttled(throttles);
     }
 
     /// A message sets out on a delay of so many hops, as they are planned.

@@ -32,12 +32,17 @@ impl KeyPath {
 
     /// The value in `job`; those that have none are under one limit together.
     pub fn of(&self, job: &Job) -> String {
+        self.of_parts(&job.kind, &job.key, job.owner.as_deref(), &job.payload)
+    }
+
+    /// Likewise, of a job that has these.
+    pub fn of_parts(&self, kind: &str, key: &str, owner: Option<&str>, payload: &Value) -> String {
         let rest = self.0.get(1..).unwrap_or_default();
         match self.0.first().map(String::as_str) {
-            Some("key") => job.key.clone(),
-            Some("kind") => job.kind.clone(),
-            Some("owner") => job.owner.clone().unwrap_or_default(),
-            _ => match rest.iter().try_fold(&job.payload, |value, part| value.get(part)) {
+            Some("key") => key.to_owned(),
+            Some("kind") => kind.to_owned(),
+            Some("owner") => owner.unwrap_or_default().to_owned(),
+            _ => match rest.iter().try_fold(payload, |value, part| value.get(part)) {
                 None | Some(Value::Null) => String::new(),
                 Some(Value::String(text)) => text.clone(),
                 Some(other) => other.to_string(),

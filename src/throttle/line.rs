@@ -11,16 +11,17 @@ use tokio::time::Instant;
 use super::slots::{Answer, Micros, Wish, Word};
 use super::{Slot, Want};
 use crate::clock::Time;
+use crate::telemetry::SlotCounts;
 
 /// What remains of a budget is told no more often.
 const BUDGETS_APART: Duration = Duration::from_secs(1);
 
 /// Those who wait, and slots that were handed back.
-#[derive(Default)]
 pub struct Line {
     inner: Mutex<Inner>,
     /// Somebody has come who cannot wait until the next slot is asked for, or handed a slot back.
     urgent: Notify,
+    counts: SlotCounts,
 }
 
 #[derive(Default)]
@@ -75,6 +76,16 @@ pub struct Joined {
 }
 
 impl Line {
+    /// One in which nobody stands.
+    pub fn new(counts: SlotCounts) -> Self {
+        Self { inner: Mutex::default(), urgent: Notify::new(), counts }
+    }
+
+    /// What becomes of its slots.
+    pub fn counts(&self) -> &SlotCounts {
+        &self.counts
+    }
+
     /// Joins it. Answers also whether nobody serves it yet: the caller sees to that.
     pub fn join(&self, want: Want) -> (Joined, bool) {
         let (sender, slot) = oneshot::channel();
@@ -136,7 +147,9 @@ impl Line {
         loop {
             let mut inner = self.inner();
             let now = Instant::now();
+            let before = inner.spare.len();
             inner.spare.retain(|slot| slot.expires >= now);
+            self.counts.unused.inc_by((before - inner.spare.len()) as u64);
             let fits = |slot: &Slot| inner.waiting.keys().find(|rank| rank.cost <= slot.cost).copied();
             let Some((at, rank)) = inner.spare.iter().enumerate().find_map(|(at, slot)| Some((at, fits(slot)?))) else {
                 return;
@@ -197,6 +210,7 @@ impl Line {
     pub fn hold(&self, until: Instant) {
         let mut inner = self.inner();
         inner.held_until = inner.held_until.max(Some(until));
+        self.counts.held.inc_by(inner.spare.len() as u64);
         inner.spare.clear();
     }
 
@@ -249,5 +263,12 @@ impl Line {
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Line {
+    /// The line of a key that nobody stands in any more.
+    fn drop(&mut self) {
+        self.counts.unused.inc_by(self.inner().spare.len() as u64);
     }
 }

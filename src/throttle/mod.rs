@@ -9,8 +9,10 @@
 //! before it opens, so that what must be done before a start can be done meanwhile. While the ledger
 //! does not answer there are no slots, since starts that nobody counts get users banned.
 
+mod board;
 pub mod key;
 mod line;
+pub mod orders;
 pub mod slots;
 pub mod upstream;
 
@@ -24,8 +26,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::clock::{Time, short_duration};
 use crate::config::{Scope, ThrottleSettings};
 use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
+use crate::telemetry::{SlotCounts, Telemetry};
+use board::Board;
 use line::{Line, Rank};
-use slots::{LEAD, MOST_AHEAD, Micros, State, Wish, Word};
+use slots::{LEAD, Limits, MOST_AHEAD, Micros, State, Wish, Word};
 
 /// Of the time in which a slot may be used, this part is left to a start's way to the upstream.
 const ON_THE_WAY: u32 = 4;
@@ -50,9 +54,10 @@ pub struct Throttles(BTreeMap<String, Arc<Throttle>>);
 
 impl Throttles {
     /// Throttles with these settings.
-    pub fn new(settings: &BTreeMap<String, ThrottleSettings>, ledger: &Arc<dyn Ledger>) -> Self {
+    pub fn new(settings: &BTreeMap<String, ThrottleSettings>, ledger: &Arc<dyn Ledger>, telemetry: &Telemetry) -> Self {
+        let board = Arc::new(Board::new(ledger.clone()));
         let throttle = |(name, settings): (&String, &ThrottleSettings)| {
-            (name.clone(), Throttle::new(name, settings.clone(), ledger.clone()))
+            (name.clone(), Throttle::new(name, settings.clone(), ledger.clone(), board.clone(), telemetry.slots(name)))
         };
         Self(settings.iter().map(throttle).collect())
     }
@@ -60,6 +65,11 @@ impl Throttles {
     /// The throttle called `name`.
     pub fn get(&self, name: &str) -> Option<Arc<Throttle>> {
         self.0.get(name).cloned()
+    }
+
+    /// The settings of each, by name.
+    pub fn settings(&self) -> Vec<(String, ThrottleSettings)> {
+        self.0.iter().map(|(name, throttle)| (name.clone(), (*throttle.settings()).clone())).collect()
     }
 
     /// Takes over other settings of those that are there.
@@ -76,7 +86,11 @@ impl Throttles {
 pub struct Throttle {
     name: String,
     settings: RwLock<Arc<ThrottleSettings>>,
+    /// The limits in force, as far as this worker has heard.
+    limits: RwLock<Option<Arc<Limits>>>,
     ledger: Arc<dyn Ledger>,
+    board: Arc<Board>,
+    counts: SlotCounts,
     /// What it remembers, by key, when each worker counts for itself.
     own: Mutex<HashMap<String, State>>,
     began: Instant,
@@ -119,9 +133,16 @@ impl Slot {
     /// Waits until it opens and uses it, unless that comes too late, or an upstream wants no calls by then.
     pub async fn start(mut self) -> bool {
         sleep_until(self.opens).await;
-        let held = self.line.take().and_then(|line| line.held_until());
+        let in_time = Instant::now() <= self.expires;
+        let Some(line) = self.line.take() else { return in_time };
         // What opened it was asked for before anybody spoke of a hold.
-        Instant::now() <= self.expires && held.is_none_or(|until| until <= self.opens + HANDED_OUT_AFTER)
+        let held = line.held_until().is_some_and(|until| until > self.opens + HANDED_OUT_AFTER);
+        if held {
+            line.counts().held.inc();
+        } else if !in_time {
+            line.counts().late.inc();
+        }
+        in_time && !held
     }
 }
 
@@ -135,11 +156,20 @@ impl Drop for Slot {
 }
 
 impl Throttle {
-    fn new(name: &str, settings: ThrottleSettings, ledger: Arc<dyn Ledger>) -> Arc<Self> {
+    fn new(
+        name: &str,
+        settings: ThrottleSettings,
+        ledger: Arc<dyn Ledger>,
+        board: Arc<Board>,
+        counts: SlotCounts,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             name: name.to_owned(),
             settings: RwLock::new(Arc::new(settings)),
+            limits: RwLock::default(),
             ledger,
+            board,
+            counts,
             own: Mutex::default(),
             began: Instant::now(),
             latency: AtomicI64::new(0),
@@ -155,8 +185,19 @@ impl Throttle {
 
     fn take_over(&self, settings: ThrottleSettings) {
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
+        self.note(None);
         // Whoever waits by the old ones asks again by these.
         self.lines().values().for_each(|line| line.hurry());
+    }
+
+    /// The limits in force: by an operator's word, if this worker has heard of one, or else as configured.
+    pub fn limits(&self) -> Arc<Limits> {
+        let heard = self.limits.read().unwrap_or_else(PoisonError::into_inner).clone();
+        heard.unwrap_or_else(|| self.settings().limits.clone())
+    }
+
+    fn note(&self, limits: Option<Arc<Limits>>) {
+        *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
     /// Waits for a slot of `key`. A wait that is given up costs no slot.
@@ -178,7 +219,7 @@ impl Throttle {
         if lines.len() > FEW && lines.len().is_power_of_two() && !lines.contains_key(key) {
             lines.retain(|_, line| line.is_needed());
         }
-        let line = lines.entry(key.to_owned()).or_default().clone();
+        let line = lines.entry(key.to_owned()).or_insert_with(|| Arc::new(Line::new(self.counts.clone()))).clone();
         let (value, first) = act(&line);
         if first && let Some(this) = self.this.upgrade() {
             // Looked at again under the same lock before the task ends.
@@ -198,7 +239,7 @@ impl Throttle {
         let line = self.lines().get(key).cloned();
         let before = line.as_ref().map_or(0, |line| line.cost_before(want));
         let held = line.and_then(|line| line.held_until()).map_or(Duration::ZERO, |until| until - Instant::now());
-        held + self.settings().limits.spacing().saturating_mul(u32::try_from(before).unwrap_or(u32::MAX))
+        held + self.limits().spacing().saturating_mul(u32::try_from(before).unwrap_or(u32::MAX))
     }
 
     /// How many wait.
@@ -249,12 +290,14 @@ impl Throttle {
 
     async fn ask(&self, request: SlotRequest, scope: Scope) -> Result<SlotAnswer, LedgerError> {
         if scope == Scope::Worker {
+            let orders = self.board.of(&self.name).await;
+            let orders = orders.moved(self.now(Scope::Worker) - self.now(Scope::Fleet));
             let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
             let now = self.now(Scope::Worker);
             if own.len() > FEW && own.len().is_power_of_two() {
-                own.retain(|_, state| state.idle_at(&request.limits) > now);
+                own.retain(|_, state| state.idle_at(&orders.limits(&request.limits)) > now);
             }
-            return Ok(serve(own.entry(request.key.clone()).or_default(), &request, now));
+            return Ok(serve(own.entry(request.key.clone()).or_default(), &orders, &request, now));
         }
         let answers = self.ledger.slots(vec![request]).await?;
         answers.into_iter().next().ok_or(LedgerError::Closed)
@@ -330,7 +373,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             expected: line.clock().map(|(at, now, frame)| (now.saturating_add(since(at)), frame)),
             ahead,
         };
-        let SlotAnswer { now, answer } = match throttle.ask(request, settings.scope).await {
+        let SlotAnswer { now, answer, limits, orders } = match throttle.ask(request, settings.scope).await {
             Ok(answer) => answer,
             Err(error) => {
                 line.keep(told);
@@ -348,7 +391,8 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             // Whoever has gone needs to know nothing more.
             let _ = done.send(());
         }
-        let slip = settings.limits.slip();
+        let slip = limits.slip();
+        throttle.note((*limits != *settings.limits).then_some(limits));
         let when = |micros: Micros| {
             let distance = Duration::from_micros(micros.abs_diff(clock));
             if micros >= clock { here + distance } else { here.checked_sub(distance).unwrap_or(here) }
@@ -357,6 +401,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             let opens = when(opens);
             let cost = ranks.get(wish).map_or(1, Rank::cost);
             let slot = Slot { opens, expires: opens + slip - slip / ON_THE_WAY, cost, probe: answer.probe, line: None };
+            throttle.counts.granted.inc();
             line.give(ranks.get(wish), slot);
         }
         if let Some(again) = answer.again {
@@ -364,6 +409,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
                 biased;
                 () = sleep_until(when(again - LEAD / 2 - ahead).max(here + SHORTEST)) => {}
                 () = line.urged() => {}
+                () = throttle.board.changed(&throttle.name, orders) => {}
             }
         }
     }
@@ -371,7 +417,8 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
 
 #[cfg(test)]
 mod tests {
-    use super::slots::{Limits, Window};
+    use super::orders::ThrottleOrder;
+    use super::slots::Window;
     use super::*;
     use crate::clock::{Clock, Entropy};
     use crate::config::LedgerUrl;
@@ -396,9 +443,14 @@ mod tests {
         Arc::new(SqliteLedger::open(&LedgerUrl::Memory, clock, &Entropy::seeded(1)).unwrap())
     }
 
+    fn throttle(settings: ThrottleSettings) -> Arc<Throttle> {
+        let ledger = ledger();
+        Throttle::new("t", settings, ledger.clone(), Arc::new(Board::new(ledger)), SlotCounts::default())
+    }
+
     /// A throttle of each scope.
     fn both(allow: u32, secs: u64, burst: u32) -> [Arc<Throttle>; 2] {
-        [Scope::Fleet, Scope::Worker].map(|scope| Throttle::new("t", settings(allow, secs, burst, scope), ledger()))
+        [Scope::Fleet, Scope::Worker].map(|scope| throttle(settings(allow, secs, burst, scope)))
     }
 
     fn want(priority: i32, due: i64) -> Want {
@@ -485,6 +537,13 @@ mod tests {
             assert!(!second.start().await, "its time counts from when it opened");
             throttle.slot("", want(0, 0)).await.start().await;
             assert_eq!(start.elapsed().as_secs(), 10);
+            let counts = &throttle.counts;
+            assert_eq!((counts.granted.get(), counts.late.get(), counts.unused.get()), (2, 1, 0));
+            // One that comes back with nobody there to take it is used by nobody.
+            drop(throttle.slot("", want(0, 0)).await);
+            sleep(Duration::from_secs(5)).await;
+            throttle.slot("", want(0, 0)).await.start().await;
+            assert_eq!((counts.granted.get(), counts.late.get(), counts.unused.get()), (4, 1, 1));
         }
     }
 
@@ -503,6 +562,47 @@ mod tests {
             assert!(next.await.unwrap());
             let waited = start.elapsed().as_secs();
             assert!((20..3_700).contains(&waited), "{waited} s");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waits_hears_of_an_order_within_moments() {
+        for throttle in both(1, 3_600, 1) {
+            let scope = throttle.settings().scope;
+            let order = async |order| {
+                throttle.ledger.order_throttle("t".into(), order, "ann".into()).await.unwrap();
+            };
+            let next = || {
+                let throttle = throttle.clone();
+                tokio::spawn(async move { throttle.slot("", want(0, 0)).await.start().await })
+            };
+            throttle.slot("", want(0, 0)).await.start().await;
+            let waits = next();
+            // Long enough that whoever waits has looked more than once.
+            sleep(Duration::from_secs(10)).await;
+            let start = Instant::now();
+            order(ThrottleOrder::Limits { window: Window { allow: 1, per: Duration::from_secs(20) }, burst: 1 }).await;
+            assert!(waits.await.unwrap());
+            let waited = start.elapsed().as_secs();
+            assert!((10..=23).contains(&waited), "{scope:?}: {waited} s");
+            assert_eq!(throttle.limits().window.per.as_secs(), 20);
+
+            order(ThrottleOrder::Hold { span: Duration::from_secs(3_600), why: "they are down".into() }).await;
+            // Each worker that counts for itself may take a second to hear of it.
+            sleep(Duration::from_secs(1)).await;
+            throttle.hold("", Duration::from_secs(7_200), "ban").await;
+            let waits = next();
+            sleep(Duration::from_secs(600)).await;
+            assert!(!waits.is_finished());
+            let start = Instant::now();
+            order(ThrottleOrder::Release).await;
+            assert!(waits.await.unwrap());
+            assert!(start.elapsed().as_secs() <= 22, "{scope:?}: {:?}", start.elapsed());
+
+            order(ThrottleOrder::Reset).await;
+            sleep(Duration::from_secs(1)).await;
+            throttle.slot("", want(0, 0)).await.start().await;
+            assert_eq!(throttle.limits().window.per.as_secs(), 3_600);
         }
     }
 }

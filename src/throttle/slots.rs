@@ -13,6 +13,9 @@
 //! priority has the next one, whoever dies with a slot wastes one, and whoever comes again after a
 //! pause of the ledger finds none that were saved up.
 
+mod obey;
+mod view;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
@@ -20,6 +23,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::short_duration;
+pub use view::{Held, View};
 
 /// Microseconds since 1970, by the ledger's clock.
 pub type Micros = i64;
@@ -34,6 +38,8 @@ pub const MOST_AHEAD: Micros = 2_000_000;
 const GRACE: Micros = 250_000;
 /// The slots of a larger window are counted in so many parts of it.
 const PARTS: i64 = 128;
+/// Likewise, those of one that its pace keeps: they are counted to be shown only.
+const SHOWN_PARTS: i64 = 16;
 /// A lower priority gets one of so many slots, however many of a higher one wait.
 const LEAST_SHARE: u32 = 8;
 /// After a hold, slots are so many times as far apart at first.
@@ -164,6 +170,12 @@ pub struct State {
     /// The upstream's budget: slots are at least this far apart, until then.
     #[serde(rename = "b", default, skip_serializing_if = "is_default")]
     budget: (f64, Micros),
+    /// The last release by an operator that was obeyed.
+    #[serde(rename = "o", default, skip_serializing_if = "is_default")]
+    released: i64,
+    /// Nothing starts before by an operator's word, which each request brings along.
+    #[serde(skip)]
+    ordered: Micros,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -289,12 +301,7 @@ impl State {
     pub fn grant(&mut self, limits: &Limits, ask: &Ask<'_>) -> Answer {
         let now = self.follow_clock(limits, ask.now, ask.expected);
         let ahead = ask.ahead.clamp(0, MOST_AHEAD);
-        let distance = limits.distance();
-        if distance < self.distance {
-            // It allows more than it did.
-            self.next = self.next.min(now as f64 + distance + saved(limits));
-        }
-        self.distance = distance;
+        self.adapt(limits, now);
         self.waiting.retain(|_, waiting| waiting.until >= now);
         for wish in ask.wishes {
             self.waiting.entry(wish.priority).or_default().until = now + GRACE;
@@ -308,7 +315,8 @@ impl State {
             let mine = left.iter().position(|n| ask.wishes[*n].priority == turn);
             let cost = ask.wishes[mine.map_or(*first, |n| left[n])].cost.clamp(1, limits.most());
             let opens = self.earliest(limits, now + ahead, cost);
-            if opens > now + ahead + LEAD {
+            // The asker's next answer comes as much later.
+            if opens > now + ahead + LEAD.max(ahead) {
                 answer.again = Some(opens);
                 break;
             }
@@ -328,7 +336,7 @@ impl State {
         }
         answer.probe = self.probing;
         answer.frame = self.frame;
-        answer.held_until = Some(self.held_until).filter(|until| *until > now);
+        answer.held_until = Some(self.held_until.max(self.ordered)).filter(|until| *until > now);
         answer.failing = self.failures > 0;
         answer.slowed = self.budget.1 > now && !self.probing;
         if let Some(again) = answer.again {
@@ -359,7 +367,7 @@ impl State {
                 if self.probing {
                     self.tries = self.tries.saturating_add(1);
                     // Nobody has to be patient with it any more.
-                    self.next = self.next.min(self.soon(limits, now));
+                    self.next = self.next.min(self.soon(limits));
                 } else if self.failures < breaker.failures {
                     return;
                 }
@@ -390,13 +398,23 @@ impl State {
     /// Slots are as close as ever again, gently.
     fn resume(&mut self, limits: &Limits, now: Micros) {
         self.budget = Default::default();
-        self.next = self.next.min(self.soon(limits, now));
+        self.next = self.next.min(self.soon(limits));
         self.gently(limits, now);
     }
 
-    /// The earliest time for the next slot whatever has been handed out, which may have been ahead.
-    fn soon(&self, limits: &Limits, now: Micros) -> f64 {
-        (now + LEAD) as f64 + limits.distance()
+    /// The earliest time for the next slot by what has been handed out, which may have been ahead.
+    fn soon(&self, limits: &Limits) -> f64 {
+        let last = self.counted.values().filter_map(|marks| marks.last()).max();
+        last.map_or(0.0, |(at, count)| *at as f64 + f64::from(*count) * limits.distance())
+    }
+
+    /// It may allow more than it did.
+    fn adapt(&mut self, limits: &Limits, now: Micros) {
+        let distance = limits.distance();
+        if distance < self.distance {
+            self.next = self.next.min(self.soon(limits).max(now as f64) + saved(limits));
+        }
+        self.distance = distance;
     }
 
     /// Nothing starts before, and not many at once then.
@@ -417,7 +435,7 @@ impl State {
 
     /// From when on it is as if nothing had ever started, so that it can be forgotten.
     pub fn idle_at(&self, limits: &Limits) -> Micros {
-        let longest = limits.counted().map(|window| limits.stretched(window).ceil() as Micros).max().unwrap_or(0);
+        let longest = limits.windows().map(|window| limits.stretched(window).ceil() as Micros).max().unwrap_or(0);
         let last = self.counted.values().filter_map(|marks| marks.last()).map(|mark| mark.0).max();
         let counted = last.map_or(0, |last| last + longest);
         [self.next.ceil() as Micros, self.held_until, self.gentle_until, self.budget.1, counted]
@@ -455,7 +473,8 @@ impl State {
     /// an answer takes on its way is not lost for the rate.
     fn earliest(&self, limits: &Limits, now: Micros, cost: u32) -> Micros {
         let behind = limits.slip().as_micros() as Micros / 4;
-        let mut opens = ((self.next - saved(limits)).ceil() as Micros).max(now - behind).max(self.held_until);
+        let mut opens =
+            ((self.next - saved(limits)).ceil() as Micros).max(now - behind).max(self.held_until).max(self.ordered);
         for window in limits.counted() {
             let Some(marks) = self.counted.get(&(window.per.as_millis() as u64)) else { continue };
             let mut room = i64::from(window.allow) - i64::from(cost);
@@ -474,7 +493,7 @@ impl State {
         let even = f64::from(cost) * limits.distance();
         let mut step = even;
         let left = self.gentle_until - opens;
-        if left > 0 {
+        if left > 0 && !self.probing {
             let (least, most) = GENTLE_FOR;
             let share = left as f64 / limits.window.per.clamp(least, most).as_micros() as f64;
             // No farther than to where it is over.
@@ -489,15 +508,20 @@ impl State {
             self.next = self.next.max(opens as f64 + step + saved(limits));
         }
         let slip = limits.slip().as_micros() as Micros;
-        for window in limits.counted() {
+        let paced = usize::from(limits.burst <= 1);
+        for (n, window) in limits.windows().enumerate() {
+            if limits.windows().skip(n + 1).any(|other| other.per == window.per) {
+                continue; // Its starts are those of the other.
+            }
+            let parts = if n < paced { SHOWN_PARTS } else { PARTS };
             let length = limits.stretched(window).ceil() as Micros;
             let marks = self.counted.entry(window.per.as_millis() as u64).or_default();
             // The next slot may open a little before this one, if that was handed out ahead.
-            let gone = marks.iter().take_while(|(at, _)| at + length + LEAD + MOST_AHEAD + slip <= opens).count();
+            let gone = marks.iter().take_while(|(at, _)| at + length + LEAD + 2 * MOST_AHEAD + slip <= opens).count();
             marks.drain(..gone);
-            let part = (length / PARTS).max(1);
+            let part = (length / parts).max(1);
             // As if all of a part had opened at its end: never too early.
-            let at = if i64::from(window.allow) > PARTS { (opens.div_euclid(part) + 1) * part } else { opens };
+            let at = if i64::from(window.allow) > parts { (opens.div_euclid(part) + 1) * part } else { opens };
             match marks.last_mut() {
                 Some(last) if last.0 >= at => last.1 += cost,
                 _ => marks.push((at, cost)),
@@ -525,7 +549,14 @@ impl State {
                 *until = until.saturating_add(shift);
             }
         }
-        let known: Vec<u64> = limits.counted().map(|window| window.per.as_millis() as u64).collect();
+        let known: Vec<u64> = limits.windows().map(|window| window.per.as_millis() as u64).collect();
+        // Of a window that is new, what is known of the longest one counts.
+        if let Some((_, longest)) = self.counted.last_key_value() {
+            let longest = longest.clone();
+            for per in &known {
+                self.counted.entry(*per).or_insert_with(|| longest.clone());
+            }
+        }
         self.counted.retain(|per, _| known.contains(per));
         now
     }
@@ -786,6 +817,30 @@ mod tests {
             let early = slots.iter().filter(|slot| **slot < START + 12 * S).count();
             assert!((2..6).contains(&early), "{word:?}: gently, and not {early} in ten seconds");
             assert!(slots.len() > 20);
+        }
+    }
+
+    #[test]
+    fn other_limits_count_what_has_started_before_them() {
+        let table = [
+            (limits(5, 60, 5), limits(6, 30, 6)),
+            (limits(10, 1, 10), limits(100, 60, 100)),
+            (limits(60, 60, 1), limits(120, 60, 1)),
+            (limits(10, 10, 1), limits(3, 1, 1)),
+            (limits(3, 1, 1), limits(10, 10, 10)),
+        ];
+        for (before, after) in table {
+            let mut state = State::default();
+            let mut slots = busy(&before, &mut state, START, 30, 0);
+            let changed = slots.len();
+            slots.extend(busy(&after, &mut state, START + 30 * S, 120, 0));
+            slots.sort_unstable();
+            // Each window that ends under the new limits keeps to the larger of both, as far as it was kept before.
+            let per = before.window.per.min(after.window.per);
+            let within = |limits: &Limits| busy(limits, &mut State::default(), START, 120, 0);
+            let usual = most(&within(&before), per).max(most(&within(&after), per));
+            assert!(most(&slots, per) <= usual, "{before} then {after}: {} in {per:?}", most(&slots, per));
+            assert!(slots.len() > changed + 1, "{before} then {after}");
         }
     }
 

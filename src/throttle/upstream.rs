@@ -78,7 +78,7 @@ impl Upstream {
     pub async fn permit(&self, name: &str, key: &str, cost: u32) -> Result<(), PermitError> {
         let Some(place) = &self.0 else { return Ok(()) };
         let throttle = place.throttles.get(name).ok_or_else(|| PermitError::Unknown(name.to_owned()))?;
-        let most = throttle.settings().limits.most();
+        let most = throttle.limits().most();
         if cost > most {
             return Err(PermitError::TooMuch { throttle: name.to_owned(), cost, most });
         }

@@ -32,6 +32,7 @@ mod protocol;
 mod ready_made;
 mod recurring;
 mod rosters;
+mod throttle_orders;
 mod throttling;
 mod timelines;
 mod upstream;

@@ -119,6 +119,39 @@ async fn what_waits_long_for_its_slot_is_put_off_and_comes_again() {
     engine.stop().await;
 }
 
+/// There may be as many keys as there are users. The engine's own chain forgets those that are as good as new.
+#[tokio::test(start_paused = true)]
+async fn keys_of_which_nothing_has_started_for_long_are_forgotten() {
+    let config = CONFIG.replace("per = \"1s\"", "per = \"1m\"\nkey = \"key\"");
+    let config = Config::parse(&config, "the test's configuration", []).unwrap();
+    let (clock, entropy) = (Clock::starting_at(Time::from_millis(1_800_000_000_000)), Entropy::seeded(1));
+    let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &entropy).unwrap();
+    let broker = EmbeddedBroker::new(Names::new("roundelay"));
+    let connections = Connections { broker: Arc::new(broker), ledger: Arc::new(ledger), clock, entropy };
+    let engine = Engine::new(config.clone())
+        .connections(connections.clone())
+        .handler("sync", |_: Job| async { Outcome::Retire { reason: "once is enough".into() } });
+    let (telemetry, ready, stop) = (engine.telemetry(), engine.ready(), CancellationToken::new());
+    let engine = tokio::spawn(engine.run(stop.clone()));
+    ready.wait().await;
+    let mut enroller = Enroller::new(&config, connections.clone(), "sync", Some(Duration::ZERO), true).unwrap();
+    let entity = |n: u32| Entity::new(n.to_string(), "work", "{}");
+    enroller.enroll((0..60).map(entity).collect()).await.unwrap();
+    let retired = || telemetry.get(Count::Retired);
+    while retired() < 60 {
+        sleep(Duration::from_secs(1)).await;
+    }
+    let remembered = async || connections.ledger.throttles(100).await.unwrap().len();
+    assert!(remembered().await > 50, "each has a row of its own");
+    // Each is as good as new a minute later, and the chore comes every five.
+    sleep(Duration::from_secs(6 * 60 + 30)).await;
+    assert_eq!(remembered().await, 0);
+    let chore = connections.ledger.chains("roundelay.history".into(), "throttles".into()).await.unwrap();
+    assert!(chore[0].hint.tick > 1 && chore[0].hint.attempt == 1, "{chore:?}");
+    stop.cancel();
+    engine.await.unwrap().unwrap();
+}
+
 /// While the ledger is away nothing starts, and slots that pass meanwhile are lost. Otherwise
 /// everything that waits would start at once when it is back.
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,7 @@
 //! What throttles need: a connection of their own, on which requests that wait together are one
-//! transaction. Rows are locked before the clock is read, so that slots never go back.
+//! transaction. Rows are locked before the clock is read, so that slots never go back, and before the
+//! orders of operators are, which is the same statement: so an order costs slots no round trip, and
+//! whoever gives one waits for the rows' locks to know that no slot is handed out in spite of it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,20 +16,26 @@ use tokio_postgres::{Error, Row};
 use super::PostgresLedger;
 use super::connect::{Address, Session, Use, words};
 use crate::clock::Followed;
-use crate::ledger::slots::{state, text};
+use crate::ledger::slots::{orders, orders_text, state, text};
 use crate::ledger::traffic::Counters;
 use crate::ledger::{LedgerError, SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
+use crate::throttle::orders::{Orders, ThrottleOrder};
 use crate::throttle::slots::{Micros, State};
 
 /// How long a transaction may take before its connection counts as lost.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long an order may take: it waits for the transactions that are under way.
+const ORDER: Duration = Duration::from_secs(60);
 /// Requests of one transaction.
 const MOST: usize = 1_024;
 
 const LOCK: &str = "
     SELECT name, key, state FROM throttles
     WHERE (name, key) IN (SELECT * FROM unnest($1::text[], $2::text[])) ORDER BY name, key FOR UPDATE";
-const NOW: &str = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
+const NOW: &str = "
+    SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8,
+           ARRAY(SELECT name FROM throttle_orders WHERE name = ANY ($1) ORDER BY name),
+           ARRAY(SELECT orders FROM throttle_orders WHERE name = ANY ($1) ORDER BY name)";
 const ADD: &str = "
     INSERT INTO throttles (name, key, state, idle_at)
     SELECT name, key, '{}', 0 FROM unnest($1::text[], $2::text[]) AS new (name, key) ORDER BY name, key
@@ -101,19 +109,32 @@ impl Desk {
         let (names, keys): (Vec<&str>, Vec<&str>) = rows.keys().copied().unzip();
         let (lock, now) = (session.statement(LOCK).await?, session.statement(NOW).await?);
         let client = &session.client;
-        let (begun, locked, told) =
-            join3(client.batch_execute("BEGIN"), client.query(&lock, &[&names, &keys]), client.query_one(&now, &[]))
-                .await;
+        let (begun, locked, told) = join3(
+            client.batch_execute("BEGIN"),
+            client.query(&lock, &[&names, &keys]),
+            client.query_one(&now, &[&names]),
+        )
+        .await;
         begun?;
         let (mut locked, mut told) = (locked?, told?);
         if locked.len() < rows.len() {
             let add = session.statement(ADD).await?;
             session.client.execute(&add, &[&names, &keys]).await?;
             locked = session.client.query(&lock, &[&names, &keys]).await?;
-            told = session.client.query_one(&now, &[]).await?;
+            told = session.client.query_one(&now, &[&names]).await?;
         }
         let now: Micros = told.try_get(0)?;
         self.clock.observe(now);
+        let (ordered, by_order): (Vec<String>, Vec<String>) = (told.try_get(1)?, told.try_get(2)?);
+        let ordered: BTreeMap<String, Orders> = ordered
+            .into_iter()
+            .zip(by_order)
+            .map(|(name, text)| {
+                let orders = orders(&text, &name);
+                (name, orders)
+            })
+            .collect();
+        let none = Orders::default();
         let mut texts: BTreeMap<(String, String), String> = locked
             .iter()
             .map(|row| Ok(((row.try_get(0)?, row.try_get(1)?), row.try_get(2)?)))
@@ -124,7 +145,9 @@ impl Desk {
                 let text = texts.remove(&(request.throttle.clone(), request.key.clone())).unwrap_or_default();
                 state(&text, request, now)
             });
-            (serve(remembered, request, now), remembered.idle_at(&request.limits))
+            let answer = serve(remembered, ordered.get(&request.throttle).unwrap_or(&none), request, now);
+            let idle_at = remembered.idle_at(&answer.limits);
+            (answer, idle_at)
         });
         let answers: Vec<(SlotAnswer, Micros)> = answers.collect();
         let idle: BTreeMap<(&str, &str), Micros> = requests
@@ -154,16 +177,38 @@ impl Slots for PostgresLedger {
     }
 
     async fn throttles(&self, limit: u32) -> Result<Vec<ThrottleRow>, LedgerError> {
-        let sql = "SELECT name, key, state FROM (
-                       SELECT *, row_number() OVER (PARTITION BY name ORDER BY key) AS place FROM throttles) placed
+        let sql = "SELECT name, key, state, keys FROM (
+                       SELECT *, row_number() OVER (PARTITION BY name ORDER BY key) AS place,
+                              count(*) OVER (PARTITION BY name) AS keys
+                       FROM throttles) placed
                    WHERE place <= $1 ORDER BY name, key";
+        told(&self.reader.query(sql, &[&i64::from(limit)]).await?)
+    }
+
+    async fn throttle(&self, name: String, key: Option<String>, limit: u32) -> Result<Vec<ThrottleRow>, LedgerError> {
+        let sql = "SELECT name, key, state, (SELECT count(*) FROM throttles WHERE name = $1) AS keys FROM throttles
+                   WHERE name = $1 AND ($2::text IS NULL OR key = $2) ORDER BY idle_at DESC, key LIMIT $3";
+        told(&self.reader.query(sql, &[&name, &key, &i64::from(limit)]).await?)
+    }
+
+    async fn throttle_orders(&self) -> Result<BTreeMap<String, Orders>, LedgerError> {
+        let rows = self.reader.query("SELECT name, orders FROM throttle_orders", &[]).await?;
         let read = |row: &Row| {
-            let text: String = row.try_get(2)?;
-            let state = serde_json::from_str(&text).unwrap_or_default();
-            Ok(ThrottleRow { throttle: row.try_get(0)?, key: row.try_get(1)?, state })
+            let (name, text): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+            let orders = orders(&text, &name);
+            Ok((name, orders))
         };
-        let rows = self.reader.query(sql, &[&i64::from(limit)]).await?;
         rows.iter().map(read).collect::<Result<_, Error>>().map_err(|error| LedgerError::Statement(words(&error)))
+    }
+
+    async fn order_throttle(&self, name: String, order: ThrottleOrder, by: String) -> Result<Orders, LedgerError> {
+        let mut session = self.address.connect(Use::Long(ORDER)).await?;
+        match timeout(ORDER, give(&mut session, &name, &order, &by)).await {
+            Ok(answer) => answer.map_err(|error| LedgerError::Statement(words(&error))),
+            Err(_) => Err(LedgerError::Statement(
+                "it has not answered in time, and whether it was written is not known".into(),
+            )),
+        }
     }
 
     async fn forget_idle(&self, limit: u32) -> Result<usize, LedgerError> {
@@ -175,4 +220,33 @@ impl Slots for PostgresLedger {
         let forgotten = self.reader.execute(sql, &[&i64::from(limit)]).await?;
         Ok(usize::try_from(forgotten).unwrap_or(usize::MAX))
     }
+}
+
+/// Writes an order, and waits for those who are just handing out slots and may not know of it.
+async fn give(session: &mut Session, name: &str, order: &ThrottleOrder, by: &str) -> Result<Orders, Error> {
+    let transaction = session.client.transaction().await?;
+    let begin = "INSERT INTO throttle_orders (name, orders) VALUES ($1, '{}') ON CONFLICT DO NOTHING";
+    transaction.execute(begin, &[&name]).await?;
+    let read = "SELECT orders, floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8
+                FROM throttle_orders WHERE name = $1 FOR UPDATE";
+    let row = transaction.query_one(read, &[&name]).await?;
+    let mut all = orders(row.try_get(0)?, name);
+    all.add(order, by, row.try_get(1)?);
+    let write = "UPDATE throttle_orders SET orders = $2 WHERE name = $1";
+    transaction.execute(write, &[&name, &orders_text(&all)]).await?;
+    transaction.commit().await?;
+    // Whoever locks a row from now on reads the order after that; whoever has locked one before may not.
+    let lock = "SELECT count(*) FROM (SELECT FROM throttles WHERE name = $1 ORDER BY key FOR SHARE) locked";
+    session.client.query_one(lock, &[&name]).await?;
+    Ok(all)
+}
+
+fn told(rows: &[Row]) -> Result<Vec<ThrottleRow>, LedgerError> {
+    let read = |row: &Row| {
+        let text: String = row.try_get(2)?;
+        let state = serde_json::from_str(&text).unwrap_or_default();
+        let keys = row.try_get::<_, i64>(3)?.unsigned_abs();
+        Ok(ThrottleRow { throttle: row.try_get(0)?, key: row.try_get(1)?, state, keys })
+    };
+    rows.iter().map(read).collect::<Result<_, Error>>().map_err(|error| LedgerError::Statement(words(&error)))
 }

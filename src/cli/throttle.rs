@@ -1,0 +1,447 @@
+//! `roundelay throttle`: how throttles are, and an operator's word on them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Error, bail, ensure};
+use clap::{Args, Subcommand};
+use roundelay::Config;
+use roundelay::clock::{parse_duration, short_duration};
+use roundelay::config::{Scope, ThrottleSettings};
+use roundelay::ledger::Ledger;
+use roundelay::monitor::throttled::{Throttled, time};
+use roundelay::throttle::orders::{Orders, ThrottleOrder};
+use roundelay::throttle::slots::{Limits, View, Window};
+use serde_json::{Value, json};
+
+use super::steer::ledger;
+use super::{ConfigFile, grouped};
+
+/// Keys that are shown to people.
+const KEYS: usize = 20;
+/// The bounds of a window that the configuration has, too.
+const MOST: u32 = 1_000_000;
+const LONGEST: Duration = Duration::from_secs(366 * 86_400);
+
+/// Shows throttles, changes what they allow, holds and releases them, while workers run.
+///
+///   roundelay throttle list                                    how all of them are
+///   roundelay throttle show ios                                one, with what was ordered by whom
+///   roundelay throttle set ios --allow 20 --per 1m             in place of the configured limits
+///   roundelay throttle reset ios                               the configured limits again
+///   roundelay throttle hold ios --for 30m --why 'they are down'
+///   roundelay throttle release ios                             also what an upstream has asked for
+///
+/// Orders are kept in the ledger. They hold for all workers, and all keys of a throttle, from the next slot
+/// on, and until they are taken back: restarts and changes of the configuration leave them as they are.
+#[derive(Args)]
+#[command(verbatim_doc_comment)]
+pub struct Throttle {
+    #[command(subcommand)]
+    word: Word,
+}
+
+#[derive(Subcommand)]
+enum Word {
+    List(List),
+    Show(Show),
+    Set(Set),
+    Reset(Reset),
+    Hold(Hold),
+    Release(Release),
+}
+
+/// Lists the throttles of the configuration.
+#[derive(Args)]
+struct List {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shows one throttle.
+#[derive(Args)]
+struct Show {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// A name under [throttles].
+    name: String,
+    /// Only this one of its keys.
+    key: Option<String>,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which throttle, and who says so.
+#[derive(Args)]
+struct About {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// A name under [throttles].
+    name: String,
+    /// Who orders it, for those who look later.
+    #[arg(long, value_name = "NAME", default_value_t = somebody())]
+    by: String,
+}
+
+/// Sets other limits than the configured ones.
+///
+/// What is not said stays as it is in force; of a burst that would be more than --allow, as much as that.
+/// Further windows (`also`) hold as configured.
+#[derive(Args)]
+struct Set {
+    #[command(flatten)]
+    about: About,
+    /// So many starts in each window.
+    #[arg(long, value_name = "N")]
+    allow: u32,
+    /// The length of the window: `1m`, `10s`.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    per: Option<Duration>,
+    /// So many of them may follow each other at once after a pause.
+    #[arg(long, value_name = "N")]
+    burst: Option<u32>,
+}
+
+/// Goes back to the configured limits.
+#[derive(Args)]
+struct Reset {
+    #[command(flatten)]
+    about: About,
+}
+
+/// Lets nothing start for a while.
+///
+/// What runs finishes. Another hold replaces it, and one that an upstream has asked for counts if it is longer.
+#[derive(Args)]
+struct Hold {
+    #[command(flatten)]
+    about: About,
+    /// For so long from now: `30m`.
+    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
+    span: Duration,
+    /// Why, for those who wonder why nothing runs.
+    #[arg(long, value_name = "TEXT")]
+    why: String,
+}
+
+/// Ends a hold, an operator's as well as one that an upstream has asked for.
+///
+/// It reopens gently. An upstream that did not work counts as one that works until it fails again, and what
+/// remained of its budget is forgotten.
+#[derive(Args)]
+struct Release {
+    #[command(flatten)]
+    about: About,
+}
+
+/// Who gives the order, as far as the system knows.
+fn somebody() -> String {
+    let name = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim();
+    let name = name.unwrap_or_else(|| "somebody".into());
+    if host.is_empty() { name } else { format!("{name}@{host}") }
+}
+
+impl Throttle {
+    pub async fn run(self) -> anyhow::Result<()> {
+        match self.word {
+            Word::List(list) => list.run().await,
+            Word::Show(show) => show.run().await,
+            Word::Set(set) => set.run().await,
+            Word::Reset(Reset { about }) => {
+                let (throttle, orders) = about.order(|_, _, _| Ok(ThrottleOrder::Reset)).await?;
+                out!("{}: {}", throttle.name, limits(&throttle.settings, &orders));
+                Ok(())
+            }
+            Word::Hold(hold) => hold.run().await,
+            Word::Release(release) => release.run().await,
+        }
+    }
+}
+
+impl About {
+    /// Gives the order that `what` makes of the configuration, the throttle's settings and its orders up to now.
+    async fn order(
+        self,
+        what: impl FnOnce(&Config, &ThrottleSettings, &Orders) -> anyhow::Result<ThrottleOrder>,
+    ) -> anyhow::Result<(Ordered, Orders)> {
+        let config = self.config.load()?;
+        let settings = config.throttle(&self.name).map_err(Error::msg)?.clone();
+        let ledger = ledger(&config).await?;
+        let before = ledger.throttle_orders().await?.remove(&self.name).unwrap_or_default();
+        let order = what(&config, &settings, &before)?;
+        let orders = ledger.order_throttle(self.name.clone(), order, self.by).await?;
+        Ok((Ordered { name: self.name, settings, ledger }, orders))
+    }
+}
+
+/// A throttle to which an order was given.
+struct Ordered {
+    name: String,
+    settings: ThrottleSettings,
+    ledger: Arc<dyn Ledger>,
+}
+
+impl Set {
+    async fn run(self) -> anyhow::Result<()> {
+        let Self { about, allow, per, burst } = self;
+        let name = about.name.clone();
+        let (throttle, orders) = about
+            .order(|config, settings, orders| {
+                let in_force = orders.limits(&settings.limits);
+                let window = Window { allow, per: per.unwrap_or(in_force.window.per) };
+                let burst = burst.unwrap_or(in_force.burst.min(allow));
+                check(window, burst)?;
+                if let Some((kind, cost)) = config.costliest(&name).filter(|(_, cost)| *cost > allow) {
+                    bail!("a run of {kind} costs {cost}, and with --allow {allow} it could never start");
+                }
+                Ok(ThrottleOrder::Limits { window, burst })
+            })
+            .await?;
+        out!("{}: {}", throttle.name, limits(&throttle.settings, &orders));
+        let scope = throttle.settings.scope;
+        out!("{}", if scope == Scope::Worker { "each worker knows of it within two seconds" } else { FROM_NOW_ON });
+        Ok(())
+    }
+}
+
+const FROM_NOW_ON: &str = "it holds for all workers from the next slot on, until `roundelay throttle reset`";
+
+/// Refuses limits that the configuration could not have either.
+fn check(window: Window, burst: u32) -> anyhow::Result<()> {
+    let Window { allow, per } = window;
+    ensure!(allow > 0, "--allow 0 would let nothing start ever; `roundelay throttle hold` stops it for a while");
+    ensure!(allow <= MOST, "--allow {allow} is out of range; from 1 to {} is possible", grouped(MOST));
+    let whole = per >= Duration::from_millis(1) && per <= LONGEST && per.subsec_nanos().is_multiple_of(1_000_000);
+    ensure!(whole, "--per must be whole milliseconds, from 1ms to 366d");
+    ensure!(burst > 0, "--burst 0 is out of range; 1 spreads starts evenly");
+    ensure!(burst <= allow, "--burst {burst} is more than the window allows, which is {allow}");
+    Ok(())
+}
+
+impl Hold {
+    async fn run(self) -> anyhow::Result<()> {
+        let Self { about, span, why } = self;
+        ensure!(!why.trim().is_empty(), "--why needs a word for those who wonder why nothing runs");
+        ensure!(span >= Duration::from_millis(1) && span <= LONGEST, "--for must be from 1ms to 366d");
+        let (throttle, orders) = about.order(|_, _, _| Ok(ThrottleOrder::Hold { span, why })).await?;
+        out!("{}: nothing starts until {}; what runs finishes", throttle.name, time(orders.held_until()));
+        Ok(())
+    }
+}
+
+impl Release {
+    async fn run(self) -> anyhow::Result<()> {
+        let (throttle, _) = self.about.order(|_, _, _| Ok(ThrottleOrder::Release)).await?;
+        let now = Throttled::look_at(&throttle.name, &throttle.settings, None, &*throttle.ledger).await?;
+        out!("{}: released; {}", throttle.name, now.in_the_way(None).unwrap_or_else(|| "it is open".into()));
+        Ok(())
+    }
+}
+
+impl List {
+    async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let ledger = ledger(&config).await?;
+        let all = Throttled::look(config.throttles.clone(), &*ledger).await?;
+        if self.json {
+            let throttles: Vec<Value> = all.iter().map(|throttled| described(throttled, &config)).collect();
+            out!("{}", json!({ "throttles": throttles }));
+            return Ok(());
+        }
+        if all.is_empty() {
+            out!("the configuration has no throttles");
+            return Ok(());
+        }
+        let width = all.iter().map(|throttled| throttled.name.chars().count()).max().unwrap_or(0).clamp(8, 40);
+        out!("{:<width$}  {:<30}  {:<16}  {:<16}  {:>7}  waits", "throttle", "allows", "used", "next slot", "keys");
+        for throttled in &all {
+            let ordered = if throttled.orders.limits.is_some() { " (ordered)" } else { "" };
+            let allows = format!("{}{ordered}", throttled.limits);
+            // Of many keys the one that was used last.
+            let (used, next) = match throttled.keys.first() {
+                _ if !throttled.is_counted_here() => ("-".into(), "-".into()),
+                Some((_, view)) => (used(view), throttled.from_now(view.opens)),
+                None => ("-".into(), "now".into()),
+            };
+            let keys = if throttled.settings.key.is_some() { grouped(throttled.remembered) } else { "-".into() };
+            let waits = waits(throttled, &config);
+            let waits = if waits.is_empty() { "-".into() } else { waits.join(", ") };
+            out!("{:<width$}  {allows:<30}  {used:<16}  {next:<16}  {keys:>7}  {waits}", throttled.name);
+            if let Some(words) = throttled.in_the_way(None) {
+                out!("  {words}");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Show {
+    async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let settings = config.throttle(&self.name).map_err(Error::msg)?;
+        if let (None, Some(key)) = (&settings.key, &self.key) {
+            bail!("the throttle {} has no keys, so none called `{key}`", self.name);
+        }
+        let ledger = ledger(&config).await?;
+        let throttled = Throttled::look_at(&self.name, settings, self.key.clone(), &*ledger).await?;
+        if self.json {
+            out!("{}", described(&throttled, &config));
+            return Ok(());
+        }
+        print(&throttled, &config);
+        Ok(())
+    }
+}
+
+fn print(throttled: &Throttled, config: &Config) {
+    let Throttled { name, settings, orders, keys, remembered, .. } = throttled;
+    let line = |label: &str, text: &str| out!("  {label:<10} {text}");
+    out!("{name}");
+    line("allows", &limits(settings, orders));
+    line("burst", &throttled.limits.burst.to_string());
+    if let Some(said) = &orders.limits {
+        line("ordered", &format!("by {}, at {}", said.by, time(said.at)));
+    }
+    if let Some(hold) = orders.hold.as_ref().filter(|hold| hold.until > throttled.now) {
+        let until = format!("until {} ({})", time(hold.until), throttled.from_now(hold.until));
+        line("held", &format!("{until} by {}, since {}: {}", hold.by, time(hold.at), hold.why));
+    }
+    line("queues", &queues(name, config).join(", "));
+    if !throttled.is_counted_here() {
+        line("now", "each worker counts for itself; the metrics of workers tell");
+        return;
+    }
+    if let Some(path) = &settings.key {
+        line("keys", &format!("one for each {path}; {} remembered", grouped(*remembered)));
+    }
+    line("now", &throttled.in_the_way(None).unwrap_or_else(|| "it is open".into()));
+    for (key, view) in keys.iter().take(KEYS) {
+        let label = if settings.key.is_some() { format!("`{key}`: ") } else { String::new() };
+        let held = view.held.as_ref().map_or_else(String::new, |held| {
+            format!("; held until {} ({}): {}", time(held.until), throttled.from_now(held.until), held.why)
+        });
+        let mut also = String::new();
+        if view.probing {
+            also.push_str("; one start at a time tries");
+        }
+        if let Some((apart, until)) = view.budget {
+            also.push_str(&format!("; one every {} by its budget, until {}", rounded(apart), time(until)));
+        }
+        if let Some(until) = view.gentle_until {
+            also.push_str(&format!("; reopens gently until {}", time(until)));
+        }
+        let next = throttled.from_now(view.opens);
+        line("used", &format!("{label}{}; the next slot opens {next}{held}{also}", used(view)));
+    }
+    if keys.len() > KEYS {
+        line("", "there are more; --json shows 100, and `roundelay throttle show NAME KEY` any of them");
+    }
+    let waits = waits(throttled, config);
+    if !waits.is_empty() {
+        line("waits", &waits.join(", "));
+    }
+}
+
+fn rounded(span: Duration) -> String {
+    short_duration(Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX)))
+}
+
+/// The limits in force, and the configured ones where they differ.
+fn limits(settings: &ThrottleSettings, orders: &Orders) -> String {
+    match &orders.limits {
+        None => format!("{}, as configured", settings.limits),
+        Some(_) => format!("{}, in place of the configured {}", orders.limits(&settings.limits), settings.limits),
+    }
+}
+
+/// `3 of 5`, for each window.
+fn used(view: &View) -> String {
+    let used: Vec<String> = view.used.iter().map(|(window, used)| format!("{used} of {}", window.allow)).collect();
+    used.join(", ")
+}
+
+/// The queues that a throttle paces.
+fn queues(name: &str, config: &Config) -> Vec<String> {
+    let paced = config.queues.iter().filter(|(_, queue)| queue.throttle.as_deref() == Some(name));
+    paced.map(|(queue, _)| queue.clone()).collect()
+}
+
+/// Who waits, the highest priority first, as far as the ledger knows: by the queues that have such a priority.
+fn waits(throttled: &Throttled, config: &Config) -> Vec<String> {
+    let mut priorities: Vec<i32> = throttled.keys.iter().flat_map(|(_, view)| view.waiting.iter().copied()).collect();
+    priorities.sort_unstable_by(|a, b| b.cmp(a));
+    priorities.dedup();
+    let of = |priority: i32| {
+        let queues = queues(&throttled.name, config);
+        let queues = queues.into_iter().filter(|queue| config.queues[queue].priority == priority);
+        let queues: Vec<String> = queues.collect();
+        if queues.is_empty() { format!("priority {priority}") } else { queues.join(", ") }
+    };
+    priorities.into_iter().map(of).collect()
+}
+
+/// All about a throttle, for machines.
+pub fn described(throttled: &Throttled, config: &Config) -> Value {
+    let Throttled { name, settings, limits, orders, remembered, .. } = throttled;
+    let ordered = orders.limits.as_ref().map(|said| json!({ "by": said.by, "at": time(said.at) }));
+    let hold = orders.hold.as_ref().filter(|hold| hold.until > throttled.now);
+    let hold =
+        hold.map(|hold| json!({ "until": time(hold.until), "why": hold.why, "by": hold.by, "at": time(hold.at) }));
+    let keys: Vec<Value> = throttled.keys.iter().map(|(key, view)| of_key(key, view)).collect();
+    json!({
+        "throttle": name, "queues": queues(name, config), "scope": if throttled.is_counted_here() { "fleet" } else { "worker" },
+        "key": settings.key.as_ref().map(ToString::to_string), "keys": remembered,
+        "limits": in_json(limits), "configured": in_json(&settings.limits), "ordered": ordered, "hold": hold,
+        "in_the_way": throttled.in_the_way(None), "waits": waits(throttled, config), "states": keys,
+        "now": time(throttled.now),
+    })
+}
+
+fn in_json(limits: &Limits) -> Value {
+    let window = |window: Window| json!({ "allow": window.allow, "per_ms": window.per.as_millis() as u64 });
+    json!({ "windows": limits.windows().map(window).collect::<Vec<_>>(), "burst": limits.burst })
+}
+
+fn of_key(key: &str, view: &View) -> Value {
+    let used: Vec<Value> = view
+        .used
+        .iter()
+        .map(|(window, used)| json!({ "used": used, "allow": window.allow, "per_ms": window.per.as_millis() as u64 }))
+        .collect();
+    let held = view.held.as_ref().map(|held| json!({ "until": time(held.until), "why": held.why, "by": held.by }));
+    let budget =
+        view.budget.map(|(apart, until)| json!({ "apart_ms": apart.as_millis() as u64, "until": time(until) }));
+    json!({
+        "key": key, "windows": used, "opens": time(view.opens), "held": held, "probing": view.probing,
+        "budget": budget, "gentle_until": view.gentle_until.map(time), "waiting": view.waiting,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_that_would_be_no_limits_are_refused() {
+        let table = [
+            (0, 60_000, 1, "would let nothing start ever"),
+            (1_000_001, 60_000, 1, "from 1 to 1,000,000 is possible"),
+            (5, 0, 1, "from 1ms to 366d"),
+            (5, 366 * 86_400_000 + 1, 1, "from 1ms to 366d"),
+            (5, 60_000, 0, "1 spreads starts evenly"),
+            (5, 60_000, 6, "--burst 6 is more than the window allows, which is 5"),
+        ];
+        for (allow, per_ms, burst, words) in table {
+            let error = check(Window { allow, per: Duration::from_millis(per_ms) }, burst).unwrap_err().to_string();
+            assert!(error.contains(words), "`{error}` should contain `{words}`");
+        }
+        assert!(check(Window { allow: 5, per: Duration::from_secs(60) }, 5).is_ok());
+        assert!(check(Window { allow: 5, per: Duration::from_micros(1_500) }, 5).is_err());
+    }
+}

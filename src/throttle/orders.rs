@@ -1,0 +1,185 @@
+//! What an operator has ordered of a throttle, beside what the configuration says (pure).
+//!
+//! Orders lie in the ledger, one row for each throttle, and are read with what the throttle
+//! remembers. So they hold for every worker and every key from the next slot on, and nobody has to
+//! be told. Limits take the place of the configured ones, except for the further windows, which
+//! stay as they are. A hold adds to what an upstream has asked for: the later of both counts.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::slots::{Limits, Micros, Window};
+
+/// What holds for a throttle by an operator's word.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Orders {
+    /// Rises with each order and never goes back; 0 before the first.
+    #[serde(default)]
+    pub version: i64,
+    /// Limits in place of the configured ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<OrderedLimits>,
+    /// The last hold; it may be over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<OrderedHold>,
+    /// The version of the last release, which ended all holds that were in force then, those that an
+    /// upstream had asked for as well.
+    #[serde(default)]
+    pub released: i64,
+}
+
+/// Limits by an operator's word.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrderedLimits {
+    /// How many starts, at least 1.
+    pub allow: u32,
+    /// In so many milliseconds, at least 1.
+    pub per_ms: u64,
+    /// How many may start back to back, from 1 to `allow`.
+    pub burst: u32,
+    /// Who said so.
+    pub by: String,
+    /// When, in microseconds by the ledger's clock.
+    pub at: Micros,
+}
+
+/// A hold by an operator's word.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrderedHold {
+    /// Nothing starts before, in microseconds by the ledger's clock.
+    pub until: Micros,
+    /// Why, for people.
+    pub why: String,
+    /// Who said so.
+    pub by: String,
+    /// When, in microseconds by the ledger's clock.
+    pub at: Micros,
+}
+
+/// One order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ThrottleOrder {
+    /// These limits in place of the configured ones.
+    Limits {
+        /// The window that paces.
+        window: Window,
+        /// How many may start back to back.
+        burst: u32,
+    },
+    /// The configured limits again.
+    Reset,
+    /// Nothing starts for so long from now, in place of what another order said of that.
+    Hold {
+        /// How long.
+        span: Duration,
+        /// Why, for people.
+        why: String,
+    },
+    /// Nothing holds it any more, neither an operator's word nor an upstream's.
+    Release,
+}
+
+impl Orders {
+    /// Takes up one more order, of `by`, at `now`.
+    pub fn add(&mut self, order: &ThrottleOrder, by: &str, now: Micros) {
+        // A clock that was set back must not make a new order look like an old one.
+        self.version = now.max(self.version + 1);
+        let by = by.to_owned();
+        match order {
+            ThrottleOrder::Limits { window, burst } => {
+                let per_ms = u64::try_from(window.per.as_millis()).unwrap_or(u64::MAX);
+                self.limits = Some(OrderedLimits { allow: window.allow, per_ms, burst: *burst, by, at: now });
+            }
+            ThrottleOrder::Reset => self.limits = None,
+            ThrottleOrder::Hold { span, why } => {
+                let until = now.saturating_add(i64::try_from(span.as_micros()).unwrap_or(i64::MAX));
+                self.hold = Some(OrderedHold { until, why: why.clone(), by, at: now });
+            }
+            ThrottleOrder::Release => {
+                self.released = self.version;
+                // It has ended now: what reopens remembers from when on.
+                if let Some(hold) = &mut self.hold {
+                    hold.until = hold.until.min(now);
+                }
+            }
+        }
+    }
+
+    /// The limits in force where the configuration says `configured`.
+    pub fn limits<'a>(&self, configured: &'a Arc<Limits>) -> Cow<'a, Arc<Limits>> {
+        let Some(ordered) = &self.limits else { return Cow::Borrowed(configured) };
+        let window = Window { allow: ordered.allow.max(1), per: Duration::from_millis(ordered.per_ms.max(1)) };
+        let burst = ordered.burst.clamp(1, window.allow);
+        Cow::Owned(Arc::new(Limits { window, burst, also: configured.also.clone() }))
+    }
+
+    /// Until when nothing starts by an operator's word; the past when nothing was said.
+    pub fn held_until(&self) -> Micros {
+        self.hold.as_ref().map_or(0, |hold| hold.until)
+    }
+
+    /// The same by a clock that shows `by` more.
+    #[must_use]
+    pub fn moved(mut self, by: Micros) -> Self {
+        if let Some(hold) = &mut self.hold {
+            hold.until = hold.until.saturating_add(by);
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: Micros = 1_000_000;
+
+    fn window(allow: u32, secs: u64) -> Window {
+        Window { allow, per: Duration::from_secs(secs) }
+    }
+
+    #[test]
+    fn limits_take_the_place_of_the_configured_window_only() {
+        let configured = Arc::new(Limits { window: window(5, 60), burst: 2, also: vec![window(100, 3_600)] });
+        let mut orders = Orders::default();
+        assert_eq!(orders.limits(&configured).as_ref(), &configured);
+        orders.add(&ThrottleOrder::Limits { window: window(20, 10), burst: 4 }, "ann", 7 * S);
+        let limits = orders.limits(&configured);
+        assert_eq!((limits.window, limits.burst, &limits.also), (window(20, 10), 4, &configured.also));
+        let said = orders.limits.as_ref().unwrap();
+        assert_eq!((&*said.by, said.at), ("ann", 7 * S));
+        orders.add(&ThrottleOrder::Reset, "ann", 8 * S);
+        assert_eq!(orders.limits(&configured).as_ref(), &configured);
+    }
+
+    #[test]
+    fn a_hold_replaces_the_one_before_and_a_release_ends_it_now() {
+        let hold = |secs| ThrottleOrder::Hold { span: Duration::from_secs(secs), why: "they are down".into() };
+        let mut orders = Orders::default();
+        orders.add(&ThrottleOrder::Release, "ann", S);
+        assert_eq!((orders.held_until(), orders.released), (0, S));
+        orders.add(&hold(600), "ann", 10 * S);
+        orders.add(&hold(60), "bob", 20 * S);
+        assert_eq!((orders.held_until(), &*orders.hold.as_ref().unwrap().by), (80 * S, "bob"));
+        assert_eq!(orders.clone().moved(-20 * S).held_until(), 60 * S);
+        orders.add(&ThrottleOrder::Release, "ann", 30 * S);
+        assert_eq!((orders.held_until(), orders.released), (30 * S, 30 * S));
+        // One that was over is over.
+        orders.add(&ThrottleOrder::Release, "ann", 40 * S);
+        assert_eq!(orders.held_until(), 30 * S);
+    }
+
+    #[test]
+    fn versions_rise_whatever_the_clock_does() {
+        let mut orders = Orders::default();
+        let mut before = 0;
+        for now in [5 * S, 5 * S, 3 * S, 9 * S] {
+            orders.add(&ThrottleOrder::Reset, "ann", now);
+            assert!(orders.version > before);
+            before = orders.version;
+        }
+    }
+}

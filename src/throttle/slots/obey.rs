@@ -1,0 +1,137 @@
+//! How a throttle obeys an operator.
+
+use super::{GENTLE_FOR, LEAD, Limits, Micros, State, Word};
+use crate::throttle::orders::Orders;
+
+impl State {
+    /// Takes up what an operator has ordered; each request tells it anew.
+    pub fn obey(&mut self, limits: &Limits, now: Micros, orders: &Orders) {
+        if orders.released > self.released {
+            self.released = orders.released;
+            self.release(limits, now);
+        }
+        self.ordered = orders.held_until();
+        let (least, most) = GENTLE_FOR;
+        let gentle_until = self.ordered + limits.window.per.clamp(least, most).as_micros() as Micros;
+        // Noted when it ends and not before: until then it may be shortened or taken back.
+        if orders.hold.is_some() && self.ordered <= now + LEAD && now < gentle_until {
+            let before = self.gentle_until;
+            self.gently(limits, self.ordered);
+            self.gentle_until = self.gentle_until.max(before);
+        }
+    }
+
+    /// Nothing holds or slows it any more, if something did.
+    fn release(&mut self, limits: &Limits, now: Micros) {
+        if self.held_until > now || self.budget.1 > now || self.probing {
+            self.hear(limits, now, &Word::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::{Ask, Breaker, Window, Wish};
+    use super::*;
+    use crate::throttle::orders::ThrottleOrder;
+
+    const S: Micros = 1_000_000;
+    const START: Micros = 1_700_000_000 * S;
+
+    fn limits(allow: u32, secs: u64, burst: u32) -> Limits {
+        Limits { window: Window { allow, per: Duration::from_secs(secs) }, burst, also: Vec::new() }
+    }
+
+    fn hold(secs: u64) -> ThrottleOrder {
+        ThrottleOrder::Hold { span: Duration::from_secs(secs), why: "they are down".into() }
+    }
+
+    fn asked(until: Micros) -> Word {
+        Word::Hold { until, why: "ban".into() }
+    }
+
+    /// When slots open for `secs`, always enough to do, for whoever is told the orders each time.
+    fn busy(limits: &Limits, state: &mut State, orders: &Orders, from: Micros, secs: i64) -> Vec<Micros> {
+        let (mut now, mut slots, wishes) = (from, Vec::new(), [Wish { priority: 0, cost: 1 }; 600]);
+        while now < from + secs * S {
+            state.obey(limits, now, orders);
+            let answer = state.grant(limits, &Ask { now, expected: None, ahead: 0, wishes: &wishes });
+            slots.extend(answer.slots.iter().map(|slot| slot.1));
+            now = answer.again.map_or(now + 1, |again| (again - LEAD / 2).max(now + 1));
+            *state = serde_json::from_str(&serde_json::to_string(state).unwrap()).unwrap();
+        }
+        slots.retain(|slot| *slot < from + secs * S);
+        slots
+    }
+
+    #[test]
+    fn an_operators_hold_and_an_upstreams_are_one_of_which_the_later_counts() {
+        for (ordered, theirs, opens) in [(30, 10, 30), (10, 30, 30), (30, 0, 30), (0, 20, 20)] {
+            let (limits, mut state, mut orders) = (limits(60, 60, 1), State::default(), Orders::default());
+            orders.add(&hold(ordered), "ann", START);
+            state.hear(&limits, START, &asked(START + theirs * S));
+            let slots = busy(&limits, &mut state, &orders, START, 150);
+            assert_eq!((slots[0] - START) / S, opens, "{ordered} s ordered, {theirs} s asked for");
+            // Gently: some fifteen in the first minute in place of sixty, and then as ever.
+            let early = slots.iter().filter(|slot| **slot < START + (opens + 20) * S).count();
+            assert!(early < 10, "{early} of 20 in the first seconds after {ordered} and {theirs}");
+            assert!(slots.last().unwrap() - slots[slots.len() - 2] < 2 * S);
+        }
+    }
+
+    #[test]
+    fn a_hold_that_is_shortened_leaves_nothing_of_the_longer_one() {
+        let (limits, mut state, mut orders) = (limits(60, 60, 5), State::default(), Orders::default());
+        orders.add(&hold(3_600), "ann", START);
+        assert_eq!(busy(&limits, &mut state, &orders, START, 10), [0; 0]);
+        orders.add(&hold(5), "ann", START + 10 * S);
+        let slots = busy(&limits, &mut state, &orders, START + 10 * S, 30);
+        assert_eq!((slots[0] - START) / S, 15);
+        assert!(slots[1] > slots[0] + S, "what was saved up before is gone");
+    }
+
+    #[test]
+    fn a_release_ends_holds_of_both_sorts_at_once_and_once_only() {
+        for burst in [1, 20] {
+            let (limits, mut state, mut orders) = (limits(60, 60, burst), State::default(), Orders::default());
+            busy(&limits, &mut state, &orders, START, 5);
+            orders.add(&hold(3_600), "ann", START + 5 * S);
+            state.hear(&limits, START + 5 * S, &asked(START + 7_200 * S));
+            assert_eq!(busy(&limits, &mut state, &orders, START + 5 * S, 10), [0; 0]);
+            orders.add(&ThrottleOrder::Release, "ann", START + 15 * S);
+            let slots = busy(&limits, &mut state, &orders, START + 15 * S, 120);
+            assert!(slots[0] < START + 17 * S, "{burst}: at once, and not {} µs later", slots[0] - START - 15 * S);
+            let early = slots.iter().filter(|slot| **slot < START + 25 * S).count();
+            assert!((1..=5).contains(&early), "{burst}: gently, and not {early} in ten seconds");
+            // What is asked for after the release holds.
+            state.hear(&limits, START + 140 * S, &asked(START + 200 * S));
+            assert_eq!(busy(&limits, &mut state, &orders, START + 140 * S, 50), [0; 0]);
+        }
+    }
+
+    #[test]
+    fn a_release_takes_an_upstream_that_did_not_work_for_one_that_does() {
+        let (limits, mut state, mut orders) = (limits(10, 1, 1), State::default(), Orders::default());
+        let patience = Duration::from_secs(600);
+        let breaker = Breaker { failures: 1, wait: Duration::from_secs(300), longest: patience, patience };
+        state.hear(&limits, START, &Word::Failed { probe: false, breaker, why: "HTTP 500".into() });
+        assert!(state.is_probing());
+        orders.add(&ThrottleOrder::Release, "ann", START + 10 * S);
+        let slots = busy(&limits, &mut state, &orders, START + 10 * S, 20);
+        assert!(slots[0] < START + 11 * S && !state.is_probing());
+        assert!(slots.len() > 100, "{}", slots.len());
+    }
+
+    #[test]
+    fn without_a_hold_a_release_changes_nothing() {
+        let (limits, mut orders) = (limits(6, 60, 1), Orders::default());
+        let (mut state, mut other) = (State::default(), State::default());
+        busy(&limits, &mut state, &orders, START, 100);
+        busy(&limits, &mut other, &orders, START, 100);
+        orders.add(&ThrottleOrder::Release, "ann", START + 100 * S);
+        let slots = busy(&limits, &mut state, &orders, START + 100 * S, 100);
+        assert_eq!(slots, busy(&limits, &mut other, &Orders::default(), START + 100 * S, 100));
+    }
+}

@@ -1,0 +1,174 @@
+//! What an operator orders of throttles, by the real program and with a real worker that goes on.
+
+use std::path::Path;
+
+use roundelay::Config;
+use roundelay::engine::Connections;
+use roundelay::ledger::SlotRequest;
+use roundelay::throttle::slots::Word;
+use serde_json::{Value, json};
+
+use crate::harness::{Ground, Output, on_all, roundelay, until, worker};
+
+/// `roundelay VERB… --config FILE REST…`
+async fn run(verb: &str, config: &Path, rest: &[&str]) -> Output {
+    let mut arguments: Vec<&str> = verb.split(' ').collect();
+    arguments.extend(["--config", config.to_str().unwrap()]);
+    arguments.extend(rest);
+    roundelay(&arguments).await
+}
+
+async fn ok(verb: &str, config: &Path, rest: &[&str]) -> String {
+    let output = run(verb, config, rest).await;
+    assert!(output.code == Some(0), "{verb} {rest:?}: {output:?}");
+    output.stdout
+}
+
+async fn told(verb: &str, config: &Path, rest: &[&str]) -> Value {
+    let output = run(verb, config, &[rest, &["--json"]].concat()).await;
+    assert!(output.code == Some(0), "{verb} {rest:?}: {output:?}");
+    output.json()
+}
+
+/// Asserts that a command fails with exit code 1 and says all of `words`.
+async fn refused(verb: &str, config: &Path, rest: &[&str], words: &[&str]) {
+    let output = run(verb, config, rest).await;
+    assert_eq!(output.code, Some(1), "{verb} {rest:?}: {output:?}");
+    for words in words {
+        assert!(output.stderr.contains(words), "no `{words}` in {}", output.stderr);
+    }
+}
+
+/// What `roundelay show` says of why a chain does not run.
+async fn why(config: &Path, key: &str) -> String {
+    told("show", config, &["sync", key]).await["chain"]["why"].as_str().unwrap().to_owned()
+}
+
+/// How often anything has run.
+fn runs(ground: &Ground, key: &str) -> usize {
+    let ran = std::fs::read_to_string(ground.path("ran")).unwrap_or_default();
+    ran.lines().filter(|line| *line == key).count()
+}
+
+mod run {
+    use super::*;
+
+    pub async fn limits_and_holds_are_obeyed_by_a_worker_that_goes_on(ground: Ground) {
+        let config = ground.config_file(&format!(
+            r#"
+[queues.work]
+throttle = "upstream"
+[throttles.upstream]
+allow = 1
+per = "1h"
+[kinds.sync]
+queue = "work"
+every = "1h"
+handler.exec = {{ argv = ["/bin/sh", "-c", "echo $ROUNDELAY_KEY >> {}"], env = {{ PATH = "/usr/bin:/bin" }} }}
+"#,
+            ground.path("ran").display()
+        ));
+        let roster = ground.path("roster.csv");
+        std::fs::write(&roster, "key\na\nb\nc\n").unwrap();
+        ok("enroll", &config, &["--kind", "sync", "--spread", "0s", roster.to_str().unwrap()]).await;
+        let all = ["a", "b", "c"];
+        let ran = || all.iter().map(|key| runs(&ground, key)).sum::<usize>();
+        let _worker = worker(&config);
+        until("the one that may has run", async || ran() == 1).await;
+
+        // It says why the others do not.
+        let state = async || told("throttle show", &config, &["upstream"]).await;
+        until("somebody waits", async || state().await["waits"] == json!(["work"])).await;
+        let shown = state().await;
+        assert_eq!(shown["states"][0]["windows"], json!([{ "used": 1, "allow": 1, "per_ms": 3_600_000 }]), "{shown}");
+        let waits = *all.iter().find(|key| runs(&ground, key) == 0).unwrap();
+        let words = "the throttle upstream is used up (1 of 1 in 60m): the next slot opens in ";
+        assert!(why(&config, waits).await.starts_with(words), "{}", why(&config, waits).await);
+        let status = ok("status", &config, &[]).await;
+        assert!(status.lines().any(|line| line.starts_with(words) && line.ends_with(", 2 wait")), "{status}");
+        let list = ok("throttle list", &config, &[]).await;
+        assert!(list.contains("1 of 1") && list.contains(words), "{list}");
+
+        // Other limits, for those that wait already.
+        let set = ["upstream", "--allow", "500", "--per", "10s", "--by", "ann"];
+        let said = ok("throttle set", &config, &set).await;
+        assert!(said.starts_with("upstream: 500 per 10s, in place of the configured 1 per 60m\n"), "{said}");
+        until("all have run", async || ran() == 3).await;
+        let shown = told("throttle list", &config, &[]).await["throttles"][0].clone();
+        assert_eq!(shown["limits"], json!({ "windows": [{ "allow": 500, "per_ms": 10_000 }], "burst": 1 }));
+        assert_eq!(
+            (&shown["ordered"]["by"], &shown["hold"], &shown["in_the_way"]),
+            (&json!("ann"), &json!(null), &json!(null))
+        );
+
+        // A hold, and its end.
+        let hold = ["upstream", "--for", "1h", "--why", "they are down", "--by", "ann"];
+        ok("throttle hold", &config, &hold).await;
+        ok("advance", &config, &["sync", "a"]).await;
+        let told_of = async |words: &str| why(&config, "a").await.contains(words);
+        until("it says so", async || told_of("the throttle upstream is held until ").await).await;
+        assert!(told_of("): they are down (by order of ann)").await);
+        until("a worker wants a slot for it", async || state().await["waits"] == json!(["work"])).await;
+        assert_eq!(runs(&ground, "a"), 1);
+        let released = ok("throttle release", &config, &["upstream"]).await;
+        assert!(released.starts_with("upstream: released; "), "{released}");
+        until("it runs", async || runs(&ground, "a") == 2).await;
+
+        // Likewise one that an upstream has asked for.
+        let settings = Config::load(&config).unwrap();
+        let ledger = Connections::ledger(&settings).await.unwrap();
+        let until_then = ledger.now().as_millis() * 1_000 + 3_600_000_000;
+        let limits = settings.throttles["upstream"].limits.clone();
+        let heard = vec![Word::Hold { until: until_then, why: "HTTP 429".into() }];
+        let (throttle, key) = ("upstream".into(), String::new());
+        let request = SlotRequest { throttle, key, limits, heard, wishes: Vec::new(), expected: None, ahead: 0 };
+        ledger.slots(vec![request]).await.unwrap();
+        ok("advance", &config, &["sync", "b"]).await;
+        until("a worker wants a slot for it", async || state().await["waits"] == json!(["work"])).await;
+        let held = state().await["states"][0]["held"].clone();
+        assert_eq!(held, json!({ "until": until_then / 1_000, "why": "HTTP 429", "by": null }));
+        let before = runs(&ground, "b");
+        ok("throttle release", &config, &["upstream"]).await;
+        until("it runs", async || runs(&ground, "b") == before + 1).await;
+
+        let reset = ok("throttle reset", &config, &["upstream"]).await;
+        assert_eq!(reset, "upstream: 1 per 60m, as configured\n");
+        assert_eq!(state().await["ordered"], json!(null));
+    }
+
+    pub async fn what_cannot_be_meant_is_refused(ground: Ground) {
+        let config = ground.config_file(
+            "[queues.work]\nthrottle = \"ios\"\n[throttles.ios]\nallow = 5\nper = \"1m\"\nburst = 3\n[kinds.sync]\nevery = \
+             \"1h\"\nqueue = \"work\"\ncost = 2\nhandler.exec.argv = [\"/bin/true\"]\n",
+        );
+        let roster = ground.path("roster.csv");
+        std::fs::write(&roster, "key\na\n").unwrap();
+        ok("enroll", &config, &["--kind", "sync", "--spread", "1h", roster.to_str().unwrap()]).await;
+        for verb in ["set", "hold", "release", "reset", "show"] {
+            let rest: &[&str] = match verb {
+                "set" => &["ois", "--allow", "5"],
+                "hold" => &["ois", "--for", "1m", "--why", "so"],
+                _ => &["ois"],
+            };
+            refused(&format!("throttle {verb}"), &config, rest, &["there is no [throttles.ois]", "has ios"]).await;
+        }
+        refused("throttle set", &config, &["ios", "--allow", "0"], &["--allow 0", "roundelay throttle hold"]).await;
+        let burst = ["ios", "--allow", "5", "--burst", "6"];
+        refused("throttle set", &config, &burst, &["--burst 6 is more than the window allows, which is 5"]).await;
+        let words = ["a run of sync costs 2, and with --allow 1 it could never start"];
+        refused("throttle set", &config, &["ios", "--allow", "1"], &words).await;
+        refused("throttle hold", &config, &["ios", "--for", "1m", "--why", " "], &["--why needs a word"]).await;
+        refused("throttle show", &config, &["ios", "us"], &["has no keys, so none called `us`"]).await;
+        assert_eq!(told("throttle show", &config, &["ios"]).await["ordered"], json!(null), "nothing was ordered");
+        // What is not said stays, as far as it can.
+        for (allow, burst) in [("9", 3), ("2", 2)] {
+            ok("throttle set", &config, &["ios", "--allow", allow]).await;
+            let limits = told("throttle show", &config, &["ios"]).await["limits"].clone();
+            let allow: u32 = allow.parse().unwrap();
+            assert_eq!(limits, json!({ "windows": [{ "allow": allow, "per_ms": 60_000 }], "burst": burst }));
+        }
+    }
+}
+
+on_all!(limits_and_holds_are_obeyed_by_a_worker_that_goes_on);
+on_all!(what_cannot_be_meant_is_refused);
