@@ -31,6 +31,10 @@ mod protocol;
 mod ready_made;
 mod recurring;
 mod rosters;
+#[path = "../support/mod.rs"]
+#[allow(dead_code, reason = "the chaos test and the throttles' test use the rest")]
+mod support;
+mod throttled_fleet;
 mod throttling;
 mod timelines;
 mod upstream;
