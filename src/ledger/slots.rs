@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use tokio::time::Instant;
 
 use super::LedgerError;
-use crate::throttle::slots::{Answer, Ask, Limits, Micros, State, Wish, Word};
+use crate::throttle::slots::{Answer, Ask, Expected, Limits, Micros, State, Wish, Word};
 
 /// What a throttle is told, and what is asked of it then.
 #[derive(Clone, Debug)]
@@ -20,8 +21,34 @@ pub struct SlotRequest {
     pub heard: Vec<Word>,
     /// Slots are wanted for these.
     pub wishes: Vec<Wish>,
-    /// What the ledger's clock should show: see [`Ask::expected`].
-    pub expected: Option<(Micros, Micros)>,
+    /// What the ledger's clock showed when the asker asked last.
+    pub seen: Option<Seen>,
+}
+
+/// What the ledger's clock showed, and when that was, by a clock that nobody sets.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    /// Not before.
+    pub asked: Instant,
+    /// Not after.
+    pub answered: Instant,
+    /// What it showed.
+    pub now: Micros,
+    /// [`Answer::frame`] of that time.
+    pub frame: Micros,
+}
+
+/// Clocks differ by one part of so many.
+const RATES: i64 = 1_000;
+
+impl Seen {
+    /// What it should show when it is read again, after the one time and before the other.
+    fn expected(&self, (after, before): (Instant, Instant)) -> Expected {
+        let micros = |length: std::time::Duration| i64::try_from(length.as_micros()).unwrap_or(i64::MAX / 4);
+        let least = micros(after.saturating_duration_since(self.answered));
+        let most = micros(before.saturating_duration_since(self.asked));
+        Expected { least: self.now + least - least / RATES, most: self.now + most + most / RATES, frame: self.frame }
+    }
 }
 
 /// What a throttle answers.
@@ -67,12 +94,14 @@ pub trait Slots {
     async fn forget_idle(&self, limit: u32) -> Result<usize, LedgerError>;
 }
 
-/// Serves a request on what is remembered (pure).
-pub fn serve(state: &mut State, request: &SlotRequest, now: Micros) -> SlotAnswer {
+/// Serves a request on what is remembered (pure). The ledger's clock has shown `now` some time between the two
+/// of `read`.
+pub fn serve(state: &mut State, request: &SlotRequest, now: Micros, read: (Instant, Instant)) -> SlotAnswer {
     for word in &request.heard {
         state.hear(&request.limits, now, word);
     }
-    let answer = state.grant(&request.limits, &Ask { now, expected: request.expected, wishes: &request.wishes });
+    let expected = request.seen.map(|seen| seen.expected(read));
+    let answer = state.grant(&request.limits, &Ask { now, expected, wishes: &request.wishes });
     SlotAnswer { now, answer }
 }
 

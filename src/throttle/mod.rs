@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::clock::{Time, short_duration};
 use crate::config::{Scope, ThrottleSettings};
-use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
+use crate::ledger::{Ledger, LedgerError, Seen, SlotAnswer, SlotRequest, serve};
 use line::{Line, Rank};
 use slots::{LEAD, Micros, State, Wish, Word};
 
@@ -244,11 +244,11 @@ impl Throttle {
     async fn ask(&self, request: SlotRequest, scope: Scope) -> Result<SlotAnswer, LedgerError> {
         if scope == Scope::Worker {
             let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-            let now = self.now(Scope::Worker);
+            let (now, at) = (self.now(Scope::Worker), Instant::now());
             if own.len() > FEW && own.len().is_power_of_two() {
                 own.retain(|_, state| state.idle_at(&request.limits) > now);
             }
-            return Ok(serve(own.entry(request.key.clone()).or_default(), &request, now));
+            return Ok(serve(own.entry(request.key.clone()).or_default(), &request, now, (at, at)));
         }
         let answers = self.ledger.slots(vec![request]).await?;
         answers.into_iter().next().ok_or(LedgerError::Closed)
@@ -305,14 +305,13 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         }
         let settings = throttle.settings();
         let asked = Instant::now();
-        let since = |at: Instant| i64::try_from((asked - at).as_micros()).unwrap_or(i64::MAX);
         let request = SlotRequest {
             throttle: throttle.name.clone(),
             key: key.clone(),
             limits: settings.limits.clone(),
             heard: told.iter().map(|(word, _)| word.clone()).collect(),
             wishes,
-            expected: line.clock().map(|(at, now, frame)| (now.saturating_add(since(at)), frame)),
+            seen: line.clock(),
         };
         let SlotAnswer { now, answer } = match throttle.ask(request, settings.scope).await {
             Ok(answer) => answer,
@@ -326,7 +325,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         };
         pause = FIRST_PAUSE;
         let (here, clock) = (Instant::now(), throttle.now(settings.scope));
-        line.learn(here, now, &answer);
+        line.learn(Seen { asked, answered: here, now, frame: answer.frame }, &answer);
         for (_, done) in told {
             // Whoever has gone needs to know nothing more.
             let _ = done.send(());

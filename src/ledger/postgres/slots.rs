@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::join3;
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
@@ -98,6 +98,7 @@ impl Desk {
         let (names, keys): (Vec<&str>, Vec<&str>) = rows.keys().copied().unzip();
         let (lock, now) = (session.statement(LOCK).await?, session.statement(NOW).await?);
         let client = &session.client;
+        let mut asked = Instant::now();
         let (begun, locked, told) =
             join3(client.batch_execute("BEGIN"), client.query(&lock, &[&names, &keys]), client.query_one(&now, &[]))
                 .await;
@@ -107,8 +108,11 @@ impl Desk {
             let add = session.statement(ADD).await?;
             session.client.execute(&add, &[&names, &keys]).await?;
             locked = session.client.query(&lock, &[&names, &keys]).await?;
+            asked = Instant::now();
             told = session.client.query_one(&now, &[]).await?;
         }
+        // Locks may have been waited for in between.
+        let read = (asked, Instant::now());
         let now: Micros = told.try_get(0)?;
         self.clock.observe(now);
         let mut texts: BTreeMap<(String, String), String> = locked
@@ -121,7 +125,7 @@ impl Desk {
                 let text = texts.remove(&(request.throttle.clone(), request.key.clone())).unwrap_or_default();
                 state(&text, request, now)
             });
-            (serve(remembered, request, now), remembered.idle_at(&request.limits))
+            (serve(remembered, request, now, read), remembered.idle_at(&request.limits))
         });
         let answers: Vec<(SlotAnswer, Micros)> = answers.collect();
         let idle: BTreeMap<(&str, &str), Micros> = requests

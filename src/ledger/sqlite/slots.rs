@@ -2,9 +2,11 @@
 
 use async_trait::async_trait;
 use rusqlite::{OptionalExtension, params};
+use tokio::time::Instant;
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
+use crate::clock::Clock;
 use crate::ledger::slots::{state, text};
 use crate::ledger::{LedgerError, SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
 use crate::throttle::slots::Micros;
@@ -13,9 +15,7 @@ use crate::throttle::slots::Micros;
 impl Slots for SqliteLedger {
     async fn slots(&self, requests: Vec<SlotRequest>) -> std::result::Result<Vec<SlotAnswer>, LedgerError> {
         let clock = self.clock.clone();
-        let serve = move |store: &mut Store| {
-            requests.iter().map(|request| store.slots(request, clock.now().as_millis() * 1_000)).collect()
-        };
+        let serve = move |store: &mut Store| requests.iter().map(|request| store.slots(request, &clock)).collect();
         self.writer.write(serve).await
     }
 
@@ -30,14 +30,17 @@ impl Slots for SqliteLedger {
 }
 
 impl Store {
-    fn slots(&mut self, request: &SlotRequest, now: Micros) -> Result<SlotAnswer> {
+    fn slots(&mut self, request: &SlotRequest, clock: &Clock) -> Result<SlotAnswer> {
+        let asked = Instant::now();
+        let now: Micros = clock.now().as_millis() * 1_000;
+        let read = (asked, Instant::now());
         let found: Option<String> = self
             .connection
             .prepare_cached("SELECT state FROM throttles WHERE name = ?1 AND key = ?2")?
             .query_row([&request.throttle, &request.key], |row| row.get(0))
             .optional()?;
         let mut state = found.map(|text| state(&text, request, now)).unwrap_or_default();
-        let answer = serve(&mut state, request, now);
+        let answer = serve(&mut state, request, now, read);
         let write = "INSERT INTO throttles (name, key, state, idle_at) VALUES (?1, ?2, ?3, ?4)
                      ON CONFLICT (name, key) DO UPDATE SET state = excluded.state, idle_at = excluded.idle_at";
         let idle_at = state.idle_at(&request.limits);
