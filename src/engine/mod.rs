@@ -317,6 +317,8 @@ impl Engine {
             let _ = tokio::time::timeout(ABORT, tasks.wait()).await;
         }
         heart.abort();
+        // One-off jobs that have ended go on nowhere.
+        core.desk.write().await;
         core.dispatch.broker.close().await;
         if let Err(error) = core.ledger.flush().await {
             tracing::debug!(%error, "failed to flush the ledger; some messages will be sent twice");
@@ -420,8 +422,9 @@ impl Engine {
             }
         }
         let entropy = connections.entropy.clone();
+        let worker = format!("{}-{}", std::process::id(), entropy.token());
         Ok(Core {
-            worker: format!("{}-{}", std::process::id(), entropy.token()).into(),
+            worker: worker.as_str().into(),
             known_queues,
             figures: kinds.keys().map(|name| (name.clone(), self.telemetry.kind(name))).collect(),
             kinds: RwLock::new(Arc::new(shared(kinds))),
@@ -433,7 +436,7 @@ impl Engine {
             grace: self.config.worker.grace,
             dispatch,
             topology: self.config.topology(),
-            desk: Desk::new(connections.ledger.clone(), entropy.clone(), base),
+            desk: Desk::new(connections.ledger.clone(), entropy.clone(), &worker, base),
             ledger: connections.ledger,
             entropy,
             telemetry: self.telemetry.clone(),
