@@ -12,7 +12,7 @@ use roundelay::engine::enroll::{Enroller, Entity};
 use roundelay::job::Envelope;
 use serde_json::json;
 
-use crate::harness::{Ground, Watched, on_all, until};
+use crate::harness::{Ground, Run, Watched, on_all, until};
 use crate::virtual_time::{MONDAY, World, chain};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -150,6 +150,34 @@ async fn a_platform_whose_handlers_hang_never_delays_the_other() {
     assert_eq!(paces[0], paces[1], "as if iOS were not there");
 }
 
+/// E2: who finds no slot goes back when its patience is over, and no attempt is charged.
+#[tokio::test(start_paused = true)]
+async fn a_sync_waits_for_its_slot_as_long_as_it_may_and_goes_back_with_all_its_attempts() {
+    let mut world = example();
+    all_take(&mut world, Duration::from_secs(2));
+    let block = world.config.throttles["sync-ios"].block;
+    // On demand uses up most of what there is, so that of the backlog more waits than can start.
+    for (kind, count) in [("sync-app", 80), ("sync-backlog", 80)] {
+        enroll(&world, kind, "sync-tracked-ios", count).await;
+    }
+    world.start().await;
+    let snoozed = async || {
+        let attempts = world.attempts().await;
+        attempts.into_iter().filter(|attempt| attempt.verdict.as_deref() == Some("snoozed")).collect::<Vec<_>>()
+    };
+    world.until(block - Duration::from_secs(1)).await;
+    assert!(snoozed().await.is_empty());
+    world.until(block + Duration::from_secs(10)).await;
+    let first = snoozed().await;
+    assert!(!first.is_empty() && first.iter().all(|attempt| attempt.attempt == 1), "{first:?}");
+    assert!(first[0].reason.as_deref().unwrap().contains("no slot of its throttle in time"), "{first:?}");
+    world.until(MINUTE * 45).await;
+    world.stop().await;
+    let all = world.attempts().await;
+    assert!(all.iter().all(|attempt| attempt.attempt == 1), "no attempt was charged");
+    assert_eq!(starts(&world, "sync-app").len() + starts(&world, "sync-backlog").len(), 160, "and all of them ran");
+}
+
 /// E6: charts for the user interface do not wait behind those of the throttle.
 #[tokio::test(start_paused = true)]
 async fn charts_on_demand_wait_for_no_throttle() {
@@ -192,6 +220,7 @@ async fn ready(engine: &Watched, queue: &str) -> u64 {
 }
 
 on_all!(a_backlog_holds_nothing_urgent_up);
+on_all!(a_worker_restarted_with_another_configuration_loses_and_doubles_nothing);
 on_all!(lanes_are_kept_over_the_rungs);
 
 mod run {
@@ -273,5 +302,55 @@ mod run {
         order.sort();
         assert_eq!(order, ["some_time", "some_time", "some_time", "urgent", "urgent", "urgent"]);
         engine.stop().await;
+    }
+
+    /// E11: what is configured anew holds from the next start on, and the restart costs nothing.
+    pub async fn a_worker_restarted_with_another_configuration_loses_and_doubles_nothing(ground: Ground) {
+        let config = |queue: &str, kind: &str, timeout: &str| {
+            format!(
+                "[queues.work]\nconcurrency = 4\nprefetch = 8\n{queue}\n[kinds.sync]\n{kind}\n\
+                 timeout = \"{timeout}\"\n[kinds.other]\ntimeout = \"{timeout}\"\n"
+            )
+        };
+        let before = config("", "every = \"100ms\"", "5m");
+        let after = config("lanes = 2", "every = \"150ms\"\npriority = 1", "9m");
+        let (mut ticks, mut once) = (BTreeMap::<String, Vec<i64>>::new(), Vec::new());
+        let mut take = |run: Run, timeout: Duration| {
+            let left = run.job.deadline.since(run.at);
+            assert!(left <= timeout && left > timeout - MINUTE, "{left:?} of {timeout:?}");
+            match &run.job.tick {
+                Some(tick) => ticks.entry(run.job.key.clone()).or_default().push(tick.tick),
+                None => once.push(run.job.key.clone()),
+            }
+            run.end(Outcome::Done);
+        };
+        let mut engine = Watched::start(&ground, &before).await;
+        // The embedded broker begins empty, with what the ledger knows.
+        let single = if engine.broker().keeps_messages() { 40 } else { 0 };
+        for n in 0..8 {
+            engine.enroll(&n.to_string(), "work").await;
+        }
+        let dispatch = Dispatch::new(&engine.config, &engine.connections);
+        for n in 0..single {
+            let envelope = Envelope::job("other", &n.to_string(), json!({}), format!("other-{n}"));
+            dispatch.send(&envelope, "work", engine.ledger().now()).await.unwrap();
+        }
+        for _ in 0..30 {
+            take(engine.next().await, MINUTE * 5);
+        }
+        engine.stop_with(|run| take(run, MINUTE * 5)).await;
+
+        let mut engine = Watched::start(&ground, &after).await;
+        for _ in 0..120 {
+            take(engine.next().await, MINUTE * 9);
+        }
+        engine.stop_with(|run| take(run, MINUTE * 9)).await;
+        assert_eq!(ticks.len(), 8);
+        for (key, ticks) in &ticks {
+            assert_eq!(*ticks, (1..=ticks.len() as i64).collect::<Vec<_>>(), "{key}");
+            assert!(ticks.len() > 5, "{key} goes on");
+        }
+        once.sort_by_key(|key| key.parse::<usize>().unwrap());
+        assert_eq!(once, (0..single).map(|n: usize| n.to_string()).collect::<Vec<_>>());
     }
 }
