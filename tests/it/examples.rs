@@ -70,7 +70,7 @@ fn the_app_stores_have_their_rates() {
 }
 
 /// How long a sync waits for a slot before it goes back.
-const PATIENCE: Duration = Duration::from_secs(240);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// E2, E5, E6: attempts and their waits, one sync of an app within an hour, patience for a slot, the order.
 #[test]
