@@ -4,8 +4,7 @@
 //! has a place and only waits for a slot makes way for a higher lane, or else a worker with little room would
 //! hold what is urgent up behind what is not.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
@@ -20,16 +19,16 @@ pub struct Room {
 #[derive(Default)]
 struct Inner {
     free: usize,
-    /// How many have ever come; orders equals.
-    arrivals: u64,
-    /// Who waits for a place, in order: the highest lane, and then who came first.
-    waiting: BTreeMap<(Reverse<u8>, u64), oneshot::Sender<Place>>,
+    /// Who waits for a place, by lane; who came first is first. Some may have gone.
+    waiting: BTreeMap<u8, VecDeque<oneshot::Sender<Place>>>,
     /// Places that went to higher lanes while somebody of this one waited.
     passed: BTreeMap<u8, u32>,
     /// The last place went to a lower lane than the highest that waited.
     lower: bool,
     /// Who has a place and would make way, the lowest lane first.
     idle: BTreeMap<(u8, u64), oneshot::Sender<()>>,
+    /// How many ever were.
+    idlers: u64,
 }
 
 /// A place, given back when it is dropped.
@@ -55,9 +54,7 @@ impl Room {
                 return Place { room: self.clone(), lane, owed: false };
             }
             let (sender, place) = oneshot::channel();
-            inner.arrivals += 1;
-            let rank = (Reverse(lane), inner.arrivals);
-            inner.waiting.insert(rank, sender);
+            inner.waiting.entry(lane).or_default().push_back(sender);
             if inner.idle.first_key_value().is_some_and(|((of, _), _)| *of < lane)
                 && let Some((_, idle)) = inner.idle.pop_first()
             {
@@ -77,12 +74,12 @@ impl Room {
     fn pass_on(self: &Arc<Self>) {
         loop {
             let mut inner = self.inner();
-            let Some((rank, owed)) = inner.turn() else { return };
-            let Some(waiter) = inner.waiting.remove(&rank) else { return };
+            let Some((lane, owed)) = inner.turn() else { return };
+            let Some(waiter) = inner.waiting.get_mut(&lane).and_then(VecDeque::pop_front) else { return };
             inner.free -= 1;
             drop(inner);
             // Whoever has gone meanwhile drops it, and so gives it back.
-            drop(waiter.send(Place { room: self.clone(), lane: rank.0.0, owed }));
+            drop(waiter.send(Place { room: self.clone(), lane, owed }));
         }
     }
 
@@ -92,26 +89,26 @@ impl Room {
 }
 
 impl Inner {
-    /// Who has the next place, and whether that is a lower lane's share.
-    fn turn(&mut self) -> Option<((Reverse<u8>, u64), bool)> {
-        self.waiting.retain(|_, waiter| !waiter.is_closed());
-        let (highest, _) = self.waiting.first_key_value().filter(|_| self.free > 0)?;
-        let highest = highest.0.0;
-        // The first of each lane.
-        let mut lanes: BTreeMap<u8, u64> = BTreeMap::new();
-        for (lane, arrival) in self.waiting.keys() {
-            lanes.entry(lane.0).or_insert(*arrival);
-        }
-        self.passed.retain(|lane, _| lanes.contains_key(lane));
+    /// The lane that has the next place, and whether that is a lower one's share.
+    fn turn(&mut self) -> Option<(u8, bool)> {
+        self.waiting.retain(|_, line| {
+            while line.front().is_some_and(oneshot::Sender::is_closed) {
+                line.pop_front();
+            }
+            !line.is_empty()
+        });
+        let (highest, _) = self.waiting.last_key_value().filter(|_| self.free > 0)?;
+        let highest = *highest;
+        self.passed.retain(|lane, _| self.waiting.contains_key(lane));
         let passed = |lane: &u8| self.passed.get(lane).copied().unwrap_or_default();
-        let due = lanes.keys().filter(|lane| passed(lane) + 1 >= LEAST_SHARE && !self.lower);
+        let due = self.waiting.keys().filter(|lane| passed(lane) + 1 >= LEAST_SHARE && !self.lower);
         let lane = due.max_by_key(|lane| passed(lane)).copied().unwrap_or(highest);
         self.lower = lane < highest;
-        for (of, _) in lanes.range(..lane) {
-            *self.passed.entry(*of).or_default() += 1;
+        for of in self.waiting.range(..lane).map(|(of, _)| *of) {
+            *self.passed.entry(of).or_default() += 1;
         }
         self.passed.remove(&lane);
-        Some(((Reverse(lane), *lanes.get(&lane)?), self.lower))
+        Some((lane, self.lower))
     }
 }
 
@@ -123,12 +120,13 @@ impl Place {
         }
         let (key, asked) = {
             let mut inner = self.room.inner();
-            if inner.waiting.iter().any(|((lane, _), waiter)| lane.0 > self.lane && !waiter.is_closed()) {
+            let mut higher = inner.waiting.range(self.lane + 1..).flat_map(|(_, line)| line);
+            if higher.any(|waiter| !waiter.is_closed()) {
                 return;
             }
             let (sender, asked) = oneshot::channel();
-            inner.arrivals += 1;
-            let key = (self.lane, inner.arrivals);
+            inner.idlers += 1;
+            let key = (self.lane, inner.idlers);
             inner.idle.insert(key, sender);
             (key, asked)
         };

@@ -193,3 +193,29 @@ async fn a_day_of_trading_fires_exactly_as_often_as_the_table_says() {
         assert_eq!(counts, expected, "{hours} hours from {from}");
     }
 }
+
+/// C5: each interface is polled at its own interval, counted from its nominal time.
+#[tokio::test(start_paused = true)]
+async fn the_channels_are_polled_each_at_its_interval() {
+    let config = EXAMPLES[2].1.replace("[ledger]\nurl = \"sqlite://channels.db\"\n", "");
+    let mut world = World::new(&config, time("2026-01-05T00:00:00Z"));
+    let minutes = [("poll-social-inbox", 1), ("download-pop3", 5), ("push-qst", 2), ("pull-qst", 2)];
+    assert!(world.config.kinds.keys().all(|kind| minutes.iter().any(|(known, _)| known == kind)));
+    for (kind, _) in minutes {
+        world.script(kind, |_| (Duration::from_secs(3), roundelay::Outcome::Done));
+    }
+    world.start().await;
+    for (kind, _) in minutes {
+        let mut enroller =
+            Enroller::new(&world.config, world.connections.clone(), kind, Some(Duration::ZERO), true).unwrap();
+        enroller.enroll(vec![Entity::new("7", "channels", "{}")]).await.unwrap();
+    }
+    world.until(Duration::from_secs(3_600)).await;
+    world.stop().await;
+    for (kind, every) in minutes {
+        let starts: Vec<Time> = world.seen(kind).iter().map(|seen| seen.from).collect();
+        assert!((60 / every..=60 / every + 1).contains(&starts.len()), "{kind}: {}", starts.len());
+        let gaps = starts.windows(2).map(|pair| pair[1].since(pair[0]));
+        assert!(gaps.clone().all(|gap| gap == Duration::from_secs(60 * every as u64)), "{kind}: {:?}", gaps.max());
+    }
+}
