@@ -5,22 +5,29 @@
 //! A [`Desk`], one in each worker, keeps the last report of each run and writes what is new to the
 //! ledger from time to time, all runs together; the end of a run takes its last report along. A
 //! report renews no lease and fails no run, and one that is lost is no harm.
+//!
+//! A one-off job has no record that its progress could be kept with. Of those that report, the desk keeps a
+//! row in the ledger while they run; the rows of a worker that has died are soon forgotten.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::clock::{Entropy, Time};
 use crate::handler::answer::excerpt;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, LedgerError, RunningJob};
 
 /// What was reported is written this often at most.
 const EVERY: Duration = Duration::from_secs(1);
+/// The row of a one-off job is forgotten when its worker says nothing of it for so long.
+const HOLD: Duration = Duration::from_secs(60);
+/// So often the worker says at least that it goes on.
+const AGAIN: Duration = Duration::from_secs(20);
 /// The longest name of a phase, in characters; the rest is cut off.
 const LONGEST_PHASE: usize = 100;
 /// The largest report of another program, in bytes.
@@ -122,6 +129,7 @@ impl Report {
 pub struct Desk {
     ledger: Arc<dyn Ledger>,
     entropy: Entropy,
+    worker: String,
     /// What the URLs that reports can be POSTed to begin with; absent when nothing listens.
     base: Option<String>,
     state: Mutex<State>,
@@ -130,8 +138,16 @@ pub struct Desk {
 
 #[derive(Default)]
 struct State {
-    /// Runs that go on, by their fences, and where they stand.
+    /// Runs that go on, and where they stand: by their fences, or, of one-off jobs, by numbers below zero.
     runs: HashMap<i64, Option<Progress>>,
+    /// What is known of one-off jobs that run.
+    jobs: HashMap<i64, RunningJob>,
+    /// The one-off jobs of which the ledger knows, or may know.
+    noted: BTreeSet<i64>,
+    /// The ids of those of them that have ended.
+    ended: Vec<String>,
+    /// The number of the last one.
+    last: i64,
     /// What the ledger does not know yet.
     fresh: BTreeMap<i64, Progress>,
     /// What stands at the end of the URLs.
@@ -140,12 +156,25 @@ struct State {
 
 impl Desk {
     /// A desk that writes to `ledger`. Reports are also taken at URLs that begin with `base`.
-    pub fn new(ledger: Arc<dyn Ledger>, entropy: Entropy, base: Option<String>) -> Arc<Self> {
-        Arc::new(Self { ledger, entropy, base, state: Mutex::default(), news: Notify::new() })
+    pub fn new(ledger: Arc<dyn Ledger>, entropy: Entropy, worker: &str, base: Option<String>) -> Arc<Self> {
+        let (worker, state) = (worker.to_owned(), Mutex::default());
+        Arc::new(Self { ledger, entropy, worker, base, state, news: Notify::new() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A run of a one-off job begins.
+    pub fn open_job(self: &Arc<Self>, job: RunningJob) -> Open {
+        let number = {
+            let mut state = self.state();
+            state.last -= 1;
+            let number = state.last;
+            state.jobs.insert(number, job);
+            number
+        };
+        self.open(number)
     }
 
     /// A run begins that has this claim.
@@ -184,21 +213,62 @@ impl Desk {
     /// Writes what is new, for ever.
     pub async fn keep_writing(self: Arc<Self>) {
         loop {
-            self.news.notified().await;
-            let fresh = std::mem::take(&mut self.state().fresh);
-            if !fresh.is_empty()
-                && let Err(error) = self.ledger.note_progress(fresh.clone().into_iter().collect()).await
-            {
-                tracing::debug!(%error, "the progress of runs was not written; it is with the next report");
-                let mut state = self.state();
-                let State { runs, fresh: since, .. } = &mut *state;
-                for (fence, progress) in fresh.into_iter().filter(|(fence, _)| runs.contains_key(fence)) {
-                    since.entry(fence).or_insert(progress);
-                }
-                self.news.notify_one();
+            // While the ledger knows of one-off jobs, it must hear that they go on.
+            let known = !self.state().noted.is_empty();
+            if known {
+                let _ = timeout(AGAIN, self.news.notified()).await;
+            } else {
+                self.news.notified().await;
             }
+            self.write().await;
             sleep(EVERY).await;
         }
+    }
+
+    /// Writes what is new, once.
+    pub async fn write(&self) {
+        let (fresh, jobs, ended) = {
+            let mut state = self.state();
+            let mut of_jobs = std::mem::take(&mut state.fresh);
+            let fresh = of_jobs.split_off(&0);
+            state.noted.extend(of_jobs.into_keys());
+            (fresh, state.noted_jobs(), std::mem::take(&mut state.ended))
+        };
+        let runs = async {
+            if fresh.is_empty() { Ok(()) } else { self.ledger.note_progress(fresh.clone().into_iter().collect()).await }
+        };
+        if let Err(error) = runs.await {
+            self.not_written(&error);
+            let mut state = self.state();
+            let State { runs, fresh: since, .. } = &mut *state;
+            for (fence, progress) in fresh.into_iter().filter(|(fence, _)| runs.contains_key(fence)) {
+                since.entry(fence).or_insert(progress);
+            }
+        }
+        if jobs.is_empty() && ended.is_empty() {
+            return;
+        }
+        // All that run, so that what was not written is with the next.
+        if let Err(error) = self.ledger.note_running(self.worker.clone(), jobs, ended.clone(), HOLD).await {
+            self.not_written(&error);
+            self.state().ended.extend(ended);
+        }
+    }
+
+    fn not_written(&self, error: &LedgerError) {
+        tracing::debug!(%error, "the progress of runs was not written; it is with the next report");
+        self.news.notify_one();
+    }
+}
+
+impl State {
+    /// The one-off jobs of which the ledger is to know, as they stand.
+    fn noted_jobs(&self) -> Vec<RunningJob> {
+        let stands = |number: &i64| {
+            let progress = self.runs.get(number)?.clone()?;
+            Some(RunningJob { progress, ..self.jobs.get(number)?.clone() })
+        };
+        self.noted.iter().filter_map(stands).collect()
     }
 }
 
@@ -230,6 +300,12 @@ impl Drop for Open {
         state.fresh.remove(&self.fence);
         if let Some(token) = &self.token {
             state.tokens.remove(token);
+        }
+        let job = state.jobs.remove(&self.fence);
+        if let Some(job) = job.filter(|_| state.noted.remove(&self.fence)) {
+            state.ended.push(job.id);
+            drop(state);
+            self.desk.news.notify_one();
         }
     }
 }
@@ -333,7 +409,7 @@ mod tests {
         let entropy = Entropy::seeded(1);
         let ledger =
             SqliteLedger::open(&LedgerUrl::Memory, Clock::starting_at(Time::from_millis(7)), &entropy).unwrap();
-        let desk = Desk::new(Arc::new(ledger), entropy, Some("http://here".into()));
+        let desk = Desk::new(Arc::new(ledger), entropy, "w", Some("http://here".into()));
         let (one, other) = (desk.open(1), desk.open(2));
         let (reporter, theirs) = (one.reporter(), other.reporter());
         let token =

@@ -3,8 +3,10 @@
 //! - [`rabbit`]: RabbitMQ over lapin, for production.
 //! - [`embedded`]: the same topology in this process, for development, single machines, tests and
 //!   simulation. It keeps nothing: the ledger re-creates every chain's message.
+//! - [`lanes`]: which of a platform queue's queues a message takes.
 
 pub mod embedded;
+pub mod lanes;
 pub mod rabbit;
 pub mod topology;
 

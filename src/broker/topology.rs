@@ -28,6 +28,11 @@ impl Names {
         format!("{}.delay.{}", self.prefix, short_duration(rung))
     }
 
+    /// The broker's queue of a lane of a platform queue. The lowest, 0, is the platform queue itself.
+    pub fn lane(&self, queue: &str, lane: u8) -> String {
+        if lane == 0 { queue.into() } else { format!("{}.lane.{lane}.{queue}", self.prefix) }
+    }
+
     /// The queue of messages that need a further hop.
     pub fn rearm(&self) -> String {
         format!("{}.rearm", self.prefix)
@@ -132,8 +137,8 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// The topology of these platform queues and this ladder.
-    pub fn new<'a>(names: Names, platform_queues: impl IntoIterator<Item = &'a str>, ladder: &Ladder) -> Self {
+    /// The topology of these platform queues, lanes included, and this ladder.
+    pub fn new<Q: Into<String>>(names: Names, platform_queues: impl IntoIterator<Item = Q>, ladder: &Ladder) -> Self {
         let mut topology = Self { names, exchanges: Vec::new(), queues: Vec::new(), bindings: Vec::new() };
         let names = topology.names.clone();
 
@@ -148,7 +153,7 @@ impl Topology {
             kind: ExchangeKind::Direct,
             arguments: vec![("alternate-exchange", Argument::Text(names.unrouted()))],
         });
-        let work = platform_queues.into_iter().map(str::to_owned);
+        let work = platform_queues.into_iter().map(Into::into);
         for queue in work.chain([names.rearm(), names.chores(), names.quarantine()]) {
             topology.queue(queue.clone(), Vec::new());
             topology.bind(names.jobs(), queue.clone(), queue);
@@ -215,7 +220,7 @@ mod tests {
 
     #[test]
     fn an_absent_queue_has_somewhere_to_lead() {
-        let topology = Topology::new(Names::new("r"), [], &Ladder::new([]));
+        let topology = Topology::new(Names::new("r"), [""; 0], &Ladder::new([]));
         let jobs = topology.exchanges.iter().find(|e| e.name == "r.jobs").unwrap();
         assert_eq!(jobs.arguments, [("alternate-exchange", Argument::Text("r.unrouted".into()))]);
         let before = topology.exchanges.iter().position(|e| e.name == "r.unrouted");

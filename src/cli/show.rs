@@ -5,7 +5,7 @@ use clap::Args;
 use roundelay::Config;
 use roundelay::clock::{Entropy, Time};
 use roundelay::config::OwnSchedule;
-use roundelay::ledger::{AttemptRecord, ChainState, ChainView, Failure, Ledger};
+use roundelay::ledger::{AttemptRecord, ChainState, ChainView, Failure, Ledger, RunningJob};
 use roundelay::monitor::stuck;
 use roundelay::monitor::throttled::Throttled;
 use roundelay::progress::Progress;
@@ -47,9 +47,12 @@ impl Show {
         let (kind, key) = (&self.kind, &self.key);
         let chains = ledger.chains(kind.clone(), key.clone()).await?;
         let failures = ledger.failures_of(kind.clone(), key.clone()).await?;
-        if chains.is_empty() && failures.is_empty() {
+        let running = ledger.running(kind.clone(), key.clone()).await?;
+        if chains.is_empty() && failures.is_empty() && running.is_empty() {
             config.kind(kind).map_err(Error::msg)?;
-            bail!("there is no chain {kind} {key}; `roundelay list --kind {kind}` shows which there are");
+            bail!(
+                "there is no chain {kind} {key}, and no one-off job of it that runs and has reported; `roundelay list --kind {kind}` shows which there are"
+            );
         }
         let broker = if chains.is_empty() { None } else { Some(Asked::ask(&config).await) };
         let now = ledger.now();
@@ -78,6 +81,7 @@ impl Show {
         if self.json {
             let one = |shown: Option<&Shown>| shown.map(Shown::json);
             let mut told = json!({ "chain": one(rotation.first()), "single": one(once.first()), "failures": failures });
+            told["running"] = running.iter().map(running_job).collect();
             told["now"] = json!(now);
             out!("{told}");
             return Ok(());
@@ -89,6 +93,11 @@ impl Show {
         for shown in once.iter().filter(|one| rotation.is_empty() || one.chain.state != ChainState::Retired) {
             out!("one run more, beside it:");
             shown.print(now);
+        }
+        for job in &running {
+            out!("one-off job {} on {}, attempt {}, by {}:", job.id, job.queue, job.attempt, job.worker);
+            line("running", &format!("{}, {} ago", job.progress, rough(now.since(job.progress.at))));
+            line("started", &when(job.started, now));
         }
         print_failures(&failures, &config, now);
         Ok(())
@@ -234,6 +243,14 @@ impl Shown {
             line(if n == 0 { "attempts" } else { "" }, &in_words(attempt));
         }
     }
+}
+
+fn running_job(job: &RunningJob) -> Value {
+    let RunningJob { id, worker, kind, key, queue, attempt, started, progress } = job;
+    json!({
+        "id": id, "worker": worker, "kind": kind, "key": key, "queue": queue, "attempt": attempt, "started": started,
+        "progress": progress,
+    })
 }
 
 fn line(name: &str, text: &str) {

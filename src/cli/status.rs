@@ -6,6 +6,7 @@ use anyhow::ensure;
 use clap::Args;
 use roundelay::Config;
 use roundelay::broker::Depth;
+use roundelay::broker::lanes::Lanes;
 use roundelay::clock::Time;
 use roundelay::config::LedgerUrl;
 use roundelay::engine::Connections;
@@ -108,11 +109,21 @@ impl Asked {
             Err(error) => return Self::Away(error.to_string()),
         };
         let mut depths = BTreeMap::new();
-        let names = config.topology().names;
+        let (names, lanes) = (config.topology().names, Lanes::new(config));
         let own = [names.rearm(), names.chores(), names.unrouted(), names.quarantine()];
         for queue in config.queues.keys().cloned().chain(own) {
-            let depth = connections.broker.depth(&queue).await.map_err(|error| error.to_string());
-            depths.insert(queue, depth);
+            let mut all = Ok(Depth { ready: 0, consumers: u64::MAX });
+            for lane in lanes.queues(&queue) {
+                // A lane that nobody consumes is what matters of the consumers.
+                all = match (all, connections.broker.depth(&lane).await) {
+                    (Ok(all), Ok(depth)) => {
+                        Ok(Depth { ready: all.ready + depth.ready, consumers: all.consumers.min(depth.consumers) })
+                    }
+                    (Err(error), _) => Err(error),
+                    (_, Err(error)) => Err(error.to_string()),
+                };
+            }
+            depths.insert(queue, all);
         }
         connections.broker.close().await;
         Self::Depths(depths)

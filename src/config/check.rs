@@ -17,7 +17,9 @@ use super::{
     BrokerSettings, BrokerUrl, CatchUpSettings, Config, ExecSettings, HandlerSettings, HttpSettings, KindSettings,
     LedgerSettings, LedgerUrl, QueueSettings, Secret, SpawnSettings, Takeover, Unique, WorkerSettings,
 };
+use crate::broker::lanes::MOST_LANES;
 use crate::broker::rabbit;
+use crate::broker::topology::Names;
 use crate::handler::http::{self, HttpError};
 use crate::job::check_name;
 use crate::ladder::Ladder;
@@ -74,6 +76,14 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             problems.add(&path, format!("the name has {} bytes; AMQP allows {LONGEST_QUEUE}", name.len()));
         }
         problems.range(&["queues", &name, "concurrency"], queue.concurrency, 1, 10_000);
+        problems.range(&["queues", &name, "lanes"], queue.lanes, 1, MOST_LANES);
+        let longest = Names::new(&raw.broker.prefix).lane(&name, queue.lanes.saturating_sub(1)).len();
+        if queue.lanes > 1 && longest > LONGEST_QUEUE {
+            problems.add(
+                &["queues", &name, "lanes"],
+                format!("with the prefix, the name of a lane has {longest} bytes; AMQP allows {LONGEST_QUEUE}"),
+            );
+        }
         let double = u16::try_from(queue.concurrency.saturating_mul(2)).unwrap_or(u16::MAX);
         let prefetch = queue.prefetch.unwrap_or(double.max(1));
         if prefetch == 0 {
@@ -86,6 +96,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             concurrency: queue.concurrency,
             prefetch,
             priority: queue.priority,
+            lanes: queue.lanes.max(1),
             throttle: queue.throttle,
         };
         (name, settings)
@@ -236,6 +247,21 @@ fn check_kind(
             known(problems, &at("queue"), queue, "queues", queues.keys());
         }
     }
+    // A kind that names no queue, or a template for it, can be on any.
+    let named_queue = kind.queue.as_ref().and_then(|queue| queues.get(queue));
+    let lanes = named_queue.map_or_else(|| queues.values().map(|q| q.lanes).max(), |queue| Some(queue.lanes));
+    if kind.priority >= lanes.unwrap_or(1).max(1) && kind.priority > 0 {
+        let needed = u16::from(kind.priority) + 1;
+        let whose = if named_queue.is_some() { "its queue has" } else { "any queue has" };
+        problems.add(
+            &at("priority"),
+            format!(
+                "{} is more than {whose} lanes for: with `lanes = {needed}` under [queues.…] a queue tells the \
+                 priorities from 0 to {} apart",
+                kind.priority, kind.priority
+            ),
+        );
+    }
     if let Some(key) = &kind.roster.key {
         template(problems, &["kinds", name, "roster", "key"], key);
     }
@@ -265,6 +291,7 @@ fn check_kind(
     KindSettings {
         handler: check_handler(problems, name, kind.handler),
         queue: kind.queue,
+        priority: kind.priority,
         timeout: kind.timeout.0,
         cost: kind.cost,
         takeover: match kind.takeover {

@@ -31,6 +31,7 @@ pub use reasons::Reconcile;
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
 pub use roster::{RosterDatabase, RosterSettings, RosterSource};
 
+use crate::broker::lanes::{Lanes, MOST_LANES};
 use crate::broker::topology::{Names, Topology};
 use crate::ladder::Ladder;
 use crate::outcome::RetryPolicy;
@@ -188,8 +189,17 @@ pub struct QueueSettings {
     pub prefetch: u16,
     /// Among queues that share a throttle, the higher goes first.
     pub priority: i32,
+    /// How many of the kinds' priorities it tells apart: so many queues on the broker stand behind it.
+    pub lanes: u8,
     /// The throttle that paces its starts.
     pub throttle: Option<String>,
+}
+
+impl QueueSettings {
+    /// The priority of a lane's jobs among all that share a throttle.
+    pub fn rank(&self, lane: u8) -> i32 {
+        self.priority.saturating_mul(i32::from(MOST_LANES)).saturating_add(i32::from(lane))
+    }
 }
 
 /// `[throttles.<name>]`
@@ -253,6 +263,8 @@ pub struct KindSettings {
     pub handler: HandlerSettings,
     /// The platform queue, or a template for it over the columns of a roster.
     pub queue: Option<String>,
+    /// Among the kinds of a queue with lanes, the higher goes first.
+    pub priority: u8,
     /// How long a run may take.
     pub timeout: Duration,
     /// For how many starts of its queue's throttle a run counts.
@@ -466,8 +478,13 @@ impl Config {
 
     /// What has to exist on the broker.
     pub fn topology(&self) -> Topology {
-        let names = Names::new(&self.broker.prefix);
-        Topology::new(names, self.queues.keys().map(String::as_str), &self.ladder)
+        Topology::new(Names::new(&self.broker.prefix), self.broker_queues(), &self.ladder)
+    }
+
+    /// The broker's queues behind the platform queues.
+    pub fn broker_queues(&self) -> Vec<String> {
+        let lanes = Lanes::new(self);
+        self.queues.keys().flat_map(|queue| lanes.queues(queue)).collect()
     }
 }
 

@@ -101,12 +101,13 @@ pub struct Queue {
     pub concurrency: usize,
     pub prefetch: Option<u16>,
     pub priority: i32,
+    pub lanes: u8,
     pub throttle: Option<String>,
 }
 
 impl Default for Queue {
     fn default() -> Self {
-        Self { concurrency: 16, prefetch: None, priority: 0, throttle: None }
+        Self { concurrency: 16, prefetch: None, priority: 0, lanes: 1, throttle: None }
     }
 }
 
@@ -174,6 +175,7 @@ fn fleet() -> super::Scope {
 pub struct Kind {
     pub handler: Handler,
     pub queue: Option<String>,
+    pub priority: u8,
     pub timeout: Text,
     pub cost: u32,
     pub takeover: Takeover,
@@ -328,6 +330,7 @@ impl Default for Kind {
         Self {
             handler: Handler::default(),
             queue: None,
+            priority: 0,
             timeout: secs(30),
             cost: 1,
             takeover: Takeover::default(),

@@ -235,6 +235,12 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
         ("[kinds.k]\nevery = \"1m\"\nnext_in = { min = \"2m\", max = \"1m\" }\n", "kinds.k.next_in: needs a `min`"),
         ("[kinds.k]\nunique_until = \"start\"\n", "kinds.k.unique_until: goes with `unique_for`"),
         ("[kinds.k]\ncooldown = \"1m\"\n", "kinds.k.cooldown: goes with a schedule"),
+        ("[queues.q]\nlanes = 0\n", "r.toml:2: queues.q.lanes: 0 is out of range; from 1 to 10"),
+        ("[queues.q]\nlanes = 2\n[kinds.k]\npriority = 2\n", "kinds.k.priority: 2 is more than any queue has lanes"),
+        (
+            "[queues.q]\n[queues.r]\nlanes = 9\n[kinds.k]\nqueue = \"q\"\npriority = 1\n",
+            "r.toml:6: kinds.k.priority: 1 is more than its queue has lanes for: with `lanes = 2`",
+        ),
         ("[kinds.k.handler.exec]\nargv = []\n", "r.toml:2: kinds.k.handler.exec.argv: needs at least the program"),
         ("[kinds.k.handler.exec]\nargv = [\"true\"]\n", "`true` is not an absolute path"),
         ("[broker]\nurl = \"amqp://u:secret@h:port\"\n", "r.toml:2: broker.url: not an AMQP URL"),

@@ -71,11 +71,11 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
             let (now, at) = (core.ledger.now(), Instant::now());
             let set_forward = now.since(seen.0).saturating_sub(at - seen.1);
             if set_forward > core.catch_up.slack {
-                core.queues.values().for_each(|queue| queue.clock_was_set(set_forward));
+                core.queues.values().flatten().for_each(|queue| queue.clock_was_set(set_forward));
             }
             seen = (now, at);
-            for queue in core.queues.values() {
-                report(&format!("catch up on the queue {}", queue.name), sweep(&core, queue).await);
+            for (queue, lanes) in &core.queues {
+                report(&format!("catch up on the queue {queue}"), sweep(&core, queue, lanes).await);
             }
             if keeps && !mutant!(OutboxNotEmptied) {
                 report("empty the outbox", empty_outbox(&core).await);
@@ -108,7 +108,7 @@ enum Plan {
 }
 
 /// Decides about a chain (pure). `depth` and `frontier` (how far it has come, if anything is known
-/// of that) are its queue's, `held` whether this worker has its message in hand, and `offset` its
+/// of that) are its lane's, `held` whether this worker has its message in hand, and `offset` its
 /// place in the spread.
 fn plan(
     chain: &Overdue,
@@ -139,27 +139,34 @@ fn plan(
 }
 
 /// Looks at the chains of a queue whose time has come.
-async fn sweep(core: &Core, queue: &QueueRun) -> Result<(), String> {
-    while look(core, queue).await? {}
+async fn sweep(core: &Core, queue: &str, lanes: &[Arc<QueueRun>]) -> Result<(), String> {
+    while look(core, queue, lanes).await? {}
     Ok(())
 }
 
 /// One look; whether there is more to send at once.
-async fn look(core: &Core, queue: &QueueRun) -> Result<bool, String> {
+async fn look(core: &Core, queue: &str, lanes: &[Arc<QueueRun>]) -> Result<bool, String> {
     let (now, slack) = (core.ledger.now(), core.catch_up.slack);
-    let overdue = core.ledger.overdue(queue.name.to_string(), core.kinds(), now, PER_LOOK).await;
+    let overdue = core.ledger.overdue(queue.to_owned(), core.kinds(), now, PER_LOOK).await;
     let overdue = overdue.map_err(|error| error.to_string())?;
     if overdue.is_empty() {
         return Ok(false);
     }
     core.life.reached(Point::OverdueRead).await;
     let full = overdue.len() == PER_LOOK as usize;
-    let depth = core.dispatch.broker.depth(&queue.name).await.map_err(|error| error.to_string())?;
+    // Each lane has come as far as it has.
+    let mut come = Vec::with_capacity(lanes.len());
+    for lane in lanes {
+        let depth = core.dispatch.broker.depth(&lane.source).await.map_err(|error| error.to_string())?;
+        come.push((depth, lane.frontier()));
+    }
     let window = core.catch_up.spread.min(SHARE * overdue.len() as u32);
     let plans: Vec<Plan> = (overdue.iter().enumerate())
         .map(|(n, chain)| {
             let (held, offset) = (core.holds(chain.hint.epoch) > 0, spread(n, overdue.len(), window));
-            plan(chain, depth, queue.frontier(), held, now, slack, offset)
+            let lane = core.dispatch.lanes.lane(queue, &chain.hint.kind);
+            let (depth, frontier) = come.get(usize::from(lane)).copied().unwrap_or_default();
+            plan(chain, depth, frontier, held, now, slack, offset)
         })
         .collect();
     let looks: Vec<LookAgain> = (overdue.iter().zip(&plans))
@@ -184,7 +191,7 @@ async fn look(core: &Core, queue: &QueueRun) -> Result<bool, String> {
         return Ok(false);
     }
     tracing::info!(
-        queue = &*queue.name, chains = sends.len(), over = ?window,
+        queue, chains = sends.len(), over = ?window,
         "sending messages again for chains that are overdue"
     );
     let unsent = send_all(core, sends).await;

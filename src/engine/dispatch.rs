@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::Connections;
+use crate::broker::lanes::Lanes;
 use crate::broker::topology::Names;
 use crate::broker::{Broker, Destination, Message, PublishError};
 use crate::clock::Time;
@@ -26,6 +27,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 pub struct Dispatch {
     pub(super) broker: Arc<dyn Broker>,
     pub(super) ladder: Ladder,
+    pub(super) lanes: Lanes,
     /// The queue for messages that need a further hop.
     pub(super) rearm: String,
     /// Its clock decides what is due, so it also decides how long a message sleeps. A worker's own
@@ -40,13 +42,14 @@ impl Dispatch {
         Self {
             broker: connections.broker.clone(),
             ladder: config.ladder.clone(),
+            lanes: Lanes::new(config),
             rearm: Names::new(&config.broker.prefix).rearm(),
             ledger: connections.ledger.clone(),
             telemetry: Arc::default(),
         }
     }
 
-    /// Publishes `envelope`, due at its own due time, to `queue`, once. `decided` is when that time
+    /// Publishes `envelope`, due at its own due time, to its kind's lane of `queue`, once. `decided` is when that time
     /// was chosen: what has passed since may be added to it for the sake of an exact rung.
     ///
     /// # Errors
@@ -60,15 +63,16 @@ impl Dispatch {
     /// Likewise, for what is on its way already. Answers how many hops there are from here on.
     pub(super) async fn hop(&self, envelope: &Envelope, queue: &str, decided: Time) -> Result<u32, PublishError> {
         let now = self.ledger.now();
+        let queue = self.lanes.queue(queue, &envelope.kind);
         let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(now));
         let (to, hops) = match self.ladder.hop(remaining, now.since(decided).min(MOST_SLOP)) {
             Hop::Now { wait } => {
                 if !wait.is_zero() {
                     sleep(wait).await;
                 }
-                (Destination::Queue(queue.into()), 0)
+                (Destination::Queue(queue), 0)
             }
-            Hop::Last { rung } => (Destination::Rung { rung, then: queue.into() }, 1),
+            Hop::Last { rung } => (Destination::Rung { rung, then: queue }, 1),
             Hop::Further { rung } => {
                 let hops = 1 + self.ladder.hops(remaining.saturating_sub(rung));
                 (Destination::Rung { rung, then: self.rearm.clone() }, hops)

@@ -22,6 +22,7 @@ mod pipeline;
 mod rearm;
 mod reconcile;
 mod reload;
+mod room;
 pub mod topology_guard;
 
 use std::collections::{BTreeMap, HashMap};
@@ -30,7 +31,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use tokio::sync::{Notify, Semaphore, SetOnce, mpsc};
+use tokio::sync::{Notify, SetOnce, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -56,6 +57,7 @@ use chores::Chores;
 pub use dispatch::Dispatch;
 use lease::Leases;
 use life::{Life, Point, Probe};
+use room::Room;
 
 /// Messages that the rearm consumer holds at most; each sleeps there for at most
 /// [`crate::ladder::IN_PROCESS`], so this many pass in a fifth of a second. Each may be as large as
@@ -275,8 +277,8 @@ impl Engine {
         core.life.reached(Point::Declared).await;
         // All are there before one begins, so that a start that fails leaves nothing running.
         let mut consumers = Vec::new();
-        for queue in core.queues.values() {
-            consumers.push((queue.clone(), core.dispatch.broker.consume(&queue.name, queue.prefetch).await?));
+        for queue in core.queues.values().flatten() {
+            consumers.push((queue.clone(), core.dispatch.broker.consume(&queue.source, queue.prefetch).await?));
         }
         let rearm = core.dispatch.broker.consume(&core.topology.names.rearm(), REARM_PREFETCH).await?;
         let (tasks, mut parts) = (TaskTracker::new(), JoinSet::new());
@@ -315,6 +317,8 @@ impl Engine {
             let _ = tokio::time::timeout(ABORT, tasks.wait()).await;
         }
         heart.abort();
+        // One-off jobs that have ended go on nowhere.
+        core.desk.write().await;
         core.dispatch.broker.close().await;
         if let Err(error) = core.ledger.flush().await {
             tracing::debug!(%error, "failed to flush the ledger; some messages will be sent twice");
@@ -367,27 +371,32 @@ impl Engine {
         }
         let throttles = Throttles::new(&config.throttles, &connections.ledger, &self.telemetry);
         let wanted = |name: &String| self.queues.as_ref().is_none_or(|queues| queues.contains(name));
+        let dispatch = Dispatch { telemetry: self.telemetry.clone(), ..Dispatch::new(config, &connections) };
         let queues = config.queues.iter().filter(|(name, _)| wanted(name)).map(|(name, settings)| {
-            let queue = QueueRun {
+            let (room, balances) = (Room::new(settings.concurrency), Arc::<Balances>::default());
+            let lane = |(lane, source): (u8, String)| QueueRun {
                 name: name.as_str().into(),
+                source,
+                lane,
                 prefetch: settings.throttle.as_ref().and_then(|name| config.throttles.get(name)).map_or(
                     settings.prefetch,
                     // What waits here keeps its place from others, and can be put off only from here.
                     |throttle| throttle.ahead().map_or(settings.prefetch, |ahead| settings.prefetch.min(ahead)),
                 ),
-                priority: settings.priority,
-                permits: Arc::new(Semaphore::new(settings.concurrency)),
+                priority: settings.rank(lane),
+                room: room.clone(),
                 throttle: settings
                     .throttle
                     .as_ref()
                     .and_then(|name| Some((throttles.get(name)?, self.telemetry.throttle(name)))),
                 figures: self.telemetry.queue(name),
                 frontier: AtomicI64::new(i64::MIN),
-                balances: Balances::default(),
+                balances: balances.clone(),
             };
-            (name.clone(), Arc::new(queue))
+            let lanes = (0..).zip(dispatch.lanes.queues(name)).map(lane).map(Arc::new);
+            (name.clone(), lanes.collect())
         });
-        let mut queues: BTreeMap<String, Arc<QueueRun>> = queues.collect();
+        let mut queues: BTreeMap<String, Vec<Arc<QueueRun>>> = queues.collect();
         let mut known_queues: Vec<String> = config.queues.keys().cloned().collect();
         let chores = self.chores.then(|| Arc::new(Chores::new(config, &connections)));
         let mut kinds = self.config.kinds.clone();
@@ -395,15 +404,17 @@ impl Engine {
             let (name, most) = (chores.queue.clone(), chores.concurrency());
             let queue = QueueRun {
                 name: name.as_str().into(),
+                source: name.clone(),
+                lane: 0,
                 prefetch: u16::try_from(most).unwrap_or(u16::MAX),
                 priority: 0,
-                permits: Arc::new(Semaphore::new(most)),
+                room: Room::new(most),
                 throttle: None,
                 figures: self.telemetry.queue(&name),
                 frontier: AtomicI64::new(i64::MIN),
-                balances: Balances::default(),
+                balances: Arc::default(),
             };
-            queues.insert(name.clone(), Arc::new(queue));
+            queues.insert(name.clone(), vec![Arc::new(queue)]);
             known_queues.push(name);
             for (name, settings) in Chores::kinds() {
                 kinds.insert(name.into(), settings);
@@ -411,8 +422,9 @@ impl Engine {
             }
         }
         let entropy = connections.entropy.clone();
+        let worker = format!("{}-{}", std::process::id(), entropy.token());
         Ok(Core {
-            worker: format!("{}-{}", std::process::id(), entropy.token()).into(),
+            worker: worker.as_str().into(),
             known_queues,
             figures: kinds.keys().map(|name| (name.clone(), self.telemetry.kind(name))).collect(),
             kinds: RwLock::new(Arc::new(shared(kinds))),
@@ -422,9 +434,9 @@ impl Engine {
             catch_up: self.config.catch_up.clone(),
             chores,
             grace: self.config.worker.grace,
-            dispatch: Dispatch { telemetry: self.telemetry.clone(), ..Dispatch::new(&self.config, &connections) },
+            dispatch,
             topology: self.config.topology(),
-            desk: Desk::new(connections.ledger.clone(), entropy.clone(), base),
+            desk: Desk::new(connections.ledger.clone(), entropy.clone(), &worker, base),
             ledger: connections.ledger,
             entropy,
             telemetry: self.telemetry.clone(),
@@ -501,8 +513,8 @@ struct Core {
     handlers: HashMap<String, Arc<dyn Handler>>,
     /// Every queue of the configuration, consumed here or not.
     known_queues: Vec<String>,
-    /// Those consumed here.
-    queues: BTreeMap<String, Arc<QueueRun>>,
+    /// Those consumed here, each with its lanes from the lowest.
+    queues: BTreeMap<String, Vec<Arc<QueueRun>>>,
     throttles: Throttles,
     catch_up: crate::config::CatchUpSettings,
     /// What this worker does for the engine itself.
@@ -528,19 +540,25 @@ struct Core {
     abort: CancellationToken,
 }
 
-/// A platform queue being consumed.
+/// A platform queue being consumed, or one of its lanes.
 struct QueueRun {
+    /// The platform queue.
     name: Arc<str>,
+    /// The broker's queue.
+    source: String,
+    lane: u8,
     prefetch: u16,
+    /// Among all that share its throttle.
     priority: i32,
-    permits: Arc<Semaphore>,
+    /// What the lanes share.
+    room: Arc<Room>,
     throttle: Option<(Arc<Throttle>, Arc<ThrottleFigures>)>,
     figures: Arc<QueueFigures>,
     /// The latest due time among the messages that came from this queue. Messages enter a queue
     /// when they are due, so whatever was due well before this has been delivered, or is lost.
     frontier: AtomicI64,
-    /// The due times that this worker has given out.
-    balances: Balances,
+    /// The due times that this worker has given out; the lanes share them.
+    balances: Arc<Balances>,
 }
 
 impl QueueRun {

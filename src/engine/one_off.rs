@@ -18,9 +18,9 @@ use crate::broker::Delivery;
 use crate::clock::Time;
 use crate::config::{KindSettings, Unique};
 use crate::job::{self, Envelope, Job};
-use crate::ledger::{ChainState, FailedItem};
+use crate::ledger::{ChainState, FailedItem, RunningJob};
 use crate::outcome::{Decision, Next, Outcome, Verdict, Yield, decide};
-use crate::progress::Reporter;
+use crate::progress::Progress;
 use crate::reason::{Class, Reason};
 use crate::throttle::upstream::Upstream;
 
@@ -74,6 +74,16 @@ impl Core {
         };
         let now = self.ledger.now();
         let due = envelope.due.unwrap_or(now);
+        let desk = self.desk.open_job(RunningJob {
+            id: id.clone(),
+            worker: self.worker.to_string(),
+            kind: envelope.kind.clone(),
+            key: envelope.key.clone(),
+            queue: queue.name.to_string(),
+            attempt: envelope.attempt,
+            started: now,
+            progress: Progress::default(),
+        });
         let job = Job {
             seed: job::seed(&envelope.kind, &envelope.key, &id),
             id: id.clone(),
@@ -89,8 +99,7 @@ impl Core {
             deadline: now + kind.timeout,
             grace: Duration::ZERO,
             payload: envelope.payload.clone(),
-            // There is no record of it that its progress could be kept with.
-            reporter: Reporter::default(),
+            reporter: desk.reporter(),
             upstream: Upstream::default(),
         };
         self.life.reached(Point::JobTaken).await;
@@ -100,6 +109,7 @@ impl Core {
             }
             outcome => outcome,
         };
+        drop(desk);
         self.life.reached(Point::JobHandled).await;
         let at = self.ledger.now();
         kind.policies.judge(&kind.retry, &mut outcome, (&envelope.kind, &envelope.key), at);

@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use futures_util::future::join;
 use futures_util::{StreamExt, stream};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::attempt::Claimed;
 use super::life::Point;
 use super::outbox::Asked;
+use super::room::Place;
 use super::{Core, QueueRun};
 use crate::broker::{Delivery, Destination, Message};
 use crate::clock::Time;
@@ -68,7 +68,7 @@ pub(super) struct Permit {
     pub(super) slot: Option<Slot>,
     /// It has no slot, nor one soon: whoever would start is put off for so long.
     pub(super) blocked: Option<Duration>,
-    pub(super) _room: OwnedSemaphorePermit,
+    pub(super) _room: Place,
 }
 
 /// The answer to a claim, and when it was asked for.
@@ -352,24 +352,32 @@ impl Core {
     ) -> Option<Permit> {
         let since = Instant::now();
         let wait = async {
-            let room = queue.permits.clone().acquire_owned().await.ok()?;
-            let mut blocked = None;
-            let slot = match &queue.throttle {
-                // Asked once more below, since this can take long too.
-                Some(_) if !delivery.is_alive() => return None,
-                Some((throttle, figures)) if !mutant!(ThrottleIgnored) && throttle.settings().key.is_none() => {
-                    let _waiting = figures.wait();
-                    let due = due.unwrap_or_else(|| self.ledger.now());
-                    let want = Want { priority: queue.priority, due, cost: self.cost_of(kind) };
-                    // There is time left to say so.
-                    let left = MOST_WAITING.saturating_sub(since.elapsed() + TIME_TO_SAY);
-                    let slot = timeout(throttle.settings().block.min(left), throttle.slot("", want)).await;
-                    blocked = slot.is_err().then(|| throttle.wait_of("", want).max(SHORTEST_BLOCK));
-                    slot.ok()
-                }
-                _ => None,
-            };
-            delivery.is_alive().then_some(Permit { slot, blocked, _room: room })
+            loop {
+                let room = queue.room.enter(queue.lane).await;
+                let mut blocked = None;
+                let slot = match &queue.throttle {
+                    // Asked once more below, since this can take long too.
+                    Some(_) if !delivery.is_alive() => return None,
+                    Some((throttle, figures)) if !mutant!(ThrottleIgnored) && throttle.settings().key.is_none() => {
+                        let _waiting = figures.wait();
+                        let due = due.unwrap_or_else(|| self.ledger.now());
+                        let want = Want { priority: queue.priority, due, cost: self.cost_of(kind) };
+                        // There is time left to say so.
+                        let left = MOST_WAITING.saturating_sub(since.elapsed() + TIME_TO_SAY);
+                        let slot = timeout(throttle.settings().block.min(left), throttle.slot("", want));
+                        let slot = tokio::select! {
+                            biased;
+                            slot = slot => slot,
+                            // Somebody of a higher lane has this room, and this one waits for room again.
+                            () = room.wanted() => continue,
+                        };
+                        blocked = slot.is_err().then(|| throttle.wait_of("", want).max(SHORTEST_BLOCK));
+                        slot.ok()
+                    }
+                    _ => None,
+                };
+                return delivery.is_alive().then_some(Permit { slot, blocked, _room: room });
+            }
         };
         tokio::select! {
             biased;

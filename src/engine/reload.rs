@@ -138,11 +138,15 @@ fn compare(old: &Config, new: &Config) -> Change {
         if said(&was.roster) != said(&is.roster) {
             change.fixed.push(format!("kinds.{name}.roster"));
         }
+        if was.priority != is.priority {
+            change.fixed.push(format!("kinds.{name}.priority"));
+        }
         if was.reconcile != is.reconcile {
             change.fixed.push(format!("kinds.{name}.reconcile"));
         }
         (is.handler, is.roster) = (was.handler.clone(), was.roster.clone());
         is.reconcile.clone_from(&was.reconcile);
+        is.priority = was.priority;
         if said(was) != said(&is) {
             change.changed.push(name.clone());
         }

@@ -22,7 +22,7 @@ struct Agreed {
 
 impl Agreed {
     fn of(config: &Config) -> Self {
-        Self { prefix: config.broker.prefix.clone(), queues: config.queues.keys().cloned().collect() }
+        Self { prefix: config.broker.prefix.clone(), queues: config.broker_queues().into_iter().collect() }
     }
 
     fn text(&self) -> String {

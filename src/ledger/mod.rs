@@ -3,8 +3,9 @@
 //! Messages are replaceable hints; what the ledger says counts. Each verb is one transaction.
 //!
 //! - [`words`](self) and `look`: what the verbs take and answer.
-//! - [`Rosters`], [`History`], [`Failures`] and [`Slots`]: the verbs that rosters need, those that keep the history
-//!   within bounds, those for what has failed, and those of throttles. [`Measured`]: how much all that is.
+//! - [`Rosters`], [`History`], [`Failures`], [`Slots`] and [`Running`]: the verbs that rosters need, those that keep the
+//!   history within bounds, those for what has failed, those of throttles, and those of one-off jobs that report.
+//!   [`Measured`]: how much all that is.
 //! - [`judge`] decides about a claim purely, so that every ledger decides alike.
 //! - [`sqlite`]: a file on this machine, written by one thread with group commit.
 //! - [`postgres`]: a server that many workers share, written in groups too.
@@ -15,6 +16,7 @@ mod judge;
 mod look;
 pub mod postgres;
 mod rosters;
+mod running;
 mod slots;
 pub mod sqlite;
 mod traffic;
@@ -31,13 +33,14 @@ pub use history::History;
 pub use judge::{ChainRow, Judgement, judge};
 pub use look::{Condition, Filter, Listed, Move, OwnerCensus, Place};
 pub use rosters::{Enlisted, Rosters};
+pub use running::{Running, RunningJob};
 pub use slots::{Seen, SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
 pub use traffic::{Measured, Size, Traffic};
 pub use words::*;
 
 /// Keeps the truth.
 #[async_trait]
-pub trait Ledger: Rosters + History + Failures + Slots + Measured + Send + Sync {
+pub trait Ledger: Rosters + History + Failures + Slots + Running + Measured + Send + Sync {
     /// Names this ledger; chains' messages carry it.
     fn id(&self) -> &str;
 

@@ -125,6 +125,23 @@ impl History for SimulatedLedger {
 }
 
 #[async_trait]
+impl Running for SimulatedLedger {
+    async fn note_running(
+        &self,
+        worker: String,
+        jobs: Vec<RunningJob>,
+        ended: Vec<String>,
+        hold: Duration,
+    ) -> Result<(), LedgerError> {
+        self.through(true, self.inner.note_running(worker, jobs, ended, hold)).await
+    }
+
+    async fn running(&self, kind: String, key: String) -> Result<Vec<RunningJob>, LedgerError> {
+        self.through(false, self.inner.running(kind, key)).await
+    }
+}
+
+#[async_trait]
 impl Failures for SimulatedLedger {
     async fn failed(
         &self,

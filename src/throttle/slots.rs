@@ -41,7 +41,7 @@ const PARTS: i64 = 128;
 /// Likewise, those of one that its pace keeps: they are counted to be shown only.
 const SHOWN_PARTS: i64 = 16;
 /// A lower priority gets one of so many slots, however many of a higher one wait.
-const LEAST_SHARE: u32 = 8;
+pub const LEAST_SHARE: u32 = 8;
 /// After a hold, slots are so many times as far apart at first.
 const GENTLE: f64 = 4.0;
 /// It takes so long until they are as close as ever: the window, but within these bounds.

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use roundelay::Config;
 use roundelay::clock::Time;
 use roundelay::engine::enroll::{Enroller, Entity};
+use roundelay::outcome::Backoff;
 use roundelay::policy::Policy;
 use roundelay::reason::{Class, Mark, Reason};
 
@@ -54,15 +55,65 @@ fn the_app_stores_have_their_rates() {
         let throttle = |queue: &str| config.queues[&format!("{queue}-{platform}")].throttle.clone();
         assert_eq!(throttle("sync-tracked"), throttle("sync-on-demand"));
     }
-    let outside = [("ROUNDELAY__THROTTLES__SYNC_IOS__ALLOW".to_owned(), "10".to_owned())];
-    let config = Config::parse(text, "appstore", outside).unwrap();
-    assert_eq!(rate(&config, "sync-ios"), (10, 60));
+    for (name, setting) in [
+        ("sync-ios", "SYNC_IOS"),
+        ("sync-android", "SYNC_ANDROID"),
+        ("charts-ios", "CHARTS_IOS"),
+        ("charts-android", "CHARTS_ANDROID"),
+    ] {
+        let outside = [("ALLOW", "10"), ("PER", "90s")];
+        let outside =
+            outside.map(|(part, value)| (format!("ROUNDELAY__THROTTLES__{setting}__{part}"), value.to_owned()));
+        let config = Config::parse(text, "appstore", outside).unwrap();
+        assert_eq!(rate(&config, name), (10, 90));
+    }
+}
+
+/// How long a sync waits for a slot before it goes back.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// E2, E5, E6: attempts and their waits, one sync of an app within an hour, patience for a slot, the order.
+#[test]
+fn the_app_stores_have_their_attempts_and_their_order() {
+    let config = Config::parse(EXAMPLES[4].1, "appstore", []).unwrap();
+    let syncs = ["sync-app", "sync-competitor", "sync-backlog", "sync-app-on-demand"];
+    let secs = |waits: &[u64]| Backoff::List(waits.iter().copied().map(Duration::from_secs).collect());
+    for (kinds, attempts, waits) in [
+        (&syncs[..], 3, secs(&[30, 60, 120])),
+        (&["chart-snapshot"], 2, secs(&[60, 300])),
+        (&["chart-snapshot-on-demand"], 3, secs(&[30, 60, 120])),
+    ] {
+        for kind in kinds {
+            let retry = &config.kinds[*kind].retry;
+            assert_eq!((retry.attempts, &retry.backoff), (attempts, &waits), "{kind}");
+        }
+    }
+    let unique = config.kinds["sync-app-on-demand"].unique.unwrap();
+    assert_eq!((unique.window, unique.until_start), (Duration::from_secs(3_600), false));
+    for platform in ["ios", "android"] {
+        assert_eq!(config.throttles[&format!("sync-{platform}")].block, PATIENCE);
+        let queue = |urgency: &str| &config.queues[&format!("sync-{urgency}-{platform}")];
+        let (on_demand, tracked) = (queue("on-demand"), queue("tracked"));
+        let ranks = syncs[..3].iter().map(|kind| tracked.rank(config.kinds[*kind].priority.min(tracked.lanes - 1)));
+        let ranks: Vec<i32> = std::iter::once(on_demand.rank(0)).chain(ranks).collect();
+        assert!(ranks.windows(2).all(|pair| pair[0] > pair[1]), "{ranks:?}");
+        assert_eq!(config.queues[&format!("charts-{platform}")].throttle, Some(format!("charts-{platform}")));
+    }
+    assert_eq!(config.queues["default"].throttle, None);
+    let payload = serde_json::json!({ "platform": "android" });
+    let queues = syncs.map(|kind| config.kinds[kind].queue_for(&payload).unwrap().unwrap());
+    let tracked = "sync-tracked-android";
+    assert_eq!(queues, [tracked, tracked, tracked, "sync-on-demand-android"]);
 }
 
 /// A 404 is permanent for a country (E4), and what failed comes back on the app's own queue (E7).
 #[test]
 fn the_app_stores_have_their_reasons() {
     let config = Config::parse(EXAMPLES[4].1, "appstore", []).unwrap();
+    for kind in ["sync-app", "sync-competitor", "sync-backlog", "sync-app-on-demand"] {
+        let reply = Reason::new(Class::Http4xx, "no").marked(Mark::Status(404));
+        assert_eq!(config.kinds[kind].policies.code(&reply), Some("empty_response"), "{kind}");
+    }
     let sync = &config.kinds["sync-app"];
     let reply = Reason::new(Class::Http4xx, "no").marked(Mark::Status(404));
     let empty = sync.policies.code(&reply).unwrap();
@@ -140,5 +191,31 @@ async fn a_day_of_trading_fires_exactly_as_often_as_the_table_says() {
         ];
         let expected: BTreeMap<String, usize> = expected.map(|(kind, count)| (kind.to_owned(), count)).into();
         assert_eq!(counts, expected, "{hours} hours from {from}");
+    }
+}
+
+/// C5: each interface is polled at its own interval, counted from its nominal time.
+#[tokio::test(start_paused = true)]
+async fn the_channels_are_polled_each_at_its_interval() {
+    let config = EXAMPLES[2].1.replace("[ledger]\nurl = \"sqlite://channels.db\"\n", "");
+    let mut world = World::new(&config, time("2026-01-05T00:00:00Z"));
+    let minutes = [("poll-social-inbox", 1), ("download-pop3", 5), ("push-qst", 2), ("pull-qst", 2)];
+    assert!(world.config.kinds.keys().all(|kind| minutes.iter().any(|(known, _)| known == kind)));
+    for (kind, _) in minutes {
+        world.script(kind, |_| (Duration::from_secs(3), roundelay::Outcome::Done));
+    }
+    world.start().await;
+    for (kind, _) in minutes {
+        let mut enroller =
+            Enroller::new(&world.config, world.connections.clone(), kind, Some(Duration::ZERO), true).unwrap();
+        enroller.enroll(vec![Entity::new("7", "channels", "{}")]).await.unwrap();
+    }
+    world.until(Duration::from_secs(3_600)).await;
+    world.stop().await;
+    for (kind, every) in minutes {
+        let starts: Vec<Time> = world.seen(kind).iter().map(|seen| seen.from).collect();
+        assert!((60 / every..=60 / every + 1).contains(&starts.len()), "{kind}: {}", starts.len());
+        let gaps = starts.windows(2).map(|pair| pair[1].since(pair[0]));
+        assert!(gaps.clone().all(|gap| gap == Duration::from_secs(60 * every as u64)), "{kind}: {:?}", gaps.max());
     }
 }

@@ -135,6 +135,21 @@ impl Watched {
         self.stop.cancel();
     }
 
+    /// Stops in good order; `each` gets the runs that go on, and must end them.
+    pub async fn stop_with(mut self, mut each: impl FnMut(Run)) {
+        self.stop.cancel();
+        let stopped = async {
+            loop {
+                tokio::select! {
+                    biased;
+                    Some(run) = self.runs.recv() => each(run),
+                    ended = &mut self.engine => return ended.unwrap().unwrap(),
+                }
+            }
+        };
+        timeout(SOON, stopped).await.expect("the engine stops");
+    }
+
     /// Stops in good order.
     pub async fn stop(self) {
         self.stop.cancel();

@@ -8,7 +8,8 @@ use axum::extract::State;
 use axum::routing::post;
 use reqwest::{Client, StatusCode};
 use roundelay::Outcome;
-use roundelay::engine::Connections;
+use roundelay::engine::{Connections, Dispatch};
+use roundelay::job::Envelope;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
@@ -18,6 +19,7 @@ use crate::harness::{Ground, Watched, chain, on_all, roundelay, until, worker};
 on_all!(a_program_says_how_far_it_has_come);
 on_all!(who_is_called_says_how_far_it_has_come);
 on_all!(a_rust_handler_says_how_far_it_has_come);
+on_all!(a_one_off_job_says_how_far_it_has_come);
 
 /// A chain of one tick an hour, which `handler` runs, and a worker that listens.
 fn config(ground: &Ground, handler: &str) -> (PathBuf, String) {
@@ -45,6 +47,18 @@ async fn shown(config: &Path) -> Value {
 
 async fn in_words(config: &Path) -> String {
     roundelay(&["show", "--config", config.to_str().unwrap(), "sync", "ios/7"]).await.stdout
+}
+
+/// The one-off jobs that run, as another process shows them; none when it knows of nothing.
+async fn jobs(config: &Path) -> Vec<Value> {
+    let output = roundelay(&["show", "--config", config.to_str().unwrap(), "sync", "ios/7", "--json"]).await;
+    match output.ok {
+        true => output.json()["running"].as_array().unwrap().clone(),
+        false => {
+            assert!(output.stderr.contains("no one-off job of it that runs and has reported"), "{output:?}");
+            Vec::new()
+        }
+    }
 }
 
 /// What is shown of the progress of the run that goes on, without the time.
@@ -135,6 +149,38 @@ mod run {
         let first = ended(&file).await;
         assert_eq!((&first["verdict"], &first["progress"]["phase"]), (&json!("done"), &json!("metrics")), "{first}");
         assert_eq!(report(&progress, listings).await.0, StatusCode::NOT_FOUND, "it has ended");
+    }
+
+    pub async fn a_one_off_job_says_how_far_it_has_come(ground: Ground) {
+        let (file, text) = config(&ground, "retry = { attempts = 2, backoff = [\"50ms\"] }");
+        let mut engine = Watched::start(&ground, &text).await;
+        let dispatch = Dispatch::new(&engine.config, &engine.connections);
+        let envelope = Envelope::job("sync", "ios/7", json!({}), "on demand".into());
+        dispatch.send(&envelope, "work", engine.ledger().now()).await.unwrap();
+        let first = engine.next().await;
+        assert_eq!(jobs(&file).await, [] as [Value; 0], "one that says nothing costs nothing");
+        first.job.progress("listings", 3, 12);
+        let listings = (json!("listings"), json!(3), json!(12));
+        until("another process sees it", async || jobs(&file).await.first().map(stands) == Some(listings.clone()))
+            .await;
+        let shown = jobs(&file).await;
+        assert_eq!((&shown[0]["id"], &shown[0]["attempt"], shown.len()), (&json!("on demand"), &json!(1), 1));
+        let words = in_words(&file).await;
+        assert!(
+            words.starts_with("one-off job on demand on work, attempt 1, by ") && words.contains("listings 3/12, "),
+            "{words}"
+        );
+        first.end(Outcome::retry("out of luck"));
+        let second = engine.next().await;
+        until("the first attempt is over", async || jobs(&file).await.is_empty()).await;
+        second.job.phase("identity");
+        let identity = (json!("identity"), json!(null), json!(null));
+        until("each attempt has its own", async || jobs(&file).await.first().map(stands) == Some(identity.clone()))
+            .await;
+        engine.begin_stop();
+        second.end(Outcome::Done);
+        engine.stop().await;
+        assert_eq!(jobs(&file).await, [] as [Value; 0], "a worker that stops leaves nothing behind");
     }
 
     pub async fn a_rust_handler_says_how_far_it_has_come(ground: Ground) {

@@ -19,6 +19,7 @@ mod orders;
 mod page;
 mod reader;
 mod rosters;
+mod running;
 mod schema;
 mod slots;
 mod tls;

@@ -6,7 +6,7 @@ use super::connect::{Session, words};
 use crate::clock::Entropy;
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 7] = [
+const MIGRATIONS: [&str; 8] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out
     // of order. Text is compared byte by byte, so that an index does not depend on the system's
     // locales. Pages have room to spare, since most updates (a claim changes no indexed column) can
@@ -117,6 +117,7 @@ const MIGRATIONS: [&str; 7] = [
     THROTTLES,
     DISCOVERED_AND_PROGRESS,
     THROTTLE_ORDERS,
+    RUNNING,
 ];
 
 /// What a failure is known by, and when it is tried again. `fed` is the job that is under way for a part,
@@ -180,6 +181,23 @@ const DISCOVERED_AND_PROGRESS: &str = r#"
 /// What operators have ordered of throttles, as JSON.
 const THROTTLE_ORDERS: &str =
     r#"CREATE TABLE throttle_orders (name text COLLATE "C" PRIMARY KEY, orders text NOT NULL);"#;
+
+/// One-off jobs that run and have said how far they have come, until their worker is silent.
+const RUNNING: &str = r#"
+    CREATE TABLE running (
+        id       text COLLATE "C" NOT NULL,
+        worker   text COLLATE "C" NOT NULL,
+        kind     text COLLATE "C" NOT NULL,
+        key      text COLLATE "C" NOT NULL,
+        queue    text NOT NULL,
+        attempt  int8 NOT NULL,
+        started  int8 NOT NULL,
+        progress text NOT NULL,
+        until    int8 NOT NULL,
+        PRIMARY KEY (id, worker)
+    );
+    CREATE INDEX running_by_name ON running (kind, key);
+    CREATE INDEX running_by_until ON running (until);"#;
 
 /// The sequences of epochs and fences go on from at least now, in microseconds since 1970. So they
 /// never go back, not even when the database was replaced by an older copy of itself: the numbers

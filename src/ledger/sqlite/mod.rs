@@ -7,6 +7,7 @@ mod history;
 mod list;
 mod orders;
 mod rosters;
+mod running;
 mod schema;
 mod slots;
 mod store;

@@ -5,7 +5,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use crate::clock::{Entropy, Time};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 8] = [
+const MIGRATIONS: [&str; 9] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -120,6 +120,7 @@ const MIGRATIONS: [&str; 8] = [
     THROTTLES,
     DISCOVERED_AND_PROGRESS,
     THROTTLE_ORDERS,
+    RUNNING,
 ];
 
 /// What a failure is known by, and when it is tried again. `fed` is the job that is under way for a part,
@@ -182,6 +183,23 @@ const DISCOVERED_AND_PROGRESS: &str = "
 /// What operators have ordered of throttles, as JSON.
 const THROTTLE_ORDERS: &str =
     "CREATE TABLE throttle_orders (name TEXT PRIMARY KEY, orders TEXT NOT NULL) WITHOUT ROWID;";
+
+/// One-off jobs that run and have said how far they have come, until their worker is silent.
+const RUNNING: &str = "
+    CREATE TABLE running (
+        id       TEXT    NOT NULL,
+        worker   TEXT    NOT NULL,
+        kind     TEXT    NOT NULL,
+        key      TEXT    NOT NULL,
+        queue    TEXT    NOT NULL,
+        attempt  INTEGER NOT NULL,
+        started  INTEGER NOT NULL,
+        progress TEXT    NOT NULL,
+        until    INTEGER NOT NULL,
+        PRIMARY KEY (id, worker)
+    ) WITHOUT ROWID;
+    CREATE INDEX running_by_name ON running (kind, key);
+    CREATE INDEX running_by_until ON running (until);";
 
 /// The sequences of epochs and fences go on from at least this: the microseconds since 1970. So
 /// they never go back, not even when the file was replaced by an older copy of itself: the numbers

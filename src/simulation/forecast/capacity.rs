@@ -111,7 +111,7 @@ pub(super) fn warnings(plan: &Plan) -> Vec<String> {
         let ((attempts, _), run) = (attempts(kind), mean(kind, plan.from).as_secs_f64());
         for (queue, chains) in population.by_queue() {
             let Some(settings) = plan.config.queues.get(&queue) else { continue };
-            let (kind, priority) = (name.clone(), settings.priority);
+            let (kind, priority) = (name.clone(), settings.rank(kind.priority.min(settings.lanes - 1)));
             let load = Load { kind, chains, interval, period, cost: attempts, priority };
             queued.entry(queue).or_default().push(Load { cost: attempts * run, ..load.clone() });
             if let Some(throttle) = &settings.throttle {

@@ -17,6 +17,7 @@ use super::recorder::{Recorder, Span};
 use super::report::{self, Report, Seen};
 use crate::broker::Broker;
 use crate::broker::embedded::EmbeddedBroker;
+use crate::broker::lanes::Lanes;
 use crate::broker::topology::Names;
 use crate::clock::{Clock, Entropy};
 use crate::config::{Config, LedgerUrl};
@@ -106,6 +107,7 @@ async fn play(mut plan: Plan, progress: impl Fn(Duration)) -> Result<Report, Sta
     enrolling.extend(enroll(&mut plan, &fleet, false)?);
 
     let mut backlogs: BTreeMap<String, u64> = BTreeMap::new();
+    let lanes = Lanes::new(&plan.config);
     for (at, event) in timetable(&plan) {
         sleep_until(begun + at.min(plan.length)).await;
         if at >= plan.length {
@@ -122,9 +124,12 @@ async fn play(mut plan: Plan, progress: impl Fn(Duration)) -> Result<Report, Sta
                 progress(at);
                 for queue in plan.config.queues.keys() {
                     // While the broker is away there is nothing to see.
-                    let Some(depth) = at_once(fleet.broker.depth(queue)).await else { continue };
+                    let mut ready = 0;
+                    for lane in lanes.queues(queue) {
+                        ready += at_once(fleet.broker.depth(&lane)).await.map_or(0, |depth| depth.ready);
+                    }
                     let most = backlogs.entry(queue.clone()).or_default();
-                    *most = depth.ready.max(*most);
+                    *most = ready.max(*most);
                 }
             }
         }

@@ -5,6 +5,7 @@ mod discovered;
 mod failed;
 mod guards;
 mod list;
+mod running;
 mod throttles;
 
 use std::collections::BTreeSet;

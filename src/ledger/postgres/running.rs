@@ -1,0 +1,75 @@
+//! One-off jobs that run and report, in SQL.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio_postgres::{Error, Row};
+
+use super::PostgresLedger;
+use super::connect::words;
+use crate::clock::Time;
+use crate::ledger::{LedgerError, Running, RunningJob};
+use crate::progress::Progress;
+
+/// Waits for nobody: what another worker forgets just now is forgotten all the same.
+const FORGET: &str = "DELETE FROM running WHERE (id, worker) IN (
+                          SELECT id, worker FROM running
+                          WHERE until <= floor(extract(epoch FROM clock_timestamp()) * 1000)::int8
+                             OR (worker = $1 AND id = ANY ($2::text[]))
+                          FOR UPDATE SKIP LOCKED)";
+const NOTE: &str = "INSERT INTO running (id, worker, kind, key, queue, attempt, started, progress, until)
+                    SELECT u.*, floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 + $9
+                    FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::int8[], $7::int8[],
+                                $8::text[]) AS u
+                    ON CONFLICT (id, worker) DO UPDATE
+                    SET attempt = excluded.attempt, started = excluded.started, progress = excluded.progress,
+                        until = excluded.until";
+const SELECT: &str = "SELECT id, worker, kind, key, queue, attempt, started, progress FROM running
+                      WHERE kind = $1 AND key = $2
+                        AND until > floor(extract(epoch FROM clock_timestamp()) * 1000)::int8
+                      ORDER BY started, id, worker";
+
+#[async_trait]
+impl Running for PostgresLedger {
+    async fn note_running(
+        &self,
+        worker: String,
+        jobs: Vec<RunningJob>,
+        ended: Vec<String>,
+        hold: Duration,
+    ) -> Result<(), LedgerError> {
+        self.reader.execute(FORGET, &[&worker, &ended]).await?;
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let text = |of: fn(&RunningJob) -> &String| jobs.iter().map(of).collect::<Vec<_>>();
+        let (ids, kinds, keys) = (text(|job| &job.id), text(|job| &job.kind), text(|job| &job.key));
+        let (queues, workers) = (text(|job| &job.queue), vec![&worker; jobs.len()]);
+        let attempts: Vec<i64> = jobs.iter().map(|job| i64::from(job.attempt)).collect();
+        let started: Vec<i64> = jobs.iter().map(|job| job.started.as_millis()).collect();
+        let progress: Vec<String> = jobs.iter().map(|job| job.progress.text()).collect();
+        let hold = i64::try_from(hold.as_millis()).unwrap_or(i64::MAX);
+        self.reader
+            .execute(NOTE, &[&ids, &workers, &kinds, &keys, &queues, &attempts, &started, &progress, &hold])
+            .await
+            .map(drop)
+    }
+
+    async fn running(&self, kind: String, key: String) -> Result<Vec<RunningJob>, LedgerError> {
+        let job = |row: &Row| {
+            Ok(RunningJob {
+                id: row.try_get(0)?,
+                worker: row.try_get(1)?,
+                kind: row.try_get(2)?,
+                key: row.try_get(3)?,
+                queue: row.try_get(4)?,
+                attempt: u32::try_from(row.try_get::<_, i64>(5)?).unwrap_or(u32::MAX),
+                started: Time::from_millis(row.try_get(6)?),
+                progress: Progress::read(row.try_get(7)?).unwrap_or_default(),
+            })
+        };
+        let rows = self.reader.query(SELECT, &[&kind, &key]).await?;
+        let jobs: Result<_, Error> = rows.iter().map(job).collect();
+        jobs.map_err(|error| LedgerError::Statement(words(&error)))
+    }
+}

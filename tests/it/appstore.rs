@@ -1,0 +1,360 @@
+//! The crawler of two app stores, by its behaviour: the example's own configuration in virtual time, and its
+//! queues with lanes on real brokers.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use roundelay::Outcome;
+use roundelay::broker::Depth;
+use roundelay::clock::Time;
+use roundelay::engine::Dispatch;
+use roundelay::engine::enroll::{Enroller, Entity};
+use roundelay::job::Envelope;
+use serde_json::json;
+
+use crate::harness::{Ground, Run, Watched, on_all, until};
+use crate::virtual_time::{MONDAY, World, chain};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A world with the example's configuration.
+fn example() -> World {
+    example_with(|text| text)
+}
+
+fn example_with(change: impl Fn(String) -> String) -> World {
+    let text = change(include_str!("../../examples/appstore.toml").into());
+    let text = text.replace("[ledger]\nurl = \"sqlite://appstore.db\"\n", "");
+    World::new(&text.replace("[worker]\nlisten = \"127.0.0.1:9464\"\n", ""), MONDAY)
+}
+
+/// What a run takes, for all kinds; none fails.
+fn all_take(world: &mut World, takes: Duration) {
+    for kind in world.config.kinds.keys().cloned().collect::<Vec<_>>() {
+        world.script(&kind, move |_| (takes, Outcome::Done));
+    }
+}
+
+/// Begins so many chains of a kind on a queue, due at once.
+async fn enroll(world: &World, kind: &str, queue: &str, count: usize) {
+    world.connections.broker.apply(&world.config.topology()).await.unwrap();
+    let spread = Some(Duration::ZERO);
+    let mut enroller = Enroller::new(&world.config, world.connections.clone(), kind, spread, true).unwrap();
+    let platform = queue.rsplit('-').next().unwrap();
+    let entity = |n| Entity::new(format!("{platform} {n}"), queue, json!({ "platform": platform }).to_string());
+    let tally = enroller.enroll((0..count).map(entity).collect()).await.unwrap();
+    assert_eq!((tally.created, tally.unsent), (count as u64, 0));
+}
+
+/// Sends a one-off job as `roundelay publish` does.
+async fn send(world: &World, kind: &str, queue: &str, key: &str) {
+    world.connections.broker.apply(&world.config.topology()).await.unwrap();
+    let envelope = Envelope::job(kind, key, json!({ "platform": "ios" }), format!("{kind}-{key}"));
+    let envelope = Envelope { queue: Some(queue.into()), ..envelope };
+    let now = world.connections.ledger.now();
+    Dispatch::new(&world.config, &world.connections).send(&envelope, queue, now).await.unwrap();
+}
+
+/// When runs of a kind began.
+fn starts(world: &World, kind: &str) -> Vec<Time> {
+    world.seen(kind).iter().map(|seen| seen.from).collect()
+}
+
+const CLASSES: [&str; 4] = ["sync-app-on-demand", "sync-app", "sync-competitor", "sync-backlog"];
+
+/// Of those that began in these minutes, how many were of each class.
+fn shares(world: &World, minutes: std::ops::Range<u32>) -> [f64; 4] {
+    let (from, to) = (MONDAY + MINUTE * minutes.start, MONDAY + MINUTE * minutes.end);
+    let of = |kind| starts(world, kind).iter().filter(|at| (from..to).contains(*at)).count() as f64;
+    let counts = CLASSES.map(of);
+    let all: f64 = counts.iter().sum();
+    // The throttle is used up, and not passed.
+    let most = f64::from(5 * (minutes.end - minutes.start));
+    assert!(all >= 0.95 * most && all <= most, "{all} of {most}");
+    counts.map(|count| count / all)
+}
+
+/// E9, with more waiting in each class than the throttle can serve.
+#[tokio::test(start_paused = true)]
+async fn on_demand_goes_before_tracked_before_competitors_before_the_backlog_and_nothing_starves() {
+    let mut world = example();
+    all_take(&mut world, Duration::from_secs(2));
+    for (kind, count) in [("sync-backlog", 300), ("sync-competitor", 100), ("sync-app", 250)] {
+        enroll(&world, kind, "sync-tracked-ios", count).await;
+    }
+    for n in 0..80 {
+        send(&world, "sync-app-on-demand", "sync-on-demand-ios", &n.to_string()).await;
+    }
+    world.start().await;
+    world.until(MINUTE * 60).await;
+    world.stop().await;
+
+    // Of the slots that go to it and to higher ones, each class has one in eight: a tenth with all four.
+    let [first, tracked, competitor, backlog] = shares(&world, 4..20);
+    assert!(first > 0.65 && tracked > 0.085 && competitor > 0.085 && backlog > 0.085, "{first} {tracked}");
+    assert_eq!(starts(&world, CLASSES[0]).len(), 80);
+    let [none, tracked, competitor, backlog] = shares(&world, 30..60);
+    assert!(none == 0.0 && tracked > 0.75 && competitor > 0.1 && backlog > 0.1, "{tracked} {competitor} {backlog}");
+    // Waiting has cost no attempt.
+    assert!(world.attempts().await.iter().all(|attempt| attempt.attempt == 1));
+}
+
+/// E9, where the upper classes have little to do: each is served before all of the lower ones that wait.
+#[tokio::test(start_paused = true)]
+async fn what_comes_in_goes_before_all_that_waits_in_lower_classes() {
+    let mut world = example();
+    all_take(&mut world, Duration::from_secs(2));
+    enroll(&world, "sync-backlog", "sync-tracked-ios", 1_000).await;
+    world.start().await;
+    world.until(MINUTE * 10).await;
+    let before = starts(&world, "sync-backlog").len();
+    for kind in ["sync-competitor", "sync-app"] {
+        enroll(&world, kind, "sync-tracked-ios", 3).await;
+    }
+    send(&world, "sync-app-on-demand", "sync-on-demand-ios", "1").await;
+    world.until(MINUTE * 14).await;
+    world.stop().await;
+    let after: Vec<Time> = starts(&world, "sync-backlog").into_iter().skip(before).collect();
+    let last = CLASSES[..3].iter().map(|kind| *starts(&world, kind).last().unwrap()).collect::<Vec<_>>();
+    assert_eq!(CLASSES[..3].iter().map(|kind| starts(&world, kind).len()).collect::<Vec<_>>(), [1, 3, 3]);
+    assert!(last.is_sorted(), "{last:?}");
+    // One slot was given away already, and one is the backlog's share.
+    let between = after.iter().filter(|at| **at < last[2]).count();
+    assert!(between <= 2, "{between} of the backlog went before");
+}
+
+/// E1: iOS hangs, in all its queues, as long as it may; Android does not notice.
+#[tokio::test(start_paused = true)]
+async fn a_platform_whose_handlers_hang_never_delays_the_other() {
+    let mut paces = Vec::new();
+    for hangs in [false, true] {
+        let mut world = example();
+        for kind in world.config.kinds.keys().cloned().collect::<Vec<_>>() {
+            world.script(&kind, move |job| match job.queue.ends_with("-ios") && hangs {
+                true => (Duration::from_secs(3_600), Outcome::Done),
+                false => (Duration::from_secs(2), Outcome::Done),
+            });
+        }
+        for platform in ["ios", "android"] {
+            for kind in ["sync-app", "sync-backlog"] {
+                enroll(&world, kind, &format!("sync-tracked-{platform}"), 200).await;
+            }
+        }
+        world.start().await;
+        world.until(MINUTE * 30).await;
+        world.stop().await;
+        let android = |kind| {
+            let seen = world.seen(kind);
+            let of = seen.iter().filter(|seen| seen.job.queue.ends_with("-android"));
+            of.map(|seen| seen.from).collect::<Vec<Time>>()
+        };
+        paces.push(["sync-app", "sync-backlog"].map(android));
+    }
+    assert!(paces[0].iter().map(Vec::len).sum::<usize>() >= 145);
+    assert_eq!(paces[0], paces[1], "as if iOS were not there");
+}
+
+/// E2: who finds no slot goes back when its patience is over, and no attempt is charged.
+#[tokio::test(start_paused = true)]
+async fn a_sync_waits_for_its_slot_as_long_as_it_may_and_goes_back_with_all_its_attempts() {
+    // At five a minute nobody waits so long: a worker takes up only what can start soon.
+    let mut world = example_with(|text| text.replace("allow = 5", "allow = 1"));
+    all_take(&mut world, Duration::from_secs(2));
+    let block = world.config.throttles["sync-ios"].block;
+    for (kind, count) in [("sync-app", 20), ("sync-backlog", 20)] {
+        enroll(&world, kind, "sync-tracked-ios", count).await;
+    }
+    world.start().await;
+    let snoozed = async || {
+        let attempts = world.attempts().await;
+        attempts.into_iter().filter(|attempt| attempt.verdict.as_deref() == Some("snoozed")).collect::<Vec<_>>()
+    };
+    world.until(block - Duration::from_secs(1)).await;
+    assert!(snoozed().await.is_empty());
+    world.until(block + Duration::from_secs(10)).await;
+    let first = snoozed().await;
+    assert!(!first.is_empty() && first.iter().all(|attempt| attempt.attempt == 1), "{first:?}");
+    assert!(first[0].reason.as_deref().unwrap().contains("no slot of its throttle in time"), "{first:?}");
+    world.until(MINUTE * 75).await;
+    world.stop().await;
+    let all = world.attempts().await;
+    assert!(all.iter().all(|attempt| attempt.attempt == 1), "no attempt was charged");
+    assert_eq!(starts(&world, "sync-app").len() + starts(&world, "sync-backlog").len(), 40, "and all of them ran");
+}
+
+/// E6: charts for the user interface do not wait behind those of the throttle.
+#[tokio::test(start_paused = true)]
+async fn charts_on_demand_wait_for_no_throttle() {
+    let mut world = example();
+    all_take(&mut world, Duration::from_secs(1));
+    world.chains((0..300).map(|n| chain("chart-snapshot", &n.to_string(), "charts-ios", MONDAY)).collect()).await;
+    world.start().await;
+    world.until(MINUTE * 2).await;
+    for n in 0..40 {
+        send(&world, "chart-snapshot-on-demand", "default", &n.to_string()).await;
+    }
+    world.until(MINUTE * 3).await;
+    world.stop().await;
+    let charts = starts(&world, "chart-snapshot");
+    let within = |minute: u32| {
+        charts.iter().filter(|at| (MONDAY + MINUTE * minute..MONDAY + MINUTE * (minute + 1)).contains(*at)).count()
+    };
+    assert!((22..=24).contains(&within(1)) && (22..=24).contains(&within(2)), "{} {}", within(1), within(2));
+    let on_demand = starts(&world, "chart-snapshot-on-demand");
+    assert_eq!(on_demand.len(), 40);
+    // As fast as there is room for them: 16 at a time, a second each.
+    assert!(on_demand.iter().all(|at| *at < MONDAY + MINUTE * 2 + Duration::from_secs(4)));
+}
+
+/// A backlog lies in the queue; what is urgent comes after it. The workers run one at a time.
+const BACKLOG: &str = r#"
+[queues.work]
+concurrency = 1
+prefetch = 4
+lanes = 3
+[kinds.urgent]
+priority = 2
+[kinds.soon]
+priority = 1
+[kinds.some_time]
+"#;
+
+async fn ready(engine: &Watched, queue: &str) -> u64 {
+    engine.broker().depth(queue).await.map_or(0, |Depth { ready, .. }| ready)
+}
+
+on_all!(a_backlog_holds_nothing_urgent_up);
+on_all!(a_worker_restarted_with_another_configuration_loses_and_doubles_nothing);
+on_all!(lanes_are_kept_over_the_rungs);
+
+mod run {
+    use super::*;
+
+    pub async fn a_backlog_holds_nothing_urgent_up(ground: Ground) {
+        let mut engine = Watched::start(&ground, BACKLOG).await;
+        let dispatch = Dispatch::new(&engine.config, &engine.connections);
+        let publish = async |kind: &str, count: usize| {
+            for n in 0..count {
+                let envelope = Envelope::job(kind, &n.to_string(), json!({}), format!("{kind}-{n}"));
+                dispatch.send(&envelope, "work", engine.connections.ledger.now()).await.unwrap();
+            }
+        };
+        let all = [
+            ("some_time", "work", 200),
+            ("soon", "roundelay.lane.1.work", 30),
+            ("urgent", "roundelay.lane.2.work", 60),
+        ];
+        for (kind, _, count) in all {
+            publish(kind, count).await;
+        }
+        let (mut order, mut ended) = (Vec::new(), BTreeMap::new());
+        for _ in 0..120 {
+            let run = engine.next().await;
+            assert_eq!(run.job.queue, "work", "handlers know nothing of lanes");
+            // The worker has had the time to take up as many of each lane as it may, so that it can choose.
+            for (kind, lane, count) in all {
+                let ended: u64 = ended.get(kind).copied().unwrap_or_default();
+                until("the worker has its fill", async || {
+                    ready(&engine, lane).await == (count as u64).saturating_sub(ended + 4)
+                })
+                .await;
+            }
+            *ended.entry(run.job.kind.clone()).or_default() += 1;
+            order.push(run.job.kind.clone());
+            run.end(Outcome::Done);
+        }
+        // One was running when the others came, and the next may have been on its way.
+        let urgent = order.iter().position(|kind| kind == "urgent").unwrap();
+        assert!(urgent <= 2, "{order:?}");
+        let in_fifty = |kind: &str| order[urgent..urgent + 50].iter().filter(|is| *is == kind).count();
+        let counts = ["urgent", "soon", "some_time"].map(in_fifty);
+        assert!(counts[0] >= 36 && counts[1] >= 4 && counts[2] >= 4, "{counts:?}");
+        engine.stop().await;
+    }
+
+    pub async fn lanes_are_kept_over_the_rungs(ground: Ground) {
+        let mut engine = Watched::start(&ground, &BACKLOG.replace("prefetch = 4", "prefetch = 2")).await;
+        let (dispatch, ledger) =
+            (Dispatch::new(&engine.config, &engine.connections), engine.connections.ledger.clone());
+        let send = async |kind: &str, key: &str, after: u64| {
+            let now = ledger.now();
+            let due = Some(now + Duration::from_millis(after));
+            let envelope = Envelope { due, ..Envelope::job(kind, key, json!({}), format!("{kind}-{key}")) };
+            let envelope = Envelope { queue: Some("work".into()), ..envelope };
+            dispatch.send(&envelope, "work", now).await.unwrap();
+        };
+        send("some_time", "first", 0).await;
+        let first = engine.next().await;
+        // One hop, and two.
+        for (key, after) in [("a", 1_000), ("b", 1_200), ("c", 1_300)] {
+            send("some_time", key, after).await;
+            send("urgent", key, after).await;
+        }
+        // Of each lane the worker holds two, the running one included.
+        until("each has come to its lane", async || {
+            ready(&engine, "work").await == 2 && ready(&engine, "roundelay.lane.2.work").await == 1
+        })
+        .await;
+        first.end(Outcome::Done);
+        let mut order = Vec::new();
+        for _ in 0..6 {
+            let run = engine.next().await;
+            order.push(run.job.kind.clone());
+            run.end(Outcome::Done);
+        }
+        assert_eq!(order[..2], ["urgent", "urgent"]);
+        order.sort();
+        assert_eq!(order, ["some_time", "some_time", "some_time", "urgent", "urgent", "urgent"]);
+        engine.stop().await;
+    }
+
+    /// E11: what is configured anew holds from the next start on, and the restart costs nothing.
+    pub async fn a_worker_restarted_with_another_configuration_loses_and_doubles_nothing(ground: Ground) {
+        let config = |queue: &str, kind: &str, timeout: &str| {
+            format!(
+                "[queues.work]\nconcurrency = 4\nprefetch = 8\n{queue}\n[kinds.sync]\n{kind}\n\
+                 timeout = \"{timeout}\"\n[kinds.other]\ntimeout = \"{timeout}\"\n"
+            )
+        };
+        let before = config("", "every = \"100ms\"", "5m");
+        let after = config("lanes = 2", "every = \"150ms\"\npriority = 1", "9m");
+        let (mut ticks, mut once) = (BTreeMap::<String, Vec<i64>>::new(), Vec::new());
+        let mut take = |run: Run, timeout: Duration| {
+            let left = run.job.deadline.since(run.at);
+            assert!(left <= timeout && left > timeout - MINUTE, "{left:?} of {timeout:?}");
+            match &run.job.tick {
+                Some(tick) => ticks.entry(run.job.key.clone()).or_default().push(tick.tick),
+                None => once.push(run.job.key.clone()),
+            }
+            run.end(Outcome::Done);
+        };
+        let mut engine = Watched::start(&ground, &before).await;
+        // The embedded broker begins empty, with what the ledger knows.
+        let single = if engine.broker().keeps_messages() { 40 } else { 0 };
+        for n in 0..8 {
+            engine.enroll(&n.to_string(), "work").await;
+        }
+        let dispatch = Dispatch::new(&engine.config, &engine.connections);
+        for n in 0..single {
+            let envelope = Envelope::job("other", &n.to_string(), json!({}), format!("other-{n}"));
+            dispatch.send(&envelope, "work", engine.ledger().now()).await.unwrap();
+        }
+        for _ in 0..30 {
+            take(engine.next().await, MINUTE * 5);
+        }
+        engine.stop_with(|run| take(run, MINUTE * 5)).await;
+
+        let mut engine = Watched::start(&ground, &after).await;
+        for _ in 0..120 {
+            take(engine.next().await, MINUTE * 9);
+        }
+        engine.stop_with(|run| take(run, MINUTE * 9)).await;
+        assert_eq!(ticks.len(), 8);
+        for (key, ticks) in &ticks {
+            assert_eq!(*ticks, (1..=ticks.len() as i64).collect::<Vec<_>>(), "{key}");
+            assert!(ticks.len() > 5, "{key} goes on");
+        }
+        once.sort_by_key(|key| key.parse::<usize>().unwrap());
+        assert_eq!(once, (0..single).map(|n: usize| n.to_string()).collect::<Vec<_>>());
+    }
+}
