@@ -204,7 +204,7 @@ mod tests {
     fn a_table_of_what_is_in_the_way() {
         let until = 1_015 * S;
         let hold = || ThrottleOrder::Hold { span: Duration::from_secs(3_600), why: "they are down".into() };
-        let (wait, patience) = (Duration::from_millis(1), Duration::from_secs(30));
+        let (wait, patience) = (Duration::from_millis(1), Duration::from_secs(60));
         let breaker = Breaker { failures: 1, wait, longest: wait, patience };
         let open = || Word::Failed { probe: false, breaker, why: "HTTP 500".into() };
         let asked = |until| Word::Hold { until, why: "HTTP 429".into() };
@@ -227,7 +227,7 @@ mod tests {
                 throttled("", &[""], &[open()], 2, &[]),
                 Some(
                     "the throttle ios lets one start at a time try whether its upstream works again: the next slot \
-                     opens in 29s, 7 wait",
+                     opens in 59s, 7 wait",
                 ),
             ),
             (
