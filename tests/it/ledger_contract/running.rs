@@ -35,7 +35,7 @@ async fn a_running_job_is_seen_as_long_as_its_worker_speaks_of_it() {
         note("a", &[mine, job("2", "a", "metrics")], &[], LEASE).await;
         note("b", std::slice::from_ref(&theirs), &[], LEASE).await;
         let later = job("1", "a", "finalize");
-        note("a", &[later.clone()], &["2"], LEASE).await;
+        note("a", std::slice::from_ref(&later), &["2"], LEASE).await;
         assert_eq!(running(ledger).await, [later.clone(), theirs.clone()], "each worker has its own, as it said last");
         assert_eq!(ledger.running("sync".into(), "ios/8".into()).await.unwrap(), []);
         note("b", &[], &["1", "7"], LEASE).await;
