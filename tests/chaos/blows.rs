@@ -20,7 +20,8 @@ use super::load;
 use super::log::{Entry, Writer};
 use super::proxy::{Link, Mode};
 use super::receiver::Seen;
-use super::workers::{Slot, Workers};
+use super::workers::Links;
+use crate::support::workers::{Seat, Workers};
 
 /// The platform queues that may suffer. That of one-off jobs may not.
 const QUEUES: [&str; 3] = ["quick", "eager", "long"];
@@ -33,6 +34,8 @@ const UNNOTICED: Duration = Duration::from_secs(3);
 pub struct Stage {
     pub ground: Ground,
     pub workers: Workers,
+    /// Theirs, in the same order.
+    pub links: Vec<Links>,
     pub log: Writer,
     pub seen: Seen,
     pub config: PathBuf,
@@ -86,16 +89,15 @@ impl Stage {
 
     /// Does it to a worker that is at work; does nothing if there is none.
     pub async fn strike(&self, fault: Fault) {
-        let slots: Vec<&Arc<Slot>> = self.workers.slots.iter().collect();
-        let at_work = |slot: &&&Arc<Slot>| slot.awake().is_some_and(|worker| self.seen.has_called(&worker));
-        let ready: Vec<_> = slots.iter().filter(at_work).collect();
+        let at_work = |seat: &&Arc<Seat>| seat.awake().is_some_and(|worker| self.seen.has_called(&worker));
+        let ready: Vec<&Arc<Seat>> = self.workers.seats.iter().filter(at_work).collect();
         if ready.is_empty() {
             return;
         }
-        let slot = one_of(&self.luck, &ready);
+        let seat = one_of(&self.luck, &ready);
         let mut number = None;
         if fault == Fault::WorkerKilled {
-            self.workers.kill(slot, |worker| number = Some(self.broke(fault, worker)));
+            self.workers.kill(seat, |worker| number = Some(self.broke(fault, worker)));
         } else {
             // Some wake up with their leases, some without, and some when the broker has given
             // them up.
@@ -103,7 +105,7 @@ impl Stage {
             let (low, high) =
                 one_of(&self.luck, &[(500, lease - 1_000), (lease, 2 * lease), (lease, 2 * lease), (25_000, 30_000)]);
             self.workers
-                .freeze(slot, between(&self.luck, low, high), |worker| number = Some(self.broke(fault, worker)))
+                .freeze(seat, between(&self.luck, low, high), |worker| number = Some(self.broke(fault, worker)))
                 .await;
         }
         number.into_iter().for_each(|number| self.healed(number));
@@ -142,21 +144,18 @@ impl Stage {
                 self.healed(number);
             }
             Fault::BrokerCut | Fault::BrokerOneWay | Fault::BrokerHalfOpen => {
-                self.break_links(fault, self.workers.slots.iter().map(|slot| &slot.broker).collect()).await;
+                self.break_links(fault, self.links.iter().map(|links| &links.broker).collect()).await;
             }
             Fault::LedgerCut | Fault::LedgerOneWay | Fault::LedgerHalfOpen => {
-                self.break_links(fault, self.workers.slots.iter().map(|slot| &slot.ledger).collect()).await;
+                self.break_links(fault, self.links.iter().map(|links| &links.ledger).collect()).await;
             }
             Fault::OneWorkerCut => {
-                let slot = &self.workers.slots[self.entropy.below(self.workers.slots.len())];
-                self.break_links(fault, vec![&slot.broker, &slot.ledger]).await;
+                let links = &self.links[self.entropy.below(self.links.len())];
+                self.break_links(fault, vec![&links.broker, &links.ledger]).await;
             }
             Fault::Slow => {
-                self.break_links(
-                    fault,
-                    self.workers.slots.iter().flat_map(|slot| [&slot.broker, &slot.ledger]).collect(),
-                )
-                .await;
+                self.break_links(fault, self.links.iter().flat_map(|links| [&links.broker, &links.ledger]).collect())
+                    .await;
             }
             Fault::MemoryAlarm => {
                 self.alarm(

@@ -2,17 +2,14 @@
 //! says of them in the end.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::ensure;
 use bytes::Bytes;
 use roundelay::broker::rabbit::RabbitBroker;
 use roundelay::broker::{Broker, Destination, Message};
 use roundelay::job::Envelope;
 use serde_json::json;
-use tokio::process::Command;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -73,18 +70,10 @@ pub fn write_config(folder: &Path, receiver: std::net::SocketAddr) -> anyhow::Re
 
 /// Runs a command of the program to its end, past all links.
 pub async fn roundelay(config: &Path, broker: &str, ledger: &str, arguments: &[&str]) -> anyhow::Result<()> {
-    let output = Command::new(env!("CARGO_BIN_EXE_roundelay"))
-        .args(arguments)
-        .env("ROUNDELAY_CONFIG", config)
-        .env("ROUNDELAY__BROKER__URL", broker)
-        .env("ROUNDELAY__LEDGER__URL", ledger)
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output()
-        .await?;
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "roundelay {}: {complaint}", arguments.join(" "));
-    Ok(())
+    let config = config.to_string_lossy();
+    let variables =
+        [("ROUNDELAY_CONFIG", &*config), ("ROUNDELAY__BROKER__URL", broker), ("ROUNDELAY__LEDGER__URL", ledger)];
+    crate::support::workers::roundelay(&variables, arguments).await
 }
 
 /// Begins all chains.

@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use roundelay::clock::{Clock, Time};
 use serde::{Deserialize, Serialize};
 
+pub use crate::support::workers::Did;
+
 /// A line: when, and what.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Line {
@@ -57,19 +59,6 @@ pub struct Call {
     pub epoch: Option<i64>,
     pub tick: Option<i64>,
     pub fence: Option<i64>,
-}
-
-/// What became of a worker process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Did {
-    Start,
-    /// It is about to be killed.
-    Killed,
-    /// It is about to be stopped by SIGSTOP.
-    Frozen,
-    /// It has been woken by SIGCONT.
-    Thawed,
 }
 
 /// Appends to the log. Clones append to the same file.

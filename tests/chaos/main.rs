@@ -17,6 +17,9 @@ mod log;
 mod proxy;
 mod receiver;
 mod report;
+#[path = "../support/mod.rs"]
+#[allow(clippy::unwrap_used, dead_code, reason = "the integration tests use the rest")]
+mod support;
 mod workers;
 
 use std::path::{Path, PathBuf};
@@ -44,7 +47,6 @@ use log::{Entry, Writer};
 use proxy::Link;
 use receiver::Seen;
 use report::Course;
-use workers::Workers;
 
 /// How long a chain may take to be called again after slack, once everything is whole.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -150,7 +152,7 @@ async fn on(ground: Ground, folder: &Path, seed: u64, arguments: &Arguments) -> 
         ensure!(members == NODES, "the queue {} has {members} members on {NODES} nodes", kind.name);
     }
     let publisher = Arc::new(RabbitBroker::connect(&broker_url, Names::new("roundelay")).await?);
-    let workers = Workers::start(&ground, config.clone(), arguments.workers, log.clone()).await?;
+    let (workers, links) = workers::start(&ground, config.clone(), arguments.workers, log.clone()).await?;
     let chains: usize = KINDS.iter().map(|kind| kind.chains).sum();
     until("every chain is called", PATIENCE, || seen.by_chain().len() == chains).await?;
     if !arguments.json {
@@ -164,6 +166,7 @@ async fn on(ground: Ground, folder: &Path, seed: u64, arguments: &Arguments) -> 
     let stage = Stage {
         ground,
         workers,
+        links,
         log: log.clone(),
         seen: seen.clone(),
         config,

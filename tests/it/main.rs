@@ -32,7 +32,11 @@ mod protocol;
 mod ready_made;
 mod recurring;
 mod rosters;
+#[path = "../support/mod.rs"]
+#[allow(dead_code, reason = "the chaos test and the throttles' test use the rest")]
+mod support;
 mod throttle_orders;
+mod throttled_fleet;
 mod throttling;
 mod timelines;
 mod upstream;
