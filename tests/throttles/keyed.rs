@@ -13,7 +13,6 @@ use crate::support::windows::{Limit, quantile};
 use crate::{Shown, Task};
 
 const LIMIT: Limit = Limit { allow: 1, per: Duration::from_secs(1) };
-const CHANNELS: usize = 200;
 /// Each is due half a second after its end.
 const CHAINS_OF_EACH: usize = 3;
 const WORKERS: usize = 3;
@@ -23,8 +22,8 @@ pub(super) async fn run(task: Task) -> anyhow::Result<Shown> {
                 [queues.work]\nthrottle = \"channel\"\nconcurrency = 256\nprefetch = 256\n\
                 [kinds.post]\nqueue = \"work\"\nevery = \"500ms\"\ntimeout = \"10s\"\n";
     let script = Arc::new(|_: &_| Reply::ok(Duration::from_millis(20)));
-    let row = |n: usize| (format!("chain-{n}"), format!("channel-{}", n % CHANNELS));
-    let chains = Chains { kind: "post", rows: (0..CHANNELS * CHAINS_OF_EACH).map(row).collect() };
+    let row = |n: usize| (format!("chain-{n}"), format!("channel-{}", n % task.channels));
+    let chains = Chains { kind: "post", rows: (0..task.channels * CHAINS_OF_EACH).map(row).collect() };
     let fleet = Fleet::start(Ledger::Postgres, WORKERS, (text, &["post"]), script, &[chains]).await?;
     fleet.consumed_by("work", WORKERS).await?;
     sleep(Duration::from_secs(20)).await;
@@ -41,7 +40,7 @@ pub(super) async fn run(task: Task) -> anyhow::Result<Shown> {
     let nearest = watched.iter().filter_map(|one| one.ruling.nearest).fold(f64::INFINITY, f64::min);
     let mean = used.iter().sum::<f64>() / used.len().max(1) as f64;
     let (least, p50) = (quantile(&used, 0.0).unwrap_or_default(), quantile(&used, 0.5).unwrap_or_default());
-    let passed = stuck == 0 && over == 0 && channels.len() == CHANNELS;
+    let passed = stuck == 0 && over == 0 && channels.len() == task.channels;
     let line = format!(
         "{} calls on {} channels, {over} windows over, nearest {nearest:.1} ms; used {:.1} % of each in the mean, \
          {:.1} % (p50), {:.1} % at least",

@@ -41,6 +41,9 @@ struct Arguments {
     /// Who is killed and frozen when. Random by default; a run prints its own.
     #[arg(long)]
     seed: Option<u64>,
+    /// How many channels there are in the scenario "keyed", each with a limit of one start a second.
+    #[arg(long, default_value_t = 200)]
+    channels: usize,
     /// Print nothing but the report.
     #[arg(long)]
     json: bool,
@@ -52,6 +55,8 @@ struct Task {
     /// How long windows are watched.
     length: Duration,
     seed: u64,
+    /// How many keys the throttle with keys has.
+    channels: usize,
 }
 
 /// A scenario's result: whether nothing was found, a line for people, and all figures.
@@ -100,10 +105,11 @@ async fn run(arguments: &Arguments) -> anyhow::Result<Value> {
         println!("seed={seed} for={:?}", arguments.length);
     }
     let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let task = Task { length: arguments.length, seed, channels: arguments.channels };
     let (mut passed, mut figures) = (true, Map::new());
     for name in names {
         let shown = tokio::select! {
-            shown = play(name, Task { length: arguments.length, seed }) => shown?,
+            shown = play(name, task) => shown?,
             _ = term.recv() => anyhow::bail!("ended by SIGTERM"),
             _ = interrupt.recv() => anyhow::bail!("ended by SIGINT"),
         };
