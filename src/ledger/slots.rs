@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use tokio::time::Instant;
 
 use super::LedgerError;
 use crate::throttle::orders::{Orders, ThrottleOrder};
-use crate::throttle::slots::{Answer, Ask, Limits, Micros, State, Wish, Word};
+use crate::throttle::slots::{Answer, Ask, Expected, Limits, Micros, State, Wish, Word};
 
 /// What a throttle is told, and what is asked of it then.
 #[derive(Clone, Debug)]
@@ -22,10 +23,36 @@ pub struct SlotRequest {
     pub heard: Vec<Word>,
     /// Slots are wanted for these.
     pub wishes: Vec<Wish>,
-    /// What the ledger's clock should show: see [`Ask::expected`].
-    pub expected: Option<(Micros, Micros)>,
+    /// What the ledger's clock showed when the asker asked last.
+    pub seen: Option<Seen>,
     /// How long answers take: see [`Ask::ahead`].
     pub ahead: Micros,
+}
+
+/// What the ledger's clock showed, and when that was, by a clock that nobody sets.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    /// Not before.
+    pub asked: Instant,
+    /// Not after.
+    pub answered: Instant,
+    /// What it showed.
+    pub now: Micros,
+    /// [`Answer::frame`] of that time.
+    pub frame: Micros,
+}
+
+/// Clocks differ by one part of so many.
+const RATES: i64 = 1_000;
+
+impl Seen {
+    /// What it should show when it is read again, after the one time and before the other.
+    fn expected(&self, (after, before): (Instant, Instant)) -> Expected {
+        let micros = |length: std::time::Duration| i64::try_from(length.as_micros()).unwrap_or(i64::MAX / 4);
+        let least = micros(after.saturating_duration_since(self.answered));
+        let most = micros(before.saturating_duration_since(self.asked));
+        Expected { least: self.now + least - least / RATES, most: self.now + most + most / RATES, frame: self.frame }
+    }
 }
 
 /// What a throttle answers.
@@ -97,14 +124,22 @@ pub trait Slots {
     async fn forget_idle(&self, limit: u32) -> Result<usize, LedgerError>;
 }
 
-/// Serves a request on what is remembered and ordered (pure).
-pub fn serve(state: &mut State, orders: &Orders, request: &SlotRequest, now: Micros) -> SlotAnswer {
+/// Serves a request on what is remembered and ordered (pure). The ledger's clock has shown `now` some time between
+/// the two of `read`.
+pub fn serve(
+    state: &mut State,
+    orders: &Orders,
+    request: &SlotRequest,
+    now: Micros,
+    read: (Instant, Instant),
+) -> SlotAnswer {
     let limits = orders.limits(&request.limits).into_owned();
     state.obey(&limits, now, orders);
     for word in &request.heard {
         state.hear(&limits, now, word);
     }
-    let (expected, ahead, wishes) = (request.expected, request.ahead, request.wishes.as_slice());
+    let expected = request.seen.map(|seen| seen.expected(read));
+    let (ahead, wishes) = (request.ahead, request.wishes.as_slice());
     let answer = state.grant(&limits, &Ask { now, expected, ahead, wishes });
     SlotAnswer { now, answer, limits, orders: orders.version }
 }

@@ -8,9 +8,10 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use super::slots::{Answer, Micros, Wish, Word};
+use super::slots::{Answer, Wish, Word};
 use super::{Slot, Want};
 use crate::clock::Time;
+use crate::ledger::Seen;
 use crate::telemetry::SlotCounts;
 
 /// What remains of a budget is told no more often.
@@ -33,8 +34,8 @@ struct Inner {
     spare: Vec<Slot>,
     /// Whether somebody serves it.
     attended: bool,
-    /// What the ledger's clock showed when it was asked last, when that was, and in which frame.
-    clock: Option<(Instant, Micros, Micros)>,
+    /// What the ledger's clock showed when it was asked last.
+    clock: Option<Seen>,
     /// What is to be told, and whom to tell that it was.
     words: Vec<(Word, oneshot::Sender<()>)>,
     /// Nothing starts before.
@@ -167,15 +168,15 @@ impl Line {
     }
 
     /// What the ledger's clock showed when it was asked last.
-    pub fn clock(&self) -> Option<(Instant, Micros, Micros)> {
+    pub fn clock(&self) -> Option<Seen> {
         self.inner().clock
     }
 
     /// Notes what it showed, and how the throttle stands by an answer.
-    pub fn learn(&self, here: Instant, now: Micros, answer: &Answer) {
-        let held = answer.held_until.map(|until| here + Duration::from_micros(until.abs_diff(now)));
+    pub fn learn(&self, seen: Seen, answer: &Answer) {
+        let held = answer.held_until.map(|until| seen.answered + Duration::from_micros(until.abs_diff(seen.now)));
         let mut inner = self.inner();
-        inner.clock = Some((here, now, answer.frame));
+        inner.clock = Some(seen);
         (inner.failing, inner.slowed) = (answer.failing, answer.slowed);
         // What is still to be told may hold it longer.
         inner.held_until = match inner.words.is_empty() {

@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::clock::{Time, short_duration};
 use crate::config::{Scope, ThrottleSettings};
-use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
+use crate::ledger::{Ledger, LedgerError, Seen, SlotAnswer, SlotRequest, serve};
 use crate::telemetry::{SlotCounts, Telemetry};
 use board::Board;
 use line::{Line, Rank};
@@ -293,11 +293,11 @@ impl Throttle {
             let orders = self.board.of(&self.name).await;
             let orders = orders.moved(self.now(Scope::Worker) - self.now(Scope::Fleet));
             let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-            let now = self.now(Scope::Worker);
+            let (now, at) = (self.now(Scope::Worker), Instant::now());
             if own.len() > FEW && own.len().is_power_of_two() {
                 own.retain(|_, state| state.idle_at(&orders.limits(&request.limits)) > now);
             }
-            return Ok(serve(own.entry(request.key.clone()).or_default(), &orders, &request, now));
+            return Ok(serve(own.entry(request.key.clone()).or_default(), &orders, &request, now, (at, at)));
         }
         let answers = self.ledger.slots(vec![request]).await?;
         answers.into_iter().next().ok_or(LedgerError::Closed)
@@ -362,7 +362,6 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         }
         let settings = throttle.settings();
         let asked = Instant::now();
-        let since = |at: Instant| i64::try_from((asked - at).as_micros()).unwrap_or(i64::MAX);
         let ahead = throttle.latency.load(Ordering::Relaxed).min(MOST_AHEAD);
         let request = SlotRequest {
             throttle: throttle.name.clone(),
@@ -370,7 +369,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             limits: settings.limits.clone(),
             heard: told.iter().map(|(word, _)| word.clone()).collect(),
             wishes,
-            expected: line.clock().map(|(at, now, frame)| (now.saturating_add(since(at)), frame)),
+            seen: line.clock(),
             ahead,
         };
         let SlotAnswer { now, answer, limits, orders } = match throttle.ask(request, settings.scope).await {
@@ -386,7 +385,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         pause = FIRST_PAUSE;
         let (here, clock) = (Instant::now(), throttle.now(settings.scope));
         throttle.took(here - asked);
-        line.learn(here, now, &answer);
+        line.learn(Seen { asked, answered: here, now, frame: answer.frame }, &answer);
         for (_, done) in told {
             // Whoever has gone needs to know nothing more.
             let _ = done.send(());

@@ -30,8 +30,8 @@ pub type Micros = i64;
 
 /// Slots are handed out so long before they open.
 pub const LEAD: Micros = 100_000;
-/// A clock that is off by no more was not set: an answer takes its time, and clocks are not all alike.
-const ON_THE_WAY: Micros = 100_000;
+/// A clock that is off by no more was not set: clocks are not all alike.
+const UNLIKE: Micros = 100_000;
 /// An answer may be on its way for so long, and slots open that much later; not for longer.
 pub const MOST_AHEAD: Micros = 2_000_000;
 /// A slot is kept for whoever waits with a higher priority so long after it has opened.
@@ -205,13 +205,25 @@ pub struct Wish {
 pub struct Ask<'a> {
     /// The ledger's clock.
     pub now: Micros,
-    /// What that clock should show by the asker's own: what it showed when the asker asked last, and how long
-    /// ago that is; and [`Answer::frame`] of that time.
-    pub expected: Option<(Micros, Micros)>,
+    /// What that clock should show by the asker's own, if the asker has asked before.
+    pub expected: Option<Expected>,
     /// How long answers take to the asker: a slot that opens sooner would be over when it comes.
     pub ahead: Micros,
     /// For what.
     pub wishes: &'a [Wish],
+}
+
+/// What the ledger's clock should show, if nobody has set it since an asker asked last. How long that is ago is
+/// known within bounds: a question may have waited for others, and an answer may have been on its way, for
+/// seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// No less.
+    pub least: Micros,
+    /// No more.
+    pub most: Micros,
+    /// [`Answer::frame`] of that time.
+    pub frame: Micros,
 }
 
 /// Its answer.
@@ -531,11 +543,14 @@ impl State {
 
     /// All that is remembered moves with the clock when that is set. An asker that has asked before knows
     /// by how much; otherwise, and as long as nobody does, one that was set back has stood still at least.
-    fn follow_clock(&mut self, limits: &Limits, now: Micros, expected: Option<(Micros, Micros)>) -> Micros {
-        let set = expected.map_or(0, |(time, frame)| now - (time + self.frame - frame));
-        let shift = match set.abs() > ON_THE_WAY {
+    fn follow_clock(&mut self, limits: &Limits, now: Micros, expected: Option<Expected>) -> Micros {
+        let set = expected.map_or(0, |Expected { least, most, frame }| {
+            let moved = self.frame - frame;
+            now - now.clamp(least + moved, most.max(least) + moved)
+        });
+        let shift = match set.abs() > UNLIKE {
             true => set.min(now - self.seen),
-            false if self.seen - now > ON_THE_WAY => now - self.seen,
+            false if self.seen - now > UNLIKE => now - self.seen,
             false => 0,
         };
         let now = if shift < 0 { now } else { now.max(self.seen) };
@@ -871,6 +886,60 @@ mod tests {
         }
     }
 
+    /// What an asker remembers: when it asked and was answered, what the ledger's clock showed in between, and
+    /// the frame.
+    struct Before {
+        asked: Micros,
+        answered: Micros,
+        showed: Micros,
+        frame: Micros,
+    }
+
+    /// Askers wait for each other's transactions, for seconds when one of them is frozen; answers take their time,
+    /// and some askers have not asked for long. None of that is a clock that was set.
+    #[test]
+    fn askers_that_are_held_up_neither_fill_a_window_too_much_nor_cost_slots() {
+        for (seed, limits) in
+            (1..5_u64).flat_map(|seed| [(24, 1), (37, 1), (60, 10)].map(|(n, b)| (seed, limits(n, 60, b))))
+        {
+            let mut dice = seed;
+            let mut roll = |n: i64| {
+                dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (dice >> 33) as i64 % n
+            };
+            let (slip, wishes) = (limits.slip().as_micros() as Micros, wishes(3, 0));
+            let mut state = State::default();
+            let mut askers: Vec<(Micros, Option<Before>)> = (0..20).map(|n| (START + n * 10_000, None)).collect();
+            let (mut free, mut starts) = (START, Vec::new());
+            while let Some(place) = (0..askers.len()).min_by_key(|n| askers[*n].0)
+                && askers[place].0 < START + 1_200 * S
+            {
+                let (asked, before) = (askers[place].0, askers[place].1.take());
+                let read = asked.max(free) + roll(4_000);
+                // Now and then whoever holds the lock is frozen, or whoever gets the answer.
+                free = read + if roll(300) == 0 { roll(3 * S) } else { roll(8_000) };
+                let here = free + if roll(100) == 0 { roll(10 * S) } else { roll(20_000) };
+                let expected = before.map(|before| Expected {
+                    least: before.showed + asked - before.answered,
+                    most: before.showed + here - before.asked,
+                    frame: before.frame,
+                });
+                let answer = state.grant(&limits, &Ask { now: read, expected, ahead: 0, wishes: &wishes });
+                let used = answer.slots.iter().map(|slot| slot.1).filter(|opens| here <= opens + slip * 3 / 4);
+                starts.extend(used.map(|opens| opens.max(here)));
+                let again = answer.again.map_or(here, |again| again - LEAD / 2).max(here + 1_000);
+                let away = if roll(150) == 0 { roll(40 * S) } else { 0 };
+                askers[place] =
+                    (again + away, Some(Before { asked, answered: here, showed: read, frame: answer.frame }));
+            }
+            starts.sort_unstable();
+            let (most, allow) = (most(&starts, limits.window.per), limits.window.allow);
+            let share = starts.len() as f64 / (f64::from(allow) * 20.0);
+            assert!(most <= allow as usize, "{limits}, seed {seed}: {most} in a window");
+            assert!(share > 0.94, "{limits}, seed {seed}: used to {share:.3}");
+        }
+    }
+
     proptest! {
         /// Workers that ask in any order, are killed with slots in their hands, use slots as late as they may,
         /// and a clock that is set back and forth: by a clock that is right, no window holds too many.
@@ -900,7 +969,10 @@ mod tests {
                 }
                 let now = real + offset;
                 let wishes = wishes(n, worker as i32 % 2);
-                let expected = last[worker].map(|(then, showed, frame)| (showed + real - then, frame));
+                let expected = last[worker].map(|(then, showed, frame)| {
+                    let shows = showed + real - then;
+                    Expected { least: shows, most: shows, frame }
+                });
                 let answer = state.grant(&limits, &Ask { now, expected, ahead: ahead[worker], wishes: &wishes });
                 last[worker] = Some((real, now, answer.frame));
                 if event == 3 {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::join3;
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
@@ -109,6 +109,7 @@ impl Desk {
         let (names, keys): (Vec<&str>, Vec<&str>) = rows.keys().copied().unzip();
         let (lock, now) = (session.statement(LOCK).await?, session.statement(NOW).await?);
         let client = &session.client;
+        let mut asked = Instant::now();
         let (begun, locked, told) = join3(
             client.batch_execute("BEGIN"),
             client.query(&lock, &[&names, &keys]),
@@ -121,8 +122,11 @@ impl Desk {
             let add = session.statement(ADD).await?;
             session.client.execute(&add, &[&names, &keys]).await?;
             locked = session.client.query(&lock, &[&names, &keys]).await?;
+            asked = Instant::now();
             told = session.client.query_one(&now, &[&names]).await?;
         }
+        // Locks may have been waited for in between.
+        let read = (asked, Instant::now());
         let now: Micros = told.try_get(0)?;
         self.clock.observe(now);
         let (ordered, by_order): (Vec<String>, Vec<String>) = (told.try_get(1)?, told.try_get(2)?);
@@ -145,7 +149,7 @@ impl Desk {
                 let text = texts.remove(&(request.throttle.clone(), request.key.clone())).unwrap_or_default();
                 state(&text, request, now)
             });
-            let answer = serve(remembered, ordered.get(&request.throttle).unwrap_or(&none), request, now);
+            let answer = serve(remembered, ordered.get(&request.throttle).unwrap_or(&none), request, now, read);
             let idle_at = remembered.idle_at(&answer.limits);
             (answer, idle_at)
         });

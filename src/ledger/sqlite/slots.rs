@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use rusqlite::{OptionalExtension, params};
+use tokio::time::Instant;
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
+use crate::clock::Clock;
 use crate::ledger::slots::{orders, orders_text, state, text};
 use crate::ledger::{LedgerError, SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
 use crate::throttle::orders::{Orders, ThrottleOrder};
@@ -16,9 +18,7 @@ use crate::throttle::slots::Micros;
 impl Slots for SqliteLedger {
     async fn slots(&self, requests: Vec<SlotRequest>) -> std::result::Result<Vec<SlotAnswer>, LedgerError> {
         let clock = self.clock.clone();
-        let serve = move |store: &mut Store| {
-            requests.iter().map(|request| store.slots(request, clock.now().as_millis() * 1_000)).collect()
-        };
+        let serve = move |store: &mut Store| requests.iter().map(|request| store.slots(request, &clock)).collect();
         self.writer.write(serve).await
     }
 
@@ -61,7 +61,10 @@ const REMEMBERED: &str = "
            (SELECT orders FROM throttle_orders WHERE name = ?1)";
 
 impl Store {
-    fn slots(&mut self, request: &SlotRequest, now: Micros) -> Result<SlotAnswer> {
+    fn slots(&mut self, request: &SlotRequest, clock: &Clock) -> Result<SlotAnswer> {
+        let asked = Instant::now();
+        let now: Micros = clock.now().as_millis() * 1_000;
+        let read = (asked, Instant::now());
         let (found, ordered): (Option<String>, Option<String>) = self
             .connection
             .prepare_cached(REMEMBERED)?
@@ -69,7 +72,7 @@ impl Store {
         self.slots = true;
         let mut state = found.map(|text| state(&text, request, now)).unwrap_or_default();
         let orders = ordered.map(|text| orders(&text, &request.throttle)).unwrap_or_default();
-        let answer = serve(&mut state, &orders, request, now);
+        let answer = serve(&mut state, &orders, request, now, read);
         let write = "INSERT INTO throttles (name, key, state, idle_at) VALUES (?1, ?2, ?3, ?4)
                      ON CONFLICT (name, key) DO UPDATE SET state = excluded.state, idle_at = excluded.idle_at";
         let idle_at = state.idle_at(&answer.limits);

@@ -11,7 +11,7 @@ fn request(key: &str, per: Duration, slots: usize) -> SlotRequest {
     let limits = Arc::new(Limits { window: Window { allow: 10, per }, burst: 1, also: Vec::new() });
     let wishes = vec![Wish { priority: 0, cost: 1 }; slots];
     let (throttle, key) = ("upstream".into(), key.into());
-    SlotRequest { throttle, key, limits, heard: Vec::new(), wishes, expected: None, ahead: 0 }
+    SlotRequest { throttle, key, limits, heard: Vec::new(), wishes, seen: None, ahead: 0 }
 }
 
 async fn ask(ledger: &dyn Ledger, request: SlotRequest) -> SlotAnswer {
