@@ -36,7 +36,7 @@ const ON_THE_WAY: u32 = 4;
 /// Wishes in one request.
 const MOST: usize = 1_024;
 /// With each answer, what is known of how long they take fades by one part of so many.
-const FORGETS: i64 = 16;
+const FORGETS: i64 = 32;
 /// Nobody asks again sooner.
 const SHORTEST: Duration = Duration::from_millis(1);
 /// A slot was handed out before a hold if it opens so much earlier than that ends: clocks are not all alike.
@@ -303,10 +303,10 @@ impl Throttle {
         answers.into_iter().next().ok_or(LedgerError::Closed)
     }
 
-    /// The ledger's answer has taken so long. The slowest of the last ones counts, since a slot whose answer
-    /// comes too late is lost.
+    /// The ledger's answer has come so long after it was to be asked. The slowest of the last ones counts, since
+    /// a slot whose answer comes too late is lost.
     fn took(&self, answer: Duration) {
-        let took = i64::try_from(answer.as_micros()).unwrap_or(i64::MAX);
+        let took = i64::try_from(answer.as_micros()).map_or(MOST_AHEAD, |took| took.min(MOST_AHEAD));
         let slowest = |before: i64| Some(took.max(before - before / FORGETS));
         let _ = self.latency.fetch_update(Ordering::Relaxed, Ordering::Relaxed, slowest);
     }
@@ -344,7 +344,7 @@ async fn heard(told: tokio::sync::oneshot::Receiver<()>) {
 
 /// Serves a line while anybody stands in it, or something is to be told.
 async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
-    let mut pause = FIRST_PAUSE;
+    let (mut pause, mut planned) = (FIRST_PAUSE, None);
     loop {
         line.pass_on();
         let told = line.words();
@@ -362,7 +362,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         }
         let settings = throttle.settings();
         let asked = Instant::now();
-        let ahead = throttle.latency.load(Ordering::Relaxed).min(MOST_AHEAD);
+        let ahead = throttle.latency.load(Ordering::Relaxed);
         let request = SlotRequest {
             throttle: throttle.name.clone(),
             key: key.clone(),
@@ -376,6 +376,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             Ok(answer) => answer,
             Err(error) => {
                 line.keep(told);
+                planned = None;
                 tracing::warn!(throttle = throttle.name, key, %error, "no slots while the ledger does not answer; trying again in {pause:?}");
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
@@ -384,7 +385,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         };
         pause = FIRST_PAUSE;
         let (here, clock) = (Instant::now(), throttle.now(settings.scope));
-        throttle.took(here - asked);
+        throttle.took(here - asked.min(planned.take().unwrap_or(asked)));
         line.learn(Seen { asked, answered: here, now, frame: answer.frame }, &answer);
         for (_, done) in told {
             // Whoever has gone needs to know nothing more.
@@ -404,9 +405,11 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             line.give(ranks.get(wish), slot);
         }
         if let Some(again) = answer.again {
+            let ask = when(again - LEAD / 2 - ahead).max(here + SHORTEST);
             tokio::select! {
                 biased;
-                () = sleep_until(when(again - LEAD / 2 - ahead).max(here + SHORTEST)) => {}
+                // On a busy machine it is later than that, and slots are had as much later.
+                () = sleep_until(ask) => planned = Some(ask),
                 () = line.urged() => {}
                 () = throttle.board.changed(&throttle.name, orders) => {}
             }

@@ -44,8 +44,8 @@ async fn asleep(chains: usize, chores: bool) -> (Traffic, u64) {
 async fn chains_that_sleep_cost_nothing_however_many_there_are() {
     let (few, published) = asleep(3, false).await;
     assert_eq!((few.writes, few.slots, published), (0, 0, 0));
-    // Once a second for jobs that other processes put there, and now and then for what is overdue.
-    assert!(few.reads > 0 && few.reads < 2 * HOURS.as_secs(), "{few:?}");
+    // Once a second: for jobs that other processes put there, what is overdue, and what was left unfinished.
+    assert!(few.reads > 0 && few.reads <= 3 * HOURS.as_secs() + 3, "{few:?}");
     assert_eq!(asleep(3_000, false).await, (few, 0));
 }
 
