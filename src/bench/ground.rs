@@ -18,7 +18,7 @@ use crate::engine::{Connections, Engine, StartError};
 use crate::job::Job;
 use crate::ledger::{Order, Traffic, Which};
 use crate::outcome::Outcome;
-use crate::telemetry::{Count, Latenesses, Telemetry};
+use crate::telemetry::{Latenesses, Telemetry};
 
 /// Entities enrolled in one transaction.
 const BATCH: usize = 1_000;
@@ -154,11 +154,6 @@ impl Workers {
         let mut all = Latenesses::default();
         self.telemetries.iter().for_each(|telemetry| all.add(&telemetry.waits()));
         all
-    }
-
-    /// How many handlers have started.
-    pub(super) fn started(&self) -> u64 {
-        self.telemetries.iter().map(|telemetry| telemetry.get(Count::Started)).sum()
     }
 
     /// Stops them in good order.

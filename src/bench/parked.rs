@@ -1,5 +1,7 @@
 //! What chains cost that sleep: nothing is due, and nobody polls them.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -13,6 +15,7 @@ use crate::broker::rabbit::memory_of_nodes;
 use crate::clock::{Clock, short_duration};
 use crate::config::Config;
 use crate::engine::StartError;
+use crate::job::Job;
 
 /// When all chains are due.
 const ASLEEP: Duration = Duration::from_secs(20 * 86_400);
@@ -54,7 +57,7 @@ pub struct Report {
     pub transactions: u64,
     /// Its queries.
     pub reads: u64,
-    /// Handlers that started meanwhile; none should.
+    /// Chains that woke up meanwhile; none should.
     pub started: u64,
     /// Memory of all nodes of the broker in MiB, before and then, if it could be asked.
     pub broker_mib: Option<[f64; 2]>,
@@ -79,13 +82,18 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
         .await?;
     let enrolled = begin.elapsed().as_secs_f64();
     note(&format!("they sleep, and a worker has been started; measures for {}", short_duration(settings.length)));
-    let workers = ground.start(true, |_| {}).await?;
+    let started = Arc::new(AtomicU64::new(0));
+    let count = started.clone();
+    let wakes = move |_: &Job| {
+        count.fetch_add(1, Ordering::Relaxed);
+    };
+    let workers = ground.start(true, wakes).await?;
     sleep(settings.settle).await;
     let (cpu, traffic, begin) = (cpu_seconds(), ground.traffic(), Instant::now());
     sleep(settings.length).await;
     let (cpu, traffic, seconds) = (cpu_seconds() - cpu, ground.traffic().since(traffic), begin.elapsed().as_secs_f64());
     let (memory_then, size_then, broker_then) = (resident(), ledger.size().await?, broker_memory(settings).await?);
-    let started = workers.started();
+    let started = started.load(Ordering::Relaxed);
     workers.stop().await?;
     note("ends them");
     ground.clear().await?;
