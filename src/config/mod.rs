@@ -235,7 +235,7 @@ pub struct BudgetSettings {
 }
 
 impl ThrottleSettings {
-    /// How many messages a worker has use for at once: those that can start within [`AHEAD`]. Of a
+    /// How many messages a worker has use for at once: those that can start within ten seconds. Of a
     /// throttle with keys nobody knows.
     pub fn ahead(&self) -> Option<u16> {
         let starts = (self.limits.rate() * AHEAD.as_secs_f64()).ceil().max(2.0);
