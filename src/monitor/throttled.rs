@@ -234,12 +234,12 @@ mod tests {
                 throttled("", &[""], &[budget()], 2, &[]),
                 Some(
                     "the throttle ios lets one start every 30s, so that its upstream's budget lasts until \
-                     1970-01-01T00:18:40.000Z: the next slot opens in 29s, 7 wait",
+                     1970-01-01T00:18:40.000Z: the next slot opens in 28s, 7 wait",
                 ),
             ),
             (
                 throttled("", &[""], &[], 2, &[]),
-                Some("the throttle ios is used up (1 of 6 in 60s): the next slot opens in 9s, 7 wait"),
+                Some("the throttle ios is used up (1 of 6 in 60s): the next slot opens in 8s, 7 wait"),
             ),
             (
                 throttled("burst = 3", &[""], &[asked(999 * S)], 2, &[]),
@@ -250,7 +250,7 @@ mod tests {
             (
                 throttled(keyed, &["c-1", "c-2", "c-3"], &[], 2, &[]),
                 Some(
-                    "the throttle ios for `c-3` is used up (1 of 6 in 60s): the next slot opens in 9s, 7 wait; so it \
+                    "the throttle ios for `c-3` is used up (1 of 6 in 60s): the next slot opens in 8s, 7 wait; so it \
                      is with 2 keys more",
                 ),
             ),
