@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use serde_json::Value;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::lease::Lease;
 use super::life::Point;
@@ -22,7 +22,7 @@ use crate::progress::Open;
 use crate::reason::{Class, Reason};
 use crate::schedule::{Ran, Schedule, Setting, phase};
 use crate::throttle::upstream::Upstream;
-use crate::throttle::{Slot, Want};
+use crate::throttle::{Slot, Throttle, Want};
 
 /// The largest thing that a run can hand on to the next, in bytes of compact JSON.
 pub const MAX_CARRY: usize = 64 * 1024;
@@ -30,6 +30,9 @@ pub const MAX_CARRY: usize = 64 * 1024;
 pub const MOST_MEMBERS: usize = 10_000;
 /// How long a run is waited for that has to make room for the next occurrence.
 const CANCEL_GRACE: Duration = Duration::from_secs(5);
+
+/// Whoever has lost a slot waits for another one no longer than this, of the time that the run has.
+const ANOTHER_WITHIN: Duration = Duration::from_secs(2);
 
 /// An attempt that this worker may run.
 pub(super) struct Claimed<'a> {
@@ -334,12 +337,14 @@ impl Core {
             Err(snooze) => return snooze,
         };
         let mut own = None;
-        if let Some((slot, key)) = slot {
-            own = queue.throttle.as_ref().map(|(throttle, _)| (throttle.clone(), key, slot.probe));
-            if !slot.start().await {
+        if let Some((slot, key)) = slot
+            && let Some((throttle, _)) = &queue.throttle
+        {
+            let Some(probe) = start_with(slot, throttle, &key, want).await else {
                 let reason = Reason::new(Class::Slot, "the slot for it was over, or held, before it could start");
                 return Outcome::Snooze { reason, wait: Duration::ZERO };
-            }
+            };
+            own = Some((throttle.clone(), key, probe));
         }
         let upstream = Upstream::new(self.throttles.clone(), own, want);
         job.upstream = upstream.clone();
@@ -369,6 +374,24 @@ impl Core {
             () = self.abort.cancelled() => {}
         }
         outcome
+    }
+}
+
+/// Starts with a slot; answers whether the start is to try if the upstream works again. A slot that was over
+/// before it could be used, on a machine or with a ledger that is slow, is followed by another, if that comes
+/// soon: to put the job off takes longer, and with many keys nobody else could use what it has lost.
+async fn start_with(mut slot: Slot, throttle: &Throttle, key: &str, want: Want) -> Option<bool> {
+    let mut until = None;
+    loop {
+        let probe = slot.probe;
+        if slot.start().await {
+            return Some(probe);
+        }
+        if throttle.is_held(key) {
+            return None;
+        }
+        let until = *until.get_or_insert_with(|| Instant::now() + throttle.settings().block.min(ANOTHER_WITHIN));
+        slot = timeout_at(until, throttle.slot(key, want)).await.ok()?;
     }
 }
 

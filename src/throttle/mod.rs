@@ -41,6 +41,8 @@ const FORGETS: i64 = 32;
 const SHORTEST: Duration = Duration::from_millis(1);
 /// A slot was handed out before a hold if it opens so much earlier than that ends: clocks are not all alike.
 const HANDED_OUT_AFTER: Duration = Duration::from_millis(200);
+/// Whoever is put off looks again after so long, since what holds him may be released.
+const LONGEST_WAIT: Duration = Duration::from_secs(5 * 60);
 /// No more of limits that nobody waits for are looked at again for being forgotten.
 const FEW: usize = 1_000;
 /// The first wait after the ledger has not answered.
@@ -234,12 +236,13 @@ impl Throttle {
     }
 
     /// How long a wait for a slot of `key` takes about, as far as this worker knows: for the end of a hold,
-    /// and for those who stand before.
+    /// and for those who stand before; five minutes if it is more.
     pub fn wait_of(&self, key: &str, want: Want) -> Duration {
         let line = self.lines().get(key).cloned();
         let before = line.as_ref().map_or(0, |line| line.cost_before(want));
         let held = line.and_then(|line| line.held_until()).map_or(Duration::ZERO, |until| until - Instant::now());
-        held + self.limits().spacing().saturating_mul(u32::try_from(before).unwrap_or(u32::MAX))
+        let turn = self.limits().spacing().saturating_mul(u32::try_from(before).unwrap_or(u32::MAX));
+        (held + turn).min(LONGEST_WAIT)
     }
 
     /// How many wait.
@@ -250,6 +253,11 @@ impl Throttle {
     /// Whether starts of `key` have failed, as far as this worker knows, so that one that works is news.
     fn is_failing(&self, key: &str) -> bool {
         self.lines().get(key).is_some_and(|line| line.is_failing())
+    }
+
+    /// Whether nothing of `key` starts, as far as this worker knows.
+    pub fn is_held(&self, key: &str) -> bool {
+        self.lines().get(key).is_some_and(|line| line.held_until().is_some())
     }
 
     /// Nothing of `key` starts for so long: at once in this worker, and when this returns in all of them.

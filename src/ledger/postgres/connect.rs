@@ -42,11 +42,16 @@ const BY_INDEX: &str = "
     SET enable_hashjoin = off;
     SET enable_mergejoin = off;";
 
+/// Added where a worker that freezes would keep all others from starting anything.
+const PUT_OUT_SOON: &str = "SET idle_in_transaction_session_timeout = '2s'";
+
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
     /// Groups of verbs.
     Write,
+    /// The slots of throttles, for which all workers wait.
+    Slots,
     /// Queries.
     Read,
     /// Something rare that may take this long: migrations, an operator's orders.
@@ -115,6 +120,10 @@ impl Address {
             session.client.batch_execute(SETTINGS).await?;
             match usage {
                 Use::Write => session.client.batch_execute(BY_INDEX).await?,
+                Use::Slots => {
+                    session.client.batch_execute(BY_INDEX).await?;
+                    session.client.batch_execute(PUT_OUT_SOON).await?;
+                }
                 Use::Read => {}
                 Use::Long(most) => {
                     let most = most.as_millis();

@@ -72,7 +72,7 @@ impl Desk {
             // Out of its place while it is used: when we are dropped midway, it is closed and rolled back.
             let mut session = match place.take().filter(|session| !session.client.is_closed()) {
                 Some(session) => session,
-                None => self.address.connect(Use::Write).await?,
+                None => self.address.connect(Use::Slots).await?,
             };
             let served = timeout(PATIENCE, self.transact(&mut session, &group)).await;
             let answers = match served {
