@@ -337,6 +337,11 @@ impl Core {
             Err(snooze) => return snooze,
         };
         let mut own = None;
+        if slot.is_none() && queue.throttle.is_some() && !mutant!(ThrottleIgnored) {
+            // Its throttle had a key when leave was given, and has none now.
+            let reason = Reason::new(Class::Slot, "the throttle was configured anew meanwhile");
+            return Outcome::Snooze { reason, wait: Duration::ZERO };
+        }
         if let Some((slot, key)) = slot
             && let Some((throttle, _)) = &queue.throttle
         {

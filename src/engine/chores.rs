@@ -53,7 +53,7 @@ const HISTORY_EVERY: Duration = Duration::from_secs(5 * 60);
 /// Likewise, the archive.
 const ARCHIVE_EVERY: Duration = Duration::from_secs(3_600);
 /// Nothing is done more often than this.
-const SHORTEST: Duration = Duration::from_secs(5);
+const SHORTEST: Duration = Duration::from_secs(1);
 /// Records moved or deleted at a time, few enough that no claim waits long behind it.
 const RECORDS: u32 = 1_000;
 

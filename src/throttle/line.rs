@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use super::slots::{Answer, Wish, Word};
+use super::slots::{Answer, Micros, Wish, Word};
 use super::{Slot, Want};
 use crate::clock::Time;
 use crate::ledger::Seen;
@@ -16,6 +16,11 @@ use crate::telemetry::SlotCounts;
 
 /// What remains of a budget is told no more often.
 const BUDGETS_APART: Duration = Duration::from_secs(1);
+
+/// What was heard of failures and budgets is remembered for so long when nobody waits.
+const NEWS: Duration = Duration::from_secs(600);
+/// So is when the next slot opens, or a hold ends, if that is farther away.
+const FAR: Duration = Duration::from_secs(2);
 
 /// Those who wait, and slots that were handed back.
 pub struct Line {
@@ -40,10 +45,12 @@ struct Inner {
     words: Vec<(Word, oneshot::Sender<()>)>,
     /// Nothing starts before.
     held_until: Option<Instant>,
-    /// There were failures.
-    failing: bool,
-    /// A budget slows it.
-    slowed: bool,
+    /// No slot of the throttle opens before.
+    next: Option<Instant>,
+    /// There were failures, as was last heard then.
+    failing: Option<Instant>,
+    /// A budget slows it, as was last heard then.
+    slowed: Option<Instant>,
     /// When a budget was told last.
     budget_told: Option<Instant>,
 }
@@ -106,7 +113,13 @@ impl Line {
 
     /// Leaves it, if the place was not served.
     pub fn leave(&self, rank: &Rank) {
-        self.inner().waiting.remove(rank);
+        let mut inner = self.inner();
+        let left = inner.waiting.remove(rank).is_some() && inner.waiting.is_empty();
+        drop(inner);
+        if left {
+            // Whoever serves it has nobody to serve any more.
+            self.urgent.notify_one();
+        }
     }
 
     /// How many starts go before one that comes now.
@@ -174,10 +187,13 @@ impl Line {
 
     /// Notes what it showed, and how the throttle stands by an answer.
     pub fn learn(&self, seen: Seen, answer: &Answer) {
-        let held = answer.held_until.map(|until| seen.answered + Duration::from_micros(until.abs_diff(seen.now)));
+        let here = seen.answered;
+        let when = |at: Micros| here + Duration::from_micros(at.saturating_sub(seen.now).max(0) as u64);
         let mut inner = self.inner();
         inner.clock = Some(seen);
-        (inner.failing, inner.slowed) = (answer.failing, answer.slowed);
+        (inner.failing, inner.slowed) = (answer.failing.then_some(here), answer.slowed.then_some(here));
+        let held = answer.held_until.map(when);
+        inner.next = answer.again.map(when);
         // What is still to be told may hold it longer.
         inner.held_until = match inner.words.is_empty() {
             true => held,
@@ -220,9 +236,15 @@ impl Line {
         self.inner().held_until.filter(|until| *until > Instant::now())
     }
 
+    /// Before when no slot opens, as far as this worker knows.
+    pub fn opens(&self) -> Option<Instant> {
+        let inner = self.inner();
+        inner.next.max(inner.held_until).filter(|until| *until > Instant::now())
+    }
+
     /// Whether a start that works is news.
     pub fn is_failing(&self) -> bool {
-        self.inner().failing
+        self.inner().failing.is_some()
     }
 
     /// Whether what remains of a budget is news: when it is scarce or slows already, but not too often, unless
@@ -231,7 +253,7 @@ impl Line {
         let mut inner = self.inner();
         let now = Instant::now();
         let recently = inner.budget_told.is_some_and(|at| now < at + BUDGETS_APART);
-        let news = remaining == 0 || !recently && (remaining < enough || inner.slowed);
+        let news = remaining == 0 || !recently && (remaining < enough || inner.slowed.is_some());
         if news {
             inner.budget_told = Some(now);
         }
@@ -249,7 +271,10 @@ impl Line {
     /// Whether anything is known of it that a new one would not know.
     pub fn is_needed(&self) -> bool {
         let inner = self.inner();
-        inner.attended || inner.failing || inner.held_until.is_some_and(|until| until > Instant::now())
+        let now = Instant::now();
+        let news = |heard: Option<Instant>| heard.is_some_and(|heard| now < heard + NEWS);
+        let far = inner.next.max(inner.held_until).is_some_and(|until| until > now + FAR);
+        inner.attended || far || news(inner.failing) || news(inner.slowed)
     }
 
     /// Has whoever serves it ask again at once.

@@ -33,6 +33,9 @@ use slots::{LEAD, Limits, MOST_AHEAD, Micros, State, Wish, Word};
 
 /// Of the time in which a slot may be used, this part is left to a start's way to the upstream.
 const ON_THE_WAY: u32 = 4;
+/// Where that is so long, a slot is asked for only just before it opens, and whoever comes meanwhile with a higher
+/// priority has it: an answer that takes its time makes the start late, and loses nothing.
+const UNHURRIED: Duration = Duration::from_millis(100);
 /// Wishes in one request.
 const MOST: usize = 1_024;
 /// With each answer, what is known of how long they take fades by one part of so many.
@@ -240,7 +243,7 @@ impl Throttle {
     pub fn wait_of(&self, key: &str, want: Want) -> Duration {
         let line = self.lines().get(key).cloned();
         let before = line.as_ref().map_or(0, |line| line.cost_before(want));
-        let held = line.and_then(|line| line.held_until()).map_or(Duration::ZERO, |until| until - Instant::now());
+        let held = line.and_then(|line| line.opens()).map_or(Duration::ZERO, |until| until - Instant::now());
         let turn = self.limits().spacing().saturating_mul(u32::try_from(before).unwrap_or(u32::MAX));
         (held + turn).min(LONGEST_WAIT)
     }
@@ -264,8 +267,10 @@ impl Throttle {
     pub async fn hold(&self, key: &str, wait: Duration, why: &str) {
         let until = self.after(wait);
         let (_, told) = self.at_line(key, |line| {
+            let told = line.tell(Word::Hold { until, why: why.to_owned() });
+            // An answer that does not know of it yet does not end it: there is still something to tell.
             line.hold(Instant::now() + wait);
-            line.tell(Word::Hold { until, why: why.to_owned() })
+            told
         });
         tracing::warn!(throttle = self.name, key, why, "held for {}", short_duration(wait));
         heard(told).await;
@@ -370,7 +375,8 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         }
         let settings = throttle.settings();
         let asked = Instant::now();
-        let ahead = throttle.latency.load(Ordering::Relaxed);
+        let unhurried = settings.limits.slip() / ON_THE_WAY >= UNHURRIED;
+        let ahead = if unhurried { 0 } else { throttle.latency.load(Ordering::Relaxed) };
         let request = SlotRequest {
             throttle: throttle.name.clone(),
             key: key.clone(),
@@ -392,7 +398,10 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             }
         };
         pause = FIRST_PAUSE;
-        let (here, clock) = (Instant::now(), throttle.now(settings.scope));
+        let here = Instant::now();
+        // What the ledger's clock shows by now, also when it was set back since.
+        let took = i64::try_from((here - asked).as_micros()).unwrap_or(i64::MAX / 2);
+        let clock = throttle.now(settings.scope).clamp(now, now.saturating_add(took));
         throttle.took(here - asked.min(planned.take().unwrap_or(asked)));
         line.learn(Seen { asked, answered: here, now, frame: answer.frame }, &answer);
         for (_, done) in told {
@@ -413,7 +422,8 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             line.give(ranks.get(wish), slot);
         }
         if let Some(again) = answer.again {
-            let ask = when(again - LEAD / 2 - ahead).max(here + SHORTEST);
+            let early = if unhurried { LEAD / 10 } else { LEAD / 2 + ahead };
+            let ask = when(again - early).max(here + SHORTEST);
             tokio::select! {
                 biased;
                 // On a busy machine it is later than that, and slots are had as much later.

@@ -40,6 +40,12 @@ const GRACE: Micros = 250_000;
 const PARTS: i64 = 128;
 /// Likewise, those of one that its pace keeps: they are counted to be shown only.
 const SHOWN_PARTS: i64 = 16;
+/// So many windows are counted at most, beyond those that hold.
+const MOST_WINDOWS: usize = 6;
+/// A throttle whose upstream does not work, and for which nobody asks any more, is remembered for so long.
+const BROKEN: Micros = 86_400_000_000;
+/// A slot that is another's is asked for again no sooner.
+const ANOTHERS: Micros = 20_000;
 /// A lower priority gets one of so many slots, however many of a higher one wait.
 pub const LEAST_SHARE: u32 = 8;
 /// After a hold, slots are so many times as far apart at first.
@@ -140,6 +146,9 @@ pub struct State {
     /// When the next slot opens, if they are spread evenly and none was saved up.
     #[serde(rename = "n", default)]
     next: f64,
+    /// Likewise, by what has been handed out alone, whatever holds or slows it.
+    #[serde(rename = "q", default)]
+    paced: f64,
     /// The slots of each counted window, by its length in milliseconds: when, and how many.
     #[serde(rename = "c", default, skip_serializing_if = "BTreeMap::is_empty")]
     counted: BTreeMap<u64, Vec<(Micros, u32)>>,
@@ -335,7 +344,8 @@ impl State {
             let Some(mine) = mine else {
                 // It is another worker's, who comes for it about when it opens, if that lives.
                 let until = self.waiting.get(&turn).map_or(now, |waiting| waiting.until);
-                answer.again = Some(until.max(now) + LEAD);
+                let next = opens.max(now) + (limits.distance() as Micros).max(ANOTHERS) + LEAD / 2;
+                answer.again = Some((until.max(now) + LEAD).min(next));
                 break;
             };
             let wish = left.remove(mine);
@@ -379,7 +389,7 @@ impl State {
                 if self.probing {
                     self.tries = self.tries.saturating_add(1);
                     // Nobody has to be patient with it any more.
-                    self.next = self.next.min(self.soon(limits));
+                    self.next = self.next.min(self.paced);
                 } else if self.failures < breaker.failures {
                     return;
                 }
@@ -410,21 +420,19 @@ impl State {
     /// Slots are as close as ever again, gently.
     fn resume(&mut self, limits: &Limits, now: Micros) {
         self.budget = Default::default();
-        self.next = self.next.min(self.soon(limits));
+        self.next = self.next.min(self.paced);
         self.gently(limits, now);
     }
 
-    /// The earliest time for the next slot by what has been handed out, which may have been ahead.
-    fn soon(&self, limits: &Limits) -> f64 {
-        let last = self.counted.values().filter_map(|marks| marks.last()).max();
-        last.map_or(0.0, |(at, count)| *at as f64 + f64::from(*count) * limits.distance())
-    }
-
-    /// It may allow more than it did.
+    /// It may allow more or less than it did: what has been handed out ahead of its pace counts for as many
+    /// starts as before.
     fn adapt(&mut self, limits: &Limits, now: Micros) {
         let distance = limits.distance();
-        if distance < self.distance {
-            self.next = self.next.min(self.soon(limits).max(now as f64) + saved(limits));
+        if self.distance > 0.0 && distance != self.distance {
+            let (now, by) = (now as f64, distance / self.distance);
+            for next in [&mut self.next, &mut self.paced] {
+                *next = if *next > now { now + (*next - now) * by } else { *next };
+            }
         }
         self.distance = distance;
     }
@@ -450,7 +458,8 @@ impl State {
         let longest = limits.windows().map(|window| limits.stretched(window).ceil() as Micros).max().unwrap_or(0);
         let last = self.counted.values().filter_map(|marks| marks.last()).map(|mark| mark.0).max();
         let counted = last.map_or(0, |last| last + longest);
-        [self.next.ceil() as Micros, self.held_until, self.gentle_until, self.budget.1, counted]
+        let budget = if self.probing { self.held_until.saturating_add(BROKEN) } else { self.budget.1 };
+        [self.next.ceil() as Micros, self.held_until, self.gentle_until, budget, counted]
             .into_iter()
             .max()
             .unwrap_or_default()
@@ -516,26 +525,26 @@ impl State {
             step = step.max((self.budget.0 * f64::from(cost)).min(left));
         }
         self.next = self.next.max(opens as f64) + step;
+        self.paced = self.paced.max(opens as f64) + even;
         if step > even {
             self.next = self.next.max(opens as f64 + step + saved(limits));
         }
         let slip = limits.slip().as_micros() as Micros;
-        let paced = usize::from(limits.burst <= 1);
-        for (n, window) in limits.windows().enumerate() {
-            if limits.windows().skip(n + 1).any(|other| other.per == window.per) {
-                continue; // Its starts are those of the other.
-            }
-            let parts = if n < paced { SHOWN_PARTS } else { PARTS };
-            let length = limits.stretched(window).ceil() as Micros;
-            let marks = self.counted.entry(window.per.as_millis() as u64).or_default();
+        let shown = (limits.burst <= 1).then(|| millis(limits.window));
+        let also: Vec<u64> = limits.also.iter().copied().map(millis).collect();
+        // Those of limits that held before, and may hold again, are counted as well.
+        for (per, marks) in &mut self.counted {
+            let parts = if Some(*per) == shown && !also.contains(per) { SHOWN_PARTS } else { PARTS };
+            let length = *per as Micros * 1_000 + slip;
             // The next slot may open a little before this one, if that was handed out ahead.
             let gone = marks.iter().take_while(|(at, _)| at + length + LEAD + 2 * MOST_AHEAD + slip <= opens).count();
             marks.drain(..gone);
             let part = (length / parts).max(1);
             // As if all of a part had opened at its end: never too early.
-            let at = if i64::from(window.allow) > parts { (opens.div_euclid(part) + 1) * part } else { opens };
+            let few = limits.windows().any(|window| millis(window) == *per && i64::from(window.allow) <= parts);
+            let at = if few { opens } else { (opens.div_euclid(part) + 1) * part };
             match marks.last_mut() {
-                Some(last) if last.0 >= at => last.1 += cost,
+                Some(last) if last.0 >= at => last.1 = last.1.saturating_add(cost),
                 _ => marks.push((at, cost)),
             }
         }
@@ -558,23 +567,31 @@ impl State {
         self.frame += shift;
         if shift != 0 {
             self.next += shift as f64;
+            self.paced += shift as f64;
             self.counted.values_mut().flatten().for_each(|mark| mark.0 += shift);
             self.waiting.values_mut().for_each(|waiting| waiting.until += shift);
             for until in [&mut self.held_until, &mut self.gentle_until, &mut self.budget.1] {
                 *until = until.saturating_add(shift);
             }
         }
-        let known: Vec<u64> = limits.windows().map(|window| window.per.as_millis() as u64).collect();
+        let known: Vec<u64> = limits.windows().map(millis).collect();
         // Of a window that is new, what is known of the longest one counts.
-        if let Some((_, longest)) = self.counted.last_key_value() {
-            let longest = longest.clone();
-            for per in &known {
-                self.counted.entry(*per).or_insert_with(|| longest.clone());
-            }
+        let longest = self.counted.last_key_value().map(|(_, marks)| marks.clone()).unwrap_or_default();
+        for per in &known {
+            self.counted.entry(*per).or_insert_with(|| longest.clone());
         }
-        self.counted.retain(|per, _| known.contains(per));
+        while self.counted.len() > known.len().max(MOST_WINDOWS)
+            && let Some(other) = self.counted.keys().find(|per| !known.contains(per)).copied()
+        {
+            self.counted.remove(&other);
+        }
         now
     }
+}
+
+/// By this a window's slots are found.
+fn millis(window: Window) -> u64 {
+    window.per.as_millis() as u64
 }
 
 /// How far a throttle can lie behind its pace, and catch up in a burst.
@@ -857,6 +874,77 @@ mod tests {
             assert!(most(&slots, per) <= usual, "{before} then {after}: {} in {per:?}", most(&slots, per));
             assert!(slots.len() > changed + 1, "{before} then {after}");
         }
+    }
+
+    /// As `busy`, with one wish at a time, so that each start is remembered for itself.
+    fn one_by_one(limits: &Limits, state: &mut State, from: Micros, until: Micros) -> Vec<Micros> {
+        let (mut now, mut slots) = (from, Vec::new());
+        while now < until {
+            let answer = state.grant(limits, &ask(&wishes(1, 0), now));
+            slots.extend(answer.slots.iter().map(|slot| slot.1));
+            now = answer.again.map_or(now + 1_000, |again| again.max(now + 1_000));
+        }
+        slots
+    }
+
+    #[test]
+    fn limits_that_come_back_still_know_what_has_started() {
+        let (usual, ordered) = (limits(60, 60, 60), limits(10, 30, 10));
+        let mut state = State::default();
+        let mut slots = one_by_one(&usual, &mut state, START, START + 5 * S);
+        assert_eq!(slots.len(), 60);
+        slots.extend(one_by_one(&ordered, &mut state, START + 5 * S, START + 41 * S));
+        slots.extend(one_by_one(&usual, &mut state, START + 41 * S, START + 300 * S));
+        // Those that the ordered limits alone let start come on top.
+        let most = most(&slots, Duration::from_secs(60));
+        assert!(most <= 70, "{most}");
+        assert!(slots.len() > 200, "{}", slots.len());
+    }
+
+    #[test]
+    fn a_burst_under_other_limits_counts_under_those_that_only_pace() {
+        let (ordered, usual) = (limits(30, 60, 30), limits(60, 60, 1));
+        let mut state = State::default();
+        let mut slots = one_by_one(&ordered, &mut state, START, START + S);
+        assert_eq!(slots.len(), 30);
+        slots.extend(one_by_one(&usual, &mut state, START + S, START + 200 * S));
+        assert!(most(&slots, usual.window.per) <= 60, "{}", most(&slots, usual.window.per));
+        // Nor is anything forgiven when a hold is released.
+        state.hear(&usual, START + 200 * S, &Word::Spent { cost: 9 });
+        state.hear(&usual, START + 200 * S, &Word::Spent { cost: 9 });
+        state.hear(&usual, START + 200 * S, &Word::Release);
+        let next = state.grant(&usual, &ask(&wishes(1, 0), START + 200 * S)).again.unwrap();
+        assert!(next >= START + 218 * S, "{}", next - START);
+    }
+
+    #[test]
+    fn a_breaker_of_a_long_window_closes_at_once() {
+        let day = Window { allow: 1_000, per: Duration::from_secs(86_400) };
+        let limits = Limits { also: vec![day], ..limits(5_000, 3_600, 1) };
+        let mut state = State::default();
+        state.grant(&limits, &ask(&wishes(1, 0), START));
+        state.hear(&limits, START, &failed(false, 1));
+        let probe = state.grant(&limits, &ask(&wishes(1, 0), START + 10 * S));
+        assert!(probe.probe && probe.slots.len() == 1);
+        state.hear(&limits, START + 11 * S, &Word::Worked { probe: true });
+        let slots = busy(&limits, &mut state, START + 11 * S, 60, 0);
+        assert!(slots.len() > 10 && slots[0] < START + 15 * S, "{slots:?}");
+    }
+
+    #[test]
+    fn priorities_in_different_workers_use_a_fast_throttle() {
+        let limits = limits(100, 1, 1);
+        let mut state = State::default();
+        let mut at = [START, START];
+        let mut got = [0, 0];
+        while at[0].min(at[1]) < START + 10 * S {
+            let who = usize::from(at[1] < at[0]);
+            let answer = state.grant(&limits, &ask(&wishes(50, who as i32), at[who]));
+            got[who] += answer.slots.len();
+            at[who] = answer.again.map_or(at[who] + 1_000, |again| (again - LEAD / 2).max(at[who] + 1_000));
+        }
+        assert!(got[0] + got[1] > 900, "{got:?}");
+        assert!(got[0] * 10 > got[1], "the lower one has its share: {got:?}");
     }
 
     #[test]

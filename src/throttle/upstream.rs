@@ -8,12 +8,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join3;
+
 use super::slots::{Breaker, Word};
 use super::{Throttle, Throttles, Want};
 use crate::config::ThrottleSettings;
-use crate::outcome::Outcome;
+use crate::outcome::{LONGEST_WAIT, Outcome};
 use crate::reason::{Class, Reason};
 
+/// No call counts for more.
+const MOST_SPENT: u32 = 1_000_000;
 /// An upstream that wants to be left alone says so in seconds.
 const SHORTEST_HOLD: Duration = Duration::from_secs(1);
 
@@ -97,30 +101,39 @@ impl Upstream {
     /// ledger does not answer, nothing starts anyway.
     pub async fn tell(&self, advice: &Advice) {
         let Some((throttle, key, _)) = self.own() else { return };
-        if let Some(cost) = advice.cost
-            && let beyond @ 1.. = cost.saturating_sub(self.cost())
-        {
-            throttle.tell(key, Word::Spent { cost: beyond }).await;
-        }
-        if let Some((remaining, reset)) = advice.budget {
-            throttle.budget(key, remaining, reset).await;
-        }
-        if let Some(wait) = advice.hold {
-            let why = advice.why.as_deref().unwrap_or("the upstream asked for it");
-            throttle.hold(key, wait.max(SHORTEST_HOLD), why).await;
-        }
+        let hold = async {
+            if let Some(wait) = advice.hold {
+                let why = advice.why.as_deref().unwrap_or("the upstream asked for it");
+                throttle.hold(key, wait.clamp(SHORTEST_HOLD, LONGEST_WAIT), why).await;
+            }
+        };
+        let budget = async {
+            if let Some((remaining, reset)) = advice.budget {
+                throttle.budget(key, remaining, reset.min(LONGEST_WAIT)).await;
+            }
+        };
+        let spent = async {
+            if let Some(cost) = advice.cost
+                && let beyond @ 1.. = cost.saturating_sub(self.cost()).min(MOST_SPENT)
+            {
+                throttle.tell(key, Word::Spent { cost: beyond }).await;
+            }
+        };
+        // All of it is on its way before anything is waited for: the run may be ended meanwhile.
+        join3(hold, budget, spent).await;
     }
 
     /// How the run has ended, for a throttle with a breaker. `timeout` is how long a run may take.
     pub(crate) async fn ended(&self, outcome: &Outcome, timeout: Duration) {
         let Some((throttle, key, probe)) = self.own() else { return };
         let settings = throttle.settings();
-        let Some(breaker) = settings.breaker else { return };
-        match verdict(outcome) {
-            Some(Ok(())) if *probe || throttle.is_failing(key) => {
+        match (verdict(outcome), settings.breaker) {
+            (Some(Ok(())), _) if *probe || throttle.is_failing(key) => {
                 throttle.tell(key, Word::Worked { probe: *probe }).await;
             }
-            Some(Err(why)) => {
+            // Its breaker was taken away meanwhile.
+            (_, None) if *probe => throttle.tell(key, Word::Worked { probe: true }).await,
+            (Some(Err(why)), Some(breaker)) => {
                 let breaker = Breaker { patience: timeout.max(breaker.wait), ..breaker };
                 throttle.tell(key, Word::Failed { probe: *probe, breaker, why: why.text.clone() }).await;
             }

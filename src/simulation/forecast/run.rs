@@ -27,6 +27,9 @@ use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{Kinds, Ledger};
 use crate::schedule::{From, Rhythm};
 
+/// Nobody reads the history of a forecast; removing it more often would take longer than what it is about.
+const REMEMBERED: Duration = Duration::from_secs(50);
+
 /// Chains enrolled at a time. All that are due within 200 ms of each other and of the enrolment hold
 /// it up for so long, so a batch is large; and all of it is in memory at the same time.
 const BATCH: usize = 50_000;
@@ -68,7 +71,7 @@ async fn play(mut plan: Plan, progress: impl Fn(Duration)) -> Result<Report, Sta
     let span = Span { from: plan.from, end: plan.from + plan.length };
     plan.config.ledger.url = LedgerUrl::Memory;
     // Nobody reads the records of attempts here, and there may be very many.
-    plan.config.ledger.history = Duration::ZERO;
+    plan.config.ledger.history = REMEMBERED;
     plan.config.worker.listen = None;
     let broker = EmbeddedBroker::new(Names::new(&plan.config.broker.prefix));
     broker.apply(&plan.config.topology()).await?;
