@@ -59,6 +59,17 @@ impl fmt::Display for Name {
     }
 }
 
+/// How late a chain was claimed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Late {
+    /// After its due time; zero if it was not late.
+    pub late: Duration,
+    /// Which chain.
+    pub name: Name,
+    /// From which queue it was claimed. That need not be the one with which its chain began.
+    pub queue: String,
+}
+
 /// A chain, as the observer has it.
 #[derive(Default)]
 struct Model {
@@ -167,8 +178,8 @@ struct State {
     starts: BTreeMap<(String, usize, usize), Vec<Instant>>,
     violations: Vec<Violation>,
     ticks: u64,
-    /// The latest starts of chains: when, and how late.
-    late: Vec<(Instant, Duration, Name)>,
+    /// Claims of chains, each with when it was.
+    claims: Vec<(Instant, Late)>,
     trace: DefaultHasher,
     log: Option<Vec<String>>,
 }
@@ -292,7 +303,8 @@ impl Observer {
         model.due = Some(grant.due).filter(|_| hint.parent == 0);
         state.epochs.insert(hint.epoch, name.clone());
         if !grant.once {
-            state.late.push((Instant::now(), grant.at.since(grant.due), name));
+            let (late, queue) = (grant.at.since(grant.due), hint.queue.clone());
+            state.claims.push((Instant::now(), Late { late, name, queue }));
         }
         wrong.into_iter().for_each(|(invariant, what)| state.violated(at, invariant, what));
     }
@@ -613,11 +625,10 @@ impl Observer {
         state.chains.iter().filter(|(name, model)| stuck(name, model)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Latenesses of claims after `from`.
-    pub fn late_since(&self, from: Instant) -> Vec<(Duration, Name)> {
+    /// How late the claims after `from` were.
+    pub fn late_since(&self, from: Instant) -> Vec<Late> {
         let state = self.lock();
-        let since = state.late.iter().filter(|(at, ..)| *at >= from);
-        since.map(|(_, late, name)| (*late, name.clone())).collect()
+        state.claims.iter().filter(|(at, _)| *at >= from).map(|(_, late)| late.clone()).collect()
     }
 
     /// Ticks that have ended.

@@ -10,16 +10,17 @@ use tokio::time::Instant;
 use super::scene::{CHAINS, is_owned};
 use super::{CALM, LOOK, World};
 use crate::broker::embedded::HeldState;
+use crate::config::Config;
 use crate::job::Envelope;
 use crate::ledger::{ChainState, ChainView, Ledger, LedgerError};
-use crate::simulation::observe::Name;
+use crate::simulation::observe::Late;
 use crate::simulation::plan::{Fault, Plan};
 
 /// By then a chain that is due must have been claimed, once nothing goes wrong any more: R of I2.
 const RECOVERY: Duration = Duration::from_secs(60);
 /// From here on the calm is steady: everything is on time, with one message for each chain.
 pub(super) const STEADY: Duration = Duration::from_secs(150);
-/// How late a run may start then, though unusable messages come in.
+/// How late a run may start then, though unusable messages come in, beside what it waits for a slot.
 const ON_TIME: Duration = Duration::from_secs(3);
 /// A chain that has been stuck for so long must be shown.
 const SHOWN: Duration = Duration::from_secs(60);
@@ -124,10 +125,10 @@ impl World {
     /// What must be true at the end.
     pub(super) async fn judge(&mut self) {
         if let Some(healed) = self.healed {
-            for (late, name) in self.observer.late_since(healed + STEADY) {
-                if late > ON_TIME + self.longest_window(&name) {
-                    self.observer
-                        .violated("I10", format!("{name} starts {late:?} late, though nothing is wrong any more"));
+            for Late { late, name, queue } in self.observer.late_since(healed + STEADY) {
+                if late > may_be_late(&self.config, &queue) {
+                    let what = format!("{name} starts {late:?} late on {queue}, though nothing is wrong any more");
+                    self.observer.violated("I10", what);
                 }
             }
         }
@@ -164,16 +165,6 @@ impl World {
         if let Err(error) = self.judge_records(restored).await {
             self.observer.violated("world", format!("cannot read the records: {error}"));
         }
-    }
-
-    /// How long a chain's run may have to wait for its slot: a throttle has its window full now and then.
-    fn longest_window(&self, name: &Name) -> Duration {
-        let queue = CHAINS
-            .iter()
-            .find(|(kind, ..)| *kind == name.kind)
-            .and_then(|(_, queue, _)| self.config.queues.get(*queue));
-        let throttle = queue.and_then(|queue| self.config.throttles.get(queue.throttle.as_ref()?));
-        throttle.map_or(Duration::ZERO, |throttle| throttle.limits.longest())
     }
 
     /// Whether all processes together have started no more than a throttle allows, in no window of its
@@ -234,6 +225,15 @@ impl World {
     }
 }
 
+/// How late a claim from this queue may be in the steady calm. Where the queue has a throttle the claim is made
+/// once its slot is had, and the throttle has its window full now and then. It counts where the message waits,
+/// and not where its chain began: chains get other queues. Also a tick that only gathers its batch waits like
+/// this, since nothing but its claim says that it runs no handler.
+fn may_be_late(config: &Config, queue: &str) -> Duration {
+    let throttle = config.queues.get(queue).and_then(|queue| config.throttles.get(queue.throttle.as_ref()?));
+    ON_TIME + throttle.map_or(Duration::ZERO, |throttle| throttle.limits.longest())
+}
+
 /// Whether no message is lost in this plan but by the engine's own doing. Then catch-up never has
 /// to send what is not there, however often workers crash.
 pub(super) fn lossless(plan: &Plan) -> bool {
@@ -261,4 +261,66 @@ pub(super) fn touched(plan: &Plan) -> BTreeSet<String> {
 fn hint(body: &[u8], ledger: &str) -> Option<Envelope> {
     let envelope = Envelope::decode(body).ok()?;
     envelope.chain.as_ref().is_some_and(|chain| chain.ledger == ledger).then_some(envelope)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Time;
+    use crate::guard::Guard;
+    use crate::ledger::{ClaimRequest, Grant, Hint};
+    use crate::simulation::worker::Process;
+
+    /// A claim of the chain `wide n` from this queue, so late.
+    fn claim(queue: &str, late: Duration) -> (ClaimRequest, Grant) {
+        let due = Time::from_millis(1_800_000_400_000);
+        let hint = Hint {
+            kind: "wide".into(),
+            key: "n".into(),
+            queue: queue.into(),
+            epoch: 1,
+            tick: 1,
+            attempt: 1,
+            due,
+            parent: 0,
+        };
+        let lease = Duration::from_secs(9);
+        let (worker, guard) = ("w".into(), Guard::default());
+        let request = ClaimRequest { hint, worker, lease, takeover: false, guard, recurs: true };
+        let grant = Grant {
+            fence: 1,
+            last_start: due,
+            nominal: due,
+            due,
+            at: due + late,
+            payload: "{}".into(),
+            once: false,
+            lost: false,
+            refused: None,
+            carry: None,
+            owner: None,
+            schedule: None,
+            batch: None,
+            depth: 0,
+        };
+        (request, grant)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_may_be_late_by_the_window_of_the_queue_that_it_comes_from() {
+        // The chain begins on `gamma`, which has no throttle; `alpha` allows ten in ten seconds.
+        for (queue, seconds, too_late) in
+            [("gamma", 3, false), ("gamma", 4, true), ("beta", 4, true), ("alpha", 13, false), ("alpha", 14, true)]
+        {
+            let mut world = World::new(1, &Plan { faults: Vec::new() }, false).unwrap();
+            world.healed = Some(Instant::now());
+            tokio::time::advance(STEADY).await;
+            let (request, grant) = claim(queue, Duration::from_secs(seconds));
+            world.observer.granted(&Process::new(0, 1), &request, &grant);
+            world.judge().await;
+            let violations = world.observer.violations();
+            let late = violations.iter().any(|violation| violation.invariant == "I10");
+            assert_eq!(late, too_late, "{queue}, {seconds} s: {violations:?}");
+        }
+    }
 }
