@@ -26,6 +26,7 @@ use crate::job::{Envelope, Job};
 use crate::ledger::{LedgerError, NewChain, SpawnedJob};
 use crate::outcome::Outcome;
 use crate::roster::{self, Wishes};
+use crate::throttle::Pulse;
 
 /// What the names of the engine's own kinds begin with.
 const INTERNAL: &str = "roundelay.";
@@ -266,7 +267,9 @@ impl Chores {
     /// Forgets what throttles remember of long ago: as many rows as there are keys.
     async fn forget_idle(&self, until: Time) -> Result<(), LedgerError> {
         let ledger = &self.connections.ledger;
-        while ledger.now() < until && ledger.forget_idle(RECORDS).await? > 0 {}
+        // By a clock that was set, what has just started seems to have started long ago.
+        let known = Pulse::settled(ledger).await?;
+        while ledger.now() < until && ledger.forget_idle(RECORDS, known).await? > 0 {}
         Ok(())
     }
 }

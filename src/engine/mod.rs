@@ -294,6 +294,7 @@ impl Engine {
         // What runs keeps its lease until it has ended, also while the worker stops.
         let mut heart = tokio::spawn(core.life.bind(lease::beat(core.clone())));
         let _desk = AbortOnDropHandle::new(tokio::spawn(core.life.bind(core.desk.clone().keep_writing())));
+        let _pulse = AbortOnDropHandle::new(tokio::spawn(core.life.bind(core.throttles.pulse())));
         let queues: Vec<&str> = core.queues.keys().map(String::as_str).collect();
         tracing::info!(worker = %core.worker, ?queues, "working");
 

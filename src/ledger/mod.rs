@@ -34,7 +34,7 @@ pub use judge::{ChainRow, Judgement, judge};
 pub use look::{Condition, Filter, Listed, Move, OwnerCensus, Place};
 pub use rosters::{Enlisted, Rosters};
 pub use running::{Running, RunningJob};
-pub use slots::{Seen, SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
+pub use slots::{SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
 pub use traffic::{Measured, Size, Traffic};
 pub use words::*;
 

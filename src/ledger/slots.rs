@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-use async_trait::async_trait;
-use tokio::time::Instant;
+use std::time::Duration;
 
 use super::LedgerError;
+use crate::clock::short_duration;
+use crate::throttle::clock::Known;
 use crate::throttle::orders::{Orders, ThrottleOrder};
-use crate::throttle::slots::{Answer, Ask, Expected, Limits, Micros, State, Wish, Word};
+use crate::throttle::slots::{Answer, Ask, Limits, Micros, State, Wish, Word};
+use async_trait::async_trait;
 
 /// What a throttle is told, and what is asked of it then.
 #[derive(Clone, Debug)]
@@ -25,34 +26,8 @@ pub struct SlotRequest {
     pub wishes: Vec<Wish>,
     /// How long answers take: see [`Ask::ahead`].
     pub ahead: Micros,
-    /// What the ledger's clock showed when the asker asked last.
-    pub seen: Option<Seen>,
-}
-
-/// What the ledger's clock showed, and when that was, by a clock that nobody sets.
-#[derive(Clone, Copy, Debug)]
-pub struct Seen {
-    /// Not before.
-    pub asked: Instant,
-    /// Not after.
-    pub answered: Instant,
-    /// What it showed.
-    pub now: Micros,
-    /// [`Answer::frame`] of that time.
-    pub frame: Micros,
-}
-
-/// Clocks differ by one part of so many.
-const RATES: i64 = 1_000;
-
-impl Seen {
-    /// What it should show when it is read again, after the one time and before the other.
-    fn expected(&self, (after, before): (Instant, Instant)) -> Expected {
-        let micros = |length: std::time::Duration| i64::try_from(length.as_micros()).unwrap_or(i64::MAX / 4);
-        let least = micros(after.saturating_duration_since(self.answered));
-        let most = micros(before.saturating_duration_since(self.asked));
-        Expected { least: self.now + least - least / RATES, most: self.now + most + most / RATES, frame: self.frame }
-    }
+    /// What the asker knows of the ledger's clock.
+    pub known: Option<Known>,
 }
 
 /// What a throttle answers.
@@ -60,7 +35,9 @@ impl Seen {
 pub struct SlotAnswer {
     /// The ledger's clock when it was decided.
     pub now: Micros,
-    /// What it says.
+    /// How far that has been set in all, as far as anybody has told.
+    pub set: Micros,
+    /// What it says, with times by the ledger's clock.
     pub answer: Answer,
     /// What is allowed: by an operator's word, or else as configured.
     pub limits: Arc<Limits>,
@@ -75,7 +52,7 @@ pub struct ThrottleRow {
     pub throttle: String,
     /// Which of its keys; empty without.
     pub key: String,
-    /// What it remembers.
+    /// What it remembers, with times by the ledger's clock.
     pub state: State,
     /// How many keys of the throttle are remembered, this one included.
     pub keys: u64,
@@ -117,30 +94,37 @@ pub trait Slots {
     /// When it is not known to be written.
     async fn order_throttle(&self, name: String, order: ThrottleOrder, by: String) -> Result<Orders, LedgerError>;
 
+    /// What the ledger's clock shows, in microseconds since 1970, and how far it has been set in all, as far as
+    /// anybody has told: whoever asks as well.
+    ///
+    /// # Errors
+    /// When it cannot be read, or what the asker tells of it is not known to be written.
+    async fn throttle_clock(&self, known: Option<Known>) -> Result<(Micros, Micros), LedgerError>;
+
     /// Forgets throttles and keys that are as good as new, at most `limit`; answers how many.
     ///
     /// # Errors
     /// When it is not known to be written.
-    async fn forget_idle(&self, limit: u32) -> Result<usize, LedgerError>;
+    async fn forget_idle(&self, limit: u32, known: Option<Known>) -> Result<usize, LedgerError>;
 }
 
-/// Serves a request on what is remembered and ordered (pure).
-pub fn serve(
-    state: &mut State,
-    orders: &Orders,
-    request: &SlotRequest,
-    now: Micros,
-    read: (Instant, Instant),
-) -> SlotAnswer {
+/// Serves a request on what is remembered and ordered, when the ledger's clock shows `now` and has been `set` so far
+/// in all (pure).
+pub fn serve(state: &mut State, orders: &Orders, request: &SlotRequest, now: Micros, set: Micros) -> SlotAnswer {
     let limits = orders.limits(&request.limits).into_owned();
-    state.obey(&limits, now, orders);
+    let can_tell = state.is_known_since(Known::can_tell_since(request.known.as_ref()));
+    let time = if can_tell { state.turn_to(&limits, now - set) } else { now - set };
+    state.obey(&limits, time, orders);
     for word in &request.heard {
-        state.hear(&limits, now, word);
+        state.hear(&limits, time, &word.clone().moved(-set));
     }
-    let expected = request.seen.map(|seen| seen.expected(read));
     let (ahead, wishes) = (request.ahead, request.wishes.as_slice());
-    let answer = state.grant(&limits, &Ask { now, expected, ahead, wishes });
-    SlotAnswer { now, answer, limits, orders: orders.version }
+    let answer = match can_tell {
+        true => state.grant(&limits, &Ask { now: time, ahead, wishes }),
+        false => state.cannot_tell(time),
+    };
+    let answer = answer.moved(set);
+    SlotAnswer { now, set, answer, limits, orders: orders.version }
 }
 
 /// What a row of the table holds. What cannot be read is taken for a throttle that has just handed
@@ -154,6 +138,12 @@ pub(super) fn state(text: &str, request: &SlotRequest, now: Micros) -> State {
         state.hear(&request.limits, now, &Word::Hold { until, why });
         state
     })
+}
+
+/// For the log.
+pub(super) fn was_set(by: Micros) -> String {
+    let (length, way) = (Duration::from_micros(by.unsigned_abs()), if by < 0 { "back" } else { "forward" });
+    format!("the ledger's clock was set {way} by {}; throttles count on as if it was not", short_duration(length))
 }
 
 /// As a row of the table holds it.

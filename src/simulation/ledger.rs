@@ -14,7 +14,9 @@ use super::world::Weather;
 use crate::clock::Time;
 use crate::ledger::*;
 use crate::progress::Progress;
+use crate::throttle::clock::Known;
 use crate::throttle::orders::{Orders, ThrottleOrder};
+use crate::throttle::slots::Micros;
 
 /// One process's way to the ledger.
 pub struct SimulatedLedger {
@@ -93,8 +95,12 @@ impl Slots for SimulatedLedger {
         self.through(true, self.inner.order_throttle(name, order, by)).await
     }
 
-    async fn forget_idle(&self, limit: u32) -> Result<usize, LedgerError> {
-        self.through(true, self.inner.forget_idle(limit)).await
+    async fn throttle_clock(&self, known: Option<Known>) -> Result<(Micros, Micros), LedgerError> {
+        self.through(true, self.inner.throttle_clock(known)).await
+    }
+
+    async fn forget_idle(&self, limit: u32, known: Option<Known>) -> Result<usize, LedgerError> {
+        self.through(true, self.inner.forget_idle(limit, known)).await
     }
 }
 

@@ -11,7 +11,6 @@ use tokio::time::Instant;
 use super::slots::{Answer, Micros, Wish, Word};
 use super::{Slot, Want};
 use crate::clock::Time;
-use crate::ledger::Seen;
 use crate::telemetry::SlotCounts;
 
 /// What remains of a budget is told no more often.
@@ -39,8 +38,6 @@ struct Inner {
     spare: Vec<Slot>,
     /// Whether somebody serves it.
     attended: bool,
-    /// What the ledger's clock showed when it was asked last.
-    clock: Option<Seen>,
     /// What is to be told, and whom to tell that it was.
     words: Vec<(Word, oneshot::Sender<()>)>,
     /// Nothing starts before.
@@ -180,17 +177,10 @@ impl Line {
         drop(waiter.send(slot.of(self.clone())));
     }
 
-    /// What the ledger's clock showed when it was asked last.
-    pub fn clock(&self) -> Option<Seen> {
-        self.inner().clock
-    }
-
-    /// Notes what it showed, and how the throttle stands by an answer.
-    pub fn learn(&self, seen: Seen, answer: &Answer) {
-        let here = seen.answered;
-        let when = |at: Micros| here + Duration::from_micros(at.saturating_sub(seen.now).max(0) as u64);
+    /// Notes how the throttle stands, by an answer that comes `here`, from when it was `now`.
+    pub fn learn(&self, here: Instant, now: Micros, answer: &Answer) {
+        let when = |at: Micros| here + Duration::from_micros(at.saturating_sub(now).max(0) as u64);
         let mut inner = self.inner();
-        inner.clock = Some(seen);
         (inner.failing, inner.slowed) = (answer.failing.then_some(here), answer.slowed.then_some(here));
         let held = answer.held_until.map(when);
         inner.next = answer.again.map(when);

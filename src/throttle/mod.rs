@@ -10,9 +10,11 @@
 //! does not answer there are no slots, since starts that nobody counts get users banned.
 
 mod board;
+pub mod clock;
 pub mod key;
 mod line;
 pub mod orders;
+mod pulse;
 pub mod slots;
 pub mod upstream;
 
@@ -25,10 +27,12 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::clock::{Time, short_duration};
 use crate::config::{Scope, ThrottleSettings};
-use crate::ledger::{Ledger, LedgerError, Seen, SlotAnswer, SlotRequest, serve};
+use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
 use crate::telemetry::{SlotCounts, Telemetry};
 use board::Board;
+use clock::Known;
 use line::{Line, Rank};
+pub use pulse::Pulse;
 use slots::{LEAD, Limits, MOST_AHEAD, Micros, State, Wish, Word};
 
 /// Of the time in which a slot may be used, this part is left to a start's way to the upstream.
@@ -55,32 +59,47 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// All throttles of a configuration, by name.
 #[derive(Clone, Default)]
-pub struct Throttles(BTreeMap<String, Arc<Throttle>>);
+pub struct Throttles {
+    by_name: BTreeMap<String, Arc<Throttle>>,
+    pulse: Option<Arc<Pulse>>,
+}
 
 impl Throttles {
     /// Throttles with these settings.
     pub fn new(settings: &BTreeMap<String, ThrottleSettings>, ledger: &Arc<dyn Ledger>, telemetry: &Telemetry) -> Self {
-        let board = Arc::new(Board::new(ledger.clone()));
+        let (board, pulse) = (Arc::new(Board::new(ledger.clone())), Arc::new(Pulse::new(ledger.clone())));
         let throttle = |(name, settings): (&String, &ThrottleSettings)| {
-            (name.clone(), Throttle::new(name, settings.clone(), ledger.clone(), board.clone(), telemetry.slots(name)))
+            let (ledger, counts) = (ledger.clone(), telemetry.slots(name));
+            (name.clone(), Throttle::new(name, settings.clone(), ledger, board.clone(), pulse.clone(), counts))
         };
-        Self(settings.iter().map(throttle).collect())
+        let by_name: BTreeMap<_, _> = settings.iter().map(throttle).collect();
+        Self { pulse: Some(pulse).filter(|_| !by_name.is_empty()), by_name }
+    }
+
+    /// Looks at the ledger's clock for good.
+    pub fn pulse(&self) -> impl Future<Output = ()> + use<> {
+        let pulse = self.pulse.clone();
+        async move {
+            if let Some(pulse) = pulse {
+                pulse.beat().await;
+            }
+        }
     }
 
     /// The throttle called `name`.
     pub fn get(&self, name: &str) -> Option<Arc<Throttle>> {
-        self.0.get(name).cloned()
+        self.by_name.get(name).cloned()
     }
 
     /// The settings of each, by name.
     pub fn settings(&self) -> Vec<(String, ThrottleSettings)> {
-        self.0.iter().map(|(name, throttle)| (name.clone(), (*throttle.settings()).clone())).collect()
+        self.by_name.iter().map(|(name, throttle)| (name.clone(), (*throttle.settings()).clone())).collect()
     }
 
     /// Takes over other settings of those that are there.
     pub fn take_over(&self, settings: &BTreeMap<String, ThrottleSettings>) {
         for (name, settings) in settings {
-            if let Some(throttle) = self.0.get(name) {
+            if let Some(throttle) = self.by_name.get(name) {
                 throttle.take_over(settings.clone());
             }
         }
@@ -95,6 +114,7 @@ pub struct Throttle {
     limits: RwLock<Option<Arc<Limits>>>,
     ledger: Arc<dyn Ledger>,
     board: Arc<Board>,
+    pulse: Arc<Pulse>,
     counts: SlotCounts,
     /// What it remembers, by key, when each worker counts for itself.
     own: Mutex<HashMap<String, State>>,
@@ -166,6 +186,7 @@ impl Throttle {
         settings: ThrottleSettings,
         ledger: Arc<dyn Ledger>,
         board: Arc<Board>,
+        pulse: Arc<Pulse>,
         counts: SlotCounts,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
@@ -174,6 +195,7 @@ impl Throttle {
             limits: RwLock::default(),
             ledger,
             board,
+            pulse,
             counts,
             own: Mutex::default(),
             began: Instant::now(),
@@ -301,7 +323,7 @@ impl Throttle {
         now.saturating_add(i64::try_from(wait.as_micros()).unwrap_or(i64::MAX))
     }
 
-    async fn ask(&self, request: SlotRequest, scope: Scope) -> Result<SlotAnswer, LedgerError> {
+    async fn ask(&self, mut request: SlotRequest, scope: Scope) -> Result<SlotAnswer, LedgerError> {
         if scope == Scope::Worker {
             let orders = self.board.of(&self.name).await;
             let orders = orders.moved(self.now(Scope::Worker) - self.now(Scope::Fleet));
@@ -310,7 +332,8 @@ impl Throttle {
             if own.len() > FEW && own.len().is_power_of_two() {
                 own.retain(|_, state| state.idle_at(&orders.limits(&request.limits)) > now);
             }
-            return Ok(serve(own.entry(request.key.clone()).or_default(), &orders, &request, now, (at, at)));
+            request.known = Some(Known::learned(None, (at, at), now, 0).for_long());
+            return Ok(serve(own.entry(request.key.clone()).or_default(), &orders, &request, now, 0));
         }
         let answers = self.ledger.slots(vec![request]).await?;
         answers.into_iter().next().ok_or(LedgerError::Closed)
@@ -367,7 +390,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             if !line.close_if_empty() {
                 continue;
             }
-            // A throttle without keys remembers the clock; of many keys that would be too much.
+            // A throttle without keys keeps its line; of many keys that would be too much.
             if !key.is_empty() && !line.is_needed() {
                 lines.remove(&key);
             }
@@ -383,10 +406,10 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             limits: settings.limits.clone(),
             heard: told.iter().map(|(word, _)| word.clone()).collect(),
             wishes,
-            seen: line.clock(),
+            known: throttle.pulse.known(),
             ahead,
         };
-        let SlotAnswer { now, answer, limits, orders } = match throttle.ask(request, settings.scope).await {
+        let SlotAnswer { now, set, answer, limits, orders } = match throttle.ask(request, settings.scope).await {
             Ok(answer) => answer,
             Err(error) => {
                 line.keep(told);
@@ -403,7 +426,10 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         let took = i64::try_from((here - asked).as_micros()).unwrap_or(i64::MAX / 2);
         let clock = throttle.now(settings.scope).clamp(now, now.saturating_add(took));
         throttle.took(here - asked.min(planned.take().unwrap_or(asked)));
-        line.learn(Seen { asked, answered: here, now, frame: answer.frame }, &answer);
+        line.learn(here, now, &answer);
+        if settings.scope == Scope::Fleet {
+            throttle.pulse.learn((asked, here), now, set);
+        }
         for (_, done) in told {
             // Whoever has gone needs to know nothing more.
             let _ = done.send(());
@@ -465,7 +491,8 @@ mod tests {
 
     fn throttle(settings: ThrottleSettings) -> Arc<Throttle> {
         let ledger = ledger();
-        Throttle::new("t", settings, ledger.clone(), Arc::new(Board::new(ledger)), SlotCounts::default())
+        let (board, pulse) = (Arc::new(Board::new(ledger.clone())), Arc::new(Pulse::new(ledger.clone())));
+        Throttle::new("t", settings, ledger, board, pulse, SlotCounts::default())
     }
 
     /// A throttle of each scope.

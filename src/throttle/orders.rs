@@ -124,8 +124,10 @@ impl Orders {
     /// The same by a clock that shows `by` more.
     #[must_use]
     pub fn moved(mut self, by: Micros) -> Self {
-        if let Some(hold) = &mut self.hold {
-            hold.until = hold.until.saturating_add(by);
+        let hold = self.hold.as_mut().map(|hold| [&mut hold.until, &mut hold.at]);
+        let limits = self.limits.as_mut().map(|limits| &mut limits.at);
+        for at in hold.into_iter().flatten().chain(limits) {
+            *at = at.saturating_add(by);
         }
         self
     }

@@ -22,16 +22,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::clock::UNLIKE;
 use crate::clock::short_duration;
 pub use view::{Held, View};
 
-/// Microseconds since 1970, by the ledger's clock.
+/// Microseconds since 1970, by the clock of throttles: see [`clock`](super::clock).
 pub type Micros = i64;
 
 /// Slots are handed out so long before they open.
 pub const LEAD: Micros = 100_000;
-/// A clock that is off by no more was not set: clocks are not all alike.
-const UNLIKE: Micros = 100_000;
 /// An answer may be on its way for so long, and slots open that much later; not for longer.
 pub const MOST_AHEAD: Micros = 2_000_000;
 /// A slot is kept for whoever waits with a higher priority so long after it has opened.
@@ -44,6 +43,8 @@ const SHOWN_PARTS: i64 = 16;
 const MOST_WINDOWS: usize = 6;
 /// A throttle whose upstream does not work, and for which nobody asks any more, is remembered for so long.
 const BROKEN: Micros = 86_400_000_000;
+/// Whoever cannot tell yet how much time has passed asks again after so long.
+const CANNOT_TELL: Micros = 500_000;
 /// A slot that is another's is asked for again no sooner.
 const ANOTHERS: Micros = 20_000;
 /// A lower priority gets one of so many slots, however many of a higher one wait.
@@ -140,9 +141,6 @@ pub struct State {
     /// How far slots were apart.
     #[serde(rename = "d", default)]
     distance: f64,
-    /// How far the clock has been set since the beginning, as far as that was seen.
-    #[serde(rename = "f", default, skip_serializing_if = "is_default")]
-    frame: Micros,
     /// When the next slot opens, if they are spread evenly and none was saved up.
     #[serde(rename = "n", default)]
     next: f64,
@@ -212,27 +210,12 @@ pub struct Wish {
 /// What is asked of a throttle.
 #[derive(Clone, Debug)]
 pub struct Ask<'a> {
-    /// The ledger's clock.
+    /// The time.
     pub now: Micros,
-    /// What that clock should show by the asker's own, if the asker has asked before.
-    pub expected: Option<Expected>,
     /// How long answers take to the asker: a slot that opens sooner would be over when it comes.
     pub ahead: Micros,
     /// For what.
     pub wishes: &'a [Wish],
-}
-
-/// What the ledger's clock should show, if nobody has set it since an asker asked last. How long that is ago is
-/// known within bounds: a question may have waited for others, and an answer may have been on its way, for
-/// seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Expected {
-    /// No less.
-    pub least: Micros,
-    /// No more.
-    pub most: Micros,
-    /// [`Answer::frame`] of that time.
-    pub frame: Micros,
 }
 
 /// Its answer.
@@ -242,8 +225,6 @@ pub struct Answer {
     pub slots: Vec<(usize, Micros)>,
     /// When to ask again for the others.
     pub again: Option<Micros>,
-    /// How far the ledger's clock is known to have been set in all.
-    pub frame: Micros,
     /// These starts are to try whether the upstream works again.
     pub probe: bool,
     /// Nothing starts before, if something holds it.
@@ -280,7 +261,7 @@ impl Breaker {
 pub enum Word {
     /// Nothing may start before.
     Hold {
-        /// By the ledger's clock.
+        /// By the clock of whoever tells.
         until: Micros,
         /// In words for people.
         why: String,
@@ -289,7 +270,7 @@ pub enum Word {
     Budget {
         /// How many starts.
         remaining: u32,
-        /// By the ledger's clock.
+        /// By the clock of whoever tells.
         reset: Micros,
         /// With so many or more there is no need to be careful.
         enough: u32,
@@ -317,10 +298,33 @@ pub enum Word {
     Release,
 }
 
+impl Word {
+    /// The same by a clock that shows `by` more.
+    #[must_use]
+    pub fn moved(mut self, by: Micros) -> Self {
+        if let Self::Hold { until: at, .. } | Self::Budget { reset: at, .. } = &mut self {
+            *at = at.saturating_add(by);
+        }
+        self
+    }
+}
+
+impl Answer {
+    /// The same by a clock that shows `by` more.
+    #[must_use]
+    pub fn moved(mut self, by: Micros) -> Self {
+        let opens = self.slots.iter_mut().map(|slot| &mut slot.1);
+        for at in opens.chain(&mut self.again).chain(&mut self.held_until) {
+            *at = at.saturating_add(by);
+        }
+        self
+    }
+}
+
 impl State {
     /// Hands out slots that open by now, or shortly after.
     pub fn grant(&mut self, limits: &Limits, ask: &Ask<'_>) -> Answer {
-        let now = self.follow_clock(limits, ask.now, ask.expected);
+        let now = self.turn_to(limits, ask.now);
         let ahead = ask.ahead.clamp(0, MOST_AHEAD);
         self.adapt(limits, now);
         self.waiting.retain(|_, waiting| waiting.until >= now);
@@ -357,7 +361,6 @@ impl State {
             answer.slots.push((wish, opens));
         }
         answer.probe = self.probing;
-        answer.frame = self.frame;
         answer.held_until = Some(self.held_until.max(self.ordered)).filter(|until| *until > now);
         answer.failing = self.failures > 0;
         answer.slowed = self.budget.1 > now && !self.probing;
@@ -550,30 +553,24 @@ impl State {
         }
     }
 
-    /// All that is remembered moves with the clock when that is set. An asker that has asked before knows
-    /// by how much; otherwise, and as long as nobody does, one that was set back has stood still at least.
-    fn follow_clock(&mut self, limits: &Limits, now: Micros, expected: Option<Expected>) -> Micros {
-        let set = expected.map_or(0, |Expected { least, most, frame }| {
-            let moved = self.frame - frame;
-            now - now.clamp(least + moved, most.max(least) + moved)
-        });
-        let shift = match set.abs() > UNLIKE {
-            true => set.min(now - self.seen),
-            false if self.seen - now > UNLIKE => now - self.seen,
-            false => 0,
-        };
-        let now = if shift < 0 { now } else { now.max(self.seen) };
-        self.seen = now;
-        self.frame += shift;
-        if shift != 0 {
-            self.next += shift as f64;
-            self.paced += shift as f64;
-            self.counted.values_mut().flatten().for_each(|mark| mark.0 += shift);
-            self.waiting.values_mut().for_each(|waiting| waiting.until += shift);
-            for until in [&mut self.held_until, &mut self.gentle_until, &mut self.budget.1] {
-                *until = until.saturating_add(shift);
-            }
+    /// Whether somebody can tell how long ago all that is remembered was, who can do so of what was `since`.
+    pub fn is_known_since(&self, since: Micros) -> bool {
+        self.seen == 0 || self.seen >= since
+    }
+
+    /// The answer to those who cannot: as much may have started just now, however long ago that seems to be.
+    pub fn cannot_tell(&self, now: Micros) -> Answer {
+        let held_until = Some(self.held_until.max(self.ordered)).filter(|until| *until > now);
+        Answer { again: Some(now + CANNOT_TELL), held_until, failing: self.failures > 0, ..Answer::default() }
+    }
+
+    /// It is `now`, or a little later: time never goes back. It would if nobody was there who knew that the ledger's
+    /// clock was set back: then it has stood still.
+    pub fn turn_to(&mut self, limits: &Limits, now: Micros) -> Micros {
+        if self.seen - now > UNLIKE {
+            self.shift(now - self.seen);
         }
+        self.seen = now.max(self.seen);
         let known: Vec<u64> = limits.windows().map(millis).collect();
         // Of a window that is new, what is known of the longest one counts.
         let longest = self.counted.last_key_value().map(|(_, marks)| marks.clone()).unwrap_or_default();
@@ -585,7 +582,27 @@ impl State {
         {
             self.counted.remove(&other);
         }
-        now
+        self.seen
+    }
+
+    /// The same by a clock that shows `by` more.
+    #[must_use]
+    pub fn moved(mut self, by: Micros) -> Self {
+        self.shift(by);
+        self
+    }
+
+    fn shift(&mut self, by: Micros) {
+        // The beginning of time stands for never.
+        for at in [&mut self.next, &mut self.paced].into_iter().filter(|at| **at != 0.0) {
+            *at += by as f64;
+        }
+        self.counted.values_mut().flatten().for_each(|mark| mark.0 += by);
+        self.waiting.values_mut().for_each(|waiting| waiting.until += by);
+        let times = [&mut self.seen, &mut self.held_until, &mut self.gentle_until, &mut self.budget.1];
+        for at in times.into_iter().filter(|at| **at != 0) {
+            *at = at.saturating_add(by);
+        }
     }
 }
 
@@ -601,9 +618,15 @@ fn saved(limits: &Limits) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use proptest::prelude::*;
+    use tokio::time::Instant;
 
     use super::*;
+    use crate::ledger::{SlotRequest, serve};
+    use crate::throttle::clock::{Known, follow};
+    use crate::throttle::orders::Orders;
 
     const S: Micros = 1_000_000;
     const START: Micros = 1_700_000_000 * S;
@@ -617,7 +640,7 @@ mod tests {
     }
 
     fn ask(wishes: &[Wish], now: Micros) -> Ask<'_> {
-        Ask { now, expected: None, ahead: 0, wishes }
+        Ask { now, ahead: 0, wishes }
     }
 
     /// Always enough to do for `secs`: asks when it is told to, a little late.
@@ -974,13 +997,53 @@ mod tests {
         }
     }
 
-    /// What an asker remembers: when it asked and was answered, what the ledger's clock showed in between, and
-    /// the frame.
-    struct Before {
-        asked: Micros,
-        answered: Micros,
-        showed: Micros,
-        frame: Micros,
+    /// A throttle in a ledger whose clock is set now and then, and is `off` by so much.
+    struct Kept {
+        start: Instant,
+        state: State,
+        off: Micros,
+        set: Micros,
+    }
+
+    impl Kept {
+        fn new() -> Self {
+            Self { start: Instant::now(), state: State::default(), off: 0, set: 0 }
+        }
+
+        fn instant(&self, at: Micros) -> Instant {
+            self.start + Duration::from_micros((at - START) as u64)
+        }
+
+        /// Its clock is read at `at`, by somebody who asks at the one time and is answered at the other.
+        fn look(&mut self, at: Micros, (asked, answered): (Micros, Micros), known: Option<Known>) -> Known {
+            let (now, asked, answered) = (at + self.off, self.instant(asked), self.instant(answered));
+            self.set = follow(self.set, now, (asked, answered), known.as_ref());
+            Known::learned(known, (asked, answered), now, self.set)
+        }
+
+        /// Likewise, slots are asked for: when they open, by a clock that is right, and when to ask again.
+        fn grant(
+            &mut self,
+            limits: &Limits,
+            (at, ahead): (Micros, Micros),
+            (asked, answered): (Micros, Micros),
+            known: Option<Known>,
+            wishes: &[Wish],
+        ) -> (Known, Vec<Micros>, Option<Micros>) {
+            let request = SlotRequest {
+                throttle: "t".into(),
+                key: String::new(),
+                limits: Arc::new(limits.clone()),
+                heard: Vec::new(),
+                wishes: wishes.to_vec(),
+                ahead,
+                known,
+            };
+            let known = self.look(at, (asked, answered), known);
+            let answer = serve(&mut self.state, &Orders::default(), &request, at + self.off, self.set).answer;
+            let answer = answer.moved(-self.off);
+            (known, answer.slots.into_iter().map(|slot| slot.1).collect(), answer.again)
+        }
     }
 
     /// Askers wait for each other's transactions, for seconds when one of them is frozen; answers take their time,
@@ -996,29 +1059,24 @@ mod tests {
                 (dice >> 33) as i64 % n
             };
             let (slip, wishes) = (limits.slip().as_micros() as Micros, wishes(3, 0));
-            let mut state = State::default();
-            let mut askers: Vec<(Micros, Option<Before>)> = (0..20).map(|n| (START + n * 10_000, None)).collect();
+            let mut kept = Kept::new();
+            let mut askers: Vec<(Micros, Option<Known>)> = (0..20).map(|n| (START + n * 10_000, None)).collect();
             let (mut free, mut starts) = (START, Vec::new());
             while let Some(place) = (0..askers.len()).min_by_key(|n| askers[*n].0)
                 && askers[place].0 < START + 1_200 * S
             {
-                let (asked, before) = (askers[place].0, askers[place].1.take());
+                let (asked, known) = askers[place];
                 let read = asked.max(free) + roll(4_000);
                 // Now and then whoever holds the lock is frozen, or whoever gets the answer.
                 free = read + if roll(300) == 0 { roll(3 * S) } else { roll(8_000) };
                 let here = free + if roll(100) == 0 { roll(10 * S) } else { roll(20_000) };
-                let expected = before.map(|before| Expected {
-                    least: before.showed + asked - before.answered,
-                    most: before.showed + here - before.asked,
-                    frame: before.frame,
-                });
-                let answer = state.grant(&limits, &Ask { now: read, expected, ahead: 0, wishes: &wishes });
-                let used = answer.slots.iter().map(|slot| slot.1).filter(|opens| here <= opens + slip * 3 / 4);
-                starts.extend(used.map(|opens| opens.max(here)));
-                let again = answer.again.map_or(here, |again| again - LEAD / 2).max(here + 1_000);
+                let (known, slots, again) = kept.grant(&limits, (read, 0), (asked, here), known, &wishes);
+                starts
+                    .extend(slots.iter().filter(|opens| here <= **opens + slip * 3 / 4).map(|opens| *opens.max(&here)));
+                let again = again.map_or(here, |again| again - LEAD / 2).max(here + 1_000);
                 let away = if roll(150) == 0 { roll(40 * S) } else { 0 };
-                askers[place] =
-                    (again + away, Some(Before { asked, answered: here, showed: read, frame: answer.frame }));
+                // Nobody has known it for longer.
+                askers[place] = (again + away, Some(known.for_long()));
             }
             starts.sort_unstable();
             let (most, allow) = (most(&starts, limits.window.per), limits.window.allow);
@@ -1029,45 +1087,51 @@ mod tests {
     }
 
     proptest! {
-        /// Workers that ask in any order, are killed with slots in their hands, use slots as late as they may,
-        /// and a clock that is set back and forth: by a clock that is right, no window holds too many.
+        /// Workers that ask in any order and at their own pace, begin anew, are killed with slots in their hands, use
+        /// slots as late as they may, and a clock that is set back and forth: by a clock that is right, no window
+        /// holds too many. It is not set twice between two looks at it, nor by so little that those who wait for
+        /// their answers cannot see it. One of them does not begin anew.
         #[test]
         fn no_window_ever_holds_too_many(
             allow in 1_u32..40,
             burst in 1_u32..40,
             daily in proptest::option::of(50_u32..200),
-            steps in prop::collection::vec((0..4_usize, 0_i64..4_000_000, 0..20_u32, 1_usize..5, 0_i64..1_000), 2..300),
+            steps in prop::collection::vec((0..4_usize, 0_i64..4_000_000, 0..24_u32, 1_usize..5, 0_i64..1_000), 2..300),
             ahead in prop::collection::vec(prop_oneof![Just(0), 0..2 * MOST_AHEAD], 4),
+            took in prop::collection::vec(prop_oneof![Just(0), 0..3 * S], 4),
         ) {
             let also = daily.map(|allow| Window { allow, per: Duration::from_secs(600) });
             let limits = Limits { burst: burst.min(allow), also: also.into_iter().collect(), ..limits(allow, 20, 1) };
             let slip = limits.slip().as_micros() as Micros;
-            let mut state = State::default();
-            let (mut real, mut offset) = (START, 0_i64);
-            // When each worker asked last: by the right clock, by the ledger's, and the frame.
-            let mut last = [Some((START, START, 0)); 4];
+            let (mut kept, mut real) = (Kept::new(), START + 10 * S);
+            let mut workers = [None; 4];
+            let (mut looks, mut set) = ([0; 4], false);
             let mut starts = Vec::new();
-            for (worker, wait, event, n, late) in steps {
+            for (n, (worker, wait, event, wanted, late)) in steps.into_iter().enumerate() {
                 real += wait;
-                match event {
-                    0 => offset += 3_600 * S,
-                    1 => offset -= 3_600 * S,
-                    2 => offset += 2 * S,
-                    _ => {}
+                let by = [3_600 * S, -3_600 * S, 6 * S, 30 * S].get(event as usize).filter(|_| !set);
+                kept.off += by.unwrap_or(&0);
+                set |= by.is_some();
+                if event == 4 && worker > 0 {
+                    (workers[worker], looks[worker]) = (None, 0);
                 }
-                let now = real + offset;
-                let wishes = wishes(n, worker as i32 % 2);
-                let expected = last[worker].map(|(then, showed, frame)| {
-                    let shows = showed + real - then;
-                    Expected { least: shows, most: shows, frame }
-                });
-                let answer = state.grant(&limits, &Ask { now, expected, ahead: ahead[worker], wishes: &wishes });
-                last[worker] = Some((real, now, answer.frame));
-                if event == 3 {
+                let at = |worker: usize| (real - took[worker] / 2, real + took[worker] / 3);
+                if n % 3 == 0 {
+                    set = false;
+                    for worker in 0..4 {
+                        let known = kept.look(real, at(worker), workers[worker]);
+                        looks[worker] += 1;
+                        let new = worker > 0 && looks[worker] < 3;
+                        workers[worker] = Some(if new { known } else { known.for_long() });
+                    }
+                }
+                let wishes = wishes(wanted, worker as i32 % 2);
+                let (known, slots, _) = kept.grant(&limits, (real, ahead[worker]), at(worker), workers[worker], &wishes);
+                workers[worker] = Some(known);
+                if event == 5 {
                     continue; // Killed, with its slots.
                 }
-                let opens = answer.slots.iter().map(|(_, slot)| real + slot - now);
-                starts.extend(opens.map(|opens| (opens + late * slip / 1_000).max(real)));
+                starts.extend(slots.into_iter().map(|opens| (opens + late * slip / 1_000).max(real)));
             }
             starts.sort_unstable();
             for window in limits.windows() {

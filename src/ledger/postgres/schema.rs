@@ -6,7 +6,7 @@ use super::connect::{Session, words};
 use crate::clock::Entropy;
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 8] = [
+const MIGRATIONS: [&str; 9] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out
     // of order. Text is compared byte by byte, so that an index does not depend on the system's
     // locales. Pages have room to spare, since most updates (a claim changes no indexed column) can
@@ -118,6 +118,7 @@ const MIGRATIONS: [&str; 8] = [
     DISCOVERED_AND_PROGRESS,
     THROTTLE_ORDERS,
     RUNNING,
+    THROTTLE_CLOCK,
 ];
 
 /// What a failure is known by, and when it is tried again. `fed` is the job that is under way for a part,
@@ -181,6 +182,11 @@ const DISCOVERED_AND_PROGRESS: &str = r#"
 /// What operators have ordered of throttles, as JSON.
 const THROTTLE_ORDERS: &str =
     r#"CREATE TABLE throttle_orders (name text COLLATE "C" PRIMARY KEY, orders text NOT NULL);"#;
+
+/// How far the ledger's clock has been set, as far as workers have told: throttles count by what is left.
+const THROTTLE_CLOCK: &str = r#"
+    CREATE TABLE throttle_clock (set_by int8 NOT NULL);
+    INSERT INTO throttle_clock VALUES (0);"#;
 
 /// One-off jobs that run and have said how far they have come, until their worker is silent.
 const RUNNING: &str = r#"

@@ -5,7 +5,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use crate::clock::{Entropy, Time};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 9] = [
+const MIGRATIONS: [&str; 10] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -121,6 +121,7 @@ const MIGRATIONS: [&str; 9] = [
     DISCOVERED_AND_PROGRESS,
     THROTTLE_ORDERS,
     RUNNING,
+    THROTTLE_CLOCK,
 ];
 
 /// What a failure is known by, and when it is tried again. `fed` is the job that is under way for a part,
@@ -183,6 +184,11 @@ const DISCOVERED_AND_PROGRESS: &str = "
 /// What operators have ordered of throttles, as JSON.
 const THROTTLE_ORDERS: &str =
     "CREATE TABLE throttle_orders (name TEXT PRIMARY KEY, orders TEXT NOT NULL) WITHOUT ROWID;";
+
+/// How far the ledger's clock has been set, as far as workers have told: throttles count by what is left.
+const THROTTLE_CLOCK: &str = "
+    CREATE TABLE throttle_clock (set_by INTEGER NOT NULL);
+    INSERT INTO throttle_clock VALUES (0);";
 
 /// One-off jobs that run and have said how far they have come, until their worker is silent.
 const RUNNING: &str = "

@@ -57,7 +57,7 @@ mod tests {
         let (mut now, mut slots, wishes) = (from, Vec::new(), [Wish { priority: 0, cost: 1 }; 600]);
         while now < from + secs * S {
             state.obey(limits, now, orders);
-            let answer = state.grant(limits, &Ask { now, expected: None, ahead: 0, wishes: &wishes });
+            let answer = state.grant(limits, &Ask { now, ahead: 0, wishes: &wishes });
             slots.extend(answer.slots.iter().map(|slot| slot.1));
             now = answer.again.map_or(now + 1, |again| (again - LEAD / 2).max(now + 1));
             *state = serde_json::from_str(&serde_json::to_string(state).unwrap()).unwrap();

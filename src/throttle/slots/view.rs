@@ -91,7 +91,7 @@ mod tests {
 
     /// Takes what there is at `now`, for `n` of a priority.
     fn take(state: &mut State, limits: &Limits, now: Micros, n: usize, priority: i32) {
-        state.grant(limits, &Ask { now, expected: None, ahead: 0, wishes: &vec![Wish { priority, cost: 1 }; n] });
+        state.grant(limits, &Ask { now, ahead: 0, wishes: &vec![Wish { priority, cost: 1 }; n] });
     }
 
     /// Limits, at which seconds how many were wished for, the second of the look, used then, seconds until the next.
