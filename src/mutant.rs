@@ -46,6 +46,12 @@ mutants! {
     HeldIsDropped,
     /// A start does not wait for its throttle.
     ThrottleIgnored,
+    /// A slot is used however late.
+    SlotUsedLate,
+    /// Throttles believe a ledger's clock that was set.
+    ClockBelieved,
+    /// A new worker takes the ledger's clock for right.
+    NewWorkerBelieves,
     /// What had not started when the worker stops is acknowledged.
     StopAcknowledges,
     /// A message with a further hop to go is dropped.
