@@ -331,7 +331,7 @@ impl Core {
         if let Some(wait) = blocked {
             return Outcome::Snooze { reason: Reason::new(Class::Slot, "no slot of its throttle in time"), wait };
         }
-        let want = Want { priority: queue.priority, due: job.nominal, cost: self.cost_of(&job.kind) };
+        let want = Want { priority: queue.priority, due: job.nominal, cost: self.cost_of(&job.kind), probe: false };
         let slot = match self.slot_of_key(queue, &job, want).await {
             Ok(of_key) => of_key.or_else(|| Some((slot?, String::new()))),
             Err(snooze) => return snooze,

@@ -361,7 +361,7 @@ impl Core {
                     Some((throttle, figures)) if !mutant!(ThrottleIgnored) && throttle.settings().key.is_none() => {
                         let _waiting = figures.wait();
                         let due = due.unwrap_or_else(|| self.ledger.now());
-                        let want = Want { priority: queue.priority, due, cost: self.cost_of(kind) };
+                        let want = Want { priority: queue.priority, due, cost: self.cost_of(kind), probe: false };
                         // There is time left to say so.
                         let left = MOST_WAITING.saturating_sub(since.elapsed() + TIME_TO_SAY);
                         let slot = timeout(throttle.settings().block.min(left), throttle.slot("", want));

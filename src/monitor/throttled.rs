@@ -190,7 +190,8 @@ mod tests {
         let limits = all.limits(&settings.limits).into_owned();
         let mut state = State::default();
         words.iter().for_each(|word| state.hear(&limits, now, word));
-        state.grant(&limits, &Ask { now, ahead: 0, wishes: &vec![Wish { priority: 0, cost: 1 }; wishes] });
+        state
+            .grant(&limits, &Ask { now, ahead: 0, wishes: &vec![Wish { priority: 0, cost: 1, probe: false }; wishes] });
         let view = state.view(&limits, now + S, &all);
         let keys: Vec<(String, View)> = keys.iter().map(|key| ((*key).to_owned(), view.clone())).collect();
         let remembered = keys.len() as u64;

@@ -63,6 +63,7 @@ pub struct Rank {
     due: Time,
     arrival: u64,
     cost: u32,
+    probe: bool,
 }
 
 impl Rank {
@@ -96,9 +97,9 @@ impl Line {
         let (sender, slot) = oneshot::channel();
         let mut inner = self.inner();
         inner.arrivals += 1;
-        let Want { priority, due, cost } = want;
-        let rank = Rank { priority: Reverse(priority), due, arrival: inner.arrivals, cost: cost.max(1) };
-        let urgent = inner.waiting.first_key_value().is_none_or(|(first, _)| rank.priority < first.priority);
+        let Want { priority, due, cost, probe } = want;
+        let rank = Rank { priority: Reverse(priority), due, arrival: inner.arrivals, cost: cost.max(1), probe };
+        let urgent = probe || inner.waiting.first_key_value().is_none_or(|(first, _)| rank.priority < first.priority);
         inner.waiting.insert(rank, sender);
         let first = !std::mem::replace(&mut inner.attended, true);
         drop(inner);
@@ -121,7 +122,7 @@ impl Line {
 
     /// How many starts go before one that comes now.
     pub fn cost_before(&self, want: Want) -> u64 {
-        let last = Rank { priority: Reverse(want.priority), due: want.due, arrival: u64::MAX, cost: 0 };
+        let last = Rank { priority: Reverse(want.priority), due: want.due, arrival: u64::MAX, cost: 0, probe: false };
         self.inner().waiting.range(..last).map(|(rank, _)| u64::from(rank.cost)).sum()
     }
 
@@ -133,7 +134,7 @@ impl Line {
     /// Those in front, and what they wish for.
     pub fn wishes(&self, most: usize) -> Vec<(Rank, Wish)> {
         let inner = self.inner();
-        let wish = |rank: &Rank| (*rank, Wish { priority: rank.priority.0, cost: rank.cost });
+        let wish = |rank: &Rank| (*rank, Wish { priority: rank.priority.0, cost: rank.cost, probe: rank.probe });
         inner.waiting.keys().take(most).map(wish).collect()
     }
 

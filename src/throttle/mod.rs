@@ -9,6 +9,7 @@
 //! before it opens, so that what must be done before a start can be done meanwhile. While the ledger
 //! does not answer there are no slots, since starts that nobody counts get users banned.
 
+mod attend;
 mod board;
 pub mod clock;
 pub mod key;
@@ -23,7 +24,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use crate::clock::{Time, short_duration};
 use crate::config::{Scope, ThrottleSettings};
@@ -33,29 +34,18 @@ use board::Board;
 use clock::Known;
 use line::{Line, Rank};
 pub use pulse::Pulse;
-use slots::{LEAD, Limits, MOST_AHEAD, Micros, State, Wish, Word};
+use slots::{Limits, MOST_AHEAD, Micros, State, Word};
 
 /// Of the time in which a slot may be used, this part is left to a start's way to the upstream.
 const ON_THE_WAY: u32 = 4;
-/// Where that is so long, a slot is asked for only just before it opens, and whoever comes meanwhile with a higher
-/// priority has it: an answer that takes its time makes the start late, and loses nothing.
-const UNHURRIED: Duration = Duration::from_millis(100);
-/// Wishes in one request.
-const MOST: usize = 1_024;
 /// With each answer, what is known of how long they take fades by one part of so many.
 const FORGETS: i64 = 32;
-/// Nobody asks again sooner.
-const SHORTEST: Duration = Duration::from_millis(1);
 /// A slot was handed out before a hold if it opens so much earlier than that ends: clocks are not all alike.
 const HANDED_OUT_AFTER: Duration = Duration::from_millis(200);
 /// Whoever is put off looks again after so long, since what holds him may be released.
 const LONGEST_WAIT: Duration = Duration::from_secs(5 * 60);
 /// No more of limits that nobody waits for are looked at again for being forgotten.
 const FEW: usize = 1_000;
-/// The first wait after the ledger has not answered.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// These waits grow to this.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// All throttles of a configuration, by name.
 #[derive(Clone, Default)]
@@ -135,6 +125,8 @@ pub struct Want {
     pub due: Time,
     /// How many starts it counts for.
     pub cost: u32,
+    /// It is part of a start that tries whether the upstream works again.
+    pub probe: bool,
 }
 
 /// Leave to start when it opens. Dropped without being used, it goes to whoever is next.
@@ -250,7 +242,7 @@ impl Throttle {
         let (value, first) = act(&line);
         if first && let Some(this) = self.this.upgrade() {
             // Looked at again under the same lock before the task ends.
-            tokio::spawn(attend(this, key.to_owned(), line.clone()));
+            tokio::spawn(attend::attend(this, key.to_owned(), line.clone()));
         }
         (line, value)
     }
@@ -378,91 +370,10 @@ async fn heard(told: tokio::sync::oneshot::Receiver<()>) {
     let _ = told.await;
 }
 
-/// Serves a line while anybody stands in it, or something is to be told.
-async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
-    let (mut pause, mut planned) = (FIRST_PAUSE, None);
-    loop {
-        line.pass_on();
-        let told = line.words();
-        let (ranks, wishes): (Vec<Rank>, Vec<Wish>) = line.wishes(MOST).into_iter().unzip();
-        if wishes.is_empty() && told.is_empty() {
-            let mut lines = throttle.lines();
-            if !line.close_if_empty() {
-                continue;
-            }
-            // A throttle without keys keeps its line; of many keys that would be too much.
-            if !key.is_empty() && !line.is_needed() {
-                lines.remove(&key);
-            }
-            return;
-        }
-        let settings = throttle.settings();
-        let asked = Instant::now();
-        let unhurried = settings.limits.slip() / ON_THE_WAY >= UNHURRIED;
-        let ahead = if unhurried { 0 } else { throttle.latency.load(Ordering::Relaxed) };
-        let request = SlotRequest {
-            throttle: throttle.name.clone(),
-            key: key.clone(),
-            limits: settings.limits.clone(),
-            heard: told.iter().map(|(word, _)| word.clone()).collect(),
-            wishes,
-            known: throttle.pulse.known(),
-            ahead,
-        };
-        let SlotAnswer { now, set, answer, limits, orders } = match throttle.ask(request, settings.scope).await {
-            Ok(answer) => answer,
-            Err(error) => {
-                line.keep(told);
-                planned = None;
-                tracing::warn!(throttle = throttle.name, key, %error, "no slots while the ledger does not answer; trying again in {pause:?}");
-                sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
-                continue;
-            }
-        };
-        pause = FIRST_PAUSE;
-        let here = Instant::now();
-        // What the ledger's clock shows by now, also when it was set back since.
-        let took = i64::try_from((here - asked).as_micros()).unwrap_or(i64::MAX / 2);
-        let clock = throttle.now(settings.scope).clamp(now, now.saturating_add(took));
-        throttle.took(here - asked.min(planned.take().unwrap_or(asked)));
-        line.learn(here, now, &answer);
-        if settings.scope == Scope::Fleet {
-            throttle.pulse.learn((asked, here), now, set);
-        }
-        for (_, done) in told {
-            // Whoever has gone needs to know nothing more.
-            let _ = done.send(());
-        }
-        let slip = limits.slip();
-        throttle.note((*limits != *settings.limits).then_some(limits));
-        let when = |micros: Micros| {
-            let distance = Duration::from_micros(micros.abs_diff(clock));
-            if micros >= clock { here + distance } else { here.checked_sub(distance).unwrap_or(here) }
-        };
-        for (wish, opens) in answer.slots {
-            let opens = when(opens);
-            let cost = ranks.get(wish).map_or(1, Rank::cost);
-            let slot = Slot { opens, expires: opens + slip - slip / ON_THE_WAY, cost, probe: answer.probe, line: None };
-            throttle.counts.granted.inc();
-            line.give(ranks.get(wish), slot);
-        }
-        if let Some(again) = answer.again {
-            let early = if unhurried { LEAD / 10 } else { LEAD / 2 + ahead };
-            let ask = when(again - early).max(here + SHORTEST);
-            tokio::select! {
-                biased;
-                // On a busy machine it is later than that, and slots are had as much later.
-                () = sleep_until(ask) => planned = Some(ask),
-                () = line.urged() => {}
-                () = throttle.board.changed(&throttle.name, orders) => {}
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use tokio::time::sleep;
+
     use super::orders::ThrottleOrder;
     use super::slots::Window;
     use super::*;
@@ -501,7 +412,7 @@ mod tests {
     }
 
     fn want(priority: i32, due: i64) -> Want {
-        Want { priority, due: Time::from_millis(due), cost: 1 }
+        Want { priority, due: Time::from_millis(due), cost: 1, probe: false }
     }
 
     #[tokio::test(start_paused = true)]

@@ -13,17 +13,20 @@
 //! priority has the next one, whoever dies with a slot wastes one, and whoever comes again after a
 //! pause of the ledger finds none that were saved up.
 
+mod limits;
 mod obey;
+mod told;
 mod view;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::clock::UNLIKE;
-use crate::clock::short_duration;
+pub use limits::{Limits, Window};
+use limits::{millis, saved};
+pub use told::{Breaker, Word};
 pub use view::{Held, View};
 
 /// Microseconds since 1970, by the clock of throttles: see [`clock`](super::clock).
@@ -53,84 +56,6 @@ pub const LEAST_SHARE: u32 = 8;
 const GENTLE: f64 = 4.0;
 /// It takes so long until they are as close as ever: the window, but within these bounds.
 const GENTLE_FOR: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
-
-/// So many starts in any stretch of time so long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// How many; at least 1.
-    pub allow: u32,
-    /// The length, at least a millisecond.
-    pub per: Duration,
-}
-
-/// What a throttle allows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// The window that paces.
-    pub window: Window,
-    /// How many may start back to back, from 1 to the window's `allow`.
-    pub burst: u32,
-    /// Windows that hold as well.
-    pub also: Vec<Window>,
-}
-
-impl Limits {
-    /// All that hold.
-    pub fn windows(&self) -> impl Iterator<Item = Window> {
-        std::iter::once(self.window).chain(self.also.iter().copied())
-    }
-
-    /// How late a slot may be used: a 32nd of the shortest window, and at most a second.
-    pub fn slip(&self) -> Duration {
-        let shortest = self.windows().map(|window| window.per).min().unwrap_or_default();
-        (shortest / 32).min(Duration::from_secs(1))
-    }
-
-    /// The longest window.
-    pub fn longest(&self) -> Duration {
-        self.windows().map(|window| window.per).max().unwrap_or_default()
-    }
-
-    /// How many starts per second it allows in the long run.
-    pub fn rate(&self) -> f64 {
-        let rates = self.windows().map(|window| f64::from(window.allow) / window.per.as_secs_f64());
-        rates.fold(f64::INFINITY, f64::min)
-    }
-
-    /// The most that one start may cost.
-    pub fn most(&self) -> u32 {
-        self.windows().map(|window| window.allow).min().unwrap_or(1)
-    }
-
-    /// The length of a window with the slip of the starts in it, in microseconds.
-    fn stretched(&self, window: Window) -> f64 {
-        (window.per + self.slip()).as_micros() as f64
-    }
-
-    /// The distance of slots that are spread evenly, in microseconds.
-    fn distance(&self) -> f64 {
-        self.stretched(self.window) / f64::from(self.window.allow.max(1))
-    }
-
-    /// The distance of slots that are spread evenly.
-    pub fn spacing(&self) -> Duration {
-        Duration::from_micros(self.distance().ceil() as u64)
-    }
-
-    /// The windows whose slots must be counted: all but one that its pace keeps.
-    fn counted(&self) -> impl Iterator<Item = Window> {
-        self.windows().skip(usize::from(self.burst <= 1))
-    }
-}
-
-impl fmt::Display for Limits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (n, Window { allow, per }) in self.windows().enumerate() {
-            write!(f, "{}{allow} per {}", if n > 0 { " and " } else { "" }, short_duration(per))?;
-        }
-        Ok(())
-    }
-}
 
 /// What a throttle remembers. A new one remembers nothing: as if nothing had started for long.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -205,6 +130,8 @@ pub struct Wish {
     pub priority: i32,
     /// How many starts it counts for, from 1 to [`Limits::most`].
     pub cost: u32,
+    /// It is part of a start that tries whether the upstream works again.
+    pub probe: bool,
 }
 
 /// What is asked of a throttle.
@@ -235,80 +162,6 @@ pub struct Answer {
     pub slowed: bool,
 }
 
-/// When a throttle takes its upstream for broken, and when it tries it again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Breaker {
-    /// So many failures with no success between them.
-    pub failures: u32,
-    /// Nothing starts for so long; twice as long after each start that has tried in vain.
-    pub wait: Duration,
-    /// But no longer than this.
-    pub longest: Duration,
-    /// How long a start that tries may take before another one does.
-    pub patience: Duration,
-}
-
-impl Breaker {
-    /// How long nothing starts after so many have tried in vain.
-    fn pause(&self, tries: u32) -> Micros {
-        let doubled = self.wait.saturating_mul(2_u32.saturating_pow(tries));
-        doubled.min(self.longest.max(self.wait)).as_micros() as Micros
-    }
-}
-
-/// What an upstream, or how the starts behind a throttle end, tells it.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Word {
-    /// Nothing may start before.
-    Hold {
-        /// By the clock of whoever tells.
-        until: Micros,
-        /// In words for people.
-        why: String,
-    },
-    /// So much of a budget remains until it is filled again.
-    Budget {
-        /// How many starts.
-        remaining: u32,
-        /// By the clock of whoever tells.
-        reset: Micros,
-        /// With so many or more there is no need to be careful.
-        enough: u32,
-    },
-    /// A start has cost so much more than its slot was for.
-    Spent {
-        /// How many starts.
-        cost: u32,
-    },
-    /// A start has failed.
-    Failed {
-        /// Whether it was to try.
-        probe: bool,
-        /// What follows from it.
-        breaker: Breaker,
-        /// In words for people.
-        why: String,
-    },
-    /// A start has worked.
-    Worked {
-        /// Whether it was to try.
-        probe: bool,
-    },
-    /// Somebody ends what holds it or slows it.
-    Release,
-}
-
-impl Word {
-    /// The same by a clock that shows `by` more.
-    #[must_use]
-    pub fn moved(mut self, by: Micros) -> Self {
-        if let Self::Hold { until: at, .. } | Self::Budget { reset: at, .. } = &mut self {
-            *at = at.saturating_add(by);
-        }
-        self
-    }
-}
-
 impl Answer {
     /// The same by a clock that shows `by` more.
     #[must_use]
@@ -337,9 +190,11 @@ impl State {
         let mut answer = Answer::default();
         while let Some(first) = left.first() {
             let turn = self.turn();
-            let mine = left.iter().position(|n| ask.wishes[*n].priority == turn);
-            let cost = ask.wishes[mine.map_or(*first, |n| left[n])].cost.clamp(1, limits.most());
-            let opens = self.earliest(limits, now + ahead, cost);
+            let tries = left.iter().position(|n| self.tries(&ask.wishes[*n]));
+            let mine = tries.or_else(|| left.iter().position(|n| ask.wishes[*n].priority == turn));
+            let wish = ask.wishes[mine.map_or(*first, |n| left[n])];
+            let wish = Wish { cost: wish.cost.clamp(1, limits.most()), ..wish };
+            let opens = self.earliest(limits, now + ahead, wish);
             // The asker's next answer comes as much later.
             if opens > now + ahead + LEAD.max(ahead) {
                 answer.again = Some(opens);
@@ -352,13 +207,14 @@ impl State {
                 answer.again = Some((until.max(now) + LEAD).min(next));
                 break;
             };
-            let wish = left.remove(mine);
-            self.take(limits, opens, cost);
-            self.served(turn);
-            if !left.iter().any(|n| ask.wishes[*n].priority == turn) {
-                self.waiting.remove(&turn);
+            answer.slots.push((left.remove(mine), opens));
+            self.take(limits, opens, wish);
+            if tries.is_none() {
+                self.served(turn);
             }
-            answer.slots.push((wish, opens));
+            if !left.iter().any(|n| ask.wishes[*n].priority == wish.priority) {
+                self.waiting.remove(&wish.priority);
+            }
         }
         answer.probe = self.probing;
         answer.held_until = Some(self.held_until.max(self.ordered)).filter(|until| *until > now);
@@ -374,59 +230,6 @@ impl State {
         answer
     }
 
-    /// Takes up what it is told.
-    pub fn hear(&mut self, limits: &Limits, now: Micros, word: &Word) {
-        match *word {
-            Word::Hold { until, ref why } => self.hold(limits, until, why),
-            Word::Budget { remaining: 0, reset, .. } => self.hold(limits, reset, "its budget is used up"),
-            Word::Budget { .. } if self.probing => {}
-            Word::Budget { remaining, enough, .. } if remaining >= enough => self.budget = Default::default(),
-            Word::Budget { remaining, reset, .. } => {
-                self.budget = ((reset - now).max(0) as f64 / f64::from(remaining), reset);
-            }
-            Word::Spent { cost } => self.take(limits, now, cost),
-            // What began before it was found broken says nothing new.
-            Word::Failed { probe: false, .. } if self.probing => {}
-            Word::Failed { breaker, ref why, .. } => {
-                self.failures = self.failures.saturating_add(1);
-                if self.probing {
-                    self.tries = self.tries.saturating_add(1);
-                    // Nobody has to be patient with it any more.
-                    self.next = self.next.min(self.paced);
-                } else if self.failures < breaker.failures {
-                    return;
-                }
-                let times = if self.failures == 1 { "" } else { "s" };
-                let why = format!("it has failed {} time{times} in a row: {why}", self.failures);
-                self.hold(limits, now + breaker.pause(self.tries), &why);
-                self.probing = true;
-                self.budget = (breaker.patience.as_micros() as f64, Micros::MAX);
-            }
-            Word::Worked { probe: false } if self.probing => {}
-            Word::Worked { .. } => self.close(limits, now),
-            Word::Release => {
-                self.held_until = Micros::default();
-                (self.failures, self.tries, self.probing) = (0, 0, false);
-                self.resume(limits, now);
-            }
-        }
-    }
-
-    /// It works, as far as anybody knows.
-    fn close(&mut self, limits: &Limits, now: Micros) {
-        (self.failures, self.tries) = (0, 0);
-        if std::mem::take(&mut self.probing) {
-            self.resume(limits, now);
-        }
-    }
-
-    /// Slots are as close as ever again, gently.
-    fn resume(&mut self, limits: &Limits, now: Micros) {
-        self.budget = Default::default();
-        self.next = self.next.min(self.paced);
-        self.gently(limits, now);
-    }
-
     /// It may allow more or less than it did: what has been handed out ahead of its pace counts for as many
     /// starts as before.
     fn adapt(&mut self, limits: &Limits, now: Micros) {
@@ -440,22 +243,6 @@ impl State {
         self.distance = distance;
     }
 
-    /// Nothing starts before, and not many at once then.
-    fn hold(&mut self, limits: &Limits, until: Micros, why: &str) {
-        if until > self.held_until {
-            self.held_until = until;
-            why.clone_into(&mut self.why);
-            self.gently(limits, until);
-        }
-    }
-
-    fn gently(&mut self, limits: &Limits, from: Micros) {
-        let (least, most) = GENTLE_FOR;
-        self.gentle_until = from + limits.window.per.clamp(least, most).as_micros() as Micros;
-        // What was saved up before is gone.
-        self.next = self.next.max(from as f64 + saved(limits));
-    }
-
     /// From when on it is as if nothing had ever started, so that it can be forgotten.
     pub fn idle_at(&self, limits: &Limits) -> Micros {
         let longest = limits.windows().map(|window| limits.stretched(window).ceil() as Micros).max().unwrap_or(0);
@@ -466,16 +253,6 @@ impl State {
             .into_iter()
             .max()
             .unwrap_or_default()
-    }
-
-    /// Until when nothing starts, and why; the past when nothing holds it.
-    pub fn held(&self) -> (Micros, &str) {
-        (self.held_until, &self.why)
-    }
-
-    /// Whether one start at a time tries if the upstream works again.
-    pub fn is_probing(&self) -> bool {
-        self.probing
     }
 
     /// Whose turn it is: the highest priority that somebody waits for, or a lower one that has been
@@ -493,15 +270,21 @@ impl State {
         }
     }
 
-    /// When the next slot opens that counts for `cost` starts. It may lie a little before `now`: what
+    /// Whether it belongs to the start that tries whether the upstream works again, and so has its leave already.
+    fn tries(&self, wish: &Wish) -> bool {
+        self.probing && wish.probe
+    }
+
+    /// When the next slot opens that is enough for `wish`. It may lie a little before `now`: what
     /// an answer takes on its way is not lost for the rate.
-    fn earliest(&self, limits: &Limits, now: Micros, cost: u32) -> Micros {
+    fn earliest(&self, limits: &Limits, now: Micros, wish: Wish) -> Micros {
         let behind = limits.slip().as_micros() as Micros / 4;
+        let next = if self.tries(&wish) { self.paced } else { self.next };
         let mut opens =
-            ((self.next - saved(limits)).ceil() as Micros).max(now - behind).max(self.held_until).max(self.ordered);
+            ((next - saved(limits)).ceil() as Micros).max(now - behind).max(self.held_until).max(self.ordered);
         for window in limits.counted() {
             let Some(marks) = self.counted.get(&(window.per.as_millis() as u64)) else { continue };
-            let mut room = i64::from(window.allow) - i64::from(cost);
+            let mut room = i64::from(window.allow) - i64::from(wish.cost);
             for (at, count) in marks.iter().rev() {
                 room -= i64::from(*count);
                 if room < 0 {
@@ -513,7 +296,8 @@ impl State {
         opens
     }
 
-    fn take(&mut self, limits: &Limits, opens: Micros, cost: u32) {
+    fn take(&mut self, limits: &Limits, opens: Micros, wish: Wish) {
+        let cost = wish.cost;
         let even = f64::from(cost) * limits.distance();
         let mut step = even;
         let left = self.gentle_until - opens;
@@ -523,11 +307,14 @@ impl State {
             // No farther than to where it is over.
             step += (even * (GENTLE - 1.0) * share).min((left as f64 - even).max(0.0));
         }
-        if opens < self.budget.1 {
+        if opens < self.budget.1 && !self.tries(&wish) {
             let left = self.budget.1.saturating_sub(opens) as f64;
             step = step.max((self.budget.0 * f64::from(cost)).min(left));
         }
-        self.next = self.next.max(opens as f64) + step;
+        self.next = match self.tries(&wish) {
+            true => self.next.max(opens as f64 + even),
+            false => self.next.max(opens as f64) + step,
+        };
         self.paced = self.paced.max(opens as f64) + even;
         if step > even {
             self.next = self.next.max(opens as f64 + step + saved(limits));
@@ -606,16 +393,6 @@ impl State {
     }
 }
 
-/// By this a window's slots are found.
-fn millis(window: Window) -> u64 {
-    window.per.as_millis() as u64
-}
-
-/// How far a throttle can lie behind its pace, and catch up in a burst.
-fn saved(limits: &Limits) -> f64 {
-    f64::from(limits.burst.max(1) - 1) * limits.distance()
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -631,20 +408,20 @@ mod tests {
     const S: Micros = 1_000_000;
     const START: Micros = 1_700_000_000 * S;
 
-    fn limits(allow: u32, secs: u64, burst: u32) -> Limits {
+    pub(super) fn limits(allow: u32, secs: u64, burst: u32) -> Limits {
         Limits { window: Window { allow, per: Duration::from_secs(secs) }, burst, also: Vec::new() }
     }
 
-    fn wishes(n: usize, priority: i32) -> Vec<Wish> {
-        vec![Wish { priority, cost: 1 }; n]
+    pub(super) fn wishes(n: usize, priority: i32) -> Vec<Wish> {
+        vec![Wish { priority, cost: 1, probe: false }; n]
     }
 
-    fn ask(wishes: &[Wish], now: Micros) -> Ask<'_> {
+    pub(super) fn ask(wishes: &[Wish], now: Micros) -> Ask<'_> {
         Ask { now, ahead: 0, wishes }
     }
 
     /// Always enough to do for `secs`: asks when it is told to, a little late.
-    fn busy(limits: &Limits, state: &mut State, from: Micros, secs: i64, late: Micros) -> Vec<Micros> {
+    pub(super) fn busy(limits: &Limits, state: &mut State, from: Micros, secs: i64, late: Micros) -> Vec<Micros> {
         let (mut now, mut slots, wishes) = (from, Vec::new(), wishes(600, 0));
         while now < from + secs * S {
             let answer = state.grant(limits, &ask(&wishes, now));
@@ -658,7 +435,7 @@ mod tests {
     }
 
     /// The most starts in any window of this length.
-    fn most(starts: &[Micros], per: Duration) -> usize {
+    pub(super) fn most(starts: &[Micros], per: Duration) -> usize {
         let (per, mut first, mut most) = (per.as_micros() as Micros, 0, 0);
         for (n, start) in starts.iter().enumerate() {
             while starts[first] + per <= *start {
@@ -670,7 +447,7 @@ mod tests {
     }
 
     /// The worst that slips can do: every third start as late as it may be.
-    fn slipped(limits: &Limits, slots: &[Micros]) -> Vec<Micros> {
+    pub(super) fn slipped(limits: &Limits, slots: &[Micros]) -> Vec<Micros> {
         let slip = limits.slip().as_micros() as Micros;
         let mut starts: Vec<_> =
             slots.iter().enumerate().map(|(n, slot)| slot + if n % 3 == 0 { slip } else { 0 }).collect();
@@ -715,7 +492,7 @@ mod tests {
     fn a_start_may_cost_more_than_one() {
         let limits = limits(10, 10, 1);
         let mut state = State::default();
-        let wishes = [Wish { priority: 0, cost: 5 }, Wish { priority: 0, cost: 99 }];
+        let wishes = [Wish { priority: 0, cost: 5, probe: false }, Wish { priority: 0, cost: 99, probe: false }];
         let first = state.grant(&limits, &ask(&wishes, START));
         assert_eq!((first.slots.len(), first.slots[0].0), (1, 0));
         // More than all of a window it never costs.
@@ -754,125 +531,6 @@ mod tests {
         // Whoever has died, or has had enough, holds nobody up for long.
         let now = got.last().unwrap().0 + 10 * S;
         assert_eq!(state.grant(&limits, &ask(&low, now)).slots.len(), 1);
-    }
-
-    #[test]
-    fn nothing_opens_while_it_is_held_and_it_reopens_gently() {
-        for (limits, within) in [(limits(60, 60, 20), 4), (limits(100, 1, 50), 350)] {
-            let mut state = State::default();
-            busy(&limits, &mut state, START, 5, 0);
-            let until = START + 25 * S;
-            state.hear(&limits, START + 5 * S, &Word::Hold { until, why: "a test".into() });
-            // A shorter one takes nothing of it back.
-            state.hear(&limits, START + 5 * S, &Word::Hold { until: START + 6 * S, why: "another".into() });
-            assert_eq!(state.held(), (until, "a test"));
-            let after = busy(&limits, &mut state, START + 5 * S, 200, 0);
-            assert!(*after.first().unwrap() >= until && *after.first().unwrap() < until + S);
-            let early = after.iter().filter(|slot| **slot < until + 5 * S).count();
-            assert!(early <= within, "{early} in the first five seconds");
-            let late = after.iter().filter(|slot| **slot >= until + 65 * S).count();
-            assert!(late as f64 > 0.95 * 115.0 * f64::from(limits.window.allow) / limits.window.per.as_secs_f64());
-        }
-    }
-
-    #[test]
-    fn what_remains_of_a_budget_lasts_until_it_is_filled_again() {
-        let limits = limits(10, 1, 1);
-        let mut state = State::default();
-        let budget = |remaining, reset| Word::Budget { remaining, reset: START + reset * S, enough: 50 };
-        state.hear(&limits, START, &budget(20, 60));
-        assert!(state.grant(&limits, &ask(&[], START)).slowed);
-        let slots = busy(&limits, &mut state, START, 80, 0);
-        let before = slots.iter().filter(|slot| **slot < START + 60 * S).count();
-        assert!((19..=21).contains(&before), "{before}");
-        assert!(slots.len() - before > 180);
-        state.hear(&limits, START + 80 * S, &budget(0, 100));
-        assert!(*busy(&limits, &mut state, START + 80 * S, 30, 0).first().unwrap() >= START + 100 * S);
-    }
-
-    #[test]
-    fn with_enough_of_a_budget_nothing_is_slowed() {
-        let limits = limits(10, 1, 1);
-        let mut state = State::default();
-        for (remaining, slowed) in [(49, true), (50, false), (49, true), (500, false)] {
-            state.hear(&limits, START, &Word::Budget { remaining, reset: START + 60 * S, enough: 50 });
-            assert_eq!(state.grant(&limits, &ask(&[], START)).slowed, slowed, "{remaining} remain");
-        }
-    }
-
-    #[test]
-    fn what_a_start_has_cost_beyond_its_slot_counts_as_well() {
-        for limits in [limits(10, 10, 1), limits(10, 10, 10)] {
-            let mut state = State::default();
-            let first = state.grant(&limits, &ask(&wishes(1, 0), START)).slots[0].1;
-            state.hear(&limits, START, &Word::Spent { cost: 9 });
-            let again = state.grant(&limits, &ask(&wishes(1, 0), START)).again.unwrap();
-            assert!(again >= first + 10 * S && again < first + 11 * S, "{}", again - first);
-        }
-    }
-
-    fn breaker(failures: u32) -> Breaker {
-        let [wait, longest, patience] = [10, 30, 25].map(Duration::from_secs);
-        Breaker { failures, wait, longest, patience }
-    }
-
-    fn failed(probe: bool, failures: u32) -> Word {
-        Word::Failed { probe, breaker: breaker(failures), why: "timeout".into() }
-    }
-
-    #[test]
-    fn after_a_run_of_failures_one_start_at_a_time_tries_again() {
-        let limits = limits(10, 1, 1);
-        let mut state = State::default();
-        for (word, failing) in
-            [(failed(false, 3), true), (failed(false, 3), true), (Word::Worked { probe: false }, false)]
-        {
-            state.hear(&limits, START, &word);
-            let answer = state.grant(&limits, &ask(&[], START));
-            assert_eq!((answer.failing, answer.held_until), (failing, None), "{word:?}");
-        }
-        for _ in 0..3 {
-            state.hear(&limits, START, &failed(false, 3));
-        }
-        assert_eq!(state.held(), (START + 10 * S, "it has failed 3 times in a row: timeout"));
-        // What began before it was found broken changes nothing.
-        state.hear(&limits, START + S, &failed(false, 3));
-        state.hear(&limits, START + S, &Word::Worked { probe: false });
-        let slots = busy(&limits, &mut state, START, 60, 0);
-        assert_eq!(slots.iter().map(|slot| (slot - START) / S).collect::<Vec<_>>(), [10, 35], "each has its patience");
-        assert!(state.is_probing());
-        // Whoever tries in vain makes it wait twice as long, up to the longest.
-        for (from, until) in [(60, 80), (80, 110), (110, 140)] {
-            state.hear(&limits, START + from * S, &failed(true, 3));
-            assert_eq!(state.held().0, START + until * S);
-            assert_eq!(state.grant(&limits, &ask(&wishes(1, 0), START + from * S)).again, Some(START + until * S));
-        }
-        state.hear(&limits, START + 141 * S, &Word::Worked { probe: true });
-        let slots = busy(&limits, &mut state, START + 141 * S, 20, 0);
-        assert!(slots.len() > 150 && slots[0] < START + 142 * S, "{}", slots.len());
-        let answer = state.grant(&limits, &ask(&wishes(1, 0), START + 170 * S));
-        assert!(!answer.probe && !answer.failing);
-        state.hear(&limits, START + 170 * S, &failed(false, 3));
-        assert!(!state.is_probing(), "it counts from the beginning");
-    }
-
-    #[test]
-    fn whoever_releases_it_ends_a_hold_a_budget_and_a_breaker() {
-        let limits = limits(60, 60, 1);
-        let hold = Word::Hold { until: START + 3_600 * S, why: "ban".into() };
-        let budget = Word::Budget { remaining: 1, reset: START + 3_600 * S, enough: 50 };
-        for word in [hold, budget, failed(false, 1)] {
-            let mut state = State::default();
-            state.grant(&limits, &ask(&wishes(1, 0), START));
-            state.hear(&limits, START, &word);
-            assert!(state.grant(&limits, &ask(&wishes(1, 0), START + S / 2)).slots.is_empty(), "{word:?}");
-            state.hear(&limits, START + 2 * S, &Word::Release);
-            let slots = busy(&limits, &mut state, START + 2 * S, 60, 0);
-            assert!(slots[0] < START + 4 * S, "{word:?}: {}", slots[0] - START);
-            let early = slots.iter().filter(|slot| **slot < START + 12 * S).count();
-            assert!((2..6).contains(&early), "{word:?}: gently, and not {early} in ten seconds");
-            assert!(slots.len() > 20);
-        }
     }
 
     #[test]
@@ -938,20 +596,6 @@ mod tests {
         state.hear(&usual, START + 200 * S, &Word::Release);
         let next = state.grant(&usual, &ask(&wishes(1, 0), START + 200 * S)).again.unwrap();
         assert!(next >= START + 218 * S, "{}", next - START);
-    }
-
-    #[test]
-    fn a_breaker_of_a_long_window_closes_at_once() {
-        let day = Window { allow: 1_000, per: Duration::from_secs(86_400) };
-        let limits = Limits { also: vec![day], ..limits(5_000, 3_600, 1) };
-        let mut state = State::default();
-        state.grant(&limits, &ask(&wishes(1, 0), START));
-        state.hear(&limits, START, &failed(false, 1));
-        let probe = state.grant(&limits, &ask(&wishes(1, 0), START + 10 * S));
-        assert!(probe.probe && probe.slots.len() == 1);
-        state.hear(&limits, START + 11 * S, &Word::Worked { probe: true });
-        let slots = busy(&limits, &mut state, START + 11 * S, 60, 0);
-        assert!(slots.len() > 10 && slots[0] < START + 15 * S, "{slots:?}");
     }
 
     #[test]

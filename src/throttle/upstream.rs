@@ -86,8 +86,12 @@ impl Upstream {
         if cost > most {
             return Err(PermitError::TooMuch { throttle: name.to_owned(), cost, most });
         }
+        // Of the throttle that it tries, the run has its leave already.
+        let own =
+            |(own, its, probe): &(Arc<Throttle>, String, bool)| *probe && its == key && Arc::ptr_eq(own, &throttle);
+        let want = Want { cost, probe: place.own.as_ref().is_some_and(own), ..place.want };
         // A slot that comes too late is followed by another.
-        while !throttle.slot(key, Want { cost, ..place.want }).await.start().await {}
+        while !throttle.slot(key, want).await.start().await {}
         Ok(())
     }
 

@@ -54,7 +54,7 @@ mod tests {
 
     /// When slots open for `secs`, always enough to do, for whoever is told the orders each time.
     fn busy(limits: &Limits, state: &mut State, orders: &Orders, from: Micros, secs: i64) -> Vec<Micros> {
-        let (mut now, mut slots, wishes) = (from, Vec::new(), [Wish { priority: 0, cost: 1 }; 600]);
+        let (mut now, mut slots, wishes) = (from, Vec::new(), [Wish { priority: 0, cost: 1, probe: false }; 600]);
         while now < from + secs * S {
             state.obey(limits, now, orders);
             let answer = state.grant(limits, &Ask { now, ahead: 0, wishes: &wishes });

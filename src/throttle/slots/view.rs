@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Limits, Micros, State, Window};
+use super::{Limits, Micros, State, Window, Wish};
 use crate::throttle::orders::Orders;
 
 /// What a throttle is doing.
@@ -50,7 +50,7 @@ impl State {
         });
         View {
             used: used.collect(),
-            opens: state.earliest(limits, now, 1).max(now),
+            opens: state.earliest(limits, now, Wish { priority: 0, cost: 1, probe: false }).max(now),
             held: state.hold_in_force(now, orders),
             gentle_until: Some(state.gentle_until).filter(|until| *until > now),
             probing: state.probing,
@@ -78,7 +78,7 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Ask, Breaker, Wish, Word};
+    use super::super::{Ask, Breaker, Word};
     use super::*;
     use crate::throttle::orders::ThrottleOrder;
 
@@ -91,7 +91,7 @@ mod tests {
 
     /// Takes what there is at `now`, for `n` of a priority.
     fn take(state: &mut State, limits: &Limits, now: Micros, n: usize, priority: i32) {
-        state.grant(limits, &Ask { now, ahead: 0, wishes: &vec![Wish { priority, cost: 1 }; n] });
+        state.grant(limits, &Ask { now, ahead: 0, wishes: &vec![Wish { priority, cost: 1, probe: false }; n] });
     }
 
     /// Limits, at which seconds how many were wished for, the second of the look, used then, seconds until the next.

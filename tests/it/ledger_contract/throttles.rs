@@ -11,7 +11,7 @@ use super::*;
 /// So many slots are wanted.
 fn request(key: &str, per: Duration, slots: usize) -> SlotRequest {
     let limits = Arc::new(Limits { window: Window { allow: 10, per }, burst: 1, also: Vec::new() });
-    let wishes = vec![Wish { priority: 0, cost: 1 }; slots];
+    let wishes = vec![Wish { priority: 0, cost: 1, probe: false }; slots];
     let (throttle, key) = ("upstream".into(), key.into());
     SlotRequest { throttle, key, limits, heard: Vec::new(), wishes, known: None, ahead: 0 }
 }

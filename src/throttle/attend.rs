@@ -1,0 +1,108 @@
+//! Serving a line: asking for the slots that those in it need, shortly before they open.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::line::{Line, Rank};
+use super::slots::{LEAD, Micros, Wish};
+use super::{ON_THE_WAY, Slot, Throttle};
+use crate::config::Scope;
+use crate::ledger::{SlotAnswer, SlotRequest};
+
+/// Where that is so long, a slot is asked for only just before it opens, and whoever comes meanwhile with a higher
+/// priority has it: an answer that takes its time makes the start late, and loses nothing.
+const UNHURRIED: Duration = Duration::from_millis(100);
+/// Wishes in one request.
+const MOST: usize = 1_024;
+/// Nobody asks again sooner.
+const SHORTEST: Duration = Duration::from_millis(1);
+/// The first wait after the ledger has not answered.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// These waits grow to this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Serves a line while anybody stands in it, or something is to be told.
+pub(super) async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
+    let (mut pause, mut planned) = (FIRST_PAUSE, None);
+    loop {
+        line.pass_on();
+        let told = line.words();
+        let (ranks, wishes): (Vec<Rank>, Vec<Wish>) = line.wishes(MOST).into_iter().unzip();
+        if wishes.is_empty() && told.is_empty() {
+            let mut lines = throttle.lines();
+            if !line.close_if_empty() {
+                continue;
+            }
+            // A throttle without keys keeps its line; of many keys that would be too much.
+            if !key.is_empty() && !line.is_needed() {
+                lines.remove(&key);
+            }
+            return;
+        }
+        let settings = throttle.settings();
+        let asked = Instant::now();
+        let unhurried = settings.limits.slip() / ON_THE_WAY >= UNHURRIED;
+        let ahead = if unhurried { 0 } else { throttle.latency.load(Ordering::Relaxed) };
+        let request = SlotRequest {
+            throttle: throttle.name.clone(),
+            key: key.clone(),
+            limits: settings.limits.clone(),
+            heard: told.iter().map(|(word, _)| word.clone()).collect(),
+            wishes,
+            known: throttle.pulse.known(),
+            ahead,
+        };
+        let SlotAnswer { now, set, answer, limits, orders } = match throttle.ask(request, settings.scope).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                line.keep(told);
+                planned = None;
+                tracing::warn!(throttle = throttle.name, key, %error, "no slots while the ledger does not answer; trying again in {pause:?}");
+                sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                continue;
+            }
+        };
+        pause = FIRST_PAUSE;
+        let here = Instant::now();
+        // What the ledger's clock shows by now, also when it was set back since.
+        let took = i64::try_from((here - asked).as_micros()).unwrap_or(i64::MAX / 2);
+        let clock = throttle.now(settings.scope).clamp(now, now.saturating_add(took));
+        throttle.took(here - asked.min(planned.take().unwrap_or(asked)));
+        line.learn(here, now, &answer);
+        if settings.scope == Scope::Fleet {
+            throttle.pulse.learn((asked, here), now, set);
+        }
+        for (_, done) in told {
+            // Whoever has gone needs to know nothing more.
+            let _ = done.send(());
+        }
+        let slip = limits.slip();
+        throttle.note((*limits != *settings.limits).then_some(limits));
+        let when = |micros: Micros| {
+            let distance = Duration::from_micros(micros.abs_diff(clock));
+            if micros >= clock { here + distance } else { here.checked_sub(distance).unwrap_or(here) }
+        };
+        for (wish, opens) in answer.slots {
+            let opens = when(opens);
+            let cost = ranks.get(wish).map_or(1, Rank::cost);
+            let slot = Slot { opens, expires: opens + slip - slip / ON_THE_WAY, cost, probe: answer.probe, line: None };
+            throttle.counts.granted.inc();
+            line.give(ranks.get(wish), slot);
+        }
+        if let Some(again) = answer.again {
+            let early = if unhurried { LEAD / 10 } else { LEAD / 2 + ahead };
+            let ask = when(again - early).max(here + SHORTEST);
+            tokio::select! {
+                biased;
+                // On a busy machine it is later than that, and slots are had as much later.
+                () = sleep_until(ask) => planned = Some(ask),
+                () = line.urged() => {}
+                () = throttle.board.changed(&throttle.name, orders) => {}
+            }
+        }
+    }
+}
