@@ -122,6 +122,34 @@ async fn an_upstream_that_does_not_work_is_left_alone_and_tried_by_one_at_a_time
     workers.stop().await;
 }
 
+/// Each run makes a second call, for which it asks.
+#[tokio::test(start_paused = true)]
+async fn a_run_that_tries_an_upstream_again_may_ask_for_more() {
+    let calls = Calls::new();
+    let seen = calls.clone();
+    let throttle = "allow = 4\nper = \"1s\"\nbreaker = { failures = 5, wait = \"20s\", longest = \"40s\" }";
+    let workers = Virtual::fleet(&config(throttle), 3, 100, move |job: Job| {
+        let seen = seen.clone();
+        async move {
+            job.permit("upstream", 1).await.unwrap();
+            seen.note();
+            match (20.0..60.0).contains(&seen.begun.elapsed().as_secs_f64()) {
+                true => Outcome::retry("it does not work"),
+                false => Outcome::Done,
+            }
+        }
+    })
+    .await;
+    sleep(Duration::from_secs(200)).await;
+    assert!(calls.between(0.0, 20.0) >= 35, "{}", calls.between(0.0, 20.0));
+    // What had begun before, and whoever tries.
+    assert!(calls.between(30.0, 60.0) <= 8, "{}", calls.between(30.0, 60.0));
+    // The next one that tried had what it asked for, long before the minute that it may take.
+    assert!(calls.between(150.0, 200.0) >= 90, "{}", calls.between(150.0, 200.0));
+    assert_eq!(calls.most(Duration::from_secs(1)), 4);
+    workers.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_scarce_budget_lasts_until_there_is_more() {
     let calls = Calls::new();
