@@ -50,8 +50,6 @@ mutants! {
     SlotUsedLate,
     /// Throttles believe a ledger's clock that was set.
     ClockBelieved,
-    /// A new worker takes the ledger's clock for right.
-    NewWorkerBelieves,
     /// What had not started when the worker stops is acknowledged.
     StopAcknowledges,
     /// A message with a further hop to go is dropped.

@@ -73,9 +73,6 @@ impl Known {
 
     /// Since when it can tell how much time has passed, by the clock of throttles.
     pub fn can_tell_since(known: Option<&Self>) -> Micros {
-        if mutant!(NewWorkerBelieves) {
-            return Micros::MIN;
-        }
         known.map_or(Micros::MAX, |known| known.since.unwrap_or(Micros::MIN))
     }
 }

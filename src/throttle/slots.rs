@@ -753,10 +753,18 @@ mod tests {
             let mut starts = Vec::new();
             for (n, (worker, wait, event, wanted, late)) in steps.into_iter().enumerate() {
                 real += wait;
-                let by = [3_600 * S, -3_600 * S, 6 * S, 30 * S].get(event as usize).filter(|_| !set);
-                kept.off += by.unwrap_or(&0);
-                set |= by.is_some();
-                if event == 4 && worker > 0 {
+                let by = match event {
+                    0 | 6 => 3_600 * S,
+                    1 => -3_600 * S,
+                    2 => 6 * S,
+                    3 => 30 * S,
+                    _ => 0,
+                };
+                let sets = by != 0 && !set;
+                kept.off += if sets { by } else { 0 };
+                set |= sets;
+                // It may be the first that asks since the clock was set.
+                if matches!(event, 4 | 6) && worker > 0 {
                     (workers[worker], looks[worker]) = (None, 0);
                 }
                 let at = |worker: usize| (real - took[worker] / 2, real + took[worker] / 3);
