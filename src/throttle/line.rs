@@ -289,3 +289,69 @@ impl Drop for Line {
         self.counts.unused.inc_by(self.inner().spare.len() as u64);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    fn line() -> Arc<Line> {
+        Arc::new(Line::new(SlotCounts::default()))
+    }
+
+    fn hold() -> Word {
+        Word::Hold { until: 0, why: "ban".into() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_that_is_still_to_be_told_is_not_ended_by_an_answer_that_does_not_know_of_it() {
+        let line = line();
+        let _done = line.tell(hold());
+        line.hold(Instant::now() + HOUR);
+        line.learn(Instant::now(), 0, &Answer::default());
+        assert!(line.held_until().is_some());
+        // Another word was told, and while that was on its way, it was held.
+        let told = line.words();
+        let _done = line.tell(hold());
+        line.learn(Instant::now(), 0, &Answer::default());
+        assert!(line.held_until().is_some());
+        // Once it was told, the answer counts: it may have been released.
+        drop((told, line.words()));
+        line.learn(Instant::now(), 0, &Answer::default());
+        assert_eq!(line.held_until(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn words_that_could_not_be_told_are_told_again_in_their_order() {
+        let line = line();
+        let failed = Word::Spent { cost: 1 };
+        let (_first, began) = line.tell(failed.clone());
+        assert!(began, "somebody has to serve it");
+        let told = line.words();
+        let (_second, began) = line.tell(hold());
+        assert!(!began);
+        line.keep(told);
+        let words: Vec<Word> = line.words().into_iter().map(|(word, _)| word).collect();
+        assert_eq!(words, [failed, hold()]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_is_kept_for_what_a_new_one_would_not_know() {
+        let answers = [
+            (Answer::default(), false),
+            (Answer { failing: true, ..Answer::default() }, true),
+            (Answer { slowed: true, ..Answer::default() }, true),
+            (Answer { again: Some(3_600_000_000), ..Answer::default() }, true),
+            (Answer { again: Some(1_000_000), ..Answer::default() }, false),
+            (Answer { held_until: Some(3_600_000_000), ..Answer::default() }, true),
+        ];
+        for (answer, needed) in answers {
+            let line = line();
+            line.learn(Instant::now(), 0, &answer);
+            assert_eq!(line.is_needed(), needed, "{answer:?}");
+            tokio::time::advance(HOUR).await;
+            assert!(!line.is_needed(), "{answer:?}");
+        }
+    }
+}

@@ -411,7 +411,15 @@ mod tests {
         [Scope::Fleet, Scope::Worker].map(|scope| throttle(settings(allow, secs, burst, scope)))
     }
 
-    fn want(priority: i32, due: i64) -> Want {
+    /// One by which a worker counts for itself, among all of a configuration.
+    pub(super) fn alone(allow: u32, secs: u64) -> (Throttles, Arc<Throttle>) {
+        let settings = BTreeMap::from([("t".to_owned(), settings(allow, secs, 1, Scope::Worker))]);
+        let throttles = Throttles::new(&settings, &ledger(), &Telemetry::default());
+        let throttle = throttles.get("t").unwrap();
+        (throttles, throttle)
+    }
+
+    pub(super) fn want(priority: i32, due: i64) -> Want {
         Want { priority, due: Time::from_millis(due), cost: 1, probe: false }
     }
 

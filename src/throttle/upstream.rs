@@ -198,4 +198,24 @@ mod tests {
             assert_eq!(verdict(&outcome).map(|verdict| verdict.is_ok()), works, "{outcome:?}");
         }
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_breaker_that_is_taken_away_while_a_start_tries_is_closed_however_that_ends() {
+        for outcome in [Outcome::retry("it does not work"), Outcome::Done] {
+            let (throttles, throttle) = super::super::tests::alone(4, 1);
+            let wait = Duration::from_secs(30);
+            let breaker = Breaker { failures: 1, wait, longest: wait, patience: Duration::from_secs(3_600) };
+            throttle.tell("", Word::Failed { probe: false, breaker, why: "HTTP 500".into() }).await;
+            let want = super::super::tests::want(0, 0);
+            let slot = throttle.slot("", want).await;
+            assert!(slot.probe && slot.start().await);
+            let upstream = Upstream::new(throttles, Some((throttle.clone(), String::new(), true)), want);
+            upstream.ended(&outcome, wait).await;
+            let start = tokio::time::Instant::now();
+            for _ in 0..8 {
+                assert!(throttle.slot("", want).await.start().await);
+            }
+            assert!(start.elapsed() < wait, "{outcome:?}: {:?}", start.elapsed());
+        }
+    }
 }
