@@ -179,6 +179,31 @@ async fn a_ledger_that_was_away_lets_no_more_start_than_the_throttle_allows() {
     engine.stop().await;
 }
 
+/// What an upstream says while nobody can write it down is told as soon as that is possible, and holds until then
+/// where it was heard.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_is_heard_while_the_ledger_is_away_is_told_when_it_is_back() {
+    let ground = Ground::embedded();
+    let mut engine = Watched::start(&ground, CONFIG).await;
+    engine.enroll("a", "work").await;
+    let run = engine.next().await;
+    let locked = rusqlite::Connection::open(ground.path("ledger.db")).unwrap();
+    locked.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let job = run.job.clone();
+    let told = tokio::spawn(async move { job.hold(Duration::from_secs(3_600), "HTTP 429").await });
+    // Longer than a statement waits for the lock, so that it cannot be written.
+    sleep(Duration::from_secs(13)).await;
+    assert!(!told.is_finished());
+    locked.execute_batch("ROLLBACK").unwrap();
+    told.await.unwrap();
+    run.end(Outcome::Done);
+    let rows = engine.connections.ledger.throttles(10).await.unwrap();
+    assert_eq!(rows.iter().map(|row| row.state.held().1).collect::<Vec<_>>(), ["HTTP 429"]);
+    engine.enroll("b", "work").await;
+    engine.nothing_for(Duration::from_secs(3)).await;
+    engine.stop().await;
+}
+
 /// Whatever dies, freezes or goes away, and however the ledger's clock is set. `roundelay simulate --throttle`
 /// does the same for as long as anybody likes.
 #[test]
