@@ -20,7 +20,7 @@ pub struct SlotRequest {
     pub key: String,
     /// What the configuration allows.
     pub limits: Arc<Limits>,
-    /// What it is told.
+    /// What it is told, with times from now.
     pub heard: Vec<Word>,
     /// Slots are wanted for these.
     pub wishes: Vec<Wish>,
@@ -116,7 +116,7 @@ pub fn serve(state: &mut State, orders: &Orders, request: &SlotRequest, now: Mic
     let time = if can_tell { state.turn_to(&limits, now - set) } else { now - set };
     state.obey(&limits, time, orders);
     for word in &request.heard {
-        state.hear(&limits, time, &word.clone().moved(-set));
+        state.hear(&limits, time, &word.clone().moved(time));
     }
     let (ahead, wishes) = (request.ahead, request.wishes.as_slice());
     let answer = match can_tell {

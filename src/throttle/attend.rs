@@ -50,7 +50,7 @@ pub(super) async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>
             throttle: throttle.name.clone(),
             key: key.clone(),
             limits: settings.limits.clone(),
-            heard: told.iter().map(|(word, _)| word.clone()).collect(),
+            heard: told.iter().map(|(word, _)| word.clone().moved(-throttle.here())).collect(),
             wishes,
             known: throttle.pulse.known(),
             ahead,
@@ -68,9 +68,14 @@ pub(super) async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>
         };
         pause = FIRST_PAUSE;
         let here = Instant::now();
-        // What the ledger's clock shows by now, also when it was set back since.
+        // The clock by which slots open, as it shows by now. What the ledger is known to show may be wrong for a
+        // moment when that is set: then it shows no less than it did.
         let took = i64::try_from((here - asked).as_micros()).unwrap_or(i64::MAX / 2);
-        let clock = throttle.now(settings.scope).clamp(now, now.saturating_add(took));
+        let shows = match settings.scope {
+            Scope::Fleet => throttle.ledger.now().as_millis() * 1_000,
+            Scope::Worker => throttle.here(),
+        };
+        let clock = if shows <= now.saturating_add(took) { shows.max(now) } else { now };
         throttle.took(here - asked.min(planned.take().unwrap_or(asked)));
         line.learn(here, now, &answer);
         if settings.scope == Scope::Fleet {
@@ -88,10 +93,18 @@ pub(super) async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>
         };
         for (wish, opens) in answer.slots {
             let opens = when(opens);
-            let cost = ranks.get(wish).map_or(1, Rank::cost);
-            let slot = Slot { opens, expires: opens + slip - slip / ON_THE_WAY, cost, probe: answer.probe, line: None };
+            let rank = ranks.get(wish);
+            let (cost, besides) = (rank.map_or(1, Rank::cost), rank.is_some_and(Rank::is_of_probe));
+            let slot = Slot {
+                opens,
+                expires: opens + slip - slip / ON_THE_WAY,
+                cost,
+                probe: answer.probe,
+                besides,
+                line: None,
+            };
             throttle.counts.granted.inc();
-            line.give(ranks.get(wish), slot);
+            line.give(rank, slot);
         }
         if let Some(again) = answer.again {
             let early = if unhurried { LEAD / 10 } else { LEAD / 2 + ahead };

@@ -23,8 +23,10 @@ const RATES: Micros = 1_000;
 /// does not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known {
+    /// By the last look.
     least: Bound,
-    most: Bound,
+    /// By the look that knows best what it does not pass.
+    best: (Bound, Bound),
     /// How far the ledger's clock has been set in all, in microseconds, as far as anybody had told.
     pub set: Micros,
     /// Since when the worker has known it, by the clock of throttles, if that is so short that those who have
@@ -58,11 +60,16 @@ impl Known {
     /// ledger's clock, which has been `set` so far in all.
     pub fn learned(before: Option<Self>, (asked, answered): (Instant, Instant), now: Micros, set: Micros) -> Self {
         let shows = now - set;
-        let (least, new) = (Bound { at: answered, shows }, Bound { at: asked, shows });
+        let (least, most) = (Bound { at: answered, shows }, Bound { at: asked, shows });
         // What it does not pass, an earlier look may know better. Not so the other: it may have been set back since.
-        let best = before.filter(|before| before.set == set && before.most.most(asked) < shows);
-        let most = best.map_or(new, |before| before.most);
-        Self { least, most, set, since: before.map_or(Some(shows), |before| before.since) }
+        let better = before.filter(|before| before.set == set && before.best.1.most(asked) < shows);
+        let best = better.map_or((least, most), |before| before.best);
+        Self { least, best, set, since: before.map_or(Some(shows), |before| before.since) }
+    }
+
+    /// What the ledger's clock shows at `at`, or a little more.
+    pub fn shows(&self, at: Instant) -> Micros {
+        self.least.least(at) + self.set
     }
 
     /// Of somebody who has known it for as long as anybody.
@@ -86,8 +93,10 @@ impl Known {
 /// and so says nothing once anybody has said more.
 pub fn follow(set: Micros, now: Micros, read: (Instant, Instant), known: Option<&Known>) -> Micros {
     let Some(known) = known.filter(|known| known.since.is_none() || known.set == set) else { return set };
-    let (least, most) = (known.least.least(read.0), known.most.most(read.1));
-    match now - set > most + UNLIKE && !mutant!(ClockBelieved) {
+    let passed = now - set > known.best.1.most(read.1) + UNLIKE;
+    // It may have been set little by little since the best look, or back since that.
+    let least = known.least.least(read.0).min(known.best.0.least(read.0));
+    match passed && !mutant!(ClockBelieved) {
         true if known.set == set => now - least,
         // By how much others have left it behind, nobody else knows.
         true => now - least + DOUBT,
@@ -142,6 +151,25 @@ mod tests {
                 assert!((set - expected).abs() <= 15_000, "row {n}: {set}");
                 assert_eq!(follow(before + told, shown + passed, read, None), before + told);
             }
+        }
+    }
+
+    /// As one that is set little by little is, or one that runs too fast.
+    #[test]
+    fn of_many_small_steps_none_is_forgotten() {
+        for step in [60_000, 20_000, -20_000] {
+            let (start, mut off, mut set, mut known) = (Instant::now(), 0, 0, None);
+            for second in 0..600 {
+                let at = start + Duration::from_secs(second);
+                let now = 1_700_000_000 * S + second as Micros * S + off;
+                set = follow(set, now, (at, at), known.as_ref());
+                known = Some(Known::learned(known, (at, at), now, set).for_long());
+                off += step;
+            }
+            let ahead = off - set;
+            assert!(ahead <= 2 * UNLIKE, "{step}: {ahead}");
+            // By the rates of clocks.
+            assert!(step < 0 || ahead > -S, "{step}: {ahead}");
         }
     }
 

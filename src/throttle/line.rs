@@ -71,6 +71,16 @@ impl Rank {
     pub fn cost(&self) -> u32 {
         self.cost
     }
+
+    /// Whether it is part of a start that tries whether the upstream works again.
+    pub fn is_of_probe(&self) -> bool {
+        self.probe
+    }
+
+    /// Whether a slot is enough for it, and not for somebody else.
+    fn takes(&self, slot: &Slot) -> bool {
+        self.cost <= slot.cost && self.probe >= slot.besides
+    }
 }
 
 /// A place in a line, and the slot that comes of it.
@@ -162,7 +172,7 @@ impl Line {
             let before = inner.spare.len();
             inner.spare.retain(|slot| slot.expires >= now);
             self.counts.unused.inc_by((before - inner.spare.len()) as u64);
-            let fits = |slot: &Slot| inner.waiting.keys().find(|rank| rank.cost <= slot.cost).copied();
+            let fits = |slot: &Slot| inner.waiting.keys().find(|rank| rank.takes(slot)).copied();
             let Some((at, rank)) = inner.spare.iter().enumerate().find_map(|(at, slot)| Some((at, fits(slot)?))) else {
                 return;
             };
@@ -353,5 +363,23 @@ mod tests {
             tokio::time::advance(HOUR).await;
             assert!(!line.is_needed(), "{answer:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_start_that_tries_hands_back_lets_nobody_else_start() {
+        let line = line();
+        let slot = |besides| {
+            let opens = Instant::now();
+            Slot { opens, expires: opens + HOUR, cost: 1, probe: true, besides, line: None }
+        };
+        let want = |probe| Want { priority: 0, due: Time::from_millis(0), cost: 1, probe };
+        let mut waits = line.join(want(false)).0.slot;
+        line.give(None, slot(true));
+        assert!(waits.try_recv().is_err());
+        let mut tries = line.join(want(true)).0.slot;
+        line.pass_on();
+        assert!(tries.try_recv().is_ok() && waits.try_recv().is_err());
+        line.give(None, slot(false));
+        assert!(waits.try_recv().is_ok());
     }
 }

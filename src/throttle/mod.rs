@@ -137,6 +137,8 @@ pub struct Slot {
     cost: u32,
     /// Whether the start is to try if the upstream works again.
     pub probe: bool,
+    /// Only somebody that tries may have it, besides.
+    besides: bool,
     /// Taken once the slot is used.
     line: Option<Arc<Line>>,
 }
@@ -166,8 +168,8 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         if let Some(line) = self.line.take() {
-            let Self { opens, expires, cost, probe, .. } = *self;
-            line.hand_back(Slot { opens, expires, cost, probe, line: None });
+            let Self { opens, expires, cost, probe, besides, .. } = *self;
+            line.hand_back(Slot { opens, expires, cost, probe, besides, line: None });
         }
     }
 }
@@ -309,18 +311,17 @@ impl Throttle {
         heard(self.at_line(key, |line| line.tell(word)).1).await;
     }
 
-    /// The time after so long, by the clock by which slots open.
+    /// The time after so long, by this worker's clock: a word may wait for long until it can be told.
     fn after(&self, wait: Duration) -> Micros {
-        let now = self.now(self.settings().scope);
-        now.saturating_add(i64::try_from(wait.as_micros()).unwrap_or(i64::MAX))
+        self.here().saturating_add(i64::try_from(wait.as_micros()).unwrap_or(i64::MAX))
     }
 
     async fn ask(&self, mut request: SlotRequest, scope: Scope) -> Result<SlotAnswer, LedgerError> {
         if scope == Scope::Worker {
             let orders = self.board.of(&self.name).await;
-            let orders = orders.moved(self.now(Scope::Worker) - self.now(Scope::Fleet));
+            let orders = orders.moved(self.here() - self.there());
             let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-            let (now, at) = (self.now(Scope::Worker), Instant::now());
+            let (now, at) = (self.here(), Instant::now());
             if own.len() > FEW && own.len().is_power_of_two() {
                 own.retain(|_, state| state.idle_at(&orders.limits(&request.limits)) > now);
             }
@@ -339,13 +340,15 @@ impl Throttle {
         let _ = self.latency.fetch_update(Ordering::Relaxed, Ordering::Relaxed, slowest);
     }
 
-    /// The clock by which slots open.
-    fn now(&self, scope: Scope) -> Micros {
-        match scope {
-            Scope::Fleet => self.ledger.now().as_millis() * 1_000,
-            // Never the beginning of time, which a throttle takes for never.
-            Scope::Worker => i64::try_from(self.began.elapsed().as_micros()).unwrap_or(i64::MAX - 1) + 1,
-        }
+    /// This worker's clock, which nobody sets. It never shows the beginning of time, which a throttle takes for never.
+    fn here(&self) -> Micros {
+        i64::try_from(self.began.elapsed().as_micros()).unwrap_or(i64::MAX - 1) + 1
+    }
+
+    /// The ledger's clock.
+    fn there(&self) -> Micros {
+        let known = self.pulse.known().map(|known| known.shows(Instant::now()));
+        known.unwrap_or_else(|| self.ledger.now().as_millis() * 1_000)
     }
 
     fn lines(&self) -> MutexGuard<'_, HashMap<String, Arc<Line>>> {

@@ -42,20 +42,20 @@ pub struct OrderedLimits {
     pub burst: u32,
     /// Who said so.
     pub by: String,
-    /// When, in microseconds by the ledger's clock.
+    /// When, in microseconds by the clock of whoever reads it.
     pub at: Micros,
 }
 
 /// A hold by an operator's word.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OrderedHold {
-    /// Nothing starts before, in microseconds by the ledger's clock.
+    /// Nothing starts before, in microseconds by the clock of whoever reads it.
     pub until: Micros,
     /// Why, for people.
     pub why: String,
     /// Who said so.
     pub by: String,
-    /// When, in microseconds by the ledger's clock.
+    /// When, in microseconds by the clock of whoever reads it.
     pub at: Micros,
 }
 

@@ -108,6 +108,9 @@ pub struct State {
     /// Nothing starts before by an operator's word, which each request brings along.
     #[serde(skip)]
     ordered: Micros,
+    /// Until when that said so, and how much earlier that is since the clock was set back.
+    #[serde(rename = "a", default, skip_serializing_if = "is_default")]
+    as_ordered: (Micros, Micros),
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -355,6 +358,7 @@ impl State {
     /// clock was set back: then it has stood still.
     pub fn turn_to(&mut self, limits: &Limits, now: Micros) -> Micros {
         if self.seen - now > UNLIKE {
+            self.as_ordered.1 += now - self.seen;
             self.shift(now - self.seen);
         }
         self.seen = now.max(self.seen);
@@ -376,6 +380,7 @@ impl State {
     #[must_use]
     pub fn moved(mut self, by: Micros) -> Self {
         self.shift(by);
+        self.as_ordered.0 += if self.as_ordered.0 == 0 { 0 } else { by };
         self
     }
 

@@ -40,7 +40,7 @@ const NOW: &str = "
            (SELECT set_by FROM throttle_clock)";
 const CLOCK: &str = "
     SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8, set_by FROM throttle_clock";
-const CLOCK_WAS_SET: &str = "UPDATE throttle_clock SET set_by = $1";
+const CLOCK_WAS_SET: &str = "UPDATE throttle_clock SET set_by = greatest(set_by, $1)";
 const ADD: &str = "
     INSERT INTO throttles (name, key, state, idle_at)
     SELECT name, key, '{}', 0 FROM unnest($1::text[], $2::text[]) AS new (name, key) ORDER BY name, key
@@ -236,6 +236,7 @@ impl Slots for PostgresLedger {
         let words = |error: Error| LedgerError::Statement(words(&error));
         let row = rows.first().ok_or_else(|| LedgerError::Statement("the table throttle_clock is empty".into()))?;
         let (now, was): (Micros, Micros) = (row.try_get(0).map_err(words)?, row.try_get(1).map_err(words)?);
+        self.clock.observe(now);
         let set = follow(was, now, read, known.as_ref());
         if set != was {
             tracing::warn!("{}", was_set(set - was));
@@ -245,14 +246,13 @@ impl Slots for PostgresLedger {
     }
 
     async fn forget_idle(&self, limit: u32, known: Option<Known>) -> Result<usize, LedgerError> {
-        self.throttle_clock(known).await?;
+        let (now, set) = self.throttle_clock(known).await?;
         // Rows that somebody has locked are in use.
         let sql = "DELETE FROM throttles WHERE (name, key) IN (
                        SELECT name, key FROM throttles
-                       WHERE idle_at <= floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8
-                                        - (SELECT set_by FROM throttle_clock)
+                       WHERE idle_at <= $2
                        LIMIT $1 FOR UPDATE SKIP LOCKED)";
-        let forgotten = self.reader.execute(sql, &[&i64::from(limit)]).await?;
+        let forgotten = self.reader.execute(sql, &[&i64::from(limit), &(now - set)]).await?;
         Ok(usize::try_from(forgotten).unwrap_or(usize::MAX))
     }
 }

@@ -10,7 +10,10 @@ impl State {
             self.released = orders.released;
             self.release(limits, now);
         }
-        self.ordered = orders.held_until();
+        if orders.held_until() != self.as_ordered.0 {
+            self.as_ordered = (orders.held_until(), 0);
+        }
+        self.ordered = self.as_ordered.0 + self.as_ordered.1;
         let (least, most) = GENTLE_FOR;
         let gentle_until = self.ordered + limits.window.per.clamp(least, most).as_micros() as Micros;
         // Noted when it ends and not before: until then it may be shortened or taken back.
@@ -56,7 +59,8 @@ mod tests {
     fn busy(limits: &Limits, state: &mut State, orders: &Orders, from: Micros, secs: i64) -> Vec<Micros> {
         let (mut now, mut slots, wishes) = (from, Vec::new(), [Wish { priority: 0, cost: 1, probe: false }; 600]);
         while now < from + secs * S {
-            state.obey(limits, now, orders);
+            let time = state.turn_to(limits, now);
+            state.obey(limits, time, orders);
             let answer = state.grant(limits, &Ask { now, ahead: 0, wishes: &wishes });
             slots.extend(answer.slots.iter().map(|slot| slot.1));
             now = answer.again.map_or(now + 1, |again| (again - LEAD / 2).max(now + 1));
@@ -90,6 +94,21 @@ mod tests {
         let slots = busy(&limits, &mut state, &orders, START + 10 * S, 30);
         assert_eq!((slots[0] - START) / S, 15);
         assert!(slots[1] > slots[0] + S, "what was saved up before is gone");
+    }
+
+    #[test]
+    fn a_hold_lasts_as_long_as_it_should_when_the_clock_is_set_back() {
+        let (limits, mut orders) = (limits(60, 60, 5), Orders::default());
+        orders.add(&hold(60), "ann", START);
+        // While nobody asks, time stands still.
+        for (at, opens) in [(100, 0), (20, 60)] {
+            let mut state = State::default();
+            busy(&limits, &mut state, &orders, START, at);
+            let back = START + (at - 3_600) * S;
+            let slots = busy(&limits, &mut state, &orders, back, 120);
+            let after = (slots[0] - back) / S;
+            assert!((opens..opens + 5).contains(&after), "set back after {at} s, it opens {after} s later");
+        }
     }
 
     #[test]

@@ -40,6 +40,7 @@ impl State {
     /// How the throttle is at `now`, by the ledger's clock, where `limits` are in force.
     pub fn view(&self, limits: &Limits, now: Micros, orders: &Orders) -> View {
         let mut state = self.clone();
+        let now = state.turn_to(limits, now);
         state.obey(limits, now, orders);
         state.adapt(limits, now);
         let used = limits.windows().map(|window| {
@@ -68,8 +69,9 @@ impl State {
 
     /// The later of an operator's hold and an upstream's.
     fn hold_in_force(&self, now: Micros, orders: &Orders) -> Option<Held> {
-        let ordered = orders.hold.as_ref().filter(|hold| hold.until > now && hold.until >= self.held_until);
-        let ordered = ordered.map(|hold| Held { until: hold.until, why: hold.why.clone(), by: Some(hold.by.clone()) });
+        let until = self.ordered;
+        let ordered = orders.hold.as_ref().filter(|_| until > now && until >= self.held_until);
+        let ordered = ordered.map(|hold| Held { until, why: hold.why.clone(), by: Some(hold.by.clone()) });
         ordered.or_else(|| {
             (self.held_until > now).then(|| Held { until: self.held_until, why: self.why.clone(), by: None })
         })

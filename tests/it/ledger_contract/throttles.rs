@@ -65,9 +65,10 @@ async fn a_hold_holds_for_all_and_what_is_as_good_as_new_is_forgotten() {
         let (ledger, other) = (&*opened.ledger, opened.again().await);
         let moment = Duration::from_millis(1);
         let first = ask(ledger, request("a", moment, 1)).await;
-        let until = first.now + 3_600_000_000;
-        let heard = vec![Word::Hold { until, why: "a ban".into() }];
-        ask(ledger, SlotRequest { heard, ..request("a", moment, 0) }).await;
+        let heard = vec![Word::Hold { until: 3_600_000_000, why: "a ban".into() }];
+        let told = ask(ledger, SlotRequest { heard, ..request("a", moment, 0) }).await;
+        // From when it was told.
+        let until = told.now + 3_600_000_000;
         let held = ask(&*other, request("a", moment, 1)).await;
         assert_eq!((held.answer.slots.len(), held.answer.again, held.answer.held_until), (0, Some(until), Some(until)));
         assert!(held.now >= first.now);
@@ -88,10 +89,11 @@ async fn a_ledger_remembers_how_far_its_clock_was_set_and_tells_times_by_its_clo
     for opened in shared().await {
         let (ledger, other) = (&*opened.ledger, opened.again().await);
         let minute = Duration::from_secs(60);
-        let used = ask(ledger, request("a", minute, 10)).await;
-        let until = used.now + 3_600_000_000;
-        let heard = vec![Word::Hold { until, why: "a ban".into() }];
-        ask(ledger, SlotRequest { heard, ..request("b", minute, 0) }).await;
+        let moment = Duration::from_millis(1);
+        ask(ledger, request("idle", moment, 1)).await;
+        ask(ledger, request("a", minute, 10)).await;
+        let heard = vec![Word::Hold { until: 3_600_000_000, why: "a ban".into() }];
+        let until = ask(ledger, SlotRequest { heard, ..request("b", minute, 0) }).await.now + 3_600_000_000;
         // By what this worker knows, the clock shows an hour and a half too much; by what the throttles have seen, no
         // time has passed.
         let by = 5_400_000_000;
@@ -100,7 +102,7 @@ async fn a_ledger_remembers_how_far_its_clock_was_set_and_tells_times_by_its_clo
         let known = Some(Known::learned(None, (asked, Instant::now()), now - by, set).for_long());
         let near = |is: i64, wanted: i64| (is - wanted).abs() < 5_000_000;
 
-        assert_eq!(other.forget_idle(10, known).await.unwrap(), 0);
+        assert_eq!(other.forget_idle(10, known).await.unwrap(), 0, "by the clock of throttles, nothing is idle yet");
         let (_, set) = other.throttle_clock(None).await.unwrap();
         assert!(near(set, by), "{set}");
         assert_eq!(ask(&*other, request("a", minute, 1)).await.answer.slots.len(), 0, "the window is full");
@@ -152,8 +154,7 @@ async fn what_an_operator_orders_holds_from_the_next_slot_on_for_all_workers_and
         // Another throttle has nothing to do with it, and neither has what is only heard.
         let others = SlotRequest { throttle: "another".into(), ..request("", hour, 1) };
         assert_eq!(ask(&*other, others).await.answer.slots.len(), 1);
-        let until = hold.until + 600_000_000;
-        let heard = vec![Word::Hold { until, why: "ban".into() }];
+        let heard = vec![Word::Hold { until: 1_200_000_000, why: "ban".into() }];
         ask(&*other, SlotRequest { heard, ..request("b", hour, 0) }).await;
 
         // Released: what an upstream has asked for as well.
