@@ -67,7 +67,7 @@ impl Known {
         Self { least, best, set, since: before.map_or(Some(shows), |before| before.since) }
     }
 
-    /// What the ledger's clock shows at `at`, or a little more.
+    /// The least that the ledger's clock shows at `at`.
     pub fn shows(&self, at: Instant) -> Micros {
         self.least.least(at) + self.set
     }
