@@ -21,6 +21,7 @@ use crate::outcome::{self, Course, Decision, Next, Outcome, decide};
 use crate::progress::Open;
 use crate::reason::{Class, Reason};
 use crate::schedule::{Ran, Schedule, Setting, phase};
+use crate::throttle::slots::Word;
 use crate::throttle::upstream::Upstream;
 use crate::throttle::{Slot, Throttle, Want};
 
@@ -391,6 +392,10 @@ async fn start_with(mut slot: Slot, throttle: &Throttle, key: &str, want: Want) 
         let probe = slot.probe;
         if slot.start().await {
             return Some(probe);
+        }
+        if probe {
+            // Nobody else would try before its time was over.
+            throttle.tell(key, Word::Lost).await;
         }
         if throttle.is_held(key) {
             return None;

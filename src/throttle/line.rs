@@ -170,6 +170,11 @@ impl Line {
             let mut inner = self.inner();
             let now = Instant::now();
             let before = inner.spare.len();
+            let tried = |slot: &Slot| slot.expires < now && slot.probe && !slot.besides;
+            if inner.spare.iter().any(tried) {
+                // Nobody else would try before its time was over.
+                inner.words.push((Word::Lost, oneshot::channel().0));
+            }
             inner.spare.retain(|slot| slot.expires >= now);
             self.counts.unused.inc_by((before - inner.spare.len()) as u64);
             let fits = |slot: &Slot| inner.waiting.keys().find(|rank| rank.takes(slot)).copied();
@@ -381,5 +386,17 @@ mod tests {
         assert!(tries.try_recv().is_ok() && waits.try_recv().is_err());
         line.give(None, slot(false));
         assert!(waits.try_recv().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_that_was_to_try_and_that_nobody_wanted_is_told_to_be_lost() {
+        for (probe, lost) in [(true, vec![Word::Lost]), (false, vec![])] {
+            let line = line();
+            let opens = Instant::now();
+            line.give(None, Slot { opens, expires: opens, cost: 1, probe, besides: false, line: None });
+            tokio::time::advance(HOUR).await;
+            line.pass_on();
+            assert_eq!(line.words().into_iter().map(|(word, _)| word).collect::<Vec<_>>(), lost);
+        }
     }
 }

@@ -65,6 +65,8 @@ pub enum Word {
         /// Whether it was to try.
         probe: bool,
     },
+    /// The start that was to try has not begun, and never will.
+    Lost,
     /// Somebody ends what holds it or slows it.
     Release,
 }
@@ -111,6 +113,9 @@ impl State {
             }
             Word::Worked { probe: false } if self.probing => {}
             Word::Worked { .. } => self.close(limits, now),
+            // Nobody has to be patient with it.
+            Word::Lost if self.probing => self.next = self.next.min(self.paced),
+            Word::Lost => {}
             Word::Release => {
                 self.held_until = Micros::default();
                 (self.failures, self.tries, self.probing) = (0, 0, false);
@@ -324,5 +329,25 @@ mod tests {
         assert!((next - now - 25 * S).abs() < S, "{}", next - now);
         state.hear(&limits, at, &Word::Worked { probe: true });
         assert!(busy(&limits, &mut state, at, 60, 0).len() > 30);
+    }
+
+    #[test]
+    fn a_start_that_was_to_try_and_never_began_is_followed_by_another_at_once() {
+        let limits = limits(10, 10, 1);
+        let mut state = State::default();
+        state.hear(&limits, START, &failed(false, 1));
+        let now = START + 10 * S;
+        assert!(state.grant(&limits, &ask(&wishes(1, 0), now)).probe);
+        state.hear(&limits, now, &Word::Lost);
+        let again = state.grant(&limits, &ask(&wishes(1, 0), now)).again.unwrap();
+        assert!(again < now + 2 * S, "{}", again - now);
+        let next = state.grant(&limits, &ask(&wishes(1, 0), again));
+        assert!(next.probe && next.slots.len() == 1);
+        // One at a time all the same, and of one that works nothing is lost.
+        assert!(state.grant(&limits, &ask(&wishes(1, 0), again)).again.unwrap() > again + 20 * S);
+        state.hear(&limits, again, &Word::Worked { probe: true });
+        let before = state.clone();
+        state.hear(&limits, again, &Word::Lost);
+        assert_eq!(state, before);
     }
 }
