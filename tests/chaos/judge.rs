@@ -85,6 +85,9 @@ pub struct Ruling {
 /// A chain that is called so soon after it was due was not kept from it, in milliseconds.
 const ON_TIME: i64 = 500;
 
+/// How long the answer to a claim may be on its way over a slow network, in milliseconds.
+const ANSWERED: i64 = 2_000;
+
 /// The name of the fault that freezes a worker.
 const FROZEN: &str = "worker frozen";
 
@@ -270,7 +273,11 @@ fn forks_among_calls(
         }
         // A process that was frozen between its claim and its call comes late with it.
         let claimed = rows.get(&fence).map_or(seen.at, |row| row.started);
-        if fence < highest && !record.was_struck(&seen.call.worker, (claimed, seen.at)) {
+        // Whose connection broke while the answer to its claim was on its way calls beside whoever took it over.
+        let overtaken = rules.redelivery.contains(&seen.call.kind) && seen.at - claimed <= ANSWERED;
+        if fence < highest && overtaken {
+            ruling.beside += 1;
+        } else if fence < highest && !record.was_struck(&seen.call.worker, (claimed, seen.at)) {
             ruling.forked.push(told(seen, &format!("the higher fence {highest} had been called before")));
         }
         highest = highest.max(fence);
