@@ -28,8 +28,11 @@ const OLDEST: i32 = 130_000;
 
 /// Set on every connection. A worker that freezes with rows locked is put out by the server, so
 /// that no other waits long for them. Everything here finds its rows by their names: a plan that
-/// was made while the tables were small must not go through all of them when they have grown.
+/// was made while the tables were small must not go through all of them when they have grown. To
+/// compile such statements takes longer than to execute them; the server would, wherever a table
+/// without an index is read in spite of [`BY_INDEX`], which it takes for very expensive.
 const SETTINGS: &str = "
+    SET jit = off;
     SET statement_timeout = '10s';
     SET lock_timeout = '3s';
     SET idle_in_transaction_session_timeout = '10s';
