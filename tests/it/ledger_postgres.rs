@@ -13,9 +13,10 @@ use roundelay::guard::Guard;
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::{
     Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Hint, Kinds, Ledger, LedgerError, LookAgain,
-    NewChain, Renewal,
+    Measured, NewChain, Renewal, SlotRequest, Slots,
 };
 use roundelay::outcome::{Next, Verdict};
+use roundelay::throttle::slots::{Limits, Window, Wish};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
@@ -442,4 +443,56 @@ async fn a_server_that_does_not_answer_is_an_error_within_bounds_and_then_it_goe
     until("it answers again", async || ledger.flush().await.is_ok()).await;
     until("it can be read again", async || ledger.census(SLACK).await.is_ok()).await;
     assert!(matches!(ledger.claim(ask(&hint, "w")).await.unwrap(), Claim::Granted(_)), "nothing was granted unheard");
+}
+
+/// Has `body` done whenever slots are written.
+async fn when_slots_are_written(schema: &Schema, body: &str) {
+    let sql = format!(
+        "CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} RETURN NULL; END $$;
+         CREATE TRIGGER meddle AFTER UPDATE ON throttles FOR EACH STATEMENT EXECUTE FUNCTION meddle();"
+    );
+    schema.raw().await.batch_execute(&sql).await.unwrap();
+}
+
+fn slot_of(key: usize) -> SlotRequest {
+    let window = Window { allow: 1, per: Duration::from_secs(1) };
+    SlotRequest {
+        throttle: "upstream".into(),
+        key: key.to_string(),
+        limits: Arc::new(Limits { window, burst: 1, also: Vec::new() }),
+        heard: Vec::new(),
+        wishes: vec![Wish { priority: 0, cost: 1, probe: false }],
+        known: None,
+        ahead: 0,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_waits_for_slots_of_a_slow_ledger_waits_for_few_transactions() {
+    const KEYS: usize = 200;
+    const TIMES: usize = 3;
+    let schema = Schema::new().await;
+    let ledger = open(&schema.url).await.unwrap();
+    when_slots_are_written(&schema, "PERFORM pg_sleep(0.02);").await;
+    let before = ledger.traffic();
+    join_all((0..KEYS).map(|key| {
+        let ledger = ledger.clone();
+        async move {
+            for _ in 0..TIMES {
+                ledger.slots(vec![slot_of(key)]).await.unwrap();
+            }
+        }
+    }))
+    .await;
+    let transactions = ledger.traffic().since(before).slots as usize;
+    assert!(transactions < KEYS / 4, "{transactions} transactions for {KEYS} keys, {TIMES} times each");
+}
+
+#[tokio::test]
+async fn the_server_compiles_no_statements_to_hand_out_slots() {
+    let schema = Schema::new().await;
+    let ledger = open(&schema.url).await.unwrap();
+    when_slots_are_written(&schema, "ASSERT current_setting('jit') = 'off', 'it compiles';").await;
+    let answers = ledger.slots(vec![slot_of(1)]).await.unwrap();
+    assert_eq!(answers[0].answer.slots.len(), 1);
 }

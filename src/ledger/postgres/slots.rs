@@ -69,9 +69,15 @@ impl Desk {
     }
 
     async fn ask(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotAnswer>, LedgerError> {
-        let (reply, answer) = oneshot::channel();
+        let lost = |_| LedgerError::Statement("the connection of the throttles was lost; ask again".into());
+        let (reply, mut answer) = oneshot::channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push((requests, reply));
-        let mut place = self.session.lock().await;
+        let mut place = tokio::select! {
+            biased;
+            // Whoever has been served serves nobody else: they would all wait for each other's small transactions.
+            answer = &mut answer => return answer.map_err(lost),
+            place = self.session.lock() => place,
+        };
         let group = self.next_group();
         if !group.is_empty() {
             // Out of its place while it is used: when we are dropped midway, it is closed and rolled back.
@@ -93,7 +99,7 @@ impl Desk {
             }
         }
         drop(place);
-        answer.await.map_err(|_| LedgerError::Statement("the connection of the throttles was lost; ask again".into()))
+        answer.await.map_err(lost)
     }
 
     fn next_group(&self) -> Group {
