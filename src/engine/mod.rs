@@ -370,7 +370,7 @@ impl Engine {
             };
             self.handlers.insert(name.clone(), handler);
         }
-        let throttles = Throttles::new(&config.throttles, &connections.ledger, &self.telemetry, &connections.entropy);
+        let throttles = Throttles::new(&config.throttles, &connections.ledger, &self.telemetry);
         let wanted = |name: &String| self.queues.as_ref().is_none_or(|queues| queues.contains(name));
         let dispatch = Dispatch { telemetry: self.telemetry.clone(), ..Dispatch::new(config, &connections) };
         let queues = config.queues.iter().filter(|(name, _)| wanted(name)).map(|(name, settings)| {

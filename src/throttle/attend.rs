@@ -9,20 +9,12 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::line::{Line, Rank};
 use super::slots::{LEAD, Micros, Wish};
 use super::{ON_THE_WAY, Slot, Throttle};
-use crate::clock::Entropy;
 use crate::config::Scope;
 use crate::ledger::{SlotAnswer, SlotRequest};
 
 /// Where that is so long, a slot is asked for only just before it opens, and whoever comes meanwhile with a higher
 /// priority has it: an answer that takes its time makes the start late, and loses nothing.
 const UNHURRIED: Duration = Duration::from_millis(100);
-/// Many workers would come for such a slot at the same moment, and wait for each other: whoever has come in vain comes
-/// later, by any part of up to so much.
-const CROWDED: Duration = Duration::from_millis(250);
-/// Likewise for those who have to be quick.
-const CROWDED_ABOVE: Duration = Duration::from_millis(40);
-/// By so much at first.
-const CROWD: Duration = Duration::from_millis(5);
 /// Wishes in one request.
 const MOST: usize = 1_024;
 /// Nobody asks again sooner.
@@ -34,7 +26,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Serves a line while anybody stands in it, or something is to be told.
 pub(super) async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
-    let (mut pause, mut planned, mut crowd) = (FIRST_PAUSE, None, Duration::ZERO);
+    let (mut pause, mut planned) = (FIRST_PAUSE, None);
     loop {
         line.pass_on();
         let told = line.words();
@@ -50,7 +42,6 @@ pub(super) async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>
             }
             return;
         }
-        let urgent = wishes.iter().any(|wish| wish.priority > 0);
         let settings = throttle.settings();
         let asked = Instant::now();
         let unhurried = settings.limits.slip() / ON_THE_WAY >= UNHURRIED;
@@ -85,8 +76,7 @@ pub(super) async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>
             Scope::Worker => throttle.here(),
         };
         let clock = if shows <= now.saturating_add(took) { shows.max(now) } else { now };
-        let came = planned.take();
-        throttle.took(here - asked.min(came.unwrap_or(asked)));
+        throttle.took(here - asked.min(planned.take().unwrap_or(asked)));
         line.learn(here, now, &answer);
         if settings.scope == Scope::Fleet {
             throttle.pulse.learn((asked, here), now, set);
@@ -101,9 +91,6 @@ pub(super) async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>
             let distance = Duration::from_micros(micros.abs_diff(clock));
             if micros >= clock { here + distance } else { here.checked_sub(distance).unwrap_or(here) }
         };
-        if came.is_some() {
-            crowd = crowded(crowd, answer.slots.is_empty());
-        }
         for (wish, opens) in answer.slots {
             let opens = when(opens);
             let rank = ranks.get(wish);
@@ -121,8 +108,7 @@ pub(super) async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>
         }
         if let Some(again) = answer.again {
             let early = if unhurried { LEAD / 10 } else { LEAD / 2 + ahead };
-            let ask = when(again - early).max(here + SHORTEST)
-                + if unhurried { later(crowd, urgent, &throttle.entropy) } else { Duration::ZERO };
+            let ask = when(again - early).max(here + SHORTEST);
             tokio::select! {
                 biased;
                 // On a busy machine it is later than that, and slots are had as much later.
@@ -130,43 +116,6 @@ pub(super) async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>
                 () = line.urged() => {}
                 () = throttle.board.changed(&throttle.name, orders) => {}
             }
-        }
-    }
-}
-
-/// How crowded it is, after one more look: with so many workers that most come in vain it soon takes them apart, and
-/// with a few hardly.
-fn crowded(before: Duration, in_vain: bool) -> Duration {
-    match in_vain {
-        true => (before + before / 2).clamp(CROWD, CROWDED),
-        false => before / 4,
-    }
-}
-
-/// How much later somebody comes.
-fn later(crowd: Duration, urgent: bool, entropy: &Entropy) -> Duration {
-    let most = if urgent { crowd.min(CROWDED_ABOVE) } else { crowd };
-    if most < CROWD { Duration::ZERO } else { entropy.between(Duration::ZERO, most) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn many_come_apart_and_a_few_together() {
-        let entropy = Entropy::seeded(7);
-        // How many workers there are, and by how much they come apart when each in its turn has had a slot.
-        for (workers, least, most) in [(1, 0, 0), (2, 0, 8), (3, 0, 20), (20, 30, 250), (100, 60, 250)] {
-            let mut crowd = Duration::ZERO;
-            let mut came = Vec::new();
-            for n in 0..10 * workers {
-                crowd = crowded(crowd, n % workers != 0);
-                came.push(later(crowd, false, &entropy).as_millis());
-                assert!(later(crowd, true, &entropy) <= CROWDED_ABOVE);
-            }
-            let mean = came.iter().sum::<u128>() / came.len() as u128;
-            assert!((least..=most).contains(&mean), "{workers}: {mean} ms");
         }
     }
 }

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::clock::{Entropy, Time, short_duration};
+use crate::clock::{Time, short_duration};
 use crate::config::{Scope, ThrottleSettings};
 use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
 use crate::telemetry::{SlotCounts, Telemetry};
@@ -56,17 +56,11 @@ pub struct Throttles {
 
 impl Throttles {
     /// Throttles with these settings.
-    pub fn new(
-        settings: &BTreeMap<String, ThrottleSettings>,
-        ledger: &Arc<dyn Ledger>,
-        telemetry: &Telemetry,
-        entropy: &Entropy,
-    ) -> Self {
+    pub fn new(settings: &BTreeMap<String, ThrottleSettings>, ledger: &Arc<dyn Ledger>, telemetry: &Telemetry) -> Self {
         let (board, pulse) = (Arc::new(Board::new(ledger.clone())), Arc::new(Pulse::new(ledger.clone())));
         let throttle = |(name, settings): (&String, &ThrottleSettings)| {
             let (ledger, counts) = (ledger.clone(), telemetry.slots(name));
-            let (board, pulse, entropy) = (board.clone(), pulse.clone(), entropy.clone());
-            (name.clone(), Throttle::new(name, settings.clone(), ledger, (board, pulse, entropy), counts))
+            (name.clone(), Throttle::new(name, settings.clone(), ledger, board.clone(), pulse.clone(), counts))
         };
         let by_name: BTreeMap<_, _> = settings.iter().map(throttle).collect();
         Self { pulse: Some(pulse).filter(|_| !by_name.is_empty()), by_name }
@@ -111,7 +105,6 @@ pub struct Throttle {
     ledger: Arc<dyn Ledger>,
     board: Arc<Board>,
     pulse: Arc<Pulse>,
-    entropy: Entropy,
     counts: SlotCounts,
     /// What it remembers, by key, when each worker counts for itself.
     own: Mutex<HashMap<String, State>>,
@@ -186,7 +179,8 @@ impl Throttle {
         name: &str,
         settings: ThrottleSettings,
         ledger: Arc<dyn Ledger>,
-        (board, pulse, entropy): (Arc<Board>, Arc<Pulse>, Entropy),
+        board: Arc<Board>,
+        pulse: Arc<Pulse>,
         counts: SlotCounts,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
@@ -196,7 +190,6 @@ impl Throttle {
             ledger,
             board,
             pulse,
-            entropy,
             counts,
             own: Mutex::default(),
             began: Instant::now(),
@@ -387,7 +380,7 @@ mod tests {
     use super::orders::ThrottleOrder;
     use super::slots::Window;
     use super::*;
-    use crate::clock::Clock;
+    use crate::clock::{Clock, Entropy};
     use crate::config::LedgerUrl;
     use crate::ledger::sqlite::SqliteLedger;
 
@@ -413,7 +406,7 @@ mod tests {
     fn throttle(settings: ThrottleSettings) -> Arc<Throttle> {
         let ledger = ledger();
         let (board, pulse) = (Arc::new(Board::new(ledger.clone())), Arc::new(Pulse::new(ledger.clone())));
-        Throttle::new("t", settings, ledger, (board, pulse, Entropy::seeded(1)), SlotCounts::default())
+        Throttle::new("t", settings, ledger, board, pulse, SlotCounts::default())
     }
 
     /// A throttle of each scope.
@@ -424,7 +417,7 @@ mod tests {
     /// One by which a worker counts for itself, among all of a configuration.
     pub(super) fn alone(allow: u32, secs: u64) -> (Throttles, Arc<Throttle>) {
         let settings = BTreeMap::from([("t".to_owned(), settings(allow, secs, 1, Scope::Worker))]);
-        let throttles = Throttles::new(&settings, &ledger(), &Telemetry::default(), &Entropy::seeded(1));
+        let throttles = Throttles::new(&settings, &ledger(), &Telemetry::default());
         let throttle = throttles.get("t").unwrap();
         (throttles, throttle)
     }
