@@ -85,18 +85,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    match runtime.block_on(run(&arguments)) {
-        Ok(report) => {
-            println!("{report}");
-            if report["passed"] == json!(true) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-        }
-        Err(error) => {
-            eprintln!("chaos: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    support::report("chaos", run(&Arguments::parse()))
 }
 
 /// Runs on ground of its own, which is cleared away whatever happens.

@@ -9,6 +9,7 @@ mod broker_rabbit;
 mod catch_up;
 mod chaos_parts;
 mod cli;
+mod commands;
 mod crash;
 mod discovery;
 mod end_to_end;

@@ -9,35 +9,8 @@ use serde_json::{Value, json};
 use tokio::process::Child;
 use tokio::time::timeout;
 
-use crate::harness::{Ground, Output, SOON, on_all, roundelay, until};
-
-/// `roundelay VERB --config FILE REST…`
-async fn run(verb: &str, config: &Path, rest: &[&str]) -> Output {
-    let arguments = [&[verb, "--config", config.to_str().unwrap()], rest].concat();
-    roundelay(&arguments).await
-}
-
-async fn ok(verb: &str, config: &Path, rest: &[&str]) -> String {
-    let output = run(verb, config, rest).await;
-    assert!(output.code == Some(0), "{verb} {rest:?}: {output:?}");
-    output.stdout
-}
-
-/// The JSON object that a command prints.
-async fn told(verb: &str, config: &Path, rest: &[&str]) -> Value {
-    let output = run(verb, config, &[rest, &["--json"]].concat()).await;
-    assert!(output.code == Some(0), "{verb} {rest:?}: {output:?}");
-    output.json()
-}
-
-/// Asserts that a command fails with exit code 1 and says all of `words`.
-async fn refused(verb: &str, config: &Path, rest: &[&str], words: &[&str]) {
-    let output = run(verb, config, rest).await;
-    assert_eq!(output.code, Some(1), "{verb} {rest:?}: {output:?}");
-    for words in words {
-        assert!(output.stderr.contains(words), "no `{words}` in {}", output.stderr);
-    }
-}
+use crate::commands::{ok, refused, run, told};
+use crate::harness::{Ground, SOON, on_all, roundelay, until};
 
 /// A configuration whose kind `sync` runs `script`, recurring as `schedule` says. The script finds its key and tick
 /// in its environment.

@@ -8,36 +8,8 @@ use roundelay::ledger::SlotRequest;
 use roundelay::throttle::slots::Word;
 use serde_json::{Value, json};
 
-use crate::harness::{Ground, Output, on_all, roundelay, until, worker};
-
-/// `roundelay VERB… --config FILE REST…`
-async fn run(verb: &str, config: &Path, rest: &[&str]) -> Output {
-    let mut arguments: Vec<&str> = verb.split(' ').collect();
-    arguments.extend(["--config", config.to_str().unwrap()]);
-    arguments.extend(rest);
-    roundelay(&arguments).await
-}
-
-async fn ok(verb: &str, config: &Path, rest: &[&str]) -> String {
-    let output = run(verb, config, rest).await;
-    assert!(output.code == Some(0), "{verb} {rest:?}: {output:?}");
-    output.stdout
-}
-
-async fn told(verb: &str, config: &Path, rest: &[&str]) -> Value {
-    let output = run(verb, config, &[rest, &["--json"]].concat()).await;
-    assert!(output.code == Some(0), "{verb} {rest:?}: {output:?}");
-    output.json()
-}
-
-/// Asserts that a command fails with exit code 1 and says all of `words`.
-async fn refused(verb: &str, config: &Path, rest: &[&str], words: &[&str]) {
-    let output = run(verb, config, rest).await;
-    assert_eq!(output.code, Some(1), "{verb} {rest:?}: {output:?}");
-    for words in words {
-        assert!(output.stderr.contains(words), "no `{words}` in {}", output.stderr);
-    }
-}
+use crate::commands::{ok, refused, told};
+use crate::harness::{Ground, on_all, until, worker};
 
 /// What `roundelay show` says of why a chain does not run.
 async fn why(config: &Path, key: &str) -> String {

@@ -42,12 +42,14 @@ pub struct Fleet {
 pub struct Chains<'a> {
     pub kind: &'a str,
     pub rows: Vec<(String, String)>,
+    /// Over what their first ticks are spread, such as `10s`; by default as the program does.
+    pub spread: Option<&'a str>,
 }
 
 impl<'a> Chains<'a> {
     /// So many, without channels.
     pub fn of(kind: &'a str, many: usize) -> Self {
-        Self { kind, rows: (0..many).map(|n| (format!("{kind}-{n}"), String::new())).collect() }
+        Self { kind, rows: (0..many).map(|n| (format!("{kind}-{n}"), String::new())).collect(), spread: None }
     }
 }
 
@@ -82,12 +84,14 @@ impl Fleet {
         let config = ground.config_file(&text);
         let path = config.to_string_lossy().into_owned();
         roundelay(&[("ROUNDELAY_CONFIG", &path)], &["topology", "apply"]).await?;
-        for Chains { kind, rows } in chains {
+        for Chains { kind, rows, spread } in chains {
             let roster = ground.path(&format!("{kind}.csv"));
             let rows: String = rows.iter().map(|(key, channel)| format!("{key},{channel}\n")).collect();
             std::fs::write(&roster, format!("key,channel\n{rows}"))?;
             let roster = roster.to_string_lossy().into_owned();
-            roundelay(&[("ROUNDELAY_CONFIG", &path)], &["enroll", "--kind", kind, &roster]).await?;
+            let spread: Vec<&str> = spread.iter().flat_map(|spread| ["--spread", *spread]).collect();
+            let enroll = [&["enroll", "--kind", kind, &*roster], &*spread].concat();
+            roundelay(&[("ROUNDELAY_CONFIG", &path)], &enroll).await?;
         }
         let plan = Plan {
             config,

@@ -16,6 +16,8 @@ const LIMIT: Limit = Limit { allow: 1, per: Duration::from_secs(1) };
 /// Each is due half a second after its end.
 const CHAINS_OF_EACH: usize = 3;
 const WORKERS: usize = 3;
+/// Channels do not all begin at the same moment.
+const SPREAD: &str = "15s";
 
 pub(super) async fn run(task: Task) -> anyhow::Result<Shown> {
     let text = "[throttles.channel]\nallow = 1\nper = \"1s\"\nkey = \"payload.channel\"\n\
@@ -23,7 +25,8 @@ pub(super) async fn run(task: Task) -> anyhow::Result<Shown> {
                 [kinds.post]\nqueue = \"work\"\nevery = \"500ms\"\ntimeout = \"10s\"\n";
     let script = Arc::new(|_: &_| Reply::ok(Duration::from_millis(20)));
     let row = |n: usize| (format!("chain-{n}"), format!("channel-{}", n % task.channels));
-    let chains = Chains { kind: "post", rows: (0..task.channels * CHAINS_OF_EACH).map(row).collect() };
+    let chains =
+        Chains { kind: "post", rows: (0..task.channels * CHAINS_OF_EACH).map(row).collect(), spread: Some(SPREAD) };
     let fleet = Fleet::start(Ledger::Postgres, WORKERS, (text, &["post"]), script, &[chains]).await?;
     fleet.consumed_by("work", WORKERS).await?;
     sleep(Duration::from_secs(20)).await;

@@ -82,18 +82,7 @@ async fn play(name: &str, task: Task) -> anyhow::Result<Shown> {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    match runtime.block_on(run(&arguments)) {
-        Ok(report) => {
-            println!("{report}");
-            if report["passed"] == json!(true) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-        }
-        Err(error) => {
-            eprintln!("throttles: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    support::report("throttles", run(&Arguments::parse()))
 }
 
 async fn run(arguments: &Arguments) -> anyhow::Result<Value> {
