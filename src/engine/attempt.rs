@@ -53,6 +53,17 @@ struct Limit {
     cut: Option<String>,
 }
 
+/// How a run goes on in time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// How long after it was due it was claimed.
+    pub late: Duration,
+    /// How long it may take.
+    pub longest: Duration,
+    /// When it ends even if it could take longer.
+    pub by: Option<Time>,
+}
+
 impl Claimed<'_> {
     /// When the chain's ticks come; none for a single tick.
     fn schedule(&self) -> Option<Schedule> {
@@ -231,13 +242,15 @@ impl Core {
             reporter: desk.reporter(),
             upstream: Upstream::default(),
         };
+        let by = limit.cut.is_some().then_some(limit.deadline);
+        let pace = Pace { late: grant.at.since(grant.due), longest: kind.timeout, by };
         tokio::select! {
             biased;
             () = lease.lost(), if !mutant!(LostLeaseIgnored) => {
                 let reason = Reason::new(Class::Fenced, "the lease was lost, so the run was ended");
                 Outcome::Snooze { reason, wait: Duration::ZERO }
             }
-            outcome = self.handle(queue, job, (grant.at.since(grant.due), kind.timeout), permit) => outcome,
+            outcome = self.handle(queue, job, pace, permit) => outcome,
         }
     }
 
@@ -278,7 +291,7 @@ impl Core {
                     depth: claimed.grant.depth,
                 }),
                 Err(reason) => {
-                    yields.failed.push(FailedItem::new(excerpt(item.as_bytes(), EXCERPT), reason));
+                    yields.failed.push(FailedItem::refused(excerpt(item.as_bytes(), EXCERPT), reason));
                 }
             }
         }
@@ -299,18 +312,19 @@ impl Core {
         let Some(path) = &settings.key else { return Ok(None) };
         let key = path.of(job);
         let _waiting = figures.wait();
-        let wait = throttle.wait_of(&key, want);
-        let later = |wait: Duration| {
-            let reason =
-                Reason::new(Class::Slot, format!("the throttle {} has no slot for {key} yet", throttle.name()));
-            Outcome::Snooze { reason, wait }
-        };
-        if wait > settings.block {
-            return Err(later(wait));
-        }
-        match timeout(settings.block, throttle.slot(&key, want)).await {
-            Ok(slot) => Ok(Some((slot, key))),
-            Err(_) => Err(later(throttle.wait_of(&key, want))),
+        tokio::select! {
+            biased;
+            () = self.stopping.cancelled() => {
+                let reason = Reason::new(Class::Stopped, "the worker stopped before there was a slot");
+                Err(Outcome::Snooze { reason, wait: Duration::ZERO })
+            }
+            slot = throttle.slot_within(&key, want, settings.block) => match slot {
+                Ok(slot) => Ok(Some((slot, key))),
+                Err(wait) => {
+                    let words = format!("the throttle {} has no slot for {key} yet", throttle.name());
+                    Err(Outcome::Snooze { reason: Reason::new(Class::Slot, words), wait })
+                }
+            }
         }
     }
 
@@ -320,7 +334,7 @@ impl Core {
         &self,
         queue: &QueueRun,
         mut job: Job,
-        (late, longest): (Duration, Duration),
+        Pace { late, longest, by }: Pace,
         permit: Permit,
     ) -> Outcome {
         let Some(handler) = self.handlers.get(&job.kind) else {
@@ -351,10 +365,14 @@ impl Core {
                 return Outcome::Snooze { reason, wait: Duration::ZERO };
             };
             own = Some((throttle.clone(), key, probe));
+            // What it has waited for the slot is not its own time.
+            let until = self.ledger.now() + longest;
+            job.deadline = by.map_or(until, |by| by.min(until));
         }
         let upstream = Upstream::new(self.throttles.clone(), own, want);
         job.upstream = upstream.clone();
         let patience = job.deadline.since(self.ledger.now()) + job.grace;
+        let kind = self.kind(&job.kind);
         let (_running, figures, since) = (queue.figures.started(late), self.figures(&job.kind), Instant::now());
         let run = AssertUnwindSafe(handler.run(job)).catch_unwind();
         let outcome = tokio::select! {
@@ -374,9 +392,12 @@ impl Core {
         if let Some(figures) = figures {
             figures.ran(since.elapsed());
         }
+        // An upstream is not broken by what the reason's policy takes for no failure of it.
+        let ruled = kind.filter(|_| outcome.reason().is_some());
+        let ruled = ruled.map(|kind| kind.policies.rule(outcome.clone(), &kind.retry).0);
         tokio::select! {
             biased;
-            () = upstream.ended(&outcome, longest) => {}
+            () = upstream.ended(ruled.as_ref().unwrap_or(&outcome), longest) => {}
             () = self.abort.cancelled() => {}
         }
         outcome
@@ -413,7 +434,7 @@ fn carried(carry: Option<Value>, failed: &mut Vec<FailedItem>) -> Option<String>
     }
     let reason =
         format!("it has {} bytes as compact JSON; at most {MAX_CARRY} are kept, so the last one stays", text.len());
-    failed.push(FailedItem::new("carry", reason));
+    failed.push(FailedItem::refused("carry", reason));
     None
 }
 

@@ -44,7 +44,7 @@ pub(super) fn bound(yields: &mut Yield, bounds: SpawnSettings, depth: u32, kind:
             bounds.depth
         )
     };
-    Some(FailedItem::new("spawn", reason))
+    Some(FailedItem::refused("spawn", reason))
 }
 
 /// When the first tick of a discovered chain is due: at a place in its window that follows from its
@@ -130,7 +130,7 @@ mod tests {
             let failed = bound(&mut yields, bounds, generation, "k");
             let label = format!("{jobs} jobs and {chains} chains of generation {generation}");
             assert_eq!((yields.jobs.len(), yields.chains.len()), left, "{label}");
-            assert_eq!(failed, reason.map(|reason| FailedItem::new("spawn", reason)), "{label}");
+            assert_eq!(failed, reason.map(|reason| FailedItem::refused("spawn", reason)), "{label}");
         }
     }
 

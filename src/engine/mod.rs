@@ -212,8 +212,8 @@ impl Engine {
     }
 
     /// Takes over configurations that are sent here while it runs: kinds' schedules, guards, timeouts and
-    /// retries from now on, and sleeping chains move to where a new schedule has them. Of what cannot
-    /// change without a restart (broker, ledger, queues, throttles, handlers) the log tells.
+    /// retries, and the limits of throttles, from now on, and sleeping chains move to where a new schedule has
+    /// them. Of what cannot change without a restart (broker, ledger, queues, handlers) the log tells.
     #[must_use]
     pub fn configurations(mut self, fresh: mpsc::Receiver<Config>) -> Self {
         self.configurations = Some(fresh);

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::join;
 
+use super::attempt::Pace;
 use super::life::Point;
 use super::outbox::Asking;
 use super::pipeline::{Fate, PUBLISH_PATIENCE};
@@ -103,7 +104,8 @@ impl Core {
             upstream: Upstream::default(),
         };
         self.life.reached(Point::JobTaken).await;
-        let mut outcome = match self.handle(queue, job, (now.since(due), kind.timeout), permit).await {
+        let pace = Pace { late: now.since(due), longest: kind.timeout, by: None };
+        let mut outcome = match self.handle(queue, job, pace, permit).await {
             Outcome::DoneWith(Yield { batch, .. }) if !batch.is_empty() => {
                 Outcome::fail(Reason::new(Class::Answer, "only a tick of a chain can wait for a batch"))
             }

@@ -85,14 +85,14 @@ impl Core {
                     depth: asking.depth.saturating_add(1),
                     ..new
                 }),
-                Err(reason) => asked.failed.push(FailedItem::new(item, reason)),
+                Err(reason) => asked.failed.push(FailedItem::refused(item, reason)),
             }
         }
         for found in chains {
             let item = format!("chain {} {}", found.kind, found.key);
             match self.discovered(asking, found) {
                 Ok(chain) => asked.chains.push(chain),
-                Err(reason) => asked.failed.push(FailedItem::new(item, reason)),
+                Err(reason) => asked.failed.push(FailedItem::refused(item, reason)),
             }
         }
         // They are a handler's words, and part of a key, which PostgreSQL takes up to 2,700 bytes of.

@@ -45,13 +45,27 @@ pub fn decided(text: &[u8]) -> Option<Outcome> {
 }
 
 /// What `text` says to the throttle that its run started under, if it is a JSON object that has
-/// `throttle`. When that cannot be followed, [`decided`] says so, if it decides.
-pub fn advice(text: &[u8]) -> Option<Advice> {
+/// `throttle`.
+///
+/// # Errors
+/// When that cannot be followed, and all of the object was written for us. If it has an outcome,
+/// [`decided`] says so, too.
+pub fn advice(text: &[u8]) -> Result<Option<Advice>, String> {
     let text = text.trim_ascii();
     if text.first() != Some(&b'{') || !contains(text, b"\"throttle\"") {
-        return None;
+        return Ok(None);
     }
-    serde_json::from_slice::<Answer>(text).ok()?.advice().unwrap_or_default()
+    let Ok(answer) = serde_json::from_slice::<Answer>(text) else { return Ok(None) };
+    answer.advice().or_else(|why| if all_is_ours(text) { Err(why) } else { Ok(None) })
+}
+
+/// Whether the JSON object `text` has no field that is not ours, as the answer of a service that knows nothing of us
+/// would.
+fn all_is_ours(text: &[u8]) -> bool {
+    let known =
+        ["outcome", "reason", "code", "after", "spawn", "chains", "failed", "batch", "carry", "next_in", "throttle"];
+    let ours = |name: &String| known.contains(&name.as_str());
+    serde_json::from_slice::<serde_json::Map<String, Value>>(text).is_ok_and(|all| all.keys().all(ours))
 }
 
 fn contains(text: &[u8], part: &[u8]) -> bool {
@@ -211,12 +225,11 @@ impl Answer<'_> {
     }
 
     /// Whether `text`, which has no `outcome`, was written for us all the same: it asks for something, and
-    /// has no field that is not ours, as the answer of a service that knows nothing of us would.
+    /// all of it is ours.
     fn means_done(&self, text: &[u8]) -> bool {
         let asks = [self.spawn, self.chains, self.batch, self.carry, self.next_in].iter().any(Option::is_some);
-        let known = ["spawn", "chains", "failed", "batch", "carry", "next_in", "throttle"];
-        let ours = |name: &String| known.contains(&name.as_str());
-        asks && serde_json::from_slice::<serde_json::Map<String, Value>>(text).is_ok_and(|all| all.keys().all(ours))
+        let of_outcomes = [self.reason, self.code, self.after].iter().any(Option::is_some);
+        asks && !of_outcomes && all_is_ours(text)
     }
 
     fn yields(&self) -> Result<Option<Yield>, String> {
@@ -502,6 +515,25 @@ mod tests {
         for (text, part) in table {
             let reason = fails(text);
             assert!(reason.contains(part) && reason.starts_with("the handler's answer is not usable: "), "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_word_to_the_throttle_that_means_nothing_is_told_if_it_was_meant_for_us() {
+        let table = [
+            (r#"{"throttle":{"hold":"soon"}}"#, Err("`throttle` is not as documented")),
+            (r#"{"throttle":{"remaining":12}}"#, Err("`remaining` and `reset` go together")),
+            (r#"{"throttle":{"remaining":12,"reset":"5s"}}"#, Ok(true)),
+            // Of a service that knows nothing of us.
+            (r#"{"throttle":"low","items":[]}"#, Ok(false)),
+            (r#"{"items":["throttle"]}"#, Ok(false)),
+        ];
+        for (text, expected) in table {
+            match (advice(text.as_bytes()), expected) {
+                (Ok(said), Ok(expected)) => assert_eq!(said.is_some(), expected, "{text}"),
+                (Err(why), Err(words)) => assert!(why.contains(words), "{text}: {why}"),
+                (said, _) => panic!("{text}: {said:?}"),
+            }
         }
     }
 

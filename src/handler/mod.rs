@@ -13,6 +13,7 @@ use async_trait::async_trait;
 
 use crate::job::Job;
 use crate::outcome::Outcome;
+use crate::throttle::upstream::Advice;
 
 /// Runs jobs of one kind. The engine drops the future at the job's deadline and records a retry.
 #[async_trait]
@@ -33,4 +34,10 @@ where
     async fn run(&self, job: Job) -> Outcome {
         self(job).await.into()
     }
+}
+
+/// Says where people look that an answer's word to its throttle means nothing; the run ends as it would without.
+fn not_followed(job: &Job, why: &str) -> Option<Advice> {
+    tracing::warn!(kind = job.kind, key = job.key, job = job.id, "the throttle was told nothing: {why}");
+    None
 }

@@ -398,7 +398,15 @@ impl FailedItem {
     pub fn new(item: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { item: item.into(), reason: reason.into(), ..Self::default() }
     }
+
+    /// Something that a run has asked for and does not get. It is kept for people: no run can be fed with it.
+    pub fn refused(item: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { code: Some(REFUSED.into()), ..Self::new(item, reason) }
+    }
 }
+
+/// The code of what [`FailedItem::refused`] makes.
+pub const REFUSED: &str = "refused";
 
 /// The answer to a [`FinishRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -104,6 +104,7 @@ pub struct Families {
     used: Family<ByWindow, Gauge>,
     held: Family<ByThrottle, Seconds>,
     breaker: Family<ByThrottle, Gauge>,
+    apart: Family<ByThrottle, Seconds>,
     ordered: Family<ByThrottle, Gauge>,
     keys: Family<ByThrottle, Gauge>,
     pub hops: Histogram,
@@ -146,6 +147,7 @@ impl Families {
             used: Family::default(),
             held: Family::default(),
             breaker: Family::default(),
+            apart: Family::default(),
             ordered: Family::default(),
             keys: Family::default(),
             hops: Histogram::new(HOPS),
@@ -188,6 +190,7 @@ impl Families {
         to.register("throttle_used", "Starts of the window that ends now", self.used.clone());
         to.register("throttle_held_seconds", "How long nothing starts from now on", self.held.clone());
         to.register("throttle_breaker", "0 closed, 1 one start at a time tries, 2 open", self.breaker.clone());
+        to.register("throttle_budget_apart_seconds", "How far an upstream's budget puts starts apart", self.apart.clone());
         to.register("throttle_ordered", "Whether an operator's limits are in force", self.ordered.clone());
         to.register("throttle_keys", "Keys that are remembered", self.keys.clone());
         to.register("delay_hops", "Rungs that a delay takes, when it is begun", self.hops.clone());
@@ -252,6 +255,8 @@ impl Families {
             let breaker = breaker.map(|(_, view)| if view.held.is_some() { 2 } else { 1 }).max();
             self.held.get_or_create(&label).set(left.as_secs_f64());
             self.breaker.get_or_create(&label).set(breaker.unwrap_or(0));
+            let apart = throttled.keys.iter().filter_map(|(_, view)| view.budget).map(|(apart, _)| apart).max();
+            self.apart.get_or_create(&label).set(apart.unwrap_or_default().as_secs_f64());
             self.ordered.get_or_create(&label).set(throttled.orders.limits.is_some().into());
             self.keys.get_or_create(&label).set(i64::try_from(throttled.remembered).unwrap_or(i64::MAX));
         }

@@ -106,6 +106,9 @@ pub(super) async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>
             throttle.counts.granted.inc();
             line.give(rank, slot);
         }
+        if line.turn_away() {
+            continue;
+        }
         if let Some(again) = answer.again {
             let early = if unhurried { LEAD / 10 } else { LEAD / 2 + ahead };
             let ask = when(again - early).max(here + SHORTEST);

@@ -18,8 +18,9 @@ const BUDGETS_APART: Duration = Duration::from_secs(1);
 
 /// What was heard of failures and budgets is remembered for so long when nobody waits.
 const NEWS: Duration = Duration::from_secs(600);
-/// So is when the next slot opens, or a hold ends, if that is farther away.
-const FAR: Duration = Duration::from_secs(2);
+/// When the next slot opens, or a hold ends, is believed for so long: somebody may release it, or allow more. A line
+/// is kept for it if that is farther away.
+const BELIEVED: Duration = Duration::from_secs(5);
 
 /// Those who wait, and slots that were handed back.
 pub struct Line {
@@ -31,7 +32,7 @@ pub struct Line {
 
 #[derive(Default)]
 struct Inner {
-    waiting: BTreeMap<Rank, oneshot::Sender<Slot>>,
+    waiting: BTreeMap<Rank, Waiter>,
     /// How many have ever come; orders equals.
     arrivals: u64,
     /// Slots that were handed back.
@@ -44,12 +45,21 @@ struct Inner {
     held_until: Option<Instant>,
     /// No slot of the throttle opens before.
     next: Option<Instant>,
+    /// When that was heard, or that it is held.
+    heard: Option<Instant>,
     /// There were failures, as was last heard then.
     failing: Option<Instant>,
     /// A budget slows it, as was last heard then.
     slowed: Option<Instant>,
     /// When a budget was told last.
     budget_told: Option<Instant>,
+}
+
+/// Somebody who waits.
+struct Waiter {
+    slot: oneshot::Sender<Slot>,
+    /// A slot that opens later is none for him.
+    until: Option<Instant>,
 }
 
 /// Words that are on their way, and whom to tell.
@@ -87,7 +97,7 @@ impl Rank {
 pub struct Joined {
     /// The place.
     pub rank: Rank,
-    /// The slot.
+    /// The slot; gone when none opens in time.
     pub slot: oneshot::Receiver<Slot>,
 }
 
@@ -102,15 +112,16 @@ impl Line {
         &self.counts
     }
 
-    /// Joins it. Answers also whether nobody serves it yet: the caller sees to that.
-    pub fn join(&self, want: Want) -> (Joined, bool) {
+    /// Joins it, for a slot that opens before `until`. Answers also whether nobody serves it yet: the caller sees to
+    /// that.
+    pub fn join(&self, want: Want, until: Option<Instant>) -> (Joined, bool) {
         let (sender, slot) = oneshot::channel();
         let mut inner = self.inner();
         inner.arrivals += 1;
         let Want { priority, due, cost, probe } = want;
         let rank = Rank { priority: Reverse(priority), due, arrival: inner.arrivals, cost: cost.max(1), probe };
         let urgent = probe || inner.waiting.first_key_value().is_none_or(|(first, _)| rank.priority < first.priority);
-        inner.waiting.insert(rank, sender);
+        inner.waiting.insert(rank, Waiter { slot: sender, until });
         let first = !std::mem::replace(&mut inner.attended, true);
         drop(inner);
         if urgent {
@@ -189,8 +200,16 @@ impl Line {
     }
 
     /// Whoever has gone meanwhile drops it, and so hands it back.
-    fn send(self: &Arc<Self>, waiter: oneshot::Sender<Slot>, slot: Slot) {
-        drop(waiter.send(slot.of(self.clone())));
+    fn send(self: &Arc<Self>, waiter: Waiter, slot: Slot) {
+        drop(waiter.slot.send(slot.of(self.clone())));
+    }
+
+    /// Sends away those for whom the next slot opens too late. Answers whether nobody is left.
+    pub fn turn_away(&self) -> bool {
+        let mut inner = self.inner();
+        let next = inner.next;
+        inner.waiting.retain(|_, waiter| waiter.until.is_none_or(|until| next.is_none_or(|next| next <= until)));
+        inner.waiting.is_empty()
     }
 
     /// Notes how the throttle stands, by an answer that comes `here`, from when it was `now`.
@@ -199,7 +218,7 @@ impl Line {
         let mut inner = self.inner();
         (inner.failing, inner.slowed) = (answer.failing.then_some(here), answer.slowed.then_some(here));
         let held = answer.held_until.map(when);
-        inner.next = answer.again.map(when);
+        (inner.next, inner.heard) = (answer.again.map(when), Some(here));
         // What is still to be told may hold it longer.
         inner.held_until = match inner.words.is_empty() {
             true => held,
@@ -232,7 +251,7 @@ impl Line {
     /// Nothing of this line starts before `until`, in this worker.
     pub fn hold(&self, until: Instant) {
         let mut inner = self.inner();
-        inner.held_until = inner.held_until.max(Some(until));
+        (inner.held_until, inner.heard) = (inner.held_until.max(Some(until)), Some(Instant::now()));
         self.counts.held.inc_by(inner.spare.len() as u64);
         inner.spare.clear();
     }
@@ -242,10 +261,9 @@ impl Line {
         self.inner().held_until.filter(|until| *until > Instant::now())
     }
 
-    /// Before when no slot opens, as far as this worker knows.
+    /// Before when no slot opens, as far as this worker has heard just now.
     pub fn opens(&self) -> Option<Instant> {
-        let inner = self.inner();
-        inner.next.max(inner.held_until).filter(|until| *until > Instant::now())
+        self.inner().opens(Instant::now())
     }
 
     /// Whether a start that works is news.
@@ -279,7 +297,7 @@ impl Line {
         let inner = self.inner();
         let now = Instant::now();
         let news = |heard: Option<Instant>| heard.is_some_and(|heard| now < heard + NEWS);
-        let far = inner.next.max(inner.held_until).is_some_and(|until| until > now + FAR);
+        let far = inner.opens(now).is_some_and(|until| until > now + BELIEVED);
         inner.attended || far || news(inner.failing) || news(inner.slowed)
     }
 
@@ -295,6 +313,13 @@ impl Line {
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn opens(&self, now: Instant) -> Option<Instant> {
+        let believed = self.heard.is_some_and(|heard| now < heard + BELIEVED);
+        self.next.max(self.held_until).filter(|until| believed && *until > now)
     }
 }
 
@@ -378,10 +403,10 @@ mod tests {
             Slot { opens, expires: opens + HOUR, cost: 1, probe: true, besides, line: None }
         };
         let want = |probe| Want { priority: 0, due: Time::from_millis(0), cost: 1, probe };
-        let mut waits = line.join(want(false)).0.slot;
+        let mut waits = line.join(want(false), None).0.slot;
         line.give(None, slot(true));
         assert!(waits.try_recv().is_err());
-        let mut tries = line.join(want(true)).0.slot;
+        let mut tries = line.join(want(true), None).0.slot;
         line.pass_on();
         assert!(tries.try_recv().is_ok() && waits.try_recv().is_err());
         line.give(None, slot(false));

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::clock::{Time, short_duration};
 use crate::config::{Scope, ThrottleSettings};
@@ -223,15 +223,33 @@ impl Throttle {
 
     /// Waits for a slot of `key`. A wait that is given up costs no slot.
     pub async fn slot(&self, key: &str, want: Want) -> Slot {
-        let (line, granted) = self.at_line(key, |line| line.join(want));
-        let waiting = Waits { line, rank: granted.rank };
-        let slot = granted.slot.await;
-        drop(waiting);
-        match slot {
-            Ok(slot) => slot,
+        match self.slot_until(key, want, None).await {
+            Some(slot) => slot,
             // The runtime ends.
-            Err(_) => std::future::pending().await,
+            None => std::future::pending().await,
         }
+    }
+
+    /// Likewise, but for no longer than `patience`.
+    ///
+    /// # Errors
+    /// How long the wait takes about, as soon as that is known to be longer: see [`Throttle::wait_of`].
+    pub async fn slot_within(&self, key: &str, want: Want, patience: Duration) -> Result<Slot, Duration> {
+        let wait = self.wait_of(key, want);
+        if wait > patience {
+            return Err(wait);
+        }
+        let until = Instant::now() + patience;
+        let slot = timeout_at(until, self.slot_until(key, want, Some(until))).await;
+        slot.ok().flatten().ok_or_else(|| self.wait_of(key, want))
+    }
+
+    async fn slot_until(&self, key: &str, want: Want, until: Option<Instant>) -> Option<Slot> {
+        let (line, joined) = self.at_line(key, |line| line.join(want, until));
+        let waiting = Waits { line, rank: joined.rank };
+        let slot = joined.slot.await;
+        drop(waiting);
+        slot.ok()
     }
 
     /// Does something at the line of `key`, and has it served if nobody does so yet.
@@ -474,6 +492,47 @@ mod tests {
             assert_eq!(start.elapsed().as_secs(), 10);
             tokio::task::yield_now().await;
             assert_eq!(throttle.lines().len(), 0);
+        }
+    }
+
+    /// Others can use the room that it would take meanwhile.
+    #[tokio::test(start_paused = true)]
+    async fn whoever_cannot_have_a_slot_in_time_hears_so_at_once() {
+        for throttle in both(1, 60, 1) {
+            assert!(throttle.slot("k", want(0, 0)).await.start().await);
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            let start = Instant::now();
+            let wait = throttle.slot_within("k", want(0, 0), Duration::from_secs(2)).await.err().unwrap();
+            assert!(start.elapsed() < Duration::from_millis(100), "{:?}", start.elapsed());
+            assert!((40..42).contains(&wait.as_secs()), "{wait:?}");
+            assert!(throttle.slot_within("k", want(0, 0), Duration::from_secs(45)).await.unwrap().start().await);
+            assert!((40..42).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
+        }
+    }
+
+    /// Whoever releases it, or allows more, need not be known to a worker in which nobody waits.
+    #[tokio::test(start_paused = true)]
+    async fn what_was_heard_of_a_key_is_not_believed_for_long() {
+        for throttle in both(1, 1, 1) {
+            throttle
+                .tell("k", Word::Hold { until: throttle.after(Duration::from_secs(3_600)), why: "ban".into() })
+                .await;
+            let patience = Duration::from_secs(2);
+            let wait = throttle.slot_within("k", want(0, 0), patience).await.err().unwrap();
+            assert!(wait >= LONGEST_WAIT, "{wait:?}");
+            let request = SlotRequest {
+                throttle: "t".into(),
+                key: "k".into(),
+                limits: throttle.settings().limits.clone(),
+                heard: vec![Word::Release],
+                wishes: Vec::new(),
+                known: None,
+                ahead: 0,
+            };
+            // By another worker.
+            throttle.ask(request, throttle.settings().scope).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(6)).await;
+            assert!(throttle.slot_within("k", want(0, 0), patience).await.is_ok());
         }
     }
 

@@ -5,10 +5,11 @@
 //! until a time, what remains of a budget, what a call has cost, whether it failed or worked.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join3;
+use tokio::time::timeout;
 
 use super::slots::{Breaker, Word};
 use super::{Throttle, Throttles, Want};
@@ -20,6 +21,8 @@ use crate::reason::{Class, Reason};
 const MOST_SPENT: u32 = 1_000_000;
 /// An upstream that wants to be left alone says so in seconds.
 const SHORTEST_HOLD: Duration = Duration::from_secs(1);
+/// So long a run's end waits until all workers are bound by what its upstream has said.
+const HEARD_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why a run gets no leave for what it asked for.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -62,11 +65,13 @@ struct Place {
     /// The throttle that the run started under, which of its limits, and whether it was to try.
     own: Option<(Arc<Throttle>, String, bool)>,
     want: Want,
+    /// What the upstream has said, and is told when the run has ended.
+    said: Mutex<Vec<Advice>>,
 }
 
 impl Upstream {
     pub(crate) fn new(throttles: Throttles, own: Option<(Arc<Throttle>, String, bool)>, want: Want) -> Self {
-        Self(Some(Arc::new(Place { throttles, own, want })))
+        Self(Some(Arc::new(Place { throttles, own, want, said: Mutex::default() })))
     }
 
     /// The settings of the throttle that the run started under.
@@ -127,8 +132,23 @@ impl Upstream {
         join3(hold, budget, spent).await;
     }
 
-    /// How the run has ended, for a throttle with a breaker. `timeout` is how long a run may take.
-    pub(crate) async fn ended(&self, outcome: &Outcome, timeout: Duration) {
+    /// Notes what the upstream has said with its answer. Its throttle is told when the handler has returned, so that
+    /// a ledger that is slow takes nothing of the run's time.
+    pub fn note(&self, advice: Advice) {
+        if let Some(place) = &self.0 {
+            place.said.lock().unwrap_or_else(PoisonError::into_inner).push(advice);
+        }
+    }
+
+    /// Tells its throttle what was noted, and, if that has a breaker, how the run has ended: `outcome`, by the
+    /// policy of its reason. `longest` is how long a run may take.
+    pub(crate) async fn ended(&self, outcome: &Outcome, longest: Duration) {
+        let Some(place) = &self.0 else { return };
+        let said = std::mem::take(&mut *place.said.lock().unwrap_or_else(PoisonError::into_inner));
+        for advice in said {
+            // It is on its way at once, whatever becomes of the wait for those who hear it.
+            let _ = timeout(HEARD_WITHIN, self.tell(&advice)).await;
+        }
         let Some((throttle, key, probe)) = self.own() else { return };
         let settings = throttle.settings();
         match (verdict(outcome), settings.breaker) {
@@ -138,9 +158,11 @@ impl Upstream {
             // Its breaker was taken away meanwhile.
             (_, None) if *probe => throttle.tell(key, Word::Worked { probe: true }).await,
             (Some(Err(why)), Some(breaker)) => {
-                let breaker = Breaker { patience: timeout.max(breaker.wait), ..breaker };
+                let breaker = Breaker { patience: longest.max(breaker.wait), ..breaker };
                 throttle.tell(key, Word::Failed { probe: *probe, breaker, why: why.text.clone() }).await;
             }
+            // It has found out nothing: another one tries.
+            (None, Some(_)) if *probe => throttle.tell(key, Word::Lost).await,
             _ => {}
         }
     }
@@ -197,6 +219,28 @@ mod tests {
         for (outcome, works) in table {
             assert_eq!(verdict(&outcome).map(|verdict| verdict.is_ok()), works, "{outcome:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_try_that_finds_out_nothing_is_followed_by_another() {
+        let (throttles, throttle) = super::super::tests::alone(4, 1);
+        let (wait, patience) = (Duration::from_secs(30), Duration::from_secs(3_600));
+        let breaker = Breaker { failures: 1, wait, longest: wait, patience };
+        throttle.take_over(ThrottleSettings { breaker: Some(breaker), ..(*throttle.settings()).clone() });
+        throttle.tell("", Word::Failed { probe: false, breaker, why: "HTTP 500".into() }).await;
+        let want = super::super::tests::want(0, 0);
+        let start = tokio::time::Instant::now();
+        for outcome in [
+            Outcome::Snooze { reason: "HTTP 429".into(), wait: SHORTEST_HOLD },
+            Outcome::retry(Reason::new(Class::Panic, "x")),
+        ] {
+            let slot = throttle.slot("", want).await;
+            assert!(slot.probe && slot.start().await, "{outcome:?}");
+            let upstream = Upstream::new(throttles.clone(), Some((throttle.clone(), String::new(), true)), want);
+            upstream.ended(&outcome, patience).await;
+        }
+        assert!(throttle.slot("", want).await.probe);
+        assert!(start.elapsed() < wait * 2, "{:?}", start.elapsed());
     }
 
     #[tokio::test(start_paused = true)]

@@ -198,6 +198,7 @@ handler.exec.argv = ["/bin/false"]
         ("roundelay_throttle_allowed{throttle=\"pace\",per=\"60s\"}", 1_000.0),
         ("roundelay_throttle_held_seconds{throttle=\"pace\"}", 0.0),
         ("roundelay_throttle_breaker{throttle=\"pace\"}", 0.0),
+        ("roundelay_throttle_budget_apart_seconds{throttle=\"pace\"}", 0.0),
         ("roundelay_throttle_ordered{throttle=\"pace\"}", 0.0),
         ("roundelay_chains{state=\"sleeping\",queue=\"work\"}", 1.0),
         ("roundelay_chains_overdue{queue=\"work\"}", 0.0),

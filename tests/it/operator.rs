@@ -10,7 +10,7 @@ use tokio::process::Child;
 use tokio::time::timeout;
 
 use crate::commands::{ok, refused, run, told};
-use crate::harness::{Ground, SOON, on_all, roundelay, until};
+use crate::harness::{Ground, SOON, on_all, until};
 
 /// A configuration whose kind `sync` runs `script`, recurring as `schedule` says. The script finds its key and tick
 /// in its environment.

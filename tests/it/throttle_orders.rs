@@ -6,7 +6,7 @@ use roundelay::Config;
 use roundelay::engine::Connections;
 use roundelay::ledger::SlotRequest;
 use roundelay::throttle::slots::Word;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::commands::{ok, refused, told};
 use crate::harness::{Ground, on_all, until, worker};

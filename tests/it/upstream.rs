@@ -13,6 +13,7 @@ use reqwest::StatusCode;
 use roundelay::engine::Connections;
 use roundelay::job::Job;
 use roundelay::ledger::{Ledger, ThrottleRow};
+use roundelay::reason::Reason;
 use roundelay::telemetry::Count;
 use roundelay::throttle::upstream::PermitError;
 use roundelay::{Config, Outcome};
@@ -253,6 +254,60 @@ async fn a_long_hold_puts_off_what_waits_and_delays_nobody_else() {
     assert!(runs > 500, "{runs}");
     assert_eq!(workers.telemetry.get(Count::Retried), 0);
     workers.stop().await;
+}
+
+/// An upstream that says of one entity after the other that there is no such thing works.
+#[tokio::test(start_paused = true)]
+async fn what_a_reasons_policy_takes_for_no_failure_opens_no_breaker() {
+    let calls = Calls::new();
+    let seen = calls.clone();
+    let throttle = "allow = 10\nper = \"1s\"\nbreaker = { failures = 3, wait = \"60s\" }";
+    let text = config(throttle) + "[reasons.empty_response]\npolicy = \"fail\"\n";
+    let workers = Virtual::fleet(&text, 1, 20, move |_: Job| {
+        seen.note();
+        async { Outcome::retry(Reason::from("HTTP 404").coded("empty_response")) }
+    })
+    .await;
+    sleep(Duration::from_secs(20)).await;
+    let all = calls.between(0.0, 20.0);
+    assert!(all > 150, "{all} calls");
+    workers.stop().await;
+}
+
+/// Of its time a run that waits for its key's slot loses nothing.
+#[tokio::test(start_paused = true)]
+async fn the_wait_for_the_slot_of_a_key_is_no_part_of_a_runs_time() {
+    let calls = Calls::new();
+    let seen = calls.clone();
+    let throttle = "allow = 1\nper = \"50s\"\nkey = \"kind\"\nblock = \"55s\"";
+    let workers = Virtual::fleet(&config(throttle), 1, 2, move |_: Job| {
+        seen.note();
+        async {
+            sleep(Duration::from_secs(55)).await;
+            Outcome::Done
+        }
+    })
+    .await;
+    sleep(Duration::from_secs(600)).await;
+    assert!(calls.between(0.0, 600.0) >= 11, "{}", calls.between(0.0, 600.0));
+    assert_eq!(workers.telemetry.get(Count::Retried), 0);
+    workers.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_stops_waits_for_no_slot_of_a_key() {
+    let calls = Calls::new();
+    let seen = calls.clone();
+    let throttle = "allow = 1\nper = \"4m\"\nkey = \"kind\"\nblock = \"5m\"";
+    let workers = Virtual::fleet(&config(throttle), 1, 3, move |_: Job| {
+        seen.note();
+        async { Outcome::Done }
+    })
+    .await;
+    sleep(Duration::from_secs(10)).await;
+    let begun = Instant::now();
+    workers.stop().await;
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
 }
 
 on_all!(headers_and_bodies_of_answers_reach_the_throttle);

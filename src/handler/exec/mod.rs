@@ -22,7 +22,7 @@ use self::group::Group;
 use self::lines::Lines;
 use self::tail::Tail;
 use super::answer::{self, EXCERPT};
-use super::{Handler, wire};
+use super::{Handler, not_followed, wire};
 use crate::clock::Clock;
 use crate::config::ExecSettings;
 use crate::job::Job;
@@ -106,8 +106,9 @@ impl Handler for ExecHandler {
         let lines = Lines::new(job.reporter.clone());
         match timeout(left + job.grace, converse(&mut group, &wire::encode(&job), soft, lines)).await {
             Ok(Ok((status, out, err))) => {
-                if let Some(advice) = answer::advice(deciding_line(&out)) {
-                    job.upstream.tell(&advice).await;
+                let advice = answer::advice(deciding_line(&out));
+                if let Some(advice) = advice.unwrap_or_else(|why| not_followed(&job, &why)) {
+                    job.upstream.note(advice);
                 }
                 outcome_of(status, &out, &err)
             }

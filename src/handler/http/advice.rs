@@ -6,6 +6,7 @@ use super::status::{DEFAULT_SNOOZE, Reply, retry_after, status};
 use crate::clock::Time;
 use crate::config::ThrottleSettings;
 use crate::handler::answer;
+use crate::handler::not_followed;
 use crate::job::Job;
 use crate::outcome::LONGEST_WAIT;
 use crate::throttle::upstream::Advice;
@@ -19,7 +20,7 @@ const A_TIME_IN_MILLIS: u64 = 100_000_000_000;
 /// its headers say.
 pub fn of<'a>(reply: &Reply<'_>, header: &dyn Fn(&str) -> Option<&'a str>, job: &Job, now: Time) -> Option<Advice> {
     let settings = job.upstream.settings()?;
-    let said = answer::advice(reply.body).unwrap_or_default();
+    let said = answer::advice(reply.body).unwrap_or_else(|why| not_followed(job, &why)).unwrap_or_default();
     let (hold, why) = match hold(reply, now) {
         Some((wait, why)) => (Some(wait), Some(why)),
         None => (None, None),

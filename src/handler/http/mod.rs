@@ -10,7 +10,6 @@ mod status;
 mod target;
 
 use std::error::Error;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -29,9 +28,6 @@ use crate::config::HttpSettings;
 use crate::job::Job;
 use crate::outcome::{Outcome, Yield};
 use crate::reason::{Class, Reason};
-
-/// A run waits no longer for all workers to have heard what its upstream has said.
-const HEARD_WITHIN: Duration = Duration::from_secs(5);
 
 /// Runs jobs by POSTing them.
 #[derive(Debug)]
@@ -139,8 +135,7 @@ impl HttpHandler {
             Reply { status: response.status(), retry_after: text(RETRY_AFTER), location: text(LOCATION), body: &body };
         let now = self.clock.now();
         if let Some(advice) = advice::of(&reply, &|name| text_of(response.headers(), name), job, now) {
-            // It is on its way at once, whatever becomes of the wait for those who hear it.
-            let _ = tokio::time::timeout(HEARD_WITHIN, job.upstream.tell(&advice)).await;
+            job.upstream.note(advice);
         }
         let outcome = outcome_of(&reply, now);
         if !self.by_headers {

@@ -107,7 +107,7 @@ impl Failures for PostgresLedger {
             now!(),
             " AS ms) UPDATE failures f SET next_retry_at = now.ms, attempts = 0, permanent = false FROM now WHERE ",
             fits!(),
-            " AND f.item <> '' AND f.held_until <= now.ms"
+            " AND f.item <> '' AND f.code IS DISTINCT FROM 'refused' AND f.held_until <= now.ms"
         );
         let FailureFilter { kind, key, like, owner, item, code, permanent } = filter;
         let like = like.as_deref().map(sql_like);

@@ -72,14 +72,17 @@ impl Desk {
         let lost = |_| LedgerError::Statement("the connection of the throttles was lost; ask again".into());
         let (reply, mut answer) = oneshot::channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push((requests, reply));
-        let mut place = tokio::select! {
-            biased;
-            // Whoever has been served serves nobody else: they would all wait for each other's small transactions.
-            answer = &mut answer => return answer.map_err(lost),
-            place = self.session.lock() => place,
-        };
-        let group = self.next_group();
-        if !group.is_empty() {
+        loop {
+            let mut place = tokio::select! {
+                biased;
+                // Whoever has been served serves nobody else: they would all wait for each other's small transactions.
+                answer = &mut answer => return answer.map_err(lost),
+                place = self.session.lock() => place,
+            };
+            let group = self.next_group();
+            if group.is_empty() {
+                continue;
+            }
             // Out of its place while it is used: when we are dropped midway, it is closed and rolled back.
             let mut session = match place.take().filter(|session| !session.client.is_closed()) {
                 Some(session) => session,
@@ -98,8 +101,6 @@ impl Desk {
                 let _ = reply.send(answers.by_ref().take(requests.len()).collect());
             }
         }
-        drop(place);
-        answer.await.map_err(lost)
     }
 
     fn next_group(&self) -> Group {

@@ -11,6 +11,7 @@ use crate::clock::Time;
 use crate::ledger::look::sqlite_glob;
 use crate::ledger::{
     DueItem, FailedItem, Failure, FailureFilter, FailurePlace, Failures, Hold, ItemEnd, LedgerError, Plan, PlannedItem,
+    REFUSED,
 };
 
 /// The columns that [`failure`] reads.
@@ -93,7 +94,7 @@ impl Store {
     fn retry_failed(&mut self, filter: &FailureFilter, now: Time) -> Result<u64> {
         let sql = format!(
             "UPDATE failures AS f SET next_retry_at = ?8, attempts = 0, permanent = 0
-             WHERE {FITS} AND f.item <> '' AND f.held_until <= ?8"
+             WHERE {FITS} AND f.item <> '' AND f.code IS NOT '{REFUSED}' AND f.held_until <= ?8"
         );
         let FailureFilter { kind, key, like, owner, item, code, permanent } = filter;
         let like = like.as_deref().map(sqlite_glob);

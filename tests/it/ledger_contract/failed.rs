@@ -227,6 +227,11 @@ async fn failures_are_listed_page_by_page_retried_and_dropped_by_filter() {
         assert_eq!(ledger.retry_failed(FailureFilter { item: text(""), ..any() }).await.unwrap(), 0, "no part");
         assert_eq!(ledger.drop_failed(FailureFilter { like: text("eu/*"), ..any() }).await.unwrap(), 4);
         assert_eq!(only(ledger).await.key, "x%");
+
+        // What a run has asked for in vain is no part that could be tried again.
+        let refused = FailedItem::refused("spawn", "too many");
+        ledger.record_failure("sync".into(), "us".into(), refused, ledger.now()).await.unwrap();
+        assert_eq!(ledger.retry_failed(FailureFilter { item: text("spawn"), ..any() }).await.unwrap(), 0);
     }
 }
 
