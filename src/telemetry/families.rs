@@ -190,7 +190,11 @@ impl Families {
         to.register("throttle_used", "Starts of the window that ends now", self.used.clone());
         to.register("throttle_held_seconds", "How long nothing starts from now on", self.held.clone());
         to.register("throttle_breaker", "0 closed, 1 one start at a time tries, 2 open", self.breaker.clone());
-        to.register("throttle_budget_apart_seconds", "How far an upstream's budget puts starts apart", self.apart.clone());
+        to.register(
+            "throttle_budget_apart_seconds",
+            "How far an upstream's budget puts starts apart",
+            self.apart.clone(),
+        );
         to.register("throttle_ordered", "Whether an operator's limits are in force", self.ordered.clone());
         to.register("throttle_keys", "Keys that are remembered", self.keys.clone());
         to.register("delay_hops", "Rungs that a delay takes, when it is begun", self.hops.clone());

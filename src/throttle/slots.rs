@@ -124,6 +124,12 @@ struct Waiting {
     until: Micros,
     /// Slots that went to higher priorities meanwhile.
     passed: u32,
+    /// A wish of so many starts, and when there is room for it: others of its priority that need less wait for it.
+    #[serde(rename = "large", default, skip_serializing_if = "is_default")]
+    large: (u32, Micros),
+    /// One has just been waited for, and those that need less go first.
+    #[serde(rename = "less", default, skip_serializing_if = "is_default")]
+    less_first: bool,
 }
 
 /// A wish for a slot.
@@ -194,12 +200,26 @@ impl State {
         while let Some(first) = left.first() {
             let turn = self.turn();
             let tries = left.iter().position(|n| self.tries(&ask.wishes[*n]));
-            let mine = tries.or_else(|| left.iter().position(|n| ask.wishes[*n].priority == turn));
+            let large = self.waiting.get(&turn).map(|waiting| waiting.large).filter(|(_, at)| now <= at + GRACE);
+            let large = large.unwrap_or_default();
+            let of_turn =
+                |least: u32| left.iter().position(|n| ask.wishes[*n].priority == turn && ask.wishes[*n].cost >= least);
+            let mine = tries.or_else(|| of_turn(large.0)).or_else(|| of_turn(0));
             let wish = ask.wishes[mine.map_or(*first, |n| left[n])];
             let wish = Wish { cost: wish.cost.clamp(1, limits.most()), ..wish };
             let opens = self.earliest(limits, now + ahead, wish);
+            if tries.is_none() && wish.cost < large.0 {
+                answer.again = Some(opens.max(large.1 + LEAD));
+                break;
+            }
             // The asker's next answer comes as much later.
             if opens > now + ahead + LEAD.max(ahead) {
+                if mine.is_some()
+                    && wish.cost > 1
+                    && let Some(waiting) = self.waiting.get_mut(&turn).filter(|waiting| !waiting.less_first)
+                {
+                    waiting.large = (wish.cost, opens);
+                }
                 answer.again = Some(opens);
                 break;
             }
@@ -212,6 +232,10 @@ impl State {
             };
             answer.slots.push((left.remove(mine), opens));
             self.take(limits, opens, wish);
+            if let Some(waiting) = self.waiting.get_mut(&wish.priority).filter(|_| tries.is_none()) {
+                waiting.less_first = large.0 > 0 || waiting.less_first && wish.cost > 1;
+                waiting.large = Default::default();
+            }
             if tries.is_none() {
                 self.served(turn);
             }
@@ -242,6 +266,7 @@ impl State {
             for next in [&mut self.next, &mut self.paced] {
                 *next = if *next > now { now + (*next - now) * by } else { *next };
             }
+            self.waiting.clear();
         }
         self.distance = distance;
     }
@@ -390,7 +415,10 @@ impl State {
             *at += by as f64;
         }
         self.counted.values_mut().flatten().for_each(|mark| mark.0 += by);
-        self.waiting.values_mut().for_each(|waiting| waiting.until += by);
+        for waiting in self.waiting.values_mut() {
+            waiting.until += by;
+            waiting.large.1 += if waiting.large.0 == 0 { 0 } else { by };
+        }
         let times = [&mut self.seen, &mut self.held_until, &mut self.gentle_until, &mut self.budget.1];
         for at in times.into_iter().filter(|at| **at != 0) {
             *at = at.saturating_add(by);
@@ -506,6 +534,26 @@ mod tests {
         let second = state.grant(&limits, &ask(&wishes[1..], again));
         assert_eq!(second.slots, [(0, again)]);
         assert_eq!((state.grant(&limits, &ask(&wishes[..1], again + 1)).again.unwrap() - again) / S, 10);
+    }
+
+    /// Two workers, each with more to do than is allowed, one of them with wishes that need room for several at once.
+    #[test]
+    fn what_needs_more_room_is_had_beside_what_needs_less() {
+        for (limits, least) in [(limits(5, 60, 5), 0.6), (limits(5, 60, 1), 0.9), (limits(20, 60, 20), 0.6)] {
+            let mut state = State::default();
+            let (small, large) = (wishes(600, 0), vec![Wish { priority: 0, cost: 3, probe: false }; 3]);
+            let (mut asks, mut had) = ([START, START + 1], [0_u32, 0]);
+            while asks[0].min(asks[1]) < START + 3_600 * S {
+                let who = usize::from(asks[1] < asks[0]);
+                let wishes = [&small, &large][who];
+                let answer = state.grant(&limits, &ask(wishes, asks[who]));
+                had[who] += answer.slots.len() as u32;
+                asks[who] = answer.again.map_or(asks[who] + S, |again| (again - LEAD / 2).max(asks[who] + 1));
+                state = serde_json::from_str(&serde_json::to_string(&state).unwrap()).unwrap();
+            }
+            let used = f64::from(had[0] + 3 * had[1]) / f64::from(60 * limits.window.allow);
+            assert!(had.iter().all(|had| *had >= 30) && used >= least, "{limits:?}: {had:?}, {used}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ impl State {
         }
         if orders.held_until() != self.as_ordered.0 {
             self.as_ordered = (orders.held_until(), 0);
+            self.waiting.clear();
         }
         self.ordered = self.as_ordered.0 + self.as_ordered.1;
         let (least, most) = GENTLE_FOR;

@@ -117,6 +117,8 @@ impl State {
             Word::Lost if self.probing => self.next = self.next.min(self.paced),
             Word::Lost => {}
             Word::Release => {
+                // Whoever still waits says so again; of those who have gone nobody knew that it would be so soon.
+                self.waiting.clear();
                 self.held_until = Micros::default();
                 (self.failures, self.tries, self.probing) = (0, 0, false);
                 self.resume(limits, now);
@@ -291,6 +293,20 @@ mod tests {
             let early = slots.iter().filter(|slot| **slot < START + 12 * S).count();
             assert!((2..6).contains(&early), "{word:?}: gently, and not {early} in ten seconds");
             assert!(slots.len() > 20);
+        }
+    }
+
+    #[test]
+    fn when_it_is_released_nobody_waits_for_those_who_have_gone() {
+        let limits = limits(60, 60, 1);
+        for gone in [Wish { priority: 1, cost: 1, probe: false }, Wish { priority: 0, cost: 3, probe: false }] {
+            let mut state = State::default();
+            state.grant(&limits, &ask(&wishes(1, 0), START));
+            state.hear(&limits, START, &Word::Hold { until: START + 3_600 * S, why: "ban".into() });
+            assert!(state.grant(&limits, &ask(&[gone], START)).slots.is_empty());
+            state.hear(&limits, START + S, &Word::Release);
+            let slots = busy(&limits, &mut state, START + S, 120, 0);
+            assert!(slots.len() > 80, "{gone:?}: {} slots", slots.len());
         }
     }
 
