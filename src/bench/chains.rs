@@ -1,97 +1,100 @@
 //! Chains with a handler that does nothing, in turn with the raw loop.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
-use tokio_util::sync::CancellationToken;
 
-use super::gauge::cpu_seconds;
-use super::ground;
+use super::gauge::{Machine, cpu_of_threads, cpu_seconds};
+use super::ground::{self, Ground};
 use super::raw::RawLoop;
 use super::round;
+use super::stages::{Clock, Stages};
 use crate::clock::{Time, short_duration};
 use crate::config::Config;
-use crate::engine::enroll::{Enroller, Entity};
-use crate::engine::{Connections, Engine, StartError};
+use crate::engine::StartError;
+use crate::engine::life::Probe;
 use crate::job::Job;
-use crate::ledger::{Order, Which};
-use crate::outcome::Outcome;
+use crate::ledger::Traffic;
 use crate::telemetry::Lateness;
 
 pub(super) const KIND: &str = "cycle";
 /// Its platform queue.
 pub(super) const QUEUE: &str = "bench-cycle";
-/// Entities enrolled in one transaction.
-const BATCH: usize = 1_000;
 
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `embedded` or `amqp://…`.
     pub broker: String,
-    /// `sqlite://…`.
+    /// `sqlite://…` or `postgres://…`.
     pub ledger: String,
-    /// How many chains.
+    /// Workers in this process, each with connections of its own. The raw loop has as many.
+    pub workers: usize,
+    /// How many chains for the capacity: more than the delay allows for. With 0 it is not measured.
     pub chains: usize,
+    /// Cycles per second for the lateness. With 0 it is not measured.
+    pub rate: u32,
     /// The delay of each cycle.
     pub delay: Duration,
-    /// How long, engine and raw loop each.
+    /// How long, engine and raw loop each, for each of the two.
     pub length: Duration,
     /// Into how many turns that is divided.
     pub turns: u32,
-    /// Messages in work at the same time.
+    /// Messages that a worker has in work at the same time.
     pub concurrency: u16,
 }
 
 /// One side's figures.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, Serialize, PartialEq)]
 pub struct Figures {
     /// Cycles per second.
     pub cycles_per_s: f64,
-    /// How late cycles began.
+    /// How late cycles began. The engine's: handler start after due time. The raw loop's: delivery after
+    /// publish plus delay.
     pub late_ms: Lateness,
     /// CPU seconds of this process, not of the broker.
     pub cpu_s: f64,
+    /// CPU microseconds for each cycle, by thread of this process, and of all else on the machine
+    /// (`elsewhere`: broker, PostgreSQL). Only on Linux.
+    pub cpu_us: BTreeMap<String, f64>,
 }
 
-/// Both sides, as printed.
+/// Engine and raw loop with as many chains.
 #[derive(Clone, Debug, Serialize, PartialEq)]
-pub struct Report {
+pub struct Comparison {
     /// How many chains.
     pub chains: usize,
-    /// The delay of each cycle, in milliseconds.
-    pub delay_ms: u64,
     /// How long each side was measured, in seconds.
     pub seconds: f64,
-    /// The engine's cycles per second.
-    pub cycles_per_s: f64,
-    /// The raw loop's.
-    pub raw_cycles_per_s: f64,
-    /// The first by the second.
+    /// With engine and ledger.
+    pub engine: Figures,
+    /// With neither.
+    pub raw: Figures,
+    /// The engine's cycles per second by the raw loop's.
     pub ratio: f64,
-    /// How late the engine's cycles began: handler start after due time.
-    pub late_ms: Lateness,
-    /// How late the raw loop's began: delivery after publish plus delay.
-    pub raw_late_ms: Lateness,
-    /// CPU seconds of this process while the engine was measured.
-    pub cpu_s: f64,
-    /// The same for the raw loop.
-    pub raw_cpu_s: f64,
+    /// The same of each turn.
+    pub ratios: Vec<f64>,
+    /// The ledger's transactions for each cycle, groups of verbs counting once.
+    pub transactions_per_cycle: f64,
+    /// Where the engine's time goes, from a turn of its own that is not in the figures above.
+    pub stages_ms: Stages,
 }
 
-impl Report {
-    /// The engine's figures.
-    pub fn engine(&self) -> Figures {
-        Figures { cycles_per_s: self.cycles_per_s, late_ms: self.late_ms, cpu_s: self.cpu_s }
-    }
-
-    /// The raw loop's figures.
-    pub fn raw(&self) -> Figures {
-        Figures { cycles_per_s: self.raw_cycles_per_s, late_ms: self.raw_late_ms, cpu_s: self.raw_cpu_s }
-    }
+/// Both comparisons, as printed.
+#[derive(Clone, Debug, Serialize, PartialEq)]
+pub struct Report {
+    /// Workers, and raw loops.
+    pub workers: usize,
+    /// The delay of each cycle, in milliseconds.
+    pub delay_ms: u64,
+    /// With more chains than can be served.
+    pub capacity: Option<Comparison>,
+    /// With as many as make the wanted rate.
+    pub lateness: Option<Comparison>,
 }
 
 /// Counts cycles and their lateness; both sides use the same.
@@ -133,31 +136,48 @@ struct Side {
     late: Histogram<u64>,
     seconds: f64,
     cpu_s: f64,
+    threads: BTreeMap<String, f64>,
+    elsewhere: f64,
 }
 
 impl Side {
     fn new() -> Self {
         let meter = Meter::new();
-        Self { late: meter.take(), meter, seconds: 0.0, cpu_s: 0.0 }
+        let late = meter.take();
+        Self { meter, late, seconds: 0.0, cpu_s: 0.0, threads: BTreeMap::new(), elsewhere: 0.0 }
     }
 
-    /// Lets the side run for a while and then measures it for `length`.
-    async fn measure(&mut self, settle: Duration, length: Duration) {
-        sleep(settle).await;
+    /// Measures for `length`; answers with the cycles per second of that.
+    async fn measure(&mut self, length: Duration) -> f64 {
         self.meter.take();
-        let (cpu, start) = (cpu_seconds(), Instant::now());
+        let (cpu, threads, machine, start) = (cpu_seconds(), cpu_of_threads(), Machine::now(), Instant::now());
         sleep(length).await;
-        self.seconds += start.elapsed().as_secs_f64();
-        self.cpu_s += cpu_seconds() - cpu;
+        let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_seconds() - cpu);
+        for (name, spent) in cpu_of_threads() {
+            *self.threads.entry(name.clone()).or_default() += spent - threads.get(&name).copied().unwrap_or_default();
+        }
+        if let (Some(before), Some(now)) = (machine, Machine::now()) {
+            self.elsewhere += now.since(before, seconds) - cpu;
+        }
+        self.seconds += seconds;
+        self.cpu_s += cpu;
+        let late = self.meter.take();
         // The same bounds, so nothing is out of range.
-        let _ = self.late.add(self.meter.take());
+        let _ = self.late.add(&late);
+        late.len() as f64 / seconds.max(0.001)
     }
 
     fn figures(&self) -> Figures {
+        let cycles = self.late.len() as f64;
+        let micros = |seconds: f64| (seconds * 1e7 / cycles.max(1.0)).round() / 10.0;
+        let threads = self.threads.iter().map(|(name, seconds)| (name.clone(), micros(*seconds)));
+        let all = threads.chain([("elsewhere".to_owned(), micros(self.elsewhere))]);
         Figures {
-            cycles_per_s: round(self.late.len() as f64 / self.seconds.max(0.001)),
+            cycles_per_s: round(cycles / self.seconds.max(0.001)),
             late_ms: Lateness::of_micros(&self.late),
             cpu_s: round(self.cpu_s),
+            // Threads that do next to nothing are no figure.
+            cpu_us: all.filter(|(_, micros)| *micros >= 0.5).collect(),
         }
     }
 }
@@ -167,31 +187,58 @@ impl Side {
 /// # Errors
 /// When something cannot be started.
 pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, StartError> {
-    let (mut engine, mut raw) = (Side::new(), Side::new());
-    let length = settings.length / settings.turns;
-    // Every chain has begun after one delay; a second one lets the beginning die away.
-    let settle = (settings.delay * 2).max(Duration::from_secs(2));
-    for turn in 1..=settings.turns {
-        note(&format!("turn {turn} of {}: the engine, {}", settings.turns, short_duration(length)));
-        run_engine(settings, &mut engine, settle, length).await?;
-        note(&format!("turn {turn} of {}: the raw loop, {}", settings.turns, short_duration(length)));
-        let raw_loop = RawLoop::start(settings, raw.meter.clone()).await?;
-        raw.measure(settle, length).await;
-        raw_loop.stop().await?;
+    let of_rate = (f64::from(settings.rate) * settings.delay.as_secs_f64()).round() as usize;
+    let mut done = Vec::new();
+    for (what, chains) in [("capacity", settings.chains), ("lateness", of_rate)] {
+        done.push(match chains {
+            0 => None,
+            _ => Some(compare(settings, chains, |text: &str| note(&format!("{what}, {text}"))).await?),
+        });
     }
-    let (engine, raw, seconds) = (engine.figures(), raw.figures(), engine.seconds);
+    let (lateness, capacity) = (done.pop().flatten(), done.pop().flatten());
     Ok(Report {
-        chains: settings.chains,
+        workers: settings.workers.max(1),
         delay_ms: u64::try_from(settings.delay.as_millis()).unwrap_or(u64::MAX),
-        seconds: round(seconds),
-        cycles_per_s: engine.cycles_per_s,
-        raw_cycles_per_s: raw.cycles_per_s,
-        ratio: (engine.cycles_per_s / raw.cycles_per_s.max(0.001) * 1_000.0).round() / 1_000.0,
-        late_ms: engine.late_ms,
-        raw_late_ms: raw.late_ms,
-        cpu_s: engine.cpu_s,
-        raw_cpu_s: raw.cpu_s,
+        capacity,
+        lateness,
     })
+}
+
+async fn compare(settings: &Settings, chains: usize, note: impl Fn(&str)) -> Result<Comparison, StartError> {
+    let (mut engine, mut raw, mut traffic) = (Side::new(), Side::new(), Traffic::default());
+    let (turns, mut ratios) = (settings.turns.max(1), Vec::new());
+    let length = settings.length / turns;
+    for turn in 1..=turns {
+        note(&format!("turn {turn} of {turns}: the engine, {}", short_duration(length)));
+        let (ours, asked) = run_engine(settings, chains, &mut engine, length, None).await?;
+        traffic = Traffic { writes: traffic.writes + asked.writes, ..traffic };
+        note(&format!("turn {turn} of {turns}: the raw loop, {}", short_duration(length)));
+        let raw_loop = RawLoop::start(settings, chains, raw.meter.clone()).await?;
+        sleep(settle(settings.delay)).await;
+        let theirs = raw.measure(length).await;
+        raw_loop.stop().await?;
+        ratios.push(round(ours / theirs.max(0.001)));
+    }
+    note(&format!("where the time goes, {}", short_duration(length)));
+    let (mut clocked, clock) = (Side::new(), Clock::default());
+    run_engine(settings, chains, &mut clocked, length, Some(&clock)).await?;
+    let (engine_late, cycles, seconds) = (clocked.late.mean() / 1_000.0, engine.late.len(), engine.seconds);
+    let (engine, raw) = (engine.figures(), raw.figures());
+    Ok(Comparison {
+        chains,
+        seconds: round(seconds),
+        ratio: (engine.cycles_per_s / raw.cycles_per_s.max(0.001) * 1_000.0).round() / 1_000.0,
+        engine,
+        raw,
+        ratios,
+        transactions_per_cycle: (traffic.writes as f64 / cycles.max(1) as f64 * 10_000.0).round() / 10_000.0,
+        stages_ms: clock.stages(engine_late),
+    })
+}
+
+/// Every chain has begun after one delay; a second one lets the beginning die away.
+fn settle(delay: Duration) -> Duration {
+    (delay * 2).max(Duration::from_secs(2))
 }
 
 fn config(settings: &Settings) -> Result<Config, StartError> {
@@ -204,49 +251,24 @@ fn config(settings: &Settings) -> Result<Config, StartError> {
     ground::config(broker, ledger, &rest)
 }
 
+/// Answers with the cycles per second, and with what the ledger had to do.
 async fn run_engine(
     settings: &Settings,
+    chains: usize,
     side: &mut Side,
-    settle: Duration,
     length: Duration,
-) -> Result<(), StartError> {
-    let config = config(settings)?;
-    let connections = Connections::open(&config).await?;
-    let (broker, topology) = (connections.broker.clone(), config.topology());
-    broker.remove(&topology).await?;
-    broker.apply(&topology).await?;
-    // Those of an earlier turn, or of an earlier benchmark on the same ledger.
-    connections.ledger.steer(Which { kind: Some(KIND.into()), key: None, ..Which::default() }, Order::Retire).await?;
-    let run = connections.entropy.token();
-    let meter = side.meter.clone();
-    let engine =
-        Engine::new(config.clone()).connections(connections.clone()).without_chores().handler(KIND, move |job: Job| {
-            meter.cycle(job.nominal);
-            async { Outcome::Done }
-        });
-    let stop = CancellationToken::new();
-    let ready = engine.ready();
-    let mut engine = tokio::spawn(engine.run(stop.clone()));
-    tokio::select! {
-        () = ready.wait() => {}
-        ended = &mut engine => ended.map_err(|error| StartError::Setup(error.to_string()))??,
-    }
-    let mut enroller = Enroller::new(&config, connections, KIND, None, true)?;
-    for first in (0..settings.chains).step_by(BATCH) {
-        let numbers = first..(first + BATCH).min(settings.chains);
-        let entity = |n| Entity::new(format!("{run}-{n}"), QUEUE, "{}");
-        enroller.enroll(numbers.map(entity).collect()).await?;
-    }
-    side.measure(settle, length).await;
-    stop.cancel();
-    engine.await.map_err(|error| StartError::Setup(error.to_string()))??;
-    remove(&config).await
-}
-
-/// Cleans up on the broker, by connections of its own.
-async fn remove(config: &Config) -> Result<(), StartError> {
-    let connections = Connections::open(config).await?;
-    connections.broker.remove(&config.topology()).await?;
-    connections.broker.close().await;
-    Ok(())
+    clock: Option<&Clock>,
+) -> Result<(f64, Traffic), StartError> {
+    let ground = Ground::open(config(settings)?, settings.workers).await?;
+    let (meter, probe) = (side.meter.clone(), clock.map(|clock| Arc::new(clock.clone()) as Arc<dyn Probe>));
+    let workers = ground.start(false, probe, move |job: &Job| meter.cycle(job.nominal)).await?;
+    ground.enroll(chains, None, |_| {}).await?;
+    sleep(settle(settings.delay)).await;
+    clock.inspect(|clock| clock.reset());
+    let before = ground.traffic();
+    let rate = side.measure(length).await;
+    let traffic = ground.traffic().since(before);
+    workers.stop().await?;
+    ground.clear().await?;
+    Ok((rate, traffic))
 }

@@ -1,4 +1,7 @@
-//! What this process takes.
+//! What this process takes, and the machine.
+
+use std::collections::BTreeMap;
+use std::fs;
 
 use nix::sys::resource::{UsageWho, getrusage};
 
@@ -8,9 +11,48 @@ pub(super) fn cpu_seconds() -> f64 {
     getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()))
 }
 
+/// CPU seconds by name of thread, where the system tells (only Linux does).
+pub(super) fn cpu_of_threads() -> BTreeMap<String, f64> {
+    let mut seconds = BTreeMap::new();
+    for thread in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
+        let read = |name| fs::read_to_string(thread.path().join(name)).unwrap_or_default();
+        let nanos = read("schedstat").split(' ').next().and_then(|nanos| nanos.parse::<f64>().ok());
+        *seconds.entry(read("comm").trim().to_owned()).or_default() += nanos.unwrap_or_default() / 1e9;
+    }
+    seconds
+}
+
+/// How busy the machine has been since it was started: jiffies at work, and all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Machine {
+    busy: f64,
+    all: f64,
+}
+
+impl Machine {
+    /// Until now; `None` where the system does not say (only Linux does).
+    pub(super) fn now() -> Option<Self> {
+        Self::read(&fs::read_to_string("/proc/stat").ok()?)
+    }
+
+    fn read(stat: &str) -> Option<Self> {
+        let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+        let columns: Vec<f64> = line.split_whitespace().map_while(|column| column.parse().ok()).collect();
+        // user, nice, system, idle, iowait, irq, softirq, steal; guests are in the first two already.
+        let all: f64 = columns.iter().take(8).sum();
+        Some(Self { busy: all - columns.get(3)? - columns.get(4)?, all })
+    }
+
+    /// CPU seconds on all cores since `before`, which was `seconds` ago.
+    pub(super) fn since(self, before: Self, seconds: f64) -> f64 {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        (self.busy - before.busy) / (self.all - before.all).max(1.0) * cores as f64 * seconds
+    }
+}
+
 /// Bytes of memory that it has resident now; `None` where the system does not say (only Linux does).
 pub(super) fn resident() -> Option<u64> {
-    resident_in(&std::fs::read_to_string("/proc/self/status").ok()?)
+    resident_in(&fs::read_to_string("/proc/self/status").ok()?)
 }
 
 fn resident_in(status: &str) -> Option<u64> {
@@ -32,5 +74,17 @@ mod tests {
     fn the_resident_memory_is_read_from_what_linux_says() {
         assert_eq!(resident_in("Name:\tx\nVmRSS:\t   12345 kB\nThreads:\t3\n"), Some(12_345 * 1_024));
         assert_eq!(resident_in("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn the_time_of_the_machine_is_read_from_what_linux_says() {
+        let read = |text| Machine::read(text).unwrap();
+        let before = read("cpu  10 0 10 70 10 0 0 0 0 0\ncpu0 1 2 3\n");
+        assert_eq!(before, Machine { busy: 20.0, all: 100.0 });
+        let after = read("cpu  50 10 20 80 20 5 5 10 99 99\n");
+        let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+        // 80 of 100 were at work.
+        assert!((after.since(before, 2.0) - 1.6 * cores).abs() < 1e-9);
+        assert_eq!(Machine::read("intr 1 2 3\n"), None);
     }
 }

@@ -14,6 +14,7 @@ use crate::broker::embedded::EmbeddedBroker;
 use crate::broker::topology::Names;
 use crate::config::{BrokerUrl, Config};
 use crate::engine::enroll::{Enroller, Entity};
+use crate::engine::life::Probe;
 use crate::engine::{Connections, Engine, StartError};
 use crate::job::Job;
 use crate::ledger::{Order, Traffic, Which};
@@ -62,10 +63,14 @@ impl Ground {
         &self.workers[0]
     }
 
-    /// Begins so many chains, whose first ticks are due as their schedule says, or else at once.
-    pub(super) async fn enroll(&self, chains: usize, mut note: impl FnMut(usize)) -> Result<(), StartError> {
-        let at_once = Some(Duration::ZERO);
-        let mut enroller = Enroller::new(&self.config, self.first().clone(), KIND, at_once, true)?;
+    /// Begins so many chains, their first ticks spread over `window`; by default over their interval.
+    pub(super) async fn enroll(
+        &self,
+        chains: usize,
+        window: Option<Duration>,
+        mut note: impl FnMut(usize),
+    ) -> Result<(), StartError> {
+        let mut enroller = Enroller::new(&self.config, self.first().clone(), KIND, window, true)?;
         let run = self.first().entropy.token();
         for first in (0..chains).step_by(BATCH) {
             let numbers = first..(first + BATCH).min(chains);
@@ -79,10 +84,11 @@ impl Ground {
         Ok(())
     }
 
-    /// Starts the workers and waits until they consume. Each start is told to `started`.
+    /// Starts the workers and waits until they consume. Each start is told to `started`, and `probe` watches.
     pub(super) async fn start(
         &self,
         chores: bool,
+        probe: Option<Arc<dyn Probe>>,
         started: impl Fn(&Job) + Clone + Send + Sync + 'static,
     ) -> Result<Workers, StartError> {
         let mut workers = Workers { stop: CancellationToken::new(), telemetries: Vec::new(), engines: Vec::new() };
@@ -91,6 +97,9 @@ impl Ground {
             let mut engine = Engine::new(self.config.clone()).connections(connections.clone());
             if !chores {
                 engine = engine.without_chores();
+            }
+            if let Some(probe) = &probe {
+                engine = engine.probe(probe.clone());
             }
             let engine = engine.handler(KIND, move |job: Job| {
                 started(&job);

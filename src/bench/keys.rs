@@ -72,7 +72,7 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
     let keys = settings.keys;
     note(&format!("begins {keys} chains"));
     let ground = Ground::open(config(settings)?, 1).await?;
-    ground.enroll(keys, |_| {}).await?;
+    ground.enroll(keys, Some(Duration::ZERO), |_| {}).await?;
     let ledger = &ground.first().ledger;
     // Those that other measurements have left.
     while ledger.forget_idle(AT_ONCE, None).await? > 0 {}
@@ -83,7 +83,7 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
     let (count, all) = (started.clone(), progress.clone());
     let (traffic, cpu, begin) = (ground.traffic(), cpu_seconds(), Instant::now());
     let workers = ground
-        .start(false, move |_| {
+        .start(false, None, move |_| {
             if (count.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(keys.clamp(1, 1_000)) {
                 all.notify_one();
             }

@@ -1,6 +1,6 @@
 //! Measurements: the engine beside the raw broker, throttles, many keys of a throttle, chains that sleep.
 //!
-//! - [`chains`] and `raw`: cycles per second.
+//! - [`chains`] and `raw`: cycles per second, and lateness; [`stages`]: where their time goes.
 //! - [`throttles`], judged by [`windows`]: how much of a throttle is used, and whether ever too much.
 //! - [`keys`]: a throttle with very many keys.
 //! - [`parked`]: what chains that sleep cost.
@@ -12,6 +12,7 @@ mod ground;
 pub mod keys;
 pub mod parked;
 mod raw;
+pub mod stages;
 pub mod throttles;
 pub mod windows;
 

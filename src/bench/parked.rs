@@ -74,7 +74,7 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
     note(&format!("begins {} chains", settings.chains));
     let begin = Instant::now();
     ground
-        .enroll(settings.chains, |begun| {
+        .enroll(settings.chains, Some(Duration::ZERO), |begun| {
             if begun.is_multiple_of(100_000) {
                 note(&format!("{begun} have begun"));
             }
@@ -87,7 +87,7 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
     let wakes = move |_: &Job| {
         count.fetch_add(1, Ordering::Relaxed);
     };
-    let workers = ground.start(true, wakes).await?;
+    let workers = ground.start(true, None, wakes).await?;
     sleep(settings.settle).await;
     let (cpu, traffic, begin) = (cpu_seconds(), ground.traffic(), Instant::now());
     sleep(settings.length).await;

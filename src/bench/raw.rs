@@ -29,34 +29,62 @@ use crate::ledger::Hint;
 const WORK: &str = "roundelay-bench-raw.work";
 const RUNG: &str = "roundelay-bench-raw.rung";
 
-/// A raw loop that goes round.
+/// Raw loops that go round, one for each worker.
 pub enum RawLoop {
     /// Through lapin.
-    Amqp(Box<AmqpLoop>),
+    Amqp(Vec<AmqpLoop>),
     /// Through the embedded broker.
-    Embedded(EmbeddedLoop),
+    Embedded(Vec<EmbeddedLoop>),
 }
 
 impl RawLoop {
     /// Starts going round with as many messages as there would be chains, spread over the delay.
-    pub async fn start(settings: &Settings, meter: Meter) -> Result<Self, StartError> {
+    pub async fn start(settings: &Settings, chains: usize, meter: Meter) -> Result<Self, StartError> {
+        let (workers, share) = (settings.workers.max(1), chains / settings.workers.max(1));
         if settings.broker == "embedded" {
-            return Ok(Self::Embedded(EmbeddedLoop::start(settings, meter).await?));
+            let node = embedded_node(settings.delay).await?;
+            let mut loops = Vec::new();
+            for _ in 0..workers {
+                loops.push(EmbeddedLoop::start(&node, settings, share, meter.clone()).await?);
+            }
+            return Ok(Self::Embedded(loops));
         }
-        Ok(Self::Amqp(Box::new(AmqpLoop::start(settings, meter).await.map_err(broker_error)?)))
+        let mut loops = Vec::new();
+        for first in [true].into_iter().chain(std::iter::repeat(false)).take(workers) {
+            loops.push(AmqpLoop::start(settings, first, share, meter.clone()).await.map_err(broker_error)?);
+        }
+        Ok(Self::Amqp(loops))
     }
 
     /// Stops and cleans up.
     pub async fn stop(self) -> Result<(), StartError> {
         match self {
-            Self::Amqp(amqp) => amqp.stop().await.map_err(broker_error),
-            Self::Embedded(embedded) => {
-                embedded.stop.cancel();
-                let _ = embedded.task.await;
+            Self::Amqp(loops) => {
+                let mut publish = None;
+                for amqp in loops {
+                    publish = Some(amqp.stop().await.map_err(broker_error)?);
+                }
+                // The consumers' connections are gone by now: a queue deleted under a consumer ends it with a
+                // cancellation that crosses its own.
+                match publish {
+                    Some((connection, channel)) => clean_up(connection, channel).await.map_err(broker_error),
+                    None => Ok(()),
+                }
+            }
+            Self::Embedded(loops) => {
+                for embedded in loops {
+                    embedded.stop.cancel();
+                    let _ = embedded.task.await;
+                }
                 Ok(())
             }
         }
     }
+}
+
+async fn clean_up(connection: Connection, channel: Channel) -> Result<(), lapin::Error> {
+    remove(&channel).await?;
+    connection.close(200, "done".into()).await
 }
 
 fn broker_error(error: lapin::Error) -> StartError {
@@ -79,8 +107,8 @@ fn message(number: usize, due: Time) -> Envelope {
 }
 
 /// When the `n`-th message of `count` is to be put in, so that they begin evenly over the delay.
-fn turn(start: Instant, n: usize, settings: &Settings) -> Instant {
-    start + crate::schedule::spread(n, settings.chains, settings.delay)
+fn turn(start: Instant, n: usize, count: usize, delay: Duration) -> Instant {
+    start + crate::schedule::spread(n, count, delay)
 }
 
 /// The loop through lapin, with the same queue arguments as the engine's.
@@ -92,12 +120,14 @@ pub struct AmqpLoop {
 }
 
 impl AmqpLoop {
-    async fn start(settings: &Settings, meter: Meter) -> Result<Self, lapin::Error> {
+    async fn start(settings: &Settings, first: bool, count: usize, meter: Meter) -> Result<Self, lapin::Error> {
         let connect = || Connection::connect(&settings.broker, ConnectionProperties::default());
         let connections = [connect().await?, connect().await?];
         let publish = connections[0].create_channel().await?;
         publish.confirm_select(ConfirmSelectOptions::default()).await?;
-        declare(&publish, settings.delay).await?;
+        if first {
+            declare(&publish, settings.delay).await?;
+        }
         let consume = connections[1].create_channel().await?;
         consume.basic_qos(settings.concurrency, BasicQosOptions::default()).await?;
         let options = BasicConsumeOptions::default();
@@ -125,13 +155,13 @@ impl AmqpLoop {
             tracker.close();
             tracker.wait().await;
         });
-        let (stopping, publisher, settings) = (stop.clone(), publish.clone(), settings.clone());
+        let (stopping, publisher) = (stop.clone(), publish.clone());
         let beginning = tokio::spawn(async move {
             let (start, tracker) = (Instant::now(), TaskTracker::new());
-            for n in 0..settings.chains {
+            for n in 0..count {
                 tokio::select! {
                     () = stopping.cancelled() => break,
-                    () = sleep_until(turn(start, n, &settings)) => {}
+                    () = sleep_until(turn(start, n, count, delay)) => {}
                 }
                 let publisher = publisher.clone();
                 tracker.spawn(async move { send(&publisher, &message(n, Clock::System.now() + delay)).await });
@@ -142,17 +172,15 @@ impl AmqpLoop {
         Ok(Self { connections, publish, stop, tasks: [going_round, beginning] })
     }
 
-    async fn stop(self) -> Result<(), lapin::Error> {
+    /// Answers with what it has published by.
+    async fn stop(self) -> Result<(Connection, Channel), lapin::Error> {
         self.stop.cancel();
         for task in self.tasks {
             let _ = task.await;
         }
-        // The consumer's connection goes first: a queue deleted under a consumer ends it with a
-        // cancellation that crosses its own.
         let [publishing, consuming] = self.connections;
         consuming.close(200, "done".into()).await?;
-        remove(&self.publish).await?;
-        publishing.close(200, "done".into()).await
+        Ok((publishing, self.publish))
     }
 }
 
@@ -200,21 +228,31 @@ pub struct EmbeddedLoop {
     task: JoinHandle<()>,
 }
 
+async fn embedded_node(delay: Duration) -> Result<EmbeddedBroker, BrokerError> {
+    let names = Names::new("raw");
+    let node = EmbeddedBroker::new(names.clone());
+    node.apply(&Topology::new(names, [WORK], &Ladder::new([delay]))).await?;
+    Ok(node)
+}
+
 impl EmbeddedLoop {
-    async fn start(settings: &Settings, meter: Meter) -> Result<Self, BrokerError> {
-        let names = Names::new("raw");
-        let broker = Arc::new(EmbeddedBroker::new(names.clone()));
-        broker.apply(&Topology::new(names, [WORK], &Ladder::new([settings.delay]))).await?;
+    async fn start(
+        node: &EmbeddedBroker,
+        settings: &Settings,
+        count: usize,
+        meter: Meter,
+    ) -> Result<Self, BrokerError> {
+        let broker = Arc::new(node.connect());
         let mut consumer = broker.consume(WORK, settings.concurrency).await?;
         let (stop, delay) = (CancellationToken::new(), settings.delay);
         let to = Destination::Rung { rung: delay, then: WORK.into() };
-        let (settings, stopping) = (settings.clone(), stop.clone());
+        let stopping = stop.clone();
         let task = tokio::spawn(async move {
             let start = Instant::now();
             let (beginner, first) = (broker.clone(), to.clone());
             let beginning = tokio::spawn(async move {
-                for n in 0..settings.chains {
-                    sleep_until(turn(start, n, &settings)).await;
+                for n in 0..count {
+                    sleep_until(turn(start, n, count, delay)).await;
                     let _ =
                         beginner.publish(Message::new(first.clone(), &message(n, Clock::System.now() + delay))).await;
                 }

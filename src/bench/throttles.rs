@@ -138,11 +138,11 @@ async fn measure(settings: &Settings, allow: u32, note: &impl Fn(&str)) -> Resul
     let throttle = format!("{allow} per {}", short_duration(settings.per));
     note(&format!("{throttle}: begins {chains} chains"));
     let ground = Ground::open(config(settings, allow, per_second)?, settings.workers).await?;
-    ground.enroll(chains, |_| {}).await?;
+    ground.enroll(chains, Some(Duration::ZERO), |_| {}).await?;
     note(&format!("{throttle}: {} for {}", workers(settings.workers), short_duration(settings.length)));
     let starts = Starts::new();
     let noted = starts.clone();
-    let workers = ground.start(false, move |_| noted.note()).await?;
+    let workers = ground.start(false, None, move |_| noted.note()).await?;
     let begun = timeout(PATIENCE, starts.first.subscribe().wait_for(|begun| *begun)).await.is_ok();
     if !begun {
         return Err(StartError::Setup(format!("nothing has started within {}", short_duration(PATIENCE))));

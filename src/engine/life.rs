@@ -131,6 +131,8 @@ impl Life {
     /// `task`, as long as the engine lives.
     pub fn bind(&self, task: impl Future<Output = ()> + Send + 'static) -> impl Future<Output = ()> + Send + 'static {
         let killed = self.killed.clone();
+        // A delivery's life is a future of 6 KB, and each `async` around it would hold it twice.
+        let task = Box::pin(task);
         let task = async move {
             killed.run_until_cancelled_owned(task).await;
         };

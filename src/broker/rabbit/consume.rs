@@ -4,9 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures_util::StreamExt;
-use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions};
+use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection};
 use tokio::sync::{mpsc, watch};
@@ -15,23 +14,26 @@ use tracing::{debug, info, trace, warn};
 
 use super::Patience;
 use super::connection::{Backoff, Line, in_words, short, up};
-use crate::broker::{BrokerError, Consumer, Delivery, Settle};
+use super::settle::{Backlog, Desk, Unsettled, requeue};
+use crate::broker::{BrokerError, Consumer, Delivery};
 use crate::clock::Entropy;
 
-/// How long the broker may take to confirm a cancellation or the closing of a channel.
+/// How long the broker may take to confirm a cancellation.
 const CANCEL_WITHIN: Duration = Duration::from_secs(5);
 
-/// Starts to consume. The first attempt tells its failure; later ones are repeated.
+/// Starts to consume. The first attempt tells its failure; later ones are repeated. What is not settled yet counts
+/// in `backlog`.
 pub(super) async fn consume(
     mut line: watch::Receiver<Line>,
     queue: &str,
     prefetch: u16,
     patience: Patience,
     entropy: Entropy,
+    backlog: Backlog,
 ) -> Result<Consumer, BrokerError> {
     let connection = up(&mut line, patience.connection).await.map_err(BrokerError::Other)?;
     let source = QueueName { name: queue.into(), short: short(queue)? };
-    let flow = Flow::open(&connection, &source, prefetch)
+    let flow = Flow::open(&connection, &source, prefetch, &backlog)
         .await
         .map_err(|error| BrokerError::Other(format!("cannot consume queue `{queue}`: {}", in_words(&error))))?;
     let (consumer, deliver, cancelled) = Consumer::channel(prefetch);
@@ -43,6 +45,7 @@ pub(super) async fn consume(
         cancelled,
         backoff: Backoff::new(entropy),
         silence: patience.silence,
+        backlog,
     };
     tokio::spawn(tap.run(flow));
     Ok(consumer)
@@ -54,40 +57,31 @@ struct QueueName {
     short: lapin::types::ShortString,
 }
 
-/// A channel with a running consumer.
+/// A channel with a running consumer. When it is dropped the channel stays until everything delivered on it has
+/// been settled, so that running jobs can still acknowledge.
 struct Flow {
     connection: Arc<Connection>,
     channel: Channel,
     stream: lapin::Consumer,
-    /// Every delivery holds a clone, so the receiver ends when the last one has been settled.
-    unsettled: mpsc::UnboundedSender<lapin::Acker>,
-    /// Deliveries that were dropped unsettled.
-    abandoned: mpsc::UnboundedReceiver<lapin::Acker>,
+    /// Every delivery that is not settled holds a clone.
+    desk: Desk,
 }
 
 impl Flow {
     /// A channel of its own for each consumer, since prefetch is counted and a refused queue is
     /// punished by channel.
-    async fn open(connection: &Arc<Connection>, queue: &QueueName, prefetch: u16) -> lapin::Result<Self> {
+    async fn open(
+        connection: &Arc<Connection>,
+        queue: &QueueName,
+        prefetch: u16,
+        backlog: &Backlog,
+    ) -> lapin::Result<Self> {
         let channel = connection.create_channel().await?;
         channel.basic_qos(prefetch.max(1), BasicQosOptions::default()).await?;
         let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
         let stream = channel.basic_consume(queue.short.clone(), "".into(), options, arguments).await?;
-        let (unsettled, abandoned) = mpsc::unbounded_channel();
-        Ok(Self { connection: connection.clone(), channel, stream, unsettled, abandoned })
-    }
-
-    /// Keeps the channel until everything delivered on it has been settled, so that running jobs
-    /// can still acknowledge; then closes it.
-    async fn see_out(self) {
-        let Self { channel, stream, unsettled, mut abandoned, .. } = self;
-        drop((stream, unsettled));
-        while let Some(acker) = abandoned.recv().await {
-            requeue(&acker).await;
-        }
-        if channel.status().connected() {
-            let _ = timeout(CANCEL_WITHIN, channel.close(200, "all settled".into())).await;
-        }
+        let desk = Desk::open(channel.clone(), backlog.clone());
+        Ok(Self { connection: connection.clone(), channel, stream, desk })
     }
 }
 
@@ -115,6 +109,7 @@ struct Tap {
     /// declared again. It even counts them, and counts messages as delivered to them, but nothing
     /// arrives. From here that looks like an empty queue, and only closing the channel mends it.
     silence: Duration,
+    backlog: Backlog,
 }
 
 impl Tap {
@@ -125,13 +120,12 @@ impl Tap {
             match ebb {
                 Ebb::Cancelled => {
                     cancel(&mut flow).await;
-                    tokio::spawn(flow.see_out());
                     return;
                 }
                 Ebb::Silent => {
                     trace!(queue = %self.queue.name, "nothing for long; subscribing anew");
                     cancel(&mut flow).await;
-                    tokio::spawn(flow.see_out());
+                    drop(flow);
                     let Some(fresh) = self.reopen(false).await else { return };
                     flow = fresh;
                     continue;
@@ -142,7 +136,7 @@ impl Tap {
                 }
                 Ebb::Interrupted(reason) => debug!(queue = %self.queue.name, %reason, "consuming is interrupted"),
             }
-            tokio::spawn(flow.see_out());
+            drop(flow);
             let Some(fresh) = self.reopen(on_connection).await else { return };
             flow = fresh;
             info!(queue = %self.queue.name, prefetch = self.prefetch, "consuming again");
@@ -159,7 +153,6 @@ impl Tap {
             tokio::select! {
                 biased;
                 _ = self.cancelled.recv() => return Ebb::Cancelled,
-                Some(acker) = flow.abandoned.recv() => requeue(&acker).await,
                 next = flow.stream.next() => match next {
                     Some(Ok(delivery)) => {
                         self.backoff.reset();
@@ -175,7 +168,7 @@ impl Tap {
                     }
                 },
                 _ = look.tick() => {
-                    let in_hand = flow.unsettled.strong_count() - 1;
+                    let in_hand = flow.desk.in_hand();
                     if std::mem::replace(&mut quiet, true) && in_hand == 0 {
                         return Ebb::Silent;
                     }
@@ -186,7 +179,7 @@ impl Tap {
 
     fn received(&self, delivery: lapin::message::Delivery, flow: &Flow) -> Delivery {
         let deaths = delivery.properties.headers().as_ref().map_or(0, deaths);
-        let settle = Unsettled { acker: Some(delivery.acker), abandoned: flow.unsettled.clone() };
+        let settle = Unsettled::new(delivery.delivery_tag, delivery.acker, flow.desk.clone());
         Delivery::new(delivery.data.into(), self.queue.name.clone(), delivery.redelivered, deaths, Box::new(settle))
     }
 
@@ -208,7 +201,7 @@ impl Tap {
                     Line::Away(_) | Line::Closed => return None,
                 },
             };
-            match Flow::open(&connection, &self.queue, self.prefetch).await {
+            match Flow::open(&connection, &self.queue, self.prefetch, &self.backlog).await {
                 Ok(flow) => return Some(flow),
                 Err(error) => {
                     let reason = in_words(&error);
@@ -234,55 +227,6 @@ async fn cancel(flow: &mut Flow) {
         }
     };
     let _ = timeout(CANCEL_WITHIN, stop).await;
-}
-
-async fn requeue(acker: &lapin::Acker) {
-    settled("requeue", acker.nack(BasicNackOptions { multiple: false, requeue: true }).await);
-}
-
-/// A settlement that fails has no consequence here: the channel is gone, and the broker delivers
-/// the message again.
-fn settled(verb: &str, result: lapin::Result<bool>) {
-    match result {
-        Ok(true) => {}
-        Ok(false) => debug!(verb, "the channel of a delivery is gone; the broker delivers it again"),
-        Err(error) => debug!(verb, error = %in_words(&error), "failed to settle; the broker delivers it again"),
-    }
-}
-
-/// A delivery that waits to be settled. Dropped unsettled (its worker panicked, say), it is put
-/// back, for otherwise it would hold its share of the prefetch as long as the channel lives.
-struct Unsettled {
-    acker: Option<lapin::Acker>,
-    abandoned: mpsc::UnboundedSender<lapin::Acker>,
-}
-
-#[async_trait]
-impl Settle for Unsettled {
-    fn is_alive(&self) -> bool {
-        self.acker.as_ref().is_some_and(lapin::Acker::usable)
-    }
-
-    /// Returns when lapin has written the acknowledgement; nothing is awaited from the broker.
-    async fn ack(mut self: Box<Self>) {
-        if let Some(acker) = self.acker.take() {
-            settled("ack", acker.ack(BasicAckOptions::default()).await);
-        }
-    }
-
-    async fn requeue(mut self: Box<Self>) {
-        if let Some(acker) = self.acker.take() {
-            requeue(&acker).await;
-        }
-    }
-}
-
-impl Drop for Unsettled {
-    fn drop(&mut self) {
-        if let Some(acker) = self.acker.take() {
-            let _ = self.abandoned.send(acker);
-        }
-    }
 }
 
 /// How often the message has been dead-lettered. The header has one entry for each queue and

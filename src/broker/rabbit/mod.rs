@@ -3,7 +3,8 @@
 //! - `connection`: one supervised connection; it comes back by itself.
 //! - `publish`: one task, one channel; `attempt` is one message's way to its verdict, and
 //!   `attribution` says whose a return is.
-//! - `consume`: a queue that keeps flowing through reconnections and server-side cancellations.
+//! - `consume`: a queue that keeps flowing through reconnections and server-side cancellations; `settle`
+//!   acknowledges what was delivered.
 //! - `declare`: the topology over AMQP; `remove` deletes it.
 //! - [`check`]: what on a broker differs from the topology, `policies` included; `management` fetches
 //!   what it compares.
@@ -20,10 +21,12 @@ mod management;
 mod policies;
 mod publish;
 mod remove;
+mod settle;
 
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::time::timeout;
 
 pub use check::{Finding, Weight};
 pub use definitions::definitions;
@@ -35,8 +38,9 @@ use crate::clock::Entropy;
 use crate::config::Secret;
 use connection::{Address, Link, up};
 use publish::Publisher;
+use settle::Backlog;
 
-/// How long closing waits for confirmations that are still out.
+/// How long closing waits for confirmations that are still out, and for settlements to be written.
 const FINISH_WITHIN: Duration = Duration::from_secs(5);
 
 /// How long things may take.
@@ -82,6 +86,8 @@ pub struct RabbitBroker {
     entropy: Entropy,
     patience: Patience,
     management: Option<Secret>,
+    /// Of deliveries that were worked.
+    settlements: Backlog,
 }
 
 impl RabbitBroker {
@@ -107,7 +113,16 @@ impl RabbitBroker {
         };
         let (publishing, consuming) = (link("publish").await?, link("consume").await?);
         let publisher = Publisher::start(&publishing, names, patience);
-        Ok(Self { address, publisher, publishing, consuming, entropy, patience, management: None })
+        Ok(Self {
+            address,
+            publisher,
+            publishing,
+            consuming,
+            entropy,
+            patience,
+            management: None,
+            settlements: Backlog::default(),
+        })
     }
 
     /// Lets [`Broker::verify`] look at the management API, given by its base URL.
@@ -181,7 +196,15 @@ impl Broker for RabbitBroker {
     }
 
     async fn consume(&self, queue: &str, prefetch: u16) -> Result<Consumer, BrokerError> {
-        consume::consume(self.consuming.line(), queue, prefetch, self.patience, self.entropy.clone()).await
+        consume::consume(
+            self.consuming.line(),
+            queue,
+            prefetch,
+            self.patience,
+            self.entropy.clone(),
+            self.settlements.clone(),
+        )
+        .await
     }
 
     async fn depth(&self, queue: &str) -> Result<Depth, BrokerError> {
@@ -199,6 +222,7 @@ impl Broker for RabbitBroker {
     async fn close(&self) {
         self.publisher.finish(FINISH_WITHIN).await;
         self.publishing.close().await;
+        let _ = timeout(FINISH_WITHIN, self.settlements.written()).await;
         self.consuming.close().await;
     }
 }
