@@ -32,8 +32,9 @@ use crate::clock::{Entropy, Time};
 pub const IN_PROCESS: Duration = Duration::from_millis(200);
 
 /// A remainder this short may be slept by the platform queue's own consumer, which saves the way
-/// through the rearm queue.
-pub const AT_THE_DOOR: Duration = Duration::from_millis(5);
+/// through the rearm queue. The rungs of chains' delays are shorter than those by as much: the
+/// successor is written, sent and delivered in that time, and its tick begins when it is due.
+pub const AT_THE_DOOR: Duration = Duration::from_millis(10);
 
 /// RabbitMQ's largest `x-message-ttl`: 2³² − 1 ms, some 49.7 days.
 pub const LONGEST_RUNG: Duration = Duration::from_millis(u32::MAX as u64);
@@ -93,20 +94,20 @@ impl Ladder {
     /// `remaining` it may arrive for the sake of an exact rung: the time that has passed since the
     /// delay was decided, and no more.
     pub fn hop(&self, remaining: Duration, slop: Duration) -> Hop {
-        let at = self.rungs.partition_point(|rung| *rung < remaining);
+        if remaining <= AT_THE_DOOR {
+            return Hop::Now { wait: remaining };
+        }
+        // The shortest that leaves no more than can be waited for at the door, since the way there takes time too.
+        let at = self.rungs.partition_point(|rung| *rung < remaining - AT_THE_DOOR);
         if let Some(&rung) = self.rungs.get(at)
-            && !remaining.is_zero()
-            && rung - remaining <= slop
+            && rung <= remaining + slop
         {
             return Hop::Last { rung };
         }
         match at.checked_sub(1).map(|below| self.rungs[below]) {
-            None => Hop::Now { wait: remaining },
-            Some(_) if remaining <= AT_THE_DOOR => Hop::Now { wait: remaining },
-            Some(rung) if remaining - rung <= AT_THE_DOOR => Hop::Last { rung },
+            Some(rung) if remaining >= IN_PROCESS => Hop::Further { rung },
             // A short named rung below the family's first must not cost a hop of its own.
-            Some(_) if remaining < IN_PROCESS => Hop::Now { wait: remaining },
-            Some(rung) => Hop::Further { rung },
+            _ => Hop::Now { wait: remaining },
         }
     }
 
@@ -137,7 +138,17 @@ impl Ladder {
     }
 }
 
-/// The rungs of an interval with symmetric jitter: points of `every − jitter ..= every + jitter`
+/// The rungs of chains that tick so long after the end of a run. Each is shorter than its delay by [`AT_THE_DOOR`];
+/// without jitter the interval has a rung of its own beside it, for whoever publishes to that by its name.
+pub fn rungs_of_interval(every: Duration, jitter: Duration) -> Vec<Duration> {
+    let mut rungs = jitter_rungs(every, jitter);
+    // What is so short that this would be much of it stays as it is.
+    rungs.iter_mut().filter(|rung| **rung >= AT_THE_DOOR * 10).for_each(|rung| *rung -= AT_THE_DOOR);
+    rungs.extend(jitter.is_zero().then_some(every));
+    rungs
+}
+
+/// The delays of an interval with symmetric jitter: points of `every − jitter ..= every + jitter`
 /// placed by the golden ratio, so that they are evenly dense but on no common lattice; sums of them
 /// then fill the gaps, and a fleet that started together still spreads out.
 pub fn jitter_rungs(every: Duration, jitter: Duration) -> Vec<Duration> {
@@ -194,13 +205,14 @@ mod tests {
             (0, Hop::Now { wait: ms(0) }),
             (1, Hop::Now { wait: ms(1) }),
             (49, Hop::Now { wait: ms(49) }),
+            (10, Hop::Now { wait: ms(10) }),
             (50, Hop::Last { rung: ms(50) }),
-            (55, Hop::Last { rung: ms(50) }),
-            (56, Hop::Now { wait: ms(56) }),
+            (60, Hop::Last { rung: ms(50) }),
+            (61, Hop::Now { wait: ms(61) }),
             (199, Hop::Now { wait: ms(199) }),
             (200, Hop::Last { rung: ms(200) }),
-            (205, Hop::Last { rung: ms(200) }),
-            (206, Hop::Further { rung: ms(200) }),
+            (210, Hop::Last { rung: ms(200) }),
+            (211, Hop::Further { rung: ms(200) }),
             (60_000, Hop::Last { rung: ms(60_000) }),
             (60_999, Hop::Further { rung: ms(60_000) }),
             (61_000, Hop::Last { rung: ms(61_000) }),
@@ -219,6 +231,26 @@ mod tests {
         let late = decided - 7 * MS;
         assert_eq!(ladder.hop(late, 7 * MS), Hop::Last { rung: decided });
         assert_eq!(ladder.hop(late, 6 * MS), Hop::Further { rung: Duration::from_secs(30) });
+    }
+
+    #[test]
+    fn the_message_of_a_chain_comes_before_its_tick_is_due() {
+        let (every, jitter) = (Duration::from_secs(30), Duration::from_secs(3));
+        let ladder = Ladder::new(rungs_of_interval(every, Duration::ZERO));
+        let early = every - AT_THE_DOOR;
+        // However long it has taken to decide and to write, up to that time.
+        for passed in [Duration::ZERO, MS, AT_THE_DOOR] {
+            assert_eq!(ladder.hop(every - passed, passed), Hop::Last { rung: early });
+        }
+        // After longer it is late by the rest, and no later than without that rung.
+        assert_eq!(ladder.hop(every - AT_THE_DOOR - 7 * MS, AT_THE_DOOR + 7 * MS), Hop::Last { rung: early });
+        assert_eq!(ladder.hops(every), 1);
+        let jittered = Ladder::new(rungs_of_interval(every, jitter));
+        for delay in jitter_rungs(every, jitter) {
+            assert_eq!(jittered.hop(delay - 2 * MS, 2 * MS), Hop::Last { rung: delay - AT_THE_DOOR });
+        }
+        assert_eq!(rungs_of_interval(every, jitter).len(), 16);
+        assert_eq!(rungs_of_interval(50 * MS, Duration::ZERO), [50 * MS, 50 * MS]);
     }
 
     #[test]
@@ -275,7 +307,10 @@ mod tests {
         fn named_durations_take_one_hop(named in prop::collection::vec(1u64..u64::from(u32::MAX), 1..20)) {
             let ladder = Ladder::new(named.iter().copied().map(Duration::from_millis));
             for ms in named {
-                prop_assert_eq!(climb(&ladder, Duration::from_millis(ms)), (1, Duration::from_millis(ms), Duration::ZERO));
+                let (hops, slept, wait) = climb(&ladder, Duration::from_millis(ms));
+                prop_assert_eq!(hops, u32::from(ms > 10));
+                prop_assert_eq!(slept + wait, Duration::from_millis(ms));
+                prop_assert!(wait <= AT_THE_DOOR);
             }
         }
 

@@ -103,9 +103,7 @@ pub struct Meter(Arc<Mutex<Histogram<u64>>>);
 
 impl Meter {
     pub(super) fn new() -> Self {
-        // Microseconds, from 1 to an hour.
-        let histogram = Histogram::new_with_bounds(1, 3_600_000_000, 3).expect("constant bounds in range");
-        Self(Arc::new(Mutex::new(histogram)))
+        Self(Arc::new(Mutex::new(histogram())))
     }
 
     /// A cycle that was due at `due` begins now.
@@ -123,9 +121,14 @@ impl Meter {
     }
 }
 
+/// Of microseconds, from 1 to an hour.
+pub(super) fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 3_600_000_000, 3).expect("constant bounds in range")
+}
+
 /// Lateness is measured finer than [`Time`] counts.
 #[allow(clippy::disallowed_methods)]
-fn micros_now() -> i64 {
+pub(super) fn micros_now() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }

@@ -50,7 +50,12 @@ impl Ground {
             }
             all.push(connections);
         }
-        let (topology, ground) = (config.topology(), Self { config, workers: all });
+        Self::on(config, all).await
+    }
+
+    /// On these connections, of which there is at least one.
+    pub(super) async fn on(config: Config, workers: Vec<Connections>) -> Result<Self, StartError> {
+        let (topology, ground) = (config.topology(), Self { config, workers });
         ground.first().broker.remove(&topology).await?;
         ground.first().broker.apply(&topology).await?;
         let earlier = Which { kind: Some(KIND.into()), key: None, ..Which::default() };

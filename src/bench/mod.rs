@@ -1,15 +1,18 @@
-//! Measurements: the engine beside the raw broker, throttles, many keys of a throttle, chains that sleep.
+//! Measurements.
 //!
 //! - [`chains`] and `raw`: cycles per second, and lateness; [`stages`]: where their time goes.
 //! - [`throttles`], judged by [`windows`]: how much of a throttle is used, and whether ever too much.
 //! - [`keys`]: a throttle with very many keys.
 //! - [`parked`]: what chains that sleep cost.
+//! - [`flat`]: how flat a fleet's starts are. [`ladder`]: delays of all lengths.
 //! - `ground` and `gauge`: what they stand on, and what this process takes.
 
 pub mod chains;
+pub mod flat;
 mod gauge;
 mod ground;
 pub mod keys;
+pub mod ladder;
 pub mod parked;
 mod raw;
 pub mod stages;

@@ -20,9 +20,12 @@ use crate::engine::life::{Point, Probe};
 /// next tick's delay has begun.
 #[derive(Clone, Copy, Debug, Default, Serialize, PartialEq)]
 pub struct Stages {
-    /// From the due time until the message is in the worker: the broker, the way here, and rounding to milliseconds.
+    /// From the due time until the message is in the worker; negative when it came before: see
+    /// [`crate::ladder::AT_THE_DOOR`].
     pub delivery: f64,
-    /// Reading the message, waiting for room and slot, and the claim in the ledger.
+    /// Reading the message, waiting until it is due, and for room and slot.
+    pub wait: f64,
+    /// The claim in the ledger.
     pub claim: f64,
     /// The handler.
     pub run: f64,
@@ -41,7 +44,7 @@ pub(super) struct Clock(Arc<Mutex<Inner>>);
 #[derive(Default)]
 struct Inner {
     ticks: HashMap<task::Id, Instant>,
-    spent: [Duration; 5],
+    spent: [Duration; 6],
     count: u32,
 }
 
@@ -61,23 +64,25 @@ impl Clock {
         let mean = |stage: usize| inner.spent[stage].as_secs_f64() * 1_000.0 / f64::from(inner.count.max(1));
         let round = |ms: f64| (ms * 1_000.0).round() / 1_000.0;
         Stages {
-            delivery: round(late_ms - mean(0)),
-            claim: round(mean(0)),
-            run: round(mean(1)),
-            finish: round(mean(2)),
-            publish: round(mean(3)),
-            acknowledge: round(mean(4)),
+            delivery: round(late_ms - mean(0) - mean(1)),
+            wait: round(mean(0)),
+            claim: round(mean(1)),
+            run: round(mean(2)),
+            finish: round(mean(3)),
+            publish: round(mean(4)),
+            acknowledge: round(mean(5)),
         }
     }
 
     fn note(&self, point: Point) {
         let stage = match point {
             Point::Delivered => None,
-            Point::Claimed => Some(0),
-            Point::Handled => Some(1),
-            Point::Finished => Some(2),
-            Point::SuccessorSent => Some(3),
-            Point::Settled => Some(4),
+            Point::Permitted => Some(0),
+            Point::Claimed => Some(1),
+            Point::Handled => Some(2),
+            Point::Finished => Some(3),
+            Point::SuccessorSent => Some(4),
+            Point::Settled => Some(5),
             _ => return,
         };
         let Some(id) = task::try_id() else { return };
@@ -120,23 +125,32 @@ mod tests {
     async fn the_stages_add_up_to_the_life_of_a_tick() {
         let clock = Clock::default();
         let ms = Duration::from_millis;
-        let life = async |steps: [u64; 5]| {
-            let points = [Point::Claimed, Point::Handled, Point::Finished, Point::SuccessorSent, Point::Settled];
-            clock.note(Point::Delivered);
-            for (step, point) in steps.into_iter().zip(points) {
-                advance(ms(step)).await;
-                clock.note(Point::Permitted);
-                clock.note(point);
-            }
+        let life = |steps: [u64; 6]| {
+            let clock = clock.clone();
+            task::spawn(async move {
+                let first = [Point::Permitted, Point::Claimed, Point::Handled];
+                let then = [Point::Finished, Point::SuccessorSent, Point::Settled];
+                clock.note(Point::Delivered);
+                for (step, point) in steps.into_iter().zip(first.into_iter().chain(then)) {
+                    advance(ms(step)).await;
+                    clock.note(Point::SuccessorNoted);
+                    clock.note(point);
+                }
+            })
         };
-        // One that had begun before does not count.
-        clock.note(Point::Delivered);
-        clock.reset();
-        clock.note(Point::Claimed);
-        life([1, 2, 3, 4, 5]).await;
-        life([3, 2, 1, 0, 7]).await;
-        let stages = clock.stages(10.0);
-        let expected = Stages { delivery: 8.0, claim: 2.0, run: 2.0, finish: 2.0, publish: 2.0, acknowledge: 6.0 };
-        assert_eq!(stages, expected);
+        let begun_before = clock.clone();
+        let begun_before = task::spawn(async move {
+            begun_before.note(Point::Delivered);
+            begun_before.reset();
+            begun_before.note(Point::Permitted);
+            begun_before.note(Point::Claimed);
+        });
+        begun_before.await.unwrap();
+        life([9, 1, 2, 3, 4, 5]).await.unwrap();
+        life([5, 3, 2, 1, 0, 7]).await.unwrap();
+        let stages = clock.stages(3.0);
+        // It came six milliseconds before it was due.
+        let [delivery, wait, claim, run] = [-6.0, 7.0, 2.0, 2.0];
+        assert_eq!(stages, Stages { delivery, wait, claim, run, finish: 2.0, publish: 2.0, acknowledge: 6.0 });
     }
 }

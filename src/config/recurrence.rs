@@ -10,7 +10,7 @@ use super::check::{Problems, TEN_YEARS};
 use super::raw;
 use crate::clock::{Time, parse_duration, short_duration};
 use crate::guard::Guard;
-use crate::ladder::jitter_rungs;
+use crate::ladder::rungs_of_interval;
 use crate::outcome::LONGEST_WAIT;
 use crate::schedule::{Catch, Cron, From, Misfire, Overlap, Rhythm, Schedule};
 
@@ -283,7 +283,7 @@ pub fn check(
         }
         Rhythm::Every { interval, from } => {
             // Only after-finish delays are always the same; the others depend on how long a run took.
-            named.extend(if *from == From::Finish { jitter_rungs(*interval, jitter) } else { vec![*interval] });
+            named.extend(if *from == From::Finish { rungs_of_interval(*interval, jitter) } else { vec![*interval] });
             if spread_phase && *from != From::Nominal {
                 problems
                     .add(&at("phase"), "goes with `cron`, or with `from = \"nominal\"`: other rhythms have no grid");

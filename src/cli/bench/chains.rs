@@ -103,9 +103,9 @@ fn show(title: &str, comparison: &Comparison) {
     };
     out!("  CPU of a cycle, µs: engine: {}", cpu(engine));
     out!("                      raw: {}", cpu(raw));
-    let Stages { delivery, claim, run, finish, publish, acknowledge } = stages_ms;
+    let Stages { delivery, wait, claim, run, finish, publish, acknowledge } = stages_ms;
     out!(
-        "  a cycle from its due time on, ms: delivery {delivery}, claim {claim}, run {run}, finish {finish}, publish {publish}, acknowledge {acknowledge}"
+        "  a cycle from its due time on, ms: delivery {delivery}, wait {wait}, claim {claim}, run {run}, finish {finish}, publish {publish}, acknowledge {acknowledge}"
     );
     out!("  transactions of the ledger for a cycle: {transactions_per_cycle}");
 }

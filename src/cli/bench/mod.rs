@@ -1,7 +1,9 @@
 //! `roundelay bench`
 
 mod chains;
+mod flat;
 mod keys;
+mod ladder;
 mod parked;
 mod throttles;
 
@@ -23,6 +25,8 @@ enum Command {
     Throttles(throttles::Throttles),
     Keys(keys::Keys),
     Parked(parked::Parked),
+    Flat(flat::Flat),
+    Ladder(ladder::Ladder),
 }
 
 /// Where it is measured.
@@ -43,6 +47,9 @@ impl Bench {
             Command::Throttles(bench) => bench.run().await,
             Command::Keys(bench) => bench.run().await,
             Command::Parked(bench) => bench.run().await,
+            // It has runtimes of its own.
+            Command::Flat(bench) => tokio::task::block_in_place(|| bench.run()),
+            Command::Ladder(bench) => bench.run().await,
         }
     }
 }

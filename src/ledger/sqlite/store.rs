@@ -361,27 +361,20 @@ impl Store {
                        sent = ?9, expected = ?5, watch_at = ?7, looks = 0, state = iif(?8, 2, state),
                        last_finish = iif(?10, ?11, last_finish), carry = coalesce(?12, carry),
                        batch_total = ?13, batch_open = ?13, batch_failed = 0
-                   WHERE epoch = ?1 AND fence = ?2 AND lease_until <> 0
-                   RETURNING epoch, kind, key, queue, tick, attempt, due, parent, state, owner";
+                   WHERE epoch = ?1 AND fence = ?2 AND lease_until <> 0";
         let sql = match () {
             () if mutant!(FinishWithoutFence) => &sql.replace("fence = ?2 AND lease_until <> 0", "fence >= ?2"),
             () if mutant!(FinishUnpauses) => &sql.replace("iif(?8, 2, state)", "iif(?8, 2, 0)"),
             () => sql,
         };
-        let written = self
-            .connection
-            .prepare_cached(sql)?
-            .query_row(
-                params![
-                    f.epoch, f.fence, tick, attempt, due, nominal, watch_at, retired, waits, f.ran, at, f.carry,
-                    members
-                ],
-                |row| {
-                    let state = ChainState::from_number(row.get(AFTER_HINT)?);
-                    Ok((hint(row)?, state, row.get::<_, Option<String>>(AFTER_HINT + 1)?))
-                },
-            )
-            .optional()?;
+        let values = params![
+            f.epoch, f.fence, tick, attempt, due, nominal, watch_at, retired, waits, f.ran, at, f.carry, members
+        ];
+        // Read afterwards: with RETURNING, SQLite keeps a journal for the statement and a table for its answer.
+        let written = match self.connection.prepare_cached(sql)?.execute(values)? {
+            0 => None,
+            _ => Some(self.place_of(f.epoch)?),
+        };
         if written.is_none() {
             let left = self.find("epoch = ?1 AND fence = ?2 AND lease_until = 0", [f.epoch, f.fence])?;
             if let Some(answer) = left.and_then(|found| f.written_before(&found.chain)) {
@@ -416,6 +409,15 @@ impl Store {
         messages.extend(self.ended_member(f)?);
         messages.extend((state == ChainState::Active && !waits).then_some(hint));
         Ok(Finish::Applied(messages))
+    }
+
+    /// The current message of a chain, its state and owner.
+    fn place_of(&self, epoch: i64) -> Result<(Hint, ChainState, Option<String>)> {
+        let sql =
+            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, owner FROM chains WHERE epoch = ?1";
+        self.connection.prepare_cached(sql)?.query_row([epoch], |row| {
+            Ok((hint(row)?, ChainState::from_number(row.get(AFTER_HINT)?), row.get(AFTER_HINT + 1)?))
+        })
     }
 
     /// Begins what the tick waits for.

@@ -11,12 +11,18 @@ use std::thread;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::store::Store;
 use crate::ledger::LedgerError;
 
 /// So many verbs at most share one commit, to bound how long the first of them waits.
 const MOST_PER_COMMIT: usize = 512;
+/// For each verb of the last commit the next begins this much later, and no more than that.
+const LINGER: Duration = Duration::from_micros(100);
+const LONGEST_LINGER: Duration = Duration::from_millis(2);
+/// So many verbs wait for no others.
+const ENOUGH: usize = 64;
 /// So many verbs may wait; further callers are held up until there is room.
 const QUEUE: usize = 8_192;
 
@@ -142,7 +148,20 @@ impl Writer {
 
 fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn Verb>>, notes: &Notes) {
     let mut group: Vec<Box<dyn Verb>> = Vec::with_capacity(MOST_PER_COMMIT);
+    let mut before = (Instant::now(), 0);
     while receiver.blocking_recv_many(&mut group, MOST_PER_COMMIT) > 0 {
+        let (ended, verbs) = before;
+        let linger = linger(verbs, group.len()).saturating_sub(ended.elapsed());
+        if !linger.is_zero() {
+            #[allow(clippy::disallowed_methods)] // This thread is no task.
+            thread::sleep(linger);
+            while group.len() < MOST_PER_COMMIT
+                && let Ok(verb) = receiver.try_recv()
+            {
+                group.push(verb);
+            }
+        }
+        before.1 = group.len();
         // First, since what they tell happened first.
         let mut told = std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner));
         told.append(&mut group);
@@ -162,7 +181,19 @@ fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn Verb>>, n
             // It could not even begin, and would keep each of them waiting as long again.
             Err(error) => group.drain(..).for_each(|verb| verb.answer(Err(error.clone()))),
         }
+        before.0 = Instant::now();
     }
+}
+
+/// How long after the last commit the next begins, when so many verbs were in that one, and so many wait by now
+/// (pure). The busier it is, the longer it is worth to wait for company: most of what a commit costs does not
+/// depend on how many share it. Who is alone waits for nobody, and where enough have come nobody else is
+/// waited for.
+fn linger(last: usize, waiting: usize) -> Duration {
+    if waiting >= ENOUGH || last <= 1 {
+        return Duration::ZERO;
+    }
+    (LINGER * u32::try_from(last).unwrap_or(u32::MAX)).min(LONGEST_LINGER)
 }
 
 fn in_transaction<T>(
