@@ -8,7 +8,7 @@ use roundelay::clock::{Entropy, Time};
 use roundelay::job::Envelope;
 use roundelay::ladder::{Ladder, rungs_of_interval};
 use roundelay::ledger::Hint;
-use roundelay::outcome::{Course, Outcome, RetryPolicy, decide};
+use roundelay::outcome::{Backoff, Course, Outcome, RetryPolicy, decide};
 use roundelay::schedule::{Balance, Cron, Ran, Rhythm, Schedule, Setting};
 use roundelay::throttle::slots::{Ask, Limits, State, Window, Wish};
 
@@ -35,7 +35,8 @@ fn messages(criterion: &mut Criterion) {
 }
 
 fn ladder(criterion: &mut Criterion) {
-    let ladder = Ladder::new([s(30), s(60), s(3_600)].into_iter().flat_map(|every| rungs_of_interval(every, every / 4)));
+    let ladder =
+        Ladder::new([s(30), s(60), s(3_600)].into_iter().flat_map(|every| rungs_of_interval(every, every / 4)));
     let delays = [s(30), Duration::from_millis(61_234), Duration::from_millis(50_000_123)];
     criterion.bench_function("ladder/hop", |b| {
         b.iter(|| delays.map(|delay| ladder.hop(black_box(delay), Duration::from_millis(2))));
@@ -67,7 +68,7 @@ fn schedules(criterion: &mut Criterion) {
 fn outcomes(criterion: &mut Criterion) {
     let schedule = Schedule::fixed_delay(s(60), Duration::ZERO);
     let (balance, dice, ladder) = (Balance::default(), Entropy::seeded(1), Ladder::new([s(60)]));
-    let retry = RetryPolicy::default();
+    let retry = RetryPolicy { attempts: 3, backoff: Backoff::List(vec![s(1), s(10)]) };
     criterion.bench_function("outcome/decide", |b| {
         b.iter(|| {
             let ran = Ran { nominal: NOW, started: NOW, finished: NOW };

@@ -101,9 +101,19 @@ impl Watched {
         Self { connections, config, telemetry, runs, stop, engine }
     }
 
-    /// The next run; panics when none comes.
+    /// The next run; panics when none comes, and tells what is known of what should have come.
     pub async fn next(&mut self) -> Run {
-        timeout(SOON, self.runs.recv()).await.expect("a run came").expect("the engine lives")
+        let Ok(run) = timeout(SOON, self.runs.recv()).await else {
+            let now = self.ledger().now();
+            let late = self.ledger().late(now, 5).await;
+            let mut depths = Vec::new();
+            for queue in self.config.queues.keys() {
+                depths.push((queue, self.broker().depth(queue).await));
+            }
+            let metrics = self.telemetry.render();
+            panic!("no run came within {SOON:?}; at {now} late: {late:#?}, queues: {depths:?}, metrics:\n{metrics}");
+        };
+        run.expect("the engine lives")
     }
 
     /// Asserts that no run comes for `quiet`, which bounds what the test can prove.

@@ -91,3 +91,67 @@ async fn the_benchmark_of_chains_that_sleep_starts_none() {
     assert_eq!((&report["chains"], &report["started"]), (&json!(300), &json!(0)), "{report}");
     assert!(report["ledger_mib"][1].as_f64().unwrap() > 0.0, "{report}");
 }
+
+#[tokio::test]
+async fn the_benchmark_of_chains_compares_both_sides_and_says_where_the_time_goes() {
+    for ground in [Ground::embedded(), Ground::rabbit_and_postgres().await] {
+        let (broker, ledger) = (ground.broker_url(), ground.ledger_url());
+        let few = ["--chains", "30", "--rate", "20", "--for", "1s", "--turns", "1", "--workers", "2"];
+        let place = ["--broker", &broker, "--ledger", &ledger];
+        let report = bench(&[&["chains"], &few[..], &place].concat()).await;
+        assert_eq!(report["workers"], 2);
+        for (what, chains) in [("capacity", 30.0), ("lateness", 20.0)] {
+            let comparison = &report[what];
+            let of = |side: &str, figure: &str| comparison[side][figure].as_f64().unwrap();
+            for side in ["engine", "raw"] {
+                // No more than their number in any second, and not none.
+                let rate = of(side, "cycles_per_s");
+                assert!(rate > 0.0 && rate <= chains * 1.5, "{what} {side}: {comparison}");
+                assert!(comparison[side]["late_ms"]["max"].as_f64().unwrap() > 0.0, "{what} {side}: {comparison}");
+            }
+            assert_eq!(comparison["ratios"].as_array().unwrap().len(), 1);
+            // A claim and a finish, and notes beside them.
+            let transactions = comparison["transactions_per_cycle"].as_f64().unwrap();
+            assert!(transactions > 0.0 && transactions < 6.0, "{comparison}");
+            let stages = &comparison["stages_ms"];
+            for stage in ["wait", "claim", "run", "finish", "publish", "acknowledge"] {
+                assert!(stages[stage].as_f64().unwrap() >= 0.0, "{stage}: {comparison}");
+            }
+            assert!(
+                stages["claim"].as_f64().unwrap() > 0.0 && stages["finish"].as_f64().unwrap() > 0.0,
+                "{comparison}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_benchmark_of_flatness_is_flat_and_repeats_itself() {
+    let settings = ["flat", "--chains", "1000", "--settle", "2m", "--for", "3m"];
+    let reports = bench(&settings).await;
+    for report in reports.as_array().unwrap() {
+        let peak_to_mean = report["peak_to_mean"].as_f64().unwrap();
+        assert!((1.0..1.6).contains(&peak_to_mean), "{report}");
+        // 1,000 each minute, three minutes.
+        assert!((2_850..3_150).contains(&report["starts"].as_u64().unwrap()), "{report}");
+    }
+    let what = |reports: &Value| reports.as_array().unwrap().iter().map(|r| r["peak"].clone()).collect::<Vec<_>>();
+    assert_eq!((what(&reports).len(), what(&reports)), (3, what(&bench(&settings).await)));
+}
+
+#[tokio::test]
+async fn the_benchmark_of_the_ladder_finds_no_delay_too_short_and_none_with_more_than_four_rungs() {
+    let in_virtual_time = bench(&["ladder", "--messages", "5"]).await;
+    let ground = Ground::rabbit().await;
+    let (broker, ledger) = (ground.broker_url(), ground.ledger_url());
+    let on_rabbit = ["ladder", "--messages", "5", "--longest", "2s", "--broker", &broker, "--ledger", &ledger];
+    for (reports, longest) in [(in_virtual_time, u64::MAX), (bench(&on_rabbit).await, 2_000)] {
+        for report in reports.as_array().unwrap() {
+            let waited = report["delay_ms"].as_u64().unwrap() <= longest;
+            assert_eq!(report["messages"], if waited { 5 } else { 0 }, "{report}");
+            assert_eq!((&report["early"], report["late_ms"].is_null()), (&json!(0), !waited), "{report}");
+            assert!(report["hops"].as_u64().unwrap() <= 4, "{report}");
+        }
+        assert_eq!(reports.as_array().unwrap().last().unwrap()["delay_ms"], 86_400_000);
+    }
+}
