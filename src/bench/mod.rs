@@ -4,6 +4,7 @@
 //! - [`throttles`], judged by [`windows`]: how much of a throttle is used, and whether ever too much.
 //! - [`keys`]: a throttle with very many keys.
 //! - [`parked`]: what chains that sleep cost.
+//! - [`restart`]: a start when all chains are overdue.
 //! - [`flat`]: how flat a fleet's starts are. [`ladder`]: delays of all lengths.
 //! - `ground` and `gauge`: what they stand on, and what this process takes.
 
@@ -15,6 +16,7 @@ pub mod keys;
 pub mod ladder;
 pub mod parked;
 mod raw;
+pub mod restart;
 pub mod stages;
 pub mod throttles;
 pub mod windows;

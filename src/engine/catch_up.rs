@@ -6,14 +6,17 @@
 //! has delivered something that was due well after it, or is empty, the message is lost and sent
 //! again: the same identity, so that a wrong guess costs one surplus message and never a second
 //! rotation.
+//!
+//! Many at once are spread over a window, so that whoever the handlers call is not flooded. More than
+//! one look holds make a wave: look follows look at an even rate, which the workers share.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::life::Point;
@@ -26,7 +29,7 @@ use crate::schedule::spread;
 use crate::telemetry::Count;
 
 /// Chains of a queue looked after at a time.
-const PER_LOOK: u32 = 5_000;
+const PER_LOOK: u32 = 1_000;
 /// Chains read at a time while all messages are re-created.
 const PER_PAGE: u32 = 1_000;
 /// After so many publishes that failed the others of a look are not tried: the broker is away.
@@ -53,19 +56,20 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
         let _ = core.ready.set(());
         let mut jobs_up_to = 0;
         let every = if keeps { core.catch_up.every } else { core.catch_up.every.min(LISTEN) };
-        // The first look waits a moment, so that what the queues hold can show itself.
-        let mut pause = LISTEN;
+        // The first round waits a moment, so that what the queues hold can show itself.
+        let mut round = Instant::now() + LISTEN;
+        let mut waves: BTreeMap<&str, Wave> = BTreeMap::new();
         let mut seen = (core.ledger.now(), Instant::now());
         loop {
+            let next = waves.values().map(|wave| wave.next).fold(round, Instant::min);
             tokio::select! {
                 biased;
-                () = tokio::time::sleep(pause) => {}
+                () = sleep_until(next) => {}
                 () = core.kept.notified() => {
                     report("take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
                     continue;
                 }
             }
-            pause = every;
             // Where a queue has come is told in the ledger's time. When that is set forward, what was to
             // arrive just now would seem to be hours away, and be left alone for as long as may be.
             let (now, at) = (core.ledger.now(), Instant::now());
@@ -74,9 +78,23 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
                 core.queues.values().flatten().for_each(|queue| queue.clock_was_set(set_forward));
             }
             seen = (now, at);
+            let is_round = at >= round;
             for (queue, lanes) in &core.queues {
-                report(&format!("catch up on the queue {queue}"), sweep(&core, queue, lanes).await);
+                let wave = waves.get(queue.as_str()).copied();
+                if wave.map_or(!is_round, |wave| wave.next > at) {
+                    continue;
+                }
+                let looked = look(&core, queue, lanes, wave.map(|wave| wave.share)).await;
+                match looked {
+                    Ok(Some(wave)) => waves.insert(queue, wave),
+                    Ok(None) | Err(_) => waves.remove(queue.as_str()),
+                };
+                report(&format!("catch up on the queue {queue}"), looked);
             }
+            if !is_round {
+                continue;
+            }
+            round = at + every;
             if keeps && !mutant!(OutboxNotEmptied) {
                 report("empty the outbox", empty_outbox(&core).await);
             } else if !keeps {
@@ -92,7 +110,7 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
     }
 }
 
-fn report<E: std::fmt::Display>(what: &str, result: Result<(), E>) {
+fn report<T, E: std::fmt::Display>(what: &str, result: Result<T, E>) {
     if let Err(error) = result {
         tracing::warn!(%error, "failed to {what}; the next sweep tries again");
     }
@@ -138,19 +156,33 @@ fn plan(
     Plan::Send { due, look_at: due + patience }
 }
 
-/// Looks at the chains of a queue whose time has come.
-async fn sweep(core: &Core, queue: &str, lanes: &[Arc<QueueRun>]) -> Result<(), String> {
-    while look(core, queue, lanes).await? {}
-    Ok(())
+/// A queue has more to send again than one look holds.
+#[derive(Clone, Copy, Debug)]
+struct Wave {
+    /// From one chain to the next, over all workers.
+    share: Duration,
+    /// When this worker looks again.
+    next: Instant,
 }
 
-/// One look; whether there is more to send at once.
-async fn look(core: &Core, queue: &str, lanes: &[Arc<QueueRun>]) -> Result<bool, String> {
-    let (now, slack) = (core.ledger.now(), core.catch_up.slack);
+/// From one chain to the next, when so many are to be spread over at most `spread` (pure).
+fn share_of(chains: usize, spread: Duration) -> Duration {
+    SHARE.min(spread / u32::try_from(chains.max(1)).unwrap_or(u32::MAX))
+}
+
+/// Looks at the chains of a queue whose time has come, those that are overdue longest. `share` is that of the
+/// wave of which this look is a part. Answers how the wave goes on.
+async fn look(
+    core: &Core,
+    queue: &str,
+    lanes: &[Arc<QueueRun>],
+    share: Option<Duration>,
+) -> Result<Option<Wave>, String> {
+    let (now, slack, begun) = (core.ledger.now(), core.catch_up.slack, Instant::now());
     let overdue = core.ledger.overdue(queue.to_owned(), core.kinds(), now, PER_LOOK).await;
     let overdue = overdue.map_err(|error| error.to_string())?;
     if overdue.is_empty() {
-        return Ok(false);
+        return Ok(None);
     }
     core.life.reached(Point::OverdueRead).await;
     let full = overdue.len() == PER_LOOK as usize;
@@ -160,7 +192,15 @@ async fn look(core: &Core, queue: &str, lanes: &[Arc<QueueRun>]) -> Result<bool,
         let depth = core.dispatch.broker.depth(&lane.source).await.map_err(|error| error.to_string())?;
         come.push((depth, lane.frontier()));
     }
-    let window = core.catch_up.spread.min(SHARE * overdue.len() as u32);
+    let share = match share {
+        Some(share) => share,
+        None if full => share_of(overdue_of(core, queue).await?.max(overdue.len()), core.catch_up.spread),
+        None => share_of(overdue.len(), core.catch_up.spread),
+    };
+    // What one look does not hold, all workers send at the same time.
+    let workers = come.iter().map(|(depth, _)| depth.consumers).max().filter(|_| full).unwrap_or(1).max(1);
+    let turn = share.saturating_mul(u32::try_from(workers).unwrap_or(u32::MAX));
+    let window = turn.saturating_mul(overdue.len() as u32);
     let plans: Vec<Plan> = (overdue.iter().enumerate())
         .map(|(n, chain)| {
             let (held, offset) = (core.holds(chain.hint.epoch) > 0, spread(n, overdue.len(), window));
@@ -188,7 +228,7 @@ async fn look(core: &Core, queue: &str, lanes: &[Arc<QueueRun>]) -> Result<bool,
         })
         .collect();
     if sends.is_empty() || mutant!(CatchUpSleeps) {
-        return Ok(false);
+        return Ok(None);
     }
     tracing::info!(
         queue, chains = sends.len(), over = ?window,
@@ -196,13 +236,20 @@ async fn look(core: &Core, queue: &str, lanes: &[Arc<QueueRun>]) -> Result<bool,
     );
     let unsent = send_all(core, sends).await;
     if unsent.is_empty() {
-        return Ok(full);
+        return Ok(full.then_some(Wave { share, next: begun + window }));
     }
     // What could not be sent is looked at soon, and as if this look had not been.
     let again = (overdue.iter().zip(looks)).filter(|(chain, _)| unsent.contains(&chain.hint.epoch));
     let again = again.map(|(chain, look)| LookAgain { from: look.to, to: now + slack, looks: chain.looks, ..look });
     core.ledger.look_again(again.collect()).await.map_err(|error| error.to_string())?;
     Err(format!("{} messages could not be sent", unsent.len()))
+}
+
+/// How many chains of a queue are overdue.
+async fn overdue_of(core: &Core, queue: &str) -> Result<usize, String> {
+    let census = core.ledger.census(core.catch_up.slack).await.map_err(|error| error.to_string())?;
+    let overdue = census.queues.iter().filter(|of| of.queue == queue).map(|of| of.overdue).sum::<i64>();
+    Ok(usize::try_from(overdue).unwrap_or(0))
 }
 
 /// Publishes messages for chains, each due at the given time. Returns the epochs of those that
@@ -366,6 +413,22 @@ mod tests {
         }
         let unknown = plan(&chain(true, 130, 0, 0), full, None, false, at(200), slack, Duration::ZERO);
         assert_eq!(unknown, wait(230), "nothing is known of the queue yet");
+    }
+
+    #[test]
+    fn few_are_not_stretched_and_many_keep_to_the_window() {
+        let (ms, us) = (Duration::from_millis, Duration::from_micros);
+        let table = [
+            (0, ms(30_000), ms(5)),
+            (1, ms(30_000), ms(5)),
+            (6_000, ms(30_000), ms(5)),
+            (6_001, ms(30_000), Duration::from_nanos(4_999_166)),
+            (1_000_000, ms(30_000), us(30)),
+            (1_000_000, Duration::ZERO, Duration::ZERO),
+        ];
+        for (chains, spread, share) in table {
+            assert_eq!(share_of(chains, spread), share, "{chains} over {spread:?}");
+        }
     }
 
     #[test]

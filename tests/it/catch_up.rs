@@ -12,6 +12,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::harness::{Ground, SOON, Watched, until};
+use crate::virtual_time::{MONDAY, World, chain};
 
 const CONFIG: &str = r#"
 catch_up = { every = "1s", slack = "1s", spread = "0s" }
@@ -183,6 +184,45 @@ async fn a_message_that_could_not_be_sent_again_is_tried_again_soon() {
     assert_eq!((again.tick(), again.job.attempt), (1, 1));
     again.end(Outcome::Done);
     engine.stop().await;
+}
+
+/// More than one look holds, and no message of them anywhere, as after a broker was lost: they are sent at an even
+/// rate over the window, however many workers send them.
+#[tokio::test(start_paused = true)]
+async fn a_wave_of_overdue_chains_is_as_even_as_its_window_is_long() {
+    let config = "catch_up = { every = \"5s\", slack = \"1s\", spread = \"48s\" }
+[queues.work]
+concurrency = 1000
+prefetch = 1000
+[kinds.sync]
+queue = \"work\"
+every = \"1d\"
+";
+    for workers in [1, 3] {
+        let mut world = World::new(config, MONDAY);
+        let chains = 12_000;
+        let yesterday = MONDAY - Duration::from_secs(86_400);
+        world.chains((0..chains).map(|n| chain("sync", &n.to_string(), "work", yesterday)).collect()).await;
+        for _ in 0..workers {
+            world.start_beside().await;
+        }
+        world.until(Duration::from_secs(75)).await;
+        let seen = world.seen("sync");
+        assert_eq!(seen.len(), chains, "{workers} workers");
+        let begin = seen.iter().map(|run| run.from).min().unwrap();
+        assert!(begin.since(MONDAY) < Duration::from_secs(2), "the first begins after {:?}", begin.since(MONDAY));
+        let mut seconds: BTreeMap<u64, u64> = BTreeMap::new();
+        for run in &seen {
+            *seconds.entry(run.from.since(begin).as_secs()).or_default() += 1;
+        }
+        // 250 each second; the last one may be a part.
+        let last = *seconds.last_key_value().unwrap().0;
+        assert!((46..=50).contains(&last), "{workers} workers: {seconds:?}");
+        for (second, starts) in seconds.range(..last - 1) {
+            assert!((190..=320).contains(starts), "{workers} workers, second {second}: {seconds:?}");
+        }
+        world.stop().await;
+    }
 }
 
 #[tokio::test]

@@ -126,6 +126,19 @@ async fn the_benchmark_of_chains_compares_both_sides_and_says_where_the_time_goe
 }
 
 #[tokio::test]
+async fn the_benchmark_of_restarts_sees_each_overdue_chain_tick_once() {
+    for ground in [Ground::embedded(), Ground::rabbit().await] {
+        let (broker, ledger) = (ground.broker_url(), ground.ledger_url());
+        let few = ["restart", "--chains", "1500", "--spread", "4s", "--broker", &broker, "--ledger", &ledger];
+        let report = bench(&few).await;
+        assert_eq!(report["chains"], 1_500);
+        let of = |figure: &str| report[figure].as_f64().unwrap();
+        assert!(of("first_tick_s") <= of("steady_after_s") && of("steady_after_s") >= 3.0, "{report}");
+        assert!(of("peak_to_mean") >= 1.0 && of("mean") > 0.0 && of("transactions") > 0.0, "{report}");
+    }
+}
+
+#[tokio::test]
 async fn the_benchmark_of_flatness_is_flat_and_repeats_itself() {
     let settings = ["flat", "--chains", "1000", "--settle", "2m", "--for", "3m"];
     let reports = bench(&settings).await;

@@ -45,7 +45,7 @@ pub struct World {
     pub broker: EmbeddedBroker,
     seen: Arc<Mutex<Vec<Seen>>>,
     started: tokio::time::Instant,
-    engine: Option<(CancellationToken, JoinHandle<()>)>,
+    engines: Vec<(CancellationToken, JoinHandle<()>)>,
     scripts: BTreeMap<String, Arc<Script>>,
 }
 
@@ -60,7 +60,17 @@ impl World {
         let broker = EmbeddedBroker::new(Names::new(&config.broker.prefix));
         let connections = Connections { broker: Arc::new(broker.clone()), ledger: ledger.clone(), clock, entropy };
         let (seen, started) = (Arc::default(), tokio::time::Instant::now());
-        Self { config, connections, begin, ledger, broker, seen, started, engine: None, scripts: BTreeMap::new() }
+        Self {
+            config,
+            connections,
+            begin,
+            ledger,
+            broker,
+            seen,
+            started,
+            engines: Vec::new(),
+            scripts: BTreeMap::new(),
+        }
     }
 
     /// What the handler of a kind does, whatever the configuration says. Others end at once, and well, unless
@@ -110,13 +120,19 @@ impl World {
         }
         let (stop, ready) = (CancellationToken::new(), engine.ready());
         let run = engine.run(stop.clone());
-        self.engine = Some((stop, tokio::spawn(async move { run.await.unwrap() })));
+        self.engines.push((stop, tokio::spawn(async move { run.await.unwrap() })));
         ready.wait().await;
     }
 
-    /// Stops the worker in good order.
+    /// A worker among several: its connection is its own, on a broker that outlives it, as RabbitMQ does.
+    pub async fn start_beside(&mut self) {
+        self.connections.broker = Arc::new(self.broker.connect());
+        self.start().await;
+    }
+
+    /// Stops the workers in good order.
     pub async fn stop(&mut self) {
-        if let Some((stop, engine)) = self.engine.take() {
+        for (stop, engine) in self.engines.drain(..) {
             stop.cancel();
             engine.await.unwrap();
         }

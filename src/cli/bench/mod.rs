@@ -5,6 +5,7 @@ mod flat;
 mod keys;
 mod ladder;
 mod parked;
+mod restart;
 mod throttles;
 
 use std::path::PathBuf;
@@ -25,6 +26,7 @@ enum Command {
     Throttles(throttles::Throttles),
     Keys(keys::Keys),
     Parked(parked::Parked),
+    Restart(restart::Restart),
     Flat(flat::Flat),
     Ladder(ladder::Ladder),
 }
@@ -47,6 +49,7 @@ impl Bench {
             Command::Throttles(bench) => bench.run().await,
             Command::Keys(bench) => bench.run().await,
             Command::Parked(bench) => bench.run().await,
+            Command::Restart(bench) => bench.run().await,
             // It has runtimes of its own.
             Command::Flat(bench) => tokio::task::block_in_place(|| bench.run()),
             Command::Ladder(bench) => bench.run().await,
