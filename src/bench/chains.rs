@@ -46,6 +46,8 @@ pub struct Settings {
     pub turns: u32,
     /// Messages that a worker has in work at the same time.
     pub concurrency: u16,
+    /// Tells how often this process has allocated memory so far; only a program whose allocator counts can.
+    pub allocations: Option<fn() -> u64>,
 }
 
 /// One side's figures.
@@ -58,6 +60,9 @@ pub struct Figures {
     pub late_ms: Lateness,
     /// CPU seconds of this process, not of the broker.
     pub cpu_s: f64,
+    /// Allocations of memory for each cycle, if they are counted: see `benches/allocations.rs`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocations: Option<f64>,
     /// CPU microseconds for each cycle, by thread of this process, and of all else on the machine
     /// (`elsewhere`: broker, PostgreSQL). Only on Linux.
     pub cpu_us: BTreeMap<String, f64>,
@@ -141,20 +146,32 @@ struct Side {
     cpu_s: f64,
     threads: BTreeMap<String, f64>,
     elsewhere: f64,
+    count: Option<fn() -> u64>,
+    allocations: u64,
 }
 
 impl Side {
-    fn new() -> Self {
+    fn new(settings: &Settings) -> Self {
         let meter = Meter::new();
-        let late = meter.take();
-        Self { meter, late, seconds: 0.0, cpu_s: 0.0, threads: BTreeMap::new(), elsewhere: 0.0 }
+        Self {
+            late: meter.take(),
+            meter,
+            seconds: 0.0,
+            cpu_s: 0.0,
+            threads: BTreeMap::new(),
+            elsewhere: 0.0,
+            count: settings.allocations,
+            allocations: 0,
+        }
     }
 
     /// Measures for `length`; answers with the cycles per second of that.
     async fn measure(&mut self, length: Duration) -> f64 {
         self.meter.take();
         let (cpu, threads, machine, start) = (cpu_seconds(), cpu_of_threads(), Machine::now(), Instant::now());
+        let allocations = self.count.map_or(0, |count| count());
         sleep(length).await;
+        self.allocations += self.count.map_or(0, |count| count()) - allocations;
         let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_seconds() - cpu);
         for (name, spent) in cpu_of_threads() {
             *self.threads.entry(name.clone()).or_default() += spent - threads.get(&name).copied().unwrap_or_default();
@@ -179,6 +196,7 @@ impl Side {
             cycles_per_s: round(cycles / self.seconds.max(0.001)),
             late_ms: Lateness::of_micros(&self.late),
             cpu_s: round(self.cpu_s),
+            allocations: self.count.map(|_| round(self.allocations as f64 / cycles.max(1.0))),
             // Threads that do next to nothing are no figure.
             cpu_us: all.filter(|(_, micros)| *micros >= 0.5).collect(),
         }
@@ -208,7 +226,7 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
 }
 
 async fn compare(settings: &Settings, chains: usize, note: impl Fn(&str)) -> Result<Comparison, StartError> {
-    let (mut engine, mut raw, mut traffic) = (Side::new(), Side::new(), Traffic::default());
+    let (mut engine, mut raw, mut traffic) = (Side::new(settings), Side::new(settings), Traffic::default());
     let (turns, mut ratios) = (settings.turns.max(1), Vec::new());
     let length = settings.length / turns;
     for turn in 1..=turns {
@@ -223,7 +241,7 @@ async fn compare(settings: &Settings, chains: usize, note: impl Fn(&str)) -> Res
         ratios.push(round(ours / theirs.max(0.001)));
     }
     note(&format!("where the time goes, {}", short_duration(length)));
-    let (mut clocked, clock) = (Side::new(), Clock::default());
+    let (mut clocked, clock) = (Side::new(settings), Clock::default());
     run_engine(settings, chains, &mut clocked, length, Some(&clock)).await?;
     let (engine_late, cycles, seconds) = (clocked.late.mean() / 1_000.0, engine.late.len(), engine.seconds);
     let (engine, raw) = (engine.figures(), raw.figures());

@@ -3,6 +3,7 @@
 //! Each worker has connections of its own, and by that a ledger of its own on the same file or server, as
 //! processes have.
 
+use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ use crate::engine::{Connections, Engine, StartError};
 use crate::job::Job;
 use crate::ledger::{Order, Traffic, Which};
 use crate::outcome::Outcome;
+
+use crate::roster::{self, Format, SyncError, Wishes};
 use crate::telemetry::{Latenesses, Telemetry};
 
 /// Entities enrolled in one transaction.
@@ -89,6 +92,24 @@ impl Ground {
         Ok(())
     }
 
+    /// Begins so many chains as `roundelay enroll` does, from a roster in CSV, row by row.
+    pub(super) async fn enroll_roster(&self, chains: usize, mut note: impl FnMut(usize)) -> Result<(), StartError> {
+        let wishes = Wishes { own_process: true, ..Wishes::default() };
+        let failed = |error: SyncError| StartError::Setup(error.to_string());
+        let mut sync = roster::Sync::begin(&self.config, self.first().clone(), KIND, wishes).await.map_err(failed)?;
+        let source = Roster { run: self.first().entropy.token(), rows: chains, next: 0, line: Vec::new(), read: 0 };
+        for (n, row) in roster::rows(Format::Csv, source).map_err(StartError::Setup)?.enumerate() {
+            if let Some(bad) = sync.row(row).await.map_err(failed)? {
+                return Err(StartError::Setup(bad.reason));
+            }
+            note(n + 1);
+        }
+        match sync.end().await.map_err(failed)?.tally.unsent {
+            0 => Ok(()),
+            unsent => Err(StartError::Setup(format!("{unsent} first messages could not be sent"))),
+        }
+    }
+
     /// Starts the workers and waits until they consume. Each start is told to `started`, and `probe` watches.
     pub(super) async fn start(
         &self,
@@ -147,6 +168,31 @@ impl Ground {
             connections.broker.close().await;
         }
         Ok(())
+    }
+}
+
+/// A roster in CSV that is written as it is read, so that it takes no memory beside the chains.
+struct Roster {
+    run: String,
+    rows: usize,
+    next: usize,
+    line: Vec<u8>,
+    read: usize,
+}
+
+impl Read for Roster {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        if self.read == self.line.len() && self.next <= self.rows {
+            let line = match self.next {
+                0 => "key,platform,country\n".into(),
+                nth => format!("{}-{nth},ios,de\n", self.run),
+            };
+            (self.line, self.read, self.next) = (line.into_bytes(), 0, self.next + 1);
+        }
+        let count = into.len().min(self.line.len() - self.read);
+        into[..count].copy_from_slice(&self.line[self.read..self.read + count]);
+        self.read += count;
+        Ok(count)
     }
 }
 

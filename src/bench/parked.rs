@@ -42,7 +42,7 @@ pub struct Settings {
 pub struct Report {
     /// How many chains slept.
     pub chains: usize,
-    /// How long it took to begin them, in seconds.
+    /// How long it took to begin them from a roster in CSV, in seconds.
     pub enrolled_in_s: f64,
     /// For how long was measured, in seconds.
     pub seconds: f64,
@@ -74,7 +74,7 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
     note(&format!("begins {} chains", settings.chains));
     let begin = Instant::now();
     ground
-        .enroll(settings.chains, Some(Duration::ZERO), |begun| {
+        .enroll_roster(settings.chains, |begun| {
             if begun.is_multiple_of(100_000) {
                 note(&format!("{begun} have begun"));
             }

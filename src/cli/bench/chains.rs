@@ -65,6 +65,7 @@ impl Chains {
             length: self.length,
             turns: self.turns.max(1),
             concurrency: self.concurrency.max(1),
+            allocations: None,
         };
         let report = chains::run(&settings, note).await?;
         if self.json {
