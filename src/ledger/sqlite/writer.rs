@@ -229,3 +229,17 @@ fn in_transaction<T>(
         Err(_) => Err(LedgerError::Statement("a verb panicked; this is a bug in the engine".into())),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_alone_waits_for_nobody_and_many_wait_for_more() {
+        let table = [(0, 1, 0), (1, 1, 0), (1, 63, 0), (2, 1, 200), (15, 3, 1_500), (20, 1, 2_000), (500, 63, 2_000)];
+        for (last, waiting, micros) in table {
+            assert_eq!(linger(last, waiting), Duration::from_micros(micros), "{last} before, {waiting} now");
+        }
+        assert_eq!(linger(500, ENOUGH), Duration::ZERO);
+    }
+}
