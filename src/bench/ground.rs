@@ -20,7 +20,6 @@ use crate::engine::{Connections, Engine, StartError};
 use crate::job::Job;
 use crate::ledger::{Order, Traffic, Which};
 use crate::outcome::Outcome;
-
 use crate::roster::{self, Format, SyncError, Wishes};
 use crate::telemetry::{Latenesses, Telemetry};
 
