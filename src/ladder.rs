@@ -6,7 +6,8 @@
 //! `slop` that the caller says has already passed.
 //!
 //! Rungs come from two places. Durations that the configuration names (intervals, backoffs, jitter
-//! choices) each have an exact rung of their own, hence one hop. The *family* serves every other
+//! choices) each have a rung of their own, hence one hop: those on which chains sleep are shorter by
+//! [`AT_THE_DOOR`], the others exact. The *family* serves every other
 //! delay: a positional system whose digits are
 //!
 //! | digit | rungs | count |

@@ -204,6 +204,7 @@ impl Core {
             chains: if mutant!(DiscoveredDropped) { Vec::new() } else { asked.chains.clone() },
             progress,
         };
+        lease.finishes();
         let finish = self.insist("finish", || self.ledger.finish(request.clone())).await;
         self.note(envelope, queue, Some((chain, grant.fence)), &decision, finish == Some(Finish::Fenced));
         Some(Ended { finish: finish?, at, asked })

@@ -5,6 +5,7 @@
 //! lease does: by then somebody else may run the same tick.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -34,6 +35,8 @@ struct Held {
     /// ledger's.
     ends: Mutex<Instant>,
     lost: CancellationToken,
+    /// Its finish has been asked for.
+    finishes: AtomicBool,
 }
 
 /// A claim, as long as it is held here.
@@ -54,6 +57,7 @@ impl Leases {
             renewal: Renewal { epoch, fence },
             ends: Mutex::new(asked + self.length),
             lost: CancellationToken::new(),
+            finishes: AtomicBool::new(false),
         });
         self.held().insert(fence, held.clone());
         Lease { leases: self, held }
@@ -76,6 +80,12 @@ impl Held {
 }
 
 impl Lease<'_> {
+    /// From now on its finish is on the way: that nobody holds it any more then is no loss, and if somebody else
+    /// does, the answer to the finish says so.
+    pub fn finishes(&self) {
+        self.held.finishes.store(true, Ordering::Relaxed);
+    }
+
     /// Waits until the run must end, because the lease is another's, or is about to be.
     pub async fn lost(&self) {
         loop {
@@ -134,8 +144,8 @@ async fn renew(core: &Core, held: &[Arc<Held>], patience: Duration) -> bool {
     for (held, kept) in held.iter().zip(answers) {
         if kept {
             *held.ends() = asked + length;
-        } else if core.leases.held().contains_key(&held.renewal.fence) {
-            // Otherwise it has just finished.
+        } else if !held.finishes.load(Ordering::Relaxed) && core.leases.held().contains_key(&held.renewal.fence) {
+            // Otherwise it has just finished, or is about to hear that it has.
             core.telemetry.count(Count::LeaseLost);
             let Renewal { epoch, fence } = held.renewal;
             tracing::warn!(epoch, fence, "a lease was lost: somebody else has claimed the tick, or it began anew");

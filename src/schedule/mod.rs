@@ -226,8 +226,8 @@ impl Schedule {
         self.after(anchor, started, phase)
     }
 
-    /// A delay after the end of a run. A jittered one is one of the interval's own rungs, so that it
-    /// costs one hop. Other rungs in its window would do that too, but they lie denser at its lower
+    /// A delay after the end of a run. A jittered one has one of the interval's own rungs, 10 ms shorter, so
+    /// that it costs one hop. Other rungs in its window would do that too, but they lie denser at its lower
     /// end: the mean would suffer.
     fn delay(&self, interval: Duration, now: Time, setting: Setting<'_>) -> Duration {
         if self.jitter.is_zero() {

@@ -5,19 +5,22 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, ready};
 use roundelay::broker::embedded::EmbeddedBroker;
 use roundelay::broker::topology::Names;
 use roundelay::broker::{Destination, Message};
 use roundelay::clock::{Clock, Entropy, Time};
 use roundelay::config::{HandlerSettings, KindSettings, LedgerUrl};
 use roundelay::engine::Connections;
+use roundelay::engine::life::{Point, Probe};
 use roundelay::job::{Envelope, Job};
 use roundelay::ledger::sqlite::SqliteLedger;
 use roundelay::ledger::{AttemptRecord, Enrolled, Ledger, NewChain};
 use roundelay::{Config, Engine, Outcome};
 use serde_json::Value;
 use tokio::task::JoinHandle;
-use tokio::time::sleep_until;
+use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 /// When virtual time begins, unless a test says otherwise: a Monday, at midnight UTC.
@@ -47,6 +50,20 @@ pub struct World {
     started: tokio::time::Instant,
     engines: Vec<(CancellationToken, JoinHandle<()>)>,
     scripts: BTreeMap<String, Arc<Script>>,
+    probe: Option<Arc<dyn Probe>>,
+}
+
+/// Keeps an engine for a while each time it comes to a point, so that others come there too.
+struct Pause(Point, Duration);
+
+impl Probe for Pause {
+    fn reached(&self, point: Point) -> BoxFuture<'static, ()> {
+        if point == self.0 { sleep(self.1).boxed() } else { ready(()).boxed() }
+    }
+
+    fn hold(&self, task: BoxFuture<'static, ()>) -> BoxFuture<'static, ()> {
+        task
+    }
 }
 
 impl World {
@@ -70,6 +87,7 @@ impl World {
             started,
             engines: Vec::new(),
             scripts: BTreeMap::new(),
+            probe: None,
         }
     }
 
@@ -77,6 +95,11 @@ impl World {
     /// the configuration names a handler for them: then it is that one.
     pub fn script(&mut self, kind: &str, script: impl Fn(&Job) -> (Duration, Outcome) + Send + Sync + 'static) {
         self.scripts.insert(kind.into(), Arc::new(Box::new(script)));
+    }
+
+    /// Workers that start from now on stay so long at a point of their work each time they come there.
+    pub fn pause_at(&mut self, point: Point, length: Duration) {
+        self.probe = Some(Arc::new(Pause(point, length)));
     }
 
     /// Begins chains, before the engine starts.
@@ -99,6 +122,9 @@ impl World {
     async fn begin(&mut self, set_up: impl FnOnce(Engine) -> Engine) {
         self.connections.broker.apply(&self.config.topology()).await.unwrap();
         let mut engine = set_up(Engine::new(self.config.clone()).connections(self.connections.clone()));
+        if let Some(probe) = &self.probe {
+            engine = engine.probe(probe.clone());
+        }
         let scripted = |kind: &String| self.scripts.contains_key(kind);
         let none = |settings: &KindSettings| matches!(settings.handler, HandlerSettings::Rust);
         for (kind, _) in self.config.kinds.iter().filter(|(kind, settings)| scripted(kind) || none(settings)) {

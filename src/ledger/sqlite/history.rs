@@ -18,12 +18,17 @@ const OLD: &str = "fence IN (SELECT fence FROM attempts ORDER BY fence LIMIT ?2)
 const LEFT: &str = "state <> 0 AND lease_until <> 0 AND lease_until <= ?1";
 
 impl Store {
-    fn any_left(&self, now: Time) -> Result<bool> {
-        let any = format!("SELECT EXISTS (SELECT 1 FROM chains WHERE {LEFT})");
+    pub(super) fn any_left(&self, now: Time) -> Result<bool> {
+        let any = format!(
+            "SELECT EXISTS (SELECT 1 FROM chains WHERE {LEFT})
+                 OR EXISTS (SELECT 1 FROM hot_chains h CROSS JOIN chains USING (epoch) WHERE {hot})",
+            hot = LEFT.replace("lease_until", "h.lease_until")
+        );
         self.connection.prepare_cached(&any)?.query_row([now.as_millis()], |row| row.get(0))
     }
 
-    fn end_left(&mut self, now: Time, limit: u32) -> Result<()> {
+    pub(super) fn end_left(&mut self, now: Time, limit: u32) -> Result<()> {
+        self.cool_all()?;
         let left = format!(
             "UPDATE chains SET lease_until = 0 WHERE epoch IN (SELECT epoch FROM chains WHERE {LEFT} LIMIT ?2)
              RETURNING fence"

@@ -34,7 +34,7 @@ impl Store {
                     iif(state = 2, (SELECT coalesce(f.code || ': ', '') || f.reason FROM failures f
                                     WHERE f.kind = chains.kind AND f.key = chains.key AND f.item = '' AND f.permanent
                                       AND f.last_at = chains.last_finish), NULL)
-             FROM chains
+             FROM chains_now AS chains
              WHERE (kind, key) > (?5, ?6) AND kind <= ?7 AND once = 0 AND {WHICH}
                AND (?8 IS NULL OR state = ?8)
                AND (?9 IS NULL OR (state = 0 AND due < ?9 AND lease_until <= ?10 AND batch_open = 0))
@@ -105,6 +105,7 @@ impl Store {
                AND state IN (0, 1) AND once = 0 AND parent = 0 AND lease_until <= ?7 AND batch_open = 0
              RETURNING {HINT}"
         );
+        self.cool_all()?;
         let mut update = self.connection.prepare_cached(&sql)?;
         let mut one = |Move { epoch, tick, from, nominal, due, watch_at }: &Move| {
             let [from, nominal, due, watch_at, now] = [*from, *nominal, *due, *watch_at, now].map(Time::as_millis);

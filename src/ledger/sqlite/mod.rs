@@ -4,6 +4,7 @@
 
 mod failed;
 mod history;
+mod hot;
 mod list;
 mod orders;
 mod rosters;
@@ -34,7 +35,7 @@ use crate::config::LedgerUrl;
 use crate::ledger::traffic::Counters;
 use crate::progress::Progress;
 use store::Store;
-use writer::Writer;
+use writer::{Lateness, Writer};
 
 /// How long a statement waits for another process to release the write lock.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -54,6 +55,7 @@ pub struct SqliteLedger {
     writer: Writer,
     reader: Arc<Mutex<Store>>,
     counters: Arc<Counters>,
+    late: Lateness,
 }
 
 impl SqliteLedger {
@@ -95,9 +97,10 @@ impl SqliteLedger {
         let (connection, id, reader) = open().map_err(|error| error.to_string())?;
         let counters = Arc::<Counters>::default();
         let writer = Store::new(connection, counters.clone());
-        let writer = Writer::spawn(writer).map_err(|error| error.to_string())?;
+        let late = Lateness::default();
+        let writer = Writer::spawn(writer, late.clone()).map_err(|error| error.to_string())?;
         let reader = Arc::new(Mutex::new(Store::new(reader, counters.clone())));
-        Ok(Self { id, clock, writer, reader, counters })
+        Ok(Self { id, clock, writer, reader, counters, late })
     }
 
     fn memory(clock: Clock, entropy: &Entropy) -> Result<Self, schema::MigrateError> {
@@ -109,7 +112,14 @@ impl SqliteLedger {
         let id = schema::migrate(&mut connection, entropy, clock.now())?;
         let counters = Arc::<Counters>::default();
         let store = Arc::new(Mutex::new(Store::new(connection, counters.clone())));
-        Ok(Self { id, clock, writer: Writer::Inline(store.clone()), reader: store, counters })
+        Ok(Self {
+            id,
+            clock,
+            writer: Writer::Inline(store.clone()),
+            reader: store,
+            counters,
+            late: Lateness::default(),
+        })
     }
 
     /// A copy in memory of what is committed now, opened as a restored backup is.
@@ -175,6 +185,7 @@ impl Ledger for SqliteLedger {
 
     async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError> {
         let clock = self.clock.clone();
+        self.late.of_claim(clock.now().since(request.hint.due));
         self.writer.write(move |store| store.claim(&request, clock.now())).await
     }
 

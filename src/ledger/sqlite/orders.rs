@@ -15,6 +15,7 @@ pub(super) const WHICH: &str = "(?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR key
 
 impl Store {
     pub fn steer(&mut self, which: &Which, order: Order, at: Time) -> Result<u64> {
+        self.cool_all()?;
         let now = at.as_millis();
         let Which { kind, key, owner, like } = which;
         let like = like.as_deref().map(sqlite_glob);
@@ -109,6 +110,7 @@ impl Store {
     }
 
     pub fn advance(&mut self, kind: &str, key: &str, now: Time, slack: Duration) -> Result<Option<Hint>> {
+        self.cool("SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2", [kind, key])?;
         // What is due already has its message, or catch-up sends it.
         let advance = "UPDATE chains SET due = ?3, expected = ?3, watch_at = ?4, sent = 0, looks = 0
                        WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0

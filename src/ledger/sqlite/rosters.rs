@@ -19,7 +19,8 @@ impl Store {
         rows.collect()
     }
 
-    fn depart(&mut self, epochs: &[i64]) -> Result<u64> {
+    pub(super) fn depart(&mut self, epochs: &[i64]) -> Result<u64> {
+        self.cool_all()?;
         let mut departed = 0;
         for epoch in epochs {
             let name = self

@@ -10,7 +10,7 @@ use crate::clock::Time;
 use crate::ledger::traffic::Counters;
 use crate::ledger::{
     Batch, ChainRow, ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint,
-    Judgement, LookAgain, Member, NewChain, Renewal, Sent, SpawnedJob, judge,
+    Judgement, LookAgain, Member, NewChain, Sent, SpawnedJob, judge,
 };
 use crate::outcome::Next;
 use crate::progress::Progress;
@@ -45,6 +45,15 @@ struct Found {
     carry: Option<String>,
     batch: Option<Batch>,
     depth: u32,
+}
+
+/// A chain as its holder finishes it.
+struct Held {
+    hint: Hint,
+    state: ChainState,
+    owner: Option<String>,
+    /// The tick of which a run last started, and when.
+    started: (i64, Time),
 }
 
 pub(super) fn time(row: &Row<'_>, column: usize) -> Result<Time> {
@@ -162,6 +171,7 @@ impl Store {
     /// Gives a chain a new epoch, in which it has no message, no holder, and its first attempt
     /// before it. Who held it can finish no more, and the record of that attempt ends here.
     pub(super) fn new_epoch(&mut self, old: i64, now: Time) -> Result<i64> {
+        self.cool("SELECT ?1 AS epoch", [old])?;
         self.connection
             .prepare_cached(
                 "UPDATE attempts SET finished = ?2, verdict = 'lost' WHERE finished IS NULL
@@ -190,6 +200,7 @@ impl Store {
 
     /// The members of a chain's batch are wanted no more. Who runs one cannot finish it.
     fn drop_members(&mut self, parent: i64) -> Result<()> {
+        self.cool("SELECT epoch FROM chains WHERE parent = ?1 AND parent <> 0", [parent])?;
         self.connection.prepare_cached("DELETE FROM chains WHERE parent = ?1 AND parent <> 0")?.execute([parent])?;
         Ok(())
     }
@@ -202,13 +213,6 @@ impl Store {
             let watch_at = (s.due + slack).as_millis();
             update.execute(params![s.epoch, s.tick, s.attempt, s.due.as_millis(), watch_at])?;
         }
-        Ok(())
-    }
-
-    pub fn mark_sent(&mut self, s: Sent) -> Result<()> {
-        self.connection
-            .prepare_cached("UPDATE chains SET sent = 1 WHERE epoch = ?1 AND tick = ?2 AND attempt = ?3 AND due = ?4")?
-            .execute(params![s.epoch, s.tick, s.attempt, s.due.as_millis()])?;
         Ok(())
     }
 
@@ -267,18 +271,15 @@ impl Store {
         if mutant!(FenceReused) && previous > 0 {
             fence = previous;
         }
+        if lost {
+            // What is hot says who holds it now.
+            let epoch = [request.hint.epoch];
+            self.connection.prepare_cached("UPDATE chains SET lease_until = 0 WHERE epoch = ?1")?.execute(epoch)?;
+        }
+        let starts = refused.is_none() && batch.is_none();
+        let (tick, start) = if starts { (chain.hint.tick, now) } else { (chain.started_tick, chain.last_start) };
         // What is claimed has been sent, whether or not the note of it has come.
-        let update = "UPDATE chains SET fence = ?2, lease_until = ?3, sent = 1,
-                                        started_tick = iif(?4, tick, started_tick), last_start = iif(?4, ?5, last_start)
-                      WHERE epoch = ?1";
-        let (until, starts) = ((now + request.lease).as_millis(), refused.is_none() && batch.is_none());
-        self.connection.prepare_cached(update)?.execute(params![
-            request.hint.epoch,
-            fence,
-            until,
-            starts,
-            now.as_millis()
-        ])?;
+        self.heat(request.hint.epoch, fence, now + request.lease, true, (tick, start))?;
         Ok(Claim::Granted(Grant {
             fence,
             last_start: chain.last_start,
@@ -302,7 +303,7 @@ impl Store {
         let sql = format!(
             "SELECT {HINT}, state, nominal, lease_until, sent, once, started_tick, last_start, last_finish, batch_open,
                     fence, payload, owner, schedule, carry, batch_total, batch_failed, depth
-             FROM chains WHERE {condition}"
+             FROM chains_now WHERE {condition}"
         );
         let found = self.connection.prepare_cached(&sql)?.query_row(arguments, |row| {
             let at = |column| AFTER_HINT + column;
@@ -333,55 +334,15 @@ impl Store {
         found.optional()
     }
 
-    pub fn renew(&mut self, leases: &[Renewal], until: Time) -> Result<Vec<bool>> {
-        let mut update = self.connection.prepare_cached(
-            "UPDATE chains SET lease_until = ?3 WHERE epoch = ?1 AND fence = ?2 AND lease_until <> 0",
-        )?;
-        if mutant!(RenewWithoutFence) {
-            for lease in leases {
-                let sql = "UPDATE chains SET lease_until = ?2 WHERE epoch = ?1 AND lease_until <> 0";
-                self.connection.execute(sql, params![lease.epoch, until.as_millis()])?;
-            }
-            return Ok(vec![true; leases.len()]);
-        }
-        let mut renew = |r: &Renewal| update.execute(params![r.epoch, r.fence, until.as_millis()]);
-        leases.iter().map(|lease| Ok(renew(lease)? == 1)).collect()
-    }
-
     pub fn finish(&mut self, f: &FinishRequest) -> Result<Finish> {
-        let at = f.at.as_millis();
-        let (tick, attempt, due) = f.place();
-        // `nominal` stays with a tick through its attempts and moves with the next one. A finish
-        // ends nothing but its own run, so a chain paused meanwhile stays paused.
-        let (due, watch_at, nominal) = (due.as_millis(), f.watch_at().as_millis(), f.nominal().map(Time::as_millis));
-        let (retired, waits) = (f.next == Next::End, f.next == Next::Gather);
-        let members = f.members.len() as i64;
-        let sql = "UPDATE chains
-                   SET tick = ?3, attempt = ?4, due = ?5, nominal = coalesce(?6, nominal), lease_until = 0,
-                       sent = ?9, expected = ?5, watch_at = ?7, looks = 0, state = iif(?8, 2, state),
-                       last_finish = iif(?10, ?11, last_finish), carry = coalesce(?12, carry),
-                       batch_total = ?13, batch_open = ?13, batch_failed = 0
-                   WHERE epoch = ?1 AND fence = ?2 AND lease_until <> 0";
-        let sql = match () {
-            () if mutant!(FinishWithoutFence) => &sql.replace("fence = ?2 AND lease_until <> 0", "fence >= ?2"),
-            () if mutant!(FinishUnpauses) => &sql.replace("iif(?8, 2, state)", "iif(?8, 2, 0)"),
-            () => sql,
-        };
-        let values = params![
-            f.epoch, f.fence, tick, attempt, due, nominal, watch_at, retired, waits, f.ran, at, f.carry, members
-        ];
-        // Read afterwards: with RETURNING, SQLite keeps a journal for the statement and a table for its answer.
-        let written = match self.connection.prepare_cached(sql)?.execute(values)? {
-            0 => None,
-            _ => Some(self.place_of(f.epoch)?),
-        };
-        if written.is_none() {
+        let held = self.held(f)?;
+        if held.is_none() {
             let left = self.find("epoch = ?1 AND fence = ?2 AND lease_until = 0", [f.epoch, f.fence])?;
             if let Some(answer) = left.and_then(|found| f.written_before(&found.chain)) {
                 return Ok(answer);
             }
         }
-        let verdict = if written.is_some() { f.verdict.as_str() } else { "fenced" };
+        let verdict = if held.is_some() { f.verdict.as_str() } else { "fenced" };
         self.connection
             .prepare_cached(
                 "UPDATE attempts SET finished = ?2, verdict = ?3, reason = ?4, overlapped = ?5, misfired = ?6,
@@ -390,14 +351,16 @@ impl Store {
             )?
             .execute(params![
                 f.fence,
-                at,
+                f.at.as_millis(),
                 verdict,
                 f.reason,
                 f.left_out.0,
                 f.left_out.1,
                 f.progress.as_ref().map(Progress::text)
             ])?;
-        let Some((hint, state, owner)) = written else { return Ok(Finish::Fenced) };
+        let Some(held) = held else { return Ok(Finish::Fenced) };
+        let successor = self.move_on(f, &held)?;
+        let Held { hint, owner, .. } = held;
         if let Some(whole) = f.failure() {
             self.record_failure(&hint.kind, &hint.key, &whole, f.at)?;
         }
@@ -407,17 +370,71 @@ impl Store {
         }
         messages.extend(self.begin_members(&hint, owner.as_deref(), f)?);
         messages.extend(self.ended_member(f)?);
-        messages.extend((state == ChainState::Active && !waits).then_some(hint));
+        messages.extend(successor);
         Ok(Finish::Applied(messages))
     }
 
-    /// The current message of a chain, its state and owner.
-    fn place_of(&self, epoch: i64) -> Result<(Hint, ChainState, Option<String>)> {
-        let sql =
-            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, owner FROM chains WHERE epoch = ?1";
-        self.connection.prepare_cached(sql)?.query_row([epoch], |row| {
-            Ok((hint(row)?, ChainState::from_number(row.get(AFTER_HINT)?), row.get(AFTER_HINT + 1)?))
-        })
+    /// The chain that whoever finishes holds, if it is held by nobody else.
+    fn held(&self, f: &FinishRequest) -> Result<Option<Held>> {
+        let fenced = if mutant!(FinishWithoutFence) { "fence >= ?2" } else { "fence = ?2 AND lease_until <> 0" };
+        let sql = format!(
+            "SELECT {HINT}, state, owner, started_tick, last_start FROM chains_now WHERE epoch = ?1 AND {fenced}"
+        );
+        let held = self.connection.prepare_cached(&sql)?.query_row([f.epoch, f.fence], |row| {
+            Ok(Held {
+                hint: hint(row)?,
+                state: ChainState::from_number(row.get(AFTER_HINT)?),
+                owner: row.get(AFTER_HINT + 1)?,
+                started: (row.get(AFTER_HINT + 2)?, time(row, AFTER_HINT + 3)?),
+            })
+        });
+        held.optional()
+    }
+
+    /// Writes where a finish puts the chain, which nobody holds any more then. Answers what is to be sent for it.
+    fn move_on(&mut self, f: &FinishRequest, held: &Held) -> Result<Option<Hint>> {
+        let (tick, attempt, due) = f.place();
+        let (retired, waits) = (f.next == Next::End, f.next == Next::Gather);
+        // A finish ends nothing but its own run, so a chain paused meanwhile stays paused.
+        let state = match held.state {
+            _ if retired => ChainState::Retired,
+            _ if mutant!(FinishUnpauses) => ChainState::Active,
+            state => state,
+        };
+        let sends = state == ChainState::Active && !waits;
+        // `nominal` stays with a tick through its attempts and moves with the next one.
+        let sql = "UPDATE chains
+                   SET tick = ?3, attempt = ?4, due = ?5, nominal = coalesce(?6, nominal), fence = ?2,
+                       lease_until = 0, sent = ?8, expected = ?5, watch_at = ?7, looks = 0, state = ?9,
+                       started_tick = ?14, last_start = ?15,
+                       last_finish = iif(?10, ?11, last_finish), carry = coalesce(?12, carry),
+                       batch_total = ?13, batch_open = ?13, batch_failed = 0
+                   WHERE epoch = ?1";
+        let nominal = f.nominal().map(Time::as_millis);
+        self.connection.prepare_cached(sql)?.execute(params![
+            f.epoch,
+            f.fence,
+            tick,
+            attempt,
+            due.as_millis(),
+            nominal,
+            f.watch_at().as_millis(),
+            sends || waits,
+            state as i64,
+            f.ran,
+            f.at.as_millis(),
+            f.carry,
+            f.members.len() as i64,
+            held.started.0,
+            held.started.1.as_millis()
+        ])?;
+        if !sends {
+            self.connection.prepare_cached("DELETE FROM hot_chains WHERE epoch = ?1")?.execute([f.epoch])?;
+            return Ok(None);
+        }
+        // What is left to do for it is to send the successor, and to say so.
+        self.heat(f.epoch, f.fence, Time::default(), false, held.started)?;
+        Ok(Some(Hint { tick, attempt, due, ..held.hint.clone() }))
     }
 
     /// Begins what the tick waits for.

@@ -16,7 +16,7 @@ use crate::progress::Progress;
 impl Store {
     pub fn overdue(&self, queue: &str, kinds: &Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>> {
         let sql = format!(
-            "SELECT {HINT}, sent, watch_at, looks, lease_until, expected FROM chains
+            "SELECT {HINT}, sent, watch_at, looks, lease_until, expected FROM chains_now
              WHERE state = 0 AND queue = ?1 AND watch_at <= ?2 AND kind IN rarray(?3) AND (once OR kind IN rarray(?4))
              ORDER BY watch_at LIMIT ?5"
         );
@@ -61,7 +61,7 @@ impl Store {
 
     pub fn chains(&self, kind: &str, key: &str) -> Result<Vec<ChainView>> {
         let sql =
-            format!("SELECT {HINT}, {CHAIN} FROM chains WHERE kind = ?1 AND key = ?2 AND parent = 0 ORDER BY once");
+            format!("SELECT {HINT}, {CHAIN} FROM chains_now WHERE kind = ?1 AND key = ?2 AND parent = 0 ORDER BY once");
         let mut select = self.connection.prepare_cached(&sql)?;
         let rows = select.query_map([kind, key], chain)?;
         rows.collect()
@@ -71,7 +71,7 @@ impl Store {
         let sql = format!(
             "SELECT {HINT}, state, sent, looks, watch_at, lease_until,
                     (SELECT worker FROM attempts WHERE attempts.fence = chains.fence)
-             FROM chains WHERE state = 3 OR (state = 0 AND due < ?1 AND lease_until <= ?2 AND batch_open = 0 {also})
+             FROM chains_now AS chains WHERE state = 3 OR (state = 0 AND due < ?1 AND lease_until <= ?2 AND batch_open = 0 {also})
              ORDER BY due LIMIT ?3",
             also = if mutant!(UnsentNotLate) { "AND sent = 1" } else { "" }
         );
@@ -105,8 +105,9 @@ impl Store {
     pub fn census(&self, now: Time, slack: Duration) -> Result<Census> {
         // One pass in the order of the file. Grouping in SQL would sort all chains, and going by an
         // index would fetch each from another page: both take several times as long.
-        let sql = "SELECT state, queue, lease_until, due, sent, batch_open FROM chains NOT INDEXED
-                   WHERE state <> 2 OR once = 0";
+        let sql =
+            "SELECT state, queue, coalesce(h.lease_until, c.lease_until), due, coalesce(h.sent, c.sent), batch_open
+                   FROM chains c NOT INDEXED LEFT JOIN hot_chains h USING (epoch) WHERE state <> 2 OR once = 0";
         let mut census = Census::default();
         let mut queues: BTreeMap<String, QueueCensus> = BTreeMap::new();
         let mut select = self.connection.prepare_cached(sql)?;

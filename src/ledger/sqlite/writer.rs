@@ -6,6 +6,7 @@
 //! along with the next verb.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use super::schema;
 use super::store::Store;
 use crate::ledger::LedgerError;
 
@@ -21,7 +23,11 @@ const MOST_PER_COMMIT: usize = 512;
 /// For each verb of the last commit the next begins this much later, and no more than that.
 const LINGER: Duration = Duration::from_micros(100);
 const LONGEST_LINGER: Duration = Duration::from_millis(2);
-/// So many verbs wait for no others.
+/// Where ticks are late by more than a twentieth of that, so many times as much.
+const MOST_PATIENT: u32 = 4;
+/// Whoever waits for company goes on when none has come for so long.
+const LOOK: Duration = Duration::from_millis(1);
+/// So many verbs wait for no others; where ticks are late, twice as many.
 const ENOUGH: usize = 64;
 /// So many verbs may wait; further callers are held up until there is room.
 const QUEUE: usize = 8_192;
@@ -73,6 +79,21 @@ impl Verb for Nothing {
 /// Verbs for whose end nobody waits.
 type Notes = Arc<Mutex<Vec<Box<dyn Verb>>>>;
 
+/// How late the tick was that was claimed last, in milliseconds.
+#[derive(Clone, Default)]
+pub struct Lateness(Arc<AtomicU64>);
+
+impl Lateness {
+    /// A tick is claimed so long after it was due.
+    pub fn of_claim(&self, late: Duration) {
+        self.0.store(u64::try_from(late.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::Relaxed))
+    }
+}
+
 /// Where verbs are written.
 pub enum Writer {
     /// On a thread of its own, in groups.
@@ -84,11 +105,11 @@ pub enum Writer {
 
 impl Writer {
     /// Starts the thread. It ends when the writer is dropped and everything asked for is written.
-    pub fn spawn(store: Store) -> std::io::Result<Self> {
+    pub fn spawn(store: Store, late: Lateness) -> std::io::Result<Self> {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let notes = Notes::default();
         let theirs = notes.clone();
-        thread::Builder::new().name("ledger".into()).spawn(move || write_groups(store, receiver, &theirs))?;
+        thread::Builder::new().name("ledger".into()).spawn(move || write_groups(store, receiver, &theirs, &late))?;
         Ok(Self::Thread(sender, notes))
     }
 
@@ -146,20 +167,26 @@ impl Writer {
     }
 }
 
-fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn Verb>>, notes: &Notes) {
+fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn Verb>>, notes: &Notes, late: &Lateness) {
     let mut group: Vec<Box<dyn Verb>> = Vec::with_capacity(MOST_PER_COMMIT);
     let mut before = (Instant::now(), 0);
     while receiver.blocking_recv_many(&mut group, MOST_PER_COMMIT) > 0 {
         let (ended, verbs) = before;
-        let linger = linger(verbs, group.len()).saturating_sub(ended.elapsed());
-        if !linger.is_zero() {
+        let mut company = true;
+        while company {
+            let left = linger(verbs, group.len(), late.get()).saturating_sub(ended.elapsed());
+            if left.is_zero() {
+                break;
+            }
             #[allow(clippy::disallowed_methods)] // This thread is no task.
-            thread::sleep(linger);
+            thread::sleep(left.min(LOOK));
+            let waited = group.len();
             while group.len() < MOST_PER_COMMIT
                 && let Ok(verb) = receiver.try_recv()
             {
                 group.push(verb);
             }
+            company = group.len() > waited;
         }
         before.1 = group.len();
         // First, since what they tell happened first.
@@ -188,12 +215,16 @@ fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn Verb>>, n
 /// How long after the last commit the next begins, when so many verbs were in that one, and so many wait by now
 /// (pure). The busier it is, the longer it is worth to wait for company: most of what a commit costs does not
 /// depend on how many share it. Who is alone waits for nobody, and where enough have come nobody else is
-/// waited for.
-fn linger(last: usize, waiting: usize) -> Duration {
-    if waiting >= ENOUGH || last <= 1 {
+/// waited for. Where ticks are `late` anyway there is more to do than can be done, and what counts is that
+/// each costs little: then a twentieth of that may be waited, within bounds.
+fn linger(last: usize, waiting: usize, late: Duration) -> Duration {
+    let patience = u32::try_from((late / 20).as_millis() / LONGEST_LINGER.as_millis()).unwrap_or(u32::MAX);
+    let patience = patience.clamp(1, MOST_PATIENT);
+    // Not more: all that a worker has in work may wait already, and then nobody else comes.
+    if waiting >= ENOUGH * patience.min(2) as usize || last <= 1 {
         return Duration::ZERO;
     }
-    (LINGER * u32::try_from(last).unwrap_or(u32::MAX)).min(LONGEST_LINGER)
+    (LINGER * u32::try_from(last).unwrap_or(u32::MAX)).min(LONGEST_LINGER * patience)
 }
 
 fn in_transaction<T>(
@@ -209,6 +240,7 @@ fn in_transaction<T>(
         // IMMEDIATE takes the write lock at once: a transaction that reads first and then writes
         // could find that another process has written between, and fail.
         store.connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        schema::still_ours(&store.connection)?;
         match work(store).and_then(|value| {
             store.connection.prepare_cached("COMMIT")?.execute([])?;
             Ok(value)
@@ -236,10 +268,20 @@ mod tests {
 
     #[test]
     fn who_is_alone_waits_for_nobody_and_many_wait_for_more() {
-        let table = [(0, 1, 0), (1, 1, 0), (1, 63, 0), (2, 1, 200), (15, 3, 1_500), (20, 1, 2_000), (500, 63, 2_000)];
-        for (last, waiting, micros) in table {
-            assert_eq!(linger(last, waiting), Duration::from_micros(micros), "{last} before, {waiting} now");
+        let in_time = [(0, 1, 0), (1, 1, 0), (1, 63, 0), (2, 1, 200), (15, 3, 1_500), (20, 1, 2_000), (500, 63, 2_000)];
+        let (little, much) = (Duration::from_millis(79), Duration::from_secs(3));
+        for (last, waiting, micros) in in_time {
+            for late in [Duration::ZERO, little] {
+                assert_eq!(linger(last, waiting, late), Duration::from_micros(micros), "{last} before, {waiting} now");
+            }
         }
-        assert_eq!(linger(500, ENOUGH), Duration::ZERO);
+        assert_eq!(linger(500, ENOUGH, little), Duration::ZERO);
+        // Late by 120 ms: three times as long, and for twice as many.
+        assert_eq!(linger(500, 127, Duration::from_millis(120)), Duration::from_millis(6));
+        assert_eq!(linger(500, 128, Duration::from_millis(120)), Duration::ZERO);
+        assert_eq!(linger(1, 1, much), Duration::ZERO);
+        assert_eq!(linger(30, 1, much), Duration::from_millis(3));
+        assert_eq!(linger(500, 127, much), Duration::from_millis(8));
+        assert_eq!(linger(500, 128, Duration::MAX), Duration::ZERO);
     }
 }
