@@ -192,23 +192,25 @@ async fn look(
         let depth = core.dispatch.broker.depth(&lane.source).await.map_err(|error| error.to_string())?;
         come.push((depth, lane.frontier()));
     }
+    let planned = |n: usize, offset: Duration| {
+        let chain = &overdue[n];
+        let lane = core.dispatch.lanes.lane(queue, &chain.hint.kind);
+        let (depth, frontier) = come.get(usize::from(lane)).copied().unwrap_or_default();
+        plan(chain, depth, frontier, core.holds(chain.hint.epoch) > 0, now, slack, offset)
+    };
     let share = match share {
         Some(share) => share,
-        None if full => share_of(overdue_of(core, queue).await?.max(overdue.len()), core.catch_up.spread),
+        // Chains that are not lost but wait in a long queue need no counting, which goes through all chains.
+        None if full && (0..overdue.len()).any(|n| matches!(planned(n, Duration::ZERO), Plan::Send { .. })) => {
+            share_of(overdue_of(core, queue).await.max(overdue.len()), core.catch_up.spread)
+        }
         None => share_of(overdue.len(), core.catch_up.spread),
     };
     // What one look does not hold, all workers send at the same time.
     let workers = come.iter().map(|(depth, _)| depth.consumers).max().filter(|_| full).unwrap_or(1).max(1);
     let turn = share.saturating_mul(u32::try_from(workers).unwrap_or(u32::MAX));
     let window = turn.saturating_mul(overdue.len() as u32);
-    let plans: Vec<Plan> = (overdue.iter().enumerate())
-        .map(|(n, chain)| {
-            let (held, offset) = (core.holds(chain.hint.epoch) > 0, spread(n, overdue.len(), window));
-            let lane = core.dispatch.lanes.lane(queue, &chain.hint.kind);
-            let (depth, frontier) = come.get(usize::from(lane)).copied().unwrap_or_default();
-            plan(chain, depth, frontier, held, now, slack, offset)
-        })
-        .collect();
+    let plans: Vec<Plan> = (0..overdue.len()).map(|n| planned(n, spread(n, overdue.len(), window))).collect();
     let looks: Vec<LookAgain> = (overdue.iter().zip(&plans))
         .map(|(chain, plan)| {
             let (to, looks, expected) = match *plan {
@@ -227,8 +229,13 @@ async fn look(
             _ => None,
         })
         .collect();
-    if sends.is_empty() || mutant!(CatchUpSleeps) {
+    if mutant!(CatchUpSleeps) {
         return Ok(None);
+    }
+    if sends.is_empty() {
+        // Another worker was faster with all of these, and there are more: this one is a part of the wave, too.
+        let more = full && plans.iter().any(|plan| matches!(plan, Plan::Send { .. }));
+        return Ok(more.then(|| Wave { share, next: Instant::now() }));
     }
     tracing::info!(
         queue, chains = sends.len(), over = ?window,
@@ -245,11 +252,18 @@ async fn look(
     Err(format!("{} messages could not be sent", unsent.len()))
 }
 
-/// How many chains of a queue are overdue.
-async fn overdue_of(core: &Core, queue: &str) -> Result<usize, String> {
-    let census = core.ledger.census(core.catch_up.slack).await.map_err(|error| error.to_string())?;
-    let overdue = census.queues.iter().filter(|of| of.queue == queue).map(|of| of.overdue).sum::<i64>();
-    Ok(usize::try_from(overdue).unwrap_or(0))
+/// How many chains of a queue are overdue. 0 when they cannot be counted: then they are sent faster, not never.
+async fn overdue_of(core: &Core, queue: &str) -> usize {
+    match core.ledger.census(core.catch_up.slack).await {
+        Ok(census) => {
+            let of_queue = census.queues.iter().filter(|of| of.queue == queue);
+            usize::try_from(of_queue.map(|of| of.overdue).sum::<i64>()).unwrap_or(0)
+        }
+        Err(error) => {
+            tracing::warn!(queue, %error, "failed to count overdue chains, so they are sent again faster than wanted");
+            0
+        }
+    }
 }
 
 /// Publishes messages for chains, each due at the given time. Returns the epochs of those that
