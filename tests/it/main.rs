@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests, helper functions included")]
 
+mod acknowledging;
 mod appstore;
 mod broker_contract;
 mod broker_rabbit;

@@ -5,11 +5,12 @@
 //! to its own, which spares the broker an entry of the queue's log for each of them; those that end out of
 //! their turn, because one before them still runs, are acknowledged one by one.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use lapin::options::{BasicAckOptions, BasicNackOptions};
 use lapin::{Acker, Channel};
 use tokio::sync::{Notify, mpsc};
@@ -150,17 +151,13 @@ async fn write(together: &mut [Settlement], settled: &mut Settled) {
     let with = |fate| together.iter().filter(move |one| one.fate == fate);
     let frames = settled.acknowledge(&with(Fate::Acknowledged).map(|one| one.tag).collect::<Vec<_>>());
     let mut ackers = with(Fate::Acknowledged);
-    for (tag, multiple) in frames {
-        // Both are in the order of their numbers.
-        if let Some(one) = ackers.find(|one| one.tag == tag) {
-            said("ack", one.acker.ack(BasicAckOptions { multiple }).await);
-        }
-    }
-    for one in with(Fate::Requeued) {
-        requeue(&one.acker).await;
-        // Counted only now that it is written: an acknowledgement of more than one must not overtake it.
-        settled.put_back(one.tag);
-    }
+    // Both are in the order of their numbers.
+    let acks = frames.into_iter().filter_map(|(tag, multiple)| Some((ackers.find(|one| one.tag == tag)?, multiple)));
+    let acks = acks.map(async |(one, multiple)| said("ack", one.acker.ack(BasicAckOptions { multiple }).await));
+    join_all(acks).await;
+    join_all(with(Fate::Requeued).map(|one| requeue(&one.acker))).await;
+    // Counted only now that they are written: an acknowledgement of more than one must not overtake one of them.
+    with(Fate::Requeued).for_each(|one| settled.put_back(one.tag));
 }
 
 /// Puts a delivery back at once.
@@ -183,8 +180,9 @@ fn said(verb: &str, result: lapin::Result<bool>) {
 struct Settled {
     /// All up to this one.
     up_to: u64,
-    /// Of those beyond.
-    beyond: BTreeSet<u64>,
+    /// Of those beyond: the first and the last of each that follow one another. While one delivery is open for
+    /// long, those behind it become few of these.
+    beyond: BTreeMap<u64, u64>,
 }
 
 impl Settled {
@@ -192,7 +190,7 @@ impl Settled {
     /// number each has, and whether it stands for all before it too. A frame names a delivery that is not settled
     /// yet, since the broker closes the channel for any other.
     fn acknowledge(&mut self, tags: &[u64]) -> Vec<(u64, bool)> {
-        self.beyond.extend(tags);
+        tags.iter().for_each(|tag| self.add(*tag));
         self.advance();
         let in_turn = tags.partition_point(|tag| *tag <= self.up_to);
         let (in_turn, others) = tags.split_at(in_turn);
@@ -202,20 +200,29 @@ impl Settled {
 
     /// This delivery has been put back.
     fn put_back(&mut self, tag: u64) {
-        self.beyond.insert(tag);
+        self.add(tag);
         self.advance();
     }
 
+    fn add(&mut self, tag: u64) {
+        let last = self.beyond.remove(&(tag + 1)).unwrap_or(tag);
+        match self.beyond.range_mut(..tag).next_back() {
+            Some((_, before)) if *before + 1 == tag => *before = last,
+            _ => drop(self.beyond.insert(tag, last)),
+        }
+    }
+
     fn advance(&mut self) {
-        while self.beyond.first() == Some(&(self.up_to + 1)) {
-            self.beyond.pop_first();
-            self.up_to += 1;
+        while let Some(first) = self.beyond.first_entry().filter(|first| *first.key() == self.up_to + 1) {
+            self.up_to = first.remove();
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -236,6 +243,12 @@ mod tests {
         // 10 goes back to its queue, and does not hold up those behind it.
         settled.put_back(10);
         assert_eq!(settled.acknowledge(&[12, 13]), [all_up_to(13)]);
+        // However many end while 14 runs, they are remembered as one, whatever their order.
+        for tags in [[15, 16, 19], [17, 22, 23], [18, 20, 21]] {
+            assert_eq!(settled.acknowledge(&tags), tags.map(one));
+        }
+        assert_eq!(settled.beyond, BTreeMap::from([(15, 23)]));
+        assert_eq!(settled.acknowledge(&[14, 24]), [all_up_to(24)]);
     }
 
     /// What the broker does with an acknowledgement.
