@@ -288,6 +288,7 @@ async fn run_engine(
     clock.inspect(|clock| clock.reset());
     let before = ground.traffic();
     let rate = side.measure(length).await;
+    clock.inspect(|clock| clock.stop());
     let traffic = ground.traffic().since(before);
     workers.stop().await?;
     ground.clear().await?;

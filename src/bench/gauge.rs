@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use nix::sys::resource::{UsageWho, getrusage};
 
@@ -61,6 +64,26 @@ fn resident_in(status: &str) -> Option<u64> {
     Some(kib * 1_024)
 }
 
+/// Bytes of disk that the files in a folder take, and those in folders within it. A file that goes while they are
+/// counted is not counted.
+pub(super) fn disk_usage(folder: &Path) -> io::Result<u64> {
+    let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    let mut bytes = 0;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let used = match entry.metadata() {
+            Ok(about) if about.is_dir() => disk_usage(&entry.path()),
+            Ok(about) => Ok(about.blocks() * 512),
+            Err(error) => Err(error),
+        };
+        bytes += match used {
+            Err(error) if gone(&error) => 0,
+            used => used?,
+        };
+    }
+    Ok(bytes)
+}
+
 /// Mebibytes, with one digit after the point.
 pub(super) fn mib(bytes: u64) -> f64 {
     (bytes as f64 / 1_048_576.0 * 10.0).round() / 10.0
@@ -68,12 +91,34 @@ pub(super) fn mib(bytes: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     #[test]
     fn the_resident_memory_is_read_from_what_linux_says() {
         assert_eq!(resident_in("Name:\tx\nVmRSS:\t   12345 kB\nThreads:\t3\n"), Some(12_345 * 1_024));
         assert_eq!(resident_in("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn the_disk_that_files_take_is_counted_with_those_in_folders_within() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("a/b")).unwrap();
+        let write = |name: &str| {
+            let mut file = fs::File::create(folder.path().join(name)).unwrap();
+            file.write_all(&vec![1; 1_000_000]).unwrap();
+            // Only then has it been given its place.
+            file.sync_all().unwrap();
+        };
+        assert!(disk_usage(folder.path()).unwrap() < 500_000);
+        write("one");
+        let one = disk_usage(folder.path()).unwrap();
+        assert!((900_000..=1_600_000).contains(&one), "{one}");
+        write("a/b/two");
+        let two = disk_usage(folder.path()).unwrap();
+        assert!((1_800_000..=3_200_000).contains(&two), "{two}");
+        assert!(disk_usage(&folder.path().join("nowhere")).is_err());
     }
 
     #[test]

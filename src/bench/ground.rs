@@ -55,6 +55,26 @@ impl Ground {
         Self::on(config, all).await
     }
 
+    /// Connects each worker anew, as after a restart: nothing is in its memory any more of what has been done so
+    /// far. Not for the embedded broker, which would lose its messages.
+    pub(super) async fn restarted(self) -> Result<Self, StartError> {
+        let Self { config, workers } = self;
+        let count = workers.len();
+        for worker in workers {
+            worker.broker.close().await;
+        }
+        let mut workers = Vec::with_capacity(count);
+        for _ in 0..count {
+            workers.push(Connections::open(&config).await?);
+        }
+        Ok(Self { config, workers })
+    }
+
+    /// Whether the broker is the one in this process.
+    pub(super) fn is_embedded(&self) -> bool {
+        matches!(self.config.broker.url, BrokerUrl::Embedded)
+    }
+
     /// On these connections, of which there is at least one.
     pub(super) async fn on(config: Config, workers: Vec<Connections>) -> Result<Self, StartError> {
         let (topology, ground) = (config.topology(), Self { config, workers });

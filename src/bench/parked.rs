@@ -1,5 +1,6 @@
 //! What chains cost that sleep: nothing is due, and nobody polls them.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::chains::{KIND, QUEUE};
-use super::gauge::{cpu_seconds, mib, resident};
+use super::gauge::{cpu_seconds, disk_usage, mib, resident};
 use super::ground::{self, Ground};
 use super::round;
 use crate::broker::rabbit::memory_of_nodes;
@@ -29,6 +30,8 @@ pub struct Settings {
     pub ledger: String,
     /// The base URL of RabbitMQ's management API, with user and password, to ask how much memory it takes.
     pub management: Option<String>,
+    /// The broker's data directory, if it is on this machine, to tell how much disk it takes.
+    pub broker_data: Option<PathBuf>,
     /// How many chains.
     pub chains: usize,
     /// How long what enrolling has left to be done may take, before it is measured.
@@ -61,6 +64,8 @@ pub struct Report {
     pub started: u64,
     /// Memory of all nodes of the broker in MiB, before and then, if it could be asked.
     pub broker_mib: Option<[f64; 2]>,
+    /// Disk that its data directory takes in MiB, before and then, if it was told.
+    pub broker_disk_mib: Option<[f64; 2]>,
 }
 
 /// Measures, telling `note` what is going on.
@@ -68,9 +73,10 @@ pub struct Report {
 /// # Errors
 /// When something cannot be started, or the management API cannot be asked.
 pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, StartError> {
-    let ground = Ground::open(config(settings)?, 1).await?;
-    let ledger = &ground.first().ledger;
-    let (memory, size, broker) = (resident(), ledger.size().await?, broker_memory(settings).await?);
+    let mut ground = Ground::open(config(settings)?, 1).await?;
+    let size = ground.first().ledger.size().await?;
+    let (memory, broker) = (resident(), broker_memory(settings).await?);
+    let disk = broker_disk(settings)?;
     note(&format!("begins {} chains", settings.chains));
     let begin = Instant::now();
     ground
@@ -81,6 +87,10 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
         })
         .await?;
     let enrolled = begin.elapsed().as_secs_f64();
+    if !ground.is_embedded() {
+        // As a worker that was not the one to begin them.
+        ground = ground.restarted().await?;
+    }
     note(&format!("they sleep, and a worker has been started; measures for {}", short_duration(settings.length)));
     let started = Arc::new(AtomicU64::new(0));
     let count = started.clone();
@@ -92,7 +102,9 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
     let (cpu, traffic, begin) = (cpu_seconds(), ground.traffic(), Instant::now());
     sleep(settings.length).await;
     let (cpu, traffic, seconds) = (cpu_seconds() - cpu, ground.traffic().since(traffic), begin.elapsed().as_secs_f64());
-    let (memory_then, size_then, broker_then) = (resident(), ledger.size().await?, broker_memory(settings).await?);
+    let size_then = ground.first().ledger.size().await?;
+    let (memory_then, broker_then) = (resident(), broker_memory(settings).await?);
+    let disk_then = broker_disk(settings)?;
     let started = started.load(Ordering::Relaxed);
     workers.stop().await?;
     note("ends them");
@@ -108,6 +120,7 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
         reads: traffic.reads,
         started,
         broker_mib: broker.zip(broker_then).map(|(before, then)| [mib(before), mib(then)]),
+        broker_disk_mib: disk.zip(disk_then).map(|(before, then)| [mib(before), mib(then)]),
     })
 }
 
@@ -116,6 +129,14 @@ async fn broker_memory(settings: &Settings) -> Result<Option<u64>, StartError> {
         Some(url) => memory_of_nodes(url).await.map(Some).map_err(StartError::Setup),
         None => Ok(None),
     }
+}
+
+fn broker_disk(settings: &Settings) -> Result<Option<u64>, StartError> {
+    let usage = |folder: &PathBuf| {
+        let failed = |error| StartError::Setup(format!("the broker's data in {}: {error}", folder.display()));
+        disk_usage(folder).map_err(failed)
+    };
+    settings.broker_data.as_ref().map(usage).transpose()
 }
 
 fn config(settings: &Settings) -> Result<Config, StartError> {

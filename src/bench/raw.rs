@@ -40,17 +40,20 @@ pub enum RawLoop {
 impl RawLoop {
     /// Starts going round with as many messages as there would be chains, spread over the delay.
     pub async fn start(settings: &Settings, chains: usize, meter: Meter) -> Result<Self, StartError> {
-        let (workers, share) = (settings.workers.max(1), chains / settings.workers.max(1));
+        let workers = settings.workers.max(1);
+        // The first ones have one more each, if they do not come out even.
+        let share = |worker: usize| chains / workers + usize::from(worker < chains % workers);
         if settings.broker == "embedded" {
             let node = embedded_node(settings.delay).await?;
             let mut loops = Vec::new();
-            for _ in 0..workers {
-                loops.push(EmbeddedLoop::start(&node, settings, share, meter.clone()).await?);
+            for worker in 0..workers {
+                loops.push(EmbeddedLoop::start(&node, settings, share(worker), meter.clone()).await?);
             }
             return Ok(Self::Embedded(loops));
         }
         let mut loops = Vec::new();
-        for first in [true].into_iter().chain(std::iter::repeat(false)).take(workers) {
+        for worker in 0..workers {
+            let (first, share) = (worker == 0, share(worker));
             loops.push(AmqpLoop::start(settings, first, share, meter.clone()).await.map_err(broker_error)?);
         }
         Ok(Self::Amqp(loops))

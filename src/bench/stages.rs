@@ -46,6 +46,7 @@ struct Inner {
     ticks: HashMap<task::Id, Instant>,
     spent: [Duration; 6],
     count: u32,
+    stopped: bool,
 }
 
 impl Clock {
@@ -56,6 +57,11 @@ impl Clock {
     /// Forgets what has been so far.
     pub(super) fn reset(&self) {
         *self.inner() = Inner::default();
+    }
+
+    /// Clocks no further.
+    pub(super) fn stop(&self) {
+        self.inner().stopped = true;
     }
 
     /// The stages, of ticks that were late by so many milliseconds in the mean when their handlers began.
@@ -87,6 +93,9 @@ impl Clock {
         };
         let Some(id) = task::try_id() else { return };
         let (now, mut inner) = (Instant::now(), self.inner());
+        if inner.stopped {
+            return;
+        }
         let Some(stage) = stage else {
             inner.ticks.insert(id, now);
             return;

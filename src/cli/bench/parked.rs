@@ -1,5 +1,6 @@
 //! `roundelay bench parked`
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -19,6 +20,9 @@ pub struct Parked {
     /// The base URL of RabbitMQ's management API, with user and password, for the broker's memory.
     #[arg(long, value_name = "URL", env = "RABBITMQ_MANAGEMENT_URL", hide_env_values = true)]
     management: Option<String>,
+    /// The broker's data directory, if it is on this machine, for the disk it takes.
+    #[arg(long, value_name = "FOLDER")]
+    broker_data: Option<PathBuf>,
     /// How many chains.
     #[arg(long, default_value_t = 100_000)]
     chains: usize,
@@ -41,6 +45,7 @@ impl Parked {
             broker: self.place.broker,
             ledger: ledger.url.clone(),
             management,
+            broker_data: self.broker_data,
             chains: self.chains,
             settle: self.settle,
             length: self.length,
@@ -65,6 +70,9 @@ impl Parked {
         }
         if let Some(memory) = &report.broker_mib {
             out!("  memory of the broker      {}", steps(memory));
+        }
+        if let Some(disk) = &report.broker_disk_mib {
+            out!("  disk of the broker        {}", steps(disk));
         }
         out!("  the ledger                {}", steps(&report.ledger_mib));
         Ok(())
