@@ -2,6 +2,10 @@
 
 mod cli;
 
+/// A cycle allocates some seventy times, and glibc's allocator took a quarter of the engine's processor time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> std::process::ExitCode {
     cli::main()
 }

@@ -33,7 +33,9 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use roundelay::Config;
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Keeps very many things fresh: chains of jobs that publish their own delayed successors over
 /// stock RabbitMQ.
@@ -152,14 +154,29 @@ pub fn main() -> ExitCode {
     // The client library reports every orderly close as an error; the engine's own lines say what
     // matters. Naming lapin in ROUNDELAY_LOG shows them.
     let wanted = std::env::var("ROUNDELAY_LOG").unwrap_or_else(|_| level.into());
-    let filter = if wanted.contains("lapin") { wanted } else { format!("{wanted},lapin=off") };
-    let filter = EnvFilter::builder().parse_lossy(filter);
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let filter = if wanted.contains("lapin") { wanted.clone() } else { format!("{wanted},lapin=off") };
+    // A word alone is a level; taken for a target, as the parser does, a slip would silence everything else.
+    let understood = |part: &&str| part.contains('=') || part.parse::<LevelFilter>().is_ok();
+    let filter = match (filter.split(',').find(|part| !understood(part)), filter.parse::<Targets>()) {
+        (None, Ok(filter)) => filter,
+        (bad, _) => {
+            eprintln!(
+                "error: ROUNDELAY_LOG={wanted} cannot be used{}: give a level (off, error, warn, info, debug, trace), \
+                 or some like roundelay::engine=debug, with commas between",
+                bad.map(|bad| format!(" ({bad:?} is no level)")).unwrap_or_default()
+            );
+            return ExitCode::FAILURE;
+        }
+    };
+    let log = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr);
     match LogFormat::choose(cli.log_format) {
         Ok(LogFormat::Text) => {
-            log.with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none()).init();
+            log.with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+                .finish()
+                .with(filter)
+                .init();
         }
-        Ok(LogFormat::Json) => log.json().flatten_event(true).init(),
+        Ok(LogFormat::Json) => log.json().flatten_event(true).finish().with(filter).init(),
         Err(error) => {
             eprintln!("error: {error}");
             return ExitCode::FAILURE;
