@@ -31,7 +31,7 @@
 //! 11. [`ladder`]: a delay becomes hops over rungs (pure).
 //!
 //! Beside them, [`clock`] is the only reader of time and randomness, [`telemetry`] counts, [`progress`] is
-//! how far runs say they have come,
+//! how far runs say they have come, [`fleet`] is what workers say of themselves and what was ordered of them,
 //! [`monitor`] answers those who ask how a worker is, and [`demo`] and [`bench`](mod@bench) are behind
 //! the commands of those names.
 //!
@@ -88,6 +88,7 @@ pub mod clock;
 pub mod config;
 pub mod demo;
 pub mod engine;
+pub mod fleet;
 pub mod guard;
 pub mod handler;
 pub mod job;

@@ -34,6 +34,9 @@ pub struct List {
     /// Only chains that belong to this owner.
     #[arg(long)]
     owner: Option<String>,
+    /// Only chains of this platform queue.
+    #[arg(long)]
+    queue: Option<String>,
     /// Only chains that are doing this.
     #[arg(long, value_enum)]
     state: Option<State>,
@@ -41,7 +44,7 @@ pub struct List {
     #[arg(long, value_name = "PATTERN")]
     key: Option<String>,
     /// Owners instead of chains: how many chains each has, and whether an owner is paused or retired.
-    #[arg(long, conflicts_with_all = ["kind", "owner", "state", "key"])]
+    #[arg(long, conflicts_with_all = ["kind", "owner", "queue", "state", "key"])]
     owners: bool,
     /// At most so many.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -67,6 +70,8 @@ enum State {
     Quarantined,
     /// They tick, are due for longer than catch_up.slack, and nobody runs them.
     Late,
+    /// A worker runs them.
+    Running,
 }
 
 impl List {
@@ -83,14 +88,22 @@ impl List {
             return Ok(());
         }
         let now = ledger.now();
-        let condition = self.state.map(|state| match state {
-            State::Active => Condition::State(ChainState::Active),
-            State::Paused => Condition::State(ChainState::Paused),
-            State::Retired => Condition::State(ChainState::Retired),
-            State::Quarantined => Condition::State(ChainState::Quarantined),
-            State::Late => Condition::Late { before: now - config.catch_up.slack },
+        let condition = self.state.and_then(|state| match state {
+            State::Active => Some(Condition::State(ChainState::Active)),
+            State::Paused => Some(Condition::State(ChainState::Paused)),
+            State::Retired => Some(Condition::State(ChainState::Retired)),
+            State::Quarantined => Some(Condition::State(ChainState::Quarantined)),
+            State::Running => Some(Condition::Running),
+            State::Late => None,
         });
-        let which = Which { kind: self.kind.clone(), key: None, owner: self.owner.clone(), like: self.key.clone() };
+        let which = Which {
+            kind: self.kind.clone(),
+            key: None,
+            owner: self.owner.clone(),
+            like: self.key.clone(),
+            queue: self.queue.clone(),
+            late_before: matches!(self.state, Some(State::Late)).then(|| now - config.catch_up.slack),
+        };
         let after = self.after.as_deref().map(place).transpose()?;
         let chains = ledger.list(Filter { which, condition }, after, self.limit + 1).await?;
         self.print(&config, chains, now);

@@ -112,8 +112,13 @@ impl Chains {
             config.kind(kind).map_err(Error::msg)?;
         }
         let ledger = ledger(&config).await?;
-        let which =
-            Which { kind: self.kind.clone(), key: self.key.clone(), owner: self.owner.clone(), like: self.key_like };
+        let which = Which {
+            kind: self.kind.clone(),
+            key: self.key.clone(),
+            owner: self.owner.clone(),
+            like: self.key_like,
+            ..Which::default()
+        };
         let many = which.kind.is_none() || which.key.is_none();
         if many || self.dry_run {
             let count = ledger.matching(which.clone(), order).await?;

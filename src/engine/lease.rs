@@ -63,6 +63,11 @@ impl Leases {
         Lease { leases: self, held }
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.held().len()
+    }
+
     /// Work that can still be done under a lease ends this long before it.
     fn margin(&self) -> Duration {
         self.length / 10

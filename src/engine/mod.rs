@@ -4,10 +4,11 @@
 //! ask for, [`Dispatch`] puts messages on
 //! the ladder, `rearm` sends them on when a hop is over, `catch_up` re-creates messages that
 //! were lost, [`enroll`] begins chains, [`moves`] brings ticks to other times, `reload` follows a
-//! changed configuration, [`chores`] is what the engine does for itself, and [`Engine::run`] starts and
-//! stops it all.
+//! changed configuration, `attend` says how the worker is and does what operators have ordered of it and of its
+//! queues, [`chores`] is what the engine does for itself, and [`Engine::run`] starts and stops it all.
 
 mod attempt;
+mod attend;
 mod catch_up;
 pub mod chores;
 mod discover;
@@ -27,11 +28,13 @@ pub mod topology_guard;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, TryLockError};
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use tokio::sync::{Notify, SetOnce, mpsc};
+use futures_util::future::{Either, select};
+use tokio::sync::{Notify, SetOnce, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -42,6 +45,7 @@ use crate::broker::topology::{Names, Topology};
 use crate::broker::{Broker, BrokerError, Consumer, Delivery};
 use crate::clock::{Clock, Entropy, Time};
 use crate::config::{BrokerUrl, Config, HandlerSettings, KindSettings, LedgerUrl};
+use crate::fleet::{FleetOrders, Flow};
 use crate::handler::Handler;
 use crate::handler::exec::ExecHandler;
 use crate::handler::http::{self, HttpHandler};
@@ -276,15 +280,20 @@ impl Engine {
         }
         core.life.reached(Point::Declared).await;
         // All are there before one begins, so that a start that fails leaves nothing running.
+        attend::obey(&core, &core.ledger.fleet_orders().await?);
         let mut consumers = Vec::new();
         for queue in core.queues.values().flatten() {
-            consumers.push((queue.clone(), core.dispatch.broker.consume(&queue.source, queue.prefetch).await?));
+            let flow = queue.flow();
+            let consumer = match flow.open {
+                true => Some(core.dispatch.broker.consume(&queue.source, flow.prefetch).await?),
+                false => None,
+            };
+            consumers.push((queue.clone(), flow, consumer));
         }
         let rearm = core.dispatch.broker.consume(&core.topology.names.rearm(), REARM_PREFETCH).await?;
         let (tasks, mut parts) = (TaskTracker::new(), JoinSet::new());
-        for (queue, consumer) in consumers {
-            let live = move |core, delivery| pipeline::live(core, queue.clone(), delivery);
-            parts.spawn(core.life.bind(consume(core.clone(), consumer, tasks.clone(), stop.clone(), live)));
+        for (queue, flow, consumer) in consumers {
+            parts.spawn(core.life.bind(work(core.clone(), queue, flow, consumer, tasks.clone(), stop.clone())));
         }
         parts.spawn(core.life.bind(consume(core.clone(), rearm, tasks.clone(), stop.clone(), rearm::live)));
         parts.spawn(core.life.bind(catch_up::run(core.clone(), stop.clone())));
@@ -294,6 +303,8 @@ impl Engine {
         // What runs keeps its lease until it has ended, also while the worker stops.
         let mut heart = tokio::spawn(core.life.bind(lease::beat(core.clone())));
         let _desk = AbortOnDropHandle::new(tokio::spawn(core.life.bind(core.desk.clone().keep_writing())));
+        let attending = core.chores.is_some().then(|| core.life.bind(attend::run(core.clone())));
+        let attending = attending.map(|attending| AbortOnDropHandle::new(tokio::spawn(attending)));
         let _pulse = AbortOnDropHandle::new(tokio::spawn(core.life.bind(core.throttles.pulse())));
         let queues: Vec<&str> = core.queues.keys().map(String::as_str).collect();
         tracing::info!(worker = %core.worker, ?queues, "working");
@@ -320,6 +331,10 @@ impl Engine {
         heart.abort();
         // One-off jobs that have ended go on nowhere.
         core.desk.write().await;
+        if let Some(attending) = attending {
+            drop(attending);
+            attend::leave(&core).await;
+        }
         core.dispatch.broker.close().await;
         if let Err(error) = core.ledger.flush().await {
             tracing::debug!(%error, "failed to flush the ledger; some messages will be sent twice");
@@ -375,15 +390,18 @@ impl Engine {
         let dispatch = Dispatch { telemetry: self.telemetry.clone(), ..Dispatch::new(config, &connections) };
         let queues = config.queues.iter().filter(|(name, _)| wanted(name)).map(|(name, settings)| {
             let (room, balances) = (Room::new(settings.concurrency), Arc::<Balances>::default());
+            // What waits here keeps its place from others, and can be put off only from here.
+            let ahead = settings.throttle.as_ref().and_then(|name| config.throttles.get(name)?.ahead());
+            let plain = FleetOrders::default();
+            let flow = Flow::of(settings.concurrency, settings.prefetch, ahead, &plain, &plain);
             let lane = |(lane, source): (u8, String)| QueueRun {
                 name: name.as_str().into(),
                 source,
                 lane,
-                prefetch: settings.throttle.as_ref().and_then(|name| config.throttles.get(name)).map_or(
-                    settings.prefetch,
-                    // What waits here keeps its place from others, and can be put off only from here.
-                    |throttle| throttle.ahead().map_or(settings.prefetch, |ahead| settings.prefetch.min(ahead)),
-                ),
+                places: settings.concurrency,
+                prefetch: settings.prefetch,
+                ahead,
+                flow: watch::Sender::new(flow),
                 priority: settings.rank(lane),
                 room: room.clone(),
                 throttle: settings
@@ -403,11 +421,15 @@ impl Engine {
         let mut kinds = self.config.kinds.clone();
         if let Some(chores) = &chores {
             let (name, most) = (chores.queue.clone(), chores.concurrency());
+            let prefetch = u16::try_from(most).unwrap_or(u16::MAX);
             let queue = QueueRun {
                 name: name.as_str().into(),
                 source: name.clone(),
                 lane: 0,
-                prefetch: u16::try_from(most).unwrap_or(u16::MAX),
+                places: most,
+                prefetch,
+                ahead: None,
+                flow: watch::Sender::new(Flow { open: true, places: most, prefetch }),
                 priority: 0,
                 room: Room::new(most),
                 throttle: None,
@@ -446,6 +468,7 @@ impl Engine {
             leases: Leases::new(self.config.worker.lease),
             kept: Notify::new(),
             life: Life::new(self.probe.take()),
+            drained: AtomicBool::new(false),
             stopping,
             abort: CancellationToken::new(),
         })
@@ -472,8 +495,63 @@ fn alone(config: &Config, broker: &dyn Broker) -> Result<Option<File>, StartErro
     }
 }
 
+/// After a queue could not be consumed.
+const AGAIN: Duration = Duration::from_secs(2);
 /// How long aborted jobs may take to put themselves off.
 const ABORT: Duration = Duration::from_secs(10);
+
+/// Works through a queue as long and as widely as operators let it, until `shutdown`. Begins with `flow` and the
+/// consumer that was made for it.
+async fn work(
+    core: Arc<Core>,
+    queue: Arc<QueueRun>,
+    mut flow: Flow,
+    mut consumer: Option<Consumer>,
+    tasks: TaskTracker,
+    shutdown: CancellationToken,
+) {
+    let mut changes = queue.flow.subscribe();
+    loop {
+        let differs = |next: &Flow| (next.open, next.prefetch) != (flow.open, flow.prefetch);
+        if !flow.open {
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return,
+                _ = changes.wait_for(differs) => {}
+            }
+        } else if let Some(consumer) = consumer.take() {
+            let turn = shutdown.child_token();
+            let run = queue.clone();
+            let live = move |core, delivery| pipeline::live(core, run.clone(), delivery);
+            let consuming = pin!(consume(core.clone(), consumer, tasks.clone(), turn.clone(), live));
+            let other = pin!(changes.wait_for(differs));
+            // It ends by itself only when nothing will come any more.
+            let Either::Right((_, consuming)) = select(consuming, other).await else { return };
+            turn.cancel();
+            consuming.await;
+            if shutdown.is_cancelled() {
+                return;
+            }
+        }
+        flow = *changes.borrow_and_update();
+        if !flow.open {
+            tracing::info!(queue = queue.source, "taking no more jobs from the queue");
+            continue;
+        }
+        tracing::info!(queue = queue.source, ?flow, "taking jobs from the queue");
+        match core.dispatch.broker.consume(&queue.source, flow.prefetch).await {
+            Ok(again) => consumer = Some(again),
+            Err(error) => {
+                tracing::warn!(queue = queue.source, %error, "failed to consume the queue; trying again");
+                tokio::select! {
+                    biased;
+                    () = shutdown.cancelled() => return,
+                    () = tokio::time::sleep(AGAIN) => {}
+                }
+            }
+        }
+    }
+}
 
 /// Takes deliveries and lets each live its own life, until `shutdown`.
 async fn consume<L>(
@@ -535,6 +613,8 @@ struct Core {
     /// Something was put in the ledger for an embedded broker.
     kept: Notify,
     life: Life,
+    /// An operator wants this worker to take nothing more.
+    drained: AtomicBool,
     /// The worker takes nothing more, and what has not started is put back.
     stopping: CancellationToken,
     /// The grace is over: what still runs ends.
@@ -548,7 +628,12 @@ struct QueueRun {
     /// The broker's queue.
     source: String,
     lane: u8,
+    /// What is configured: how many run at the same time, how many messages are held, and how many of these at most.
+    places: usize,
     prefetch: u16,
+    ahead: Option<u16>,
+    /// What holds now.
+    flow: watch::Sender<Flow>,
     /// Among all that share its throttle.
     priority: i32,
     /// What the lanes share.
@@ -563,6 +648,25 @@ struct QueueRun {
 }
 
 impl QueueRun {
+    fn flow(&self) -> Flow {
+        *self.flow.borrow()
+    }
+
+    /// Does what was ordered of the queue and of this worker.
+    fn obey(&self, queue: &FleetOrders, worker: &FleetOrders) {
+        let flow = Flow::of(self.places, self.prefetch, self.ahead, queue, worker);
+        self.room.resize(flow.places);
+        self.flow.send_if_modified(|current| std::mem::replace(current, flow) != flow);
+    }
+
+    /// Waits until nothing more is taken.
+    async fn closed(&self) {
+        if self.flow.subscribe().wait_for(|flow| !flow.open).await.is_err() {
+            // Nobody opens or closes it any more.
+            std::future::pending().await
+        }
+    }
+
     fn progressed_to(&self, due: Time) {
         self.frontier.fetch_max(due.as_millis(), Ordering::Relaxed);
     }

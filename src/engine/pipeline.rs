@@ -242,7 +242,7 @@ impl Core {
             tokio::select! {
                 biased;
                 () = sleep(pause) => {}
-                () = self.stopping.cancelled() => return None,
+                () = self.put_back(queue) => return None,
             }
             pause = (pause * 2).min(LEDGER_PAUSE);
         }
@@ -341,8 +341,8 @@ impl Core {
     }
 
     /// Room among the running, then a slot of the queue's throttle: in this order, because a slot
-    /// is for now and not for when there is room. `None` when the worker stops, when it takes so
-    /// long that the message had better come again, or when the broker has taken it back anyway.
+    /// is for now and not for when there is room. `None` when the worker stops, when the queue was
+    /// closed, when it takes so long that the message had better come again, or when the broker has taken it back anyway.
     pub(super) async fn permit(
         &self,
         queue: &QueueRun,
@@ -381,9 +381,19 @@ impl Core {
         };
         tokio::select! {
             biased;
-            () = self.stopping.cancelled() => None,
+            () = self.put_back(queue) => None,
             permit = wait => permit,
             () = sleep(MOST_WAITING) => None,
+        }
+    }
+
+    /// Waits until what has not started is to go back to its queue: the worker stops, or takes nothing more from
+    /// this queue.
+    async fn put_back(&self, queue: &QueueRun) {
+        tokio::select! {
+            biased;
+            () = self.stopping.cancelled() => {}
+            () = queue.closed() => {}
         }
     }
 

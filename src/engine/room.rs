@@ -18,7 +18,9 @@ pub struct Room {
 
 #[derive(Default)]
 struct Inner {
-    free: usize,
+    /// Below zero while more are taken than there are places, since there were more.
+    free: isize,
+    places: isize,
     /// Who waits for a place, by lane; who came first is first. Some may have gone.
     waiting: BTreeMap<u8, VecDeque<oneshot::Sender<Place>>>,
     /// Places that went to higher lanes while somebody of this one waited.
@@ -42,7 +44,19 @@ pub struct Place {
 impl Room {
     /// Room for so many.
     pub fn new(places: usize) -> Arc<Self> {
-        Arc::new(Self { inner: Mutex::new(Inner { free: places, ..Inner::default() }) })
+        let places = counted(places);
+        Arc::new(Self { inner: Mutex::new(Inner { free: places, places, ..Inner::default() }) })
+    }
+
+    /// So many places from now on. Those that are taken stay so until they are given back.
+    pub fn resize(self: &Arc<Self>, places: usize) {
+        {
+            let mut inner = self.inner();
+            let places = counted(places);
+            inner.free += places - inner.places;
+            inner.places = places;
+        }
+        self.pass_on();
     }
 
     /// Waits for a place. A wait that is given up costs none.
@@ -86,6 +100,10 @@ impl Room {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn counted(places: usize) -> isize {
+    isize::try_from(places).unwrap_or(isize::MAX / 2)
 }
 
 impl Inner {
@@ -205,6 +223,25 @@ mod tests {
         let high = high.now_or_never().unwrap();
         assert!(other.wanted().now_or_never().is_none());
         drop((high, other));
+        assert_eq!(room.inner().free, 2);
+    }
+
+    #[tokio::test]
+    async fn what_is_taken_stays_taken_when_there_is_less_room_and_more_room_lets_in_who_waits() {
+        let room = Room::new(3);
+        let mut taken = vec![room.enter(0).await, room.enter(0).await, room.enter(0).await];
+        room.resize(1);
+        let mut next = Box::pin(room.enter(0));
+        for _ in 0..2 {
+            taken.pop();
+            assert!(next.as_mut().now_or_never().is_none(), "one is allowed, and runs");
+        }
+        let mut another = Box::pin(room.enter(0));
+        room.resize(2);
+        let first = next.now_or_never().unwrap();
+        assert!(another.as_mut().now_or_never().is_none());
+        taken.pop();
+        drop((another.now_or_never().unwrap(), first));
         assert_eq!(room.inner().free, 2);
     }
 }

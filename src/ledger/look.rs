@@ -20,11 +20,8 @@ pub struct Filter {
 pub enum Condition {
     /// They are in this state.
     State(ChainState),
-    /// They tick, were due before this, and nobody runs them.
-    Late {
-        /// The ledger's time, less the slack.
-        before: Time,
-    },
+    /// Somebody runs them.
+    Running,
 }
 
 /// The place after which a page of rotations begins: kind and key of the last one of the page before.
@@ -39,12 +36,12 @@ impl Filter {
         (after.map_or_else(|| start.clone(), |after| after.max(start.clone())), last)
     }
 
-    /// The state and the due time that are asked for, if any.
-    pub fn bounds(&self) -> (Option<i64>, Option<i64>) {
+    /// The state that is asked for, if one is, and whether somebody has to run them.
+    pub fn bounds(&self) -> (Option<i64>, bool) {
         match self.condition {
-            None => (None, None),
-            Some(Condition::State(state)) => (Some(state as i64), None),
-            Some(Condition::Late { before }) => (None, Some(before.as_millis())),
+            None => (None, false),
+            Some(Condition::State(state)) => (Some(state as i64), false),
+            Some(Condition::Running) => (Some(ChainState::Active as i64), true),
         }
     }
 }
@@ -56,6 +53,8 @@ pub struct Listed {
     pub hint: Hint,
     /// What it is doing.
     pub state: ChainState,
+    /// The last claim.
+    pub fence: i64,
     /// When the tick is nominally due.
     pub nominal: Time,
     /// The end of its lease; zero when it has none.

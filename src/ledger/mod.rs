@@ -3,20 +3,23 @@
 //! Messages are replaceable hints; what the ledger says counts. Each verb is one transaction.
 //!
 //! - [`words`](self) and `look`: what the verbs take and answer.
-//! - [`Rosters`], [`History`], [`Failures`], [`Slots`] and [`Running`]: the verbs that rosters need, those that keep the
-//!   history within bounds, those for what has failed, those of throttles, and those of one-off jobs that report.
+//! - [`Rosters`], [`History`], [`Failures`], [`Slots`], [`Running`] and [`Fleet`]: the verbs that rosters need, those
+//!   that keep the history within bounds, those for what has failed, those of throttles, those of one-off jobs that
+//!   report, and those of workers and of what was ordered of them. [`Search`]: the verbs behind screens.
 //!   [`Measured`]: how much all that is.
 //! - [`judge`] decides about a claim purely, so that every ledger decides alike.
 //! - [`sqlite`]: a file on this machine, written by one thread with group commit.
 //! - [`postgres`]: a server that many workers share, written in groups too.
 
 mod failed;
+mod fleet;
 mod history;
 mod judge;
 mod look;
 pub mod postgres;
 mod rosters;
 mod running;
+mod search;
 mod slots;
 pub mod sqlite;
 mod traffic;
@@ -29,18 +32,20 @@ use async_trait::async_trait;
 use crate::clock::Time;
 use crate::progress::Progress;
 pub use failed::{DueItem, FailureFilter, FailurePlace, Failures, Hold, ItemEnd, Plan, PlannedItem};
+pub use fleet::{Fleet, SeenWorker};
 pub use history::History;
 pub use judge::{ChainRow, Judgement, judge};
 pub use look::{Condition, Filter, Listed, Move, OwnerCensus, Place};
 pub use rosters::{Enlisted, Rosters};
 pub use running::{Running, RunningJob};
+pub use search::{EFFORT, Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
 pub use slots::{SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
 pub use traffic::{Measured, Size, Traffic};
 pub use words::*;
 
 /// Keeps the truth.
 #[async_trait]
-pub trait Ledger: Rosters + History + Failures + Slots + Running + Measured + Send + Sync {
+pub trait Ledger: Rosters + History + Failures + Slots + Running + Fleet + Search + Measured + Send + Sync {
     /// Names this ledger; chains' messages carry it.
     fn id(&self) -> &str;
 

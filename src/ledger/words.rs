@@ -513,14 +513,18 @@ pub struct Which {
     pub owner: Option<String>,
     /// Those whose keys fit this pattern: `*` stands for anything, `?` for one character.
     pub like: Option<String>,
+    /// Those of this platform queue.
+    pub queue: Option<String>,
+    /// Those that tick, were due before this, and that nobody runs.
+    pub late_before: Option<Time>,
 }
 
 impl Which {
     /// The owner, when the order is for all that is hers: then it also holds for one-off jobs that still
     /// wait in queues.
     pub fn whole_owner(&self) -> Option<&str> {
-        let whole = self.kind.is_none() && self.key.is_none() && self.like.is_none();
-        self.owner.as_deref().filter(|_| whole)
+        let of_owner = Self { owner: self.owner.clone(), ..Self::default() };
+        self.owner.as_deref().filter(|_| *self == of_owner)
     }
 }
 

@@ -12,6 +12,7 @@ use super::observe::Observer;
 use super::worker::Process;
 use super::world::Weather;
 use crate::clock::Time;
+use crate::fleet::{FleetOrder, FleetOrders, Presence, Pulse, Subject};
 use crate::ledger::*;
 use crate::progress::Progress;
 use crate::throttle::clock::Known;
@@ -101,6 +102,76 @@ impl Slots for SimulatedLedger {
 
     async fn forget_idle(&self, limit: u32, known: Option<Known>) -> Result<usize, LedgerError> {
         self.through(true, self.inner.forget_idle(limit, known)).await
+    }
+}
+
+#[async_trait]
+impl Fleet for SimulatedLedger {
+    async fn attend(&self, presence: Presence, pulses: Vec<Pulse>) -> Result<(), LedgerError> {
+        self.through(true, self.inner.attend(presence, pulses)).await
+    }
+
+    async fn leave(&self, worker: String) -> Result<(), LedgerError> {
+        self.through(true, self.inner.leave(worker)).await
+    }
+
+    async fn workers(&self) -> Result<Vec<SeenWorker>, LedgerError> {
+        self.through(false, self.inner.workers()).await
+    }
+
+    async fn pulses(&self, since: Time) -> Result<Vec<Pulse>, LedgerError> {
+        self.through(false, self.inner.pulses(since)).await
+    }
+
+    async fn fleet_orders(&self) -> Result<BTreeMap<Subject, FleetOrders>, LedgerError> {
+        self.through(false, self.inner.fleet_orders()).await
+    }
+
+    async fn order_fleet(&self, subject: Subject, order: FleetOrder, by: String) -> Result<FleetOrders, LedgerError> {
+        self.through(true, self.inner.order_fleet(subject, order, by)).await
+    }
+}
+
+#[async_trait]
+impl Search for SimulatedLedger {
+    async fn search(
+        &self,
+        filter: Filter,
+        after: Option<Place>,
+        limit: u32,
+        effort: u32,
+    ) -> Result<Found<Listed, Place>, LedgerError> {
+        self.through(false, self.inner.search(filter, after, limit, effort)).await
+    }
+
+    async fn histories(&self, fences: Vec<i64>, limit: u32) -> Result<Vec<Vec<AttemptRecord>>, LedgerError> {
+        self.through(false, self.inner.histories(fences, limit)).await
+    }
+
+    async fn runs(
+        &self,
+        filter: RunFilter,
+        before: Option<i64>,
+        limit: u32,
+        effort: u32,
+    ) -> Result<Found<NamedAttempt, i64>, LedgerError> {
+        self.through(false, self.inner.runs(filter, before, limit, effort)).await
+    }
+
+    async fn reasons(&self, filter: FailureFilter) -> Result<Vec<ReasonCount>, LedgerError> {
+        self.through(false, self.inner.reasons(filter)).await
+    }
+
+    async fn quarantined(&self, before: Option<i64>, limit: u32) -> Result<Vec<QuarantinedMessage>, LedgerError> {
+        self.through(false, self.inner.quarantined(before, limit)).await
+    }
+
+    async fn forget_quarantined(&self, numbers: Vec<i64>) -> Result<u64, LedgerError> {
+        self.through(true, self.inner.forget_quarantined(numbers)).await
+    }
+
+    async fn advance_all(&self, which: Which, limit: u32, slack: Duration) -> Result<Vec<Hint>, LedgerError> {
+        self.through(true, self.inner.advance_all(which, limit, slack)).await
     }
 }
 

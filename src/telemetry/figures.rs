@@ -25,6 +25,8 @@ pub struct QueueFigures {
     running: Gauge,
     lateness: Histogram,
     latenesses: Mutex<Latenesses>,
+    /// Those since they were last taken, which are not among the others yet.
+    recent: Mutex<Latenesses>,
 }
 
 impl QueueFigures {
@@ -37,6 +39,7 @@ impl QueueFigures {
             running: families.running.get_or_create_owned(&label),
             lateness: families.lateness.get_or_create_owned(&label),
             latenesses: Mutex::default(),
+            recent: Mutex::default(),
         }
     }
 
@@ -46,7 +49,7 @@ impl QueueFigures {
         self.starts.inc();
         self.running.inc();
         self.lateness.observe(late.as_secs_f64());
-        self.latenesses().record(late);
+        self.recent().record(late);
         Running(self)
     }
 
@@ -54,8 +57,37 @@ impl QueueFigures {
         QueueReport { done: self.ended.get(), running: self.running.get(), late_ms: self.latenesses().summary() }
     }
 
+    /// How many handlers have started.
+    pub fn starts(&self) -> u64 {
+        self.starts.get()
+    }
+
+    /// How many handlers run.
+    pub fn running(&self) -> i64 {
+        self.running.get()
+    }
+
+    /// Takes the latenesses since they were last taken.
+    pub(crate) fn take_recent(&self) -> Latenesses {
+        let mut all = self.latenesses.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = std::mem::take(&mut *self.recent());
+        all.add(&recent);
+        recent
+    }
+
+    /// All latenesses so far.
     pub(super) fn latenesses(&self) -> MutexGuard<'_, Latenesses> {
-        self.latenesses.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut all = self.latenesses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recent = self.recent();
+        if !recent.is_empty() {
+            all.add(&recent);
+            recent.reset();
+        }
+        all
+    }
+
+    fn recent(&self) -> MutexGuard<'_, Latenesses> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -196,6 +228,11 @@ impl ThrottleFigures {
     pub fn wait(self: &Arc<Self>) -> Waiting {
         self.waiting.inc();
         Waiting { figures: self.clone(), since: Instant::now() }
+    }
+
+    /// How many wait.
+    pub fn waiting(&self) -> i64 {
+        self.waiting.get()
     }
 
     /// How long was waited.

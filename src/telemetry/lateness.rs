@@ -1,10 +1,10 @@
 //! How late attempts start, as quantiles.
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A lateness distribution: how long after its due time an attempt started, in milliseconds.
-#[derive(Clone, Copy, Debug, Default, Serialize, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Lateness {
     /// The median.
     pub p50: f64,
@@ -59,6 +59,10 @@ impl Latenesses {
     pub fn add(&mut self, other: &Self) {
         // Bounds and precision are the same, so nothing can be out of range.
         let _ = self.0.add(&other.0);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     pub fn summary(&self) -> Lateness {

@@ -76,10 +76,19 @@ pub struct Watched {
 impl Watched {
     /// Starts an engine for `text` on `ground`. Every run waits until the test ends it.
     pub async fn start(ground: &Ground, text: &str) -> Self {
+        Self::begin(ground, text, Engine::without_chores).await
+    }
+
+    /// Likewise, an engine that says how it is, and does what operators order.
+    pub async fn attended(ground: &Ground, text: &str) -> Self {
+        Self::begin(ground, text, |engine| engine).await
+    }
+
+    async fn begin(ground: &Ground, text: &str, change: impl FnOnce(Engine) -> Engine) -> Self {
         let config = ground.config(text);
         let connections = Connections::open(&config).await.unwrap();
         let (seen, runs) = mpsc::unbounded_channel();
-        let mut engine = Engine::new(config.clone()).connections(connections.clone()).without_chores();
+        let mut engine = change(Engine::new(config.clone()).connections(connections.clone()));
         for kind in config.kinds.keys() {
             let (seen, clock) = (seen.clone(), connections.clock.clone());
             engine = engine.handler(kind, move |job: Job| {

@@ -17,6 +17,7 @@ mod end_to_end;
 mod examples;
 mod failures;
 mod flatness;
+mod fleet;
 mod forecast;
 mod foreign_clients;
 mod handlers;

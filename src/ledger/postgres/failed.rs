@@ -41,6 +41,8 @@ macro_rules! fits {
     };
 }
 
+pub(super) use fits;
+
 /// The server's time, in milliseconds.
 macro_rules! now {
     () => {

@@ -16,15 +16,50 @@ use crate::ledger::{
 
 type Result<T> = std::result::Result<T, LedgerError>;
 
+/// The columns that [`listed`] reads, of `chains`.
+macro_rules! listed_columns {
+    () => {
+        "epoch, kind, key, queue, tick, attempt, due, parent, state, fence, nominal, lease_until, owner, schedule,
+         last_start, last_finish, started_tick, batch_open, batch_total,
+         -- Of the run that ended it, and of none before.
+         CASE WHEN state = 2 THEN
+             (SELECT coalesce(f.code || ': ', '') || f.reason FROM failures f
+              WHERE f.kind = chains.kind AND f.key = chains.key AND f.item = '' AND f.permanent
+                AND f.last_at = chains.last_finish)
+         END"
+    };
+}
+pub(super) use listed_columns;
+
+pub(super) fn listed(row: &Row) -> std::result::Result<Listed, Error> {
+    Ok(Listed {
+        hint: hint(row)?,
+        state: ChainState::from_number(row.try_get(8)?),
+        fence: row.try_get(9)?,
+        nominal: time(row, 10)?,
+        lease_until: time(row, 11)?,
+        owner: row.try_get(12)?,
+        schedule: row.try_get(13)?,
+        last_start: time(row, 14)?,
+        last_finish: time(row, 15)?,
+        started_tick: row.try_get(16)?,
+        batch: (row.try_get(17)?, row.try_get(18)?),
+        unavailable: row.try_get(19)?,
+    })
+}
+
 impl Reader {
-    pub(super) async fn matching(&self, which: Which, order: Order) -> Result<u64> {
+    pub(super) async fn matching(&self, which: Which, order: Order, now: Time) -> Result<u64> {
         macro_rules! count {
             ($state:literal) => {
                 concat!(
                     "SELECT count(*) FROM chains WHERE ",
                     $state,
                     " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2)
-                      AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4) AND parent = 0"
+                      AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4)
+                      AND ($5::text IS NULL OR queue = $5)
+                      AND ($6::int8 IS NULL OR (state = 0 AND due < $6 AND lease_until <= $7 AND batch_open = 0))
+                      AND parent = 0 AND $7 IS NOT NULL"
                 )
             };
         }
@@ -34,8 +69,10 @@ impl Reader {
             Order::Retire | Order::RecoverAll => count!("state <> 2"),
             Order::Recover => count!("state = 3"),
         };
-        let like = which.like.as_deref().map(sql_like);
-        let counts = self.rows(sql, &[&which.kind, &which.key, &which.owner, &like], |row| row.try_get(0)).await?;
+        let Which { kind, key, owner, like, queue, late_before } = which;
+        let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
+        let parameters: [&(dyn ToSql + Sync); 7] = [&kind, &key, &owner, &like, &queue, &late_before, &now.as_millis()];
+        let counts = self.rows(sql, &parameters, |row| row.try_get(0)).await?;
         Ok(counts.first().and_then(|count: &i64| u64::try_from(*count).ok()).unwrap_or_default())
     }
 
@@ -46,43 +83,25 @@ impl Reader {
         now: Time,
         limit: u32,
     ) -> Result<Vec<Listed>> {
-        let sql = "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, nominal, lease_until, owner,
-                          schedule, last_start, last_finish, started_tick, batch_open, batch_total,
-                          -- Of the run that ended it, and of none before.
-                          CASE WHEN state = 2 THEN
-                              (SELECT coalesce(f.code || ': ', '') || f.reason FROM failures f
-                               WHERE f.kind = chains.kind AND f.key = chains.key AND f.item = '' AND f.permanent
-                                 AND f.last_at = chains.last_finish)
-                          END
-                   FROM chains
+        let sql = concat!(
+            "SELECT ",
+            listed_columns!(),
+            " FROM chains
                    WHERE (kind, key) > ($4, $5) AND kind <= $6 AND NOT once AND parent = 0
                      AND ($1::text IS NULL OR key = $1) AND ($2::text IS NULL OR owner = $2)
                      AND ($3::text IS NULL OR key LIKE $3)
-                     AND ($7::int8 IS NULL OR state = $7)
-                     AND ($8::int8 IS NULL OR (state = 0 AND due < $8 AND lease_until <= $9 AND batch_open = 0))
-                   ORDER BY kind, key LIMIT $10";
-        let listed = |row: &Row| {
-            Ok(Listed {
-                hint: hint(row)?,
-                state: ChainState::from_number(row.try_get(8)?),
-                nominal: time(row, 9)?,
-                lease_until: time(row, 10)?,
-                owner: row.try_get(11)?,
-                schedule: row.try_get(12)?,
-                last_start: time(row, 13)?,
-                last_finish: time(row, 14)?,
-                started_tick: row.try_get(15)?,
-                batch: (row.try_get(16)?, row.try_get(17)?),
-                unavailable: row.try_get(18)?,
-            })
-        };
+                     AND ($7::int8 IS NULL OR state = $7) AND (NOT $8 OR lease_until > $9)
+                     AND ($11::text IS NULL OR queue = $11)
+                     AND ($12::int8 IS NULL OR (state = 0 AND due < $12 AND lease_until <= $9 AND batch_open = 0))
+                   ORDER BY kind, key LIMIT $10"
+        );
         let ((after_kind, after_key), last) = filter.range(after);
-        let (state, before) = filter.bounds();
-        let Which { key, owner, like, .. } = &filter.which;
-        let like = like.as_deref().map(sql_like);
+        let (state, running) = filter.bounds();
+        let Which { key, owner, like, queue, late_before, .. } = &filter.which;
+        let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
         let (now, limit) = (now.as_millis(), i64::from(limit));
-        let parameters: [&(dyn ToSql + Sync); 10] =
-            [key, owner, &like, &after_kind, &after_key, &last, &state, &before, &now, &limit];
+        let parameters: [&(dyn ToSql + Sync); 12] =
+            [key, owner, &like, &after_kind, &after_key, &last, &state, &running, &now, &limit, queue, &late_before];
         self.rows(sql, &parameters, listed).await
     }
 

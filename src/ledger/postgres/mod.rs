@@ -10,6 +10,7 @@
 
 mod connect;
 mod failed;
+mod fleet;
 mod foreign;
 mod group;
 mod history;
@@ -21,6 +22,7 @@ mod reader;
 mod rosters;
 mod running;
 mod schema;
+mod search;
 mod slots;
 mod tls;
 mod traffic;
@@ -243,7 +245,7 @@ impl Ledger for PostgresLedger {
     }
 
     async fn matching(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
-        self.reader.matching(which, order).await
+        self.reader.matching(which, order, self.now()).await
     }
 
     async fn list(&self, filter: Filter, after: Option<Place>, limit: u32) -> Result<Vec<Listed>, LedgerError> {

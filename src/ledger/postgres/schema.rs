@@ -6,7 +6,7 @@ use super::connect::{Session, words};
 use crate::clock::Entropy;
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 9] = [
+const MIGRATIONS: [&str; 10] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out
     // of order. Text is compared byte by byte, so that an index does not depend on the system's
     // locales. Pages have room to spare, since most updates (a claim changes no indexed column) can
@@ -119,6 +119,7 @@ const MIGRATIONS: [&str; 9] = [
     THROTTLE_ORDERS,
     RUNNING,
     THROTTLE_CLOCK,
+    FLEET,
 ];
 
 /// What a failure is known by, and when it is tried again. `fed` is the job that is under way for a part,
@@ -187,6 +188,22 @@ const THROTTLE_ORDERS: &str =
 const THROTTLE_CLOCK: &str = r#"
     CREATE TABLE throttle_clock (set_by int8 NOT NULL);
     INSERT INTO throttle_clock VALUES (0);"#;
+
+/// How workers are, what they have done of late, and what was ordered of them and of queues, as JSON. And what
+/// screens ask for among very many chains: those that rest, and how many of an owner are in which state.
+const FLEET: &str = r#"
+    CREATE TABLE workers (worker text COLLATE "C" PRIMARY KEY, seen int8 NOT NULL, said text NOT NULL)
+        WITH (fillfactor = 50);
+    CREATE TABLE pulses (
+        at     int8 NOT NULL,
+        worker text COLLATE "C" NOT NULL,
+        said   text NOT NULL,
+        PRIMARY KEY (at, worker)
+    );
+    CREATE TABLE fleet_orders (subject text COLLATE "C" PRIMARY KEY, orders text NOT NULL);
+    CREATE INDEX chains_resting ON chains (state, kind, key) WHERE state <> 0;
+    DROP INDEX chains_by_owner;
+    CREATE INDEX chains_by_owner ON chains (owner, once, parent, state) WHERE owner IS NOT NULL;"#;
 
 /// One-off jobs that run and have said how far they have come, until their worker is silent.
 const RUNNING: &str = r#"

@@ -22,7 +22,8 @@ pub(super) const FAILURE: &str =
 const AFTER_FAILURE: usize = 12;
 
 /// The failures `f` that a [`FailureFilter`] means; its parameters are 1 to 7.
-const FITS: &str = "(?1 IS NULL OR f.kind = ?1) AND (?2 IS NULL OR f.key = ?2) AND (?3 IS NULL OR f.key GLOB ?3)
+pub(super) const FITS: &str =
+    "(?1 IS NULL OR f.kind = ?1) AND (?2 IS NULL OR f.key = ?2) AND (?3 IS NULL OR f.key GLOB ?3)
     AND (?4 IS NULL OR EXISTS (SELECT 1 FROM chains c WHERE c.kind = f.kind AND c.key = f.key AND c.owner = ?4
                                                         AND c.parent = 0))
     AND (?5 IS NULL OR f.item = ?5) AND (?6 IS NULL OR f.code = ?6) AND (?7 IS NULL OR f.permanent = ?7)";

@@ -11,41 +11,53 @@ use crate::ledger::look::sqlite_glob;
 use crate::ledger::{AttemptRecord, ChainState, Failure, Filter, Hint, Listed, Move, Order, OwnerCensus, Place, Which};
 
 impl Store {
-    pub fn matching(&self, which: &Which, order: Order) -> Result<u64> {
+    pub fn matching(&self, which: &Which, order: Order, now: Time) -> Result<u64> {
         let state = match order {
             Order::Pause => "state = 0",
             Order::Resume => "state = 1",
             Order::Retire | Order::RecoverAll => "state <> 2",
             Order::Recover => "state = 3",
         };
-        let sql = format!("SELECT count(*) FROM chains WHERE {state} AND {WHICH}");
-        let like = which.like.as_deref().map(sqlite_glob);
+        let Which { kind, key, owner, like, queue, late_before } = which;
+        let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
+        // Who runs what is in another table meanwhile, and matters to those only that ask for it.
+        let chains = if late_before.is_some() { "chains_now" } else { "chains" };
+        let sql = format!("SELECT count(*) FROM {chains} WHERE {state} AND {WHICH}");
         let count = |row: &Row<'_>| row.get::<_, i64>(0);
-        let parameters = params![which.kind, which.key, which.owner, like];
+        let parameters = params![kind, key, owner, like, queue, late_before, now.as_millis()];
         let count = self.connection.prepare_cached(&sql)?.query_row(parameters, count)?;
         Ok(u64::try_from(count).unwrap_or_default())
     }
 
     pub fn list(&self, filter: &Filter, after: Option<Place>, now: Time, limit: u32) -> Result<Vec<Listed>> {
         let sql = format!(
-            "SELECT {HINT}, state, nominal, lease_until, owner, schedule, last_start, last_finish, started_tick,
-                    batch_open, batch_total,
-                    -- Of the run that ended it, and of none before.
-                    iif(state = 2, (SELECT coalesce(f.code || ': ', '') || f.reason FROM failures f
-                                    WHERE f.kind = chains.kind AND f.key = chains.key AND f.item = '' AND f.permanent
-                                      AND f.last_at = chains.last_finish), NULL)
+            "SELECT {LISTED}
              FROM chains_now AS chains
-             WHERE (kind, key) > (?5, ?6) AND kind <= ?7 AND once = 0 AND {WHICH}
-               AND (?8 IS NULL OR state = ?8)
-               AND (?9 IS NULL OR (state = 0 AND due < ?9 AND lease_until <= ?10 AND batch_open = 0))
-             ORDER BY kind, key LIMIT ?11"
+             WHERE (kind, key) > (?8, ?9) AND kind <= ?10 AND once = 0 AND {WHICH}
+               AND (?11 IS NULL OR state = ?11) AND (NOT ?12 OR lease_until > ?7)
+             ORDER BY kind, key LIMIT ?13"
         );
-        let Which { kind, key, owner, like } = &filter.which;
-        let (like, ((after_kind, after_key), last)) = (like.as_deref().map(sqlite_glob), filter.range(after));
-        let (state, before) = filter.bounds();
+        let Which { kind, key, owner, like, queue, late_before } = &filter.which;
+        let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
+        let ((after_kind, after_key), last) = filter.range(after);
+        let (state, running) = filter.bounds();
         let mut select = self.connection.prepare_cached(&sql)?;
-        let parameters =
-            params![kind, key, owner, like, after_kind, after_key, last, state, before, now.as_millis(), limit];
+        let now = now.as_millis();
+        let parameters = params![
+            kind,
+            key,
+            owner,
+            like,
+            queue,
+            late_before,
+            now,
+            after_kind,
+            after_key,
+            last,
+            state,
+            running,
+            limit
+        ];
         let rows = select.query_map(parameters, listed)?;
         rows.collect()
     }
@@ -115,19 +127,29 @@ impl Store {
     }
 }
 
-fn listed(row: &Row<'_>) -> Result<Listed> {
+/// The columns that [`listed`] reads, of `chains`.
+pub(super) const LISTED: &str =
+    "epoch, kind, key, queue, tick, attempt, due, parent, state, fence, nominal, lease_until, owner,
+    schedule, last_start, last_finish, started_tick, batch_open, batch_total,
+    -- Of the run that ended it, and of none before.
+    iif(state = 2, (SELECT coalesce(f.code || ': ', '') || f.reason FROM failures f
+                    WHERE f.kind = chains.kind AND f.key = chains.key AND f.item = '' AND f.permanent
+                      AND f.last_at = chains.last_finish), NULL)";
+
+pub(super) fn listed(row: &Row<'_>) -> Result<Listed> {
     let at = |column| AFTER_HINT + column;
     Ok(Listed {
         hint: hint(row)?,
         state: ChainState::from_number(row.get(at(0))?),
-        nominal: time(row, at(1))?,
-        lease_until: time(row, at(2))?,
-        owner: row.get(at(3))?,
-        schedule: row.get(at(4))?,
-        last_start: time(row, at(5))?,
-        last_finish: time(row, at(6))?,
-        started_tick: row.get(at(7))?,
-        batch: (row.get(at(8))?, row.get(at(9))?),
-        unavailable: row.get(at(10))?,
+        fence: row.get(at(1))?,
+        nominal: time(row, at(2))?,
+        lease_until: time(row, at(3))?,
+        owner: row.get(at(4))?,
+        schedule: row.get(at(5))?,
+        last_start: time(row, at(6))?,
+        last_finish: time(row, at(7))?,
+        started_tick: row.get(at(8))?,
+        batch: (row.get(at(9))?, row.get(at(10))?),
+        unavailable: row.get(at(11))?,
     })
 }

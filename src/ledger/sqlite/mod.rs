@@ -3,6 +3,7 @@
 //! must not lie on a network file system.
 
 mod failed;
+mod fleet;
 mod history;
 mod hot;
 mod list;
@@ -10,6 +11,7 @@ mod orders;
 mod rosters;
 mod running;
 mod schema;
+mod search;
 mod slots;
 mod store;
 mod traffic;
@@ -298,7 +300,8 @@ impl Ledger for SqliteLedger {
     }
 
     async fn matching(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
-        self.read(move |store| store.matching(&which, order)).await
+        let now = self.now();
+        self.read(move |store| store.matching(&which, order, now)).await
     }
 
     async fn list(&self, filter: Filter, after: Option<Place>, limit: u32) -> Result<Vec<Listed>, LedgerError> {

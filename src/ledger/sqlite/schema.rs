@@ -5,7 +5,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use crate::clock::{Entropy, Time};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 11] = [
+const MIGRATIONS: [&str; 12] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -123,6 +123,7 @@ const MIGRATIONS: [&str; 11] = [
     RUNNING,
     THROTTLE_CLOCK,
     HOT_CHAINS,
+    FLEET,
 ];
 
 /// What a failure is known by, and when it is tried again. `fed` is the job that is under way for a part,
@@ -213,6 +214,21 @@ const HOT_CHAINS: &str = "
                coalesce(h.last_start, c.last_start) AS last_start, c.last_finish, c.parent, c.batch_total,
                c.batch_open, c.batch_failed, c.depth
         FROM chains c LEFT JOIN hot_chains h ON h.epoch = c.epoch;";
+
+/// How workers are, what they have done of late, and what was ordered of them and of queues, as JSON. And what
+/// screens ask for among very many chains: those that rest, and how many of an owner are in which state.
+const FLEET: &str = "
+    CREATE TABLE workers (worker TEXT PRIMARY KEY, seen INTEGER NOT NULL, said TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE pulses (
+        at     INTEGER NOT NULL,
+        worker TEXT    NOT NULL,
+        said   TEXT    NOT NULL,
+        PRIMARY KEY (at, worker)
+    ) WITHOUT ROWID;
+    CREATE TABLE fleet_orders (subject TEXT PRIMARY KEY, orders TEXT NOT NULL) WITHOUT ROWID;
+    CREATE INDEX chains_resting ON chains (state, kind, key) WHERE state <> 0;
+    DROP INDEX chains_by_owner;
+    CREATE INDEX chains_by_owner ON chains (owner, once, parent, state) WHERE owner IS NOT NULL;";
 
 /// One-off jobs that run and have said how far they have come, until their worker is silent.
 const RUNNING: &str = "

@@ -64,8 +64,20 @@ async fn chains_are_found_by_pattern_owner_and_what_they_are_doing() {
         }
         let red = Which { owner: Some("red".into()), ..Which::default() };
         assert_eq!(keys(&list(ledger, red.clone(), None).await), ["eu_7"]);
-        let late = Some(Condition::Late { before: now });
-        assert_eq!(keys(&list(ledger, Which::default(), late).await), ["late"]);
+        let late = Which { late_before: Some(now), ..Which::default() };
+        assert_eq!(keys(&list(ledger, late.clone(), None).await), ["late"]);
+        assert_eq!(ledger.matching(late.clone(), Order::Pause).await.unwrap(), 1);
+        let elsewhere = Which { queue: Some("elsewhere".into()), ..Which::default() };
+        assert_eq!(keys(&list(ledger, elsewhere.clone(), None).await), [""; 0]);
+        assert_eq!(ledger.steer(elsewhere, Order::Pause).await.unwrap(), 0);
+        let here = Which { queue: Some("work".into()), ..like("late") };
+        assert_eq!(ledger.matching(here.clone(), Order::Pause).await.unwrap(), 1);
+        let hint = list(ledger, late.clone(), None).await.remove(0).hint;
+        granted(ledger, &hint, LEASE).await;
+        assert_eq!(keys(&list(ledger, Which::default(), Some(Condition::Running)).await), ["late"]);
+        assert_eq!(keys(&list(ledger, late.clone(), None).await), [""; 0], "it runs");
+        assert_eq!(ledger.matching(late.clone(), Order::Pause).await.unwrap(), 0);
+        assert_eq!(ledger.steer(late, Order::Pause).await.unwrap(), 0);
         assert_eq!(ledger.steer(like("eu_?"), Order::Pause).await.unwrap(), 2);
         let paused = Some(Condition::State(ChainState::Paused));
         assert_eq!(keys(&list(ledger, Which::default(), paused).await), ["eu_1", "eu_7"]);

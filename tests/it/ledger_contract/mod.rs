@@ -3,9 +3,11 @@
 mod batches;
 mod discovered;
 mod failed;
+mod fleet;
 mod guards;
 mod list;
 mod running;
+mod search;
 mod throttles;
 
 use std::collections::BTreeSet;

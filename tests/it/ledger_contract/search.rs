@@ -1,0 +1,206 @@
+//! What screens ask for: bounded work, and nothing left out.
+
+use roundelay::ledger::{Condition, EFFORT, FailureFilter, Filter, Found, NamedAttempt, Place, ReasonCount, RunFilter};
+
+use super::*;
+
+fn place(key: &str) -> Place {
+    ("sync".into(), key.into())
+}
+
+fn keys<P>(found: &Found<roundelay::ledger::Listed, P>) -> Vec<&str> {
+    found.found.iter().map(|chain| chain.hint.key.as_str()).collect()
+}
+
+#[tokio::test]
+async fn a_search_that_stops_for_the_work_goes_on_where_it_stopped_and_leaves_nothing_out() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let now = ledger.now();
+        let chains: Vec<NewChain> = (0..95)
+            .map(|n| {
+                let queue = if n % 10 == 3 { "side" } else { "work" };
+                NewChain { queue: queue.into(), ..chain(&format!("{n:02}"), now + LEASE) }
+            })
+            .collect();
+        ledger.enroll(chains).await.unwrap();
+        let side = || Filter { which: Which { queue: Some("side".into()), ..Which::default() }, condition: None };
+        let expected = ["03", "13", "23", "33", "43", "53", "63", "73", "83", "93"];
+        // However little is done at a time, and however small the pages.
+        for (limit, effort) in [(100, EFFORT), (3, EFFORT), (100, 7), (2, 11), (1, 1)] {
+            let (mut seen, mut after, mut pages) = (Vec::new(), None, 0);
+            loop {
+                let page = ledger.search(side(), after, limit, effort).await.unwrap();
+                assert!(page.found.len() <= limit as usize && (page.complete || page.after.is_some()));
+                seen.extend(page.found.iter().map(|chain| chain.hint.key.clone()));
+                pages += 1;
+                after = page.after;
+                if after.is_none() {
+                    break;
+                }
+            }
+            assert_eq!(seen, expected, "{limit} {effort}");
+            assert!(effort > 10 || pages > 10, "{pages} pages of little work");
+        }
+        let few = ledger.search(side(), Some(place("90")), 100, EFFORT).await.unwrap();
+        assert_eq!((keys(&few), few.after.clone(), few.complete), (vec!["93"], None, true));
+    }
+}
+
+#[tokio::test]
+async fn a_search_finds_by_all_that_a_filter_can_say() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let now = ledger.now();
+        let owned = NewChain { owner: Some("red".into()), ..chain("owned", now + LEASE) };
+        let other = NewChain { kind: "charts".into(), ..chain("late", now + LEASE) };
+        let all = [chain("late", now - LEASE), chain("runs", now - LEASE), chain("rests", now + LEASE), owned, other];
+        ledger.enroll(all.to_vec()).await.unwrap();
+        let which = |of: &str| match of {
+            "kind" => Which { kind: Some("charts".into()), ..Which::default() },
+            "key" => Which { key: Some("late".into()), ..Which::default() },
+            "owner" => Which { owner: Some("red".into()), ..Which::default() },
+            "like" => Which { like: Some("r*s".into()), ..Which::default() },
+            "late" => Which { late_before: Some(now), ..Which::default() },
+            _ => Which::default(),
+        };
+        let found = async |of: &str, condition: Option<Condition>| {
+            let found = ledger.search(Filter { which: which(of), condition }, None, 10, EFFORT).await.unwrap();
+            keys(&found).iter().map(ToString::to_string).collect::<Vec<String>>()
+        };
+        let running = ledger.search(Filter { which: which("like"), condition: None }, None, 10, EFFORT).await.unwrap();
+        let hint = running.found[1].hint.clone();
+        let grant = granted(ledger, &hint, LEASE).await;
+        ledger.steer(Which { key: Some("rests".into()), ..Which::default() }, Order::Pause).await.unwrap();
+        assert_eq!(found("", None).await, ["late", "late", "owned", "rests", "runs"]);
+        assert_eq!(found("kind", None).await, ["late"]);
+        assert_eq!(found("key", None).await, ["late", "late"]);
+        assert_eq!(found("owner", None).await, ["owned"]);
+        assert_eq!(found("like", None).await, ["rests", "runs"]);
+        assert_eq!(found("late", None).await, ["late"]);
+        assert_eq!(found("", Some(Condition::Running)).await, ["runs"]);
+        assert_eq!(found("", Some(Condition::State(ChainState::Paused))).await, ["rests"]);
+        assert_eq!(found("owner", Some(Condition::State(ChainState::Paused))).await, [""; 0]);
+        let runs = ledger.search(Filter { which: which("like"), condition: Some(Condition::Running) }, None, 1, EFFORT);
+        assert_eq!(runs.await.unwrap().found[0].fence, grant.fence);
+    }
+}
+
+#[tokio::test]
+async fn runs_are_told_latest_first_with_the_names_of_their_chains() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let now = ledger.now();
+        let names = ["a", "b"].map(|key| chain(key, now - LEASE));
+        let created = ledger.enroll(names.to_vec()).await.unwrap();
+        let mut fences = Vec::new();
+        for enrolled in &created {
+            let Enrolled::Created(hint) = enrolled else { panic!("new: {enrolled:?}") };
+            let grant = granted(ledger, hint, LEASE).await;
+            let verdict = if hint.key == "a" { Verdict::Done } else { Verdict::Failed };
+            ledger.finish(end(hint, grant.fence, now, tick(now - SLACK), verdict)).await.unwrap();
+            let again = granted(ledger, &Hint { tick: 2, due: now - SLACK, ..hint.clone() }, LEASE).await;
+            fences.push((grant.fence, again.fence));
+        }
+        let told = |runs: &[NamedAttempt]| -> Vec<(i64, Option<String>)> {
+            runs.iter().map(|run| (run.record.fence, run.name.clone().map(|(_, key)| key))).collect()
+        };
+        let [(a, a2), (b, b2)] = fences[..] else { panic!("two chains") };
+        let of = |key: &str| Some(key.to_owned());
+        let all = ledger.runs(RunFilter::default(), None, 10, EFFORT).await.unwrap();
+        assert_eq!(told(&all.found), [(b2, of("b")), (b, of("b")), (a2, of("a")), (a, of("a"))]);
+        assert_eq!((all.after, all.complete), (None, true));
+        let page = ledger.runs(RunFilter::default(), Some(b), 1, EFFORT).await.unwrap();
+        assert_eq!((told(&page.found), page.after, page.complete), (vec![(a2, of("a"))], Some(a2), true));
+        let failed = RunFilter { verdict: Some("failed".into()), kind: Some("sync".into()) };
+        let found = ledger.runs(failed.clone(), None, 10, EFFORT).await.unwrap();
+        assert_eq!(told(&found.found), [(b, of("b"))]);
+        let little = ledger.runs(failed, None, 10, 1).await.unwrap();
+        assert_eq!((little.found.len(), little.after, little.complete), (0, Some(b2), false));
+        let others = RunFilter { kind: Some("charts".into()), ..RunFilter::default() };
+        assert_eq!(ledger.runs(others, None, 10, EFFORT).await.unwrap().found, []);
+        let histories = ledger.histories(vec![b2, 7, a2], 2).await.unwrap();
+        let numbers: Vec<Vec<i64>> = histories.iter().map(|of| of.iter().map(|one| one.fence).collect()).collect();
+        assert_eq!(numbers, [vec![b2, b], vec![], vec![a2, a]]);
+        assert_eq!(ledger.histories(vec![b2], 1).await.unwrap()[0].len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn failures_are_counted_by_their_reasons() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let at = ledger.now();
+        let failed = |item: &str, code: Option<&str>, reason: &str| FailedItem {
+            code: code.map(Into::into),
+            ..FailedItem::new(item, reason)
+        };
+        let record = async |key: &str, failed: FailedItem, nth: u64| {
+            let at = at + Duration::from_secs(nth);
+            ledger.record_failure("sync".into(), key.into(), failed, at).await.unwrap();
+        };
+        record("a", failed("us", Some("busy"), "HTTP 503 from us"), 1).await;
+        record("b", failed("de", Some("busy"), "HTTP 503 from de"), 3).await;
+        record("b", failed("", Some("busy"), "all of it"), 2).await;
+        record("c", failed("", None, "no idea"), 4).await;
+        let count = |code: Option<&str>, parts, wholes, last: u64, example: &str| ReasonCount {
+            kind: "sync".into(),
+            code: code.map(Into::into),
+            permanent: false,
+            parts,
+            wholes,
+            last_at: at + Duration::from_secs(last),
+            example: example.into(),
+        };
+        let (busy, none) = (count(Some("busy"), 2, 1, 3, "HTTP 503 from de"), count(None, 0, 1, 4, "no idea"));
+        assert_eq!(ledger.reasons(FailureFilter::default()).await.unwrap(), [busy, none]);
+        let of_a = FailureFilter { key: Some("a".into()), ..FailureFilter::default() };
+        assert_eq!(ledger.reasons(of_a).await.unwrap(), [count(Some("busy"), 1, 0, 1, "HTTP 503 from us")]);
+    }
+}
+
+#[tokio::test]
+async fn messages_in_quarantine_are_told_latest_first_and_forgotten_by_number() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let at = ledger.now();
+        for n in 0..3 {
+            ledger.quarantine("work".into(), format!("bad {n}"), vec![0xFF, n], at).await.unwrap();
+        }
+        let all = ledger.quarantined(None, 2).await.unwrap();
+        let told: Vec<(&str, &[u8])> = all.iter().map(|one| (&*one.reason, &*one.body)).collect();
+        assert_eq!(told, [("bad 2", &[0xFF, 2][..]), ("bad 1", &[0xFF, 1])]);
+        let last = ledger.quarantined(Some(all[1].number), 2).await.unwrap();
+        assert_eq!((last.len(), &*last[0].from, last[0].at), (1, "work", at));
+        let numbers = vec![all[0].number, last[0].number, -1];
+        assert_eq!(ledger.forget_quarantined(numbers).await.unwrap(), 2);
+        let left = ledger.quarantined(None, 9).await.unwrap();
+        assert_eq!(left.iter().map(|one| one.number).collect::<Vec<_>>(), [all[1].number]);
+    }
+}
+
+#[tokio::test]
+async fn many_ticks_are_brought_forward_at_once_and_none_that_cannot_be() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let now = ledger.now();
+        let later = now + LEASE;
+        let once = NewChain { once: true, ..chain("e", later) };
+        let chains = [chain("a", later), chain("b", later), chain("c", later), chain("due", now), once];
+        ledger.enroll(chains.to_vec()).await.unwrap();
+        ledger.steer(Which { key: Some("c".into()), ..Which::default() }, Order::Pause).await.unwrap();
+        let work = || Which { kind: Some("sync".into()), queue: Some("work".into()), ..Which::default() };
+        let first = ledger.advance_all(work(), 1, SLACK).await.unwrap();
+        assert_eq!(first.len(), 1);
+        let second = ledger.advance_all(work(), 10, SLACK).await.unwrap();
+        let mut keys: Vec<&str> = first.iter().chain(&second).map(|hint| hint.key.as_str()).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, ["a", "b"]);
+        for hint in first.iter().chain(&second) {
+            assert!(hint.due >= now && hint.due <= ledger.now());
+            let view = ledger.chains("sync".into(), hint.key.clone()).await.unwrap().remove(0);
+            assert_eq!((&view.hint, view.sent, view.watch_at), (hint, false, hint.due + SLACK));
+        }
+        assert_eq!(ledger.advance_all(work(), 10, SLACK).await.unwrap(), []);
+    }
+}
