@@ -32,7 +32,7 @@
 //!
 //! Beside them, [`clock`] is the only reader of time and randomness, [`telemetry`] counts, [`progress`] is
 //! how far runs say they have come, [`fleet`] is what workers say of themselves and what was ordered of them,
-//! [`monitor`] answers those who ask how a worker is, and [`demo`] and [`bench`](mod@bench) are behind
+//! [`monitor`] answers those who ask how a worker is, [`inspect`] those who ask how everything is, and [`demo`] and [`bench`](mod@bench) are behind
 //! the commands of those names.
 //!
 //! # A worker with a handler of its own
@@ -91,6 +91,7 @@ pub mod engine;
 pub mod fleet;
 pub mod guard;
 pub mod handler;
+pub mod inspect;
 pub mod job;
 pub mod ladder;
 pub mod ledger;

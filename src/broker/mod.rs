@@ -10,6 +10,7 @@ pub mod lanes;
 pub mod rabbit;
 pub mod topology;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -158,6 +159,15 @@ pub struct Depth {
     pub consumers: u64,
 }
 
+/// Messages of a queue in a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rates {
+    /// That come.
+    pub published: f64,
+    /// That are given out.
+    pub delivered: f64,
+}
+
 /// Why a publish did not succeed; phrased to follow "failed to publish: ".
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum PublishError {
@@ -238,6 +248,15 @@ pub trait Broker: Send + Sync {
     /// # Errors
     /// When the broker cannot be asked or has no such queue.
     async fn depth(&self, queue: &str) -> Result<Depth, BrokerError>;
+
+    /// How many messages come and go in a second, by queue, as far as the broker counts them and tells. Whoever
+    /// keeps no such figures answers with none.
+    ///
+    /// # Errors
+    /// Why they are not to be had.
+    async fn rates(&self) -> Result<BTreeMap<String, Rates>, String> {
+        Ok(BTreeMap::new())
+    }
 
     /// Why the broker cannot be used now; nothing when it is connected and takes messages. Answers
     /// at once, from what is known of the connections.

@@ -3,12 +3,11 @@
 use anyhow::{Error, anyhow, bail};
 use clap::{Args, Subcommand};
 use roundelay::Config;
-use roundelay::clock::Time;
+use roundelay::inspect::failures::{next_retry_at, reconciles, then};
 use roundelay::ledger::{Failure, FailureFilter, FailurePlace, Ledger};
 use serde_json::{Value, json};
 
 use super::confirm::confirmed;
-use super::list::rough;
 use super::steer::ledger;
 use super::{ConfigFile, grouped};
 
@@ -316,35 +315,6 @@ fn plural(count: u64, what: &str) -> String {
 
 fn name_of(failure: &Failure) -> &str {
     failure.code.as_deref().unwrap_or("-")
-}
-
-fn reconciles(config: &Config, kind: &str) -> bool {
-    config.kinds.get(kind).is_some_and(|kind| kind.reconcile.is_some())
-}
-
-/// When a part is tried again by itself, if it ever is.
-pub fn next_retry_at(failure: &Failure, config: &Config) -> Option<Time> {
-    let settings = config.kinds.get(&failure.kind)?;
-    // What reconcile looks at, and never before its reason's backoff.
-    let planned = settings.policies.plan(&settings.retry, failure)?;
-    failure.next_retry_at.map(|next| next.max(planned)).filter(|_| settings.reconcile.is_some())
-}
-
-/// What becomes of a failure, in words.
-pub fn then(failure: &Failure, config: &Config, now: Time) -> String {
-    let Failure { kind, item, permanent, next_retry_at: next, fed, .. } = failure;
-    if item.is_empty() {
-        return if *permanent { "unavailable".into() } else { "-".into() };
-    }
-    match next_retry_at(failure, config) {
-        _ if *permanent => "permanent".into(),
-        _ if next.is_none() => "kept".into(),
-        _ if !reconciles(config, kind) => "kept: no reconcile".into(),
-        _ if fed.is_some() => "a job is under way".into(),
-        None => "permanent".into(),
-        Some(next) if next <= now => "due".into(),
-        Some(next) => format!("due in {}", rough(next.since(now))),
-    }
 }
 
 fn row(failure: &Failure, config: &Config) -> Value {

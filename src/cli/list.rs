@@ -1,15 +1,11 @@
 //! `roundelay list`
 
-use std::time::Duration;
-
 use anyhow::{Error, anyhow};
 use clap::{Args, ValueEnum};
 use roundelay::Config;
 use roundelay::clock::Time;
-use roundelay::config::OwnSchedule;
-use roundelay::engine::chores::is_internal;
+use roundelay::inspect::words::{self, doing_of, rough, word};
 use roundelay::ledger::{ChainState, Condition, Filter, Listed, OwnerCensus, Place, Which};
-use roundelay::schedule::Schedule;
 use serde_json::{Value, json};
 
 use super::steer::ledger;
@@ -128,7 +124,7 @@ impl List {
         out!("{:<kind$}  {:<key$}  {:<11}  {:<28}  {:<16}  schedule", "kind", "key", "state", "due", "owner");
         for chain in &chains {
             let Listed { hint, owner, .. } = chain;
-            let (doing, owner) = (doing(chain, config, now), owner.as_deref().unwrap_or("-"));
+            let (doing, owner) = (doing_of(chain, config, now), owner.as_deref().unwrap_or("-"));
             let (due, schedule) = (
                 due(chain, now),
                 chain.unavailable.as_ref().map_or_else(|| schedule(chain, config), |why| format!("unavailable: {why}")),
@@ -185,28 +181,6 @@ fn place(text: &str) -> anyhow::Result<Place> {
     Ok((kind.into(), key.into()))
 }
 
-/// The name of a state.
-pub fn word(state: ChainState) -> &'static str {
-    match state {
-        ChainState::Active => "active",
-        ChainState::Paused => "paused",
-        ChainState::Retired => "retired",
-        ChainState::Quarantined => "quarantined",
-    }
-}
-
-/// What a chain is doing, in a word.
-fn doing(chain: &Listed, config: &Config, now: Time) -> &'static str {
-    match chain.state {
-        ChainState::Active if chain.lease_until > now => "runs",
-        ChainState::Active if chain.batch.0 > 0 => "gathers",
-        ChainState::Active if chain.hint.due > now => "sleeps",
-        ChainState::Active if chain.hint.due + config.catch_up.slack <= now => "late",
-        ChainState::Active => "due",
-        other => word(other),
-    }
-}
-
 fn due(chain: &Listed, now: Time) -> String {
     if chain.state == ChainState::Retired {
         return "-".into();
@@ -219,30 +193,8 @@ fn due(chain: &Listed, now: Time) -> String {
     }
 }
 
-/// A span as people say it, in whole seconds.
-pub fn rough(span: Duration) -> String {
-    humantime::format_duration(Duration::from_secs(span.as_secs())).to_string()
-}
-
-/// The schedule of a kind, if it has one. The engine's own kinds are in no configuration, and their chains have
-/// schedules of their own.
-pub fn of_kind(config: &Config, kind: &str) -> Option<Schedule> {
-    if is_internal(kind) {
-        return Some(Schedule::fixed_delay(Duration::ZERO, Duration::ZERO));
-    }
-    Some(config.kinds.get(kind)?.recurrence.as_ref()?.schedule.clone())
-}
-
 fn schedule(chain: &Listed, config: &Config) -> String {
-    let of_kind = of_kind(config, &chain.hint.kind);
-    match (&chain.schedule, of_kind) {
-        (Some(own), Some(of_kind)) => match OwnSchedule::parse(own).and_then(|own| own.apply(&of_kind)) {
-            Ok(schedule) => format!("{schedule} (its own)"),
-            Err(error) => format!("its own cannot be used: {error}"),
-        },
-        (_, Some(of_kind)) => of_kind.to_string(),
-        (_, None) => "none".into(),
-    }
+    words::schedule(&chain.hint.kind, chain.schedule.as_deref(), config).unwrap_or_else(|| "none".into())
 }
 
 fn row(chain: &Listed, config: &Config, now: Time) -> Value {
@@ -251,7 +203,7 @@ fn row(chain: &Listed, config: &Config, now: Time) -> Value {
     json!({
         "kind": hint.kind, "key": hint.key, "queue": hint.queue, "epoch": hint.epoch, "tick": hint.tick,
         "attempt": hint.attempt, "due": hint.due, "nominal": nominal, "state": word(chain.state),
-        "doing": doing(chain, config, now), "owner": owner,
+        "doing": doing_of(chain, config, now), "owner": owner,
         "own_schedule": schedule.as_deref().and_then(|own| serde_json::from_str::<Value>(own).ok()),
         "last_start": known(last_start), "last_finish": known(last_finish),
         "batch": (batch.1 > 0).then(|| json!({ "open": batch.0, "total": batch.1 })),

@@ -1,21 +1,19 @@
 //! `roundelay status`
 
-use std::collections::BTreeMap;
-
 use anyhow::ensure;
 use clap::Args;
 use roundelay::Config;
 use roundelay::broker::Depth;
-use roundelay::broker::lanes::Lanes;
 use roundelay::clock::Time;
 use roundelay::config::LedgerUrl;
 use roundelay::engine::Connections;
+use roundelay::inspect::broker::Asked;
+use roundelay::inspect::failures::then;
 use roundelay::ledger::{Census, ChainState, Failure, LateChain};
-use roundelay::monitor::stuck::{self, Waiting};
+use roundelay::monitor::stuck;
 use roundelay::monitor::throttled::Throttled;
 use serde_json::{Value, json};
 
-use super::failed::then;
 use super::throttle::described;
 use super::{ConfigFile, grouped};
 
@@ -51,7 +49,7 @@ impl Status {
         let failures = ledger.failures(FAILURES).await?;
         let throttles = Throttled::look(config.throttles.clone(), &*ledger).await?;
         let throttles = Throttles::new(throttles, &census, &config);
-        let broker = Asked::ask(&config).await;
+        let broker = Asked::once(&config).await;
         let stuck = late.into_iter().map(|chain| {
             let queue = &chain.hint.queue;
             let why = stuck::why(&chain, &config, broker.waiting(queue), throttles.of(queue, &config), now);
@@ -88,71 +86,6 @@ impl Throttles {
     fn of(&self, queue: &str, config: &Config) -> Option<&str> {
         let name = config.queues.get(queue)?.throttle.as_ref()?;
         self.0.iter().find(|(throttled, _)| throttled.name == *name)?.1.as_deref()
-    }
-}
-
-/// What the broker said.
-pub(super) enum Asked {
-    /// Nothing: it is in the worker's process.
-    Embedded,
-    /// Nothing, because of this.
-    Away(String),
-    /// How full these queues are, or why that is not known.
-    Depths(BTreeMap<String, Result<Depth, String>>),
-}
-
-impl Asked {
-    pub(super) async fn ask(config: &Config) -> Self {
-        let connections = match Connections::open(config).await {
-            Ok(connections) if connections.broker.keeps_messages() => connections,
-            Ok(_) => return Self::Embedded,
-            Err(error) => return Self::Away(error.to_string()),
-        };
-        let mut depths = BTreeMap::new();
-        let (names, lanes) = (config.topology().names, Lanes::new(config));
-        let own = [names.rearm(), names.chores(), names.unrouted(), names.quarantine()];
-        for queue in config.queues.keys().cloned().chain(own) {
-            let mut all = Ok(Depth { ready: 0, consumers: u64::MAX });
-            for lane in lanes.queues(&queue) {
-                // A lane that nobody consumes is what matters of the consumers.
-                all = match (all, connections.broker.depth(&lane).await) {
-                    (Ok(all), Ok(depth)) => {
-                        Ok(Depth { ready: all.ready + depth.ready, consumers: all.consumers.min(depth.consumers) })
-                    }
-                    (Err(error), _) => Err(error),
-                    (_, Err(error)) => Err(error.to_string()),
-                };
-            }
-            depths.insert(queue, all);
-        }
-        connections.broker.close().await;
-        Self::Depths(depths)
-    }
-
-    fn depth(&self, queue: &str) -> Option<Depth> {
-        match self {
-            Self::Depths(depths) => depths.get(queue)?.as_ref().ok().copied(),
-            Self::Embedded | Self::Away(_) => None,
-        }
-    }
-
-    pub(super) fn waiting(&self, queue: &str) -> Waiting<'_> {
-        match self {
-            Self::Embedded => Waiting::Embedded,
-            Self::Away(reason) => Waiting::Away(reason),
-            Self::Depths(depths) => match depths.get(queue) {
-                Some(Ok(depth)) => Waiting::Depth(*depth),
-                Some(Err(reason)) => Waiting::Unknown(reason),
-                None => Waiting::Unknown("its queue was not asked for"),
-            },
-        }
-    }
-
-    fn error(&self) -> Option<&str> {
-        match self {
-            Self::Away(reason) => Some(reason),
-            Self::Embedded | Self::Depths(_) => None,
-        }
     }
 }
 

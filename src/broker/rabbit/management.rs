@@ -13,6 +13,7 @@ use url::Url;
 
 use super::check::{SeenExchange, SeenQueue, Snapshot};
 use super::connection::install_tls_provider;
+use crate::broker::Rates;
 use crate::broker::topology::Topology;
 
 /// How long one request may take.
@@ -56,6 +57,33 @@ pub async fn memory_of_nodes(url: &str) -> Result<u64, String> {
     }
     let nodes: Vec<NodeRow> = Api::new(url, "")?.get("nodes", "name,mem_used").await?;
     Ok(nodes.iter().map(|node| node.mem_used).sum())
+}
+
+/// How many messages come and go in a second, by queue. A queue of which nobody has heard for a while has none.
+pub(super) async fn rates(url: &str, vhost: &str) -> Result<BTreeMap<String, Rates>, String> {
+    #[derive(Default, Deserialize)]
+    struct Details {
+        #[serde(default)]
+        rate: f64,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Stats {
+        publish_details: Details,
+        deliver_get_details: Details,
+    }
+    #[derive(Deserialize)]
+    struct Row {
+        name: String,
+        #[serde(default)]
+        message_stats: Stats,
+    }
+    const COLUMNS: &str = "name,message_stats.publish_details.rate,message_stats.deliver_get_details.rate";
+    let rows: Vec<Row> = Api::new(url, vhost)?.list("queues", COLUMNS).await?;
+    let rates = rows.into_iter().map(|Row { name, message_stats: Stats { publish_details, deliver_get_details } }| {
+        (name, Rates { published: publish_details.rate, delivered: deliver_get_details.rate })
+    });
+    Ok(rates.collect())
 }
 
 /// Definitions of policies by name.

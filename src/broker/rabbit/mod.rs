@@ -23,6 +23,7 @@ mod publish;
 mod remove;
 mod settle;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -33,7 +34,7 @@ pub use definitions::definitions;
 pub use management::memory_of_nodes;
 
 use super::topology::{Names, Topology};
-use super::{Broker, BrokerError, Consumer, Depth, Message, PublishError};
+use super::{Broker, BrokerError, Consumer, Depth, Message, PublishError, Rates};
 use crate::clock::Entropy;
 use crate::config::Secret;
 use connection::{Address, Link, up};
@@ -209,6 +210,13 @@ impl Broker for RabbitBroker {
 
     async fn depth(&self, queue: &str) -> Result<Depth, BrokerError> {
         declare::depth(&*self.consuming_connection().await?, queue).await
+    }
+
+    async fn rates(&self) -> Result<BTreeMap<String, Rates>, String> {
+        match &self.management {
+            Some(url) => management::rates(url.reveal(), self.address.vhost()).await,
+            None => Err("`broker.management` is not set".into()),
+        }
     }
 
     fn away(&self) -> Option<String> {

@@ -30,7 +30,7 @@ macro_rules! sql {
             $state,
             " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2) ",
             "AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4) ",
-            "AND ($5::text IS NULL OR queue = $5) AND ($6::int8 IS NULL OR (state = 0 AND due < $6 ",
+            "AND ($5::text IS NULL OR queue = $5) AND ($6::int8 IS NULL OR (state = 0 AND chains.due < $6 ",
             "AND lease_until <= (SELECT ms FROM now) AND batch_open = 0)) AND parent = 0 ",
             $($tail)?
         )

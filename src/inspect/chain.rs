@@ -1,0 +1,364 @@
+//! All about one chain: what it is doing and why, what is next, how its last runs ended.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::broker::Asked;
+use super::chains::Batch;
+use super::failures::FailureReport;
+use super::queues::closed_words;
+use super::words::{At, Come, doing, schedule_of_kind, word};
+use crate::clock::{Entropy, Time};
+use crate::config::{Config, OwnSchedule};
+use crate::fleet::Subject;
+use crate::ledger::{AttemptRecord, ChainState, ChainView, Failure, Ledger, LedgerError, NamedAttempt, RunningJob};
+use crate::monitor::stuck;
+use crate::monitor::throttled::Throttled;
+use crate::schedule::{Balance, Ran, Schedule, Setting, phase};
+
+/// Occurrences told after the next one.
+pub const AHEAD: usize = 10;
+
+/// All about an entity's chains.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Entity {
+    /// When it was looked at, by the ledger's clock.
+    pub now: At,
+    /// Its rotation.
+    pub chain: Option<ChainReport>,
+    /// The run that was asked for beside it.
+    pub single: Option<ChainReport>,
+    /// What has failed of it, latest first.
+    pub failures: Vec<FailureReport>,
+    /// One-off jobs of it that run and have reported.
+    pub running: Vec<RunningReport>,
+}
+
+impl Entity {
+    /// Whether nothing is known of it.
+    pub fn is_unknown(&self) -> bool {
+        self.chain.is_none() && self.single.is_none() && self.failures.is_empty() && self.running.is_empty()
+    }
+}
+
+/// All about a chain.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ChainReport {
+    /// Which handler.
+    pub kind: String,
+    /// Which entity.
+    pub key: String,
+    /// Its platform queue.
+    pub queue: String,
+    /// The chain's incarnation.
+    pub epoch: i64,
+    /// The occurrence that is next, or runs.
+    pub tick: i64,
+    /// The try.
+    pub attempt: u32,
+    /// When it is due, or was.
+    pub due: At,
+    /// When the tick is nominally due.
+    pub nominal: At,
+    /// active, paused, retired or quarantined.
+    pub state: &'static str,
+    /// The state, or, of an active chain, what of that: sleeps, due, late, runs or gathers.
+    pub doing: &'static str,
+    /// One tick beside the rotation, and then the end.
+    pub once: bool,
+    /// What it is doing, and above all why it does not run.
+    pub why: String,
+    /// Why its entity is unavailable, if a run has said so and ended it.
+    pub unavailable: Option<String>,
+    /// How far the run has come that goes on.
+    pub progress: Option<Come>,
+    /// How many runs have led to it, one after the other.
+    pub depth: u32,
+    /// Who it belongs to.
+    pub owner: Option<String>,
+    /// What was said of the owner as a whole.
+    pub owner_state: Option<&'static str>,
+    /// Its schedule, in words.
+    pub schedule: Option<String>,
+    /// That of its own, as it was said.
+    #[schema(value_type = Option<Object>)]
+    pub own_schedule: Option<Value>,
+    /// Its occurrences after the next, if runs took no time; without jitter, which nobody knows before.
+    pub next: Vec<At>,
+    /// The end of its lease.
+    pub lease_until: Option<At>,
+    /// Whether its message is known to have been sent.
+    pub sent: bool,
+    /// How often catch-up has sent it.
+    pub looks: u32,
+    /// When catch-up looks next.
+    pub watch_at: At,
+    /// When a run last started.
+    pub last_start: Option<At>,
+    /// When a run last ended.
+    pub last_finish: Option<At>,
+    /// What the last run has handed on.
+    #[schema(value_type = Option<Object>)]
+    pub carry: Option<Value>,
+    /// What the handler gets.
+    #[schema(value_type = Object)]
+    pub payload: Value,
+    /// The batch that it waits for.
+    pub batch: Option<Batch>,
+    /// Its last attempts, latest first.
+    pub attempts: Vec<AttemptReport>,
+}
+
+/// The record of an attempt.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct AttemptReport {
+    /// The claim; a later one has a higher number.
+    pub fence: i64,
+    /// The chain's incarnation.
+    pub epoch: i64,
+    /// Whose it is, where that is not known from elsewhere; absent when the chain is not there any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// Likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// The occurrence.
+    pub tick: i64,
+    /// The try.
+    pub attempt: u32,
+    /// Who ran it.
+    pub worker: String,
+    /// When it was due.
+    pub due: At,
+    /// When it started.
+    pub started: At,
+    /// When it ended, or was found to have been cut off.
+    pub finished: Option<At>,
+    /// How it ended: done, retried, failed, snoozed, retired, fanned_out, dropped, skipped, cut, fenced or lost;
+    /// nothing while it runs.
+    pub verdict: Option<String>,
+    /// Why, unless it worked.
+    pub reason: Option<String>,
+    /// Occurrences left out because the chain still ran.
+    pub overlapped: u32,
+    /// Occurrences left out because nothing could start.
+    pub misfired: u32,
+    /// How far it had come when it last said so.
+    pub progress: Option<Come>,
+}
+
+impl From<AttemptRecord> for AttemptReport {
+    fn from(record: AttemptRecord) -> Self {
+        let AttemptRecord { fence, epoch, tick, attempt, worker, due, started, finished, .. } = record;
+        let AttemptRecord { verdict, reason, overlapped, misfired, progress, .. } = record;
+        Self {
+            fence,
+            epoch,
+            kind: None,
+            key: None,
+            tick,
+            attempt,
+            worker,
+            due: due.into(),
+            started: started.into(),
+            finished: finished.map(At),
+            verdict,
+            reason,
+            overlapped,
+            misfired,
+            progress: progress.map(Come::from),
+        }
+    }
+}
+
+impl From<NamedAttempt> for AttemptReport {
+    fn from(NamedAttempt { record, name }: NamedAttempt) -> Self {
+        let (kind, key) = name.unzip();
+        Self { kind, key, ..record.into() }
+    }
+}
+
+/// A one-off job that runs and has reported.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct RunningReport {
+    /// The job's id.
+    pub id: String,
+    /// Who runs it.
+    pub worker: String,
+    /// Its kind.
+    pub kind: String,
+    /// Its entity.
+    pub key: String,
+    /// The platform queue that it came from.
+    pub queue: String,
+    /// Which attempt.
+    pub attempt: u32,
+    /// When it began.
+    pub started: At,
+    /// How far it has come.
+    pub progress: Come,
+}
+
+impl From<RunningJob> for RunningReport {
+    fn from(job: RunningJob) -> Self {
+        let RunningJob { id, worker, kind, key, queue, attempt, started, progress } = job;
+        Self { id, worker, kind, key, queue, attempt, started: started.into(), progress: progress.into() }
+    }
+}
+
+/// Looks at an entity, with the last attempts of its chains. `asked` is what the broker said of their queues.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub async fn look(
+    kind: &str,
+    key: &str,
+    last: u32,
+    config: &Config,
+    ledger: &dyn Ledger,
+    asked: &Asked,
+) -> Result<Entity, LedgerError> {
+    let chains = ledger.chains(kind.into(), key.into()).await?;
+    let failures = ledger.failures_of(kind.into(), key.into()).await?;
+    let running = ledger.running(kind.into(), key.into()).await?;
+    let now = ledger.now();
+    let (mut rotation, mut single) = (None, None);
+    for chain in chains {
+        let place = if chain.once { &mut single } else { &mut rotation };
+        *place = Some(report(chain, &failures, last, config, ledger, asked).await?);
+    }
+    Ok(Entity {
+        now: now.into(),
+        chain: rotation,
+        single,
+        failures: failures.into_iter().map(|failure| FailureReport::new(failure, config, now)).collect(),
+        running: running.into_iter().map(RunningReport::from).collect(),
+    })
+}
+
+async fn report(
+    chain: ChainView,
+    failures: &[Failure],
+    last: u32,
+    config: &Config,
+    ledger: &dyn Ledger,
+    asked: &Asked,
+) -> Result<ChainReport, LedgerError> {
+    let attempts = ledger.history(chain.fence, last.max(1)).await?;
+    let owner_state = match &chain.owner {
+        Some(owner) => ledger.owner(owner.clone()).await?,
+        None => ChainState::Active,
+    };
+    let worker = attempts.first().map(|attempt| attempt.worker.as_str());
+    let held_back = held_back(&chain, config, ledger).await?;
+    let now = ledger.now();
+    let waiting = asked.waiting(&chain.hint.queue);
+    let mut why = stuck::doing(&chain, worker, owner_state, config, waiting, held_back.as_deref(), now);
+    let unavailable = unavailable(&chain, failures);
+    if let Some(reason) = &unavailable {
+        why = format!("its entity is unavailable: {reason}; {why}");
+    }
+    // Of the attempt that runs, if one does.
+    let progress = attempts.first().filter(|_| chain.lease_until > now).and_then(|last| last.progress.clone());
+    let (schedule, next) = ahead(&chain, config);
+    let ChainView { hint, state, payload, nominal, lease_until, sent, once, owner, schedule: own, .. } = chain;
+    let ChainView { carry, last_start, last_finish, batch, looks, watch_at, depth, .. } = chain;
+    let value = |text: String| serde_json::from_str::<Value>(&text).unwrap_or(Value::String(text));
+    Ok(ChainReport {
+        doing: doing(state, lease_until, batch.0, hint.due, config.catch_up.slack, now),
+        kind: hint.kind,
+        key: hint.key,
+        queue: hint.queue,
+        epoch: hint.epoch,
+        tick: hint.tick,
+        attempt: hint.attempt,
+        due: hint.due.into(),
+        nominal: nominal.into(),
+        state: word(state),
+        once,
+        why,
+        unavailable,
+        progress: progress.map(Come::from),
+        depth,
+        owner_state: owner.as_ref().map(|_| word(owner_state)),
+        owner,
+        schedule,
+        own_schedule: own.map(value),
+        next: next.into_iter().map(At).collect(),
+        lease_until: At::known(lease_until),
+        sent,
+        looks,
+        watch_at: watch_at.into(),
+        last_start: At::known(last_start),
+        last_finish: At::known(last_finish),
+        carry: carry.map(value),
+        payload: value(payload),
+        batch: Batch::of(batch),
+        attempts: attempts.into_iter().take(last as usize).map(AttemptReport::from).collect(),
+    })
+}
+
+/// Why nothing of a chain's queue starts: an operator has paused it, or its throttle lets nothing through.
+async fn held_back(chain: &ChainView, config: &Config, ledger: &dyn Ledger) -> Result<Option<String>, LedgerError> {
+    let ChainView { hint, owner, payload, .. } = chain;
+    let orders = ledger.fleet_orders().await?.remove(&Subject::Queue(hint.queue.clone())).unwrap_or_default();
+    if let Some(closed) = &orders.closed {
+        return Ok(Some(closed_words(&hint.queue, closed)));
+    }
+    let name = config.queues.get(&hint.queue).and_then(|queue| queue.throttle.as_ref());
+    let Some((name, settings)) = name.and_then(|name| Some((name, config.throttles.get(name)?))) else {
+        return Ok(None);
+    };
+    let key = settings.key.as_ref().map(|path| {
+        let payload = serde_json::from_str(payload).unwrap_or(Value::Null);
+        path.of_parts(&hint.kind, &hint.key, owner.as_deref(), &payload)
+    });
+    Ok(Throttled::look_at(name, settings, key, ledger).await?.in_the_way(None))
+}
+
+/// The reason of the run that ended a chain, and of none before, if it said that the entity is unavailable.
+fn unavailable(chain: &ChainView, failures: &[Failure]) -> Option<String> {
+    let of_its_end = |failure: &&Failure| {
+        failure.item.is_empty() && failure.permanent && failure.last_at == chain.last_finish && !chain.once
+    };
+    let failure = failures.iter().find(of_its_end).filter(|_| chain.state == ChainState::Retired)?;
+    let code = failure.code.as_ref().map_or_else(String::new, |code| format!("{code}: "));
+    Some(format!("{code}{}", failure.reason))
+}
+
+/// The schedule of a chain in words, and its occurrences after the next tick if runs took no time. Without
+/// jitter, which nobody knows before.
+fn ahead(chain: &ChainView, config: &Config) -> (Option<String>, Vec<Time>) {
+    let Some(of_kind) = schedule_of_kind(config, &chain.hint.kind).filter(|_| !chain.once) else {
+        return (None, Vec::new());
+    };
+    let (schedule, words) = match &chain.schedule {
+        None => {
+            let words = format!("{of_kind}, as its kind");
+            (of_kind, words)
+        }
+        Some(own) => match OwnSchedule::parse(own).and_then(|own| own.apply(&of_kind)) {
+            Ok(own) => (own.clone(), format!("{own}, its own")),
+            Err(error) => {
+                let words = format!("{of_kind}, as its kind; its own cannot be used: {error}");
+                (of_kind, words)
+            }
+        },
+    };
+    let schedule = Schedule { jitter: Duration::ZERO, ..schedule };
+    let (balance, dice) = (Balance::default(), Entropy::seeded(0));
+    let place = if schedule.spread_phase { phase(&chain.hint.kind, &chain.hint.key) } else { 0.0 };
+    let setting = Setting { phase: place, balance: &balance, dice: &dice };
+    let mut ran = Ran { nominal: chain.nominal, started: chain.hint.due, finished: chain.hint.due };
+    let mut next = Vec::new();
+    while next.len() < AHEAD
+        && let Some(occurrence) = schedule.next(ran, setting)
+    {
+        next.push(occurrence.due);
+        ran = Ran { nominal: occurrence.nominal, started: occurrence.due, finished: occurrence.due };
+    }
+    (Some(words), next)
+}
