@@ -234,6 +234,8 @@ impl Counter {
     pub fn look(&mut self, total: u64, now: Time) -> Option<(Time, [u64; SECONDS])> {
         let second = (now.as_millis() - 500).div_euclid(1_000);
         let (tens, nth) = (second.div_euclid(SECONDS as i64), second.rem_euclid(SECONDS as i64) as usize);
+        // What goes on when it is first looked at is no set of its own.
+        let tens = if self.before.is_none() { (second + 1).div_euclid(SECONDS as i64) } else { tens };
         let over = (tens != self.tens && self.before.is_some()).then(|| {
             let starts = std::mem::take(&mut self.starts);
             (Time::from_millis(self.tens * SECONDS as i64 * 1_000), starts)

@@ -99,6 +99,7 @@ impl List {
             like: self.key.clone(),
             queue: self.queue.clone(),
             late_before: matches!(self.state, Some(State::Late)).then(|| now - config.catch_up.slack),
+            state: None,
         };
         let after = self.after.as_deref().map(place).transpose()?;
         let chains = ledger.list(Filter { which, condition }, after, self.limit + 1).await?;

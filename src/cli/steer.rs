@@ -5,12 +5,12 @@ use std::io::IsTerminal;
 use anyhow::{Error, bail, ensure};
 use clap::Args;
 use roundelay::Config;
-use roundelay::clock::Time;
 use roundelay::config::LedgerUrl;
 use roundelay::engine::Connections;
 use roundelay::engine::enroll::{Enroller, RunOnce};
 use roundelay::engine::moves::{self, Mover};
-use roundelay::ledger::{ChainState, ChainView, Order, Which};
+use roundelay::inspect::chain::why_not_advanced;
+use roundelay::ledger::{Order, Which};
 use serde_json::json;
 
 use super::confirm::confirmed;
@@ -274,27 +274,11 @@ impl Advance {
                 out!("{kind} {key} is due now; a worker's catch-up sends its message");
             }
             moves::Advance::NoChain => bail!("there is no chain {kind} {key}; `roundelay enroll` begins chains"),
-            moves::Advance::Refused(chain) => bail!("{kind} {key}: {}", in_the_way(&chain, connections.ledger.now())),
+            moves::Advance::Refused(chain) => {
+                bail!("{kind} {key}: {}", why_not_advanced(&chain, connections.ledger.now()))
+            }
         }
         Ok(())
-    }
-}
-
-/// Why a tick cannot be brought forward.
-fn in_the_way(chain: &ChainView, now: Time) -> String {
-    match chain.state {
-        ChainState::Paused => "it is paused; `roundelay resume` lets it go on".into(),
-        ChainState::Retired => "it has ended; `roundelay enroll --revive` begins it anew".into(),
-        ChainState::Quarantined => "it is quarantined; see `roundelay recover --help`".into(),
-        ChainState::Active if chain.lease_until > now => "it runs already".into(),
-        ChainState::Active if chain.batch.0 > 0 => {
-            let (open, total) = chain.batch;
-            format!("it waits for its batch, of which {open} of {total} jobs have not ended")
-        }
-        ChainState::Active if chain.hint.due <= now => {
-            format!("it is due already, since {}; `roundelay show` says why it does not run", chain.hint.due)
-        }
-        ChainState::Active => "somebody else has just changed it; try again".into(),
     }
 }
 

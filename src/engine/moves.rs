@@ -106,6 +106,18 @@ impl Mover {
         Ok(rotation.map_or(Advance::NoChain, |chain| Advance::Refused(Box::new(chain))))
     }
 
+    /// Likewise for rotations that sleep, at most `limit`; answers how many.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read or written.
+    pub async fn advance_all(&self, which: Which, limit: u32) -> Result<u64, LedgerError> {
+        let patience = if self.publishes { GRACE } else { Duration::ZERO };
+        let hints = self.ledger.advance_all(which, limit, patience).await?;
+        let advanced = hints.len() as u64;
+        self.send(hints).await?;
+        Ok(advanced)
+    }
+
     /// Moves the next ticks of rotations of one kind, whose schedule is `of_kind`, to where their schedules
     /// have them. With `fleet`, what is overdue by them is spread over the interval. One answer for each.
     ///

@@ -362,3 +362,21 @@ fn ahead(chain: &ChainView, config: &Config) -> (Option<String>, Vec<Time>) {
     }
     (Some(words), next)
 }
+
+/// Why a tick cannot be brought forward.
+pub fn why_not_advanced(chain: &ChainView, now: Time) -> String {
+    match chain.state {
+        ChainState::Paused => "it is paused; `roundelay resume` lets it go on".into(),
+        ChainState::Retired => "it has ended; `roundelay enroll --revive` begins it anew".into(),
+        ChainState::Quarantined => "it is quarantined; see `roundelay recover --help`".into(),
+        ChainState::Active if chain.lease_until > now => "it runs already".into(),
+        ChainState::Active if chain.batch.0 > 0 => {
+            let (open, total) = chain.batch;
+            format!("it waits for its batch, of which {open} of {total} jobs have not ended")
+        }
+        ChainState::Active if chain.hint.due <= now => {
+            format!("it is due already, since {}; `roundelay show` says why it does not run", chain.hint.due)
+        }
+        ChainState::Active => "somebody else has just changed it; try again".into(),
+    }
+}

@@ -174,6 +174,7 @@ impl Sought {
             like: said(&self.text).map(pattern),
             queue: said(&self.queue),
             late_before: (self.state == Some(State::Late)).then(|| now - config.catch_up.slack),
+            state: None,
         };
         let condition = match self.state {
             None | Some(State::Late) => None,
@@ -184,6 +185,18 @@ impl Sought {
             Some(State::Running) => Some(Condition::Running),
         };
         Filter { which, condition }
+    }
+}
+
+impl Sought {
+    /// As an order to all of them takes it; nothing when it cannot be meant, since what runs changes all the time.
+    pub fn which(&self, config: &Config, now: Time) -> Option<Which> {
+        let Filter { which, condition } = self.filter(config, now);
+        match condition {
+            None => Some(which),
+            Some(Condition::State(state)) => Some(Which { state: Some(state), ..which }),
+            Some(Condition::Running) => None,
+        }
     }
 }
 

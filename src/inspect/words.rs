@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::clock::Time;
@@ -14,9 +14,10 @@ use crate::progress::Progress;
 use crate::schedule::Schedule;
 use crate::telemetry::Lateness;
 
-/// A time: RFC 3339 in UTC with milliseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ToSchema)]
-#[schema(value_type = String, format = DateTime, example = "2026-11-22T20:07:18.280Z")]
+/// A time: milliseconds since 1970, as in messages. For people it is RFC 3339.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
+#[serde(transparent)]
+#[schema(value_type = i64, example = 1_790_000_000_123_i64)]
 pub struct At(pub Time);
 
 impl From<Time> for At {
@@ -35,12 +36,6 @@ impl At {
 impl fmt::Display for At {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
-    }
-}
-
-impl Serialize for At {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&self.0)
     }
 }
 

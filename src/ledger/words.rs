@@ -517,6 +517,8 @@ pub struct Which {
     pub queue: Option<String>,
     /// Those that tick, were due before this, and that nobody runs.
     pub late_before: Option<Time>,
+    /// Those in this state.
+    pub state: Option<ChainState>,
 }
 
 impl Which {

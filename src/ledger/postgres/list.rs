@@ -58,8 +58,8 @@ impl Reader {
                     " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2)
                       AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4)
                       AND ($5::text IS NULL OR queue = $5)
-                      AND ($6::int8 IS NULL OR (state = 0 AND due < $6 AND lease_until <= $7 AND batch_open = 0))
-                      AND parent = 0 AND $7 IS NOT NULL"
+                      AND ($6::int8 IS NULL OR (state = 0 AND due < $6 AND lease_until <= $8 AND batch_open = 0))
+                      AND ($7::int8 IS NULL OR state = $7) AND parent = 0 AND $8 IS NOT NULL"
                 )
             };
         }
@@ -69,9 +69,10 @@ impl Reader {
             Order::Retire | Order::RecoverAll => count!("state <> 2"),
             Order::Recover => count!("state = 3"),
         };
-        let Which { kind, key, owner, like, queue, late_before } = which;
+        let Which { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
-        let parameters: [&(dyn ToSql + Sync); 7] = [&kind, &key, &owner, &like, &queue, &late_before, &now.as_millis()];
+        let (state, now) = (state.map(|state| state as i64), now.as_millis());
+        let parameters: [&(dyn ToSql + Sync); 8] = [&kind, &key, &owner, &like, &queue, &late_before, &state, &now];
         let counts = self.rows(sql, &parameters, |row| row.try_get(0)).await?;
         Ok(counts.first().and_then(|count: &i64| u64::try_from(*count).ok()).unwrap_or_default())
     }

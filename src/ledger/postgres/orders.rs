@@ -19,7 +19,7 @@ const ORDER: Duration = Duration::from_secs(600);
 /// How often an order is tried again that others were in the way of.
 const TRIES: u32 = 5;
 
-/// The server's time in milliseconds, and the chains that a [`Which`] means; its parameters are 1 to 6.
+/// The server's time in milliseconds, and the chains that a [`Which`] means; its parameters are 1 to 7.
 /// Members of a batch go with its chain.
 macro_rules! sql {
     ($head:literal, $state:literal $(, $tail:literal)?) => {
@@ -31,7 +31,8 @@ macro_rules! sql {
             " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2) ",
             "AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4) ",
             "AND ($5::text IS NULL OR queue = $5) AND ($6::int8 IS NULL OR (state = 0 AND chains.due < $6 ",
-            "AND lease_until <= (SELECT ms FROM now) AND batch_open = 0)) AND parent = 0 ",
+            "AND lease_until <= (SELECT ms FROM now) AND batch_open = 0)) ",
+            "AND ($7::int8 IS NULL OR state = $7) AND parent = 0 ",
             $($tail)?
         )
     };
@@ -101,11 +102,12 @@ pub(super) async fn steer(address: &Address, which: &Which, order: Order) -> Res
 
 async fn attempted(session: &mut Session, which: &Which, order: Order) -> Result<u64, Error> {
     let transaction = session.client.transaction().await?;
-    let Which { kind, key, owner, like, queue, late_before } = which;
+    let Which { kind, key, owner, like, queue, late_before, state } = which;
     let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
+    let state = state.map(|state| state as i64);
     let mut changed = 0;
     for sql in statements(order) {
-        changed = transaction.execute(sql, &[kind, key, owner, &like, queue, &late_before]).await?;
+        changed = transaction.execute(sql, &[kind, key, owner, &like, queue, &late_before, &state]).await?;
     }
     // What a chain waits for that has ended or begun anew is wanted no more. Who runs it cannot finish it.
     let members = "DELETE FROM chains m WHERE m.parent <> 0 AND NOT EXISTS

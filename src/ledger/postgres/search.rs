@@ -177,7 +177,7 @@ impl Search for PostgresLedger {
                        WHERE ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2)
                          AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4)
                          AND ($5::text IS NULL OR queue = $5)
-                         AND ($6::int8 IS NULL OR due < $6)
+                         AND ($6::int8 IS NULL OR due < $6) AND ($9::int8 IS NULL OR state = $9)
                          AND NOT once AND parent = 0 AND state = 0 AND lease_until <= ms AND batch_open = 0 AND due > ms
                        LIMIT $8),
                    held AS MATERIALIZED (
@@ -186,10 +186,12 @@ impl Search for PostgresLedger {
                    FROM held, now
                    WHERE c.epoch = held.epoch AND c.state = 0 AND c.lease_until <= ms AND c.batch_open = 0 AND c.due > ms
                    RETURNING c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent";
-        let Which { kind, key, owner, like, queue, late_before } = which;
+        let Which { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
         let (slack, limit) = (i64::try_from(slack.as_millis()).unwrap_or(i64::MAX), i64::from(limit));
-        let parameters: [&(dyn ToSql + Sync); 8] = [&kind, &key, &owner, &like, &queue, &late_before, &slack, &limit];
+        let state = state.map(|state| state as i64);
+        let parameters: [&(dyn ToSql + Sync); 9] =
+            [&kind, &key, &owner, &like, &queue, &late_before, &slack, &limit, &state];
         let rows = self.reader.query(sql, &parameters).await?;
         let told = |error: Error| LedgerError::Statement(words(&error));
         rows.iter().map(hint).collect::<std::result::Result<_, _>>().map_err(told)

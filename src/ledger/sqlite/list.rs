@@ -12,19 +12,20 @@ use crate::ledger::{AttemptRecord, ChainState, Failure, Filter, Hint, Listed, Mo
 
 impl Store {
     pub fn matching(&self, which: &Which, order: Order, now: Time) -> Result<u64> {
-        let state = match order {
+        let states = match order {
             Order::Pause => "state = 0",
             Order::Resume => "state = 1",
             Order::Retire | Order::RecoverAll => "state <> 2",
             Order::Recover => "state = 3",
         };
-        let Which { kind, key, owner, like, queue, late_before } = which;
+        let Which { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
+        let state = state.map(|state| state as i64);
         // Who runs what is in another table meanwhile, and matters to those only that ask for it.
         let chains = if late_before.is_some() { "chains_now" } else { "chains" };
-        let sql = format!("SELECT count(*) FROM {chains} WHERE {state} AND {WHICH}");
+        let sql = format!("SELECT count(*) FROM {chains} WHERE {states} AND {WHICH}");
         let count = |row: &Row<'_>| row.get::<_, i64>(0);
-        let parameters = params![kind, key, owner, like, queue, late_before, now.as_millis()];
+        let parameters = params![kind, key, owner, like, queue, late_before, state, now.as_millis()];
         let count = self.connection.prepare_cached(&sql)?.query_row(parameters, count)?;
         Ok(u64::try_from(count).unwrap_or_default())
     }
@@ -33,11 +34,11 @@ impl Store {
         let sql = format!(
             "SELECT {LISTED}
              FROM chains_now AS chains
-             WHERE (kind, key) > (?8, ?9) AND kind <= ?10 AND once = 0 AND {WHICH}
-               AND (?11 IS NULL OR state = ?11) AND (NOT ?12 OR lease_until > ?7)
+             WHERE (kind, key) > (?9, ?10) AND kind <= ?11 AND once = 0 AND {WHICH}
+               AND (NOT ?12 OR lease_until > ?8)
              ORDER BY kind, key LIMIT ?13"
         );
-        let Which { kind, key, owner, like, queue, late_before } = &filter.which;
+        let Which { kind, key, owner, like, queue, late_before, .. } = &filter.which;
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
         let ((after_kind, after_key), last) = filter.range(after);
         let (state, running) = filter.bounds();
@@ -50,11 +51,11 @@ impl Store {
             like,
             queue,
             late_before,
+            state,
             now,
             after_kind,
             after_key,
             last,
-            state,
             running,
             limit
         ];

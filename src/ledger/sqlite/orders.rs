@@ -9,32 +9,34 @@ use crate::clock::Time;
 use crate::ledger::look::sqlite_glob;
 use crate::ledger::{ChainState, Hint, Order, Which};
 
-/// The chains that a [`Which`] means; its parameters are 1 to 6, and 7 is now. Members of a batch go with its chain.
+/// The chains that a [`Which`] means; its parameters are 1 to 7, and 8 is now. Members of a batch go with its chain.
 pub(super) const WHICH: &str = "(?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR key = ?2)
     AND (?3 IS NULL OR owner = ?3) AND (?4 IS NULL OR key GLOB ?4) AND (?5 IS NULL OR queue = ?5)
-    AND (?6 IS NULL OR (state = 0 AND due < ?6 AND lease_until <= ?7 AND batch_open = 0)) AND parent = 0";
+    AND (?6 IS NULL OR (state = 0 AND due < ?6 AND lease_until <= ?8 AND batch_open = 0))
+    AND (?7 IS NULL OR state = ?7) AND parent = 0";
 
 impl Store {
     pub fn steer(&mut self, which: &Which, order: Order, at: Time) -> Result<u64> {
         self.cool_all()?;
         let now = at.as_millis();
-        let Which { kind, key, owner, like, queue, late_before } = which;
+        let Which { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
+        let state = state.map(|state| state as i64);
         if let Some(owner) = which.whole_owner() {
             self.steer_owner(owner, order, at)?;
         }
         let states = match order {
             Order::Pause => "1 WHERE state = 0",
             Order::Resume => {
-                "0, sent = iif(batch_open > 0, sent, 0), looks = 0, expected = max(due, ?7),
-                 watch_at = iif(batch_open > 0, watch_at, ?7) WHERE state = 1"
+                "0, sent = iif(batch_open > 0, sent, 0), looks = 0, expected = max(due, ?8),
+                 watch_at = iif(batch_open > 0, watch_at, ?8) WHERE state = 1"
             }
             Order::Retire => "2 WHERE state <> 2",
             Order::Recover => return self.recover(which, "state = 3", at),
             Order::RecoverAll => return self.recover(which, "state <> 2", at),
         };
         let sql = format!("UPDATE chains SET state = {states} AND {WHICH}");
-        let parameters = params![kind, key, owner, like, queue, late_before, now];
+        let parameters = params![kind, key, owner, like, queue, late_before, state, now];
         let changed = self.connection.prepare_cached(&sql)?.execute(parameters)?;
         if order == Order::Retire {
             // What a retired chain waits for is wanted no more. Who runs it cannot finish it.
@@ -65,11 +67,12 @@ impl Store {
         Ok(())
     }
 
-    fn recover(&mut self, which: &Which, state: &str, now: Time) -> Result<u64> {
-        let Which { kind, key, owner, like, queue, late_before } = which;
+    fn recover(&mut self, which: &Which, states: &str, now: Time) -> Result<u64> {
+        let Which { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
-        let sql = format!("SELECT epoch FROM chains WHERE {state} AND {WHICH} ORDER BY epoch");
-        let parameters = params![kind, key, owner, like, queue, late_before, now.as_millis()];
+        let state = state.map(|state| state as i64);
+        let sql = format!("SELECT epoch FROM chains WHERE {states} AND {WHICH} ORDER BY epoch");
+        let parameters = params![kind, key, owner, like, queue, late_before, state, now.as_millis()];
         let epochs: Vec<i64> =
             self.connection.prepare_cached(&sql)?.query_map(parameters, |row| row.get(0))?.collect::<Result<_>>()?;
         for old in &epochs {

@@ -176,18 +176,19 @@ impl Store {
     fn advance_all(&mut self, which: &Which, now: Time, limit: u32, slack: Duration) -> Result<Vec<Hint>> {
         self.cool_all()?;
         let sql = format!(
-            "UPDATE chains SET due = ?7, expected = ?7, watch_at = ?8, sent = 0, looks = 0
+            "UPDATE chains SET due = ?8, expected = ?8, watch_at = ?9, sent = 0, looks = 0
              WHERE epoch IN (SELECT epoch FROM chains
-                             WHERE {WHICH} AND once = 0 AND state = 0 AND lease_until <= ?7 AND batch_open = 0
-                               AND due > ?7
-                             LIMIT ?9)
+                             WHERE {WHICH} AND once = 0 AND state = 0 AND lease_until <= ?8 AND batch_open = 0
+                               AND due > ?8
+                             LIMIT ?10)
              RETURNING epoch, kind, key, queue, tick, attempt, due, parent"
         );
-        let Which { kind, key, owner, like, queue, late_before } = which;
+        let Which { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
+        let state = state.map(|state| state as i64);
         let (now, watch_at) = (now.as_millis(), (now + slack).as_millis());
         let mut update = self.connection.prepare_cached(&sql)?;
-        let parameters = params![kind, key, owner, like, queue, late_before, now, watch_at, limit];
+        let parameters = params![kind, key, owner, like, queue, late_before, state, now, watch_at, limit];
         update.query_map(parameters, hint)?.collect()
     }
 }

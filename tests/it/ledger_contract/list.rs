@@ -83,6 +83,10 @@ async fn chains_are_found_by_pattern_owner_and_what_they_are_doing() {
         assert_eq!(keys(&list(ledger, Which::default(), paused).await), ["eu_1", "eu_7"]);
         assert_eq!(ledger.matching(like("eu*"), Order::Resume).await.unwrap(), 2);
         assert_eq!(ledger.matching(like("eu*"), Order::Retire).await.unwrap(), 6);
+        let resting = Which { state: Some(ChainState::Paused), ..like("eu*") };
+        assert_eq!(ledger.matching(resting.clone(), Order::Retire).await.unwrap(), 2);
+        assert_eq!(ledger.matching(resting.clone(), Order::Pause).await.unwrap(), 0);
+        assert_eq!(ledger.steer(resting, Order::Pause).await.unwrap(), 0);
         assert_eq!(ledger.owner("red".into()).await.unwrap(), ChainState::Active, "a pattern is no word on owners");
         let of_red = Which { like: Some("eu*".into()), ..red };
         assert_eq!(ledger.steer(of_red, Order::Retire).await.unwrap(), 1);
