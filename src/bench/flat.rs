@@ -73,7 +73,7 @@ pub fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Vec<Report>, Star
         note(&format!("{} chains, {begun}", settings.chains));
         let plan = plan(settings, spread, outages)?;
         let (length, begin) = (plan.length, Instant::now());
-        let report = forecast::run(plan, |_| {})?;
+        let report = forecast::run(plan, |_| true)?;
         let seconds = begin.elapsed().as_secs_f64();
         let (series, _) = &report.series;
         let measured = |columns: &[u64]| columns[first_column(series.width, length, settings.length)..].to_vec();

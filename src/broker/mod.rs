@@ -159,6 +159,29 @@ pub struct Depth {
     pub consumers: u64,
 }
 
+/// A message that waits for a person.
+pub struct Shelved {
+    /// The queue that it came from; empty when it does not say.
+    pub from: String,
+    /// Why it cannot be used; likewise.
+    pub reason: String,
+    /// What it is.
+    pub body: Bytes,
+    settle: Box<dyn Settle>,
+}
+
+impl Shelved {
+    /// Puts it back where it was.
+    pub async fn put_back(self) {
+        self.settle.requeue().await;
+    }
+
+    /// Done with: the broker forgets it.
+    pub async fn forget(self) {
+        self.settle.ack().await;
+    }
+}
+
 /// Messages of a queue in a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
@@ -248,6 +271,15 @@ pub trait Broker: Send + Sync {
     /// # Errors
     /// When the broker cannot be asked or has no such queue.
     async fn depth(&self, queue: &str) -> Result<Depth, BrokerError>;
+
+    /// Fetches the first messages of a queue that nobody consumes, such as the quarantine, at most `most`, for a
+    /// person. Each is to be settled; what is only dropped comes back, too. Whoever keeps no messages has none.
+    ///
+    /// # Errors
+    /// When the broker cannot be asked or has no such queue.
+    async fn shelved(&self, _queue: &str, _most: usize) -> Result<Vec<Shelved>, BrokerError> {
+        Ok(Vec::new())
+    }
 
     /// How many messages come and go in a second, by queue, as far as the broker counts them and tells. Whoever
     /// keeps no such figures answers with none.

@@ -74,7 +74,10 @@ impl Forecast {
         let plan = self.plan(Config::load(&path)?, &path, seed)?;
         let (length, begun) = (plan.length, Instant::now());
         let progress = progress(length);
-        let report = forecast::run(plan, |at| progress.set_position(at.as_secs()))?;
+        let report = forecast::run(plan, |at| {
+            progress.set_position(at.as_secs());
+            true
+        })?;
         progress.finish_and_clear();
         if let Some(file) = &self.svg {
             std::fs::write(file, svg::svg(&report))

@@ -10,7 +10,7 @@ use roundelay::clock::{parse_duration, short_duration};
 use roundelay::config::{Scope, ThrottleSettings};
 use roundelay::ledger::Ledger;
 use roundelay::monitor::throttled::{Throttled, time};
-use roundelay::throttle::orders::{Orders, ThrottleOrder};
+use roundelay::throttle::orders::{LONGEST, Orders, ThrottleOrder, check_limits};
 use roundelay::throttle::slots::{Limits, View, Window};
 use serde_json::{Value, json};
 
@@ -19,9 +19,6 @@ use super::{ConfigFile, grouped};
 
 /// Keys that are shown to people.
 const KEYS: usize = 20;
-/// The bounds of a window that the configuration has, too.
-const MOST: u32 = 1_000_000;
-const LONGEST: Duration = Duration::from_secs(366 * 86_400);
 
 /// Shows throttles, changes what they allow, holds and releases them, while workers run.
 ///
@@ -196,10 +193,7 @@ impl Set {
                 let in_force = orders.limits(&settings.limits);
                 let window = Window { allow, per: per.unwrap_or(in_force.window.per) };
                 let burst = burst.unwrap_or(in_force.burst.min(allow));
-                check(window, burst)?;
-                if let Some((kind, cost)) = config.costliest(&name).filter(|(_, cost)| *cost > allow) {
-                    bail!("a run of {kind} costs {cost}, and with --allow {allow} it could never start");
-                }
+                check_limits(&name, window, burst, config).map_err(Error::msg)?;
                 Ok(ThrottleOrder::Limits { window, burst })
             })
             .await?;
@@ -211,18 +205,6 @@ impl Set {
 }
 
 const FROM_NOW_ON: &str = "it holds for all workers from the next slot on, until `roundelay throttle reset`";
-
-/// Refuses limits that the configuration could not have either.
-fn check(window: Window, burst: u32) -> anyhow::Result<()> {
-    let Window { allow, per } = window;
-    ensure!(allow > 0, "--allow 0 would let nothing start ever; `roundelay throttle hold` stops it for a while");
-    ensure!(allow <= MOST, "--allow {allow} is out of range; from 1 to {} is possible", grouped(MOST));
-    let whole = per >= Duration::from_millis(1) && per <= LONGEST && per.subsec_nanos().is_multiple_of(1_000_000);
-    ensure!(whole, "--per must be whole milliseconds, from 1ms to 366d");
-    ensure!(burst > 0, "--burst 0 is out of range; 1 spreads starts evenly");
-    ensure!(burst <= allow, "--burst {burst} is more than the window allows, which is {allow}");
-    Ok(())
-}
 
 impl Hold {
     async fn run(self) -> anyhow::Result<()> {
@@ -421,27 +403,4 @@ fn of_key(key: &str, view: &View) -> Value {
         "key": key, "windows": used, "opens": time(view.opens), "held": held, "probing": view.probing,
         "budget": budget, "gentle_until": view.gentle_until.map(time), "waiting": view.waiting,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limits_that_would_be_no_limits_are_refused() {
-        let table = [
-            (0, 60_000, 1, "would let nothing start ever"),
-            (1_000_001, 60_000, 1, "from 1 to 1,000,000 is possible"),
-            (5, 0, 1, "from 1ms to 366d"),
-            (5, 366 * 86_400_000 + 1, 1, "from 1ms to 366d"),
-            (5, 60_000, 0, "1 spreads starts evenly"),
-            (5, 60_000, 6, "--burst 6 is more than the window allows, which is 5"),
-        ];
-        for (allow, per_ms, burst, words) in table {
-            let error = check(Window { allow, per: Duration::from_millis(per_ms) }, burst).unwrap_err().to_string();
-            assert!(error.contains(words), "`{error}` should contain `{words}`");
-        }
-        assert!(check(Window { allow: 5, per: Duration::from_secs(60) }, 5).is_ok());
-        assert!(check(Window { allow: 5, per: Duration::from_micros(1_500) }, 5).is_err());
-    }
 }

@@ -197,6 +197,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         throttles,
         kinds,
         ladder,
+        shown: String::new(),
     })
 }
 

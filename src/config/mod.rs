@@ -13,6 +13,7 @@ mod read;
 mod reasons;
 mod recurrence;
 mod roster;
+mod shown;
 #[cfg(test)]
 mod tests;
 mod throttle;
@@ -58,6 +59,8 @@ pub struct Config {
     pub kinds: BTreeMap<String, KindSettings>,
     /// The rungs that follow from the durations above.
     pub ladder: Ladder,
+    /// The text that it was read from, without what may be secret, and without comments.
+    pub shown: String,
 }
 
 /// `[broker]`
@@ -440,7 +443,8 @@ impl Config {
     ) -> Result<Self, ConfigError> {
         let mut source = read::Source::new(text, file);
         let raw = source.read(environment)?;
-        check::check(raw).map_err(|problems| source.locate(problems))
+        let config = check::check(raw).map_err(|problems| source.locate(problems))?;
+        Ok(Self { shown: shown::shown(text).unwrap_or_default(), ..config })
     }
 
     /// The settings of a kind.

@@ -220,6 +220,24 @@ impl KeyReport {
     }
 }
 
+/// One throttle, and no other of its keys than `key`, if that is given.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub async fn look(
+    name: &str,
+    key: Option<String>,
+    config: &Config,
+    ledger: &dyn Ledger,
+) -> Result<ThrottleReport, LedgerError> {
+    let waiting = waiting(&ledger.workers().await?, config).remove(name).unwrap_or(0);
+    let settings = config.throttle(name).map_err(LedgerError::Statement)?;
+    // One without keys is its own.
+    let key = key.filter(|_| settings.key.is_some());
+    let throttled = Throttled::look_at(name, settings, key, ledger).await?;
+    Ok(ThrottleReport::new(&throttled, waiting, config))
+}
+
 /// All throttles of the configuration.
 ///
 /// # Errors

@@ -22,6 +22,7 @@ mod policies;
 mod publish;
 mod remove;
 mod settle;
+mod shelf;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -34,7 +35,7 @@ pub use definitions::definitions;
 pub use management::memory_of_nodes;
 
 use super::topology::{Names, Topology};
-use super::{Broker, BrokerError, Consumer, Depth, Message, PublishError, Rates};
+use super::{Broker, BrokerError, Consumer, Depth, Message, PublishError, Rates, Shelved};
 use crate::clock::Entropy;
 use crate::config::Secret;
 use connection::{Address, Link, up};
@@ -210,6 +211,10 @@ impl Broker for RabbitBroker {
 
     async fn depth(&self, queue: &str) -> Result<Depth, BrokerError> {
         declare::depth(&*self.consuming_connection().await?, queue).await
+    }
+
+    async fn shelved(&self, queue: &str, most: usize) -> Result<Vec<Shelved>, BrokerError> {
+        shelf::fetch(&*self.consuming_connection().await?, queue, most).await
     }
 
     async fn rates(&self) -> Result<BTreeMap<String, Rates>, String> {

@@ -36,6 +36,7 @@ use std::time::Duration;
 use crate::clock::Time;
 use crate::config::Config;
 pub use gates::ThrottleReport;
+pub use pace::Series;
 use population::Population;
 pub use report::Report;
 pub use run::run;

@@ -50,11 +50,11 @@ enum Event {
     Look,
 }
 
-/// Simulates a plan. `progress` is told how much of the time has passed, now and then.
+/// Simulates a plan. `progress` is told how much of the time has passed, now and then, and answers whether to go on.
 ///
 /// # Errors
 /// When the engine does not start on this configuration, or ends by itself.
-pub fn run(plan: Plan, progress: impl Fn(Duration)) -> Result<Report, StartError> {
+pub fn run(plan: Plan, progress: impl Fn(Duration) -> bool) -> Result<Report, StartError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.map_err(|error| StartError::Setup(format!("a runtime cannot be had: {error}")))?;
     // What runs is the runtime's first task, which it polls before all others when a time has come:
@@ -62,7 +62,7 @@ pub fn run(plan: Plan, progress: impl Fn(Duration)) -> Result<Report, StartError
     runtime.block_on(play(plan, progress))
 }
 
-async fn play(mut plan: Plan, progress: impl Fn(Duration)) -> Result<Report, StartError> {
+async fn play(mut plan: Plan, progress: impl Fn(Duration) -> bool) -> Result<Report, StartError> {
     let before = capacity::warnings(&plan);
     // An occurrence exactly at the beginning is part of it, and the calendar's next is always after
     // now: so chains that follow the calendar begin a moment before.
@@ -124,7 +124,9 @@ async fn play(mut plan: Plan, progress: impl Fn(Duration)) -> Result<Report, Sta
             Event::Look => {
                 fleet.check().await?;
                 check(&mut enrolling).await?;
-                progress(at);
+                if !progress(at) {
+                    return Err(StartError::Setup("it was ended".into()));
+                }
                 for queue in plan.config.queues.keys() {
                     // While the broker is away there is nothing to see.
                     let mut ready = 0;

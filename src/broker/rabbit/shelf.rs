@@ -1,0 +1,72 @@
+//! Looking at a queue that nobody consumes: what is there is fetched one by one, and put back or done with.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use lapin::options::{BasicAckOptions, BasicGetOptions};
+use lapin::types::AMQPValue;
+use lapin::{Acker, Channel, Connection};
+
+use super::connection::{in_words, short};
+use super::settle::requeue;
+use crate::broker::{BrokerError, Shelved};
+
+/// Fetches the first messages of a queue, at most `most`.
+pub(super) async fn fetch(connection: &Connection, queue: &str, most: usize) -> Result<Vec<Shelved>, BrokerError> {
+    let failed =
+        |error: lapin::Error| BrokerError::Other(format!("cannot fetch from queue `{queue}`: {}", in_words(&error)));
+    let channel = connection.create_channel().await.map_err(failed)?;
+    let open = Arc::new(Open(channel));
+    let mut found = Vec::new();
+    while found.len() < most {
+        let Some(message) = open.0.basic_get(short(queue)?, BasicGetOptions::default()).await.map_err(failed)? else {
+            break;
+        };
+        let headers = message.properties.headers().clone().unwrap_or_default();
+        let text = |name: &str| match headers.inner().get(name) {
+            Some(AMQPValue::LongString(text)) => String::from_utf8_lossy(text.as_bytes()).into_owned(),
+            _ => String::new(),
+        };
+        found.push(Shelved {
+            from: text("roundelay-from"),
+            reason: text("roundelay-reason"),
+            body: Bytes::from(message.delivery.data),
+            settle: Box::new(Held { acker: message.delivery.acker, _open: open.clone() }),
+        });
+    }
+    Ok(found)
+}
+
+/// The channel of what was fetched, closed with the last of it: then the broker has back what is unsettled.
+struct Open(Channel);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let channel = self.0.clone();
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                let _ = channel.close(200, "looked".into()).await;
+            });
+        }
+    }
+}
+
+struct Held {
+    acker: Acker,
+    _open: Arc<Open>,
+}
+
+#[async_trait::async_trait]
+impl crate::broker::Settle for Held {
+    fn is_alive(&self) -> bool {
+        self.acker.usable()
+    }
+
+    async fn ack(self: Box<Self>) {
+        let _ = self.acker.ack(BasicAckOptions::default()).await;
+    }
+
+    async fn requeue(self: Box<Self>) {
+        requeue(&self.acker).await;
+    }
+}
