@@ -14,6 +14,7 @@ mod confirm;
 mod demo;
 mod enroll;
 mod failed;
+mod fleet;
 mod forecast;
 mod list;
 mod publish;
@@ -90,6 +91,8 @@ enum Command {
     Show(show::Show),
     Failed(failed::Failed),
     Throttle(throttle::Throttle),
+    Queue(fleet::Queue),
+    Workers(fleet::Workers),
     Check(check::Check),
     Topology(topology::Topology),
     Bench(bench::Bench),
@@ -212,6 +215,8 @@ pub fn main() -> ExitCode {
             Command::Show(show) => show.run().await,
             Command::Failed(failed) => failed.run().await,
             Command::Throttle(throttle) => throttle.run().await,
+            Command::Queue(queue) => queue.run().await,
+            Command::Workers(workers) => workers.run().await,
             Command::Check(check) => check.run(),
             Command::Topology(topology) => topology.run().await,
             Command::Bench(bench) => bench.run().await,

@@ -14,6 +14,7 @@ use roundelay::throttle::orders::{LONGEST, Orders, ThrottleOrder, check_limits};
 use roundelay::throttle::slots::{Limits, View, Window};
 use serde_json::{Value, json};
 
+use super::fleet::somebody;
 use super::steer::ledger;
 use super::{ConfigFile, grouped};
 
@@ -133,15 +134,6 @@ struct Hold {
 struct Release {
     #[command(flatten)]
     about: About,
-}
-
-/// Who gives the order, as far as the system knows.
-fn somebody() -> String {
-    let name = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = host.trim();
-    let name = name.unwrap_or_else(|| "somebody".into());
-    if host.is_empty() { name } else { format!("{name}@{host}") }
 }
 
 impl Throttle {

@@ -1,0 +1,323 @@
+//! `roundelay queue` and `roundelay workers`: how queues and workers are, and an operator's word on them.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Error, bail, ensure};
+use clap::{Args, Subcommand};
+use roundelay::Config;
+use roundelay::clock::Time;
+use roundelay::fleet::{FleetOrder, Subject, host};
+use roundelay::inspect::broker::Asked;
+use roundelay::inspect::queues::{Known, QueueReport};
+use roundelay::inspect::words::rough;
+use roundelay::inspect::workers::WorkerReport;
+use roundelay::ledger::Ledger;
+use serde_json::json;
+
+use super::steer::ledger;
+use super::{ConfigFile, grouped};
+
+/// The most jobs of a queue that a worker may run at the same time, as the configuration has it, too.
+const MOST_PLACES: u16 = u16::MAX;
+
+/// Shows queues; pauses them, and widens or narrows them, while workers run.
+///
+///   roundelay queue list                                        how all of them are
+///   roundelay queue pause sync-ios --why 'they are down'        workers take nothing more from it
+///   roundelay queue resume sync-ios
+///   roundelay queue concurrency sync-ios 32                     in each worker; without a number, as configured
+///
+/// Orders are kept in the ledger. Every worker knows of them within two seconds, and they hold until they are taken
+/// back, also when workers are started again. What runs finishes.
+#[derive(Args)]
+#[command(verbatim_doc_comment)]
+pub struct Queue {
+    #[command(subcommand)]
+    word: QueueWord,
+}
+
+#[derive(Subcommand)]
+enum QueueWord {
+    List(ListQueues),
+    Pause(PauseQueue),
+    Resume(ResumeQueue),
+    Concurrency(Concurrency),
+}
+
+/// Lists the queues of the configuration, and those that only chains know.
+#[derive(Args)]
+struct ListQueues {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Who says so, to whom.
+#[derive(Args)]
+struct Said {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Who orders it, for those who look later.
+    #[arg(long, value_name = "NAME", default_value_t = somebody())]
+    by: String,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lets workers take nothing more from a queue.
+#[derive(Args)]
+struct PauseQueue {
+    /// A name under [queues].
+    queue: String,
+    /// Why, for those who wonder why nothing runs.
+    #[arg(long, value_name = "TEXT")]
+    why: String,
+    #[command(flatten)]
+    said: Said,
+}
+
+/// Lets workers take from a queue again.
+#[derive(Args)]
+struct ResumeQueue {
+    /// A name under [queues].
+    queue: String,
+    #[command(flatten)]
+    said: Said,
+}
+
+/// Sets how many jobs of a queue each worker runs at the same time.
+#[derive(Args)]
+struct Concurrency {
+    /// A name under [queues].
+    queue: String,
+    /// So many; as configured when it is not said.
+    #[arg(value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MOST_PLACES)))]
+    places: Option<u16>,
+    #[command(flatten)]
+    said: Said,
+}
+
+/// Shows workers; drains one, so that it can be stopped without interrupting anything.
+///
+///   roundelay workers list
+///   roundelay workers drain 4711-8c1f…        it takes nothing more, and what runs finishes
+///   roundelay workers resume 4711-8c1f…
+#[derive(Args)]
+#[command(verbatim_doc_comment)]
+pub struct Workers {
+    #[command(subcommand)]
+    word: WorkersWord,
+}
+
+#[derive(Subcommand)]
+enum WorkersWord {
+    List(ListWorkers),
+    Drain(Drain),
+    Resume(ResumeWorker),
+}
+
+/// Lists workers, those included that have fallen silent within the last hour.
+#[derive(Args)]
+struct ListWorkers {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lets a worker take nothing more.
+#[derive(Args)]
+struct Drain {
+    /// Its name, or the beginning of it that no other has.
+    worker: String,
+    /// Why, for those who wonder why it runs nothing.
+    #[arg(long, value_name = "TEXT", default_value = "it is to be drained")]
+    why: String,
+    #[command(flatten)]
+    said: Said,
+}
+
+/// Lets a worker take jobs again.
+#[derive(Args)]
+struct ResumeWorker {
+    /// Its name, or the beginning of it that no other has.
+    worker: String,
+    #[command(flatten)]
+    said: Said,
+}
+
+/// Who gives the order, as far as the system knows.
+pub fn somebody() -> String {
+    let name = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
+    let (name, host) = (name.unwrap_or_else(|| "somebody".into()), host());
+    if host.is_empty() { name } else { format!("{name}@{host}") }
+}
+
+impl Said {
+    /// Gives an order, and says what it comes to.
+    async fn order(self, subject: Subject, order: FleetOrder, config: &Config, words: &str) -> anyhow::Result<()> {
+        let orders = ledger(config).await?.order_fleet(subject, order, self.by).await?;
+        if self.json {
+            out!("{}", json!({ "orders": orders }));
+        } else {
+            out!("{words}");
+        }
+        Ok(())
+    }
+}
+
+impl Queue {
+    pub async fn run(self) -> anyhow::Result<()> {
+        let (queue, said, order, words) = match self.word {
+            QueueWord::List(list) => return list.run().await,
+            QueueWord::Pause(PauseQueue { queue, why, said }) => {
+                ensure!(!why.trim().is_empty(), "--why needs a word for those who wonder why nothing runs");
+                let words = format!("{queue} is paused: workers take nothing more within two seconds");
+                (queue, said, FleetOrder::Close { why }, words)
+            }
+            QueueWord::Resume(ResumeQueue { queue, said }) => {
+                let words = format!("{queue} goes on within two seconds");
+                (queue, said, FleetOrder::Open, words)
+            }
+            QueueWord::Concurrency(Concurrency { queue, places, said }) => {
+                let many = places.map_or_else(|| "as many as configured".into(), |places| places.to_string());
+                let words = format!("each worker runs {many} jobs of {queue} at the same time within two seconds");
+                (queue, said, FleetOrder::Concurrency(places.map(usize::from)), words)
+            }
+        };
+        let config = said.config.load()?;
+        config.queue(&queue).map_err(Error::msg)?;
+        said.order(Subject::Queue(queue), order, &config, &words).await
+    }
+}
+
+impl ListQueues {
+    async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let ledger = ledger(&config).await?;
+        let (census, workers) = (ledger.census(config.catch_up.slack).await?, ledger.workers().await?);
+        let (orders, asked) = (ledger.fleet_orders().await?, Asked::once(&config).await);
+        let known = Known {
+            config: &config,
+            census: &census,
+            asked: &asked,
+            rates: &BTreeMap::new(),
+            workers: &workers,
+            orders: &orders,
+            now: ledger.now(),
+        };
+        let queues = known.reports();
+        if self.json {
+            out!("{}", json!({ "queues": queues, "broker_error": asked.error() }));
+            return Ok(());
+        }
+        print_queues(&queues);
+        if let Some(error) = asked.error() {
+            out!("the broker was not asked: {error}");
+        }
+        Ok(())
+    }
+}
+
+fn print_queues(queues: &[QueueReport]) {
+    let width = queues.iter().map(|of| of.queue.chars().count()).max().unwrap_or(0).clamp(5, 40);
+    out!(
+        "{:<width$}  {:>9}  {:>7}  {:>7}  {:>9}  {:>8}  {:>7}  {:>10}  {:>6}",
+        "queue",
+        "sleeping",
+        "due",
+        "overdue",
+        "waiting",
+        "running",
+        "workers",
+        "at a time",
+        "starts"
+    );
+    for of in queues {
+        let known = |number: Option<u64>| number.map_or("-".into(), grouped);
+        let places = match of.concurrency.ordered {
+            Some(ordered) => format!("{ordered} (was {})", of.concurrency.configured),
+            None => of.concurrency.configured.to_string(),
+        };
+        out!(
+            "{:<width$}  {:>9}  {:>7}  {:>7}  {:>9}  {:>8}  {:>7}  {places:>10}  {:>4.1}/s",
+            of.queue,
+            grouped(of.sleeping),
+            grouped(of.due),
+            grouped(of.overdue),
+            known(of.ready),
+            grouped(of.running),
+            of.concurrency.workers,
+            of.starts_per_second
+        );
+        if let Some(paused) = &of.paused {
+            out!("  paused by {} since {}: {}", paused.by, paused.at, paused.why);
+        }
+    }
+}
+
+impl Workers {
+    pub async fn run(self) -> anyhow::Result<()> {
+        let (worker, said, order, words) = match self.word {
+            WorkersWord::List(list) => return list.run().await,
+            WorkersWord::Drain(Drain { worker, why, said }) => {
+                (worker, said, FleetOrder::Close { why }, "takes nothing more within two seconds")
+            }
+            WorkersWord::Resume(ResumeWorker { worker, said }) => {
+                (worker, said, FleetOrder::Open, "takes jobs again within two seconds")
+            }
+        };
+        let config = said.config.load()?;
+        let worker = find(&worker, &*ledger(&config).await?).await?;
+        let words = format!("{worker} {words}");
+        said.order(Subject::Worker(worker), order, &config, &words).await
+    }
+}
+
+/// The worker whose name begins so.
+async fn find(name: &str, ledger: &dyn Ledger) -> anyhow::Result<String> {
+    let workers = ledger.workers().await?;
+    let fits = workers.iter().map(|worker| &worker.presence.worker).filter(|worker| worker.starts_with(name));
+    match fits.collect::<Vec<_>>()[..] {
+        [only] => Ok(only.clone()),
+        [] => bail!("no worker is called {name}; `roundelay workers list` shows which there are"),
+        _ => bail!("several workers have names that begin with {name}; say more of it"),
+    }
+}
+
+impl ListWorkers {
+    async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let ledger = ledger(&config).await?;
+        let workers = ledger.workers().await?;
+        let now = ledger.now();
+        let workers: Vec<WorkerReport> = workers.into_iter().map(|worker| WorkerReport::new(worker, now)).collect();
+        if self.json {
+            out!("{}", json!({ "workers": workers }));
+            return Ok(());
+        }
+        if workers.is_empty() {
+            out!("no worker runs on this ledger, or has within the last hour");
+        }
+        workers.iter().for_each(|worker| print_worker(worker, now));
+        Ok(())
+    }
+}
+
+fn print_worker(worker: &WorkerReport, now: Time) {
+    let WorkerReport { worker: name, host, pid, version, state, leases, .. } = worker;
+    let (seen, up) = (rough(now.since(worker.seen.0)), rough(now.since(worker.started.0)));
+    out!("{name}  {state}, heard of {seen} ago");
+    out!(
+        "  process {pid} on {host}, version {version}, for {up}; {leases} leases, {:.1} starts/s",
+        worker.starts_per_second
+    );
+    for queue in &worker.queues {
+        let paused = if queue.paused { ", takes nothing" } else { "" };
+        out!("  {}: {} of {} run{paused}", queue.queue, queue.running, queue.concurrency);
+    }
+}
