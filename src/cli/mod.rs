@@ -18,11 +18,13 @@ mod forecast;
 mod list;
 mod publish;
 mod schedule;
+mod serve;
 mod show;
 mod simulate;
 mod status;
 mod steer;
 mod throttle;
+mod token;
 mod topology;
 mod worker;
 
@@ -90,6 +92,8 @@ enum Command {
     Show(show::Show),
     Failed(failed::Failed),
     Throttle(throttle::Throttle),
+    Serve(serve::Serve),
+    Token(token::TokenCommand),
     Check(check::Check),
     Topology(topology::Topology),
     Bench(bench::Bench),
@@ -212,6 +216,8 @@ pub fn main() -> ExitCode {
             Command::Show(show) => show.run().await,
             Command::Failed(failed) => failed.run().await,
             Command::Throttle(throttle) => throttle.run().await,
+            Command::Serve(serve) => serve.run().await,
+            Command::Token(token) => token.run().await,
             Command::Check(check) => check.run(),
             Command::Topology(topology) => topology.run().await,
             Command::Bench(bench) => bench.run().await,

@@ -5,11 +5,12 @@
 //! - [`words`](self) and `look`: what the verbs take and answer.
 //! - [`Rosters`], [`History`], [`Failures`], [`Slots`] and [`Running`]: the verbs that rosters need, those that keep the
 //!   history within bounds, those for what has failed, those of throttles, and those of one-off jobs that report.
-//!   [`Measured`]: how much all that is.
+//!   [`Access`]: those of the API, for who may use it. [`Measured`]: how much all that is.
 //! - [`judge`] decides about a claim purely, so that every ledger decides alike.
 //! - [`sqlite`]: a file on this machine, written by one thread with group commit.
 //! - [`postgres`]: a server that many workers share, written in groups too.
 
+pub mod access;
 mod failed;
 mod history;
 mod judge;
@@ -28,6 +29,7 @@ use async_trait::async_trait;
 
 use crate::clock::Time;
 use crate::progress::Progress;
+pub use access::{Access, Scope};
 pub use failed::{DueItem, FailureFilter, FailurePlace, Failures, Hold, ItemEnd, Plan, PlannedItem};
 pub use history::History;
 pub use judge::{ChainRow, Judgement, judge};
@@ -40,7 +42,7 @@ pub use words::*;
 
 /// Keeps the truth.
 #[async_trait]
-pub trait Ledger: Rosters + History + Failures + Slots + Running + Measured + Send + Sync {
+pub trait Ledger: Rosters + History + Failures + Slots + Running + Access + Measured + Send + Sync {
     /// Names this ledger; chains' messages carry it.
     fn id(&self) -> &str;
 
