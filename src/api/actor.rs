@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::extract::FromRequestParts;
-use axum::http::header::AUTHORIZATION;
 use axum::http::HeaderMap;
+use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
@@ -212,7 +212,9 @@ mod tests {
         assert_eq!(one.len(), 3 + 64);
         assert!(token_hash(&one).is_some() && token_hash(&one) != token_hash(&other));
         let bare = &one[3..];
-        for odd in ["", "rl_", bare, &one[..66], &format!("{one}0"), &one.to_uppercase(), &format!("rl_{}", "ü".repeat(32))] {
+        for odd in
+            ["", "rl_", bare, &one[..66], &format!("{one}0"), &one.to_uppercase(), &format!("rl_{}", "ü".repeat(32))]
+        {
             assert_eq!(token_hash(odd), None, "{odd}");
         }
     }

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
+use super::Api;
 use super::extract::Query;
 use super::page;
 use super::problem::Result;
 use super::words::At;
-use super::Api;
 use crate::ledger::Scope;
 use crate::ledger::access::{AuditEntry, NewAuditEntry};
 
@@ -37,6 +37,7 @@ pub struct Audit {
 
 /// A change that somebody has asked for.
 #[derive(Serialize, ToSchema)]
+#[schema(as = AuditEntry)]
 pub struct Entry {
     /// Later entries have higher numbers.
     number: i64,

@@ -13,11 +13,11 @@
 //!
 //! It is reached by its line in [`endpoints`], and only so: a route that is not in the table is refused by the gate.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use axum::Router;
-use axum::http::Method;
+use axum::http::{Method, StatusCode};
 use utoipa::openapi::extensions::ExtensionsBuilder;
 use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn, PathItem, Paths};
 use utoipa::openapi::schema::Object;
@@ -94,17 +94,21 @@ struct Endpoints {
     router: Router<Arc<Api>>,
     rules: Rules,
     paths: Paths,
-    schemas: Vec<(String, RefOr<Schema>)>,
+    schemas: BTreeMap<String, RefOr<Schema>>,
 }
 
 impl Endpoints {
     fn add(mut self, needs: Needs, (schemas, paths, methods): UtoipaMethodRouter<Arc<Api>>) -> Self {
-        self.schemas.extend(schemas);
+        for (name, schema) in schemas {
+            let there = self.schemas.entry(name.clone()).or_insert_with(|| schema.clone());
+            assert!(*there == schema, "two different schemas are called {name}");
+        }
         for (path, mut item) in paths.paths {
             let path = format!("{PREFIX}{path}");
             for (method, operation) in operations(&mut item) {
                 let there = self.rules.0.entry(path.clone()).or_default().insert(method.clone(), needs);
                 assert!(there.is_none(), "{method} {path} is in the table twice");
+                operation.operation_id = Some(name(&method, &path));
                 describe(operation, &method, needs);
             }
             self.router = self.router.route(&path, methods.clone());
@@ -156,6 +160,41 @@ fn operations(item: &mut PathItem) -> Vec<(Method, &mut Operation)> {
     slots.into_iter().filter_map(|(method, slot)| Some((method, slot.as_mut()?))).collect()
 }
 
+/// A name for an operation that no other has: `post_tokens`, `delete_tokens_name`.
+fn name(method: &Method, path: &str) -> String {
+    let path = path.strip_prefix(PREFIX).unwrap_or(path).replace(|c: char| !c.is_ascii_alphanumeric(), " ");
+    let words = std::iter::once(method.as_str()).chain(path.split_whitespace());
+    words.collect::<Vec<&str>>().join("_").to_ascii_lowercase()
+}
+
+/// What may be answered in place of what was asked for.
+const PROBLEMS: [(StatusCode, &str); 11] = [
+    (StatusCode::BAD_REQUEST, "The request cannot be read"),
+    (StatusCode::UNAUTHORIZED, "No token, or one that is worth nothing"),
+    (StatusCode::FORBIDDEN, "The scope is too small, or a page of another site has sent it"),
+    (StatusCode::NOT_FOUND, "There is no such thing"),
+    (StatusCode::REQUEST_TIMEOUT, "The body was not there in time"),
+    (StatusCode::CONFLICT, "It cannot be done as things stand, or the same request is being worked on"),
+    (StatusCode::PAYLOAD_TOO_LARGE, "The body is too large"),
+    (StatusCode::UNSUPPORTED_MEDIA_TYPE, "The body is not JSON"),
+    (StatusCode::UNPROCESSABLE_ENTITY, "It makes no sense, or the Idempotency-Key was used for another request"),
+    (StatusCode::TOO_MANY_REQUESTS, "Too much was asked"),
+    (StatusCode::SERVICE_UNAVAILABLE, "Ledger or broker is away"),
+];
+/// Those that a request which changes nothing has no use for.
+const OF_CHANGES: [StatusCode; 5] = [
+    StatusCode::REQUEST_TIMEOUT,
+    StatusCode::CONFLICT,
+    StatusCode::PAYLOAD_TOO_LARGE,
+    StatusCode::UNSUPPORTED_MEDIA_TYPE,
+    StatusCode::UNPROCESSABLE_ENTITY,
+];
+
+/// The name of a problem among the document's responses.
+fn problem_name(status: StatusCode) -> String {
+    status.canonical_reason().unwrap_or_default().replace(' ', "")
+}
+
 /// Adds what all endpoints have in common.
 fn describe(operation: &mut Operation, method: &Method, needs: Needs) {
     let note = match needs.scope {
@@ -168,20 +207,14 @@ fn describe(operation: &mut Operation, method: &Method, needs: Needs) {
     });
     operation.extensions = Some(ExtensionsBuilder::new().add("x-scope", needs.scope.name()).build());
     // Both are possible, and the second is none.
-    operation.security =
-        Some(vec![SecurityRequirement::new::<_, _, &str>(TOKEN, []), SecurityRequirement::default()]);
-    let mut may = vec![("400", "the request cannot be read"), ("429", "too much was asked"), ("503", "ledger or broker is away")];
-    may.push(("401", "no token, or one that is worth nothing"));
-    if needs.scope > Scope::None {
-        may.push(("403", "the scope is too small, or another site's page has sent it"));
+    operation.security = Some(vec![SecurityRequirement::new::<_, _, &str>(TOKEN, []), SecurityRequirement::default()]);
+    for (status, _) in PROBLEMS {
+        if *method != Method::GET || !OF_CHANGES.contains(&status) {
+            let response = RefOr::Ref(Ref::from_response_name(problem_name(status)));
+            operation.responses.responses.entry(status.as_str().into()).or_insert(response);
+        }
     }
     if *method != Method::GET {
-        may.extend([
-            ("409", "it cannot be done as things stand, or the same request is being worked on"),
-            ("413", "the body is too large"),
-            ("415", "the body is not JSON"),
-            ("422", "it makes no sense, or the Idempotency-Key was used for another request"),
-        ]);
         let key = ParameterBuilder::new()
             .name("Idempotency-Key")
             .parameter_in(ParameterIn::Header)
@@ -193,11 +226,6 @@ fn describe(operation: &mut Operation, method: &Method, needs: Needs) {
             .schema(Some(Object::with_type(Type::String)))
             .build();
         operation.parameters.get_or_insert_default().push(RefOr::T(key));
-    }
-    for (status, words) in may {
-        let content = ContentBuilder::new().schema(Some(Ref::from_schema_name(Problem::name()))).build();
-        let response = ResponseBuilder::new().description(words).content(problem::CONTENT, content).build();
-        operation.responses.responses.entry(status.into()).or_insert(RefOr::T(response));
     }
 }
 
@@ -211,7 +239,13 @@ pub fn routes_and_rules() -> (Router<Arc<Api>>, Rules) {
 pub fn document() -> String {
     let Endpoints { paths, schemas, .. } = endpoints();
     let scheme = SecurityScheme::Http(Http::builder().scheme(HttpAuthScheme::Bearer).bearer_format("rl_…").build());
+    let problems = PROBLEMS.map(|(status, words)| {
+        let content = ContentBuilder::new().schema(Some(Ref::from_schema_name(Problem::name()))).build();
+        let response = ResponseBuilder::new().description(words).content(problem::CONTENT, content).build();
+        (problem_name(status), response)
+    });
     let components = ComponentsBuilder::new()
+        .responses_from_iter(problems)
         .schemas_from_iter(schemas)
         .schema(Problem::name(), Problem::schema())
         .security_scheme(TOKEN, scheme)

@@ -15,7 +15,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self> {
-        let body = Bytes::from_request(request, state).await.map_err(|error| Problem::bad_request(error.body_text()))?;
+        let body =
+            Bytes::from_request(request, state).await.map_err(|error| Problem::bad_request(error.body_text()))?;
         read(&body).map(Self)
     }
 }

@@ -76,11 +76,7 @@ pub struct Failures {
 
 impl Default for Failures {
     fn default() -> Self {
-        Self {
-            addresses: Counts::new(MOST_FROM_ADDRESS),
-            tokens: Counts::new(MOST_WITH_TOKEN),
-            good: HashSet::new(),
-        }
+        Self { addresses: Counts::new(MOST_FROM_ADDRESS), tokens: Counts::new(MOST_WITH_TOKEN), good: HashSet::new() }
     }
 }
 

@@ -30,11 +30,11 @@ use tokio::time::{interval_at, timeout};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
+use super::Api;
 use super::actor::{Actor, Authenticator};
 use super::endpoints::{Needs, Rules};
 use super::problem::{Problem, Result};
 use super::site::{self, Host, Site};
-use super::Api;
 use crate::ledger::access::{Begun, Hash, KeptAnswer, KeyedRequest, NewAuditEntry};
 
 /// How long a request with a key is held without a word of its server.
@@ -109,7 +109,7 @@ impl Gate {
     /// A request that changes nothing.
     async fn read(&self, path: &str, mut request: Request, next: Next) -> Result<Response> {
         let needs = self.rules.find(request.method(), path)?;
-        let actor = self.authenticate(&request).await?;
+        let actor = self.authenticate(client(&request)?, request.headers()).await?;
         allow(&actor, needs)?;
         request.extensions_mut().insert(actor);
         request.extensions_mut().insert(RequestKey(None));
@@ -122,7 +122,7 @@ impl Gate {
         self.site.same_origin(host, request.headers())?;
         let needs = self.rules.find(request.method(), path)?;
         site::is_json(request.headers())?;
-        let actor = self.authenticate(&request).await?;
+        let actor = self.authenticate(client(&request)?, request.headers()).await?;
 
         let mut entry = NewAuditEntry {
             actor: actor.label(),
@@ -178,9 +178,8 @@ impl Gate {
         self.tasks.spawn(work).await.map_err(|_| Problem::broken())
     }
 
-    async fn authenticate(&self, request: &Request) -> Result<Actor> {
-        let Client(address) = *request.extensions().get().ok_or_else(Problem::broken)?;
-        let authenticated = self.authenticator.authenticate(request.headers(), address, self.api.ledger()).await?;
+    async fn authenticate(&self, Client(address): Client, headers: &HeaderMap) -> Result<Actor> {
+        let authenticated = self.authenticator.authenticate(headers, address, self.api.ledger()).await?;
         if let Some(id) = authenticated.note_use {
             let api = self.api.clone();
             self.tasks.spawn(async move {
@@ -284,6 +283,10 @@ async fn end(api: &Api, held: Option<i64>, answer: Option<KeptAnswer>) {
     }
 }
 
+fn client(request: &Request) -> Result<Client> {
+    request.extensions().get().copied().ok_or_else(Problem::broken)
+}
+
 /// Whether the actor may (pure).
 fn allow(actor: &Actor, needs: Needs) -> Result<()> {
     if actor.scope >= needs.scope {
@@ -302,7 +305,8 @@ fn allow(actor: &Actor, needs: Needs) -> Result<()> {
 fn key(headers: &HeaderMap) -> Result<Option<String>> {
     let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
     let Some(value) = values.next() else { return Ok(None) };
-    let fits = |key: &&str| !key.is_empty() && key.len() <= LONGEST_KEY && key.bytes().all(|byte| byte.is_ascii_graphic());
+    let fits =
+        |key: &&str| !key.is_empty() && key.len() <= LONGEST_KEY && key.bytes().all(|byte| byte.is_ascii_graphic());
     match (value.to_str().ok().filter(fits), values.next()) {
         (Some(key), None) => Ok(Some(key.to_owned())),
         _ => Err(Problem::bad_request(format!(

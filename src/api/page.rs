@@ -59,7 +59,9 @@ mod tests {
 
     #[test]
     fn pages_are_bounded() {
-        for (limit, size_of) in [(None, Some(50)), (Some(1), Some(1)), (Some(500), Some(500)), (Some(0), None), (Some(501), None)] {
+        for (limit, size_of) in
+            [(None, Some(50)), (Some(1), Some(1)), (Some(500), Some(500)), (Some(0), None), (Some(501), None)]
+        {
             assert_eq!(size(limit).ok(), size_of, "{limit:?}");
         }
     }

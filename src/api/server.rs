@@ -109,7 +109,8 @@ impl Listener {
 }
 
 fn acceptor(settings: &TlsSettings) -> Result<TlsAcceptor, String> {
-    let cannot = |path: &Path, error: rustls::pki_types::pem::Error| format!("{} cannot be read: {error}", path.display());
+    let cannot =
+        |path: &Path, error: rustls::pki_types::pem::Error| format!("{} cannot be read: {error}", path.display());
     let certificates: Result<Vec<_>, _> =
         CertificateDer::pem_file_iter(&settings.certificate).and_then(Iterator::collect);
     let certificates = certificates.map_err(|error| cannot(&settings.certificate, error))?;
@@ -309,7 +310,11 @@ impl<S: Unpin> Patient<S> {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }

@@ -93,7 +93,8 @@ impl Site {
         if uri.authority().is_some_and(|authority| Host::read(authority.as_str()).as_ref() != Some(&host)) {
             return Err(Problem::bad_request("the request line names another host than the header Host"));
         }
-        let configured = || self.hosts.iter().any(|name| *name == host.name || (host.ip().is_some() && ip(name) == host.ip()));
+        let configured =
+            || self.hosts.iter().any(|name| *name == host.name || (host.ip().is_some() && ip(name) == host.ip()));
         if host.is_loopback() || host.ip() == Some(self.address.to_canonical()) || configured() {
             return Ok(host);
         }
@@ -144,9 +145,8 @@ impl Site {
         if let Some(origin) = only(headers, &ORIGIN)? {
             let (scheme, port) = if self.secure { ("https://", 443) } else { ("http://", 80) };
             let theirs = origin.strip_prefix(scheme).and_then(Host::read);
-            let same = |theirs: Host| {
-                theirs.name == host.name && theirs.port.unwrap_or(port) == host.port.unwrap_or(port)
-            };
+            let same =
+                |theirs: Host| theirs.name == host.name && theirs.port.unwrap_or(port) == host.port.unwrap_or(port);
             if !theirs.is_some_and(same) {
                 return Err(refused("Origin"));
             }

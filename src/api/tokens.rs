@@ -9,11 +9,11 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::Api;
 use super::actor::{check_token_name, new_token, token_hash};
 use super::extract::{Body, Path};
 use super::problem::{Problem, Result};
 use super::words::{At, Words};
-use super::Api;
 use crate::clock::{Time, parse_duration};
 use crate::ledger::access::{MOST_TOKENS, NewToken, Token, TokenCreated};
 use crate::ledger::{Ledger, LedgerError, Scope};
@@ -26,6 +26,7 @@ pub struct Tokens {
 
 /// A token, without what its holder shows.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Token)]
 pub struct TokenView {
     /// Unique, never reused.
     id: i64,
@@ -150,7 +151,7 @@ pub async fn create(
 
 /// Revokes a token: from now on it is worth nothing.
 #[utoipa::path(delete, path = "/tokens/{name}", tag = "access", params(("name" = String, Path, description = "What it is called")),
-    responses((status = 200, description = "It is revoked", body = Words), (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json")))]
+    responses((status = 200, description = "It is revoked", body = Words)))]
 pub async fn revoke(State(api): State<Arc<Api>>, Path(name): Path<String>) -> Result<Json<Words>> {
     if api.ledger().revoke_token(name.clone()).await? {
         return Ok(Json(Words { words: format!("revoked the token {name}") }));

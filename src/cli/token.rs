@@ -7,8 +7,8 @@ use clap::{Args, Subcommand};
 use roundelay::api::create_token;
 use roundelay::clock::{Time, parse_duration};
 use roundelay::engine::Connections;
+use roundelay::ledger::Scope;
 use roundelay::ledger::access::Token;
-use roundelay::ledger::{Ledger, Scope};
 use serde_json::{Value, json};
 
 use super::ConfigFile;

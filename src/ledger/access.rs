@@ -278,7 +278,9 @@ mod tests {
     #[test]
     fn a_token_is_worth_nothing_from_the_moment_it_expires() {
         let at = Time::from_millis;
-        for (expires, now, valid) in [(None, 9, true), (Some(10), 9, true), (Some(10), 10, false), (Some(10), 11, false)] {
+        for (expires, now, valid) in
+            [(None, 9, true), (Some(10), 9, true), (Some(10), 10, false), (Some(10), 11, false)]
+        {
             let token = Token {
                 id: 1,
                 name: "ci".into(),

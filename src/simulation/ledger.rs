@@ -12,7 +12,9 @@ use super::observe::Observer;
 use super::worker::Process;
 use super::world::Weather;
 use crate::clock::Time;
-use crate::ledger::access::{AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, NewAuditEntry, NewToken, Token, TokenCreated};
+use crate::ledger::access::{
+    AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, NewAuditEntry, NewToken, Token, TokenCreated,
+};
 use crate::ledger::*;
 use crate::progress::Progress;
 use crate::throttle::clock::Known;

@@ -107,7 +107,8 @@ mod tests {
 
     #[test]
     fn what_is_known_already_is_not_sent_again() {
-        let (mut headers, status) = (HeaderMap::new(), |response: Option<Response>| response.unwrap().status().as_u16());
+        let (mut headers, status) =
+            (HeaderMap::new(), |response: Option<Response>| response.unwrap().status().as_u16());
         let first = answer(&Method::GET, "/", &headers).unwrap();
         assert_eq!(first.headers()[CONTENT_TYPE], "text/html; charset=utf-8");
         headers.insert(IF_NONE_MATCH, first.headers()[ETAG].clone());

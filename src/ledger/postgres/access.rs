@@ -190,8 +190,7 @@ impl Access for PostgresLedger {
     async fn begin_audit(&self, entry: NewAuditEntry) -> Result<i64, LedgerError> {
         let NewAuditEntry { actor, scope, action, target, detail, status } = entry;
         let status = status.map(i64::from);
-        let rows =
-            self.reader.query(BEGIN_AUDIT, &[&actor, &scope.name(), &action, &target, &detail, &status]).await?;
+        let rows = self.reader.query(BEGIN_AUDIT, &[&actor, &scope.name(), &action, &target, &detail, &status]).await?;
         let row = rows.first().ok_or_else(|| LedgerError::Statement("the server returned no number".into()))?;
         row.try_get(0).map_err(told)
     }

@@ -8,11 +8,11 @@ use rusqlite::{OptionalExtension, Row, params};
 use super::SqliteLedger;
 use super::store::{Result, Store, time};
 use crate::clock::Time;
+use crate::ledger::LedgerError;
 use crate::ledger::access::{
     AUDIT_KEPT, Access, AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, MOST_TOKENS, NewAuditEntry, NewToken,
     REQUESTS_KEPT, Scope, Token, TokenCreated, USE_NOTED_EVERY,
 };
-use crate::ledger::LedgerError;
 
 /// The columns that [`token`] reads, in its order.
 const TOKEN: &str = "id, name, scope, created, expires, last_used";
