@@ -218,6 +218,13 @@ impl Entropy {
     }
 }
 
+/// 256 bits that nobody can guess, from a generator that the operating system seeds. Unlike an [`Entropy`], which is seeded
+/// with less, it never repeats itself: for secrets.
+#[allow(clippy::disallowed_methods)]
+pub fn secret() -> [u8; 32] {
+    rand::random()
+}
+
 /// A duration as people write it in configurations: `1h 30m`, `250ms`.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text.trim()).map_err(|error| {

@@ -32,7 +32,8 @@
 //!
 //! Beside them, [`clock`] is the only reader of time and randomness, [`telemetry`] counts, [`progress`] is
 //! how far runs say they have come, [`fleet`] is what workers say of themselves and what was ordered of them,
-//! [`monitor`] answers those who ask how a worker is, [`inspect`] those who ask how everything is, and [`demo`] and [`bench`](mod@bench) are behind
+//! [`monitor`] answers those who ask how a worker is, [`inspect`] those who ask how everything is, [`api`] those who
+//! run it all, and [`demo`] and [`bench`](mod@bench) are behind
 //! the commands of those names.
 //!
 //! # A worker with a handler of its own
@@ -82,6 +83,7 @@ macro_rules! mutant {
     };
 }
 
+pub mod api;
 pub mod bench;
 pub mod broker;
 pub mod clock;
@@ -107,6 +109,7 @@ pub mod schedule;
 pub mod simulation;
 pub mod telemetry;
 pub mod throttle;
+mod web;
 
 pub use config::Config;
 pub use engine::Engine;

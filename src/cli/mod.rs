@@ -19,11 +19,13 @@ mod forecast;
 mod list;
 mod publish;
 mod schedule;
+mod serve;
 mod show;
 mod simulate;
 mod status;
 mod steer;
 mod throttle;
+mod token;
 mod topology;
 mod worker;
 
@@ -93,6 +95,8 @@ enum Command {
     Throttle(throttle::Throttle),
     Queue(fleet::Queue),
     Workers(fleet::Workers),
+    Serve(serve::Serve),
+    Token(token::TokenCommand),
     Check(check::Check),
     Topology(topology::Topology),
     Bench(bench::Bench),
@@ -217,6 +221,8 @@ pub fn main() -> ExitCode {
             Command::Throttle(throttle) => throttle.run().await,
             Command::Queue(queue) => queue.run().await,
             Command::Workers(workers) => workers.run().await,
+            Command::Serve(serve) => serve.run().await,
+            Command::Token(token) => token.run().await,
             Command::Check(check) => check.run(),
             Command::Topology(topology) => topology.run().await,
             Command::Bench(bench) => bench.run().await,

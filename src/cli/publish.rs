@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Error, bail};
+use anyhow::{Context, Error};
 use clap::Args;
-use roundelay::clock::parse_duration;
-use roundelay::config::KindSettings;
-use roundelay::engine::{Connections, Dispatch};
-use roundelay::job::Envelope;
+use roundelay::clock::{Entropy, parse_duration};
+use roundelay::engine::Connections;
+use roundelay::engine::publish::Publication;
 use serde_json::{Value, json};
 
 use super::ConfigFile;
@@ -43,49 +42,22 @@ pub struct Publish {
 impl Publish {
     pub async fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
-        let kind = config.kind(&self.kind).map_err(Error::msg)?;
         let payload: Value = match &self.payload {
             Some(text) => serde_json::from_str(text).context("--payload is not JSON")?,
             None => Value::Null,
         };
-        let queue = self.queue(kind, &payload)?;
-        config.queue(&queue).map_err(Error::msg)?;
-
+        let Self { kind, key, delay, queue, owner, json, .. } = self;
+        let job = Publication { kind, key, payload, delay, queue, owner, id: Entropy::from_os().token() };
+        let job = job.check(&config).map_err(Error::new)?;
         let connections = Connections::open(&config).await?;
-        let id = connections.entropy.token();
-        let now = connections.ledger.now();
-        let mut envelope = Envelope::job(&self.kind, &self.key, payload, id.clone());
-        envelope.queue = Some(queue.clone());
-        envelope.owner = self.owner;
-        envelope.due = self.delay.map(|delay| now + delay);
-        // By the engine's own reader: what is accepted here is not refused there.
-        let body = envelope.encode();
-        Envelope::decode(&body).context("a worker would refuse this job")?;
-        if connections.broker.keeps_messages() {
-            let dispatch = Dispatch::new(&config, &connections);
-            dispatch.send(&envelope, &queue, now).await.context("failed to publish")?;
-            connections.broker.close().await;
+        let published = job.send(&config, &connections).await.context("failed to publish")?;
+        connections.broker.close().await;
+        if json {
+            out!("{}", json!({ "id": published.id, "queue": published.queue, "due": published.due }));
         } else {
-            // The embedded broker lives in the worker's process; it takes the job from the ledger.
-            connections.ledger.keep_job(id.clone(), body).await.context("failed to publish")?;
-        }
-        if self.json {
-            out!("{}", json!({ "id": id, "queue": queue, "due": envelope.due }));
-        } else {
-            let due = envelope.due.map_or("now".to_owned(), |due| format!("due {due}"));
-            out!("published {} {} as {id} to {queue}, {due}", self.kind, self.key);
+            let due = published.due.map_or("now".to_owned(), |due| format!("due {due}"));
+            out!("published {} {} as {} to {}, {due}", published.kind, published.key, published.id, published.queue);
         }
         Ok(())
-    }
-
-    fn queue(&self, kind: &KindSettings, payload: &Value) -> anyhow::Result<String> {
-        if let Some(queue) = &self.queue {
-            return Ok(queue.clone());
-        }
-        match kind.queue_for(payload) {
-            Ok(Some(queue)) => Ok(queue),
-            Ok(None) => bail!("kinds.{} names no queue; say --queue", self.kind),
-            Err(why) => bail!("{why}; say --queue, or give its fields in --payload"),
-        }
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use minijinja::ErrorKind::{UnknownFilter, UnknownFunction, UnknownTest};
 
+use super::api;
 use super::model;
 use super::raw::{self, Raw};
 use super::read::nearest;
@@ -159,6 +160,8 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             .add(&["worker", "callback"], "the base URL by which handlers reach `listen`, such as http://host:9464");
     }
 
+    let api = api::check(&mut problems, raw.api);
+
     let ladder = Ladder::new(named);
     if ladder.rungs().len() > MOST_RUNGS {
         let message = format!(
@@ -188,6 +191,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             listen,
             callback: raw.worker.callback.map(|url| url.trim_end_matches('/').to_owned()),
         },
+        api,
         catch_up: CatchUpSettings {
             every: raw.catch_up.every.0,
             slack: raw.catch_up.slack.0,

@@ -6,6 +6,7 @@
 //!
 //! `roundelay.example.toml` documents every setting with its default; a test holds it to this.
 
+mod api;
 mod check;
 mod model;
 mod raw;
@@ -25,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use api::{ApiSettings, TlsSettings, is_loopback};
 pub(crate) use check::internal_kind;
 pub use check::{LONGEST_TIMEOUT, listen_address};
 pub use model::{ModelSettings, SlowSpell};
@@ -49,6 +51,8 @@ pub struct Config {
     pub ledger: LedgerSettings,
     /// How a worker stops, and where it answers.
     pub worker: WorkerSettings,
+    /// How the API answers.
+    pub api: ApiSettings,
     /// When and how overdue chains are sent again.
     pub catch_up: CatchUpSettings,
     /// Platform queues by name.

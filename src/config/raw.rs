@@ -31,6 +31,7 @@ pub struct Raw {
     pub broker: Broker,
     pub ledger: Ledger,
     pub worker: Worker,
+    pub api: Api,
     pub catch_up: CatchUp,
     pub queues: BTreeMap<String, Queue>,
     pub throttles: BTreeMap<String, Throttle>,
@@ -79,6 +80,39 @@ impl Default for Worker {
     fn default() -> Self {
         Self { grace: secs(30), lease: secs(30), listen: None, callback: None }
     }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Api {
+    pub name: String,
+    pub listen: Option<String>,
+    pub hosts: Vec<String>,
+    pub anonymous: Option<crate::ledger::Scope>,
+    pub tls: Option<Tls>,
+    pub behind_proxy: bool,
+    pub patience: Text,
+}
+
+impl Default for Api {
+    fn default() -> Self {
+        Self {
+            name: "roundelay".into(),
+            listen: None,
+            hosts: Vec::new(),
+            anonymous: None,
+            tls: None,
+            behind_proxy: false,
+            patience: secs(10),
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tls {
+    pub certificate: String,
+    pub key: String,
 }
 
 #[derive(Debug, Deserialize)]

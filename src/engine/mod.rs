@@ -20,6 +20,7 @@ pub mod moves;
 mod one_off;
 mod outbox;
 mod pipeline;
+pub mod publish;
 mod rearm;
 mod reconcile;
 mod reload;
@@ -39,6 +40,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
+use crate::api::{self, Api};
 use crate::broker::embedded::EmbeddedBroker;
 use crate::broker::rabbit::RabbitBroker;
 use crate::broker::topology::{Names, Topology};
@@ -112,14 +114,7 @@ impl Connections {
     pub async fn open(config: &Config) -> Result<Self, StartError> {
         let entropy = Entropy::from_os();
         let (ledger, clock) = open_ledger(config, &entropy).await?;
-        let names = Names::new(&config.broker.prefix);
-        let broker: Arc<dyn Broker> = match &config.broker.url {
-            BrokerUrl::Embedded => Arc::new(EmbeddedBroker::new(names)),
-            BrokerUrl::Amqp(url) => {
-                let broker = RabbitBroker::connect(url.reveal(), names).await?;
-                Arc::new(broker.with_management(config.broker.management.clone()))
-            }
-        };
+        let broker = connect_broker(config).await?;
         Ok(Self { broker, ledger, clock, entropy })
     }
 
@@ -134,7 +129,7 @@ impl Connections {
 
 /// Opens the ledger; answers also with the clock by which it judges, so that all in this process
 /// wait for the same time.
-async fn open_ledger(config: &Config, entropy: &Entropy) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
+pub(crate) async fn open_ledger(config: &Config, entropy: &Entropy) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
     match &config.ledger.url {
         LedgerUrl::Postgres(url) => {
             let ledger = PostgresLedger::open(url, entropy).await?;
@@ -143,6 +138,18 @@ async fn open_ledger(config: &Config, entropy: &Entropy) -> Result<(Arc<dyn Ledg
         }
         file => Ok((Arc::new(SqliteLedger::open(file, Clock::System, entropy)?), Clock::System)),
     }
+}
+
+/// Connects to the broker.
+pub(crate) async fn connect_broker(config: &Config) -> Result<Arc<dyn Broker>, StartError> {
+    let names = Names::new(&config.broker.prefix);
+    Ok(match &config.broker.url {
+        BrokerUrl::Embedded => Arc::new(EmbeddedBroker::new(names)),
+        BrokerUrl::Amqp(url) => {
+            let broker = RabbitBroker::connect(url.reveal(), names).await?;
+            Arc::new(broker.with_management(config.broker.management.clone()))
+        }
+    })
 }
 
 /// Runs the jobs of a configuration.
@@ -259,6 +266,10 @@ impl Engine {
     /// waited for; only [`StartError::Broken`] ends it, in good order.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), StartError> {
         let listener = monitor::bind(self.config.worker.listen).await?;
+        let api_listener = match self.config.api.listen {
+            Some(address) => Some(api::Listener::bind(&self.config.api, address).await?),
+            None => None,
+        };
         let connections = match self.connections.take() {
             Some(connections) => connections,
             None => Connections::open(&self.config).await?,
@@ -267,6 +278,7 @@ impl Engine {
         let fresh = self.configurations.take().map(|fresh| (fresh, self.config.clone()));
         let base = self.config.worker.callback.clone().filter(|_| listener.is_some());
         let base = base.or_else(|| listener.as_ref().and_then(Listener::base));
+        let api = api_listener.as_ref().map(|_| Api::of_worker(self.config.clone(), connections.clone()));
         let core = Arc::new(self.core(connections, stop.clone(), base)?);
         // Also when this future is dropped: nothing runs on with nobody to stop it.
         let _all_end_with_us = core.life.guard();
@@ -278,6 +290,13 @@ impl Engine {
         if let Some(chores) = &core.chores {
             chores.begin().await?;
         }
+        let answering = match (api_listener, &api) {
+            (Some(listener), Some(api)) => {
+                let server = api::Server::new(listener, api.clone()).await?;
+                Some(AbortOnDropHandle::new(tokio::spawn(server.run(stop.clone()))))
+            }
+            _ => None,
+        };
         core.life.reached(Point::Declared).await;
         // All are there before one begins, so that a start that fails leaves nothing running.
         attend::obey(&core, &core.ledger.fleet_orders().await?);
@@ -298,7 +317,7 @@ impl Engine {
         parts.spawn(core.life.bind(consume(core.clone(), rearm, tasks.clone(), stop.clone(), rearm::live)));
         parts.spawn(core.life.bind(catch_up::run(core.clone(), stop.clone())));
         if let Some((fresh, config)) = fresh {
-            parts.spawn(core.life.bind(reload::run(core.clone(), config, fresh, stop.clone())));
+            parts.spawn(core.life.bind(reload::run(core.clone(), api, config, fresh, stop.clone())));
         }
         // What runs keeps its lease until it has ended, also while the worker stops.
         let mut heart = tokio::spawn(core.life.bind(lease::beat(core.clone())));
@@ -329,6 +348,9 @@ impl Engine {
             let _ = tokio::time::timeout(ABORT, tasks.wait()).await;
         }
         heart.abort();
+        if let Some(answering) = answering {
+            let _ = answering.await;
+        }
         // One-off jobs that have ended go on nowhere.
         core.desk.write().await;
         if let Some(attending) = attending {

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Core;
 use super::moves::{Mover, Replanned};
+use crate::api::Api;
 use crate::config::{BrokerUrl, Config, KindSettings, Recurrence, ThrottleSettings};
 use crate::ledger::{Filter, LedgerError, Listed, Place, Which};
 use crate::schedule::Schedule;
@@ -40,7 +41,13 @@ struct Change {
 }
 
 /// Takes over configurations as they come, until `shutdown`.
-pub async fn run(core: Arc<Core>, mut current: Config, mut fresh: mpsc::Receiver<Config>, shutdown: CancellationToken) {
+pub async fn run(
+    core: Arc<Core>,
+    api: Option<Arc<Api>>,
+    mut current: Config,
+    mut fresh: mpsc::Receiver<Config>,
+    shutdown: CancellationToken,
+) {
     let work = async {
         let mut moving = BTreeSet::new();
         loop {
@@ -55,6 +62,9 @@ pub async fn run(core: Arc<Core>, mut current: Config, mut fresh: mpsc::Receiver
                         take_over(&core, change);
                         if let Some(chores) = &core.chores {
                             chores.take_over(current.clone());
+                        }
+                        if let Some(api) = &api {
+                            api.take_over(current.clone());
                         }
                     }
                     // Nobody will send any more.
@@ -107,6 +117,7 @@ fn compare(old: &Config, new: &Config) -> Change {
         ("[broker]", same_broker && said(&old.broker) == said(&new.broker)),
         ("[ledger]", old.ledger.url == new.ledger.url && said(&old.ledger) == said(&new.ledger)),
         ("[worker]", said(&old.worker) == said(&new.worker)),
+        ("[api]", said(&old.api) == said(&new.api)),
         ("[catch_up]", said(&old.catch_up) == said(&new.catch_up)),
         ("[queues]", said(&old.queues) == said(&new.queues)),
     ] {

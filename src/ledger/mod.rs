@@ -6,11 +6,12 @@
 //! - [`Rosters`], [`History`], [`Failures`], [`Slots`], [`Running`] and [`Fleet`]: the verbs that rosters need, those
 //!   that keep the history within bounds, those for what has failed, those of throttles, those of one-off jobs that
 //!   report, and those of workers and of what was ordered of them. [`Search`]: the verbs behind screens.
-//!   [`Measured`]: how much all that is.
+//!   [`Access`]: those of the API, for who may use it. [`Measured`]: how much all that is.
 //! - [`judge`] decides about a claim purely, so that every ledger decides alike.
 //! - [`sqlite`]: a file on this machine, written by one thread with group commit.
 //! - [`postgres`]: a server that many workers share, written in groups too.
 
+pub mod access;
 mod failed;
 mod fleet;
 mod history;
@@ -31,6 +32,7 @@ use async_trait::async_trait;
 
 use crate::clock::Time;
 use crate::progress::Progress;
+pub use access::{Access, Scope};
 pub use failed::{DueItem, FailureFilter, FailurePlace, Failures, Hold, ItemEnd, Plan, PlannedItem};
 pub use fleet::{Fleet, SeenWorker};
 pub use history::History;
@@ -45,7 +47,9 @@ pub use words::*;
 
 /// Keeps the truth.
 #[async_trait]
-pub trait Ledger: Rosters + History + Failures + Slots + Running + Fleet + Search + Measured + Send + Sync {
+pub trait Ledger:
+    Rosters + History + Failures + Slots + Running + Fleet + Search + Access + Measured + Send + Sync
+{
     /// Names this ledger; chains' messages carry it.
     fn id(&self) -> &str;
 

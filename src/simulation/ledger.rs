@@ -13,6 +13,9 @@ use super::worker::Process;
 use super::world::Weather;
 use crate::clock::Time;
 use crate::fleet::{FleetOrder, FleetOrders, Presence, Pulse, Subject};
+use crate::ledger::access::{
+    AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, NewAuditEntry, NewToken, Token, TokenCreated,
+};
 use crate::ledger::*;
 use crate::progress::Progress;
 use crate::throttle::clock::Known;
@@ -198,6 +201,57 @@ impl History for SimulatedLedger {
 
     async fn expire(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
         self.through(true, self.inner.expire(before, limit)).await
+    }
+}
+
+#[async_trait]
+impl Access for SimulatedLedger {
+    async fn create_token(&self, token: NewToken) -> Result<TokenCreated, LedgerError> {
+        self.through(true, self.inner.create_token(token)).await
+    }
+
+    async fn token(&self, hash: Hash) -> Result<Option<Token>, LedgerError> {
+        self.through(false, self.inner.token(hash)).await
+    }
+
+    async fn tokens(&self) -> Result<Vec<Token>, LedgerError> {
+        self.through(false, self.inner.tokens()).await
+    }
+
+    async fn revoke_token(&self, name: String) -> Result<bool, LedgerError> {
+        self.through(true, self.inner.revoke_token(name)).await
+    }
+
+    async fn token_used(&self, id: i64) -> Result<(), LedgerError> {
+        self.through(true, self.inner.token_used(id)).await
+    }
+
+    async fn begin_audit(&self, entry: NewAuditEntry) -> Result<i64, LedgerError> {
+        self.through(true, self.inner.begin_audit(entry)).await
+    }
+
+    async fn end_audit(&self, number: i64, status: u16, detail: Option<String>) -> Result<(), LedgerError> {
+        self.through(true, self.inner.end_audit(number, status, detail)).await
+    }
+
+    async fn audit(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>, LedgerError> {
+        self.through(false, self.inner.audit(before, limit)).await
+    }
+
+    async fn begin_request(&self, request: KeyedRequest, lease: Duration) -> Result<Begun, LedgerError> {
+        self.through(true, self.inner.begin_request(request, lease)).await
+    }
+
+    async fn renew_request(&self, held: i64, lease: Duration) -> Result<bool, LedgerError> {
+        self.through(true, self.inner.renew_request(held, lease)).await
+    }
+
+    async fn end_request(&self, held: i64, answer: Option<KeptAnswer>) -> Result<(), LedgerError> {
+        self.through(true, self.inner.end_request(held, answer)).await
+    }
+
+    async fn forget_access(&self, limit: u32) -> Result<usize, LedgerError> {
+        self.through(true, self.inner.forget_access(limit)).await
     }
 }
 

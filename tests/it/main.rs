@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "these are tests, helper functions included")]
 
 mod acknowledging;
+mod api_access;
 mod appstore;
 mod broker_contract;
 mod broker_rabbit;
@@ -36,6 +37,7 @@ mod protocol;
 mod ready_made;
 mod recurring;
 mod rosters;
+mod served;
 #[path = "../support/mod.rs"]
 #[allow(dead_code, reason = "the chaos test and the throttles' test use the rest")]
 mod support;

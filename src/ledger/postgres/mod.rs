@@ -8,6 +8,7 @@
 //!
 //! Only the server's clock decides. What [`Ledger::now`] tells follows it.
 
+mod access;
 mod connect;
 mod failed;
 mod fleet;

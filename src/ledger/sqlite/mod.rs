@@ -2,6 +2,7 @@
 //! and a second connection for reading. Several processes on one machine may share the file; it
 //! must not lie on a network file system.
 
+mod access;
 mod failed;
 mod fleet;
 mod history;

@@ -5,7 +5,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use crate::clock::{Entropy, Time};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 12] = [
+const MIGRATIONS: [&str; 13] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -124,6 +124,7 @@ const MIGRATIONS: [&str; 12] = [
     THROTTLE_CLOCK,
     HOT_CHAINS,
     FLEET,
+    ACCESS,
 ];
 
 /// What a failure is known by, and when it is tried again. `fed` is the job that is under way for a part,
@@ -246,6 +247,42 @@ const RUNNING: &str = "
     ) WITHOUT ROWID;
     CREATE INDEX running_by_name ON running (kind, key);
     CREATE INDEX running_by_until ON running (until);";
+
+/// Who may use the API, what they have asked to be changed (`status` is how that was answered), and the answers to
+/// requests with a key. A request has no status while it runs.
+const ACCESS: &str = "
+    CREATE TABLE tokens (
+        id        INTEGER PRIMARY KEY AUTOINCREMENT,
+        name      TEXT    NOT NULL UNIQUE,
+        hash      BLOB    NOT NULL UNIQUE,
+        scope     TEXT    NOT NULL,
+        created   INTEGER NOT NULL,
+        expires   INTEGER,
+        last_used INTEGER
+    );
+    CREATE TABLE audit (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        at     INTEGER NOT NULL,
+        actor  TEXT    NOT NULL,
+        scope  TEXT    NOT NULL,
+        action TEXT    NOT NULL,
+        target TEXT    NOT NULL,
+        detail TEXT    NOT NULL,
+        status INTEGER
+    );
+    CREATE TABLE requests (
+        number       INTEGER PRIMARY KEY AUTOINCREMENT,
+        actor        TEXT    NOT NULL,
+        key          TEXT    NOT NULL,
+        fingerprint  BLOB    NOT NULL,
+        began        INTEGER NOT NULL,
+        lease_until  INTEGER NOT NULL,
+        status       INTEGER,
+        content_type TEXT,
+        body         BLOB,
+        UNIQUE (actor, key)
+    );
+    CREATE INDEX requests_by_age ON requests (began);";
 
 /// The sequences of epochs and fences go on from at least this: the microseconds since 1970. So
 /// they never go back, not even when the file was replaced by an older copy of itself: the numbers

@@ -1,5 +1,6 @@
 //! What every ledger must do, held against each of them.
 
+mod access;
 mod batches;
 mod discovered;
 mod failed;

@@ -1,0 +1,256 @@
+//! Who asks, and with what right.
+
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::FromRequestParts;
+use axum::http::HeaderMap;
+use axum::http::header::AUTHORIZATION;
+use axum::http::request::Parts;
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+
+use super::failures::Failures;
+use super::problem::{Problem, Result};
+use super::words::hex;
+use crate::clock::{Time, secret};
+use crate::ledger::access::{Hash, Token, USE_NOTED_EVERY};
+use crate::ledger::{Ledger, Scope};
+
+/// What every token begins with, so that people and scanners for leaked secrets know one when they see it.
+const PREFIX: &str = "rl_";
+/// Hexadecimal digits after it: 256 bits.
+const DIGITS: usize = 64;
+/// The longest name of a token, in characters.
+const LONGEST_NAME: usize = 64;
+/// What those without a token are called.
+const ANONYMOUS: &str = "anonymous";
+
+/// A fresh token: what its holder shows.
+pub fn new_token() -> String {
+    format!("{PREFIX}{}", hex(&secret()))
+}
+
+/// What the ledger keeps of a token; nothing when it cannot be one.
+pub fn token_hash(token: &str) -> Option<Hash> {
+    let digits = token.strip_prefix(PREFIX)?;
+    let plain = digits.len() == DIGITS && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    plain.then(|| Sha256::digest(token.as_bytes()).into())
+}
+
+/// Whether a token may be called so.
+///
+/// # Errors
+/// Says how one may be called.
+pub fn check_token_name(name: &str) -> std::result::Result<(), String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(plain) || name == ANONYMOUS {
+        return Err(format!(
+            "a token's name has 1 to {LONGEST_NAME} letters (without accents), digits, `-`, `_` or `.`, and is not \
+             `{ANONYMOUS}`"
+        ));
+    }
+    Ok(())
+}
+
+/// Whoever asks. Endpoints take it as a parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Actor {
+    who: Who,
+    /// What they may do.
+    pub scope: Scope,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Who {
+    Anonymous(IpAddr),
+    Token(i64, String),
+}
+
+impl Actor {
+    /// The token's name, or `anonymous`.
+    pub fn name(&self) -> &str {
+        match &self.who {
+            Who::Anonymous(_) => ANONYMOUS,
+            Who::Token(_, name) => name,
+        }
+    }
+
+    /// Whether there was no token.
+    pub fn is_anonymous(&self) -> bool {
+        matches!(self.who, Who::Anonymous(_))
+    }
+
+    /// As the audit and the log have it: without a token, with the address. `by` of an order is this.
+    pub fn label(&self) -> String {
+        match &self.who {
+            Who::Anonymous(address) => format!("{ANONYMOUS}@{address}"),
+            Who::Token(_, name) => name.clone(),
+        }
+    }
+
+    /// Whose keys of requests it has: a name may have another holder later.
+    pub(super) fn holder(&self) -> String {
+        match &self.who {
+            Who::Anonymous(_) => self.label(),
+            Who::Token(id, _) => format!("token {id}"),
+        }
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Actor {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self> {
+        // Only the gate knows who it is, and lets nobody past.
+        parts.extensions.get().cloned().ok_or_else(Problem::broken)
+    }
+}
+
+/// Tells who asks.
+pub struct Authenticator {
+    /// What those without a token may do.
+    anonymous: Scope,
+    failures: Mutex<Failures>,
+    began: Instant,
+}
+
+/// Who it is, and which token is to be noted as used.
+pub struct Authenticated {
+    /// Who it is.
+    pub actor: Actor,
+    /// It was not noted for long.
+    pub note_use: Option<i64>,
+}
+
+impl Authenticator {
+    /// For a server where those without a token may do this.
+    pub fn new(anonymous: Scope) -> Self {
+        Self { anonymous, failures: Mutex::default(), began: Instant::now() }
+    }
+
+    /// Who asks, from this address.
+    ///
+    /// # Errors
+    /// When a token is shown that is worth nothing, or too many were.
+    pub async fn authenticate(
+        &self,
+        headers: &HeaderMap,
+        address: IpAddr,
+        ledger: &dyn Ledger,
+    ) -> Result<Authenticated> {
+        let Some(token) = shown(headers)? else {
+            let actor = Actor { who: Who::Anonymous(address), scope: self.anonymous };
+            return Ok(Authenticated { actor, note_use: None });
+        };
+        let hash = token_hash(token);
+        if let Some(wait) = self.failures(|failures, now| failures.wait(address, hash.as_ref(), now)) {
+            let detail = "too many tokens that are worth nothing came from this address, or this one too often; mend \
+                          the program that sends them";
+            return Err(Problem::too_many(detail, wait));
+        }
+        let found = match &hash {
+            Some(hash) => ledger.token(*hash).await?,
+            None => None,
+        };
+        match judge(found, ledger.now()) {
+            Ok(token) => {
+                if let Some(hash) = hash {
+                    self.failures(|failures, _| failures.succeeded(hash));
+                }
+                let old = |noted| ledger.now().since(noted) >= USE_NOTED_EVERY;
+                let note_use = token.last_used.is_none_or(old).then_some(token.id);
+                let actor = Actor { who: Who::Token(token.id, token.name), scope: token.scope };
+                Ok(Authenticated { actor, note_use })
+            }
+            Err(why) => {
+                tracing::warn!(%address, why, "a token was refused");
+                self.failures(|failures, now| failures.failed(address, hash, now));
+                Err(Problem::unauthorized(format!("{why}; `roundelay token create` makes a new one")))
+            }
+        }
+    }
+
+    fn failures<T>(&self, with: impl FnOnce(&mut Failures, Duration) -> T) -> T {
+        with(&mut self.failures.lock().unwrap_or_else(PoisonError::into_inner), self.began.elapsed())
+    }
+}
+
+/// What is shown as a token.
+fn shown(headers: &HeaderMap) -> Result<Option<&str>> {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return Err(Problem::bad_request("the header Authorization is there more than once"));
+    }
+    let bearer = value.to_str().ok().and_then(|value| value.split_once(' '));
+    let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+    // Of another scheme, it is shown as a token that cannot be one.
+    Ok(Some(bearer.map_or("", |(_, token)| token.trim())))
+}
+
+/// Whether a token is worth anything (pure).
+fn judge(found: Option<Token>, now: Time) -> std::result::Result<Token, &'static str> {
+    match found {
+        None => Err("there is no such token here: it was never created, or it was revoked"),
+        Some(token) if !token.is_valid(now) => Err("the token has expired"),
+        Some(token) => Ok(token),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn a_token_is_256_bits_and_known_by_its_hash() {
+        let (one, other) = (new_token(), new_token());
+        assert_ne!(one, other);
+        assert_eq!(one.len(), 3 + 64);
+        assert!(token_hash(&one).is_some() && token_hash(&one) != token_hash(&other));
+        let bare = &one[3..];
+        for odd in
+            ["", "rl_", bare, &one[..66], &format!("{one}0"), &one.to_uppercase(), &format!("rl_{}", "ü".repeat(32))]
+        {
+            assert_eq!(token_hash(odd), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn names_of_tokens_fit_into_a_log_line() {
+        for (name, fine) in [
+            ("ci", true),
+            ("grafana-eu.1_b", true),
+            ("", false),
+            ("two words", false),
+            ("a\r\nset-cookie: b", false),
+            ("zürich", false),
+            ("anonymous", false),
+            ("anonymous@127.0.0.1", false),
+            (&"a".repeat(65), false),
+        ] {
+            assert_eq!(check_token_name(name).is_ok(), fine, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_shown_in_one_way() {
+        let shown = |values: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
+            }
+            shown(&headers).map(|shown| shown.map(str::to_owned))
+        };
+        assert_eq!(shown(&[]).unwrap(), None);
+        assert_eq!(shown(&["Bearer rl_1"]).unwrap().as_deref(), Some("rl_1"));
+        assert_eq!(shown(&["bearer  rl_1"]).unwrap().as_deref(), Some("rl_1"));
+        for other in ["Basic cm9vdDpyb290", "rl_1", "Bearer", ""] {
+            assert_eq!(shown(&[other]).unwrap().as_deref(), Some(""), "{other} is no token, and not anonymous either");
+        }
+        assert_eq!(shown(&["Bearer rl_1", "Bearer rl_2"]).unwrap_err().status, 400);
+    }
+}

@@ -1,0 +1,322 @@
+//! Chains: found, looked at, steered, one or all that fit a filter.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::{IntoParams, ToSchema};
+
+use super::Api;
+use super::extract::{Body, Path, Query};
+use super::gate::Detail;
+use super::page;
+use super::problem::{Problem, Result};
+use super::words::Words;
+use crate::engine::enroll::{Enroller, RunOnce};
+use crate::engine::moves::{self, Mover};
+use crate::inspect::chain::{AttemptReport, Entity, look, why_not_advanced};
+use crate::inspect::chains::{self, ChainRow, Sought, State as ChainState};
+use crate::inspect::words::At;
+use crate::ledger::{Order, Place, Which};
+
+/// Attempts that are told with a chain.
+const ATTEMPTS: u32 = 50;
+/// Ticks that are brought forward by one request at most: more would only wait in queues for each other.
+const MOST_ADVANCED: u32 = 10_000;
+
+/// Which chains, and which page of them.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Wanted {
+    /// Of this kind.
+    kind: Option<String>,
+    /// Of this owner.
+    owner: Option<String>,
+    /// Of this platform queue.
+    queue: Option<String>,
+    /// That do this.
+    state: Option<ChainState>,
+    /// With this in their keys; or, where it has `*` (anything) or `?` (one character), with keys that fit it.
+    text: Option<String>,
+    /// So many, 50 when nothing is said, at most 500.
+    limit: Option<u32>,
+    /// Those that come after an earlier answer: its `after`.
+    after: Option<String>,
+}
+
+/// Chains, in the order of kind and key.
+#[derive(Serialize, ToSchema)]
+pub struct ChainPage {
+    /// When they were looked at.
+    now: At,
+    chains: Vec<ChainRow>,
+    /// Where the next ones begin; null when there are none.
+    after: Option<String>,
+    /// Whether the page has all that it could have. Else the search has stopped for the work that it was: `after`
+    /// goes on with it.
+    complete: bool,
+}
+
+/// Finds chains.
+#[utoipa::path(get, path = "/chains", tag = "chains", params(Wanted),
+    responses((status = 200, description = "A page of chains", body = ChainPage)))]
+pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<ChainPage>> {
+    let Wanted { kind, owner, queue, state, text, limit, after } = wanted;
+    let (limit, after) = (page::size(limit)?, page::place::<Place>(after.as_deref())?);
+    let sought = Sought { kind, owner, queue, text, state };
+    let found = chains::page(&sought, after, limit, &api.config(), api.ledger()).await?;
+    Ok(Json(ChainPage {
+        now: api.ledger().now().into(),
+        chains: found.found,
+        after: found.after.as_ref().map(page::after),
+        complete: found.complete,
+    }))
+}
+
+/// Tells all about an entity: its chain, the run beside it, what has failed, one-off jobs that run.
+#[utoipa::path(get, path = "/chains/{kind}/{key}", tag = "chains",
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
+    responses((status = 200, description = "All about it", body = Entity),
+              (status = 404, description = "Nothing is known of it", body = Problem, content_type = "application/problem+json")))]
+pub async fn show(
+    State(api): State<Arc<Api>>,
+    Path((kind, key)): Path<(String, String)>,
+) -> Result<Json<Entity>> {
+    // As the board knows it: nobody who looks at a chain waits for the broker.
+    let facts = api.board().facts();
+    let entity = look(&kind, &key, ATTEMPTS, &api.config(), api.ledger(), &facts.asked).await?;
+    if entity.is_unknown() {
+        return Err(unknown(&kind, &key));
+    }
+    Ok(Json(entity))
+}
+
+fn unknown(kind: &str, key: &str) -> Problem {
+    Problem::not_found(format!("there is no chain {kind} {key}, and nothing of it has failed or runs"))
+}
+
+/// Which attempts.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Before {
+    /// So many, 50 when nothing is said, at most 500.
+    limit: Option<u32>,
+    /// Those before this fence; absent: the latest.
+    before: Option<i64>,
+}
+
+/// Attempts of a chain, latest first.
+#[derive(Serialize, ToSchema)]
+pub struct Attempts {
+    attempts: Vec<AttemptReport>,
+    /// There are more before the last of these.
+    more: bool,
+}
+
+/// Lists the attempts of a chain's rotation, latest first, as far back as the history is kept.
+#[utoipa::path(get, path = "/chains/{kind}/{key}/attempts", tag = "chains",
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity"), Before),
+    responses((status = 200, description = "A page of attempts", body = Attempts)))]
+pub async fn attempts(
+    State(api): State<Arc<Api>>,
+    Path((kind, key)): Path<(String, String)>,
+    Query(Before { limit, before }): Query<Before>,
+) -> Result<Json<Attempts>> {
+    let limit = page::size(limit)?;
+    let ledger = api.ledger();
+    let chains = ledger.chains(kind.clone(), key.clone()).await?;
+    let rotation = chains.into_iter().find(|chain| !chain.once).ok_or_else(|| unknown(&kind, &key))?;
+    let from = before.unwrap_or(rotation.fence);
+    // The history leads from an attempt to the one before it, so the one that is known is looked at again.
+    let skipped = usize::from(before.is_some());
+    let mut found = ledger.history(from, limit + 1 + skipped as u32).await?;
+    if let Some(first) = found.first().filter(|first| first.epoch != rotation.hint.epoch) {
+        return Err(Problem::bad_request(format!("the attempt {} is one of another chain", first.fence)));
+    }
+    found.drain(..skipped.min(found.len()));
+    let more = found.len() > limit as usize;
+    found.truncate(limit as usize);
+    Ok(Json(Attempts { attempts: found.into_iter().map(AttemptReport::from).collect(), more }))
+}
+
+/// What is wanted of chains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// They stop ticking, and keep their place.
+    Pause,
+    /// They tick again; overdue ones at once.
+    Resume,
+    /// They end.
+    Retire,
+    /// Their next ticks come now.
+    Advance,
+}
+
+/// Which chains something is wanted of: those that fit all that is given.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ChainFilter {
+    /// Of this kind.
+    kind: Option<String>,
+    /// Of this owner.
+    owner: Option<String>,
+    /// Of this platform queue.
+    queue: Option<String>,
+    /// That do this. `running` is no filter for actions, since what runs changes all the time.
+    state: Option<ChainState>,
+    /// With this in their keys, or with keys that fit this pattern.
+    text: Option<String>,
+}
+
+/// Something is wanted of all chains that fit a filter.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Wish {
+    /// What.
+    action: Action,
+    /// Of which. An empty filter means all chains.
+    #[serde(default)]
+    filter: ChainFilter,
+    /// Only count those that would be changed.
+    #[serde(default)]
+    dry_run: bool,
+}
+
+/// What came of it.
+#[derive(Serialize, ToSchema)]
+pub struct Came<A> {
+    /// What was wanted.
+    pub action: A,
+    /// How many it concerns.
+    pub matching: u64,
+    /// How many were changed; null when they were only counted.
+    pub changed: Option<u64>,
+}
+
+/// Pauses, resumes, retires or brings forward all chains that fit a filter; with `dry_run`, only counts them.
+///
+/// When it has returned after `pause` or `retire`, no new run of them begins. `advance` concerns at most 10,000
+/// chains at a time.
+#[utoipa::path(post, path = "/chains/actions", tag = "chains", request_body = Wish,
+    responses((status = 200, description = "How many it was about", body = Came<Action>)))]
+pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<(Detail, Json<Came<Action>>)> {
+    let Wish { action, filter, dry_run } = wish;
+    let detail = Detail(json!({ "action": action, "filter": filter, "dry_run": dry_run }));
+    let ChainFilter { kind, owner, queue, state, text } = filter;
+    let config = api.config();
+    let sought = Sought { kind, owner, queue, text, state };
+    let which = sought.which(&config, api.ledger().now());
+    let which = which.ok_or_else(|| Problem::unprocessable("filter.state: what runs changes all the time; filter otherwise"))?;
+    let order = match action {
+        // What can be brought forward ticks, too.
+        Action::Pause | Action::Advance => Order::Pause,
+        Action::Resume => Order::Resume,
+        Action::Retire => Order::Retire,
+    };
+    let matching = api.ledger().matching(which.clone(), order).await?;
+    let changed = match (dry_run, action) {
+        (true, _) => None,
+        (false, Action::Advance) => {
+            if matching > u64::from(MOST_ADVANCED) {
+                return Err(Problem::unprocessable(format!(
+                    "{matching} chains fit, and at most {MOST_ADVANCED} are brought forward at a time: more would only \
+                     wait for each other; filter further"
+                )));
+            }
+            let mover = Mover::new(&config, api.connections().await?);
+            Some(mover.advance_all(which, MOST_ADVANCED).await?)
+        }
+        (false, _) => Some(api.ledger().steer(which, order).await?),
+    };
+    Ok((detail, Json(Came { action, matching, changed })))
+}
+
+fn one(kind: &str, key: &str) -> Which {
+    Which { kind: Some(kind.into()), key: Some(key.into()), ..Which::default() }
+}
+
+async fn steer(api: &Api, kind: &str, key: &str, order: Order, done: &str, wanted: &str) -> Result<Json<Words>> {
+    if api.ledger().steer(one(kind, key), order).await? == 0 {
+        let there = api.ledger().chains(kind.into(), key.into()).await?;
+        return Err(match there.is_empty() {
+            true => unknown(kind, key),
+            false => Problem::conflict(format!("{kind} {key} is not {wanted}")),
+        });
+    }
+    Ok(Json(Words { words: format!("{kind} {key} {done}") }))
+}
+
+/// Stops a chain; it keeps its place.
+#[utoipa::path(post, path = "/chains/{kind}/{key}/pause", tag = "chains",
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
+    responses((status = 200, description = "It is paused", body = Words)))]
+pub async fn pause(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, String)>) -> Result<Json<Words>> {
+    steer(&api, &kind, &key, Order::Pause, "is paused; what runs finishes", "active").await
+}
+
+/// Lets a paused chain tick again, at once when it is overdue.
+#[utoipa::path(post, path = "/chains/{kind}/{key}/resume", tag = "chains",
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
+    responses((status = 200, description = "It goes on", body = Words)))]
+pub async fn resume(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, String)>) -> Result<Json<Words>> {
+    steer(&api, &kind, &key, Order::Resume, "goes on", "paused").await
+}
+
+/// Ends a chain.
+#[utoipa::path(post, path = "/chains/{kind}/{key}/retire", tag = "chains",
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
+    responses((status = 200, description = "It has ended", body = Words)))]
+pub async fn retire(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, String)>) -> Result<Json<Words>> {
+    let done = "has ended; `roundelay enroll --revive` begins it anew";
+    steer(&api, &kind, &key, Order::Retire, done, "living").await
+}
+
+/// Brings a chain's next tick forward to now.
+#[utoipa::path(post, path = "/chains/{kind}/{key}/advance", tag = "chains",
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
+    responses((status = 200, description = "It is due now", body = Words)))]
+pub async fn advance(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, String)>) -> Result<Json<Words>> {
+    let config = api.config();
+    config.kind(&kind).map_err(Problem::not_found)?;
+    let mover = Mover::new(&config, api.connections().await?);
+    let words = match mover.advance(&kind, &key).await? {
+        moves::Advance::Advanced { sent: true } => format!("{kind} {key} is due now"),
+        moves::Advance::Advanced { sent: false } => {
+            format!("{kind} {key} is due now; a worker's catch-up sends its message")
+        }
+        moves::Advance::NoChain => return Err(unknown(&kind, &key)),
+        moves::Advance::Refused(chain) => {
+            let why = why_not_advanced(&chain, api.ledger().now());
+            return Err(Problem::conflict(format!("{kind} {key}: {why}")));
+        }
+    };
+    Ok(Json(Words { words }))
+}
+
+/// Runs a chain one time more, now and beside its rotation.
+#[utoipa::path(post, path = "/chains/{kind}/{key}/run", tag = "chains",
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
+    responses((status = 200, description = "It runs once more", body = Words)))]
+pub async fn run(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, String)>) -> Result<Json<Words>> {
+    let config = api.config();
+    config.kind(&kind).map_err(Problem::not_found)?;
+    let connections = api.connections().await?.clone();
+    let enroller = Enroller::new(&config, connections, &kind, None, false);
+    let mut enroller = enroller.map_err(|error| Problem::unprocessable(error.to_string()))?;
+    match enroller.run_once(&key).await? {
+        RunOnce::Accepted => Ok(Json(Words { words: format!("{kind} {key} runs one time more") })),
+        RunOnce::Pending => Err(Problem::conflict(format!("a run of {kind} {key} is pending already"))),
+        RunOnce::NoChain => Err(unknown(&kind, &key)),
+        RunOnce::Ended => Err(Problem::conflict(format!(
+            "the chain {kind} {key} has ended; `roundelay enroll --revive` begins it anew"
+        ))),
+        RunOnce::Quarantined => Err(Problem::conflict(format!(
+            "the chain {kind} {key} is quarantined; `roundelay recover` lets it go on"
+        ))),
+    }
+}

@@ -1,0 +1,114 @@
+//! What endpoints take from a request; whatever cannot be read is answered as a [`Problem`].
+
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::request::Parts;
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+
+use super::problem::{Problem, Result};
+
+/// A JSON object as the body.
+#[derive(Clone, Debug)]
+pub struct Body<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self> {
+        let body =
+            Bytes::from_request(request, state).await.map_err(|error| Problem::bad_request(error.body_text()))?;
+        read(&body).map(Self)
+    }
+}
+
+/// Reads an object (pure).
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
+    // Derived structs also read arrays, as their fields in order.
+    if body.trim_ascii_start().first() != Some(&b'{') {
+        return Err(Problem::bad_request("the body is not a JSON object"));
+    }
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let read = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        let error = error.into_inner();
+        match error.classify() {
+            serde_json::error::Category::Data if path == "." => Problem::unprocessable(error.to_string()),
+            serde_json::error::Category::Data => Problem::unprocessable(format!("{path}: {error}")),
+            _ => Problem::bad_request(format!("the body is not JSON: {error}")),
+        }
+    })?;
+    json.end().map_err(|error| Problem::bad_request(format!("the body is not JSON: {error}")))?;
+    Ok(read)
+}
+
+/// What stands after the question mark.
+#[derive(Clone, Debug)]
+pub struct Query<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self> {
+        let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
+        query.map(|query| Self(query.0)).map_err(|error| Problem::bad_request(error.body_text()))
+    }
+}
+
+/// The parameters of the path, percent-decoded.
+#[derive(Clone, Debug)]
+pub struct Path<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self> {
+        let path = axum::extract::Path::<T>::from_request_parts(parts, state).await;
+        path.map(|path| Self(path.0)).map_err(|error| Problem::bad_request(error.body_text()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use serde_json::Value;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Outer {
+        inner: Inner,
+        #[serde(default)]
+        any: Value,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Inner {
+        count: u32,
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_place() {
+        let read = |body: &str| read::<Outer>(body.as_bytes());
+        let outer = read(r#" {"inner": {"count": 7}, "any": [1]}"#).unwrap();
+        assert_eq!((outer.inner.count, outer.any), (7, serde_json::json!([1])));
+        let deep = format!(r#"{{"inner": {{"count": 7}}, "any": {}{}}}"#, "[".repeat(200), "]".repeat(200));
+        let table = [
+            ("", 400, "not a JSON object"),
+            ("[7]", 400, "not a JSON object"),
+            ("null", 400, "not a JSON object"),
+            (r#"{"inner": "#, 400, "EOF"),
+            (r#"{"inner": {"count": 7}} {}"#, 400, "trailing"),
+            (&deep, 400, "recursion limit"),
+            (r#"{"inner": {"count": "7"}}"#, 422, "inner.count: invalid type: string \"7\""),
+            (r#"{"inner": {"count": -1}}"#, 422, "inner.count: invalid value"),
+            (r#"{"inner": {"count": 7, "cuont": 8}}"#, 422, "inner.cuont: unknown field `cuont`"),
+            (r#"{}"#, 422, "missing field `inner`"),
+        ];
+        for (body, status, words) in table {
+            let problem = read(body).unwrap_err();
+            assert!(problem.status == status && problem.detail.contains(words), "{body}: {problem:?}");
+        }
+    }
+}

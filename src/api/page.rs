@@ -1,0 +1,68 @@
+//! Pages of long lists: how many rows, and where the next ones begin.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::problem::{Problem, Result};
+use super::words::hex;
+
+/// Rows of a page when nothing is said.
+const USUAL: u32 = 50;
+/// At most.
+const MOST: u32 = 500;
+
+/// How many rows a page is to have.
+///
+/// # Errors
+/// When it is none, or too many.
+pub fn size(limit: Option<u32>) -> Result<u32> {
+    match limit.unwrap_or(USUAL) {
+        limit @ 1..=MOST => Ok(limit),
+        limit => Err(Problem::bad_request(format!("limit={limit}: from 1 to {MOST} is possible"))),
+    }
+}
+
+/// A place as clients hand it back: opaque to them.
+pub fn after<T: Serialize>(place: &T) -> String {
+    hex(&serde_json::to_vec(place).unwrap_or_default())
+}
+
+/// The place that a client has handed back.
+///
+/// # Errors
+/// When it is none of ours.
+pub fn place<T: DeserializeOwned>(after: Option<&str>) -> Result<Option<T>> {
+    let Some(after) = after else { return Ok(None) };
+    let digit = |digit: &u8| char::from(*digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let byte = |pair: &[u8]| match pair {
+        [high, low] => Some(digit(high)? << 4 | digit(low)?),
+        _ => None,
+    };
+    let bytes: Option<Vec<u8>> = after.as_bytes().chunks(2).map(byte).collect();
+    let place = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    place.map(Some).ok_or_else(|| Problem::bad_request("`after` is not what an earlier answer had as `after`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_come_back_as_they_were_given() {
+        let given = ("sync".to_owned(), "ios/ü\u{0}\"".to_owned(), i64::MIN);
+        assert_eq!(place::<(String, String, i64)>(Some(&after(&given))).unwrap(), Some(given));
+        assert_eq!(place::<i64>(None).unwrap(), None);
+        for odd in ["", "7", "zz", "37ü", "2237", "%00"] {
+            assert_eq!(place::<i64>(Some(odd)).unwrap_err().status, 400, "{odd}");
+        }
+    }
+
+    #[test]
+    fn pages_are_bounded() {
+        for (limit, size_of) in
+            [(None, Some(50)), (Some(1), Some(1)), (Some(500), Some(500)), (Some(0), None), (Some(501), None)]
+        {
+            assert_eq!(size(limit).ok(), size_of, "{limit:?}");
+        }
+    }
+}

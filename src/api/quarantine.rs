@@ -1,0 +1,227 @@
+//! Messages that cannot be used: where RabbitMQ carries messages they lie on its quarantine queue, else in the ledger.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::{IntoParams, ToSchema};
+
+use super::Api;
+use super::chains::Came;
+use super::extract::{Body, Query};
+use super::gate::Detail;
+use super::page;
+use super::problem::{Problem, Result};
+use crate::broker::{Destination, Message, Shelved};
+use crate::engine::Connections;
+use crate::inspect::words::At;
+use crate::job::Envelope;
+use crate::ledger::QuarantinedMessage;
+
+/// Messages of the broker's quarantine that are looked at by one request: they are fetched and put back.
+const MOST_FETCHED: usize = 1_000;
+/// Rows of the ledger's that are looked at at a time.
+const ROWS: u32 = 500;
+/// How much of a body is told, in bytes.
+const MOST_OF_A_BODY: usize = 64 << 10;
+
+/// Which page.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Wanted {
+    /// So many, 50 when nothing is said, at most 500.
+    limit: Option<u32>,
+    /// Those that come after an earlier answer: its `after`. Of the broker's there is one page only.
+    after: Option<String>,
+}
+
+/// Messages that cannot be used.
+#[derive(Serialize, ToSchema)]
+pub struct Quarantine {
+    messages: Vec<Unusable>,
+    /// Where the next ones begin; null when there are none.
+    after: Option<String>,
+    /// How many lie on the broker's quarantine queue, if there is one.
+    ready: Option<u64>,
+}
+
+/// A message that cannot be used.
+#[derive(Serialize, ToSchema)]
+pub struct Unusable {
+    /// In the ledger, its number; later ones have higher numbers.
+    number: Option<i64>,
+    /// In the ledger, since when.
+    at: Option<At>,
+    /// The queue that it came from.
+    from: String,
+    /// Why it cannot be used.
+    reason: String,
+    /// What it is, as text; cut after 64 KiB.
+    body: String,
+    /// `ledger` or `broker`.
+    #[serde(rename = "where")]
+    place: &'static str,
+}
+
+fn told(body: &[u8]) -> String {
+    String::from_utf8_lossy(&body[..body.len().min(MOST_OF_A_BODY)]).into_owned()
+}
+
+impl From<QuarantinedMessage> for Unusable {
+    fn from(message: QuarantinedMessage) -> Self {
+        let QuarantinedMessage { number, at, from, reason, body } = message;
+        Self { number: Some(number), at: Some(at.into()), from, reason, body: told(&body), place: "ledger" }
+    }
+}
+
+/// Lists messages that cannot be used, each with its reason. The broker's are fetched, and put back at once.
+#[utoipa::path(get, path = "/quarantine", tag = "failures", params(Wanted),
+    responses((status = 200, description = "A page of messages", body = Quarantine)))]
+pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<Quarantine>> {
+    let (limit, before) = (page::size(wanted.limit)?, page::place::<i64>(wanted.after.as_deref())?);
+    let mut messages = Vec::new();
+    let connections = api.connections().await?;
+    let queue = api.config().topology().names.quarantine();
+    let keeps = connections.broker.keeps_messages();
+    let ready = match keeps {
+        true => connections.broker.depth(&queue).await.ok().map(|depth| depth.ready),
+        false => None,
+    };
+    if keeps && before.is_none() {
+        for shelved in fetched(connections, &queue, limit as usize).await? {
+            let Shelved { from, reason, body, .. } = &shelved;
+            let (from, reason, body) = (from.clone(), reason.clone(), told(body));
+            messages.push(Unusable { number: None, at: None, from, reason, body, place: "broker" });
+            shelved.put_back().await;
+        }
+    }
+    // One more tells whether there are more.
+    let mut kept = api.ledger().quarantined(before, limit + 1).await?;
+    let more = kept.len() > limit as usize;
+    kept.truncate(limit as usize);
+    let after = kept.last().filter(|_| more).map(|last| page::after(&last.number));
+    messages.extend(kept.into_iter().map(Unusable::from));
+    Ok(Json(Quarantine { messages, after, ready }))
+}
+
+async fn fetched(connections: &Connections, queue: &str, most: usize) -> Result<Vec<Shelved>> {
+    connections.broker.shelved(queue, most).await.map_err(|error| Problem::away("the broker", &error))
+}
+
+/// What is wanted of messages that cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum QuarantineAction {
+    /// They are sent to the queues that they came from once more: for when the configuration was at fault. What still
+    /// cannot be used comes back.
+    Retry,
+    /// They are forgotten.
+    Drop,
+}
+
+/// Which messages: those that fit all that is given.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct QuarantineFilter {
+    /// With this in their reason.
+    reason: Option<String>,
+    /// From this queue.
+    from: Option<String>,
+}
+
+impl QuarantineFilter {
+    fn fits(&self, from: &str, reason: &str) -> bool {
+        // Empty fields of a form mean nothing.
+        let said = |text: &'_ Option<String>| text.clone().filter(|text| !text.is_empty());
+        said(&self.reason).is_none_or(|wanted| reason.contains(&wanted))
+            && said(&self.from).is_none_or(|wanted| from == wanted)
+    }
+}
+
+/// Something is wanted of all messages in quarantine that fit a filter.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct QuarantineWish {
+    /// What.
+    action: QuarantineAction,
+    /// Of which. An empty filter means all of them.
+    #[serde(default)]
+    filter: QuarantineFilter,
+    /// Only count those that it would concern.
+    #[serde(default)]
+    dry_run: bool,
+}
+
+/// Sends messages that could not be used to their queues once more, or forgets them: all that fit a filter.
+///
+/// Of the broker's the first 1,000 are looked at; asked again, it goes on.
+#[utoipa::path(post, path = "/quarantine/actions", tag = "failures", request_body = QuarantineWish,
+    responses((status = 200, description = "How many it was about", body = Came<QuarantineAction>)))]
+pub async fn act(
+    State(api): State<Arc<Api>>,
+    Body(QuarantineWish { action, filter, dry_run }): Body<QuarantineWish>,
+) -> Result<(Detail, Json<Came<QuarantineAction>>)> {
+    let detail = Detail(json!({ "action": action, "filter": filter, "dry_run": dry_run }));
+    let connections = api.connections().await?;
+    let (mut matching, mut changed) = (0, 0);
+    let queue = api.config().topology().names.quarantine();
+    for shelved in fetched(connections, &queue, MOST_FETCHED).await? {
+        if !filter.fits(&shelved.from, &shelved.reason) {
+            shelved.put_back().await;
+            continue;
+        }
+        matching += 1;
+        let gone = match (dry_run, action) {
+            (true, _) => false,
+            (false, QuarantineAction::Drop) => true,
+            (false, QuarantineAction::Retry) => sent_again(&api, connections, &shelved.from, shelved.body.clone()).await,
+        };
+        changed += u64::from(gone);
+        if gone { shelved.forget().await } else { shelved.put_back().await }
+    }
+    let mut before = None;
+    loop {
+        let page = api.ledger().quarantined(before, ROWS).await?;
+        let Some(last) = page.last() else { break };
+        before = Some(last.number);
+        let mut gone = Vec::new();
+        for message in page.into_iter().filter(|message| filter.fits(&message.from, &message.reason)) {
+            matching += 1;
+            let sent = match (dry_run, action) {
+                (true, _) => false,
+                (false, QuarantineAction::Drop) => true,
+                (false, QuarantineAction::Retry) => {
+                    sent_again(&api, connections, &message.from, message.body.into()).await
+                }
+            };
+            gone.extend(sent.then_some(message.number));
+        }
+        changed += api.ledger().forget_quarantined(gone).await?;
+    }
+    Ok((detail, Json(Came { action, matching, changed: (!dry_run).then_some(changed) })))
+}
+
+/// Sends a message to the queue that it came from once more; answers whether it is safe there.
+async fn sent_again(api: &Api, connections: &Connections, from: &str, body: Bytes) -> bool {
+    let config = api.config();
+    let id = connections.entropy.token();
+    let sent = if connections.broker.keeps_messages() {
+        let lanes = config.broker_queues();
+        if !lanes.iter().any(|queue| queue == from) && !config.queues.contains_key(from) {
+            return false;
+        }
+        let message = Message { to: Destination::Queue(from.into()), id, body };
+        connections.broker.publish(message).await.map_err(|error| error.to_string())
+    } else {
+        // The embedded broker takes jobs from the ledger, and these only as far as it can read them.
+        if Envelope::decode(&body).is_err() {
+            return false;
+        }
+        connections.ledger.keep_job(id, body.to_vec()).await.map_err(|error| error.to_string())
+    };
+    sent.inspect_err(|error| tracing::warn!(error, queue = from, "a message in quarantine could not be sent again")).is_ok()
+}

@@ -1,0 +1,133 @@
+//! Platform queues: how they are, and what is ordered of them while workers run.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::extract::{Body, Path};
+use super::problem::{Problem, Result};
+use super::words::Words;
+use super::{Actor, Api};
+use crate::fleet::{FleetOrder, Subject};
+use crate::inspect::overview::queues;
+use crate::inspect::queues::QueueReport;
+use crate::inspect::words::At;
+use crate::ledger::Census;
+
+/// The most jobs of a queue that a worker may run at the same time, as the configuration has it, too.
+const MOST_PLACES: usize = 65_535;
+
+/// All platform queues.
+#[derive(Serialize, ToSchema)]
+pub struct Queues {
+    /// When they were looked at.
+    now: At,
+    /// When the chains of each were counted.
+    counted_at: Option<At>,
+    /// Why the broker cannot be asked.
+    broker_why: Option<String>,
+    queues: Vec<QueueReport>,
+}
+
+/// Tells how the platform queues are: in the ledger, on the broker, in the workers.
+#[utoipa::path(get, path = "/queues", tag = "queues",
+    responses((status = 200, description = "All queues", body = Queues)))]
+pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Queues>> {
+    let facts = api.board().facts();
+    if let Some(why) = &facts.ledger_why {
+        return Err(Problem::away("the ledger", why));
+    }
+    let empty = Census::default();
+    let (census, counted_at) = facts.census.as_ref().map_or((&empty, None), |(census, at)| (census, Some(*at)));
+    Ok(Json(Queues {
+        now: facts.now.into(),
+        counted_at: counted_at.map(At),
+        broker_why: facts.asked.error().map(str::to_owned),
+        queues: queues(&facts, census, &api.config()),
+    }))
+}
+
+/// Why something is stopped.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Why {
+    /// For those who wonder why nothing runs.
+    #[schema(example = "their upstream is down")]
+    pub why: String,
+}
+
+impl Why {
+    /// The reason, which has to have a word.
+    ///
+    /// # Errors
+    /// When it has none.
+    pub fn said(self) -> Result<String> {
+        match self.why.trim() {
+            "" => Err(Problem::unprocessable("why: it needs a word for those who wonder why nothing runs")),
+            why => Ok(why.to_owned()),
+        }
+    }
+}
+
+async fn order(api: &Api, actor: &Actor, queue: &str, order: FleetOrder) -> Result<()> {
+    api.config().queue(queue).map_err(Problem::not_found)?;
+    api.ledger().order_fleet(Subject::Queue(queue.into()), order, actor.name().to_owned()).await?;
+    Ok(())
+}
+
+/// Lets workers take nothing more from a queue. What runs finishes; the rest waits on the broker.
+#[utoipa::path(post, path = "/queues/{queue}/pause", tag = "queues", request_body = Why,
+    params(("queue" = String, Path, description = "The platform queue")),
+    responses((status = 200, description = "It is paused", body = Words)))]
+pub async fn pause(
+    State(api): State<Arc<Api>>,
+    actor: Actor,
+    Path(queue): Path<String>,
+    Body(why): Body<Why>,
+) -> Result<Json<Words>> {
+    order(&api, &actor, &queue, FleetOrder::Close { why: why.said()? }).await?;
+    Ok(Json(Words { words: format!("{queue} is paused: workers take nothing more within two seconds, and what runs finishes") }))
+}
+
+/// Lets workers take from a queue again.
+#[utoipa::path(post, path = "/queues/{queue}/resume", tag = "queues",
+    params(("queue" = String, Path, description = "The platform queue")),
+    responses((status = 200, description = "It goes on", body = Words)))]
+pub async fn resume(State(api): State<Arc<Api>>, actor: Actor, Path(queue): Path<String>) -> Result<Json<Words>> {
+    order(&api, &actor, &queue, FleetOrder::Open).await?;
+    Ok(Json(Words { words: format!("{queue} goes on within two seconds") }))
+}
+
+/// How many jobs run at the same time.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Places {
+    /// So many in each worker; null: as configured.
+    concurrency: Option<usize>,
+}
+
+/// Sets how many jobs of a queue each worker runs at the same time, in place of what is configured.
+#[utoipa::path(put, path = "/queues/{queue}/concurrency", tag = "queues", request_body = Places,
+    params(("queue" = String, Path, description = "The platform queue")),
+    responses((status = 200, description = "It holds", body = Words)))]
+pub async fn concurrency(
+    State(api): State<Arc<Api>>,
+    actor: Actor,
+    Path(queue): Path<String>,
+    Body(Places { concurrency }): Body<Places>,
+) -> Result<Json<Words>> {
+    if concurrency.is_some_and(|places| places == 0 || places > MOST_PLACES) {
+        return Err(Problem::unprocessable(format!(
+            "concurrency: from 1 to {MOST_PLACES} is possible; to let nothing run, pause the queue"
+        )));
+    }
+    order(&api, &actor, &queue, FleetOrder::Concurrency(concurrency)).await?;
+    let words = match concurrency {
+        Some(places) => format!("each worker runs {places} jobs of {queue} at the same time within two seconds"),
+        None => format!("each worker runs as many jobs of {queue} as are configured within two seconds"),
+    };
+    Ok(Json(Words { words }))
+}

@@ -1,0 +1,163 @@
+//! Throttles: how they are, and what is ordered of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::extract::{Body, Path, Query};
+use super::problem::{Problem, Result};
+use super::words::Words;
+use super::{Actor, Api};
+use crate::clock::parse_duration;
+use crate::inspect::throttles::{ThrottleReport, all, look};
+use crate::inspect::words::At;
+use crate::monitor::throttled::time;
+use crate::throttle::orders::{LONGEST, Orders, ThrottleOrder, check_limits};
+use crate::throttle::slots::Window;
+
+/// All throttles of the configuration.
+#[derive(Serialize, ToSchema)]
+pub struct Throttles {
+    /// When they were looked at.
+    now: At,
+    throttles: Vec<ThrottleReport>,
+}
+
+/// Tells how all throttles are.
+#[utoipa::path(get, path = "/throttles", tag = "throttles",
+    responses((status = 200, description = "All throttles", body = Throttles)))]
+pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Throttles>> {
+    let throttles = all(&api.config(), api.ledger()).await?;
+    Ok(Json(Throttles { now: api.ledger().now().into(), throttles }))
+}
+
+/// Which of its keys.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct OfKey {
+    /// Only this one; absent: those that are idle last.
+    key: Option<String>,
+}
+
+/// Tells how a throttle is.
+#[utoipa::path(get, path = "/throttles/{name}", tag = "throttles",
+    params(("name" = String, Path, description = "A name under `[throttles]`"), OfKey),
+    responses((status = 200, description = "How it is", body = ThrottleReport)))]
+pub async fn show(
+    State(api): State<Arc<Api>>,
+    Path(name): Path<String>,
+    Query(OfKey { key }): Query<OfKey>,
+) -> Result<Json<ThrottleReport>> {
+    let config = api.config();
+    config.throttle(&name).map_err(Problem::not_found)?;
+    Ok(Json(look(&name, key, &config, api.ledger()).await?))
+}
+
+async fn order(api: &Api, actor: &Actor, name: String, order: ThrottleOrder) -> Result<Orders> {
+    Ok(api.ledger().order_throttle(name, order, actor.name().to_owned()).await?)
+}
+
+/// How long, and why.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HoldWanted {
+    /// For so long from now.
+    #[serde(rename = "for")]
+    #[schema(example = "30m")]
+    span: String,
+    /// For those who wonder why nothing runs.
+    #[schema(example = "they are down")]
+    why: String,
+}
+
+fn span(field: &str, text: &str) -> Result<Duration> {
+    parse_duration(text).map_err(|why| Problem::unprocessable(format!("{field}: {why}")))
+}
+
+/// Lets nothing start for a while. What runs finishes.
+#[utoipa::path(post, path = "/throttles/{name}/hold", tag = "throttles", request_body = HoldWanted,
+    params(("name" = String, Path, description = "A name under `[throttles]`")),
+    responses((status = 200, description = "It is held", body = Words)))]
+pub async fn hold(
+    State(api): State<Arc<Api>>,
+    actor: Actor,
+    Path(name): Path<String>,
+    Body(HoldWanted { span: text, why }): Body<HoldWanted>,
+) -> Result<Json<Words>> {
+    api.config().throttle(&name).map_err(Problem::not_found)?;
+    let (span, why) = (span("for", &text)?, why.trim().to_owned());
+    if why.is_empty() {
+        return Err(Problem::unprocessable("why: it needs a word for those who wonder why nothing runs"));
+    }
+    if span < Duration::from_millis(1) || span > LONGEST {
+        return Err(Problem::unprocessable("for: from 1ms to 366d is possible"));
+    }
+    let orders = order(&api, &actor, name.clone(), ThrottleOrder::Hold { span, why }).await?;
+    let until = time(orders.held_until());
+    Ok(Json(Words { words: format!("{name}: nothing starts until {until}; what runs finishes") }))
+}
+
+/// Ends a hold, an operator's as well as one that an upstream has asked for. It reopens gently.
+#[utoipa::path(post, path = "/throttles/{name}/release", tag = "throttles",
+    params(("name" = String, Path, description = "A name under `[throttles]`")),
+    responses((status = 200, description = "It is released", body = Words)))]
+pub async fn release(State(api): State<Arc<Api>>, actor: Actor, Path(name): Path<String>) -> Result<Json<Words>> {
+    let config = api.config();
+    config.throttle(&name).map_err(Problem::not_found)?;
+    order(&api, &actor, name.clone(), ThrottleOrder::Release).await?;
+    let now = look(&name, None, &config, api.ledger()).await?;
+    let words = now.in_the_way.unwrap_or_else(|| "it is open".into());
+    Ok(Json(Words { words: format!("{name}: released; {words}") }))
+}
+
+/// Limits in place of the configured ones. What is not said stays as it is in force.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LimitsWanted {
+    /// So many starts in each window.
+    allow: u32,
+    /// The length of the window.
+    #[schema(example = "1m")]
+    per: Option<String>,
+    /// So many of them may follow each other at once after a pause.
+    burst: Option<u32>,
+}
+
+/// Sets other limits than the configured ones. Further windows (`also`) hold as configured.
+#[utoipa::path(put, path = "/throttles/{name}/limits", tag = "throttles", request_body = LimitsWanted,
+    params(("name" = String, Path, description = "A name under `[throttles]`")),
+    responses((status = 200, description = "They hold", body = Words)))]
+pub async fn set(
+    State(api): State<Arc<Api>>,
+    actor: Actor,
+    Path(name): Path<String>,
+    Body(LimitsWanted { allow, per, burst }): Body<LimitsWanted>,
+) -> Result<Json<Words>> {
+    let config = api.config();
+    let settings = config.throttle(&name).map_err(Problem::not_found)?;
+    let before = api.ledger().throttle_orders().await?.remove(&name).unwrap_or_default();
+    let in_force = before.limits(&settings.limits);
+    let per = per.as_deref().map(|per| span("per", per)).transpose()?;
+    let window = Window { allow, per: per.unwrap_or(in_force.window.per) };
+    let burst = burst.unwrap_or(in_force.burst.min(allow));
+    check_limits(&name, window, burst, &config).map_err(Problem::unprocessable)?;
+    let orders = order(&api, &actor, name.clone(), ThrottleOrder::Limits { window, burst }).await?;
+    let limits = orders.limits(&settings.limits).into_owned();
+    Ok(Json(Words { words: format!("{name}: {limits}, in place of the configured {}", settings.limits) }))
+}
+
+/// Goes back to the configured limits.
+#[utoipa::path(delete, path = "/throttles/{name}/limits", tag = "throttles",
+    params(("name" = String, Path, description = "A name under `[throttles]`")),
+    responses((status = 200, description = "The configured limits hold", body = Words)))]
+pub async fn reset(State(api): State<Arc<Api>>, actor: Actor, Path(name): Path<String>) -> Result<Json<Words>> {
+    let config = api.config();
+    let settings = config.throttle(&name).map_err(Problem::not_found)?;
+    order(&api, &actor, name.clone(), ThrottleOrder::Reset).await?;
+    Ok(Json(Words { words: format!("{name}: {}, as configured", settings.limits) }))
+}

@@ -1,0 +1,166 @@
+// One chain: why it does what it does, what comes, what has been, and orders to it.
+
+import { timeline } from "../charts.js";
+import { h } from "../dom.js";
+import { path } from "../api.js";
+import { count, span } from "../format.js";
+import { ago, at, both, button, facts, json, lag, link, long, mark, notice, none, outcomeOf, progress, section, table, text, to,
+  toneOf, verdictMark } from "../parts.js";
+import { act, publish, steer, tell } from "../steering.js";
+
+export const chain = {
+  title: "Chain",
+  every: 4_000,
+  tab: ({ place: { segments: [, key] } }) => key,
+  heading: ({ place: { segments: [kind, key] } }) => [
+    h("span", { class: "over" }, link(to("chains", [], { kind }), text(kind, 80)), " chain "), text(key, 512)],
+
+  load: (ctx) => ctx.get(address(ctx)),
+
+  actions: (ctx) => ctx.data && orders(ctx),
+
+  view(ctx) {
+    const { chain: told, single, failures, running } = ctx.data;
+    const whole = told ?? single;
+    return [
+      !told && !single && notice("warning", "There is no chain of this name. What is below belongs to jobs of it."),
+      told && why(told),
+      running.length > 0 && section("One-off jobs that run", jobs(running)),
+      failures.length > 0 && section("Failures that are kept", kept(ctx, failures)),
+      told && h("div", { class: "columns" },
+        section("What comes", upcoming(told)),
+        section("Facts", aboutIt(told))),
+      whole && section("Attempts", attempts(ctx, whole)),
+      told && single && section("A single run beside it", why(single), aboutIt(single)),
+      whole && h("div", { class: "columns" },
+        section("Payload", json(ctx, "payload", whole.payload)),
+        section("Carry", whole.carry === null ? h("p", { class: "empty" }, "No run has handed anything on.") : json(ctx, "carry", whole.carry))),
+    ];
+  },
+};
+
+const FEW = 15;
+
+const address = ({ place: { segments: [kind, key] } }) => `chains/${path(kind, key)}`;
+
+function why(told) {
+  return h("section", { class: `why ${toneOf(told.doing)}`, "aria-label": "What it does, and why" },
+    h("div", { class: "why-state" }, mark(told.doing),
+      told.state !== told.doing && told.state !== "active" && mark(told.state),
+      told.owner_state && told.owner_state !== "active" && h("span", { class: "warn" }, `its owner is ${told.owner_state}`)),
+    h("p", { class: "why-words" }, text(told.why, 4_000)),
+    told.unavailable && notice("warning", "Unavailable: ", text(told.unavailable, 2_000)),
+    progress(told.progress),
+    told.batch && h("div", { class: "progress" }, h("progress", { max: told.batch.total, value: told.batch.total - told.batch.open, "aria-label": "Jobs of its batch that have ended" }),
+      h("div", null, `Its batch: ${count(told.batch.total - told.batch.open)} of ${count(told.batch.total)} jobs have ended`)));
+}
+
+function aboutIt(told) {
+  return facts(
+    ["Queue", link(to("queues"), text(told.queue, 120))],
+    ["Owner", told.owner ? link(to("chains", [], { owner: told.owner }), text(told.owner, 120)) : none()],
+    ["Schedule", [told.schedule ? text(told.schedule, 200) : "none", told.own_schedule !== null && h("span", { class: "warn" }, " its own, ", text(JSON.stringify(told.own_schedule), 200))]],
+    ["Tick", `${count(told.tick)}, attempt ${count(told.attempt)}, epoch ${told.epoch}`],
+    ["Due", both(told.due)],
+    told.nominal && told.nominal !== told.due && ["Nominal time", both(told.nominal)],
+    ["Last start", both(told.last_start)],
+    ["Last end", both(told.last_finish)],
+    ["Lease", told.lease_until && Date.parse(told.lease_until) > 0 ? both(told.lease_until) : none()],
+    ["Message", told.sent ? "sent" : h("span", { class: "warn" }, "not known to be on the broker")],
+    ["Catch-up", [told.looks > 0 && `has looked ${count(told.looks)} times; `, told.watch_at ? ["looks next ", ago(told.watch_at)] : "does not look"]],
+    told.depth > 0 && ["Depth", count(told.depth)]);
+}
+
+function upcoming(told) {
+  if (!told.next.length) return h("p", { class: "empty" }, "Nothing more is planned.");
+  return h("ol", { class: "next" }, told.next.map((time, place) => h("li", { key: place }, at(time), h("span", { class: "dim" }, " ", ago(time)),
+    place === 0 && h("span", { class: "dim" }, `, tick ${count(told.tick)}`))));
+}
+
+function attempts(ctx, told) {
+  // What was read of the older ones stays below what has come since.
+  const later = ctx.state.later ?? [];
+  const known = new Set(told.attempts.map(({ fence }) => fence));
+  const rows = [...told.attempts, ...later.filter(({ fence }) => !known.has(fence))];
+  const older = ctx.state.older === undefined ? told.older : ctx.state.older;
+  if (!rows.length) return h("p", { class: "empty" }, "It has not run yet.");
+  return [
+    timeline(rows.slice(0, 100)),
+    table({
+      label: "Attempts, latest first", rows: ctx.state.all ? rows : rows.slice(0, FEW), keyOf: ({ fence }) => String(fence),
+      columns: [
+        { head: "Started", row: true, cell: ({ started }) => [at(started), h("span", { class: "sub" }, ago(started))] },
+        { head: "Tick", num: true, cell: ({ tick, attempt }) => `${count(tick)}.${attempt}` },
+        { head: "Verdict", cell: verdictMark },
+        { head: "Took", num: true, cell: ({ started, finished }) => (finished ? span(Date.parse(finished) - Date.parse(started)) : "runs") },
+        { head: "Late by", num: true, cell: ({ started, due }) => (due && started ? lag(Date.parse(started) - Date.parse(due)) : none()) },
+        { head: "Reason", wide: true, cell: (run) => outcomeOf(ctx, run) },
+        { head: "Left out", cell: ({ overlapped, misfired }) => [overlapped > 0 && `${count(overlapped)} overlapped `, misfired > 0 && `${count(misfired)} misfired`, !overlapped && !misfired && none()] },
+        { head: "Worker", cell: ({ worker }) => (worker ? text(worker, 28) : none()) },
+      ],
+    }),
+    !ctx.state.all && rows.length > FEW && h("div", { class: "pager" },
+      button(`Show all ${count(rows.length)}`, () => ctx.set({ all: true }), { key: "all" })),
+    ctx.state.all && older && h("div", { class: "pager" }, button("Older attempts", async () => {
+      const page = await ctx.get(`${address(ctx)}/attempts`, { after: older });
+      ctx.set({ later: [...later, ...page.attempts], older: page.after });
+    })),
+  ];
+}
+
+function jobs(running) {
+  return table({
+    label: "One-off jobs of it that run", rows: running, keyOf: ({ id }) => id,
+    columns: [
+      { head: "Job", row: true, cell: ({ id }) => text(id, 60) },
+      { head: "Started", cell: ({ started }) => both(started) },
+      { head: "Attempt", num: true, cell: ({ attempt }) => count(attempt) },
+      { head: "Queue", cell: ({ queue }) => text(queue, 60) },
+      { head: "Worker", cell: ({ worker }) => (worker ? text(worker, 60) : none()) },
+      { head: "How far", wide: true, cell: (job) => progress(job.progress) ?? none() },
+    ],
+  });
+}
+
+function kept(ctx, failures) {
+  return table({
+    label: "Failures of it that are kept", rows: failures, keyOf: ({ item }) => item,
+    columns: [
+      { head: "What", row: true, cell: ({ item }) => (item === "" ? "the whole" : ["part ", text(item, 80)]) },
+      { head: "Reason", wide: true, cell: ({ item, code, reason }) => [code !== null && h("strong", null, text(code, 60), ": "), long(ctx, `failure ${item}`, reason)] },
+      { head: "Times", num: true, cell: ({ times }) => count(times) },
+      { head: "Last", num: true, cell: ({ last_at: time }) => ago(time) },
+      { head: "Then", cell: ({ then }) => text(then, 120) },
+    ],
+  });
+}
+
+const ORDERS = [
+  { action: "run", label: "Run once", title: "Run it once more now?", words: "One run beside the rotation, with retries by the kind's policy.",
+    offered: ({ state }) => state !== "quarantined" },
+  { action: "advance", label: "Advance", title: "Advance it?", words: "Its next tick comes now, and what follows counts from it. A retry that waits comes at once, too.",
+    offered: ({ state }) => state === "active" },
+  { action: "pause", label: "Pause", title: "Pause this chain?", words: "It keeps its place and stops ticking. What runs finishes.",
+    offered: ({ state }) => state === "active" },
+  { action: "resume", label: "Resume", offered: ({ state }) => state === "paused" },
+  { action: "retire", label: "Retire", title: "Retire this chain?", words: "It ends. Only enrolling it with --revive begins it anew.", danger: true,
+    offered: ({ state }) => state !== "retired" },
+];
+
+function orders(ctx) {
+  const { chain: told } = ctx.data;
+  const [kind, key] = ctx.place.segments;
+  const where = (action) => `${address(ctx)}/${action}`;
+  return [
+    told && ORDERS.filter(({ offered }) => offered(told)).map(({ action, label, title, words, danger }) => act(
+      title ? `${label}…` : label,
+      () => (title
+        ? steer(ctx, {
+          title, danger, confirm: label, where: where(action),
+          body: [h("p", { class: "asks" }, text(kind, 100), " ", h("strong", null, text(key, 512))), h("p", { class: "hint" }, words)],
+        })
+        : tell(ctx, "POST", where(action), {})),
+      { key: action, class: danger ? "danger" : null })),
+    act("Publish…", () => publish(ctx, { kind, key }), { key: "publish" }),
+  ];
+}

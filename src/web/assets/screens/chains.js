@@ -1,0 +1,69 @@
+// All chains, by filter, and orders to all that a filter finds.
+
+import { spark } from "../charts.js";
+import { h } from "../dom.js";
+import { now } from "../format.js";
+import { ago, chainLink, filters, lag, link, mark, pager, readPage, table, text, to } from "../parts.js";
+import { act, inWords, publish, steerMany } from "../steering.js";
+
+const STATES = [["", "any"], ["late", "late"], ["running", "running"], ["active", "active"], ["paused", "paused"],
+  ["quarantined", "quarantined"], ["retired", "retired"]];
+
+const ORDERS = [
+  { action: "pause", verb: "Pause", note: "They keep their place and stop ticking. What runs finishes." },
+  { action: "resume", verb: "Resume", note: "They go on; overdue ones come at once." },
+  { action: "advance", verb: "Advance", note: "The next tick of each comes now, and what follows counts from it. Throttles hold as ever." },
+  { action: "retire", verb: "Retire", danger: true, irreversible: true, note: "They end. Enrolling them again with --revive begins them anew." },
+];
+
+export const chains = {
+  title: "Chains",
+  every: 5_000,
+  load: (ctx) => readPage(ctx, "chains"),
+  actions: (ctx) => act("Publish a job…", () => publish(ctx, { kind: ctx.place.query.kind })),
+
+  view(ctx) {
+    const { data: page } = ctx;
+    const filter = filterOf(ctx);
+    return [
+      filters(ctx, [
+        { name: "text", label: "Key contains", search: true, wide: true },
+        { name: "kind", label: "Kind" },
+        { name: "state", label: "State", options: STATES },
+        { name: "queue", label: "Queue" },
+        { name: "owner", label: "Owner" },
+      ]),
+      ctx.session.operating && h("div", { class: "orders" },
+        h("span", null, Object.values(filter).some(Boolean) ? "All that match, on every page:" : "All chains:"),
+        ORDERS.map((order) => act(`${order.verb}…`, () => many(ctx, order, filter), { class: order.danger ? "danger" : null }))),
+      table({
+        label: "Chains", rows: page.rows, keyOf: ({ kind, key }) => JSON.stringify([kind, key]),
+        empty: page.complete ? "No chain matches." : "None found so far.",
+        columns: [
+          { head: "Chain", row: true, wide: true, cell: ({ kind, key }) => [
+            chainLink(kind, key), h("span", { class: "sub" }, text(kind, 60))] },
+          { head: "Does", cell: ({ doing, unavailable }) => [mark(doing), unavailable && h("span", { class: "sub warn" }, "unavailable: ", text(unavailable, 24))] },
+          { head: "Late by", num: true, cell: ({ lag_ms: ms }) => lag(ms > 0 ? ms + now() - Date.parse(page.now) : 0) },
+          { head: "Next", num: true, cell: ({ due, doing }) => (doing === "retired" ? "–" : ago(due)) },
+          { head: "Last end", num: true, cell: ({ last_finish: time }) => ago(time) },
+          { head: "Latest runs", cell: ({ recent }) => spark(recent) },
+          { head: "Schedule", cell: ({ schedule }) => (schedule ? text(schedule, 28) : "–") },
+          { head: "Queue", cell: ({ queue }) => link(to("chains", [], { ...filter, queue }), text(queue, 28)) },
+          { head: "Owner", cell: ({ owner }) => (owner ? link(to("chains", [], { ...filter, owner }), text(owner, 28)) : "–") },
+        ],
+      }),
+      pager(ctx, page, async () => ctx.show(await readPage(ctx, "chains", page))),
+    ];
+  },
+};
+
+const filterOf = ({ place: { query: { kind, owner, queue, state, text: words } } }) =>
+  Object.fromEntries(Object.entries({ kind, owner, queue, state, text: words }).filter(([, value]) => value));
+
+function many(ctx, { action, verb, note, danger, irreversible }, filter) {
+  return steerMany(ctx, {
+    title: `${verb} all chains that match`, verb, one: "chain", note, danger, irreversible,
+    where: "chains/actions", content: { action, filter },
+    what: inWords(filter, "There is no filter: this is about every chain."),
+  });
+}

@@ -1,0 +1,87 @@
+// What has failed for good, by reason and one by one.
+
+import { h } from "../dom.js";
+import { count, plural } from "../format.js";
+import { ago, chainLink, filters, long, mark, pager, readPage, section, table, text, to } from "../parts.js";
+import { act, inWords, steerMany } from "../steering.js";
+
+const FILTER = ["kind", "owner", "code", "text", "item", "permanent"];
+
+export const failures = {
+  title: "Failures",
+  every: 6_000,
+
+  async load(ctx) {
+    const [page, told] = await Promise.all([
+      readPage(ctx, "failures"),
+      ctx.get("failures/reasons", filterOf(ctx)),
+    ]);
+    return { ...page, reasons: told.reasons };
+  },
+
+  view(ctx) {
+    const { data: page } = ctx;
+    const filter = filterOf(ctx);
+    return [
+      filters(ctx, [
+        { name: "text", label: "Key or reason contains", search: true, wide: true },
+        { name: "kind", label: "Kind" },
+        { name: "code", label: "Code" },
+        { name: "owner", label: "Owner" },
+        { name: "permanent", label: "Tried again", options: [["", "either"], ["false", "yes"], ["true", "no: permanent"]] },
+      ]),
+      ctx.session.operating && h("div", { class: "orders" },
+        h("span", null, Object.keys(filter).length ? "All that match, on every page:" : "All failures:"),
+        orders(ctx, filter)),
+      section("By reason", table({
+        label: "Failures by reason", rows: page.reasons, empty: "No failure is kept.",
+        keyOf: ({ kind, code, permanent }) => JSON.stringify([kind, code, permanent]),
+        columns: [
+          { head: "Reason", row: true, wide: true, cell: (reason) => [
+            h("a", { class: "name", href: to("failures", [], { ...filter, ...narrower(reason) }) }, reason.code === null ? "no code" : text(reason.code, 60)),
+            h("span", { class: "sub" }, text(reason.example, 240))] },
+          { head: "Kind", cell: ({ kind }) => text(kind, 60) },
+          { head: "Parts", num: true, cell: ({ parts }) => count(parts) },
+          { head: "Wholes", num: true, cell: ({ wholes }) => count(wholes) },
+          { head: "Last", num: true, cell: ({ last_at: time }) => ago(time) },
+          { head: "Tried again", cell: ({ permanent }) => (permanent ? mark("failed", "no") : mark("retried", "yes")) },
+          ctx.session.operating && { head: "Steer", buttons: true, cell: (reason) => orders(ctx, { ...filter, ...narrower(reason) }, reason) },
+        ],
+      })),
+      section("One by one", table({
+        label: "Failures", rows: page.rows, keyOf: ({ kind, key, item }) => JSON.stringify([kind, key, item]),
+        empty: page.complete ? "No failure matches." : "None found so far.",
+        columns: [
+          { head: "Chain", row: true, wide: true, cell: ({ kind, key, item }) => [
+            chainLink(kind, key), h("span", { class: "sub" }, text(kind, 60), item === "" ? ", the whole" : [", part ", text(item, 80)])] },
+          { head: "Reason", wide: true, cell: ({ kind, key, item, code, reason }) => [code !== null && h("strong", null, text(code, 60), ": "), long(ctx, JSON.stringify([kind, key, item]), reason)] },
+          { head: "Times", num: true, cell: ({ times, attempts }) => [count(times), h("span", { class: "sub" }, plural(attempts, "attempt"))] },
+          { head: "First", num: true, cell: ({ first_at: time }) => ago(time) },
+          { head: "Last", num: true, cell: ({ last_at: time }) => ago(time) },
+          { head: "Then", cell: ({ then, next_retry_at: time, permanent }) => [mark(permanent ? "failed" : "retried", then), time && h("span", { class: "sub" }, ago(time))] },
+        ],
+      }), pager(ctx, page, async () => ctx.show({ ...await readPage(ctx, "failures", page), reasons: page.reasons }))),
+    ];
+  },
+};
+
+const filterOf = ({ place: { query } }) => Object.fromEntries(FILTER.filter((name) => query[name]).map((name) => [name, query[name]]));
+
+// There is no word for "no code" in a filter, so such a row is narrowed by the rest alone.
+const narrower = ({ kind, code, permanent }) => ({ kind, ...(code !== null && { code }), permanent: String(permanent) });
+
+function orders(ctx, filter, reason) {
+  const broader = reason?.code === null && h("p", { class: "hint" }, "Failures without a code cannot be told apart by a filter: those with a code are among them.");
+  const what = [inWords(filter, "There is no filter: this is about every failure."), broader];
+  const content = (action) => ({ action, filter: { ...filter, ...(filter.permanent && { permanent: filter.permanent === "true" }) } });
+  return [
+    act("Retry…", () => steerMany(ctx, {
+      title: "Retry all that match", verb: "Retry", one: "failed part", what, where: "failures/actions", content: content("retry"),
+      note: "They are due now, permanent ones too, with no attempt counted any more. The kind’s reconcile feeds them back at its next look. Whole entities stay as they are.",
+    }), { key: "retry" }),
+    act("Drop…", () => steerMany(ctx, {
+      title: "Drop all that match", verb: "Drop", one: "failure", what, where: "failures/actions", content: content("drop"), danger: true, irreversible: true,
+      note: "They are forgotten. A part that fails again is kept again.",
+    }), { key: "drop", class: "danger" }),
+  ];
+}

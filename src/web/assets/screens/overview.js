@@ -1,0 +1,81 @@
+// What is wrong, how much there is of what, and how it goes right now.
+
+import { overTime } from "../charts.js";
+import { h } from "../dom.js";
+import { count, plural, rate, span } from "../format.js";
+import { ago, at, both, facts, link, notice, section, shape, text, tile, to } from "../parts.js";
+import { act, publish } from "../steering.js";
+
+const SEE = new Set(["queues", "throttles", "workers", "chains", "failures", "quarantine"]);
+
+export const overview = {
+  title: "Overview",
+  every: 5_000,
+  streamed: true,
+  load: (ctx) => ctx.get("overview"),
+  actions: (ctx) => act("Publish a job…", () => publish(ctx)),
+
+  view(ctx) {
+    const told = latest(ctx);
+    const { chains, starts, late_ms: late, workers } = told;
+    const hour = starts.hour.map(({ at: when, starts: n, seconds, p99_ms: p99 }) =>
+      ({ at: when, perSecond: seconds > 0 ? n / seconds : null, p99 }));
+    return [
+      troubles(told),
+      h("section", { class: "tiles", "aria-label": "Chains by what they do" },
+        tile("Sleeping", count(chains.sleeping), { shape: "sleeps", href: to("ladder"), note: `of ${count(chains.total)}` }),
+        tile("Due", count(chains.due), { shape: "due", href: to("queues"), note: told.oldest_due ? ["oldest ", ago(told.oldest_due)] : "none waits" }),
+        tile("Waiting for a slot", count(told.waiting_for_slot), { shape: "held", href: to("throttles"), note: "of a throttle" }),
+        tile("Running", count(chains.running), { shape: "runs", href: to("chains", [], { state: "running" }),
+          note: chains.gathering ? plural(chains.gathering, "batch gathers", "batches gather") : "now" }),
+        tile("Overdue", count(chains.overdue), { shape: "late", tone: chains.overdue > 0 ? "bad" : null,
+          href: to("chains", [], { state: "late" }), note: chains.unsent ? `${count(chains.unsent)} unsent` : "past the slack" }),
+        tile("Failed", count(told.failures), { shape: "failed", tone: told.failures > 0 ? "warn" : null,
+          href: to("failures"), note: "kept failures" })),
+      h("div", { class: "columns" },
+        overTime({
+          id: "starts", title: "Starts per second", unit: "last hour", now: starts.per_second,
+          points: hour.map(({ at: when, perSecond: value }) => ({ at: when, value })),
+        }),
+        overTime({
+          id: "late", title: "Lateness of starts, p99", unit: "last hour", tone: "second", say: span,
+          now: late?.p99, points: hour.map(({ at: when, p99: value }) => ({ at: when, value })),
+        })),
+      h("div", { class: "columns" },
+        section("How well", facts(
+          ["Late by", late ? `${span(late.p50)} (median), ${span(late.p99)} (p99), ${span(late.max)} (worst)` : "nothing has started lately"],
+          ["Flatness", starts.peak_to_mean === null ? "not known yet"
+            : [`${rate(starts.peak_to_mean)}× `, h("span", { class: "dim" }, "the busiest second by the mean; 1 is flat")]],
+          ["Oldest due", told.oldest_due ? both(told.oldest_due) : "nothing is due"],
+          ["Workers", link(to("workers"), [
+            `${count(workers.working)} working`,
+            workers.draining > 0 && `, ${count(workers.draining)} draining`,
+            workers.silent > 0 && `, ${count(workers.silent)} silent`].filter(Boolean))],
+          told.broker_why && ["Broker", h("span", { class: "bad" }, text(told.broker_why))])),
+        section("Set aside", facts(
+          ["Paused", link(to("chains", [], { state: "paused" }), plural(chains.paused, "chain"))],
+          ["Quarantined", [link(to("chains", [], { state: "quarantined" }), plural(chains.quarantined, "chain")), ", ",
+            link(to("quarantine"), plural(told.quarantined_messages, "message"))]],
+          ["Retired", [link(to("chains", [], { state: "retired" }), plural(chains.retired, "chain")),
+            chains.unavailable > 0 && `, ${count(chains.unavailable)} of them unavailable`]],
+          ["Kept jobs", count(told.kept_jobs)]))),
+      h("p", { class: "hint" }, told.counted_at ? ["Chains were counted ", at(told.counted_at), " (", ago(told.counted_at), ")."] : "Chains have not been counted yet."),
+    ];
+  },
+};
+
+/** What the stream has told, unless what was asked for is newer. */
+function latest({ live, data }) {
+  return live.overview && live.overview.now > data.now ? live.overview : data;
+}
+
+function troubles({ troubles: told }) {
+  if (!told.length) return h("section", { class: "troubles", "aria-label": "What is wrong" }, notice("done", "Nothing is wrong, as far as the engine can tell."));
+  return h("section", { class: "troubles", "aria-labelledby": "wrong" },
+    h("h2", { id: "wrong" }, "What is wrong"),
+    h("ul", null, told.map(({ level, what, see }) => h("li", { key: what, class: level === "error" ? "bad" : "warn" },
+      shape(level), h("span", { class: "unseen-text" }, level === "error" ? "Error: " : "Warning: "),
+      see && SEE.has(see.screen)
+        ? link(to(see.screen, [], see.query), text(what, 1_000))
+        : h("span", null, text(what, 1_000))))));
+}

@@ -1,0 +1,48 @@
+// Who has how many chains, and orders to all of an owner's.
+
+import { h } from "../dom.js";
+import { path } from "../api.js";
+import { figure, link, mark, pager, readPage, table, text, to } from "../parts.js";
+import { act, steerMany } from "../steering.js";
+
+const ORDERS = [
+  { action: "pause", verb: "Pause", offered: (state) => state === "active",
+    note: "The owner as a whole: chains, and one-off jobs that wait or come later, until resumed. What runs finishes." },
+  { action: "resume", verb: "Resume", offered: (state) => state === "paused", note: "Overdue ones come at once." },
+  { action: "retire", verb: "Retire", offered: (state) => state !== "retired", danger: true, irreversible: true,
+    note: "The owner as a whole, for good: chains end, and jobs that wait or come later are dropped." },
+];
+
+export const owners = {
+  title: "Owners",
+  every: 8_000,
+  load: (ctx) => readPage(ctx, "owners"),
+
+  view(ctx) {
+    const { data: page } = ctx;
+    const chainsOf = (owner, state, n) => (n > 0 ? link(to("chains", [], { owner, state }), figure(n)) : figure(0));
+    return [
+      table({
+        label: "Owners", rows: page.rows, keyOf: ({ owner }) => owner, empty: "No chain has an owner.",
+        columns: [
+          { head: "Owner", row: true, wide: true, cell: ({ owner }) => h("a", { class: "name", href: to("chains", [], { owner }) }, text(owner, 120)) },
+          { head: "State", cell: ({ state }) => mark(state) },
+          { head: "Active", num: true, cell: ({ owner, active }) => chainsOf(owner, "active", active) },
+          { head: "Paused", num: true, cell: ({ owner, paused }) => chainsOf(owner, "paused", paused) },
+          { head: "Retired", num: true, cell: ({ owner, retired }) => chainsOf(owner, "retired", retired) },
+          { head: "Quarantined", num: true, cell: ({ owner, quarantined }) => chainsOf(owner, "quarantined", quarantined) },
+          ctx.session.operating && { head: "Steer", buttons: true, cell: ({ owner, state }) =>
+            ORDERS.filter(({ offered }) => offered(state)).map(({ action, verb, note, danger, irreversible }) =>
+              act(`${verb}…`, () => steerMany(ctx, {
+                title: `${verb} this owner`, verb, one: "chain", note, danger, irreversible,
+                where: `owners/${path(owner)}/${action}`, content: {},
+                // Jobs that wait in queues are held as well, and nobody has counted those.
+                evenNone: true,
+                what: h("p", { class: "asks" }, "of owner ", h("strong", null, text(owner, 300))),
+              }), { key: action, class: danger ? "danger" : null })) },
+        ],
+      }),
+      pager(ctx, page, async () => ctx.show(await readPage(ctx, "owners", page))),
+    ];
+  },
+};

@@ -1,0 +1,77 @@
+// The queues: what waits, who takes it, and how much at once.
+
+import { h } from "../dom.js";
+import { path } from "../api.js";
+import { count, percent, rate, span } from "../format.js";
+import { ago, at, bar, figure, link, mark, none, notice, table, text, to } from "../parts.js";
+import { act, steer, tell } from "../steering.js";
+
+export const queues = {
+  title: "Queues",
+  every: 5_000,
+  load: (ctx) => ctx.get("queues"),
+
+  view(ctx) {
+    const { queues: rows, broker_why: brokerWhy, counted_at: counted } = ctx.data;
+    return [
+      brokerWhy && notice("warning", "The broker cannot be asked, so ready, consumers and rates are unknown: ", text(brokerWhy, 600)),
+      table({
+        label: "Queues", rows, keyOf: ({ queue }) => queue, empty: "No queue is configured, and no chain has one.",
+        columns: [
+          { head: "Queue", row: true, wide: true, cell: (queue) => [
+            h("a", { class: "name", href: to("chains", [], { queue: queue.queue }) }, text(queue.queue, 80)),
+            queue.paused && h("span", { class: "sub" }, mark("paused"), " by ", text(queue.paused.by, 60), ", ", ago(queue.paused.at), queue.paused.why && [": ", text(queue.paused.why, 300)]),
+            queue.throttle && h("span", { class: "sub" }, "throttle ", link(to("throttles", [queue.throttle]), text(queue.throttle, 60))),
+            queue.priority !== 0 && h("span", { class: "sub" }, `priority ${queue.priority}`)] },
+          ctx.session.operating && { head: "Steer", buttons: true, stacked: true, cell: (queue) => steering(ctx, queue) },
+          { head: "Sleeping", num: true, cell: ({ sleeping }) => figure(sleeping) },
+          { head: "Due", num: true, cell: ({ due, oldest_due: oldest }) => [figure(due), oldest && h("span", { class: "sub" }, "oldest ", ago(oldest))] },
+          { head: "Running", num: true, cell: ({ running }) => figure(running) },
+          { head: "Overdue", num: true, cell: (queue) => [queue.overdue > 0
+            ? h("a", { class: "bad", href: to("chains", [], { state: "late", queue: queue.queue }) }, count(queue.overdue)) : figure(0),
+          queue.unsent > 0 && h("span", { class: "sub warn" }, `${count(queue.unsent)} unsent`)] },
+          { head: "Ready", num: true, cell: ({ ready, rates }) => [ready === null ? none() : figure(ready),
+            rates && h("span", { class: "sub" },
+              h("span", { class: "whole" }, `in ${rate(rates.in)}/s`), " ", h("span", { class: "whole" }, `out ${rate(rates.out)}/s`))] },
+          { head: "Consumers", num: true, cell: ({ consumers }) => (consumers === null ? none() : consumers === 0 ? h("span", { class: "bad" }, "none") : count(consumers)) },
+          { head: "Starts/s", num: true, cell: ({ starts_per_second: n, late_ms: late }) => [rate(n),
+            late && h("span", { class: "sub" }, "late p99 ", h("span", { class: "whole" }, span(late.p99)))] },
+          { head: "In use", cell: ({ concurrency }) => use(concurrency) },
+        ],
+      }),
+      h("p", { class: "hint" }, counted ? ["Chains were counted ", at(counted), " (", ago(counted), "). "] : "Chains have not been counted yet. ",
+        "In use: the share of the room for runs, over all workers, that is taken."),
+    ];
+  },
+};
+
+function use({ configured, ordered, workers, utilisation }) {
+  return [
+    h("div", { class: "metered" }, utilisation !== null && bar(utilisation, utilisation >= 0.95 ? "warn" : "info"),
+      h("span", null, percent(utilisation ?? NaN))),
+    h("span", { class: "sub" }, `${count(ordered ?? configured)} × ${count(workers)} workers`,
+      ordered !== null && h("span", { class: "warn" }, ` ordered; configured ${count(configured)}`)),
+  ];
+}
+
+function steering(ctx, { queue, paused, concurrency }) {
+  const where = (action) => `queues/${path(queue)}/${action}`;
+  const named = h("p", { class: "asks" }, "Queue ", h("strong", null, text(queue, 200)));
+  return [
+    paused
+      ? act("Resume", () => tell(ctx, "POST", where("resume"), {}), { key: "resume" })
+      : act("Pause…", () => steer(ctx, {
+        title: "Pause this queue?", confirm: "Pause", where: where("pause"),
+        body: [named, h("p", { class: "hint" }, "Nothing more of it starts, in any worker, until it is resumed. What runs finishes.")],
+        fields: [{ name: "why", label: "Why", required: true, hint: "Shown to everybody who asks why nothing runs." }],
+        content: ({ why }) => ({ why }),
+      }), { key: "pause" }),
+    act("Concurrency…", () => steer(ctx, {
+      title: "How much at once?", confirm: "Set", method: "PUT", where: where("concurrency"),
+      body: [named, h("p", { class: "hint" }, `For each worker. Configured: ${count(concurrency.configured)}. It holds until it is set again, through restarts.`)],
+      fields: [{ name: "concurrency", label: "Runs at once, for each worker", type: "number", min: "1", step: "1",
+        value: String(concurrency.ordered ?? concurrency.configured), hint: "Empty: as configured." }],
+      content: ({ concurrency: n }) => ({ concurrency: n === "" ? null : Number(n) }),
+    }), { key: "concurrency" }),
+  ];
+}

@@ -1,0 +1,37 @@
+// The latest attempts of everything.
+
+import { count, span } from "../format.js";
+import { at, ago, chainLink, filters, lag, none, outcomeOf, pager, readPage, table, text, VERDICTS, verdictMark } from "../parts.js";
+import { h } from "../dom.js";
+
+export const runs = {
+  title: "Runs",
+  every: 5_000,
+  load: (ctx) => readPage(ctx, "runs"),
+
+  view(ctx) {
+    const { data: page } = ctx;
+    return [
+      filters(ctx, [
+        { name: "verdict", label: "Verdict", options: [["", "any"], ...VERDICTS.map((verdict) => [verdict, verdict.replaceAll("_", " ")])] },
+        { name: "kind", label: "Kind", search: true },
+      ]),
+      table({
+        label: "Attempts, latest first", rows: page.rows, keyOf: ({ fence }) => String(fence),
+        empty: page.complete ? "No attempt matches." : "None found so far.",
+        columns: [
+          { head: "Started", num: true, cell: ({ started }) => [at(started), h("span", { class: "sub" }, ago(started))] },
+          { head: "Chain", row: true, wide: true, cell: ({ kind, key }) => (kind === null || key === null ? "begun anew since"
+            : [chainLink(kind, key), h("span", { class: "sub" }, text(kind, 60))]) },
+          { head: "Tick", num: true, cell: ({ tick, attempt }) => `${count(tick)}.${attempt}` },
+          { head: "Verdict", cell: verdictMark },
+          { head: "Took", num: true, cell: ({ started, finished }) => (finished ? span(Date.parse(finished) - Date.parse(started)) : "runs") },
+          { head: "Late by", num: true, cell: ({ started, due }) => (due && started ? lag(Date.parse(started) - Date.parse(due)) : none()) },
+          { head: "Reason", wide: true, cell: (run) => outcomeOf(ctx, run) },
+          { head: "Worker", cell: ({ worker }) => (worker ? text(worker, 28) : none()) },
+        ],
+      }),
+      pager(ctx, page, async () => ctx.show(await readPage(ctx, "runs", page))),
+    ];
+  },
+};

@@ -1,0 +1,44 @@
+// The workers: who they are, what they run, and when they were last heard of.
+
+import { h } from "../dom.js";
+import { path } from "../api.js";
+import { count, rate, span } from "../format.js";
+import { ago, link, mark, none, table, text, to } from "../parts.js";
+import { act, steer, tell } from "../steering.js";
+
+export const workers = {
+  title: "Workers",
+  every: 4_000,
+  load: (ctx) => ctx.get("workers"),
+
+  view(ctx) {
+    return table({
+      label: "Workers", rows: ctx.data.workers, keyOf: ({ worker }) => worker,
+      empty: "No worker has been heard of. Chains keep their place, and nothing runs until one is started.",
+      columns: [
+        { head: "Worker", row: true, wide: true, cell: ({ worker, host, pid, version, started }) => [
+          h("span", { class: "name" }, text(worker, 60)),
+          h("span", { class: "sub" }, text(host, 60), `, process ${pid}, version `, text(version, 30), ", started ", ago(started))] },
+        { head: "State", cell: ({ state, seen }) => [mark(state), h("span", { class: state === "silent" ? "sub bad" : "sub" }, "heard ", ago(seen))] },
+        ctx.session.operating && { head: "Steer", buttons: true, cell: (worker) => steering(ctx, worker) },
+        { head: "Leases", num: true, cell: ({ leases }) => count(leases) },
+        { head: "Waiting", num: true, cell: ({ waiting }) => count(waiting) },
+        { head: "Starts/s", num: true, cell: ({ starts_per_second: n }) => rate(n) },
+        { head: "Late p99", num: true, cell: ({ late_ms: late }) => (late ? span(late.p99) : none()) },
+        { head: "Queues", wide: true, cell: ({ queues }) => h("ul", { class: "plain" }, queues.map(({ queue, concurrency, running, paused }) =>
+          h("li", { key: queue }, link(to("chains", [], { queue, state: "running" }), text(queue, 60)), ` ${count(running)} of ${count(concurrency)} `, paused && mark("paused")))) },
+        { head: "Kinds", wide: true, cell: ({ kinds }) => text(kinds.join(", "), 200) },
+      ],
+    });
+  },
+};
+
+function steering(ctx, { worker, state, leases, host }) {
+  const where = (action) => `workers/${path(worker)}/${action}`;
+  if (state === "draining" || state === "drained") return act("Resume", () => tell(ctx, "POST", where("resume"), {}));
+  return act("Drain…", () => steer(ctx, {
+    title: "Drain this worker?", confirm: "Drain", where: where("drain"), danger: true,
+    body: [h("p", { class: "asks" }, "Worker ", h("strong", null, text(worker, 200)), " on ", text(host, 100)),
+      h("p", { class: "hint" }, `It takes nothing new; what it runs (${count(leases)}) finishes. Others take over if they consume its queues.`)],
+  }));
+}
