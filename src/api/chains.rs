@@ -81,10 +81,7 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
     responses((status = 200, description = "All about it", body = Entity),
               (status = 404, description = "Nothing is known of it", body = Problem, content_type = "application/problem+json")))]
-pub async fn show(
-    State(api): State<Arc<Api>>,
-    Path((kind, key)): Path<(String, String)>,
-) -> Result<Json<Entity>> {
+pub async fn show(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, String)>) -> Result<Json<Entity>> {
     // As the board knows it: nobody who looks at a chain waits for the broker.
     let facts = api.board().facts();
     let entity = look(&kind, &key, ATTEMPTS, &api.config(), api.ledger(), &facts.asked).await?;
@@ -211,7 +208,11 @@ pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<
     let config = api.config();
     let sought = Sought { kind, owner, queue, text, state };
     let which = sought.which(&config, api.ledger().now());
-    let which = which.ok_or_else(|| Problem::unprocessable("filter.state: what runs changes all the time; filter otherwise"))?;
+    let which = which
+        .ok_or_else(|| Problem::unprocessable("filter.state: what runs changes all the time; filter otherwise"))?;
+    // Of an owner her chains, and not what holds for her as a whole: that is for /owners.
+    let like = which.whole_owner().map(|_| "*".to_owned());
+    let which = Which { like: which.like.clone().or(like), ..which };
     let order = match action {
         // What can be brought forward ticks, too.
         Action::Pause | Action::Advance => Order::Pause,
@@ -315,8 +316,8 @@ pub async fn run(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, S
         RunOnce::Ended => Err(Problem::conflict(format!(
             "the chain {kind} {key} has ended; `roundelay enroll --revive` begins it anew"
         ))),
-        RunOnce::Quarantined => Err(Problem::conflict(format!(
-            "the chain {kind} {key} is quarantined; `roundelay recover` lets it go on"
-        ))),
+        RunOnce::Quarantined => {
+            Err(Problem::conflict(format!("the chain {kind} {key} is quarantined; `roundelay recover` lets it go on")))
+        }
     }
 }

@@ -31,7 +31,10 @@ use utoipa_axum::router::UtoipaMethodRouter;
 use utoipa_axum::routes;
 
 use super::problem::{self, Problem};
-use super::{Api, audit, jobs, openapi, session, tokens};
+use super::{
+    Api, audit, chains, configuration, failed, jobs, ladder, openapi, overview, owners, quarantine, queues, runs,
+    session, simulations, throttles, tokens, workers,
+};
 use crate::ledger::Scope;
 
 /// What all paths begin with.
@@ -86,6 +89,45 @@ fn endpoints() -> Endpoints {
         .add(ADMIN.secret(), routes!(tokens::create))
         .add(ADMIN, routes!(tokens::revoke))
         .add(OPERATE.large(), routes!(jobs::publish))
+        .add(READ, routes!(overview::show))
+        .add(READ, routes!(overview::events))
+        .add(READ, routes!(chains::list))
+        .add(OPERATE, routes!(chains::act))
+        .add(READ, routes!(chains::show))
+        .add(READ, routes!(chains::attempts))
+        .add(OPERATE, routes!(chains::pause))
+        .add(OPERATE, routes!(chains::resume))
+        .add(OPERATE, routes!(chains::retire))
+        .add(OPERATE, routes!(chains::advance))
+        .add(OPERATE, routes!(chains::run))
+        .add(READ, routes!(runs::list))
+        .add(READ, routes!(owners::list))
+        .add(OPERATE, routes!(owners::pause))
+        .add(OPERATE, routes!(owners::resume))
+        .add(OPERATE, routes!(owners::retire))
+        .add(READ, routes!(queues::list))
+        .add(OPERATE, routes!(queues::pause))
+        .add(OPERATE, routes!(queues::resume))
+        .add(OPERATE, routes!(queues::concurrency))
+        .add(READ, routes!(throttles::list))
+        .add(READ, routes!(throttles::show))
+        .add(OPERATE, routes!(throttles::hold))
+        .add(OPERATE, routes!(throttles::release))
+        .add(OPERATE, routes!(throttles::set))
+        .add(OPERATE, routes!(throttles::reset))
+        .add(READ, routes!(failed::list))
+        .add(READ, routes!(failed::reasons))
+        .add(OPERATE, routes!(failed::act))
+        .add(READ, routes!(quarantine::list))
+        .add(OPERATE, routes!(quarantine::act))
+        .add(READ, routes!(ladder::show))
+        .add(READ, routes!(workers::list))
+        .add(OPERATE, routes!(workers::drain))
+        .add(OPERATE, routes!(workers::resume))
+        .add(READ, routes!(configuration::show))
+        .add(OPERATE.large(), routes!(simulations::begin))
+        .add(READ, routes!(simulations::show))
+        .add(OPERATE, routes!(simulations::forget))
 }
 
 /// Routes, what each needs, and how they are described.

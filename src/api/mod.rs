@@ -14,20 +14,32 @@
 
 mod actor;
 mod audit;
+mod chains;
+mod configuration;
 mod door;
 mod endpoints;
 mod extract;
+mod failed;
 mod failures;
 mod gate;
 mod jobs;
+mod ladder;
 mod openapi;
+mod overview;
+mod owners;
 pub mod page;
 mod problem;
+mod quarantine;
+mod queues;
+mod runs;
 mod server;
 mod session;
+mod simulations;
 mod site;
+mod throttles;
 mod tokens;
 mod words;
+mod workers;
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -41,9 +53,19 @@ pub use server::{Listener, Server, USUAL};
 pub use tokens::{TokenError, create_token};
 
 use crate::clock::{Clock, Entropy};
-use crate::config::Config;
+use crate::config::{Config, LedgerUrl};
 use crate::engine::{self, Connections, StartError};
+use crate::inspect::board::Board;
 use crate::ledger::Ledger;
+use simulations::Simulations;
+
+/// Another connection to the ledger: a count of very many chains must hold up nobody. What is only in memory has one.
+async fn counting(config: &Config, ledger: &Arc<dyn Ledger>, entropy: &Entropy) -> Result<Arc<dyn Ledger>, StartError> {
+    match config.ledger.url {
+        LedgerUrl::Memory => Ok(ledger.clone()),
+        _ => Ok(engine::open_ledger(config, entropy).await?.0),
+    }
+}
 
 /// What endpoints share.
 pub struct Api {
@@ -51,8 +73,12 @@ pub struct Api {
     ledger: Arc<dyn Ledger>,
     clock: Clock,
     entropy: Entropy,
+    /// A connection to it for what takes long.
+    counting: Arc<dyn Ledger>,
     /// With the broker; connected when somebody first needs it.
     connections: OnceCell<Connections>,
+    board: Board,
+    simulations: Simulations,
     stopping: CancellationToken,
 }
 
@@ -64,24 +90,41 @@ impl Api {
     pub async fn open(config: Config) -> Result<Arc<Self>, StartError> {
         let entropy = Entropy::from_os();
         let (ledger, clock) = engine::open_ledger(&config, &entropy).await?;
-        Ok(Arc::new(Self::new(config, ledger, clock, entropy, OnceCell::new())))
+        let counting = counting(&config, &ledger, &entropy).await?;
+        Ok(Arc::new(Self::new(config, ledger, counting, clock, entropy, OnceCell::new())))
     }
 
     /// On the connections of a worker.
-    pub fn of_worker(config: Config, connections: Connections) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// When the ledger cannot be opened once more.
+    pub async fn of_worker(config: Config, connections: Connections) -> Result<Arc<Self>, StartError> {
         let Connections { ledger, clock, entropy, .. } = connections.clone();
-        Arc::new(Self::new(config, ledger, clock, entropy, OnceCell::new_with(Some(connections))))
+        let counting = counting(&config, &ledger, &entropy).await?;
+        let connections = OnceCell::new_with(Some(connections));
+        Ok(Arc::new(Self::new(config, ledger, counting, clock, entropy, connections)))
     }
 
     fn new(
         config: Config,
         ledger: Arc<dyn Ledger>,
+        counting: Arc<dyn Ledger>,
         clock: Clock,
         entropy: Entropy,
         connections: OnceCell<Connections>,
     ) -> Self {
         let config = RwLock::new(Arc::new(config));
-        Self { config, ledger, clock, entropy, connections, stopping: CancellationToken::new() }
+        Self {
+            config,
+            ledger,
+            counting,
+            clock,
+            entropy,
+            connections,
+            board: Board::default(),
+            simulations: Simulations::default(),
+            stopping: CancellationToken::new(),
+        }
     }
 
     /// The configuration, as it was last read.
@@ -116,6 +159,25 @@ impl Api {
         };
         let connected: Result<_, StartError> = self.connections.get_or_try_init(connect).await;
         connected.map_err(|error| Problem::away("the broker", &error))
+    }
+
+    /// What is known of everything.
+    pub fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// Keeps that up to date, for ever.
+    async fn keep_board(&self) {
+        let broker = async || match self.connections().await {
+            Ok(connections) => Ok(connections.broker.clone()),
+            Err(problem) => Err(problem.detail),
+        };
+        self.board.keep(|| self.config(), &*self.ledger, &*self.counting, broker).await;
+    }
+
+    /// The simulations that were asked for.
+    fn simulations(&self) -> &Simulations {
+        &self.simulations
     }
 
     /// Cancelled when the server stops: whatever answers without an end ends then.

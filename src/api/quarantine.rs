@@ -178,7 +178,9 @@ pub async fn act(
         let gone = match (dry_run, action) {
             (true, _) => false,
             (false, QuarantineAction::Drop) => true,
-            (false, QuarantineAction::Retry) => sent_again(&api, connections, &shelved.from, shelved.body.clone()).await,
+            (false, QuarantineAction::Retry) => {
+                sent_again(&api, connections, &shelved.from, shelved.body.clone()).await
+            }
         };
         changed += u64::from(gone);
         if gone { shelved.forget().await } else { shelved.put_back().await }
@@ -223,5 +225,6 @@ async fn sent_again(api: &Api, connections: &Connections, from: &str, body: Byte
         }
         connections.ledger.keep_job(id, body.to_vec()).await.map_err(|error| error.to_string())
     };
-    sent.inspect_err(|error| tracing::warn!(error, queue = from, "a message in quarantine could not be sent again")).is_ok()
+    sent.inspect_err(|error| tracing::warn!(error, queue = from, "a message in quarantine could not be sent again"))
+        .is_ok()
 }

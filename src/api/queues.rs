@@ -89,7 +89,9 @@ pub async fn pause(
     Body(why): Body<Why>,
 ) -> Result<Json<Words>> {
     order(&api, &actor, &queue, FleetOrder::Close { why: why.said()? }).await?;
-    Ok(Json(Words { words: format!("{queue} is paused: workers take nothing more within two seconds, and what runs finishes") }))
+    Ok(Json(Words {
+        words: format!("{queue} is paused: workers take nothing more within two seconds, and what runs finishes"),
+    }))
 }
 
 /// Lets workers take from a queue again.

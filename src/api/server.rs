@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Sleep, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::actor::Authenticator;
 use super::endpoints::routes_and_rules;
@@ -180,6 +180,8 @@ impl Server {
                 sleep(FORGET_EVERY).await;
             }
         };
+        let board = api.clone();
+        let _board = AbortOnDropHandle::new(tokio::spawn(async move { board.keep_board().await }));
         let per_address = if settings.behind_proxy { MOST_CONNECTIONS } else { MOST_FROM_ADDRESS };
         let places = Places::new(per_address);
         let served = Served { router, tls, patience: settings.patience, stop: shutdown.clone() };

@@ -106,7 +106,8 @@ pub struct SimulationReport {
     progress: f64,
     /// Why it failed.
     why: Option<String>,
-    /// What it came to, as `roundelay simulate --json` tells it, with starts over time as `series`.
+    /// What it came to, as `roundelay simulate --json` tells it, with starts over time as `series`, and of throttles
+    /// which `share` of what they allow was used, and how many starts `per_s` that is.
     #[schema(value_type = Option<Object>)]
     report: Option<Value>,
 }
@@ -142,13 +143,15 @@ pub async fn begin(
         run
     };
     let id = run.id.clone();
+    let rates = plan.config.throttles.iter().map(|(name, of)| (name.clone(), of.limits.rate()));
+    let rates: BTreeMap<String, f64> = rates.collect();
     // It has a runtime of its own, and a thread, which nobody waits for.
     tokio::task::spawn_blocking(move || {
         let progress = |at: Duration| {
             run.passed.store(u64::try_from(at.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
             !run.cancelled.load(Ordering::Relaxed)
         };
-        let came = forecast::run(plan, progress).map(|report| told(&report)).map_err(|error| error.to_string());
+        let came = forecast::run(plan, progress).map(|report| told(&report, &rates)).map_err(|error| error.to_string());
         *run.ended() = Some(came);
     });
     Ok((StatusCode::ACCEPTED, detail, Json(SimulationBegun { id })))
@@ -158,11 +161,15 @@ fn plan(wanted: SimulationWanted, current: &Config, now: Time) -> Result<Plan> {
     let SimulationWanted { toml, span, chains, workers } = wanted;
     let config = match toml {
         None => current.clone(),
-        Some(text) => Config::parse(&text, "the configuration", []).map_err(|error| Problem::unprocessable(error.to_string()))?,
+        Some(text) => {
+            Config::parse(&text, "the configuration", []).map_err(|error| Problem::unprocessable(error.to_string()))?
+        }
     };
     let length = parse_duration(&span).map_err(|why| Problem::unprocessable(format!("for: {why}")))?;
     if length.is_zero() || length > LONGEST {
-        return Err(Problem::unprocessable("for: more than nothing and at most 7d is possible; `roundelay simulate` takes longer ones"));
+        return Err(Problem::unprocessable(
+            "for: more than nothing and at most 7d is possible; `roundelay simulate` takes longer ones",
+        ));
     }
     if workers == 0 || workers > MOST_WORKERS {
         return Err(Problem::unprocessable(format!("workers: from 1 to {MOST_WORKERS} is possible")));
@@ -217,15 +224,19 @@ fn populations(
     }
 }
 
-fn told(report: &Report) -> Value {
+fn told(report: &Report, rates: &BTreeMap<String, f64>) -> Value {
     let mut told = json!(report);
+    for (name, throttle) in &report.throttles {
+        told["throttles"][name]["share"] = json!(throttle.use_percent / 100.0);
+        told["throttles"][name]["per_s"] = json!(rates.get(name));
+    }
     let (all, kinds) = &report.series;
     let per = all.starts.len().div_ceil(COLUMNS).max(1) as f64 * all.width.as_secs_f64();
-    let rates = |series: &forecast::Series| -> Vec<f64> {
+    let columns = |series: &forecast::Series| -> Vec<f64> {
         series.columns(COLUMNS).into_iter().map(|(mean, _)| (mean * 1_000.0).round() / 1_000.0).collect()
     };
-    let kinds: BTreeMap<&String, Vec<f64>> = kinds.iter().map(|(kind, series)| (kind, rates(series))).collect();
-    told["series"] = json!({ "bucket_s": per, "all": rates(all), "kinds": kinds });
+    let kinds: BTreeMap<&String, Vec<f64>> = kinds.iter().map(|(kind, series)| (kind, columns(series))).collect();
+    told["series"] = json!({ "bucket_s": per, "all": columns(all), "kinds": kinds });
     told
 }
 

@@ -128,9 +128,5 @@ impl Revoke {
 
 fn shown(token: &Token) -> Value {
     let Token { id, name, scope, created, expires, last_used } = token;
-    let time = |time: &Option<Time>| time.map(|time| time.to_string());
-    json!({
-        "id": id, "name": name, "scope": scope, "created": created.to_string(), "expires": time(expires),
-        "last_used": time(last_used),
-    })
+    json!({ "id": id, "name": name, "scope": scope, "created": created, "expires": expires, "last_used": last_used })
 }

@@ -278,7 +278,10 @@ impl Engine {
         let fresh = self.configurations.take().map(|fresh| (fresh, self.config.clone()));
         let base = self.config.worker.callback.clone().filter(|_| listener.is_some());
         let base = base.or_else(|| listener.as_ref().and_then(Listener::base));
-        let api = api_listener.as_ref().map(|_| Api::of_worker(self.config.clone(), connections.clone()));
+        let api = match api_listener {
+            Some(_) => Some(Api::of_worker(self.config.clone(), connections.clone()).await?),
+            None => None,
+        };
         let core = Arc::new(self.core(connections, stop.clone(), base)?);
         // Also when this future is dropped: nothing runs on with nobody to stop it.
         let _all_end_with_us = core.life.guard();

@@ -1,6 +1,6 @@
 //! Many chains, a row each.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
@@ -144,7 +144,7 @@ pub struct Sought {
 }
 
 /// What chains do that are looked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// They tick.

@@ -25,7 +25,8 @@ pub async fn rungs(config: &Config, broker: &dyn Broker) -> (Vec<RungReport>, Op
     let names = config.topology().names;
     let rungs: Vec<(String, Duration)> =
         config.ladder.rungs().iter().map(|delay| (names.rung(*delay), *delay)).collect();
-    let asked = Asked::about(rungs.iter().map(|(name, _)| name.clone()), config, broker).await;
+    let queues: Vec<String> = rungs.iter().map(|(name, _)| name.clone()).collect();
+    let asked = Asked::about(queues, config, broker).await;
     let report = |(name, delay): (String, Duration)| RungReport {
         ready: asked.depth(&name).map(|depth| depth.ready),
         delay_ms: u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),

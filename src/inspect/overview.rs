@@ -145,8 +145,8 @@ pub struct Query {
     pub state: &'static str,
 }
 
-/// Sums up a census.
-fn counts(census: &Census) -> Counts {
+/// Sums up a census, without what the engine does for itself on its queue for `chores`.
+fn counts(census: &Census, chores: &str) -> Counts {
     let mut counts = Counts {
         paused: census.paused,
         retired: census.retired,
@@ -154,7 +154,7 @@ fn counts(census: &Census) -> Counts {
         quarantined: census.quarantined,
         ..Counts::default()
     };
-    for queue in &census.queues {
+    for queue in census.queues.iter().filter(|queue| queue.queue != chores) {
         counts.sleeping += queue.sleeping;
         counts.due += queue.due;
         counts.running += queue.running;
@@ -172,7 +172,7 @@ pub fn overview(facts: &Facts, config: &Config) -> Overview {
     let Facts { now, census, asked, workers, rhythm, recent_late, waiting, .. } = facts;
     let empty = Census::default();
     let (census, counted_at) = census.as_ref().map_or((&empty, None), |(census, at)| (census, Some(*at)));
-    let chains = counts(census);
+    let chains = counts(census, &config.topology().names.chores());
     let mut of_workers = WorkerCounts::default();
     for worker in workers {
         *match state(worker, *now) {
@@ -382,9 +382,14 @@ mod tests {
             unsent: 1,
             waiting: 4,
         };
-        let census =
-            Census { queues: vec![queue("a"), queue("b")], paused: 5, quarantined: 1, retired: 7, ..Census::default() };
-        let Counts { total, sleeping, due, running, overdue, gathering, unsent, .. } = counts(&census);
+        let census = Census {
+            queues: vec![queue("a"), queue("b"), queue("own")],
+            paused: 5,
+            quarantined: 1,
+            retired: 7,
+            ..Census::default()
+        };
+        let Counts { total, sleeping, due, running, overdue, gathering, unsent, .. } = counts(&census, "own");
         assert_eq!((sleeping, due, running, overdue, gathering, unsent), (20, 4, 6, 2, 8, 2));
         assert_eq!(total, 20 + 4 + 6 + 8 + 5 + 1);
     }

@@ -20,7 +20,34 @@ macro_rules! assets {
 }
 
 /// All files. `index.html` is also what `/` answers.
-const ASSETS: &[(&str, &[u8])] = assets!["index.html"];
+const ASSETS: &[(&str, &[u8])] = assets![
+    "api.js",
+    "app.css",
+    "app.js",
+    "charts.js",
+    "dialogs.js",
+    "dom.js",
+    "format.js",
+    "icon.svg",
+    "index.html",
+    "live.js",
+    "parts.js",
+    "screens/audit.js",
+    "screens/chain.js",
+    "screens/chains.js",
+    "screens/failures.js",
+    "screens/foresight.js",
+    "screens/ladder.js",
+    "screens/overview.js",
+    "screens/owners.js",
+    "screens/quarantine.js",
+    "screens/queues.js",
+    "screens/runs.js",
+    "screens/throttles.js",
+    "screens/workers.js",
+    "session.js",
+    "steering.js",
+];
 
 /// A file, ready to be answered.
 struct Asset {
@@ -34,7 +61,7 @@ struct Asset {
 static BY_PATH: LazyLock<HashMap<String, Asset>> = LazyLock::new(|| {
     let assets = ASSETS.iter().map(|(name, content)| {
         let tag = Sha256::digest(content).iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
-        let path = if *name == "index.html" { "/".to_owned() } else { format!("/{name}") };
+        let path = if *name == "index.html" { "/".to_owned() } else { format!("/assets/{name}") };
         (path, Asset { content_type: content_type(name), tag: format!("\"{tag}\""), content })
     });
     assets.collect()

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "these are tests, helper functions included")]
 
 mod acknowledging;
+mod api;
 mod api_access;
 mod appstore;
 mod broker_contract;

@@ -125,7 +125,7 @@ async function call(method, where, { body, headers, signal }) {
   try {
     told = text ? JSON.parse(text) : {};
   } catch {
-    throw new Refusal(answer.status, "Not an answer",
+    throw new Refusal(0, "Not an answer",
       "What came back is not JSON: is something between this page and the server?");
   }
   if (told && told.now) setClock(told.now);

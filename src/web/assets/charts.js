@@ -2,7 +2,7 @@
 // Each picture has a text that says its figures, for those who cannot see it.
 
 import { h } from "./dom.js";
-import { clock, count, plural, rate, span } from "./format.js";
+import { clock, count, instant, plural, rate, span } from "./format.js";
 import { shape, text, toneOf, verdictOf } from "./parts.js";
 
 const WIDTH = 1_000;
@@ -32,10 +32,10 @@ export function overTime({ id, title, unit = "", points, limits = [], now, say =
   const drawn = limits.filter(({ value }) => value <= Math.max(highest.value * 4, 1e-9));
   const beyond = limits.filter((limit) => !drawn.includes(limit));
   const top = round(Math.max(highest.value, ...drawn.map(({ value }) => value * 1.05)));
-  const first = Date.parse(points[0].at);
+  const first = instant(points[0].at);
   // Each figure stands for the time up to the next one, and so does the last.
-  const last = first + (Date.parse(points.at(-1).at) - first) * (points.length / (points.length - 1));
-  const x = (at) => ((Date.parse(at) - first) / Math.max(1, last - first)) * WIDTH;
+  const last = first + (instant(points.at(-1).at) - first) * (points.length / (points.length - 1));
+  const x = (at) => ((instant(at) - first) / Math.max(1, last - first)) * WIDTH;
   const y = (value) => HEIGHT - (value / top) * HEIGHT;
   const ticks = [1, 0.5, 0].map((share) => ({ share, words: say(top * share) }));
   const words = `${told}, from ${clock(points[0].at)} to ${clock(points.at(-1).at)}: ${now === undefined ? "" : `${say(now)} now, `}`
@@ -124,7 +124,7 @@ export function spark(recent) {
 export function timeline(attempts) {
   const shown = attempts.slice().reverse();
   if (!shown.length) return null;
-  const took = (run) => (run.finished && run.started ? Math.max(0, Date.parse(run.finished) - Date.parse(run.started)) : null);
+  const took = (run) => (run.finished && run.started ? Math.max(0, instant(run.finished) - instant(run.started)) : null);
   const longest = Math.max(1, ...shown.map((run) => took(run) ?? 0));
   const base = 68;
   const each = WIDTH / Math.max(shown.length, 24);

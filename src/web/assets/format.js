@@ -4,9 +4,12 @@
 let ahead = 0;
 let zone = "utc";
 
+/** A time as the server tells it, in milliseconds since 1970; what a simulation tells is text. */
+export const instant = (time) => (typeof time === "number" ? time : Date.parse(time));
+
 /** Notes what time it is on the server. */
 export function setClock(time) {
-  const now = Date.parse(time);
+  const now = instant(time);
   if (Number.isFinite(now)) ahead = now - Date.now();
 }
 
@@ -68,7 +71,7 @@ export function span(ms) {
 
 /** How far away a time is: "in 5 m", "12 s ago". */
 export function away(time) {
-  const at = Date.parse(time);
+  const at = instant(time);
   if (!Number.isFinite(at)) return "–";
   // Tenths that change with each look tell nobody anything.
   const ms = Math.trunc((at - now()) / 1_000) * 1_000;

@@ -208,7 +208,7 @@ export function progress(told) {
     : Number.isFinite(told.done) ? `${count(told.done)} done` : "";
   return h("div", { class: "progress" },
     known && h("progress", { max: told.total, value: Math.min(told.done, told.total), "aria-label": "How far it has come" }),
-    h("div", null, words, words && told.note && ": ", told.note && text(told.note),
+    h("div", null, words, words && told.phase && ": ", told.phase && text(told.phase),
       h("span", { class: "dim" }, ", told ", ago(told.at))));
 }
 

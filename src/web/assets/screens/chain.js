@@ -3,7 +3,7 @@
 import { timeline } from "../charts.js";
 import { h } from "../dom.js";
 import { path } from "../api.js";
-import { count, span } from "../format.js";
+import { count, instant, span } from "../format.js";
 import { ago, at, both, button, facts, json, lag, link, long, mark, notice, none, outcomeOf, progress, section, table, text, to,
   toneOf, verdictMark } from "../parts.js";
 import { act, publish, steer, tell } from "../steering.js";
@@ -40,6 +40,7 @@ export const chain = {
 };
 
 const FEW = 15;
+const TOLD = 50;
 
 const address = ({ place: { segments: [kind, key] } }) => `chains/${path(kind, key)}`;
 
@@ -65,7 +66,7 @@ function aboutIt(told) {
     told.nominal && told.nominal !== told.due && ["Nominal time", both(told.nominal)],
     ["Last start", both(told.last_start)],
     ["Last end", both(told.last_finish)],
-    ["Lease", told.lease_until && Date.parse(told.lease_until) > 0 ? both(told.lease_until) : none()],
+    ["Lease", told.lease_until && instant(told.lease_until) > 0 ? both(told.lease_until) : none()],
     ["Message", told.sent ? "sent" : h("span", { class: "warn" }, "not known to be on the broker")],
     ["Catch-up", [told.looks > 0 && `has looked ${count(told.looks)} times; `, told.watch_at ? ["looks next ", ago(told.watch_at)] : "does not look"]],
     told.depth > 0 && ["Depth", count(told.depth)]);
@@ -82,7 +83,9 @@ function attempts(ctx, told) {
   const later = ctx.state.later ?? [];
   const known = new Set(told.attempts.map(({ fence }) => fence));
   const rows = [...told.attempts, ...later.filter(({ fence }) => !known.has(fence))];
-  const older = ctx.state.older === undefined ? told.older : ctx.state.older;
+  // As many as are told at once: there may be more.
+  const first = told.attempts.length >= TOLD ? told.attempts.at(-1).fence : null;
+  const older = ctx.state.older === undefined ? first : ctx.state.older;
   if (!rows.length) return h("p", { class: "empty" }, "It has not run yet.");
   return [
     timeline(rows.slice(0, 100)),
@@ -92,8 +95,8 @@ function attempts(ctx, told) {
         { head: "Started", row: true, cell: ({ started }) => [at(started), h("span", { class: "sub" }, ago(started))] },
         { head: "Tick", num: true, cell: ({ tick, attempt }) => `${count(tick)}.${attempt}` },
         { head: "Verdict", cell: verdictMark },
-        { head: "Took", num: true, cell: ({ started, finished }) => (finished ? span(Date.parse(finished) - Date.parse(started)) : "runs") },
-        { head: "Late by", num: true, cell: ({ started, due }) => (due && started ? lag(Date.parse(started) - Date.parse(due)) : none()) },
+        { head: "Took", num: true, cell: ({ started, finished }) => (finished ? span(instant(finished) - instant(started)) : "runs") },
+        { head: "Late by", num: true, cell: ({ started, due }) => (due && started ? lag(instant(started) - instant(due)) : none()) },
         { head: "Reason", wide: true, cell: (run) => outcomeOf(ctx, run) },
         { head: "Left out", cell: ({ overlapped, misfired }) => [overlapped > 0 && `${count(overlapped)} overlapped `, misfired > 0 && `${count(misfired)} misfired`, !overlapped && !misfired && none()] },
         { head: "Worker", cell: ({ worker }) => (worker ? text(worker, 28) : none()) },
@@ -102,8 +105,8 @@ function attempts(ctx, told) {
     !ctx.state.all && rows.length > FEW && h("div", { class: "pager" },
       button(`Show all ${count(rows.length)}`, () => ctx.set({ all: true }), { key: "all" })),
     ctx.state.all && older && h("div", { class: "pager" }, button("Older attempts", async () => {
-      const page = await ctx.get(`${address(ctx)}/attempts`, { after: older });
-      ctx.set({ later: [...later, ...page.attempts], older: page.after });
+      const page = await ctx.get(`${address(ctx)}/attempts`, { before: older });
+      ctx.set({ later: [...later, ...page.attempts], older: page.more ? page.attempts.at(-1).fence : null });
     })),
   ];
 }

@@ -2,7 +2,7 @@
 
 import { spark } from "../charts.js";
 import { h } from "../dom.js";
-import { now } from "../format.js";
+import { instant, now } from "../format.js";
 import { ago, chainLink, filters, lag, link, mark, pager, readPage, table, text, to } from "../parts.js";
 import { act, inWords, publish, steerMany } from "../steering.js";
 
@@ -43,7 +43,7 @@ export const chains = {
           { head: "Chain", row: true, wide: true, cell: ({ kind, key }) => [
             chainLink(kind, key), h("span", { class: "sub" }, text(kind, 60))] },
           { head: "Does", cell: ({ doing, unavailable }) => [mark(doing), unavailable && h("span", { class: "sub warn" }, "unavailable: ", text(unavailable, 24))] },
-          { head: "Late by", num: true, cell: ({ lag_ms: ms }) => lag(ms > 0 ? ms + now() - Date.parse(page.now) : 0) },
+          { head: "Late by", num: true, cell: ({ lag_ms: ms }) => lag(ms > 0 ? ms + now() - instant(page.now) : 0) },
           { head: "Next", num: true, cell: ({ due, doing }) => (doing === "retired" ? "–" : ago(due)) },
           { head: "Last end", num: true, cell: ({ last_finish: time }) => ago(time) },
           { head: "Latest runs", cell: ({ recent }) => spark(recent) },

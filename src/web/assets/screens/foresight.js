@@ -4,7 +4,7 @@ import { overTime } from "../charts.js";
 import { h } from "../dom.js";
 import { order, path, send } from "../api.js";
 import { ask, report, reportRefusal } from "../dialogs.js";
-import { count, percent, rate, span } from "../format.js";
+import { count, instant, percent, rate, span } from "../format.js";
 import { bar, button, facts, none, notice, section, table, text, to } from "../parts.js";
 
 const LENGTHS = [["1h", "1 hour"], ["6h", "6 hours"], ["24h", "24 hours"], ["3days", "3 days"]];
@@ -37,15 +37,14 @@ export const foresight = {
   },
 };
 
-function form(ctx, { file, toml, kinds, warnings }) {
+function form(ctx, { toml, kinds }) {
   return h("form", { class: "simulate", onsubmit: (event) => { event.preventDefault(); begin(ctx, event.currentTarget, toml); } },
-    warnings.map((warning, place) => h("div", { key: `warning ${place}` }, notice("warning", text(warning, 600)))),
     h("label", { class: "field" },
-      h("span", null, "Configuration ", h("span", { class: "dim" }, text(file, 100), ", secrets masked")),
+      h("span", null, "Configuration ", h("span", { class: "dim" }, "as it is in use, without secrets and comments")),
       h("textarea", { name: "toml", rows: "14", spellcheck: "false", autocomplete: "off", autocapitalize: "none", value: toml })),
     h("div", { class: "inline" },
       h("label", { class: "field" }, h("span", null, "For"), h("select", { name: "for", value: "24h" }, LENGTHS.map(([value, words]) => h("option", { value }, words)))),
-      h("label", { class: "field" }, h("span", null, "Workers"), h("input", { name: "workers", type: "number", min: "1", max: "1000", step: "1", required: true, value: "1" }))),
+      h("label", { class: "field" }, h("span", null, "Workers"), h("input", { name: "workers", type: "number", min: "1", max: "100", step: "1", required: true, value: "1" }))),
     kinds.length > 0 && h("fieldset", null, h("legend", null, "Chains of each kind"),
       h("p", { class: "hint" }, "Empty: as the kind’s model says, or one."),
       h("div", { class: "inline" }, kinds.map(({ kind, schedule }) => h("label", { class: "field", key: kind },
@@ -104,7 +103,7 @@ function results(ctx, told) {
   const throttles = Object.entries(told.throttles);
   const queues = Object.entries(told.longest_queues).filter(([, n]) => n > 0).sort(([, one], [, other]) => other - one);
   const chosen = told.series.kinds[ctx.state.kind] ? ctx.state.kind : "";
-  const from = Date.parse(told.from);
+  const from = instant(told.from);
   const points = (chosen ? told.series.kinds[chosen] : told.series.all)
     .map((value, place) => ({ at: new Date(from + place * told.series.bucket_s * 1_000).toISOString(), value }));
   const limits = throttles.map(([name, { per_s: value }]) => ({ name, value }));

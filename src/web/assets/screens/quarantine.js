@@ -2,7 +2,7 @@
 
 import { h } from "../dom.js";
 import { count } from "../format.js";
-import { ago, at, json, notice, pager, readPage, section, table, text } from "../parts.js";
+import { ago, at, json, none, notice, pager, readPage, section, table, text } from "../parts.js";
 import { act, inWords, steerMany } from "../steering.js";
 
 export const quarantine = {
@@ -24,14 +24,14 @@ export const quarantine = {
           { head: "Reason", row: true, wide: true, cell: ({ reason }) => text(reason, 400) },
           { head: "From", cell: ({ from }) => text(from, 80) },
           { head: page.after || ctx.place.query.after ? "On this page" : "Messages", num: true, cell: ({ n }) => count(n) },
-          { head: "Last", num: true, cell: ({ last }) => ago(last) },
+          { head: "Last", num: true, cell: ({ last }) => (last === null ? none() : ago(last)) },
           ctx.session.operating && { head: "Steer", buttons: true, cell: ({ reason, from }) => orders(ctx, { reason, from }) },
         ],
       })),
-      page.rows.length > 0 && section("One by one", page.rows.map((message) => h("details", { class: "message", key: message.number },
-        h("summary", null, h("span", { class: "num" }, `${count(message.number)}`), at(message.at), " ", text(message.reason, 200),
+      page.rows.length > 0 && section("One by one", page.rows.map((message, place) => h("details", { class: "message", key: message.number ?? `broker ${place}` },
+        h("summary", null, message.number !== null && h("span", { class: "num" }, `${count(message.number)}`), message.at !== null && at(message.at), " ", text(message.reason, 200),
           h("span", { class: "dim" }, " from ", text(message.from, 80), `, kept ${message.where === "broker" ? "on" : "in"} the ${message.where}`)),
-        json(ctx, message.number, asRead(message.body))))),
+        json(ctx, message.number ?? `broker ${place}`, asRead(message.body))))),
       pager(ctx, page, async () => ctx.show(await readPage(ctx, "messages", page, "quarantine"))),
     ];
   },

@@ -1,6 +1,6 @@
 // The latest attempts of everything.
 
-import { count, span } from "../format.js";
+import { count, instant, span } from "../format.js";
 import { at, ago, chainLink, filters, lag, none, outcomeOf, pager, readPage, table, text, VERDICTS, verdictMark } from "../parts.js";
 import { h } from "../dom.js";
 
@@ -25,8 +25,8 @@ export const runs = {
             : [chainLink(kind, key), h("span", { class: "sub" }, text(kind, 60))]) },
           { head: "Tick", num: true, cell: ({ tick, attempt }) => `${count(tick)}.${attempt}` },
           { head: "Verdict", cell: verdictMark },
-          { head: "Took", num: true, cell: ({ started, finished }) => (finished ? span(Date.parse(finished) - Date.parse(started)) : "runs") },
-          { head: "Late by", num: true, cell: ({ started, due }) => (due && started ? lag(Date.parse(started) - Date.parse(due)) : none()) },
+          { head: "Took", num: true, cell: ({ started, finished }) => (finished ? span(instant(finished) - instant(started)) : "runs") },
+          { head: "Late by", num: true, cell: ({ started, due }) => (due && started ? lag(instant(started) - instant(due)) : none()) },
           { head: "Reason", wide: true, cell: (run) => outcomeOf(ctx, run) },
           { head: "Worker", cell: ({ worker }) => (worker ? text(worker, 28) : none()) },
         ],

@@ -2,7 +2,7 @@
 
 import { h } from "../dom.js";
 import { path } from "../api.js";
-import { count, now, plural, span } from "../format.js";
+import { count, instant, now, plural, span } from "../format.js";
 import { ago, at, bar, facts, link, mark, notice, text, to } from "../parts.js";
 import { act, steer, tell } from "../steering.js";
 
@@ -61,7 +61,7 @@ const usedUp = ({ windows }) => windows.some(({ allow, used }) => used >= allow)
 const limits = ({ allow, per_ms: per, burst }) => `${count(allow)} in ${span(per)}${burst > 1 ? `, burst ${count(burst)}` : ""}`;
 
 function keyOf(throttle, { key, windows, opens, held, gentle_until: gentle, probing, budget }) {
-  const reopening = gentle && Date.parse(gentle) > now();
+  const reopening = gentle && instant(gentle) > now();
   return h("div", { class: "throttle-key", key },
     throttle.keyed_by && h("h3", null, "Key ", text(key, 120)),
     windows.map(({ allow, per_ms: per, used }, place) => h("div", { class: "metered", key: place },
@@ -71,7 +71,7 @@ function keyOf(throttle, { key, windows, opens, held, gentle_until: gentle, prob
     // One that is not keyed has said all this above.
     !(throttle.in_the_way && !throttle.keyed_by) && h("p", { class: "state-line" },
       held ? ["Held until ", at(held.until), " (", ago(held.until), ")", held.by ? [" by order of ", text(held.by, 80)] : " by word of the upstream", held.why && [": ", text(held.why, 400)]]
-        : Date.parse(opens) > now() ? ["Next slot opens ", ago(opens)] : "A slot is open"),
+        : instant(opens) > now() ? ["Next slot opens ", ago(opens)] : "A slot is open"),
     (reopening || probing || budget) && h("p", { class: "state-line warn" },
       probing && "Tries one start at a time: its upstream did not work. ",
       reopening && ["Reopens gently until ", at(gentle), ". "],
