@@ -352,7 +352,9 @@ mod tests {
             closed: Some(Closed { why: "x".into(), by: "ann".into(), at: at(0) }),
             ..FleetOrders::default()
         };
-        let table: [((usize, u16, Option<u16>), &FleetOrders, &FleetOrders, Flow); 7] = [
+        /// What is configured, what was ordered of queue and worker, and what comes of it.
+        type Row<'a> = ((usize, u16, Option<u16>), &'a FleetOrders, &'a FleetOrders, Flow);
+        let table: [Row<'_>; 7] = [
             ((8, 16, None), &none, &none, Flow { open: true, places: 8, prefetch: 16 }),
             ((8, 16, Some(3)), &none, &none, Flow { open: true, places: 8, prefetch: 3 }),
             ((8, 12, None), &places(2), &none, Flow { open: true, places: 2, prefetch: 3 }),

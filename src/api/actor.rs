@@ -145,20 +145,30 @@ impl Authenticator {
             return Ok(Authenticated { actor, note_use: None });
         };
         let hash = token_hash(token);
-        if let Some(wait) = self.failures(|failures, now| failures.wait(address, hash.as_ref(), now)) {
+        let counted = self.failures(|failures, now| failures.begin(address, hash.as_ref(), now)).map_err(|wait| {
             let detail = "too many tokens that are worth nothing came from this address, or this one too often; mend \
                           the program that sends them";
-            return Err(Problem::too_many(detail, wait));
-        }
+            Problem::too_many(detail, wait)
+        })?;
+        let take_back = |failures: &mut Failures| {
+            if counted {
+                failures.take_back(address, hash.as_ref());
+            }
+        };
         let found = match &hash {
-            Some(hash) => ledger.token(*hash).await?,
+            Some(hash) => {
+                ledger.token(*hash).await.inspect_err(|_| self.failures(|failures, _| take_back(failures)))?
+            }
             None => None,
         };
         match judge(found, ledger.now()) {
             Ok(token) => {
-                if let Some(hash) = hash {
-                    self.failures(|failures, _| failures.succeeded(hash));
-                }
+                self.failures(|failures, _| {
+                    take_back(failures);
+                    if let Some(hash) = hash {
+                        failures.succeeded(hash);
+                    }
+                });
                 let old = |noted| ledger.now().since(noted) >= USE_NOTED_EVERY;
                 let note_use = token.last_used.is_none_or(old).then_some(token.id);
                 let actor = Actor { who: Who::Token(token.id, token.name), scope: token.scope };
@@ -166,7 +176,9 @@ impl Authenticator {
             }
             Err(why) => {
                 tracing::warn!(%address, why, "a token was refused");
-                self.failures(|failures, now| failures.failed(address, hash, now));
+                if !counted {
+                    self.failures(|failures, now| failures.failed(address, hash, now));
+                }
                 Err(Problem::unauthorized(format!("{why}; `roundelay token create` makes a new one")))
             }
         }

@@ -3,7 +3,7 @@
 //!
 //! An endpoint is a small function in a file named after its resource:
 //!
-//! ```ignore
+//! ```text
 //! /// Pauses a queue.
 //! #[utoipa::path(post, path = "/queues/{queue}/pause", tag = "queues", params(("queue" = String, Path)),
 //!     request_body = Why, responses((status = 200, body = Words)))]
@@ -58,7 +58,7 @@ pub struct Needs {
 }
 
 impl Needs {
-    const fn scope(scope: Scope) -> Self {
+    pub(super) const fn scope(scope: Scope) -> Self {
         Self { scope, body: SMALL, secret: false }
     }
 
@@ -148,8 +148,7 @@ impl Endpoints {
         for (path, mut item) in paths.paths {
             let path = format!("{PREFIX}{path}");
             for (method, operation) in operations(&mut item) {
-                let there = self.rules.0.entry(path.clone()).or_default().insert(method.clone(), needs);
-                assert!(there.is_none(), "{method} {path} is in the table twice");
+                self.rules.add(&path, method.clone(), needs);
                 operation.operation_id = Some(name(&method, &path));
                 describe(operation, &method, needs);
             }
@@ -168,6 +167,11 @@ impl Endpoints {
 pub struct Rules(HashMap<String, HashMap<Method, Needs>>);
 
 impl Rules {
+    pub(super) fn add(&mut self, path: &str, method: Method, needs: Needs) {
+        let there = self.0.entry(path.to_owned()).or_default().insert(method, needs);
+        assert!(there.is_none(), "{path} is in the table twice with one method");
+    }
+
     /// What this method of this path needs, with the names of the path's parameters in place of their values.
     ///
     /// # Errors

@@ -63,6 +63,12 @@ impl<K: Key + Eq> Counts<K> {
         }
         count.failures += 1;
     }
+
+    fn take_back(&mut self, key: &K) {
+        if let Some(count) = self.by.get_mut(key) {
+            count.failures = count.failures.saturating_sub(1);
+        }
+    }
 }
 
 /// Failures of late, by address and by token. All times count from a beginning of the caller's.
@@ -81,9 +87,33 @@ impl Default for Failures {
 }
 
 impl Failures {
+    /// A token is about to be looked at. It counts as a failure until it has succeeded, or whoever leaves before the
+    /// answer would not be counted; answers whether it was counted.
+    ///
+    /// # Errors
+    /// How long it is not looked at.
+    pub fn begin(&mut self, address: IpAddr, token: Option<&Hash>, now: Duration) -> Result<bool, Duration> {
+        if token.is_some_and(|token| self.good.contains(token)) {
+            return Ok(false);
+        }
+        if let Some(wait) = self.wait(address, token, now) {
+            return Err(wait);
+        }
+        self.failed(address, token.copied(), now);
+        Ok(true)
+    }
+
+    /// It could not be looked at: what was counted was no failure.
+    pub fn take_back(&mut self, address: IpAddr, token: Option<&Hash>) {
+        self.addresses.take_back(&network(address));
+        if let Some(token) = token {
+            self.tokens.take_back(token);
+        }
+    }
+
     /// How long this token is not looked at when it comes from this address; nothing when it is. No token stands
     /// for what cannot be one.
-    pub fn wait(&self, address: IpAddr, token: Option<&Hash>, now: Duration) -> Option<Duration> {
+    fn wait(&self, address: IpAddr, token: Option<&Hash>, now: Duration) -> Option<Duration> {
         match token {
             Some(token) if self.good.contains(token) => None,
             token => {
@@ -150,9 +180,23 @@ mod tests {
         // Whoever has a good token and shares the address goes on.
         failures.succeeded(unknown);
         assert_eq!(failures.wait(theirs, Some(&unknown), second * 11), None);
+        assert_eq!(failures.begin(theirs, Some(&unknown), second * 11), Ok(false));
         // Until it is revoked.
         failures.failed(theirs, Some(unknown), second * 12);
         assert!(failures.wait(theirs, Some(&unknown), second * 12).is_some());
+    }
+
+    #[test]
+    fn who_leaves_before_the_answer_is_counted_and_who_succeeds_is_not() {
+        let (mut failures, now, theirs) = (Failures::default(), Duration::ZERO, address("192.0.2.1"));
+        for n in 0..MOST_FROM_ADDRESS * 2 {
+            assert_eq!(failures.begin(theirs, Some(&hash(n)), now), Ok(true), "{n}");
+            failures.take_back(theirs, Some(&hash(n)));
+        }
+        for n in 0..MOST_FROM_ADDRESS {
+            assert_eq!(failures.begin(theirs, Some(&hash(n)), now), Ok(true), "{n}");
+        }
+        assert_eq!(failures.begin(theirs, Some(&hash(7)), now), Err(WINDOW));
     }
 
     #[test]

@@ -18,6 +18,7 @@ use std::time::Duration;
 use axum::body::{Body, HttpBody};
 use axum::extract::{MatchedPath, RawPathParams, Request, State};
 use axum::http::header::CONTENT_TYPE;
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, IntoResponseParts, Response, ResponseParts};
@@ -124,7 +125,7 @@ impl Gate {
         site::is_json(request.headers())?;
         let actor = self.authenticate(client(&request)?, request.headers()).await?;
 
-        let mut entry = NewAuditEntry {
+        let entry = NewAuditEntry {
             actor: actor.label(),
             scope: actor.scope,
             action: format!("{} {path}", request.method()),
@@ -132,50 +133,27 @@ impl Gate {
             detail: Value::Null.to_string(),
             status: None,
         };
-        let (mut parts, body) = request.into_parts();
+        let (parts, body) = request.into_parts();
         let taken = async {
             allow(&actor, needs)?;
             let key = key(&parts.headers)?;
             Ok((key, self.take(body, needs.body).await?))
         };
         let taken: Result<(Option<String>, Bytes)> = taken.await;
+        // From here on it goes on without the client, or one who leaves would leave half of it.
+        let api = self.api.clone();
         let (key, body) = match taken {
             Ok(taken) => taken,
             Err(problem) => {
                 if problem.status != StatusCode::UNAUTHORIZED.as_u16() {
-                    self.note_refused(entry, &problem).await;
+                    let noted = note_refused(api, entry, problem.clone()).in_current_span();
+                    let _ = self.tasks.spawn(noted).await;
                 }
                 return Err(problem);
             }
         };
-        entry.detail = detail(&body).to_string();
-
-        let (mut held, mut request_key) = (None, None);
-        if let Some(key) = key {
-            let holder = actor.holder();
-            request_key = Some(hash(&[holder.as_bytes(), key.as_bytes()]));
-            let asked = parts.uri.path_and_query().map_or("", |asked| asked.as_str());
-            let fingerprint = hash(&[parts.method.as_str().as_bytes(), asked.as_bytes(), &body]);
-            let request = KeyedRequest { actor: holder, key, fingerprint };
-            match self.api.ledger().begin_request(request, LEASE).await? {
-                Begun::New(number) => held = Some(number),
-                begun => return replay(begun),
-            }
-        }
-        let number = match self.api.ledger().begin_audit(entry).await {
-            Ok(number) => number,
-            // Nothing is changed of which nobody would know.
-            Err(error) => {
-                self.end(held, None).await;
-                return Err(error.into());
-            }
-        };
-        tracing::info!(actor = actor.label(), number, "a change was asked for");
-        parts.extensions.insert(actor);
-        parts.extensions.insert(RequestKey(request_key));
-        let work = Work { api: self.api.clone(), number, held, secret: needs.secret };
-        let work = work.run(Request::from_parts(parts, Body::from(body)), next).in_current_span();
-        self.tasks.spawn(work).await.map_err(|_| Problem::broken())
+        let change = Change { api, actor, entry, parts, key, body, secret: needs.secret };
+        self.tasks.spawn(change.make(next).in_current_span()).await.map_err(|_| Problem::broken())?
     }
 
     async fn authenticate(&self, Client(address): Client, headers: &HeaderMap) -> Result<Actor> {
@@ -208,17 +186,58 @@ impl Gate {
             }
         }
     }
+}
 
-    async fn note_refused(&self, entry: NewAuditEntry, problem: &Problem) {
-        let detail = json!({ "refused": problem.detail }).to_string();
-        let entry = NewAuditEntry { status: Some(problem.status), detail, ..entry };
-        if let Err(error) = self.api.ledger().begin_audit(entry).await {
-            tracing::warn!(%error, "that a change was refused could not be written to the audit");
-        }
+async fn note_refused(api: Arc<Api>, entry: NewAuditEntry, problem: Problem) {
+    let detail = json!({ "refused": problem.detail }).to_string();
+    let entry = NewAuditEntry { status: Some(problem.status), detail, ..entry };
+    if let Err(error) = api.ledger().begin_audit(entry).await {
+        tracing::warn!(%error, "that a change was refused could not be written to the audit");
     }
+}
 
-    async fn end(&self, held: Option<i64>, answer: Option<KeptAnswer>) {
-        end(&self.api, held, answer).await;
+/// A change that may be made.
+struct Change {
+    api: Arc<Api>,
+    actor: Actor,
+    entry: NewAuditEntry,
+    parts: Parts,
+    /// The request's own.
+    key: Option<String>,
+    body: Bytes,
+    /// The answer must not be kept.
+    secret: bool,
+}
+
+impl Change {
+    /// Makes it, unless it was made before.
+    async fn make(mut self, next: Next) -> Result<Response> {
+        let (mut held, mut request_key) = (None, None);
+        if let Some(key) = self.key {
+            let holder = self.actor.holder();
+            request_key = Some(hash(&[holder.as_bytes(), key.as_bytes()]));
+            let asked = self.parts.uri.path_and_query().map_or("", |asked| asked.as_str());
+            let fingerprint = hash(&[self.parts.method.as_str().as_bytes(), asked.as_bytes(), &self.body]);
+            let request = KeyedRequest { actor: holder, key, fingerprint };
+            match self.api.ledger().begin_request(request, LEASE).await? {
+                Begun::New(number) => held = Some(number),
+                begun => return replay(begun),
+            }
+        }
+        let entry = NewAuditEntry { detail: detail(&self.body).to_string(), ..self.entry };
+        let number = match self.api.ledger().begin_audit(entry).await {
+            Ok(number) => number,
+            // Nothing is changed of which nobody would know.
+            Err(error) => {
+                end(&self.api, held, None).await;
+                return Err(error.into());
+            }
+        };
+        tracing::info!(actor = self.actor.label(), number, "a change was asked for");
+        self.parts.extensions.insert(self.actor);
+        self.parts.extensions.insert(RequestKey(request_key));
+        let work = Work { api: self.api, number, held, secret: self.secret };
+        Ok(work.run(Request::from_parts(self.parts, Body::from(self.body)), next).await)
     }
 }
 

@@ -8,7 +8,7 @@
 //!   and the audit.
 //! - `endpoints`: the table of what there is, with the scope that each needs.
 //! - The endpoints, in a file for each resource. They share an [`Api`] and take what `extract` reads; lists have
-//!   pages ([`page`]), and what cannot be done is a [`Problem`].
+//!   pages (`page`), and what cannot be done is a [`Problem`].
 //!
 //! docs/api.md says what holds for all of it, and docs/openapi.json describes every endpoint.
 
@@ -27,7 +27,7 @@ mod ladder;
 mod openapi;
 mod overview;
 mod owners;
-pub mod page;
+mod page;
 mod problem;
 mod quarantine;
 mod queues;
@@ -36,6 +36,8 @@ mod server;
 mod session;
 mod simulations;
 mod site;
+#[cfg(test)]
+mod tests;
 mod throttles;
 mod tokens;
 mod words;
@@ -178,6 +180,13 @@ impl Api {
     /// The simulations that were asked for.
     fn simulations(&self) -> &Simulations {
         &self.simulations
+    }
+
+    /// Closes what was opened here of the broker's. A worker closes its own.
+    pub async fn close(&self) {
+        if let Some(connections) = self.connections.get() {
+            connections.broker.close().await;
+        }
     }
 
     /// Cancelled when the server stops: whatever answers without an end ends then.

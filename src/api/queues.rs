@@ -74,7 +74,7 @@ impl Why {
 
 async fn order(api: &Api, actor: &Actor, queue: &str, order: FleetOrder) -> Result<()> {
     api.config().queue(queue).map_err(Problem::not_found)?;
-    api.ledger().order_fleet(Subject::Queue(queue.into()), order, actor.name().to_owned()).await?;
+    api.ledger().order_fleet(Subject::Queue(queue.into()), order, actor.label()).await?;
     Ok(())
 }
 

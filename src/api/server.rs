@@ -146,7 +146,7 @@ impl Server {
         let tasks = TaskTracker::new();
         let settings = &listener.settings;
         let (routes, rules) = routes_and_rules();
-        let gate = Arc::new(Gate {
+        let gate = Gate {
             api: api.clone(),
             rules,
             site: Site {
@@ -158,12 +158,8 @@ impl Server {
             authenticator: Authenticator::new(listener.anonymous),
             patience: settings.patience * PATIENT,
             tasks: tasks.clone(),
-        });
-        let router = routes
-            .layer(from_fn_with_state(gate.clone(), gate::pass))
-            .fallback(door::elsewhere)
-            .layer(from_fn_with_state(gate, door::pass))
-            .with_state(api.clone());
+        };
+        let router = router(routes, gate);
         Ok(Self { listener, api, router, tasks })
     }
 
@@ -224,6 +220,16 @@ impl Server {
             tracing::warn!("some who use the API were cut off");
         }
     }
+}
+
+/// The way of a request: through the door, and to an endpoint through the gate.
+pub(super) fn router(routes: Router<Arc<Api>>, gate: Gate) -> Router {
+    let (api, gate) = (gate.api.clone(), Arc::new(gate));
+    routes
+        .layer(from_fn_with_state(gate.clone(), gate::pass))
+        .fallback(door::elsewhere)
+        .layer(from_fn_with_state(gate, door::pass))
+        .with_state(api)
 }
 
 /// Forgets what is too old, a part at a time.

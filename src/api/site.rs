@@ -234,7 +234,8 @@ mod tests {
     #[test]
     fn pages_of_other_sites_are_told_by_what_browsers_say() {
         let host = |text: &str| Host::read(text).unwrap();
-        let table: [(&str, bool, &[(&'static str, &str)], bool); 16] = [
+        type Given = &'static [(&'static str, &'static str)];
+        let table: [(&str, bool, Given, bool); 16] = [
             ("localhost:15680", false, &[], true),
             ("localhost:15680", false, &[("origin", "http://localhost:15680")], true),
             ("localhost:15680", false, &[("origin", "http://LOCALHOST:15680")], true),

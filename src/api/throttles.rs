@@ -59,7 +59,7 @@ pub async fn show(
 }
 
 async fn order(api: &Api, actor: &Actor, name: String, order: ThrottleOrder) -> Result<Orders> {
-    Ok(api.ledger().order_throttle(name, order, actor.name().to_owned()).await?)
+    Ok(api.ledger().order_throttle(name, order, actor.label()).await?)
 }
 
 /// How long, and why.

@@ -38,7 +38,7 @@ async fn order(api: &Api, actor: &Actor, worker: &str, order: FleetOrder) -> Res
     if !known {
         return Err(Problem::not_found(format!("there is no worker {worker}; it may have ended")));
     }
-    api.ledger().order_fleet(Subject::Worker(worker.into()), order, actor.name().to_owned()).await?;
+    api.ledger().order_fleet(Subject::Worker(worker.into()), order, actor.label()).await?;
     Ok(())
 }
 

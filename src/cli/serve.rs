@@ -37,7 +37,8 @@ impl Serve {
         let shutdown = shutdown_on_signal()?;
         let listener = Listener::bind(&config.api, address).await?;
         let api = Api::open(config).await?;
-        Server::new(listener, api).await?.run(shutdown).await;
+        Server::new(listener, api.clone()).await?.run(shutdown).await;
+        api.close().await;
         tracing::info!("stopped");
         Ok(())
     }

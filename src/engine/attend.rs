@@ -74,9 +74,12 @@ struct Told {
     all: Counter,
     queues: BTreeMap<String, Counted>,
     untold: Vec<Pulse>,
-    /// When it last told, and what could change at once: what it does, and how its queues flow.
-    last: Option<(Instant, WorkerState, Vec<(bool, usize)>)>,
+    /// When it last told, and of what.
+    last: Option<(Instant, Look)>,
 }
+
+/// What is told at once when it has changed: what the worker does, and of each queue whether it is open, and how wide.
+type Look = (WorkerState, Vec<(bool, usize)>);
 
 /// The starts of a queue.
 #[derive(Default)]
@@ -119,18 +122,15 @@ impl Told {
 
     async fn tell(&mut self, core: &Core) -> Result<(), LedgerError> {
         let presence = self.presence(core);
-        let flows: Vec<_> = presence.queues.iter().map(|queue| (queue.open, queue.concurrency)).collect();
-        let state = presence.state;
-        let as_told = self
-            .last
-            .as_ref()
-            .is_some_and(|(at, was, flowed)| at.elapsed() < EVERY && (*was, flowed) == (state, &flows));
+        let flows = presence.queues.iter().map(|queue| (queue.open, queue.concurrency)).collect();
+        let look: Look = (presence.state, flows);
+        let as_told = self.last.as_ref().is_some_and(|(at, last)| at.elapsed() < EVERY && *last == look);
         if as_told && self.untold.is_empty() {
             return Ok(());
         }
         core.ledger.attend(presence, self.untold.clone()).await?;
         self.untold.clear();
-        self.last = Some((Instant::now(), state, flows));
+        self.last = Some((Instant::now(), look));
         Ok(())
     }
 

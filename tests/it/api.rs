@@ -347,7 +347,7 @@ mod run {
         );
         until("starts are counted", || async {
             let hour = got(&served, "/overview").await["starts"]["hour"].clone();
-            hour.as_array().unwrap().iter().map(|bucket| bucket["starts"].as_i64().unwrap()).sum::<i64>() == 2
+            hour.as_array().unwrap().iter().map(|bucket| bucket["starts"].as_i64().unwrap()).sum::<i64>() >= 2
         })
         .await;
         // The same as events, while one listens.

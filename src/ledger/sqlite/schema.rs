@@ -402,5 +402,8 @@ mod tests {
         assert!(refused.contains("a newer program") && refused.contains("stop this one"), "{refused}");
         let jobs: i64 = newer.query_row("SELECT count(*) FROM jobs", [], |row| row.get(0)).unwrap();
         assert_eq!(jobs, 1);
+        // Nor does the old program keep the lock.
+        newer.busy_timeout(std::time::Duration::ZERO).unwrap();
+        newer.execute("DELETE FROM jobs", []).unwrap();
     }
 }

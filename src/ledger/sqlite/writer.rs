@@ -240,8 +240,8 @@ fn in_transaction<T>(
         // IMMEDIATE takes the write lock at once: a transaction that reads first and then writes
         // could find that another process has written between, and fail.
         store.connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-        schema::still_ours(&store.connection)?;
-        match work(store).and_then(|value| {
+        // Whatever ends it, the lock is given back: a newer program may be waiting for it.
+        match schema::still_ours(&store.connection).and_then(|()| work(store)).and_then(|value| {
             store.connection.prepare_cached("COMMIT")?.execute([])?;
             Ok(value)
         }) {

@@ -73,6 +73,7 @@ async fn play(mut plan: Plan, progress: impl Fn(Duration) -> bool) -> Result<Rep
     // Nobody reads the records of attempts here, and there may be very many.
     plan.config.ledger.history = REMEMBERED;
     plan.config.worker.listen = None;
+    plan.config.api.listen = None;
     let broker = EmbeddedBroker::new(Names::new(&plan.config.broker.prefix));
     broker.apply(&plan.config.topology()).await?;
     let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &dice)?;
