@@ -229,6 +229,12 @@ pub struct Counter {
 }
 
 impl Counter {
+    /// There are no starts yet, at `now`.
+    pub fn starting(now: Time) -> Self {
+        let tens = now.as_millis().div_euclid(SECONDS as i64 * 1_000);
+        Self { tens, before: Some(0), ..Self::default() }
+    }
+
     /// There have been `total` starts at `now`, which is about the end of a second. Answers what has come to its end
     /// with that: when it began, and the starts of its seconds.
     pub fn look(&mut self, total: u64, now: Time) -> Option<(Time, [u64; SECONDS])> {
@@ -382,6 +388,9 @@ mod tests {
         assert!((counter.rate(at(31_001)) - 2.0).abs() < 1e-9);
         // A clock that is set begins another set, and nothing is lost.
         assert_eq!(counter.look(21, at(900_000)), Some((at(30_000), [2, 0, 0, 0, 0, 0, 0, 0, 0, 0])));
+        let mut counter = Counter::starting(at(17_300));
+        assert_eq!(counter.look(4, at(18_001)), None, "those of its first second count");
+        assert_eq!(counter.look(4, at(21_000)), Some((at(10_000), [0, 0, 0, 0, 0, 0, 0, 4, 0, 0])));
     }
 
     #[test]

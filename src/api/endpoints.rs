@@ -300,7 +300,7 @@ pub fn document() -> String {
         .title("Roundelay")
         .version(env!("CARGO_PKG_VERSION"))
         .description(Some(
-            "The admin API. Times are RFC 3339 in UTC with milliseconds; durations are text in requests (`30m`) and \
+            "The admin API. Times are milliseconds since 1970; durations are text in requests (`30m`) and \
              milliseconds in answers. Keys are percent-encoded as parts of a path. docs/api.md has the rules that hold \
              for all of it.",
         ))

@@ -92,8 +92,10 @@ struct Counted {
 
 impl Told {
     fn begin(core: &Core) -> Self {
-        let queues = platform_queues(core).map(|(name, _)| (name.clone(), Counted::default())).collect();
-        Self { started: core.ledger.now(), all: Counter::default(), queues, untold: Vec::new(), last: None }
+        let started = core.ledger.now();
+        let counted = || Counted { counter: Counter::starting(started), ..Counted::default() };
+        let queues = platform_queues(core).map(|(name, _)| (name.clone(), counted())).collect();
+        Self { started, all: Counter::starting(started), queues, untold: Vec::new(), last: None }
     }
 
     /// A second is over.

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use super::slots::{Limits, Micros, Window};
 use crate::config::Config;
 
-/// The most starts that a window can allow, and the longest window and hold, as the configuration has it, too.
+/// The most starts that a window can allow, as the configuration has it, too.
 const MOST: u32 = 1_000_000;
-/// See [`MOST`].
+/// The longest window and hold.
 pub const LONGEST: Duration = Duration::from_secs(366 * 86_400);
 
 /// Refuses limits that the configuration could not have either, or with which runs of the throttle `name` could never
