@@ -9,7 +9,7 @@ use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::extract::{Body, Path, Query};
+use super::extract::{Body, Path, Query, given};
 use super::gate::Detail;
 use super::page;
 use super::problem::{Problem, Result};
@@ -198,13 +198,18 @@ pub struct Came<A> {
 /// Pauses, resumes, retires or brings forward all chains that fit a filter; with `dry_run`, only counts them.
 ///
 /// When it has returned after `pause` or `retire`, no new run of them begins. `advance` concerns at most 10,000
-/// chains at a time.
+/// chains at a time, and of those that tick it changes those that sleep. A field of the filter that is empty is refused.
 #[utoipa::path(post, path = "/chains/actions", tag = "chains", request_body = Wish,
     responses((status = 200, description = "How many it was about", body = Came<Action>)))]
 pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<(Detail, Json<Came<Action>>)> {
     let Wish { action, filter, dry_run } = wish;
     let detail = Detail(json!({ "action": action, "filter": filter, "dry_run": dry_run }));
     let ChainFilter { kind, owner, queue, state, text } = filter;
+    let (kind, owner) = (given("kind", kind)?, given("owner", owner)?);
+    let (queue, text) = (given("queue", queue)?, given("text", text)?);
+    if action == Action::Advance && state == Some(ChainState::Late) {
+        return Err(Problem::unprocessable("filter.state: what is late is due already"));
+    }
     let config = api.config();
     let sought = Sought { kind, owner, queue, text, state };
     let which = sought.which(&config, api.ledger().now());
@@ -219,7 +224,7 @@ pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<
         Action::Resume => Order::Resume,
         Action::Retire => Order::Retire,
     };
-    let matching = api.ledger().matching(which.clone(), order).await?;
+    let matching = api.counting().matching(which.clone(), order).await?;
     let changed = match (dry_run, action) {
         (true, _) => None,
         (false, Action::Advance) => {

@@ -55,16 +55,23 @@ pub struct Needs {
     pub body: usize,
     /// Its answer has a secret, which must not be kept.
     pub secret: bool,
+    /// Its body is nobody's business: the audit has how long it was, and what the endpoint tells of it.
+    pub private: bool,
 }
 
 impl Needs {
     pub(super) const fn scope(scope: Scope) -> Self {
-        Self { scope, body: SMALL, secret: false }
+        Self { scope, body: SMALL, secret: false, private: false }
     }
 
     /// It takes bodies of up to [`LARGE`].
     const fn large(self) -> Self {
         Self { body: LARGE, ..self }
+    }
+
+    /// The audit has nothing of its body.
+    const fn private(self) -> Self {
+        Self { private: true, ..self }
     }
 
     /// Its answer has a secret.
@@ -88,7 +95,7 @@ fn endpoints() -> Endpoints {
         .add(ADMIN, routes!(tokens::list))
         .add(ADMIN.secret(), routes!(tokens::create))
         .add(ADMIN, routes!(tokens::revoke))
-        .add(OPERATE.large(), routes!(jobs::publish))
+        .add(OPERATE.large().private(), routes!(jobs::publish))
         .add(READ, routes!(overview::show))
         .add(READ, routes!(overview::events))
         .add(READ, routes!(chains::list))
@@ -125,7 +132,7 @@ fn endpoints() -> Endpoints {
         .add(OPERATE, routes!(workers::drain))
         .add(OPERATE, routes!(workers::resume))
         .add(READ, routes!(configuration::show))
-        .add(OPERATE.large(), routes!(simulations::begin))
+        .add(OPERATE.large().private(), routes!(simulations::begin))
         .add(READ, routes!(simulations::show))
         .add(OPERATE, routes!(simulations::forget))
 }

@@ -41,6 +41,20 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     Ok(read)
 }
 
+/// What an order is filtered by. A field that is there and empty is a slip, such as a variable that was never set, and
+/// must not mean everything.
+///
+/// # Errors
+/// When it is empty.
+pub fn given(field: &str, text: Option<String>) -> Result<Option<String>> {
+    match text {
+        Some(text) if text.is_empty() => {
+            Err(Problem::unprocessable(format!("filter.{field}: it is empty; leave it out, or say which are meant")))
+        }
+        text => Ok(text),
+    }
+}
+
 /// What stands after the question mark.
 #[derive(Clone, Debug)]
 pub struct Query<T>(pub T);

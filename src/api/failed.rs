@@ -10,7 +10,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
 use super::chains::Came;
-use super::extract::{Body, Query};
+use super::extract::{Body, Query, given};
 use super::gate::Detail;
 use super::page;
 use super::problem::Result;
@@ -30,24 +30,36 @@ pub struct FailedFilter {
     code: Option<String>,
     /// With this in the entity's key, or, where it has `*` or `?`, with keys that fit it.
     text: Option<String>,
-    /// Of this part.
+    /// Of this part; in an order, empty for whole entities.
     item: Option<String>,
     /// Those that are never tried again by themselves, or those that are.
     permanent: Option<bool>,
 }
 
 impl FailedFilter {
-    fn read(self) -> FailureFilter {
-        // Empty fields of a form mean nothing.
+    /// To look: empty fields of a form mean nothing.
+    fn seen(self) -> FailureFilter {
         let said = |text: Option<String>| text.filter(|text| !text.is_empty());
+        let (kind, owner, code) = (said(self.kind), said(self.owner), said(self.code));
+        Self { kind, owner, code, text: said(self.text), item: said(self.item), ..self }.read()
+    }
+
+    /// To change something: empty fields are a slip. Only the whole of an entity is a part without a name.
+    fn meant(self) -> Result<FailureFilter> {
+        let (kind, owner) = (given("kind", self.kind)?, given("owner", self.owner)?);
+        let (code, text) = (given("code", self.code)?, given("text", self.text)?);
+        Ok(Self { kind, owner, code, text, ..self }.read())
+    }
+
+    fn read(self) -> FailureFilter {
         let pattern = |text: String| if text.contains(['*', '?']) { text } else { format!("*{text}*") };
         FailureFilter {
-            kind: said(self.kind),
+            kind: self.kind,
             key: None,
-            like: said(self.text).map(pattern),
-            owner: said(self.owner),
-            item: said(self.item),
-            code: said(self.code),
+            like: self.text.map(pattern),
+            owner: self.owner,
+            item: self.item,
+            code: self.code,
             permanent: self.permanent,
         }
     }
@@ -90,7 +102,7 @@ pub struct Failed {
 pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<Failed>> {
     let Wanted { kind, owner, code, text, item, permanent, limit, after } = wanted;
     let (limit, after) = (page::size(limit)?, page::place::<FailurePlace>(after.as_deref())?);
-    let filter = FailedFilter { kind, owner, code, text, item, permanent }.read();
+    let filter = FailedFilter { kind, owner, code, text, item, permanent }.seen();
     // One more tells whether there are more.
     let mut found = api.ledger().failed(filter, after, limit + 1).await?;
     let more = found.len() > limit as usize;
@@ -112,7 +124,7 @@ pub struct Reasons {
 #[utoipa::path(get, path = "/failures/reasons", tag = "failures", params(FailedFilter),
     responses((status = 200, description = "All reasons", body = Reasons)))]
 pub async fn reasons(State(api): State<Arc<Api>>, Query(filter): Query<FailedFilter>) -> Result<Json<Reasons>> {
-    let reasons = api.ledger().reasons(filter.read()).await?;
+    let reasons = api.counting().reasons(filter.seen()).await?;
     Ok(Json(Reasons { reasons: reasons.into_iter().map(ReasonRow::from).collect() }))
 }
 
@@ -148,8 +160,8 @@ pub async fn act(
     Body(FailedWish { action, filter, dry_run }): Body<FailedWish>,
 ) -> Result<(Detail, Json<Came<FailedAction>>)> {
     let detail = Detail(json!({ "action": action, "filter": filter, "dry_run": dry_run }));
-    let filter = filter.read();
-    let (parts, wholes) = api.ledger().count_failed(filter.clone()).await?;
+    let filter = filter.meant()?;
+    let (parts, wholes) = api.counting().count_failed(filter.clone()).await?;
     let (matching, changed) = match (action, dry_run) {
         (FailedAction::Retry, true) => (parts, None),
         (FailedAction::Retry, false) => (parts, Some(api.ledger().retry_failed(filter).await?)),

@@ -109,6 +109,9 @@ pub async fn pass(
 impl Gate {
     /// A request that changes nothing.
     async fn read(&self, path: &str, mut request: Request, next: Next) -> Result<Response> {
+        // Some answers cost something, and no other page has any business here.
+        let host = request.extensions().get::<Host>().ok_or_else(Problem::broken)?;
+        self.site.same_origin(host, request.headers())?;
         let needs = self.rules.find(request.method(), path)?;
         let actor = self.authenticate(client(&request)?, request.headers()).await?;
         allow(&actor, needs)?;
@@ -152,7 +155,7 @@ impl Gate {
                 return Err(problem);
             }
         };
-        let change = Change { api, actor, entry, parts, key, body, secret: needs.secret };
+        let change = Change { api, actor, entry, parts, key, body, needs };
         self.tasks.spawn(change.make(next).in_current_span()).await.map_err(|_| Problem::broken())?
     }
 
@@ -205,8 +208,7 @@ struct Change {
     /// The request's own.
     key: Option<String>,
     body: Bytes,
-    /// The answer must not be kept.
-    secret: bool,
+    needs: Needs,
 }
 
 impl Change {
@@ -224,7 +226,8 @@ impl Change {
                 begun => return replay(begun),
             }
         }
-        let entry = NewAuditEntry { detail: detail(&self.body).to_string(), ..self.entry };
+        let detail = if self.needs.private { json!({ "bytes": self.body.len() }) } else { detail(&self.body) };
+        let entry = NewAuditEntry { detail: detail.to_string(), ..self.entry };
         let number = match self.api.ledger().begin_audit(entry).await {
             Ok(number) => number,
             // Nothing is changed of which nobody would know.
@@ -236,7 +239,7 @@ impl Change {
         tracing::info!(actor = self.actor.label(), number, "a change was asked for");
         self.parts.extensions.insert(self.actor);
         self.parts.extensions.insert(RequestKey(request_key));
-        let work = Work { api: self.api, number, held, secret: self.secret };
+        let work = Work { api: self.api, number, held, secret: self.needs.secret };
         Ok(work.run(Request::from_parts(self.parts, Body::from(self.body)), next).await)
     }
 }

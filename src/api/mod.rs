@@ -81,6 +81,7 @@ pub struct Api {
     connections: OnceCell<Connections>,
     board: Board,
     simulations: Simulations,
+    shelf: tokio::sync::Mutex<()>,
     stopping: CancellationToken,
 }
 
@@ -125,6 +126,7 @@ impl Api {
             connections,
             board: Board::default(),
             simulations: Simulations::default(),
+            shelf: tokio::sync::Mutex::default(),
             stopping: CancellationToken::new(),
         }
     }
@@ -161,6 +163,16 @@ impl Api {
         };
         let connected: Result<_, StartError> = self.connections.get_or_try_init(connect).await;
         connected.map_err(|error| Problem::away("the broker", &error))
+    }
+
+    /// Keeps the truth, too: for what takes long, so that nobody else waits for it.
+    pub fn counting(&self) -> &dyn Ledger {
+        &*self.counting
+    }
+
+    /// Held while messages that wait for a person are in hand: two who look at the same time would each see a part.
+    async fn shelf(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.shelf.lock().await
     }
 
     /// What is known of everything.

@@ -16,6 +16,8 @@ use crate::inspect::overview::{Overview, overview};
 
 /// From one event to the next.
 const EVERY: Duration = Duration::from_secs(2);
+/// Then it ends, and whoever goes on listening shows the token again, which may be worth nothing by then.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// Tells how everything is: chains in figures, starts over the last hour, and what is wrong, in words.
 ///
@@ -34,23 +36,25 @@ fn current(api: &Api) -> Result<Overview> {
     Ok(overview(&facts, &api.config()))
 }
 
-/// Tells the same every two seconds, as server-sent events of the name `overview`, until the client leaves.
+/// Tells the same every two seconds, as server-sent events of the name `overview`, for a minute; then ask again.
 ///
 /// While the ledger does not answer, an event of the name `problem` comes in its place.
 #[utoipa::path(get, path = "/events", tag = "overview",
     responses((status = 200, description = "Events", content_type = "text/event-stream", body = String)))]
 pub async fn events(State(api): State<Arc<Api>>) -> Sse<impl Stream<Item = std::result::Result<Event, Infallible>>> {
-    let events = stream::unfold((api, Instant::now()), async |(api, next)| {
+    let end = Instant::now() + LONGEST;
+    let events = stream::unfold((api, Instant::now(), end), async |(api, next, end)| {
         tokio::select! {
             biased;
             () = api.stopping().cancelled() => return None,
+            () = sleep_until(end) => return None,
             () = sleep_until(next) => {}
         }
         let event = match current(&api) {
             Ok(overview) => Event::default().event("overview").json_data(overview),
             Err(problem) => Event::default().event("problem").json_data(problem),
         };
-        Some((Ok(event.unwrap_or_default()), (api, Instant::now() + EVERY)))
+        Some((Ok(event.unwrap_or_default()), (api, Instant::now() + EVERY, end)))
     });
     Sse::new(events).keep_alive(KeepAlive::default())
 }

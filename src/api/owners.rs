@@ -88,7 +88,7 @@ async fn steer(
     action: &'static str,
 ) -> Result<Json<Came<&'static str>>> {
     let which = Which { owner: Some(owner), ..Which::default() };
-    let matching = api.ledger().matching(which.clone(), order).await?;
+    let matching = api.counting().matching(which.clone(), order).await?;
     let changed = match care.dry_run {
         true => None,
         false => Some(api.ledger().steer(which, order).await?),

@@ -92,6 +92,7 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
         false => None,
     };
     if keeps && before.is_none() {
+        let _alone = api.shelf().await;
         for shelved in fetched(connections, &queue, limit as usize).await? {
             let Shelved { from, reason, body, .. } = &shelved;
             let (from, reason, body) = (from.clone(), reason.clone(), told(body));
@@ -127,18 +128,17 @@ pub enum QuarantineAction {
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct QuarantineFilter {
-    /// With this in their reason.
+    /// With this in their reason; empty: without one.
     reason: Option<String>,
-    /// From this queue.
+    /// From this queue; empty: from nobody knows where.
     from: Option<String>,
 }
 
 impl QuarantineFilter {
+    /// An empty field stands for messages that say nothing there, and never for all of them.
     fn fits(&self, from: &str, reason: &str) -> bool {
-        // Empty fields of a form mean nothing.
-        let said = |text: &'_ Option<String>| text.clone().filter(|text| !text.is_empty());
-        said(&self.reason).is_none_or(|wanted| reason.contains(&wanted))
-            && said(&self.from).is_none_or(|wanted| from == wanted)
+        let said = |wanted: &String| if wanted.is_empty() { reason.is_empty() } else { reason.contains(wanted) };
+        self.reason.as_ref().is_none_or(said) && self.from.as_ref().is_none_or(|wanted| from == wanted)
     }
 }
 
@@ -167,7 +167,9 @@ pub async fn act(
 ) -> Result<(Detail, Json<Came<QuarantineAction>>)> {
     let detail = Detail(json!({ "action": action, "filter": filter, "dry_run": dry_run }));
     let connections = api.connections().await?;
-    let (mut matching, mut changed) = (0, 0);
+    let _alone = api.shelf().await;
+    // What could not be sent shows that the others cannot be either.
+    let (mut matching, mut changed, mut away) = (0, 0, false);
     let queue = api.config().topology().names.quarantine();
     for shelved in fetched(connections, &queue, MOST_FETCHED).await? {
         if !filter.fits(&shelved.from, &shelved.reason) {
@@ -178,8 +180,11 @@ pub async fn act(
         let gone = match (dry_run, action) {
             (true, _) => false,
             (false, QuarantineAction::Drop) => true,
+            (false, QuarantineAction::Retry) if away => false,
             (false, QuarantineAction::Retry) => {
-                sent_again(&api, connections, &shelved.from, shelved.body.clone()).await
+                let sent = sent_again(&api, connections, &shelved.from, shelved.body.clone()).await;
+                away = sent == Again::Away;
+                sent == Again::Sent
             }
         };
         changed += u64::from(gone);
@@ -196,8 +201,11 @@ pub async fn act(
             let sent = match (dry_run, action) {
                 (true, _) => false,
                 (false, QuarantineAction::Drop) => true,
+                (false, QuarantineAction::Retry) if away => false,
                 (false, QuarantineAction::Retry) => {
-                    sent_again(&api, connections, &message.from, message.body.into()).await
+                    let sent = sent_again(&api, connections, &message.from, message.body.into()).await;
+                    away = sent == Again::Away;
+                    sent == Again::Sent
                 }
             };
             gone.extend(sent.then_some(message.number));
@@ -207,24 +215,45 @@ pub async fn act(
     Ok((detail, Json(Came { action, matching, changed: (!dry_run).then_some(changed) })))
 }
 
-/// Sends a message to the queue that it came from once more; answers whether it is safe there.
-async fn sent_again(api: &Api, connections: &Connections, from: &str, body: Bytes) -> bool {
+/// What became of a message that was to be sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Again {
+    /// It is safe where it goes.
+    Sent,
+    /// It cannot go anywhere, and stays.
+    Stays,
+    /// Broker or ledger do not take it.
+    Away,
+}
+
+/// Sends a message to the queue that it came from once more.
+async fn sent_again(api: &Api, connections: &Connections, from: &str, body: Bytes) -> Again {
     let config = api.config();
     let id = connections.entropy.token();
     let sent = if connections.broker.keeps_messages() {
         let lanes = config.broker_queues();
         if !lanes.iter().any(|queue| queue == from) && !config.queues.contains_key(from) {
-            return false;
+            return Again::Stays;
         }
         let message = Message { to: Destination::Queue(from.into()), id, body };
         connections.broker.publish(message).await.map_err(|error| error.to_string())
     } else {
         // The embedded broker takes jobs from the ledger, and these only as far as it can read them.
-        if Envelope::decode(&body).is_err() {
-            return false;
+        let Ok(mut envelope) = Envelope::decode(&body) else { return Again::Stays };
+        if envelope.chain.is_some() {
+            // Of a chain, catch-up has the message that counts.
+            return Again::Sent;
         }
-        connections.ledger.keep_job(id, body.to_vec()).await.map_err(|error| error.to_string())
+        // Under its own id, by which it is forgotten once it has ended.
+        let id = envelope.id.get_or_insert(id).clone();
+        envelope.queue.get_or_insert_with(|| from.to_owned());
+        connections.ledger.keep_job(id, envelope.encode()).await.map_err(|error| error.to_string())
     };
-    sent.inspect_err(|error| tracing::warn!(error, queue = from, "a message in quarantine could not be sent again"))
-        .is_ok()
+    match sent {
+        Ok(()) => Again::Sent,
+        Err(error) => {
+            tracing::warn!(error, queue = from, "a message in quarantine could not be sent again");
+            Again::Away
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! What a configuration will do: the simulator, one run at a time.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tracing::subscriber::NoSubscriber;
 use utoipa::ToSchema;
 
 use super::Api;
@@ -145,13 +147,20 @@ pub async fn begin(
     let id = run.id.clone();
     let rates = plan.config.throttles.iter().map(|(name, of)| (name.clone(), of.limits.rate()));
     let rates: BTreeMap<String, f64> = rates.collect();
+    let stopping = api.stopping().clone();
     // It has a runtime of its own, and a thread, which nobody waits for.
     tokio::task::spawn_blocking(move || {
         let progress = |at: Duration| {
             run.passed.store(u64::try_from(at.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
-            !run.cancelled.load(Ordering::Relaxed)
+            !run.cancelled.load(Ordering::Relaxed) && !stopping.is_cancelled()
         };
-        let came = forecast::run(plan, progress).map(|report| told(&report, &rates)).map_err(|error| error.to_string());
+        // What goes wrong there happens to nobody, so the log has none of it.
+        let simulate = || tracing::subscriber::with_default(NoSubscriber::default(), || forecast::run(plan, progress));
+        let came = catch_unwind(AssertUnwindSafe(simulate));
+        let came = match came {
+            Ok(came) => came.map(|report| told(&report, &rates)).map_err(|error| error.to_string()),
+            Err(_) => Err("the simulator has a fault, and this has found it".to_owned()),
+        };
         *run.ended() = Some(came);
     });
     Ok((StatusCode::ACCEPTED, detail, Json(SimulationBegun { id })))

@@ -564,7 +564,12 @@ async fn work(
             continue;
         }
         tracing::info!(queue = queue.source, ?flow, "taking jobs from the queue");
-        match core.dispatch.broker.consume(&queue.source, flow.prefetch).await {
+        let again = tokio::select! {
+            biased;
+            () = shutdown.cancelled() => return,
+            again = core.dispatch.broker.consume(&queue.source, flow.prefetch) => again,
+        };
+        match again {
             Ok(again) => consumer = Some(again),
             Err(error) => {
                 tracing::warn!(queue = queue.source, %error, "failed to consume the queue; trying again");

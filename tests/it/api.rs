@@ -132,6 +132,10 @@ mod run {
         assert_eq!(all("advance", json!({ "text": "us" }), false).await, (1, Some(1)));
         let running = json!({ "action": "pause", "filter": { "state": "running" } });
         served.post("/api/v1/chains/actions", &running).await.says(422, "filter.state");
+        let slip = json!({ "action": "retire", "filter": { "owner": "" } });
+        served.post("/api/v1/chains/actions", &slip).await.says(422, "filter.owner: it is empty");
+        let late = json!({ "action": "advance", "filter": { "state": "late" } });
+        served.post("/api/v1/chains/actions", &late).await.says(422, "due already");
         let typo = json!({ "action": "pause", "filter": { "knid": "sync" } });
         served.post("/api/v1/chains/actions", &typo).await.says(422, "filter.knid");
 
@@ -267,6 +271,9 @@ mod run {
             (came["matching"].as_i64().unwrap(), came["changed"].as_i64())
         };
         assert_eq!(act("retry", json!({}), true).await, (0, None), "they are whole entities");
+        let slip = json!({ "action": "drop", "filter": { "code": "" } });
+        served.post("/api/v1/failures/actions", &slip).await.says(422, "filter.code: it is empty");
+        assert_eq!(act("drop", json!({ "item": "" }), true).await, (2, None), "whole entities");
         assert_eq!(act("drop", json!({ "text": "bad/1" }), true).await, (1, None));
         assert_eq!(act("drop", json!({ "text": "bad/1" }), false).await, (1, Some(1)));
         assert_eq!(got(&served, "/failures").await["failures"].as_array().unwrap().len(), 1);
@@ -281,8 +288,8 @@ mod run {
         let parsed = roundelay::Config::load(&config).unwrap();
         let connections = roundelay::engine::Connections::open(&parsed).await.unwrap();
         connections.broker.apply(&parsed.topology()).await.unwrap();
-        // A job of a kind that is not there (yet), and something that is no job at all.
-        let later = json!({ "v": 1, "kind": "later", "key": "x", "id": "one" }).to_string();
+        // A job of a kind that was not there yet, and something that is no job at all.
+        let later = json!({ "v": 1, "kind": "sync", "key": "x", "id": "one" }).to_string();
         for (reason, body) in [("there is no [kinds.later]", later.as_str()), ("it is not JSON", "{nonsense")] {
             if connections.broker.keeps_messages() {
                 let to = roundelay::broker::Destination::Quarantine { from: "work".into(), reason: reason.into() };
@@ -311,6 +318,7 @@ mod run {
             (came["matching"].as_i64().unwrap(), came["changed"].as_i64())
         };
         assert_eq!(act("drop", "JSON", true).await, (1, None));
+        assert_eq!(act("drop", "", true).await, (0, None), "none is without a reason");
         until("it was put back", || async { reasons().await.len() == 2 }).await;
         assert_eq!(act("drop", "JSON", false).await, (1, Some(1)));
         assert_eq!(act("retry", "later", false).await, (1, Some(1)));
@@ -319,6 +327,12 @@ mod run {
             assert_eq!(connections.broker.depth("work").await.unwrap().ready, 1, "it waits for a worker once more");
         } else {
             assert_eq!(connections.ledger.kept_jobs(0, 9).await.unwrap().len(), 1);
+            let worker = worker(&config);
+            until("it has run, and is forgotten", || async {
+                connections.ledger.kept_jobs(0, 9).await.unwrap().is_empty()
+            })
+            .await;
+            drop(worker);
         }
     }
 

@@ -752,6 +752,8 @@ async fn the_audit_has_what_was_asked_done_or_not() {
         let headers = [JSON, ("authorization", authorization)];
         ask(&served.base, method, path, &headers, Some(body.to_string())).await
     };
+    let nothing = json!({ "kind": "nothing", "key": "a", "payload": "private" });
+    served.post("/api/v1/jobs", &nothing).await.is(422);
     served.post("/api/v1/jobs", &json!({ "kind": "sync", "key": "a", "payload": "private" })).await.is(201);
     with(&reader, Method::POST, "/api/v1/jobs", job("b")).await.is(403);
     with(&admin, Method::DELETE, "/api/v1/tokens/no%0a%C3%BC%20one", json!({})).await.is(404);
@@ -769,6 +771,7 @@ async fn the_audit_has_what_was_asked_done_or_not() {
         json!(["root", "admin", "DELETE /api/v1/tokens/{name}", "no\u{fffd}ü one", 404]),
         json!(["viewer", "read", "POST /api/v1/jobs", "", 403]),
         json!(["anonymous@127.0.0.1", "operate", "POST /api/v1/jobs", "", 201]),
+        json!(["anonymous@127.0.0.1", "operate", "POST /api/v1/jobs", "", 422]),
     ];
     assert_eq!(told, expected);
     assert_eq!(entries[0]["detail"], json!({ "name": "ci", "scope": "read" }));

@@ -125,10 +125,16 @@ handler.exec = {{ argv = ["/bin/sh", "-c", "echo $ROUNDELAY_KEY >> {}"], env = {
             };
             refused(&format!("throttle {verb}"), &config, rest, &["there is no [throttles.ois]", "has ios"]).await;
         }
-        refused("throttle set", &config, &["ios", "--allow", "0"], &["--allow 0", "roundelay throttle hold"]).await;
+        refused(
+            "throttle set",
+            &config,
+            &["ios", "--allow", "0"],
+            &["allow: 0 would let nothing start ever", "hold the throttle"],
+        )
+        .await;
         let burst = ["ios", "--allow", "5", "--burst", "6"];
-        refused("throttle set", &config, &burst, &["--burst 6 is more than the window allows, which is 5"]).await;
-        let words = ["a run of sync costs 2, and with --allow 1 it could never start"];
+        refused("throttle set", &config, &burst, &["burst: 6 is more than the window allows, which is 5"]).await;
+        let words = ["a run of sync costs 2, and with an allowance of 1 it could never start"];
         refused("throttle set", &config, &["ios", "--allow", "1"], &words).await;
         refused("throttle hold", &config, &["ios", "--for", "1m", "--why", " "], &["--why needs a word"]).await;
         refused("throttle show", &config, &["ios", "us"], &["has no keys, so none called `us`"]).await;

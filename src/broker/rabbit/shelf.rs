@@ -11,14 +11,23 @@ use super::connection::{in_words, short};
 use super::settle::requeue;
 use crate::broker::{BrokerError, Shelved};
 
+/// So many go by one channel: of more, one that closes may forget that they were acknowledged, since a quorum queue's
+/// log confirms only so many at a time.
+const PER_CHANNEL: usize = 32;
+/// No more is fetched once there is so much.
+const MOST_BYTES: usize = 16 << 20;
+
 /// Fetches the first messages of a queue, at most `most`.
 pub(super) async fn fetch(connection: &Connection, queue: &str, most: usize) -> Result<Vec<Shelved>, BrokerError> {
     let failed =
         |error: lapin::Error| BrokerError::Other(format!("cannot fetch from queue `{queue}`: {}", in_words(&error)));
-    let channel = connection.create_channel().await.map_err(failed)?;
-    let open = Arc::new(Open(channel));
-    let mut found = Vec::new();
-    while found.len() < most {
+    let (mut found, mut bytes) = (Vec::new(), 0);
+    let mut open = None;
+    while found.len() < most && bytes < MOST_BYTES {
+        if found.len() % PER_CHANNEL == 0 {
+            open = Some(Arc::new(Open(connection.create_channel().await.map_err(failed)?)));
+        }
+        let Some(open) = &open else { break };
         let Some(message) = open.0.basic_get(short(queue)?, BasicGetOptions::default()).await.map_err(failed)? else {
             break;
         };
@@ -27,6 +36,7 @@ pub(super) async fn fetch(connection: &Connection, queue: &str, most: usize) -> 
             Some(AMQPValue::LongString(text)) => String::from_utf8_lossy(text.as_bytes()).into_owned(),
             _ => String::new(),
         };
+        bytes += message.delivery.data.len();
         found.push(Shelved {
             from: text("roundelay-from"),
             reason: text("roundelay-reason"),

@@ -16,8 +16,8 @@ use super::views::{attempt, time};
 use crate::clock::Time;
 use crate::ledger::look::sql_like;
 use crate::ledger::{
-    AttemptRecord, FailureFilter, Filter, Found, Hint, LedgerError, Listed, NamedAttempt, Place, QuarantinedMessage,
-    ReasonCount, RunFilter, Search, Which,
+    AttemptRecord, ChainState, Condition, FailureFilter, Filter, Found, Hint, LedgerError, Listed, NamedAttempt, Place,
+    QuarantinedMessage, ReasonCount, RunFilter, Search, Which,
 };
 
 type Result<T> = std::result::Result<T, LedgerError>;
@@ -26,6 +26,27 @@ type Result<T> = std::result::Result<T, LedgerError>;
 const LOOKED: &str = "SELECT kind, key FROM chains
     WHERE (kind, key) > ($1, $2) AND kind <= $3 AND NOT once AND parent = 0
     ORDER BY kind, key OFFSET $4 LIMIT 1";
+
+/// The chains of an owner with no more than so many are looked at by their index.
+const FEW: i64 = 10_000;
+
+impl PostgresLedger {
+    /// Whether an index leads to what is looked for, and to little else.
+    async fn is_narrow(&self, filter: &Filter) -> Result<bool> {
+        if let Some(Condition::State(state)) = filter.condition
+            && state != ChainState::Active
+        {
+            return Ok(true);
+        }
+        let Some(owner) = &filter.which.owner else {
+            return Ok(filter.which.kind.is_some() && filter.which.key.is_some());
+        };
+        let few = "SELECT count(*) <= $2 FROM
+                       (SELECT FROM chains WHERE owner = $1 AND NOT once AND parent = 0 LIMIT $2 + 1) few";
+        let few = self.reader.rows(few, &[owner, &FEW], |row| row.try_get(0)).await?;
+        Ok(few.first().copied().unwrap_or(false))
+    }
+}
 
 #[async_trait]
 impl Search for PostgresLedger {
@@ -48,6 +69,11 @@ impl Search for PostgresLedger {
                 AND ($12::int8 IS NULL OR (state = 0 AND due < $12 AND lease_until <= $9 AND batch_open = 0))
               ORDER BY kind, key LIMIT $10"
         );
+        if self.is_narrow(&filter).await? {
+            let found = self.reader.list(filter, after, self.clock.now(), limit).await?;
+            let last = found.last().map(|last| (last.hint.kind.clone(), last.hint.key.clone()));
+            return Ok(Found::new(found, limit, false, last));
+        }
         let ((after_kind, after_key), last_kind) = filter.range(after);
         let (state, running) = filter.bounds();
         let Which { key, owner, like, queue, late_before, .. } = &filter.which;

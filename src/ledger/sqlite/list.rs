@@ -3,7 +3,7 @@
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::failed::{FAILURE, failure};
-use super::orders::WHICH;
+use super::orders::{WHICH, which_of};
 use super::store::{AFTER_HINT, HINT, Result, Store, hint, time};
 use super::views::{ATTEMPT, attempt};
 use crate::clock::Time;
@@ -23,7 +23,7 @@ impl Store {
         let state = state.map(|state| state as i64);
         // Who runs what is in another table meanwhile, and matters to those only that ask for it.
         let chains = if late_before.is_some() { "chains_now" } else { "chains" };
-        let sql = format!("SELECT count(*) FROM {chains} WHERE {states} AND {WHICH}");
+        let sql = format!("SELECT count(*) FROM {chains} WHERE {states} AND {}", which_of(which));
         let count = |row: &Row<'_>| row.get::<_, i64>(0);
         let parameters = params![kind, key, owner, like, queue, late_before, state, now.as_millis()];
         let count = self.connection.prepare_cached(&sql)?.query_row(parameters, count)?;
@@ -31,17 +31,32 @@ impl Store {
     }
 
     pub fn list(&self, filter: &Filter, after: Option<Place>, now: Time, limit: u32) -> Result<Vec<Listed>> {
+        self.list_by(WHICH, filter, after, now, limit)
+    }
+
+    /// Likewise, where `which` is [`WHICH`] or narrower.
+    pub(super) fn list_by(
+        &self,
+        which: &str,
+        filter: &Filter,
+        after: Option<Place>,
+        now: Time,
+        limit: u32,
+    ) -> Result<Vec<Listed>> {
+        let (state, running) = filter.bounds();
+        // Those that rest are few as a rule, and have an index.
+        let resting = state.filter(|state| *state != ChainState::Active as i64);
+        let resting = resting.map_or_else(String::new, |state| format!(" AND state = {state} AND state <> 0"));
         let sql = format!(
             "SELECT {LISTED}
              FROM chains_now AS chains
-             WHERE (kind, key) > (?9, ?10) AND kind <= ?11 AND once = 0 AND {WHICH}
+             WHERE (kind, key) > (?9, ?10) AND kind <= ?11 AND once = 0 AND {which}{resting}
                AND (NOT ?12 OR lease_until > ?8)
              ORDER BY kind, key LIMIT ?13"
         );
         let Which { kind, key, owner, like, queue, late_before, .. } = &filter.which;
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
         let ((after_kind, after_key), last) = filter.range(after);
-        let (state, running) = filter.bounds();
         let mut select = self.connection.prepare_cached(&sql)?;
         let now = now.as_millis();
         let parameters = params![

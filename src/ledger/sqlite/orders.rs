@@ -15,9 +15,21 @@ pub(super) const WHICH: &str = "(?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR key
     AND (?6 IS NULL OR (state = 0 AND due < ?6 AND lease_until <= ?8 AND batch_open = 0))
     AND (?7 IS NULL OR state = ?7) AND parent = 0";
 
+/// The same, with what leads to few chains said once more, so that an index is found for it.
+pub(super) fn which_of(which: &Which) -> String {
+    let name = if which.kind.is_some() && which.key.is_some() { " AND kind = ?1 AND key = ?2" } else { "" };
+    let owner = if which.owner.is_some() { " AND owner = ?3" } else { "" };
+    format!("{WHICH}{name}{owner}")
+}
+
 impl Store {
     pub fn steer(&mut self, which: &Which, order: Order, at: Time) -> Result<u64> {
-        self.cool_all()?;
+        match (&which.kind, &which.key) {
+            (Some(kind), Some(key)) => {
+                self.cool("SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2", [kind, key])?;
+            }
+            _ => self.cool_all()?,
+        }
         let now = at.as_millis();
         let Which { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
@@ -35,15 +47,16 @@ impl Store {
             Order::Recover => return self.recover(which, "state = 3", at),
             Order::RecoverAll => return self.recover(which, "state <> 2", at),
         };
-        let sql = format!("UPDATE chains SET state = {states} AND {WHICH}");
+        let sql = format!("UPDATE chains SET state = {states} AND {}", which_of(which));
         let parameters = params![kind, key, owner, like, queue, late_before, state, now];
         let changed = self.connection.prepare_cached(&sql)?.execute(parameters)?;
         if order == Order::Retire {
             // What a retired chain waits for is wanted no more. Who runs it cannot finish it.
             let members = "DELETE FROM chains WHERE parent <> 0
-                           AND parent IN (SELECT epoch FROM chains WHERE state = 2 AND batch_open > 0)";
+                           AND parent IN (SELECT epoch FROM chains WHERE state = 2 AND state <> 0 AND batch_open > 0)";
             self.connection.prepare_cached(members)?.execute([])?;
-            let waits = "UPDATE chains SET batch_open = 0, batch_total = 0 WHERE state = 2 AND batch_open > 0";
+            let waits = "UPDATE chains SET batch_open = 0, batch_total = 0
+                         WHERE state = 2 AND state <> 0 AND batch_open > 0";
             self.connection.prepare_cached(waits)?.execute([])?;
         }
         Ok(changed as u64)
@@ -71,7 +84,7 @@ impl Store {
         let Which { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
         let state = state.map(|state| state as i64);
-        let sql = format!("SELECT epoch FROM chains WHERE {states} AND {WHICH} ORDER BY epoch");
+        let sql = format!("SELECT epoch FROM chains WHERE {states} AND {} ORDER BY epoch", which_of(which));
         let parameters = params![kind, key, owner, like, queue, late_before, state, now.as_millis()];
         let epochs: Vec<i64> =
             self.connection.prepare_cached(&sql)?.query_map(parameters, |row| row.get(0))?.collect::<Result<_>>()?;

@@ -9,7 +9,7 @@ use wildmatch::WildMatch;
 use super::SqliteLedger;
 use super::failed::FITS;
 use super::list::{LISTED, listed};
-use super::orders::WHICH;
+use super::orders::which_of;
 use super::store::{Result, Store, hint, time};
 use super::views::{ATTEMPT, attempt};
 use crate::clock::Time;
@@ -34,7 +34,7 @@ impl Store {
         effort: u32,
     ) -> Result<Found<Listed, Place>> {
         if self.is_narrow(filter)? {
-            let found = self.list(filter, after, now, limit)?;
+            let found = self.list_by(&which_of(&filter.which), filter, after, now, limit)?;
             let last = found.last().map(|last| (last.hint.kind.clone(), last.hint.key.clone()));
             return Ok(Found::new(found, limit, false, last));
         }
@@ -175,10 +175,11 @@ impl Store {
 
     fn advance_all(&mut self, which: &Which, now: Time, limit: u32, slack: Duration) -> Result<Vec<Hint>> {
         self.cool_all()?;
+        let fits = which_of(which);
         let sql = format!(
             "UPDATE chains SET due = ?8, expected = ?8, watch_at = ?9, sent = 0, looks = 0
              WHERE epoch IN (SELECT epoch FROM chains
-                             WHERE {WHICH} AND once = 0 AND state = 0 AND lease_until <= ?8 AND batch_open = 0
+                             WHERE {fits} AND once = 0 AND state = 0 AND lease_until <= ?8 AND batch_open = 0
                                AND due > ?8
                              LIMIT ?10)
              RETURNING epoch, kind, key, queue, tick, attempt, due, parent"

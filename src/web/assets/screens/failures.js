@@ -24,7 +24,7 @@ export const failures = {
     const filter = filterOf(ctx);
     return [
       filters(ctx, [
-        { name: "text", label: "Key or reason contains", search: true, wide: true },
+        { name: "text", label: "Key contains", search: true, wide: true },
         { name: "kind", label: "Kind" },
         { name: "code", label: "Code" },
         { name: "owner", label: "Owner" },

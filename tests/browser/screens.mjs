@@ -1,0 +1,135 @@
+// Every screen, in light and dark, wide and narrow, and what the keyboard does.
+
+import { accessible, check, clean, go, open, origin, sane } from "./browser.mjs";
+
+const SCREENS = ["overview", "chains", "runs", "queues", "throttles", "failures", "quarantine", "ladder", "workers", "owners",
+  "foresight", "audit"];
+const KEYS = { c: "Chains", r: "Runs", q: "Queues", t: "Throttles", f: "Failures", n: "Quarantine", l: "Ladder", w: "Workers",
+  u: "Owners", s: "Foresight", a: "Audit", o: "Overview" };
+const SIZES = [[1_280, 800], [360, 740]];
+
+/** What a browser is told about the page. */
+async function policy() {
+  const answer = await fetch(origin);
+  const said = answer.headers.get("content-security-policy") ?? "";
+  for (const part of ["default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "frame-ancestors 'none'",
+    "base-uri 'none'", "form-action 'none'", "require-trusted-types-for 'script'"]) {
+    check(`the policy has ${part}`, said.includes(part), said);
+  }
+  check("no script or style within the page", !/<script(?![^>]*src=)|<style|style=|\son\w+=/i.test(await answer.text()));
+}
+
+async function everyScreen(token, picture) {
+  for (const theme of ["light", "dark"]) {
+    for (const [width, height] of SIZES) {
+      const page = await open({ width, height, theme, token });
+      let chain = null;
+      for (const screen of SCREENS) {
+        const where = `${screen} ${width} ${theme}`;
+        await go(page, `#/${screen}`);
+        await sane(page, where);
+        await clean(page, where);
+        await accessible(page, where);
+        if (width > 1_000) await picture(page, `${screen}-${theme}`);
+        if (screen === "chains") {
+          chain = await page.evaluate(() => document.querySelector("tbody th a")?.getAttribute("href"));
+        }
+      }
+      check("there is a chain to look at", chain !== null);
+      await go(page, chain);
+      await sane(page, `chain ${width} ${theme}`);
+      await clean(page, `chain ${width} ${theme}`);
+      await accessible(page, `chain ${width} ${theme}`);
+      if (width > 1_000) await picture(page, `chain-${theme}`);
+      await page.close();
+    }
+  }
+}
+
+/** Data of strangers is only ever text. */
+async function strangers(keys) {
+  const page = await open();
+  for (const key of keys) {
+    await go(page, `#/chains/sync/${encodeURIComponent(key)}`);
+    const where = `the chain ${key.slice(0, 30)}`;
+    check(`${where} is found`, (await page.locator(".why").count()) > 0);
+    check(`${where} is called so`, (await page.textContent("h1")).includes(key.slice(0, 20)));
+    await sane(page, where);
+    await clean(page, where);
+  }
+  await page.close();
+}
+
+async function keyboard() {
+  const page = await open();
+  for (const [key, title] of Object.entries(KEYS)) {
+    await page.keyboard.press("g");
+    await page.keyboard.press(key);
+    await page.waitForFunction((title) => document.querySelector("h1")?.textContent === title
+      && document.activeElement?.tagName === "H1", title);
+    check(`g ${key}: the menu says so`, (await page.textContent("nav [aria-current=page]")).startsWith(title));
+  }
+  await page.keyboard.press("/");
+  await page.waitForFunction(() => document.activeElement?.matches("[data-search]"));
+  await page.keyboard.press("p");
+  check("a letter in a field is a letter", (await page.inputValue("[data-search]")) === "p");
+  await page.keyboard.press("Backspace");
+  await page.keyboard.press("Escape");
+  await page.keyboard.press("?");
+  await page.waitForSelector("dialog[open]");
+  await page.keyboard.press("Escape");
+  await page.waitForSelector("dialog", { state: "detached" });
+  await page.keyboard.press("p");
+  await page.waitForFunction(() => document.querySelector(".live").textContent.startsWith("Paused"));
+  await page.keyboard.press("p");
+  await page.waitForFunction(() => document.querySelector(".live").textContent.startsWith("Live"));
+  await page.reload();
+  await page.waitForSelector("h1");
+  await page.keyboard.press("Tab");
+  check("the first Tab leads to the content", await page.evaluate(() => document.activeElement?.id === "skip"));
+  await go(page, "#/chains");
+  let unseen = 0;
+  for (let n = 0; n < 30; n += 1) {
+    await page.keyboard.press("Tab");
+    unseen += await page.evaluate(() => Number(document.activeElement !== document.body
+      && getComputedStyle(document.activeElement).outlineStyle === "none"));
+  }
+  check("what has the focus can be seen to have it", unseen === 0, `${unseen} of 30`);
+  await clean(page, "the keyboard");
+  await page.close();
+}
+
+/** Reading changes nothing, and filters are addresses. */
+async function reading() {
+  const page = await open();
+  for (const screen of SCREENS) {
+    await go(page, `#/${screen}`);
+    const orders = "main .title .buttons button, main .orders button, main td.steer button, main button.danger";
+    check(`${screen}: no orders while one only reads`, (await page.locator(orders).count()) === 0);
+  }
+  await go(page, "#/chains");
+  await page.fill("[data-search]", "eu");
+  await page.waitForURL(/text=eu/);
+  await page.selectOption("[name=state]", "late");
+  await page.waitForURL(/state=late/);
+  await page.goBack();
+  await page.waitForFunction(() => document.querySelector("[name=state]").value === "");
+  await page.setViewportSize({ width: 360, height: 740 });
+  check("narrow: the menu is closed", !(await page.isVisible("#nav")));
+  await page.click(".menu-button");
+  await page.waitForSelector("#nav", { state: "visible" });
+  await accessible(page, "the menu on a phone");
+  await page.click("#nav >> text=Queues");
+  await page.waitForFunction(() => document.querySelector("h1")?.textContent === "Queues");
+  await page.waitForSelector("#nav", { state: "hidden" });
+  await clean(page, "reading");
+  await page.close();
+}
+
+export async function screens({ token, hostile, picture }) {
+  await policy();
+  await everyScreen(token, picture);
+  await strangers(hostile);
+  await keyboard();
+  await reading();
+}
