@@ -24,12 +24,8 @@ pub(super) fn which_of(which: &Which) -> String {
 
 impl Store {
     pub fn steer(&mut self, which: &Which, order: Order, at: Time) -> Result<u64> {
-        match (&which.kind, &which.key) {
-            (Some(kind), Some(key)) => {
-                self.cool("SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2", [kind, key])?;
-            }
-            _ => self.cool_all()?,
-        }
+        // Also for one chain: members of its batch, which may run, go with it.
+        self.cool_all()?;
         let now = at.as_millis();
         let Which { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
