@@ -41,8 +41,8 @@ impl PostgresLedger {
         let Some(owner) = &filter.which.owner else {
             return Ok(filter.which.kind.is_some() && filter.which.key.is_some());
         };
-        let few = "SELECT count(*) <= $2 FROM
-                       (SELECT FROM chains WHERE owner = $1 AND NOT once AND parent = 0 LIMIT $2 + 1) few";
+        let few = "SELECT count(*) <= $2::int8 FROM
+                       (SELECT FROM chains WHERE owner = $1 AND NOT once AND parent = 0 LIMIT $2::int8 + 1) few";
         let few = self.reader.rows(few, &[owner, &FEW], |row| row.try_get(0)).await?;
         Ok(few.first().copied().unwrap_or(false))
     }
