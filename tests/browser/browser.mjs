@@ -9,7 +9,7 @@ import { join } from "node:path";
 const { ROUNDELAY_TEST_URL: base, ROUNDELAY_TEST_MODULES: modules } = process.env;
 export const origin = new URL(base).origin;
 const here = createRequire(join(modules, "x.js"));
-const { chromium } = await import(here.resolve("playwright-core"));
+const { chromium } = here("playwright-core");
 const axe = await readFile(here.resolve("axe-core/axe.min.js"), "utf8");
 
 /** How long anything may take that is bound to happen. */
