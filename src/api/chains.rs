@@ -42,6 +42,7 @@ pub struct Wanted {
     /// With this in their keys; or, where it has `*` (anything) or `?` (one character), with keys that fit it.
     text: Option<String>,
     /// So many, 50 when nothing is said, at most 500.
+    #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
     /// Those that come after an earlier answer: its `after`.
     after: Option<String>,
@@ -101,6 +102,7 @@ fn unknown(kind: &str, key: &str) -> Problem {
 #[into_params(parameter_in = Query)]
 pub struct Before {
     /// So many, 50 when nothing is said, at most 500.
+    #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
     /// Those before this fence; absent: the latest.
     before: Option<i64>,

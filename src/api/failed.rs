@@ -83,6 +83,7 @@ pub struct Wanted {
     /// Those that are never tried again by themselves, or those that are.
     permanent: Option<bool>,
     /// So many, 50 when nothing is said, at most 500.
+    #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
     /// Those that come after an earlier answer: its `after`.
     after: Option<String>,

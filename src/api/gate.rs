@@ -41,7 +41,7 @@ use crate::ledger::access::{Begun, Hash, KeptAnswer, KeyedRequest, NewAuditEntry
 /// How long a request with a key is held without a word of its server.
 const LEASE: Duration = Duration::from_secs(30);
 /// The longest key of a request, in characters.
-const LONGEST_KEY: usize = 128;
+pub(super) const LONGEST_KEY: usize = 128;
 /// The audit keeps bodies of up to this many bytes.
 const MOST_DETAIL: usize = 2_048;
 /// Likewise, of the values of a path's parameters.

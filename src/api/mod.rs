@@ -16,6 +16,8 @@ mod actor;
 mod audit;
 mod chains;
 mod configuration;
+#[cfg(test)]
+mod document;
 mod door;
 mod endpoints;
 mod extract;
@@ -49,7 +51,6 @@ use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 pub use actor::Actor;
-pub use endpoints::document;
 pub use problem::Problem;
 pub use server::{Listener, Server, USUAL};
 pub use tokens::{TokenError, create_token};
@@ -58,8 +59,12 @@ use crate::clock::{Clock, Entropy};
 use crate::config::{Config, LedgerUrl};
 use crate::engine::{self, Connections, StartError};
 use crate::inspect::board::Board;
+use crate::inspect::broker::Asked;
 use crate::ledger::Ledger;
 use simulations::Simulations;
+
+/// What describes the API: an OpenAPI 3.1 document, as JSON.
+pub const DOCUMENT: &str = include_str!("../../docs/openapi.json");
 
 /// Another connection to the ledger: a count of very many chains must hold up nobody. What is only in memory has one.
 async fn counting(config: &Config, ledger: &Arc<dyn Ledger>, entropy: &Entropy) -> Result<Arc<dyn Ledger>, StartError> {
@@ -80,6 +85,7 @@ pub struct Api {
     /// With the broker; connected when somebody first needs it.
     connections: OnceCell<Connections>,
     board: Board,
+    rungs: ladder::Seen,
     simulations: Simulations,
     shelf: tokio::sync::Mutex<()>,
     stopping: CancellationToken,
@@ -125,6 +131,7 @@ impl Api {
             entropy,
             connections,
             board: Board::default(),
+            rungs: ladder::Seen::default(),
             simulations: Simulations::default(),
             shelf: tokio::sync::Mutex::default(),
             stopping: CancellationToken::new(),
@@ -151,11 +158,19 @@ impl Api {
         &self.entropy
     }
 
-    /// Broker and ledger. The first who asks connects to the broker.
+    /// Broker and ledger. The first who asks connects to the broker; while that cannot be done, the board tries again
+    /// every few seconds, and nobody waits for it.
     ///
     /// # Errors
     /// 503 when the broker cannot be reached.
     pub async fn connections(&self) -> problem::Result<&Connections> {
+        match &self.board.facts().asked {
+            Asked::Away(why) if !self.connections.initialized() => Err(Problem::away_because(why)),
+            _ => self.connect().await,
+        }
+    }
+
+    async fn connect(&self) -> problem::Result<&Connections> {
         let connect = async || {
             let broker = engine::connect_broker(&self.config()).await?;
             let (ledger, clock, entropy) = (self.ledger.clone(), self.clock.clone(), self.entropy.clone());
@@ -182,7 +197,7 @@ impl Api {
 
     /// Keeps that up to date, for ever.
     async fn keep_board(&self) {
-        let broker = async || match self.connections().await {
+        let broker = async || match self.connect().await {
             Ok(connections) => Ok(connections.broker.clone()),
             Err(problem) => Err(problem.detail),
         };

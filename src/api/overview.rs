@@ -9,6 +9,7 @@ use axum::extract::State;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_util::{Stream, stream};
 use tokio::time::{Instant, sleep_until};
+use utoipa::ToSchema;
 
 use super::Api;
 use super::problem::{Problem, Result};
@@ -36,11 +37,21 @@ fn current(api: &Api) -> Result<Overview> {
     Ok(overview(&facts, &api.config()))
 }
 
+/// An event, as it is told.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it describes what is written as text")]
+pub struct Told {
+    /// `overview` or `problem`.
+    event: String,
+    /// The overview or the problem, as JSON.
+    data: String,
+}
+
 /// Tells the same every two seconds, as server-sent events of the name `overview`, for a minute; then ask again.
 ///
 /// While the ledger does not answer, an event of the name `problem` comes in its place.
 #[utoipa::path(get, path = "/events", tag = "overview",
-    responses((status = 200, description = "Events", content_type = "text/event-stream", body = String)))]
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = Told)))]
 pub async fn events(State(api): State<Arc<Api>>) -> Sse<impl Stream<Item = std::result::Result<Event, Infallible>>> {
     let end = Instant::now() + LONGEST;
     let events = stream::unfold((api, Instant::now(), end), async |(api, next, end)| {

@@ -21,6 +21,7 @@ use crate::ledger::{Order, OwnerCensus, Which};
 #[into_params(parameter_in = Query)]
 pub struct Wanted {
     /// So many, 50 when nothing is said, at most 500.
+    #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
     /// Those that come after an earlier answer: its `after`.
     after: Option<String>,

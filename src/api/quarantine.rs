@@ -34,6 +34,7 @@ const MOST_OF_A_BODY: usize = 64 << 10;
 #[into_params(parameter_in = Query)]
 pub struct Wanted {
     /// So many, 50 when nothing is said, at most 500.
+    #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
     /// Those that come after an earlier answer: its `after`. Of the broker's there is one page only.
     after: Option<String>,

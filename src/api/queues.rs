@@ -108,6 +108,7 @@ pub async fn resume(State(api): State<Arc<Api>>, actor: Actor, Path(queue): Path
 #[serde(deny_unknown_fields)]
 pub struct Places {
     /// So many in each worker; null: as configured.
+    #[schema(minimum = 1, maximum = 65535)]
     concurrency: Option<usize>,
 }
 

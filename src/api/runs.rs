@@ -24,6 +24,7 @@ pub struct Wanted {
     /// Of chains of this kind.
     kind: Option<String>,
     /// So many, 50 when nothing is said, at most 500.
+    #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
     /// Those that come after an earlier answer: its `after`.
     after: Option<String>,

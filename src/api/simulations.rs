@@ -81,6 +81,7 @@ pub struct SimulationWanted {
     chains: BTreeMap<String, u64>,
     /// How many workers there are, at most 100.
     #[serde(default = "one")]
+    #[schema(minimum = 1, maximum = 100)]
     workers: u16,
 }
 

@@ -120,11 +120,13 @@ pub async fn release(State(api): State<Arc<Api>>, actor: Actor, Path(name): Path
 #[serde(deny_unknown_fields)]
 pub struct LimitsWanted {
     /// So many starts in each window.
+    #[schema(minimum = 1)]
     allow: u32,
     /// The length of the window.
     #[schema(example = "1m")]
     per: Option<String>,
     /// So many of them may follow each other at once after a pause.
+    #[schema(minimum = 1)]
     burst: Option<u32>,
 }
 

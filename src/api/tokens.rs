@@ -55,6 +55,7 @@ impl From<Token> for TokenView {
 #[serde(deny_unknown_fields)]
 pub struct TokenWanted {
     /// What it is to be called: letters, digits, `-`, `_`, `.`.
+    #[schema(min_length = 1, max_length = 64, pattern = "^[0-9A-Za-z._-]+$")]
     name: String,
     /// What its holder may do.
     scope: Scope,

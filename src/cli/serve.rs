@@ -28,7 +28,7 @@ pub struct Serve {
 impl Serve {
     pub async fn run(self) -> anyhow::Result<()> {
         if self.openapi {
-            out!("{}", api::document().trim_end());
+            out!("{}", api::DOCUMENT.trim_end());
             return Ok(());
         }
         let mut config = self.config.load()?;

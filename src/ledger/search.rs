@@ -10,7 +10,7 @@ use super::{AttemptRecord, FailureFilter, Filter, Hint, LedgerError, Listed, Pla
 use crate::clock::Time;
 
 /// How many chains, or records of attempts, one search looks at, at most: some tenth of a second of work.
-pub const EFFORT: u32 = 50_000;
+pub const EFFORT: u32 = 25_000;
 
 /// A part of what was searched.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -79,11 +79,17 @@ impl Store {
     }
 
     pub fn owners(&self, after: &str, limit: u32) -> Result<Vec<OwnerCensus>> {
-        let sql = "SELECT o.owner, coalesce((SELECT state FROM owners WHERE owner = o.owner), 0),
+        // From one name to the next, however many chains each has.
+        let sql = "WITH RECURSIVE of_chains (owner, number) AS (
+                       SELECT min(owner), 1 FROM chains WHERE owner > ?1
+                       UNION ALL
+                       SELECT (SELECT min(c.owner) FROM chains c WHERE c.owner > of_chains.owner), number + 1
+                       FROM of_chains WHERE owner IS NOT NULL AND number < ?2)
+                   SELECT o.owner, coalesce((SELECT state FROM owners WHERE owner = o.owner), 0),
                           count(*) FILTER (WHERE c.state = 0), count(*) FILTER (WHERE c.state = 1),
                           count(*) FILTER (WHERE c.state = 2), count(*) FILTER (WHERE c.state = 3)
-                   FROM (SELECT owner FROM chains WHERE owner > ?1 UNION SELECT owner FROM owners WHERE owner > ?1
-                         ORDER BY owner LIMIT ?2) o
+                   FROM (SELECT owner FROM of_chains WHERE owner IS NOT NULL
+                         UNION SELECT owner FROM owners WHERE owner > ?1 ORDER BY owner LIMIT ?2) o
                    LEFT JOIN chains c ON c.owner = o.owner AND c.once = 0 AND c.parent = 0
                    GROUP BY o.owner ORDER BY o.owner";
         let mut select = self.connection.prepare_cached(sql)?;
