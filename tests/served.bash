@@ -1,0 +1,108 @@
+# What tests/browser/run and tests/schemathesis/run share: a worker and `roundelay serve` on a private RabbitMQ, with
+# chains that run, fail and wait. This file is sourced, not run, after deploy/local/common.bash.
+# shellcheck shell=bash
+
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/roundelay-served.XXXXXX")
+chmod 755 "$scratch"
+pids=()
+
+# shellcheck disable=SC2317 # The trap below calls it.
+clean_up() {
+  local status=$? pid
+  trap '' INT TERM
+  for pid in "${pids[@]}"; do
+    kill "$pid" 2>/dev/null && wait "$pid" 2>/dev/null || true
+  done
+  "$project/deploy/local/rabbitmq" stop "$scratch/rabbitmq" >/dev/null 2>&1 || true
+  if ((status == 0)); then rm -rf --one-file-system -- "$scratch"; else say "logs are kept for a look: $scratch"; fi
+  exit "$status"
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# Keys and other data of strangers, as a JSON array.
+hostile='["<img src=x onerror=alert(1)>","\"><script>alert(2)</script>","javascript:alert(3)","a/b?c#d%20e&f=g","\u202Egnp.exe\u200B","'$(printf 'long%.0s' {1..100})'"]'
+
+# start_served CHAINS: builds the program and starts all of it. Sets `roundelay` (the program), `url` and `management`.
+# 98 chains run every few minutes, beside the hostile ones; a million and more, twice a day.
+start_served() {
+  local chains=$1 amqp kind every=(1m 5m 10m) spread=2s
+  ((chains < 1000)) || every=(12h 12h 12h) spread=12h
+  cd -- "$project"
+  cargo build --release --locked --quiet
+  roundelay=$project/target/release/roundelay
+  "$project/deploy/local/rabbitmq" start "$scratch/rabbitmq" >/dev/null
+  amqp=$(settings_get "$scratch/rabbitmq/env" AMQP_URL)
+  management=$(settings_get "$scratch/rabbitmq/env" RABBITMQ_MANAGEMENT_URL)
+  say "RabbitMQ at $amqp"
+  cat >"$scratch/roundelay.toml" <<TOML
+[broker]
+url = "$amqp"
+management = "$management"
+[ledger]
+url = "sqlite://$scratch/ledger.db"
+[api]
+name = "browser <b>tests</b>"
+[throttles.ios]
+allow = 5
+per = "1m"
+[queues.work]
+[queues.sync-ios]
+throttle = "ios"
+[kinds.sync]
+queue = "work"
+every = "${every[0]}"
+roster.owner = "{{ owner }}"
+handler.exec = { argv = ["/bin/true"] }
+[kinds.app]
+queue = "sync-ios"
+every = "${every[1]}"
+handler.exec = { argv = ["/bin/true"] }
+[kinds.bad]
+queue = "work"
+every = "${every[2]}"
+retry = { attempts = 1 }
+handler.exec = { argv = ["/bin/false"] }
+TOML
+  python3 - "$scratch" "$hostile" "$chains" <<'PYTHON'
+import csv, json, sys
+
+folder, hostile, chains = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+
+def roster(name, rows):
+    with open(f"{folder}/{name}.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["key", "owner"], *rows])
+
+sync, app, bad = (60, 30, 2) if chains < 1000 else (chains * 7 // 10, chains * 29 // 100, chains // 100)
+# Half of them belong to one owner, the rest to many.
+owner = lambda n: "ann" if n % 2 else "<i>bob</i>" if n < 1000 else f"corp-{n % 5000}"
+roster("sync", [[f"eu/{n}", owner(n)] for n in range(1, sync + 1)] + [[key, ""] for key in hostile])
+roster("app", [[f"ios/{n}", ""] for n in range(1, app + 1)])
+roster("bad", [["one", ""], ["two", ""]] + [[f"bad/{n}", ""] for n in range(3, bad + 1)])
+PYTHON
+  "$roundelay" topology apply --config "$scratch/roundelay.toml" >/dev/null
+  for kind in sync app bad; do
+    "$roundelay" enroll --config "$scratch/roundelay.toml" --kind "$kind" --spread "$spread" "$scratch/$kind.csv" >/dev/null
+  done
+  "$roundelay" worker --config "$scratch/roundelay.toml" 2>"$scratch/worker.log" &
+  pids+=($!)
+  ROUNDELAY_LOG_FORMAT=json "$roundelay" serve --config "$scratch/roundelay.toml" --listen 127.0.0.1:0 2>"$scratch/serve.log" &
+  pids+=($!)
+  served_pid=$!
+  for _ in {1..300}; do
+    url=$(sed -n 's/.*"api":"\([^"]*\)".*/\1/p' "$scratch/serve.log" | head -n 1)
+    [[ -z $url ]] || break
+    sleep 0.1
+  done
+  [[ -n $url ]] || die 'roundelay serve does not answer' "See $scratch/serve.log"
+  # Something that is no job, as a strange publisher would send it.
+  curl --silent --fail --output /dev/null --header 'content-type: application/json' \
+    --data '{"properties":{},"routing_key":"work","payload":"{nonsense <script>alert(4)</script>","payload_encoding":"string"}' \
+    "$management/api/exchanges/%2f/amq.default/publish"
+}
+
+# served_token SCOPE: makes a token, and prints it.
+served_token() {
+  "$roundelay" token create "$1-of-tests" --scope "$1" --config "$scratch/roundelay.toml"
+}
