@@ -341,11 +341,11 @@ impl Engine {
             monitor.broken(why);
         }
         stop.cancel();
-        tracing::info!(grace = ?core.grace, "stopping: finishing what runs");
+        tracing::info!(grace = ?core.grace, running = tasks.len(), "stopping: finishing what runs");
         core.life.reached(Point::Stopping).await;
         while parts.join_next().await.is_some() {}
         tasks.close();
-        if tokio::time::timeout(core.grace, tasks.wait()).await.is_err() {
+        if !have_ended(&tasks, core.grace).await {
             tracing::warn!(running = tasks.len(), "the grace is over: the rest is put off and runs again elsewhere");
             core.abort.cancel();
             let _ = tokio::time::timeout(ABORT, tasks.wait()).await;
@@ -524,6 +524,25 @@ fn alone(config: &Config, broker: &dyn Broker) -> Result<Option<File>, StartErro
 const AGAIN: Duration = Duration::from_secs(2);
 /// How long aborted jobs may take to put themselves off.
 const ABORT: Duration = Duration::from_secs(10);
+
+/// How often a worker that stops says how much still runs.
+const TELL: Duration = Duration::from_secs(5);
+
+/// Waits until `tasks` have ended, for no longer than `grace`, and says meanwhile how many are left. Whether they have.
+async fn have_ended(tasks: &TaskTracker, grace: Duration) -> bool {
+    let mut left = grace;
+    loop {
+        let span = left.min(TELL);
+        if tokio::time::timeout(span, tasks.wait()).await.is_ok() {
+            return true;
+        }
+        left -= span;
+        if left.is_zero() {
+            return false;
+        }
+        tracing::info!(running = tasks.len(), ?left, "still stopping");
+    }
+}
 
 /// Works through a queue as long and as widely as operators let it, until `shutdown`. Begins with `flow` and the
 /// consumer that was made for it.
