@@ -794,3 +794,25 @@ impl Drop for InHand<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_runs_is_waited_for_until_it_ends_or_the_grace_is_over() {
+        let seconds = Duration::from_secs;
+        let table = [(0, 12, 0, false), (8, 12, 8, false), (12, 8, 8, true), (20, 12, 12, true), (10, 10, 10, false)];
+        for (grace, runs, waited, ended) in table {
+            let tasks = TaskTracker::new();
+            // The one that ends at the very end of the grace is not waited for any longer.
+            tasks.spawn(sleep(seconds(runs) + Duration::from_millis(1)));
+            tasks.close();
+            let begun = Instant::now();
+            assert_eq!(have_ended(&tasks, seconds(grace)).await, ended, "{grace} {runs}");
+            assert_eq!(begun.elapsed().as_secs(), waited, "{grace} {runs}");
+        }
+    }
+}

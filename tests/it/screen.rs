@@ -168,11 +168,14 @@ roster.owner = "{{{{ owner }}}}"
     assert!(list.contains("eu/x") && list.contains("x/end") && list.contains('…'), "{list}");
     let failed = ok("failed list", &config, &[]).await;
     assert!(failed.contains("without an end in sight"), "the reason is whole: {failed}");
-    // How to go on is one word for a shell, whatever is in it.
-    let more = ok("list", &config, &["--limit", "1", "--key", "txt*"]).await;
-    assert!(!more.contains("there are more"), "{more}");
-    let first = on_terminal(WIDE, &[], &["list", "--limit", "1", "--config", config.to_str().unwrap()], false).await;
-    assert!(first.ends_with(&format!("there are more: add --after 'sync {failing}'\n")), "it can be copied: {first}");
+    // How to go on can be copied, from a terminal too: it is one word for a shell, whatever is in it.
+    let page = ["list", "--kind", "sync", "--limit", "2", "--config", config.to_str().unwrap()];
+    let shown = on_terminal(WIDE, &[], &page, false).await;
+    let word = shown.lines().last().unwrap().strip_prefix("there are more: add --after ").unwrap().to_owned();
+    let (_, meant, _) = output("bash", &["-c", &format!("printf %s {word}")], &[]);
+    let next = told("list", &config, &["--kind", "sync", "--limit", "2"]).await["after"].clone();
+    assert_eq!(json!(meant), next, "{shown}");
+    assert!(meant.contains('\u{202e}') && !shown.contains('\u{202e}'), "{shown}");
     engine.stop().await;
 }
 
