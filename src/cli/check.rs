@@ -7,7 +7,7 @@ use roundelay::clock::short_duration;
 use roundelay::config::{BrokerUrl, HandlerSettings, KindSettings, LedgerUrl, RosterDatabase, RosterSource, Scope};
 use serde_json::json;
 
-use super::ConfigFile;
+use super::{ConfigFile, screen};
 
 /// Says whether the configuration is right, and what it amounts to.
 ///
@@ -47,8 +47,7 @@ impl Check {
                 "kinds": config.kinds.keys().collect::<Vec<_>>(),
                 "rungs": config.ladder.rungs().len(), "broker_queues": topology.queues.len(),
             });
-            out!("{report}");
-            return Ok(());
+            return screen::json(&report);
         }
         out!("{} is right.", self.config.config.display());
         out!("broker  {broker}, {} queues of which {} are rungs", topology.queues.len(), config.ladder.rungs().len());

@@ -8,7 +8,7 @@ use clap::Args;
 use roundelay::clock::{Entropy, parse_duration, short_duration};
 use roundelay::demo::{self, Moment, Report, Settings};
 
-use super::{grouped, shutdown_on_signal};
+use super::{grouped, screen, shutdown_on_signal};
 
 /// Keeps 20,000 real packages fresh on this machine, against a sample upstream.
 ///
@@ -33,7 +33,7 @@ pub struct Demo {
     /// How long.
     #[arg(long = "for", value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     length: Duration,
-    /// Print a JSON object as the last line.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -69,7 +69,7 @@ impl Demo {
         }
         let report = report?;
         if self.json {
-            out!("{}", serde_json::to_string(&report)?);
+            screen::json(&report)?;
         } else {
             summary(&report);
         }

@@ -1,20 +1,21 @@
 //! `roundelay enroll`
 
 use std::fs::File;
-use std::io::{BufWriter, IsTerminal, Write};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Error, anyhow, ensure};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use roundelay::clock::parse_duration;
 use roundelay::engine::Connections;
 use roundelay::engine::topology_guard;
 use roundelay::roster::{BadRow, Format, Report, Rows, Sync, Wishes, from_source, rows};
 use serde_json::json;
 
-use super::{ConfigFile, grouped};
+use super::progress::{bar, waiting};
+use super::{ConfigFile, grouped, screen};
 
 /// Bad rows shown; the rejects file has all of them.
 const SHOWN: usize = 10;
@@ -88,6 +89,7 @@ impl Enroll {
             own_process: false,
         };
         let opened = self.roster.as_deref().map(|path| self.open(path)).transpose()?;
+        let waits = waiting("opening ledger and broker");
         let connections = Connections::open(&config).await?;
         let broker = connections.broker.clone();
         if broker.keeps_messages() && !self.dry_run {
@@ -96,9 +98,12 @@ impl Enroll {
         if !self.dry_run {
             topology_guard::check(&*connections.ledger, &config, broker.keeps_messages()).await?;
         }
+        waits.now(&format!("enrolling what is of the kind {}", self.kind));
         let mut rejects = Rejects::new(self.rejects_path());
         let report = match opened {
             Some((rows, progress)) => {
+                // The bar says more.
+                drop(waits);
                 let mut sync = Sync::begin(&config, connections, &self.kind, wishes).await?;
                 for (n, line) in rows.enumerate() {
                     if let Some(bad) = sync.row(line).await.context("failed to enroll")? {
@@ -108,9 +113,9 @@ impl Enroll {
                         progress.set_message(format!("{} chains", grouped(sync.begun())));
                     }
                 }
-                let report = sync.end().await;
                 progress.finish_and_clear();
-                report
+                let _waits = waiting("finishing what was begun");
+                sync.end().await
             }
             None => {
                 let mut written = Ok(());
@@ -120,6 +125,7 @@ impl Enroll {
                     }
                 };
                 let report = from_source(&config, connections, &self.kind, wishes, bad).await;
+                drop(waits);
                 written?;
                 report
             }
@@ -127,7 +133,7 @@ impl Enroll {
         broker.close().await;
         let (count, path) = rejects.close()?;
         let report = report.context("failed to enroll")?;
-        self.print(&report, wishes.prune, &path);
+        self.print(&report, wishes.prune, &path)?;
         let kept = if wishes.prune { ", and so nothing was retired" } else { "" };
         ensure!(count == 0, "{} bad rows were left out{kept}: see {}", grouped(count as u64), path.display());
         Ok(())
@@ -138,22 +144,20 @@ impl Enroll {
         let format = Format::of(path).map_err(|error| anyhow!(error))?;
         let open = || format!("failed to read the roster {}", path.display());
         let file = File::open(path).with_context(open)?;
-        let progress = self.progress(file.metadata().with_context(open)?.len());
+        let progress = bar(file.metadata().with_context(open)?.len(), "{wide_bar} {percent}% {msg} {eta}");
         let rows = rows(format, progress.wrap_read(file)).map_err(|error| anyhow!("{}: {error}", path.display()))?;
         Ok((rows, progress))
     }
 
-    fn print(&self, report: &Report, prune: bool, path: &Path) {
+    fn print(&self, report: &Report, prune: bool, path: &Path) -> anyhow::Result<()> {
         let Report { tally, pruned, rejected, .. } = report;
         if self.json {
             let rejects = (*rejected > 0).then(|| path.display().to_string());
-            out!(
-                "{}",
-                json!({ "created": tally.created, "unchanged": tally.unchanged, "updated": tally.updated,
-                        "retired": tally.retired, "pruned": pruned, "unsent": tally.unsent, "rejected": rejected,
-                        "rejects": rejects, "dry_run": self.dry_run })
-            );
-            return;
+            return screen::json(&json!({
+                "created": tally.created, "unchanged": tally.unchanged, "updated": tally.updated,
+                "retired": tally.retired, "pruned": pruned, "unsent": tally.unsent, "rejected": rejected,
+                "rejects": rejects, "dry_run": self.dry_run,
+            }));
         }
         if self.dry_run {
             out!(
@@ -179,6 +183,7 @@ impl Enroll {
         if tally.unsent > 0 {
             out!("{} first messages could not be sent yet; a worker's catch-up sends them", grouped(tally.unsent));
         }
+        Ok(())
     }
 
     fn rejects_path(&self) -> PathBuf {
@@ -187,14 +192,6 @@ impl Enroll {
             name.push(".rejects");
             name.into()
         })
-    }
-
-    fn progress(&self, bytes: u64) -> ProgressBar {
-        let shown = !self.json && std::io::stderr().is_terminal();
-        let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let style = ProgressStyle::with_template("{wide_bar} {percent}% {msg} {eta}");
-        ProgressBar::with_draw_target(Some(bytes), target)
-            .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
     }
 }
 
@@ -214,9 +211,9 @@ impl Rejects {
         let failed = |path: &Path| format!("failed to write the rejects file {}", path.display());
         self.count += 1;
         if self.count <= SHOWN {
-            eprintln!("line {}: {}", bad.line, bad.reason);
+            screen::note(format_args!("line {}: {}", bad.line, bad.reason));
         } else if self.count == SHOWN + 1 {
-            eprintln!("… further bad rows are only written to {}", self.path.display());
+            screen::note(format_args!("… further bad rows are only written to {}", self.path.display()));
         }
         let file = match &mut self.file {
             Some(file) => file,

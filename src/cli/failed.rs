@@ -8,11 +8,12 @@ use roundelay::ledger::{Failure, FailureFilter, FailurePlace, Ledger};
 use serde_json::{Value, json};
 
 use super::confirm::confirmed;
+use super::list::tell_more;
+use super::progress::waiting;
+use super::screen::{self, Tint, field};
 use super::steer::ledger;
+use super::table::{Cell, Column, Table};
 use super::{ConfigFile, grouped};
-
-/// Characters of a reason that a list shows.
-const SHOWN: usize = 100;
 
 /// Lists what has failed, tries parts again, forgets failures.
 ///
@@ -165,47 +166,44 @@ impl List {
         let (config, ledger) = self.which.open().await?;
         let after = self.after.as_deref().map(place).transpose()?;
         // One more shows whether there is more.
+        let waits = waiting("looking for failures");
         let mut failures = ledger.failed(self.which.filter(), after, self.limit + 1).await?;
+        drop(waits);
         let more = failures.len() > self.limit as usize;
         failures.truncate(self.limit as usize);
         let next = failures.last().filter(|_| more).map(|last| json!([last.kind, last.key, last.item]).to_string());
         let now = ledger.now();
         if self.which.json {
             let failures: Vec<Value> = failures.iter().map(|failure| row(failure, &config)).collect();
-            out!("{}", json!({ "failures": failures, "after": next }));
-            return Ok(());
+            return screen::json(&json!({ "failures": failures, "after": next }));
         }
         if failures.is_empty() {
             out!("there are no such failures");
             return Ok(());
         }
-        let width = |of: fn(&Failure) -> &str, least| {
-            failures.iter().map(|failure| of(failure).chars().count()).max().unwrap_or(0).clamp(least, 60)
-        };
-        let (kind, key) = (width(|failure| &failure.kind, 4), width(|failure| &failure.key, 3));
-        let (item, code) = (width(|failure| &failure.item, 4), width(name_of, 4));
-        out!(
-            "{:<kind$}  {:<key$}  {:<item$}  {:<code$}  {:>8}  {:<24}  reason",
-            "kind",
-            "key",
-            "part",
-            "code",
-            "attempts",
-            "then"
-        );
+        let mut table = Table::new([
+            Column::name("kind"),
+            Column::name("key"),
+            Column::name("part"),
+            Column::text("code"),
+            Column::number("attempts"),
+            Column::text("then"),
+            Column::text("reason"),
+        ]);
         for failure in &failures {
-            let Failure { kind: of, key: name, item: part, attempts, reason, .. } = failure;
-            let (then, code_of) = (then(failure, &config, now), name_of(failure));
-            let mut reason: String = reason.chars().take(SHOWN + 1).collect();
-            if reason.chars().count() > SHOWN {
-                reason.pop();
-                reason.push('…');
-            }
-            out!("{of:<kind$}  {name:<key$}  {part:<item$}  {code_of:<code$}  {attempts:>8}  {then:<24}  {reason}");
+            let then = then(failure, &config, now);
+            table.row([
+                Cell::from(&failure.kind),
+                Cell::from(&failure.key),
+                Cell::from(&failure.item),
+                name_of(failure).into(),
+                grouped(failure.attempts).into(),
+                Cell::from(then).tinted_if(failure.permanent, Tint::Wrong),
+                Cell::from(&failure.reason),
+            ]);
         }
-        if let Some(next) = next {
-            out!("there are more: add --after '{}'", next.replace('\'', r"'\''"));
-        }
+        table.print();
+        tell_more(next);
         Ok(())
     }
 }
@@ -218,8 +216,7 @@ impl Show {
         failures.retain(|failure| self.item.as_ref().is_none_or(|item| *item == failure.item));
         if self.json {
             let failures: Vec<Value> = failures.iter().map(|failure| row(failure, &config)).collect();
-            out!("{}", json!({ "failures": failures }));
-            return Ok(());
+            return screen::json(&json!({ "failures": failures }));
         }
         if failures.is_empty() {
             config.kind(&self.kind).map_err(Error::msg)?;
@@ -230,13 +227,13 @@ impl Show {
             let Failure { kind, key, item, reason, times, attempts, first_at, last_at, .. } = failure;
             let part = if item.is_empty() { "the whole of it".to_owned() } else { item.clone() };
             out!("{kind} {key}: {part}");
-            out!("  reason    {reason}");
-            out!("  code      {}", name_of(failure));
-            out!("  failed    {} times from {first_at} to {last_at}", grouped(*times));
-            out!("  attempts  {} count", grouped(*attempts));
-            out!("  then      {}", then(failure, &config, now));
+            field("reason", reason);
+            field("code", name_of(failure));
+            field("failed", &format!("{} times from {first_at} to {last_at}", grouped(*times)));
+            field("attempts", &format!("{} count", grouped(*attempts)));
+            field("then", &then(failure, &config, now));
             if let Some(job) = &failure.fed {
-                out!("  job       {job}");
+                field("job", job);
             }
         }
         Ok(())
@@ -247,7 +244,7 @@ impl Retry {
     async fn run(self) -> anyhow::Result<()> {
         let (config, ledger) = self.which.open().await?;
         let filter = self.which.filter();
-        let (parts, wholes) = ledger.count_failed(filter.clone()).await?;
+        let (parts, wholes) = count(&*ledger, filter.clone()).await?;
         if self.care.dry_run {
             return told(
                 self.which.json,
@@ -258,7 +255,9 @@ impl Retry {
         if !confirmed(&format!("make {} due now", plural(parts, "part")), parts <= 1 || self.care.yes)? {
             bail!("nothing was changed");
         }
+        let waits = waiting(&format!("making {} due", plural(parts, "part")));
         let retried = ledger.retry_failed(filter).await?;
+        drop(waits);
         told(
             self.which.json,
             json!({ "retried": retried, "whole": wholes }),
@@ -282,7 +281,7 @@ impl Forget {
     async fn run(self) -> anyhow::Result<()> {
         let (_, ledger) = self.which.open().await?;
         let filter = self.which.filter();
-        let (parts, wholes) = ledger.count_failed(filter.clone()).await?;
+        let (parts, wholes) = count(&*ledger, filter.clone()).await?;
         let count = parts + wholes;
         if self.care.dry_run {
             let words = format!("{} would be forgotten", plural(count, "failure"));
@@ -291,17 +290,24 @@ impl Forget {
         if !confirmed(&format!("forget {}", plural(count, "failure")), count <= 1 || self.care.yes)? {
             bail!("nothing was changed");
         }
+        let waits = waiting(&format!("forgetting {}", plural(count, "failure")));
         let dropped = ledger.drop_failed(filter).await?;
+        drop(waits);
         told(self.which.json, json!({ "dropped": dropped }), &format!("{} forgotten", plural(dropped, "failure")))
     }
 }
 
+/// How many parts and whole entities fit.
+async fn count(ledger: &dyn Ledger, filter: FailureFilter) -> anyhow::Result<(u64, u64)> {
+    let _waits = waiting("counting failures");
+    Ok(ledger.count_failed(filter).await?)
+}
+
 fn told(json: bool, object: Value, words: &str) -> anyhow::Result<()> {
     if json {
-        out!("{object}");
-    } else {
-        out!("{words}");
+        return screen::json(&object);
     }
+    out!("{words}");
     Ok(())
 }
 

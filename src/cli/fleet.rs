@@ -14,7 +14,10 @@ use roundelay::inspect::workers::WorkerReport;
 use roundelay::ledger::Ledger;
 use serde_json::json;
 
+use super::progress::waiting;
+use super::screen::{self, Tint};
 use super::steer::ledger;
+use super::table::{Cell, Column, Table};
 use super::{ConfigFile, grouped};
 
 /// The most jobs of a queue that a worker may run at the same time, as the configuration has it, too.
@@ -162,10 +165,9 @@ impl Said {
     async fn order(self, subject: Subject, order: FleetOrder, config: &Config, words: &str) -> anyhow::Result<()> {
         let orders = ledger(config).await?.order_fleet(subject, order, self.by).await?;
         if self.json {
-            out!("{}", json!({ "orders": orders }));
-        } else {
-            out!("{words}");
+            return screen::json(&json!({ "orders": orders }));
         }
+        out!("{words}");
         Ok(())
     }
 }
@@ -200,7 +202,9 @@ impl ListQueues {
         let config = self.config.load()?;
         let ledger = ledger(&config).await?;
         let (census, workers) = (ledger.census(config.catch_up.slack).await?, ledger.workers().await?);
+        let waits = waiting("asking the broker");
         let (orders, asked) = (ledger.fleet_orders().await?, Asked::once(&config).await);
+        drop(waits);
         let known = Known {
             config: &config,
             census: &census,
@@ -212,52 +216,54 @@ impl ListQueues {
         };
         let queues = known.reports();
         if self.json {
-            out!("{}", json!({ "queues": queues, "broker_error": asked.error() }));
-            return Ok(());
+            return screen::json(&json!({ "queues": queues, "broker_error": asked.error() }));
         }
         print_queues(&queues);
         if let Some(error) = asked.error() {
-            out!("the broker was not asked: {error}");
+            screen::tinted(Tint::Notable, format_args!("the broker was not asked: {error}"));
         }
         Ok(())
     }
 }
 
+/// How many jobs of it each worker runs at the same time.
+fn places(of: &QueueReport) -> String {
+    of.concurrency.ordered.unwrap_or(of.concurrency.configured).to_string()
+}
+
 fn print_queues(queues: &[QueueReport]) {
-    let width = queues.iter().map(|of| of.queue.chars().count()).max().unwrap_or(0).clamp(5, 40);
-    out!(
-        "{:<width$}  {:>9}  {:>7}  {:>7}  {:>9}  {:>8}  {:>7}  {:>10}  {:>6}",
-        "queue",
-        "sleeping",
-        "due",
-        "overdue",
-        "waiting",
-        "running",
-        "workers",
-        "at a time",
-        "starts"
-    );
+    let mut table = Table::new([
+        Column::name("queue"),
+        Column::number("sleeping"),
+        Column::number("due"),
+        Column::number("overdue"),
+        Column::number("waiting"),
+        Column::number("running"),
+        Column::number("workers").spare(),
+        Column::number("at a time"),
+        Column::number("starts").spare(),
+    ]);
     for of in queues {
         let known = |number: Option<u64>| number.map_or("-".into(), grouped);
-        let places = match of.concurrency.ordered {
-            Some(ordered) => format!("{ordered} (was {})", of.concurrency.configured),
-            None => of.concurrency.configured.to_string(),
-        };
-        out!(
-            "{:<width$}  {:>9}  {:>7}  {:>7}  {:>9}  {:>8}  {:>7}  {places:>10}  {:>4.1}/s",
-            of.queue,
-            grouped(of.sleeping),
-            grouped(of.due),
-            grouped(of.overdue),
-            known(of.ready),
-            grouped(of.running),
-            of.concurrency.workers,
-            of.starts_per_second
-        );
+        table.row([
+            Cell::from(&of.queue),
+            grouped(of.sleeping).into(),
+            grouped(of.due).into(),
+            Cell::from(grouped(of.overdue)).tinted_if(of.overdue > 0, Tint::Notable),
+            known(of.ready).into(),
+            grouped(of.running).into(),
+            of.concurrency.workers.to_string().into(),
+            places(of).into(),
+            format!("{:.1}/s", of.starts_per_second).into(),
+        ]);
+        if of.concurrency.ordered.is_some() {
+            table.note(format!("{} at a time are ordered, {} configured", places(of), of.concurrency.configured));
+        }
         if let Some(paused) = &of.paused {
-            out!("  paused by {} since {}: {}", paused.by, paused.at, paused.why);
+            table.note(format!("paused by {} since {}: {}", paused.by, paused.at, paused.why));
         }
     }
+    table.print();
 }
 
 impl Workers {
@@ -297,8 +303,7 @@ impl ListWorkers {
         let now = ledger.now();
         let workers: Vec<WorkerReport> = workers.into_iter().map(|worker| WorkerReport::new(worker, now)).collect();
         if self.json {
-            out!("{}", json!({ "workers": workers }));
-            return Ok(());
+            return screen::json(&json!({ "workers": workers }));
         }
         if workers.is_empty() {
             out!("no worker runs on this ledger, or has within the last hour");

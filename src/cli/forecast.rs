@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::IsTerminal;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Error, anyhow, ensure};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use nix::sys::resource::{UsageWho, getrusage};
 use roundelay::Config;
 use roundelay::clock::{Clock, Time, parse_duration};
@@ -20,6 +18,8 @@ use roundelay::simulation::forecast::{self, Plan, Report, svg, text};
 use tokio::time::Instant;
 
 use super::grouped;
+use super::progress::bar;
+use super::screen::{self, Tint};
 
 /// The longest time that may be simulated.
 const LONGEST: Duration = Duration::from_secs(10 * 366 * 86_400);
@@ -73,7 +73,7 @@ impl Forecast {
         let path = self.config.clone().unwrap_or_default();
         let plan = self.plan(Config::load(&path)?, &path, seed)?;
         let (length, begun) = (plan.length, Instant::now());
-        let progress = progress(length);
+        let progress = bar(length.as_secs(), "{bar:40} {percent}% simulated, {eta} left");
         let report = forecast::run(plan, |at| {
             progress.set_position(at.as_secs());
             true
@@ -84,7 +84,7 @@ impl Forecast {
                 .with_context(|| format!("failed to write the picture {}", file.display()))?;
         }
         if json {
-            out!("{}", serde_json::to_string(&report)?);
+            screen::json(&report)?;
         } else {
             show(&report);
         }
@@ -203,18 +203,8 @@ fn read_roster(
 }
 
 fn show(report: &Report) {
-    out!("{}", text::report(report));
-    for warning in &report.warnings {
-        out!("! {warning}");
-    }
-}
-
-fn progress(length: Duration) -> ProgressBar {
-    let shown = std::io::stderr().is_terminal();
-    let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-    let style = ProgressStyle::with_template("{bar:40} {percent}% simulated, {eta} left");
-    ProgressBar::with_draw_target(Some(length.as_secs()), target)
-        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    text::report(report).lines().for_each(|line| out!("{line}"));
+    report.warnings.iter().for_each(|warning| screen::tinted(Tint::Notable, format_args!("! {warning}")));
 }
 
 /// The next midnight, UTC.

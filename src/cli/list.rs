@@ -8,7 +8,10 @@ use roundelay::inspect::words::{self, doing_of, rough, word};
 use roundelay::ledger::{ChainState, Condition, Filter, Listed, OwnerCensus, Place, Which};
 use serde_json::{Value, json};
 
+use super::progress::waiting;
+use super::screen::{self, Tint, quoted};
 use super::steer::ledger;
+use super::table::{Cell, Column, Table};
 use super::{ConfigFile, grouped};
 
 /// Lists chains, a page at a time, or owners.
@@ -79,9 +82,10 @@ impl List {
         let ledger = ledger(&config).await?;
         if self.owners {
             // One more shows whether there is more.
+            let waits = waiting("counting chains by owner");
             let owners = ledger.owners(self.after.clone().unwrap_or_default(), self.limit + 1).await?;
-            self.print_owners(owners);
-            return Ok(());
+            drop(waits);
+            return self.print_owners(owners);
         }
         let now = ledger.now();
         let condition = self.state.and_then(|state| match state {
@@ -102,42 +106,53 @@ impl List {
             state: None,
         };
         let after = self.after.as_deref().map(place).transpose()?;
+        let waits = waiting("looking for chains");
         let chains = ledger.list(Filter { which, condition }, after, self.limit + 1).await?;
-        self.print(&config, chains, now);
-        Ok(())
+        drop(waits);
+        self.print(&config, chains, now)
     }
 
-    fn print(&self, config: &Config, mut chains: Vec<Listed>, now: Time) {
+    fn print(&self, config: &Config, mut chains: Vec<Listed>, now: Time) -> anyhow::Result<()> {
         let more = chains.len() > self.limit as usize;
         chains.truncate(self.limit as usize);
         let next = chains.last().filter(|_| more).map(|last| format!("{} {}", last.hint.kind, last.hint.key));
         if self.json {
             let chains: Vec<Value> = chains.iter().map(|chain| row(chain, config, now)).collect();
-            out!("{}", json!({ "chains": chains, "after": next }));
-            return;
+            return screen::json(&json!({ "chains": chains, "after": next }));
         }
         if chains.is_empty() {
             out!("there are no such chains");
-            return;
+            return Ok(());
         }
-        let longest = |of: fn(&Listed) -> &str| chains.iter().map(|chain| of(chain).chars().count()).max().unwrap_or(0);
-        let (kind, key) = (longest(|chain| &chain.hint.kind).max(4), longest(|chain| &chain.hint.key).clamp(3, 60));
-        out!("{:<kind$}  {:<key$}  {:<11}  {:<28}  {:<16}  schedule", "kind", "key", "state", "due", "owner");
+        let mut table = Table::new([
+            Column::name("kind"),
+            Column::name("key"),
+            Column::word("state"),
+            Column::text("due"),
+            Column::name("owner"),
+            Column::text("schedule"),
+        ]);
         for chain in &chains {
             let Listed { hint, owner, .. } = chain;
-            let (doing, owner) = (doing_of(chain, config, now), owner.as_deref().unwrap_or("-"));
-            let (due, schedule) = (
-                due(chain, now),
-                chain.unavailable.as_ref().map_or_else(|| schedule(chain, config), |why| format!("unavailable: {why}")),
-            );
-            out!("{:<kind$}  {:<key$}  {doing:<11}  {due:<28}  {owner:<16}  {schedule}", hint.kind, hint.key);
+            let doing = doing_of(chain, config, now);
+            let because = |why: &String| format!("unavailable: {why}");
+            table.row([
+                Cell::from(&hint.kind),
+                Cell::from(&hint.key),
+                Cell::from(doing)
+                    .tinted_if(doing == "late", Tint::Notable)
+                    .tinted_if(doing == "quarantined", Tint::Wrong),
+                due(chain, now).into(),
+                owner.as_deref().unwrap_or("-").into(),
+                chain.unavailable.as_ref().map_or_else(|| schedule(chain, config), because).into(),
+            ]);
         }
-        if let Some(next) = next {
-            out!("there are more: add --after '{}'", next.replace('\'', r"'\''"));
-        }
+        table.print();
+        tell_more(next);
+        Ok(())
     }
 
-    fn print_owners(&self, mut owners: Vec<OwnerCensus>) {
+    fn print_owners(&self, mut owners: Vec<OwnerCensus>) -> anyhow::Result<()> {
         let more = owners.len() > self.limit as usize;
         owners.truncate(self.limit as usize);
         let next = owners.last().filter(|_| more).map(|last| last.owner.clone());
@@ -147,32 +162,41 @@ impl List {
                 json!({ "owner": owner, "state": word(*state), "active": active, "paused": paused, "retired": retired,
                         "quarantined": quarantined })
             });
-            out!("{}", json!({ "owners": owners.collect::<Vec<_>>(), "after": next }));
-            return;
+            return screen::json(&json!({ "owners": owners.collect::<Vec<_>>(), "after": next }));
         }
         if owners.is_empty() {
             out!("there are no owners; `roster.owner` of a kind, and `roundelay publish --owner`, say who owns what");
-            return;
+            return Ok(());
         }
-        let width = owners.iter().map(|of| of.owner.chars().count()).max().unwrap_or(0).clamp(5, 60);
-        out!(
-            "{:<width$}  {:<11}  {:>9}  {:>9}  {:>9}  {:>11}",
-            "owner",
-            "state",
-            "active",
-            "paused",
-            "retired",
-            "quarantined"
-        );
+        let mut table = Table::new([
+            Column::name("owner"),
+            Column::word("state"),
+            Column::number("active"),
+            Column::number("paused"),
+            Column::number("retired"),
+            Column::number("quarantined"),
+        ]);
         for of in &owners {
-            let counts = [of.active, of.paused, of.retired].map(grouped);
-            let [active, paused, retired] = counts;
-            let (state, quarantined) = (word(of.state), grouped(of.quarantined));
-            out!("{:<width$}  {state:<11}  {active:>9}  {paused:>9}  {retired:>9}  {quarantined:>11}", of.owner);
+            let [active, paused, retired] = [of.active, of.paused, of.retired].map(grouped);
+            table.row([
+                Cell::from(&of.owner),
+                word(of.state).into(),
+                active.into(),
+                paused.into(),
+                retired.into(),
+                Cell::from(grouped(of.quarantined)).tinted_if(of.quarantined > 0, Tint::Wrong),
+            ]);
         }
-        if let Some(next) = next {
-            out!("there are more: add --after '{}'", next.replace('\'', r"'\''"));
-        }
+        table.print();
+        tell_more(next);
+        Ok(())
+    }
+}
+
+/// Says how to go on after a page. It is not wrapped, so that it can be copied.
+pub fn tell_more(next: Option<String>) {
+    if let Some(next) = next {
+        screen::exact(format_args!("there are more: add --after {}", quoted(&next)));
     }
 }
 

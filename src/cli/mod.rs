@@ -4,7 +4,7 @@
 /// (`roundelay status | head -1`); here the program ends then.
 macro_rules! out {
     ($($words:tt)*) => {
-        $crate::cli::print_line(format_args!($($words)*))
+        $crate::cli::screen::line(format_args!($($words)*))
     };
 }
 
@@ -17,19 +17,22 @@ mod failed;
 mod fleet;
 mod forecast;
 mod list;
+mod manual;
+mod progress;
 mod publish;
 mod schedule;
+mod screen;
 mod serve;
 mod show;
 mod simulate;
 mod status;
 mod steer;
+mod table;
 mod throttle;
 mod token;
 mod topology;
 mod worker;
 
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -55,7 +58,8 @@ Start here:
   roundelay worker --config roundelay.toml       run what is due
 
 Logging goes to standard error; ROUNDELAY_LOG=debug shows more, ROUNDELAY_LOG_FORMAT=json is for
-machines."
+machines. Most commands have --json: one JSON object on standard output, and nothing else; errors are
+text on standard error, with exit code 1."
 )]
 struct Cli {
     /// How the log is written; ROUNDELAY_LOG_FORMAT sets it too.
@@ -63,16 +67,6 @@ struct Cli {
     log_format: Option<LogFormat>,
     #[command(subcommand)]
     command: Command,
-}
-
-fn print_line(line: std::fmt::Arguments<'_>) {
-    if let Err(error) = writeln!(std::io::stdout(), "{line}") {
-        if error.kind() != std::io::ErrorKind::BrokenPipe {
-            eprintln!("error: failed to write to standard output: {error}");
-        }
-        // Not everything has been told.
-        std::process::exit(1);
-    }
 }
 
 #[derive(Subcommand)]
@@ -101,6 +95,8 @@ enum Command {
     Topology(topology::Topology),
     Bench(bench::Bench),
     Simulate(simulate::Simulate),
+    Completions(manual::Completions),
+    Man(manual::Man),
 }
 
 /// How the log is written.
@@ -167,25 +163,22 @@ pub fn main() -> ExitCode {
     let filter = match (filter.split(',').find(|part| !understood(part)), filter.parse::<Targets>()) {
         (None, Ok(filter)) => filter,
         (bad, _) => {
-            eprintln!(
-                "error: ROUNDELAY_LOG={wanted} cannot be used{}: give a level (off, error, warn, info, debug, trace), \
+            screen::error(&format!(
+                "ROUNDELAY_LOG={wanted} cannot be used{}: give a level (off, error, warn, info, debug, trace), \
                  or some like roundelay::engine=debug, with commas between",
                 bad.map(|bad| format!(" ({bad:?} is no level)")).unwrap_or_default()
-            );
+            ));
             return ExitCode::FAILURE;
         }
     };
-    let log = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(|| progress::Log);
     match LogFormat::choose(cli.log_format) {
         Ok(LogFormat::Text) => {
-            log.with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
-                .finish()
-                .with(filter)
-                .init();
+            log.with_ansi(screen::colourful(&std::io::stderr())).finish().with(filter).init();
         }
         Ok(LogFormat::Json) => log.json().flatten_event(true).finish().with(filter).init(),
         Err(error) => {
-            eprintln!("error: {error}");
+            screen::error(&error);
             return ExitCode::FAILURE;
         }
     }
@@ -197,7 +190,7 @@ pub fn main() -> ExitCode {
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: failed to start: {error}");
+            screen::error(&format!("failed to start: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -228,6 +221,8 @@ pub fn main() -> ExitCode {
             Command::Bench(bench) => bench.run().await,
             // It has runtimes of its own.
             Command::Simulate(simulate) => tokio::task::block_in_place(|| simulate.run()),
+            Command::Completions(completions) => completions.run(),
+            Command::Man(man) => man.run(),
         }
     });
     // A statement that SQLite still works on must not hold up the end.
@@ -235,7 +230,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            screen::error(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -281,9 +276,37 @@ fn grouped(number: impl TryInto<i128>) -> String {
 mod tests {
     use clap::CommandFactory;
 
+    /// Commands without `--json`, and why.
+    const NO_JSON: [(&str, &str); 3] = [
+        ("completions", "prints a script for a shell"),
+        ("serve", "prints nothing but its log, and the document of --openapi, which is JSON"),
+        ("worker", "prints nothing but its log, which ROUNDELAY_LOG_FORMAT=json makes JSON"),
+    ];
+
     #[test]
     fn the_command_line_is_consistent() {
         super::Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_speaks_json_or_has_a_reason_not_to() {
+        fn leaves(command: &clap::Command, path: &str, found: &mut Vec<(String, bool)>) {
+            for below in command.get_subcommands() {
+                let path = format!("{path} {}", below.get_name()).trim_start().to_owned();
+                if below.has_subcommands() {
+                    leaves(below, &path, found);
+                } else {
+                    found.push((path, below.get_arguments().any(|argument| argument.get_long() == Some("json"))));
+                }
+            }
+        }
+        let mut found = Vec::new();
+        leaves(&super::Cli::command(), "", &mut found);
+        assert!(found.len() > 40, "{found:?}");
+        let mute: Vec<&str> = found.iter().filter(|(_, json)| !json).map(|(path, _)| path.as_str()).collect();
+        let mut excused: Vec<&str> = NO_JSON.iter().map(|(path, _)| *path).collect();
+        excused.sort_by_key(|path| mute.iter().position(|mute| mute == path));
+        assert_eq!(mute, excused, "give it --json, or a reason");
     }
 
     #[test]

@@ -9,7 +9,8 @@ use roundelay::engine::Connections;
 use roundelay::engine::publish::Publication;
 use serde_json::{Value, json};
 
-use super::ConfigFile;
+use super::progress::waiting;
+use super::{ConfigFile, screen};
 
 /// Publishes one job: it runs once, outside any chain.
 ///
@@ -49,11 +50,13 @@ impl Publish {
         let Self { kind, key, delay, queue, owner, json, .. } = self;
         let job = Publication { kind, key, payload, delay, queue, owner, id: Entropy::from_os().token() };
         let job = job.check(&config).map_err(Error::new)?;
+        let waits = waiting("opening ledger and broker");
         let connections = Connections::open(&config).await?;
         let published = job.send(&config, &connections).await.context("failed to publish")?;
         connections.broker.close().await;
+        drop(waits);
         if json {
-            out!("{}", json!({ "id": published.id, "queue": published.queue, "due": published.due }));
+            screen::json(&json!({ "id": published.id, "queue": published.queue, "due": published.due }))?;
         } else {
             let due = published.due.map_or("now".to_owned(), |due| format!("due {due}"));
             out!("published {} {} as {} to {}, {due}", published.kind, published.key, published.id, published.queue);

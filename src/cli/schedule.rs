@@ -13,8 +13,9 @@ use roundelay::schedule::{Rhythm, Schedule};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use super::ConfigFile;
+use super::progress::waiting;
 use super::steer::ledger;
+use super::{ConfigFile, screen};
 
 /// Between two looks at a chain that runs.
 const LOOK: Duration = Duration::from_millis(200);
@@ -75,8 +76,10 @@ impl ScheduleCommand {
         if !ledger.set_schedule(kind.clone(), key.clone(), own.as_ref().map(OwnSchedule::text)).await? {
             bail!("there is no chain {kind} {key} that has not ended; `roundelay enroll` begins chains");
         }
+        let waits = waiting(&format!("waiting until {kind} {key} can be moved"));
         let moved = self.follow(&connections, &Mover::new(&config, &connections), of_kind).await;
         connections.broker.close().await;
+        drop(waits);
         self.report(&schedule, &moved?)
     }
 
@@ -123,7 +126,7 @@ impl ScheduleCommand {
             );
         }
         if self.json {
-            out!("{}", json!({ "schedule": schedule.to_string(), "own": !self.default, "due": due }));
+            screen::json(&json!({ "schedule": schedule.to_string(), "own": !self.default, "due": due }))?;
         } else {
             let whose = if self.default { "its kind's" } else { "its own" };
             out!("{kind} {key}: {schedule} ({whose}); {words}");

@@ -6,7 +6,7 @@ use clap::Args;
 use roundelay::api::{self, Api, Listener, Server};
 use roundelay::config::listen_address;
 
-use super::{ConfigFile, shutdown_on_signal};
+use super::{ConfigFile, screen, shutdown_on_signal};
 
 /// Answers the admin API and the dashboard, until SIGTERM or SIGINT.
 ///
@@ -28,7 +28,7 @@ pub struct Serve {
 impl Serve {
     pub async fn run(self) -> anyhow::Result<()> {
         if self.openapi {
-            out!("{}", api::DOCUMENT.trim_end());
+            screen::exact(format_args!("{}", api::DOCUMENT.trim_end()));
             return Ok(());
         }
         let mut config = self.config.load()?;

@@ -10,6 +10,8 @@ use roundelay::inspect::words::{At, rough};
 use serde_json::Value;
 
 use super::ConfigFile;
+use super::progress::waiting;
+use super::screen::{self, Tint, field, tinted};
 use super::steer::ledger;
 
 /// Occurrences shown to people after the next one.
@@ -39,10 +41,12 @@ impl Show {
         let config = self.config.load()?;
         let ledger = ledger(&config).await?;
         let (kind, key) = (&self.kind, &self.key);
+        let waits = waiting("asking ledger and broker");
         // Of an entity of which nothing is known, there is nothing to ask the broker about.
         let known = !ledger.chains(kind.clone(), key.clone()).await?.is_empty();
         let asked = if known { Asked::once(&config).await } else { Asked::Embedded };
         let entity = look(kind, key, self.last, &config, &*ledger, &asked).await?;
+        drop(waits);
         if entity.is_unknown() {
             config.kind(kind).map_err(Error::msg)?;
             bail!(
@@ -50,8 +54,7 @@ impl Show {
             );
         }
         if self.json {
-            out!("{}", serde_json::to_string(&entity)?);
-            return Ok(());
+            return screen::json(&entity);
         }
         let now = entity.now.0;
         if let Some(chain) = &entity.chain {
@@ -64,8 +67,8 @@ impl Show {
         }
         for job in &entity.running {
             out!("one-off job {} on {}, attempt {}, by {}:", job.id, job.queue, job.attempt, job.worker);
-            line("running", &format!("{}, {} ago", job.progress, rough(now.since(job.progress.at.0))));
-            line("started", &when(job.started, now));
+            field("running", &format!("{}, {} ago", job.progress, rough(now.since(job.progress.at.0))));
+            field("started", &when(job.started, now));
         }
         print_failures(&entity.failures);
         Ok(())
@@ -74,51 +77,48 @@ impl Show {
 
 fn print(chain: &ChainReport, now: Time) {
     let ChainReport { kind, key, queue, state, due, nominal, .. } = chain;
-    out!("{kind} {key} on {queue}: {state}");
-    line("why", &chain.why);
+    let title = format!("{kind} {key} on {queue}: {state}");
+    tinted(if *state == "quarantined" { Tint::Wrong } else { Tint::Heading }, format_args!("{title}"));
+    field("why", &chain.why);
     if let Some(progress) = &chain.progress {
-        line("running", &format!("{progress}, {} ago", rough(now.since(progress.at.0))));
+        field("running", &format!("{progress}, {} ago", rough(now.since(progress.at.0))));
     }
     if let Some(owner) = &chain.owner {
         let state = chain.owner_state.filter(|state| *state != "active").unwrap_or_default();
-        line("owner", &format!("{owner} {state}"));
+        field("owner", &format!("{owner} {state}"));
     }
     if let Some(schedule) = &chain.schedule {
-        line("schedule", schedule);
+        field("schedule", schedule);
     }
     if *state != "retired" {
         let tick = format!("tick {}, attempt {}, due at {}", chain.tick, chain.attempt, when(*due, now));
         let nominal = if nominal == due { String::new() } else { format!(", nominally at {nominal}") };
-        line("next", &format!("{tick}{nominal}"));
+        field("next", &format!("{tick}{nominal}"));
         let next: Vec<String> = chain.next.iter().take(AHEAD).map(At::to_string).collect();
         if !next.is_empty() {
-            line("then about", &next.join(", "));
+            field("then about", &next.join(", "));
         }
     }
     match chain.depth {
         0 => {}
-        1 => line("discovered", "a run led to it"),
-        runs => line("discovered", &format!("{runs} runs, one after the other, led to it")),
+        1 => field("discovered", "a run led to it"),
+        runs => field("discovered", &format!("{runs} runs, one after the other, led to it")),
     }
     for (name, time) in [("last start", chain.last_start), ("last end", chain.last_finish)] {
-        line(name, &time.map_or_else(|| "never".into(), |time| when(time, now)));
+        field(name, &time.map_or_else(|| "never".into(), |time| when(time, now)));
     }
     if let Some(batch) = chain.batch {
-        line("batch", &format!("{} of {} jobs have ended", batch.total - batch.open, batch.total));
+        field("batch", &format!("{} of {} jobs have ended", batch.total - batch.open, batch.total));
     }
     if let Some(carry) = &chain.carry {
-        line("handed on", &cut(&carry.to_string()));
+        field("handed on", &cut(&carry.to_string()));
     }
     if chain.payload != Value::Null {
-        line("payload", &cut(&chain.payload.to_string()));
+        field("payload", &cut(&chain.payload.to_string()));
     }
     for (n, attempt) in chain.attempts.iter().enumerate() {
-        line(if n == 0 { "attempts" } else { "" }, &in_words(attempt));
+        field(if n == 0 { "attempts" } else { "" }, &in_words(attempt));
     }
-}
-
-fn line(name: &str, text: &str) {
-    out!("  {name:<11} {}", text.trim_end());
 }
 
 /// A time, and how far away it is.
@@ -160,6 +160,6 @@ fn print_failures(failures: &[FailureReport]) {
         let part = if item.is_empty() { String::new() } else { format!("{item}: ") };
         let code = code.as_ref().map_or_else(String::new, |code| format!("{code}: "));
         let then = if then == "-" { String::new() } else { format!("; {then}") };
-        line(if n == 0 { "failures" } else { "" }, &format!("{last_at} (×{times}) {part}{code}{reason}{then}"));
+        field(if n == 0 { "failures" } else { "" }, &format!("{last_at} (×{times}) {part}{code}{reason}{then}"));
     }
 }

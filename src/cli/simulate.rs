@@ -1,15 +1,16 @@
 //! `roundelay simulate`
 
-use std::io::IsTerminal;
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use roundelay::clock::parse_duration;
 use roundelay::simulation::{self, Failure, paced, plan_of};
+use serde_json::json;
 
 use super::forecast::Forecast;
+use super::progress::{bar, waiting};
+use super::{grouped, screen};
 
 /// Runs the real engine in virtual time: on your configuration, or where everything goes wrong.
 ///
@@ -38,15 +39,15 @@ pub struct Simulate {
     #[arg(long)]
     seed: Option<u64>,
     /// Only the faults with these numbers, of one seed.
-    #[arg(long, value_name = "N,N…", value_delimiter = ',', requires = "seed", conflicts_with_all = ["seeds", "json"])]
+    #[arg(long, value_name = "N,N…", value_delimiter = ',', requires = "seed", conflicts_with = "seeds")]
     only: Option<Vec<usize>>,
     /// Print everything that happens; for one seed.
-    #[arg(long, requires = "seed", conflicts_with_all = ["seeds", "json"])]
+    #[arg(long, requires = "seed", conflicts_with = "seeds")]
     log: bool,
     /// Threads.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Print a JSON object as the last line.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
     /// Let workers share this throttle, for days, while things go wrong: so many starts, and in how long.
@@ -65,27 +66,20 @@ impl Simulate {
             return self.forecast.run(self.seed.unwrap_or(0), self.json);
         }
         ensure!(
-            self.faults || !self.json,
-            "without --faults, --throttle or --config FILE there is nothing to count; say one of them"
+            self.faults || self.seed.is_some() || !self.json,
+            "without --faults, --seed, --throttle or --config FILE there is nothing to count; say one of them"
         );
         if let Some(seed) = self.seed.filter(|_| self.only.is_some() || self.log || !self.faults) {
             return self.one(seed);
         }
         let seeds = self.seeds.unwrap_or(if self.seed.is_some() { 1 } else { 100 });
-        let progress = ProgressBar::new(seeds);
-        let target = match std::io::stderr().is_terminal() {
-            true => ProgressDrawTarget::stderr(),
-            false => ProgressDrawTarget::hidden(),
-        };
-        progress.set_draw_target(target);
-        let style = "{bar:40} {pos}/{len} seeds, {eta} left";
-        progress.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let progress = bar(seeds, "{bar:40} {pos}/{len} seeds, {eta} left");
         let threads = self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         let failed = |failure: &Failure| progress.suspend(|| eprintln!("{}", words(failure)));
         let report = simulation::campaign(self.seed.unwrap_or(0), seeds, threads, failed, || progress.inc(1));
         progress.finish_and_clear();
         if self.json {
-            out!("{}", serde_json::to_string(&report)?);
+            screen::json(&report)?;
         } else {
             out!(
                 "{} seeds, {} with violations; {} ticks, {} faults, {} of {} crash points, {:.3} years",
@@ -108,9 +102,11 @@ impl Simulate {
     fn paced(&self, allow: u32, per: Duration) -> anyhow::Result<()> {
         let workers = usize::from(self.forecast.workers);
         let (length, seed) = (self.forecast.length, self.seed.unwrap_or(0));
+        let waits = waiting(&format!("simulating {} starts of a throttle and more", grouped(allow)));
         let report = paced::run(&paced::Settings { allow, per, workers, length, seed })?;
+        drop(waits);
         if self.json {
-            out!("{}", serde_json::to_string(&report)?);
+            screen::json(&report)?;
         } else {
             let used = report.use_percent.map_or("unknown".into(), |used| format!("{used} %"));
             out!(
@@ -134,6 +130,15 @@ impl Simulate {
         let none = Vec::new();
         let only = if self.faults { self.only.as_ref() } else { Some(&none) };
         let outcomes = simulation::run(seed, only.map(Vec::as_slice), self.log);
+        if self.json {
+            let violations: Vec<String> = outcomes.violations.iter().map(ToString::to_string).collect();
+            screen::json(&json!({
+                "seed": seed, "ticks": outcomes.ticks, "faults": outcomes.faults,
+                "trace": format!("{:016x}", outcomes.trace), "violations": violations, "log": outcomes.log,
+            }))?;
+            ensure!(outcomes.violations.is_empty(), "seed {seed} violated an invariant");
+            return Ok(());
+        }
         outcomes.log.iter().for_each(|line| out!("{line}"));
         out!("{} ticks, {} faults, trace {:016x}", outcomes.ticks, outcomes.faults, outcomes.trace);
         for violation in &outcomes.violations {

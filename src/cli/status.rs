@@ -14,6 +14,9 @@ use roundelay::monitor::stuck;
 use roundelay::monitor::throttled::Throttled;
 use serde_json::{Value, json};
 
+use super::progress::waiting;
+use super::screen::{self, Tint};
+use super::table::{Cell, Column, Table};
 use super::throttle::described;
 use super::{ConfigFile, grouped};
 
@@ -42,6 +45,7 @@ impl Status {
             let absent = "a worker or `roundelay enroll` makes it; is ledger.url right?";
             ensure!(path.exists(), "there is no ledger at {}; {absent}", path.display());
         }
+        let waits = waiting("asking the ledger");
         let ledger = Connections::ledger(&config).await?;
         let (now, slack) = (ledger.now(), config.catch_up.slack);
         let census = ledger.census(slack).await?;
@@ -49,7 +53,9 @@ impl Status {
         let failures = ledger.failures(FAILURES).await?;
         let throttles = Throttled::look(config.throttles.clone(), &*ledger).await?;
         let throttles = Throttles::new(throttles, &census, &config);
+        waits.now("asking the broker");
         let broker = Asked::once(&config).await;
+        drop(waits);
         let stuck = late.into_iter().map(|chain| {
             let queue = &chain.hint.queue;
             let why = stuck::why(&chain, &config, broker.waiting(queue), throttles.of(queue, &config), now);
@@ -58,10 +64,9 @@ impl Status {
         let stuck = stuck.collect();
         let report = Report { now, census, stuck, throttles, failures, broker };
         if self.json {
-            out!("{}", report.json(&config));
-        } else {
-            report.print(&config);
+            return screen::json(&report.json(&config));
         }
+        report.print(&config);
         Ok(())
     }
 }
@@ -144,7 +149,7 @@ impl Report {
 
     fn print(&self, config: &Config) {
         self.print_queues();
-        self.throttles.0.iter().filter_map(|(_, words)| words.as_ref()).for_each(|words| out!("{words}"));
+        self.throttles.0.iter().filter_map(|(_, words)| words.as_ref()).for_each(|words| notable(words));
         self.print_stuck();
         let names = config.topology().names;
         for (queue, meaning) in [
@@ -152,14 +157,15 @@ impl Report {
             (names.unrouted(), "messages for queues that do not exist"),
         ] {
             if let Some(depth) = self.broker.depth(&queue).filter(|depth| depth.ready > 0) {
-                out!("{queue}: {} {meaning}", grouped(depth.ready));
+                notable(&format!("{queue}: {} {meaning}", grouped(depth.ready)));
             }
         }
         if let Some(error) = self.broker.error() {
-            out!("the broker was not asked: {error}");
+            notable(&format!("the broker was not asked: {error}"));
         }
         if self.census.failures > 0 {
-            out!("{} entities or parts of them have failed; the latest:", grouped(self.census.failures));
+            let failures = grouped(self.census.failures);
+            screen::tinted(Tint::Wrong, format_args!("{failures} entities or parts of them have failed; the latest:"));
             for failure in &self.failures {
                 let Failure { kind, key, item, reason, times, last_at, .. } = failure;
                 let part = if item.is_empty() { String::new() } else { format!(", {item}") };
@@ -174,33 +180,32 @@ impl Report {
     }
 
     fn print_queues(&self) {
-        out!(
-            "{:<28} {:>11} {:>9} {:>9} {:>9} {:>8} {:>9} {:>9}",
-            "queue",
-            "sleeping",
-            "running",
-            "due",
-            "overdue",
-            "unsent",
-            "waiting",
-            "consumers"
-        );
+        let mut table = Table::new([
+            Column::name("queue"),
+            Column::number("sleeping"),
+            Column::number("running"),
+            Column::number("due"),
+            Column::number("overdue"),
+            Column::number("unsent").spare(),
+            Column::number("waiting"),
+            Column::number("consumers").spare(),
+        ]);
         for queue in &self.census.queues {
             // What was not asked is not known, and not zero.
             let depth = self.broker.depth(&queue.queue);
             let known = |number: fn(Depth) -> u64| depth.map_or("-".into(), |depth| grouped(number(depth)));
-            out!(
-                "{:<28} {:>11} {:>9} {:>9} {:>9} {:>8} {:>9} {:>9}",
-                queue.queue,
-                grouped(queue.sleeping),
-                grouped(queue.running),
-                grouped(queue.due),
-                grouped(queue.overdue),
-                grouped(queue.unsent),
-                known(|depth| depth.ready),
-                known(|depth| depth.consumers)
-            );
+            table.row([
+                Cell::from(&queue.queue),
+                grouped(queue.sleeping).into(),
+                grouped(queue.running).into(),
+                grouped(queue.due).into(),
+                Cell::from(grouped(queue.overdue)).tinted_if(queue.overdue > 0, Tint::Notable),
+                grouped(queue.unsent).into(),
+                known(|depth| depth.ready).into(),
+                known(|depth| depth.consumers).into(),
+            ]);
         }
+        table.print();
         let further = [
             ("paused", self.census.paused),
             ("retired", self.census.retired),
@@ -222,11 +227,9 @@ impl Report {
             }
             return;
         }
-        out!(
-            "{} chains are stuck; {}:",
-            grouped(overdue + self.census.quarantined),
-            if self.stuck.len() < STUCK as usize { "they are" } else { "those that wait longest are" }
-        );
+        let stuck = grouped(overdue + self.census.quarantined);
+        let these = if self.stuck.len() < STUCK as usize { "they are" } else { "those that wait longest are" };
+        screen::tinted(Tint::Wrong, format_args!("{stuck} chains are stuck; {these}:"));
         for Stuck { chain: LateChain { hint, .. }, why } in &self.stuck {
             let for_how_long = std::time::Duration::from_secs(self.now.since(hint.due).as_secs());
             out!(
@@ -241,4 +244,8 @@ impl Report {
             );
         }
     }
+}
+
+fn notable(words: &str) {
+    screen::tinted(Tint::Notable, format_args!("{words}"));
 }

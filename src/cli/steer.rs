@@ -14,7 +14,8 @@ use roundelay::ledger::{Order, Which};
 use serde_json::json;
 
 use super::confirm::confirmed;
-use super::{ConfigFile, grouped};
+use super::progress::waiting;
+use super::{ConfigFile, grouped, screen};
 
 /// Which chains: those that fit all that is given.
 #[derive(Args)]
@@ -121,13 +122,14 @@ impl Chains {
         };
         let many = which.kind.is_none() || which.key.is_none();
         if many || self.dry_run {
+            let waits = waiting("counting chains");
             let count = ledger.matching(which.clone(), order).await?;
+            drop(waits);
             if self.dry_run {
                 if self.json {
-                    out!("{}", json!({ "would_be": done, "chains": count }));
-                } else {
-                    out!("{} would be {done}", plural(count));
+                    return screen::json(&json!({ "would_be": done, "chains": count }));
                 }
+                out!("{} would be {done}", plural(count));
                 return Ok(());
             }
             // A script that says --all has said that it means many.
@@ -142,9 +144,11 @@ impl Chains {
             }
         }
         let whole_owner = which.whole_owner().map(str::to_owned);
+        let waits = waiting(if many { "many chains are changed, all at once" } else { "the chain is changed" });
         let count = ledger.steer(which, order).await?;
+        drop(waits);
         if self.json {
-            out!("{}", json!({ done: count }));
+            screen::json(&json!({ done: count }))?;
         } else if let Some(owner) = whole_owner {
             out!("{} {done}, and one-off jobs of {owner} likewise", plural(count));
         } else {
@@ -189,13 +193,14 @@ impl Recover {
             config.kind(kind).map_err(Error::msg)?;
         }
         let order = if self.all { Order::RecoverAll } else { Order::Recover };
-        let count =
-            ledger(&config).await?.steer(Which { kind: self.kind, key: self.key, ..Which::default() }, order).await?;
+        let ledger = ledger(&config).await?;
+        let waits = waiting("beginning new epochs");
+        let count = ledger.steer(Which { kind: self.kind, key: self.key, ..Which::default() }, order).await?;
+        drop(waits);
         if self.json {
-            out!("{}", json!({ "recovered": count }));
-        } else {
-            out!("{} recovered", plural(count));
+            return screen::json(&json!({ "recovered": count }));
         }
+        out!("{} recovered", plural(count));
         Ok(())
     }
 }
@@ -222,13 +227,15 @@ impl Run {
         let config = self.config.load()?;
         // Refuses the absence of a ledger, and makes none.
         drop(ledger(&config).await?);
+        let waits = waiting("opening ledger and broker");
         let connections = Connections::open(&config).await?;
         let broker = connections.broker.clone();
         let accepted = Enroller::new(&config, connections, &self.kind, None, false)?.run_once(&self.key).await?;
         broker.close().await;
+        drop(waits);
         let Self { kind, key, .. } = self;
         match accepted {
-            RunOnce::Accepted if self.json => out!("{}", json!({ "accepted": true })),
+            RunOnce::Accepted if self.json => screen::json(&json!({ "accepted": true }))?,
             RunOnce::Accepted => out!("{kind} {key} runs one time more"),
             RunOnce::Pending => bail!("a run of {kind} {key} is pending already"),
             RunOnce::NoChain => bail!("there is no chain {kind} {key}; `roundelay publish` runs a job without one"),
@@ -262,13 +269,15 @@ impl Advance {
         config.kind(&self.kind).map_err(Error::msg)?;
         // Refuses the absence of a ledger, and makes none.
         drop(ledger(&config).await?);
+        let waits = waiting("opening ledger and broker");
         let connections = Connections::open(&config).await?;
         let mover = Mover::new(&config, &connections);
         let advanced = mover.advance(&self.kind, &self.key).await?;
         connections.broker.close().await;
+        drop(waits);
         let Self { kind, key, .. } = self;
         match advanced {
-            moves::Advance::Advanced { sent } if self.json => out!("{}", json!({ "advanced": true, "sent": sent })),
+            moves::Advance::Advanced { sent } if self.json => screen::json(&json!({ "advanced": true, "sent": sent }))?,
             moves::Advance::Advanced { sent: true } => out!("{kind} {key} is due now"),
             moves::Advance::Advanced { sent: false } => {
                 out!("{kind} {key} is due now; a worker's catch-up sends its message");
@@ -287,6 +296,8 @@ pub(super) async fn ledger(config: &Config) -> anyhow::Result<std::sync::Arc<dyn
         let absent = "a worker or `roundelay enroll` makes it; is ledger.url right?";
         ensure!(path.exists(), "there is no ledger at {}; {absent}", path.display());
     }
+    // The first command of a new version brings it up to date, which takes its time with a large one.
+    let _waits = waiting("opening the ledger");
     Ok(Connections::ledger(config).await?)
 }
 

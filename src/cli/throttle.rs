@@ -15,7 +15,10 @@ use roundelay::throttle::slots::{Limits, View, Window};
 use serde_json::{Value, json};
 
 use super::fleet::somebody;
+use super::progress::waiting;
+use super::screen::{self, Tint, field};
 use super::steer::ledger;
+use super::table::{Cell, Column, Table};
 use super::{ConfigFile, grouped};
 
 /// Keys that are shown to people.
@@ -83,6 +86,9 @@ struct About {
     /// Who orders it, for those who look later.
     #[arg(long, value_name = "NAME", default_value_t = somebody())]
     by: String,
+    /// Print a JSON object: the throttle as it is then.
+    #[arg(long)]
+    json: bool,
 }
 
 /// Sets other limits than the configured ones.
@@ -144,8 +150,7 @@ impl Throttle {
             Word::Set(set) => set.run().await,
             Word::Reset(Reset { about }) => {
                 let (throttle, orders) = about.order(|_, _, _| Ok(ThrottleOrder::Reset)).await?;
-                out!("{}: {}", throttle.name, limits(&throttle.settings, &orders));
-                Ok(())
+                throttle.tell(&[&limits(&throttle.settings, &orders)]).await
             }
             Word::Hold(hold) => hold.run().await,
             Word::Release(release) => release.run().await,
@@ -162,10 +167,12 @@ impl About {
         let config = self.config.load()?;
         let settings = config.throttle(&self.name).map_err(Error::msg)?.clone();
         let ledger = ledger(&config).await?;
+        let waits = waiting("giving the order to the ledger");
         let before = ledger.throttle_orders().await?.remove(&self.name).unwrap_or_default();
         let order = what(&config, &settings, &before)?;
         let orders = ledger.order_throttle(self.name.clone(), order, self.by).await?;
-        Ok((Ordered { name: self.name, settings, ledger }, orders))
+        drop(waits);
+        Ok((Ordered { name: self.name, settings, config, ledger, json: self.json }, orders))
     }
 }
 
@@ -173,7 +180,26 @@ impl About {
 struct Ordered {
     name: String,
     settings: ThrottleSettings,
+    config: Config,
     ledger: Arc<dyn Ledger>,
+    json: bool,
+}
+
+impl Ordered {
+    /// Says what the order comes to, the name before the first of `lines`; or how the throttle is then.
+    async fn tell(&self, lines: &[&str]) -> anyhow::Result<()> {
+        if self.json {
+            return screen::json(&described(&self.look().await?, &self.config));
+        }
+        for (n, line) in lines.iter().enumerate() {
+            if n == 0 { out!("{}: {line}", self.name) } else { out!("{line}") }
+        }
+        Ok(())
+    }
+
+    async fn look(&self) -> anyhow::Result<Throttled> {
+        Ok(Throttled::look_at(&self.name, &self.settings, None, &*self.ledger).await?)
+    }
 }
 
 impl Set {
@@ -189,10 +215,9 @@ impl Set {
                 Ok(ThrottleOrder::Limits { window, burst })
             })
             .await?;
-        out!("{}: {}", throttle.name, limits(&throttle.settings, &orders));
         let scope = throttle.settings.scope;
-        out!("{}", if scope == Scope::Worker { "each worker knows of it within two seconds" } else { FROM_NOW_ON });
-        Ok(())
+        let when = if scope == Scope::Worker { "each worker knows of it within two seconds" } else { FROM_NOW_ON };
+        throttle.tell(&[&limits(&throttle.settings, &orders), when]).await
     }
 }
 
@@ -204,17 +229,17 @@ impl Hold {
         ensure!(!why.trim().is_empty(), "--why needs a word for those who wonder why nothing runs");
         ensure!(span >= Duration::from_millis(1) && span <= LONGEST, "--for must be from 1ms to 366d");
         let (throttle, orders) = about.order(|_, _, _| Ok(ThrottleOrder::Hold { span, why })).await?;
-        out!("{}: nothing starts until {}; what runs finishes", throttle.name, time(orders.held_until()));
-        Ok(())
+        let words = format!("nothing starts until {}; what runs finishes", time(orders.held_until()));
+        throttle.tell(&[&words]).await
     }
 }
 
 impl Release {
     async fn run(self) -> anyhow::Result<()> {
         let (throttle, _) = self.about.order(|_, _, _| Ok(ThrottleOrder::Release)).await?;
-        let now = Throttled::look_at(&throttle.name, &throttle.settings, None, &*throttle.ledger).await?;
-        out!("{}: released; {}", throttle.name, now.in_the_way(None).unwrap_or_else(|| "it is open".into()));
-        Ok(())
+        let now = throttle.look().await?;
+        let open = now.in_the_way(None).unwrap_or_else(|| "it is open".into());
+        throttle.tell(&[&format!("released; {open}")]).await
     }
 }
 
@@ -225,20 +250,25 @@ impl List {
         let all = Throttled::look(config.throttles.clone(), &*ledger).await?;
         if self.json {
             let throttles: Vec<Value> = all.iter().map(|throttled| described(throttled, &config)).collect();
-            out!("{}", json!({ "throttles": throttles }));
-            return Ok(());
+            return screen::json(&json!({ "throttles": throttles }));
         }
         if all.is_empty() {
             out!("the configuration has no throttles");
             return Ok(());
         }
-        let width = all.iter().map(|throttled| throttled.name.chars().count()).max().unwrap_or(0).clamp(8, 40);
-        out!("{:<width$}  {:<30}  {:<16}  {:<16}  {:>7}  waits", "throttle", "allows", "used", "next slot", "keys");
+        let mut table = Table::new([
+            Column::name("throttle"),
+            Column::text("allows"),
+            Column::text("used"),
+            Column::text("next slot"),
+            Column::number("keys").spare(),
+            Column::text("waits"),
+        ]);
         for throttled in &all {
             let ordered = if throttled.orders.limits.is_some() { " (ordered)" } else { "" };
             let allows = format!("{}{ordered}", throttled.limits);
             // Of many keys the one that was used last.
-            let (used, next) = match throttled.keys.first() {
+            let (used, next): (String, String) = match throttled.keys.first() {
                 _ if !throttled.is_counted_here() => ("-".into(), "-".into()),
                 Some((_, view)) => (used(view), throttled.from_now(view.opens)),
                 None => ("-".into(), "now".into()),
@@ -246,11 +276,13 @@ impl List {
             let keys = if throttled.settings.key.is_some() { grouped(throttled.remembered) } else { "-".into() };
             let waits = waits(throttled, &config);
             let waits = if waits.is_empty() { "-".into() } else { waits.join(", ") };
-            out!("{:<width$}  {allows:<30}  {used:<16}  {next:<16}  {keys:>7}  {waits}", throttled.name);
+            let name = Cell::from(&throttled.name);
+            table.row([name, allows.into(), used.into(), next.into(), keys.into(), waits.into()]);
             if let Some(words) = throttled.in_the_way(None) {
-                out!("  {words}");
+                table.note(words);
             }
         }
+        table.print();
         Ok(())
     }
 }
@@ -265,8 +297,7 @@ impl Show {
         let ledger = ledger(&config).await?;
         let throttled = Throttled::look_at(&self.name, settings, self.key.clone(), &*ledger).await?;
         if self.json {
-            out!("{}", described(&throttled, &config));
-            return Ok(());
+            return screen::json(&described(&throttled, &config));
         }
         print(&throttled, &config);
         Ok(())
@@ -275,26 +306,25 @@ impl Show {
 
 fn print(throttled: &Throttled, config: &Config) {
     let Throttled { name, settings, orders, keys, remembered, .. } = throttled;
-    let line = |label: &str, text: &str| out!("  {label:<10} {text}");
-    out!("{name}");
-    line("allows", &limits(settings, orders));
-    line("burst", &throttled.limits.burst.to_string());
+    screen::tinted(Tint::Heading, format_args!("{name}"));
+    field("allows", &limits(settings, orders));
+    field("burst", &throttled.limits.burst.to_string());
     if let Some(said) = &orders.limits {
-        line("ordered", &format!("by {}, at {}", said.by, time(said.at)));
+        field("ordered", &format!("by {}, at {}", said.by, time(said.at)));
     }
     if let Some(hold) = orders.hold.as_ref().filter(|hold| hold.until > throttled.now) {
         let until = format!("until {} ({})", time(hold.until), throttled.from_now(hold.until));
-        line("held", &format!("{until} by {}, since {}: {}", hold.by, time(hold.at), hold.why));
+        field("held", &format!("{until} by {}, since {}: {}", hold.by, time(hold.at), hold.why));
     }
-    line("queues", &queues(name, config).join(", "));
+    field("queues", &queues(name, config).join(", "));
     if !throttled.is_counted_here() {
-        line("now", "each worker counts for itself; the metrics of workers tell");
+        field("now", "each worker counts for itself; the metrics of workers tell");
         return;
     }
     if let Some(path) = &settings.key {
-        line("keys", &format!("one for each {path}; {} remembered", grouped(*remembered)));
+        field("keys", &format!("one for each {path}; {} remembered", grouped(*remembered)));
     }
-    line("now", &throttled.in_the_way(None).unwrap_or_else(|| "it is open".into()));
+    field("now", &throttled.in_the_way(None).unwrap_or_else(|| "it is open".into()));
     for (key, view) in keys.iter().take(KEYS) {
         let label = if settings.key.is_some() { format!("`{key}`: ") } else { String::new() };
         let held = view.held.as_ref().map_or_else(String::new, |held| {
@@ -311,14 +341,14 @@ fn print(throttled: &Throttled, config: &Config) {
             also.push_str(&format!("; reopens gently until {}", time(until)));
         }
         let next = throttled.from_now(view.opens);
-        line("used", &format!("{label}{}; the next slot opens {next}{held}{also}", used(view)));
+        field("used", &format!("{label}{}; the next slot opens {next}{held}{also}", used(view)));
     }
     if keys.len() > KEYS {
-        line("", "there are more; --json shows 100, and `roundelay throttle show NAME KEY` any of them");
+        field("", "there are more; --json shows 100, and `roundelay throttle show NAME KEY` any of them");
     }
     let waits = waits(throttled, config);
     if !waits.is_empty() {
-        line("waits", &waits.join(", "));
+        field("waits", &waits.join(", "));
     }
 }
 

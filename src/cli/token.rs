@@ -1,5 +1,6 @@
 //! `roundelay token`
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -7,11 +8,14 @@ use clap::{Args, Subcommand};
 use roundelay::api::create_token;
 use roundelay::clock::{Time, parse_duration};
 use roundelay::engine::Connections;
-use roundelay::ledger::Scope;
 use roundelay::ledger::access::Token;
+use roundelay::ledger::{Ledger, Scope};
 use serde_json::{Value, json};
 
 use super::ConfigFile;
+use super::progress::waiting;
+use super::screen::{self, Tint};
+use super::table::{Cell, Column, Table};
 
 /// Creates, lists and revokes tokens for the API.
 ///
@@ -66,6 +70,9 @@ struct Revoke {
     config: ConfigFile,
     /// What it is called.
     name: String,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
 }
 
 impl TokenCommand {
@@ -80,46 +87,63 @@ impl TokenCommand {
 
 impl Create {
     async fn run(self) -> anyhow::Result<()> {
-        let ledger = Connections::ledger(&self.config.load()?).await?;
+        let ledger = open(&self.config).await?;
         let (secret, token) = create_token(&*ledger, &self.name, self.scope, self.expires).await?;
         if self.json {
-            out!("{}", json!({ "secret": secret, "token": shown(&token) }));
-            return Ok(());
+            return screen::json(&json!({ "secret": secret, "token": shown(&token) }));
         }
         let until = token.expires.map_or("for ever".to_owned(), |expires| format!("until {expires}"));
-        eprintln!("created the token {} with the scope {}, {until}; it is shown only now:", token.name, token.scope);
-        out!("{secret}");
+        let Token { name, scope, .. } = &token;
+        screen::note(format_args!("created the token {name} with the scope {scope}, {until}; it is shown only now:"));
+        screen::exact(format_args!("{secret}"));
         Ok(())
     }
 }
 
 impl List {
     async fn run(self) -> anyhow::Result<()> {
-        let ledger = Connections::ledger(&self.config.load()?).await?;
+        let ledger = open(&self.config).await?;
         let tokens = ledger.tokens().await?;
         if self.json {
-            out!("{}", json!({ "tokens": tokens.iter().map(shown).collect::<Vec<Value>>() }));
-            return Ok(());
+            return screen::json(&json!({ "tokens": tokens.iter().map(shown).collect::<Vec<Value>>() }));
         }
         let now = ledger.now();
-        let width = tokens.iter().map(|token| token.name.len()).max().unwrap_or(0).max(4);
-        out!("{:width$}  {:7}  {:24}  {:24}  last used", "name", "scope", "created", "expires");
+        if tokens.is_empty() {
+            out!("there are no tokens; `roundelay token create` makes one");
+            return Ok(());
+        }
+        let mut table = Table::new([
+            Column::name("name"),
+            Column::word("scope"),
+            Column::text("created"),
+            Column::text("expires"),
+            Column::text("last used"),
+        ]);
         for token in &tokens {
             let time = |time: Option<Time>, never: &str| time.map_or(never.to_owned(), |time| time.to_string());
-            let over = if token.is_valid(now) { "" } else { " (over)" };
-            let (created, used) = (token.created.to_string(), time(token.last_used, "never"));
-            let expires = time(token.expires, "never") + over;
-            out!("{:width$}  {:7}  {created:24}  {expires:24}  {used}", token.name, token.scope.name());
+            let over = !token.is_valid(now);
+            let expires = time(token.expires, "never") + if over { " (over)" } else { "" };
+            table.row([
+                Cell::from(&token.name),
+                token.scope.name().into(),
+                token.created.to_string().into(),
+                Cell::from(expires).tinted_if(over, Tint::Notable),
+                time(token.last_used, "never").into(),
+            ]);
         }
+        table.print();
         Ok(())
     }
 }
 
 impl Revoke {
     async fn run(self) -> anyhow::Result<()> {
-        let ledger = Connections::ledger(&self.config.load()?).await?;
+        let ledger = open(&self.config).await?;
         if !ledger.revoke_token(self.name.clone()).await? {
             bail!("there is no token {}; `roundelay token list` has those that there are", self.name);
+        }
+        if self.json {
+            return screen::json(&json!({ "revoked": self.name }));
         }
         out!("revoked the token {}", self.name);
         Ok(())
@@ -129,4 +153,9 @@ impl Revoke {
 fn shown(token: &Token) -> Value {
     let Token { id, name, scope, created, expires, last_used } = token;
     json!({ "id": id, "name": name, "scope": scope, "created": created, "expires": expires, "last_used": last_used })
+}
+
+async fn open(config: &ConfigFile) -> anyhow::Result<Arc<dyn Ledger>> {
+    let _waits = waiting("opening the ledger");
+    Ok(Connections::ledger(&config.load()?).await?)
 }

@@ -13,6 +13,8 @@ use roundelay::engine::{Connections, topology_guard};
 use serde_json::json;
 
 use super::ConfigFile;
+use super::progress::waiting;
+use super::screen::{self, Tint, field};
 
 /// Declares, checks and exports the exchanges and queues on RabbitMQ.
 #[derive(Args)]
@@ -36,6 +38,9 @@ enum Command {
 struct Apply {
     #[command(flatten)]
     config: ConfigFile,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
 }
 
 /// Says exactly what differs on the broker, effective policies included, and how to mend it.
@@ -59,6 +64,9 @@ struct Export {
     /// Where to; `-` is standard output.
     #[arg(long, value_name = "FILE", default_value = "rabbitmq/definitions.json")]
     output: PathBuf,
+    /// Print a JSON object: where it is, and how much there is. On standard output the topology itself is JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Topology {
@@ -75,6 +83,7 @@ impl Apply {
     async fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
         let topology = config.topology();
+        let waits = waiting(&format!("declaring {} queues", topology.queues.len()));
         let broker = connect(&config).await?;
         broker.apply(&topology).await?;
         broker.close().await;
@@ -82,7 +91,12 @@ impl Apply {
         if !matches!(&config.ledger.url, LedgerUrl::Sqlite(path) if !path.exists()) {
             topology_guard::adopt(&*Connections::ledger(&config).await?, &config).await?;
         }
-        out!("{} exchanges and {} queues are in place", topology.exchanges.len(), topology.queues.len());
+        drop(waits);
+        let (exchanges, queues) = (topology.exchanges.len(), topology.queues.len());
+        if self.json {
+            return screen::json(&json!({ "exchanges": exchanges, "queues": queues }));
+        }
+        out!("{exchanges} exchanges and {queues} queues are in place");
         Ok(())
     }
 }
@@ -90,18 +104,18 @@ impl Apply {
 impl Check {
     async fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
+        let waits = waiting("looking at the broker");
         let broker = connect(&config).await?;
         let management = config.broker.management.as_ref().map(Secret::reveal);
         let findings = broker.check(&config.topology(), management).await?;
         broker.close().await;
+        drop(waits);
         let wrong = findings.iter().filter(|finding| finding.weight == Weight::Wrong).count();
         if self.json {
             let rows: Vec<_> = findings.iter().map(row).collect();
-            out!("{}", json!({ "ok": wrong == 0, "findings": rows }));
+            screen::json(&json!({ "ok": wrong == 0, "findings": rows }))?;
         } else {
-            for finding in &findings {
-                out!("{}\n", words(finding));
-            }
+            findings.iter().for_each(print);
             if wrong == 0 {
                 out!("nothing is wrong");
             }
@@ -115,13 +129,19 @@ impl Check {
 
 impl Export {
     fn run(self) -> anyhow::Result<()> {
-        let text = serde_json::to_string_pretty(&definitions(&self.config.load()?.topology()))?;
+        let topology = self.config.load()?.topology();
+        let text = serde_json::to_string_pretty(&definitions(&topology))?;
         if self.output.as_os_str() == "-" {
-            out!("{text}");
+            screen::exact(format_args!("{text}"));
             return Ok(());
         }
         std::fs::write(&self.output, text + "\n")
             .with_context(|| format!("failed to write {}", self.output.display()))?;
+        if self.json {
+            let (exchanges, queues) = (topology.exchanges.len(), topology.queues.len());
+            let path = self.output.display().to_string();
+            return screen::json(&json!({ "path": path, "exchanges": exchanges, "queues": queues }));
+        }
         out!("{}", self.output.display());
         Ok(())
     }
@@ -134,19 +154,18 @@ async fn connect(config: &Config) -> anyhow::Result<RabbitBroker> {
     Ok(RabbitBroker::connect(url.reveal(), Names::new(&config.broker.prefix)).await?)
 }
 
-fn words(finding: &Finding) -> String {
-    let weight = match finding.weight {
-        Weight::Wrong => "wrong",
-        Weight::Note => "note ",
-    };
-    let Finding { what, expected, found, mend, .. } = finding;
-    let mut text = format!("{weight}  {what}");
-    for (label, value) in [("must be", expected), ("is     ", found), ("mend   ", mend)] {
+fn print(finding: &Finding) {
+    let Finding { weight, what, expected, found, mend } = finding;
+    match weight {
+        Weight::Wrong => screen::tinted(Tint::Wrong, format_args!("wrong  {what}")),
+        Weight::Note => out!("note   {what}"),
+    }
+    for (label, value) in [("must be", expected), ("is", found), ("mend", mend)] {
         if !value.is_empty() {
-            text += &format!("\n       {label}  {value}");
+            field(label, value);
         }
     }
-    text
+    out!("");
 }
 
 fn row(finding: &Finding) -> serde_json::Value {

@@ -341,11 +341,11 @@ impl Engine {
             monitor.broken(why);
         }
         stop.cancel();
-        tracing::info!(grace = ?core.grace, "stopping: finishing what runs");
+        tracing::info!(grace = ?core.grace, running = tasks.len(), "stopping: finishing what runs");
         core.life.reached(Point::Stopping).await;
         while parts.join_next().await.is_some() {}
         tasks.close();
-        if tokio::time::timeout(core.grace, tasks.wait()).await.is_err() {
+        if !have_ended(&tasks, core.grace).await {
             tracing::warn!(running = tasks.len(), "the grace is over: the rest is put off and runs again elsewhere");
             core.abort.cancel();
             let _ = tokio::time::timeout(ABORT, tasks.wait()).await;
@@ -524,6 +524,25 @@ fn alone(config: &Config, broker: &dyn Broker) -> Result<Option<File>, StartErro
 const AGAIN: Duration = Duration::from_secs(2);
 /// How long aborted jobs may take to put themselves off.
 const ABORT: Duration = Duration::from_secs(10);
+
+/// How often a worker that stops says how much still runs.
+const TELL: Duration = Duration::from_secs(5);
+
+/// Waits until `tasks` have ended, for no longer than `grace`, and says meanwhile how many are left. Whether they have.
+async fn have_ended(tasks: &TaskTracker, grace: Duration) -> bool {
+    let mut left = grace;
+    loop {
+        let span = left.min(TELL);
+        if tokio::time::timeout(span, tasks.wait()).await.is_ok() {
+            return true;
+        }
+        left -= span;
+        if left.is_zero() {
+            return false;
+        }
+        tracing::info!(running = tasks.len(), ?left, "still stopping");
+    }
+}
 
 /// Works through a queue as long and as widely as operators let it, until `shutdown`. Begins with `flow` and the
 /// consumer that was made for it.
@@ -772,6 +791,28 @@ impl Drop for InHand<'_> {
             if *count == 0 {
                 held.remove(&self.epoch);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_runs_is_waited_for_until_it_ends_or_the_grace_is_over() {
+        let seconds = Duration::from_secs;
+        let table = [(0, 12, 0, false), (8, 12, 8, false), (12, 8, 8, true), (20, 12, 12, true), (10, 10, 10, false)];
+        for (grace, runs, waited, ended) in table {
+            let tasks = TaskTracker::new();
+            // The one that ends at the very end of the grace is not waited for any longer.
+            tasks.spawn(sleep(seconds(runs) + Duration::from_millis(1)));
+            tasks.close();
+            let begun = Instant::now();
+            assert_eq!(have_ended(&tasks, seconds(grace)).await, ended, "{grace} {runs}");
+            assert_eq!(begun.elapsed().as_secs(), waited, "{grace} {runs}");
         }
     }
 }

@@ -330,12 +330,12 @@ async fn status_says_which_chains_are_stuck_and_why() {
     assert!(shown.contains(" ago): no worker consumes its queue, where 1 messages wait;"), "{shown}");
     // What is known of the queue on the broker stands in the last columns.
     let row = |shown: &str| shown.lines().find(|line| line.starts_with("work ")).unwrap().to_owned();
-    assert!(row(&shown).ends_with("        1         0"), "{shown}");
+    assert!(row(&shown).ends_with("      1          0"), "{shown}");
     // With the broker away it is not known, and not zero.
     let amqp = &vhost(&ground).amqp;
     std::fs::write(&config, ground.config_text(&text).replace(amqp.as_str(), "amqp://127.0.0.1:1/%2f")).unwrap();
     let shown = ok(run("status", &config, &[]).await).stdout;
-    assert!(row(&shown).ends_with("        -         -"), "{shown}");
+    assert!(row(&shown).ends_with("      -          -"), "{shown}");
     assert!(shown.contains("the broker does not answer; its message was sent; catch-up"), "{shown}");
     let config = ground.config_file(&text.replace("every = \"1h\"", ""));
     let why = stuck(&config).await.remove(0)["why"].clone();

@@ -323,7 +323,7 @@ mod run {
         let blue = said(&config, &["failed", "list", "--owner", "blue"]).await;
         assert!(blue.contains("gone") && blue.contains("unavailable") && !blue.contains("app "), "{blue}");
         let shown = said(&config, &["failed", "show", "sync", "app", "de"]).await;
-        for words in ["sync app: de", "busy", "exit 75: HTTP 503", "failed    3 times", "permanent"] {
+        for words in ["sync app: de", "busy", "exit 75: HTTP 503", "failed      3 times", "permanent"] {
             assert!(shown.contains(words), "no `{words}` in {shown}");
         }
 

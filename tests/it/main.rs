@@ -38,6 +38,7 @@ mod protocol;
 mod ready_made;
 mod recurring;
 mod rosters;
+mod screen;
 mod served;
 #[path = "../support/mod.rs"]
 #[allow(dead_code, reason = "the chaos test and the throttles' test use the rest")]

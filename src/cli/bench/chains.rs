@@ -8,7 +8,7 @@ use roundelay::bench::stages::Stages;
 use roundelay::clock::parse_duration;
 
 use super::{Place, note};
-use crate::cli::grouped;
+use crate::cli::{grouped, screen};
 
 /// More chains than a broker can serve at a delay of a second: an embedded one, and RabbitMQ.
 const MORE_THAN_ENOUGH: [usize; 2] = [60_000, 20_000];
@@ -45,7 +45,7 @@ pub struct Chains {
     /// Messages that a worker has in work at the same time.
     #[arg(long, default_value_t = 512)]
     concurrency: u16,
-    /// Print a JSON object as the last line.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -69,8 +69,7 @@ impl Chains {
         };
         let report = chains::run(&settings, note).await?;
         if self.json {
-            out!("{}", serde_json::to_string(&report)?);
-            return Ok(());
+            return screen::json(&report);
         }
         if let Some(capacity) = &report.capacity {
             show(&format!("capacity, {} chains", grouped(capacity.chains as i64)), capacity);

@@ -7,7 +7,7 @@ use roundelay::bench::flat::{self, Settings};
 use roundelay::clock::parse_duration;
 
 use super::note;
-use crate::cli::grouped;
+use crate::cli::{grouped, screen};
 
 /// How flat a fleet's starts are: the busiest second by the mean.
 ///
@@ -36,7 +36,7 @@ pub struct Flat {
     /// Decides all dice.
     #[arg(long, default_value_t = 11)]
     seed: u64,
-    /// Print a JSON array as the last line.
+    /// Print a JSON array.
     #[arg(long)]
     json: bool,
 }
@@ -54,8 +54,7 @@ impl Flat {
         };
         let reports = flat::run(&settings, note)?;
         if self.json {
-            out!("{}", serde_json::to_string(&reports)?);
-            return Ok(());
+            return screen::json(&reports);
         }
         for report in &reports {
             out!(

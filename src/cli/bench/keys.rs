@@ -4,7 +4,7 @@ use clap::Args;
 use roundelay::bench::keys::{self, Settings};
 
 use super::{Place, note, steps};
-use crate::cli::grouped;
+use crate::cli::{grouped, screen};
 
 /// What a throttle with very many keys costs: memory, room in the ledger, time.
 ///
@@ -20,7 +20,7 @@ pub struct Keys {
     /// Messages in work at the same time.
     #[arg(long, default_value_t = 512)]
     concurrency: u16,
-    /// Print a JSON object as the last line.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -36,8 +36,7 @@ impl Keys {
         };
         let report = keys::run(&settings, note).await?;
         if self.json {
-            out!("{}", serde_json::to_string(&report)?);
-            return Ok(());
+            return screen::json(&report);
         }
         let [_, used, after] = report.remembered;
         out!(

@@ -7,6 +7,7 @@ use roundelay::bench::ladder::{self, Settings};
 use roundelay::clock::{parse_duration, short_duration};
 
 use super::{Place, note};
+use crate::cli::screen;
 
 /// Delays from 10 ms to a day: how many rungs each takes, and how late it ends.
 ///
@@ -22,7 +23,7 @@ pub struct Ladder {
     /// On RabbitMQ, the longest delay that is waited for.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     longest: Duration,
-    /// Print a JSON array as the last line.
+    /// Print a JSON array.
     #[arg(long)]
     json: bool,
 }
@@ -38,8 +39,7 @@ impl Ladder {
         };
         let reports = ladder::run(&settings, note).await?;
         if self.json {
-            out!("{}", serde_json::to_string(&reports)?);
-            return Ok(());
+            return screen::json(&reports);
         }
         for report in &reports {
             let delay = short_duration(Duration::from_millis(report.delay_ms));

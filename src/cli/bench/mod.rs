@@ -13,6 +13,9 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use roundelay::clock::Entropy;
 
+use super::progress::waiting;
+use super::screen;
+
 /// Measures the engine on this machine, broker and ledger.
 #[derive(Args)]
 pub struct Bench {
@@ -44,6 +47,8 @@ struct Place {
 
 impl Bench {
     pub async fn run(self) -> anyhow::Result<()> {
+        // What is printed meanwhile goes above it.
+        let _waits = waiting("measuring");
         match self.command {
             Command::Chains(bench) => bench.run().await,
             Command::Throttles(bench) => bench.run().await,
@@ -84,7 +89,7 @@ impl Drop for Ledger {
 
 /// What is going on, for people who wait.
 fn note(text: &str) {
-    eprintln!("{text}");
+    screen::note(format_args!("{text}"));
 }
 
 /// Figures for one moment after the other.

@@ -8,7 +8,7 @@ use roundelay::bench::parked::{self, Settings};
 use roundelay::clock::parse_duration;
 
 use super::{Place, note, steps};
-use crate::cli::grouped;
+use crate::cli::{grouped, screen};
 
 /// What chains cost while they sleep: CPU and memory of a worker, and what it asks of the ledger.
 ///
@@ -32,7 +32,7 @@ pub struct Parked {
     /// How long to measure.
     #[arg(long = "for", value_name = "DURATION", default_value = "1m", value_parser = parse_duration)]
     length: Duration,
-    /// Print a JSON object as the last line.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -52,8 +52,7 @@ impl Parked {
         };
         let report = parked::run(&settings, note).await?;
         if self.json {
-            out!("{}", serde_json::to_string(&report)?);
-            return Ok(());
+            return screen::json(&report);
         }
         out!(
             "{} chains asleep for {} s (begun in {} s): {} % of a core, {} started",

@@ -7,7 +7,7 @@ use roundelay::bench::restart::{self, Settings};
 use roundelay::clock::parse_duration;
 
 use super::{Place, note};
-use crate::cli::grouped;
+use crate::cli::{grouped, screen};
 
 /// A start when all chains are overdue and the broker has no message of them.
 ///
@@ -29,7 +29,7 @@ pub struct Restart {
     /// Messages that a worker has in work at the same time.
     #[arg(long, default_value_t = 512)]
     concurrency: u16,
-    /// Print a JSON object as the last line.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -47,8 +47,7 @@ impl Restart {
         };
         let report = restart::run(&settings, note).await?;
         if self.json {
-            out!("{}", serde_json::to_string(&report)?);
-            return Ok(());
+            return screen::json(&report);
         }
         out!(
             "{} overdue chains: first tick after {} s, all of them after {} s",

@@ -7,7 +7,7 @@ use roundelay::bench::throttles::{self, Report, Settings};
 use roundelay::clock::{parse_duration, short_duration};
 
 use super::{Place, note};
-use crate::cli::grouped;
+use crate::cli::{grouped, screen};
 
 /// How much of a throttle is used by chains that always have more to do, and whether ever too much.
 ///
@@ -37,7 +37,7 @@ pub struct Throttles {
     /// Messages in work at the same time, in each worker. By default what the throttle has use for.
     #[arg(long)]
     concurrency: Option<u16>,
-    /// Print a JSON array as the last line.
+    /// Print a JSON array.
     #[arg(long)]
     json: bool,
 }
@@ -57,7 +57,7 @@ impl Throttles {
         };
         let reports = throttles::run(&settings, note).await?;
         if self.json {
-            out!("{}", serde_json::to_string(&reports)?);
+            screen::json(&reports)?;
         } else {
             reports.iter().for_each(show);
         }
