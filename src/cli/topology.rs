@@ -137,7 +137,7 @@ async fn connect(config: &Config) -> anyhow::Result<RabbitBroker> {
 fn words(finding: &Finding) -> String {
     let weight = match finding.weight {
         Weight::Wrong => "wrong",
-        Weight::Note => "note ",
+        Weight::Unknown | Weight::Note => "note ",
     };
     let Finding { what, expected, found, mend, .. } = finding;
     let mut text = format!("{weight}  {what}");
@@ -152,7 +152,7 @@ fn words(finding: &Finding) -> String {
 fn row(finding: &Finding) -> serde_json::Value {
     let weight = match finding.weight {
         Weight::Wrong => "wrong",
-        Weight::Note => "note",
+        Weight::Unknown | Weight::Note => "note",
     };
     json!({ "weight": weight, "what": finding.what, "expected": finding.expected, "found": finding.found, "mend": finding.mend })
 }
