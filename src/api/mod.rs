@@ -51,7 +51,8 @@ use tokio_util::sync::CancellationToken;
 pub use actor::Actor;
 pub use endpoints::document;
 pub use problem::Problem;
-pub use server::{Listener, Server, USUAL};
+pub(crate) use server::check_tls;
+pub use server::{Listener, MOST_CONNECTIONS, Server, USUAL};
 pub use tokens::{TokenError, create_token};
 
 use crate::clock::{Clock, Entropy};
