@@ -52,7 +52,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use actor::Actor;
 pub use problem::Problem;
-pub use server::{Listener, Server, USUAL};
+pub(crate) use server::check_tls;
+pub use server::{Listener, MOST_CONNECTIONS, Server, USUAL};
 pub use tokens::{TokenError, create_token};
 
 use crate::clock::{Clock, Entropy};

@@ -108,6 +108,11 @@ impl Listener {
     }
 }
 
+/// Refuses a certificate and a key that could not be used.
+pub(crate) fn check_tls(settings: &TlsSettings) -> Result<(), String> {
+    acceptor(settings).map(drop)
+}
+
 fn acceptor(settings: &TlsSettings) -> Result<TlsAcceptor, String> {
     let cannot =
         |path: &Path, error: rustls::pki_types::pem::Error| format!("{} cannot be read: {error}", path.display());

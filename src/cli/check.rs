@@ -29,7 +29,7 @@ pub struct Check {
 impl Check {
     pub fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
-        self.runnable(&config)?;
+        runnable(&config, &self.config.config.display().to_string(), self.rust_handlers)?;
         let broker = match &config.broker.url {
             BrokerUrl::Embedded => "embedded".to_owned(),
             BrokerUrl::Amqp(url) => url.to_string(),
@@ -86,23 +86,22 @@ impl Check {
         }
         Ok(())
     }
+}
 
-    /// Refuses what `worker` would refuse although each setting is right.
-    fn runnable(&self, config: &Config) -> anyhow::Result<()> {
-        let file = self.config.config.display();
-        ensure!(!config.queues.is_empty(), "{file}: there are no [queues.…], so there is nothing to work on");
-        let bare = |(name, kind): (&String, &KindSettings)| {
-            (kind.handler == HandlerSettings::Rust).then(|| format!("kinds.{name}"))
-        };
-        let bare: Vec<String> = config.kinds.iter().filter_map(bare).collect();
-        ensure!(
-            self.rust_handlers || bare.is_empty(),
-            "{file}: no handler for {}; set handler.http.url or handler.exec.argv, or say --rust-handlers when a \
-             program of yours registers it",
-            bare.join(", ")
-        );
-        Ok(())
-    }
+/// Refuses what `worker` would refuse although each setting is right.
+pub fn runnable(config: &Config, file: &str, rust_handlers: bool) -> anyhow::Result<()> {
+    ensure!(!config.queues.is_empty(), "{file}: there are no [queues.…], so there is nothing to work on");
+    let bare = |(name, kind): (&String, &KindSettings)| {
+        (kind.handler == HandlerSettings::Rust).then(|| format!("kinds.{name}"))
+    };
+    let bare: Vec<String> = config.kinds.iter().filter_map(bare).collect();
+    ensure!(
+        rust_handlers || bare.is_empty(),
+        "{file}: no handler for {}; set handler.http.url or handler.exec.argv, or say --rust-handlers when a program of \
+         yours registers it",
+        bare.join(", ")
+    );
+    Ok(())
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod bench;
 mod check;
 mod confirm;
 mod demo;
+mod doctor;
 mod enroll;
 mod failed;
 mod fleet;
@@ -54,6 +55,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 Start here:
   roundelay demo                                 20,000 chains on this machine, no broker needed
   roundelay check  --config roundelay.toml       is my configuration right?
+  roundelay doctor --config roundelay.toml       are broker, ledger and this machine fit for it?
   roundelay enroll --config roundelay.toml --kind KIND ROSTER.csv
   roundelay worker --config roundelay.toml       run what is due
 
@@ -92,6 +94,7 @@ enum Command {
     Serve(serve::Serve),
     Token(token::TokenCommand),
     Check(check::Check),
+    Doctor(doctor::Doctor),
     Topology(topology::Topology),
     Bench(bench::Bench),
     Simulate(simulate::Simulate),
@@ -217,6 +220,7 @@ pub fn main() -> ExitCode {
             Command::Serve(serve) => serve.run().await,
             Command::Token(token) => token.run().await,
             Command::Check(check) => check.run(),
+            Command::Doctor(doctor) => doctor.run().await,
             Command::Topology(topology) => topology.run().await,
             Command::Bench(bench) => bench.run().await,
             // It has runtimes of its own.

@@ -158,7 +158,7 @@ fn print(finding: &Finding) {
     let Finding { weight, what, expected, found, mend } = finding;
     match weight {
         Weight::Wrong => screen::tinted(Tint::Wrong, format_args!("wrong  {what}")),
-        Weight::Note => out!("note   {what}"),
+        Weight::Unknown | Weight::Note => out!("note   {what}"),
     }
     for (label, value) in [("must be", expected), ("is", found), ("mend", mend)] {
         if !value.is_empty() {
@@ -171,7 +171,7 @@ fn print(finding: &Finding) {
 fn row(finding: &Finding) -> serde_json::Value {
     let weight = match finding.weight {
         Weight::Wrong => "wrong",
-        Weight::Note => "note",
+        Weight::Unknown | Weight::Note => "note",
     };
     json!({ "weight": weight, "what": finding.what, "expected": finding.expected, "found": finding.found, "mend": finding.mend })
 }

@@ -48,6 +48,12 @@ fn difference(theirs: &Agreed, ours: &Agreed) -> Option<String> {
     }
 }
 
+/// In what a configuration differs from `agreed`, which a ledger remembers, so that its workers would be refused
+/// (pure).
+pub fn disagreement(agreed: &str, config: &Config) -> Option<String> {
+    difference(&serde_json::from_str(agreed).ok()?, &Agreed::of(config))
+}
+
 /// Refuses a configuration with which this worker and the others of the ledger would lose each
 /// other's messages. On a broker that keeps nothing there are no others, and no messages.
 ///

@@ -7,12 +7,15 @@
 //! - [`chains`] and [`chain`]: many in rows, and all about one.
 //! - [`queues`], [`throttles`], [`workers`], [`failures`], [`ladder`]: what lies between a chain and its run.
 //! - [`broker`]: how full its queues are, or why nobody knows.
+//! - [`doctor`]: the ground that all of it stands on: broker, ledger, clocks, this machine; what is wrong there, and
+//!   how to mend it.
 //! - [`words`]: how it is said.
 
 pub mod board;
 pub mod broker;
 pub mod chain;
 pub mod chains;
+pub mod doctor;
 pub mod failures;
 pub mod ladder;
 pub mod overview;

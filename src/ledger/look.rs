@@ -4,7 +4,7 @@ use super::words::{ChainState, Hint, Which};
 use crate::clock::Time;
 
 /// Above every name that a kind or a key can have.
-const LAST: &str = "\u{10FFFF}";
+pub(crate) const LAST: &str = "\u{10FFFF}";
 
 /// Rotations to list: those that fit all that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

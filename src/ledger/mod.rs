@@ -37,6 +37,7 @@ pub use failed::{DueItem, FailureFilter, FailurePlace, Failures, Hold, ItemEnd, 
 pub use fleet::{Fleet, SeenWorker};
 pub use history::History;
 pub use judge::{ChainRow, Judgement, judge};
+pub(crate) use look::LAST;
 pub use look::{Condition, Filter, Listed, Move, OwnerCensus, Place};
 pub use rosters::{Enlisted, Rosters};
 pub use running::{Running, RunningJob};

@@ -15,6 +15,7 @@ mod cli;
 mod commands;
 mod crash;
 mod discovery;
+mod doctor;
 mod end_to_end;
 mod examples;
 mod failures;

@@ -128,7 +128,7 @@ roster.owner = "{{{{ owner }}}}"
     })
     .await;
 
-    let commands: [(&str, &[&str]); 14] = [
+    let commands: [(&str, &[&str]); 15] = [
         ("status", &[]),
         ("list", &[]),
         ("list", &["--owners"]),
@@ -142,6 +142,7 @@ roster.owner = "{{{{ owner }}}}"
         ("throttle show", &[THROTTLE]),
         ("token list", &[]),
         ("check", &["--rust-handlers"]),
+        ("doctor", &["--rust-handlers"]),
         ("pause", &["--owner", &keys()[1], "--dry-run"]),
     ];
     for (verb, rest) in commands {
@@ -211,6 +212,7 @@ const SPOKEN: &[(&str, &[&str])] = &[
     ("check", &[]),
     ("topology apply", &[]),
     ("topology check", &[]),
+    ("doctor", &[]),
     ("topology export", &["--output", "{definitions}"]),
     ("enroll", &["--kind", "sync", "{roster}"]),
     ("publish", &["sync", "x"]),

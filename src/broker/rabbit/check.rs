@@ -15,6 +15,8 @@ use crate::broker::topology::{Argument, Binding, Topology};
 pub enum Weight {
     /// Jobs get lost, come early or do not come at all.
     Wrong,
+    /// It could not be looked at.
+    Unknown,
     /// Worth knowing; nothing breaks.
     Note,
 }
@@ -140,7 +142,7 @@ pub(in crate::broker) fn refuse_wrong(topology: &Topology, seen: &Snapshot) -> R
 pub fn existence_only(absent: &[String], why: &str) -> Vec<Finding> {
     let mut findings: Vec<_> = absent.iter().cloned().map(missing).collect();
     findings.push(Finding {
-        weight: Weight::Note,
+        weight: Weight::Unknown,
         what: "arguments, bindings and policies".into(),
         expected: "compared through RabbitMQ's management API".into(),
         found: format!("not checked: {why}"),
@@ -310,7 +312,12 @@ pub(super) mod tests {
             assert_eq!(findings.len(), 1, "{what}: {findings:?}");
             let finding = &findings[0];
             assert_eq!((&*finding.what, &*finding.expected, &*finding.found), (what, expected, found));
-            assert_eq!(finding.weight == Weight::Note, what.starts_with("rung") || what.starts_with("policies"));
+            let weight = match what.split(' ').next() {
+                Some("rung") => Weight::Note,
+                Some("policies") => Weight::Unknown,
+                _ => Weight::Wrong,
+            };
+            assert_eq!(finding.weight, weight);
             assert!(!finding.mend.is_empty());
         }
     }
@@ -320,7 +327,7 @@ pub(super) mod tests {
         let findings = existence_only(&["queue `work`".into()], "connection refused");
         assert_eq!(findings.len(), 2);
         assert_eq!((findings[0].weight, &*findings[0].what), (Weight::Wrong, "queue `work`"));
-        assert_eq!(findings[1].weight, Weight::Note);
+        assert_eq!(findings[1].weight, Weight::Unknown);
         assert!(findings[1].found.contains("connection refused"));
         assert!(findings[1].mend.contains("broker.management"));
     }

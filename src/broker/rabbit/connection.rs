@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use lapin::uri::AMQPUri;
+use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{Connection, ConnectionProperties, ErrorKind, Event};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
@@ -62,12 +62,32 @@ impl Address {
         &self.uri.vhost
     }
 
-    /// Opens a connection that the management UI shows as `name`.
-    async fn open(&self, name: &str) -> Result<Connection, BrokerError> {
+    /// The host and the port.
+    pub(super) fn authority(&self) -> (&str, u16) {
+        (&self.uri.authority.host, self.uri.authority.port)
+    }
+
+    /// Who we are to the broker.
+    pub(super) fn user(&self) -> &str {
+        &self.uri.authority.userinfo.username
+    }
+
+    /// Whether the way there is encrypted.
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.uri.scheme == AMQPScheme::AMQPS
+    }
+
+    /// Opens a connection that the management UI shows as `name`, however long that takes.
+    pub(super) async fn dial(&self, name: &str) -> lapin::Result<Connection> {
         install_tls_provider();
         let properties = ConnectionProperties::default().with_connection_name(name.into());
+        Connection::connect_uri(self.uri.clone(), properties).await
+    }
+
+    /// Opens a connection that the management UI shows as `name`.
+    async fn open(&self, name: &str) -> Result<Connection, BrokerError> {
         let failed = |reason: String| BrokerError::Connect { url: self.shown.clone(), reason };
-        match timeout(CONNECT_WITHIN, Connection::connect_uri(self.uri.clone(), properties)).await {
+        match timeout(CONNECT_WITHIN, self.dial(name)).await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(error)) => Err(failed(in_words(&error))),
             Err(_) => Err(failed(format!("no answer within {} s", CONNECT_WITHIN.as_secs()))),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use reqwest::Client;
+use reqwest::{Client, Response};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -89,7 +89,7 @@ pub(super) async fn rates(url: &str, vhost: &str) -> Result<BTreeMap<String, Rat
 /// Definitions of policies by name.
 type Policies = BTreeMap<String, Map<String, Value>>;
 
-struct Api {
+pub(super) struct Api {
     client: Client,
     base: Url,
     user: String,
@@ -98,7 +98,7 @@ struct Api {
 }
 
 impl Api {
-    fn new(url: &str, vhost: &str) -> Result<Self, String> {
+    pub(super) fn new(url: &str, vhost: &str) -> Result<Self, String> {
         install_tls_provider();
         let mut base = Url::parse(url).map_err(|error| format!("the management URL is not a URL: {error}"))?;
         if !base.has_host() {
@@ -121,26 +121,43 @@ impl Api {
 
     /// What there is below `api/`, with these columns, or all.
     async fn get<T: DeserializeOwned>(&self, what: &str, columns: &str) -> Result<T, String> {
+        let response = self.request(what, columns).await?;
+        match response.status().as_u16() {
+            200 => response.json().await.map_err(|error| self.unanswered(error)),
+            401 => Err(format!(
+                "the management API at {} refuses user `{}` (wrong password, or the user lacks the tag `management`)",
+                self.base, self.user
+            )),
+            404 => Err(format!("the management API at {} knows no virtual host of that name", self.base)),
+            status => Err(format!("the management API at {} answers {status} to {}", self.base, response.url().path())),
+        }
+    }
+
+    /// The answer to that, whatever it is; or why there is none.
+    pub(super) async fn request(&self, what: &str, columns: &str) -> Result<Response, String> {
         let path = format!("{}/api/{what}", self.base.path().trim_end_matches('/'));
         let mut url = self.base.clone();
         url.set_path(&path);
         if !columns.is_empty() {
             url.set_query(Some(columns).map(|columns| format!("columns={columns}")).as_deref());
         }
-        let failed = |error: reqwest::Error| {
-            format!("the management API at {} cannot be asked: {}", self.base, root_cause(&error.without_url()))
-        };
         let request = self.client.get(url).basic_auth(&self.user, self.password.as_ref());
-        let response = request.send().await.map_err(failed)?;
-        match response.status().as_u16() {
-            200 => response.json().await.map_err(failed),
-            401 => Err(format!(
-                "the management API at {} refuses user `{}` (wrong password, or the user lacks the tag `management`)",
-                self.base, self.user
-            )),
-            404 => Err(format!("the management API at {} knows no virtual host of that name", self.base)),
-            status => Err(format!("the management API at {} answers {status} to {path}", self.base)),
-        }
+        request.send().await.map_err(|error| self.unanswered(error))
+    }
+
+    /// Why there is no answer, without the credentials.
+    pub(super) fn unanswered(&self, error: reqwest::Error) -> String {
+        format!("the management API at {} cannot be asked: {}", self.base, root_cause(&error.without_url()))
+    }
+
+    /// Who we are to it.
+    pub(super) fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// The virtual host, as it stands in a path.
+    pub(super) fn vhost(&self) -> &str {
+        &self.vhost
     }
 
     /// The queues with the policies in force on them.

@@ -8,6 +8,7 @@
 //! - `declare`: the topology over AMQP; `remove` deletes it.
 //! - [`check`]: what on a broker differs from the topology, `policies` included; `management` fetches
 //!   what it compares.
+//! - [`examine`]: what a broker says to somebody who only looks: how far one gets, and what its management API tells.
 //! - [`definitions`](fn@definitions): the topology for `rabbitmqctl import_definitions`.
 
 mod attempt;
@@ -17,6 +18,7 @@ mod connection;
 mod consume;
 mod declare;
 mod definitions;
+pub mod examine;
 mod management;
 mod policies;
 mod publish;

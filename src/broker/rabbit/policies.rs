@@ -57,7 +57,7 @@ pub(super) fn unknown(topology: &Topology, seen: &Snapshot) -> Option<Finding> {
     let silent: Vec<_> = topology.queues.iter().map(|queue| queue.name.as_str()).filter(silent).collect();
     let first = silent.first()?;
     Some(Finding {
-        weight: Weight::Note,
+        weight: Weight::Unknown,
         what: format!("policies on {} queues, the first of them `{first}`", silent.len()),
         expected: "known".into(),
         found: "the broker does not say".into(),

@@ -45,6 +45,9 @@ const BY_INDEX: &str = "
     SET enable_hashjoin = off;
     SET enable_mergejoin = off;";
 
+/// Set by those who only look.
+const READ_ONLY: &str = "SET default_transaction_read_only = on";
+
 /// Added where a worker that freezes would keep all others from starting anything.
 const PUT_OUT_SOON: &str = "SET idle_in_transaction_session_timeout = '2s'";
 
@@ -67,6 +70,8 @@ pub(super) struct Address {
     config: Config,
     tls: MakeRustlsConnect,
     pub(super) shown: String,
+    /// Connections only look: nothing can be written on them, and a standby will do.
+    looks: bool,
 }
 
 /// Looks whether `url` can be used, without using it.
@@ -104,22 +109,39 @@ impl Address {
     /// Reads a `postgres://` URL and the certificates that it names.
     pub(super) fn new(url: &Secret) -> Result<Self, String> {
         let (config, mode, authorities) = parse(url.reveal())?;
-        Ok(Self { config, tls: tls::connector(mode, authorities.as_deref())?, shown: url.to_string() })
+        let tls = tls::connector(mode, authorities.as_deref())?;
+        Ok(Self { config, tls, shown: url.to_string(), looks: false })
+    }
+
+    /// The same, for those who only look.
+    pub(super) fn for_looking(mut self) -> Self {
+        self.config.target_session_attrs(TargetSessionAttrs::Any);
+        self.looks = true;
+        self
+    }
+
+    /// Opens a connection as the server gives it to us.
+    pub(super) async fn dial(&self) -> Result<(Client, AbortHandle), Error> {
+        let (client, connection) = self.config.connect(self.tls.clone()).await?;
+        let task = tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(error = words(&error), "a connection to the ledger has ended");
+            }
+        });
+        Ok((client, task.abort_handle()))
     }
 
     /// Opens a connection and sets it up. A ledger that exists has its sequences raised: whatever
     /// was before this connection may have been another copy of it.
     pub(super) async fn connect(&self, usage: Use) -> Result<Session, LedgerError> {
         let work = async {
-            let (client, connection) = self.config.connect(self.tls.clone()).await?;
-            let task = tokio::spawn(async move {
-                if let Err(error) = connection.await {
-                    tracing::debug!(error = words(&error), "a connection to the ledger has ended");
-                }
-            });
+            let (client, task) = self.dial().await?;
             // Owned from here on, so that it is closed if anything below fails.
-            let session = Session { client, task: task.abort_handle(), statements: Mutex::default() };
-            schema::raise(&session.client).await?;
+            let session = Session { client, task, statements: Mutex::default() };
+            match self.looks {
+                true => session.client.batch_execute(READ_ONLY).await?,
+                false => schema::raise(&session.client).await?,
+            }
             session.client.batch_execute(SETTINGS).await?;
             match usage {
                 Use::Write => session.client.batch_execute(BY_INDEX).await?,

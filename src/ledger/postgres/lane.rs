@@ -131,6 +131,11 @@ impl Lane {
         Ok(Self { sender, notes })
     }
 
+    /// A lane on which nothing can be written.
+    pub(super) fn closed() -> Self {
+        Self { sender: mpsc::channel(1).0, notes: Notes::default() }
+    }
+
     /// Writes one verb and waits until it is committed.
     ///
     /// # Errors

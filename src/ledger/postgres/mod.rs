@@ -5,11 +5,13 @@
 //! - `lane`: verbs that wait together are one transaction of two round trips (`group`), which
 //!   decides about them here (`verbs`, on a `page`) and writes what has come of it (`write`).
 //! - `reader`: single statements: queries (`views`, `list`) and what concerns many chains (`orders`).
+//! - `examine`: what somebody finds who only looks at the server.
 //!
 //! Only the server's clock decides. What [`Ledger::now`] tells follows it.
 
 mod access;
 mod connect;
+pub mod examine;
 mod failed;
 mod fleet;
 mod foreign;
@@ -98,6 +100,36 @@ impl PostgresLedger {
         let reader = Reader::open(&address, counters.clone()).await?;
         let desk = Desk::new(&address, clock.clone(), counters.clone());
         Ok(Self { id, clock, address, chains, rest, reader, desk, counters })
+    }
+
+    /// Opens the ledger only to look at it: nothing is created, written or brought up to date, and every verb that
+    /// writes is refused.
+    ///
+    /// # Errors
+    /// [`LedgerError::Open`], also when its format is another than this program's.
+    pub async fn look(url: &Secret) -> Result<Self, LedgerError> {
+        let address = Address::new(url).map_err(|reason| LedgerError::Open { path: url.to_string(), reason })?;
+        let address = address.for_looking();
+        let session = address.connect(Use::Read).await?;
+        let asked = async {
+            let sql = "SELECT (SELECT value FROM meta WHERE name = 'ledger_id'),
+                              (SELECT value FROM meta WHERE name = 'ledger_version'),
+                              floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
+            let row = session.client.query_one(sql, &[]).await?;
+            Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
+        };
+        let (id, version, micros): (String, String, i64) =
+            asked.await.map_err(|error: tokio_postgres::Error| address.failed(words(&error)))?;
+        if version != schema::VERSION.to_string() {
+            let known = schema::VERSION;
+            let words = format!("its format is version {version}, and this program looks at version {known}");
+            return Err(address.failed(words));
+        }
+        let clock = Arc::new(Followed::new(micros));
+        let counters = Arc::<Counters>::default();
+        let reader = Reader::open(&address, counters.clone()).await?;
+        let desk = Desk::new(&address, clock.clone(), counters.clone());
+        Ok(Self { id, clock, address, chains: Vec::new(), rest: Lane::closed(), reader, desk, counters })
     }
 
     /// The clock that follows the server's.

@@ -268,6 +268,9 @@ const ACCESS: &str = r#"
 /// second behind is left alone: nobody takes a million numbers while this statement runs.
 const BEHIND: &str = "last_value + 1000000 < floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
+/// The version of the format that this program knows.
+pub(super) const VERSION: usize = MIGRATIONS.len();
+
 /// Raises the sequences, if there are any yet, and if they are behind.
 pub(super) async fn raise(client: &Client) -> Result<(), Error> {
     let there = "SELECT to_regclass('epochs') IS NOT NULL AND to_regclass('fences') IS NOT NULL";

@@ -1,8 +1,9 @@
 //! The ledger in a SQLite file: WAL, `synchronous=FULL`, one writing thread with group commit,
 //! and a second connection for reading. Several processes on one machine may share the file; it
-//! must not lie on a network file system.
+//! must not lie on a network file system. [`examine`] is for whoever only looks at it.
 
 mod access;
+pub mod examine;
 mod failed;
 mod fleet;
 mod history;
@@ -125,6 +126,30 @@ impl SqliteLedger {
         })
     }
 
+    /// Opens the file only to look at it: nothing is created, written or brought up to date, and every verb that
+    /// writes is refused.
+    ///
+    /// # Errors
+    /// [`LedgerError::Open`], also when its format is another than this program's.
+    pub fn look(path: &Path, clock: Clock) -> Result<Self, LedgerError> {
+        let failed = |reason: String| LedgerError::Open { path: path.display().to_string(), reason };
+        let open = || -> rusqlite::Result<(Connection, u32, String)> {
+            let (connection, _) = examine::open(path)?;
+            configure(&connection)?;
+            let version = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+            let id = connection.query_row("SELECT value FROM meta WHERE name = 'ledger_id'", [], |row| row.get(0))?;
+            Ok((connection, version, id))
+        };
+        let (connection, version, id) = open().map_err(|error| failed(error.to_string()))?;
+        if version != schema::VERSION {
+            let known = schema::VERSION;
+            return Err(failed(format!("its format is version {version}, and this program looks at version {known}")));
+        }
+        let counters = Arc::<Counters>::default();
+        let reader = Arc::new(Mutex::new(Store::new(connection, counters.clone())));
+        Ok(Self { id, clock, writer: Writer::Nowhere, reader, counters, late: Lateness::default() })
+    }
+
     /// A copy in memory of what is committed now, opened as a restored backup is.
     ///
     /// # Errors
@@ -153,7 +178,9 @@ impl SqliteLedger {
         match self.writer {
             Writer::Inline(_) => run(),
             // A long count must not hold up a thread that runs jobs.
-            Writer::Thread(..) => tokio::task::spawn_blocking(run).await.map_err(|_| LedgerError::Closed)?,
+            Writer::Thread(..) | Writer::Nowhere => {
+                tokio::task::spawn_blocking(run).await.map_err(|_| LedgerError::Closed)?
+            }
         }
     }
 }

@@ -284,6 +284,9 @@ const ACCESS: &str = "
     );
     CREATE INDEX requests_by_age ON requests (began);";
 
+/// The version of the format that this program knows.
+pub const VERSION: u32 = MIGRATIONS.len() as u32;
+
 /// The sequences of epochs and fences go on from at least this: the microseconds since 1970. So
 /// they never go back, not even when the file was replaced by an older copy of itself: the numbers
 /// that were given since then are all smaller, unless more than a million were given each second.

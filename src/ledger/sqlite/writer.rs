@@ -101,6 +101,8 @@ pub enum Writer {
     /// On the caller's, each alone: for a ledger in memory, and for simulation, where virtual time
     /// would run on while another thread works.
     Inline(Arc<Mutex<Store>>),
+    /// Nowhere: the ledger is only looked at.
+    Nowhere,
 }
 
 impl Writer {
@@ -130,6 +132,7 @@ impl Writer {
                 sender.send(pending).await.map_err(|_| LedgerError::Closed)?;
                 answer.await.map_err(|_| LedgerError::Closed)?
             }
+            Self::Nowhere => Err(LedgerError::Statement("it was opened to be looked at only".into())),
         }
     }
 
@@ -163,6 +166,7 @@ impl Writer {
                     });
                 }
             }
+            Self::Nowhere => {}
         }
     }
 }
