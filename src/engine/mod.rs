@@ -21,6 +21,7 @@ mod one_off;
 mod outbox;
 mod pipeline;
 pub mod publish;
+mod queue;
 mod rearm;
 mod reconcile;
 mod reload;
@@ -29,12 +30,10 @@ pub mod topology_guard;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, TryLockError};
-use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
 use tokio::sync::{Notify, SetOnce, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -44,8 +43,8 @@ use crate::api::{self, Api};
 use crate::broker::embedded::EmbeddedBroker;
 use crate::broker::rabbit::RabbitBroker;
 use crate::broker::topology::{Names, Topology};
-use crate::broker::{Broker, BrokerError, Consumer, Delivery};
-use crate::clock::{Clock, Entropy, Time};
+use crate::broker::{Broker, BrokerError};
+use crate::clock::{Clock, Entropy};
 use crate::config::{BrokerUrl, Config, HandlerSettings, KindSettings, LedgerUrl};
 use crate::fleet::{FleetOrders, Flow};
 use crate::handler::Handler;
@@ -57,12 +56,13 @@ use crate::ledger::{Kinds, Ledger, LedgerError};
 use crate::monitor::{self, Listener, Monitor, Subject};
 use crate::progress::Desk;
 use crate::schedule::Balances;
-use crate::telemetry::{KindFigures, QueueFigures, Telemetry, ThrottleFigures};
-use crate::throttle::{Throttle, Throttles};
+use crate::telemetry::{KindFigures, Telemetry};
+use crate::throttle::Throttles;
 use chores::Chores;
 pub use dispatch::Dispatch;
 use lease::Leases;
 use life::{Life, Point, Probe};
+use queue::{QueueRun, consume, work};
 use room::Room;
 
 /// Messages that the rearm consumer holds at most; each sleeps there for at most
@@ -520,8 +520,6 @@ fn alone(config: &Config, broker: &dyn Broker) -> Result<Option<File>, StartErro
     }
 }
 
-/// After a queue could not be consumed.
-const AGAIN: Duration = Duration::from_secs(2);
 /// How long aborted jobs may take to put themselves off.
 const ABORT: Duration = Duration::from_secs(10);
 
@@ -542,88 +540,6 @@ async fn have_ended(tasks: &TaskTracker, grace: Duration) -> bool {
         }
         tracing::info!(running = tasks.len(), ?left, "still stopping");
     }
-}
-
-/// Works through a queue as long and as widely as operators let it, until `shutdown`. Begins with `flow` and the
-/// consumer that was made for it.
-async fn work(
-    core: Arc<Core>,
-    queue: Arc<QueueRun>,
-    mut flow: Flow,
-    mut consumer: Option<Consumer>,
-    tasks: TaskTracker,
-    shutdown: CancellationToken,
-) {
-    let mut changes = queue.flow.subscribe();
-    loop {
-        let differs = |next: &Flow| (next.open, next.prefetch) != (flow.open, flow.prefetch);
-        if !flow.open {
-            tokio::select! {
-                biased;
-                () = shutdown.cancelled() => return,
-                _ = changes.wait_for(differs) => {}
-            }
-        } else if let Some(consumer) = consumer.take() {
-            let turn = shutdown.child_token();
-            let run = queue.clone();
-            let live = move |core, delivery| pipeline::live(core, run.clone(), delivery);
-            let consuming = pin!(consume(core.clone(), consumer, tasks.clone(), turn.clone(), live));
-            let other = pin!(changes.wait_for(differs));
-            // It ends by itself only when nothing will come any more.
-            let Either::Right((_, consuming)) = select(consuming, other).await else { return };
-            turn.cancel();
-            consuming.await;
-            if shutdown.is_cancelled() {
-                return;
-            }
-        }
-        flow = *changes.borrow_and_update();
-        if !flow.open {
-            tracing::info!(queue = queue.source, "taking no more jobs from the queue");
-            continue;
-        }
-        tracing::info!(queue = queue.source, ?flow, "taking jobs from the queue");
-        let again = tokio::select! {
-            biased;
-            () = shutdown.cancelled() => return,
-            again = core.dispatch.broker.consume(&queue.source, flow.prefetch) => again,
-        };
-        match again {
-            Ok(again) => consumer = Some(again),
-            Err(error) => {
-                tracing::warn!(queue = queue.source, %error, "failed to consume the queue; trying again");
-                tokio::select! {
-                    biased;
-                    () = shutdown.cancelled() => return,
-                    () = tokio::time::sleep(AGAIN) => {}
-                }
-            }
-        }
-    }
-}
-
-/// Takes deliveries and lets each live its own life, until `shutdown`.
-async fn consume<L>(
-    core: Arc<Core>,
-    mut consumer: Consumer,
-    tasks: TaskTracker,
-    shutdown: CancellationToken,
-    live: impl Fn(Arc<Core>, Delivery) -> L,
-) where
-    L: Future<Output = ()> + Send + 'static,
-{
-    loop {
-        let delivery = tokio::select! {
-            biased;
-            () = shutdown.cancelled() => break,
-            delivery = consumer.next() => delivery,
-        };
-        let Some(delivery) = delivery else { break };
-        let life = live(core.clone(), delivery);
-        // A job that has not started when the worker stops is put back by its own pipeline.
-        tasks.spawn(core.life.bind(life));
-    }
-    consumer.cancel().await;
 }
 
 /// Each kind's settings, to be held on to while they are replaced.
@@ -668,69 +584,6 @@ struct Core {
     stopping: CancellationToken,
     /// The grace is over: what still runs ends.
     abort: CancellationToken,
-}
-
-/// A platform queue being consumed, or one of its lanes.
-struct QueueRun {
-    /// The platform queue.
-    name: Arc<str>,
-    /// The broker's queue.
-    source: String,
-    lane: u8,
-    /// What is configured: how many run at the same time, how many messages are held, and how many of these at most.
-    places: usize,
-    prefetch: u16,
-    ahead: Option<u16>,
-    /// What holds now.
-    flow: watch::Sender<Flow>,
-    /// Among all that share its throttle.
-    priority: i32,
-    /// What the lanes share.
-    room: Arc<Room>,
-    throttle: Option<(Arc<Throttle>, Arc<ThrottleFigures>)>,
-    figures: Arc<QueueFigures>,
-    /// The latest due time among the messages that came from this queue. Messages enter a queue
-    /// when they are due, so whatever was due well before this has been delivered, or is lost.
-    frontier: AtomicI64,
-    /// The due times that this worker has given out; the lanes share them.
-    balances: Arc<Balances>,
-}
-
-impl QueueRun {
-    fn flow(&self) -> Flow {
-        *self.flow.borrow()
-    }
-
-    /// Does what was ordered of the queue and of this worker.
-    fn obey(&self, queue: &FleetOrders, worker: &FleetOrders) {
-        let flow = Flow::of(self.places, self.prefetch, self.ahead, queue, worker);
-        self.room.resize(flow.places);
-        self.flow.send_if_modified(|current| std::mem::replace(current, flow) != flow);
-    }
-
-    /// Waits until nothing more is taken.
-    async fn closed(&self) {
-        if self.flow.subscribe().wait_for(|flow| !flow.open).await.is_err() {
-            // Nobody opens or closes it any more.
-            std::future::pending().await
-        }
-    }
-
-    fn progressed_to(&self, due: Time) {
-        self.frontier.fetch_max(due.as_millis(), Ordering::Relaxed);
-    }
-
-    /// The clock by which messages are due has been set forward.
-    fn clock_was_set(&self, forward: Duration) {
-        let forward = i64::try_from(forward.as_millis()).unwrap_or(i64::MAX);
-        let moved = |due: i64| (due != i64::MIN).then(|| due.saturating_add(forward));
-        let _ = self.frontier.fetch_update(Ordering::Relaxed, Ordering::Relaxed, moved);
-    }
-
-    /// `None` before the first message.
-    fn frontier(&self) -> Option<Time> {
-        Some(self.frontier.load(Ordering::Relaxed)).filter(|due| *due != i64::MIN).map(Time::from_millis)
-    }
 }
 
 /// Notes, while it lives, that a message of this chain is in this worker's hand.
