@@ -94,7 +94,7 @@ fn tabs(state: &State, paint: Paint, columns: usize) -> Line<'static> {
     let mut spans: Vec<Span<'_>> = (0..).zip(Screen::ALL).map(tab).collect();
     let time = state.now.to_string();
     let time = time.get(11..19).unwrap_or_default();
-    let right = if state.read_only { format!("READ-ONLY {time} UTC") } else { format!("{time} UTC") };
+    let right = if state.read_only { format!("READ-ONLY {time}") } else { format!("{time} UTC") };
     let used: usize = spans.iter().map(Span::width).sum();
     let right = if used + width(&right) < columns { right } else { time.to_owned() };
     spans.push(Span::raw(" ".repeat(columns.saturating_sub(used + width(&right)))));
@@ -192,7 +192,7 @@ fn keys(state: &State) -> &'static str {
         None => {}
     }
     if state.help {
-        return "? or Esc back   q quit";
+        return "Esc back";
     }
     match (state.screen, state.open.is_some(), state.read_only) {
         (_, true, false) => "Esc back   ↑↓ scroll   p pause   r resume   a next tick now   ? help",

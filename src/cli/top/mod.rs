@@ -11,6 +11,8 @@ mod order;
 mod screens;
 mod state;
 mod table;
+#[cfg(test)]
+mod tests;
 mod text;
 
 use std::io::{IsTerminal, stdout};

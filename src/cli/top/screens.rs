@@ -58,8 +58,8 @@ pub fn help(state: &State, paint: Paint) -> Vec<Line<'static>> {
     let lines = [
         ("1-6, Tab", "screens: overview, queues, throttles, late chains, workers, log"),
         ("↑ ↓ k j", "choose a row, or scroll; PgUp PgDn Home End go farther"),
-        ("Enter", "why the chosen chain does not run, and its last runs; Esc leads back"),
-        ("f", "other chains (late, paused, running, all), or other runs (by outcome)"),
+        ("Enter", "why the chosen chain does not run, and its last runs; Esc back"),
+        ("f", "other chains (late, paused, running, all), or runs by outcome"),
         ("Space", "stops the log, and lets it go on"),
         ("p r", "pause and resume the chosen queue or chain"),
         ("h r", "hold and release the chosen throttle"),
@@ -68,7 +68,7 @@ pub fn help(state: &State, paint: Paint) -> Vec<Line<'static>> {
         ("Ctrl-L", "draws the screen anew"),
         ("q, Ctrl-C", "ends it; nothing else ends with it"),
         ("", ""),
-        ("due", "due, and nobody runs it"),
+        ("due", "due, and nobody runs it yet"),
         ("overdue", "due for longer than catch_up.slack"),
         ("for a slot", "jobs in workers' hands that wait for a throttle"),
         ("ready", "messages that wait on the broker; -: not known; ~: as it last said"),
@@ -113,7 +113,7 @@ fn hour(sets: &[Bucket], now: Time, parts: usize) -> Vec<Option<f64>> {
     let mut sums = vec![(0_u64, 0_usize); parts];
     let begin = now.as_millis() - HOUR;
     for Bucket { at, starts, seconds, .. } in sets {
-        let place = (at.0.as_millis() - begin) * parts as i64 / HOUR;
+        let place = ((at.0.as_millis() - begin) * parts as i64).div_euclid(HOUR);
         if let Some((sum, length)) = usize::try_from(place).ok().and_then(|place| sums.get_mut(place)) {
             *sum += starts;
             *length += seconds;
@@ -312,7 +312,7 @@ impl View<'_> {
             .enumerate()
             .map(|(n, queue)| vec![table.row(self.queue(queue, counted), self.marked(n))]);
         let panel = board.queues.get(self.state.cursor()).map_or_else(Vec::new, |queue| self.of_queue(queue));
-        let title = format!("{} queues", board.queues.len());
+        let title = number_of(board.queues.len(), "queue");
         self.list(title, table.head(self.paint.dim()), rows.collect(), panel)
     }
 
@@ -385,7 +385,8 @@ impl View<'_> {
         }
         let items = all.iter().enumerate().map(|(n, throttle)| self.throttle(throttle, n));
         let panel = all.get(self.state.cursor()).map_or_else(Vec::new, |throttle| self.of_throttle(throttle));
-        let title = format!("{} throttles: starts that are used, of those that a window allows", all.len());
+        let title =
+            format!("{}: starts that are used, of those that a window allows", number_of(all.len(), "throttle"));
         self.list(title, blank(), items.collect(), panel)
     }
 
@@ -411,7 +412,10 @@ impl View<'_> {
                 of.ordered.as_ref().map_or((of.configured.allow, of.configured.per_ms), |of| (of.allow, of.per_ms));
             let who =
                 if of.scope == "worker" { "each worker counts for itself" } else { "nothing has started under it" };
-            lines.push(Line::styled(format!("   {} in {}; {who}", limits.0, short(limits.1 as i64)), self.paint.dim()));
+            lines.push(Line::styled(
+                format!("   {} in {}; {who}", limits.0, short_duration(Duration::from_millis(limits.1))),
+                self.paint.dim(),
+            ));
         }
         let further = of.remembered.saturating_sub(KEYS.min(of.keys.len()) as u64);
         if of.keyed_by.is_some() && further > 0 {
@@ -430,8 +434,12 @@ impl View<'_> {
             let style = if window.used >= window.allow { self.paint.warn() } else { Style::new() };
             let name = if n == 0 { name.as_str() } else { "" };
             let pad = " ".repeat(name_width - width(name).min(name_width));
-            let of =
-                format!("{} of {} in {}", count(window.used, 9), count(window.allow, 9), short(window.per_ms as i64));
+            let of = format!(
+                "{} of {} in {}",
+                count(window.used, 9),
+                count(window.allow, 9),
+                short_duration(Duration::from_millis(window.per_ms))
+            );
             let held = match (&key.held, n) {
                 (Some(held), 0) => format!("  held, {}", self.left(held.until.0)),
                 _ => String::new(),
@@ -464,7 +472,12 @@ impl View<'_> {
             None => say("in the way", "nothing: a slot is open".into(), Style::new()),
         }
         if let Some(ordered) = &of.ordered {
-            let limits = format!("{} in {}, burst {}", ordered.allow, short(ordered.per_ms as i64), ordered.burst);
+            let limits = format!(
+                "{} in {}, burst {}",
+                ordered.allow,
+                short_duration(Duration::from_millis(ordered.per_ms)),
+                ordered.burst
+            );
             say(
                 "limits",
                 format!("{limits}, ordered by {}, {}", ordered.by, when(ordered.at.0, self.state.now)),
@@ -482,7 +495,7 @@ impl View<'_> {
             return self.not_yet("The chains are being asked for.");
         };
         let which = match self.state.show {
-            Show::Late => "late chains, and quarantined ones, those that wait longest first",
+            Show::Late => "late and quarantined chains, those that wait longest first",
             Show::Paused => "paused chains, by name",
             Show::Running => "running chains, by name",
             Show::All => "all chains, by name",
@@ -490,22 +503,24 @@ impl View<'_> {
         let title = match (rows.len(), more) {
             (0, true) => format!("{which}: none among those that were looked at"),
             (0, false) => format!("{which}: none"),
-            (number, true) => format!("the first {number} {which}"),
-            (number, false) => format!("{number} {which}"),
+            (number, true) => format!("{which}: the first {number}"),
+            (number, false) => format!("{which}: {number}"),
         };
+        // A name is longer than its share on small screens only.
+        let names = (self.columns / 6).max(14);
         let columns = [
-            Column::words("kind", 14),
+            Column::words("kind", names),
             Column::name("key"),
-            Column::words("queue", 14),
+            Column::words("queue", names),
             Column::words("does", 11),
             Column::number("late by", 8),
         ];
         let table = Table { columns: &columns, width: self.columns };
-        let rows = rows.iter().enumerate().map(|(n, row)| vec![table.row(self.row(row), self.marked(n))]);
+        let rows = rows.iter().enumerate().map(|(n, row)| vec![table.row(self.row(row, names), self.marked(n))]);
         self.list(title, table.head(self.paint.dim()), rows.collect(), Vec::new())
     }
 
-    fn row(&self, of: &Row) -> Vec<Cell> {
+    fn row(&self, of: &Row, names: usize) -> Vec<Cell> {
         let doing = match of.doing {
             "late" => ("LATE".into(), self.paint.bad()),
             "quarantined" => ("QUARANTINED".into(), self.paint.bad()),
@@ -513,7 +528,7 @@ impl View<'_> {
             other => plain(other),
         };
         let late = of.late.map_or_else(|| "-".into(), super::text::span);
-        vec![plain(middle(&of.kind, 14)), plain(&of.key), plain(middle(&of.queue, 14)), doing, plain(late)]
+        vec![plain(middle(&of.kind, names)), plain(&of.key), plain(middle(&of.queue, names)), doing, plain(late)]
     }
 
     fn chain(&self, kind: &str, key: &str) -> Vec<Line<'static>> {
@@ -566,13 +581,12 @@ impl View<'_> {
         let now = self.state.now;
         let mut lines = Vec::new();
         let mut say = |name: &str, text: String, style| lines.extend(told(name, &text, self.columns, style));
-        let late = if of.doing == "late" || of.doing == "due" {
-            format!(", late by {}", whole(now.since(of.due.0)))
-        } else {
-            String::new()
+        let doing = match of.doing {
+            "late" | "due" => format!("{}, for {}", of.doing, whole(now.since(of.due.0))),
+            other => other.to_owned(),
         };
         let style = if of.doing == "late" || of.state == "quarantined" { self.paint.bad() } else { self.paint.head() };
-        say("does", format!("{}{late}, on the queue {}", of.doing, of.queue), style);
+        say("does", format!("{doing}, on the queue {}", of.queue), style);
         say("why", of.why.clone(), Style::new());
         if let Some(progress) = &of.progress {
             say("has come to", format!("{progress}, {}", when(progress.at.0, now)), Style::new());
@@ -634,7 +648,7 @@ impl View<'_> {
         let rows =
             board.workers.iter().enumerate().map(|(n, worker)| vec![table.row(self.worker(worker), self.marked(n))]);
         let panel = board.workers.get(self.state.cursor()).map_or_else(Vec::new, |worker| self.of_worker(worker));
-        let title = format!("{} workers", board.workers.len());
+        let title = number_of(board.workers.len(), "worker");
         self.list(title, table.head(self.paint.dim()), rows.collect(), panel)
     }
 
@@ -741,6 +755,10 @@ impl View<'_> {
             _ => Style::new(),
         }
     }
+}
+
+fn number_of(number: usize, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
 fn more_lines(before: usize, after: usize) -> String {
