@@ -40,6 +40,8 @@ pub struct Facts {
     pub census: Option<(Census, Time)>,
     /// How full the broker's queues are.
     pub asked: Asked,
+    /// When the broker last told anything, by the ledger's clock.
+    pub asked_at: Option<Time>,
     /// How many messages come and go there.
     pub rates: BTreeMap<String, Rates>,
     /// The workers.
@@ -64,6 +66,7 @@ impl Default for Facts {
             now: Time::default(),
             census: None,
             asked: Asked::Depths(BTreeMap::new()),
+            asked_at: None,
             rates: BTreeMap::new(),
             workers: Vec::new(),
             orders: BTreeMap::new(),
@@ -186,7 +189,13 @@ impl Board {
                     Ok(Err(why)) => (Asked::Away(why), BTreeMap::new()),
                     Err(_) => (late(), BTreeMap::new()),
                 };
-                self.change(|facts| (facts.asked, facts.rates) = (asked, rates));
+                let now = ledger.now();
+                self.change(|facts| {
+                    if asked.error().is_none() {
+                        facts.asked_at = Some(now);
+                    }
+                    (facts.asked, facts.rates) = (asked, rates);
+                });
                 sleep(ASK.max(every)).await;
             }
         };

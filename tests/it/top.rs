@@ -166,6 +166,12 @@ async fn everything_is_shown_and_steered(ground: Ground) {
     assert_eq!(paused["why"], "they are down");
     assert!(paused["by"].as_str().unwrap().starts_with("ann@"), "{paused}");
 
+    let obeys = async || {
+        let queues = workers().await[0]["queues"].clone();
+        queues.as_array().unwrap().iter().any(|queue| queue["queue"] == "work" && queue["paused"] == json!(true))
+    };
+    until("the worker obeys", obeys).await;
+
     // What is due there shows as late, and why.
     enroll(&ground, &config, "b,work\n").await;
     terminal.press(&["4"]);

@@ -120,9 +120,16 @@ fn notices(state: &State, paint: Paint, columns: usize) -> Vec<Line<'static>> {
         (None, None) if heard.is_none() => all.push("asking the ledger and the broker …".into()),
         (None, None) => {}
     }
-    if let Some((since, why)) = &state.broker.away {
-        let told = state.broker.last.as_ref().map(|(_, at)| *at);
-        all.push(format!("! {}: the broker cannot be asked since {}: {why}", old(told), when(*since, state.now)));
+    let told = state.broker.last.as_ref().map(|(_, at)| *at);
+    match (&state.broker.away, state.broker_slow()) {
+        (Some((since, why)), _) => {
+            all.push(format!("! {}: the broker cannot be asked since {}: {why}", old(told), when(*since, state.now)));
+        }
+        // Without the ledger nothing is heard of the broker, either.
+        (None, Some(silent)) if state.board.away.is_none() && state.slow().is_none() => {
+            all.push(format!("! {}: the broker has not answered for {}", old(told), whole(silent)));
+        }
+        (None, _) => {}
     }
     if let (None, Some((since, why, at))) = (&state.board.away, screens::away(state)) {
         all.push(format!("! {}: this screen cannot be asked for since {}: {why}", old(at), when(since, state.now)));

@@ -16,7 +16,7 @@ mod tests;
 mod text;
 
 use std::io::{IsTerminal, stdout};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -92,11 +92,12 @@ impl Top {
         let asker = Asker { config, every, wanted: wants, orders, by, to: to.clone() };
         let stop_asking = CancellationToken::new();
         let mut asker = tokio::spawn(asker.run(stop_asking.clone()));
-        // A panic restores it, too.
+        // A panic of this thread restores it, too.
         let terminal = ratatui::try_init().context("failed to take over the terminal")?;
+        let broken = Broken::watch();
         std::thread::spawn(move || read_keys(&to));
         let dashboard = Dashboard { terminal, state, wanted, give, paint: Paint { colours: colours() } };
-        let shown = dashboard.show(inputs, &stop, &mut asker).await;
+        let shown = dashboard.show(inputs, &stop, &mut asker, &broken).await;
         ratatui::try_restore().context("failed to give the terminal back; `reset` does it")?;
         stop_asking.cancel();
         if !asker.is_finished() {
@@ -126,6 +127,7 @@ impl Dashboard {
         mut inputs: mpsc::UnboundedReceiver<Input>,
         stop: &CancellationToken,
         asker: &mut JoinHandle<()>,
+        broken: &Broken,
     ) -> anyhow::Result<()> {
         let Self { mut terminal, mut state, wanted, give, paint } = self;
         let mut tick = tokio::time::interval(TICK);
@@ -134,10 +136,11 @@ impl Dashboard {
             let input = tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
-                ended = &mut *asker => {
-                    ended.context("a part of the program broke down; please report it")?;
-                    bail!("a part of the program ended by itself; please report it");
+                () = broken.token.cancelled() => {
+                    let told = broken.told.get().map_or("", String::as_str);
+                    bail!("a part of the program broke down, which is a bug; please report it: {told}");
                 }
+                _ = &mut *asker => bail!("a part of the program ended by itself, which is a bug; please report it"),
                 input = inputs.recv() => match input {
                     Some(input) => input,
                     None => return Ok(()),
@@ -157,6 +160,30 @@ impl Dashboard {
                 }
             }
         }
+    }
+}
+
+/// Tells of a panic in another thread. That must not write onto the screen, nor give the terminal back while this
+/// one draws.
+struct Broken {
+    told: Arc<OnceLock<String>>,
+    token: CancellationToken,
+}
+
+impl Broken {
+    fn watch() -> Self {
+        let (drawing, restoring) = (std::thread::current().id(), std::panic::take_hook());
+        let (told, token) = (Arc::<OnceLock<String>>::default(), CancellationToken::new());
+        let this = Self { told: told.clone(), token: token.clone() };
+        std::panic::set_hook(Box::new(move |info| {
+            if std::thread::current().id() == drawing {
+                restoring(info);
+            } else {
+                let _ = told.set(info.to_string());
+                token.cancel();
+            }
+        }));
+        this
     }
 }
 

@@ -25,6 +25,8 @@ const SHOWN: Duration = Duration::from_secs(15);
 const PAGE: usize = 10;
 /// The shortest time without an answer of the ledger that is worth a word.
 const SLOW: Duration = Duration::from_secs(6);
+/// Likewise of the broker, which is asked every five seconds.
+const BROKER_SLOW: Duration = Duration::from_secs(15);
 
 /// A key, as far as one means anything here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -365,6 +367,12 @@ impl State {
         (silent > SLOW.max(self.every * 3)).then_some(silent)
     }
 
+    /// For how long the broker has said nothing, if that is too long.
+    pub fn broker_slow(&self) -> Option<Duration> {
+        let silent = self.now.since(self.broker.last.as_ref()?.1);
+        (silent > BROKER_SLOW.max(self.every * 3)).then_some(silent)
+    }
+
     /// The chosen row of the screen.
     pub fn cursor(&self) -> usize {
         self.cursors[self.screen as usize].at
@@ -481,7 +489,7 @@ fn learn(state: &mut State, clock: Time, facts: &Facts) {
         Asked::Away(why) => state.broker.take(Err(why.clone()), state.now),
         // Before the broker was asked for the first time.
         Asked::Depths(depths) if depths.is_empty() => {}
-        asked => state.broker.take(Ok(asked.clone()), state.now),
+        asked => state.broker.take(Ok(asked.clone()), facts.asked_at.unwrap_or(state.now)),
     }
     // What the broker has last said stands until it says something else.
     let last = state.broker.value().cloned().unwrap_or_else(|| facts.asked.clone());

@@ -124,7 +124,9 @@ mod tests {
         let items = |heights: &[usize]| {
             heights.iter().enumerate().map(|(n, height)| vec![Line::raw(n.to_string()); *height]).collect::<Vec<_>>()
         };
-        let table: [(&[usize], usize, usize, &str, usize, usize); 6] = [
+        /// Heights, the chosen one and the room; what is shown, and how many are not before and after it.
+        type Case<'a> = (&'a [usize], usize, usize, &'a str, usize, usize);
+        let table: [Case<'_>; 6] = [
             (&[1, 1, 1], 0, 5, "012", 0, 0),
             (&[1, 1, 1, 1], 0, 2, "01", 0, 2),
             (&[1, 1, 1, 1], 3, 2, "23", 2, 0),

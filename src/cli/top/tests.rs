@@ -111,6 +111,7 @@ fn facts() -> Facts {
     let sets = (0..300).map(|n| (at(-3_004 + n * 10), 10 + n as u64 % 30, Some(7.0)));
     Facts {
         now: at(0),
+        asked_at: Some(at(-2)),
         census: Some((census, at(-4))),
         asked: Asked::Depths(
             [("sync-ios", depth(37, 0)), ("sync-android", depth(0, 2))].map(|(q, d)| (q.into(), d)).into(),
@@ -378,9 +379,14 @@ fn what_cannot_be_asked_is_said_and_the_last_figures_stay_and_are_marked() {
     let (state, _) = step(state, 55, Input::Facts(Arc::new(away)));
     assert_screen(&state, AWAY);
     // And all is well again.
-    let back = Facts { now: at(60), ..facts() };
+    let back = Facts { now: at(60), asked_at: Some(at(60)), ..facts() };
     let (state, _) = step(state, 60, Input::Facts(Arc::new(back)));
     assert!(!screen(&state).contains('!'), "{}", screen(&state));
+    // A broker that takes its time, and is not known to be away.
+    let slow = Facts { now: at(76), asked_at: Some(at(60)), ..facts() };
+    let (waiting, _) = step(state.clone(), 76, Input::Facts(Arc::new(slow)));
+    let words = "! OLD FIGURES, of 03:13:44: the broker has not answered for 16s";
+    assert!(screen(&waiting).contains(words) && screen(&waiting).contains("~37"), "{}", screen(&waiting));
     // It need not say that it is away.
     let (state, _) = step(state, 80, Input::Tick);
     assert!(
@@ -783,7 +789,7 @@ const AWAY: &str = r#"
  1 Overview [2 Queues] 3 Throttles  4 Late  5 Workers  6 Log        03:13:39 UTC
 ! OLD FIGURES, of 03:12:44: the ledger cannot be asked since 03:12:54 (45s ago):
 the server does not answer
-! OLD FIGURES, of 03:12:44: the broker cannot be asked since 03:12:54 (45s ago):
+! OLD FIGURES, of 03:12:42: the broker cannot be asked since 03:12:54 (45s ago):
 connection refused
  2 queues
  queue            state        due overdue   ready cons.   in/s  out/s   running
