@@ -46,6 +46,7 @@ mod words;
 mod workers;
 
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
@@ -196,13 +197,13 @@ impl Api {
         &self.board
     }
 
-    /// Keeps that up to date, for ever.
-    async fn keep_board(&self) {
+    /// Keeps that up to date, for ever, and asks the ledger `every` so often for what costs little.
+    pub async fn keep_board(&self, every: Duration) {
         let broker = async || match self.connect().await {
             Ok(connections) => Ok(connections.broker.clone()),
             Err(problem) => Err(problem.detail),
         };
-        self.board.keep(|| self.config(), &*self.ledger, &*self.counting, broker).await;
+        self.board.keep(every, || self.config(), &*self.ledger, &*self.counting, broker).await;
     }
 
     /// The simulations that were asked for.

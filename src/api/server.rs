@@ -33,6 +33,7 @@ use super::site::Site;
 use super::{Api, door};
 use crate::config::{ApiSettings, TlsSettings};
 use crate::engine::StartError;
+use crate::inspect::board::LOOK;
 use crate::ledger::Scope;
 
 /// Where `roundelay serve` answers when nothing is said.
@@ -182,7 +183,7 @@ impl Server {
             }
         };
         let board = api.clone();
-        let _board = AbortOnDropHandle::new(tokio::spawn(async move { board.keep_board().await }));
+        let _board = AbortOnDropHandle::new(tokio::spawn(async move { board.keep_board(LOOK).await }));
         let per_address = if settings.behind_proxy { MOST_CONNECTIONS } else { MOST_FROM_ADDRESS };
         let places = Places::new(per_address);
         let served = Served { router, tls, patience: settings.patience, stop: shutdown.clone() };

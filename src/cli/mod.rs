@@ -31,14 +31,17 @@ mod steer;
 mod table;
 mod throttle;
 mod token;
+mod top;
 mod topology;
 mod worker;
 
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use roundelay::Config;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -92,6 +95,7 @@ enum Command {
     Queue(fleet::Queue),
     Workers(fleet::Workers),
     Serve(serve::Serve),
+    Top(top::Top),
     Token(token::TokenCommand),
     Check(check::Check),
     Doctor(doctor::Doctor),
@@ -160,6 +164,9 @@ pub fn main() -> ExitCode {
     // The client library reports every orderly close as an error; the engine's own lines say what
     // matters. Naming lapin in ROUNDELAY_LOG shows them.
     let wanted = std::env::var("ROUNDELAY_LOG").unwrap_or_else(|_| level.into());
+    // A line of the log would stand in the middle of the screen; in a file it may.
+    let on_screen = matches!(cli.command, Command::Top(_)) && std::io::stderr().is_terminal();
+    let wanted = if on_screen { "off".into() } else { wanted };
     let filter = if wanted.contains("lapin") { wanted.clone() } else { format!("{wanted},lapin=off") };
     // A word alone is a level; taken for a target, as the parser does, a slip would silence everything else.
     let understood = |part: &&str| part.contains('=') || part.parse::<LevelFilter>().is_ok();
@@ -218,6 +225,7 @@ pub fn main() -> ExitCode {
             Command::Queue(queue) => queue.run().await,
             Command::Workers(workers) => workers.run().await,
             Command::Serve(serve) => serve.run().await,
+            Command::Top(top) => top.run().await,
             Command::Token(token) => token.run().await,
             Command::Check(check) => check.run(),
             Command::Doctor(doctor) => doctor.run().await,
@@ -242,23 +250,25 @@ pub fn main() -> ExitCode {
 
 /// Is cancelled by SIGTERM or SIGINT. A second signal ends the process at once.
 fn shutdown_on_signal() -> anyhow::Result<CancellationToken> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    shutdown_on(&[SignalKind::terminate(), SignalKind::interrupt()], || ())
+}
+
+/// Is cancelled by one of these signals. A second one ends the process at once, after `last`.
+fn shutdown_on(kinds: &[SignalKind], last: fn()) -> anyhow::Result<CancellationToken> {
     let shutdown = CancellationToken::new();
-    let token = shutdown.clone();
-    tokio::spawn(async move {
-        for urgent in [false, true] {
-            tokio::select! {
-                _ = term.recv() => {}
-                _ = int.recv() => {}
+    for kind in kinds {
+        let (mut signals, token) = (signal(*kind)?, shutdown.clone());
+        tokio::spawn(async move {
+            while signals.recv().await.is_some() {
+                if token.is_cancelled() {
+                    last();
+                    tracing::warn!("second signal: ending at once");
+                    std::process::exit(130);
+                }
+                token.cancel();
             }
-            if urgent {
-                tracing::warn!("second signal: ending at once");
-                std::process::exit(130);
-            }
-            token.cancel();
-        }
-    });
+        });
+    }
     Ok(shutdown)
 }
 
@@ -281,9 +291,10 @@ mod tests {
     use clap::CommandFactory;
 
     /// Commands without `--json`, and why.
-    const NO_JSON: [(&str, &str); 3] = [
+    const NO_JSON: [(&str, &str); 4] = [
         ("completions", "prints a script for a shell"),
         ("serve", "prints nothing but its log, and the document of --openapi, which is JSON"),
+        ("top", "draws on a terminal; `status` and `serve` have the same for programs"),
         ("worker", "prints nothing but its log, which ROUNDELAY_LOG_FORMAT=json makes JSON"),
     ];
 

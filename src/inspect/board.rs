@@ -1,6 +1,6 @@
 //! What is known of everything at the moment, kept up to date for those who look.
 //!
-//! What costs little is asked for every two seconds; the broker every five. Chains are counted at most a twentieth
+//! What costs little is asked for every two seconds, or as often as whoever keeps it wants; the broker every five. Chains are counted at most a twentieth
 //! of the time, on a connection of their own, so that nobody who looks at something else waits for it.
 
 use std::collections::BTreeMap;
@@ -21,9 +21,9 @@ use crate::ledger::{Census, Ledger, LedgerError, SeenWorker};
 use crate::monitor::throttled::Throttled;
 use crate::telemetry::Lateness;
 
-/// How often the ledger is asked for what costs little.
-const LOOK: Duration = Duration::from_secs(2);
-/// How often the broker is asked.
+/// How often the ledger is usually asked for what costs little.
+pub const LOOK: Duration = Duration::from_secs(2);
+/// How often the broker is asked at most.
 const ASK: Duration = Duration::from_secs(5);
 /// How often chains are counted at most, and at least, however long that takes.
 const COUNT: Duration = Duration::from_secs(5);
@@ -40,6 +40,8 @@ pub struct Facts {
     pub census: Option<(Census, Time)>,
     /// How full the broker's queues are.
     pub asked: Asked,
+    /// When the broker last told anything, by the ledger's clock.
+    pub asked_at: Option<Time>,
     /// How many messages come and go there.
     pub rates: BTreeMap<String, Rates>,
     /// The workers.
@@ -64,6 +66,7 @@ impl Default for Facts {
             now: Time::default(),
             census: None,
             asked: Asked::Depths(BTreeMap::new()),
+            asked_at: None,
             rates: BTreeMap::new(),
             workers: Vec::new(),
             orders: BTreeMap::new(),
@@ -137,10 +140,11 @@ impl Board {
         self.facts.subscribe()
     }
 
-    /// Keeps them up to date, for ever. `config` and `broker` are asked for each time; `ledger` is for what is
+    /// Keeps them up to date, for ever, and asks the ledger `every` so often for what costs little. `config` and `broker` are asked for each time; `ledger` is for what is
     /// quick, and `counting` another connection to it, for what is not.
     pub async fn keep<B>(
         &self,
+        every: Duration,
         config: impl Fn() -> Arc<Config>,
         ledger: &dyn Ledger,
         counting: &dyn Ledger,
@@ -156,7 +160,7 @@ impl Board {
                     Ok(Err(error)) => self.change(|facts| facts.ledger_why = Some(error.to_string())),
                     Err(_) => self.change(|facts| facts.ledger_why = Some("it has not answered in time".into())),
                 }
-                sleep(LOOK).await;
+                sleep(every).await;
             }
         };
         let count = async {
@@ -185,8 +189,14 @@ impl Board {
                     Ok(Err(why)) => (Asked::Away(why), BTreeMap::new()),
                     Err(_) => (late(), BTreeMap::new()),
                 };
-                self.change(|facts| (facts.asked, facts.rates) = (asked, rates));
-                sleep(ASK).await;
+                let now = ledger.now();
+                self.change(|facts| {
+                    if asked.error().is_none() {
+                        facts.asked_at = Some(now);
+                    }
+                    (facts.asked, facts.rates) = (asked, rates);
+                });
+                sleep(ASK.max(every)).await;
             }
         };
         tokio::join!(quick, count, ask);

@@ -59,7 +59,12 @@ impl Asked {
             }
             depths.insert(queue, all);
         }
-        Self::Depths(depths)
+        // One that was reached before, and has gone, tells nothing about any queue.
+        let nothing = !depths.is_empty() && depths.values().all(Result::is_err);
+        match broker.away().filter(|_| nothing) {
+            Some(why) => Self::Away(why),
+            None => Self::Depths(depths),
+        }
     }
 
     /// How full a queue is, if that is known.

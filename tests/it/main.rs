@@ -48,5 +48,6 @@ mod throttle_orders;
 mod throttled_fleet;
 mod throttling;
 mod timelines;
+mod top;
 mod upstream;
 mod virtual_time;

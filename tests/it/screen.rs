@@ -270,7 +270,7 @@ const NOT_HERE: [&str; 7] = [
     "bench throttles",
 ];
 /// Those that have no `--json`, which `src/cli/mod.rs` gives reasons for.
-const MUTE: [&str; 3] = ["completions", "worker", "serve"];
+const MUTE: [&str; 4] = ["completions", "worker", "serve", "top"];
 
 #[tokio::test]
 async fn every_command_says_what_it_has_to_say_as_json() {

@@ -1,0 +1,263 @@
+//! Asks what the screen wants to know, and gives the orders that were meant: what commands and the API do, by the
+//! same functions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Error, bail, ensure};
+use roundelay::Config;
+use roundelay::api::Api;
+use roundelay::engine::moves::{self, Mover};
+use roundelay::fleet::{FleetOrder, Subject};
+use roundelay::inspect::chain::{AttemptReport, look, why_not_advanced};
+use roundelay::inspect::chains::{self, ChainRow, Sought, State as Doing};
+use roundelay::inspect::throttles;
+use roundelay::ledger::{ChainState, EFFORT, LateChain, Ledger, Order as ChainOrder, RunFilter, Which};
+use roundelay::monitor::throttled::time;
+use roundelay::throttle::orders::ThrottleOrder;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::order::{Deed, Order};
+use super::state::{Answer, Input, Row, Show, Wanted};
+
+/// How long anybody may take to answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long the broker's connection may take to close.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// Rows that are asked for.
+const ROWS: u32 = 200;
+/// Runs of a chain that are asked for.
+const RUNS: u32 = 20;
+
+/// What is asked, by whom, and where the answers go.
+pub struct Asker {
+    /// The workers' configuration.
+    pub config: Config,
+    /// How often.
+    pub every: Duration,
+    /// What the screen wants at the moment.
+    pub wanted: watch::Receiver<Wanted>,
+    /// Orders that were meant.
+    pub orders: mpsc::UnboundedReceiver<Order>,
+    /// Who gives them.
+    pub by: String,
+    /// Where the answers go.
+    pub to: mpsc::UnboundedSender<Input>,
+}
+
+impl Asker {
+    /// Asks until `stop`.
+    pub async fn run(self, stop: CancellationToken) {
+        let Self { config, every, wanted, orders, by, to } = self;
+        let Some(Some(api)) = stop.run_until_cancelled(open(&config, every, &to)).await else { return };
+        let work = async {
+            tokio::join!(
+                api.keep_board(every),
+                tell_facts(&api, &to),
+                answer_all(&api, every, wanted, &to),
+                give_all(&api, orders, &by, &to),
+            )
+        };
+        stop.run_until_cancelled(work).await;
+        let _ = timeout(FAREWELL, api.close()).await;
+    }
+}
+
+/// Opens the ledger, again and again while it is away; nothing when nobody wants to hear of it any more.
+async fn open(config: &Config, every: Duration, to: &mpsc::UnboundedSender<Input>) -> Option<Arc<Api>> {
+    loop {
+        let why = match timeout(PATIENCE, Api::open(config.clone())).await {
+            Ok(Ok(api)) => return Some(api),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => late(),
+        };
+        to.send(Input::NoLedger(why)).ok()?;
+        sleep(every).await;
+    }
+}
+
+fn late() -> String {
+    format!("it has not answered within {}s", PATIENCE.as_secs())
+}
+
+async fn tell_facts(api: &Api, to: &mpsc::UnboundedSender<Input>) {
+    let mut changes = api.board().changes();
+    while changes.changed().await.is_ok() {
+        let facts = changes.borrow_and_update().clone();
+        if to.send(Input::Facts(facts)).is_err() {
+            return;
+        }
+    }
+}
+
+async fn answer_all(
+    api: &Api,
+    every: Duration,
+    mut wanted: watch::Receiver<Wanted>,
+    to: &mpsc::UnboundedSender<Input>,
+) {
+    loop {
+        let now = wanted.borrow_and_update().clone();
+        let answer = async {
+            match timeout(PATIENCE, answer(api, &now)).await {
+                Ok(answer) => answer.transpose(),
+                Err(_) => Some(Err(Error::msg(late()))),
+            }
+        };
+        tokio::select! {
+            answer = answer => {
+                if let Some(answer) = answer {
+                    let _ = to.send(Input::Answer(now, answer.map_err(|error| error.to_string())));
+                }
+            }
+            // What nobody looks at any more need not be answered.
+            changed = wanted.changed() => match changed {
+                Ok(()) => { wanted.mark_changed(); continue }
+                Err(_) => return,
+            }
+        }
+        tokio::select! {
+            () = sleep(every) => {}
+            changed = wanted.changed() => match changed {
+                Ok(()) => wanted.mark_changed(),
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+async fn answer(api: &Api, wanted: &Wanted) -> anyhow::Result<Option<Answer>> {
+    let (config, ledger) = (api.config(), api.ledger());
+    Ok(match wanted {
+        Wanted::Nothing => None,
+        Wanted::Throttles => Some(Answer::Throttles(throttles::all(&config, ledger).await?)),
+        Wanted::Chains(Show::Late) => {
+            let now = ledger.now();
+            let late = ledger.late(now - config.catch_up.slack, ROWS).await?;
+            let more = late.len() >= ROWS as usize;
+            let rows = late.into_iter().map(|LateChain { hint, state, .. }| Row {
+                doing: if state == ChainState::Quarantined { "quarantined" } else { "late" },
+                late: Some(now.since(hint.due)),
+                due: hint.due,
+                kind: hint.kind,
+                key: hint.key,
+                queue: hint.queue,
+            });
+            Some(Answer::Chains(rows.collect(), more))
+        }
+        Wanted::Chains(show) => {
+            let state = match show {
+                Show::Paused => Some(Doing::Paused),
+                Show::Running => Some(Doing::Running),
+                Show::Late | Show::All => None,
+            };
+            let found = chains::page(&Sought { state, ..Sought::default() }, None, ROWS, &config, ledger).await?;
+            let row = |ChainRow { kind, key, queue, doing, due, lag_ms, .. }| Row {
+                late: (lag_ms > 0).then(|| Duration::from_millis(lag_ms)),
+                due: due.0,
+                kind,
+                key,
+                queue,
+                doing,
+            };
+            Some(Answer::Chains(found.found.into_iter().map(row).collect(), found.after.is_some()))
+        }
+        Wanted::Chain(kind, key) => {
+            let facts = api.board().facts();
+            let entity = look(kind, key, RUNS, &config, ledger, &facts.asked).await?;
+            Some(Answer::Chain(Box::new(entity)))
+        }
+        Wanted::Runs(verdict) => {
+            let filter = RunFilter { verdict: verdict.map(str::to_owned), kind: None };
+            let found = ledger.runs(filter, None, ROWS, EFFORT).await?;
+            Some(Answer::Runs(found.found.into_iter().map(AttemptReport::from).collect()))
+        }
+    })
+}
+
+async fn give_all(api: &Api, mut orders: mpsc::UnboundedReceiver<Order>, by: &str, to: &mpsc::UnboundedSender<Input>) {
+    while let Some(order) = orders.recv().await {
+        let became = match timeout(PATIENCE, give(api, order, by)).await {
+            Ok(became) => became.map_err(|error| format!("{error:#}")),
+            Err(_) => Err(format!("{}; it is not known whether it holds", late())),
+        };
+        let _ = to.send(Input::Given(became));
+    }
+    // Whoever joins this with what goes on for ever is ended from outside.
+    std::future::pending::<()>().await;
+}
+
+/// Gives an order; answers what it comes to.
+async fn give(api: &Api, Order { deed, span, why }: Order, by: &str) -> anyhow::Result<String> {
+    let (config, ledger) = (api.config(), api.ledger());
+    let by = by.to_owned();
+    Ok(match deed {
+        Deed::PauseQueue(queue) => {
+            config.queue(&queue).map_err(Error::msg)?;
+            ledger.order_fleet(Subject::Queue(queue.clone()), FleetOrder::Close { why }, by).await?;
+            format!("{queue} is paused: workers take nothing more within two seconds, and what runs finishes")
+        }
+        Deed::ResumeQueue(queue) => {
+            config.queue(&queue).map_err(Error::msg)?;
+            ledger.order_fleet(Subject::Queue(queue.clone()), FleetOrder::Open, by).await?;
+            format!("{queue} goes on within two seconds")
+        }
+        Deed::Hold(throttle) => {
+            config.throttle(&throttle).map_err(Error::msg)?;
+            let orders = ledger.order_throttle(throttle.clone(), ThrottleOrder::Hold { span, why }, by).await?;
+            format!("{throttle}: nothing starts until {}; what runs finishes", time(orders.held_until()))
+        }
+        Deed::Release(throttle) => {
+            config.throttle(&throttle).map_err(Error::msg)?;
+            ledger.order_throttle(throttle.clone(), ThrottleOrder::Release, by).await?;
+            let now = throttles::look(&throttle, None, &config, ledger).await?;
+            format!("{throttle}: released; {}", now.in_the_way.unwrap_or_else(|| "it is open".into()))
+        }
+        Deed::Drain(worker) => {
+            order_worker(ledger, &worker, FleetOrder::Close { why }, by).await?;
+            format!("{worker} takes nothing more within two seconds, and what runs finishes")
+        }
+        Deed::ResumeWorker(worker) => {
+            order_worker(ledger, &worker, FleetOrder::Open, by).await?;
+            format!("{worker} takes jobs again within two seconds")
+        }
+        Deed::PauseChain(kind, key) => {
+            steer(ledger, &kind, &key, ChainOrder::Pause, "active").await?;
+            format!("{kind} {key} is paused; what runs finishes")
+        }
+        Deed::ResumeChain(kind, key) => {
+            steer(ledger, &kind, &key, ChainOrder::Resume, "paused").await?;
+            format!("{kind} {key} goes on")
+        }
+        Deed::Advance(kind, key) => advance(api, &kind, &key).await?,
+    })
+}
+
+async fn order_worker(ledger: &dyn Ledger, worker: &str, order: FleetOrder, by: String) -> anyhow::Result<()> {
+    let known = ledger.workers().await?.iter().any(|known| known.presence.worker == worker);
+    ensure!(known, "there is no worker {worker}; it may have ended");
+    ledger.order_fleet(Subject::Worker(worker.into()), order, by).await?;
+    Ok(())
+}
+
+async fn steer(ledger: &dyn Ledger, kind: &str, key: &str, order: ChainOrder, wanted: &str) -> anyhow::Result<()> {
+    let which = Which { kind: Some(kind.into()), key: Some(key.into()), ..Which::default() };
+    ensure!(ledger.steer(which, order).await? > 0, "there is no {wanted} chain {kind} {key}");
+    Ok(())
+}
+
+async fn advance(api: &Api, kind: &str, key: &str) -> anyhow::Result<String> {
+    let config = api.config();
+    config.kind(kind).map_err(Error::msg)?;
+    let connections = api.connections().await.map_err(|problem| Error::msg(problem.detail))?;
+    match Mover::new(&config, connections).advance(kind, key).await? {
+        moves::Advance::Advanced { sent: true } => Ok(format!("{kind} {key} is due now")),
+        moves::Advance::Advanced { sent: false } => {
+            Ok(format!("{kind} {key} is due now; a worker's catch-up sends its message"))
+        }
+        moves::Advance::NoChain => bail!("there is no chain {kind} {key}"),
+        moves::Advance::Refused(chain) => bail!("{kind} {key}: {}", why_not_advanced(&chain, api.ledger().now())),
+    }
+}

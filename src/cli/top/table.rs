@@ -1,0 +1,153 @@
+//! Rows of cells that fit a width (pure).
+
+use ratatui::style::{Modifier, Style};
+use ratatui::text::{Line, Span};
+
+use super::text::{beginning, middle, width};
+
+/// A column: its name, how wide it is, and where its text stands.
+pub struct Column {
+    head: &'static str,
+    /// Nothing for one that shares what the others leave.
+    width: Option<usize>,
+    right: bool,
+}
+
+impl Column {
+    /// For words.
+    pub const fn words(head: &'static str, width: usize) -> Self {
+        Self { head, width: Some(width), right: false }
+    }
+
+    /// For numbers.
+    pub const fn number(head: &'static str, width: usize) -> Self {
+        Self { head, width: Some(width), right: true }
+    }
+
+    /// For names, which take what room there is.
+    pub const fn name(head: &'static str) -> Self {
+        Self { head, width: None, right: false }
+    }
+}
+
+/// A cell: its text, and how that is stressed.
+pub type Cell = (String, Style);
+
+/// A table of rows of which one is chosen.
+pub struct Table<'a> {
+    /// Its columns.
+    pub columns: &'a [Column],
+    /// How wide it is.
+    pub width: usize,
+}
+
+impl Table<'_> {
+    /// The line of the columns' names.
+    pub fn head(&self, style: Style) -> Line<'static> {
+        let names = self.columns.iter().map(|column| (column.head.to_owned(), style)).collect();
+        self.row(names, None)
+    }
+
+    /// A row; `chosen` has the style of the row that is.
+    pub fn row(&self, cells: Vec<Cell>, chosen: Option<Style>) -> Line<'static> {
+        let fixed: usize = self.columns.iter().filter_map(|column| column.width).sum();
+        let names = self.columns.iter().filter(|column| column.width.is_none()).count().max(1);
+        // A mark before the row, and a space between two columns.
+        let left = self.width.saturating_sub(fixed + self.columns.len());
+        let mut spans = vec![Span::raw(if chosen.is_some() { ">" } else { " " })];
+        for (n, (column, (text, style))) in self.columns.iter().zip(cells).enumerate() {
+            let room = column.width.unwrap_or(left / names);
+            let text = if column.width.is_none() { middle(&text, room) } else { beginning(&text, room) };
+            let padding = " ".repeat(room.saturating_sub(width(&text)));
+            let text = if column.right { format!("{padding}{text}") } else { format!("{text}{padding}") };
+            if n > 0 {
+                spans.push(Span::raw(" "));
+            }
+            spans.push(Span::styled(text, style));
+        }
+        Line::from(spans).patch_style(chosen.unwrap_or_default())
+    }
+}
+
+/// As many of the items, of one or more lines each, as fit into so many lines, the chosen one among them; and how
+/// many are not shown before and after.
+pub fn window(items: Vec<Vec<Line<'static>>>, chosen: usize, room: usize) -> (Vec<Line<'static>>, usize, usize) {
+    let heights: Vec<usize> = items.iter().map(Vec::len).collect();
+    let mut first = 0;
+    while first < chosen && heights.iter().take(chosen + 1).skip(first).sum::<usize>() > room {
+        first += 1;
+    }
+    let mut lines = Vec::new();
+    let mut shown = first;
+    for item in items.into_iter().skip(first) {
+        // One that is not there as a whole would mislead, unless it is all there is room for.
+        if !lines.is_empty() && lines.len() + item.len() > room {
+            break;
+        }
+        lines.extend(item);
+        shown += 1;
+    }
+    lines.truncate(room);
+    (lines, first, heights.len() - shown)
+}
+
+/// A line that says that there is more.
+pub fn more(before: usize, after: usize) -> String {
+    match (before, after) {
+        (0, 0) => String::new(),
+        (0, after) => format!("↓ {after} more"),
+        (before, 0) => format!("↑ {before} more"),
+        (before, after) => format!("↑ {before} more   ↓ {after} more"),
+    }
+}
+
+/// A name and what is said of it, with an indent for what does not fit into a line.
+pub fn told(name: &str, text: &str, columns: usize, style: Style) -> Vec<Line<'static>> {
+    const NAME: usize = 11;
+    let lines = super::text::wrap(text, columns.saturating_sub(NAME + 2));
+    let line = |(n, text): (usize, String)| {
+        let name = if n == 0 { name } else { "" };
+        Line::from(vec![
+            Span::styled(format!(" {name:<NAME$} "), Style::new().add_modifier(Modifier::BOLD)),
+            Span::styled(text, style),
+        ])
+    };
+    lines.into_iter().enumerate().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chosen_item_is_always_among_those_that_fit() {
+        let items = |heights: &[usize]| {
+            heights.iter().enumerate().map(|(n, height)| vec![Line::raw(n.to_string()); *height]).collect::<Vec<_>>()
+        };
+        /// Heights, the chosen one and the room; what is shown, and how many are not before and after it.
+        type Case<'a> = (&'a [usize], usize, usize, &'a str, usize, usize);
+        let table: [Case<'_>; 6] = [
+            (&[1, 1, 1], 0, 5, "012", 0, 0),
+            (&[1, 1, 1, 1], 0, 2, "01", 0, 2),
+            (&[1, 1, 1, 1], 3, 2, "23", 2, 0),
+            (&[2, 2, 2], 1, 3, "11", 1, 1),
+            (&[3, 3], 1, 2, "11", 1, 0),
+            (&[], 0, 3, "", 0, 0),
+        ];
+        for (heights, chosen, room, shown, before, after) in table {
+            let (lines, first, rest) = window(items(heights), chosen, room);
+            let text: String = lines.iter().map(Line::to_string).collect();
+            assert_eq!((text.as_str(), first, rest), (shown, before, after), "{heights:?}, {chosen} of {room}");
+        }
+    }
+
+    #[test]
+    fn rows_are_as_wide_as_they_may_be() {
+        let columns = [Column::name("key"), Column::words("doing", 6), Column::number("late", 5)];
+        let table = Table { columns: &columns, width: 24 };
+        assert_eq!(table.head(Style::new()).to_string(), " key        doing   late");
+        let cells = |key: &str| [key, "late", "1m 3s"].map(|text| (text.to_owned(), Style::new())).to_vec();
+        assert_eq!(table.row(cells("ios/some/app-17"), None).to_string(), " ios/s…p-17 late   1m 3s");
+        assert_eq!(table.row(cells("\x1b[1m日本"), Some(Style::new())).to_string(), ">␛[1m日本   late   1m 3s");
+    }
+}
