@@ -25,10 +25,12 @@ trap 'exit 143' TERM
 hostile='["<img src=x onerror=alert(1)>","\"><script>alert(2)</script>","javascript:alert(3)","a/b?c#d%20e&f=g","\u202Egnp.exe\u200B","'$(printf 'long%.0s' {1..100})'"]'
 
 # start_served CHAINS: builds the program and starts all of it. Sets `roundelay` (the program), `url` and `management`.
-# 98 chains run every few minutes, beside the hostile ones; a million and more, twice a day.
+# 98 chains run every few minutes, beside the hostile ones; a thousand and more, twice a day.
 start_served() {
-  local chains=$1 amqp kind every=(1m 5m 10m) spread=2s
-  ((chains < 1000)) || every=(12h 12h 12h) spread=12h
+  local chains=$1 amqp kind every=(1m 5m 10m) spread=2s name='browser <b>tests</b>'
+  ((chains < 1000)) || every=(12h 12h 12h) spread=12h name="$chains chains"
+  have curl || apt_install 'curl is missing' curl
+  have python3 || apt_install 'Python is missing' python3
   cd -- "$project"
   cargo build --release --locked --quiet
   roundelay=$project/target/release/roundelay
@@ -43,7 +45,7 @@ management = "$management"
 [ledger]
 url = "sqlite://$scratch/ledger.db"
 [api]
-name = "browser <b>tests</b>"
+name = "$name"
 [throttles.ios]
 allow = 5
 per = "1m"
@@ -87,12 +89,13 @@ PYTHON
   done
   "$roundelay" worker --config "$scratch/roundelay.toml" 2>"$scratch/worker.log" &
   pids+=($!)
-  ROUNDELAY_LOG_FORMAT=json "$roundelay" serve --config "$scratch/roundelay.toml" --listen 127.0.0.1:0 2>"$scratch/serve.log" &
+  : >"$scratch/serve.log"
+  ROUNDELAY_LOG=info ROUNDELAY_LOG_FORMAT=json "$roundelay" serve --config "$scratch/roundelay.toml" --listen 127.0.0.1:0 2>>"$scratch/serve.log" &
   pids+=($!)
   served_pid=$!
   for _ in {1..300}; do
     url=$(sed -n 's/.*"api":"\([^"]*\)".*/\1/p' "$scratch/serve.log" | head -n 1)
-    [[ -z $url ]] || break
+    [[ -z $url ]] && kill -0 "$served_pid" || break
     sleep 0.1
   done
   [[ -n $url ]] || die 'roundelay serve does not answer' "See $scratch/serve.log"

@@ -9,7 +9,7 @@ use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::extract::{Body, Path, Query, given};
+use super::extract::{Body, Nothing, Path, Query, given};
 use super::gate::Detail;
 use super::page;
 use super::problem::{Problem, Result};
@@ -263,7 +263,11 @@ async fn steer(api: &Api, kind: &str, key: &str, order: Order, done: &str, wante
 #[utoipa::path(post, path = "/chains/{kind}/{key}/pause", tag = "chains",
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
     responses((status = 200, description = "It is paused", body = Words)))]
-pub async fn pause(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, String)>) -> Result<Json<Words>> {
+pub async fn pause(
+    State(api): State<Arc<Api>>,
+    Path((kind, key)): Path<(String, String)>,
+    _: Nothing,
+) -> Result<Json<Words>> {
     steer(&api, &kind, &key, Order::Pause, "is paused; what runs finishes", "active").await
 }
 
@@ -271,7 +275,11 @@ pub async fn pause(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String,
 #[utoipa::path(post, path = "/chains/{kind}/{key}/resume", tag = "chains",
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
     responses((status = 200, description = "It goes on", body = Words)))]
-pub async fn resume(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, String)>) -> Result<Json<Words>> {
+pub async fn resume(
+    State(api): State<Arc<Api>>,
+    Path((kind, key)): Path<(String, String)>,
+    _: Nothing,
+) -> Result<Json<Words>> {
     steer(&api, &kind, &key, Order::Resume, "goes on", "paused").await
 }
 
@@ -279,7 +287,11 @@ pub async fn resume(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String
 #[utoipa::path(post, path = "/chains/{kind}/{key}/retire", tag = "chains",
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
     responses((status = 200, description = "It has ended", body = Words)))]
-pub async fn retire(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, String)>) -> Result<Json<Words>> {
+pub async fn retire(
+    State(api): State<Arc<Api>>,
+    Path((kind, key)): Path<(String, String)>,
+    _: Nothing,
+) -> Result<Json<Words>> {
     let done = "has ended; `roundelay enroll --revive` begins it anew";
     steer(&api, &kind, &key, Order::Retire, done, "living").await
 }
@@ -288,7 +300,11 @@ pub async fn retire(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String
 #[utoipa::path(post, path = "/chains/{kind}/{key}/advance", tag = "chains",
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
     responses((status = 200, description = "It is due now", body = Words)))]
-pub async fn advance(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, String)>) -> Result<Json<Words>> {
+pub async fn advance(
+    State(api): State<Arc<Api>>,
+    Path((kind, key)): Path<(String, String)>,
+    _: Nothing,
+) -> Result<Json<Words>> {
     let config = api.config();
     config.kind(&kind).map_err(Problem::not_found)?;
     let mover = Mover::new(&config, api.connections().await?);
@@ -310,7 +326,11 @@ pub async fn advance(State(api): State<Arc<Api>>, Path((kind, key)): Path<(Strin
 #[utoipa::path(post, path = "/chains/{kind}/{key}/run", tag = "chains",
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
     responses((status = 200, description = "It runs once more", body = Words)))]
-pub async fn run(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, String)>) -> Result<Json<Words>> {
+pub async fn run(
+    State(api): State<Arc<Api>>,
+    Path((kind, key)): Path<(String, String)>,
+    _: Nothing,
+) -> Result<Json<Words>> {
     let config = api.config();
     config.kind(&kind).map_err(Problem::not_found)?;
     let connections = api.connections().await?.clone();

@@ -3,6 +3,7 @@
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use bytes::Bytes;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::problem::{Problem, Result};
@@ -18,6 +19,26 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
         let body =
             Bytes::from_request(request, state).await.map_err(|error| Problem::bad_request(error.body_text()))?;
         read(&body).map(Self)
+    }
+}
+
+/// No body, or an object with nothing in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Nothing;
+
+impl<S: Send + Sync> FromRequest<S> for Nothing {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct NoFields {}
+        let body =
+            Bytes::from_request(request, state).await.map_err(|error| Problem::bad_request(error.body_text()))?;
+        if !body.is_empty() {
+            read::<NoFields>(&body)?;
+        }
+        Ok(Self)
     }
 }
 
@@ -83,7 +104,6 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
 
 #[cfg(test)]
 mod tests {
-    use serde::Deserialize;
     use serde_json::Value;
 
     use super::*;
@@ -123,6 +143,15 @@ mod tests {
         for (body, status, words) in table {
             let problem = read(body).unwrap_err();
             assert!(problem.status == status && problem.detail.contains(words), "{body}: {problem:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn where_nothing_is_expected_nothing_else_is_taken() {
+        let table = [("", 200), ("{}", 200), (" {} ", 200), ("[]", 400), ("\0", 400), (r#"{"why": "x"}"#, 422)];
+        for (body, status) in table {
+            let taken = Nothing::from_request(Request::new(body.into()), &()).await;
+            assert_eq!(taken.map_or_else(|no| no.status, |_| 200), status, "{body:?}");
         }
     }
 }

@@ -7,7 +7,7 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::extract::{Body, Path};
+use super::extract::{Body, Nothing, Path};
 use super::problem::{Problem, Result};
 use super::words::Words;
 use super::{Actor, Api};
@@ -98,7 +98,12 @@ pub async fn pause(
 #[utoipa::path(post, path = "/queues/{queue}/resume", tag = "queues",
     params(("queue" = String, Path, description = "The platform queue")),
     responses((status = 200, description = "It goes on", body = Words)))]
-pub async fn resume(State(api): State<Arc<Api>>, actor: Actor, Path(queue): Path<String>) -> Result<Json<Words>> {
+pub async fn resume(
+    State(api): State<Arc<Api>>,
+    actor: Actor,
+    Path(queue): Path<String>,
+    _: Nothing,
+) -> Result<Json<Words>> {
     order(&api, &actor, &queue, FleetOrder::Open).await?;
     Ok(Json(Words { words: format!("{queue} goes on within two seconds") }))
 }

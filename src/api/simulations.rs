@@ -15,7 +15,7 @@ use tracing::subscriber::NoSubscriber;
 use utoipa::ToSchema;
 
 use super::Api;
-use super::extract::{Body, Path};
+use super::extract::{Body, Nothing, Path};
 use super::gate::Detail;
 use super::problem::{Problem, Result};
 use super::words::Words;
@@ -271,7 +271,7 @@ pub async fn show(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result
 #[utoipa::path(delete, path = "/simulations/{id}", tag = "foresight",
     params(("id" = String, Path, description = "What it was begun with")),
     responses((status = 200, description = "It is forgotten", body = Words)))]
-pub async fn forget(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Json<Words>> {
+pub async fn forget(State(api): State<Arc<Api>>, Path(id): Path<String>, _: Nothing) -> Result<Json<Words>> {
     let run = api.simulations().find(&id)?;
     run.cancelled.store(true, Ordering::Relaxed);
     if run.ended().is_some() {

@@ -8,7 +8,7 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::extract::{Body, Path, Query};
+use super::extract::{Body, Nothing, Path, Query};
 use super::problem::{Problem, Result};
 use super::words::Words;
 use super::{Actor, Api};
@@ -106,7 +106,12 @@ pub async fn hold(
 #[utoipa::path(post, path = "/throttles/{name}/release", tag = "throttles",
     params(("name" = String, Path, description = "A name under `[throttles]`")),
     responses((status = 200, description = "It is released", body = Words)))]
-pub async fn release(State(api): State<Arc<Api>>, actor: Actor, Path(name): Path<String>) -> Result<Json<Words>> {
+pub async fn release(
+    State(api): State<Arc<Api>>,
+    actor: Actor,
+    Path(name): Path<String>,
+    _: Nothing,
+) -> Result<Json<Words>> {
     let config = api.config();
     config.throttle(&name).map_err(Problem::not_found)?;
     order(&api, &actor, name.clone(), ThrottleOrder::Release).await?;
@@ -157,7 +162,12 @@ pub async fn set(
 #[utoipa::path(delete, path = "/throttles/{name}/limits", tag = "throttles",
     params(("name" = String, Path, description = "A name under `[throttles]`")),
     responses((status = 200, description = "The configured limits hold", body = Words)))]
-pub async fn reset(State(api): State<Arc<Api>>, actor: Actor, Path(name): Path<String>) -> Result<Json<Words>> {
+pub async fn reset(
+    State(api): State<Arc<Api>>,
+    actor: Actor,
+    Path(name): Path<String>,
+    _: Nothing,
+) -> Result<Json<Words>> {
     let config = api.config();
     let settings = config.throttle(&name).map_err(Problem::not_found)?;
     order(&api, &actor, name.clone(), ThrottleOrder::Reset).await?;

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::Api;
 use super::actor::{check_token_name, new_token, token_hash};
-use super::extract::{Body, Path};
+use super::extract::{Body, Nothing, Path};
 use super::problem::{Problem, Result};
 use super::words::{At, Words};
 use crate::clock::{Time, parse_duration};
@@ -153,7 +153,7 @@ pub async fn create(
 /// Revokes a token: from now on it is worth nothing.
 #[utoipa::path(delete, path = "/tokens/{name}", tag = "access", params(("name" = String, Path, description = "What it is called")),
     responses((status = 200, description = "It is revoked", body = Words)))]
-pub async fn revoke(State(api): State<Arc<Api>>, Path(name): Path<String>) -> Result<Json<Words>> {
+pub async fn revoke(State(api): State<Arc<Api>>, Path(name): Path<String>, _: Nothing) -> Result<Json<Words>> {
     if api.ledger().revoke_token(name.clone()).await? {
         return Ok(Json(Words { words: format!("revoked the token {name}") }));
     }

@@ -7,7 +7,7 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::extract::{Body, Path};
+use super::extract::{Body, Nothing, Path};
 use super::problem::{Problem, Result};
 use super::words::Words;
 use super::{Actor, Api};
@@ -70,7 +70,12 @@ pub async fn drain(
 #[utoipa::path(post, path = "/workers/{worker}/resume", tag = "workers",
     params(("worker" = String, Path, description = "The worker's name")),
     responses((status = 200, description = "It takes jobs", body = Words)))]
-pub async fn resume(State(api): State<Arc<Api>>, actor: Actor, Path(worker): Path<String>) -> Result<Json<Words>> {
+pub async fn resume(
+    State(api): State<Arc<Api>>,
+    actor: Actor,
+    Path(worker): Path<String>,
+    _: Nothing,
+) -> Result<Json<Words>> {
     order(&api, &actor, &worker, FleetOrder::Open).await?;
     Ok(Json(Words { words: format!("{worker} takes jobs again within two seconds") }))
 }

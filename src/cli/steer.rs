@@ -109,9 +109,12 @@ impl Retire {
 impl Chains {
     async fn steer(self, order: Order, done: &str, wanted: &str) -> anyhow::Result<()> {
         let config = self.config.load()?;
-        if let Some(kind) = &self.kind {
-            config.kind(kind).map_err(Error::msg)?;
-        }
+        // What is no longer configured can still be ended.
+        let unknown = self.kind.as_ref().and_then(|kind| config.kind(kind).err());
+        let unknown = match unknown {
+            Some(why) if !matches!(order, Order::Retire) => return Err(Error::msg(why)),
+            unknown => unknown,
+        };
         let ledger = ledger(&config).await?;
         let which = Which {
             kind: self.kind.clone(),
@@ -125,6 +128,9 @@ impl Chains {
             let waits = waiting("counting chains");
             let count = ledger.matching(which.clone(), order).await?;
             drop(waits);
+            if let Some(why) = unknown.filter(|_| count == 0) {
+                return Err(Error::msg(why));
+            }
             if self.dry_run {
                 if self.json {
                     return screen::json(&json!({ "would_be": done, "chains": count }));

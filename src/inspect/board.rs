@@ -1,7 +1,8 @@
 //! What is known of everything at the moment, kept up to date for those who look.
 //!
-//! What costs little is asked for every two seconds, or as often as whoever keeps it wants; the broker every five. Chains are counted at most a twentieth
-//! of the time, on a connection of their own, so that nobody who looks at something else waits for it.
+//! What costs little is asked for every two seconds, or as often as whoever keeps it wants; the broker every five.
+//! Chains are counted at most a twentieth of the time, on a connection of their own, so that nobody who looks at
+//! something else waits for it.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -140,8 +141,9 @@ impl Board {
         self.facts.subscribe()
     }
 
-    /// Keeps them up to date, for ever, and asks the ledger `every` so often for what costs little. `config` and `broker` are asked for each time; `ledger` is for what is
-    /// quick, and `counting` another connection to it, for what is not.
+    /// Keeps them up to date, for ever, and asks the ledger `every` so often for what costs little. `config` and
+    /// `broker` are asked for each time; `ledger` is for what is quick, and `counting` another connection to it, for
+    /// what is not.
     pub async fn keep<B>(
         &self,
         every: Duration,

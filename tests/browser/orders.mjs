@@ -164,7 +164,7 @@ async function foresight(page) {
 async function whatWasDone(page, token) {
   await go(page, "#/audit");
   const text = await page.textContent("main");
-  check("the audit has it all", text.includes("/queues/{queue}/pause") && text.includes("operator"), text.slice(0, 300));
+  check("the audit has it all", text.includes("/queues/{queue}/pause") && text.includes("operate-of-tests"), text.slice(0, 300));
   const { entries } = await told("audit?limit=500", token);
   check("each order is there once", entries.filter(({ action }) => action.endsWith("/throttles/{name}/hold")).length === 1);
 }

@@ -1,10 +1,11 @@
 // How long each screen and each request of theirs takes, and how much memory the server has: `tests/browser/run --chains`.
 
 import { readFile } from "node:fs/promises";
+import { join } from "node:path";
 
 import { check, end, go, open, origin } from "./browser.mjs";
 
-const { ROUNDELAY_TEST_TOKEN: token, ROUNDELAY_TEST_SERVER: server } = process.env;
+const { ROUNDELAY_TEST_TOKEN: token, ROUNDELAY_TEST_SERVER: server, ROUNDELAY_TEST_PICTURES: folder } = process.env;
 
 /** What nobody is to wait longer for, in milliseconds. */
 const MOMENT = 300;
@@ -56,6 +57,7 @@ while (total === 0 && Date.now() < deadline) {
   total = (await ask("overview")).chains?.total ?? 0;
   if (total === 0) await new Promise((again) => setTimeout(again, 500)); // Until they are counted.
 }
+check("they are counted", total > 0);
 console.log(`${total} chains, ${TIMES} times each`);
 console.log(`\n${"request".padEnd(32)} ${"median".padStart(11)} ${"longest".padStart(11)}`);
 for (const path of REQUESTS) tell(path, await times(() => ask(path)));
@@ -71,6 +73,16 @@ for (const screen of SCREENS) {
   }
   visits.sort((a, b) => a - b);
   tell(screen, { median: visits[(TIMES - 1) / 2], longest: visits[TIMES - 1] });
+}
+if (folder) {
+  for (const theme of ["light", "dark"]) {
+    const page = await open({ token, theme });
+    for (const screen of SCREENS.filter((screen) => !screen.includes("?"))) {
+      await go(page, `#/${screen}`);
+      await page.screenshot({ path: join(folder, `${screen.split("/")[1] ? "chain" : screen}-${theme}.png`) });
+    }
+    await page.close();
+  }
 }
 const { now, peak } = await memory();
 console.log(`\nmemory of the server: ${now.toFixed(0)} MiB, at most ${peak.toFixed(0)} MiB`);

@@ -151,6 +151,9 @@ impl Dashboard {
             (state, effects) = update(state, Clock::System.now(), input);
             for effect in effects {
                 match effect {
+                    Effect::Quit if state.giving > 0 => {
+                        bail!("an order was being given; whether it holds is not known: look at it again")
+                    }
                     Effect::Quit => return Ok(()),
                     Effect::Redraw => terminal.clear().context("failed to draw")?,
                     Effect::Ask(wants) => {

@@ -556,6 +556,8 @@ fn press(state: &mut State, key: Key) -> Option<Effect> {
     }
     match key {
         Key::Char('?') => state.help = true,
+        // An order that is being given has its answer within seconds; whoever cannot wait interrupts.
+        Key::Char('q') if state.open.is_none() && state.giving > 0 => {}
         Key::Char('q') if state.open.is_none() => return Some(Effect::Quit),
         Key::Char('q') | Key::Esc | Key::Backspace => close(state),
         Key::Char(digit @ '1'..='6') => go(state, Screen::ALL[digit as usize - '1' as usize]),

@@ -222,12 +222,12 @@ fn strangers(chains: &ChainFacts, config: &Config) -> Vec<Finding> {
         let (seen, fix) = match config.kinds.get(kind) {
             None => (
                 format!("{kind} is not in this configuration, and has chains, such as {key}"),
-                format!("add [kinds.{kind}] as it was, or end its chains: `roundelay retire --kind {kind}`"),
+                format!("add [kinds.{kind}] as it was, or end its chains: `roundelay retire {kind} --all`"),
             ),
             Some(settings) if settings.recurrence.is_none() => (
                 format!("{kind} has no schedule in this configuration, and has chains, such as {key}"),
                 format!(
-                    "set kinds.{kind}.every or kinds.{kind}.cron, or end its chains: `roundelay retire --kind {kind}`"
+                    "set kinds.{kind}.every or kinds.{kind}.cron, or end its chains: `roundelay retire {kind} --all`"
                 ),
             ),
             Some(_) => continue,
@@ -295,7 +295,7 @@ fn overdue(chains: &ChainFacts, config: &Config, asked: &Asked) -> Vec<Finding> 
             "quarantined chains",
             format!("{quarantined}"),
             "messages of them were ahead of the ledger: an older copy of it was restored. They do not tick",
-            "`roundelay recover --all` lets them go on; read on restores in docs/operations.md first",
+            "`roundelay recover` lets them go on, in a new epoch; read on restores in docs/operations.md first",
         ));
     }
     all
@@ -509,7 +509,7 @@ mod tests {
                 Grade::Bad,
                 "`roundelay topology apply`",
             ),
-            (|c| c.kinds.push(("old".into(), "k".into())), "kinds", Grade::Bad, "`roundelay retire --kind old`"),
+            (|c| c.kinds.push(("old".into(), "k".into())), "kinds", Grade::Bad, "`roundelay retire old --all`"),
             (|c| c.kinds.push(("once".into(), "k".into())), "kinds", Grade::Bad, "set kinds.once.every"),
             (
                 |c| c.census.queues.push(QueueCensus { queue: "gone".into(), sleeping: 2, ..QueueCensus::default() }),
@@ -517,7 +517,7 @@ mod tests {
                 Grade::Bad,
                 "add [queues.gone]",
             ),
-            (|c| c.census.quarantined = 2, "quarantined chains", Grade::Bad, "`roundelay recover --all`"),
+            (|c| c.census.quarantined = 2, "quarantined chains", Grade::Bad, "`roundelay recover` lets"),
             (
                 |c| {
                     let mut orders = FleetOrders::default();

@@ -78,7 +78,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
         }
         LedgerFacts::File(file) => {
             let seen = file.seen.as_ref().and_then(|seen| seen.as_ref().ok());
-            Some((facts.now, seen.and_then(|seen| seen.highest), "this machine's clock"))
+            Some((facts.now, seen.and_then(|seen| seen.as_ref().ok()?.highest), "this machine's clock"))
         }
         LedgerFacts::Server(Err(_)) | LedgerFacts::Memory => None,
     };

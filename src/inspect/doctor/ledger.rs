@@ -40,11 +40,11 @@ pub struct FileFacts {
     /// Its folder, file and log, as the file system has them.
     pub stat: Answer<Stat>,
     /// What is in it; nothing where there is no file.
-    pub seen: Option<Answer<SeenFile>>,
+    pub seen: Option<Answer<Result<SeenFile, String>>>,
     /// Whether it could be written.
     pub written: Option<Answer<Result<(), Unwritten>>>,
     /// What SQLite complains of; nothing where it was not asked.
-    pub damage: Option<Answer<Vec<String>>>,
+    pub damage: Option<Answer<Result<Vec<String>, String>>>,
 }
 
 /// A file as the file system has it.
@@ -98,8 +98,7 @@ async fn gather_file(path: &Path, within: Duration, thorough: bool) -> FileFacts
             }
         };
         let (looked, damaged) = tokio::join!(blocking(within, move || file::look(&of)), damaged);
-        seen = Some(looked.and_then(|seen| seen));
-        damage = damaged.map(|damage| damage.and_then(|damage| damage));
+        (seen, damage) = (Some(looked), damaged);
     }
     FileFacts { path: ours(), stat, seen, written: None, damage }
 }
@@ -227,18 +226,24 @@ fn judge_file(facts: &FileFacts) -> Vec<Finding> {
         return all;
     };
     match seen {
-        Some(Ok(SeenFile { is_ledger: false, .. })) => all.push(Finding::bad(
+        Some(Ok(Ok(SeenFile { is_ledger: false, .. }))) => all.push(Finding::bad(
             Area::Ledger,
             "ledger",
             format!("{name} is no ledger of Roundelay's"),
             "a worker would make its tables in it",
             "set ledger.url to the ledger, or take the file away if it is empty",
         )),
-        Some(Ok(seen)) => {
+        Some(Ok(Ok(seen))) => {
             all.push(Finding::good(Area::Ledger, "ledger", format!("{name}, {}", size(bytes))));
             all.push(format(seen.version, seen.known, true));
         }
-        Some(Err(why)) => all.push(Finding::bad(
+        Some(Err(why)) => all.push(Finding::unknown(
+            Area::Ledger,
+            "ledger",
+            format!("{name} was not read: {why}"),
+            format!("`time head -c 1M {name} > /dev/null` shows whether the disk answers; `--within 1m` waits longer"),
+        )),
+        Some(Ok(Err(why))) => all.push(Finding::bad(
             Area::Ledger,
             "ledger",
             format!("{name} cannot be read: {why}"),
@@ -289,14 +294,21 @@ fn judge_file(facts: &FileFacts) -> Vec<Finding> {
             format!("{} were not looked through", size(bytes)),
             "`roundelay doctor --thorough` does, which reads the whole file",
         ),
-        Some(Ok(complaints)) if complaints.is_empty() => Finding::good(Area::Ledger, what, "SQLite finds none"),
-        Some(Ok(complaints)) => Finding::bad(
+        Some(Ok(Ok(complaints))) if complaints.is_empty() => Finding::good(Area::Ledger, what, "SQLite finds none"),
+        Some(Ok(Ok(complaints))) => Finding::bad(
             Area::Ledger,
             what,
             format!("SQLite says: {}", complaints.join("; ").replace('\n', "; ")),
             "what is read may be wrong, and what is written may be lost",
             "stop the workers, and restore a backup as docs/operations.md says; look for what has damaged it: the disk, or \
              a copy that was made with other means than SQLite's",
+        ),
+        Some(Ok(Err(why))) => Finding::bad(
+            Area::Ledger,
+            what,
+            format!("it cannot be looked through: {why}"),
+            "what is damaged, or on a disk that fails, cannot be read by workers either",
+            format!("run this again; if it stays so, look at the disk (`dmesg`), and restore a backup of {name}"),
         ),
         Some(Err(why)) => {
             Finding::unknown(Area::Ledger, what, why, "`roundelay doctor --thorough` takes the time that it takes")
@@ -494,8 +506,10 @@ fn judge_tables(ledger: &SeenLedger, schema: &str) -> Vec<Finding> {
             "ledger's permissions",
             format!("this role may not read and write {}", some(withheld)),
             "workers fail on them",
-            format!("`GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO …` and `GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO \
-                     …`, or make the role their owner"),
+            format!(
+                "`GRANT ALL ON {} TO …` in the schema {schema}, and on their sequences, or make the role their owner",
+                withheld.join(", ")
+            ),
         ));
     }
     all.push(match unwritten {
@@ -544,9 +558,9 @@ mod tests {
             Self::File(Box::new(FileFacts {
                 path: "/l/ledger.db".into(),
                 stat: Ok(stat),
-                seen: Some(Ok(seen)),
+                seen: Some(Ok(Ok(seen))),
                 written: Some(Ok(Ok(()))),
-                damage: Some(Ok(Vec::new())),
+                damage: Some(Ok(Ok(Vec::new()))),
             }))
         }
     }
@@ -568,9 +582,9 @@ mod tests {
             file.stat.as_mut().unwrap()
         }
         fn seen(file: &mut FileFacts) -> &mut SeenFile {
-            file.seen.as_mut().unwrap().as_mut().unwrap()
+            file.seen.as_mut().unwrap().as_mut().unwrap().as_mut().unwrap()
         }
-        let table: [(Change, &str, Grade, &str); 14] = [
+        let table: [(Change, &str, Grade, &str); 18] = [
             (|f| f.stat = Err("no answer".into()), "ledger", Grade::Unknown, "`stat /l/ledger.db`"),
             (|f| *stat(f) = Stat::default(), "ledger", Grade::Bad, "`mkdir -p /l`"),
             (|f| stat(f).folder_writable = false, "ledger's folder", Grade::Bad, "`chown 7 /l`"),
@@ -583,7 +597,11 @@ mod tests {
             (|f| seen(f).version = 12, "ledger's format", Grade::Warning, "stop all workers first"),
             (|f| seen(f).is_ledger = false, "ledger", Grade::Bad, "set ledger.url"),
             (|f| f.damage = None, "damage", Grade::Unknown, "--thorough"),
-            (|f| f.damage = Some(Ok(vec!["row 7 missing".into()])), "damage", Grade::Bad, "restore a backup"),
+            (|f| f.damage = Some(Ok(Ok(vec!["row 7 missing".into()]))), "damage", Grade::Bad, "restore a backup"),
+            (|f| f.damage = Some(Ok(Err("I/O error".into()))), "damage", Grade::Bad, "dmesg"),
+            (|f| f.damage = Some(Err("no answer".into())), "damage", Grade::Unknown, "takes the time"),
+            (|f| f.seen = Some(Ok(Err("no file of a database".into()))), "ledger", Grade::Bad, "restore a backup"),
+            (|f| f.seen = Some(Err("no answer".into())), "ledger", Grade::Unknown, "--within"),
             (
                 |f| f.written = Some(Ok(Err(Unwritten::Refused("readonly".into())))),
                 "writing to the ledger",

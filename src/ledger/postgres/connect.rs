@@ -122,7 +122,18 @@ impl Address {
 
     /// Opens a connection as the server gives it to us.
     pub(super) async fn dial(&self) -> Result<(Client, AbortHandle), Error> {
-        let (client, connection) = self.config.connect(self.tls.clone()).await?;
+        let several = self.looks && self.config.get_hosts().len() > 1;
+        let mut connected = None;
+        if several {
+            // Whoever only looks is content with one that takes no writes, where none does.
+            let mut writes = self.config.clone();
+            writes.target_session_attrs(TargetSessionAttrs::ReadWrite);
+            connected = writes.connect(self.tls.clone()).await.ok();
+        }
+        let (client, connection) = match connected {
+            Some(connected) => connected,
+            None => self.config.connect(self.tls.clone()).await?,
+        };
         let task = tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(error = words(&error), "a connection to the ledger has ended");

@@ -98,13 +98,13 @@ const SERVER: &str = "
            coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)";
 const CLOCK: &str = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8";
 /// The catalogue's tables are asked, so that a table which may not be read is told of, too.
-const TABLES: &str = "
+const SEEN: &str = "
     SELECT c.relname::text, coalesce(s.n_dead_tup, 0), coalesce(s.n_live_tup, 0), pg_total_relation_size(c.oid),
            has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT')
                AND has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE')
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
          LEFT JOIN pg_stat_user_tables s ON s.relid = c.oid
-    WHERE n.nspname = current_schema() AND c.relkind = 'r' ORDER BY c.relname";
+    WHERE n.nspname = current_schema() AND c.relkind = 'r' AND c.relname = ANY($1) ORDER BY c.relname";
 /// Fewer dead rows are no burden, however few live beside them.
 const FEW: i64 = 10_000;
 
@@ -156,7 +156,7 @@ async fn ledger(client: &Client) -> Result<SeenLedger, Error> {
     let highest = "SELECT greatest((SELECT last_value FROM epochs), (SELECT last_value FROM fences))";
     let highest = client.query_one(highest, &[]).await.and_then(|row| row.try_get(0)).ok();
     let (mut withheld, mut bloated, mut bytes) = (Vec::new(), Vec::new(), 0_i64);
-    for row in client.query(TABLES, &[]).await? {
+    for row in client.query(SEEN, &[&schema::TABLES.as_slice()]).await? {
         let (table, dead, live): (String, i64, i64) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
         bytes = bytes.saturating_add(row.try_get(3)?);
         if !row.try_get::<_, bool>(4)? {

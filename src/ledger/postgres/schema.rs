@@ -271,6 +271,30 @@ const BEHIND: &str = "last_value + 1000000 < floor(extract(epoch FROM clock_time
 /// The version of the format that this program knows.
 pub(super) const VERSION: usize = MIGRATIONS.len();
 
+/// The ledger's tables. Others in the same schema are somebody else's.
+pub(super) const TABLES: [&str; 20] = [
+    "attempts",
+    "attempts_archive",
+    "audit",
+    "chains",
+    "departed",
+    "failures",
+    "fleet_orders",
+    "jobs",
+    "meta",
+    "owners",
+    "pulses",
+    "quarantine",
+    "requests",
+    "running",
+    "throttle_clock",
+    "throttle_orders",
+    "throttles",
+    "tokens",
+    "uniques",
+    "workers",
+];
+
 /// Raises the sequences, if there are any yet, and if they are behind.
 pub(super) async fn raise(client: &Client) -> Result<(), Error> {
     let there = "SELECT to_regclass('epochs') IS NOT NULL AND to_regclass('fences') IS NOT NULL";
@@ -361,4 +385,24 @@ pub(super) async fn migrate(session: &mut Session, entropy: &Entropy) -> Result<
     let id = transaction.query_one(select, &[]).await.and_then(|row| row.try_get(0)).map_err(told)?;
     transaction.commit().await.map_err(told)?;
     Ok(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_ledgers_tables_are_those_that_are_created() {
+        let mut created = BTreeSet::from(["meta"]);
+        for step in MIGRATIONS {
+            let after = |words| step.split(words).skip(1).filter_map(|rest: &str| rest.split([' ', ';']).next());
+            created.extend(after("CREATE TABLE "));
+            for gone in after("DROP TABLE ") {
+                created.remove(gone);
+            }
+        }
+        assert_eq!(created, BTreeSet::from(TABLES));
+    }
 }
