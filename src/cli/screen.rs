@@ -120,10 +120,20 @@ fn lay(tint: Option<Tint>, text: &str, hang: usize) {
     }
 }
 
-/// Whether a character would move a cursor, change what is shown, or change its order.
-fn steers(c: char) -> bool {
-    let bidi = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    c.is_control() || bidi || matches!(c, '\u{2028}' | '\u{2029}')
+/// Whether a character would move a cursor, change what is shown or its order, or be seen by nobody, so that two keys
+/// look alike.
+pub fn steers(c: char) -> bool {
+    let unseen = matches!(c,
+        '\u{ad}'
+        | '\u{61c}'
+        | '\u{200b}'..='\u{200f}'
+        | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}'
+        | '\u{feff}'
+        | '\u{fff9}'..='\u{fffb}'
+        | '\u{e0000}'..='\u{e007f}'
+    );
+    c.is_control() || unseen
 }
 
 /// `text` with what steers terminals in words: `\n`, `\u{1b}`.
@@ -146,8 +156,10 @@ fn tame_json(json: &str) -> Cow<'_, str> {
     let mut tame = String::with_capacity(json.len() + 16);
     for c in json.chars() {
         if steers(c) {
-            // Writing to memory does not fail. None of them needs more than four digits.
-            let _ = write!(tame, "\\u{:04x}", u32::from(c));
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                // Writing to memory does not fail.
+                let _ = write!(tame, "\\u{unit:04x}");
+            }
         } else {
             tame.push(c);
         }
@@ -229,7 +241,8 @@ mod tests {
     fn what_steers_a_terminal_is_shown_in_words() {
         let table = [
             ("eu/1", "eu/1"),
-            ("日本 é 👩‍🚀", "日本 é 👩‍🚀"),
+            ("日本 é 🚀", "日本 é 🚀"),
+            ("x\u{200b}y\u{feff}\u{e0061}", r"x\u{200b}y\u{feff}\u{e0061}"),
             ("\x1b[2Jgone", r"\u{1b}[2Jgone"),
             ("a\nb\tc\r", r"a\nb\tc\r"),
             ("\u{9b}31m\u{7f}", r"\u{9b}31m\u{7f}"),
@@ -242,7 +255,7 @@ mod tests {
 
     #[test]
     fn json_means_the_same_and_steers_nothing() {
-        let value = serde_json::json!({ "a": "\u{9b}\u{7f}\u{202e}\u{1b}\n\"\\ é" });
+        let value = serde_json::json!({ "a": "\u{9b}\u{7f}\u{202e}\u{e0061}\u{1b}\n\"\\ é" });
         let text = serde_json::to_string(&value).unwrap();
         let tame = tame_json(&text);
         assert!(!tame.contains(steers) && tame.contains('é'), "{tame}");

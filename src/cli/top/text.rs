@@ -10,21 +10,14 @@ use ratatui::text::Span;
 use roundelay::clock::Time;
 
 use crate::cli::grouped;
+use crate::cli::screen::steers;
 
 /// What a terminal would obey, or nobody would see, becomes a visible sign.
 pub fn visible(text: &str) -> String {
     let sign = |letter: char| match letter {
         '\0'..='\x1f' => char::from_u32(0x2400 + u32::from(letter)).unwrap_or('\u{fffd}'),
         '\x7f' => '\u{2421}',
-        '\u{ad}'
-        | '\u{61c}'
-        | '\u{200b}'..='\u{200f}'
-        | '\u{2028}'..='\u{202e}'
-        | '\u{2060}'..='\u{206f}'
-        | '\u{feff}'
-        | '\u{fff9}'..='\u{fffb}'
-        | '\u{e0000}'..='\u{e007f}' => '\u{fffd}',
-        letter if letter.is_control() => '\u{fffd}',
+        letter if steers(letter) => '\u{fffd}',
         letter => letter,
     };
     text.chars().map(sign).collect()

@@ -109,11 +109,14 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
          queues.….concurrency"
     );
     let follows = "with all places in use, runs fail to start and connections are refused: too many open files";
+    let api = if config.api.listen.is_some() { MOST_CONNECTIONS as u64 } else { 0 };
     let judged = |whose: &str, limit: u64| {
         let seen = format!("{whose} may have {limit}, and a worker of all queues needs up to {needed}");
-        match limit < needed {
-            true => Finding::bad(Area::Machine, what, seen, follows, fix.clone()),
-            false => Finding::good(Area::Machine, what, seen),
+        match limit {
+            _ if limit >= needed => Finding::good(Area::Machine, what, seen),
+            // Only when as many as ever may look at the dashboard at the same time.
+            _ if limit >= needed - api => Finding::warning(Area::Machine, what, seen, follows, fix.clone()),
+            _ => Finding::bad(Area::Machine, what, seen, follows, fix.clone()),
         }
     };
     // What workers may is what counts. Where one can be asked on this machine, this process is none.
@@ -296,6 +299,12 @@ mod tests {
         assert_eq!(about(&findings, "disk under the ledger").result, Grade::Unknown);
         facts.chains = Ok(super::super::ChainFacts { limits: vec![("w".into(), 65_536)], ..Default::default() });
         assert_eq!(about(&judge(&facts, &config), "open files").result, Grade::Good);
+        let seen = Config::parse("api.listen = '127.0.0.1:0'\n[queues.a]\nconcurrency = 100", "r.toml", []).unwrap();
+        for (files, grade) in [(63, Grade::Bad), (64, Grade::Warning), (575, Grade::Warning), (576, Grade::Good)] {
+            let mut facts = Facts::nothing();
+            facts.machine = Ok(MachineFacts { files, ..MachineFacts::default() });
+            assert_eq!(about(&judge(&facts, &seen), "open files").result, grade, "{files}");
+        }
         facts = Facts::nothing();
         let findings = judge(&facts, &config);
         assert!(findings.iter().all(|finding| finding.result == Grade::Unknown), "{findings:?}");

@@ -113,7 +113,7 @@ function contextOf(mine) {
     get state() { return mine.state; },
     get: (where, entries) => get(where, entries, mine.controller.signal),
     set: (entries) => { Object.assign(mine.state, entries); draw(); },
-    show: (data) => { mine.data = data; draw(); },
+    show: (data) => { Object.assign(mine, { data, stale: false }); draw(); },
     refresh: () => { mine.again = mine.loading; load(mine); },
     go,
   };

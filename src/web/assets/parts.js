@@ -260,8 +260,9 @@ const SEARCH_MS = 4_000;
 /**
  * Reads a page of what the address asks for. Where the server has stopped a search before it came to an end, it
  * is asked to go on, for some seconds: a rare word among a million chains is found without a click for each part.
+ * `show` is given what has been found so far.
  */
-export async function readPage(ctx, name, from, where = name) {
+export async function readPage(ctx, name, from, where = name, show = () => {}) {
   const { after, ...filter } = ctx.place.query;
   const page = from ?? { rows: [], after: after ?? null, complete: true, parts: 0 };
   const rows = [...page.rows];
@@ -269,6 +270,7 @@ export async function readPage(ctx, name, from, where = name) {
   let answer;
   const began = Date.now();
   do {
+    if (answer) show({ ...answer, rows: [...rows], after: place, complete: false, parts, still: true, searching: true });
     answer = await ctx.get(where, { ...filter, limit: PAGE, after: place });
     rows.push(...answer[name]);
     place = answer.after ?? null;
@@ -285,9 +287,10 @@ export function pager(ctx, page, goOn) {
   const first = entries.after && link(to(screen, segments, { ...entries, after: null }), "First page");
   const next = page.after && (page.complete || page.rows.length >= PAGE)
     && link(to(screen, segments, { ...entries, after: page.after }), "Next page");
+  const found = page.rows.length ? `${count(page.rows.length)} found so far` : "nothing found so far";
+  if (page.searching) return h("p", { class: "pager", role: "status" }, `Searching: ${found}…`);
   const searching = !page.complete && page.rows.length < PAGE && [
-    h("span", { class: "warn" }, `Not all has been searched yet: ${page.rows.length
-      ? `${count(page.rows.length)} found so far` : "nothing found so far"}. `),
+    h("span", { class: "warn" }, `Not all has been searched yet: ${found}. `),
     button("Search on", goOn),
   ];
   return h("nav", { class: "pager", "aria-label": "Pages" }, first, searching, next,

@@ -19,7 +19,7 @@ const ORDERS = [
 export const chains = {
   title: "Chains",
   every: 5_000,
-  load: (ctx) => readPage(ctx, "chains"),
+  load: (ctx) => readPage(ctx, "chains", undefined, "chains", ctx.show),
   actions: (ctx) => act("Publish a job…", () => publish(ctx, { kind: ctx.place.query.kind })),
 
   view(ctx) {
@@ -52,7 +52,7 @@ export const chains = {
           { head: "Owner", cell: ({ owner }) => (owner ? link(to("chains", [], { ...filter, owner }), text(owner, 28)) : "–") },
         ],
       }),
-      pager(ctx, page, async () => ctx.show(await readPage(ctx, "chains", page))),
+      pager(ctx, page, async () => ctx.show(await readPage(ctx, "chains", page, "chains", ctx.show))),
     ];
   },
 };

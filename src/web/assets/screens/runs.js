@@ -7,7 +7,7 @@ import { h } from "../dom.js";
 export const runs = {
   title: "Runs",
   every: 5_000,
-  load: (ctx) => readPage(ctx, "runs"),
+  load: (ctx) => readPage(ctx, "runs", undefined, "runs", ctx.show),
 
   view(ctx) {
     const { data: page } = ctx;
@@ -31,7 +31,7 @@ export const runs = {
           { head: "Worker", cell: ({ worker }) => (worker ? text(worker, 28) : none()) },
         ],
       }),
-      pager(ctx, page, async () => ctx.show(await readPage(ctx, "runs", page))),
+      pager(ctx, page, async () => ctx.show(await readPage(ctx, "runs", page, "runs", ctx.show))),
     ];
   },
 };
