@@ -17,9 +17,16 @@ use crate::inspect::ladder::{RungReport, rungs};
 /// How long what was seen of the rungs is told again: the broker is asked a hundred questions for it.
 const FRESH: Duration = Duration::from_secs(4);
 
-/// The rungs as they were seen last, why the broker could not be asked, and when that was.
+/// The rungs as they were seen last.
 #[derive(Default)]
-pub(super) struct Seen(Mutex<Option<(Vec<RungReport>, Option<String>, Instant)>>);
+pub(super) struct Seen(Mutex<Option<Look>>);
+
+struct Look {
+    at: Instant,
+    rungs: Vec<RungReport>,
+    /// Why the broker could not be asked.
+    why: Option<String>,
+}
 
 /// The rungs of the ladder.
 #[derive(Serialize, ToSchema)]
@@ -40,10 +47,14 @@ pub async fn show(State(api): State<Arc<Api>>) -> Result<Json<Ladder>> {
     let sleeping = census.map_or(0, |census| census.queues.iter().map(|queue| queue.sleeping).sum());
     let broker = &*api.connections().await?.broker;
     let mut seen = api.rungs.0.lock().await;
-    if seen.as_ref().is_none_or(|(_, _, at)| at.elapsed() >= FRESH) {
-        let (rungs, why) = rungs(&api.config(), broker).await;
-        *seen = Some((rungs, why, Instant::now()));
-    }
-    let (rungs, broker_why) = seen.as_ref().map(|(rungs, why, _)| (rungs.clone(), why.clone())).unwrap_or_default();
+    let look = match seen.take() {
+        Some(look) if look.at.elapsed() < FRESH => look,
+        _ => {
+            let (rungs, why) = rungs(&api.config(), broker).await;
+            Look { at: Instant::now(), rungs, why }
+        }
+    };
+    let Look { rungs, why, .. } = seen.insert(look);
+    let (rungs, broker_why) = (rungs.clone(), why.clone());
     Ok(Json(Ladder { rungs, sleeping, broker_why }))
 }

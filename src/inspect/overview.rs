@@ -265,7 +265,11 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
         [(names.quarantine(), "cannot be used"), (names.unrouted(), "are for queues that do not exist")]
     {
         if let Some(depth) = facts.asked.depth(&queue).filter(|depth| depth.ready > 0) {
-            say(Level::Warning, "quarantine", format!("{} messages on {queue} {what}", depth.ready));
+            let (messages, what) = match depth.ready {
+                1 => ("one message".to_owned(), what.replacen("are", "is", 1)),
+                many => (format!("{many} messages"), what.to_owned()),
+            };
+            say(Level::Warning, "quarantine", format!("{messages} on {queue} {what}"));
         }
     }
     if census.failures > 0 {

@@ -5,7 +5,11 @@ import { count, plural, span } from "../format.js";
 import { notice, text } from "../parts.js";
 
 /** In full: rungs of 1 s and of 1.024 s are two. */
-const delayOf = (ms) => (ms > 1_000 && ms % 1_000 ? `${ms / 1_000} s` : span(ms));
+function delayOf(ms) {
+  if (ms <= 1_000 || ms % 1_000 === 0) return span(ms);
+  // Chains sleep on rungs that are some milliseconds shorter than their delays.
+  return ms < 60_000 ? `${ms / 1_000} s` : `< ${span(Math.ceil(ms / 1_000) * 1_000)}`;
+}
 
 export const ladder = {
   title: "Ladder",
