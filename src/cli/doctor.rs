@@ -29,7 +29,8 @@ pub struct Doctor {
     /// How long each part may take to answer.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
     within: Duration,
-    /// Look through the whole file of a ledger in SQLite for damage, also when it is large.
+    /// Look through the whole file of a ledger in SQLite for damage, also when it is large. Best on a copy, or with the
+    /// workers stopped: while it is read, its write-ahead log grows.
     #[arg(long)]
     thorough: bool,
     /// Print a JSON object.

@@ -273,12 +273,12 @@ async fn who_is_not_let_in_or_may_not_do_enough_is_told_so_and_no_password_is_sh
     let user = User::new(vhost, right, some).await;
 
     let report = doctor(&config_with(&ground, &vhost.amqp, &url_as(vhost, &user.name, wrong))).await;
-    report.found("connection", "refuses", &format!("`rabbitmqctl change_password '{}'", user.name));
+    report.found("connection", "refuses", &format!("`rabbitmqctl change_password {}", user.name));
     assert!(report.has("unknown", "topology", "", "mend the connection first"), "{:#}", report.report);
     assert!(!report.all.contains("canary"), "{}", report.all);
 
     let report = doctor(&config_with(&ground, &vhost.amqp, &url_as(vhost, &user.name, right))).await;
-    let grant = format!("`rabbitmqctl set_permissions -p '{}' '{}' '^(roundelay\\..*|work)$'", vhost.name, user.name);
+    let grant = format!("`rabbitmqctl set_permissions -p {} {} '^(roundelay\\..*|work)$'", vhost.name, user.name);
     report.found("permissions", "may not configure roundelay.chores", &grant);
     report.found("permissions", "may not read work (only", &grant);
     assert!(report.has("good", "connection", "is in the virtual host", ""), "{:#}", report.report);
@@ -292,7 +292,7 @@ async fn who_is_not_let_in_or_may_not_do_enough_is_told_so_and_no_password_is_sh
     report.found("permissions", "has none in the virtual host", &grant);
     let absent = vhost.amqp.replace(&vhost.name, "roundelay-test-absent");
     let report = doctor(&config_with(&ground, &vhost.amqp, &absent)).await;
-    report.found("connection", "not found", "`rabbitmqctl add_vhost 'roundelay-test-absent'`");
+    report.found("connection", "not found", "`rabbitmqctl add_vhost roundelay-test-absent`");
 
     // The same user has no tag that lets it ask the management API.
     let mut management = url::Url::parse(&vhost.management).unwrap();
@@ -300,7 +300,7 @@ async fn who_is_not_let_in_or_may_not_do_enough_is_told_so_and_no_password_is_sh
     management.set_password(Some(right)).unwrap();
     let old = format!("broker.management = \"{}\"", vhost.management);
     let report = doctor(&config_with(&ground, &old, &format!("broker.management = \"{management}\""))).await;
-    report.found("management API", "refuses the user", &format!("set_user_tags '{}' monitoring", user.name));
+    report.found("management API", "refuses the user", &format!("set_user_tags {} monitoring", user.name));
     assert!(!report.all.contains("canary"), "{}", report.all);
     vhost.call(Method::PUT, &format!("users/{}", user.name), json!({ "password": right, "tags": "management" })).await;
     let all = json!({ "configure": ".*", "write": ".*", "read": ".*" });

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
-use super::{Answer, Area, Facts, Finding, blocking, limited};
+use super::{Answer, Area, Facts, Finding, blocking, limited, word};
 use crate::api::check_tls;
 use crate::config::Config;
 use crate::ledger::Scope;
@@ -80,7 +80,7 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
         if api.key_is_open {
             let seen = format!("anybody on this machine may read {key}");
             let follows = "anybody here can pass for this server";
-            all.push(Finding::warning(Area::Api, "TLS", seen, follows, format!("`chmod o-r {key}`")));
+            all.push(Finding::warning(Area::Api, "TLS", seen, follows, format!("`chmod o-r {}`", word(key))));
         }
     }
     if config.api.anonymous_on(address) == Ok(Scope::None) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use regex_lite::Regex;
 
-use super::{Answer, Area, Facts, Finding, limited, size, some};
+use super::{Answer, Area, Facts, Finding, limited, size, some, word};
 use crate::broker::Broker;
 use crate::broker::rabbit::examine::{self, Negotiated, Node, Permissions, Place, Reached, Told, Untold, Withheld};
 use crate::broker::rabbit::{RabbitBroker, Weight, check};
@@ -126,17 +126,21 @@ fn connection(reached: &Answer<Reached>, place: &Place, topology: &Topology) -> 
                     seen,
                     &format!(
                         "correct user and password in broker.url (or ROUNDELAY__BROKER__URL), or set the password: \
-                         `rabbitmqctl change_password '{user}' …`; the user guest may log in only from the broker's own \
-                         machine"
+                         `rabbitmqctl change_password {} …`; the user guest may log in only from the broker's own \
+                         machine",
+                        word(user)
                     ),
                 ),
-                Some(530) if words.contains("not found") => {
-                    bad(seen, &format!("`rabbitmqctl add_vhost '{vhost}'`, or correct the virtual host in broker.url"))
-                }
+                Some(530) if words.contains("not found") => bad(
+                    seen,
+                    &format!("`rabbitmqctl add_vhost {}`, or correct the virtual host in broker.url", word(vhost)),
+                ),
                 Some(530) => bad(
                     seen,
                     &format!(
-                        "let the user into the virtual host: `rabbitmqctl set_permissions -p '{vhost}' '{user}' {}`",
+                        "let the user into the virtual host: `rabbitmqctl set_permissions -p {} {} {}`",
+                        word(vhost),
+                        word(user),
                         permissions_command(topology)
                     ),
                 ),
@@ -269,7 +273,8 @@ fn management(told: Option<&Answer<Result<Told, Untold>>>, place: &Place, topolo
                 format!("it refuses the user `{user}`: another password, or no tag that lets it in"),
                 without,
                 format!(
-                    "correct user and password in broker.management, or `rabbitmqctl set_user_tags '{user}' monitoring`"
+                    "correct user and password in broker.management, or `rabbitmqctl set_user_tags {} monitoring`",
+                    word(user)
                 ),
             )];
         }
@@ -334,8 +339,10 @@ fn features(told: &Told) -> Option<Finding> {
 }
 
 fn nodes(told: &Told) -> Vec<Finding> {
-    let tag =
-        format!("`rabbitmqctl set_user_tags '{}' monitoring`; `rabbitmq-diagnostics status` tells it, too", told.user);
+    let tag = format!(
+        "`rabbitmqctl set_user_tags {} monitoring`; `rabbitmq-diagnostics status` tells it, too",
+        word(&told.user)
+    );
     let what = "alarms";
     let blocked = "publishing waits: chains run, and their successors are sent only when it is over";
     let nodes = match (&told.nodes, told.alarm) {
@@ -455,7 +462,8 @@ fn covers(pattern: &str, name: &str) -> Option<bool> {
 fn permissions(told: &Told, place: &Place, topology: &Topology) -> Vec<Finding> {
     let what = "permissions";
     let Place { vhost, user, .. } = place;
-    let grant = format!("`rabbitmqctl set_permissions -p '{vhost}' '{user}' {}`", permissions_command(topology));
+    let grant =
+        format!("`rabbitmqctl set_permissions -p {} {} {}`", word(vhost), word(user), permissions_command(topology));
     let follows = "a worker declares, publishes to and consumes all of them, and is refused where it may not";
     let permissions = match &told.permissions {
         Ok(Some(permissions)) => permissions,
@@ -471,8 +479,9 @@ fn permissions(told: &Told, place: &Place, topology: &Topology) -> Vec<Finding> 
                 Withheld::Failed(why) => why.clone(),
             };
             let fix = format!(
-                "`rabbitmqctl list_user_permissions '{user}'` tells them; for the virtual host {vhost} they must \
-                               cover what {grant} grants. With the tag administrator, this can see them"
+                "`rabbitmqctl list_user_permissions {}` tells them; for the virtual host {vhost} they must cover what \
+                 {grant} grants. With the tag administrator, this can see them",
+                word(user)
             );
             return vec![Finding::unknown(Area::Broker, what, why, fix)];
         }
@@ -643,9 +652,9 @@ mod tests {
             (Ok(certificate(rustls::CertificateError::UnknownIssuer)), "update-ca-certificates"),
             (Ok(certificate(rustls::CertificateError::NotValidForName)), "a name that is in the broker's certificate"),
             (Ok(certificate(rustls::CertificateError::Expired)), "renew the broker's certificate"),
-            (Ok(refused(Some(403), "ACCESS_REFUSED")), "change_password 'ann'"),
-            (Ok(refused(Some(530), "NOT_ALLOWED - vhost v not found")), "add_vhost 'v'"),
-            (Ok(refused(Some(530), "NOT_ALLOWED - access to vhost 'v' refused")), "set_permissions -p 'v' 'ann'"),
+            (Ok(refused(Some(403), "ACCESS_REFUSED")), "change_password ann"),
+            (Ok(refused(Some(530), "NOT_ALLOWED - vhost v not found")), "add_vhost v"),
+            (Ok(refused(Some(530), "NOT_ALLOWED - access to vhost 'v' refused")), "set_permissions -p v ann"),
             (Ok(refused(None, "eof")), "RabbitMQ's log"),
         ];
         for (reached, fix) in table {
@@ -720,7 +729,7 @@ mod tests {
         for (answer, grade) in [(Ok(None), Grade::Bad), (Err(Withheld::Forbidden), Grade::Unknown)] {
             let findings = permissions(&Told { permissions: answer, ..told() }, &place(), &topology());
             assert_eq!((findings.len(), findings[0].result), (1, grade));
-            assert!(findings[0].fix.contains("set_permissions -p 'v' 'ann'"), "{findings:?}");
+            assert!(findings[0].fix.contains("set_permissions -p v ann"), "{findings:?}");
         }
     }
 
@@ -759,7 +768,7 @@ mod tests {
                 |t| (t.nodes, t.alarm) = (Err(Withheld::Forbidden), Some(false)),
                 "disk and memory of the broker",
                 Grade::Unknown,
-                "set_user_tags 'ops' monitoring",
+                "set_user_tags ops monitoring",
             ),
             (
                 |t| t.features = Ok(vec![Feature { name: "stream_queue".into(), state: "disabled".into() }]),
@@ -786,7 +795,7 @@ mod tests {
             (None, Grade::Unknown, "set broker.management"),
             (Some(Err("no answer within 5s".into())), Grade::Bad, "rabbitmq-plugins enable"),
             (Some(Ok(Err(Untold::NoAnswer("refused".into())))), Grade::Bad, "rabbitmq-plugins enable"),
-            (Some(Ok(Err(Untold::Refused("ops".into())))), Grade::Bad, "set_user_tags 'ops'"),
+            (Some(Ok(Err(Untold::Refused("ops".into())))), Grade::Bad, "set_user_tags ops"),
         ];
         for (answer, grade, fix) in whole {
             let findings = management(answer.as_ref(), &place(), &topology());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::machine::files_of;
-use super::{Answer, Area, Facts, Finding, Grade, some, span};
+use super::{Answer, Area, Facts, Finding, Grade, some, span, word};
 use crate::broker::topology::Names;
 use crate::clock::{Clock, Time};
 use crate::config::{BrokerUrl, Config, LedgerUrl};
@@ -222,12 +222,13 @@ fn strangers(chains: &ChainFacts, config: &Config) -> Vec<Finding> {
         let (seen, fix) = match config.kinds.get(kind) {
             None => (
                 format!("{kind} is not in this configuration, and has chains, such as {key}"),
-                format!("add [kinds.{kind}] as it was, or end its chains: `roundelay retire {kind} --all`"),
+                format!("add [kinds.{kind}] as it was, or end its chains: `roundelay retire {} --all`", word(kind)),
             ),
             Some(settings) if settings.recurrence.is_none() => (
                 format!("{kind} has no schedule in this configuration, and has chains, such as {key}"),
                 format!(
-                    "set kinds.{kind}.every or kinds.{kind}.cron, or end its chains: `roundelay retire {kind} --all`"
+                    "set kinds.{kind}.every or kinds.{kind}.cron, or end its chains: `roundelay retire {} --all`",
+                    word(kind)
                 ),
             ),
             Some(_) => continue,
@@ -370,20 +371,22 @@ fn held(chains: &ChainFacts) -> Vec<Finding> {
                 Subject::Queue(name) => (
                     format!("queue {name} is paused"),
                     "nothing of it runs",
-                    format!("`roundelay queue resume {name}`, if it was forgotten"),
+                    format!("`roundelay queue resume {}`, if it was forgotten", word(name)),
                 ),
                 Subject::Worker(name) => (
                     format!("worker {name} is drained"),
                     "it takes nothing",
-                    format!("`roundelay workers resume {name}`, or stop it, if it was forgotten"),
+                    format!("`roundelay workers resume {}`, or stop it, if it was forgotten", word(name)),
                 ),
             };
             say(what, closed.at, &closed.by, &closed.why, follows, fix);
         }
         if let (Subject::Queue(name), Some(said)) = (subject, &orders.concurrency) {
             let what = format!("queue {name} runs {} in each worker", said.places);
-            let fix =
-                format!("`roundelay queue concurrency {name}` goes back to the configuration, if it was forgotten");
+            let fix = format!(
+                "`roundelay queue concurrency {}` goes back to the configuration, if it was forgotten",
+                word(name)
+            );
             say(what, said.at, &said.by, "", "that holds in place of the configuration", fix);
         }
     }
@@ -391,7 +394,7 @@ fn held(chains: &ChainFacts) -> Vec<Finding> {
     for (name, orders) in &chains.throttles {
         if let Some(hold) = orders.hold.as_ref().filter(|hold| hold.until > micros) {
             let what = format!("throttle {name} is held");
-            let fix = format!("`roundelay throttle release {name}`, if it was forgotten");
+            let fix = format!("`roundelay throttle release {}`, if it was forgotten", word(name));
             let at = Time::from_millis(hold.at / 1_000);
             let until = span((hold.until - micros) / 1_000);
             let follows = format!("nothing that it paces starts for another {until}");
@@ -399,7 +402,10 @@ fn held(chains: &ChainFacts) -> Vec<Finding> {
         }
         if let Some(limits) = &orders.limits {
             let what = format!("throttle {name} allows {} in {}", limits.allow, span(limits.per_ms as i64));
-            let fix = format!("`roundelay throttle reset {name}` goes back to the configuration, if it was forgotten");
+            let fix = format!(
+                "`roundelay throttle reset {}` goes back to the configuration, if it was forgotten",
+                word(name)
+            );
             let at = Time::from_millis(limits.at / 1_000);
             say(what, at, &limits.by, "", "that holds in place of the configuration", fix);
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::unistd::{AccessFlags, access, geteuid};
 
 use super::machine::folder;
-use super::{Answer, Area, Facts, Finding, blocking, limited, size, some};
+use super::{Answer, Area, Facts, Finding, blocking, limited, size, some, word};
 use crate::config::{Config, LedgerUrl};
 use crate::ledger::postgres::examine::{self as server, SeenLedger, SeenServer, Unasked};
 use crate::ledger::sqlite::examine::{self as file, SeenFile, Unwritten};
@@ -179,16 +179,17 @@ fn judge_file(facts: &FileFacts) -> Vec<Finding> {
     let mut all = Vec::new();
     let (name, folder) = (path.display(), folder(path));
     let folder = folder.display();
+    let (file, place) = (word(&name), word(&folder));
     let stat = match stat {
         Ok(stat) => stat,
         Err(why) => {
-            let fix = format!("`stat {name}` tells it; a file system that does not answer hangs every worker, too");
+            let fix = format!("`stat {file}` tells it; a file system that does not answer hangs every worker, too");
             return vec![Finding::unknown(Area::Ledger, "ledger", why, fix)];
         }
     };
     if !stat.folder {
         let seen = format!("the folder {folder} does not exist");
-        let fix = format!("`mkdir -p {folder}`, for the workers' user; or set ledger.url to another");
+        let fix = format!("`mkdir -p {place}`, for the workers' user; or set ledger.url to another");
         return vec![Finding::bad(Area::Ledger, "ledger", seen, "no worker starts, and no command works", fix)];
     }
     let user = stat.us;
@@ -199,8 +200,8 @@ fn judge_file(facts: &FileFacts) -> Vec<Finding> {
             format!("the user {user} may not write in {folder}"),
             "SQLite cannot make its log beside the ledger, so nothing can be written",
             format!(
-                "`chown {user} {folder}` and `chmod u+rwx {folder}`, or run as the user whose it is; see that it is \
-                     not mounted read-only: `findmnt -T {folder}`"
+                "`chown {user} {place}` and `chmod u+rwx {place}`, or run as the user whose it is; see that it is \
+                     not mounted read-only: `findmnt -T {place}`"
             ),
         ));
     } else if stat.folder_open {
@@ -209,7 +210,7 @@ fn judge_file(facts: &FileFacts) -> Vec<Finding> {
             "ledger's folder",
             format!("anybody on this machine may write in {folder}"),
             "anybody may put another ledger in place of this one",
-            format!("`chmod o-w {folder}`"),
+            format!("`chmod o-w {place}`"),
         ));
     } else {
         all.push(Finding::good(Area::Ledger, "ledger's folder", format!("{folder} can be written")));
@@ -241,7 +242,7 @@ fn judge_file(facts: &FileFacts) -> Vec<Finding> {
             Area::Ledger,
             "ledger",
             format!("{name} was not read: {why}"),
-            format!("`time head -c 1M {name} > /dev/null` shows whether the disk answers; `--within 1m` waits longer"),
+            format!("`time head -c 1M {file} > /dev/null` shows whether the disk answers; `--within 1m` waits longer"),
         )),
         Some(Ok(Err(why))) => all.push(Finding::bad(
             Area::Ledger,
@@ -249,7 +250,7 @@ fn judge_file(facts: &FileFacts) -> Vec<Finding> {
             format!("{name} cannot be read: {why}"),
             "no worker starts, and no command works",
             format!(
-                "see whose it is (`ls -l {folder}`), and what it is (`file {name}`); if it is damaged, restore a \
+                "see whose it is (`ls -l {place}`), and what it is (`file {file}`); if it is damaged, restore a \
                      backup as docs/operations.md says"
             ),
         )),
@@ -262,7 +263,7 @@ fn judge_file(facts: &FileFacts) -> Vec<Finding> {
             "ledger's permissions",
             format!("anybody on this machine may write {name}"),
             "anybody may change what runs",
-            format!("`chmod o-w {name}`"),
+            format!("`chmod o-w {file}`"),
         ));
     }
     if user == 0 && stat.owner != 0 {
@@ -282,7 +283,7 @@ fn judge_file(facts: &FileFacts) -> Vec<Finding> {
             seen,
             "somebody has read the ledger for long without an end, so that the log could not be copied into it; it grows, \
              and all gets slower",
-            format!("`fuser -v {name}` shows who has it open; end what is no worker. Then a worker that stops shrinks it"),
+            format!("`fuser -v {file}` shows who has it open; end what is no worker. Then a worker that stops shrinks it"),
         ),
         false => Finding::good(Area::Ledger, "write-ahead log", seen),
     });
@@ -318,7 +319,7 @@ fn judge_file(facts: &FileFacts) -> Vec<Finding> {
 }
 
 fn writing(written: &Answer<Result<(), Unwritten>>, path: &Path, user: u32) -> Option<Finding> {
-    let (what, name) = ("writing to the ledger", path.display());
+    let (what, file) = ("writing to the ledger", word(path.display()));
     Some(match written {
         Ok(Ok(())) => Finding::good(Area::Ledger, what, "works (rolled back again)"),
         Ok(Err(Unwritten::Busy)) => Finding::warning(
@@ -326,7 +327,7 @@ fn writing(written: &Answer<Result<(), Unwritten>>, path: &Path, user: u32) -> O
             what,
             "another process has held the write lock for two seconds",
             "workers wait for it, and give up after ten seconds",
-            format!("`fuser -v {name}` shows who has it open; end what is no worker"),
+            format!("`fuser -v {file}` shows who has it open; end what is no worker"),
         ),
         Ok(Err(Unwritten::Refused(why))) => Finding::bad(
             Area::Ledger,
@@ -334,11 +335,11 @@ fn writing(written: &Answer<Result<(), Unwritten>>, path: &Path, user: u32) -> O
             format!("the user {user} cannot: {why}"),
             "nothing can be enrolled, claimed or finished",
             format!(
-                "`chown {user} {name}*` and `chmod u+rw {name}*`, or run as the user whose it is; see that its disk \
-                     is neither full nor mounted read-only: `findmnt -T {name}`"
+                "`chown {user} {file}*` and `chmod u+rw {file}*`, or run as the user whose it is; see that its disk \
+                     is neither full nor mounted read-only: `findmnt -T {file}`"
             ),
         ),
-        Err(why) => Finding::unknown(Area::Ledger, what, why, format!("`fuser -v {name}` shows who has it open")),
+        Err(why) => Finding::unknown(Area::Ledger, what, why, format!("`fuser -v {file}` shows who has it open")),
     })
 }
 

@@ -11,6 +11,7 @@ mod clock;
 mod ledger;
 mod machine;
 
+use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
@@ -213,6 +214,16 @@ fn span(millis: i64) -> String {
     humantime::format_duration(coarse).to_string()
 }
 
+/// A text as one word of a command: as it is, or between quotation marks when a shell would make something else of it.
+fn word(text: impl fmt::Display) -> String {
+    let text = text.to_string();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => text,
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -267,5 +278,20 @@ mod tests {
         let panics: Answer<()> = limited(within, async { panic!("a test's panic") }).await;
         assert!(panics.unwrap_err().starts_with("looking at it has failed"));
         assert_eq!(limited(within, async { 7 }).await, Ok(7));
+    }
+
+    #[test]
+    fn a_word_of_a_command_is_one_word() {
+        let table = [
+            ("eu-1", "eu-1"),
+            ("/var/lib/roundelay.db", "/var/lib/roundelay.db"),
+            ("", "''"),
+            ("two words", "'two words'"),
+            ("it's; rm -r /", r"'it'\''s; rm -r /'"),
+            ("$(x)", "'$(x)'"),
+        ];
+        for (text, expected) in table {
+            assert_eq!(word(text), expected);
+        }
     }
 }
