@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::commands::{ok, told};
+use crate::commands::{ok, run, told};
 use crate::harness::{Ground, SOON, Vhost, api, on_all, until};
 
 on_all!(a_healthy_ground_passes);
@@ -404,8 +404,14 @@ async fn a_worker_that_was_killed_a_low_limit_of_files_and_a_kind_that_is_gone_a
     report.found(
         "kinds",
         "sync is not in this configuration, and has chains, such as a",
-        "`roundelay retire --kind sync`",
+        "`roundelay retire sync --all`",
     );
+    // That can be done, and is all that there is to do. A slip of the pen is none of that.
+    assert_eq!(ok("retire", &other, &["sync", "--all", "--yes"]).await, "1 chain retired\n");
+    let report = doctor(&other).await;
+    assert!(!report.has("bad", "kinds", "", ""), "{:#}", report.report);
+    let slip = run("retire", &other, &["snyc", "--all", "--yes"]).await;
+    assert!(slip.code == Some(1) && slip.stderr.contains("snyc"), "{slip:?}");
 }
 
 #[tokio::test]
