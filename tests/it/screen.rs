@@ -31,6 +31,10 @@ async fn on_terminal(columns: u16, variables: &[(&str, &str)], arguments: &[&str
         .args(arguments)
         .env_remove("ROUNDELAY_CONFIG")
         .env_remove("NO_COLOR")
+        // Where it runs for a service that builds things, clap takes any terminal for one with colours.
+        .env_remove("CI")
+        .env_remove("CLICOLOR")
+        .env_remove("CLICOLOR_FORCE")
         .env("TERM", "xterm")
         .envs(variables.iter().copied())
         .stdin(Stdio::null())
