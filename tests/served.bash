@@ -24,16 +24,19 @@ trap 'exit 143' TERM
 # Keys and other data of strangers, as a JSON array.
 hostile='["<img src=x onerror=alert(1)>","\"><script>alert(2)</script>","javascript:alert(3)","a/b?c#d%20e&f=g","\u202Egnp.exe\u200B","'$(printf 'long%.0s' {1..100})'"]'
 
-# start_served CHAINS: builds the program and starts all of it. Sets `roundelay` (the program), `url` and `management`.
-# 98 chains run every few minutes, beside the hostile ones; a thousand and more, twice a day.
+# start_served CHAINS: builds the program, unless ROUNDELAY_TEST_PROGRAM is one, and starts all of it. Sets `roundelay` (the program), `url` and `management`.
+# 101 chains run every few minutes, beside the hostile ones; a thousand and more, twice a day.
 start_served() {
   local chains=$1 amqp kind every=(1m 5m 10m) spread=2s name='browser <b>tests</b>'
   ((chains < 1000)) || every=(12h 12h 12h) spread=12h name="$chains chains"
   have curl || apt_install 'curl is missing' curl
   have python3 || apt_install 'Python is missing' python3
   cd -- "$project"
-  cargo build --release --locked --quiet
-  roundelay=$project/target/release/roundelay
+  roundelay=${ROUNDELAY_TEST_PROGRAM:-}
+  if [[ -z $roundelay ]]; then
+    cargo build --release --locked --quiet
+    roundelay=$project/target/release/roundelay
+  fi
   "$project/deploy/local/rabbitmq" start "$scratch/rabbitmq" >/dev/null
   amqp=$(settings_get "$scratch/rabbitmq/env" AMQP_URL)
   management=$(settings_get "$scratch/rabbitmq/env" RABBITMQ_MANAGEMENT_URL)
@@ -66,7 +69,31 @@ queue = "work"
 every = "${every[2]}"
 retry = { attempts = 1 }
 handler.exec = { argv = ["/bin/false"] }
+[kinds.odd]
+queue = "work"
+every = "${every[0]}"
+handler.exec = { argv = ["/bin/sh", "$scratch/odd.sh"] }
+[kinds.wrong]
+queue = "work"
+every = "${every[0]}"
+handler.exec = { argv = ["/bin/sh", "$scratch/wrong.sh"] }
+[kinds.slow]
+queue = "work"
+every = "22s"
+handler.exec = { argv = ["/bin/sh", "$scratch/slow.sh"] }
 TOML
+  # Whatever a handler says may be somebody else's words.
+  cat >"$scratch/odd.sh" <<'HANDLER'
+echo '{"outcome": "done", "carry": {"note": "<img src=x onerror=alert(6)>"},
+  "failed": [{"item": "<img src=x onerror=alert(7)>", "reason": "<script>alert(8)</script>"}]}' | tr -d '\n'
+HANDLER
+  cat >"$scratch/wrong.sh" <<'HANDLER'
+echo '{"outcome": "fail", "reason": "<img src=x onerror=alert(10)>"}'
+HANDLER
+  cat >"$scratch/slow.sh" <<'HANDLER'
+echo 'roundelay: progress {"phase": "<img src=x onerror=alert(5)>", "done": 1, "total": 2}'
+exec /bin/sleep 20
+HANDLER
   python3 - "$scratch" "$hostile" "$chains" <<'PYTHON'
 import csv, json, sys
 
@@ -81,10 +108,13 @@ sync, app, bad = (60, 30, 2) if chains < 1000 else (chains * 7 // 10, chains * 2
 owner = lambda n: "ann" if n % 2 else "<i>bob</i>" if n < 1000 else f"corp-{n % 5000}"
 roster("sync", [[f"eu/{n}", owner(n)] for n in range(1, sync + 1)] + [[key, ""] for key in hostile])
 roster("app", [[f"ios/{n}", ""] for n in range(1, app + 1)])
+for name in ("odd", "wrong", "slow"):
+    with open(f"{folder}/{name}.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["key", "note"], ["marked", "<img src=x onerror=alert(9)>"]])
 roster("bad", [["one", ""], ["two", ""]] + [[f"bad/{n}", ""] for n in range(3, bad + 1)])
 PYTHON
   "$roundelay" topology apply --config "$scratch/roundelay.toml" >/dev/null
-  for kind in sync app bad; do
+  for kind in sync app bad odd wrong slow; do
     "$roundelay" enroll --config "$scratch/roundelay.toml" --kind "$kind" --spread "$spread" "$scratch/$kind.csv" >/dev/null
   done
   "$roundelay" worker --config "$scratch/roundelay.toml" 2>"$scratch/worker.log" &

@@ -59,6 +59,21 @@ async function strangers(keys) {
     await sane(page, where);
     await clean(page, where);
   }
+  // What runs have said: how far one is; carry, parts and their reasons; why another failed; and what was enrolled.
+  for (const [kind, marks] of [["slow", [5, 9]], ["odd", [6, 7, 8, 9]], ["wrong", [9, 10]]]) {
+    await go(page, `#/chains/${kind}/marked`);
+    const where = `what the run of ${kind} has said`;
+    const shown = (marks) => marks.every((mark) => document.querySelector("main").textContent.includes(`alert(${mark})`));
+    await page.waitForFunction(shown, marks).catch(() => null);
+    check(`${where} is there as text`, await page.evaluate(shown, marks), await page.textContent("main"));
+    await sane(page, where);
+    await clean(page, where);
+  }
+  for (const screen of ["failures", "runs", "chains"]) {
+    await go(page, `#/${screen}`);
+    await sane(page, `${screen} with what runs have said`);
+    await clean(page, `${screen} with what runs have said`);
+  }
   await page.close();
 }
 
