@@ -109,6 +109,7 @@ pub mod schedule;
 pub mod simulation;
 pub mod telemetry;
 pub mod throttle;
+mod tls;
 mod web;
 
 pub use config::Config;

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -16,8 +15,6 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -35,6 +32,7 @@ use crate::config::{ApiSettings, TlsSettings};
 use crate::engine::StartError;
 use crate::inspect::board::LOOK;
 use crate::ledger::Scope;
+use crate::tls;
 
 /// Where `roundelay serve` answers when nothing is said.
 pub const USUAL: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 15_680);
@@ -115,12 +113,8 @@ pub(crate) fn check_tls(settings: &TlsSettings) -> Result<(), String> {
 }
 
 fn acceptor(settings: &TlsSettings) -> Result<TlsAcceptor, String> {
-    let cannot =
-        |path: &Path, error: rustls::pki_types::pem::Error| format!("{} cannot be read: {error}", path.display());
-    let certificates: Result<Vec<_>, _> =
-        CertificateDer::pem_file_iter(&settings.certificate).and_then(Iterator::collect);
-    let certificates = certificates.map_err(|error| cannot(&settings.certificate, error))?;
-    let key = PrivateKeyDer::from_pem_file(&settings.key).map_err(|error| cannot(&settings.key, error))?;
+    let certificates = tls::certificates(&settings.certificate)?;
+    let key = tls::key(&settings.key)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

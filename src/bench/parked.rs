@@ -14,7 +14,7 @@ use super::ground::{self, Ground};
 use super::round;
 use crate::broker::rabbit::memory_of_nodes;
 use crate::clock::{Clock, short_duration};
-use crate::config::Config;
+use crate::config::{BrokerTls, Config};
 use crate::engine::StartError;
 use crate::job::Job;
 
@@ -126,7 +126,7 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
 
 async fn broker_memory(settings: &Settings) -> Result<Option<u64>, StartError> {
     match &settings.management {
-        Some(url) => memory_of_nodes(url).await.map(Some).map_err(StartError::Setup),
+        Some(url) => memory_of_nodes(url, &BrokerTls::default()).await.map(Some).map_err(StartError::Setup),
         None => Ok(None),
     }
 }

@@ -20,6 +20,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::job::Envelope;
+use rabbit::certificates::Certificate;
 use topology::Topology;
 
 /// Where a message is published to.
@@ -231,10 +232,11 @@ pub trait Broker: Send + Sync {
     /// re-created from the ledger at start.
     fn keeps_messages(&self) -> bool;
 
-    /// Declares exchanges, queues and bindings; harmless when they are there already.
+    /// Declares exchanges, queues and bindings; harmless when they are there already. Where others declare, it only
+    /// looks whether they are there, as far as it may look.
     ///
     /// # Errors
-    /// [`BrokerError::Topology`] names what exists with other properties.
+    /// [`BrokerError::Topology`] names what exists with other properties, or is not there.
     async fn apply(&self, topology: &Topology) -> Result<(), BrokerError>;
 
     /// Refuses a broker on which messages would be lost or come early, as far as that can be told.
@@ -288,6 +290,11 @@ pub trait Broker: Send + Sync {
     /// Why they are not to be had.
     async fn rates(&self) -> Result<BTreeMap<String, Rates>, String> {
         Ok(BTreeMap::new())
+    }
+
+    /// The certificates of connections to it, as far as they are known.
+    fn certificates(&self) -> Vec<Certificate> {
+        Vec::new()
     }
 
     /// Why the broker cannot be used now; nothing when it is connected and takes messages. Answers

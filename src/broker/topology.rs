@@ -28,6 +28,11 @@ impl Names {
         format!("{}.delay.{}", self.prefix, short_duration(rung))
     }
 
+    /// A regular expression for the exchanges and queues of all rungs there can be.
+    pub fn rungs(&self) -> String {
+        format!(r"{}\.delay\.[0-9]+(ms|s|m|h|d)", regex_lite::escape(&self.prefix))
+    }
+
     /// The broker's queue of a lane of a platform queue. The lowest, 0, is the platform queue itself.
     pub fn lane(&self, queue: &str, lane: u8) -> String {
         if lane == 0 { queue.into() } else { format!("{}.lane.{lane}.{queue}", self.prefix) }

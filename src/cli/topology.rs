@@ -1,15 +1,19 @@
 //! `roundelay topology`
 
-use std::path::PathBuf;
+use std::io::Write as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use roundelay::Config;
 use roundelay::broker::Broker;
+use roundelay::broker::rabbit::examine::{Permissions, Place};
+use roundelay::broker::rabbit::users::{self, Role};
 use roundelay::broker::rabbit::{Finding, RabbitBroker, Weight, definitions};
-use roundelay::broker::topology::Names;
-use roundelay::config::{BrokerUrl, LedgerUrl, Secret};
+use roundelay::config::{BrokerSettings, BrokerUrl, LedgerUrl, Secret};
 use roundelay::engine::{Connections, topology_guard};
+use roundelay::inspect::doctor::word;
 use serde_json::json;
 
 use super::ConfigFile;
@@ -28,6 +32,7 @@ enum Command {
     Apply(Apply),
     Check(Check),
     Export(Export),
+    Users(Users),
 }
 
 /// Declares what is missing.
@@ -57,14 +62,47 @@ struct Check {
 }
 
 /// Writes the topology in RabbitMQ's definitions format, for `rabbitmqctl import_definitions`.
+///
+/// It is for the virtual host of broker.url, which the import creates.
 #[derive(Args)]
 struct Export {
     #[command(flatten)]
     config: ConfigFile,
+    /// With the users that `topology users` shows, and hashes of their passwords: import it as it is, on a broker
+    /// that has none of them.
+    ///
+    /// The password of `worker` is in the file `worker` of the folder of --passwords, or in the variable
+    /// ROUNDELAY_PASSWORD_WORKER; likewise the others. The file that is written is readable by you alone.
+    #[arg(long)]
+    users: bool,
+    /// Where the passwords are: a file for each user, with its name. A newline at the end does not count.
+    #[arg(long, value_name = "FOLDER", requires = "users")]
+    passwords: Option<PathBuf>,
+    /// These users get no password: they log in with a certificate.
+    #[arg(long, value_name = "USER,…", value_delimiter = ',', requires = "users")]
+    certificates: Vec<Role>,
     /// Where to; `-` is standard output.
     #[arg(long, value_name = "FILE", default_value = "rabbitmq/definitions.json")]
     output: PathBuf,
     /// Print a JSON object: where it is, and how much there is. On standard output the topology itself is JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shows the users that a deployment needs on RabbitMQ, each with exactly the permissions that it needs.
+///
+/// They follow from this configuration: the prefix, the platform queues, their lanes.
+#[derive(Args)]
+struct Users {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Print the commands that create the virtual host and the users, for a shell on the broker's machine.
+    #[arg(long, conflicts_with = "json")]
+    commands: bool,
+    /// Where those commands read the passwords: a file for each user, with its name. Without it they ask.
+    #[arg(long, value_name = "FOLDER", requires = "commands")]
+    passwords: Option<PathBuf>,
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -75,6 +113,7 @@ impl Topology {
             Command::Apply(apply) => apply.run().await,
             Command::Check(check) => check.run().await,
             Command::Export(export) => export.run(),
+            Command::Users(users) => users.run(),
         }
     }
 }
@@ -129,13 +168,29 @@ impl Check {
 
 impl Export {
     fn run(self) -> anyhow::Result<()> {
-        let topology = self.config.load()?.topology();
-        let text = serde_json::to_string_pretty(&definitions(&topology))?;
+        let config = self.config.load()?;
+        let (topology, vhost) = (config.topology(), vhost(&config)?);
+        let mut all = definitions(&topology, &vhost);
+        if self.users {
+            let hash = |role: Role| {
+                if self.certificates.contains(&role) {
+                    return Ok((role, None));
+                }
+                let password = password(role, self.passwords.as_deref(), |name| std::env::var(name).ok())?;
+                let [a, b, c, d, ..] = roundelay::clock::secret();
+                Ok((role, Some(users::password_hash(&password, [a, b, c, d]))))
+            };
+            let hashes = Role::ALL.into_iter().map(hash).collect::<anyhow::Result<Vec<_>>>()?;
+            let (users, permissions) = users::definitions(&topology, &vhost, &hashes);
+            all["users"] = users.into();
+            all["permissions"] = permissions.into();
+        }
+        let text = serde_json::to_string_pretty(&all)?;
         if self.output.as_os_str() == "-" {
             screen::exact(format_args!("{text}"));
             return Ok(());
         }
-        std::fs::write(&self.output, text + "\n")
+        write(&self.output, &(text + "\n"), self.users)
             .with_context(|| format!("failed to write {}", self.output.display()))?;
         if self.json {
             let (exchanges, queues) = (topology.exchanges.len(), topology.queues.len());
@@ -147,11 +202,103 @@ impl Export {
     }
 }
 
-async fn connect(config: &Config) -> anyhow::Result<RabbitBroker> {
-    let BrokerUrl::Amqp(url) = &config.broker.url else {
-        bail!("broker.url is `embedded`, whose topology lives and dies with its worker; set it to amqp://…");
+impl Users {
+    fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let (topology, vhost) = (config.topology(), vhost(&config)?);
+        let users = Role::ALL.map(|role| (role, role.permissions(&topology)));
+        if self.json {
+            let row = |(role, permissions): &(Role, Permissions)| {
+                let Permissions { configure, write, read } = permissions;
+                json!({ "user": role.name(), "tag": role.tag(), "configure": configure, "write": write, "read": read })
+            };
+            return screen::json(&json!({ "vhost": vhost, "users": users.iter().map(row).collect::<Vec<_>>() }));
+        }
+        if self.commands {
+            commands(&vhost, &users, self.passwords.as_deref()).iter().for_each(|command| out!("{command}"));
+            return Ok(());
+        }
+        out!("In the virtual host {vhost}:");
+        for (role, Permissions { configure, write, read }) in &users {
+            out!("");
+            out!("{}", role.name());
+            for (label, value) in [("configure", configure), ("write", write), ("read", read)] {
+                field(label, value);
+            }
+            if let Some(tag) = role.tag() {
+                field("tag", tag);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What creates the virtual host and the users (pure). Passwords come from standard input, where nobody sees them
+/// in a list of processes.
+fn commands(vhost: &str, users: &[(Role, Permissions)], passwords: Option<&Path>) -> Vec<String> {
+    let vhost = word(vhost);
+    let mut all = vec![format!("rabbitmqctl add_vhost {vhost}")];
+    for (role, Permissions { configure, write, read }) in users {
+        let (user, patterns) = (role.name(), [configure, write, read].map(|pattern| word(pattern)).join(" "));
+        let from = passwords.map(|folder| format!(" < {}", word(&folder.join(user).display().to_string())));
+        all.push(format!("rabbitmqctl add_user {user}{}", from.unwrap_or_default()));
+        all.extend(role.tag().map(|tag| format!("rabbitmqctl set_user_tags {user} {tag}")));
+        all.push(format!("rabbitmqctl set_permissions -p {vhost} {user} {patterns}"));
+    }
+    all
+}
+
+/// The virtual host of the broker's URL.
+fn vhost(config: &Config) -> anyhow::Result<String> {
+    match &config.broker.url {
+        BrokerUrl::Embedded => Ok("/".into()),
+        BrokerUrl::Amqp(url) => Place::of(url.reveal()).map(|place| place.vhost).map_err(anyhow::Error::msg),
+    }
+}
+
+/// The password of a user: from its file, or else from its variable.
+fn password(role: Role, folder: Option<&Path>, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<String> {
+    let name = format!("ROUNDELAY_PASSWORD_{}", role.name().to_uppercase());
+    let file = folder.map(|folder| folder.join(role.name())).filter(|file| file.exists());
+    let (text, origin) = match file {
+        Some(file) => {
+            let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+            (text, file.display().to_string())
+        }
+        None => match variable(&name) {
+            Some(text) => (text, name),
+            None => bail!(
+                "there is no password for the user {user}: put it into the file `{user}` of the folder of --passwords, \
+                 or into the variable {name}; or say --certificates {user} if it needs none",
+                user = role.name()
+            ),
+        },
     };
-    Ok(RabbitBroker::connect(url.reveal(), Names::new(&config.broker.prefix)).await?)
+    let password = text.trim_end_matches(['\r', '\n']);
+    if password.is_empty() {
+        bail!("{origin} is empty; RabbitMQ lets nobody in without a password");
+    }
+    Ok(password.into())
+}
+
+/// Writes a file; what is `secret` for nobody else to read, also where the file was there before.
+fn write(path: &Path, text: &str, secret: bool) -> std::io::Result<()> {
+    if !secret {
+        return std::fs::write(path, text);
+    }
+    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    if file.metadata()?.is_file() {
+        file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
+    }
+    file.write_all(text.as_bytes())
+}
+
+async fn connect(config: &Config) -> anyhow::Result<RabbitBroker> {
+    if matches!(config.broker.url, BrokerUrl::Embedded) {
+        bail!("broker.url is `embedded`, whose topology lives and dies with its worker; set it to amqp://…");
+    }
+    // Whoever says so here declares, whatever workers do.
+    Ok(RabbitBroker::open(&BrokerSettings { declare: true, ..config.broker.clone() }).await?)
 }
 
 fn print(finding: &Finding) {
@@ -174,4 +321,33 @@ fn row(finding: &Finding) -> serde_json::Value {
         Weight::Unknown | Weight::Note => "note",
     };
     json!({ "weight": weight, "what": finding.what, "expected": finding.expected, "found": finding.found, "mend": finding.mend })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_come_from_files_before_variables_and_are_never_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("worker"), "from a file \r\n").unwrap();
+        std::fs::write(folder.path().join("monitor"), "\n").unwrap();
+        let variable = |name: &str| match name {
+            "ROUNDELAY_PASSWORD_WORKER" | "ROUNDELAY_PASSWORD_TOPOLOGY" => Some("from a variable".to_owned()),
+            _ => None,
+        };
+        let table = [
+            (Role::Worker, Ok("from a file ")),
+            (Role::Topology, Ok("from a variable")),
+            (Role::Monitor, Err("monitor is empty")),
+            (Role::Publisher, Err("ROUNDELAY_PASSWORD_PUBLISHER")),
+        ];
+        for (role, expected) in table {
+            let found = password(role, Some(folder.path()), variable);
+            match expected {
+                Ok(expected) => assert_eq!(found.unwrap(), expected),
+                Err(words) => assert!(found.unwrap_err().to_string().contains(words), "{role:?}"),
+            }
+        }
+    }
 }

@@ -32,7 +32,7 @@ pub struct ApiSettings {
     pub patience: Duration,
 }
 
-/// `api.tls`: files in PEM format.
+/// A certificate and its key: files in PEM format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsSettings {
     /// The certificate, with those that it was signed with.

@@ -15,8 +15,8 @@ use super::recurrence;
 use super::roster;
 use super::throttle;
 use super::{
-    BrokerSettings, BrokerUrl, CatchUpSettings, Config, ExecSettings, HandlerSettings, HttpSettings, KindSettings,
-    LedgerSettings, LedgerUrl, QueueSettings, Secret, SpawnSettings, Takeover, Unique, WorkerSettings,
+    BrokerSettings, BrokerTls, BrokerUrl, CatchUpSettings, Config, ExecSettings, HandlerSettings, HttpSettings, KindSettings,
+    LedgerSettings, LedgerUrl, QueueSettings, Secret, SpawnSettings, Takeover, TlsSettings, Unique, WorkerSettings,
 };
 use crate::broker::lanes::MOST_LANES;
 use crate::broker::rabbit;
@@ -146,6 +146,10 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         }
     }
     let broker = broker_url(&mut problems, &raw.broker.url);
+    if matches!(broker, BrokerUrl::Embedded) && !raw.broker.declare {
+        problems.add(&["broker", "declare"], "the embedded broker begins empty, so its worker has to declare; set broker.url to an amqp:// URL, or leave this out");
+    }
+    let tls = broker_tls(&mut problems, raw.broker.tls, &raw.broker.url, raw.broker.management.as_deref());
     let ledger = ledger_url(&mut problems, &raw.ledger.url, &broker);
     let web = |url: &String| url::Url::parse(url).is_ok_and(|url| ["http", "https"].contains(&url.scheme()));
     if raw.broker.management.as_ref().is_some_and(|url| !web(url)) {
@@ -179,6 +183,8 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             url: broker,
             prefix: raw.broker.prefix,
             management: raw.broker.management.map(Secret::new),
+            declare: raw.broker.declare,
+            tls,
         },
         ledger: LedgerSettings {
             url: ledger,
@@ -417,6 +423,37 @@ fn broker_url(problems: &mut Problems, url: &str) -> BrokerUrl {
         problems.add(&["broker", "url"], reason);
     }
     BrokerUrl::Amqp(Secret::new(url))
+}
+
+/// `url` and `management` say whether there is any TLS that the files could be for.
+fn broker_tls(problems: &mut Problems, tls: raw::BrokerTls, url: &str, management: Option<&str>) -> BrokerTls {
+    let given = [("ca", &tls.ca), ("certificate", &tls.certificate), ("key", &tls.key)];
+    let encrypted = url.starts_with("amqps://") || management.is_some_and(|url| url.starts_with("https://"));
+    for (name, _) in given.iter().filter(|(_, file)| file.is_some() && !encrypted) {
+        problems.add(
+            &["broker", "tls", name],
+            "is for amqps:// and https://, and neither broker.url nor broker.management begins with that",
+        );
+    }
+    let own = match (tls.certificate, tls.key) {
+        (Some(certificate), Some(key)) => Some(TlsSettings { certificate: certificate.into(), key: key.into() }),
+        (None, None) => None,
+        (Some(_), None) => {
+            problems.add(&["broker", "tls", "certificate"], "needs its private key: set broker.tls.key");
+            None
+        }
+        (None, Some(_)) => {
+            problems.add(&["broker", "tls", "key"], "needs its certificate: set broker.tls.certificate");
+            None
+        }
+    };
+    if own.is_none() && rabbit::logs_in_by_certificate(url) {
+        problems.add(
+            &["broker", "url"],
+            "auth_mechanism=external is a login with a certificate: set broker.tls.certificate and broker.tls.key",
+        );
+    }
+    BrokerTls { ca: tls.ca.map(PathBuf::from), own }
 }
 
 /// An address to listen on, as the configuration and the command line write it.

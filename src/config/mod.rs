@@ -76,6 +76,19 @@ pub struct BrokerSettings {
     pub prefix: String,
     /// Base URL of RabbitMQ's management API, with credentials.
     pub management: Option<Secret>,
+    /// Whether workers, and whoever enrolls, declare what is missing; else they only look whether it is there.
+    pub declare: bool,
+    /// How the broker and its management API are known, and we to them.
+    pub tls: BrokerTls,
+}
+
+/// `broker.tls`: files in PEM format, read anew for each connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BrokerTls {
+    /// The authorities to trust, in place of the system's.
+    pub ca: Option<PathBuf>,
+    /// Our own certificate, for a broker that asks for one.
+    pub own: Option<TlsSettings>,
 }
 
 /// Which broker.

@@ -45,12 +45,28 @@ pub struct Broker {
     pub url: String,
     pub prefix: String,
     pub management: Option<String>,
+    pub declare: bool,
+    pub tls: BrokerTls,
 }
 
 impl Default for Broker {
     fn default() -> Self {
-        Self { url: "embedded".into(), prefix: "roundelay".into(), management: None }
+        Self {
+            url: "embedded".into(),
+            prefix: "roundelay".into(),
+            management: None,
+            declare: true,
+            tls: BrokerTls::default(),
+        }
     }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BrokerTls {
+    pub ca: Option<String>,
+    pub certificate: Option<String>,
+    pub key: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -142,13 +142,9 @@ pub(crate) async fn open_ledger(config: &Config, entropy: &Entropy) -> Result<(A
 
 /// Connects to the broker.
 pub(crate) async fn connect_broker(config: &Config) -> Result<Arc<dyn Broker>, StartError> {
-    let names = Names::new(&config.broker.prefix);
     Ok(match &config.broker.url {
-        BrokerUrl::Embedded => Arc::new(EmbeddedBroker::new(names)),
-        BrokerUrl::Amqp(url) => {
-            let broker = RabbitBroker::connect(url.reveal(), names).await?;
-            Arc::new(broker.with_management(config.broker.management.clone()))
-        }
+        BrokerUrl::Embedded => Arc::new(EmbeddedBroker::new(Names::new(&config.broker.prefix))),
+        BrokerUrl::Amqp(_) => Arc::new(RabbitBroker::open(&config.broker).await?),
     })
 }
 

@@ -185,6 +185,7 @@ impl Watch {
         let census = silent.then(|| format!("the ledger has not been asked since {}", facts.asked));
         facts.census.note(census, now);
         telemetry.up(facts.broker.is_up(), facts.ledger.is_up() && facts.census.is_up());
+        telemetry.certificates(&broker.certificates());
         facts
     }
 

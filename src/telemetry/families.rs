@@ -16,6 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use super::{COUNTS, Count};
+use crate::broker::rabbit::certificates::Certificate;
 use crate::clock::{Time, short_duration};
 use crate::ledger::Census;
 use crate::monitor::throttled::Throttled;
@@ -77,6 +78,11 @@ pub struct ByState {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByWhose {
+    whose: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByWorker {
     version: &'static str,
     worker: String,
@@ -119,6 +125,7 @@ pub struct Families {
     census_took: Seconds,
     ledger_up: Gauge,
     broker_up: Gauge,
+    certificates: Family<ByWhose, Seconds>,
     worker: Family<ByWorker, Gauge>,
     started_at: Seconds,
     /// Queues that the last census had: one that has lost its last chain drops out of the next.
@@ -162,6 +169,7 @@ impl Families {
             census_took: Seconds::default(),
             ledger_up: Gauge::default(),
             broker_up: Gauge::default(),
+            certificates: Family::default(),
             worker: Family::default(),
             started_at: Seconds::default(),
             counted: Mutex::default(),
@@ -225,6 +233,11 @@ impl Families {
         to.register("census_timestamp_seconds", "When the ledger was last counted", self.census_at.clone());
         to.register("census_duration_seconds", "How long the last count took", self.census_took.clone());
         to.register("broker_up", "Whether the broker is connected and takes messages", self.broker_up.clone());
+        to.register(
+            "broker_certificate_expiry_timestamp_seconds",
+            "When a certificate of the connection to the broker ends",
+            self.certificates.clone(),
+        );
         to.register("worker_info", "Which worker this is", self.worker.clone());
     }
 
@@ -238,6 +251,12 @@ impl Families {
     pub fn up(&self, broker: bool, ledger: bool) {
         self.broker_up.set(broker.into());
         self.ledger_up.set(ledger.into());
+    }
+
+    pub fn certificates(&self, certificates: &[Certificate]) {
+        for Certificate { whose, ends } in certificates {
+            self.certificates.get_or_create(&ByWhose { whose: whose.as_str() }).set(seconds(*ends));
+        }
     }
 
     /// Of a throttle with keys, the one that has used or is held most counts.

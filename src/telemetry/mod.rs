@@ -18,6 +18,7 @@ use std::time::Duration;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 
+use crate::broker::rabbit::certificates::Certificate;
 use crate::clock::Time;
 use crate::ledger::Census;
 use crate::monitor::throttled::Throttled;
@@ -168,6 +169,11 @@ impl Telemetry {
     /// Whether the broker and the ledger can be used.
     pub fn up(&self, broker: bool, ledger: bool) {
         self.families.up(broker, ledger);
+    }
+
+    /// When the certificates of the connection to the broker end.
+    pub fn certificates(&self, certificates: &[Certificate]) {
+        self.families.certificates(certificates);
     }
 
     /// Everything, in Prometheus' text format.

@@ -657,11 +657,7 @@ async fn checking_without_the_management_api_says_what_it_cannot_see() {
 async fn imported_definitions_are_what_apply_would_declare() {
     let vhost = Vhost::new().await;
     let topology = Topology::new(Names::new(PREFIX), ["work"], &Ladder::new([Duration::from_millis(1_500)]));
-    let export =
-        definitions(&topology).to_string().replace("\"vhost\":\"/\"", &format!("\"vhost\":\"{}\"", vhost.name));
-    let mut export: Value = serde_json::from_str(&export).unwrap();
-    export["vhosts"] = json!([{ "name": vhost.name }]);
-    vhost.call(Method::POST, "definitions", export).await;
+    vhost.call(Method::POST, "definitions", definitions(&topology, &vhost.name)).await;
 
     let broker = vhost.connect(PREFIX).await;
     let findings = broker.check(&topology, Some(&vhost.management)).await.unwrap();

@@ -15,19 +15,19 @@ use tokio::sync::watch;
 use crate::harness::{Ground, Vhost, roundelay, until};
 
 /// A worker whose log is read, and who is asked over HTTP.
-struct Observed {
+pub struct Observed {
     _worker: Child,
     /// The lines of its log.
-    log: Arc<Mutex<Vec<Value>>>,
+    pub log: Arc<Mutex<Vec<Value>>>,
     address: String,
 }
 
 impl Observed {
-    async fn start(config: &Path) -> Self {
+    pub async fn start(config: &Path) -> Self {
         Self::start_with(config, &[]).await
     }
 
-    async fn start_with(config: &Path, arguments: &[&str]) -> Self {
+    pub async fn start_with(config: &Path, arguments: &[&str]) -> Self {
         let mut worker = tokio::process::Command::new(env!("CARGO_BIN_EXE_roundelay"))
             .args(["worker", "--listen", "127.0.0.1:0", "--config"])
             .arg(config)
@@ -56,14 +56,14 @@ impl Observed {
         Self { _worker: worker, log, address }
     }
 
-    async fn get(&self, path: &str) -> (StatusCode, String) {
+    pub async fn get(&self, path: &str) -> (StatusCode, String) {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let response = client.get(format!("http://{}{path}", self.address)).send().await.unwrap();
         (response.status(), response.text().await.unwrap())
     }
 
-    async fn metrics(&self) -> Metrics {
+    pub async fn metrics(&self) -> Metrics {
         let (status, text) = self.get("/metrics").await;
         assert_eq!(status, StatusCode::OK);
         Metrics::read(&text)
@@ -84,10 +84,10 @@ impl Observed {
 }
 
 /// A scrape.
-struct Metrics {
+pub struct Metrics {
     /// Names as they are declared, each with the labels of its samples.
     names: BTreeSet<String>,
-    samples: BTreeMap<String, f64>,
+    pub samples: BTreeMap<String, f64>,
 }
 
 impl Metrics {
@@ -115,7 +115,7 @@ impl Metrics {
         Self { names, samples: samples.collect() }
     }
 
-    fn get(&self, sample: &str) -> f64 {
+    pub fn get(&self, sample: &str) -> f64 {
         *self.samples.get(sample).unwrap_or(&f64::NAN)
     }
 }

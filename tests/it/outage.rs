@@ -1,54 +1,15 @@
 //! The broker goes away and comes back, under a running worker.
 
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
-use reqwest::Method;
 use roundelay::Outcome;
 use roundelay::broker::{Destination, Message};
 use roundelay::job::Envelope;
 use roundelay::telemetry::Count;
 use serde_json::json;
-use tokio::process::Command;
 
-use crate::harness::{Ground, Vhost, Watched, api, until};
-
-/// A RabbitMQ node of this test's own, of the version that the other tests use.
-struct Node {
-    folder: PathBuf,
-}
-
-impl Node {
-    async fn start(folder: &Path) -> (Self, String, String) {
-        let management = std::env::var("RABBITMQ_MANAGEMENT_URL").expect("RABBITMQ_MANAGEMENT_URL: use tests/run");
-        let (_, overview) = api(&management, Method::GET, "overview", &json!(null)).await;
-        let version = overview["rabbitmq_version"].as_str().expect("the management API tells the version");
-        let version = if version.starts_with("3.") { "apt" } else { "4.3" };
-        let node = Self { folder: folder.join("node") };
-        let env = node.call(&["--version", version], "start").await;
-        let value = |name: &str| {
-            let line = env.lines().find_map(|line| line.strip_prefix(&format!("{name}=")));
-            line.unwrap_or_else(|| panic!("no {name} in {env}")).to_owned()
-        };
-        (node, value("AMQP_URL"), value("RABBITMQ_MANAGEMENT_URL"))
-    }
-
-    async fn call(&self, more: &[&str], verb: &str) -> String {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/local/rabbitmq");
-        let output =
-            Command::new(script).arg(verb).arg(&self.folder).args(more).stdin(Stdio::null()).output().await.unwrap();
-        assert!(output.status.success(), "{verb}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/local/rabbitmq");
-        let _ = std::process::Command::new(script).arg("kill").arg(&self.folder).output();
-    }
-}
+use crate::harness::{Ground, Vhost, Watched, until};
+use crate::node::Node;
 
 const CONFIG: &str = r#"
 catch_up = { every = "1s", slack = "3s", spread = "1s" }
@@ -63,8 +24,8 @@ timeout = "60s"
 #[tokio::test]
 async fn a_worker_outlives_a_broker_that_stops_and_one_that_is_killed() {
     let mut ground = Ground::embedded();
-    let (node, amqp, management) = Node::start(ground.folder.path()).await;
-    ground.vhost = Some(Vhost::existing("%2f", amqp, management));
+    let node = Node::start(ground.folder.path(), &[]).await;
+    ground.vhost = Some(Vhost::existing("%2f", node.env("AMQP_URL"), node.env("RABBITMQ_MANAGEMENT_URL")));
     let mut engine = Watched::start(&ground, CONFIG).await;
     let chains = 40;
     for n in 0..chains {
@@ -80,11 +41,11 @@ async fn a_worker_outlives_a_broker_that_stops_and_one_that_is_killed() {
             check(&mut last, &run.job.key, run.tick());
             runs.push(run);
         }
-        node.call(&[], verb).await;
+        node.call(verb, &[]).await;
         let failed = engine.telemetry.get(Count::Republished);
         runs.into_iter().for_each(|run| run.end(Outcome::Done));
         until("the worker noticed", || async { engine.telemetry.get(Count::Republished) > failed }).await;
-        node.call(&[], "start").await;
+        node.call("start", &[]).await;
         // Each chain ticks on, twice.
         let mut went_on = std::collections::BTreeMap::new();
         while went_on.len() < chains || went_on.values().any(|ticks| *ticks < 2) {

@@ -9,15 +9,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use lapin::uri::{AMQPScheme, AMQPUri};
-use lapin::{Connection, ConnectionProperties, ErrorKind, Event};
+use futures_util::future::BoxFuture;
+use lapin::tcp::{AMQPUriTcpExt, RustlsConnector};
+use lapin::uri::{AMQPScheme, AMQPUri, SASLMechanism};
+use lapin::{AsyncTcpStream, Connection, ConnectionProperties, ErrorKind, Event};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::certificates::{Certificates, LOOK};
 use crate::broker::BrokerError;
 use crate::clock::Entropy;
+use crate::config::BrokerTls;
+use crate::tls;
 
 /// How long one attempt to connect may take, TLS and login included.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
@@ -34,6 +39,8 @@ const PULSE: Duration = Duration::from_millis(500);
 pub(super) struct Address {
     uri: AMQPUri,
     pub(super) shown: String,
+    pub(super) tls: BrokerTls,
+    pub(super) certificates: Arc<Certificates>,
 }
 
 impl Address {
@@ -54,7 +61,12 @@ impl Address {
         uri.query.heartbeat = uri.query.heartbeat.or(Some(HEARTBEAT_SECONDS));
         let at = &uri.authority;
         let shown = format!("{}://{}:{} (virtual host `{}`)", uri.scheme, at.host, at.port, uri.vhost);
-        Ok(Self { uri, shown })
+        Ok(Self { uri, shown, tls: BrokerTls::default(), certificates: Arc::default() })
+    }
+
+    /// With these files in place of what the system trusts.
+    pub(super) fn with_tls(self, tls: BrokerTls) -> Self {
+        Self { tls, ..self }
     }
 
     /// The virtual host.
@@ -77,11 +89,45 @@ impl Address {
         self.uri.scheme == AMQPScheme::AMQPS
     }
 
+    /// Whether the broker is to know us by our certificate, and not by a password.
+    pub(super) fn logs_in_by_certificate(&self) -> bool {
+        self.uri.query.auth_mechanism == Some(SASLMechanism::External)
+    }
+
     /// Opens a connection that the management UI shows as `name`, however long that takes.
+    ///
+    /// Certificates are read anew each time, so that they can be renewed while this goes on.
     pub(super) async fn dial(&self, name: &str) -> lapin::Result<Connection> {
-        install_tls_provider();
         let properties = ConnectionProperties::default().with_connection_name(name.into());
-        Connection::connect_uri(self.uri.clone(), properties).await
+        let runtime = lapin::runtime::default_runtime()?;
+        let at = self.clone();
+        let connect = async move |uri: AMQPUri, runtime| {
+            let plain = AMQPUri { scheme: AMQPScheme::AMQP, ..uri };
+            let stream = plain.connect_async(&runtime).await?;
+            if !at.is_encrypted() {
+                return Ok(stream);
+            }
+            at.certificates.look(&at.tls);
+            let connector = RustlsConnector::from(tls::client(&at.tls).map_err(std::io::Error::other)?);
+            let stream = stream.into_rustls(&connector, &plain.authority.host).await?;
+            if let AsyncTcpStream::Rustls(stream) = &stream {
+                at.certificates.shown(stream.get_ref().1.peer_certificates().unwrap_or_default());
+            }
+            at.certificates.look(&at.tls);
+            Ok(stream)
+        };
+        // Its type is too deep for the compiler to look through wherever it is awaited.
+        let connecting: BoxFuture<'_, _> =
+            Box::pin(Connection::connector(self.uri.clone(), runtime, connect, properties));
+        connecting.await
+    }
+
+    /// Looks from time to time whether a certificate ends soon, for ever.
+    pub(super) async fn watch_certificates(self) {
+        loop {
+            sleep(LOOK).await;
+            self.certificates.look(&self.tls);
+        }
     }
 
     /// Opens a connection that the management UI shows as `name`.
@@ -89,6 +135,10 @@ impl Address {
         let failed = |reason: String| BrokerError::Connect { url: self.shown.clone(), reason };
         match timeout(CONNECT_WITHIN, self.dial(name)).await {
             Ok(Ok(connection)) => Ok(connection),
+            // The broker says so at its end, if at all, and often only breaks the connection off.
+            Ok(Err(error)) if self.certificates.ours_is_over() => {
+                Err(failed(format!("{}; our own certificate has ended: renew broker.tls.certificate", in_words(&error))))
+            }
             Ok(Err(error)) => Err(failed(in_words(&error))),
             Err(_) => Err(failed(format!("no answer within {} s", CONNECT_WITHIN.as_secs()))),
         }
@@ -287,6 +337,7 @@ impl Keeper {
     async fn reopen(&self) -> Option<Connection> {
         let mut backoff = Backoff::new(self.entropy.clone());
         let since = Instant::now();
+        let mut told = String::new();
         for attempt in 1_u32.. {
             let again = async {
                 backoff.wait().await;
@@ -302,7 +353,13 @@ impl Keeper {
                     info!(connection = %self.name, broker = %self.address.shown, away_ms, attempt, "the broker is back");
                     return Some(connection);
                 }
-                Err(error) => tracing::debug!(connection = %self.name, attempt, %error, "failed to reconnect"),
+                Err(error) => {
+                    let reason = error.to_string();
+                    if told != reason {
+                        warn!(connection = %self.name, attempt, %reason, "failed to reconnect; trying again");
+                        told = reason;
+                    }
+                }
             }
         }
         None

@@ -18,6 +18,7 @@ const CHANNELS: usize = 8;
 
 const PRECONDITION_FAILED: u16 = 406;
 const NOT_FOUND: u16 = 404;
+const ACCESS_REFUSED: u16 = 403;
 
 /// Declares everything. Declaring again what is there already costs the broker one look.
 ///
@@ -31,7 +32,7 @@ pub(super) async fn apply(connection: &Connection, topology: &Topology) -> Resul
     ];
     let mut differences = Vec::new();
     for steps in steps {
-        for (step, words) in run(connection, &steps, false, PRECONDITION_FAILED).await? {
+        for Answered { step, words, .. } in run(connection, &steps, false, &[PRECONDITION_FAILED]).await? {
             differences.push(format!("{} exists with other properties: {words}", step.name()));
         }
     }
@@ -42,12 +43,39 @@ pub(super) async fn apply(connection: &Connection, topology: &Topology) -> Resul
     Err(BrokerError::Topology(differences.join("\n")))
 }
 
-/// The exchanges and queues that do not exist.
+/// The exchanges and queues that do not exist. Whoever may neither declare, write nor read one cannot look on newer
+/// brokers; what could not be looked at is told in the log.
 pub(super) async fn absent(connection: &Connection, topology: &Topology) -> Result<Vec<String>, BrokerError> {
     let steps: Vec<_> =
         topology.exchanges.iter().map(Step::Exchange).chain(topology.queues.iter().map(Step::Queue)).collect();
-    let absent = run(connection, &steps, true, NOT_FOUND).await?;
-    Ok(absent.into_iter().map(|(step, _)| step.name()).collect())
+    let answered = run(connection, &steps, true, &[NOT_FOUND, ACCESS_REFUSED]).await?;
+    let (absent, unseen): (Vec<_>, Vec<_>) = answered.into_iter().partition(|answered| answered.code == NOT_FOUND);
+    if let Some(first) = unseen.first() {
+        tracing::warn!(
+            unseen = unseen.len(), first = first.step.name(), reason = first.words,
+            "this user may not see whether all exchanges and queues are there"
+        );
+    }
+    Ok(absent.into_iter().map(|answered| answered.step.name()).collect())
+}
+
+/// Refuses a broker on which others declare, and where something is missing.
+///
+/// # Errors
+/// [`BrokerError::Topology`] with everything that is missing.
+pub(super) async fn expect(connection: &Connection, topology: &Topology) -> Result<(), BrokerError> {
+    let absent = absent(connection, topology).await?;
+    if absent.is_empty() {
+        return Ok(());
+    }
+    Err(BrokerError::Topology(format!(
+        "{} of {} exchanges and queues are missing on the broker, and broker.declare is false, so this program does not \
+         declare them: {}. Whoever manages the broker runs `roundelay topology apply` with a user that may declare, or \
+         imports what `roundelay topology export` writes",
+        absent.len(),
+        topology.exchanges.len() + topology.queues.len(),
+        absent.join(", ")
+    )))
 }
 
 /// How full a queue is. Asked on a channel of its own, which the broker closes when there is no
@@ -113,15 +141,23 @@ fn table(arguments: &[(&'static str, Argument)]) -> FieldTable {
     table
 }
 
+/// What the broker answered to a step.
+struct Answered<'a> {
+    index: usize,
+    step: Step<'a>,
+    code: u16,
+    words: String,
+}
+
 /// Takes all steps over a few channels, in no particular order, and returns those that the broker
-/// answered with `expected`, with its words. Such an answer closes the channel, so that worker
+/// answered with one of the `expected` codes. Such an answer closes the channel, so that worker
 /// goes on with a new one.
 async fn run<'a>(
     connection: &Connection,
     steps: &[Step<'a>],
     passive: bool,
-    expected: u16,
-) -> Result<Vec<(Step<'a>, String)>, BrokerError> {
+    expected: &[u16],
+) -> Result<Vec<Answered<'a>>, BrokerError> {
     let next = AtomicUsize::new(0);
     let answered = Mutex::new(Vec::new());
     let worker = async || {
@@ -134,9 +170,9 @@ async fn run<'a>(
         } {
             let Err(error) = step.take(&channel, passive).await? else { continue };
             match error.kind() {
-                ErrorKind::ProtocolError(amqp) if amqp.get_id() == expected => {
+                ErrorKind::ProtocolError(amqp) if expected.contains(&amqp.get_id()) => {
                     let mut answered = answered.lock().unwrap_or_else(PoisonError::into_inner);
-                    answered.push((index, step, in_words(&error)));
+                    answered.push(Answered { index, step, code: amqp.get_id(), words: in_words(&error) });
                 }
                 _ => return Err(failed(step.name(), &error)),
             }
@@ -148,6 +184,6 @@ async fn run<'a>(
     let workers = (0..CHANNELS.min(steps.len())).map(|_| worker());
     join_all(workers).await.into_iter().collect::<Result<(), _>>()?;
     let mut answered = answered.into_inner().unwrap_or_else(PoisonError::into_inner);
-    answered.sort_by_key(|(index, ..)| *index);
-    Ok(answered.into_iter().map(|(_, step, words)| (step, words)).collect())
+    answered.sort_by_key(|answered| answered.index);
+    Ok(answered)
 }

@@ -1,13 +1,12 @@
 //! The topology in RabbitMQ's definitions format, for `rabbitmqctl import_definitions`, a
-//! `load_definitions` at boot, or the management UI. No users, no passwords.
+//! `load_definitions` at boot, or the management UI. No users: those are [`users`](super::users)' business.
 
 use serde_json::{Map, Value, json};
 
 use crate::broker::topology::{Argument, Topology};
 
-/// Everything in the topology, sorted by name, for the virtual host `/`.
-pub fn definitions(topology: &Topology) -> Value {
-    const VHOST: &str = "/";
+/// Everything in the topology, sorted by name, for that virtual host.
+pub fn definitions(topology: &Topology, vhost: &str) -> Value {
     let mut exchanges: Vec<_> = topology.exchanges.iter().collect();
     let mut queues: Vec<_> = topology.queues.iter().collect();
     let mut bindings: Vec<_> = topology.bindings.iter().collect();
@@ -20,7 +19,7 @@ pub fn definitions(topology: &Topology) -> Value {
         .map(|exchange| {
             json!({
                 "name": exchange.name,
-                "vhost": VHOST,
+                "vhost": vhost,
                 "type": exchange.kind.as_str(),
                 "durable": true,
                 "auto_delete": false,
@@ -34,7 +33,7 @@ pub fn definitions(topology: &Topology) -> Value {
         .map(|queue| {
             json!({
                 "name": queue.name,
-                "vhost": VHOST,
+                "vhost": vhost,
                 "durable": true,
                 "auto_delete": false,
                 "arguments": arguments(&queue.arguments),
@@ -46,7 +45,7 @@ pub fn definitions(topology: &Topology) -> Value {
         .map(|binding| {
             json!({
                 "source": binding.exchange,
-                "vhost": VHOST,
+                "vhost": vhost,
                 "destination": binding.queue,
                 "destination_type": "queue",
                 "routing_key": binding.key,
@@ -54,7 +53,7 @@ pub fn definitions(topology: &Topology) -> Value {
             })
         })
         .collect();
-    json!({ "vhosts": [{ "name": VHOST }], "exchanges": exchanges, "queues": queues, "bindings": bindings })
+    json!({ "vhosts": [{ "name": vhost }], "exchanges": exchanges, "queues": queues, "bindings": bindings })
 }
 
 /// Arguments as JSON.
@@ -79,12 +78,13 @@ mod tests {
         let ladder = Ladder::new([Duration::from_secs(7)]);
         let one = Topology::new(Names::new("r"), ["b", "a"], &ladder);
         let other = Topology::new(Names::new("r"), ["a", "b"], &ladder);
-        assert_eq!(definitions(&one).to_string(), definitions(&other).to_string());
-        let export = definitions(&one);
+        assert_eq!(definitions(&one, "v").to_string(), definitions(&other, "v").to_string());
+        let export = definitions(&one, "v");
         assert_eq!(export["queues"].as_array().unwrap().len(), one.queues.len());
         assert_eq!(export["exchanges"].as_array().unwrap().len(), one.exchanges.len());
         assert_eq!(export["bindings"].as_array().unwrap().len(), one.bindings.len());
         assert!(export.get("users").is_none());
+        assert_eq!(export["vhosts"][0]["name"], "v");
         let seven = export["queues"].as_array().unwrap().iter().find(|q| q["name"] == "r.delay.7s").unwrap();
         assert_eq!(seven["arguments"]["x-message-ttl"], 7_000);
     }

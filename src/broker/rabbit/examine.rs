@@ -5,20 +5,25 @@ use std::sync::Arc;
 
 use lapin::ErrorKind;
 use reqwest::header::DATE;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::connection::{Address, in_words, install_tls_provider};
-use super::management::Api;
+use super::certificates::Certificate;
+use super::connection::{Address, in_words};
+use super::management::{self, Api};
 use crate::clock::{Clock, Time};
+use crate::config::BrokerTls;
+use crate::tls;
 
 /// How far one gets with the broker.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reached {
     /// Nothing answers at its address.
     NoAnswer(String),
+    /// Somebody answers, and the files of `broker.tls` cannot be used.
+    NoFiles(String),
     /// Somebody answers, and the TLS handshake fails.
     NoTls(rustls::Error),
     /// Somebody answers, and it is no TLS, or the connection ended within the handshake.
@@ -72,18 +77,24 @@ impl Place {
     }
 }
 
-/// Goes as far as it gets: a connection, TLS where the URL wants it, the login. All is closed again.
-pub async fn reach(url: &str) -> Reached {
+/// Goes as far as it gets: a connection, TLS where the URL wants it, the login. All is closed again. Also what is
+/// then known of the certificates.
+pub async fn reach(url: &str, tls: &BrokerTls) -> (Reached, Vec<Certificate>) {
     let address = match Address::parse(url) {
-        Ok(address) => address,
-        Err(error) => return Reached::NoAnswer(error.to_string()),
+        Ok(address) => address.with_tls(tls.clone()),
+        Err(error) => return (Reached::NoAnswer(error.to_string()), Vec::new()),
     };
+    let reached = go(&address).await;
+    (reached, address.certificates.known())
+}
+
+async fn go(address: &Address) -> Reached {
     let stream = match TcpStream::connect(address.authority()).await {
         Ok(stream) => stream,
         Err(error) => return Reached::NoAnswer(error.to_string()),
     };
     if address.is_encrypted()
-        && let Err(refused) = handshake(stream, address.authority().0).await
+        && let Err(refused) = handshake(stream, address).await
     {
         return refused;
     }
@@ -108,13 +119,12 @@ pub async fn reach(url: &str) -> Reached {
     }
 }
 
-/// As the client library does it, with the authorities that this system trusts.
-async fn handshake(stream: TcpStream, host: &str) -> Result<(), Reached> {
-    install_tls_provider();
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    let config = rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-    let name = rustls::pki_types::ServerName::try_from(host.to_owned())
+/// As the connections of workers do it.
+async fn handshake(stream: TcpStream, address: &Address) -> Result<(), Reached> {
+    // Also where the rest fails, because it has ended.
+    address.certificates.look(&address.tls);
+    let config = tls::client(&address.tls).map_err(Reached::NoFiles)?;
+    let name = rustls::pki_types::ServerName::try_from(address.authority().0.to_owned())
         .map_err(|error| Reached::NoHandshake(error.to_string()))?;
     match TlsConnector::from(Arc::new(config)).connect(name, stream).await {
         Ok(_) => Ok(()),
@@ -182,7 +192,7 @@ pub struct Node {
 }
 
 /// Regular expressions over the names of queues and exchanges.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Permissions {
     /// What may be declared.
     pub configure: String,
@@ -214,12 +224,12 @@ pub enum Untold {
 ///
 /// # Errors
 /// When it tells nothing at all; without the password.
-pub async fn ask(url: &str, vhost: &str, user: &str) -> Result<Told, Untold> {
+pub async fn ask(url: &str, vhost: &str, user: &str, tls: &BrokerTls) -> Result<Told, Untold> {
     #[derive(Deserialize)]
     struct Overview {
         rabbitmq_version: String,
     }
-    let api = Api::new(url, vhost).map_err(Untold::NoAnswer)?;
+    let api = Api::new(&management::Place { url, vhost, tls }).map_err(Untold::NoAnswer)?;
     let before = Clock::System.now();
     let response = api.request("overview", "rabbitmq_version").await.map_err(Untold::NoAnswer)?;
     let after = Clock::System.now();

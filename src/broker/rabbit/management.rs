@@ -15,6 +15,8 @@ use super::check::{SeenExchange, SeenQueue, Snapshot};
 use super::connection::install_tls_provider;
 use crate::broker::Rates;
 use crate::broker::topology::Topology;
+use crate::config::BrokerTls;
+use crate::tls;
 
 /// How long one request may take.
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
@@ -22,17 +24,28 @@ const REQUEST_WITHIN: Duration = Duration::from_secs(10);
 /// its creation. So often, a second apart, they are waited for.
 const LOOKS: u32 = 15;
 
-/// Everything in `vhost` that [`compare`](super::check::compare) looks at, or why it is not to be
+/// Where a management API is, and what is asked about.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    /// Its base URL, with credentials.
+    pub(super) url: &'a str,
+    /// The virtual host.
+    pub(super) vhost: &'a str,
+    /// How it is known where the URL begins with https.
+    pub(super) tls: &'a BrokerTls,
+}
+
+/// Everything in the virtual host that [`compare`](super::check::compare) looks at, or why it is not to be
 /// had, without the password.
-pub(super) async fn snapshot(url: &str, vhost: &str, topology: &Topology) -> Result<Snapshot, String> {
-    let api = Api::new(url, vhost)?;
+pub(super) async fn snapshot(place: &Place<'_>, topology: &Topology) -> Result<Snapshot, String> {
+    let api = Api::new(place)?;
     let exchanges: Vec<ExchangeRow> = api.list("exchanges", "name,type,durable,arguments").await?;
     let bindings: Vec<BindingRow> = api.list("bindings", "").await?;
     let policies = api.policies("policies").await;
     let operator_policies = api.policies("operator-policies").await;
     let queues = api.queues(topology, &policies, &operator_policies).await?;
     Ok(Snapshot {
-        vhost: vhost.into(),
+        vhost: place.vhost.into(),
         exchanges: exchanges.into_iter().map(ExchangeRow::seen).collect(),
         queues: queues.into_iter().map(QueueRow::seen).collect(),
         bindings: bindings
@@ -49,18 +62,18 @@ pub(super) async fn snapshot(url: &str, vhost: &str, topology: &Topology) -> Res
 ///
 /// # Errors
 /// When the management API at `url` cannot be asked.
-pub async fn memory_of_nodes(url: &str) -> Result<u64, String> {
+pub async fn memory_of_nodes(url: &str, tls: &BrokerTls) -> Result<u64, String> {
     #[derive(Deserialize)]
     struct NodeRow {
         #[serde(default)]
         mem_used: u64,
     }
-    let nodes: Vec<NodeRow> = Api::new(url, "")?.get("nodes", "name,mem_used").await?;
+    let nodes: Vec<NodeRow> = Api::new(&Place { url, vhost: "", tls })?.get("nodes", "name,mem_used").await?;
     Ok(nodes.iter().map(|node| node.mem_used).sum())
 }
 
 /// How many messages come and go in a second, by queue. A queue of which nobody has heard for a while has none.
-pub(super) async fn rates(url: &str, vhost: &str) -> Result<BTreeMap<String, Rates>, String> {
+pub(super) async fn rates(place: &Place<'_>) -> Result<BTreeMap<String, Rates>, String> {
     #[derive(Default, Deserialize)]
     struct Details {
         #[serde(default)]
@@ -79,7 +92,7 @@ pub(super) async fn rates(url: &str, vhost: &str) -> Result<BTreeMap<String, Rat
         message_stats: Stats,
     }
     const COLUMNS: &str = "name,message_stats.publish_details.rate,message_stats.deliver_get_details.rate";
-    let rows: Vec<Row> = Api::new(url, vhost)?.list("queues", COLUMNS).await?;
+    let rows: Vec<Row> = Api::new(place)?.list("queues", COLUMNS).await?;
     let rates = rows.into_iter().map(|Row { name, message_stats: Stats { publish_details, deliver_get_details } }| {
         (name, Rates { published: publish_details.rate, delivered: deliver_get_details.rate })
     });
@@ -98,9 +111,9 @@ pub(super) struct Api {
 }
 
 impl Api {
-    pub(super) fn new(url: &str, vhost: &str) -> Result<Self, String> {
+    pub(super) fn new(place: &Place<'_>) -> Result<Self, String> {
         install_tls_provider();
-        let mut base = Url::parse(url).map_err(|error| format!("the management URL is not a URL: {error}"))?;
+        let mut base = Url::parse(place.url).map_err(|error| format!("the management URL is not a URL: {error}"))?;
         if !base.has_host() {
             return Err("the management URL names no host".into());
         }
@@ -110,8 +123,13 @@ impl Api {
         let _ = base.set_username("");
         let _ = base.set_password(None);
         // The broker is reached directly, so its API is too.
-        let client = Client::builder().timeout(REQUEST_WITHIN).no_proxy().build().map_err(|error| error.to_string())?;
-        Ok(Self { client, base, user, password, vhost: utf8_percent_encode(vhost, NON_ALPHANUMERIC).to_string() })
+        let mut client = Client::builder().timeout(REQUEST_WITHIN).no_proxy();
+        if base.scheme() == "https" && *place.tls != BrokerTls::default() {
+            client = client.tls_backend_preconfigured(tls::client(place.tls)?);
+        }
+        let client = client.build().map_err(|error| error.to_string())?;
+        let vhost = utf8_percent_encode(place.vhost, NON_ALPHANUMERIC).to_string();
+        Ok(Self { client, base, user, password, vhost })
     }
 
     /// A list of the virtual host's things of one sort, with these columns, or all.

@@ -1,6 +1,6 @@
 //! RabbitMQ, over lapin.
 //!
-//! - `connection`: one supervised connection; it comes back by itself.
+//! - `connection`: one supervised connection; it comes back by itself. [`certificates`]: when those of TLS end.
 //! - `publish`: one task, one channel; `attempt` is one message's way to its verdict, and
 //!   `attribution` says whose a return is.
 //! - `consume`: a queue that keeps flowing through reconnections and server-side cancellations; `settle`
@@ -9,10 +9,12 @@
 //! - [`check`]: what on a broker differs from the topology, `policies` included; `management` fetches
 //!   what it compares.
 //! - [`examine`]: what a broker says to somebody who only looks: how far one gets, and what its management API tells.
-//! - [`definitions`](fn@definitions): the topology for `rabbitmqctl import_definitions`.
+//! - [`definitions`](fn@definitions): the topology for `rabbitmqctl import_definitions`; [`users`]: who may do what
+//!   with it.
 
 mod attempt;
 mod attribution;
+pub mod certificates;
 pub mod check;
 mod connection;
 mod consume;
@@ -25,12 +27,14 @@ mod publish;
 mod remove;
 mod settle;
 mod shelf;
+pub mod users;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 
 pub use check::{Finding, Weight};
 pub use definitions::definitions;
@@ -39,8 +43,10 @@ pub use management::memory_of_nodes;
 use super::topology::{Names, Topology};
 use super::{Broker, BrokerError, Consumer, Depth, Message, PublishError, Rates, Shelved};
 use crate::clock::Entropy;
-use crate::config::Secret;
+use crate::config::{BrokerSettings, BrokerUrl, Secret};
+use certificates::Certificate;
 use connection::{Address, Link, up};
+use management::Place;
 use publish::Publisher;
 use settle::Backlog;
 
@@ -80,6 +86,11 @@ pub fn check_url(url: &str) -> Result<(), String> {
     }
 }
 
+/// Whether a URL that can be read asks for a login with a certificate.
+pub fn logs_in_by_certificate(url: &str) -> bool {
+    Address::parse(url).is_ok_and(|address| address.logs_in_by_certificate())
+}
+
 /// RabbitMQ. Publishing and consuming have a connection each: a broker short of memory or disk
 /// stops reading from connections that publish, and acknowledgements must still get through.
 pub struct RabbitBroker {
@@ -90,8 +101,11 @@ pub struct RabbitBroker {
     entropy: Entropy,
     patience: Patience,
     management: Option<Secret>,
+    /// Whether it is ours to declare what is missing.
+    declares: bool,
     /// Of deliveries that were worked.
     settlements: Backlog,
+    _watch: Option<AbortOnDropHandle<()>>,
 }
 
 impl RabbitBroker {
@@ -108,7 +122,23 @@ impl RabbitBroker {
     /// # Errors
     /// [`BrokerError::Connect`], without the password.
     pub async fn connect_with(url: &str, names: Names, patience: Patience) -> Result<Self, BrokerError> {
-        let address = Address::parse(url)?;
+        Self::at(Address::parse(url)?, names, patience).await
+    }
+
+    /// Connects to the RabbitMQ of a configuration.
+    ///
+    /// # Errors
+    /// [`BrokerError::Connect`], without the password.
+    pub async fn open(settings: &BrokerSettings) -> Result<Self, BrokerError> {
+        let BrokerUrl::Amqp(url) = &settings.url else {
+            return Err(BrokerError::Other("the embedded broker is in a worker's process, and nowhere else".into()));
+        };
+        let address = Address::parse(url.reveal())?.with_tls(settings.tls.clone());
+        let broker = Self::at(address, Names::new(&settings.prefix), Patience::default()).await?;
+        Ok(Self { declares: settings.declare, management: settings.management.clone(), ..broker })
+    }
+
+    async fn at(address: Address, names: Names, patience: Patience) -> Result<Self, BrokerError> {
         let entropy = Entropy::from_os();
         // The management UI shows these names; the number tells workers on one machine apart.
         let link = |what: &str| {
@@ -117,6 +147,7 @@ impl RabbitBroker {
         };
         let (publishing, consuming) = (link("publish").await?, link("consume").await?);
         let publisher = Publisher::start(&publishing, names, patience);
+        let watch = address.is_encrypted().then(|| AbortOnDropHandle::new(tokio::spawn(address.clone().watch_certificates())));
         Ok(Self {
             address,
             publisher,
@@ -125,7 +156,9 @@ impl RabbitBroker {
             entropy,
             patience,
             management: None,
+            declares: true,
             settlements: Backlog::default(),
+            _watch: watch,
         })
     }
 
@@ -143,9 +176,8 @@ impl RabbitBroker {
     /// # Errors
     /// When neither way works.
     pub async fn check(&self, topology: &Topology, management: Option<&str>) -> Result<Vec<Finding>, BrokerError> {
-        let vhost = self.address.vhost();
         let why_not = match management {
-            Some(url) => match management::snapshot(url, vhost, topology).await {
+            Some(url) => match management::snapshot(&self.api(url), topology).await {
                 Ok(snapshot) => return Ok(check::compare(topology, &snapshot)),
                 Err(reason) => reason,
             },
@@ -153,6 +185,11 @@ impl RabbitBroker {
         };
         let absent = declare::absent(&*self.consuming_connection().await?, topology).await?;
         Ok(check::existence_only(&absent, &why_not))
+    }
+
+    /// The management API at `url`.
+    fn api<'a>(&'a self, url: &'a str) -> Place<'a> {
+        Place { url, vhost: self.address.vhost(), tls: &self.address.tls }
     }
 
     /// The connection for everything but publishing.
@@ -168,6 +205,9 @@ impl Broker for RabbitBroker {
     }
 
     async fn apply(&self, topology: &Topology) -> Result<(), BrokerError> {
+        if !self.declares {
+            return declare::expect(&*self.consuming_connection().await?, topology).await;
+        }
         let applied = declare::apply(&*self.consuming_connection().await?, topology).await;
         self.publisher.topology_applied();
         applied
@@ -182,7 +222,7 @@ impl Broker for RabbitBroker {
             );
             return Ok(());
         };
-        match management::snapshot(url.reveal(), self.address.vhost(), topology).await {
+        match management::snapshot(&self.api(url.reveal()), topology).await {
             Ok(snapshot) => check::refuse_wrong(topology, &snapshot),
             Err(reason) => {
                 tracing::warn!(reason, "the management API cannot be asked, so policies are not checked");
@@ -221,9 +261,13 @@ impl Broker for RabbitBroker {
 
     async fn rates(&self) -> Result<BTreeMap<String, Rates>, String> {
         match &self.management {
-            Some(url) => management::rates(url.reveal(), self.address.vhost()).await,
+            Some(url) => management::rates(&self.api(url.reveal())).await,
             None => Err("`broker.management` is not set".into()),
         }
+    }
+
+    fn certificates(&self) -> Vec<Certificate> {
+        self.address.certificates.known()
     }
 
     fn away(&self) -> Option<String> {

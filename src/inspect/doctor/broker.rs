@@ -8,9 +8,12 @@ use regex_lite::Regex;
 
 use super::{Answer, Area, Facts, Finding, limited, size, some, word};
 use crate::broker::Broker;
+use crate::broker::rabbit::certificates::{Certificate, Soon};
 use crate::broker::rabbit::examine::{self, Negotiated, Node, Permissions, Place, Reached, Told, Untold, Withheld};
+use crate::broker::rabbit::users::Role;
 use crate::broker::rabbit::{RabbitBroker, Weight, check};
 use crate::broker::topology::{Names, Topology};
+use crate::clock::Time;
 use crate::config::{BrokerUrl, Config, Secret};
 use crate::inspect::broker::Asked;
 
@@ -36,6 +39,8 @@ pub struct BrokerFacts {
     pub place: Answer<Place>,
     /// How far one gets.
     pub reached: Answer<Reached>,
+    /// The certificates that were met on the way.
+    pub certificates: Vec<Certificate>,
     /// What the management API tells; nothing where none is configured.
     pub told: Option<Answer<Result<Told, Untold>>>,
     /// What differs from the topology, or why that is not known.
@@ -48,30 +53,34 @@ pub struct BrokerFacts {
 pub(super) async fn gather(config: &Config, within: Duration) -> Option<BrokerFacts> {
     let BrokerUrl::Amqp(url) = &config.broker.url else { return None };
     let (place, management) = (Place::of(url.reveal()), config.broker.management.clone());
+    let tls = config.broker.tls.clone();
     let told = async {
-        let (management, place) = (management.clone()?, place.clone().ok()?);
-        let told = async move { examine::ask(management.reveal(), &place.vhost, &place.user).await };
+        let (management, place, tls) = (management?, place.clone().ok()?, tls.clone());
+        let told = async move { examine::ask(management.reveal(), &place.vhost, &place.user, &tls).await };
         Some(limited(within, told).await)
     };
-    let to = url.clone();
-    let reached = limited(within, async move { examine::reach(to.reveal()).await });
-    let topology = limited(within, differences(url.clone(), config.clone(), management.clone()));
-    let asked = limited(within, depths(url.clone(), config.clone()));
+    let (to, by) = (url.clone(), tls.clone());
+    let reached = limited(within, async move { examine::reach(to.reveal(), &by).await });
+    let topology = limited(within, differences(config.clone()));
+    let asked = limited(within, depths(config.clone()));
     let (told, reached, topology, asked) = tokio::join!(told, reached, topology, asked);
     let topology = topology.and_then(|topology| topology);
-    Some(BrokerFacts { place, reached, told, topology, asked: asked.unwrap_or_else(Asked::Away) })
+    let (reached, certificates) = match reached {
+        Ok((reached, certificates)) => (Ok(reached), certificates),
+        Err(why) => (Err(why), Vec::new()),
+    };
+    Some(BrokerFacts { place, reached, certificates, told, topology, asked: asked.unwrap_or_else(Asked::Away) })
 }
 
-async fn differences(url: Secret, config: Config, management: Option<Secret>) -> Answer<Vec<check::Finding>> {
-    let broker = RabbitBroker::connect(url.reveal(), Names::new(&config.broker.prefix)).await;
-    let broker = broker.map_err(|error| error.to_string())?;
-    let found = broker.check(&config.topology(), management.as_ref().map(Secret::reveal)).await;
+async fn differences(config: Config) -> Answer<Vec<check::Finding>> {
+    let broker = RabbitBroker::open(&config.broker).await.map_err(|error| error.to_string())?;
+    let found = broker.check(&config.topology(), config.broker.management.as_ref().map(Secret::reveal)).await;
     broker.close().await;
     found.map_err(|error| error.to_string())
 }
 
-async fn depths(url: Secret, config: Config) -> Asked {
-    match RabbitBroker::connect(url.reveal(), Names::new(&config.broker.prefix)).await {
+async fn depths(config: Config) -> Asked {
+    match RabbitBroker::open(&config.broker).await {
         Ok(broker) => {
             let asked = Asked::ask(&config, &broker).await;
             broker.close().await;
@@ -94,15 +103,17 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
         }
     };
     let topology = config.topology();
-    let mut all = connection(&broker.reached, place, &topology);
+    let needs = Needs::of(&topology, config.broker.declare);
+    let mut all = connection(&broker.reached, place, &topology, &needs);
+    all.extend(certificates(&broker.certificates, facts.now));
     let is_in = matches!(broker.reached, Ok(Reached::In(_)));
-    all.extend(management(broker.told.as_ref(), place, &topology));
+    all.extend(management(broker.told.as_ref(), place, &topology, &needs));
     all.extend(declared(&broker.topology, is_in, &topology));
     all.extend(leftovers(&broker.asked, is_in, &topology.names));
     all
 }
 
-fn connection(reached: &Answer<Reached>, place: &Place, topology: &Topology) -> Vec<Finding> {
+fn connection(reached: &Answer<Reached>, place: &Place, topology: &Topology, needs: &Needs) -> Vec<Finding> {
     let what = "connection";
     let Place { host, port, vhost, user, encrypted } = place;
     let stops = "no worker starts, and nothing can be enrolled or published; those that run wait until it is back";
@@ -114,6 +125,7 @@ fn connection(reached: &Answer<Reached>, place: &Place, topology: &Topology) -> 
     match reached {
         Err(why) => bad(format!("{host}:{port}: {why}"), &start),
         Ok(Reached::NoAnswer(why)) => bad(format!("{host}:{port} cannot be reached: {why}"), &start),
+        Ok(Reached::NoFiles(why)) => bad(why.clone(), "correct broker.tls, or the files that it names"),
         Ok(Reached::NoHandshake(why)) => bad(
             format!("{host}:{port} does not speak TLS: {why}"),
             "use the port on which RabbitMQ listens for TLS (usually 5671), or amqp:// in place of amqps://",
@@ -141,7 +153,7 @@ fn connection(reached: &Answer<Reached>, place: &Place, topology: &Topology) -> 
                         "let the user into the virtual host: `rabbitmqctl set_permissions -p {} {} {}`",
                         word(vhost),
                         word(user),
-                        permissions_command(topology)
+                        needs.command()
                     ),
                 ),
                 _ => bad(
@@ -171,8 +183,8 @@ fn tls_fix(error: &rustls::Error) -> &'static str {
     use rustls::CertificateError as Bad;
     match error {
         rustls::Error::InvalidCertificate(Bad::UnknownIssuer) => {
-            "let this machine trust the authority that has signed the broker's certificate: copy it to \
-             /usr/local/share/ca-certificates, `update-ca-certificates`; or name its file in SSL_CERT_FILE"
+            "name the file of the authority that has signed the broker's certificate in broker.tls.ca; or let this machine \
+             trust it: copy it to /usr/local/share/ca-certificates, `update-ca-certificates`"
         }
         rustls::Error::InvalidCertificate(Bad::NotValidForName | Bad::NotValidForNameContext { .. }) => {
             "use in broker.url a name that is in the broker's certificate, or give the broker one with this name"
@@ -227,18 +239,53 @@ fn negotiated(agreed: &Negotiated, topology: &Topology) -> Vec<Finding> {
     all
 }
 
-/// The arguments of `rabbitmqctl set_permissions` after the user's name: all that a worker needs, and no more.
-fn permissions_command(topology: &Topology) -> String {
-    let (jobs, suffix) = (topology.names.jobs(), ".jobs");
-    let prefix = jobs.strip_suffix(suffix).unwrap_or(&jobs);
-    let own = format!("{prefix}.");
-    let others = topology.queues.iter().map(|queue| queue.name.as_str()).filter(|name| !name.starts_with(&own));
-    let others = others.map(|name| format!("|{}", regex_lite::escape(name)));
-    let pattern = format!("'^({}\\..*{})$'", regex_lite::escape(prefix), others.collect::<String>());
-    format!("{pattern} {pattern} {pattern}")
+/// Certificates that end soon, and those that do not.
+fn certificates(all: &[Certificate], now: Time) -> Vec<Finding> {
+    let finding = |certificate: &Certificate| {
+        let Certificate { whose, ends } = certificate;
+        let what = "certificates";
+        let follows = "from then on no connection to the broker succeeds; those that are open go on until they are lost";
+        let fix = "renew it, and put certificate and key in their places: workers read them when they next connect";
+        match certificate.soon(now) {
+            None => Finding::good(Area::Broker, what, format!("{whose} ends at {ends}")),
+            Some(Soon::Month) => Finding::warning(Area::Broker, what, format!("{whose} ends at {ends}"), follows, fix),
+            Some(Soon::Week) => Finding::bad(Area::Broker, what, format!("{whose} ends at {ends}"), follows, fix),
+            Some(Soon::Over) => Finding::bad(Area::Broker, what, format!("{whose} has ended at {ends}"), follows, fix),
+        }
+    };
+    all.iter().map(finding).collect()
 }
 
-fn management(told: Option<&Answer<Result<Told, Untold>>>, place: &Place, topology: &Topology) -> Vec<Finding> {
+/// What a worker's user must be allowed.
+struct Needs(Permissions);
+
+impl Needs {
+    fn of(topology: &Topology, declares: bool) -> Self {
+        if !declares {
+            return Self(Role::Worker.permissions(topology));
+        }
+        let (jobs, suffix) = (topology.names.jobs(), ".jobs");
+        let prefix = jobs.strip_suffix(suffix).unwrap_or(&jobs);
+        let own = format!("{prefix}.");
+        let others = topology.queues.iter().map(|queue| queue.name.as_str()).filter(|name| !name.starts_with(&own));
+        let others = others.map(|name| format!("|{}", regex_lite::escape(name)));
+        let pattern = format!("^({}\\..*{})$", regex_lite::escape(prefix), others.collect::<String>());
+        Self(Permissions { configure: pattern.clone(), write: pattern.clone(), read: pattern })
+    }
+
+    /// The arguments of `rabbitmqctl set_permissions` after the user's name: all that a worker needs, and no more.
+    fn command(&self) -> String {
+        let Permissions { configure, write, read } = &self.0;
+        format!("'{configure}' '{write}' '{read}'")
+    }
+}
+
+fn management(
+    told: Option<&Answer<Result<Told, Untold>>>,
+    place: &Place,
+    topology: &Topology,
+    needs: &Needs,
+) -> Vec<Finding> {
     let what = "management API";
     let without = "policies, arguments, permissions, alarms and the broker's version are not looked at";
     let told = match told {
@@ -283,7 +330,7 @@ fn management(told: Option<&Answer<Result<Told, Untold>>>, place: &Place, topolo
     all.push(version(&told.version));
     all.extend(features(&told));
     all.extend(nodes(&told));
-    all.extend(permissions(&told, place, topology));
+    all.extend(permissions(&told, place, topology, needs));
     all
 }
 
@@ -459,12 +506,11 @@ fn covers(pattern: &str, name: &str) -> Option<bool> {
     Some(Regex::new(pattern).ok()?.is_match(name))
 }
 
-fn permissions(told: &Told, place: &Place, topology: &Topology) -> Vec<Finding> {
+fn permissions(told: &Told, place: &Place, topology: &Topology, needs: &Needs) -> Vec<Finding> {
     let what = "permissions";
     let Place { vhost, user, .. } = place;
-    let grant =
-        format!("`rabbitmqctl set_permissions -p {} {} {}`", word(vhost), word(user), permissions_command(topology));
-    let follows = "a worker declares, publishes to and consumes all of them, and is refused where it may not";
+    let grant = format!("`rabbitmqctl set_permissions -p {} {} {}`", word(vhost), word(user), needs.command());
+    let follows = "a worker does that, and is refused where it may not";
     let permissions = match &told.permissions {
         Ok(Some(permissions)) => permissions,
         Ok(None) => {
@@ -491,9 +537,15 @@ fn permissions(told: &Told, place: &Place, topology: &Topology) -> Vec<Finding> 
         .chain(topology.queues.iter().map(|queue| queue.name.as_str()))
         .collect();
     let mut all = Vec::new();
-    for (verb, pattern) in [("configure", configure), ("write", write), ("read", read)] {
+    let verbs = [
+        ("configure", configure, &needs.0.configure),
+        ("write", write, &needs.0.write),
+        ("read", read, &needs.0.read),
+    ];
+    for (verb, pattern, needed) in verbs {
         let lacking: Option<Vec<&str>> = names
             .iter()
+            .filter(|name| covers(needed, name) == Some(true))
             .filter_map(|name| match covers(pattern, name) {
                 Some(true) => None,
                 Some(false) => Some(Some(*name)),
@@ -518,7 +570,7 @@ fn permissions(told: &Told, place: &Place, topology: &Topology) -> Vec<Finding> 
         }
     }
     if all.is_empty() {
-        let seen = format!("{user} may configure, write and read all {} names in {vhost}", names.len());
+        let seen = format!("{user} may do all that a worker does with the {} names in {vhost}", names.len());
         all.push(Finding::good(Area::Broker, what, seen));
     }
     all
@@ -557,7 +609,7 @@ fn declared(found: &Answer<Vec<check::Finding>>, is_in: bool, topology: &Topolog
             format!("{} of {total} exchanges, queues and bindings are missing: {}", missing.len(), some(&missing)),
             "jobs for them are returned or led to the queue for what is unrouted; what slept on them is sent again from the \
              ledger, except for one-off jobs",
-            "`roundelay topology apply`, or start a worker, which declares them, too",
+            "`roundelay topology apply`; a worker that starts declares them, too, unless broker.declare is false",
         ));
     }
     if all.iter().all(|finding| finding.result != super::Grade::Bad) {
@@ -608,8 +660,13 @@ mod tests {
     use super::super::tests::{about, have_fixes};
     use super::*;
     use crate::broker::Depth;
+    use crate::broker::rabbit::certificates::Whose;
     use crate::broker::rabbit::examine::Feature;
     use crate::ladder::Ladder;
+
+    fn needs() -> Needs {
+        Needs::of(&topology(), true)
+    }
 
     fn topology() -> Topology {
         Topology::new(Names::new("r"), ["sync-a", "w.b"], &Ladder::new([]))
@@ -649,6 +706,7 @@ mod tests {
             (Ok(Reached::NoAnswer("Connection refused".into())), "nc -vz h 5672"),
             (Err("no answer within 5s".into()), "no firewall"),
             (Ok(Reached::NoHandshake("eof".into())), "in place of amqps://"),
+            (Ok(Reached::NoFiles("ca.pem cannot be read".into())), "correct broker.tls"),
             (Ok(certificate(rustls::CertificateError::UnknownIssuer)), "update-ca-certificates"),
             (Ok(certificate(rustls::CertificateError::NotValidForName)), "a name that is in the broker's certificate"),
             (Ok(certificate(rustls::CertificateError::Expired)), "renew the broker's certificate"),
@@ -658,7 +716,7 @@ mod tests {
             (Ok(refused(None, "eof")), "RabbitMQ's log"),
         ];
         for (reached, fix) in table {
-            let findings = connection(&reached, &place(), &topology());
+            let findings = connection(&reached, &place(), &topology(), &needs());
             assert_eq!((findings.len(), findings[0].result), (1, Grade::Bad), "{reached:?}");
             assert!(findings[0].fix.contains(fix), "{reached:?}: {}", findings[0].fix);
         }
@@ -698,15 +756,15 @@ mod tests {
     fn a_table_of_permissions() {
         let own = r"^(r\..*|sync-a|w\.b)$";
         assert!(
-            permissions_command(&topology()).starts_with(r"'^(r\..*|sync\-a|w\.b)$' '^("),
+            needs().command().starts_with(r"'^(r\..*|sync\-a|w\.b)$' '^("),
             "{}",
-            permissions_command(&topology())
+            needs().command()
         );
         let all = [".*", ".*", ".*"];
         /// Patterns to configure, write and read, and what is found.
         type Row<'a> = ([&'a str; 3], &'a [(Grade, &'a str)]);
         let table: [Row<'_>; 7] = [
-            (all, &[(Grade::Good, "ann may configure, write and read all")]),
+            (all, &[(Grade::Good, "ann may do all that a worker does")]),
             ([own, own, own], &[(Grade::Good, "ann may")]),
             // Without anchors a pattern matches anywhere.
             (["r|w|sync", ".*", ""], &[(Grade::Bad, "may not read r.chores")]),
@@ -718,7 +776,7 @@ mod tests {
         for ([configure, write, read], expected) in table {
             let [configure, write, read] = [configure, write, read].map(str::to_owned);
             let told = Told { permissions: Ok(Some(Permissions { configure, write, read })), ..told() };
-            let findings = permissions(&told, &place(), &topology());
+            let findings = permissions(&told, &place(), &topology(), &needs());
             have_fixes(&findings);
             assert_eq!(findings.len(), expected.len(), "{findings:#?}");
             for (finding, (grade, seen)) in findings.iter().zip(expected) {
@@ -727,10 +785,40 @@ mod tests {
             }
         }
         for (answer, grade) in [(Ok(None), Grade::Bad), (Err(Withheld::Forbidden), Grade::Unknown)] {
-            let findings = permissions(&Told { permissions: answer, ..told() }, &place(), &topology());
+            let findings = permissions(&Told { permissions: answer, ..told() }, &place(), &topology(), &needs());
             assert_eq!((findings.len(), findings[0].result), (1, grade));
             assert!(findings[0].fix.contains("set_permissions -p v ann"), "{findings:?}");
         }
+    }
+
+    #[test]
+    fn a_worker_that_declares_nothing_needs_less() {
+        let Permissions { configure, write, read } = Role::Worker.permissions(&topology());
+        let told = Told { permissions: Ok(Some(Permissions { configure, write, read })), ..told() };
+        for (declares, grade) in [(false, Grade::Good), (true, Grade::Bad)] {
+            let findings = permissions(&told, &place(), &topology(), &Needs::of(&topology(), declares));
+            have_fixes(&findings);
+            assert_eq!(findings[0].result, grade, "{findings:?}");
+        }
+        let nothing = Permissions { configure: "^$".into(), write: "^$".into(), read: "^$".into() };
+        let told = Told { permissions: Ok(Some(nothing)), ..told };
+        let findings = permissions(&told, &place(), &topology(), &Needs::of(&topology(), false));
+        let seen: Vec<&str> = findings.iter().map(|finding| finding.seen.as_str()).collect();
+        assert_eq!(seen.len(), 2, "{seen:?}");
+        assert!(seen[0].starts_with("ann may not write r.delay.") && seen[1].starts_with("ann may not read r.chores"));
+    }
+
+    #[test]
+    fn a_certificate_that_ends_is_told_in_time() {
+        let (now, day) = (Time::from_millis(1_000), Duration::from_secs(86_400));
+        let table = [(31, Grade::Good), (29, Grade::Warning), (6, Grade::Bad)];
+        for (days, grade) in table {
+            let findings = certificates(&[Certificate { whose: Whose::Broker, ends: now + day * days }], now);
+            have_fixes(&findings);
+            assert_eq!((findings.len(), findings[0].result), (1, grade), "{findings:?}");
+        }
+        let over = certificates(&[Certificate { whose: Whose::Own, ends: now }], now);
+        assert!(over[0].seen.contains("has ended"), "{over:?}");
     }
 
     #[test]
@@ -778,7 +866,7 @@ mod tests {
             ),
         ];
         let different = |told: Told| -> Vec<Finding> {
-            let findings = management(Some(&Ok(Ok(told))), &place(), &topology());
+            let findings = management(Some(&Ok(Ok(told))), &place(), &topology(), &needs());
             have_fixes(&findings);
             findings.into_iter().filter(|finding| finding.result != Grade::Good).collect()
         };
@@ -798,7 +886,7 @@ mod tests {
             (Some(Ok(Err(Untold::Refused("ops".into())))), Grade::Bad, "set_user_tags ops"),
         ];
         for (answer, grade, fix) in whole {
-            let findings = management(answer.as_ref(), &place(), &topology());
+            let findings = management(answer.as_ref(), &place(), &topology(), &needs());
             assert_eq!((findings.len(), findings[0].result), (1, grade));
             assert!(findings[0].fix.contains(fix), "{findings:?}");
         }

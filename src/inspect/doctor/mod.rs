@@ -215,7 +215,7 @@ fn span(millis: i64) -> String {
 }
 
 /// A text as one word of a command: as it is, or between quotation marks when a shell would make something else of it.
-fn word(text: impl fmt::Display) -> String {
+pub fn word(text: impl fmt::Display) -> String {
     let text = text.to_string();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
     match !text.is_empty() && text.chars().all(plain) {

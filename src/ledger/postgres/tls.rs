@@ -1,12 +1,12 @@
 //! TLS to PostgreSQL, with libpq's meaning of `sslmode`: whether the connection is encrypted, and
 //! whom the certificate must convince.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use tokio_postgres::config::SslMode;
@@ -79,20 +79,10 @@ pub(super) fn connector(mode: Mode, authorities: Option<&str>) -> Result<MakeRus
 }
 
 fn roots(authorities: Option<&str>) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    let Some(path) = authorities else {
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        if roots.is_empty() {
-            return Err("this system trusts no certificate authority; name yours with sslrootcert=FILE".into());
-        }
-        return Ok(roots);
-    };
-    let wrong = |error: String| format!("sslrootcert {path}: {error}");
-    for certificate in CertificateDer::pem_file_iter(path).map_err(|error| wrong(error.to_string()))? {
-        let certificate = certificate.map_err(|error| wrong(error.to_string()))?;
-        roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
-    }
-    if roots.is_empty() { Err(wrong("holds no certificate in PEM form".into())) } else { Ok(roots) }
+    crate::tls::roots(authorities.map(Path::new)).map_err(|error| match authorities {
+        Some(_) => format!("sslrootcert {error}"),
+        None => format!("{error}, with sslrootcert=FILE"),
+    })
 }
 
 /// Takes every name that an authority vouches for; or, without authorities, every certificate:

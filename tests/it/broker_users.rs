@@ -1,0 +1,366 @@
+//! Users with no more rights than they need, on a real broker: what each must do works, and everything else is refused.
+
+use std::path::{Path, PathBuf};
+
+use lapin::options::{
+    BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions,
+    ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
+    QueuePurgeOptions,
+};
+use lapin::types::FieldTable;
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ErrorKind, ExchangeKind};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use crate::commands::{ok, refused, run, told};
+use crate::harness::{Ground, api, roundelay_with, until};
+use crate::monitoring::Observed;
+use crate::node::Node;
+
+/// Passwords with all that shells and URLs make something else of.
+const PASSWORDS: [(&str, &str); 4] =
+    [("topology", "t o'p$(x)"), ("publisher", "p%40\"b"), ("worker", "w/ö?#&"), ("monitor", "m:@\\n!")];
+
+/// The tests' own configuration: whoever it is for declares nothing.
+fn config(folder: &Path, broker: &str, management: &str) -> PathBuf {
+    let (path, ran) = (folder.join("roundelay.toml"), folder.join("ran"));
+    let text = format!(
+        r#"
+broker.url = "{broker}"
+broker.management = "{management}"
+broker.declare = false
+ledger.url = "sqlite://{folder}/ledger.db"
+catch_up = {{ every = "1s", slack = "2s", spread = "1s" }}
+[queues.work]
+lanes = 2
+[kinds.sync]
+queue = "work"
+every = "1700ms"
+jitter = "300ms"
+retry = {{ attempts = 2, backoff = ["200ms"] }}
+handler.exec = {{ argv = ["/bin/sh", "-c", "echo $ROUNDELAY_KEY $ROUNDELAY_ATTEMPT >> {ran}; test $ROUNDELAY_ATTEMPT != 1"], env = {{ PATH = "/usr/bin:/bin" }} }}
+"#,
+        folder = folder.display(),
+        ran = ran.display(),
+    );
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn amqp(user: &str, port: u16, vhost: &str) -> String {
+    let password = PASSWORDS.iter().find(|(name, _)| *name == user).unwrap().1;
+    let mut url = url::Url::parse(&format!("amqp://{user}@127.0.0.1:{port}/{vhost}")).unwrap();
+    url.set_password(Some(password)).unwrap();
+    url.into()
+}
+
+fn management(user: &str, base: &str) -> String {
+    let mut url = url::Url::parse(base).unwrap();
+    url.set_username(user).unwrap();
+    url.set_password(Some(PASSWORDS.iter().find(|(name, _)| *name == user).unwrap().1)).unwrap();
+    url.as_str().trim_end_matches('/').to_owned()
+}
+
+/// What somebody tries.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Publish(&'static str),
+    Consume(&'static str),
+    Get(&'static str),
+    Purge(&'static str),
+    Bind(&'static str, &'static str),
+    DeclareQueue(&'static str),
+    DeclareExchange(&'static str),
+    DeleteQueue(&'static str),
+    DeleteExchange(&'static str),
+}
+
+impl Act {
+    async fn on(self, channel: &Channel) -> lapin::Result<()> {
+        let none = FieldTable::default;
+        match self {
+            Self::Publish(exchange) => {
+                channel.confirm_select(ConfirmSelectOptions::default()).await?;
+                let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default());
+                let sent = channel.basic_publish(exchange.into(), "nowhere".into(), options, b"x", properties).await?;
+                sent.await.map(drop)
+            }
+            Self::Consume(queue) => {
+                let consumer =
+                    channel.basic_consume(queue.into(), "".into(), BasicConsumeOptions::default(), none()).await?;
+                channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()).await
+            }
+            // What was got goes back when the channel is closed.
+            Self::Get(queue) => channel.basic_get(queue.into(), BasicGetOptions::default()).await.map(drop),
+            Self::Purge(queue) => channel.queue_purge(queue.into(), QueuePurgeOptions::default()).await.map(drop),
+            Self::Bind(queue, exchange) => {
+                let options = QueueBindOptions::default();
+                channel.queue_bind(queue.into(), exchange.into(), "k".into(), options, none()).await
+            }
+            Self::DeclareQueue(queue) => {
+                let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+                channel.queue_declare(queue.into(), options, none()).await.map(drop)
+            }
+            Self::DeclareExchange(exchange) => {
+                let options = ExchangeDeclareOptions::default();
+                channel.exchange_declare(exchange.into(), ExchangeKind::Fanout, options, none()).await
+            }
+            Self::DeleteQueue(queue) => {
+                channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.map(drop)
+            }
+            Self::DeleteExchange(exchange) => {
+                channel.exchange_delete(exchange.into(), ExchangeDeleteOptions::default()).await
+            }
+        }
+    }
+
+    /// Whether the broker lets this connection do it.
+    async fn is_allowed(self, connection: &Connection) -> bool {
+        let channel = connection.create_channel().await.unwrap();
+        match self.on(&channel).await {
+            Ok(()) => {
+                channel.close(200, "tried".into()).await.unwrap();
+                true
+            }
+            Err(error) => match error.kind() {
+                ErrorKind::ProtocolError(amqp) if amqp.get_id() == 403 => false,
+                _ => panic!("{self:?}: {error}"),
+            },
+        }
+    }
+}
+
+async fn tries(url: &str, table: &[(bool, Act)]) {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await.unwrap();
+    for (allowed, act) in table {
+        assert_eq!(act.is_allowed(&connection).await, *allowed, "{url}: {act:?}");
+    }
+    connection.close(200, "tried".into()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn four_users_do_what_they_are_for_and_nothing_else() {
+    use Act::{
+        Bind, Consume, DeclareExchange, DeclareQueue, DeleteExchange, DeleteQueue, Get, Publish, Purge,
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let node = Node::start(folder.path(), &[]).await;
+    let (port, base) = (node.port(), node.env("RABBITMQ_MANAGEMENT_URL"));
+    let config = config(folder.path(), &amqp("worker", port, "roundelay"), &management("monitor", &base));
+    let passwords = folder.path().join("pass words");
+    std::fs::create_dir(&passwords).unwrap();
+    for (user, password) in PASSWORDS {
+        std::fs::write(passwords.join(user), format!("{password}\n")).unwrap();
+    }
+    let passwords = passwords.to_str().unwrap();
+
+    // Virtual host, users and topology on a fresh broker, by commands.
+    let commands = ok("topology users", &config, &["--commands", "--passwords", passwords]).await;
+    assert!(PASSWORDS.iter().all(|(_, password)| !commands.contains(password)), "{commands}");
+    node.shell(&commands).await;
+    let topology = amqp("topology", port, "roundelay");
+    let applied =
+        roundelay_with(&[("ROUNDELAY__BROKER__URL", &topology)], &["topology", "apply", "--config", config.to_str().unwrap()])
+            .await;
+    assert!(applied.ok, "{applied:?}");
+    assert_eq!(ok("topology check", &config, &[]).await, "nothing is wrong\n", "and nothing was left out");
+
+    // Somebody else's, in the same virtual host.
+    let guest = node.env("AMQP_URL").replace("%2f", "roundelay");
+    node.shell("rabbitmqctl set_permissions -p roundelay guest '.*' '.*' '.*'").await;
+    tries(&guest, &[(true, DeclareQueue("theirs")), (true, DeclareExchange("theirs"))]).await;
+
+    tries(
+        &topology,
+        &[
+            (true, DeclareQueue("roundelay.delay.9h")),
+            (true, DeleteQueue("roundelay.delay.9h")),
+            (true, DeclareExchange("roundelay.delay.9h")),
+            (true, DeleteExchange("roundelay.delay.9h")),
+            // RabbitMQ cannot keep these from whoever declares that rungs lead to `jobs`, and binds to rungs.
+            (true, Publish("roundelay.jobs")),
+            (true, Get("roundelay.delay.5s")),
+            (false, Consume("work")),
+            (false, Consume("roundelay.lane.1.work")),
+            (false, Get("roundelay.rearm")),
+            (false, Get("roundelay.quarantine")),
+            (false, Get("roundelay.chores")),
+            (false, Purge("work")),
+            (false, Publish("")),
+            (false, DeclareQueue("theirs")),
+            (false, DeleteQueue("theirs")),
+            (false, DeclareQueue("roundelay.other")),
+        ],
+    )
+    .await;
+    tries(
+        &amqp("publisher", port, "roundelay"),
+        &[
+            (true, Publish("roundelay.jobs")),
+            (true, Publish("roundelay.delay.5s")),
+            (false, Publish("")),
+            (false, Publish("roundelay.unrouted")),
+            (false, Publish("theirs")),
+            (false, Consume("work")),
+            (false, Get("roundelay.quarantine")),
+            (false, Get("roundelay.delay.5s")),
+            (false, Purge("work")),
+            (false, Bind("roundelay.delay.5s", "roundelay.jobs")),
+            (false, DeclareQueue("mine")),
+            (false, DeclareExchange("mine")),
+            (false, DeleteQueue("work")),
+        ],
+    )
+    .await;
+    tries(
+        &amqp("worker", port, "roundelay"),
+        &[
+            (true, Publish("roundelay.jobs")),
+            (true, Publish("roundelay.delay.5s")),
+            (true, Consume("work")),
+            (true, Consume("roundelay.lane.1.work")),
+            (true, Get("roundelay.quarantine")),
+            (false, Publish("")),
+            (false, Publish("theirs")),
+            (false, Publish("roundelay.unrouted")),
+            (false, Consume("theirs")),
+            (false, Consume("roundelay.delay.5s")),
+            (false, Purge("theirs")),
+            (false, Bind("work", "roundelay.jobs")),
+            (false, DeclareQueue("work")),
+            (false, DeclareQueue("mine")),
+            (false, DeclareExchange("roundelay.jobs")),
+            (false, DeleteQueue("work")),
+            (false, DeleteQueue("theirs")),
+            (false, DeleteExchange("roundelay.jobs")),
+        ],
+    )
+    .await;
+    tries(
+        &amqp("monitor", port, "roundelay"),
+        &[(false, Publish("roundelay.jobs")), (false, Consume("work")), (false, DeclareQueue("mine"))],
+    )
+    .await;
+
+    // The management API: only the monitor comes in, and changes nothing.
+    let monitor = management("monitor", &base);
+    for (method, path, body) in [
+        (Method::PUT, "queues/roundelay/mine", json!({})),
+        (Method::DELETE, "queues/roundelay/work", json!(null)),
+        (Method::DELETE, "queues/roundelay/work/contents", json!(null)),
+        (Method::PUT, "policies/roundelay/mine", json!({ "pattern": ".*", "definition": { "expires": 1 } })),
+        (Method::POST, "queues/roundelay/work/get", json!({ "count": 1, "ackmode": "ack_requeue_true", "encoding": "auto" })),
+        (Method::PUT, "users/mine", json!({ "password": "x", "tags": "administrator" })),
+        (Method::GET, "definitions", json!(null)),
+    ] {
+        let (status, _) = api(&monitor, method.clone(), path, &body).await;
+        assert!([StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&status), "{method} {path}: {status}");
+    }
+    for user in ["topology", "publisher", "worker"] {
+        let (status, _) = api(&management(user, &base), Method::GET, "overview", &json!(null)).await;
+        assert_eq!(status, StatusCode::UNAUTHORIZED, "{user}");
+    }
+
+    works_fully(folder.path(), &config, port).await;
+
+    // The same on a broker that imports it when it boots, and knows neither virtual host nor users.
+    node.shell(
+        "rabbitmqctl delete_vhost roundelay\n\
+         for user in topology publisher worker monitor; do rabbitmqctl delete_user $user; done",
+    )
+    .await;
+    let definitions = node.folder.join("definitions.json");
+    let file = definitions.to_str().unwrap();
+    ok("topology export", &config, &["--users", "--passwords", passwords, "--output", file]).await;
+    let text = std::fs::read_to_string(&definitions).unwrap();
+    assert!(PASSWORDS.iter().all(|(_, password)| !text.contains(password)));
+    use std::os::unix::fs::PermissionsExt as _;
+    assert_eq!(std::fs::metadata(&definitions).unwrap().permissions().mode() & 0o777, 0o600);
+    std::fs::set_permissions(&definitions, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let inside = if node.env("RABBITMQ_VERSION").starts_with("3.") { file } else { "/mnt/definitions.json" };
+    let conf = node.folder.join("etc/rabbitmq.conf");
+    let text = std::fs::read_to_string(&conf).unwrap();
+    std::fs::write(&conf, format!("{text}load_definitions = {inside}\n")).unwrap();
+    node.call("restart", &[]).await;
+    until("it is imported", || async {
+        let check = run("topology check", &config, &[]).await;
+        check.ok && check.stdout == "nothing is wrong\n"
+    })
+    .await;
+    tries(&amqp("worker", port, "roundelay"), &[(true, Consume("work")), (false, DeleteQueue("work"))]).await;
+}
+
+/// A worker with the user `worker` does everything that workers do.
+async fn works_fully(folder: &Path, config: &Path, port: u16) {
+    use Act::Get;
+    let roster = folder.join("roster.csv");
+    std::fs::write(&roster, "key\na\nb\n").unwrap();
+    let ran = || std::fs::read_to_string(folder.join("ran")).unwrap_or_default();
+    let times = |line: &str| ran().lines().filter(|ran| *ran == line).count();
+    let worker = Observed::start(config).await;
+    ok("enroll", config, &["--kind", "sync", "--spread", "0s", roster.to_str().unwrap()]).await;
+    until("chains fail, are tried again, and go on", || async {
+        ["a", "b"].iter().all(|key| times(&format!("{key} 2")) >= 2)
+    })
+    .await;
+    ok("publish", config, &["sync", "later", "--delay", "2345ms"]).await;
+    until("a job slept over several rungs", || async {
+        times("later 2") == 1 && worker.metrics().await.get("roundelay_rearms_total") > 0.0
+    })
+    .await;
+
+    // What cannot be used goes to the quarantine, from where its user may fetch it.
+    let publisher = Connection::connect(&amqp("publisher", port, "roundelay"), ConnectionProperties::default()).await;
+    let publisher = publisher.unwrap();
+    let channel = publisher.create_channel().await.unwrap();
+    let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default());
+    channel.basic_publish("roundelay.jobs".into(), "work".into(), options, b"no job", properties).await.unwrap();
+    let in_quarantine = async || {
+        let status = told("status", config, &[]).await;
+        let queues = status["broker"]["queues"].as_array().cloned().unwrap_or_default();
+        queues.iter().any(|queue| queue["queue"] == "roundelay.quarantine" && queue["ready"] == 1)
+            || status.to_string().contains("roundelay.quarantine")
+    };
+    until("it is in quarantine", in_quarantine).await;
+    tries(&amqp("worker", port, "roundelay"), &[(true, Get("roundelay.quarantine"))]).await;
+    assert_eq!(worker.metrics().await.get("roundelay_quarantined_messages_total"), 1.0);
+
+    // One that is killed is replaced by another.
+    drop(worker);
+    let before = times("a 2");
+    let worker = Observed::start(config).await;
+    until("another goes on", || async { times("a 2") > before + 1 }).await;
+    let doctor = run("doctor", config, &["--within", "50s", "--json"]).await.json();
+    let broker = doctor["findings"].as_array().unwrap().iter().filter(|finding| finding["area"] == "broker");
+    let wrong: Vec<&Value> = broker.filter(|finding| finding["result"] == "bad").collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    drop(worker);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_does_not_declare_says_exactly_what_is_missing() {
+    let ground = Ground::rabbit().await;
+    let vhost = ground.vhost.as_ref().unwrap();
+    let config = ground.config_file("broker.declare = false\n[queues.work]\n[kinds.sync]\nqueue = \"work\"\nevery = \"1h\"\n");
+    let nothing = ["of", "exchanges and queues are missing", "broker.declare is false", "roundelay topology apply"];
+    refused("worker", &config, &[], &nothing).await;
+    let roster = ground.path("roster.csv");
+    std::fs::write(&roster, "key\na\n").unwrap();
+    refused("enroll", &config, &["--kind", "sync", roster.to_str().unwrap()], &nothing).await;
+    let queues = vhost.call(Method::GET, &format!("queues/{}", vhost.name), json!(null)).await;
+    assert_eq!(queues, json!([]), "nothing was declared");
+
+    ok("topology apply", &config, &[]).await;
+    vhost.delete_queue("work").await;
+    vhost.delete_exchange("roundelay.delay.5s").await;
+    let exactly = "are missing on the broker, and broker.declare is false, so this program does not declare them: \
+                   exchange `roundelay.delay.5s`, queue `work`. ";
+    refused("worker", &config, &[], &["2 of ", exactly]).await;
+
+    // Arguments are seen through the management API alone.
+    ok("topology apply", &config, &[]).await;
+    vhost.delete_queue("work").await;
+    let classic = json!({ "durable": true, "arguments": { "x-max-length": 3 } });
+    vhost.call(Method::PUT, &format!("queues/{}/work", vhost.name), classic).await;
+    refused("worker", &config, &[], &["argument `x-max-length`", "is 3"]).await;
+}
