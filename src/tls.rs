@@ -76,9 +76,9 @@ pub(crate) fn client(tls: &BrokerTls) -> Result<ClientConfig, String> {
         .with_root_certificates(roots(tls.ca.as_deref())?);
     let Some(own) = &tls.own else { return Ok(builder.with_no_client_auth()) };
     let (chain, key) = (certificates(&own.certificate)?, key(&own.key)?);
-    builder.with_client_auth_cert(chain, key).map_err(|error| {
-        format!("{} and {} do not go together: {error}", own.certificate.display(), own.key.display())
-    })
+    builder
+        .with_client_auth_cert(chain, key)
+        .map_err(|error| format!("{} and {} do not go together: {error}", own.certificate.display(), own.key.display()))
 }
 
 /// When the first of these certificates ends; nothing of what is no certificate.

@@ -15,8 +15,9 @@ use super::recurrence;
 use super::roster;
 use super::throttle;
 use super::{
-    BrokerSettings, BrokerTls, BrokerUrl, CatchUpSettings, Config, ExecSettings, HandlerSettings, HttpSettings, KindSettings,
-    LedgerSettings, LedgerUrl, QueueSettings, Secret, SpawnSettings, Takeover, TlsSettings, Unique, WorkerSettings,
+    BrokerSettings, BrokerTls, BrokerUrl, CatchUpSettings, Config, ExecSettings, HandlerSettings, HttpSettings,
+    KindSettings, LedgerSettings, LedgerUrl, QueueSettings, Secret, SpawnSettings, Takeover, TlsSettings, Unique,
+    WorkerSettings,
 };
 use crate::broker::lanes::MOST_LANES;
 use crate::broker::rabbit;

@@ -111,6 +111,17 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
         ("broker = \"amqp://u:secret@h\"\n", "r.toml:1: broker: invalid type: string \"amqp://h\""),
         ("[broker]\nulr = 1\n", "r.toml:2: broker.ulr: unknown key `ulr`; did you mean `url`?"),
         ("[queues.x]\nconcurrency = \"5\"\n", "r.toml:2: queues.x.concurrency: invalid type"),
+        ("[broker]\ndeclare = false\n", "r.toml:2: broker.declare: the embedded broker begins empty"),
+        ("[broker]\nurl = \"amqp://h\"\ntls.ca = \"ca\"\n", "r.toml:3: broker.tls.ca: is for amqps:// and https://"),
+        (
+            "[broker]\nurl = \"amqps://h\"\ntls.certificate = \"c\"\n",
+            "r.toml:3: broker.tls.certificate: needs its private key: set broker.tls.key",
+        ),
+        ("[broker]\nurl = \"amqps://h\"\ntls.key = \"k\"\n", "r.toml:3: broker.tls.key: needs its certificate"),
+        (
+            "[broker]\nurl = \"amqps://h?auth_mechanism=external\"\n",
+            "r.toml:2: broker.url: auth_mechanism=external is a login with a certificate",
+        ),
         ("[throttles.t]\nallow = 5\n", "r.toml:1: throttles.t: missing field `per`"),
         ("[throttles.t]\nallow = 5\nper = 60\n", "r.toml:3: throttles.t.per: invalid type: integer `60`"),
         ("[throttles.t]\nallow = 0\nper = \"1s\"\n", "r.toml:2: throttles.t.allow: 0 is out of range"),

@@ -140,9 +140,7 @@ async fn tries(url: &str, table: &[(bool, Act)]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn four_users_do_what_they_are_for_and_nothing_else() {
-    use Act::{
-        Bind, Consume, DeclareExchange, DeclareQueue, DeleteExchange, DeleteQueue, Get, Publish, Purge,
-    };
+    use Act::{Bind, Consume, DeclareExchange, DeclareQueue, DeleteExchange, DeleteQueue, Get, Publish, Purge};
     let folder = tempfile::tempdir().unwrap();
     let node = Node::start(folder.path(), &[]).await;
     let (port, base) = (node.port(), node.env("RABBITMQ_MANAGEMENT_URL"));
@@ -159,9 +157,11 @@ async fn four_users_do_what_they_are_for_and_nothing_else() {
     assert!(PASSWORDS.iter().all(|(_, password)| !commands.contains(password)), "{commands}");
     node.shell(&commands).await;
     let topology = amqp("topology", port, "roundelay");
-    let applied =
-        roundelay_with(&[("ROUNDELAY__BROKER__URL", &topology)], &["topology", "apply", "--config", config.to_str().unwrap()])
-            .await;
+    let applied = roundelay_with(
+        &[("ROUNDELAY__BROKER__URL", &topology)],
+        &["topology", "apply", "--config", config.to_str().unwrap()],
+    )
+    .await;
     assert!(applied.ok, "{applied:?}");
     assert_eq!(ok("topology check", &config, &[]).await, "nothing is wrong\n", "and nothing was left out");
 
@@ -249,7 +249,11 @@ async fn four_users_do_what_they_are_for_and_nothing_else() {
         (Method::DELETE, "queues/roundelay/work", json!(null)),
         (Method::DELETE, "queues/roundelay/work/contents", json!(null)),
         (Method::PUT, "policies/roundelay/mine", json!({ "pattern": ".*", "definition": { "expires": 1 } })),
-        (Method::POST, "queues/roundelay/work/get", json!({ "count": 1, "ackmode": "ack_requeue_true", "encoding": "auto" })),
+        (
+            Method::POST,
+            "queues/roundelay/work/get",
+            json!({ "count": 1, "ackmode": "ack_requeue_true", "encoding": "auto" }),
+        ),
         (Method::PUT, "users/mine", json!({ "password": "x", "tags": "administrator" })),
         (Method::GET, "definitions", json!(null)),
     ] {
@@ -277,7 +281,7 @@ async fn four_users_do_what_they_are_for_and_nothing_else() {
     use std::os::unix::fs::PermissionsExt as _;
     assert_eq!(std::fs::metadata(&definitions).unwrap().permissions().mode() & 0o777, 0o600);
     std::fs::set_permissions(&definitions, std::fs::Permissions::from_mode(0o644)).unwrap();
-    let inside = if node.env("RABBITMQ_VERSION").starts_with("3.") { file } else { "/mnt/definitions.json" };
+    let inside = node.inside("definitions.json");
     let conf = node.folder.join("etc/rabbitmq.conf");
     let text = std::fs::read_to_string(&conf).unwrap();
     std::fs::write(&conf, format!("{text}load_definitions = {inside}\n")).unwrap();
@@ -315,12 +319,8 @@ async fn works_fully(folder: &Path, config: &Path, port: u16) {
     let channel = publisher.create_channel().await.unwrap();
     let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default());
     channel.basic_publish("roundelay.jobs".into(), "work".into(), options, b"no job", properties).await.unwrap();
-    let in_quarantine = async || {
-        let status = told("status", config, &[]).await;
-        let queues = status["broker"]["queues"].as_array().cloned().unwrap_or_default();
-        queues.iter().any(|queue| queue["queue"] == "roundelay.quarantine" && queue["ready"] == 1)
-            || status.to_string().contains("roundelay.quarantine")
-    };
+    let in_quarantine =
+        async || told("status", config, &[]).await["broker"]["roundelay.quarantine"]["ready"] == json!(1);
     until("it is in quarantine", in_quarantine).await;
     tries(&amqp("worker", port, "roundelay"), &[(true, Get("roundelay.quarantine"))]).await;
     assert_eq!(worker.metrics().await.get("roundelay_quarantined_messages_total"), 1.0);
@@ -337,11 +337,38 @@ async fn works_fully(folder: &Path, config: &Path, port: u16) {
     drop(worker);
 }
 
+/// rabbitmq/ as a node has it when it boots: the configuration, TLS and all, and the definitions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_folder_rabbitmq_holds_makes_a_broker_ready() {
+    let folder = tempfile::tempdir().unwrap();
+    let node = Node::start(folder.path(), &[]).await;
+    let project = Path::new(env!("CARGO_MANIFEST_DIR"));
+    std::fs::copy(project.join("rabbitmq/definitions.json"), node.folder.join("definitions.json")).unwrap();
+    let conf = node.folder.join("etc/rabbitmq.conf");
+    let ours = std::fs::read_to_string(project.join("rabbitmq/rabbitmq.conf")).unwrap();
+    // Its own ports stay.
+    let text = std::fs::read_to_string(&conf).unwrap();
+    let import = format!("load_definitions = {}\n", node.inside("definitions.json"));
+    std::fs::write(&conf, format!("{text}{ours}{import}")).unwrap();
+    node.call("restart", &[]).await;
+    node.shell("rabbitmqctl set_permissions -p roundelay guest '^$' '^$' '^$'").await;
+    let url = node.env("AMQP_URL").replace("%2f", "roundelay");
+    let variables = [
+        ("ROUNDELAY__BROKER__URL", url.as_str()),
+        ("ROUNDELAY__BROKER__MANAGEMENT", &node.env("RABBITMQ_MANAGEMENT_URL")),
+    ];
+    let config = project.join("deploy/compose/roundelay.toml");
+    let check = roundelay_with(&variables, &["topology", "check", "--config", config.to_str().unwrap()]).await;
+    assert!(check.ok, "{check:?}");
+    assert_eq!(check.stdout, "nothing is wrong\n");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_does_not_declare_says_exactly_what_is_missing() {
     let ground = Ground::rabbit().await;
     let vhost = ground.vhost.as_ref().unwrap();
-    let config = ground.config_file("broker.declare = false\n[queues.work]\n[kinds.sync]\nqueue = \"work\"\nevery = \"1h\"\n");
+    let config =
+        ground.config_file("broker.declare = false\n[queues.work]\n[kinds.sync]\nqueue = \"work\"\nevery = \"1h\"\n");
     let nothing = ["of", "exchanges and queues are missing", "broker.declare is false", "roundelay topology apply"];
     refused("worker", &config, &[], &nothing).await;
     let roster = ground.path("roster.csv");

@@ -45,6 +45,14 @@ impl Node {
         url::Url::parse(&self.env("AMQP_URL")).unwrap().port().unwrap()
     }
 
+    /// A file of its folder as the node itself sees it: one that is not this machine's package has a root of its own.
+    pub fn inside(&self, name: &str) -> String {
+        match self.env("RABBITMQ_VERSION").starts_with("3.") {
+            true => self.folder.join(name).display().to_string(),
+            false => format!("/mnt/{name}"),
+        }
+    }
+
     /// Does a command of the script.
     pub async fn call(&self, verb: &str, more: &[&str]) -> String {
         let output =
@@ -55,10 +63,8 @@ impl Node {
 
     /// Has a shell do what an operator would type on the node's machine, where `rabbitmqctl` leads to this node.
     pub async fn shell(&self, commands: &str) {
-        let script = format!(
-            "set -e\nrabbitmqctl() {{ '{SCRIPT}' ctl '{}' -- \"$@\"; }}\n{commands}",
-            self.folder.display()
-        );
+        let script =
+            format!("set -e\nrabbitmqctl() {{ '{SCRIPT}' ctl '{}' -- \"$@\"; }}\n{commands}", self.folder.display());
         let output = Command::new("bash").args(["-c", &script]).stdin(Stdio::null()).output().await.unwrap();
         assert!(output.status.success(), "{commands}: {output:?}");
     }

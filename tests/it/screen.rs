@@ -218,6 +218,7 @@ const SPOKEN: &[(&str, &[&str])] = &[
     ("topology check", &[]),
     ("doctor", &[]),
     ("topology export", &["--output", "{definitions}"]),
+    ("topology users", &[]),
     ("enroll", &["--kind", "sync", "{roster}"]),
     ("publish", &["sync", "x"]),
     ("run", &["sync", "a"]),

@@ -136,9 +136,10 @@ impl Address {
         match timeout(CONNECT_WITHIN, self.dial(name)).await {
             Ok(Ok(connection)) => Ok(connection),
             // The broker says so at its end, if at all, and often only breaks the connection off.
-            Ok(Err(error)) if self.certificates.ours_is_over() => {
-                Err(failed(format!("{}; our own certificate has ended: renew broker.tls.certificate", in_words(&error))))
-            }
+            Ok(Err(error)) if self.certificates.ours_is_over() => Err(failed(format!(
+                "{}; our own certificate has ended: renew broker.tls.certificate",
+                in_words(&error)
+            ))),
             Ok(Err(error)) => Err(failed(in_words(&error))),
             Err(_) => Err(failed(format!("no answer within {} s", CONNECT_WITHIN.as_secs()))),
         }

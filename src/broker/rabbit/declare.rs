@@ -52,7 +52,9 @@ pub(super) async fn absent(connection: &Connection, topology: &Topology) -> Resu
     let (absent, unseen): (Vec<_>, Vec<_>) = answered.into_iter().partition(|answered| answered.code == NOT_FOUND);
     if let Some(first) = unseen.first() {
         tracing::warn!(
-            unseen = unseen.len(), first = first.step.name(), reason = first.words,
+            unseen = unseen.len(),
+            first = first.step.name(),
+            reason = first.words,
             "this user may not see whether all exchanges and queues are there"
         );
     }

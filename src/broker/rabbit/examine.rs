@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use lapin::ErrorKind;
 use reqwest::header::DATE;
-use serde::{Deserialize, Serialize};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 

@@ -147,7 +147,8 @@ impl RabbitBroker {
         };
         let (publishing, consuming) = (link("publish").await?, link("consume").await?);
         let publisher = Publisher::start(&publishing, names, patience);
-        let watch = address.is_encrypted().then(|| AbortOnDropHandle::new(tokio::spawn(address.clone().watch_certificates())));
+        let watch =
+            address.is_encrypted().then(|| AbortOnDropHandle::new(tokio::spawn(address.clone().watch_certificates())));
         Ok(Self {
             address,
             publisher,

@@ -244,7 +244,8 @@ fn certificates(all: &[Certificate], now: Time) -> Vec<Finding> {
     let finding = |certificate: &Certificate| {
         let Certificate { whose, ends } = certificate;
         let what = "certificates";
-        let follows = "from then on no connection to the broker succeeds; those that are open go on until they are lost";
+        let follows =
+            "from then on no connection to the broker succeeds; those that are open go on until they are lost";
         let fix = "renew it, and put certificate and key in their places: workers read them when they next connect";
         match certificate.soon(now) {
             None => Finding::good(Area::Broker, what, format!("{whose} ends at {ends}")),
@@ -537,11 +538,8 @@ fn permissions(told: &Told, place: &Place, topology: &Topology, needs: &Needs) -
         .chain(topology.queues.iter().map(|queue| queue.name.as_str()))
         .collect();
     let mut all = Vec::new();
-    let verbs = [
-        ("configure", configure, &needs.0.configure),
-        ("write", write, &needs.0.write),
-        ("read", read, &needs.0.read),
-    ];
+    let verbs =
+        [("configure", configure, &needs.0.configure), ("write", write, &needs.0.write), ("read", read, &needs.0.read)];
     for (verb, pattern, needed) in verbs {
         let lacking: Option<Vec<&str>> = names
             .iter()
@@ -755,11 +753,7 @@ mod tests {
     #[test]
     fn a_table_of_permissions() {
         let own = r"^(r\..*|sync-a|w\.b)$";
-        assert!(
-            needs().command().starts_with(r"'^(r\..*|sync\-a|w\.b)$' '^("),
-            "{}",
-            needs().command()
-        );
+        assert!(needs().command().starts_with(r"'^(r\..*|sync\-a|w\.b)$' '^("), "{}", needs().command());
         let all = [".*", ".*", ".*"];
         /// Patterns to configure, write and read, and what is found.
         type Row<'a> = ([&'a str; 3], &'a [(Grade, &'a str)]);
