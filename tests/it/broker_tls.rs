@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 
 use crate::commands::{ok, refused, run};
 use crate::harness::{roundelay_with, until};
-use crate::monitoring::Observed;
+use crate::monitoring::{OF_TLS, Observed};
 use crate::node::Node;
 
 /// An authority.
@@ -118,7 +118,7 @@ handler.exec = {{ argv = ["/bin/sh", "-c", "echo $ROUNDELAY_KEY >> {folder}/ran"
     }
 
     async fn interrupt(&self) {
-        self.node.shell("rabbitmqctl close_all_connections 'a test'").await;
+        self.node.shell("rabbitmqctl close_all_connections -p roundelay 'a test'").await;
     }
 }
 
@@ -202,6 +202,7 @@ async fn certificates_let_in_are_refused_with_words_and_are_renewed_while_a_work
         let name = format!("roundelay_broker_certificate_expiry_timestamp_seconds{{whose=\"{whose}\"}}");
         worker.metrics().await.get(&name)
     };
+    assert!(worker.metrics().await.names.contains(OF_TLS));
     let (own, broker) = (ends("own").await, ends("broker").await);
     assert!((own - broker - 15.0 * 86_400.0).abs() < 600.0, "{own} {broker}");
 

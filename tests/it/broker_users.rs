@@ -173,10 +173,10 @@ async fn four_users_do_what_they_are_for_and_nothing_else() {
     tries(
         &topology,
         &[
-            (true, DeclareQueue("roundelay.delay.9h")),
-            (true, DeleteQueue("roundelay.delay.9h")),
-            (true, DeclareExchange("roundelay.delay.9h")),
-            (true, DeleteExchange("roundelay.delay.9h")),
+            (true, DeclareQueue("roundelay.delay.999h")),
+            (true, DeleteQueue("roundelay.delay.999h")),
+            (true, DeclareExchange("roundelay.delay.999h")),
+            (true, DeleteExchange("roundelay.delay.999h")),
             // RabbitMQ cannot keep these from whoever declares that rungs lead to `jobs`, and binds to rungs.
             (true, Publish("roundelay.jobs")),
             (true, Get("roundelay.delay.5s")),
@@ -368,7 +368,7 @@ async fn who_does_not_declare_says_exactly_what_is_missing() {
     let ground = Ground::rabbit().await;
     let vhost = ground.vhost.as_ref().unwrap();
     let config =
-        ground.config_file("broker.declare = false\n[queues.work]\n[kinds.sync]\nqueue = \"work\"\nevery = \"1h\"\n");
+        ground.config_file("broker.declare = false\n[queues.work]\n[kinds.sync]\nqueue = \"work\"\nevery = \"1h\"\nhandler.exec.argv = [\"/bin/true\"]\n");
     let nothing = ["of", "exchanges and queues are missing", "broker.declare is false", "roundelay topology apply"];
     refused("worker", &config, &[], &nothing).await;
     let roster = ground.path("roster.csv");
