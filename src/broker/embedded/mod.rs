@@ -48,6 +48,8 @@ pub enum Profile {
     ///   stuck.
     /// - Purging a rung leaves what is stuck on it.
     Rabbit310,
+    /// RabbitMQ 4.0: the delivery limit and the consumers of later versions, and what is put back or purged as before.
+    Rabbit40,
     /// RabbitMQ 4.3: the delivery limit is 20 where nothing else is said, and only what comes back
     /// because its channel has gone counts. Consumers of a deleted queue are told. Nothing is
     /// believed. Purging a rung purges what is stuck on it.

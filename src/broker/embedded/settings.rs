@@ -22,7 +22,7 @@ pub(super) struct Settings {
     pub(super) delivery_limit: Option<u64>,
     /// Whether that counts what is put back, besides what comes back because its channel has gone.
     pub(super) requeues_count: bool,
-    /// Whether what is put back goes behind all else where there is no limit: 3.10 could not shorten
+    /// Whether what is put back goes behind all else where there is no limit: 3.10 and 4.0 could not shorten
     /// its log behind a message that is put back for ever.
     pub(super) requeues_to_tail: bool,
     /// What becomes of what has waited too long or come back too often.
@@ -73,10 +73,10 @@ impl Settings {
             delivery_limit: match (limit, profile) {
                 (Some(limit), _) => u64::try_from(limit).ok(),
                 (None, Profile::Rabbit310) => None,
-                (None, Profile::Rabbit4) => Some(DELIVERY_LIMIT),
+                (None, Profile::Rabbit40 | Profile::Rabbit4) => Some(DELIVERY_LIMIT),
             },
-            requeues_count: profile == Profile::Rabbit310,
-            requeues_to_tail: profile == Profile::Rabbit310,
+            requeues_count: profile != Profile::Rabbit4,
+            requeues_to_tail: profile != Profile::Rabbit4,
             dead_letter,
             expires: shortest("x-expires", "expires"),
         }

@@ -124,7 +124,7 @@ impl State {
                 let told = Instant::now() + NOTICE;
                 self.leaving.extend(queue.consumers.into_iter().map(|consumer| (told, consumer)));
             }
-            Profile::Rabbit4 => {
+            Profile::Rabbit40 | Profile::Rabbit4 => {
                 queue.consumers.iter().for_each(|consumer| consumer.flow.end());
                 outbox.bury(queue.consumers);
             }

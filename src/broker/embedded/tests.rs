@@ -471,7 +471,7 @@ async fn script(profile: Profile, seed: u64) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn the_same_script_has_the_same_consequences() {
-    for profile in [Profile::Rabbit310, Profile::Rabbit4] {
+    for profile in [Profile::Rabbit310, Profile::Rabbit40, Profile::Rabbit4] {
         let (one, other) = (script(profile, 1).await, script(profile, 1).await);
         assert!(one.len() > 500, "{}", one.len());
         assert_eq!(one, other);

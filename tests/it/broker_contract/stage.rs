@@ -72,7 +72,11 @@ pub async fn brokers() -> [Stage; 2] {
     let vhost = Vhost::new().await;
     let overview = vhost.call(Method::GET, "overview", json!(null)).await;
     let version = overview["rabbitmq_version"].as_str().unwrap().to_owned();
-    let profile = if version.starts_with("3.") { Profile::Rabbit310 } else { Profile::Rabbit4 };
+    let profile = match version.as_str() {
+        three if three.starts_with("3.") => Profile::Rabbit310,
+        four if four.starts_with("4.0.") => Profile::Rabbit40,
+        _ => Profile::Rabbit4,
+    };
     let embedded = EmbeddedBroker::with_profile(Names::new("r"), profile);
     let connection = Arc::new(embedded.connect_with(PATIENCE));
     let stages = [
