@@ -192,6 +192,25 @@ def matches(selector, labels):
     return all(labels.get(name) == value for name, value in selector.get("matchLabels", {}).items())
 
 
+def references(value):
+    """Names of the Secrets and ConfigMaps that an object uses, wherever in it (pure)."""
+    if isinstance(value, list):
+        return [name for item in value for name in references(item)]
+    if not isinstance(value, dict):
+        return []
+    found = []
+    for key, below in value.items():
+        if key in ("secretKeyRef", "configMapKeyRef", "secret", "configMap") and "name" in below:
+            found.append(below["name"])
+        elif key in ("secretTargetRef", "configMapTargetRef"):
+            found += [ref["name"] for ref in below]
+        elif key == "secretName":
+            found.append(below)
+        else:
+            found += references(below)
+    return found
+
+
 def kubernetes(problems, where, objects, known_metrics, overlay, program):
     """What the objects of one overlay say of each other."""
     (configuration,) = [o["data"]["roundelay.toml"] for o in of_kind(objects, "ConfigMap") if "roundelay.toml" in o["data"]]
@@ -203,17 +222,14 @@ def kubernetes(problems, where, objects, known_metrics, overlay, program):
     operators += [{"cnpg.io/cluster": o["metadata"]["name"]} for o in of_kind(objects, "Cluster")]
     labels_of_pods = [labels for _, labels, _ in pods] + operators
 
-    # Secrets and ConfigMaps.
+    # What operators make, what people must, and in the overlay without operators whatever its own file asks for.
     provided = {o["metadata"]["name"] for o in of_kind(objects, "Secret", "ConfigMap")}
     provided |= {f"{o['metadata']['name']}-user-credentials" for o in of_kind(objects, "User")}
     provided |= {f"{o['metadata']['name']}-{what}" for o in of_kind(objects, "Cluster") for what in ("app", "ca")}
     words = overlay.read_text()
     provided |= CERTIFICATES | {word for word in re.findall(r"[\w-]+", words) if "-" in word and overlay.parent.name == "plain"}
     for thing in objects:
-        found = re.findall(r'"(?:secretKeyRef|configMap|secret|configMapRef)": \{[^{}]*"name": "([^"]+)"', json.dumps(thing))
-        auth = thing.get("spec", {}) if thing["kind"] == "TriggerAuthentication" else {}
-        found += [ref["name"] for refs in ("secretTargetRef", "configMapTargetRef") for ref in auth.get(refs, [])]
-        for name in found:
+        for name in references(thing):
             problems.expect(name in provided, where, f"{name_of(thing)} uses {name}, which nobody provides")
 
     for thing, labels, pod in pods:
@@ -363,10 +379,14 @@ def compose(problems, project, file, dockerfile, program):
     consumed(problems, "docker-compose.yml", set(settings["queues"]), workers)
 
 
-def unit(problems, project, file, program, scratch):
+def unit(problems, project, file, program):
     """A service of systemd: what it starts, what it reads, how long it has to stop."""
-    at, lines = f"deploy/systemd/{file.name}", [line.split("=", 1) for line in file.read_text().splitlines() if "=" in line and line[0] not in "#["]
-    values = lambda name: [value for key, value in lines if key == name]
+    at = f"deploy/systemd/{file.name}"
+    lines = [line.split("=", 1) for line in file.read_text().splitlines() if "=" in line and line[0] not in "#["]
+
+    def values(name):
+        return [value for key, value in lines if key == name]
+
     (start,) = values("ExecStart")
     instance = "sync-*-ios:9465"
     words = shlex.split(start.replace("%%", "%").replace("$$", "$").replace("%I", instance).replace("/usr/local/bin/roundelay", "echo"))
@@ -431,7 +451,7 @@ def main():
     file = json.loads((scratch / "compose.json").read_text())
     compose(problems, project, file, dockerfile, given.program)
     for found in sorted((project / "deploy/systemd").glob("*.service")):
-        unit(problems, project, found, given.program, scratch)
+        unit(problems, project, found, given.program)
     versions(problems, project, file, dockerfile, objects)
     for told in problems.told:
         print(told, file=sys.stderr)
