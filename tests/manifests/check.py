@@ -116,6 +116,13 @@ def misfits(value, shape, path="spec"):
     return found + [f for name in value if name in fields for f in misfits(value[name], fields[name], f"{path}.{name}")]
 
 
+def text_of(problems, project, path):
+    """What is in a file; nothing, and a problem, where it is absent."""
+    there = (project / path).exists()
+    problems.expect(there, path, "is not there")
+    return (project / path).read_text() if there else ""
+
+
 def name_of(thing):
     return f"{thing['kind']} {thing['metadata']['name']}"
 
@@ -369,7 +376,7 @@ def compose(problems, project, file, dockerfile, program):
             wait = seconds(service["stop_grace_period"])
             problems.expect(wait >= seconds(settings["worker"]["grace"]) + RESERVE, at, f"is killed after {wait} s, within worker.grace")
             aliases = service["networks"]["default"]["aliases"]
-            scraped = (project / "deploy/prometheus/prometheus.yml").read_text()
+            scraped = text_of(problems, project, "deploy/prometheus/prometheus.yml")
             problems.expect("workers" in aliases and "workers" in scraped, at, "Prometheus does not find it: no alias `workers`")
             listen = str(port(settings["worker"]["listen"]))
             problems.expect(listen in scraped, at, f"Prometheus does not ask port {listen}")
@@ -445,9 +452,10 @@ def main():
         restricted(problems, name, objects)
         kubernetes(problems, name, objects, known_metrics, overlay, given.program)
     (scratch / "objects.ts").write_text("\n".join(types) + "\n")
-    alerts = (project / "deploy/prometheus/rules.yml").read_text()
-    made = project / "deploy/kubernetes/components/prometheus/rules.yaml"
-    problems.expect(made.read_text() == rules.text(alerts), made.name, "is not deploy/prometheus/rules.yml: tests/manifests/run --refresh")
+    alerts, made = "deploy/prometheus/rules.yml", "deploy/kubernetes/components/prometheus/rules.yaml"
+    if text := text_of(problems, project, alerts):
+        same = text_of(problems, project, made) == rules.text(text)
+        problems.expect(same, made, f"is not {alerts}: tests/manifests/run --refresh")
     file = json.loads((scratch / "compose.json").read_text())
     compose(problems, project, file, dockerfile, given.program)
     for found in sorted((project / "deploy/systemd").glob("*.service")):
