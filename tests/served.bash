@@ -1,6 +1,7 @@
 # What tests/browser/run and tests/schemathesis/run share: a worker and `roundelay serve` on a private RabbitMQ, with
 # chains that run, fail and wait. This file is sourced, not run, after deploy/local/common.bash.
-# shellcheck shell=bash
+# The script that sources this sets `project`, and ends at an error.
+# shellcheck shell=bash disable=SC2154,SC2164
 
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/roundelay-served.XXXXXX")
 chmod 755 "$scratch"

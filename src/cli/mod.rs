@@ -17,6 +17,7 @@ mod enroll;
 mod failed;
 mod fleet;
 mod forecast;
+mod health;
 mod list;
 mod manual;
 mod progress;
@@ -99,6 +100,7 @@ enum Command {
     Token(token::TokenCommand),
     Check(check::Check),
     Doctor(doctor::Doctor),
+    Health(health::Health),
     Topology(topology::Topology),
     Bench(bench::Bench),
     Simulate(simulate::Simulate),
@@ -229,6 +231,7 @@ pub fn main() -> ExitCode {
             Command::Token(token) => token.run().await,
             Command::Check(check) => check.run(),
             Command::Doctor(doctor) => doctor.run().await,
+            Command::Health(health) => health.run().await,
             Command::Topology(topology) => topology.run().await,
             Command::Bench(bench) => bench.run().await,
             // It has runtimes of its own.

@@ -12,6 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Child;
 use tokio::sync::watch;
 
+use crate::commands::{ok, refused, told};
 use crate::harness::{Ground, Vhost, roundelay, until};
 
 /// A worker whose log is read, and who is asked over HTTP.
@@ -317,6 +318,15 @@ async fn health_tells_what_is_away_and_answers_all_the_while() {
     let worker = Observed::start(&config).await;
     let ready = async || worker.health("/readyz").await;
     until("it is ready", || async { ready().await.0 == 200 }).await;
+    // The same by the command, which finds the address in the configuration.
+    let listen = format!("0.0.0.0:{}", worker.address.rsplit_once(':').unwrap().1);
+    let text = std::fs::read_to_string(&config).unwrap();
+    let nowhere = ground.path("nowhere.toml");
+    std::fs::write(&nowhere, &text).unwrap();
+    std::fs::write(&config, format!("worker.listen = \"{listen}\"\n{text}")).unwrap();
+    assert!(ok("health", &config, &[]).await.ends_with("/healthz answers 200 OK\n"));
+    assert_eq!(told("health", &config, &["--ready"]).await["ok"], json!(true));
+    refused("health", &nowhere, &[], &["nowhere.toml: worker.listen is not set"]).await;
 
     // Somebody holds the ledger's write lock, and the broker goes away.
     let thief = rusqlite::Connection::open(ground.path("ledger.db")).unwrap();
@@ -328,6 +338,9 @@ async fn health_tells_what_is_away_and_answers_all_the_while() {
     assert!(down["broker"].starts_with("the broker is away: "), "{down:?}");
     assert!(down["ledger"].contains("locked"), "{down:?}");
     assert_eq!(worker.health("/healthz").await.0, 200, "it lives all the same");
+    ok("health", &config, &[]).await;
+    let words = ["/readyz answers 503 Service Unavailable; broker: the broker is away: ", "; ledger: "];
+    refused("health", &config, &["--ready"], &words).await;
     let metrics = worker.metrics().await;
     assert_eq!((metrics.get("roundelay_broker_up"), metrics.get("roundelay_ledger_up")), (0.0, 0.0));
 
@@ -336,6 +349,11 @@ async fn health_tells_what_is_away_and_answers_all_the_while() {
     until("both are back", || async { ready().await.0 == 200 }).await;
     let metrics = worker.metrics().await;
     assert_eq!((metrics.get("roundelay_broker_up"), metrics.get("roundelay_ledger_up")), (1.0, 1.0));
+    let base = format!("http://{}", worker.address);
+    refused("health", &nowhere, &[&format!("{base}/")], &["answers 404", "is it a worker's address?"]).await;
+    drop(worker);
+    until("it is gone", || async { TcpStream::connect(base.trim_start_matches("http://")).await.is_err() }).await;
+    refused("health", &config, &[], &["/healthz does not answer"]).await;
 }
 
 #[tokio::test]
