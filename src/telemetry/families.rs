@@ -82,7 +82,7 @@ struct ByWorker {
     worker: String,
 }
 
-type Seconds = Gauge<f64, AtomicU64>;
+pub(super) type Seconds = Gauge<f64, AtomicU64>;
 type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// The metrics that have labels, or that are set.
@@ -119,6 +119,7 @@ pub struct Families {
     census_took: Seconds,
     ledger_up: Gauge,
     broker_up: Gauge,
+    ready: Gauge,
     worker: Family<ByWorker, Gauge>,
     started_at: Seconds,
     /// Queues that the last census had: one that has lost its last chain drops out of the next.
@@ -162,6 +163,7 @@ impl Families {
             census_took: Seconds::default(),
             ledger_up: Gauge::default(),
             broker_up: Gauge::default(),
+            ready: Gauge::default(),
             worker: Family::default(),
             started_at: Seconds::default(),
             counted: Mutex::default(),
@@ -225,6 +227,7 @@ impl Families {
         to.register("census_timestamp_seconds", "When the ledger was last counted", self.census_at.clone());
         to.register("census_duration_seconds", "How long the last count took", self.census_took.clone());
         to.register("broker_up", "Whether the broker is connected and takes messages", self.broker_up.clone());
+        to.register("ready", "Whether this worker is of use", self.ready.clone());
         to.register("worker_info", "Which worker this is", self.worker.clone());
     }
 
@@ -235,7 +238,8 @@ impl Families {
         self.started_at.set(seconds(at));
     }
 
-    pub fn up(&self, broker: bool, ledger: bool) {
+    pub fn up(&self, broker: bool, ledger: bool, ready: bool) {
+        self.ready.set(ready.into());
         self.broker_up.set(broker.into());
         self.ledger_up.set(ledger.into());
     }

@@ -202,6 +202,13 @@ handler.exec.argv = ["/bin/false"]
         ("roundelay_throttle_ordered{throttle=\"pace\"}", 0.0),
         ("roundelay_chains{state=\"sleeping\",queue=\"work\"}", 1.0),
         ("roundelay_chains_overdue{queue=\"work\"}", 0.0),
+        ("roundelay_workers{state=\"working\"}", 1.0),
+        ("roundelay_workers{state=\"silent\"}", 0.0),
+        ("roundelay_queue_workers{queue=\"work\"}", 1.0),
+        ("roundelay_queue_places{queue=\"work\"}", 16.0),
+        ("roundelay_queue_paused_seconds{queue=\"work\"}", 0.0),
+        ("roundelay_queue_info{queue=\"work\",throttle=\"pace\"}", 1.0),
+        ("roundelay_ready", 1.0),
         ("roundelay_ledger_failures", 2.0),
         ("roundelay_ledger_up", 1.0),
         ("roundelay_broker_up", 1.0),
@@ -324,13 +331,14 @@ async fn health_tells_what_is_away_and_answers_all_the_while() {
     assert!(down["ledger"].contains("locked"), "{down:?}");
     assert_eq!(worker.health("/healthz").await.0, 200, "it lives all the same");
     let metrics = worker.metrics().await;
-    assert_eq!((metrics.get("roundelay_broker_up"), metrics.get("roundelay_ledger_up")), (0.0, 0.0));
+    let up = ["roundelay_broker_up", "roundelay_ledger_up", "roundelay_ready"];
+    assert_eq!(up.map(|name| metrics.get(name)), [0.0; 3]);
 
     door.open.send_replace(true);
     thief.execute_batch("ROLLBACK").unwrap();
     until("both are back", || async { ready().await.0 == 200 }).await;
     let metrics = worker.metrics().await;
-    assert_eq!((metrics.get("roundelay_broker_up"), metrics.get("roundelay_ledger_up")), (1.0, 1.0));
+    assert_eq!(up.map(|name| metrics.get(name)), [1.0; 3]);
 }
 
 #[tokio::test]
