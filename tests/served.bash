@@ -1,4 +1,4 @@
-# What tests/browser/run and tests/schemathesis/run share: a worker and `roundelay serve` on a private RabbitMQ, with
+# What tests/browser/run, tests/schemathesis/run and tests/prometheus/run share: a worker and `roundelay serve` on a private RabbitMQ, with
 # chains that run, fail and wait. This file is sourced, not run, after deploy/local/common.bash.
 # shellcheck shell=bash
 

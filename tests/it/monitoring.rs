@@ -16,7 +16,7 @@ use crate::harness::{Ground, Vhost, roundelay, until};
 
 /// A worker whose log is read, and who is asked over HTTP.
 struct Observed {
-    _worker: Child,
+    process: Child,
     /// The lines of its log.
     log: Arc<Mutex<Vec<Value>>>,
     address: String,
@@ -53,7 +53,7 @@ impl Observed {
         };
         until("it listens", || async { address().is_some() }).await;
         let address = address().unwrap();
-        Self { _worker: worker, log, address }
+        Self { process: worker, log, address }
     }
 
     async fn get(&self, path: &str) -> (StatusCode, String) {
@@ -271,6 +271,28 @@ handler.exec.argv = ["/bin/true"]
     let output = roundelay(&["status", "--config", config.to_str().unwrap(), "--json"]).await;
     let why = output.json()["stuck"][0]["why"].clone();
     assert!(why.as_str().unwrap().starts_with("its message is not known to have been sent"), "{why}");
+}
+
+#[tokio::test]
+async fn a_queue_that_is_paused_shows_and_so_does_a_worker_that_was_killed() {
+    let ground = Ground::rabbit().await;
+    let config = ground.config_file("[queues.work]\nconcurrency = 3\n");
+    let mut killed = Observed::start(&config).await;
+    let worker = Observed::start(&config).await;
+    let queue = async |name: &str| worker.metrics().await.get(&format!("roundelay_queue_{name}{{queue=\"work\"}}"));
+    until("both take from it", || async { (queue("workers").await, queue("places").await) == (2.0, 6.0) }).await;
+    assert_eq!(queue("paused_seconds").await, 0.0);
+
+    let ordered = ["queue", "pause", "work", "--why", "a test", "--config", config.to_str().unwrap()];
+    assert!(roundelay(&ordered).await.ok);
+    until("it is paused", || async { queue("workers").await == 0.0 && queue("paused_seconds").await > 0.0 }).await;
+    assert!(roundelay(&["queue", "resume", "work", "--config", config.to_str().unwrap()]).await.ok);
+    until("it is open again", || async { queue("workers").await == 2.0 && queue("paused_seconds").await == 0.0 }).await;
+
+    killed.process.kill().await.unwrap();
+    let silent = async || worker.metrics().await.get("roundelay_workers{state=\"silent\"}") == 1.0;
+    until("the other one is missed", silent).await;
+    assert_eq!((queue("workers").await, queue("places").await), (1.0, 3.0));
 }
 
 /// A way to the broker that can be closed.

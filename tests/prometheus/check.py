@@ -44,6 +44,15 @@ def words(project):
             wrong.append(f"{name}: its runbook is docs/operations.md#{name.lower()}")
         if rule["labels"]["severity"] not in ("critical", "warning", "info"):
             wrong.append(f"{name}: its severity is {rule['labels']['severity']}")
+    text = (project / "docs/operations.md").read_text()
+    section = text.split("\n## Runbooks\n", 1)[1].split("\n## ", 1)[0]
+    runbooks = dict(re.findall(r"^### (\w+)\n\n(.*?)(?=^### |\Z)", section, re.M | re.S))
+    for name in sorted(alerts.keys() ^ runbooks.keys()):
+        wrong.append(f"{name}: an alert without a runbook in docs/operations.md, or a runbook without an alert")
+    for name, runbook in runbooks.items():
+        for part in ("Means", "Follows", "Look", "Mend"):
+            if f"**{part}**" not in runbook:
+                wrong.append(f"{name}: its runbook does not say **{part}**")
     uid = yaml.safe_load((project / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"][0]["uid"]
     uids = set()
     for file, board in dashboards(project).items():
