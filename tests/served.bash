@@ -1,5 +1,5 @@
-# What tests/browser/run, tests/schemathesis/run and tests/prometheus/run share: a worker and `roundelay serve` on a private RabbitMQ, with
-# chains that run, fail and wait. This file is sourced, not run, after deploy/local/common.bash.
+# What tests/browser/run, tests/schemathesis/run and tests/prometheus/run share: a worker and `roundelay serve` on a
+# private RabbitMQ, with chains that run, fail and wait. This file is sourced, not run, after deploy/local/common.bash.
 # shellcheck shell=bash
 
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/roundelay-served.XXXXXX")

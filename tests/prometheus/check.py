@@ -22,11 +22,17 @@ COMPARISON = re.compile(r"\s(?:==|!=|>=|<=|>|<)(?:\s+bool)?\s+-?[0-9.]+\b")
 
 
 def dashboards(project):
-    return {path.name: json.loads(path.read_text()) for path in sorted(project.glob("deploy/grafana/dashboards/*.json"))}
+    return {
+        path.name: json.loads(path.read_text()) for path in sorted(project.glob("deploy/grafana/dashboards/*.json"))
+    }
 
 
 def rules(project):
-    return [rule for group in yaml.safe_load((project / "deploy/prometheus/rules.yml").read_text())["groups"] for rule in group["rules"]]
+    return [
+        rule
+        for group in yaml.safe_load((project / "deploy/prometheus/rules.yml").read_text())["groups"]
+        for rule in group["rules"]
+    ]
 
 
 def words(project):
@@ -53,7 +59,9 @@ def words(project):
         for part in ("Means", "Follows", "Look", "Mend"):
             if f"**{part}**" not in runbook:
                 wrong.append(f"{name}: its runbook does not say **{part}**")
-    uid = yaml.safe_load((project / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"][0]["uid"]
+    uid = yaml.safe_load((project / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())[
+        "datasources"
+    ][0]["uid"]
     uids = set()
     for file, board in dashboards(project).items():
         if board["uid"] in uids:
@@ -67,7 +75,11 @@ def words(project):
             for target in [panel, *panel.get("targets", [])]:
                 if panel["type"] != "row" and target["datasource"]["uid"] != uid:
                     wrong.append(f"{where}: its datasource is not {uid}")
-            for cell in [(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])]:
+            for cell in [
+                (x, y)
+                for x in range(place["x"], place["x"] + place["w"])
+                for y in range(place["y"], place["y"] + place["h"])
+            ]:
                 if cell[0] >= 24 or taken.setdefault(cell, where) != where:
                     wrong.append(f"{where}: it lies over {taken[cell]}, or beyond the edge")
                     break
@@ -111,7 +123,9 @@ class Prometheus:
 
 def selectors(expr):
     """What an expression reads: names of metrics, with their matchers."""
-    return re.findall(r"\b(?:roundelay|rabbitmq|process|prometheus|queue:\w+|up|ALERTS)[a-zA-Z0-9_:]*(?:\{[^}]*\})?(?![\w(])", expr)
+    return re.findall(
+        r"\b(?:roundelay|rabbitmq|process|prometheus|queue:\w+|up|ALERTS)[a-zA-Z0-9_:]*(?:\{[^}]*\})?(?![\w(])", expr
+    )
 
 
 def with_data(expr):
@@ -154,7 +168,9 @@ def live(project, url):
                 found = prometheus.series(expr)
                 if not found:
                     missing.append(f"{what}: no data for {expr}")
-                elif absent := [label for label in sorted(labels) if not all(label in series["metric"] for series in found)]:
+                elif absent := [
+                    label for label in sorted(labels) if not all(label in series["metric"] for series in found)
+                ]:
                     missing.append(f"{what}: no label {', '.join(absent)} on {expr}")
             states = {rule["name"]: rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]}
             for name, rule in states.items():
