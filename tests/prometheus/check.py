@@ -75,14 +75,12 @@ def words(project):
             for target in [panel, *panel.get("targets", [])]:
                 if panel["type"] != "row" and target["datasource"]["uid"] != uid:
                     wrong.append(f"{where}: its datasource is not {uid}")
-            for cell in [
-                (x, y)
-                for x in range(place["x"], place["x"] + place["w"])
-                for y in range(place["y"], place["y"] + place["h"])
-            ]:
-                if cell[0] >= 24 or taken.setdefault(cell, where) != where:
-                    wrong.append(f"{where}: it lies over {taken[cell]}, or beyond the edge")
-                    break
+            columns, rows = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+            under = {taken.setdefault((x, y), where) for x in columns for y in rows} - {where}
+            if columns.stop > 24:
+                wrong.append(f"{where}: it reaches beyond the 24 columns of a dashboard")
+            if under:
+                wrong.append(f"{where}: it lies over {', '.join(sorted(under))}")
         text = json.dumps(board["panels"])
         for variable in board["templating"]["list"]:
             if f"${variable['name']}" not in text:
