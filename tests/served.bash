@@ -1,5 +1,5 @@
-# What tests/browser/run and tests/schemathesis/run share: a worker and `roundelay serve` on a private RabbitMQ, with
-# chains that run, fail and wait. This file is sourced, not run, after deploy/local/common.bash.
+# What tests/browser/run, tests/schemathesis/run and tests/prometheus/run share: a worker and `roundelay serve` on a
+# private RabbitMQ, with chains that run, fail and wait. This file is sourced, not run, after deploy/local/common.bash.
 # The script that sources this sets `project`, and ends at an error.
 # shellcheck shell=bash disable=SC2154,SC2164
 

@@ -6,13 +6,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use nix::sys::resource::{UsageWho, getrusage};
-
-/// CPU seconds that this process has taken so far, in user and kernel mode, on all cores.
-pub(super) fn cpu_seconds() -> f64 {
-    let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
-    getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()))
-}
+pub(super) use crate::telemetry::process::{cpu_seconds, resident};
 
 /// CPU seconds by name of thread, where the system tells (only Linux does).
 pub(super) fn cpu_of_threads() -> BTreeMap<String, f64> {
@@ -53,17 +47,6 @@ impl Machine {
     }
 }
 
-/// Bytes of memory that it has resident now; `None` where the system does not say (only Linux does).
-pub(super) fn resident() -> Option<u64> {
-    resident_in(&fs::read_to_string("/proc/self/status").ok()?)
-}
-
-fn resident_in(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1_024)
-}
-
 /// Bytes of disk that the files in a folder take, and those in folders within it. A file that goes while they are
 /// counted is not counted.
 pub(super) fn disk_usage(folder: &Path) -> io::Result<u64> {
@@ -94,12 +77,6 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-
-    #[test]
-    fn the_resident_memory_is_read_from_what_linux_says() {
-        assert_eq!(resident_in("Name:\tx\nVmRSS:\t   12345 kB\nThreads:\t3\n"), Some(12_345 * 1_024));
-        assert_eq!(resident_in("Name:\tx\n"), None);
-    }
 
     #[test]
     fn the_disk_that_files_take_is_counted_with_those_in_folders_within() {

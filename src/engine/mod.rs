@@ -45,7 +45,7 @@ use crate::broker::rabbit::RabbitBroker;
 use crate::broker::topology::{Names, Topology};
 use crate::broker::{Broker, BrokerError};
 use crate::clock::{Clock, Entropy};
-use crate::config::{BrokerUrl, Config, HandlerSettings, KindSettings, LedgerUrl};
+use crate::config::{BrokerUrl, Config, HandlerSettings, KindSettings, LedgerUrl, QueueSettings};
 use crate::fleet::{FleetOrders, Flow};
 use crate::handler::Handler;
 use crate::handler::exec::ExecHandler;
@@ -437,7 +437,8 @@ impl Engine {
             (name.clone(), lanes.collect())
         });
         let mut queues: BTreeMap<String, Vec<Arc<QueueRun>>> = queues.collect();
-        let mut known_queues: Vec<String> = config.queues.keys().cloned().collect();
+        let queue = |(name, settings): (&String, &QueueSettings)| (name.clone(), settings.throttle.clone());
+        let mut known_queues: BTreeMap<String, Option<String>> = config.queues.iter().map(queue).collect();
         let chores = self.chores.then(|| Arc::new(Chores::new(config, &connections)));
         let mut kinds = self.config.kinds.clone();
         if let Some(chores) = &chores {
@@ -459,7 +460,7 @@ impl Engine {
                 balances: Arc::default(),
             };
             queues.insert(name.clone(), vec![Arc::new(queue)]);
-            known_queues.push(name);
+            known_queues.insert(name, None);
             for (name, settings) in Chores::kinds() {
                 kinds.insert(name.into(), settings);
                 self.handlers.insert(name.into(), Arc::new(chores.clone()));
@@ -551,8 +552,8 @@ struct Core {
     /// By kind.
     figures: HashMap<String, KindFigures>,
     handlers: HashMap<String, Arc<dyn Handler>>,
-    /// Every queue of the configuration, consumed here or not.
-    known_queues: Vec<String>,
+    /// Every queue of the configuration, consumed here or not, and the throttle that paces it.
+    known_queues: BTreeMap<String, Option<String>>,
     /// Those consumed here, each with its lanes from the lowest.
     queues: BTreeMap<String, Vec<Arc<QueueRun>>>,
     throttles: Throttles,
@@ -591,12 +592,16 @@ struct InHand<'a> {
 impl Core {
     /// What is to be watched of this worker.
     fn subject(&self) -> Subject {
+        // The engine's own queue is not told of by workers, and cannot be paused.
+        let own = self.chores.as_ref().map(|chores| &chores.queue);
+        let queues = self.known_queues.iter().filter(|(name, _)| Some(*name) != own);
         Subject {
             worker: self.worker.clone(),
             telemetry: self.telemetry.clone(),
             broker: self.dispatch.broker.clone(),
             ledger: self.ledger.clone(),
             throttles: self.throttles.clone(),
+            queues: queues.map(|(name, throttle)| (name.clone(), throttle.clone())).collect(),
             slack: self.catch_up.slack,
             ready: self.ready.clone(),
             stop: self.stopping.clone(),

@@ -108,7 +108,7 @@ impl Core {
             Some(queue) => queue,
             None => kind.queue_for(&job.payload)?.unwrap_or_else(|| queue.to_owned()),
         };
-        if !self.known_queues.contains(&queue) {
+        if !self.known_queues.contains_key(&queue) {
             return Err(format!("there is no [queues.{queue}] in the configuration"));
         }
         let size = if job.payload == Value::Null { 0 } else { job.payload.to_string().len() };

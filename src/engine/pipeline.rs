@@ -121,7 +121,7 @@ impl Core {
         if self.kind(&envelope.kind).is_none() {
             return Err(BadMessage::UnknownKind(envelope.kind));
         }
-        if let Some(queue) = envelope.queue.as_ref().filter(|queue| !self.known_queues.contains(queue)) {
+        if let Some(queue) = envelope.queue.as_ref().filter(|queue| !self.known_queues.contains_key(*queue)) {
             return Err(BadMessage::UnknownQueue(queue.clone()));
         }
         if let Some(chain) = envelope.chain.as_ref().filter(|chain| chain.ledger != self.ledger.id()) {

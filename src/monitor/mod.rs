@@ -14,6 +14,7 @@ mod listener;
 pub mod stuck;
 pub mod throttled;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -58,6 +59,8 @@ pub struct Subject {
     pub ledger: Arc<dyn Ledger>,
     /// What paces its starts.
     pub throttles: Throttles,
+    /// The queues of the configuration, each with its throttle.
+    pub queues: BTreeMap<String, Option<String>>,
     /// After so long a due chain counts as overdue.
     pub slack: Duration,
     /// Set once it consumes.
@@ -124,6 +127,13 @@ struct Facts {
     census: Part,
 }
 
+impl Facts {
+    /// What must be up for the worker to be of use.
+    fn all(&self) -> [&Part; 4] {
+        [&self.engine, &self.broker, &self.ledger, &self.census]
+    }
+}
+
 impl Watch {
     /// Asks the ledger, again and again.
     async fn keep_asking(self: Arc<Self>) {
@@ -155,9 +165,12 @@ impl Watch {
         let begun = Instant::now();
         let census = self.subject.ledger.census(self.subject.slack).await?;
         let throttles = Throttled::look(self.subject.throttles.settings(), &*self.subject.ledger).await?;
-        self.subject.telemetry.throttled(&throttles);
-        self.subject.telemetry.census(&census, self.subject.ledger.now(), begun.elapsed());
-        self.subject.ledger.flush().await
+        let Subject { telemetry, ledger, queues, .. } = &self.subject;
+        let (workers, orders) = (ledger.workers().await?, ledger.fleet_orders().await?);
+        telemetry.throttled(&throttles);
+        telemetry.fleet(queues, &workers, &orders, ledger.now());
+        telemetry.census(&census, ledger.now(), begun.elapsed());
+        ledger.flush().await
     }
 
     async fn keep_looking(self: Arc<Self>) {
@@ -184,7 +197,8 @@ impl Watch {
         let silent = facts.asked_at.elapsed() > SILENT;
         let census = silent.then(|| format!("the ledger has not been asked since {}", facts.asked));
         facts.census.note(census, now);
-        telemetry.up(facts.broker.is_up(), facts.ledger.is_up() && facts.census.is_up());
+        let ready = facts.all().iter().all(|part| part.is_up());
+        telemetry.up(facts.broker.is_up(), facts.ledger.is_up() && facts.census.is_up(), ready);
         telemetry.certificates(&broker.certificates());
         facts
     }
@@ -198,8 +212,7 @@ impl Watch {
     }
 
     fn ready(&self) -> Report {
-        let facts = self.look();
-        Report::new(&[&facts.engine, &facts.broker, &facts.ledger, &facts.census])
+        Report::new(&self.look().all())
     }
 
     fn metrics(&self) -> String {

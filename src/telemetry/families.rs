@@ -88,7 +88,7 @@ struct ByWorker {
     worker: String,
 }
 
-type Seconds = Gauge<f64, AtomicU64>;
+pub(super) type Seconds = Gauge<f64, AtomicU64>;
 type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// The metrics that have labels, or that are set.
@@ -126,6 +126,7 @@ pub struct Families {
     ledger_up: Gauge,
     broker_up: Gauge,
     certificates: Family<ByWhose, Seconds>,
+    ready: Gauge,
     worker: Family<ByWorker, Gauge>,
     started_at: Seconds,
     /// Queues that the last census had: one that has lost its last chain drops out of the next.
@@ -170,6 +171,7 @@ impl Families {
             ledger_up: Gauge::default(),
             broker_up: Gauge::default(),
             certificates: Family::default(),
+            ready: Gauge::default(),
             worker: Family::default(),
             started_at: Seconds::default(),
             counted: Mutex::default(),
@@ -238,6 +240,7 @@ impl Families {
             "When a certificate of the connection to the broker ends",
             self.certificates.clone(),
         );
+        to.register("ready", "Whether this worker is of use", self.ready.clone());
         to.register("worker_info", "Which worker this is", self.worker.clone());
     }
 
@@ -248,7 +251,8 @@ impl Families {
         self.started_at.set(seconds(at));
     }
 
-    pub fn up(&self, broker: bool, ledger: bool) {
+    pub fn up(&self, broker: bool, ledger: bool, ready: bool) {
+        self.ready.set(ready.into());
         self.broker_up.set(broker.into());
         self.ledger_up.set(ledger.into());
     }

@@ -3,12 +3,16 @@
 //! - `families`: every metric by name, as `docs/metrics.md` documents them.
 //! - `figures`: what is counted for one queue, one kind, one throttle. The engine gets them once,
 //!   at its start, so that a run looks up no label: it adds to atomics and to short histograms.
+//! - `fleet`: the workers of the ledger and the queues that they take from.
+//! - `process`: what this process takes of the machine.
 //! - `lateness`: quantiles for people, beside the histograms for Prometheus.
 //! - `text`: how it is written for Prometheus.
 
 mod families;
 mod figures;
+mod fleet;
 mod lateness;
+pub(crate) mod process;
 pub mod text;
 
 use std::collections::BTreeMap;
@@ -20,19 +24,24 @@ use prometheus_client::registry::Registry;
 
 use crate::broker::rabbit::certificates::Certificate;
 use crate::clock::Time;
-use crate::ledger::Census;
+use crate::fleet::{FleetOrders, Subject};
+use crate::ledger::{Census, SeenWorker};
 use crate::monitor::throttled::Throttled;
 use crate::outcome::Verdict;
 use families::Families;
 pub use figures::{KindFigures, QueueFigures, Running, SlotCounts, ThrottleFigures, Waiting};
+use fleet::FleetFamilies;
 pub(crate) use lateness::Latenesses;
 pub use lateness::{Lateness, QueueReport};
+use process::Process;
 
 /// Counts since the engine started.
 #[derive(Debug)]
 pub struct Telemetry {
     registry: Registry,
     families: Families,
+    fleet: FleetFamilies,
+    process: Process,
     counts: [Counter; COUNTS],
     queues: Mutex<BTreeMap<String, Arc<QueueFigures>>>,
     throttles: Mutex<BTreeMap<String, Arc<ThrottleFigures>>>,
@@ -86,8 +95,10 @@ const COUNTS: usize = Count::Republished as usize + 1;
 impl Default for Telemetry {
     fn default() -> Self {
         let counts: [Counter; COUNTS] = Default::default();
-        let (families, registry) = Families::register(&counts);
-        Self { registry, families, counts, queues: Mutex::default(), throttles: Mutex::default() }
+        let (families, mut registry) = Families::register(&counts);
+        let process = Process::register(&mut registry);
+        let fleet = FleetFamilies::register(registry.sub_registry_with_prefix("roundelay"));
+        Self { registry, families, fleet, process, counts, queues: Mutex::default(), throttles: Mutex::default() }
     }
 }
 
@@ -166,9 +177,20 @@ impl Telemetry {
         self.families.census(census, at, took);
     }
 
-    /// Whether the broker and the ledger can be used.
-    pub fn up(&self, broker: bool, ledger: bool) {
-        self.families.up(broker, ledger);
+    /// What workers say of themselves in the ledger, and what was ordered of these queues, each with its throttle.
+    pub fn fleet(
+        &self,
+        queues: &BTreeMap<String, Option<String>>,
+        workers: &[SeenWorker],
+        orders: &BTreeMap<Subject, FleetOrders>,
+        now: Time,
+    ) {
+        self.fleet.set(queues, workers, orders, now);
+    }
+
+    /// Whether the broker and the ledger can be used, and whether this worker is of use.
+    pub fn up(&self, broker: bool, ledger: bool, ready: bool) {
+        self.families.up(broker, ledger, ready);
     }
 
     /// When the certificates of the connection to the broker end.
@@ -178,6 +200,7 @@ impl Telemetry {
 
     /// Everything, in Prometheus' text format.
     pub fn render(&self) -> String {
+        self.process.look();
         text::render(&self.registry)
     }
 

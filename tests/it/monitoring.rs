@@ -17,7 +17,7 @@ use crate::harness::{Ground, Vhost, roundelay, until};
 
 /// A worker whose log is read, and who is asked over HTTP.
 pub struct Observed {
-    _worker: Child,
+    process: Child,
     /// The lines of its log.
     pub log: Arc<Mutex<Vec<Value>>>,
     address: String,
@@ -54,7 +54,7 @@ impl Observed {
         };
         until("it listens", || async { address().is_some() }).await;
         let address = address().unwrap();
-        Self { _worker: worker, log, address }
+        Self { process: worker, log, address }
     }
 
     pub async fn get(&self, path: &str) -> (StatusCode, String) {
@@ -208,6 +208,13 @@ handler.exec.argv = ["/bin/false"]
         ("roundelay_throttle_ordered{throttle=\"pace\"}", 0.0),
         ("roundelay_chains{state=\"sleeping\",queue=\"work\"}", 1.0),
         ("roundelay_chains_overdue{queue=\"work\"}", 0.0),
+        ("roundelay_workers{state=\"working\"}", 1.0),
+        ("roundelay_workers{state=\"silent\"}", 0.0),
+        ("roundelay_queue_workers{queue=\"work\"}", 1.0),
+        ("roundelay_queue_places{queue=\"work\"}", 16.0),
+        ("roundelay_queue_paused_seconds{queue=\"work\"}", 0.0),
+        ("roundelay_queue_info{queue=\"work\",throttle=\"pace\"}", 1.0),
+        ("roundelay_ready", 1.0),
         ("roundelay_ledger_failures", 2.0),
         ("roundelay_ledger_up", 1.0),
         ("roundelay_broker_up", 1.0),
@@ -270,6 +277,28 @@ handler.exec.argv = ["/bin/true"]
     let output = roundelay(&["status", "--config", config.to_str().unwrap(), "--json"]).await;
     let why = output.json()["stuck"][0]["why"].clone();
     assert!(why.as_str().unwrap().starts_with("its message is not known to have been sent"), "{why}");
+}
+
+#[tokio::test]
+async fn a_queue_that_is_paused_shows_and_so_does_a_worker_that_was_killed() {
+    let ground = Ground::rabbit().await;
+    let config = ground.config_file("[queues.work]\nconcurrency = 3\n");
+    let mut killed = Observed::start(&config).await;
+    let worker = Observed::start(&config).await;
+    let queue = async |name: &str| worker.metrics().await.get(&format!("roundelay_queue_{name}{{queue=\"work\"}}"));
+    until("both take from it", || async { (queue("workers").await, queue("places").await) == (2.0, 6.0) }).await;
+    assert_eq!(queue("paused_seconds").await, 0.0);
+
+    let ordered = ["queue", "pause", "work", "--why", "a test", "--config", config.to_str().unwrap()];
+    assert!(roundelay(&ordered).await.ok);
+    until("it is paused", || async { queue("workers").await == 0.0 && queue("paused_seconds").await > 0.0 }).await;
+    assert!(roundelay(&["queue", "resume", "work", "--config", config.to_str().unwrap()]).await.ok);
+    until("it is open again", || async { queue("workers").await == 2.0 && queue("paused_seconds").await == 0.0 }).await;
+
+    killed.process.kill().await.unwrap();
+    let silent = async || worker.metrics().await.get("roundelay_workers{state=\"silent\"}") == 1.0;
+    until("the other one is missed", silent).await;
+    assert_eq!((queue("workers").await, queue("places").await), (1.0, 3.0));
 }
 
 /// A way to the broker that can be closed.
@@ -342,13 +371,14 @@ async fn health_tells_what_is_away_and_answers_all_the_while() {
     let words = ["/readyz answers 503 Service Unavailable; broker: the broker is away: ", "; ledger: "];
     refused("health", &config, &["--ready"], &words).await;
     let metrics = worker.metrics().await;
-    assert_eq!((metrics.get("roundelay_broker_up"), metrics.get("roundelay_ledger_up")), (0.0, 0.0));
+    let up = ["roundelay_broker_up", "roundelay_ledger_up", "roundelay_ready"];
+    assert_eq!(up.map(|name| metrics.get(name)), [0.0; 3]);
 
     door.open.send_replace(true);
     thief.execute_batch("ROLLBACK").unwrap();
     until("both are back", || async { ready().await.0 == 200 }).await;
     let metrics = worker.metrics().await;
-    assert_eq!((metrics.get("roundelay_broker_up"), metrics.get("roundelay_ledger_up")), (1.0, 1.0));
+    assert_eq!(up.map(|name| metrics.get(name)), [1.0; 3]);
     let base = format!("http://{}", worker.address);
     refused("health", &nowhere, &[&format!("{base}/")], &["answers 404", "is it a worker's address?"]).await;
     drop(worker);
