@@ -18,6 +18,7 @@ mod commands;
 mod crash;
 mod discovery;
 mod doctor;
+mod documentation;
 mod end_to_end;
 mod examples;
 mod failures;
