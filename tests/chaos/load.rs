@@ -76,14 +76,14 @@ pub async fn roundelay(config: &Path, broker: &str, ledger: &str, arguments: &[&
     crate::support::workers::roundelay(&variables, arguments).await
 }
 
-/// Begins all chains.
-pub async fn enroll(config: &Path, broker: &str, ledger: &str) -> anyhow::Result<()> {
-    for kind in KINDS.iter().filter(|kind| kind.chains > 0) {
-        let roster = config.with_file_name(format!("{}.csv", kind.name));
-        let rows: String = (0..kind.chains).map(|n| format!("{}-{n}\n", kind.name)).collect();
+/// Begins all chains of these kinds: of each so many.
+pub async fn enroll(kinds: &[(&str, usize)], config: &Path, broker: &str, ledger: &str) -> anyhow::Result<()> {
+    for (kind, chains) in kinds.iter().filter(|(_, chains)| *chains > 0) {
+        let roster = config.with_file_name(format!("{kind}.csv"));
+        let rows: String = (0..*chains).map(|n| format!("{kind}-{n}\n")).collect();
         std::fs::write(&roster, format!("key\n{rows}"))?;
         let roster = roster.to_string_lossy().into_owned();
-        roundelay(config, broker, ledger, &["enroll", "--kind", kind.name, &roster]).await?;
+        roundelay(config, broker, ledger, &["enroll", "--kind", kind, &roster]).await?;
     }
     Ok(())
 }

@@ -135,7 +135,8 @@ async fn on(ground: Ground, folder: &Path, seed: u64, arguments: &Arguments) -> 
     let link = Link::open(ground.nodes.iter().map(|node| node.amqp).collect()).await?;
     let broker_url = format!("amqp://guest:guest@127.0.0.1:{}/%2f", link.port);
     let ledger_url = ground.database_url(ground.database.port());
-    load::enroll(&config, &broker_url, &ledger_url).await?;
+    let rosters: Vec<(&str, usize)> = KINDS.iter().map(|kind| (kind.name, kind.chains)).collect();
+    load::enroll(&rosters, &config, &broker_url, &ledger_url).await?;
     for kind in KINDS {
         let members = ground.queue(kind.name).await?["members"].as_array().map_or(0, Vec::len);
         ensure!(members == NODES, "the queue {} has {members} members on {NODES} nodes", kind.name);

@@ -1,7 +1,7 @@
 //! The network between the workers and their services: TCP links that can be broken in the ways in
 //! which networks break.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -39,7 +39,12 @@ pub struct Link {
 impl Link {
     /// Opens a link to whichever of `servers` takes connections, in turn.
     pub async fn open(servers: Vec<SocketAddr>) -> std::io::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        Self::open_at(Ipv4Addr::LOCALHOST.into(), servers).await
+    }
+
+    /// Likewise, at this address of the machine's.
+    pub async fn open_at(address: IpAddr, servers: Vec<SocketAddr>) -> std::io::Result<Self> {
+        let listener = TcpListener::bind((address, 0)).await?;
         let port = listener.local_addr()?.port();
         let (mode, watched) = watch::channel(Mode::Open);
         let (servers, turn) = (Arc::new(servers), Arc::new(AtomicUsize::new(0)));

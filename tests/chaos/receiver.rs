@@ -32,7 +32,12 @@ struct Counts {
 impl Seen {
     /// Whether this process has called at least once.
     pub fn has_called(&self, worker: &str) -> bool {
-        self.counts().by_worker.contains_key(worker)
+        self.calls_of(worker) > 0
+    }
+
+    /// How often this process has called.
+    pub fn calls_of(&self, worker: &str) -> u64 {
+        self.counts().by_worker.get(worker).copied().unwrap_or(0)
     }
 
     /// How often each chain has been called so far, by epoch.

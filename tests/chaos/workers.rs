@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::ground::Ground;
 use super::log::{Entry, Writer};
 use super::proxy::Link;
-use crate::support::workers::{Plan, Workers};
+use crate::support::workers::{Place, Plan, Workers};
 
 /// A worker's way to the broker, and to the ledger.
 pub struct Links {
@@ -33,7 +33,7 @@ pub async fn start(
         links.push(Links { broker, ledger });
     }
     let kinds = super::load::KINDS.iter().map(|kind| kind.name.to_owned()).collect();
-    let plan = Plan { config, kinds, variables, apart: Duration::ZERO };
+    let plan = Plan { config, kinds, variables, apart: Duration::ZERO, place: Place::default() };
     let told = Arc::new(move |worker: &str, did| log.write(Entry::Worker { worker: worker.to_owned(), did }));
     Ok((Workers::start(plan, told).await, links))
 }

@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::harness::{Ground, roundelay, until};
 use crate::support::receiver::{Receiver, Reply};
 use crate::support::windows::{Limit, judge, quantile, used};
-use crate::support::workers::{Plan, Workers};
+use crate::support::workers::{Place, Plan, Workers};
 
 // ---- The judge ----
 
@@ -107,7 +107,13 @@ impl Fleet {
             let job = Envelope::job("post", id, json!({ "channel": channel }), id.clone());
             publisher.publish(Message::new(Destination::Queue("work".into()), &job)).await.unwrap();
         }
-        let plan = Plan { config, kinds: vec!["post".into()], variables: vec![Vec::new(); 2], apart: Duration::ZERO };
+        let plan = Plan {
+            config,
+            kinds: vec!["post".into()],
+            variables: vec![Vec::new(); 2],
+            apart: Duration::ZERO,
+            place: Place::default(),
+        };
         let workers = Workers::start(plan, Arc::new(|_: &str, _| ())).await;
         Self { ground, receiver, workers }
     }

@@ -1,9 +1,10 @@
 //! Worker processes of the ordinary program, which can be killed and frozen. One that ends is started again,
 //! as a supervisor would.
 
+use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -52,6 +53,10 @@ struct State {
     life: u32,
     pid: Option<Pid>,
     frozen: bool,
+    /// What the next life runs, where it is not the program that was built with the test.
+    program: Option<PathBuf>,
+    /// How the life before ended.
+    ended: Option<ExitStatus>,
 }
 
 impl Seat {
@@ -81,6 +86,17 @@ pub struct Plan {
     pub variables: Vec<Variables>,
     /// How long to wait between two of them: twenty at once are too many for a small machine.
     pub apart: Duration,
+    /// Where they run.
+    pub place: Place,
+}
+
+/// Where workers run, and what.
+#[derive(Clone, Default)]
+pub struct Place {
+    /// For each worker the words of a command that runs another where it is to be; none runs it here.
+    pub inside: Vec<Vec<String>>,
+    /// Their program at first, where it is not the one that was built with the test.
+    pub program: Option<PathBuf>,
 }
 
 /// All of them.
@@ -94,7 +110,7 @@ pub struct Workers {
 impl Workers {
     /// Starts as many workers as the plan has variables for.
     pub async fn start(plan: Plan, told: Told) -> Self {
-        let Plan { config, kinds, variables, apart } = plan;
+        let Plan { config, kinds, variables, apart, place } = plan;
         let stop = CancellationToken::new();
         let (mut seats, mut supervisors) = (Vec::new(), Vec::new());
         for (number, mut variables) in (1..).zip(variables) {
@@ -108,9 +124,12 @@ impl Workers {
             });
             let own = variables.len();
             variables.extend(headers);
-            let seat = Arc::new(Seat { number, state: Mutex::default() });
+            let state = State { program: place.program.clone(), ..State::default() };
+            let seat = Arc::new(Seat { number, state: Mutex::new(state) });
             seats.push(seat.clone());
-            let life = Life { seat, config: config.clone(), variables, own, told: told.clone(), stop: stop.clone() };
+            let inside = place.inside.get(number - 1).cloned().unwrap_or_default();
+            let (config, told, stop) = (config.clone(), told.clone(), stop.clone());
+            let life = Life { seat, config, inside, variables, own, told, stop };
             supervisors.push(tokio::spawn(life.supervise()));
         }
         Self { seats, told, stop, supervisors }
@@ -148,6 +167,26 @@ impl Workers {
         Some(worker)
     }
 
+    /// Has the seat's process end in order, and another one run this program in its place; answers how the first
+    /// ended, once the other has been started.
+    pub async fn replace(&self, seat: &Seat, program: Option<PathBuf>) -> anyhow::Result<ExitStatus> {
+        let life = {
+            let mut state = seat.state();
+            state.program = program;
+            let pid = state.pid.ok_or_else(|| anyhow::anyhow!("worker {} does not run", seat.number))?;
+            kill(pid, Signal::SIGTERM)?;
+            state.life
+        };
+        let deadline = Instant::now() + Duration::from_secs(45);
+        loop {
+            if let Some(ended) = Some(seat.state()).filter(|state| state.life > life).and_then(|state| state.ended) {
+                return Ok(ended);
+            }
+            anyhow::ensure!(Instant::now() < deadline, "w{}-{life} did not stop within 45 s of SIGTERM", seat.number);
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
     /// Has all of them end in order. Answers how many did not.
     pub async fn stop(self) -> usize {
         self.stop.cancel();
@@ -173,6 +212,7 @@ impl Workers {
 struct Life {
     seat: Arc<Seat>,
     config: PathBuf,
+    inside: Vec<String>,
     /// The first `own` are the worker's own; the others are set to its name.
     variables: Variables,
     own: usize,
@@ -189,7 +229,7 @@ impl Life {
                 state.life += 1;
                 let worker = self.seat.name(state.life);
                 self.variables.iter_mut().skip(self.own).for_each(|(_, value)| value.clone_from(&worker));
-                let child = spawn(&self.config, &self.variables, &worker)?;
+                let child = self.spawn(state.program.as_deref())?;
                 state.pid = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
                 (self.told)(&worker, Did::Start);
                 child
@@ -198,8 +238,9 @@ impl Life {
             tokio::select! {
                 ended = child.wait() => {
                     // From here on its id may be another's.
-                    self.seat.state().pid = None;
-                    ended?;
+                    let mut state = self.seat.state();
+                    state.pid = None;
+                    state.ended = Some(ended?);
                 }
                 () = self.stop.cancelled() => {
                     let pid = self.seat.state().pid.take();
@@ -221,15 +262,19 @@ impl Life {
             }
         }
     }
-}
 
-fn spawn(config: &Path, variables: &Variables, worker: &str) -> anyhow::Result<Child> {
-    let seat = worker.split('-').next().unwrap_or(worker);
-    let log = OpenOptions::new().create(true).append(true).open(config.with_file_name(format!("{seat}.log")))?;
-    let error = log.try_clone()?;
-    let mut command = Command::new(env!("CARGO_BIN_EXE_roundelay"));
-    command.args(["worker", "--config"]).arg(config).envs(variables.iter().map(|(name, value)| (name, value)));
-    Ok(command.stdin(Stdio::null()).stdout(log).stderr(error).kill_on_drop(true).spawn()?)
+    fn spawn(&self, program: Option<&Path>) -> anyhow::Result<Child> {
+        let log = self.config.with_file_name(format!("w{}.log", self.seat.number));
+        let log = OpenOptions::new().create(true).append(true).open(log)?;
+        let error = log.try_clone()?;
+        let program = program.unwrap_or(Path::new(env!("CARGO_BIN_EXE_roundelay"))).as_os_str();
+        let mut words = self.inside.iter().map(OsStr::new).chain([program]);
+        // What runs another program is replaced by it, so that its process is the worker's.
+        let mut command = Command::new(words.next().expect("the program is among them"));
+        command.args(words).args(["worker", "--config"]).arg(&self.config);
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        Ok(command.stdin(Stdio::null()).stdout(log).stderr(error).kill_on_drop(true).spawn()?)
+    }
 }
 
 /// Runs a command of the program to its end.

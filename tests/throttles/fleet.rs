@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 use crate::support::ground::Ground;
 use crate::support::receiver::{Call, Receiver, Script};
 use crate::support::windows::{Limit, Ruling, judge, used};
-use crate::support::workers::{Plan, Workers, roundelay};
+use crate::support::workers::{Place, Plan, Workers, roundelay};
 
 /// How long anything may take that has no length of its own.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -98,6 +98,7 @@ impl Fleet {
             kinds: kinds.iter().map(|kind| (*kind).to_owned()).collect(),
             variables: vec![Vec::new(); workers],
             apart: APART,
+            place: Place::default(),
         };
         let workers = Workers::start(plan, Arc::new(|_: &str, _| ())).await;
         Ok(Self { receiver, workers, ground })
