@@ -34,6 +34,7 @@ mod messages;
 mod monitoring;
 mod operator;
 mod outage;
+mod outward;
 mod progress;
 mod protocol;
 mod ready_made;
