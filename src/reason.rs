@@ -114,6 +114,9 @@ classes! {
     Answer = "answer",
     /// The job itself cannot be handed over: its URL cannot be made.
     Job = "job",
+    /// It was not done because it was not allowed: a call that would have led to an address that is not public, a
+    /// program that is not on the list.
+    Refused = "refused",
     /// There was no connection to where the job was to be POSTed.
     Connect = "connect",
     /// A call broke off.

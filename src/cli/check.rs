@@ -74,7 +74,7 @@ impl Check {
             if let Some(roster) = &kind.roster {
                 let source = match &roster.source {
                     RosterSource::File(path) => path.display().to_string(),
-                    RosterSource::Http(url) => url.to_string(),
+                    RosterSource::Http { url, .. } => url.to_string(),
                     RosterSource::Sql { database: RosterDatabase::Sqlite(path), .. } => {
                         format!("a query of sqlite://{}", path.display())
                     }

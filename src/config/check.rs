@@ -7,6 +7,7 @@ use std::time::Duration;
 use minijinja::ErrorKind::{UnknownFilter, UnknownFunction, UnknownTest};
 
 use super::api;
+use super::exec;
 use super::model;
 use super::raw::{self, Raw};
 use super::read::nearest;
@@ -15,14 +16,14 @@ use super::recurrence;
 use super::roster;
 use super::throttle;
 use super::{
-    BrokerSettings, BrokerTls, BrokerUrl, CatchUpSettings, Config, ExecSettings, HandlerSettings, HttpSettings,
+    BrokerSettings, BrokerTls, BrokerUrl, CatchUpSettings, Config, HandlerSettings, HttpSettings,
     KindSettings, LedgerSettings, LedgerUrl, QueueSettings, Secret, SpawnSettings, Takeover, TlsSettings, Unique,
     WorkerSettings,
 };
 use crate::broker::lanes::MOST_LANES;
 use crate::broker::rabbit;
 use crate::broker::topology::Names;
-use crate::handler::http::{self, HttpError};
+use crate::handler::http::{self, HttpError, Reach};
 use crate::job::check_name;
 use crate::ladder::Ladder;
 use crate::ledger::postgres;
@@ -105,13 +106,14 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     });
     let queues: std::collections::BTreeMap<_, _> = queues.collect();
 
+    let programs = exec::allowed(&mut problems, raw.exec);
     let mut named = Vec::new();
     let reasons = reasons::check(&mut problems, &["reasons"], raw.reasons, &mut named);
     let mut kinds = std::collections::BTreeMap::new();
     let names: Vec<String> = raw.kinds.keys().cloned().collect();
     for (name, mut kind) in raw.kinds {
         let reconcile = kind.reconcile.take();
-        let mut checked = check_kind(&mut problems, &name, kind, &queues, &reasons, &mut named);
+        let mut checked = check_kind(&mut problems, &name, kind, &queues, &reasons, programs.as_ref(), &mut named);
         let recurs = checked.recurrence.is_some();
         checked.reconcile = reasons::reconcile(&mut problems, &name, reconcile, names.iter(), recurs);
         kinds.insert(name, checked);
@@ -239,6 +241,7 @@ fn check_kind(
     mut kind: raw::Kind,
     queues: &std::collections::BTreeMap<String, QueueSettings>,
     reasons: &std::collections::BTreeMap<String, reasons::Stated>,
+    allow: Option<&Vec<PathBuf>>,
     named: &mut Vec<Duration>,
 ) -> KindSettings {
     let at = |key: &'static str| ["kinds", name, key];
@@ -301,7 +304,7 @@ fn check_kind(
     let of_kind = reasons::OfKind { reasons: kind.reasons, on_status: kind.on_status, on_exit: kind.on_exit };
     let policies = reasons::of_kind(problems, name, reasons, of_kind, &retry, named);
     KindSettings {
-        handler: check_handler(problems, name, kind.handler),
+        handler: check_handler(problems, name, kind.handler, allow),
         queue: kind.queue,
         priority: kind.priority,
         timeout: kind.timeout.0,
@@ -330,15 +333,24 @@ pub(crate) fn internal_kind(every: Duration, timeout: Duration) -> KindSettings 
     // Neither the name nor the durations can be wrong, and no rung is asked for: what the engine
     // does for itself climbs those that there are.
     let (queues, reasons) = Default::default();
-    check_kind(&mut Problems(Vec::new()), INTERNAL, kind, &queues, &reasons, &mut Vec::new())
+    check_kind(&mut Problems(Vec::new()), INTERNAL, kind, &queues, &reasons, None, &mut Vec::new())
 }
 
-fn check_handler(problems: &mut Problems, name: &str, handler: raw::Handler) -> HandlerSettings {
+fn check_handler(
+    problems: &mut Problems,
+    name: &str,
+    handler: raw::Handler,
+    allow: Option<&Vec<PathBuf>>,
+) -> HandlerSettings {
     match handler {
         raw::Handler::Rust => HandlerSettings::Rust,
         raw::Handler::Http(http) => {
             let path = ["kinds", name, "handler", "http", "url"];
-            let settings = HttpSettings { url: http.url, headers: http.headers };
+            let allow = Reach::new(&http.allow).unwrap_or_else(|message| {
+                problems.add(&["kinds", name, "handler", "http", "allow"], message);
+                Reach::default()
+            });
+            let settings = HttpSettings { url: http.url, headers: http.headers, sign: http.sign.0, allow };
             if !["http://", "https://"].iter().any(|scheme| settings.url.starts_with(scheme)) {
                 problems.add(&path, format!("`{}` does not begin with http:// or https://", settings.shown_url()));
             } else if let Err(error) = http::check(&settings) {
@@ -346,23 +358,13 @@ fn check_handler(problems: &mut Problems, name: &str, handler: raw::Handler) -> 
                     HttpError::Header { name: header, why } => {
                         problems.add(&["kinds", name, "handler", "http", "headers", header], why.clone());
                     }
+                    HttpError::Sign(why) => problems.add(&["kinds", name, "handler", "http", "sign"], why.clone()),
                     _ => problems.add(&path, error.to_string()),
                 }
             }
             HandlerSettings::Http(settings)
         }
-        raw::Handler::Exec(exec) => {
-            let path = ["kinds", name, "handler", "exec", "argv"];
-            match exec.argv.first() {
-                None => problems.add(&path, "needs at least the program"),
-                Some(program) if !program.starts_with('/') => {
-                    problems
-                        .add(&path, format!("`{program}` is not an absolute path; no shell and no PATH look for it"));
-                }
-                Some(_) => {}
-            }
-            HandlerSettings::Exec(ExecSettings { argv: exec.argv, env: exec.env, cwd: exec.cwd.map(PathBuf::from) })
-        }
+        raw::Handler::Exec(settings) => HandlerSettings::Exec(exec::check(problems, name, settings, allow)),
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod api;
 mod check;
+mod exec;
 mod model;
 mod raw;
 mod read;
@@ -36,6 +37,7 @@ pub use roster::{RosterDatabase, RosterSettings, RosterSource};
 
 use crate::broker::lanes::{Lanes, MOST_LANES};
 use crate::broker::topology::{Names, Topology};
+use crate::handler::http::Reach;
 use crate::ladder::Ladder;
 use crate::outcome::RetryPolicy;
 use crate::policy::Policies;
@@ -369,18 +371,28 @@ pub enum HandlerSettings {
 }
 
 /// `handler.http`. Its `Debug` shows neither credentials in the URL nor values of headers.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, Default, PartialEq)]
 pub struct HttpSettings {
     /// Where to POST; may be a template over `kind`, `key`, `queue` and `payload`.
     pub url: String,
     /// Further request headers.
     pub headers: BTreeMap<String, String>,
+    /// What calls are signed with: each signs, so that receivers can change from one to the next. Without any, calls
+    /// are not signed.
+    pub sign: Vec<Secret>,
+    /// Where calls may lead besides public addresses.
+    pub allow: Reach,
 }
 
 impl fmt::Debug for HttpSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let headers: Vec<&String> = self.headers.keys().collect();
-        f.debug_struct("HttpSettings").field("url", &self.shown_url()).field("headers", &headers).finish()
+        f.debug_struct("HttpSettings")
+            .field("url", &self.shown_url())
+            .field("headers", &headers)
+            .field("sign", &self.sign.len())
+            .field("allow", &self.allow)
+            .finish()
     }
 }
 
@@ -402,7 +414,7 @@ fn without_credentials(text: &str) -> String {
 }
 
 /// `handler.exec`. Its `Debug` shows no values of environment variables.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct ExecSettings {
     /// The program and its arguments. There is no shell.
     pub argv: Vec<String>,
@@ -410,12 +422,42 @@ pub struct ExecSettings {
     pub env: BTreeMap<String, String>,
     /// The folder it runs in; the worker's own when absent.
     pub cwd: Option<PathBuf>,
+    /// What the program may use.
+    pub limits: LimitSettings,
+    /// The programs that may run, and folders of such: `exec.allow`. Without it, any may.
+    pub allow: Option<Vec<PathBuf>>,
+}
+
+/// `handler.exec.limits`: what is absent is not limited.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LimitSettings {
+    /// Bytes of memory that each process may ask for.
+    pub memory: Option<u64>,
+    /// Seconds of CPU time that each process may take.
+    pub cpu: Option<u64>,
+    /// Files that each process may have open.
+    pub files: Option<u64>,
+    /// Processes and threads that the worker's user may have when the program starts another.
+    pub processes: Option<u64>,
+}
+
+impl LimitSettings {
+    /// Whether there is a limit.
+    pub fn any(&self) -> bool {
+        *self != Self::default()
+    }
 }
 
 impl fmt::Debug for ExecSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let env: Vec<&String> = self.env.keys().collect();
-        f.debug_struct("ExecSettings").field("argv", &self.argv).field("env", &env).field("cwd", &self.cwd).finish()
+        f.debug_struct("ExecSettings")
+            .field("argv", &self.argv)
+            .field("env", &env)
+            .field("cwd", &self.cwd)
+            .field("limits", &self.limits)
+            .field("allow", &self.allow)
+            .finish()
     }
 }
 

@@ -33,6 +33,7 @@ pub struct Raw {
     pub worker: Worker,
     pub api: Api,
     pub catch_up: CatchUp,
+    pub exec: Programs,
     pub queues: BTreeMap<String, Queue>,
     pub throttles: BTreeMap<String, Throttle>,
     pub reasons: BTreeMap<String, Reason>,
@@ -143,6 +144,13 @@ impl Default for CatchUp {
     fn default() -> Self {
         Self { every: secs(15), slack: secs(30), spread: secs(30) }
     }
+}
+
+/// Which programs may run.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Programs {
+    pub allow: Option<Vec<String>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -450,6 +458,35 @@ pub struct Http {
     pub url: String,
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
+    #[serde(default)]
+    pub sign: Secrets,
+    #[serde(default)]
+    pub allow: Vec<String>,
+}
+
+/// One secret or several.
+#[derive(Default)]
+pub struct Secrets(pub Vec<super::Secret>);
+
+/// Not `untagged`, and not serde's own words: those would show a secret that stands in the wrong place.
+impl<'de> Deserialize<'de> for Secrets {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let words = |value| match value {
+            serde_json::Value::String(word) => Some(super::Secret::new(word)),
+            _ => None,
+        };
+        let secrets = match serde_json::Value::deserialize(deserializer)? {
+            serde_json::Value::Array(list) => list.into_iter().map(words).collect::<Option<_>>(),
+            one => words(one).map(|one| vec![one]),
+        };
+        secrets.map(Self).ok_or_else(|| serde::de::Error::custom("must be a secret such as \"whsec_…\", or a list"))
+    }
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} secrets", self.0.len())
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -459,6 +496,18 @@ pub struct Exec {
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     pub cwd: Option<String>,
+    #[serde(default)]
+    pub limits: Limits,
+}
+
+/// What a program of a kind may use.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    pub memory: Option<String>,
+    pub cpu: Option<Text>,
+    pub files: Option<u64>,
+    pub processes: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -546,6 +595,7 @@ pub struct Roster {
     pub schedule: Option<String>,
     pub file: Option<String>,
     pub http: Option<String>,
+    pub allow: Vec<String>,
     pub sql: Option<Sql>,
     pub sync: Option<Text>,
     pub prune: Option<bool>,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::check::{Problems, TEN_YEARS};
 use super::{Secret, raw};
+use crate::handler::http::Reach;
 use crate::ledger::postgres;
 use crate::roster::Format;
 
@@ -30,7 +31,12 @@ pub enum RosterSource {
     /// A file, CSV or NDJSON by its extension.
     File(PathBuf),
     /// A URL to GET, CSV or NDJSON by its `Content-Type`, or else by its path's extension.
-    Http(Secret),
+    Http {
+        /// What is asked.
+        url: Secret,
+        /// Where that may lead besides public addresses.
+        allow: Reach,
+    },
     /// A query; its columns are the entity's fields.
     Sql {
         /// Of which database.
@@ -53,6 +59,13 @@ pub enum RosterDatabase {
 pub(super) fn check(problems: &mut Problems, name: &str, raw: raw::Roster, chains: bool) -> Option<RosterSettings> {
     let at = |key: &'static str| ["kinds", name, "roster", key];
     let named = [raw.file.is_some(), raw.http.is_some(), raw.sql.is_some()].iter().filter(|there| **there).count();
+    let allow = Reach::new(&raw.allow).unwrap_or_else(|message| {
+        problems.add(&at("allow"), message);
+        Reach::default()
+    });
+    if !raw.allow.is_empty() && raw.http.is_none() {
+        problems.add(&at("allow"), "goes with `http`");
+    }
     if named == 0 {
         for (key, there) in [("sync", raw.sync.is_some()), ("prune", raw.prune.is_some())] {
             if there {
@@ -86,7 +99,7 @@ pub(super) fn check(problems: &mut Problems, name: &str, raw: raw::Roster, chain
             if !good {
                 problems.add(&at("http"), format!("`{}` is no http:// or https:// URL", Secret::new(&*url)));
             }
-            RosterSource::Http(Secret::new(url))
+            RosterSource::Http { url: Secret::new(url), allow }
         }
         (.., sql) => {
             let sql = sql?;

@@ -15,6 +15,9 @@ pub(super) fn shown(text: &str) -> Option<String> {
     toml::to_string(&table).ok()
 }
 
+/// What cannot be hidden and read again, and its table: a secret to sign with has a form.
+const LEFT_OUT: (&str, &str) = ("http", "sign");
+
 fn hide(key: &str, value: &mut Value, secret: bool) {
     let secret = secret || SECRET_TABLES.contains(&key);
     match value {
@@ -23,7 +26,12 @@ fn hide(key: &str, value: &mut Value, secret: bool) {
         // Of a command the program, and not what it is given.
         Value::Array(words) if key == "argv" => words.iter_mut().skip(1).for_each(|word| hide("", word, true)),
         Value::Array(values) => values.iter_mut().for_each(|value| hide("", value, secret)),
-        Value::Table(table) => table.iter_mut().for_each(|(key, value)| hide(key, value, secret)),
+        Value::Table(table) => {
+            if key == LEFT_OUT.0 {
+                table.remove(LEFT_OUT.1);
+            }
+            table.iter_mut().for_each(|(key, value)| hide(key, value, secret));
+        }
         _ => {}
     }
 }
@@ -59,6 +67,7 @@ mod tests {
             [kinds.sync.handler.http]
             url = "https://canary-6@api.example/{{ key }}/x?token=canary-7"
             headers = { Authorization = "Bearer canary-8" }
+            sign = "whsec_canary-11"
             [kinds.job.handler.exec]
             argv = ["/usr/bin/job", "--password=canary-10"]
             env = { TOKEN = "canary-9" }

@@ -378,8 +378,8 @@ impl Engine {
         for name in self.queues.iter().flatten() {
             config.queue(name).map_err(|error| StartError::Setup(format!("a queue is to be consumed, but {error}")))?;
         }
-        // One client for all HTTP handlers, so that they share its connections.
-        let mut client: Option<reqwest::Client> = None;
+        // The same for all HTTP handlers, so that they share connections.
+        let clients = http::Clients::default();
         for (name, kind) in &config.kinds {
             if self.handlers.contains_key(name) {
                 continue;
@@ -392,12 +392,8 @@ impl Engine {
                     )));
                 }
                 HandlerSettings::Http(http) => {
-                    let client = match &client {
-                        Some(client) => client.clone(),
-                        None => client.insert(http::client().map_err(|e| setup(e.to_string()))?).clone(),
-                    };
                     let by_headers = kind.recurrence.as_ref().is_some_and(|recurrence| recurrence.freshness);
-                    let handler = HttpHandler::new(http, client, clock.clone()).map_err(|e| setup(e.to_string()))?;
+                    let handler = HttpHandler::new(http, &clients, clock.clone()).map_err(|e| setup(e.to_string()))?;
                     Arc::new(handler.by_headers(by_headers))
                 }
                 HandlerSettings::Exec(exec) => {

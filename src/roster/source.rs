@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use super::{BadRow, Format, Line, Row, rows};
 use crate::config::{RosterDatabase, RosterSource, Secret};
-use crate::handler::http;
+use crate::handler::http::{self, Reach};
 use crate::ledger::postgres::Foreign;
 
 /// The largest answer that is taken, in bytes.
@@ -42,8 +42,8 @@ pub async fn read(source: &RosterSource, into: mpsc::Sender<Line>) -> Result<(),
                 })
                 .await
             }
-            RosterSource::Http(url) => {
-                let (format, body) = get(url).await.map_err(|why| format!("GET {url}: {why}"))?;
+            RosterSource::Http { url, allow } => {
+                let (format, body) = get(url, allow).await.map_err(|why| format!("GET {url}: {why}"))?;
                 let url = url.to_string();
                 blocking(move || hand_over(format, Cursor::new(body), &into).map_err(|why| format!("{url}: {why}")))
                     .await
@@ -90,10 +90,8 @@ fn file(path: &Path, into: &mpsc::Sender<Line>) -> Result<(), String> {
 
 // ---- A URL ----
 
-async fn get(url: &Secret) -> Result<(Format, Vec<u8>), String> {
-    let client = http::client().map_err(|error| error.to_string())?;
-    let asked = timeout(SILENCE, client.get(url.reveal()).send()).await;
-    let mut response = asked.map_err(|_| silent())?.map_err(|error| root(error.without_url()))?;
+async fn get(url: &Secret, allow: &Reach) -> Result<(Format, Vec<u8>), String> {
+    let mut response = timeout(SILENCE, http::get(url.reveal(), allow)).await.map_err(|_| silent())??;
     let status = response.status();
     if status.is_redirection() {
         return Err(format!("the answer is {status}, and redirects are not followed; name the URL that it leads to"));

@@ -180,9 +180,10 @@ impl Upstream {
 /// when that says nothing about it.
 fn verdict(outcome: &Outcome) -> Option<Result<(), &Reason>> {
     match outcome {
+        Outcome::Fail { reason } if reason.class == Class::Refused => None,
         Outcome::Done | Outcome::DoneWith(_) | Outcome::Fail { .. } | Outcome::Retire { .. } => Some(Ok(())),
         Outcome::Retry { reason, .. } => match reason.class {
-            Class::NoHandler | Class::Stopped | Class::Panic | Class::Start => None,
+            Class::NoHandler | Class::Stopped | Class::Panic | Class::Start | Class::Refused => None,
             _ => Some(Err(reason)),
         },
         Outcome::Snooze { .. } => None,
@@ -214,6 +215,8 @@ mod tests {
             (of(Class::Http5xx), Some(false)),
             (of(Class::Handler), Some(false)),
             (of(Class::NoHandler), None),
+            (of(Class::Refused), None),
+            (Outcome::fail(Reason::new(Class::Refused, "x")), None),
             (of(Class::Panic), None),
         ];
         for (outcome, works) in table {

@@ -20,7 +20,7 @@ use roundelay::config::{ExecSettings, HttpSettings};
 use roundelay::demo::upstream::{PlatformSettings, Upstream, UpstreamSettings};
 use roundelay::handler::Handler;
 use roundelay::handler::exec::ExecHandler;
-use roundelay::handler::http::{self, HttpError, HttpHandler};
+use roundelay::handler::http::{self, Clients, HttpError, HttpHandler, Reach};
 use roundelay::job::{Job, Tick};
 use roundelay::outcome::Outcome;
 use roundelay::progress::Reporter;
@@ -56,13 +56,13 @@ fn job(key: &str, payload: Value) -> Job {
     }
 }
 
-/// This test's client: each test has its own thread and runtime, and connections belong to a runtime.
+/// A handler with this test's clients: each test has its own thread and runtime, and connections belong to a runtime.
 /// To make a client is slow, because it reads all certificates of the system.
-fn client() -> reqwest::Client {
+fn posting(settings: &HttpSettings) -> Result<HttpHandler, HttpError> {
     thread_local! {
-        static CLIENT: reqwest::Client = http::client().unwrap();
+        static CLIENTS: Clients = Clients::default();
     }
-    CLIENT.with(Clone::clone)
+    CLIENTS.with(|clients| HttpHandler::new(settings, clients, Clock::System))
 }
 
 /// Runs `job` and does not wait for ever.
@@ -159,8 +159,8 @@ mod http_handler {
 
     fn with_headers(url: &str, headers: &[(&str, &str)]) -> Result<HttpHandler, HttpError> {
         let headers = headers.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-        let settings = HttpSettings { url: url.into(), headers };
-        HttpHandler::new(&settings, client(), Clock::System)
+        let settings = HttpSettings { url: url.into(), headers, ..HttpSettings::default() };
+        posting(&settings)
     }
 
     fn ok() -> Response {
@@ -270,7 +270,7 @@ mod http_handler {
             let error = with_headers(url, headers).unwrap_err().to_string();
             assert!(error.contains(part), "{url} {headers:?}: {error}");
             let headers = headers.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-            let told = http::check(&HttpSettings { url: url.into(), headers }).unwrap_err();
+            let told = http::check(&HttpSettings { url: url.into(), headers, ..HttpSettings::default() }).unwrap_err();
             assert_eq!(told.to_string(), error, "`roundelay check` says the same");
         }
     }
@@ -342,8 +342,8 @@ mod http_handler {
         let (url, mut seen) = server(ok).await;
         let mut connections = HashSet::new();
         for path in ["/a", "/{{ key }}"] {
-            let settings = HttpSettings { url: format!("{url}{path}"), headers: BTreeMap::new() };
-            let handler = HttpHandler::new(&settings, client(), Clock::System).unwrap();
+            let settings = HttpSettings { url: format!("{url}{path}"), ..HttpSettings::default() };
+            let handler = posting(&settings).unwrap();
             for _ in 0..20 {
                 run(&handler, job("k", Value::Null)).await;
                 connections.insert(seen.recv().await.unwrap().from);
@@ -397,6 +397,26 @@ mod http_handler {
     }
 
     #[tokio::test]
+    async fn an_answer_that_comes_in_drops_is_given_up_at_the_deadline() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let handler = handler(&format!("http://{}/", listener.local_addr().unwrap()));
+        let (dropped, mut drops) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            connection.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n").await.unwrap();
+            while connection.write_all(b" ").await.is_ok() && dropped.send(()).is_ok() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        });
+        let running = tokio::spawn(async move { handler.run(job("k", Value::Null)).await });
+        for _ in 0..3 {
+            timeout(LONG, drops.recv()).await.unwrap().unwrap();
+        }
+        the_deadline_comes().await;
+        assert_eq!(timeout(LONG, running).await.unwrap().unwrap(), Outcome::retry("no answer by the deadline"));
+    }
+
+    #[tokio::test]
     async fn what_is_no_answer_is_retried() {
         let closed = {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -422,7 +442,8 @@ mod exec_handler {
 
     fn handler(argv: &[&str]) -> ExecHandler {
         let env = BTreeMap::from([("PATH".to_string(), "/usr/bin:/bin".to_string())]);
-        let settings = ExecSettings { argv: argv.iter().map(|arg| arg.to_string()).collect(), env, cwd: None };
+        let settings =
+            ExecSettings { argv: argv.iter().map(|arg| arg.to_string()).collect(), env, ..ExecSettings::default() };
         ExecHandler::new(&settings, Clock::System).unwrap()
     }
 
@@ -473,6 +494,7 @@ mod exec_handler {
             argv: ["/bin/sh", "-c", "cat > file; /usr/bin/env > env", "ignored"].map(String::from).into(),
             env: BTreeMap::from([("REGION".into(), "eu west".into()), ("ROUNDELAY_ID".into(), "mine".into())]),
             cwd: Some(folder.path().into()),
+            ..ExecSettings::default()
         };
         let handler = ExecHandler::new(&settings, Clock::System).unwrap();
         let job = job("npm/@types/ñode", json!({"platform": "npm"}));
@@ -535,7 +557,7 @@ mod exec_handler {
             assert_eq!(run(&handler(&[program]), job("k", Value::Null)).await, Outcome::retry(expected));
         }
         let settings =
-            ExecSettings { argv: vec!["/bin/true".into()], env: BTreeMap::new(), cwd: Some("/no/such".into()) };
+            ExecSettings { argv: vec!["/bin/true".into()], cwd: Some("/no/such".into()), ..ExecSettings::default() };
         let (what, why) =
             reason(run(&ExecHandler::new(&settings, Clock::System).unwrap(), job("k", Value::Null)).await);
         assert!(what == "retry" && why.starts_with("cannot start /bin/true in /no/such: "), "{why}");
@@ -663,8 +685,8 @@ mod upstream {
         let stop = CancellationToken::new();
         let upstream = Upstream::start(settings, Entropy::seeded(1), stop.clone()).await.unwrap();
         let settings =
-            HttpSettings { url: format!("{}/{{{{ payload.platform }}}}", upstream.url()), headers: BTreeMap::new() };
-        let handler = HttpHandler::new(&settings, client(), Clock::System).unwrap();
+            HttpSettings { url: format!("{}/{{{{ payload.platform }}}}", upstream.url()), ..HttpSettings::default() };
+        let handler = posting(&settings).unwrap();
         (upstream, handler, stop)
     }
 
@@ -754,7 +776,8 @@ mod upstream {
         let (upstream, handler, _stop) = start(settings(1_000, 1)).await;
         let elsewhere = Job { payload: json!({"platform": "maven"}), ..package(0, 1) };
         assert_eq!(reason(run(&handler, elsewhere).await).0, "fail");
-        let response = client().post(format!("{}/npm/some/path", upstream.url())).body("{}").send();
+        let client = Clients::default().get(&Reach::default()).unwrap();
+        let response = client.post(format!("{}/npm/some/path", upstream.url())).body("{}").send();
         assert_eq!(response.await.unwrap().status(), 400);
         assert_eq!((upstream.stats().rejected, upstream.stats().verdict.calls), (2, 0));
     }

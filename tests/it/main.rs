@@ -38,6 +38,7 @@ mod monitoring;
 mod node;
 mod operator;
 mod outage;
+mod outward;
 mod progress;
 mod protocol;
 mod ready_made;

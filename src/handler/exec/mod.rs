@@ -1,14 +1,17 @@
 //! Starts a program with the job on its standard input, and takes its exit code for the outcome.
 //!
-//! `group` is the program's process group and sees to its end, `tail` keeps what it wrote last, and
+//! `program` says whether it may be started, and within which limits, `group` is the program's process group and sees to
+//! its end, `tail` keeps what it wrote last, and
 //! `lines` finds what it says of its progress meanwhile.
 //! `docs/handlers.md` documents the contract.
 
 mod group;
 mod lines;
+pub(crate) mod program;
 mod tail;
 
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -20,6 +23,7 @@ use tokio::time::{sleep, timeout};
 
 use self::group::Group;
 use self::lines::Lines;
+use self::program::{LIMITER, Unstartable};
 use self::tail::Tail;
 use super::answer::{self, EXCERPT};
 use super::{Handler, not_followed, wire};
@@ -62,7 +66,13 @@ impl ExecHandler {
     }
 
     fn command(&self, job: &Job) -> Command {
-        let mut command = Command::new(&self.program);
+        let mut command = if self.settings.limits.any() {
+            let mut command = Command::new(LIMITER);
+            command.args(program::limiting(&self.settings.limits)).arg(&self.program);
+            command
+        } else {
+            Command::new(&self.program)
+        };
         command
             .args(&self.settings.argv[1..])
             .env_clear()
@@ -84,10 +94,31 @@ impl ExecHandler {
         command
     }
 
+    /// Why the program is not started, as far as that is seen before it is.
+    fn refusal(&self) -> Option<Outcome> {
+        let path = Path::new(&self.program);
+        let looked = program::allowed(path, self.settings.allow.as_deref());
+        let looked = looked.and_then(|()| if self.settings.limits.any() { program::executable(path) } else { Ok(()) });
+        looked.err().map(|why| match why {
+            Unstartable::Absent(error) => self.cannot_start(&error),
+            Unstartable::NotAllowed(found) => {
+                let (program, found) = (&self.program, found.display());
+                let text =
+                    format!("not started: {program} is {found}, and neither that nor its folder is in exec.allow");
+                Outcome::fail(Reason::new(Class::Refused, text).coded("program_refused"))
+            }
+        })
+    }
+
     fn cannot_start(&self, error: &std::io::Error) -> Outcome {
         // A missing folder gives the same error as a missing program, so both are named.
         let folder = self.settings.cwd.as_ref().map(|folder| format!(" in {}", folder.display())).unwrap_or_default();
-        Outcome::retry(Reason::new(Class::Start, format!("cannot start {}{folder}: {error}", self.program)))
+        let limiter = if self.settings.limits.any() && !Path::new(LIMITER).exists() {
+            format!(" ({LIMITER}, which sets its limits, is not there: install util-linux)")
+        } else {
+            String::new()
+        };
+        Outcome::retry(Reason::new(Class::Start, format!("cannot start {}{folder}: {error}{limiter}", self.program)))
     }
 }
 
@@ -97,6 +128,9 @@ impl Handler for ExecHandler {
         let left = job.deadline.since(self.clock.now());
         if left.is_zero() {
             return Outcome::retry(Reason::new(Class::Timeout, "the deadline had passed before the start"));
+        }
+        if let Some(outcome) = self.refusal() {
+            return outcome;
         }
         let mut group = match Group::start(self.command(&job)) {
             Ok(group) => group,
@@ -265,7 +299,7 @@ mod tests {
 
     #[test]
     fn an_empty_argv_is_refused() {
-        let settings = ExecSettings { argv: vec![], env: Default::default(), cwd: None };
+        let settings = ExecSettings::default();
         assert_eq!(ExecHandler::new(&settings, Clock::System).unwrap_err(), ExecError::NoProgram);
     }
 }

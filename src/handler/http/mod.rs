@@ -1,11 +1,15 @@
 //! POSTs the job to a URL and takes the answer for the outcome.
 //!
-//! `target` makes the request's URL, `headers` its identity headers, `wire` its body,
-//! and `status` turns the answer into an outcome. `docs/handlers.md` documents all of it.
+//! `target` makes the request's URL, `headers` its identity headers, `wire` its body, `signature` signs it, `reach` says
+//! where it may lead and `client` sees to that, and `status` turns the answer into an outcome. `docs/handlers.md`
+//! documents all of it.
 
 mod advice;
+mod client;
 mod freshness;
 mod headers;
+mod reach;
+mod signature;
 mod status;
 mod target;
 
@@ -16,15 +20,18 @@ use bytes::{Bytes, BytesMut};
 use reqwest::header::{
     AGE, CACHE_CONTROL, CONTENT_TYPE, DATE, EXPIRES, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER,
 };
-use reqwest::{Client, ClientBuilder, Response, redirect};
+use reqwest::{Client, Response};
 
+pub use self::client::Clients;
 use self::freshness::Freshness;
+pub use self::reach::{Reach, Refused};
+use self::signature::Signer;
 pub use self::status::{Reply, outcome_of};
 use self::target::Target;
 use super::answer::{self, KEPT};
 use super::{Handler, wire};
 use crate::clock::Clock;
-use crate::config::HttpSettings;
+use crate::config::{HttpSettings, Secret};
 use crate::job::Job;
 use crate::outcome::{Outcome, Yield};
 use crate::reason::{Class, Reason};
@@ -34,6 +41,11 @@ use crate::reason::{Class, Reason};
 pub struct HttpHandler {
     client: Client,
     target: Target,
+    /// Where calls may lead, besides the names that the client looks up.
+    reach: Reach,
+    /// The host stands in the configuration, whatever the job.
+    named: bool,
+    signer: Signer,
     clock: Clock,
     /// Whether an answer's headers say when to come again.
     by_headers: bool,
@@ -56,33 +68,12 @@ pub enum HttpError {
         /// What is wrong with it.
         why: String,
     },
+    /// A secret to sign with is none.
+    #[error("`sign`: {0}")]
+    Sign(String),
     /// There is no HTTP client.
     #[error("no HTTP client: {0}")]
     Client(reqwest::Error),
-}
-
-/// The client that all handlers should share, so that they share its connections.
-///
-/// It follows no redirects (they would turn a POST into a GET), asks no system proxy and speaks
-/// TLS through ring.
-///
-/// # Errors
-/// [`HttpError::Client`].
-pub fn client() -> Result<Client, HttpError> {
-    // An error means that the program has installed a provider already, and that one serves as well.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    builder().build().or_else(|error| {
-        // A small container has no certificates, and does not need them to call its neighbours.
-        tracing::warn!(error = %root(&error), "no system certificates: calls to https URLs will fail");
-        builder().tls_certs_only([]).build().map_err(HttpError::Client)
-    })
-}
-
-fn builder() -> ClientBuilder {
-    Client::builder()
-        .no_proxy()
-        .redirect(redirect::Policy::none())
-        .user_agent(concat!("roundelay/", env!("CARGO_PKG_VERSION")))
 }
 
 /// Refuses what [`HttpHandler::new`] would refuse, short of having a client.
@@ -90,18 +81,25 @@ fn builder() -> ClientBuilder {
 /// # Errors
 /// [`HttpError`] when `settings` cannot work.
 pub fn check(settings: &HttpSettings) -> Result<(), HttpError> {
-    fixed_headers(settings)?;
+    fixed_headers(settings, &signer(settings)?)?;
     target::check(&settings.url)
 }
 
+fn signer(settings: &HttpSettings) -> Result<Signer, HttpError> {
+    Signer::new(settings.sign.iter().map(Secret::reveal)).map_err(HttpError::Sign)
+}
+
 impl HttpHandler {
-    /// A handler that sends with `client` (see [`client`]) and reads deadlines by `clock`.
+    /// A handler that sends with one of `clients` and reads deadlines by `clock`.
     ///
     /// # Errors
     /// [`HttpError`] when `settings` cannot work.
-    pub fn new(settings: &HttpSettings, client: Client, clock: Clock) -> Result<Self, HttpError> {
-        let target = Target::new(&settings.url, &client, fixed_headers(settings)?)?;
-        Ok(Self { client, target, clock, by_headers: false })
+    pub fn new(settings: &HttpSettings, clients: &Clients, clock: Clock) -> Result<Self, HttpError> {
+        let origin = target::origin(&settings.url);
+        let reach = origin.iter().fold(settings.allow.clone(), Reach::naming);
+        let (client, signer) = (clients.get(&reach)?, signer(settings)?);
+        let target = Target::new(&settings.url, &client, fixed_headers(settings, &signer)?)?;
+        Ok(Self { client, target, reach, named: origin.is_some(), signer, clock, by_headers: false })
     }
 
     /// Lets `Cache-Control` and `Expires` of an answer say when the next tick is due, unless its body does.
@@ -117,11 +115,19 @@ impl HttpHandler {
             // The same job would have the same URL next time.
             Err(why) => return Outcome::fail(Reason::new(Class::Job, format!("no URL for this job: {why}"))),
         };
+        if let Err(refused) = self.reach.check_address(request.url(), self.named) {
+            return refuse(job, &refused);
+        }
         headers::identify(request.headers_mut(), job);
-        *request.body_mut() = Some(wire::encode(job).into());
+        let body = wire::encode(job);
+        self.signer.sign(request.headers_mut(), &job.id, self.clock.now(), &body);
+        *request.body_mut() = Some(body.into());
         let mut response = match self.client.execute(request).await {
             Ok(response) => response,
-            Err(error) => return Outcome::retry(explain(&error)),
+            Err(error) => {
+                let refused = client::refusal(&error).map(|refused| refuse(job, refused));
+                return refused.unwrap_or_else(|| Outcome::retry(explain(&error)));
+            }
         };
         let body = match read(&mut response).await {
             Ok(body) => body,
@@ -167,13 +173,35 @@ impl Handler for HttpHandler {
     }
 }
 
-fn fixed_headers(settings: &HttpSettings) -> Result<HeaderMap, HttpError> {
+/// The same job would lead there next time. That has a name of its own, so that the configuration can say otherwise.
+fn refuse(job: &Job, refused: &Refused) -> Outcome {
+    let (kind, entry) = (&job.kind, refused.entry());
+    let text = format!("not called: {refused}; if that is meant, add \"{entry}\" to kinds.{kind}.handler.http.allow");
+    Outcome::fail(Reason::new(Class::Refused, text).coded("address_refused"))
+}
+
+/// GETs `url`, which stands in the configuration, and may lead to `allow`.
+///
+/// # Errors
+/// Why there is no answer, in words without the URL.
+pub(crate) async fn get(url: &str, allow: &Reach) -> Result<Response, String> {
+    let refuse = |refused: &Refused| {
+        format!("not called: {refused}; if that is meant, add \"{}\" to roster.allow", refused.entry())
+    };
+    let url = target::parse(url)?;
+    allow.check_address(&url, true).map_err(|refused| refuse(&refused))?;
+    let client = Clients::default().get(&allow.clone().naming(&url)).map_err(|error| error.to_string())?;
+    let answer = client.get(url).send().await;
+    answer.map_err(|error| client::refusal(&error).map_or_else(|| root(&error), refuse))
+}
+
+fn fixed_headers(settings: &HttpSettings, signer: &Signer) -> Result<HeaderMap, HttpError> {
     let mut headers = HeaderMap::with_capacity(settings.headers.len() + 1);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     for (name, value) in &settings.headers {
         let wrong = |why: &str| HttpError::Header { name: name.clone(), why: why.into() };
         let header = HeaderName::try_from(name).map_err(|_| wrong("is not a header name"))?;
-        if headers::reserved(&header) {
+        if headers::reserved(&header) || signer.sets(&header) {
             return Err(wrong("is set by the engine"));
         }
         let mut value = HeaderValue::try_from(value).map_err(|_| wrong("has a value with control characters"))?;

@@ -67,6 +67,13 @@ pub fn check(url: &str) -> Result<(), HttpError> {
     parse(url).map(drop).map_err(HttpError::Url)
 }
 
+/// Scheme, host and port, where the configuration says them, whatever the job.
+pub fn origin(url: &str) -> Option<Url> {
+    let authority = url.find("://")? + 3;
+    let end = url[authority..].find(['/', '\\', '?', '#']).map_or(url.len(), |at| authority + at);
+    parse(&url[..end]).ok().filter(|_| !url[..end].contains('{'))
+}
+
 fn is_template(url: &str) -> bool {
     ["{{", "{%", "{#"].iter().any(|mark| url.contains(mark))
 }
@@ -165,7 +172,7 @@ fn urlencode(value: &Value) -> Result<String, Error> {
     Ok(utf8_percent_encode(&text, RESERVED).to_string())
 }
 
-fn parse(text: &str) -> Result<Url, String> {
+pub(super) fn parse(text: &str) -> Result<Url, String> {
     // The text is not shown: it may hold credentials.
     let url = Url::parse(text).map_err(|error| format!("not a URL: {error}"))?;
     match url.scheme() {
@@ -183,4 +190,31 @@ fn request(client: &Client, url: Url, headers: &HeaderMap) -> Result<Request, St
         request.headers_mut().entry(AUTHORIZATION).or_insert(credentials);
     }
     Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_configuration_names_whatever_the_job() {
+        let table = [
+            ("http://127.0.0.1:8000/x", Some("http://127.0.0.1:8000/")),
+            ("http://127.0.0.1:8000/{{ key }}", Some("http://127.0.0.1:8000/")),
+            ("https://u:p@h?{{ key }}", Some("https://u:p@h/")),
+            ("http://h\\{{ key }}", Some("http://h/")),
+            ("http://h#{% if key %}x{% endif %}", Some("http://h/")),
+            ("http://127.0.0.1{{ key }}/", None),
+            ("http://{{ key }}/", None),
+            ("http://{{ key }}@127.0.0.1/", None),
+            ("http://127.0.0.1:{{ payload.port }}/", None),
+            ("http://127.0.0.1{# none #}/", None),
+            ("http{% if key %}s{% endif %}://h/", None),
+            ("{{ key }}", None),
+            ("http://", None),
+        ];
+        for (url, expected) in table {
+            assert_eq!(origin(url).as_ref().map(Url::as_str), expected, "{url}");
+        }
+    }
 }

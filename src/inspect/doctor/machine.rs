@@ -6,7 +6,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::statfs::statfs;
 use nix::sys::statvfs::statvfs;
 
-use super::{Area, Facts, Finding, size};
+use super::{Area, Facts, Finding, ProgramFacts, programs, size};
 use crate::api::MOST_CONNECTIONS;
 use crate::config::{Config, HandlerSettings, LedgerUrl};
 
@@ -29,6 +29,8 @@ pub struct MachineFacts {
     pub disk: Option<Disk>,
     /// What is known of the clock's synchronisation.
     pub synchronised: Synchronised,
+    /// What is wrong with the programs of handlers.
+    pub programs: Vec<ProgramFacts>,
 }
 
 /// A file system.
@@ -75,7 +77,7 @@ pub(super) async fn gather(config: Config) -> MachineFacts {
             (false, true) => Synchronised::NotYet,
             (false, false) => Synchronised::Unknown,
         };
-        MachineFacts { files, disk, synchronised }
+        MachineFacts { files, disk, synchronised, programs: programs::gather(&config) }
     })
     .await
     .unwrap_or_default()
@@ -132,6 +134,7 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
         (Ok(machine), []) => all.push(judged("this process", machine.files)),
         (Err(why), []) => all.push(Finding::unknown(Area::Machine, what, why, "`ulimit -n` tells it")),
     }
+    all.extend(facts.machine.iter().flat_map(|machine| programs::judge(machine, config)));
     let LedgerUrl::Sqlite(path) = &config.ledger.url else { return all };
     let what = "disk under the ledger";
     match facts.machine.as_ref().map(|machine| &machine.disk) {

@@ -10,6 +10,7 @@ mod chains;
 mod clock;
 mod ledger;
 mod machine;
+mod programs;
 
 use std::fmt;
 use std::future::Future;
@@ -26,6 +27,7 @@ pub use broker::BrokerFacts;
 pub use chains::ChainFacts;
 pub use ledger::{FileFacts, LedgerFacts, Stat};
 pub use machine::{Disk, MachineFacts, Synchronised};
+pub use programs::{ProgramFacts, Trouble};
 
 /// What a finding is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
