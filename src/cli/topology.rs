@@ -239,8 +239,8 @@ fn commands(vhost: &str, users: &[(Role, Permissions)], passwords: Option<&Path>
     let vhost = word(vhost);
     let mut all = vec![format!("rabbitmqctl add_vhost {vhost}")];
     for (role, Permissions { configure, write, read }) in users {
-        let (user, patterns) = (role.name(), [configure, write, read].map(|pattern| word(pattern)).join(" "));
-        let from = passwords.map(|folder| format!(" < {}", word(&folder.join(user).display().to_string())));
+        let (user, patterns) = (role.name(), [configure, write, read].map(word).join(" "));
+        let from = passwords.map(|folder| format!(" < {}", word(folder.join(user).display())));
         all.push(format!("rabbitmqctl add_user {user}{}", from.unwrap_or_default()));
         all.extend(role.tag().map(|tag| format!("rabbitmqctl set_user_tags {user} {tag}")));
         all.push(format!("rabbitmqctl set_permissions -p {vhost} {user} {patterns}"));

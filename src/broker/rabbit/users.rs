@@ -139,8 +139,9 @@ mod tests {
     #[test]
     fn each_user_may_do_what_it_is_for_and_nothing_else() {
         use Role::{Monitor, Publisher, Topology as Declares, Worker};
-        // What, and who may configure, write and read it.
-        let table: [(&str, &[Role], &[Role], &[Role]); 15] = [
+        /// What, and who may configure, write and read it.
+        type Row<'a> = (&'a str, &'a [Role], &'a [Role], &'a [Role]);
+        let table: [Row<'_>; 15] = [
             ("r.x.jobs", &[Declares], &[Declares, Publisher, Worker], &[Declares]),
             ("r.x.delay.5s", &[Declares], &[Declares, Publisher, Worker], &[Declares]),
             ("r.x.delay.25441ms", &[Declares], &[Declares, Publisher, Worker], &[Declares]),
