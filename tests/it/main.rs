@@ -36,6 +36,7 @@ mod operator;
 mod outage;
 mod progress;
 mod protocol;
+mod quarantine;
 mod ready_made;
 mod recurring;
 mod rosters;
