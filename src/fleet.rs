@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Time;
+use crate::ledger::LedgerError;
 use crate::telemetry::Lateness;
 
 /// A worker says at least this often how it is.
@@ -105,6 +106,14 @@ impl Subject {
             ("worker", name) => Some(Self::Worker(name.into())),
             _ => None,
         }
+    }
+}
+
+impl Subject {
+    /// What to say of a worker of which nothing can be ordered any more.
+    pub(crate) fn is_gone(self) -> LedgerError {
+        let (Self::Queue(name) | Self::Worker(name)) = self;
+        LedgerError::NoWorker(name)
     }
 }
 

@@ -26,6 +26,8 @@ pub const MAX_BYTES: usize = 1 << 20;
 pub const MAX_PAYLOAD: usize = MAX_BYTES - (8 << 10);
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 512;
+/// So often a message can have been sent again from quarantine and still say of each time which it was.
+pub const MOST_RETRIES: usize = 16;
 /// How much is told of what is wrong with a body, in bytes: it may quote the body.
 const MOST_WORDS: usize = 300;
 /// How often a message may have been dead-lettered before it is taken for one that goes round in
@@ -67,6 +69,10 @@ pub struct Envelope {
     /// chain's hint.
     #[serde(default, skip_serializing_if = "is_none")]
     pub depth: u32,
+    /// The times it was sent again from quarantine, at most [`MOST_RETRIES`]. Always absent in a chain's hint; only
+    /// the engine writes it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "objects")]
+    pub retries: Vec<Retry>,
     /// Present in a chain's hint. Only the engine writes it.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "optional_object")]
     pub chain: Option<ChainRef>,
@@ -85,6 +91,17 @@ pub struct ChainRef {
     /// In a message of a member of a batch: the epoch of the chain that waits for it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub parent: i64,
+}
+
+/// A time that a message was sent again from quarantine. Two copies of one message that are not of the same time are
+/// one job too many.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Retry {
+    /// Which message lay there: 1 to 64 hexadecimal digits.
+    pub of: String,
+    /// Which time it was: likewise.
+    pub by: String,
 }
 
 /// A JSON object. Derived structs also read arrays, as their fields in order, which the documented
@@ -109,6 +126,10 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
 
 fn optional_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|object| object.0))
+}
+
+fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    Ok(Vec::<Object<T>>::deserialize(deserializer)?.into_iter().map(|object| object.0).collect())
 }
 
 fn first() -> u32 {
@@ -201,6 +222,7 @@ impl Envelope {
             payload,
             owner: None,
             depth: 0,
+            retries: Vec::new(),
             chain: None,
         }
     }
@@ -231,6 +253,14 @@ impl Envelope {
         }
         if envelope.attempt == 0 {
             return Err(BadMessage::Field("`attempt` counts from 1".into()));
+        }
+        if envelope.retries.len() > MOST_RETRIES {
+            return Err(BadMessage::Field(format!("`retries` has more than {MOST_RETRIES} entries")));
+        }
+        let digits =
+            |text: &str| (1..=64).contains(&text.len()) && text.bytes().all(|b| b"0123456789abcdef".contains(&b));
+        if !envelope.retries.iter().all(|retry| digits(&retry.of) && digits(&retry.by)) {
+            return Err(BadMessage::Field("`retries` has what is not 1 to 64 hexadecimal digits".into()));
         }
         if let Some(chain) = &envelope.chain {
             check_name("chain.ledger", &chain.ledger)?;
@@ -434,7 +464,9 @@ mod tests {
         let deep = format!(r#"{{"v":1,"kind":"k","key":"x","payload":{}{}}}"#, "[".repeat(200), "]".repeat(200));
         let long = format!(r#"{{"v":1,"kind":"k","key":"{}"}}"#, "x".repeat(513));
         let unknown = format!(r#"{{"{}":1}}"#, "u".repeat(10_000));
-        let table: [(&[u8], &str); 17] = [
+        let often =
+            format!(r#"{{"v":1,"kind":"k","key":"x","retries":[{}]}}"#, [r#"{"of":"a","by":"b"}"#; 17].join(","));
+        let table: [(&[u8], &str); 21] = [
             (b"", "EOF"),
             (b"\xff\xfe", "expected value"),
             (b"[]", "not a job envelope"),
@@ -450,6 +482,10 @@ mod tests {
             (br#"{"v":1,"kind":"k","key":"x","attempt":0}"#, "counts from 1"),
             (br#"{"v":1,"kind":"k","key":"x","chain":{"ledger":"l","epoch":0,"tick":1}}"#, "count from 1"),
             (br#"{"v":1,"kind":"k","key":"x"}{"#, "trailing"),
+            (often.as_bytes(), "more than 16 entries"),
+            (br#"{"v":1,"kind":"k","key":"x","retries":[["a","b"]]}"#, "expected a JSON object"),
+            (br#"{"v":1,"kind":"k","key":"x","retries":[{"of":"","by":"b"}]}"#, "hexadecimal"),
+            (br#"{"v":1,"kind":"k","key":"x","retries":[{"of":"a","by":"B"}]}"#, "hexadecimal"),
             (deep.as_bytes(), "recursion limit"),
             (long.as_bytes(), "513 bytes"),
         ];
@@ -474,7 +510,10 @@ mod tests {
         // With everything that a retry can add it is still read.
         let long = "\"".repeat(MAX_KEY);
         (largest.kind, largest.key, largest.attempt) = (long.clone(), long.clone(), u32::MAX);
-        (largest.queue, largest.id, largest.due) = (Some(long.clone()), Some(long), Some(Time::from_millis(i64::MIN)));
+        (largest.queue, largest.id, largest.due) =
+            (Some(long.clone()), Some(long.clone()), Some(Time::from_millis(i64::MIN)));
+        largest.owner = Some(long);
+        largest.retries = vec![Retry { of: "a".repeat(64), by: "b".repeat(64) }; MOST_RETRIES];
         assert_eq!(Envelope::decode(&largest.encode()).unwrap(), largest);
     }
 

@@ -52,6 +52,18 @@ mutants! {
     ClockBelieved,
     /// What had not started when the worker stops is acknowledged.
     StopAcknowledges,
+    /// A worker takes jobs from a queue that is closed.
+    ClosedIgnored,
+    /// A worker that is to drain takes jobs.
+    DrainIgnored,
+    /// A queue that is opened again stays closed.
+    OpenIgnored,
+    /// As many run as are configured, however many were ordered.
+    ConcurrencyIgnored,
+    /// A worker reads what operators have ordered when it starts, and never again.
+    OrdersUnread,
+    /// What had not started when its queue is closed is acknowledged.
+    ClosedAcknowledges,
     /// A message with a further hop to go is dropped.
     RearmDrops,
     /// A message that cannot be used is dropped.
@@ -96,6 +108,8 @@ mutants! {
     PlaceKept,
     /// A one-off job starts though its owner is paused.
     OwnerIgnored,
+    /// A job runs once for each time that its message was sent again from quarantine.
+    RetriedTwice,
     /// A tick does not wait for its batch.
     BatchNotAwaited,
     /// The end of a member of a batch is not counted.

@@ -132,7 +132,10 @@ impl Problem {
 
 impl From<LedgerError> for Problem {
     fn from(error: LedgerError) -> Self {
-        Self::away("the ledger", &error)
+        match error {
+            LedgerError::NoWorker(_) => Self::not_found(error.to_string()),
+            error => Self::away("the ledger", &error),
+        }
     }
 }
 

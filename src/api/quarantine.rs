@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
@@ -15,10 +14,10 @@ use super::extract::{Body, Query};
 use super::gate::Detail;
 use super::page;
 use super::problem::{Problem, Result};
-use crate::broker::{Destination, Message, Shelved};
+use crate::broker::Shelved;
 use crate::engine::Connections;
+use crate::engine::retried::{Again, keep_again, send_again};
 use crate::inspect::words::At;
-use crate::job::Envelope;
 use crate::ledger::QuarantinedMessage;
 
 /// Messages of the broker's quarantine that are looked at by one request: they are fetched and put back.
@@ -119,7 +118,7 @@ async fn fetched(connections: &Connections, queue: &str, most: usize) -> Result<
 #[serde(rename_all = "lowercase")]
 pub enum QuarantineAction {
     /// They are sent to the queues that they came from once more: for when the configuration was at fault. What still
-    /// cannot be used comes back.
+    /// cannot be used comes back. A job runs for one retry of its message only, also when one did not come to its end.
     Retry,
     /// They are forgotten.
     Drop,
@@ -183,7 +182,7 @@ pub async fn act(
             (false, QuarantineAction::Drop) => true,
             (false, QuarantineAction::Retry) if away => false,
             (false, QuarantineAction::Retry) => {
-                let sent = sent_again(&api, connections, &shelved.from, shelved.body.clone()).await;
+                let sent = send_again(&api.config(), connections, &shelved).await;
                 away = sent == Again::Away;
                 sent == Again::Sent
             }
@@ -196,65 +195,21 @@ pub async fn act(
         let page = api.ledger().quarantined(before, ROWS).await?;
         let Some(last) = page.last() else { break };
         before = Some(last.number);
-        let mut gone = Vec::new();
+        let mut dropped = Vec::new();
         for message in page.into_iter().filter(|message| filter.fits(&message.from, &message.reason)) {
             matching += 1;
-            let sent = match (dry_run, action) {
-                (true, _) => false,
-                (false, QuarantineAction::Drop) => true,
-                (false, QuarantineAction::Retry) if away => false,
+            match (dry_run, action) {
+                (true, _) => {}
+                (false, QuarantineAction::Drop) => dropped.push(message.number),
+                (false, QuarantineAction::Retry) if away => {}
                 (false, QuarantineAction::Retry) => {
-                    let sent = sent_again(&api, connections, &message.from, message.body.into()).await;
+                    let sent = keep_again(&api.config(), connections, message).await;
                     away = sent == Again::Away;
-                    sent == Again::Sent
+                    changed += u64::from(sent == Again::Sent);
                 }
-            };
-            gone.extend(sent.then_some(message.number));
+            }
         }
-        changed += api.ledger().forget_quarantined(gone).await?;
+        changed += api.ledger().forget_quarantined(dropped).await?;
     }
     Ok((detail, Json(Came { action, matching, changed: (!dry_run).then_some(changed) })))
-}
-
-/// What became of a message that was to be sent again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Again {
-    /// It is safe where it goes.
-    Sent,
-    /// It cannot go anywhere, and stays.
-    Stays,
-    /// Broker or ledger do not take it.
-    Away,
-}
-
-/// Sends a message to the queue that it came from once more.
-async fn sent_again(api: &Api, connections: &Connections, from: &str, body: Bytes) -> Again {
-    let config = api.config();
-    let id = connections.entropy.token();
-    let sent = if connections.broker.keeps_messages() {
-        let lanes = config.broker_queues();
-        if !lanes.iter().any(|queue| queue == from) && !config.queues.contains_key(from) {
-            return Again::Stays;
-        }
-        let message = Message { to: Destination::Queue(from.into()), id, body };
-        connections.broker.publish(message).await.map_err(|error| error.to_string())
-    } else {
-        // The embedded broker takes jobs from the ledger, and these only as far as it can read them.
-        let Ok(mut envelope) = Envelope::decode(&body) else { return Again::Stays };
-        if envelope.chain.is_some() {
-            // Of a chain, catch-up has the message that counts.
-            return Again::Sent;
-        }
-        // Under its own id, by which it is forgotten once it has ended.
-        let id = envelope.id.get_or_insert(id).clone();
-        envelope.queue.get_or_insert_with(|| from.to_owned());
-        connections.ledger.keep_job(id, envelope.encode()).await.map_err(|error| error.to_string())
-    };
-    match sent {
-        Ok(()) => Again::Sent,
-        Err(error) => {
-            tracing::warn!(error, queue = from, "a message in quarantine could not be sent again");
-            Again::Away
-        }
-    }
 }

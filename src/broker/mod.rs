@@ -162,6 +162,8 @@ pub struct Depth {
 
 /// A message that waits for a person.
 pub struct Shelved {
+    /// The AMQP message id, which no other message on the queue has; empty when it does not say.
+    pub id: String,
     /// The queue that it came from; empty when it does not say.
     pub from: String,
     /// Why it cannot be used; likewise.

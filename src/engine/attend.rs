@@ -1,8 +1,8 @@
 //! Says how this worker is, and does what operators have ordered of it and of its queues.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
@@ -19,6 +19,9 @@ const SECOND: i64 = 1_000;
 const READ: u32 = 2;
 /// What could not be told is kept for so many sets of ten seconds, and told with the next.
 const MOST_UNTOLD: usize = 60;
+/// How long the ledger may take to answer. A round with two questions stays below the minute after which a task that
+/// has not gone round counts as stuck.
+const PATIENCE: Duration = Duration::from_secs(25);
 /// How long a worker that ends waits for the ledger to forget it.
 const LEAVE: Duration = Duration::from_secs(2);
 
@@ -43,17 +46,21 @@ fn platform_queues(core: &Core) -> impl Iterator<Item = (&String, &Vec<Arc<super
 pub async fn run(core: Arc<Core>) {
     let (mut told, mut nth) = (Told::begin(&core), 0);
     loop {
-        if let Err(error) = told.tell(&core).await {
-            tracing::debug!(%error, "the ledger does not take how this worker is");
+        *core.attended.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        match timeout(PATIENCE, told.tell(&core)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "the ledger does not take how this worker is"),
+            Err(_) => tracing::debug!("the ledger does not take how this worker is: it does not answer"),
         }
         let now = core.ledger.now().as_millis();
         sleep(Duration::from_millis((SECOND - now.rem_euclid(SECOND)).unsigned_abs())).await;
         told.count(&core);
         nth += 1;
-        if nth % READ == 0 {
-            match core.ledger.fleet_orders().await {
-                Ok(orders) => obey(&core, &orders),
-                Err(error) => tracing::debug!(%error, "what operators have ordered cannot be read"),
+        if nth % READ == 0 && !mutant!(OrdersUnread) {
+            match timeout(PATIENCE, core.ledger.fleet_orders()).await {
+                Ok(Ok(orders)) => obey(&core, &orders),
+                Ok(Err(error)) => tracing::debug!(%error, "what operators have ordered cannot be read"),
+                Err(_) => tracing::debug!("what operators have ordered cannot be read: the ledger does not answer"),
             }
         }
     }

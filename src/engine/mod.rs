@@ -1,7 +1,7 @@
 //! The engine: everything between a configuration and chains that stay alive.
 //!
 //! `pipeline` is a job's life from delivery to acknowledgement, `outbox` and `discover` see to what runs
-//! ask for, [`Dispatch`] puts messages on
+//! ask for, [`retried`] sends messages again from quarantine, [`Dispatch`] puts messages on
 //! the ladder, `rearm` sends them on when a hop is over, `catch_up` re-creates messages that
 //! were lost, [`enroll`] begins chains, [`moves`] brings ticks to other times, `reload` follows a
 //! changed configuration, `attend` says how the worker is and does what operators have ordered of it and of its
@@ -25,6 +25,7 @@ mod queue;
 mod rearm;
 mod reconcile;
 mod reload;
+pub mod retried;
 mod room;
 pub mod topology_guard;
 
@@ -36,6 +37,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, SetOnce, mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
@@ -176,6 +178,7 @@ pub struct Engine {
     ready: Arc<SetOnce<()>>,
     probe: Option<Arc<dyn Probe>>,
     chores: bool,
+    attends: bool,
     configurations: Option<mpsc::Receiver<Config>>,
 }
 
@@ -191,6 +194,7 @@ impl Engine {
             ready: Arc::default(),
             probe: None,
             chores: true,
+            attends: true,
             configurations: None,
         }
     }
@@ -238,7 +242,14 @@ impl Engine {
     /// where nothing else is to happen.
     #[must_use]
     pub fn without_chores(mut self) -> Self {
-        self.chores = false;
+        (self.chores, self.attends) = (false, false);
+        self
+    }
+
+    /// Says how the worker is, and does what operators order, also [without chores](Self::without_chores).
+    #[must_use]
+    pub(crate) fn attending(mut self) -> Self {
+        self.attends = true;
         self
     }
 
@@ -321,15 +332,23 @@ impl Engine {
         // What runs keeps its lease until it has ended, also while the worker stops.
         let mut heart = tokio::spawn(core.life.bind(lease::beat(core.clone())));
         let _desk = AbortOnDropHandle::new(tokio::spawn(core.life.bind(core.desk.clone().keep_writing())));
-        let attending = core.chores.is_some().then(|| core.life.bind(attend::run(core.clone())));
+        let attending = self.attends.then(|| core.life.bind(attend::run(core.clone())));
         let attending = attending.map(|attending| AbortOnDropHandle::new(tokio::spawn(attending)));
         let _pulse = AbortOnDropHandle::new(tokio::spawn(core.life.bind(core.throttles.pulse())));
         let queues: Vec<&str> = core.queues.keys().map(String::as_str).collect();
         tracing::info!(worker = %core.worker, ?queues, "working");
 
+        let mut attending = attending;
+        let attends_no_more = async {
+            match &mut attending {
+                Some(attending) => attending.await,
+                None => std::future::pending().await,
+            }
+        };
         let broken = tokio::select! {
             biased;
             () = stop.cancelled() => None,
+            ended = attends_no_more => Some(ended.map_or_else(|panic| panic.to_string(), |()| "orders are not read any more".into())),
             ended = &mut heart => Some(ended.map_or_else(|panic| panic.to_string(), |()| "no more heartbeats".into())),
             Some(ended) = parts.join_next() => Some(ended.map_or_else(|panic| panic.to_string(), |()| "no more deliveries".into())),
         };
@@ -486,6 +505,7 @@ impl Engine {
             leases: Leases::new(self.config.worker.lease),
             kept: Notify::new(),
             life: Life::new(self.probe.take()),
+            attended: Arc::default(),
             drained: AtomicBool::new(false),
             stopping,
             abort: CancellationToken::new(),
@@ -571,6 +591,8 @@ struct Core {
     /// Something was put in the ledger for an embedded broker.
     kept: Notify,
     life: Life,
+    /// When it last went round to say how it is, and to read what operators have ordered.
+    attended: Arc<Mutex<Option<Instant>>>,
     /// An operator wants this worker to take nothing more.
     drained: AtomicBool,
     /// The worker takes nothing more, and what has not started is put back.
@@ -602,6 +624,7 @@ impl Core {
             ready: self.ready.clone(),
             stop: self.stopping.clone(),
             desk: self.desk.clone(),
+            attended: self.attended.clone(),
         }
     }
 
@@ -647,7 +670,7 @@ impl Drop for InHand<'_> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::{Instant, sleep};
+    use tokio::time::sleep;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! The life of a one-off job: a message that is complete in itself.
 //!
 //! ```text
-//! due? ─ owner ─ unique ─ slot ─ owner ─ handler ─ decide ─ what it asks for ─ next message ─ acknowledge
+//! due? ─ first of its retries ─ owner ─ unique ─ slot ─ owner ─ handler ─ decide ─ what it asks for ─ next message ─ acknowledge
 //! ```
 //!
 //! It has no claim, so it runs at least once, on the broker's guarantees.
@@ -32,6 +32,9 @@ impl Core {
     /// The life of a one-off job.
     pub(super) async fn job(&self, queue: &QueueRun, mut envelope: Envelope, delivery: &Delivery) -> Fate {
         if let Some(fate) = self.wait_until_due(&envelope, &queue.name).await {
+            return fate;
+        }
+        if let Some(fate) = self.retry_says(&envelope, queue).await {
             return fate;
         }
         let Some(kind) = self.kind(&envelope.kind) else { return Fate::Requeue };

@@ -163,7 +163,8 @@ impl Core {
             recurs: kind.recurrence.is_some(),
         };
         let Some(answered) = self.claim(queue, delivery, request).await else {
-            return if mutant!(StopAcknowledges) { Fate::Ack } else { Fate::Requeue };
+            let closed = mutant!(ClosedAcknowledges) && !queue.flow().open;
+            return if mutant!(StopAcknowledges) || closed { Fate::Ack } else { Fate::Requeue };
         };
         let Answered { permit, claim, asked } = answered;
         match claim {

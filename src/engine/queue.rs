@@ -55,7 +55,19 @@ impl QueueRun {
 
     /// Does what was ordered of the queue and of this worker.
     pub(super) fn obey(&self, queue: &FleetOrders, worker: &FleetOrders) {
-        let flow = Flow::of(self.places, self.prefetch, self.ahead, queue, worker);
+        let mut flow = Flow::of(self.places, self.prefetch, self.ahead, queue, worker);
+        if mutant!(ClosedIgnored) {
+            flow.open = worker.closed.is_none();
+        }
+        if mutant!(DrainIgnored) {
+            flow.open = queue.closed.is_none();
+        }
+        if mutant!(OpenIgnored) {
+            flow.open &= self.flow().open;
+        }
+        if mutant!(ConcurrencyIgnored) {
+            (flow.places, flow.prefetch) = (self.places, self.prefetch);
+        }
         self.room.resize(flow.places);
         self.flow.send_if_modified(|current| std::mem::replace(current, flow) != flow);
     }

@@ -55,6 +55,7 @@ pub trait Fleet {
     /// within two seconds.
     ///
     /// # Errors
-    /// When it is not known to be written.
+    /// When it is not known to be written; [`LedgerError::NoWorker`] for a worker that has ended, or was silent for
+    /// [`crate::fleet::KEPT`].
     async fn order_fleet(&self, subject: Subject, order: FleetOrder, by: String) -> Result<FleetOrders, LedgerError>;
 }

@@ -46,6 +46,10 @@ pub use slots::{SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
 pub use traffic::{Measured, Size, Traffic};
 pub use words::*;
 
+/// In place of a kind, for the places that [`Ledger::reserve`] gives to messages sent again from quarantine: which
+/// retry came first. Nobody gives them up.
+pub(crate) const RETRIED: &str = "roundelay.retried";
+
 /// Keeps the truth.
 #[async_trait]
 pub trait Ledger:
@@ -290,7 +294,8 @@ pub trait Ledger:
     async fn set_topology(&self, current: Option<String>, next: String) -> Result<bool, LedgerError>;
 
     /// Deletes records of attempts that ended before `before`, looking at the `limit` oldest;
-    /// returns how many.
+    /// returns how many. Also forgets which retries from quarantine came first, where that was to be known until
+    /// before `before` only.
     ///
     /// # Errors
     /// When nothing was deleted.

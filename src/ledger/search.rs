@@ -139,6 +139,13 @@ pub trait Search {
     /// When it is not known to be written.
     async fn forget_quarantined(&self, numbers: Vec<i64>) -> Result<u64, LedgerError>;
 
+    /// Makes a job of a message in quarantine: keeps the job and forgets the message, both or neither. Answers whether
+    /// the message was there; if not, nothing is kept.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn retry_quarantined(&self, number: i64, id: String, body: Vec<u8>) -> Result<bool, LedgerError>;
+
     /// Brings the next ticks of chains that sleep forward to now, at most `limit`; answers their messages. As
     /// [`super::Ledger::advance`] does it with one.
     ///

@@ -135,6 +135,7 @@ impl Hint {
             payload: serde_json::Value::Null,
             owner: None,
             depth: 0,
+            retries: Vec::new(),
             chain: Some(ChainRef { ledger: ledger.into(), epoch: self.epoch, tick: self.tick, parent: self.parent }),
         }
     }
@@ -692,6 +693,9 @@ pub enum LedgerError {
     /// A statement failed.
     #[error("the ledger says: {0}")]
     Statement(String),
+    /// An order for a worker that is not there, and never will be: no other has its name.
+    #[error("there is no worker {0}; it may have ended")]
+    NoWorker(String),
     /// The engine is stopping.
     #[error("the ledger is closed")]
     Closed,

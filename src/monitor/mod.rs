@@ -69,6 +69,8 @@ pub struct Subject {
     pub stop: CancellationToken,
     /// Takes what its runs report.
     pub desk: Arc<Desk>,
+    /// When it last went round to read what operators have ordered; nothing before the first time.
+    pub attended: Arc<Mutex<Option<Instant>>>,
 }
 
 /// Watches a worker and answers those who ask, for as long as it lives.
@@ -91,6 +93,7 @@ impl Monitor {
             broker: Part::up("broker", now),
             ledger: Part::down("ledger", "it has not been asked yet", now),
             census: Part::up("census", now),
+            orders: Part::up("orders", now),
         };
         let watch = Arc::new(Watch { subject, facts: Mutex::new(facts) });
         let tasks = [
@@ -125,12 +128,14 @@ struct Facts {
     ledger: Part,
     /// The task that asks the ledger.
     census: Part,
+    /// The task that reads what operators have ordered.
+    orders: Part,
 }
 
 impl Facts {
     /// What must be up for the worker to be of use.
-    fn all(&self) -> [&Part; 4] {
-        [&self.engine, &self.broker, &self.ledger, &self.census]
+    fn all(&self) -> [&Part; 5] {
+        [&self.engine, &self.broker, &self.ledger, &self.census, &self.orders]
     }
 }
 
@@ -182,7 +187,7 @@ impl Watch {
 
     /// Looks at everything that can be looked at without waiting.
     fn look(&self) -> MutexGuard<'_, Facts> {
-        let Subject { broker, ledger, ready, stop, telemetry, .. } = &self.subject;
+        let Subject { broker, ledger, ready, stop, telemetry, attended, .. } = &self.subject;
         let now = ledger.now();
         let away = broker.away();
         let mut facts = self.facts();
@@ -197,6 +202,8 @@ impl Watch {
         let silent = facts.asked_at.elapsed() > SILENT;
         let census = silent.then(|| format!("the ledger has not been asked since {}", facts.asked));
         facts.census.note(census, now);
+        let round = attended.lock().unwrap_or_else(PoisonError::into_inner).map(|at| at.elapsed());
+        facts.orders.note(round.filter(|_| !stop.is_cancelled()).and_then(stuck), now);
         let ready = facts.all().iter().all(|part| part.is_up());
         telemetry.up(facts.broker.is_up(), facts.ledger.is_up() && facts.census.is_up(), ready);
         telemetry.certificates(&broker.certificates());
@@ -208,7 +215,7 @@ impl Watch {
         let broken = facts.broken.is_some();
         // What broker and ledger do is no reason to end this process: a new one would find the same.
         let engine = if broken { facts.engine.clone() } else { Part::up("engine", facts.started) };
-        Report::new(&[&engine, &facts.census])
+        Report::new(&[&engine, &facts.census, &facts.orders])
     }
 
     fn ready(&self) -> Report {
@@ -223,6 +230,13 @@ impl Watch {
     fn facts(&self) -> MutexGuard<'_, Facts> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Why operators' orders reach this worker no more, if the task that reads them last went round so long ago.
+fn stuck(round: Duration) -> Option<String> {
+    let words =
+        || format!("what operators order has not been read for {} s, nor said how this worker is", round.as_secs());
+    (round > SILENT).then(words)
 }
 
 /// Takes the address to answer on, if there is to be one.

@@ -111,6 +111,7 @@ impl Slots for SimulatedLedger {
 #[async_trait]
 impl Fleet for SimulatedLedger {
     async fn attend(&self, presence: Presence, pulses: Vec<Pulse>) -> Result<(), LedgerError> {
+        self.observer.attends(&self.process, &presence.worker);
         self.through(true, self.inner.attend(presence, pulses)).await
     }
 
@@ -127,7 +128,9 @@ impl Fleet for SimulatedLedger {
     }
 
     async fn fleet_orders(&self) -> Result<BTreeMap<Subject, FleetOrders>, LedgerError> {
-        self.through(false, self.inner.fleet_orders()).await
+        let orders = self.through(false, self.inner.fleet_orders()).await?;
+        self.observer.learned(&self.process, &orders);
+        Ok(orders)
     }
 
     async fn order_fleet(&self, subject: Subject, order: FleetOrder, by: String) -> Result<FleetOrders, LedgerError> {
@@ -171,6 +174,10 @@ impl Search for SimulatedLedger {
 
     async fn forget_quarantined(&self, numbers: Vec<i64>) -> Result<u64, LedgerError> {
         self.through(true, self.inner.forget_quarantined(numbers)).await
+    }
+
+    async fn retry_quarantined(&self, number: i64, id: String, body: Vec<u8>) -> Result<bool, LedgerError> {
+        self.through(true, self.inner.retry_quarantined(number, id, body)).await
     }
 
     async fn advance_all(&self, which: Which, limit: u32, slack: Duration) -> Result<Vec<Hint>, LedgerError> {
@@ -335,10 +342,15 @@ impl Ledger for SimulatedLedger {
     }
 
     async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError> {
+        let forbidden = self.observer.forbidden(&self.process, &request.hint.queue);
         let verb = async {
             let claim = self.inner.claim(request.clone()).await?;
             if let Claim::Granted(grant) = &claim {
                 self.observer.granted(&self.process, &request, grant);
+                if let Some(why) = &forbidden {
+                    self.observer
+                        .violated("I8", format!("{} {}: claimed, though {why}", request.hint.kind, request.hint.key));
+                }
             }
             Ok(claim)
         };

@@ -16,6 +16,7 @@ use super::worker::Process;
 use super::world::{BRISK, PACED};
 use crate::broker::embedded::EmbeddedBroker;
 use crate::clock::{Time, short_duration};
+use crate::fleet::{FleetOrders, Subject};
 use crate::job::{Envelope, Job};
 use crate::ledger::{ClaimRequest, Finish, FinishRequest, Grant, LookAgain, Renewal, SpawnedJob};
 use crate::outcome::{Next, Outcome};
@@ -24,6 +25,9 @@ use crate::outcome::{Next, Outcome};
 const TICK: Duration = Duration::from_millis(50);
 /// How long the answer about an owner may be on its way back, and a little more.
 const ANSWER: Duration = Duration::from_secs(4);
+
+/// How long whoever has a place may need until they have run: the longest timeout, and the ledger's outages before it.
+const PLACES: Duration = Duration::from_secs(75);
 
 /// Something that must never happen, and did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +129,19 @@ struct Holder {
     until: Time,
 }
 
+/// What a process has last read of operators' orders.
+#[derive(Default)]
+struct Learned {
+    /// Its name in the ledger, once it has said it.
+    name: Option<String>,
+    /// When it last read them.
+    read: Option<Instant>,
+    /// Closed for it, each since it first read so; it has no name for what drains all of its queues.
+    closed: BTreeMap<Option<String>, Instant>,
+    /// How many may run in each queue, likewise.
+    places: BTreeMap<String, (usize, Instant)>,
+}
+
 /// A one-off job that was accepted.
 #[derive(Default)]
 struct JobModel {
@@ -143,6 +160,8 @@ struct JobModel {
     given_up: usize,
     /// First attempts that have started.
     first_starts: usize,
+    /// How often it came to an end.
+    ends: usize,
 }
 
 #[derive(Default)]
@@ -166,6 +185,10 @@ struct State {
     places: BTreeMap<(String, String), Holder>,
     /// Since then everything of the owner is paused.
     owner_paused: Option<Instant>,
+    /// By worker and run.
+    learned: BTreeMap<(usize, usize), Learned>,
+    /// What runs, by queue, worker and run.
+    busy: BTreeMap<(String, usize, usize), usize>,
     /// The highest fence when the ledger's clock was last set.
     before_the_clock: i64,
     runs: u64,
@@ -199,6 +222,8 @@ pub struct Run {
     observer: Arc<Observer>,
     /// Counts all runs.
     pub number: u64,
+    /// Queue, worker and run.
+    place: (String, usize, usize),
 }
 
 impl Drop for Run {
@@ -206,6 +231,7 @@ impl Drop for Run {
         let at = self.observer.start.elapsed();
         let mut state = self.observer.lock();
         state.unique_running.remove(&self.number);
+        state.busy.entry(self.place.clone()).and_modify(|count| *count -= 1);
         let Some(running) = state.running.remove(&self.number) else { return };
         let took = running.since.elapsed();
         let excused = running.lenient || !running.rotates || running.process.stood_still(running.since);
@@ -375,6 +401,63 @@ impl Observer {
         }
     }
 
+    /// A process says by which name it is known in the ledger.
+    pub fn attends(&self, process: &Process, name: &str) {
+        let mut state = self.lock();
+        state.learned.entry((process.worker, process.run)).or_default().name = Some(name.into());
+    }
+
+    /// The name of a process in the ledger, once it has said it.
+    pub fn name_of(&self, process: &Process) -> Option<String> {
+        self.lock().learned.get(&(process.worker, process.run))?.name.clone()
+    }
+
+    /// A process has read what operators have ordered.
+    pub fn learned(&self, process: &Process, orders: &BTreeMap<Subject, FleetOrders>) {
+        let now = Instant::now();
+        let mut state = self.lock();
+        let learned = state.learned.entry((process.worker, process.run)).or_default();
+        learned.read = Some(now);
+        let (mut closed, mut places) = (BTreeMap::new(), BTreeMap::new());
+        for (subject, orders) in orders {
+            let queue = match subject {
+                Subject::Queue(queue) => Some(queue.clone()),
+                Subject::Worker(name) if learned.name.as_ref() == Some(name) => None,
+                Subject::Worker(_) => continue,
+            };
+            if orders.closed.is_some() {
+                let since = learned.closed.get(&queue).copied().unwrap_or(now);
+                closed.insert(queue.clone(), since);
+            }
+            if let (Some(queue), Some(ordered)) = (queue, &orders.concurrency) {
+                let known = learned.places.get(&queue).filter(|(places, _)| *places == ordered.places);
+                places.insert(queue, (ordered.places, known.map_or(now, |(_, since)| *since)));
+            }
+        }
+        (learned.closed, learned.places) = (closed, places);
+    }
+
+    /// Why a process must not claim from a queue now, if it knows that. What it has read this very moment it may have
+    /// read too late.
+    pub fn forbidden(&self, process: &Process, queue: &str) -> Option<String> {
+        let state = self.lock();
+        let closed = &state.learned.get(&(process.worker, process.run))?.closed;
+        let since =
+            |subject: Option<String>| closed.get(&subject).map(Instant::elapsed).filter(|since| !since.is_zero());
+        let closed = since(Some(queue.into())).map(|since| format!("{queue} is closed, as it knows since {since:?}"));
+        closed.or_else(|| since(None).map(|since| format!("its worker is to drain, as it knows since {since:?}")))
+    }
+
+    /// How long ago a process last read what operators have ordered.
+    pub fn last_read(&self, process: &Process) -> Option<Duration> {
+        Some(self.lock().learned.get(&(process.worker, process.run))?.read?.elapsed())
+    }
+
+    /// How often a one-off job came to an end.
+    pub fn ends(&self, id: &str) -> usize {
+        self.lock().jobs.get(id).map_or(0, |job| job.ends)
+    }
+
     /// Jobs were accepted without a chain.
     pub fn accepted(&self, jobs: &[SpawnedJob]) {
         self.lock().expect(jobs.iter().map(|job| job.id.clone()).collect());
@@ -394,7 +477,8 @@ impl Observer {
         state.runs += 1;
         let number = state.runs;
         let place = (job.queue.clone(), process.worker, process.run);
-        state.starts.entry(place).or_default().push(Instant::now());
+        state.starts.entry(place.clone()).or_default().push(Instant::now());
+        state.starts_in(at, &place, process);
         if let Some(tick) = job.tick {
             let lenient = lenient || tick.fence <= state.before_the_clock;
             let other = state.running.values().find(|running| {
@@ -416,7 +500,7 @@ impl Observer {
         } else {
             state.job_started(at, number, process, job, now);
         }
-        Run { observer: self.clone(), number }
+        Run { observer: self.clone(), number, place }
     }
 
     /// A handler has come to its end.
@@ -440,6 +524,7 @@ impl Observer {
             let mut state = self.lock();
             let model = state.jobs.entry(job.id.clone()).or_default();
             model.ended = true;
+            model.ends += 1;
             // A run that has to be repeated may end better the second time.
             let failed = matches!(outcome, Outcome::Fail { .. } | Outcome::Retry { .. });
             model.failed = failed.then(|| (Instant::now(), (job.kind.clone(), job.key.clone())));
@@ -664,6 +749,25 @@ impl State {
     fn violated(&mut self, at: Duration, invariant: &'static str, what: String) {
         self.note(at, || format!("VIOLATED {invariant}: {what}"));
         self.violations.push(Violation { invariant, at, what });
+    }
+
+    /// One more of a queue's runs in a process, which may be too many. Whoever had a place when others were ordered may
+    /// use it.
+    fn starts_in(&mut self, at: Duration, place: &(String, usize, usize), process: &Process) {
+        let running = self.busy.entry(place.clone()).or_default();
+        *running += 1;
+        let (running, (queue, worker, run)) = (*running, place);
+        let Some((places, since)) = self.learned.get(&(*worker, *run)).and_then(|learned| learned.places.get(queue))
+        else {
+            return;
+        };
+        if running > *places && since.elapsed() > PLACES && !process.stood_still(*since) {
+            let what = format!(
+                "{running} run from {queue} on worker {worker}, and {places} were ordered {:?} ago",
+                since.elapsed()
+            );
+            self.violated(at, "I8", what);
+        }
     }
 
     /// A one-off job starts: not while its owner is paused, and if it is unique, not without its place.

@@ -64,6 +64,16 @@ pub enum Fault {
     Configure { chain: usize },
     /// An operator wants a chain to run one time more.
     RunOnce { chain: usize },
+    /// An operator closes a queue, and opens it again.
+    CloseQueue { queue: usize, length: Duration },
+    /// An operator lets so many of a queue's jobs run in each worker, and again as many as configured.
+    Concurrency { queue: usize, places: usize, length: Duration },
+    /// An operator lets a worker drain; when it has, or when she has waited for so long, she has it stopped, or take
+    /// jobs again.
+    Drain { worker: usize, length: Duration, ends: bool },
+    /// Good jobs lie in quarantine, and an operator sends what is there again; perhaps she dies before she has taken
+    /// it away, and another comes.
+    Retry { jobs: usize, dies: bool },
     /// The ledger is replaced by the copy that was made `age` before, the workers start again, and
     /// an operator tells it so.
     Restore { age: Duration },
@@ -147,6 +157,9 @@ impl Plan {
         } else {
             (0..3 + dice.below(14)).map(|_| roll(&dice, workers, queues, chains)).collect()
         };
+        // By dice of their own, so that all else goes wrong as it would without them.
+        let people = Entropy::seeded(seed ^ 0x6f72_6472);
+        faults.extend((0..people.below(4)).map(|_| order(&people, workers)));
         faults.sort_by_key(|planned| planned.at);
         Self { faults }
     }
@@ -233,6 +246,23 @@ fn roll(dice: &Entropy, workers: usize, queues: usize, chains: usize) -> Planned
     Planned { at, fault }
 }
 
+/// What an operator orders of queues, workers and the quarantine.
+fn order(dice: &Entropy, workers: usize) -> Planned {
+    let secs = Duration::from_secs;
+    let at = LULL + dice.between(Duration::ZERO, STORM - LULL - secs(5));
+    let queue = dice.below(3);
+    let fault = match dice.below(4) {
+        0 => Fault::CloseQueue { queue, length: dice.between(secs(1), secs(80)) },
+        1 => Fault::Concurrency { queue, places: 1 + dice.below(3), length: dice.between(secs(5), STORM) },
+        2 => {
+            let (worker, length) = (dice.below(workers), dice.between(secs(5), secs(80)));
+            Fault::Drain { worker, length, ends: dice.below(2) == 0 }
+        }
+        _ => Fault::Retry { jobs: 1 + dice.below(4), dies: dice.below(2) == 0 },
+    };
+    Planned { at, fault }
+}
+
 impl fmt::Display for Planned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "at {:>6}  {}", short_duration(self.at), self.fault)
@@ -272,6 +302,18 @@ impl fmt::Display for Fault {
             }
             Self::Configure { chain } => write!(f, "chain {chain} gets another queue and payload"),
             Self::RunOnce { chain } => write!(f, "chain {chain} is to run one time more"),
+            Self::CloseQueue { queue, length } => write!(f, "platform queue {queue} is closed for {}", s(*length)),
+            Self::Concurrency { queue, places, length } => {
+                write!(f, "platform queue {queue} has {places} places in each worker, for {}", s(*length))
+            }
+            Self::Drain { worker, length, ends } => {
+                let then = if *ends { "stopped" } else { "taking jobs again" };
+                write!(f, "worker {worker} drains, for {} at most, before it is {then}", s(*length))
+            }
+            Self::Retry { jobs, dies } => {
+                let how = if *dies { "by somebody who dies over it" } else { "once" };
+                write!(f, "{jobs} good jobs lie in quarantine, and all of it is sent again {how}")
+            }
             Self::Restore { age } => write!(f, "the ledger is replaced by a copy {} old", s(*age)),
         }
     }

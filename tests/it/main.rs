@@ -41,6 +41,7 @@ mod outage;
 mod outward;
 mod progress;
 mod protocol;
+mod quarantine;
 mod ready_made;
 mod recurring;
 mod rosters;

@@ -3,7 +3,7 @@
 use jsonschema::Validator;
 use proptest::prelude::*;
 use roundelay::clock::Time;
-use roundelay::job::{ChainRef, Envelope, MAX_KEY};
+use roundelay::job::{ChainRef, Envelope, MAX_KEY, Retry};
 use serde_json::{Map, Value, json};
 
 fn schema() -> Validator {
@@ -51,6 +51,8 @@ fn a_table_of_bodies() {
         with("depth", json!(0)),
         with("depth", json!(u32::MAX)),
         with("id", json!(null)),
+        with("retries", json!([])),
+        with("retries", json!([{ "of": "0f", "by": "a".repeat(64) }])),
         with("payload", json!({ "a": [1, 2.5, null, { "b": "\u{0}" }] })),
         with("payload", json!(null)),
         with("payload", json!("text")),
@@ -158,6 +160,7 @@ fn name() -> impl Strategy<Value = String> {
 fn envelope() -> impl Strategy<Value = Envelope> {
     let chain = (name(), 1i64.., 1i64.., prop_oneof![Just(0), 1i64..])
         .prop_map(|(ledger, epoch, tick, parent)| ChainRef { ledger, epoch, tick, parent });
+    let retry = ("[0-9a-f]{1,64}", "[0-9a-f]{1,64}").prop_map(|(of, by)| Retry { of, by });
     let some = prop::option::of::<BoxedStrategy<String>>;
     (
         (name(), name(), some(name().boxed()), some(name().boxed()), some(name().boxed())),
@@ -166,10 +169,11 @@ fn envelope() -> impl Strategy<Value = Envelope> {
             1u32..,
             json_value(),
             prop_oneof![Just(0), any::<u32>()],
+            prop::collection::vec(retry, 0..3),
             prop::option::of(chain),
         ),
     )
-        .prop_map(|((kind, key, queue, id, owner), (due, attempt, payload, depth, chain))| Envelope {
+        .prop_map(|((kind, key, queue, id, owner), (due, attempt, payload, depth, retries, chain))| Envelope {
             v: 1,
             kind,
             key,
@@ -180,6 +184,7 @@ fn envelope() -> impl Strategy<Value = Envelope> {
             payload,
             owner,
             depth,
+            retries,
             chain,
         })
 }
@@ -187,7 +192,7 @@ fn envelope() -> impl Strategy<Value = Envelope> {
 /// An envelope's JSON with up to three fields removed, replaced or added, also inside `chain`.
 fn nearly() -> impl Strategy<Value = Value> {
     let field = prop::sample::select(vec![
-        "v", "kind", "key", "queue", "due", "attempt", "id", "payload", "owner", "depth", "chain", "x",
+        "v", "kind", "key", "queue", "due", "attempt", "id", "payload", "owner", "depth", "retries", "chain", "x",
     ]);
     let inner = prop::sample::select(vec!["ledger", "epoch", "tick", "parent", "x"]);
     let change = (field, prop::option::of(inner), prop::option::of(json_value()));

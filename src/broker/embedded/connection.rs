@@ -12,19 +12,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Profile;
 use super::consumer::Tap;
 use super::fault::PublishFault;
 use super::node::{Node, Outbox};
-use super::queue::Stored;
+use super::queue::{Label, Stored};
 use super::state::{NoWay, State, no_queue};
 use crate::broker::rabbit::Patience;
 use crate::broker::rabbit::check::refuse_wrong;
 use crate::broker::topology::{Names, Topology};
-use crate::broker::{Broker, BrokerError, Consumer, Depth, Destination, Message, PublishError};
+use crate::broker::{Broker, BrokerError, Consumer, Depth, Destination, Message, PublishError, Shelved};
 
 /// How a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -384,7 +384,10 @@ impl Broker for EmbeddedConnection {
         self.line.up(self.patience.connection).await.map_err(PublishError::Unknown)?;
         let fault = self.node.fault(&message);
         let (exchange, routing_key) = self.address(&message.to);
-        let stored = Stored::new(message.body, routing_key);
+        let mut stored = Stored::new(message.body, routing_key);
+        if let Destination::Quarantine { from, reason } = message.to {
+            stored.label = Some(Arc::new(Label { id: message.id, from, reason }));
+        }
         self.send(&exchange, stored, fault).await
     }
 
@@ -401,6 +404,31 @@ impl Broker for EmbeddedConnection {
     async fn depth(&self, queue: &str) -> Result<Depth, BrokerError> {
         self.up().await?;
         self.node.lock().depth(queue)
+    }
+
+    async fn shelved(&self, queue: &str, most: usize) -> Result<Vec<Shelved>, BrokerError> {
+        self.up().await?;
+        let most = u16::try_from(most).unwrap_or(u16::MAX).max(1);
+        let (deliver, mut fetched) = mpsc::channel(most.into());
+        // What waits is given out in the order in which it waits, and nobody is asked in between.
+        let (labels, flow) = self
+            .node
+            .change(|state, outbox| {
+                let waiting = state.queues.get(queue)?;
+                let labels: Vec<_> =
+                    waiting.all_waiting().take(most.into()).map(|message| message.label.clone()).collect();
+                let flow = state.consume(&self.line, queue, deliver, most, outbox)?;
+                Some((labels, flow))
+            })
+            .ok_or_else(|| no_queue(queue))?;
+        self.node.change(|state, outbox| state.cancel(&flow, outbox));
+        let shelved = labels.into_iter().zip(std::iter::from_fn(|| fetched.try_recv().ok()));
+        let shelved = shelved.map(|(label, delivery)| {
+            let text = |of: fn(&Label) -> &String| label.as_deref().map(of).cloned().unwrap_or_default();
+            let (id, from, reason) = (text(|label| &label.id), text(|label| &label.from), text(|label| &label.reason));
+            Shelved { id, from, reason, body: delivery.body, settle: delivery.settle }
+        });
+        Ok(shelved.collect())
     }
 
     async fn close(&self) {

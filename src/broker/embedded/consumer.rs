@@ -10,7 +10,8 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::sleep;
 
 use super::connection::{Line, Standing};
-use super::node::Node;
+use super::node::{Node, Outbox};
+use super::state::State;
 use crate::broker::{Delivery, Settle};
 
 /// The waits between attempts to consume a queue that is not there: the longest that the client for
@@ -126,10 +127,7 @@ impl Tap {
 
     /// Attaches to the queue as soon as it and the connection are there.
     pub(super) fn open(&self, node: &Arc<Node>) -> Option<Arc<Flow>> {
-        node.change(|state, outbox| {
-            let flow = Arc::new(Flow::new(state.number(), self.line.clone(), self.queue.clone()));
-            state.attach(flow.clone(), self.deliver.clone(), self.prefetch, outbox).then_some(flow)
-        })
+        node.change(|state, outbox| state.consume(&self.line, &self.queue, self.deliver.clone(), self.prefetch, outbox))
     }
 
     /// Tries until the queue can be consumed again; nothing once the connection has been closed or
@@ -162,6 +160,21 @@ impl Tap {
             }
             patiently = true;
         }
+    }
+}
+
+impl State {
+    /// Attaches a new consumer to a queue, if there is one.
+    pub(super) fn consume(
+        &mut self,
+        line: &Arc<Line>,
+        queue: &str,
+        deliver: mpsc::Sender<Delivery>,
+        prefetch: u16,
+        outbox: &mut Outbox<'_>,
+    ) -> Option<Arc<Flow>> {
+        let flow = Arc::new(Flow::new(self.number(), line.clone(), queue.into()));
+        self.attach(flow.clone(), deliver, prefetch, outbox).then_some(flow)
     }
 }
 

@@ -14,6 +14,13 @@ use super::settings::Settings;
 use crate::broker::Delivery;
 use crate::broker::topology::Argument;
 
+/// What a message in quarantine says of itself, beside its body.
+pub(super) struct Label {
+    pub(super) id: String,
+    pub(super) from: String,
+    pub(super) reason: String,
+}
+
 /// A message on a queue.
 #[derive(Clone)]
 pub(super) struct Stored {
@@ -27,12 +34,14 @@ pub(super) struct Stored {
     pub(super) deaths: Vec<(Arc<str>, usize)>,
     /// When its time on this queue is over.
     pub(super) expires: Option<Instant>,
+    /// Only in quarantine.
+    pub(super) label: Option<Arc<Label>>,
 }
 
 impl Stored {
     /// A message that has just been published.
     pub(super) fn new(body: Bytes, routing_key: Arc<str>) -> Self {
-        Self { body, routing_key, redelivered: false, returns: 0, deaths: Vec::new(), expires: None }
+        Self { body, routing_key, redelivered: false, returns: 0, deaths: Vec::new(), expires: None, label: None }
     }
 
     /// How often it has been dead-lettered.

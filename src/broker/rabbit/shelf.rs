@@ -37,7 +37,9 @@ pub(super) async fn fetch(connection: &Connection, queue: &str, most: usize) -> 
             _ => String::new(),
         };
         bytes += message.delivery.data.len();
+        let id = message.properties.message_id().as_ref().map(|id| id.to_string()).unwrap_or_default();
         found.push(Shelved {
+            id,
             from: text("roundelay-from"),
             reason: text("roundelay-reason"),
             body: Bytes::from(message.delivery.data),

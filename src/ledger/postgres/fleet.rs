@@ -23,6 +23,10 @@ const ATTEND: &str = "
                  SELECT worker FROM workers, now WHERE seen < ms - $5 AND worker <> $1 FOR UPDATE OF workers SKIP LOCKED)
              RETURNING worker),
          orders AS (DELETE FROM fleet_orders WHERE subject IN (SELECT 'worker:' || worker FROM silent)),
+         -- Of workers that have left while the order was given.
+         late AS (
+             DELETE FROM fleet_orders WHERE starts_with(subject, 'worker:')
+                 AND subject NOT IN (SELECT 'worker:' || worker FROM workers)),
          old AS (
              DELETE FROM pulses WHERE (at, worker) IN (
                  SELECT at, worker FROM pulses, now WHERE at < ms - $5 FOR UPDATE OF pulses SKIP LOCKED)),
@@ -81,12 +85,18 @@ impl Fleet for PostgresLedger {
         Ok(orders.filter(|(_, orders)| !orders.is_empty()).collect())
     }
 
-    async fn order_fleet(&self, subject: Subject, order: FleetOrder, by: String) -> Result<FleetOrders, LedgerError> {
-        let subject = subject.to_string();
+    async fn order_fleet(&self, of: Subject, order: FleetOrder, by: String) -> Result<FleetOrders, LedgerError> {
+        let subject = of.to_string();
         let mut session = self.address.connect(Use::Long(ORDER)).await?;
         let now = self.clock.now();
         let work = async {
             let transaction = session.client.transaction().await?;
+            if let Subject::Worker(name) = &of {
+                let there = "SELECT FROM workers WHERE worker = $1";
+                if transaction.query_opt(there, &[name]).await?.is_none() {
+                    return Ok(None);
+                }
+            }
             let text: String = transaction.query_one(TAKE, &[&subject]).await?.try_get(0)?;
             let mut orders = FleetOrders::read(&text, &subject);
             orders.add(order, &by, now);
@@ -97,9 +107,9 @@ impl Fleet for PostgresLedger {
                 transaction.execute(update, &[&subject, &orders.text()]).await?;
             }
             transaction.commit().await?;
-            Ok(orders)
+            Ok(Some(orders))
         };
-        work.await.map_err(told)
+        work.await.map_err(told)?.ok_or_else(|| of.is_gone())
     }
 }
 

@@ -191,6 +191,14 @@ impl Search for PostgresLedger {
         self.reader.rows(sql, &[&before.unwrap_or(i64::MAX), &i64::from(limit)], message).await
     }
 
+    async fn retry_quarantined(&self, number: i64, id: String, body: Vec<u8>) -> Result<bool> {
+        let retry = "WITH taken AS (DELETE FROM quarantine WHERE number = $1 RETURNING number)
+                     INSERT INTO jobs (id, body, kept_at)
+                     SELECT $2, $3, floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 FROM taken
+                     ON CONFLICT (id) DO UPDATE SET body = excluded.body, kept_at = excluded.kept_at";
+        Ok(self.reader.execute(retry, &[&number, &id, &body]).await? > 0)
+    }
+
     async fn forget_quarantined(&self, numbers: Vec<i64>) -> Result<u64> {
         self.reader.execute("DELETE FROM quarantine WHERE number = ANY ($1::int8[])", &[&numbers]).await
     }

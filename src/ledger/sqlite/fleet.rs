@@ -71,7 +71,20 @@ impl Store {
         .collect()
     }
 
-    fn order_fleet(&mut self, subject: &Subject, order: FleetOrder, by: &str, now: Time) -> Result<FleetOrders> {
+    /// Nothing when there is no such worker.
+    fn order_fleet(
+        &mut self,
+        subject: &Subject,
+        order: FleetOrder,
+        by: &str,
+        now: Time,
+    ) -> Result<Option<FleetOrders>> {
+        if let Subject::Worker(name) = subject {
+            let there = "SELECT EXISTS (SELECT 1 FROM workers WHERE worker = ?1)";
+            if !self.connection.prepare_cached(there)?.query_row([name], |row| row.get::<_, bool>(0))? {
+                return Ok(None);
+            }
+        }
         let subject = subject.to_string();
         let read = "SELECT orders FROM fleet_orders WHERE subject = ?1";
         let found: Option<String> =
@@ -85,7 +98,7 @@ impl Store {
                 .prepare_cached("INSERT OR REPLACE INTO fleet_orders (subject, orders) VALUES (?1, ?2)")?
                 .execute([&subject, &orders.text()])?;
         }
-        Ok(orders)
+        Ok(Some(orders))
     }
 }
 
@@ -119,6 +132,8 @@ impl Fleet for SqliteLedger {
         by: String,
     ) -> std::result::Result<FleetOrders, LedgerError> {
         let clock = self.clock.clone();
-        self.writer.write(move |store| store.order_fleet(&subject, order.clone(), &by, clock.now())).await
+        let told = subject.clone();
+        let orders = self.writer.write(move |store| store.order_fleet(&told, order.clone(), &by, clock.now())).await?;
+        orders.ok_or_else(|| subject.is_gone())
     }
 }

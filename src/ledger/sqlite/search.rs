@@ -241,6 +241,23 @@ impl Search for SqliteLedger {
         self.read(move |store| store.quarantined(before, limit)).await
     }
 
+    async fn retry_quarantined(
+        &self,
+        number: i64,
+        id: String,
+        body: Vec<u8>,
+    ) -> std::result::Result<bool, LedgerError> {
+        let clock = self.clock.clone();
+        let retry = move |store: &mut Store| {
+            let there = store.forget_quarantined(&[number])? > 0;
+            if there {
+                store.keep_job(&id, &body, clock.now())?;
+            }
+            Ok(there)
+        };
+        self.writer.write(retry).await
+    }
+
     async fn forget_quarantined(&self, numbers: Vec<i64>) -> std::result::Result<u64, LedgerError> {
         self.writer.write(move |store| store.forget_quarantined(&numbers)).await
     }

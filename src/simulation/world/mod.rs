@@ -27,6 +27,7 @@ use crate::clock::{Clock, Entropy, Time};
 use crate::config::{Config, LedgerUrl};
 use crate::engine::life::Point;
 use crate::engine::{Connections, Engine, StartError};
+use crate::fleet::{FleetOrder, Subject};
 use crate::job::Job;
 use crate::ledger::Ledger;
 use crate::ledger::sqlite::SqliteLedger;
@@ -142,6 +143,9 @@ enum Event {
     ResumeOwner,
     Revive { chain: usize },
     Configure { chain: usize, variant: usize },
+    Order { subject: Subject, order: FleetOrder },
+    Retry { reasons: &'static [&'static str], dies: bool },
+    Mended,
     Publish,
     Copy,
     Look,
@@ -203,6 +207,10 @@ struct World {
     operator: Arc<Process>,
     /// An operator does one thing after the other with a chain.
     turns: Vec<Arc<tokio::sync::Mutex<()>>>,
+    /// And with all queues and workers.
+    turn: Arc<tokio::sync::Mutex<()>>,
+    /// Ids of jobs that lay in quarantine when nothing went wrong any more but that an operator died.
+    mended: Vec<String>,
 }
 
 impl World {
@@ -267,6 +275,8 @@ impl World {
             generation: Arc::default(),
             operator: Process::new(usize::MAX, 0),
             turns: (0..CHAIN_COUNT).map(|_| Arc::default()).collect(),
+            turn: Arc::default(),
+            mended: Vec::new(),
             config,
         })
     }
@@ -354,8 +364,11 @@ impl World {
         self.observer.note(|| format!("worker {worker}.{} starts", process.run));
         let (connection, connections) = self.connections(&process);
         let watcher = Watcher { process: process.clone(), traps: self.traps.clone(), killed: self.killed.0.clone() };
-        let mut engine =
-            Engine::new(self.config.clone()).connections(connections).without_chores().probe(Arc::new(watcher));
+        let mut engine = Engine::new(self.config.clone())
+            .connections(connections)
+            .without_chores()
+            .attending()
+            .probe(Arc::new(watcher));
         for (name, kind) in &self.config.kinds {
             let (observer, process, seed) = (self.observer.clone(), process.clone(), self.seed);
             let lenient = kind.takeover == crate::config::Takeover::Redelivery;

@@ -5,15 +5,21 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::json;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::World;
 use super::scene::{CHAINS, OWNER, is_owned};
 use crate::broker::{Broker, Destination, Message};
 use crate::engine::enroll::{Enroller, Entity, RunOnce};
+use crate::engine::retried::{Again, send_again};
 use crate::engine::{Connections, Dispatch};
+use crate::fleet::{FleetOrder, Subject, WorkerState};
 use crate::job::Envelope;
-use crate::ledger::{Ledger, Order, Which};
+use crate::ledger::{Ledger, LedgerError, Order, Which};
+
+/// Why good jobs lie in quarantine, and why others do that may be good once.
+pub(super) const MENDED: &str = "this was mended";
+pub(super) const UNKNOWN: &str = "unknown";
 
 impl World {
     pub(super) fn operator(&self) -> Connections {
@@ -73,6 +79,94 @@ impl World {
             observer.note(|| format!("operator: {order:?} of all that belongs to {OWNER} is done"));
             if order != Order::Resume && generation.load(Ordering::Relaxed) == then {
                 stopped(true);
+            }
+        });
+    }
+
+    /// An order for a queue or a worker, carried out again and again until it is, one after the other.
+    pub(super) fn order_fleet(&self, subject: Subject, order: FleetOrder) {
+        let (ledger, observer, turn) = (self.operator().ledger, self.observer.clone(), self.turn.clone());
+        tokio::spawn(async move {
+            let _turn = turn.lock().await;
+            carry_out(&*ledger, &subject, &order).await;
+            observer.note(|| format!("operator: {order:?} of {subject} is done"));
+        });
+    }
+
+    /// Lets a worker drain. When it says that it has, or after so long, it is stopped, or takes jobs again.
+    pub(super) fn drain(&self, worker: usize, length: Duration, ends: bool) {
+        let Some(live) = &self.workers[worker].live else { return };
+        // Nobody knows it before it has said its name.
+        let Some(name) = self.observer.name_of(&live.process) else { return };
+        let (ledger, observer, stop) = (self.operator().ledger, self.observer.clone(), live.stop.clone());
+        let subject = Subject::Worker(name.clone());
+        self.order_fleet(subject.clone(), FleetOrder::Close { why: "its machine is to go".into() });
+        let turn = self.turn.clone();
+        tokio::spawn(async move {
+            let waiting = Instant::now();
+            while waiting.elapsed() < length {
+                sleep(Duration::from_secs(1)).await;
+                let Ok(workers) = ledger.workers().await else { continue };
+                let mut ours = workers.iter().map(|seen| &seen.presence).filter(|said| said.worker == name);
+                if ours.next().is_some_and(|said| said.state == WorkerState::Drained) {
+                    observer.note(|| format!("operator: {subject} has drained"));
+                    break;
+                }
+            }
+            if ends {
+                return stop.cancel();
+            }
+            let _turn = turn.lock().await;
+            carry_out(&*ledger, &subject, &FleetOrder::Open).await;
+        });
+    }
+
+    /// Good jobs lie in quarantine, as when their kind was not in the configuration; answers their ids.
+    pub(super) fn set_aside(&mut self, jobs: usize) -> Vec<String> {
+        let connection = self.broker.connect();
+        let ids: Vec<String> = (0..jobs)
+            .map(|_| {
+                self.published += 1;
+                format!("aside-{}", self.published)
+            })
+            .collect();
+        let (observer, names) = (self.observer.clone(), ids.clone());
+        tokio::spawn(async move {
+            for id in names {
+                let body = Envelope::job("job", &id, json!({}), id.clone()).encode().into();
+                let to = Destination::Quarantine { from: "gamma".into(), reason: MENDED.into() };
+                if connection.publish(Message { to, id: format!("{id}-lay"), body }).await.is_ok() {
+                    observer.published(&id);
+                }
+            }
+        });
+        ids
+    }
+
+    /// An operator sends what lies in quarantine for one of these reasons to its queues again. Who dies over it has
+    /// sent it, and taken nothing away.
+    pub(super) fn retry(&self, reasons: &'static [&'static str], dies: bool) {
+        let (connection, connections) = self.connections(&self.operator);
+        let (config, observer, quarantine) = (self.config.clone(), self.observer.clone(), self.names.quarantine());
+        tokio::spawn(async move {
+            let Ok(found) = connection.shelved(&quarantine, 1_000).await else { return };
+            let (mut sent, mut held) = (0, Vec::new());
+            for shelved in found {
+                let wanted = reasons.iter().any(|reason| shelved.reason.contains(reason));
+                if !wanted || send_again(&config, &connections, &shelved).await != Again::Sent {
+                    shelved.put_back().await;
+                } else if dies {
+                    held.push(shelved);
+                } else {
+                    shelved.forget().await;
+                    sent += 1;
+                }
+            }
+            if dies {
+                observer.note(|| format!("operator: dies over {} messages that were sent again", held.len()));
+                connection.die();
+            } else {
+                observer.note(|| format!("operator: {sent} messages were sent again"));
             }
         });
     }
@@ -174,10 +268,14 @@ impl World {
         for _ in 0..count {
             self.published += 1;
             let n = self.published;
+            let bad = |kind: &str, queue: Option<String>| {
+                let job = Envelope { queue, ..Envelope::job(kind, &n.to_string(), json!({}), format!("bad-{n}")) };
+                String::from_utf8_lossy(&job.encode()).into_owned()
+            };
             bodies.push(match self.dice.below(5) {
                 0 => format!("not JSON {n}"),
-                1 => json!({ "v": 1, "kind": "nobody", "key": n.to_string() }).to_string(),
-                2 => json!({ "v": 1, "kind": "job", "key": n.to_string(), "queue": "nowhere" }).to_string(),
+                1 => bad("nobody", None),
+                2 => bad("job", Some("nowhere".into())),
                 3 => json!({ "v": 1, "kind": "quick", "key": "a", "chain": { "ledger": "other", "epoch": n, "tick": 1 } })
                     .to_string(),
                 _ => json!({ "v": 9, "n": n }).to_string(),
@@ -192,6 +290,16 @@ impl World {
                 known.lock().unwrap_or_else(PoisonError::into_inner).insert(body.into_bytes());
             }
         });
+    }
+}
+
+/// Of a worker that has ended, there is nothing to order.
+async fn carry_out(ledger: &dyn Ledger, subject: &Subject, order: &FleetOrder) {
+    loop {
+        match ledger.order_fleet(subject.clone(), order.clone(), "operator".into()).await {
+            Ok(_) | Err(LedgerError::NoWorker(_)) => return,
+            Err(_) => sleep(Duration::from_millis(700)).await,
+        }
     }
 }
 

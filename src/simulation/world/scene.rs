@@ -16,6 +16,9 @@ pub const WORKERS: usize = 3;
 /// Queues that a fault can name; which they are depends on what holds messages then.
 pub const QUEUES: usize = 8;
 
+/// The queues of the configuration.
+pub(super) const PLATFORM: [&str; 3] = ["alpha", "beta", "gamma"];
+
 /// The workers' configuration.
 pub(super) const CONFIG: &str = r#"
 broker.url = "amqp://simulated"

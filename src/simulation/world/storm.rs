@@ -7,13 +7,17 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::scene::{CHAIN_COUNT, WORKERS};
-use super::verdict::STEADY;
+use super::people::{MENDED, UNKNOWN};
+use super::scene::{CHAIN_COUNT, PLATFORM, WORKERS};
+use super::verdict::{STEADY, as_published};
 use super::{CALM, Event, LOOK, World};
 use crate::broker::Broker;
+use crate::fleet::{FleetOrder, Subject};
 use crate::ledger::{Ledger, Order, Which};
 use crate::simulation::plan::{Fault, Planned};
 
+/// So many jobs lie in quarantine when nothing goes wrong any more.
+const MENDED_LATE: usize = 3;
 /// Copies of the ledger, for a restore, are made this often.
 const COPIES: Duration = Duration::from_secs(10);
 
@@ -45,6 +49,9 @@ impl World {
             Event::ResumeOwner => self.order_owner(Order::Resume),
             Event::Revive { chain } => self.enroll(chain, 0, true),
             Event::Configure { chain, variant } => self.enroll(chain, variant, false),
+            Event::Order { subject, order } => self.order_fleet(subject, order),
+            Event::Retry { reasons, dies } => self.retry(reasons, dies),
+            Event::Mended => self.mended = self.set_aside(MENDED_LATE),
             Event::Publish => {
                 self.publish();
                 self.publish_unique();
@@ -171,6 +178,24 @@ impl World {
             }
             Fault::Configure { chain } => self.enroll(chain, self.dice.below(3), false),
             Fault::RunOnce { chain } => self.run_once(chain),
+            Fault::CloseQueue { queue, length } => {
+                let subject = Subject::Queue(PLATFORM[queue].into());
+                self.order_fleet(subject.clone(), FleetOrder::Close { why: "their upstream is down".into() });
+                self.after(length, Event::Order { subject, order: FleetOrder::Open });
+            }
+            Fault::Concurrency { queue, places, length } => {
+                let subject = Subject::Queue(PLATFORM[queue].into());
+                self.order_fleet(subject.clone(), FleetOrder::Concurrency(Some(places)));
+                self.after(length, Event::Order { subject, order: FleetOrder::Concurrency(None) });
+            }
+            Fault::Drain { worker, length, ends } => self.drain(worker, length, ends),
+            Fault::Retry { jobs, dies } => {
+                self.set_aside(jobs);
+                self.after(Duration::from_secs(3), Event::Retry { reasons: &[MENDED, UNKNOWN], dies });
+                if dies {
+                    self.after(Duration::from_secs(9), Event::Retry { reasons: &[MENDED, UNKNOWN], dies: false });
+                }
+            }
             Fault::Restore { age } => self.restore(age).await,
         }
     }
@@ -185,7 +210,7 @@ impl World {
 
     fn thrown_away(&self, body: &[u8]) {
         self.observer.thrown_away(body);
-        if let Some(body) = self.poison.lock().unwrap_or_else(PoisonError::into_inner).take(body) {
+        if let Some(body) = self.poison.lock().unwrap_or_else(PoisonError::into_inner).take(&as_published(body)) {
             // A copy of it may have been set aside before.
             self.perhaps.lock().unwrap_or_else(PoisonError::into_inner).insert(body);
         }
@@ -216,8 +241,26 @@ impl World {
             }
         }
         (0..WORKERS).for_each(|worker| self.start(worker));
+        self.take_orders_back(Duration::ZERO);
         self.healed_at = self.ledger.now();
         self.after(STEADY, Event::Poison);
+        // Two in a row die over it, and the third does not.
+        self.after(STEADY, Event::Mended);
+        for (secs, dies) in [(3, true), (6, true), (9, false)] {
+            self.after(STEADY + Duration::from_secs(secs), Event::Retry { reasons: &[MENDED], dies });
+        }
+    }
+
+    /// What was ordered of queues and of the workers that live is not, any more.
+    fn take_orders_back(&mut self, after: Duration) {
+        let queues = PLATFORM.map(|queue| Subject::Queue(queue.into()));
+        let names = self.workers.iter().filter_map(|worker| self.observer.name_of(&worker.live.as_ref()?.process));
+        let subjects: Vec<Subject> = names.map(Subject::Worker).chain(queues).collect();
+        for subject in subjects {
+            for order in [FleetOrder::Open, FleetOrder::Concurrency(None)] {
+                self.after(after, Event::Order { subject: subject.clone(), order });
+            }
+        }
     }
 
     async fn happen_now(&mut self, event: Event) {
@@ -249,6 +292,7 @@ impl World {
             (0..CHAIN_COUNT).flat_map(|chain| [Event::Resume { chain }, Event::Revive { chain }]).collect();
         let resume = resume.into_iter().chain([Event::ResumeOwner]);
         resume.for_each(|event| self.after(Duration::from_secs(20), event));
+        self.take_orders_back(Duration::from_secs(20));
         (0..WORKERS).for_each(|worker| self.after(Duration::from_secs(1), Event::Start { worker }));
     }
 }

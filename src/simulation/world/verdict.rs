@@ -24,6 +24,8 @@ pub(super) const STEADY: Duration = Duration::from_secs(150);
 const ON_TIME: Duration = Duration::from_secs(3);
 /// A chain that has been stuck for so long must be shown.
 const SHOWN: Duration = Duration::from_secs(60);
+/// Within so long a worker reads what operators have ordered.
+const READ: Duration = Duration::from_secs(4);
 /// So many messages of one chain no storm may bring about.
 const MOST_MESSAGES: usize = 6;
 
@@ -65,6 +67,13 @@ impl World {
             self.observer.violated("I11", what);
         }
         let Some(healed) = self.healed else { return };
+        for live in self.workers.iter().filter_map(|worker| worker.live.as_ref()) {
+            let read = self.observer.last_read(&live.process);
+            if let Some(ago) = read.filter(|ago| *ago > READ && healed.elapsed() > READ * 2) {
+                let what = format!("worker {} last read what was ordered {ago:?} ago", live.process.worker);
+                self.observer.violated("I8", what);
+            }
+        }
         for chain in &late {
             let (kind, key) = (&chain.hint.kind, &chain.hint.key);
             if chain.state == ChainState::Quarantined {
@@ -133,14 +142,25 @@ impl World {
             }
         }
         self.judge_starts();
+        for id in &self.mended {
+            let times = self.observer.ends(id);
+            if times > 1 {
+                let what =
+                    format!("the job {id} came to an end {times} times: operators died over it who sent it again");
+                self.observer.violated("I6", what);
+            }
+        }
         let quarantine = self.names.quarantine();
         let census = self.broker.census();
         let aside: BTreeSet<Vec<u8>> =
-            census.iter().filter(|held| held.queue == quarantine).map(|held| held.body.to_vec()).collect();
+            census.iter().filter(|held| held.queue == quarantine).map(|held| as_published(&held.body)).collect();
         let poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // What was published while its queue was away, nobody can set aside.
-        let unrouted: BTreeSet<Vec<u8>> =
-            census.iter().filter(|held| held.queue == self.names.unrouted()).map(|held| held.body.to_vec()).collect();
+        let unrouted: BTreeSet<Vec<u8>> = census
+            .iter()
+            .filter(|held| held.queue == self.names.unrouted())
+            .map(|held| as_published(&held.body))
+            .collect();
         for body in poison.difference(&aside).filter(|body| !unrouted.contains(*body)) {
             self.observer.violated("I10", format!("never set aside: {}", String::from_utf8_lossy(body)));
         }
@@ -255,6 +275,14 @@ pub(super) fn touched(plan: &Plan) -> BTreeSet<String> {
         _ => Vec::new(),
     });
     chains.collect()
+}
+
+/// A message without what was added when it was sent again from quarantine.
+pub(super) fn as_published(body: &[u8]) -> Vec<u8> {
+    match Envelope::decode(body) {
+        Ok(envelope) if !envelope.retries.is_empty() => Envelope { retries: Vec::new(), ..envelope }.encode(),
+        _ => body.to_vec(),
+    }
 }
 
 /// The message, if it is that of one of this ledger's chains.

@@ -86,6 +86,9 @@ async fn orders_are_known_to_all_until_they_are_taken_back() {
         let both = order(&queue, FleetOrder::Concurrency(Some(3))).await;
         let said = both.closed.as_ref().map(|said| (&*said.why, &*said.by));
         assert_eq!(said, Some(("they are \"down\"", "ann@ops")));
+        let early = ledger.order_fleet(worker.clone(), close(), "ann@ops".into()).await;
+        assert!(matches!(early, Err(LedgerError::NoWorker(name)) if name == "a"), "nobody has that name");
+        ledger.attend(presence("a", WorkerState::Working), vec![]).await.unwrap();
         let drained = order(&worker, close()).await;
         let known = BTreeMap::from([(queue.clone(), both), (worker.clone(), drained)]);
         assert_eq!(ledger.fleet_orders().await.unwrap(), known);
@@ -94,6 +97,9 @@ async fn orders_are_known_to_all_until_they_are_taken_back() {
         ledger.attend(presence("a", WorkerState::Drained), vec![]).await.unwrap();
         ledger.leave("a".into()).await.unwrap();
         assert_eq!(ledger.fleet_orders().await.unwrap(), BTreeMap::new(), "nobody will ever have that name again");
+        let late = ledger.order_fleet(worker.clone(), close(), "ann@ops".into()).await;
+        assert!(matches!(late, Err(LedgerError::NoWorker(_))), "it has just left");
+        assert_eq!(ledger.fleet_orders().await.unwrap(), BTreeMap::new(), "nothing stays for ever");
     }
 }
 

@@ -180,6 +180,37 @@ async fn messages_in_quarantine_are_told_latest_first_and_forgotten_by_number() 
 }
 
 #[tokio::test]
+async fn a_message_in_quarantine_becomes_a_job_once() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        ledger.quarantine("work".into(), "unknown kind".into(), b"body".to_vec(), ledger.now()).await.unwrap();
+        let number = ledger.quarantined(None, 2).await.unwrap()[0].number;
+        assert!(ledger.retry_quarantined(number, "job".into(), b"one".to_vec()).await.unwrap());
+        assert!(!ledger.retry_quarantined(number, "again".into(), b"two".to_vec()).await.unwrap());
+        assert!(ledger.quarantined(None, 9).await.unwrap().is_empty());
+        let kept = ledger.kept_jobs(0, 9).await.unwrap();
+        assert_eq!(kept.iter().map(|job| &*job.body).collect::<Vec<_>>(), [b"one"]);
+    }
+}
+
+#[tokio::test]
+async fn which_retry_came_first_is_forgotten_once_it_says_nothing_any_more() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let second = Duration::from_secs(1);
+        let first =
+            async |kind: &str, id: &str| ledger.reserve(kind.into(), "of".into(), id.into(), second).await.unwrap();
+        assert_eq!(first("roundelay.retried", "a").await, "a");
+        assert_eq!(first("sync", "a").await, "a");
+        ledger.prune(ledger.now(), 10).await.unwrap();
+        assert_eq!(first("roundelay.retried", "b").await, "a", "it is not over");
+        ledger.prune(ledger.now() + second * 60, 10).await.unwrap();
+        assert_eq!(first("roundelay.retried", "b").await, "b");
+        assert_eq!(first("sync", "b").await, "a", "the place of a unique job is given up by the job");
+    }
+}
+
+#[tokio::test]
 async fn many_ticks_are_brought_forward_at_once_and_none_that_cannot_be() {
     for opened in all().await {
         let ledger = &*opened.ledger;

@@ -1,0 +1,160 @@
+//! Messages that an operator sends to their queues once more, from quarantine.
+//!
+//! A message is taken out of quarantine only when its copy is confirmed, so that none is lost: whoever dies in between
+//! leaves both, and the message is sent again by the next who asks for it. So each copy says [which message it is a
+//! copy of, and which retry has made it](Retry). The first copy that a worker is about to run takes, in the ledger, the
+//! place of that message, and copies of other retries find it taken and are dropped. What is no one-off job needs none
+//! of this: a chain's messages are judged by the ledger anyhow.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+
+use super::pipeline::Fate;
+use super::{Connections, Core, QueueRun};
+use crate::broker::{Destination, Message, Shelved};
+use crate::config::Config;
+use crate::job::{Envelope, MAX_BYTES, MOST_RETRIES, Retry, check_name};
+use crate::ledger::{QuarantinedMessage, RETRIED};
+use crate::outcome::{Decision, Verdict};
+use crate::reason::{Class, Reason};
+
+/// So long it is known which retry came first, from when its job was first about to run.
+const REMEMBERED: Duration = Duration::from_secs(7 * 86_400);
+
+/// What became of a message that was to be sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Again {
+    /// It is safe where it goes.
+    Sent,
+    /// It cannot go anywhere, and stays.
+    Stays,
+    /// Broker or ledger do not take it.
+    Away,
+}
+
+/// Sends a copy of a message to the queue that it came from. When that is done, the message [can be
+/// forgotten](Shelved::forget).
+pub async fn send_again(config: &Config, connections: &Connections, shelved: &Shelved) -> Again {
+    publish(config, connections, &shelved.from, copy(&shelved.body, &shelved.id, connections.entropy.token())).await
+}
+
+/// Likewise one that the ledger keeps, which is then forgotten, too.
+pub async fn keep_again(config: &Config, connections: &Connections, message: QuarantinedMessage) -> Again {
+    let QuarantinedMessage { number, from, body, .. } = message;
+    let ledger = &connections.ledger;
+    if connections.broker.keeps_messages() {
+        let id = format!("{}-quarantined-{number}", ledger.id());
+        let copy = copy(&body.into(), &id, connections.entropy.token());
+        return match publish(config, connections, &from, copy).await {
+            Again::Sent => told(&from, ledger.forget_quarantined(vec![number]).await),
+            other => other,
+        };
+    }
+    // The embedded broker takes jobs from the ledger, and these only as far as it can read them.
+    let Ok(mut envelope) = Envelope::decode(&body) else { return Again::Stays };
+    if envelope.chain.is_some() {
+        // Of a chain, catch-up has the message that counts.
+        return told(&from, ledger.forget_quarantined(vec![number]).await);
+    }
+    // Under its own id, by which it is forgotten once it has ended.
+    let id = envelope.id.get_or_insert_with(|| connections.entropy.token()).clone();
+    envelope.queue.get_or_insert_with(|| from.clone());
+    told(&from, ledger.retry_quarantined(number, id, envelope.encode()).await)
+}
+
+async fn publish(config: &Config, connections: &Connections, from: &str, body: Bytes) -> Again {
+    if !config.broker_queues().iter().any(|queue| queue == from) && !config.queues.contains_key(from) {
+        return Again::Stays;
+    }
+    let message = Message { to: Destination::Queue(from.into()), id: connections.entropy.token(), body };
+    told(from, connections.broker.publish(message).await)
+}
+
+fn told<T, E: std::fmt::Display>(queue: &str, done: Result<T, E>) -> Again {
+    match done {
+        Ok(_) => Again::Sent,
+        Err(error) => {
+            tracing::warn!(%error, queue, "a message in quarantine could not be sent again");
+            Again::Away
+        }
+    }
+}
+
+/// What is sent in place of a message that had this id in quarantine. One that is no job, or that says nothing of
+/// itself, goes as it is.
+fn copy(body: &Bytes, lay_as: &str, by: String) -> Bytes {
+    let Ok(mut envelope) = Envelope::decode(body) else { return body.clone() };
+    if envelope.chain.is_some() || envelope.retries.len() >= MOST_RETRIES || check_name("id", lay_as).is_err() {
+        return body.clone();
+    }
+    // Its handler is told the same id by every copy.
+    envelope.id.get_or_insert_with(|| lay_as.to_owned());
+    let of = Sha256::digest(lay_as).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    envelope.retries.push(Retry { of, by });
+    let copy = envelope.encode();
+    if copy.len() > MAX_BYTES { body.clone() } else { copy.into() }
+}
+
+impl Core {
+    /// What becomes of a job that was sent again from quarantine when a copy of another retry has come before it;
+    /// `None` when none has.
+    pub(super) async fn retry_says(&self, envelope: &Envelope, queue: &QueueRun) -> Option<Fate> {
+        for Retry { of, by } in envelope.retries.iter().filter(|_| !mutant!(RetriedTwice)) {
+            let reserve = || self.ledger.reserve(RETRIED.into(), of.clone(), by.clone(), REMEMBERED);
+            match self.insist("ask for the retry that came first", reserve).await {
+                None => return Some(Fate::Requeue),
+                Some(first) if first == *by => {}
+                Some(_) => {
+                    let reason = "it was sent again from quarantine twice, and the other came first";
+                    let decision = Decision::end(Verdict::Dropped, Reason::new(Class::Unique, reason));
+                    self.note(envelope, queue, None, &decision, false);
+                    return Some(Fate::Ack);
+                }
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    fn copied(body: &Bytes, lay_as: &str, by: &str) -> Envelope {
+        Envelope::decode(&copy(body, lay_as, by.into())).unwrap()
+    }
+
+    #[test]
+    fn a_copy_says_of_which_message_it_is_one_and_by_whom() {
+        let mut job = Envelope::job("k", "x", Value::Null, "own".into());
+        let body: Bytes = job.encode().into();
+        let (one, two, other) = (copied(&body, "m", "1a"), copied(&body, "m", "2b"), copied(&body, "n", "3c"));
+        assert_eq!((one.retries[0].of.len(), &*one.retries[0].by, &*two.retries[0].by), (32, "1a", "2b"));
+        assert_eq!(one.retries[0].of, two.retries[0].of);
+        assert_ne!(one.retries[0].of, other.retries[0].of);
+        assert_eq!(one, Envelope { retries: one.retries.clone(), ..job.clone() }, "nothing else has changed");
+        // Sent again once more, it still says what it said before.
+        let again = copied(&one.encode().into(), "o", "4d");
+        assert_eq!((&again.retries[0], again.retries.len()), (&one.retries[0], 2));
+        // Without an id of its own, every copy has the same one.
+        job.id = None;
+        let body: Bytes = job.encode().into();
+        assert_eq!(copied(&body, "m", "1a").id, Some("m".into()));
+    }
+
+    #[test]
+    fn what_cannot_say_it_goes_as_it_is() {
+        let job = Envelope::job("k", "x", Value::Null, "own".into());
+        let often = Envelope { retries: vec![Retry { of: "a".into(), by: "b".into() }; MOST_RETRIES], ..job.clone() };
+        let hint = br#"{"v":1,"kind":"k","key":"x","chain":{"ledger":"l","epoch":1,"tick":1}}"#;
+        let nameless = Bytes::from(job.encode());
+        assert_eq!(copy(&nameless, "", "1a".into()), nameless);
+        for body in [often.encode(), hint.to_vec(), b"{nonsense".to_vec(), job.encode()[1..].to_vec()] {
+            let body = Bytes::from(body);
+            assert_eq!(copy(&body, "m", "1a".into()), body);
+        }
+    }
+}
