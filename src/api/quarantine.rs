@@ -236,7 +236,7 @@ async fn sent_again(api: &Api, connections: &Connections, from: &str, body: Byte
         if !lanes.iter().any(|queue| queue == from) && !config.queues.contains_key(from) {
             return Again::Stays;
         }
-        let message = Message { to: Destination::Queue(from.into()), id, body };
+        let message = Message { to: Destination::Queue(from.into()), id, body, trace: None };
         connections.broker.publish(message).await.map_err(|error| error.to_string())
     } else {
         // The embedded broker takes jobs from the ledger, and these only as far as it can read them.

@@ -33,6 +33,7 @@ pub struct Raw {
     pub worker: Worker,
     pub api: Api,
     pub catch_up: CatchUp,
+    pub tracing: Tracing,
     pub queues: BTreeMap<String, Queue>,
     pub throttles: BTreeMap<String, Throttle>,
     pub reasons: BTreeMap<String, Reason>,
@@ -126,6 +127,22 @@ pub struct CatchUp {
 impl Default for CatchUp {
     fn default() -> Self {
         Self { every: secs(15), slack: secs(30), spread: secs(30) }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tracing {
+    pub otlp: Option<String>,
+    pub headers: Option<BTreeMap<String, String>>,
+    pub sample: Option<f64>,
+    pub keys: bool,
+    pub service: Option<String>,
+}
+
+impl Default for Tracing {
+    fn default() -> Self {
+        Self { otlp: None, headers: None, sample: None, keys: true, service: None }
     }
 }
 

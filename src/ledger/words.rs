@@ -136,6 +136,7 @@ impl Hint {
             owner: None,
             depth: 0,
             chain: Some(ChainRef { ledger: ledger.into(), epoch: self.epoch, tick: self.tick, parent: self.parent }),
+            trace: None,
         }
     }
 

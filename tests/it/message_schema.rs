@@ -181,6 +181,7 @@ fn envelope() -> impl Strategy<Value = Envelope> {
             owner,
             depth,
             chain,
+            trace: None,
         })
 }
 

@@ -19,6 +19,7 @@ mod consume;
 mod declare;
 mod definitions;
 pub mod examine;
+mod headers;
 mod management;
 mod policies;
 mod publish;

@@ -118,11 +118,13 @@ impl HttpHandler {
             Err(why) => return Outcome::fail(Reason::new(Class::Job, format!("no URL for this job: {why}"))),
         };
         headers::identify(request.headers_mut(), job);
+        job.span.calls(request.url());
         *request.body_mut() = Some(wire::encode(job).into());
         let mut response = match self.client.execute(request).await {
             Ok(response) => response,
             Err(error) => return Outcome::retry(explain(&error)),
         };
+        job.span.answered(response.status().as_u16());
         let body = match read(&mut response).await {
             Ok(body) => body,
             Err(error) => {
@@ -190,7 +192,7 @@ fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 
 /// At most [`KEPT`] bytes of the body. The rest of a longer one is not read, at the price of its
 /// connection.
-async fn read(response: &mut Response) -> Result<Bytes, reqwest::Error> {
+pub(crate) async fn read(response: &mut Response) -> Result<Bytes, reqwest::Error> {
     let Some(mut first) = response.chunk().await? else { return Ok(Bytes::new()) };
     first.truncate(KEPT);
     let mut body = BytesMut::new();
@@ -218,7 +220,7 @@ fn explain(error: &reqwest::Error) -> Reason {
 }
 
 /// The innermost cause: the only one that says more than that something went wrong.
-fn root(error: &reqwest::Error) -> String {
+pub(crate) fn root(error: &reqwest::Error) -> String {
     let mut cause: &dyn Error = error;
     while let Some(inner) = cause.source() {
         cause = inner;

@@ -186,8 +186,12 @@ impl World {
         let (poison, perhaps) = (self.poison.clone(), self.perhaps.clone());
         tokio::spawn(async move {
             for body in bodies {
-                let message =
-                    Message { to: Destination::Queue(queue.clone()), id: body.clone(), body: body.clone().into() };
+                let message = Message {
+                    to: Destination::Queue(queue.clone()),
+                    id: body.clone(),
+                    body: body.clone().into(),
+                    trace: None,
+                };
                 let known = if connection.publish(message).await.is_ok() { &poison } else { &perhaps };
                 known.lock().unwrap_or_else(PoisonError::into_inner).insert(body.into_bytes());
             }
