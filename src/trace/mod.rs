@@ -381,18 +381,14 @@ impl Drop for Run {
         let Some(State { own, recording: Some(recording) }) = self.0.take().map(|state| *state) else { return };
         let Some((verdict, class, failed)) = recording.notes().verdict else { return };
         let taken = recording.watch.at;
-        let due = recording.due.unwrap_or(taken).min(taken);
-        let lay_from = match recording.published {
-            Some(published) => {
-                if published < due {
-                    recording.internal(&own, "sleep", (nanos(published), nanos(due)), Vec::new());
-                }
-                Some(published.max(due))
-            }
-            None => recording.due,
-        };
-        if let Some(from) = lay_from.filter(|from| *from <= taken) {
-            recording.internal(&own, "queue", (nanos(from), nanos(taken)), Vec::new());
+        // Without a due time it was due when it was published.
+        if let (Some(published), Some(due)) = (recording.published, recording.due)
+            && published < due.min(taken)
+        {
+            recording.internal(&own, "sleep", (nanos(published), nanos(due.min(taken))), Vec::new());
+        }
+        if let Some(ready) = recording.published.max(recording.due).filter(|ready| *ready <= taken) {
+            recording.internal(&own, "queue", (nanos(ready), nanos(taken)), Vec::new());
         }
         let end = recording.watch.read(Instant::now());
         let Recording { recorder, parent, link, watch, name, mut attributes, notes, .. } = recording;

@@ -219,20 +219,22 @@ async fn a_collector_gets_the_whole_way_from_a_foreign_publisher_to_successors()
     .await;
     assert!(enrolled.ok, "{enrolled:?}");
 
+    let mut program = worker(&config);
+    until("it works", || async { !server.desk.calls.lock().unwrap().is_empty() }).await;
+
     // A program in another language, which is traced itself.
     let raw = ground.vhost.as_ref().unwrap().raw().await;
     raw.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
     let mut headers = FieldTable::default();
     headers.insert("traceparent".into(), AMQPValue::LongString(format!("00-{TRACE}-{SENDER}-01").into()));
     headers.insert("tracestate".into(), AMQPValue::LongString("a=1".into()));
-    let due = Clock::System.now() + Duration::from_secs(2);
+    let due = Clock::System.now() + Duration::from_secs(5);
     let body = json!({ "v": 1, "kind": "ask", "key": "k", "id": "order-7", "due": due, "queue": "work" }).to_string();
     let properties = BasicProperties::default().with_delivery_mode(2).with_headers(headers);
     let options = BasicPublishOptions { mandatory: true, immediate: false };
     let sent = raw.basic_publish("roundelay.jobs".into(), "work".into(), options, body.as_bytes(), properties);
     assert!(matches!(sent.await.unwrap().await.unwrap(), lapin::Confirmation::Ack(None)));
 
-    let mut program = worker(&config);
     let all = |spans: &[Span]| {
         let find = |kind, tick, attempt| Traced::find(spans, kind, tick, attempt);
         Some([
@@ -396,12 +398,9 @@ mod run {
                 assert_eq!(telemetry.get(Count::SpansSent), 0);
                 // It has come to its senses.
                 server.be(Manner::Takes);
-                until("spans are taken", || async {
-                    engine.enroll(&format!("more-{}", engine.ledger().now().as_millis()), "work").await;
-                    engine.next().await.end(Outcome::Done);
-                    telemetry.get(Count::SpansSent) > 0
-                })
-                .await;
+                engine.enroll("more", "work").await;
+                engine.next().await.end(Outcome::Done);
+                until("spans are taken", || async { telemetry.get(Count::SpansSent) > 0 }).await;
             }
             let stopped = timeout(Duration::from_secs(60), engine.stop()).await;
             assert!(stopped.is_ok(), "it waits for no collector");
