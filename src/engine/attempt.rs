@@ -356,7 +356,12 @@ impl Core {
         let want = Want { priority: queue.priority, due: job.nominal, cost: self.cost_of(&job.kind), probe: false };
         let waiting = trace.begin();
         let slot = match self.slot_of_key(queue, &job, want).await {
-            Ok(of_key) => of_key.or_else(|| Some((slot?, String::new()))),
+            Ok(Some(of_key)) => {
+                let name = || queue.throttle.as_ref().map(|(throttle, _)| throttle.name());
+                trace.spent("slot", (waiting, trace.begin()), name);
+                Some(of_key)
+            }
+            Ok(None) => slot.map(|slot| (slot, String::new())),
             Err(snooze) => return snooze,
         };
         let mut own = None;
@@ -372,9 +377,6 @@ impl Core {
                 let reason = Reason::new(Class::Slot, "the slot for it was over, or held, before it could start");
                 return Outcome::Snooze { reason, wait: Duration::ZERO };
             };
-            if throttle.settings().key.is_some() {
-                trace.spent("slot", (waiting, trace.begin()), Some(throttle.name()));
-            }
             own = Some((throttle.clone(), key, probe));
             // What it has waited for the slot is not its own time.
             let until = self.ledger.now() + longest;

@@ -57,7 +57,7 @@ impl Core {
         let Some(permit) = self.permit(queue, &envelope.kind, envelope.due, delivery).await else {
             return Fate::Requeue;
         };
-        trace.spent("permit", (waiting, trace.begin()), queue.paced_by());
+        trace.spent("permit", (waiting, trace.begin()), || queue.paced_by());
         // It may have waited for room and slot for minutes, and its owner may have been paused meanwhile.
         let owner = self.owner_of(&envelope).await;
         if !lets_start(owner) {

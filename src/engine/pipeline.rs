@@ -246,7 +246,7 @@ impl Core {
             let asked = Instant::now();
             let error = match self.ledger.claim(request.clone()).await {
                 Ok(claim) => {
-                    trace.spent("permit", (waiting, permitted), queue.paced_by());
+                    trace.spent("permit", (waiting, permitted), || queue.paced_by());
                     trace.ended("claim", permitted);
                     return Some(Answered { permit, claim, asked });
                 }

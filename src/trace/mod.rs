@@ -3,6 +3,7 @@
 //! - [`context`]: which span something belongs to, as it travels.
 //! - [`span`]: a step that has ended.
 //! - [`Tracer`], [`Run`]: what a worker records of a delivery that it runs.
+//! - [`HandlerSpan`]: what a handler knows of it.
 //! - [`Export`]: brings that to a collector, as `otlp` encodes it.
 //!
 //! A span is made when its step has ended, with the times of both ends, so nothing has to be carried through the
@@ -10,6 +11,7 @@
 
 pub mod context;
 mod export;
+mod handler;
 mod otlp;
 pub mod span;
 
@@ -28,6 +30,8 @@ use crate::telemetry::Telemetry;
 use context::{Carried, Context};
 pub use export::header;
 use export::{Exporter, Outlet};
+use handler::Call;
+pub use handler::HandlerSpan;
 use span::{Attribute, Role, Span};
 
 /// So many of a trace's bits decide whether it is recorded; OpenTelemetry takes the same.
@@ -257,15 +261,15 @@ impl Run {
 
     /// A step ends now.
     pub fn ended(&self, name: &'static str, begun: Begun) {
-        self.spent(name, (begun, self.begin()), None);
+        self.spent(name, (begun, self.begin()), || None);
     }
 
     /// A step has gone on between these, for want of what this throttle gives, if it is one.
-    pub fn spent(&self, name: &'static str, between: (Begun, Begun), throttle: Option<&str>) {
+    pub fn spent<'t>(&self, name: &'static str, between: (Begun, Begun), throttle: impl FnOnce() -> Option<&'t str>) {
         let (Some((state, recording)), (Begun(Some(start)), Begun(Some(end)))) = (self.recording(), between) else {
             return;
         };
-        let attributes = throttle.map(|throttle| ("roundelay.throttle", throttle.to_owned().into()));
+        let attributes = throttle().map(|throttle| ("roundelay.throttle", throttle.to_owned().into()));
         let between = (recording.watch.read(start), recording.watch.read(end));
         recording.internal(&state.own, name, between, attributes.into_iter().collect());
     }
@@ -277,30 +281,28 @@ impl Run {
         if let Some(recording) = &state.recording {
             context.span = recording.recorder.entropy.id();
         }
-        HandlerSpan(Some(Arc::new(Handling { context, call: Mutex::default() })))
+        HandlerSpan::new(context)
     }
 
     /// The handler has ended.
     pub fn handled(&self, span: &HandlerSpan, begun: Begun, outcome: &Outcome) {
-        let (Some((state, recording)), Some(since), Some(handling)) = (self.recording(), begun.0, &span.0) else {
-            return;
-        };
-        let call = std::mem::take(&mut *handling.call());
+        let (Some((state, recording)), Some(since)) = (self.recording(), begun.0) else { return };
+        let Some((context, call)) = span.end() else { return };
         let kind = &recording.kind;
         let mut attributes: Vec<Attribute> = vec![("roundelay.kind", kind.clone().into())];
         let (name, role) = match call {
-            Some(call) => {
+            Some(Call { host, port, status }) => {
                 attributes.push(("http.request.method", "POST".into()));
-                attributes.push(("server.address", call.host.into()));
-                attributes.push(("server.port", i64::from(call.port).into()));
-                attributes.extend(call.status.map(|status| ("http.response.status_code", i64::from(status).into())));
+                attributes.push(("server.address", host.into()));
+                attributes.push(("server.port", i64::from(port).into()));
+                attributes.extend(status.map(|status| ("http.response.status_code", i64::from(status).into())));
                 ("POST".into(), Role::Client)
             }
             None => (format!("handle {kind}").into(), Role::Internal),
         };
         attributes.extend(outcome.reason().map(|reason| ("error.type", reason.class.as_str().into())));
         recording.notes().spans.push(Span {
-            context: handling.context.clone(),
+            context,
             parent: state.own.span,
             name,
             role,
@@ -412,62 +414,6 @@ impl Drop for Run {
             failed,
         });
         recorder.outlet.push(spans);
-    }
-}
-
-/// The span of a handler's run, for those that the handler makes below it.
-#[derive(Clone, Debug, Default)]
-pub struct HandlerSpan(Option<Arc<Handling>>);
-
-#[derive(Debug)]
-struct Handling {
-    context: Context,
-    call: Mutex<Option<Call>>,
-}
-
-#[derive(Debug)]
-struct Call {
-    host: String,
-    port: u16,
-    status: Option<u16>,
-}
-
-impl HandlerSpan {
-    /// The header `traceparent` of calls that belong to the run; nothing when nobody traces it.
-    pub fn traceparent(&self) -> Option<String> {
-        self.0.as_ref().map(|handling| handling.context.traceparent())
-    }
-
-    /// The header `tracestate`.
-    pub fn tracestate(&self) -> Option<&str> {
-        self.0.as_ref().and_then(|handling| handling.context.state.as_deref())
-    }
-
-    /// The handler POSTs to this URL.
-    pub(crate) fn calls(&self, url: &reqwest::Url) {
-        if let Some(handling) = self.recorded() {
-            let (host, port) = (url.host_str().unwrap_or_default(), url.port_or_known_default().unwrap_or_default());
-            *handling.call() = Some(Call { host: host.to_owned(), port, status: None });
-        }
-    }
-
-    /// It was answered so.
-    pub(crate) fn answered(&self, status: u16) {
-        if let Some(handling) = self.recorded()
-            && let Some(call) = &mut *handling.call()
-        {
-            call.status = Some(status);
-        }
-    }
-
-    fn recorded(&self) -> Option<&Handling> {
-        self.0.as_deref().filter(|handling| handling.context.sampled())
-    }
-}
-
-impl Handling {
-    fn call(&self) -> MutexGuard<'_, Option<Call>> {
-        self.call.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
