@@ -213,6 +213,11 @@ impl Entropy {
         format!("{:016x}", self.draw(|rng| rng.random::<u64>()))
     }
 
+    /// 64 random bits, not all of them zero.
+    pub fn id(&self) -> u64 {
+        self.draw(|rng| rng.random::<u64>()).max(1)
+    }
+
     fn draw<T>(&self, f: impl FnOnce(&mut StdRng) -> T) -> T {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -16,6 +16,8 @@ use sha2::{Digest, Sha256};
 use crate::clock::Time;
 use crate::progress::{Report, Reporter};
 use crate::throttle::upstream::{Advice, PermitError, Upstream};
+use crate::trace::HandlerSpan;
+use crate::trace::context::Carried;
 
 /// The version of the message format that this engine reads and writes.
 pub const VERSION: u8 = 1;
@@ -76,6 +78,9 @@ pub struct Envelope {
     /// Present in a chain's hint. Only the engine writes it.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "optional_object")]
     pub chain: Option<ChainRef>,
+    /// The span that has sent it. It travels in headers, beside the body.
+    #[serde(skip)]
+    pub trace: Option<Box<Carried>>,
 }
 
 /// Which tick of which chain a hint stands for.
@@ -224,6 +229,7 @@ impl Envelope {
             depth: 0,
             retries: Vec::new(),
             chain: None,
+            trace: None,
         }
     }
 
@@ -369,6 +375,8 @@ pub struct Job {
     pub reporter: Reporter,
     /// The throttle that it started under, and all others: see [`Job::permit`] and [`Job::hold`].
     pub upstream: Upstream,
+    /// The span of this run, for those that it makes below it.
+    pub span: HandlerSpan,
 }
 
 impl Job {

@@ -30,7 +30,8 @@
 //! 10. [`schedule`]: when next (pure).
 //! 11. [`ladder`]: a delay becomes hops over rungs (pure).
 //!
-//! Beside them, [`clock`] is the only reader of time and randomness, [`telemetry`] counts, [`progress`] is
+//! Beside them, [`clock`] is the only reader of time and randomness, [`telemetry`] counts, [`trace`] tells collectors
+//! of runs, [`progress`] is
 //! how far runs say they have come, [`fleet`] is what workers say of themselves and what was ordered of them,
 //! [`monitor`] answers those who ask how a worker is, [`inspect`] those who ask how everything is, [`api`] those who
 //! run it all, and [`demo`] and [`bench`](mod@bench) are behind
@@ -110,6 +111,7 @@ pub mod simulation;
 pub mod telemetry;
 pub mod throttle;
 mod tls;
+pub mod trace;
 mod web;
 
 pub use config::Config;

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 
 use crate::job::Envelope;
 use rabbit::certificates::Certificate;
+use crate::trace::context::Carried;
 use topology::Topology;
 
 /// Where a message is published to.
@@ -54,12 +55,14 @@ pub struct Message {
     pub id: String,
     /// The body, at most [`crate::job::MAX_BYTES`] unless it goes to quarantine.
     pub body: Bytes,
+    /// The span that sends it, which travels in headers.
+    pub trace: Option<Box<Carried>>,
 }
 
 impl Message {
     /// `envelope` on its way to `to`.
     pub fn new(to: Destination, envelope: &Envelope) -> Self {
-        Self { to, id: envelope.message_id(), body: envelope.encode().into() }
+        Self { to, id: envelope.message_id(), body: envelope.encode().into(), trace: envelope.trace.clone() }
     }
 }
 
@@ -73,13 +76,21 @@ pub struct Delivery {
     pub redelivered: bool,
     /// How often it has been dead-lettered since it was published, as far as the broker says.
     pub deaths: usize,
+    /// The span that has sent it, if it says so.
+    pub trace: Option<Box<Carried>>,
     settle: Box<dyn Settle>,
 }
 
 impl Delivery {
     /// A delivery whose fate `settle` reports to the broker.
     pub fn new(body: Bytes, queue: Arc<str>, redelivered: bool, deaths: usize, settle: Box<dyn Settle>) -> Self {
-        Self { body, queue, redelivered, deaths, settle }
+        Self { body, queue, redelivered, deaths, trace: None, settle }
+    }
+
+    /// The same, sent by this span.
+    #[must_use]
+    pub fn traced(self, trace: Option<Box<Carried>>) -> Self {
+        Self { trace, ..self }
     }
 
     /// Whether it can still be settled. When its connection has died it cannot, and the broker

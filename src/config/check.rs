@@ -15,6 +15,7 @@ use super::reasons;
 use super::recurrence;
 use super::roster;
 use super::throttle;
+use super::tracing;
 use super::{
     BrokerSettings, BrokerTls, BrokerUrl, CatchUpSettings, Config, HandlerSettings, HttpSettings,
     KindSettings, LedgerSettings, LedgerUrl, QueueSettings, Secret, SpawnSettings, Takeover, TlsSettings, Unique,
@@ -47,7 +48,17 @@ const LONGEST_QUEUE: usize = 255;
 /// dots.
 pub struct Problems(Vec<(String, String)>);
 
+impl From<Problems> for Vec<(String, String)> {
+    fn from(problems: Problems) -> Self {
+        problems.0
+    }
+}
+
 impl Problems {
+    pub fn none() -> Self {
+        Self(Vec::new())
+    }
+
     pub fn add(&mut self, path: &[&str], message: impl Into<String>) {
         self.0.push((path.join("\u{1f}"), message.into()));
     }
@@ -61,7 +72,7 @@ impl Problems {
 
 /// Checks everything and says everything that is wrong.
 pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
-    let mut problems = Problems(Vec::new());
+    let mut problems = Problems::none();
     let zero = Duration::ZERO;
 
     let queues = raw.queues.into_iter().map(|(name, queue)| {
@@ -168,6 +179,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     }
 
     let api = api::check(&mut problems, raw.api);
+    let tracing = tracing::check(&mut problems, raw.tracing);
 
     let ladder = Ladder::new(named);
     if ladder.rungs().len() > MOST_RUNGS {
@@ -206,6 +218,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             slack: raw.catch_up.slack.0,
             spread: raw.catch_up.spread.0,
         },
+        tracing,
         queues,
         throttles,
         kinds,

@@ -19,6 +19,7 @@ mod shown;
 #[cfg(test)]
 mod tests;
 mod throttle;
+mod tracing;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,6 +35,7 @@ pub use model::{ModelSettings, SlowSpell};
 pub use reasons::Reconcile;
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
 pub use roster::{RosterDatabase, RosterSettings, RosterSource};
+pub use tracing::TracingSettings;
 
 use crate::broker::lanes::{Lanes, MOST_LANES};
 use crate::broker::topology::{Names, Topology};
@@ -57,6 +59,8 @@ pub struct Config {
     pub api: ApiSettings,
     /// When and how overdue chains are sent again.
     pub catch_up: CatchUpSettings,
+    /// Which traces are recorded, and where they go.
+    pub tracing: TracingSettings,
     /// Platform queues by name.
     pub queues: BTreeMap<String, QueueSettings>,
     /// Throttles by name.
@@ -491,7 +495,7 @@ impl Config {
     }
 
     /// Reads and checks `text`, calling it `file` in errors, with the `ROUNDELAY__…` variables
-    /// among `environment` over it.
+    /// among `environment` over it, and those of OpenTelemetry for what it does not say of `[tracing]`.
     ///
     /// # Errors
     /// [`ConfigError`] lists everything that is wrong.
@@ -501,7 +505,13 @@ impl Config {
         environment: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
         let mut source = read::Source::new(text, file);
-        let raw = source.read(environment)?;
+        let (standard, own): (Vec<_>, Vec<_>) =
+            environment.into_iter().partition(|(name, _)| name.starts_with("OTEL_"));
+        let mut raw = source.read(own)?;
+        let problems = tracing::fill(&mut raw.tracing, &standard.into_iter().collect());
+        if !problems.is_empty() {
+            return Err(source.locate(problems));
+        }
         let config = check::check(raw).map_err(|problems| source.locate(problems))?;
         Ok(Self { shown: shown::shown(text).unwrap_or_default(), ..config })
     }

@@ -34,6 +34,7 @@ pub struct Raw {
     pub api: Api,
     pub catch_up: CatchUp,
     pub exec: Programs,
+    pub tracing: Tracing,
     pub queues: BTreeMap<String, Queue>,
     pub throttles: BTreeMap<String, Throttle>,
     pub reasons: BTreeMap<String, Reason>,
@@ -151,6 +152,22 @@ impl Default for CatchUp {
 #[serde(deny_unknown_fields, default)]
 pub struct Programs {
     pub allow: Option<Vec<String>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tracing {
+    pub otlp: Option<String>,
+    pub headers: Option<BTreeMap<String, String>>,
+    pub sample: Option<f64>,
+    pub keys: bool,
+    pub service: Option<String>,
+}
+
+impl Default for Tracing {
+    fn default() -> Self {
+        Self { otlp: None, headers: None, sample: None, keys: true, service: None }
+    }
 }
 
 #[derive(Debug, Deserialize)]

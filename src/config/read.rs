@@ -292,7 +292,9 @@ fn spelled(key: &str, file: &DeTable<'_>) -> Result<Vec<String>, (Vec<String>, S
                 }
                 // Names of variables are the program's own business, and those of headers have dashes.
                 [.., exec, env] if exec == "exec" && env == "env" => part.to_owned(),
-                [.., http, headers] if http == "http" && headers == "headers" => part.to_lowercase().replace('_', "-"),
+                [.., table, headers] if ["http", "tracing"].contains(&table.as_str()) && headers == "headers" => {
+                    part.to_lowercase().replace('_', "-")
+                }
                 _ => part.to_lowercase(),
             },
         };

@@ -24,6 +24,7 @@ use crate::schedule::{Ran, Schedule, Setting, phase};
 use crate::throttle::slots::Word;
 use crate::throttle::upstream::Upstream;
 use crate::throttle::{Slot, Throttle, Want};
+use crate::trace::{HandlerSpan, Run};
 
 /// The largest thing that a run can hand on to the next, in bytes of compact JSON.
 pub const MAX_CARRY: usize = 64 * 1024;
@@ -42,6 +43,7 @@ pub(super) struct Claimed<'a> {
     pub(super) envelope: &'a Envelope,
     pub(super) chain: &'a ChainRef,
     pub(super) grant: Grant,
+    pub(super) trace: &'a Run,
 }
 
 /// By when a run has to be over.
@@ -107,7 +109,7 @@ impl Core {
     /// Runs a claimed attempt, unless a guard says no, and writes its end. `None` when the ledger could
     /// not be reached any more.
     pub(super) async fn attempt(&self, claimed: Claimed<'_>, permit: Permit, lease: &Lease<'_>) -> Option<Ended> {
-        let Claimed { queue, kind, envelope, chain, grant } = &claimed;
+        let Claimed { queue, kind, envelope, chain, grant, trace } = &claimed;
         let id = format!("{}-{}-{}", chain.ledger, chain.epoch, chain.tick);
         if grant.lost {
             self.figures(&envelope.kind).inspect(|figures| figures.lost());
@@ -205,8 +207,10 @@ impl Core {
             progress,
         };
         lease.finishes();
+        let finishing = trace.begin();
         let finish = self.insist("finish", || self.ledger.finish(request.clone())).await;
-        self.note(envelope, queue, Some((chain, grant.fence)), &decision, finish == Some(Finish::Fenced));
+        trace.ended("finish", finishing);
+        self.note(envelope, queue, Some((chain, grant.fence)), &decision, finish == Some(Finish::Fenced), trace);
         Some(Ended { finish: finish?, at, asked })
     }
 
@@ -219,7 +223,7 @@ impl Core {
         permit: Permit,
         lease: &Lease<'_>,
     ) -> Outcome {
-        let Claimed { queue, kind, envelope, chain, grant } = claimed;
+        let Claimed { queue, kind, envelope, chain, grant, trace } = claimed;
         let unavailable = match kind.reconcile {
             Some(_) => self.unavailable(&envelope.kind, &envelope.key).await,
             None => Vec::new(),
@@ -242,6 +246,7 @@ impl Core {
             payload: json(&grant.payload),
             reporter: desk.reporter(),
             upstream: Upstream::default(),
+            span: HandlerSpan::default(),
         };
         let by = limit.cut.is_some().then_some(limit.deadline);
         let pace = Pace { late: grant.at.since(grant.due), longest: kind.timeout, by };
@@ -251,7 +256,7 @@ impl Core {
                 let reason = Reason::new(Class::Fenced, "the lease was lost, so the run was ended");
                 Outcome::Snooze { reason, wait: Duration::ZERO }
             }
-            outcome = self.handle(queue, job, pace, permit) => outcome,
+            outcome = self.handle(queue, job, pace, permit, trace) => outcome,
         }
     }
 
@@ -337,6 +342,7 @@ impl Core {
         mut job: Job,
         Pace { late, longest, by }: Pace,
         permit: Permit,
+        trace: &Run,
     ) -> Outcome {
         let Some(handler) = self.handlers.get(&job.kind) else {
             let reason = format!("this worker has no handler for {}", job.kind);
@@ -348,8 +354,14 @@ impl Core {
             return Outcome::Snooze { reason: Reason::new(Class::Slot, "no slot of its throttle in time"), wait };
         }
         let want = Want { priority: queue.priority, due: job.nominal, cost: self.cost_of(&job.kind), probe: false };
+        let waiting = trace.begin();
         let slot = match self.slot_of_key(queue, &job, want).await {
-            Ok(of_key) => of_key.or_else(|| Some((slot?, String::new()))),
+            Ok(Some(of_key)) => {
+                let name = || queue.throttle.as_ref().map(|(throttle, _)| throttle.name());
+                trace.spent("slot", (waiting, trace.begin()), name);
+                Some(of_key)
+            }
+            Ok(None) => slot.map(|slot| (slot, String::new())),
             Err(snooze) => return snooze,
         };
         let mut own = None;
@@ -375,6 +387,8 @@ impl Core {
         let patience = job.deadline.since(self.ledger.now()) + job.grace;
         let kind = self.kind(&job.kind);
         let (_running, figures, since) = (queue.figures.started(late), self.figures(&job.kind), Instant::now());
+        job.span = trace.handler();
+        let (span, handling) = (job.span.clone(), trace.begin());
         let run = AssertUnwindSafe(handler.run(job)).catch_unwind();
         let outcome = tokio::select! {
             biased;
@@ -390,6 +404,7 @@ impl Core {
                 Outcome::Snooze { reason, wait: Duration::ZERO }
             }
         };
+        trace.handled(&span, handling, &outcome);
         if let Some(figures) = figures {
             figures.ran(since.elapsed());
         }

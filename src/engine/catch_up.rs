@@ -27,6 +27,7 @@ use crate::job::Envelope;
 use crate::ledger::{Hint, LookAgain, Overdue};
 use crate::schedule::spread;
 use crate::telemetry::Count;
+use crate::trace::Run;
 
 /// Chains of a queue looked after at a time.
 const PER_LOOK: u32 = 1_000;
@@ -348,7 +349,7 @@ async fn empty_outbox(core: &Core) -> Result<(), String> {
                 Err(bad) => tracing::error!(number = job.number, %bad, "a job kept in the ledger cannot be read"),
             }
         }
-        core.send_spawned(envelopes).await;
+        core.send_spawned(envelopes, &Run::default()).await;
     }
 }
 

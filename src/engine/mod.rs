@@ -47,7 +47,7 @@ use crate::broker::rabbit::RabbitBroker;
 use crate::broker::topology::{Names, Topology};
 use crate::broker::{Broker, BrokerError};
 use crate::clock::{Clock, Entropy};
-use crate::config::{BrokerUrl, Config, HandlerSettings, KindSettings, LedgerUrl, QueueSettings};
+use crate::config::{BrokerUrl, Config, HandlerSettings, KindSettings, LedgerUrl, QueueSettings, TracingSettings};
 use crate::fleet::{FleetOrders, Flow};
 use crate::handler::Handler;
 use crate::handler::exec::ExecHandler;
@@ -60,6 +60,7 @@ use crate::progress::Desk;
 use crate::schedule::Balances;
 use crate::telemetry::{KindFigures, Telemetry};
 use crate::throttle::Throttles;
+use crate::trace::{Export, Tracer};
 use chores::Chores;
 pub use dispatch::Dispatch;
 use lease::Leases;
@@ -289,7 +290,9 @@ impl Engine {
             Some(_) => Some(Api::of_worker(self.config.clone(), connections.clone()).await?),
             None => None,
         };
-        let core = Arc::new(self.core(connections, stop.clone(), base)?);
+        let worker = format!("{}-{}", std::process::id(), connections.entropy.token());
+        let (tracer, export) = self.tracer(&connections, &worker)?;
+        let core = Arc::new(Core { tracer, ..self.core(connections, stop.clone(), base, &worker)? });
         // Also when this future is dropped: nothing runs on with nobody to stop it.
         let _all_end_with_us = core.life.guard();
         let monitor = listener.map(|listener| Monitor::start(listener, core.subject()));
@@ -379,8 +382,20 @@ impl Engine {
         if let Err(error) = core.ledger.flush().await {
             tracing::debug!(%error, "failed to flush the ledger; some messages will be sent twice");
         }
+        export.finish().await;
         tracing::info!("stopped");
         broken.map_or(Ok(()), |why| Err(StartError::Broken(why)))
+    }
+
+    /// What the configuration wants recorded. Simulated time means nothing to a collector.
+    fn tracer(&self, connections: &Connections, worker: &str) -> Result<(Tracer, Export), StartError> {
+        let settings = match connections.clock {
+            Clock::Virtual { .. } => &TracingSettings { otlp: None, ..self.config.tracing.clone() },
+            Clock::System | Clock::Followed(_) => &self.config.tracing,
+        };
+        let system = if connections.broker.keeps_messages() { "rabbitmq" } else { "roundelay" };
+        Tracer::start(settings, (worker, system), &connections.entropy, &self.telemetry)
+            .map_err(|error| StartError::Setup(format!("tracing: {error}")))
     }
 
     /// `base` is what handlers reach this worker's listener by.
@@ -389,6 +404,7 @@ impl Engine {
         connections: Connections,
         stopping: CancellationToken,
         base: Option<String>,
+        worker: &str,
     ) -> Result<Core, StartError> {
         let (config, clock) = (&self.config, &connections.clock);
         for name in self.handlers.keys() {
@@ -482,9 +498,8 @@ impl Engine {
             }
         }
         let entropy = connections.entropy.clone();
-        let worker = format!("{}-{}", std::process::id(), entropy.token());
         Ok(Core {
-            worker: worker.as_str().into(),
+            worker: worker.into(),
             known_queues,
             figures: kinds.keys().map(|name| (name.clone(), self.telemetry.kind(name))).collect(),
             kinds: RwLock::new(Arc::new(shared(kinds))),
@@ -496,13 +511,14 @@ impl Engine {
             grace: self.config.worker.grace,
             dispatch,
             topology: self.config.topology(),
-            desk: Desk::new(connections.ledger.clone(), entropy.clone(), &worker, base),
+            desk: Desk::new(connections.ledger.clone(), entropy.clone(), worker, base),
             ledger: connections.ledger,
             entropy,
             telemetry: self.telemetry.clone(),
             ready: self.ready.clone(),
             in_hand: Mutex::default(),
             leases: Leases::new(self.config.worker.lease),
+            tracer: Tracer::default(),
             kept: Notify::new(),
             life: Life::new(self.probe.take()),
             attended: Arc::default(),
@@ -586,6 +602,8 @@ struct Core {
     /// Epochs of chains whose messages this worker holds, with how many of them.
     in_hand: Mutex<HashMap<i64, u32>>,
     leases: Leases,
+    /// Records what becomes of deliveries.
+    tracer: Tracer,
     /// Takes what runs report.
     desk: Arc<Desk>,
     /// Something was put in the ledger for an embedded broker.

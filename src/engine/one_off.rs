@@ -24,6 +24,7 @@ use crate::outcome::{Decision, Next, Outcome, Verdict, Yield, decide};
 use crate::progress::Progress;
 use crate::reason::{Class, Reason};
 use crate::throttle::upstream::Upstream;
+use crate::trace::{HandlerSpan, Run};
 
 /// How often a job of a paused owner looks whether it may run.
 const OWNER_PAUSED: Duration = Duration::from_secs(30);
@@ -40,28 +41,31 @@ impl Core {
         let Some(kind) = self.kind(&envelope.kind) else { return Fate::Requeue };
         let owner = self.owner_of(&envelope).await;
         if !lets_start(owner) {
-            return self.owner_says_no(&kind, &envelope, queue, owner).await;
+            return self.owner_says_no(&kind, &envelope, queue, owner, &Run::default()).await;
         }
         // What is fed back is one of a part, and not of a key: the ledger sees to that.
         let part = envelope.id.as_deref().is_some_and(reconcile::is_part);
         if kind.unique.is_some() && envelope.id.is_none() {
             // It must be the same job when it is delivered again.
             let named = Envelope { id: Some(self.entropy.token()), ..envelope };
-            return self.send_job(&named, &queue.name, self.ledger.now()).await;
+            return self.send_job(&named, &queue.name, self.ledger.now(), &Run::default()).await;
         }
         let id = envelope.id.get_or_insert_with(|| self.entropy.token()).clone();
+        let trace = self.tracer.run(&envelope, &queue.name, || self.ledger.now());
         let unique = kind.unique.filter(|_| !part);
-        if let Some(fate) = self.unique_says(unique, &envelope, queue, &id).await {
+        if let Some(fate) = self.unique_says(unique, &envelope, queue, &id, &trace).await {
             return fate;
         }
+        let waiting = trace.begin();
         let Some(permit) = self.permit(queue, &envelope.kind, envelope.due, delivery).await else {
             return Fate::Requeue;
         };
+        trace.spent("permit", (waiting, trace.begin()), || queue.paced_by());
         // It may have waited for room and slot for minutes, and its owner may have been paused meanwhile.
         let owner = self.owner_of(&envelope).await;
         if !lets_start(owner) {
             drop(permit);
-            return self.owner_says_no(&kind, &envelope, queue, owner).await;
+            return self.owner_says_no(&kind, &envelope, queue, owner, &trace).await;
         }
         if unique.is_some_and(|unique| unique.until_start) {
             if !self.give_place(&envelope, &id).await {
@@ -105,10 +109,11 @@ impl Core {
             payload: envelope.payload.clone(),
             reporter: desk.reporter(),
             upstream: Upstream::default(),
+            span: HandlerSpan::default(),
         };
         self.life.reached(Point::JobTaken).await;
         let pace = Pace { late: now.since(due), longest: kind.timeout, by: None };
-        let mut outcome = match self.handle(queue, job, pace, permit).await {
+        let mut outcome = match self.handle(queue, job, pace, permit, &trace).await {
             Outcome::DoneWith(Yield { batch, .. }) if !batch.is_empty() => {
                 Outcome::fail(Reason::new(Class::Answer, "only a tick of a chain can wait for a batch"))
             }
@@ -127,7 +132,7 @@ impl Core {
         }
         let ladder = &self.dispatch.ladder;
         let mut decision = decide(None, retry, envelope.attempt, outcome, at, ladder, &self.entropy);
-        self.note(&envelope, queue, None, &decision, false);
+        self.note(&envelope, queue, None, &decision, false, &trace);
         let yields = std::mem::take(&mut decision.yields);
         let asking = Asking {
             id: &id,
@@ -145,7 +150,7 @@ impl Core {
                 self.ledger.accept(kind, key, asked.spawned(), asked.chains.clone(), asked.failed.clone())
             };
             let Some(begun) = self.insist("accept what a job asks for", accept).await else { return Fate::Requeue };
-            join(self.send_first(begun, at), self.send_spawned(asked.envelopes)).await;
+            join(self.send_first(begun, at, &trace), self.send_spawned(asked.envelopes, &trace)).await;
         }
         let safe = match (&end, decision.next) {
             (Some(end), _) => self.end_part(&id, end, at).await,
@@ -159,11 +164,11 @@ impl Core {
             Next::Attempt { .. } if mutant!(RetryIsDropped) => Fate::Ack,
             Next::Attempt { attempt, due } => {
                 let again = Envelope { attempt, due: Some(due), ..envelope };
-                self.send_job(&again, &queue.name, at).await
+                self.send_job(&again, &queue.name, at, &trace).await
             }
             Next::Snooze { due } => {
                 let again = Envelope { due: Some(due), ..envelope };
-                self.send_job(&again, &queue.name, at).await
+                self.send_job(&again, &queue.name, at, &trace).await
             }
         }
     }
@@ -206,11 +211,13 @@ impl Core {
         envelope: &Envelope,
         queue: &QueueRun,
         state: Option<ChainState>,
+        trace: &Run,
     ) -> Fate {
         let owner = envelope.owner.as_deref().unwrap_or_default();
         match state {
             Some(ChainState::Retired) => {
-                self.says_no(envelope, queue, Verdict::Dropped, Class::Owner, format!("its owner {owner} is gone"));
+                let reason = Reason::new(Class::Owner, format!("its owner {owner} is gone"));
+                self.says_no(envelope, queue, Verdict::Dropped, reason, trace);
                 let Some(id) = &envelope.id else { return Fate::Ack };
                 if kind.unique.is_some() && !self.give_place(envelope, id).await {
                     return Fate::Requeue;
@@ -220,8 +227,9 @@ impl Core {
             Some(_) => {
                 let due = self.ledger.now() + OWNER_PAUSED;
                 let later = Envelope { due: Some(due), ..envelope.clone() };
-                self.says_no(envelope, queue, Verdict::Snoozed, Class::Owner, format!("its owner {owner} is paused"));
-                self.send_job(&later, &queue.name, self.ledger.now()).await
+                let reason = Reason::new(Class::Owner, format!("its owner {owner} is paused"));
+                self.says_no(envelope, queue, Verdict::Snoozed, reason, trace);
+                self.send_job(&later, &queue.name, self.ledger.now(), trace).await
             }
             None => Fate::Requeue,
         }
@@ -234,6 +242,7 @@ impl Core {
         envelope: &Envelope,
         queue: &QueueRun,
         id: &str,
+        trace: &Run,
     ) -> Option<Fate> {
         let Unique { window, until_start } = unique?;
         if until_start && envelope.attempt > 1 {
@@ -249,7 +258,7 @@ impl Core {
             Some(holder) if holder == id || mutant!(PlaceIgnored) => None,
             Some(holder) => {
                 let reason = format!("unique: the job {holder} of the same key has not ended");
-                self.says_no(envelope, queue, Verdict::Dropped, Class::Unique, reason);
+                self.says_no(envelope, queue, Verdict::Dropped, Reason::new(Class::Unique, reason), trace);
                 Some(self.forget(id).await)
             }
         }
@@ -265,9 +274,9 @@ impl Core {
     }
 
     /// Counts and logs that a job does not run.
-    fn says_no(&self, envelope: &Envelope, queue: &QueueRun, verdict: Verdict, class: Class, reason: String) {
-        let decision = Decision::end(verdict, Reason::new(class, reason));
-        self.note(envelope, queue, None, &decision, false);
+    fn says_no(&self, envelope: &Envelope, queue: &QueueRun, verdict: Verdict, reason: Reason, trace: &Run) {
+        let decision = Decision::end(verdict, reason);
+        self.note(envelope, queue, None, &decision, false, trace);
     }
 
     /// Where the broker keeps nothing, the ledger does, and now it need not any more.
@@ -281,15 +290,18 @@ impl Core {
         }
     }
 
-    pub(super) async fn send_job(&self, envelope: &Envelope, queue: &str, decided: Time) -> Fate {
-        let envelope = &Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
+    pub(super) async fn send_job(&self, envelope: &Envelope, queue: &str, decided: Time, trace: &Run) -> Fate {
+        let mut envelope = Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
         if !self.dispatch.broker.keeps_messages() {
             let keep = || self.ledger.keep_job(envelope.id.clone().unwrap_or_default(), envelope.encode());
             if self.insist("keep a job", keep).await.is_none() {
                 return Fate::Requeue;
             }
         }
-        match self.dispatch.send_surely(envelope, queue, decided, PUBLISH_PATIENCE).await {
+        let sending = trace.sends(&mut envelope, queue, || self.ledger.now());
+        let sent = self.dispatch.send_surely(&envelope, queue, decided, PUBLISH_PATIENCE).await;
+        trace.sent(sending, sent.is_ok());
+        match sent {
             Ok(()) => {
                 self.life.reached(Point::JobSentAgain).await;
                 Fate::Ack

@@ -17,6 +17,7 @@ use crate::handler::answer::{EXCERPT, excerpt};
 use crate::job::{Envelope, MAX_PAYLOAD};
 use crate::ledger::{FailedItem, NewChain, SpawnedJob};
 use crate::outcome::{NewJob, Yield};
+use crate::trace::Run;
 
 /// Jobs of one run published at the same time.
 const IN_FLIGHT: usize = 64;
@@ -126,7 +127,7 @@ impl Core {
     }
 
     /// Sends what the ledger has accepted, once. What cannot be sent is left to catch-up.
-    pub(super) async fn send_spawned(&self, envelopes: Vec<Envelope>) {
+    pub(super) async fn send_spawned(&self, envelopes: Vec<Envelope>, trace: &Run) {
         if envelopes.is_empty() {
             return;
         }
@@ -141,9 +142,12 @@ impl Core {
             let _ = self.ledger.forget_jobs(ids).await;
             self.life.reached(Point::SpawnedForgotten).await;
         }
-        let sent = stream::iter(envelopes).map(|envelope| async move {
+        let sent = stream::iter(envelopes).map(|mut envelope| async move {
             let queue = envelope.queue.clone().unwrap_or_default();
-            match self.dispatch.send(&envelope, &queue, self.ledger.now()).await {
+            let sending = trace.sends(&mut envelope, &queue, || self.ledger.now());
+            let sent = self.dispatch.send(&envelope, &queue, self.ledger.now()).await;
+            trace.sent(sending, sent.is_ok());
+            match sent {
                 Ok(()) => envelope.id,
                 Err(error) => {
                     let Envelope { kind, key, .. } = &envelope;

@@ -30,10 +30,11 @@ use crate::config::Takeover;
 use crate::job::{BadMessage, ChainRef, Envelope, MAX_DEATHS};
 use crate::ladder::Hop;
 use crate::ledger::{Claim, ClaimRequest, Finish, Hint, LedgerError};
-use crate::outcome::Decision;
+use crate::outcome::{Decision, Verdict};
 use crate::reason::{Class, Reason};
 use crate::telemetry::Count;
 use crate::throttle::{Slot, Want};
+use crate::trace::Run;
 
 /// How long a successor is published again and again before it is left to catch-up.
 pub(super) const PUBLISH_PATIENCE: Duration = Duration::from_secs(60);
@@ -117,7 +118,7 @@ impl Core {
         if delivery.deaths > MAX_DEATHS {
             return Err(BadMessage::Circles(delivery.deaths));
         }
-        let envelope = Envelope::decode(&delivery.body)?;
+        let envelope = Envelope { trace: delivery.trace.clone(), ..Envelope::decode(&delivery.body)? };
         if self.kind(&envelope.kind).is_none() {
             return Err(BadMessage::UnknownKind(envelope.kind));
         }
@@ -162,7 +163,8 @@ impl Core {
             guard: kind.recurrence.as_ref().map(|recurrence| recurrence.guard(self.catch_up.slack)).unwrap_or_default(),
             recurs: kind.recurrence.is_some(),
         };
-        let Some(answered) = self.claim(queue, delivery, request).await else {
+        let trace = self.tracer.run(envelope, &queue.name, || self.ledger.now());
+        let Some(answered) = self.claim(queue, delivery, request, &trace).await else {
             let closed = mutant!(ClosedAcknowledges) && !queue.flow().open;
             return if mutant!(StopAcknowledges) || closed { Fate::Ack } else { Fate::Requeue };
         };
@@ -171,14 +173,14 @@ impl Core {
             Claim::Granted(grant) => {
                 self.life.reached(Point::Claimed).await;
                 let lease = self.leases.hold(chain.epoch, grant.fence, asked);
-                let claimed = Claimed { queue, kind: &kind, envelope, chain, grant };
+                let claimed = Claimed { queue, kind: &kind, envelope, chain, grant, trace: &trace };
                 let ended = self.attempt(claimed, permit, &lease).await;
                 drop(lease);
                 match ended {
                     Some(Ended { finish: Finish::Applied(messages), at, asked }) => {
                         self.life.reached(Point::Finished).await;
-                        let succeed = self.send_all(messages, chain.epoch, at);
-                        join(succeed, self.send_spawned(asked.envelopes)).await.0
+                        let succeed = self.send_all(messages, chain.epoch, at, &trace);
+                        join(succeed, self.send_spawned(asked.envelopes, &trace)).await.0
                     }
                     Some(Ended { finish: Finish::Fenced, .. }) => Fate::Ack,
                     None if mutant!(FinishGivesUp) => Fate::Ack,
@@ -190,7 +192,10 @@ impl Core {
                 self.life.reached(Point::Stale).await;
                 self.telemetry.count(Count::Stale);
                 match successor {
-                    Some(successor) if !mutant!(StaleJustAck) => self.succeed(&successor, self.ledger.now()).await,
+                    Some(successor) if !mutant!(StaleJustAck) => {
+                        // Who should have sent it is not known any more.
+                        self.succeed(&successor, self.ledger.now(), &Run::default()).await
+                    }
                     _ => Fate::Ack,
                 }
             }
@@ -226,14 +231,26 @@ impl Core {
     /// Leave to start, and then the claim. While the ledger does not answer nothing is consumed
     /// any more: deliveries are held, and those beyond the prefetch stay with the broker. `None`
     /// when the message had better come again.
-    async fn claim(&self, queue: &QueueRun, delivery: &Delivery, request: ClaimRequest) -> Option<Answered> {
+    async fn claim(
+        &self,
+        queue: &QueueRun,
+        delivery: &Delivery,
+        request: ClaimRequest,
+        trace: &Run,
+    ) -> Option<Answered> {
         let mut pause = FIRST_PAUSE;
         loop {
+            let waiting = trace.begin();
             let permit = self.permit(queue, &request.hint.kind, Some(request.hint.due), delivery).await?;
             self.life.reached(Point::Permitted).await;
+            let permitted = trace.begin();
             let asked = Instant::now();
             let error = match self.ledger.claim(request.clone()).await {
-                Ok(claim) => return Some(Answered { permit, claim, asked }),
+                Ok(claim) => {
+                    trace.spent("permit", (waiting, permitted), || queue.paced_by());
+                    trace.ended("claim", permitted);
+                    return Some(Answered { permit, claim, asked });
+                }
                 Err(LedgerError::Closed) => return None,
                 Err(error) => error,
             };
@@ -252,10 +269,10 @@ impl Core {
     /// Sends what a finish asks for: the successor of the chain with this epoch, on which hangs whether its
     /// predecessor may be acknowledged, and the members of a batch, chains that the run has discovered, and
     /// the chain that has waited for this one. Those that cannot be sent are known to the ledger as unsent.
-    async fn send_all(&self, messages: Vec<Hint>, epoch: i64, decided: Time) -> Fate {
+    async fn send_all(&self, messages: Vec<Hint>, epoch: i64, decided: Time, trace: &Run) -> Fate {
         let (own, others): (Vec<Hint>, Vec<Hint>) = messages.into_iter().partition(|hint| hint.epoch == epoch);
         let others = stream::iter(others).map(async |hint| {
-            self.succeed(&hint, decided).await;
+            self.succeed(&hint, decided, trace).await;
             if hint.parent == epoch {
                 self.life.reached(Point::MemberSent).await;
             }
@@ -263,7 +280,7 @@ impl Core {
         let others = others.buffer_unordered(IN_FLIGHT).collect::<()>();
         let own = async {
             match own.first() {
-                Some(successor) => self.succeed(successor, decided).await,
+                Some(successor) => self.succeed(successor, decided, trace).await,
                 None => Fate::Ack,
             }
         };
@@ -271,17 +288,18 @@ impl Core {
     }
 
     /// Sends the first messages of chains that a job has discovered. Catch-up sends those that cannot be sent.
-    pub(super) async fn send_first(&self, messages: Vec<Hint>, decided: Time) {
+    pub(super) async fn send_first(&self, messages: Vec<Hint>, decided: Time, trace: &Run) {
         let sends = stream::iter(messages).map(async |hint| {
-            self.succeed(&hint, decided).await;
+            self.succeed(&hint, decided, trace).await;
         });
         sends.buffer_unordered(IN_FLIGHT).collect::<()>().await;
     }
 
     /// Sends what follows, then it is safe to acknowledge what went before. If it cannot be sent,
     /// the ledger knows it as unsent: whoever gets the old message again, or catch-up, sends it.
-    async fn succeed(&self, successor: &Hint, decided: Time) -> Fate {
-        let envelope = successor.envelope(self.ledger.id());
+    async fn succeed(&self, successor: &Hint, decided: Time, trace: &Run) -> Fate {
+        let mut envelope = successor.envelope(self.ledger.id());
+        let sending = trace.sends(&mut envelope, &successor.queue, || self.ledger.now());
         if mutant!(NotedBeforeSent) {
             self.ledger.mark_sent(successor.sent());
         }
@@ -291,7 +309,9 @@ impl Core {
             tokio::spawn(self.life.bind(send));
             return Fate::Ack;
         }
-        match self.dispatch.send_surely(&envelope, &successor.queue, decided, PUBLISH_PATIENCE).await {
+        let sent = self.dispatch.send_surely(&envelope, &successor.queue, decided, PUBLISH_PATIENCE).await;
+        trace.sent(sending, sent.is_ok());
+        match sent {
             Ok(()) => {
                 self.life.reached(Point::SuccessorSent).await;
                 self.ledger.mark_sent(successor.sent());
@@ -326,8 +346,13 @@ impl Core {
     /// Sends the same message again for its (later) due time.
     pub(super) async fn put_off(&self, envelope: &Envelope, queue: &str) -> Fate {
         self.telemetry.count(Count::Rearmed);
-        let envelope = &Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
-        match self.dispatch.send(envelope, queue, self.ledger.now()).await {
+        let now = self.ledger.now();
+        let mut envelope = Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
+        if let Some(trace) = &mut envelope.trace {
+            // Foreign programs do not say when they have sent it.
+            trace.published.get_or_insert(now);
+        }
+        match self.dispatch.send(&envelope, queue, now).await {
             Ok(()) => {
                 self.life.reached(Point::PutOff).await;
                 Fate::Ack
@@ -413,6 +438,7 @@ impl Core {
         claim: Option<(&ChainRef, i64)>,
         decision: &Decision,
         fenced: bool,
+        trace: &Run,
     ) {
         let figures = self.figures(&envelope.kind);
         let class = decision.reason.as_ref().map(|reason| reason.class);
@@ -425,6 +451,13 @@ impl Core {
                 figures.ended(decision.verdict, class, claim.is_some());
                 figures.left_out(decision.left_out.0, decision.left_out.1);
             });
+        }
+        match fenced {
+            false => {
+                let failed = matches!(decision.verdict, Verdict::Failed | Verdict::Retried);
+                trace.verdict(decision.verdict.as_str(), class, failed);
+            }
+            true => trace.verdict("fenced", Some(Class::Fenced), true),
         }
         let (word, class, reason) = match (&decision.reason, fenced) {
             (None, false) => return,
@@ -459,7 +492,7 @@ impl Core {
         tracing::warn!(queue = from, reason, bytes = delivery.body.len(), "quarantined");
         let kept = if self.dispatch.broker.keeps_messages() {
             let to = Destination::Quarantine { from, reason };
-            let message = Message { to, id: self.entropy.token(), body: delivery.body.clone() };
+            let message = Message { to, id: self.entropy.token(), body: delivery.body.clone(), trace: None };
             self.dispatch.broker.publish(message).await.map_err(|error| error.to_string())
         } else {
             let kept = self.ledger.quarantine(from, reason, delivery.body.to_vec(), self.ledger.now()).await;

@@ -72,6 +72,12 @@ impl QueueRun {
         self.flow.send_if_modified(|current| std::mem::replace(current, flow) != flow);
     }
 
+    /// The throttle whose slot is part of the leave to start: that of one with keys is waited for later.
+    pub(super) fn paced_by(&self) -> Option<&str> {
+        let (throttle, _) = self.throttle.as_ref()?;
+        throttle.settings().key.is_none().then(|| throttle.name())
+    }
+
     /// Waits until nothing more is taken.
     pub(super) async fn closed(&self) {
         if self.flow.subscribe().wait_for(|flow| !flow.open).await.is_err() {

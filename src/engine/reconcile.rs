@@ -23,6 +23,7 @@ use crate::config::{Config, KindSettings};
 use crate::job::{Envelope, MAX_PAYLOAD};
 use crate::ledger::{DueItem, Failure, Hold, ItemEnd, LedgerError, Plan, PlannedItem, SpawnedJob};
 use crate::outcome::{Outcome, RetryPolicy};
+use crate::trace::Run;
 
 /// What the ids of these jobs begin with.
 const ID: &str = "roundelay.part-";
@@ -145,7 +146,7 @@ impl Core {
             Some(Hold::Taken(failure)) => Ok(*failure),
             Some(Hold::Held(until)) => {
                 let later = Envelope { due: Some(until), ..envelope.clone() };
-                Err(self.send_job(&later, &queue.name, self.ledger.now()).await)
+                Err(self.send_job(&later, &queue.name, self.ledger.now(), &Run::default()).await)
             }
             Some(Hold::Gone) => {
                 tracing::debug!(kind = envelope.kind, key = envelope.key, id, "no failed part waits for this job");

@@ -119,6 +119,7 @@ fn compare(old: &Config, new: &Config) -> Change {
         ("[worker]", said(&old.worker) == said(&new.worker)),
         ("[api]", said(&old.api) == said(&new.api)),
         ("[catch_up]", said(&old.catch_up) == said(&new.catch_up)),
+        ("[tracing]", old.tracing == new.tracing),
         ("[queues]", said(&old.queues) == said(&new.queues)),
     ] {
         if !same {
@@ -269,7 +270,7 @@ mod tests {
     #[test]
     fn a_table_of_changes() {
         type Names = &'static [&'static str];
-        let table: [(&str, &str, Names, Names, Names); 10] = [
+        let table: [(&str, &str, Names, Names, Names); 11] = [
             ("", "", &[], &[], &[]),
             ("every = \"1h\"", "every = \"5m\"", &["sync"], &["sync"], &[]),
             ("every = \"1h\"", "every = \"1h\"\ncooldown = \"1m\"", &["sync"], &[], &[]),
@@ -278,6 +279,7 @@ mod tests {
             ("[kinds.single]", "[kinds.single]\nevery = \"1m\"", &["single"], &["single"], &[]),
             ("[throttles.slow]", "[throttles.fast]", &[], &[], &["[throttles.fast], which is new"]),
             ("[queues.work]", "[queues.work]\n[queues.more]", &[], &[], &["[queues]"]),
+            ("[queues.work]", "[queues.work]\n[tracing]\nheaders.a = \"b\"", &[], &[], &["[tracing]"]),
             (
                 "[kinds.single]\n        handler.exec.argv = [\"/bin/true\"]",
                 "[kinds.single]\n        handler.exec.argv = [\"/bin/false\"]",

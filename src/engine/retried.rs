@@ -68,7 +68,7 @@ async fn publish(config: &Config, connections: &Connections, from: &str, body: B
     if !config.broker_queues().iter().any(|queue| queue == from) && !config.queues.contains_key(from) {
         return Again::Stays;
     }
-    let message = Message { to: Destination::Queue(from.into()), id: connections.entropy.token(), body };
+    let message = Message { to: Destination::Queue(from.into()), id: connections.entropy.token(), body, trace: None };
     told(from, connections.broker.publish(message).await)
 }
 

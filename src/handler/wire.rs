@@ -96,6 +96,7 @@ mod tests {
             payload: json!({"platform": "npm"}),
             reporter: Reporter::default(),
             upstream: Default::default(),
+            span: Default::default(),
         };
         let mut expected = json!({
             "id": "l-7-3", "kind": "sync", "key": "npm/@types/node", "queue": "sync-npm", "attempt": 2,

@@ -137,6 +137,7 @@ impl Hint {
             depth: 0,
             retries: Vec::new(),
             chain: Some(ChainRef { ledger: ledger.into(), epoch: self.epoch, tick: self.tick, parent: self.parent }),
+            trace: None,
         }
     }
 

@@ -217,6 +217,8 @@ impl Families {
             (Count::Quarantined, "quarantined_messages", "Messages that could not be used"),
             (Count::Resent, "resent_messages", "Messages that catch-up sent again"),
             (Count::Republished, "republished_messages", "Publishes that had to be repeated"),
+            (Count::SpansSent, "spans_sent", "Spans that the collector of traces has taken"),
+            (Count::SpansDropped, "spans_dropped", "Spans that it has not, and that are gone"),
         ] {
             to.register(name, help, counts[what as usize].clone());
         }

@@ -88,9 +88,13 @@ pub enum Count {
     Resent,
     /// Publishes that had to be repeated.
     Republished,
+    /// Spans that a collector has taken.
+    SpansSent,
+    /// Spans that it has not, and will not.
+    SpansDropped,
 }
 
-const COUNTS: usize = Count::Republished as usize + 1;
+const COUNTS: usize = Count::SpansDropped as usize + 1;
 
 impl Default for Telemetry {
     fn default() -> Self {
@@ -106,6 +110,11 @@ impl Telemetry {
     /// Counts one.
     pub fn count(&self, what: Count) {
         self.counts[what as usize].inc();
+    }
+
+    /// Counts so many.
+    pub fn add(&self, what: Count, many: u64) {
+        self.counts[what as usize].inc_by(many);
     }
 
     /// How many so far.

@@ -121,7 +121,7 @@ pub async fn poison(broker: &RabbitBroker, queue: &str, count: usize) -> usize {
     let publish = (0..count).map(|number| {
         let body = Bytes::from(bodies[number % bodies.len()].clone());
         let to = Destination::Queue(queue.into());
-        broker.publish(Message { to, id: format!("poison-{number}"), body })
+        broker.publish(Message { to, id: format!("poison-{number}"), body, trace: None })
     });
     futures_util::future::join_all(publish).await.into_iter().filter(Result::is_ok).count()
 }

@@ -88,7 +88,7 @@ async fn tapped(amqp: &str) -> (String, Arc<Mutex<Vec<Ack>>>) {
 async fn deliveries(broker: &RabbitBroker, consumer: &mut Consumer, count: usize) -> Vec<Delivery> {
     for n in 0..count {
         let (id, body) = (n.to_string(), n.to_string().into());
-        broker.publish(Message { to: Destination::Queue("work".into()), id, body }).await.unwrap();
+        broker.publish(Message { to: Destination::Queue("work".into()), id, body, trace: None }).await.unwrap();
     }
     let mut deliveries = Vec::with_capacity(count);
     while deliveries.len() < count {

@@ -294,7 +294,7 @@ mod run {
             if connections.broker.keeps_messages() {
                 let to = roundelay::broker::Destination::Quarantine { from: "work".into(), reason: reason.into() };
                 let (id, body) = (reason.to_owned(), body.to_owned().into());
-                connections.broker.publish(roundelay::broker::Message { to, id, body }).await.unwrap();
+                connections.broker.publish(roundelay::broker::Message { to, id, body, trace: None }).await.unwrap();
             } else {
                 let at = connections.ledger.now();
                 connections.ledger.quarantine("work".into(), reason.into(), body.into(), at).await.unwrap();

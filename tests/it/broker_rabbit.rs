@@ -48,12 +48,12 @@ fn altered(topology: &Topology, queue: &str, argument: &str, value: Argument) ->
 }
 
 fn to_queue(queue: &str, id: &str) -> Message {
-    Message { to: Destination::Queue(queue.into()), id: id.into(), body: id.to_owned().into() }
+    Message { to: Destination::Queue(queue.into()), id: id.into(), body: id.to_owned().into(), trace: None }
 }
 
 fn to_rung(ms: u64, then: &str, id: &str) -> Message {
     let to = Destination::Rung { rung: Duration::from_millis(ms), then: then.into() };
-    Message { to, id: id.into(), body: id.to_owned().into() }
+    Message { to, id: id.into(), body: id.to_owned().into(), trace: None }
 }
 
 fn body(delivery: &Delivery) -> String {
@@ -141,7 +141,7 @@ async fn messages_are_persistent_json_and_quarantine_says_why() {
     let long_id = "é".repeat(200);
     broker.publish(to_queue("work", &long_id)).await.unwrap();
     let to = Destination::Quarantine { from: "work".into(), reason: "not JSON: ü".repeat(100) };
-    broker.publish(Message { to, id: String::new(), body: vec![0xff, 0x00].into() }).await.unwrap();
+    broker.publish(Message { to, id: String::new(), body: vec![0xff, 0x00].into(), trace: None }).await.unwrap();
 
     let raw = vhost.raw().await;
     let get = async |queue: &str| raw.basic_get(queue.into(), BasicGetOptions { no_ack: true }).await.unwrap().unwrap();

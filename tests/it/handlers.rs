@@ -53,6 +53,7 @@ fn job(key: &str, payload: Value) -> Job {
         payload,
         reporter: Reporter::default(),
         upstream: Default::default(),
+        span: Default::default(),
     }
 }
 

@@ -55,5 +55,6 @@ mod throttled_fleet;
 mod throttling;
 mod timelines;
 mod top;
+mod traces;
 mod upstream;
 mod virtual_time;

@@ -186,6 +186,7 @@ fn envelope() -> impl Strategy<Value = Envelope> {
             depth,
             retries,
             chain,
+            trace: None,
         })
 }
 

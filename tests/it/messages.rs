@@ -66,7 +66,8 @@ fn text(properties: &BasicProperties, header: &str) -> String {
 }
 
 async fn publish(engine: &Watched, queue: &str, body: impl Into<Vec<u8>>) {
-    let message = Message { to: Destination::Queue(queue.into()), id: String::new(), body: body.into().into() };
+    let message =
+        Message { to: Destination::Queue(queue.into()), id: String::new(), body: body.into().into(), trace: None };
     engine.broker().publish(message).await.unwrap();
 }
 
@@ -153,7 +154,9 @@ mod run {
         let publishing =
             tokio::spawn(futures_util::stream::iter(bodies.collect::<Vec<_>>()).for_each_concurrent(64, move |body| {
                 let (broker, to) = (broker.clone(), Destination::Queue("work".into()));
-                async move { broker.publish(Message { to, id: String::new(), body: body.into() }).await.unwrap() }
+                async move {
+                    broker.publish(Message { to, id: String::new(), body: body.into(), trace: None }).await.unwrap()
+                }
             }));
         let mut ran = BTreeSet::new();
         while ran.len() < GOOD {

@@ -272,7 +272,7 @@ impl EmbeddedConnection {
     pub async fn publish_with_deaths(&self, message: Message, deaths: &[(&str, usize)]) -> Result<(), PublishError> {
         self.line.up(self.patience.connection).await.map_err(PublishError::Unknown)?;
         let (exchange, routing_key) = self.address(&message.to);
-        let mut stored = Stored::new(message.body, routing_key);
+        let mut stored = Stored::new(message, routing_key);
         if self.node.lock().profile == Profile::Rabbit310 {
             stored.deaths = deaths.iter().map(|(queue, count)| ((*queue).into(), *count)).collect();
         }
@@ -384,10 +384,13 @@ impl Broker for EmbeddedConnection {
         self.line.up(self.patience.connection).await.map_err(PublishError::Unknown)?;
         let fault = self.node.fault(&message);
         let (exchange, routing_key) = self.address(&message.to);
-        let mut stored = Stored::new(message.body, routing_key);
-        if let Destination::Quarantine { from, reason } = message.to {
-            stored.label = Some(Arc::new(Label { id: message.id, from, reason }));
-        }
+        let label = match &message.to {
+            Destination::Quarantine { from, reason } => {
+                Some(Arc::new(Label { id: message.id.clone(), from: from.clone(), reason: reason.clone() }))
+            }
+            _ => None,
+        };
+        let stored = Stored { label, ..Stored::new(message, routing_key) };
         self.send(&exchange, stored, fault).await
     }
 

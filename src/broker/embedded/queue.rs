@@ -11,8 +11,9 @@ use super::consumer::{Flow, Tag};
 use super::node::Outbox;
 use super::rung::Dying;
 use super::settings::Settings;
-use crate::broker::Delivery;
 use crate::broker::topology::Argument;
+use crate::broker::{Delivery, Message};
+use crate::trace::context::Carried;
 
 /// What a message in quarantine says of itself, beside its body.
 pub(super) struct Label {
@@ -25,6 +26,7 @@ pub(super) struct Label {
 #[derive(Clone)]
 pub(super) struct Stored {
     pub(super) body: Bytes,
+    pub(super) trace: Option<Box<Carried>>,
     pub(super) routing_key: Arc<str>,
     /// Whether it was delivered before and came back.
     pub(super) redelivered: bool,
@@ -40,8 +42,9 @@ pub(super) struct Stored {
 
 impl Stored {
     /// A message that has just been published.
-    pub(super) fn new(body: Bytes, routing_key: Arc<str>) -> Self {
-        Self { body, routing_key, redelivered: false, returns: 0, deaths: Vec::new(), expires: None, label: None }
+    pub(super) fn new(message: Message, routing_key: Arc<str>) -> Self {
+        let Message { body, trace, .. } = message;
+        Self { body, trace, routing_key, redelivered: false, returns: 0, deaths: Vec::new(), expires: None, label: None }
     }
 
     /// How often it has been dead-lettered.
@@ -230,7 +233,7 @@ impl Attached {
             let settle = Tag::new(tag, self.flow.clone(), outbox.node().clone());
             let (body, queue) = (message.body.clone(), self.flow.queue.clone());
             let delivery = Delivery::new(body, queue, message.redelivered, message.times_dead(), Box::new(settle));
-            outbox.add(place, delivery);
+            outbox.add(place, delivery.traced(message.trace.clone()));
         }
         self.unsettled.insert(tag, message);
     }

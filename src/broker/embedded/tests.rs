@@ -25,7 +25,7 @@ async fn broker() -> EmbeddedBroker {
 }
 
 fn message(to: Destination, body: &str) -> Message {
-    Message { to, id: body.into(), body: body.to_owned().into() }
+    Message { to, id: body.into(), body: body.to_owned().into(), trace: None }
 }
 
 fn now(queue: &str, body: &str) -> Message {

@@ -7,6 +7,7 @@ use lapin::{BasicProperties, Channel, Confirmation, Error};
 use tokio::sync::oneshot;
 
 use super::attribution::{Returns, one_more_round};
+use super::headers;
 use crate::broker::topology::Names;
 use crate::broker::{Destination, Message, PublishError};
 
@@ -30,7 +31,7 @@ pub(super) struct Job {
 
 impl Job {
     pub(super) fn new(names: &Names, message: Message, answer: oneshot::Sender<Verdict>) -> Result<Self, PublishError> {
-        let Message { to, mut id, body } = message;
+        let Message { to, mut id, body, trace } = message;
         // AMQP's limit. The id is for people and for telling returns apart; the envelope has the
         // whole identity.
         id.truncate(id.floor_char_boundary(255));
@@ -40,6 +41,10 @@ impl Job {
             .with_delivery_mode(2)
             .with_content_type("application/json".into())
             .with_message_id(id.as_str().into());
+        let persistent = match &trace {
+            Some(trace) => persistent.with_headers(headers::write(trace)),
+            None => persistent,
+        };
         let (exchange, key, properties) = match to {
             Destination::Queue(queue) => (names.jobs(), queue, persistent),
             Destination::Rung { rung, then } => (names.rung(rung), then, persistent),

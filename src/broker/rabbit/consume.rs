@@ -12,9 +12,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tracing::{debug, info, trace, warn};
 
-use super::Patience;
 use super::connection::{Backoff, Line, in_words, short, up};
 use super::settle::{Backlog, Desk, Unsettled, requeue};
+use super::{Patience, headers};
 use crate::broker::{BrokerError, Consumer, Delivery};
 use crate::clock::Entropy;
 
@@ -178,9 +178,11 @@ impl Tap {
     }
 
     fn received(&self, delivery: lapin::message::Delivery, flow: &Flow) -> Delivery {
-        let deaths = delivery.properties.headers().as_ref().map_or(0, deaths);
+        let headers = delivery.properties.headers().as_ref();
+        let (deaths, trace) = (headers.map_or(0, deaths), headers.and_then(headers::read).map(Box::new));
         let settle = Unsettled::new(delivery.delivery_tag, delivery.acker, flow.desk.clone());
         Delivery::new(delivery.data.into(), self.queue.name.clone(), delivery.redelivered, deaths, Box::new(settle))
+            .traced(trace)
     }
 
     /// Tries until the queue can be consumed again; nothing once the broker has been closed or the

@@ -21,6 +21,7 @@ mod consume;
 mod declare;
 mod definitions;
 pub mod examine;
+mod headers;
 mod management;
 mod policies;
 mod publish;

@@ -88,6 +88,12 @@ impl ExecHandler {
         if let Some(tick) = job.tick {
             command.env("ROUNDELAY_TICK", tick.tick.to_string());
         }
+        if let Some(parent) = job.span.traceparent() {
+            command.env("TRACEPARENT", parent);
+        }
+        if let Some(state) = job.span.tracestate() {
+            command.env("TRACESTATE", state);
+        }
         if let Some(folder) = &self.settings.cwd {
             command.current_dir(folder);
         }

@@ -17,6 +17,8 @@ static ATTEMPT: HeaderName = HeaderName::from_static("roundelay-attempt");
 static NOMINAL: HeaderName = HeaderName::from_static("roundelay-nominal");
 static DEADLINE: HeaderName = HeaderName::from_static("roundelay-deadline");
 static SEED: HeaderName = HeaderName::from_static("roundelay-seed");
+static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+static TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// What is not a visible ASCII character, and the percent sign itself, so that every value can be
 /// decoded, whether it needed encoding or not.
@@ -26,7 +28,10 @@ const HIDDEN: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
 pub fn reserved(name: &HeaderName) -> bool {
     let name = name.as_str();
     name.starts_with("roundelay-")
-        || matches!(name, "idempotency-key" | "connection" | "content-length" | "transfer-encoding")
+        || matches!(
+            name,
+            "idempotency-key" | "traceparent" | "tracestate" | "connection" | "content-length" | "transfer-encoding"
+        )
 }
 
 /// Adds what identifies `job`.
@@ -45,6 +50,13 @@ pub fn identify(headers: &mut HeaderMap, job: &Job) {
     headers.insert(&NOMINAL, visible(&job.nominal.to_string()));
     headers.insert(&DEADLINE, visible(&job.deadline.to_string()));
     headers.insert(&SEED, job.seed.into());
+    if let Some(parent) = job.span.traceparent() {
+        headers.insert(&TRACEPARENT, visible(&parent));
+    }
+    // It was read from a header, and has nothing in it that cannot stand in one.
+    if let Some(state) = job.span.tracestate().and_then(|state| HeaderValue::from_str(state).ok()) {
+        headers.insert(&TRACESTATE, state);
+    }
 }
 
 fn visible(text: &str) -> HeaderValue {

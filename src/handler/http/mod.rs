@@ -119,6 +119,7 @@ impl HttpHandler {
             return refuse(job, &refused);
         }
         headers::identify(request.headers_mut(), job);
+        job.span.calls(request.url());
         let body = wire::encode(job);
         self.signer.sign(request.headers_mut(), &job.id, self.clock.now(), &body);
         *request.body_mut() = Some(body.into());
@@ -129,6 +130,7 @@ impl HttpHandler {
                 return refused.unwrap_or_else(|| Outcome::retry(explain(&error)));
             }
         };
+        job.span.answered(response.status().as_u16());
         let body = match read(&mut response).await {
             Ok(body) => body,
             Err(error) => {
@@ -218,7 +220,7 @@ fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 
 /// At most [`KEPT`] bytes of the body. The rest of a longer one is not read, at the price of its
 /// connection.
-async fn read(response: &mut Response) -> Result<Bytes, reqwest::Error> {
+pub(crate) async fn read(response: &mut Response) -> Result<Bytes, reqwest::Error> {
     let Some(mut first) = response.chunk().await? else { return Ok(Bytes::new()) };
     first.truncate(KEPT);
     let mut body = BytesMut::new();
@@ -246,7 +248,7 @@ fn explain(error: &reqwest::Error) -> Reason {
 }
 
 /// The innermost cause: the only one that says more than that something went wrong.
-fn root(error: &reqwest::Error) -> String {
+pub(crate) fn root(error: &reqwest::Error) -> String {
     let mut cause: &dyn Error = error;
     while let Some(inner) = cause.source() {
         cause = inner;

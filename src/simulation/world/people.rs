@@ -135,7 +135,7 @@ impl World {
             for id in names {
                 let body = Envelope::job("job", &id, json!({}), id.clone()).encode().into();
                 let to = Destination::Quarantine { from: "gamma".into(), reason: MENDED.into() };
-                if connection.publish(Message { to, id: format!("{id}-lay"), body }).await.is_ok() {
+                if connection.publish(Message { to, id: format!("{id}-lay"), body, trace: None }).await.is_ok() {
                     observer.published(&id);
                 }
             }
@@ -284,8 +284,12 @@ impl World {
         let (poison, perhaps) = (self.poison.clone(), self.perhaps.clone());
         tokio::spawn(async move {
             for body in bodies {
-                let message =
-                    Message { to: Destination::Queue(queue.clone()), id: body.clone(), body: body.clone().into() };
+                let message = Message {
+                    to: Destination::Queue(queue.clone()),
+                    id: body.clone(),
+                    body: body.clone().into(),
+                    trace: None,
+                };
                 let known = if connection.publish(message).await.is_ok() { &poison } else { &perhaps };
                 known.lock().unwrap_or_else(PoisonError::into_inner).insert(body.into_bytes());
             }

@@ -21,7 +21,7 @@ use crate::harness::{SOON, until};
 use stage::{RUNG, Stage, brokers, topology};
 
 fn message(to: Destination, body: &str) -> Message {
-    Message { to, id: body.into(), body: body.to_owned().into() }
+    Message { to, id: body.into(), body: body.to_owned().into(), trace: None }
 }
 
 fn now(queue: &str, body: &str) -> Message {
