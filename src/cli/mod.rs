@@ -17,6 +17,7 @@ mod enroll;
 mod failed;
 mod fleet;
 mod forecast;
+mod import;
 mod list;
 mod manual;
 mod progress;
@@ -98,6 +99,7 @@ enum Command {
     Top(top::Top),
     Token(token::TokenCommand),
     Check(check::Check),
+    Import(import::ImportCommand),
     Doctor(doctor::Doctor),
     Topology(topology::Topology),
     Bench(bench::Bench),
@@ -228,6 +230,7 @@ pub fn main() -> ExitCode {
             Command::Top(top) => top.run().await,
             Command::Token(token) => token.run().await,
             Command::Check(check) => check.run(),
+            Command::Import(import) => import.run(),
             Command::Doctor(doctor) => doctor.run().await,
             Command::Topology(topology) => topology.run().await,
             Command::Bench(bench) => bench.run().await,
