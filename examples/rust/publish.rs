@@ -44,7 +44,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let envelope = serde_json::from_str(envelope)?;
     let url = std::env::var("AMQP_URL").unwrap_or_else(|_| "amqp://guest:guest@localhost:5672/%2f".into());
     let connection = Connection::connect(&url, ConnectionProperties::default()).await?;
-    publish(&connection.create_channel().await?, exchange, queue, &envelope).await?;
+    let channel = connection.create_channel().await?;
+    publish(&channel, exchange, queue, &envelope).await?;
     Ok(connection.close(200, "bye".into()).await?)
 }
 
