@@ -183,8 +183,8 @@ pub(crate) async fn connect_broker(config: &Config) -> Result<Arc<dyn Broker>, S
 /// let sync = move |job: Job| {
 ///     let ended = ended.clone();
 ///     async move {
-///         match job.chain {
-///             Some(chain) if chain.tick < 3 => Outcome::Done,
+///         match job.tick {
+///             Some(at) if at.tick < 3 => Outcome::Done,
 ///             _ => {
 ///                 ended.cancel();
 ///                 Outcome::Retire { reason: "three are enough".into() }
