@@ -103,7 +103,7 @@ fn call(
         match (option.as_str(), value.as_str(), value.as_f64()) {
             (_, None, None) if value.is_null() => {}
             ("queue", Some(own), _) => queue = format!("{}-{own}", wishes.queue),
-            ("expires", _, Some(seconds)) if seconds >= 0.001 && seconds < 1e9 => expires(&mut settings, seconds),
+            ("expires", _, Some(seconds)) if (0.001..1e9).contains(&seconds) => expires(&mut settings, seconds),
             _ => import.note(
                 Weight::Differs,
                 name,
@@ -193,7 +193,7 @@ fn unbracketed(fields: &str) -> String {
     let mut inside = false;
     let kept = fields.chars().filter(|c| {
         inside = matches!(c, '{' | '[' | '(') || (inside && !matches!(c, '}' | ']' | ')'));
-        !matches!(c, '{' | '[' | '(' | '}' | ']' | ')' | '\'') && !(inside && *c == ' ')
+        !(matches!(c, '{' | '[' | '(' | '}' | ']' | ')' | '\'') || inside && *c == ' ')
     });
     kept.collect()
 }
