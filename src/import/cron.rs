@@ -155,7 +155,9 @@ fn field(part: &str, spec: &Spec, dialect: Dialect) -> Result<Field, String> {
         let digits = |end: &str| end.bytes().all(|byte| byte.is_ascii_digit());
         plain &= (range == "*" || range.split('-').all(digits)) && written == (from, to) && from <= to;
         plain &= step.unwrap_or(1) <= last;
-        plain &= !(spec.most == 7 && range.contains('7')) && !(step.is_some() && range != "*" && !range.contains('-'));
+        // Sunday as 7, and a step after a number, mean something else there.
+        plain &= !(spec.most == 7 && range.contains('7'));
+        plain &= step.is_none() || range == "*" || range.contains('-');
     }
     let last = if spec.most == 7 { 6 } else { spec.most };
     let full = (spec.least..=last).all(|value| values & 1 << value != 0);
