@@ -65,6 +65,17 @@ pub enum Hop {
 }
 
 /// The set of rungs.
+/// ```
+/// use std::time::Duration;
+/// use roundelay::ladder::Ladder;
+///
+/// // A delay that has a rung of its own is one stored hop; others are a few.
+/// let five_minutes = Duration::from_secs(300);
+/// let ladder = Ladder::new([five_minutes]);
+/// assert!(ladder.rungs().contains(&five_minutes));
+/// assert_eq!(ladder.hops(five_minutes), 1);
+/// assert!(ladder.hops(Duration::from_millis(7_654_321)) > 1);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ladder {
     rungs: Vec<Duration>,

@@ -34,8 +34,8 @@
 //! of runs, [`progress`] is
 //! how far runs say they have come, [`fleet`] is what workers say of themselves and what was ordered of them,
 //! [`monitor`] answers those who ask how a worker is, [`inspect`] those who ask how everything is, [`api`] those who
-//! run it all, and [`demo`] and [`bench`](mod@bench) are behind
-//! the commands of those names.
+//! run it all, [`import`] reads what other schedulers run, and [`demo`] and [`bench`](mod@bench) are behind the commands
+//! of those names.
 //!
 //! # A worker with a handler of its own
 //!
@@ -94,6 +94,7 @@ pub mod engine;
 pub mod fleet;
 pub mod guard;
 pub mod handler;
+pub mod import;
 pub mod inspect;
 pub mod job;
 pub mod ladder;

@@ -18,6 +18,7 @@ mod failed;
 mod fleet;
 mod forecast;
 mod health;
+mod import;
 mod list;
 mod manual;
 mod progress;
@@ -99,6 +100,7 @@ enum Command {
     Top(top::Top),
     Token(token::TokenCommand),
     Check(check::Check),
+    Import(import::ImportCommand),
     Doctor(doctor::Doctor),
     Health(health::Health),
     Topology(topology::Topology),
@@ -230,6 +232,7 @@ pub fn main() -> ExitCode {
             Command::Top(top) => top.run().await,
             Command::Token(token) => token.run().await,
             Command::Check(check) => check.run(),
+            Command::Import(import) => import.run(),
             Command::Doctor(doctor) => doctor.run().await,
             Command::Health(health) => health.run().await,
             Command::Topology(topology) => topology.run().await,

@@ -15,6 +15,15 @@ use jiff::{Timestamp, Zoned};
 use crate::clock::Time;
 
 /// A cron expression and its time zone; clones share it.
+/// ```
+/// use roundelay::config::at_time;
+/// use roundelay::schedule::Cron;
+///
+/// // Friday the 13th, in Berlin: `+` asks for both days, where either would be enough without it.
+/// let cron = Cron::parse("0 9 13 * +5", Some("Europe/Berlin"))?;
+/// assert_eq!(cron.after(at_time("2026-01-01T00:00:00Z")?), Some(at_time("2026-02-13T08:00:00Z")?));
+/// # Ok::<(), String>(())
+/// ```
 #[derive(Clone)]
 pub struct Cron(Arc<Parsed>);
 

@@ -29,6 +29,15 @@ fn every_example_is_right() {
     }
 }
 
+/// What the examples in other languages are run with has the kind and the queue that they name.
+#[test]
+fn the_examples_of_clients_have_their_configuration() {
+    let text = include_str!("../../examples/roundelay.toml");
+    let config = Config::parse(text, "roundelay.toml", []).unwrap_or_else(|error| panic!("{error}"));
+    assert!(config.queues.contains_key("work"));
+    assert_eq!(config.kinds["sync"].queue.as_deref(), Some("work"));
+}
+
 /// The numbers of the app store's limits, and that they can be set from outside.
 #[test]
 fn the_app_stores_have_their_rates() {

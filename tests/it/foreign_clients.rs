@@ -1,16 +1,20 @@
-//! Publishers in other languages: the examples that users copy, against a running engine.
+//! Other languages: the examples that users copy, against a running engine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use reqwest::Method;
 use roundelay::Outcome;
 use serde_json::{Value, json};
-use tokio::process::Command;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
-use crate::harness::{Ground, SOON, Vhost, Watched};
+use crate::commands::{run, told};
+use crate::harness::{Ground, SOON, Vhost, Watched, until, worker};
 
 const CONFIG: &str = r#"
 [queues.work]
@@ -21,35 +25,63 @@ queue = "work"
 /// A rung of every ladder.
 const RUNG: (&str, Duration) = ("roundelay.delay.1s", Duration::from_secs(1));
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Client {
     Python,
+    Php,
     JavaScript,
+    Rust,
 }
 
-const CLIENTS: [Client; 2] = [Client::Python, Client::JavaScript];
+const CLIENTS: [Client; 4] = [Client::Python, Client::Php, Client::JavaScript, Client::Rust];
+
+/// What tests/run says where other languages are.
+pub fn provided(name: &str) -> PathBuf {
+    PathBuf::from(std::env::var_os(name).unwrap_or_else(|| {
+        panic!("{name} is not set: these tests run programs in other languages; start them with tests/run")
+    }))
+}
+
+/// A program of examples/rust, in the profile of the tests. Cargo builds them with all tests, but not with some.
+async fn rust_example(name: &str) -> PathBuf {
+    static BUILT: OnceCell<PathBuf> = OnceCell::const_new();
+    let build = || async {
+        let profile = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_owned();
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["build", "--quiet", "--locked", "--example", "publish", "--example", "worker"]);
+        cargo.args(profile.ends_with("release").then_some("--release"));
+        let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null()).status().await.unwrap();
+        assert!(built.success(), "{built}");
+        profile.join("examples")
+    };
+    BUILT.get_or_init(build).await.join(name)
+}
+
+fn examples(folder: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).join(folder)
+}
 
 impl Client {
     /// Runs the example; `Err` has what it said when it ended with another exit code than 0.
     async fn publish(self, vhost: &Vhost, exchange: &str, queue: &str, envelope: &Value) -> Result<(), String> {
-        let from = |name: &str| {
-            PathBuf::from(std::env::var_os(name).unwrap_or_else(|| {
-                panic!("{name} is not set: these tests run clients in other languages; start them with tests/run")
-            }))
-        };
-        let examples = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/foreign"));
         let mut command = match self {
             Client::Python => {
-                let mut command = Command::new(from("ROUNDELAY_TEST_PYTHON"));
-                command.arg(examples.join("publish.py"));
+                let mut command = Command::new(provided("ROUNDELAY_TEST_PYTHON"));
+                command.arg(examples("python/publish.py"));
+                command
+            }
+            Client::Php => {
+                let mut command = Command::new("php");
+                command.arg(examples("php/publish.php"));
                 command
             }
             Client::JavaScript => {
                 let mut command = Command::new("node");
-                command.arg(examples.join("publish.js"));
-                command.env("NODE_PATH", from("ROUNDELAY_TEST_NODE_PATH").join("node_modules"));
+                command.arg(examples("node/publish.js"));
+                command.env("NODE_PATH", provided("ROUNDELAY_TEST_NODE_PATH").join("node_modules"));
                 command
             }
+            Client::Rust => Command::new(rust_example("publish").await),
         };
         command.args([exchange, queue, &envelope.to_string()]).env("AMQP_URL", &vhost.amqp);
         let run = command.stdin(Stdio::null()).kill_on_drop(true).output();
@@ -58,6 +90,89 @@ impl Client {
             return Ok(());
         }
         Err(format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)))
+    }
+
+    /// Starts the example that handles jobs, on this port; in Rust it is the worker itself.
+    async fn handle(self, ground: &Ground, config: &Path, port: u16) -> Child {
+        let mut command = match self {
+            Client::Python => {
+                let mut command = Command::new(provided("ROUNDELAY_TEST_PYTHON"));
+                command.arg(examples("python/handler.py")).arg(port.to_string());
+                command
+            }
+            Client::Php => {
+                let mut command = Command::new("php");
+                command.arg("-S").arg(format!("127.0.0.1:{port}")).arg(examples("php/handler.php"));
+                command.env("DONE_FOLDER", ground.path("done"));
+                command
+            }
+            Client::JavaScript => {
+                let mut command = Command::new("node");
+                command.arg(examples("node/handler.js")).arg(port.to_string());
+                command
+            }
+            Client::Rust => {
+                let mut command = Command::new(rust_example("worker").await);
+                command.arg(config);
+                command
+            }
+        };
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("the handler starts")
+    }
+}
+
+/// A port that nothing listens on.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Each example handles what it has published, with and without a delay, once for each id.
+#[tokio::test]
+async fn what_is_published_is_handled_in_the_same_language() {
+    for client in CLIENTS {
+        let (ground, port) = (Ground::rabbit().await, free_port());
+        let config = ground.config_file(&format!("{CONFIG}handler.http.url = \"http://127.0.0.1:{port}/\"\n"));
+        let mut handler = client.handle(&ground, &config, port).await;
+        let mut lines = BufReader::new(handler.stdout.take().unwrap()).lines();
+        let worker = (client != Client::Rust).then(|| worker(&config));
+        if worker.is_some() {
+            until("the handler listens", || async move { TcpStream::connect(("127.0.0.1", port)).await.is_ok() }).await;
+        }
+        let vhost = ground.vhost.as_ref().unwrap();
+        // Examples ask for the queue, which the worker declares.
+        until("the queue is there", || async {
+            // Until the worker has made the ledger, this is refused.
+            let queues = run("queue list", &config, &["--json"]).await;
+            queues.ok && queues.json()["queues"][0]["consumers"].as_u64() > Some(0)
+        })
+        .await;
+        let publish = |exchange: &'static str, id: &'static str, payload: Value| async move {
+            let envelope = json!({ "v": 1, "kind": "sync", "key": format!("npm/{id}"), "id": id, "payload": payload });
+            client.publish(vhost, exchange, "work", &envelope).await.unwrap();
+        };
+        let mut synced = Vec::new();
+        let mut next = async || {
+            let line = timeout(SOON, lines.next_line()).await.expect("a job is handled").unwrap();
+            synced.push(line.expect("the handler lives"));
+        };
+        publish("roundelay.jobs", "now", json!({ "name": "ms" })).await;
+        next().await;
+        // Once more, as after a confirmation that was lost.
+        publish("roundelay.jobs", "now", json!({ "name": "ms" })).await;
+        publish("roundelay.jobs", "bad", json!({})).await;
+        until("the bad one is kept as failed", || async {
+            told("failed list", &config, &[]).await.to_string().contains("the payload has no name")
+        })
+        .await;
+        publish("roundelay.jobs", "busy", json!({ "name": "ms", "busy": true })).await;
+        next().await;
+        publish(RUNG.0, "later", json!({ "name": "ms" })).await;
+        next().await;
+        let expected = ["now", "busy", "later"].map(|id| format!("synced npm/{id} {id}"));
+        assert_eq!(synced, expected, "{client:?}");
+        for mut process in [Some(handler), worker].into_iter().flatten() {
+            process.kill().await.unwrap();
+        }
     }
 }
 

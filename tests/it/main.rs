@@ -29,6 +29,7 @@ mod foreign_clients;
 mod handlers;
 mod harness;
 mod history;
+mod import;
 mod ledger_contract;
 mod ledger_postgres;
 mod measurements;

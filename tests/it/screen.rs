@@ -256,6 +256,10 @@ const SPOKEN: &[(&str, &[&str])] = &[
 /// Likewise, without a configuration.
 const ALONE: &[&[&str]] = &[
     &["man", "--output", "{man}"],
+    &["import", "crontab", "--zone", "UTC", "{crontab}"],
+    &["import", "laravel", "--application", "/srv/app", "{laravel}"],
+    &["import", "celery", "--queue", "beat", "{celery}"],
+    &["import", "bullmq", "--zone", "UTC", "{bullmq}"],
     &["simulate", "--faults", "--seeds", "1"],
     &["simulate", "--faults", "--seed", "3", "--only", "0", "--log"],
     &["simulate", "--throttle", "5/1m", "--for", "1h"],
@@ -296,8 +300,15 @@ handler.exec.argv = ["/bin/true"]
     );
     let roster = ground.path("roster.csv");
     std::fs::write(&roster, "key\na\nb\nc\n").unwrap();
-    let paths =
-        [("{roster}", roster), ("{definitions}", ground.path("definitions.json")), ("{man}", ground.path("man"))];
+    let paths = [
+        ("{roster}", roster),
+        ("{definitions}", ground.path("definitions.json")),
+        ("{man}", ground.path("man")),
+        ("{crontab}", crate::import::sample("crontab")),
+        ("{laravel}", crate::import::sample("laravel.json")),
+        ("{celery}", crate::import::sample("celery.json")),
+        ("{bullmq}", crate::import::sample("bullmq.json")),
+    ];
     let at = |argument: &&str| -> String {
         let path = paths.iter().find(|(name, _)| name == argument).map(|(_, path)| path.to_str().unwrap());
         path.unwrap_or(argument).to_owned()

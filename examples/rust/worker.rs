@@ -1,0 +1,58 @@
+//! A worker with a handler of its own, for the kind `sync`: no HTTP in between.
+//!
+//!     cargo run --example worker -- roundelay.toml
+//!
+//! Needs roundelay, tokio and tokio-util.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use roundelay::{Config, Engine, Job, Outcome};
+use tokio_util::sync::CancellationToken;
+
+/// A job may come again: its worker may die after the work and before the record. Keep this where the
+/// effect is, in the same transaction; here it is gone with the process.
+#[derive(Default)]
+struct Marks {
+    done: BTreeSet<String>,
+    asked: BTreeSet<String>,
+}
+
+fn sync(job: &Job, marks: &Mutex<Marks>) -> Outcome {
+    let mut marks = marks.lock().unwrap_or_else(PoisonError::into_inner);
+    if marks.done.contains(&job.id) {
+        return Outcome::Done;
+    }
+    if !job.payload["name"].is_string() {
+        // Trying again would not help.
+        return Outcome::fail("the payload has no name");
+    }
+    // A payload with "busy" stands for an upstream that is busy when it is asked first.
+    if job.payload["busy"] == true && marks.asked.insert(job.id.clone()) {
+        return Outcome::Snooze { wait: Duration::from_secs(1), reason: "the upstream is busy".into() };
+    }
+    println!("synced {} {}", job.key, job.id);
+    marks.done.insert(job.id.clone());
+    Outcome::Done
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let file = std::env::args().nth(1).unwrap_or_else(|| "roundelay.toml".into());
+    let config = Config::load(file.as_ref())?;
+    let (shutdown, marks) = (CancellationToken::new(), Arc::new(Mutex::new(Marks::default())));
+    let stop = shutdown.clone();
+    tokio::spawn(async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            stop.cancel();
+        }
+    });
+    let handler = move |job: Job| {
+        let marks = marks.clone();
+        async move { sync(&job, &marks) }
+    };
+    Engine::new(config).handler("sync", handler).run(shutdown).await?;
+    Ok(())
+}
