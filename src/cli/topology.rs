@@ -106,7 +106,7 @@ impl Check {
         let config = self.config.load()?;
         let waits = waiting("looking at the broker");
         let broker = connect(&config).await?;
-        let management = config.broker.management.as_ref().map(Secret::reveal);
+        let management = config.broker.management.as_ref().map(Secret::expose);
         let findings = broker.check(&config.topology(), management).await?;
         broker.close().await;
         drop(waits);
@@ -151,7 +151,7 @@ async fn connect(config: &Config) -> anyhow::Result<RabbitBroker> {
     let BrokerUrl::Amqp(url) = &config.broker.url else {
         bail!("broker.url is `embedded`, whose topology lives and dies with its worker; set it to amqp://…");
     };
-    Ok(RabbitBroker::connect(url.reveal(), Names::new(&config.broker.prefix)).await?)
+    Ok(RabbitBroker::connect(url.expose(), Names::new(&config.broker.prefix)).await?)
 }
 
 fn print(finding: &Finding) {

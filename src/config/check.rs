@@ -145,10 +145,17 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             problems.add(&["ledger", "archive"], "must be longer than `history`, after which records come there");
         }
     }
-    let broker = broker_url(&mut problems, &raw.broker.url);
-    let ledger = ledger_url(&mut problems, &raw.ledger.url, &broker);
-    let web = |url: &String| url::Url::parse(url).is_ok_and(|url| ["http", "https"].contains(&url.scheme()));
-    if raw.broker.management.as_ref().is_some_and(|url| !web(url)) {
+    let raw::Broker { url, username, password, prefix, management } = raw.broker;
+    let broker = broker_url(&mut problems, url.with_login(username.as_ref(), password.as_ref()));
+    // Its user is mostly the broker's, too; a URL that names one means another.
+    let management = management.map(|url| match url::Url::parse(url.expose()) {
+        Ok(parsed) if parsed.username().is_empty() => url.with_login(username.as_ref(), password.as_ref()),
+        _ => url,
+    });
+    let raw::Ledger { url, username, password, history, archive } = raw.ledger;
+    let ledger = ledger_url(&mut problems, url.with_login(username.as_ref(), password.as_ref()), &broker);
+    let web = |url: &str| url::Url::parse(url).is_ok_and(|url| ["http", "https"].contains(&url.scheme()));
+    if management.as_ref().is_some_and(|url| !web(url.expose())) {
         problems.add(
             &["broker", "management"],
             "the base URL of the management API, such as http://user:password@host:15672",
@@ -175,16 +182,8 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         return Err(problems.0);
     }
     Ok(Config {
-        broker: BrokerSettings {
-            url: broker,
-            prefix: raw.broker.prefix,
-            management: raw.broker.management.map(Secret::new),
-        },
-        ledger: LedgerSettings {
-            url: ledger,
-            history: raw.ledger.history.0,
-            archive: raw.ledger.archive.map(|archive| archive.0),
-        },
+        broker: BrokerSettings { url: broker, prefix, management },
+        ledger: LedgerSettings { url: ledger, history: history.0, archive: archive.map(|archive| archive.0) },
         worker: WorkerSettings {
             grace: raw.worker.grace.0,
             lease: raw.worker.lease.0,
@@ -332,7 +331,7 @@ fn check_handler(problems: &mut Problems, name: &str, handler: raw::Handler) -> 
         raw::Handler::Http(http) => {
             let path = ["kinds", name, "handler", "http", "url"];
             let settings = HttpSettings { url: http.url, headers: http.headers };
-            if !["http://", "https://"].iter().any(|scheme| settings.url.starts_with(scheme)) {
+            if !["http://", "https://"].iter().any(|scheme| settings.url.expose().starts_with(scheme)) {
                 problems.add(&path, format!("`{}` does not begin with http:// or https://", settings.shown_url()));
             } else if let Err(error) = http::check(&settings) {
                 match &error {
@@ -407,16 +406,19 @@ fn template(problems: &mut Problems, path: &[&str], text: &str) {
     problems.add(path, format!("not a valid template: {error}"));
 }
 
-fn broker_url(problems: &mut Problems, url: &str) -> BrokerUrl {
-    if url == "embedded" {
+/// How a URL of PostgreSQL begins.
+const POSTGRES: [&str; 2] = ["postgres://", "postgresql://"];
+
+fn broker_url(problems: &mut Problems, url: Secret) -> BrokerUrl {
+    if url.expose() == "embedded" {
         return BrokerUrl::Embedded;
     }
-    if !["amqp://", "amqps://"].iter().any(|scheme| url.starts_with(scheme)) {
-        problems.add(&["broker", "url"], format!("`{}` is none of embedded, amqp://… and amqps://…", Secret::new(url)));
-    } else if let Err(reason) = rabbit::check_url(url) {
+    if !["amqp://", "amqps://"].iter().any(|scheme| url.expose().starts_with(scheme)) {
+        problems.add(&["broker", "url"], format!("`{url}` is none of embedded, amqp://… and amqps://…"));
+    } else if let Err(reason) = rabbit::check_url(url.expose()) {
         problems.add(&["broker", "url"], reason);
     }
-    BrokerUrl::Amqp(Secret::new(url))
+    BrokerUrl::Amqp(url)
 }
 
 /// An address to listen on, as the configuration and the command line write it.
@@ -432,9 +434,9 @@ pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-fn ledger_url(problems: &mut Problems, url: &str, broker: &BrokerUrl) -> LedgerUrl {
-    if ["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
-        if let Err(reason) = postgres::check_url(url) {
+fn ledger_url(problems: &mut Problems, url: Secret, broker: &BrokerUrl) -> LedgerUrl {
+    if POSTGRES.iter().any(|scheme| url.expose().starts_with(scheme)) {
+        if let Err(reason) = postgres::check_url(url.expose()) {
             problems.add(&["ledger", "url"], reason);
         }
         if matches!(broker, BrokerUrl::Embedded) {
@@ -442,14 +444,13 @@ fn ledger_url(problems: &mut Problems, url: &str, broker: &BrokerUrl) -> LedgerU
                           with PostgreSQL, set broker.url to an amqp:// URL";
             problems.add(&["ledger", "url"], reason);
         }
-        return LedgerUrl::Postgres(Secret::new(url));
+        return LedgerUrl::Postgres(url);
     }
-    match url.strip_prefix("sqlite://") {
+    match url.expose().strip_prefix("sqlite://") {
         Some(":memory:") => LedgerUrl::Memory,
         Some(path) if !path.is_empty() => LedgerUrl::Sqlite(path.into()),
         _ => {
-            problems
-                .add(&["ledger", "url"], format!("`{}` is neither sqlite://PATH nor postgres://…", Secret::new(url)));
+            problems.add(&["ledger", "url"], format!("`{url}` is neither sqlite://PATH nor postgres://…"));
             LedgerUrl::Memory
         }
     }

@@ -14,6 +14,7 @@ mod read;
 mod reasons;
 mod recurrence;
 mod roster;
+mod secret;
 mod shown;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ pub use model::{ModelSettings, SlowSpell};
 pub use reasons::Reconcile;
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
 pub use roster::{RosterDatabase, RosterSettings, RosterSource};
+pub use secret::Secret;
 
 use crate::broker::lanes::{Lanes, MOST_LANES};
 use crate::broker::topology::{Names, Topology};
@@ -85,60 +87,6 @@ pub enum BrokerUrl {
     Embedded,
     /// RabbitMQ.
     Amqp(Secret),
-}
-
-/// Text that must not be shown: its `Debug` hides the password of a URL, or everything.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// Wraps `text`.
-    pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-
-    /// The text itself.
-    pub fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-/// PostgreSQL takes a password among the parameters, too.
-fn hide_passwords(url: &mut url::Url) {
-    let secret = |name: &str| name.contains("password");
-    if !url.query_pairs().any(|(name, _)| secret(&name)) {
-        return;
-    }
-    let shown = url
-        .query_pairs()
-        .filter(|(name, _)| !secret(name))
-        .map(|(name, value)| (name.into_owned(), value.into_owned()));
-    let shown: Vec<(String, String)> = shown.collect();
-    url.set_query(None);
-    if !shown.is_empty() {
-        url.query_pairs_mut().extend_pairs(shown);
-    }
-}
-
-/// A URL without its credentials.
-impl fmt::Display for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match url::Url::parse(&self.0) {
-            Ok(mut url) if url.has_host() => {
-                let _ = url.set_username("");
-                let _ = url.set_password(None);
-                hide_passwords(&mut url);
-                f.write_str(url.as_str())
-            }
-            _ => f.write_str("…"),
-        }
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Secret({self})")
-    }
 }
 
 /// `[ledger]`
@@ -359,9 +307,9 @@ pub enum HandlerSettings {
 #[derive(Clone, PartialEq)]
 pub struct HttpSettings {
     /// Where to POST; may be a template over `kind`, `key`, `queue` and `payload`.
-    pub url: String,
+    pub url: Secret,
     /// Further request headers.
-    pub headers: BTreeMap<String, String>,
+    pub headers: BTreeMap<String, Secret>,
 }
 
 impl fmt::Debug for HttpSettings {
@@ -372,20 +320,26 @@ impl fmt::Debug for HttpSettings {
 }
 
 impl HttpSettings {
-    /// The URL (or its template) without user name and password.
+    /// The URL (or its template) without user name, password and parameters.
     pub fn shown_url(&self) -> String {
-        without_credentials(&self.url)
+        without_credentials(self.url.expose())
     }
 }
 
-/// `text`, a URL or a template for one, without what stands before the `@` of its authority.
+/// `text`, a URL or a template for one, without what stands before the `@` of its authority and what follows a
+/// question mark, either of which may be a token.
 fn without_credentials(text: &str) -> String {
     let start = text.find("://").map_or(0, |at| at + 3);
     let end = text[start..].find(['/', '?', '#']).map_or(text.len(), |at| start + at);
-    match text[start..end].rfind('@') {
-        Some(at) => format!("{}…{}", &text[..start], &text[start + at..]),
-        None => text.to_owned(),
-    }
+    let (host, hidden) = match text[start..end].rfind('@') {
+        Some(at) => (start + at, secret::HIDDEN),
+        None => (start, ""),
+    };
+    let rest = match text[host..].split_once('?') {
+        Some((path, _)) => format!("{path}?{}", secret::HIDDEN),
+        None => text[host..].to_owned(),
+    };
+    format!("{}{hidden}{rest}", &text[..start])
 }
 
 /// `handler.exec`. Its `Debug` shows no values of environment variables.
@@ -394,7 +348,7 @@ pub struct ExecSettings {
     /// The program and its arguments. There is no shell.
     pub argv: Vec<String>,
     /// The whole environment that the program gets.
-    pub env: BTreeMap<String, String>,
+    pub env: BTreeMap<String, Secret>,
     /// The folder it runs in; the worker's own when absent.
     pub cwd: Option<PathBuf>,
 }
@@ -407,7 +361,8 @@ impl fmt::Debug for ExecSettings {
 }
 
 impl Config {
-    /// Reads and checks the file at `path`, with `ROUNDELAY__…` from the environment over it.
+    /// Reads and checks the file at `path`, with `ROUNDELAY__…` from the environment over it, and the files that
+    /// it names for secrets.
     ///
     /// # Errors
     /// [`ConfigError`] lists everything that is wrong.
@@ -432,11 +387,11 @@ impl Config {
         // Not `vars`, which panics on the first variable of anybody's that is not UTF-8.
         let environment = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())));
-        Self::parse(text, &file, environment)
+        Self::read(text, &file, environment, &secret::read)
     }
 
     /// Reads and checks `text`, calling it `file` in errors, with the `ROUNDELAY__…` variables
-    /// among `environment` over it.
+    /// among `environment` over it. No file is looked at: secrets that are in one are refused.
     ///
     /// # Errors
     /// [`ConfigError`] lists everything that is wrong.
@@ -445,10 +400,20 @@ impl Config {
         file: &str,
         environment: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
+        let closed = |path: &Path| Err(format!("no file is read here, not even {}; write the text", path.display()));
+        Self::read(text, file, environment, &closed)
+    }
+
+    fn read(
+        text: &str,
+        file: &str,
+        environment: impl IntoIterator<Item = (String, String)>,
+        secret: &dyn Fn(&Path) -> Result<String, String>,
+    ) -> Result<Self, ConfigError> {
         let mut source = read::Source::new(text, file);
-        let raw = source.read(environment)?;
+        let raw = source.read(environment, secret)?;
         let config = check::check(raw).map_err(|problems| source.locate(problems))?;
-        Ok(Self { shown: shown::shown(text).unwrap_or_default(), ..config })
+        Ok(Self { shown: shown::shown(text, &source.fetched).unwrap_or_default(), ..config })
     }
 
     /// The settings of a kind.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::secret::Secret;
 use crate::clock::parse_duration;
 
 /// A duration written as text.
@@ -42,28 +43,34 @@ pub struct Raw {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Broker {
-    pub url: String,
+    pub url: Secret,
+    pub username: Option<Secret>,
+    pub password: Option<Secret>,
     pub prefix: String,
-    pub management: Option<String>,
+    pub management: Option<Secret>,
 }
 
 impl Default for Broker {
     fn default() -> Self {
-        Self { url: "embedded".into(), prefix: "roundelay".into(), management: None }
+        let prefix = "roundelay".into();
+        Self { url: "embedded".into(), username: None, password: None, prefix, management: None }
     }
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Ledger {
-    pub url: String,
+    pub url: Secret,
+    pub username: Option<Secret>,
+    pub password: Option<Secret>,
     pub history: Text,
     pub archive: Option<Text>,
 }
 
 impl Default for Ledger {
     fn default() -> Self {
-        Self { url: "sqlite://roundelay.db".into(), history: secs(7 * 86_400), archive: None }
+        let url = "sqlite://roundelay.db".into();
+        Self { url, username: None, password: None, history: secs(7 * 86_400), archive: None }
     }
 }
 
@@ -431,9 +438,9 @@ pub enum Handler {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Http {
-    pub url: String,
+    pub url: Secret,
     #[serde(default)]
-    pub headers: BTreeMap<String, String>,
+    pub headers: BTreeMap<String, Secret>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -441,7 +448,7 @@ pub struct Http {
 pub struct Exec {
     pub argv: Vec<String>,
     #[serde(default)]
-    pub env: BTreeMap<String, String>,
+    pub env: BTreeMap<String, Secret>,
     pub cwd: Option<String>,
 }
 
@@ -529,7 +536,7 @@ pub struct Roster {
     pub owner: Option<String>,
     pub schedule: Option<String>,
     pub file: Option<String>,
-    pub http: Option<String>,
+    pub http: Option<Secret>,
     pub sql: Option<Sql>,
     pub sync: Option<Text>,
     pub prune: Option<bool>,
@@ -538,7 +545,7 @@ pub struct Roster {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sql {
-    pub url: String,
+    pub url: Secret,
     pub query: String,
 }
 

@@ -146,7 +146,7 @@ pub(crate) async fn connect_broker(config: &Config) -> Result<Arc<dyn Broker>, S
     Ok(match &config.broker.url {
         BrokerUrl::Embedded => Arc::new(EmbeddedBroker::new(names)),
         BrokerUrl::Amqp(url) => {
-            let broker = RabbitBroker::connect(url.reveal(), names).await?;
+            let broker = RabbitBroker::connect(url.expose(), names).await?;
             Arc::new(broker.with_management(config.broker.management.clone()))
         }
     })

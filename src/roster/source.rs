@@ -92,7 +92,7 @@ fn file(path: &Path, into: &mpsc::Sender<Line>) -> Result<(), String> {
 
 async fn get(url: &Secret) -> Result<(Format, Vec<u8>), String> {
     let client = http::client().map_err(|error| error.to_string())?;
-    let asked = timeout(SILENCE, client.get(url.reveal()).send()).await;
+    let asked = timeout(SILENCE, client.get(url.expose()).send()).await;
     let mut response = asked.map_err(|_| silent())?.map_err(|error| root(error.without_url()))?;
     let status = response.status();
     if status.is_redirection() {

@@ -158,7 +158,7 @@ mod http_handler {
     }
 
     fn with_headers(url: &str, headers: &[(&str, &str)]) -> Result<HttpHandler, HttpError> {
-        let headers = headers.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        let headers = headers.iter().map(|(name, value)| (name.to_string(), (*value).into())).collect();
         let settings = HttpSettings { url: url.into(), headers };
         HttpHandler::new(&settings, client(), Clock::System)
     }
@@ -342,7 +342,7 @@ mod http_handler {
         let (url, mut seen) = server(ok).await;
         let mut connections = HashSet::new();
         for path in ["/a", "/{{ key }}"] {
-            let settings = HttpSettings { url: format!("{url}{path}"), headers: BTreeMap::new() };
+            let settings = HttpSettings { url: format!("{url}{path}").into(), headers: BTreeMap::new() };
             let handler = HttpHandler::new(&settings, client(), Clock::System).unwrap();
             for _ in 0..20 {
                 run(&handler, job("k", Value::Null)).await;
@@ -421,7 +421,7 @@ mod exec_handler {
     use super::*;
 
     fn handler(argv: &[&str]) -> ExecHandler {
-        let env = BTreeMap::from([("PATH".to_string(), "/usr/bin:/bin".to_string())]);
+        let env = BTreeMap::from([("PATH".to_string(), "/usr/bin:/bin".into())]);
         let settings = ExecSettings { argv: argv.iter().map(|arg| arg.to_string()).collect(), env, cwd: None };
         ExecHandler::new(&settings, Clock::System).unwrap()
     }
@@ -662,8 +662,10 @@ mod upstream {
     async fn start(settings: UpstreamSettings) -> (Upstream, HttpHandler, CancellationToken) {
         let stop = CancellationToken::new();
         let upstream = Upstream::start(settings, Entropy::seeded(1), stop.clone()).await.unwrap();
-        let settings =
-            HttpSettings { url: format!("{}/{{{{ payload.platform }}}}", upstream.url()), headers: BTreeMap::new() };
+        let settings = HttpSettings {
+            url: format!("{}/{{{{ payload.platform }}}}", upstream.url()).into(),
+            headers: BTreeMap::new(),
+        };
         let handler = HttpHandler::new(&settings, client(), Clock::System).unwrap();
         (upstream, handler, stop)
     }

@@ -182,7 +182,7 @@ impl Broker for RabbitBroker {
             );
             return Ok(());
         };
-        match management::snapshot(url.reveal(), self.address.vhost(), topology).await {
+        match management::snapshot(url.expose(), self.address.vhost(), topology).await {
             Ok(snapshot) => check::refuse_wrong(topology, &snapshot),
             Err(reason) => {
                 tracing::warn!(reason, "the management API cannot be asked, so policies are not checked");
@@ -221,7 +221,7 @@ impl Broker for RabbitBroker {
 
     async fn rates(&self) -> Result<BTreeMap<String, Rates>, String> {
         match &self.management {
-            Some(url) => management::rates(url.reveal(), self.address.vhost()).await,
+            Some(url) => management::rates(url.expose(), self.address.vhost()).await,
             None => Err("`broker.management` is not set".into()),
         }
     }

@@ -91,7 +91,7 @@ fn builder() -> ClientBuilder {
 /// [`HttpError`] when `settings` cannot work.
 pub fn check(settings: &HttpSettings) -> Result<(), HttpError> {
     fixed_headers(settings)?;
-    target::check(&settings.url)
+    target::check(settings.url.expose())
 }
 
 impl HttpHandler {
@@ -100,7 +100,7 @@ impl HttpHandler {
     /// # Errors
     /// [`HttpError`] when `settings` cannot work.
     pub fn new(settings: &HttpSettings, client: Client, clock: Clock) -> Result<Self, HttpError> {
-        let target = Target::new(&settings.url, &client, fixed_headers(settings)?)?;
+        let target = Target::new(settings.url.expose(), &client, fixed_headers(settings)?)?;
         Ok(Self { client, target, clock, by_headers: false })
     }
 
@@ -176,7 +176,8 @@ fn fixed_headers(settings: &HttpSettings) -> Result<HeaderMap, HttpError> {
         if headers::reserved(&header) {
             return Err(wrong("is set by the engine"));
         }
-        let mut value = HeaderValue::try_from(value).map_err(|_| wrong("has a value with control characters"))?;
+        let mut value =
+            HeaderValue::try_from(value.expose()).map_err(|_| wrong("has a value with control characters"))?;
         // Such headers carry tokens more often than not: keep them out of debug output.
         value.set_sensitive(true);
         headers.insert(header, value);

@@ -47,14 +47,14 @@ pub struct BrokerFacts {
 /// Asks.
 pub(super) async fn gather(config: &Config, within: Duration) -> Option<BrokerFacts> {
     let BrokerUrl::Amqp(url) = &config.broker.url else { return None };
-    let (place, management) = (Place::of(url.reveal()), config.broker.management.clone());
+    let (place, management) = (Place::of(url.expose()), config.broker.management.clone());
     let told = async {
         let (management, place) = (management.clone()?, place.clone().ok()?);
-        let told = async move { examine::ask(management.reveal(), &place.vhost, &place.user).await };
+        let told = async move { examine::ask(management.expose(), &place.vhost, &place.user).await };
         Some(limited(within, told).await)
     };
     let to = url.clone();
-    let reached = limited(within, async move { examine::reach(to.reveal()).await });
+    let reached = limited(within, async move { examine::reach(to.expose()).await });
     let topology = limited(within, differences(url.clone(), config.clone(), management.clone()));
     let asked = limited(within, depths(url.clone(), config.clone()));
     let (told, reached, topology, asked) = tokio::join!(told, reached, topology, asked);
@@ -63,15 +63,15 @@ pub(super) async fn gather(config: &Config, within: Duration) -> Option<BrokerFa
 }
 
 async fn differences(url: Secret, config: Config, management: Option<Secret>) -> Answer<Vec<check::Finding>> {
-    let broker = RabbitBroker::connect(url.reveal(), Names::new(&config.broker.prefix)).await;
+    let broker = RabbitBroker::connect(url.expose(), Names::new(&config.broker.prefix)).await;
     let broker = broker.map_err(|error| error.to_string())?;
-    let found = broker.check(&config.topology(), management.as_ref().map(Secret::reveal)).await;
+    let found = broker.check(&config.topology(), management.as_ref().map(Secret::expose)).await;
     broker.close().await;
     found.map_err(|error| error.to_string())
 }
 
 async fn depths(url: Secret, config: Config) -> Asked {
-    match RabbitBroker::connect(url.reveal(), Names::new(&config.broker.prefix)).await {
+    match RabbitBroker::connect(url.expose(), Names::new(&config.broker.prefix)).await {
         Ok(broker) => {
             let asked = Asked::ask(&config, &broker).await;
             broker.close().await;
