@@ -202,12 +202,14 @@ pub fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    // Frame by frame it logs what logs in, too.
+    let discreet = Targets::new().with_default(LevelFilter::TRACE).with_target("lapin", LevelFilter::DEBUG);
     let log = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(|| progress::Log);
     match LogFormat::choose(cli.log_format) {
         Ok(LogFormat::Text) => {
-            log.with_ansi(screen::colourful(&std::io::stderr())).finish().with(filter).init();
+            log.with_ansi(screen::colourful(&std::io::stderr())).finish().with(filter).with(discreet).init();
         }
-        Ok(LogFormat::Json) => log.json().flatten_event(true).finish().with(filter).init(),
+        Ok(LogFormat::Json) => log.json().flatten_event(true).finish().with(filter).with(discreet).init(),
         Err(error) => {
             screen::error(&error);
             return ExitCode::FAILURE;

@@ -1,7 +1,7 @@
 //! File + environment → checked settings.
 //!
 //! `raw` holds the shape of the file, `read` brings file and environment together and finds
-//! the line of what is wrong, and `check` turns raw settings into these in one step: whatever
+//! the line of what is wrong, `secret` fetches what stands elsewhere, and `check` turns raw settings into these in one step: whatever
 //! is impossible is said at once, all of it, with file, line and key.
 //!
 //! `roundelay.example.toml` documents every setting with its default; a test holds it to this.
