@@ -395,7 +395,8 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_secret_names_the_setting_and_not_the_secret() {
-        let table: [(&str, &[(&str, &str)], &str); 11] = [
+        type Variables = &'static [(&'static str, &'static str)];
+        let table: [(&str, Variables, &str); 11] = [
             ("[broker]\nurl = { file = '/absent' }", &[], "r.toml:2: broker.url: the file /absent cannot be read"),
             ("[broker]\nurl = { env = 'NO' }", &[], "r.toml:2: broker.url: there is no environment variable NO"),
             ("[broker]\nurl = { env = 'E' }", &[("E", "")], "broker.url: the environment variable E is empty"),

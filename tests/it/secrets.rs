@@ -300,7 +300,6 @@ roster.sql = {{ url = "postgres://nobody:{sql}@127.0.0.1:1/x", query = "SELECT 1
         user = users.names[0],
         role = users.role,
         folder = ground.folder.path().display(),
-        ledger = ledger,
         url_password = encoded(URL_PASSWORD),
         url_token = encoded(URL_TOKEN),
         roster_password = encoded(ROSTER_PASSWORD),
