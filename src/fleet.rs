@@ -111,7 +111,7 @@ impl Subject {
 
 impl Subject {
     /// What to say of a worker of which nothing can be ordered any more.
-    pub(crate) fn is_gone(self) -> LedgerError {
+    pub(crate) fn gone(self) -> LedgerError {
         let (Self::Queue(name) | Self::Worker(name)) = self;
         LedgerError::NoWorker(name)
     }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
+use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{MatchedPath, RawPathParams, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
@@ -93,10 +94,14 @@ pub struct Gate {
 pub async fn pass(
     State(gate): State<Arc<Gate>>,
     path: MatchedPath,
-    parameters: RawPathParams,
+    parameters: std::result::Result<RawPathParams, RawPathParamsRejection>,
     request: Request,
     next: Next,
 ) -> Response {
+    let parameters = match parameters {
+        Ok(parameters) => parameters,
+        Err(error) => return Problem::bad_request(error.body_text()).into_response(),
+    };
     let target: Vec<String> = parameters.iter().map(|(_, value)| printable(value)).collect();
     let target = cut(&target.join(" "), MOST_TARGET).to_owned();
     let answer = match *request.method() {

@@ -20,8 +20,8 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::job::Envelope;
-use rabbit::certificates::Certificate;
 use crate::trace::context::Carried;
+use rabbit::certificates::Certificate;
 use topology::Topology;
 
 /// Where a message is published to.

@@ -13,7 +13,7 @@ use super::{ConfigFile, screen};
 ///
 /// Everything that is wrong is listed at once, with file, line and key: whatever `worker` would
 /// refuse for the configuration's sake is refused here. Nothing is connected to, and no file but
-/// the configuration is looked at.
+/// the configuration, and those that it names for secrets, is looked at.
 #[derive(Args)]
 pub struct Check {
     #[command(flatten)]

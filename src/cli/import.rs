@@ -116,7 +116,7 @@ struct Service {
 
 impl ImportCommand {
     pub fn run(self) -> anyhow::Result<()> {
-        let now = Time::from_millis(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_millis() as i64);
+        let now = Clock::System.now();
         match self.command {
             Command::Crontab(from) => {
                 let wishes = from.source.wishes(from.queue, String::new());

@@ -42,6 +42,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use roundelay::Config;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -155,6 +156,26 @@ impl ConfigFile {
 /// not used costs nothing.
 const STACK: usize = if cfg!(debug_assertions) { 128 << 20 } else { 16 << 20 };
 
+/// Set to anything, this lets the process be dumped and traced.
+const DUMPABLE: &str = "ROUNDELAY_DUMPABLE";
+
+/// Sees to it that what is in memory, passwords among it, comes into no core file, and that no other process of
+/// the same user can read it. Programs that are started are as they would be without, but for the limit, which they
+/// may raise again.
+fn keep_to_itself() {
+    if std::env::var_os(DUMPABLE).is_some_and(|said| !said.is_empty()) {
+        return;
+    }
+    let hard = getrlimit(Resource::RLIMIT_CORE).map(|(_, hard)| hard);
+    let told = hard.and_then(|hard| setrlimit(Resource::RLIMIT_CORE, 0, hard));
+    // A limit does not hold for dumps that the system gives to a program.
+    #[cfg(target_os = "linux")]
+    let told = told.and(nix::sys::prctl::set_dumpable(false));
+    if let Err(error) = told {
+        tracing::warn!(%error, "failed to forbid core dumps; one would hold passwords");
+    }
+}
+
 /// Runs the command line.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -185,12 +206,14 @@ pub fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    // Frame by frame it logs what logs in, too.
+    let discreet = Targets::new().with_default(LevelFilter::TRACE).with_target("lapin", LevelFilter::DEBUG);
     let log = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(|| progress::Log);
     match LogFormat::choose(cli.log_format) {
         Ok(LogFormat::Text) => {
-            log.with_ansi(screen::colourful(&std::io::stderr())).finish().with(filter).init();
+            log.with_ansi(screen::colourful(&std::io::stderr())).finish().with(filter).with(discreet).init();
         }
-        Ok(LogFormat::Json) => log.json().flatten_event(true).finish().with(filter).init(),
+        Ok(LogFormat::Json) => log.json().flatten_event(true).finish().with(filter).with(discreet).init(),
         Err(error) => {
             screen::error(&error);
             return ExitCode::FAILURE;
@@ -199,6 +222,8 @@ pub fn main() -> ExitCode {
     if let Command::Worker(_) = cli.command {
         worker::with_deep_stacks();
     }
+    // Not before, since the program starts itself again there.
+    keep_to_itself();
     // Said here, because a worker's environment asks for much deeper ones, which only lapin needs.
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_stack_size(STACK).build();
     let runtime = match runtime {

@@ -145,7 +145,7 @@ impl Check {
         let config = self.config.load()?;
         let waits = waiting("looking at the broker");
         let broker = connect(&config).await?;
-        let management = config.broker.management.as_ref().map(Secret::reveal);
+        let management = config.broker.management.as_ref().map(Secret::expose);
         let findings = broker.check(&config.topology(), management).await?;
         broker.close().await;
         drop(waits);
@@ -252,7 +252,7 @@ fn commands(vhost: &str, users: &[(Role, Permissions)], passwords: Option<&Path>
 fn vhost(config: &Config) -> anyhow::Result<String> {
     match &config.broker.url {
         BrokerUrl::Embedded => Ok("/".into()),
-        BrokerUrl::Amqp(url) => Place::of(url.reveal()).map(|place| place.vhost).map_err(anyhow::Error::msg),
+        BrokerUrl::Amqp(url) => Place::of(url.expose()).map(|place| place.vhost).map_err(anyhow::Error::msg),
     }
 }
 

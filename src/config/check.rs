@@ -17,9 +17,8 @@ use super::roster;
 use super::throttle;
 use super::tracing;
 use super::{
-    BrokerSettings, BrokerTls, BrokerUrl, CatchUpSettings, Config, HandlerSettings, HttpSettings,
-    KindSettings, LedgerSettings, LedgerUrl, QueueSettings, Secret, SpawnSettings, Takeover, TlsSettings, Unique,
-    WorkerSettings,
+    BrokerSettings, BrokerTls, BrokerUrl, CatchUpSettings, Config, HandlerSettings, HttpSettings, KindSettings,
+    LedgerSettings, LedgerUrl, QueueSettings, Secret, SpawnSettings, Takeover, TlsSettings, Unique, WorkerSettings,
 };
 use crate::broker::lanes::MOST_LANES;
 use crate::broker::rabbit;
@@ -159,14 +158,22 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             problems.add(&["ledger", "archive"], "must be longer than `history`, after which records come there");
         }
     }
-    let broker = broker_url(&mut problems, &raw.broker.url);
-    if matches!(broker, BrokerUrl::Embedded) && !raw.broker.declare {
+    let raw::Broker { url, username, password, prefix, management, declare, tls } = raw.broker;
+    let url = url.with_login(username.as_ref(), password.as_ref());
+    // Its user is mostly the broker's, too; a URL that names one means another.
+    let management = management.map(|url| match url::Url::parse(url.expose()) {
+        Ok(parsed) if parsed.username().is_empty() => url.with_login(username.as_ref(), password.as_ref()),
+        _ => url,
+    });
+    let tls = broker_tls(&mut problems, tls, url.expose(), management.as_ref().map(Secret::expose));
+    let broker = broker_url(&mut problems, url);
+    if matches!(broker, BrokerUrl::Embedded) && !declare {
         problems.add(&["broker", "declare"], "the embedded broker begins empty, so its worker has to declare; set broker.url to an amqp:// URL, or leave this out");
     }
-    let tls = broker_tls(&mut problems, raw.broker.tls, &raw.broker.url, raw.broker.management.as_deref());
-    let ledger = ledger_url(&mut problems, &raw.ledger.url, &broker);
-    let web = |url: &String| url::Url::parse(url).is_ok_and(|url| ["http", "https"].contains(&url.scheme()));
-    if raw.broker.management.as_ref().is_some_and(|url| !web(url)) {
+    let raw::Ledger { url, username, password, history, archive } = raw.ledger;
+    let ledger = ledger_url(&mut problems, url.with_login(username.as_ref(), password.as_ref()), &broker);
+    let web = |url: &str| url::Url::parse(url).is_ok_and(|url| ["http", "https"].contains(&url.scheme()));
+    if management.as_ref().is_some_and(|url| !web(url.expose())) {
         problems.add(
             &["broker", "management"],
             "the base URL of the management API, such as http://user:password@host:15672",
@@ -194,18 +201,8 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         return Err(problems.0);
     }
     Ok(Config {
-        broker: BrokerSettings {
-            url: broker,
-            prefix: raw.broker.prefix,
-            management: raw.broker.management.map(Secret::new),
-            declare: raw.broker.declare,
-            tls,
-        },
-        ledger: LedgerSettings {
-            url: ledger,
-            history: raw.ledger.history.0,
-            archive: raw.ledger.archive.map(|archive| archive.0),
-        },
+        broker: BrokerSettings { url: broker, prefix, management, declare, tls },
+        ledger: LedgerSettings { url: ledger, history: history.0, archive: archive.map(|archive| archive.0) },
         worker: WorkerSettings {
             grace: raw.worker.grace.0,
             lease: raw.worker.lease.0,
@@ -364,7 +361,7 @@ fn check_handler(
                 Reach::default()
             });
             let settings = HttpSettings { url: http.url, headers: http.headers, sign: http.sign.0, allow };
-            if !["http://", "https://"].iter().any(|scheme| settings.url.starts_with(scheme)) {
+            if !["http://", "https://"].iter().any(|scheme| settings.url.expose().starts_with(scheme)) {
                 problems.add(&path, format!("`{}` does not begin with http:// or https://", settings.shown_url()));
             } else if let Err(error) = http::check(&settings) {
                 match &error {
@@ -429,16 +426,19 @@ fn template(problems: &mut Problems, path: &[&str], text: &str) {
     problems.add(path, format!("not a valid template: {error}"));
 }
 
-fn broker_url(problems: &mut Problems, url: &str) -> BrokerUrl {
-    if url == "embedded" {
+/// How a URL of PostgreSQL begins.
+const POSTGRES: [&str; 2] = ["postgres://", "postgresql://"];
+
+fn broker_url(problems: &mut Problems, url: Secret) -> BrokerUrl {
+    if url.expose() == "embedded" {
         return BrokerUrl::Embedded;
     }
-    if !["amqp://", "amqps://"].iter().any(|scheme| url.starts_with(scheme)) {
-        problems.add(&["broker", "url"], format!("`{}` is none of embedded, amqp://… and amqps://…", Secret::new(url)));
-    } else if let Err(reason) = rabbit::check_url(url) {
+    if !["amqp://", "amqps://"].iter().any(|scheme| url.expose().starts_with(scheme)) {
+        problems.add(&["broker", "url"], format!("`{url}` is none of embedded, amqp://… and amqps://…"));
+    } else if let Err(reason) = rabbit::check_url(url.expose()) {
         problems.add(&["broker", "url"], reason);
     }
-    BrokerUrl::Amqp(Secret::new(url))
+    BrokerUrl::Amqp(url)
 }
 
 /// `url` and `management` say whether there is any TLS that the files could be for.
@@ -485,9 +485,9 @@ pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-fn ledger_url(problems: &mut Problems, url: &str, broker: &BrokerUrl) -> LedgerUrl {
-    if ["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
-        if let Err(reason) = postgres::check_url(url) {
+fn ledger_url(problems: &mut Problems, url: Secret, broker: &BrokerUrl) -> LedgerUrl {
+    if POSTGRES.iter().any(|scheme| url.expose().starts_with(scheme)) {
+        if let Err(reason) = postgres::check_url(url.expose()) {
             problems.add(&["ledger", "url"], reason);
         }
         if matches!(broker, BrokerUrl::Embedded) {
@@ -495,14 +495,13 @@ fn ledger_url(problems: &mut Problems, url: &str, broker: &BrokerUrl) -> LedgerU
                           with PostgreSQL, set broker.url to an amqp:// URL";
             problems.add(&["ledger", "url"], reason);
         }
-        return LedgerUrl::Postgres(Secret::new(url));
+        return LedgerUrl::Postgres(url);
     }
-    match url.strip_prefix("sqlite://") {
+    match url.expose().strip_prefix("sqlite://") {
         Some(":memory:") => LedgerUrl::Memory,
         Some(path) if !path.is_empty() => LedgerUrl::Sqlite(path.into()),
         _ => {
-            problems
-                .add(&["ledger", "url"], format!("`{}` is neither sqlite://PATH nor postgres://…", Secret::new(url)));
+            problems.add(&["ledger", "url"], format!("`{url}` is neither sqlite://PATH nor postgres://…"));
             LedgerUrl::Memory
         }
     }

@@ -1,7 +1,7 @@
 //! File + environment → checked settings.
 //!
 //! `raw` holds the shape of the file, `read` brings file and environment together and finds
-//! the line of what is wrong, and `check` turns raw settings into these in one step: whatever
+//! the line of what is wrong, `secret` fetches what stands elsewhere, and `check` turns raw settings into these in one step: whatever
 //! is impossible is said at once, all of it, with file, line and key.
 //!
 //! `roundelay.example.toml` documents every setting with its default; a test holds it to this.
@@ -15,6 +15,7 @@ mod read;
 mod reasons;
 mod recurrence;
 mod roster;
+mod secret;
 mod shown;
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,7 @@ mod throttle;
 mod tracing;
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,6 +36,7 @@ pub use model::{ModelSettings, SlowSpell};
 pub use reasons::Reconcile;
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
 pub use roster::{RosterDatabase, RosterSettings, RosterSource};
+pub use secret::Secret;
 pub use tracing::TracingSettings;
 
 use crate::broker::lanes::{Lanes, MOST_LANES};
@@ -116,60 +118,6 @@ pub enum BrokerUrl {
     Embedded,
     /// RabbitMQ.
     Amqp(Secret),
-}
-
-/// Text that must not be shown: its `Debug` hides the password of a URL, or everything.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// Wraps `text`.
-    pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-
-    /// The text itself.
-    pub fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-/// PostgreSQL takes a password among the parameters, too.
-fn hide_passwords(url: &mut url::Url) {
-    let secret = |name: &str| name.contains("password");
-    if !url.query_pairs().any(|(name, _)| secret(&name)) {
-        return;
-    }
-    let shown = url
-        .query_pairs()
-        .filter(|(name, _)| !secret(name))
-        .map(|(name, value)| (name.into_owned(), value.into_owned()));
-    let shown: Vec<(String, String)> = shown.collect();
-    url.set_query(None);
-    if !shown.is_empty() {
-        url.query_pairs_mut().extend_pairs(shown);
-    }
-}
-
-/// A URL without its credentials.
-impl fmt::Display for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match url::Url::parse(&self.0) {
-            Ok(mut url) if url.has_host() => {
-                let _ = url.set_username("");
-                let _ = url.set_password(None);
-                hide_passwords(&mut url);
-                f.write_str(url.as_str())
-            }
-            _ => f.write_str("…"),
-        }
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Secret({self})")
-    }
 }
 
 /// `[ledger]`
@@ -390,9 +338,9 @@ pub enum HandlerSettings {
 #[derive(Clone, Default, PartialEq)]
 pub struct HttpSettings {
     /// Where to POST; may be a template over `kind`, `key`, `queue` and `payload`.
-    pub url: String,
+    pub url: Secret,
     /// Further request headers.
-    pub headers: BTreeMap<String, String>,
+    pub headers: BTreeMap<String, Secret>,
     /// What calls are signed with: each signs, so that receivers can change from one to the next. Without any, calls
     /// are not signed.
     pub sign: Vec<Secret>,
@@ -413,20 +361,26 @@ impl fmt::Debug for HttpSettings {
 }
 
 impl HttpSettings {
-    /// The URL (or its template) without user name and password.
+    /// The URL (or its template) without user name, password and parameters.
     pub fn shown_url(&self) -> String {
-        without_credentials(&self.url)
+        without_credentials(self.url.expose())
     }
 }
 
-/// `text`, a URL or a template for one, without what stands before the `@` of its authority.
+/// `text`, a URL or a template for one, without what stands before the `@` of its authority and what follows a
+/// question mark, either of which may be a token.
 fn without_credentials(text: &str) -> String {
     let start = text.find("://").map_or(0, |at| at + 3);
     let end = text[start..].find(['/', '?', '#']).map_or(text.len(), |at| start + at);
-    match text[start..end].rfind('@') {
-        Some(at) => format!("{}…{}", &text[..start], &text[start + at..]),
-        None => text.to_owned(),
-    }
+    let (host, hidden) = match text[start..end].rfind('@') {
+        Some(at) => (start + at, secret::HIDDEN),
+        None => (start, ""),
+    };
+    let rest = match text[host..].split_once('?') {
+        Some((path, _)) => format!("{path}?{}", secret::HIDDEN),
+        None => text[host..].to_owned(),
+    };
+    format!("{}{hidden}{rest}", &text[..start])
 }
 
 /// `handler.exec`. Its `Debug` shows no values of environment variables.
@@ -435,7 +389,7 @@ pub struct ExecSettings {
     /// The program and its arguments. There is no shell.
     pub argv: Vec<String>,
     /// The whole environment that the program gets.
-    pub env: BTreeMap<String, String>,
+    pub env: BTreeMap<String, Secret>,
     /// The folder it runs in; the worker's own when absent.
     pub cwd: Option<PathBuf>,
     /// What the program may use.
@@ -478,7 +432,8 @@ impl fmt::Debug for ExecSettings {
 }
 
 impl Config {
-    /// Reads and checks the file at `path`, with `ROUNDELAY__…` from the environment over it.
+    /// Reads and checks the file at `path`, with `ROUNDELAY__…` from the environment over it, and the files that
+    /// it names for secrets.
     ///
     /// # Errors
     /// [`ConfigError`] lists everything that is wrong.
@@ -503,11 +458,12 @@ impl Config {
         // Not `vars`, which panics on the first variable of anybody's that is not UTF-8.
         let environment = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())));
-        Self::parse(text, &file, environment)
+        Self::read(text, &file, environment, &secret::read)
     }
 
     /// Reads and checks `text`, calling it `file` in errors, with the `ROUNDELAY__…` variables
-    /// among `environment` over it, and those of OpenTelemetry for what it does not say of `[tracing]`.
+    /// among `environment` over it, and those of OpenTelemetry for what it does not say of `[tracing]`. No file is
+    /// looked at: secrets that are in one are refused.
     ///
     /// # Errors
     /// [`ConfigError`] lists everything that is wrong.
@@ -516,16 +472,26 @@ impl Config {
         file: &str,
         environment: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
+        let closed = |path: &Path| Err(format!("no file is read here, not even {}; write the text", path.display()));
+        Self::read(text, file, environment, &closed)
+    }
+
+    fn read(
+        text: &str,
+        file: &str,
+        environment: impl IntoIterator<Item = (String, String)>,
+        secret: &dyn Fn(&Path) -> Result<String, String>,
+    ) -> Result<Self, ConfigError> {
         let mut source = read::Source::new(text, file);
         let (standard, own): (Vec<_>, Vec<_>) =
             environment.into_iter().partition(|(name, _)| name.starts_with("OTEL_"));
-        let mut raw = source.read(own)?;
+        let mut raw = source.read(own, secret)?;
         let problems = tracing::fill(&mut raw.tracing, &standard.into_iter().collect());
         if !problems.is_empty() {
             return Err(source.locate(problems));
         }
         let config = check::check(raw).map_err(|problems| source.locate(problems))?;
-        Ok(Self { shown: shown::shown(text).unwrap_or_default(), ..config })
+        Ok(Self { shown: shown::shown(text, &source.fetched).unwrap_or_default(), ..config })
     }
 
     /// The settings of a kind.
@@ -609,10 +575,14 @@ impl fmt::Display for ConfigError {
             if let Some(line) = problem.line {
                 write!(f, ":{line}")?;
             }
-            if !problem.key.is_empty() {
-                write!(f, ": {}", problem.key)?;
+            // What it says of the file's own text must not steer a terminal.
+            for text in [&problem.key, &problem.message].into_iter().filter(|text| !text.is_empty()) {
+                f.write_str(": ")?;
+                text.chars().try_for_each(|c| match c {
+                    c if c.is_control() && c != '\n' => write!(f, "{}", c.escape_default()),
+                    c => f.write_char(c),
+                })?;
             }
-            write!(f, ": {}", problem.message)?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::secret::Secret;
 use crate::clock::parse_duration;
 
 /// A duration written as text.
@@ -44,9 +45,11 @@ pub struct Raw {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Broker {
-    pub url: String,
+    pub url: Secret,
+    pub username: Option<Secret>,
+    pub password: Option<Secret>,
     pub prefix: String,
-    pub management: Option<String>,
+    pub management: Option<Secret>,
     pub declare: bool,
     pub tls: BrokerTls,
 }
@@ -55,6 +58,8 @@ impl Default for Broker {
     fn default() -> Self {
         Self {
             url: "embedded".into(),
+            username: None,
+            password: None,
             prefix: "roundelay".into(),
             management: None,
             declare: true,
@@ -74,14 +79,17 @@ pub struct BrokerTls {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Ledger {
-    pub url: String,
+    pub url: Secret,
+    pub username: Option<Secret>,
+    pub password: Option<Secret>,
     pub history: Text,
     pub archive: Option<Text>,
 }
 
 impl Default for Ledger {
     fn default() -> Self {
-        Self { url: "sqlite://roundelay.db".into(), history: secs(7 * 86_400), archive: None }
+        let url = "sqlite://roundelay.db".into();
+        Self { url, username: None, password: None, history: secs(7 * 86_400), archive: None }
     }
 }
 
@@ -472,9 +480,9 @@ pub enum Handler {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Http {
-    pub url: String,
+    pub url: Secret,
     #[serde(default)]
-    pub headers: BTreeMap<String, String>,
+    pub headers: BTreeMap<String, Secret>,
     #[serde(default)]
     pub sign: Secrets,
     #[serde(default)]
@@ -483,13 +491,13 @@ pub struct Http {
 
 /// One secret or several.
 #[derive(Default)]
-pub struct Secrets(pub Vec<super::Secret>);
+pub struct Secrets(pub Vec<Secret>);
 
 /// Not `untagged`, and not serde's own words: those would show a secret that stands in the wrong place.
 impl<'de> Deserialize<'de> for Secrets {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let words = |value| match value {
-            serde_json::Value::String(word) => Some(super::Secret::new(word)),
+            serde_json::Value::String(word) => Some(Secret::new(word)),
             _ => None,
         };
         let secrets = match serde_json::Value::deserialize(deserializer)? {
@@ -511,7 +519,7 @@ impl std::fmt::Debug for Secrets {
 pub struct Exec {
     pub argv: Vec<String>,
     #[serde(default)]
-    pub env: BTreeMap<String, String>,
+    pub env: BTreeMap<String, Secret>,
     pub cwd: Option<String>,
     #[serde(default)]
     pub limits: Limits,
@@ -611,7 +619,7 @@ pub struct Roster {
     pub owner: Option<String>,
     pub schedule: Option<String>,
     pub file: Option<String>,
-    pub http: Option<String>,
+    pub http: Option<Secret>,
     pub allow: Vec<String>,
     pub sql: Option<Sql>,
     pub sync: Option<Text>,
@@ -621,7 +629,7 @@ pub struct Roster {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sql {
-    pub url: String,
+    pub url: Secret,
     pub query: String,
 }
 

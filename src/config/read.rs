@@ -1,9 +1,13 @@
 //! Brings file and environment together, and finds the line of what is wrong.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use config::{Config as Layers, ConfigError as LayersError, FileFormat, Map, Value, ValueKind};
 use toml::de::{DeTable, DeValue};
 
 use super::raw::Raw;
+use super::secret::{self, Secret};
 use super::{ConfigError, Problem};
 
 /// What the names of environment variables that set something begin with. Two underscores
@@ -14,12 +18,16 @@ const PREFIX: &str = "ROUNDELAY__";
 /// Tables whose entries the file names. The environment changes them and adds none, since a name
 /// that is spelled wrong would else be one more queue.
 const NAMED: [&str; 4] = ["queues", "throttles", "reasons", "kinds"];
+/// With this at its end, the name of a variable says where a secret's file is.
+const FILE: &str = "_FILE";
 
 /// A configuration text, kept to find lines in, and the variables that go over it.
 pub struct Source<'a> {
     text: &'a str,
     file: &'a str,
     variables: Vec<Variable>,
+    /// Secrets that stand elsewhere.
+    pub fetched: BTreeMap<Vec<String>, Secret>,
 }
 
 /// An environment variable that sets something.
@@ -35,17 +43,28 @@ struct Variable {
 
 impl<'a> Source<'a> {
     pub fn new(text: &'a str, file: &'a str) -> Self {
-        Self { text, file, variables: Vec::new() }
+        Self { text, file, variables: Vec::new(), fetched: BTreeMap::new() }
     }
 
-    /// The raw settings.
-    pub fn read(&mut self, environment: impl IntoIterator<Item = (String, String)>) -> Result<Raw, ConfigError> {
+    /// The raw settings; `file` reads those that are in files.
+    pub fn read(
+        &mut self,
+        environment: impl IntoIterator<Item = (String, String)>,
+        file: &dyn Fn(&Path) -> Result<String, String>,
+    ) -> Result<Raw, ConfigError> {
         let tree = DeTable::parse(self.text).map_err(|error| self.syntax(&error))?;
         let mut problems = Vec::new();
-        for (name, text) in environment {
+        let outside: BTreeMap<String, String> = environment.into_iter().collect();
+        for (name, text) in &outside {
             let Some(key) = name.strip_prefix(PREFIX) else { continue };
             // An empty variable sets nothing: so a compose file can pass on what may not be there.
             if text.is_empty() {
+                continue;
+            }
+            let (name, text) = (name.clone(), text.clone());
+            if let Some(path) = in_a_file(key, tree.get_ref()) {
+                let place = Map::from([("file".to_owned(), Value::new(Some(&name), text.as_str()))]);
+                self.variables.push(Variable { value: Value::new(Some(&name), place), name, path, text });
                 continue;
             }
             match spelled(key, tree.get_ref()) {
@@ -60,8 +79,19 @@ impl<'a> Source<'a> {
             return Err(ConfigError { file: self.file.into(), problems });
         }
         // The shorter first, so that a part of a table goes over the whole of it.
-        self.variables.sort_by(|a, b| (a.path.len(), &a.name).cmp(&(b.path.len(), &b.name)));
+        self.variables.sort_by(|a, b| (a.path.len(), &a.path, &a.name).cmp(&(b.path.len(), &b.path, &b.name)));
+        for pair in self.variables.windows(2).filter(|pair| pair[0].path == pair[1].path) {
+            let message = format!("{} and {} both set it; leave out one of them", pair[0].name, pair[1].name);
+            problems.push(Problem { line: None, key: pair[0].path.join("."), message });
+        }
         let (mut merged, mut told) = (self.merged()?, Vec::<Vec<String>>::new());
+        let (fetched, wrong) = secret::fetch(&mut merged, &secret::Outside { variables: &outside, file });
+        self.fetched = fetched;
+        for (path, why) in wrong {
+            problems.push(self.problem(&path, why));
+            take_out(&mut merged, &path);
+            told.push(path);
+        }
         // Reading ends at the first thing that is wrong. It is taken out and the rest read again,
         // so that all of them are told at once.
         loop {
@@ -74,6 +104,7 @@ impl<'a> Source<'a> {
             let known = segments.filter(|segment| !matches!(segment, serde_path_to_error::Segment::Unknown));
             let path: Vec<String> = known.map(ToString::to_string).collect();
             let message = error.into_inner().to_string();
+            let message = if secret::may_contain_secrets(&path) { unquoted(&message) } else { message };
             // A token can look like a number. Where text is wanted, it is text.
             let number = |variable: &&mut Variable| {
                 variable.path == path && !matches!(variable.value.kind, ValueKind::String(_))
@@ -111,6 +142,15 @@ impl<'a> Source<'a> {
             .build()
             .and_then(Layers::try_deserialize)
             .map_err(|error| self.all(vec![self.problem(&[], error.to_string())]))
+            .map(|mut merged| {
+                // Tables are merged, and what says where a secret is goes over all that said so before.
+                for variable in self.variables.iter().filter(|variable| secret::is_secret(&variable.path)) {
+                    if let Ok(value) = variable.value.clone().try_deserialize() {
+                        replace(&mut merged, &variable.path, value);
+                    }
+                }
+                merged
+            })
     }
 
     /// Problems found later, with their lines.
@@ -196,6 +236,17 @@ fn replace(tree: &mut serde_json::Value, path: &[String], value: serde_json::Val
 /// How a message about an unknown key begins.
 const UNKNOWN: &str = "unknown key `";
 
+/// A message of serde's (`invalid type: string "…", expected …`) without the value in it, but for a URL's.
+fn unquoted(message: &str) -> String {
+    let Some(rest) = message.strip_prefix("invalid type: ") else { return message.to_owned() };
+    let (value, expected) = rest.rsplit_once(", expected ").unwrap_or((rest, "something else"));
+    let Some(start) = value.find(['"', '`']) else { return message.to_owned() };
+    let (sort, quoted) = value.split_at(start);
+    let mark = &quoted[..1];
+    let shown = Secret::new(quoted.trim_matches(['"', '`']));
+    format!("invalid type: {sort}{mark}{shown}{mark}, expected {expected}")
+}
+
 /// Puts serde's words into the user's: above all, an unknown key gets a hint at the nearest known one.
 fn explain(message: &str) -> String {
     if let Some((start, _)) = message.split_once(", expected struct ") {
@@ -262,6 +313,13 @@ fn put(table: &mut Map<String, Value>, path: &[String], value: Value) {
     if let ValueKind::Table(inner) = &mut entry.kind {
         put(inner, rest, value);
     }
+}
+
+/// The secret of which `key` (the name of a variable, without the prefix) says in which file it is.
+fn in_a_file(key: &str, file: &DeTable<'_>) -> Option<Vec<String>> {
+    let (bare, end) = key.split_at_checked(key.len().checked_sub(FILE.len())?)?;
+    let path = end.eq_ignore_ascii_case(FILE).then(|| spelled(bare, file).ok())??;
+    secret::takes_a_file(&path).then_some(path)
 }
 
 /// The setting that `key` (the name of a variable, without the prefix) means, each part spelled as

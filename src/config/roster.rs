@@ -94,12 +94,12 @@ pub(super) fn check(problems: &mut Problems, name: &str, raw: raw::Roster, chain
             RosterSource::File(path)
         }
         (_, Some(url), _) => {
-            let good =
-                url::Url::parse(&url).is_ok_and(|url| ["http", "https"].contains(&url.scheme()) && url.has_host());
+            let good = url::Url::parse(url.expose())
+                .is_ok_and(|url| ["http", "https"].contains(&url.scheme()) && url.has_host());
             if !good {
-                problems.add(&at("http"), format!("`{}` is no http:// or https:// URL", Secret::new(&*url)));
+                problems.add(&at("http"), format!("`{url}` is no http:// or https:// URL"));
             }
-            RosterSource::Http { url: Secret::new(url), allow }
+            RosterSource::Http { url, allow }
         }
         (.., sql) => {
             let sql = sql?;
@@ -114,14 +114,14 @@ pub(super) fn check(problems: &mut Problems, name: &str, raw: raw::Roster, chain
     Some(RosterSettings { source, sync, prune: raw.prune.unwrap_or(false) })
 }
 
-fn database(problems: &mut Problems, path: &[&str], url: String) -> RosterDatabase {
-    if let Some(file) = url.strip_prefix("sqlite://").filter(|file| !file.is_empty() && *file != ":memory:") {
+fn database(problems: &mut Problems, path: &[&str], url: Secret) -> RosterDatabase {
+    if let Some(file) = url.expose().strip_prefix("sqlite://").filter(|file| !file.is_empty() && *file != ":memory:") {
         return RosterDatabase::Sqlite(file.into());
     }
-    if !["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
-        problems.add(path, format!("`{}` is neither sqlite://PATH nor postgres://…", Secret::new(&*url)));
-    } else if let Err(reason) = postgres::check_url(&url) {
+    if !["postgres://", "postgresql://"].iter().any(|scheme| url.expose().starts_with(scheme)) {
+        problems.add(path, format!("`{url}` is neither sqlite://PATH nor postgres://…"));
+    } else if let Err(reason) = postgres::check_url(url.expose()) {
         problems.add(path, reason);
     }
-    RosterDatabase::Postgres(Secret::new(url))
+    RosterDatabase::Postgres(url)
 }

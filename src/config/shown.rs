@@ -1,39 +1,60 @@
 //! A configuration as people may see it: without what may be secret (pure).
 
+use std::collections::BTreeMap;
+
 use toml::{Table, Value};
 
-/// What stands in place of a value that may be secret.
-const HIDDEN: &str = "…";
-/// Tables whose values may be secret, whatever they are called.
-const SECRET_TABLES: [&str; 2] = ["headers", "env"];
+use super::secret::{HIDDEN, Secret, is_secret, takes_a_file};
 
-/// The same configuration with `…` in place of what may be secret, and without comments. It can be read again, for a
-/// simulation. Nothing when `text` is not TOML.
-pub(super) fn shown(text: &str) -> Option<String> {
+/// The same configuration with `…` in place of what may be secret, and without comments. Of a secret that is
+/// elsewhere, what may be shown stands in its place: so it can be read again, for a simulation, without
+/// that place. Nothing when `text` is not TOML.
+pub(super) fn shown(text: &str, fetched: &BTreeMap<Vec<String>, Secret>) -> Option<String> {
     let mut table: Table = text.parse().ok()?;
-    table.iter_mut().for_each(|(key, value)| hide(key, value, false));
+    let mut path = Vec::new();
+    for (key, value) in &mut table {
+        path.push(key.clone());
+        hide(&mut path, value, fetched);
+        path.pop();
+    }
     toml::to_string(&table).ok()
 }
 
 /// What cannot be hidden and read again, and its table: a secret to sign with has a form.
 const LEFT_OUT: (&str, &str) = ("http", "sign");
 
-fn hide(key: &str, value: &mut Value, secret: bool) {
-    let secret = secret || SECRET_TABLES.contains(&key);
+fn hide(path: &mut Vec<String>, value: &mut Value, fetched: &BTreeMap<Vec<String>, Secret>) {
+    if let Some(secret) = fetched.get(path) {
+        *value = Value::String(secret.expose().into());
+    }
+    let argument = path.last().is_some_and(|key| key == "argv");
     match value {
-        Value::String(text) if secret => *text = HIDDEN.into(),
+        Value::String(text) if is_secret(path) && !(takes_a_file(path) && is_url(text)) => *text = HIDDEN.into(),
         Value::String(text) => *text = without_secrets(text),
         // Of a command the program, and not what it is given.
-        Value::Array(words) if key == "argv" => words.iter_mut().skip(1).for_each(|word| hide("", word, true)),
-        Value::Array(values) => values.iter_mut().for_each(|value| hide("", value, secret)),
+        Value::Array(words) if argument => {
+            words.iter_mut().skip(1).for_each(|word| *word = Value::String(HIDDEN.into()));
+        }
+        Value::Array(values) => values.iter_mut().for_each(|value| hide(path, value, fetched)),
         Value::Table(table) => {
-            if key == LEFT_OUT.0 {
+            if path.last().is_some_and(|key| key == LEFT_OUT.0) {
                 table.remove(LEFT_OUT.1);
             }
-            table.iter_mut().for_each(|(key, value)| hide(key, value, secret));
+            for (key, value) in table {
+                path.push(key.clone());
+                hide(path, value, fetched);
+                path.pop();
+            }
         }
+        // A number can be a password.
+        other if is_secret(path) => *other = Value::String(HIDDEN.into()),
         _ => {}
     }
+}
+
+/// Whether it is a URL, or what may stand in place of one.
+fn is_url(text: &str) -> bool {
+    text.contains("://") || text == "embedded"
 }
 
 /// A URL without user name, password and query; every other text as it is.
@@ -72,7 +93,7 @@ mod tests {
             argv = ["/usr/bin/job", "--password=canary-10"]
             env = { TOKEN = "canary-9" }
         "#;
-        let shown = shown(text).unwrap();
+        let shown = shown(text, &BTreeMap::new()).unwrap();
         assert!(!shown.contains("canary"), "{shown}");
         assert!(
             shown.contains("rabbit:5672/%2f") && shown.contains("/usr/bin/job") && shown.contains("10m"),
@@ -80,6 +101,6 @@ mod tests {
         );
         let again = Config::parse(&shown, "r.toml", []).unwrap();
         assert_eq!(again.kinds.keys().collect::<Vec<_>>(), ["job", "sync"]);
-        assert_eq!(super::shown("[broken"), None);
+        assert_eq!(super::shown("[broken", &BTreeMap::new()), None);
     }
 }

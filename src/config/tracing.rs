@@ -123,8 +123,8 @@ mod tests {
             ("OTEL_LOG_LEVEL", "info"),
         ];
         let tracing = load("", &environment).unwrap().tracing;
-        assert_eq!(tracing.otlp.as_ref().map(|url| url.reveal()), Some("http://collector:4318"));
-        let headers = tracing.headers.iter().map(|(name, value)| (&**name, value.reveal()));
+        assert_eq!(tracing.otlp.as_ref().map(|url| url.expose()), Some("http://collector:4318"));
+        let headers = tracing.headers.iter().map(|(name, value)| (&**name, value.expose()));
         assert_eq!(headers.collect::<Vec<_>>(), [("authorization", "Basic eDp5"), ("x-team", "a b")]);
         assert_eq!((tracing.sample, &*tracing.service), (0.5, "charts"));
         assert!(!format!("{tracing:?}").contains("eDp5"), "{tracing:?}");
@@ -134,7 +134,7 @@ mod tests {
         let tracing = load(text, &[&environment[..], &own].concat()).unwrap().tracing;
         assert!(tracing.otlp.is_none(), "it is turned off");
         assert_eq!((tracing.sample, &*tracing.service), (1.0, "mine"));
-        assert_eq!(tracing.headers["x-team"].reveal(), "b");
+        assert_eq!(tracing.headers["x-team"].expose(), "b");
 
         let tracing = load("", &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")]).unwrap().tracing;
         assert!(tracing.otlp.is_none() && tracing.keys && tracing.sample == 0.01);

@@ -114,7 +114,10 @@ fn compare(old: &Config, new: &Config) -> Change {
         (old, new) => said(old) == said(new),
     };
     for (name, same) in [
-        ("[broker]", same_broker && said(&old.broker) == said(&new.broker)),
+        (
+            "[broker]",
+            same_broker && old.broker.management == new.broker.management && said(&old.broker) == said(&new.broker),
+        ),
         ("[ledger]", old.ledger.url == new.ledger.url && said(&old.ledger) == said(&new.ledger)),
         ("[worker]", said(&old.worker) == said(&new.worker)),
         ("[api]", said(&old.api) == said(&new.api)),
@@ -141,13 +144,13 @@ fn compare(old: &Config, new: &Config) -> Change {
         };
         let mut is = is.clone();
         let by_headers = |kind: &KindSettings| kind.recurrence.as_ref().is_some_and(|r| r.freshness);
-        if said(&was.handler) != said(&is.handler) {
+        if was.handler != is.handler {
             change.fixed.push(format!("kinds.{name}.handler"));
         }
         if by_headers(was) != by_headers(&is) {
             change.fixed.push(format!("kinds.{name}.next_in.from_headers"));
         }
-        if said(&was.roster) != said(&is.roster) {
+        if was.roster != is.roster {
             change.fixed.push(format!("kinds.{name}.roster"));
         }
         if was.priority != is.priority {
@@ -270,7 +273,7 @@ mod tests {
     #[test]
     fn a_table_of_changes() {
         type Names = &'static [&'static str];
-        let table: [(&str, &str, Names, Names, Names); 11] = [
+        let table: [(&str, &str, Names, Names, Names); 13] = [
             ("", "", &[], &[], &[]),
             ("every = \"1h\"", "every = \"5m\"", &["sync"], &["sync"], &[]),
             ("every = \"1h\"", "every = \"1h\"\ncooldown = \"1m\"", &["sync"], &[], &[]),
@@ -287,6 +290,15 @@ mod tests {
                 &[],
                 &["kinds.single.handler"],
             ),
+            // What is not shown counts, too.
+            (
+                "handler.exec.argv = [\"/bin/true\"]\n        [kinds.report]",
+                "handler.exec = { argv = [\"/bin/true\"], env = { TOKEN = \"other\" } }\n        [kinds.report]",
+                &[],
+                &[],
+                &["kinds.sync.handler"],
+            ),
+            ("[queues.work]", "[broker]\nmanagement = \"http://u:other@h\"\n[queues.work]", &[], &[], &["[broker]"]),
             (
                 "[kinds.single]",
                 "[kinds.other]",

@@ -19,6 +19,7 @@ use crate::job::{Envelope, MAX_BYTES, MOST_RETRIES, Retry, check_name};
 use crate::ledger::{QuarantinedMessage, RETRIED};
 use crate::outcome::{Decision, Verdict};
 use crate::reason::{Class, Reason};
+use crate::trace::Run;
 
 /// So long it is known which retry came first, from when its job was first about to run.
 const REMEMBERED: Duration = Duration::from_secs(7 * 86_400);
@@ -109,7 +110,7 @@ impl Core {
                 Some(_) => {
                     let reason = "it was sent again from quarantine twice, and the other came first";
                     let decision = Decision::end(Verdict::Dropped, Reason::new(Class::Unique, reason));
-                    self.note(envelope, queue, None, &decision, false);
+                    self.note(envelope, queue, None, &decision, false, &Run::default());
                     return Some(Fate::Ack);
                 }
             }

@@ -91,7 +91,7 @@ fn file(path: &Path, into: &mpsc::Sender<Line>) -> Result<(), String> {
 // ---- A URL ----
 
 async fn get(url: &Secret, allow: &Reach) -> Result<(Format, Vec<u8>), String> {
-    let mut response = timeout(SILENCE, http::get(url.reveal(), allow)).await.map_err(|_| silent())??;
+    let mut response = timeout(SILENCE, http::get(url.expose(), allow)).await.map_err(|_| silent())??;
     let status = response.status();
     if status.is_redirection() {
         return Err(format!("the answer is {status}, and redirects are not followed; name the URL that it leads to"));

@@ -39,12 +39,17 @@ impl Cron {
     /// # Errors
     /// Says what is wrong with which of the two.
     pub fn parse(text: &str, zone: Option<&str>) -> Result<Self, String> {
-        let pattern = text.parse::<croner::Cron>().map_err(|error| {
+        let wrong = |error: &dyn fmt::Display| {
             format!(
                 "`{text}` is not a cron expression ({error}); write five fields, such as \"5 */4 * * *\" (minute, hour, \
                  day of month, month, day of week), six with seconds in front, or \"@hourly\""
             )
-        })?;
+        };
+        // The library takes a comma alone for a field that nothing fits, and looks for it for seconds.
+        if text.split_whitespace().flat_map(|field| field.split(',')).any(str::is_empty) {
+            return Err(wrong(&"a comma has nothing before or behind it"));
+        }
+        let pattern = text.parse::<croner::Cron>().map_err(|error| wrong(&error))?;
         let zone = match zone {
             None => TimeZone::UTC,
             Some(name) => TimeZone::get(name).map_err(|_| {
@@ -192,6 +197,8 @@ mod tests {
             ("every day", None, "`every day` is not a cron expression"),
             ("61 * * * *", None, "not a cron expression"),
             ("0 0 30 2 *", None, "never occurs"),
+            ("*/6 , * * * *", None, "a comma has nothing"),
+            ("1,,2 * * * *", None, "a comma has nothing"),
             ("@hourly", Some("Berlin"), "`Berlin` is not a time zone; write an IANA name"),
         ] {
             let error = Cron::parse(text, zone).unwrap_err();

@@ -92,15 +92,15 @@ impl Exporter {
     /// Why it cannot.
     pub fn start(settings: &TracingSettings, outlet: Arc<Outlet>, resource: Vec<Attribute>) -> Result<Self, String> {
         let otlp = settings.otlp.as_ref().ok_or("no collector is configured")?;
-        let (url, shown) = (url_of(otlp.reveal()), url_of(&otlp.to_string()));
+        let (url, shown) = (url_of(otlp.expose()), url_of(&otlp.to_string()));
         let mut headers = HeaderMap::new();
         for (name, value) in &settings.headers {
-            let (name, mut value) = header(name, value.reveal())?;
+            let (name, mut value) = header(name, value.expose())?;
             value.set_sensitive(true);
             headers.insert(name, value);
         }
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
-        let client = http::client().map_err(|error| error.to_string())?;
+        let client = http::anywhere().map_err(|error| error.to_string())?;
         let finish = CancellationToken::new();
         let line = Line { client, url, shown, headers, resource, outlet, finish: finish.clone(), away: false };
         Ok(Self { task: AbortOnDropHandle::new(tokio::spawn(line.run())), finish })

@@ -159,7 +159,7 @@ mod http_handler {
     }
 
     fn with_headers(url: &str, headers: &[(&str, &str)]) -> Result<HttpHandler, HttpError> {
-        let headers = headers.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        let headers = headers.iter().map(|(name, value)| (name.to_string(), (*value).into())).collect();
         let settings = HttpSettings { url: url.into(), headers, ..HttpSettings::default() };
         posting(&settings)
     }
@@ -343,7 +343,7 @@ mod http_handler {
         let (url, mut seen) = server(ok).await;
         let mut connections = HashSet::new();
         for path in ["/a", "/{{ key }}"] {
-            let settings = HttpSettings { url: format!("{url}{path}"), ..HttpSettings::default() };
+            let settings = HttpSettings { url: format!("{url}{path}").into(), ..HttpSettings::default() };
             let handler = posting(&settings).unwrap();
             for _ in 0..20 {
                 run(&handler, job("k", Value::Null)).await;
@@ -442,7 +442,7 @@ mod exec_handler {
     use super::*;
 
     fn handler(argv: &[&str]) -> ExecHandler {
-        let env = BTreeMap::from([("PATH".to_string(), "/usr/bin:/bin".to_string())]);
+        let env = BTreeMap::from([("PATH".to_string(), "/usr/bin:/bin".into())]);
         let settings =
             ExecSettings { argv: argv.iter().map(|arg| arg.to_string()).collect(), env, ..ExecSettings::default() };
         ExecHandler::new(&settings, Clock::System).unwrap()
@@ -685,8 +685,10 @@ mod upstream {
     async fn start(settings: UpstreamSettings) -> (Upstream, HttpHandler, CancellationToken) {
         let stop = CancellationToken::new();
         let upstream = Upstream::start(settings, Entropy::seeded(1), stop.clone()).await.unwrap();
-        let settings =
-            HttpSettings { url: format!("{}/{{{{ payload.platform }}}}", upstream.url()), ..HttpSettings::default() };
+        let settings = HttpSettings {
+            url: format!("{}/{{{{ payload.platform }}}}", upstream.url()).into(),
+            ..HttpSettings::default()
+        };
         let handler = posting(&settings).unwrap();
         (upstream, handler, stop)
     }

@@ -47,6 +47,7 @@ mod ready_made;
 mod recurring;
 mod rosters;
 mod screen;
+mod secrets;
 mod served;
 #[path = "../support/mod.rs"]
 #[allow(dead_code, reason = "the chaos test and the throttles' test use the rest")]

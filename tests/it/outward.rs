@@ -128,8 +128,11 @@ async fn calls_are_signed_as_the_specification_s_own_library_verifies() {
     let swapped = changed("webhook-signature", first.0["webhook-signature"].to_str().unwrap());
     // A call of ten minutes ago that somebody has kept.
     let (past, mut kept) = (Clock::System.now() - Duration::from_secs(600), receiver("127.0.0.1:0").await);
-    let settings =
-        HttpSettings { url: format!("http://{}/", kept.0), sign: vec![Secret::new(NEW)], ..HttpSettings::default() };
+    let settings = HttpSettings {
+        url: format!("http://{}/", kept.0).into(),
+        sign: vec![Secret::new(NEW)],
+        ..HttpSettings::default()
+    };
     let handler = HttpHandler::new(&settings, &Clients::default(), Clock::starting_at(past)).unwrap();
     handler.run(job("a.b", past + SOON)).await;
     let stale = next(&mut kept.1).await;
@@ -265,6 +268,7 @@ fn job(id: &str, deadline: Time) -> Job {
         payload: Value::Null,
         reporter: Default::default(),
         upstream,
+        span: Default::default(),
     }
 }
 
@@ -286,7 +290,8 @@ async fn a_name_that_leads_elsewhere_the_second_time_is_refused() {
     let told = Arc::new(Told::default());
     let clients = Clients::new(told.clone());
     let allow = Reach::new(&[format!("{open}/32")]).unwrap();
-    let settings = HttpSettings { url: format!("http://rebinding.example:{port}/"), allow, ..HttpSettings::default() };
+    let settings =
+        HttpSettings { url: format!("http://rebinding.example:{port}/").into(), allow, ..HttpSettings::default() };
     let handler = HttpHandler::new(&settings, &clients, Clock::System).unwrap();
     let call =
         async |handler: &HttpHandler| timeout(SOON, handler.run(job("j", Clock::System.now() + SOON))).await.unwrap();
@@ -320,7 +325,8 @@ async fn a_connection_that_one_kind_may_keep_serves_no_other_kind() {
     let handler = |allow: &[&str]| {
         let allow = Reach::new(&allow.iter().map(|entry| (*entry).to_owned()).collect::<Vec<_>>()).unwrap();
         let url = format!("http://inner.example:{}/", address.port());
-        HttpHandler::new(&HttpSettings { url, allow, ..HttpSettings::default() }, &clients, Clock::System).unwrap()
+        HttpHandler::new(&HttpSettings { url: url.into(), allow, ..HttpSettings::default() }, &clients, Clock::System)
+            .unwrap()
     };
     let (inner, outer) = (handler(&["inner.example"]), handler(&[]));
     let call =

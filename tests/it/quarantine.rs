@@ -46,7 +46,7 @@ async fn die_between(ground: Ground) {
     ];
     for body in bodies {
         let to = Destination::Quarantine { from: "work".into(), reason: "there was no [kinds.sync]".into() };
-        let message = Message { to, id: Entropy::from_os().token(), body: body.to_string().into() };
+        let message = Message { to, id: Entropy::from_os().token(), body: body.to_string().into(), trace: None };
         connections.broker.publish(message).await.unwrap();
     }
     let quarantine = parsed.topology().names.quarantine();
@@ -72,7 +72,12 @@ async fn die_between(ground: Ground) {
     let left: Value = served.get("/api/v1/quarantine").await.is(200).json();
     assert_eq!(left["messages"], json!([]));
     let last = json!({ "v": 1, "kind": "sync", "key": "last", "id": "the-last" });
-    let message = Message { to: Destination::Queue("work".into()), id: "last".into(), body: last.to_string().into() };
+    let message = Message {
+        to: Destination::Queue("work".into()),
+        id: "last".into(),
+        body: last.to_string().into(),
+        trace: None,
+    };
     connections.broker.publish(message).await.unwrap();
     assert_eq!(connections.broker.depth("work").await.unwrap().ready, 10, "each is there three times");
     let worker = worker(&config);

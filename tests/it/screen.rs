@@ -212,7 +212,7 @@ async fn a_bar_is_drawn_on_a_terminal_alone() {
 }
 
 /// Every command with `--json`, and how it is called so that it works. `{…}` are files of the test.
-const SPOKEN: &[(&str, &[&str])] = &[
+pub const SPOKEN: &[(&str, &[&str])] = &[
     ("check", &[]),
     ("topology apply", &[]),
     ("topology check", &[]),

@@ -44,7 +44,16 @@ impl Stored {
     /// A message that has just been published.
     pub(super) fn new(message: Message, routing_key: Arc<str>) -> Self {
         let Message { body, trace, .. } = message;
-        Self { body, trace, routing_key, redelivered: false, returns: 0, deaths: Vec::new(), expires: None, label: None }
+        Self {
+            body,
+            trace,
+            routing_key,
+            redelivered: false,
+            returns: 0,
+            deaths: Vec::new(),
+            expires: None,
+            label: None,
+        }
     }
 
     /// How often it has been dead-lettered.

@@ -134,7 +134,7 @@ impl RabbitBroker {
         let BrokerUrl::Amqp(url) = &settings.url else {
             return Err(BrokerError::Other("the embedded broker is in a worker's process, and nowhere else".into()));
         };
-        let address = Address::parse(url.reveal())?.with_tls(settings.tls.clone());
+        let address = Address::parse(url.expose())?.with_tls(settings.tls.clone());
         let broker = Self::at(address, Names::new(&settings.prefix), Patience::default()).await?;
         Ok(Self { declares: settings.declare, management: settings.management.clone(), ..broker })
     }
@@ -224,7 +224,7 @@ impl Broker for RabbitBroker {
             );
             return Ok(());
         };
-        match management::snapshot(&self.api(url.reveal()), topology).await {
+        match management::snapshot(&self.api(url.expose()), topology).await {
             Ok(snapshot) => check::refuse_wrong(topology, &snapshot),
             Err(reason) => {
                 tracing::warn!(reason, "the management API cannot be asked, so policies are not checked");
@@ -263,7 +263,7 @@ impl Broker for RabbitBroker {
 
     async fn rates(&self) -> Result<BTreeMap<String, Rates>, String> {
         match &self.management {
-            Some(url) => management::rates(&self.api(url.reveal())).await,
+            Some(url) => management::rates(&self.api(url.expose())).await,
             None => Err("`broker.management` is not set".into()),
         }
     }

@@ -76,7 +76,7 @@ impl ExecHandler {
         command
             .args(&self.settings.argv[1..])
             .env_clear()
-            .envs(&self.settings.env)
+            .envs(self.settings.env.iter().map(|(name, value)| (name, value.expose())))
             .env("ROUNDELAY_ID", &job.id)
             .env("ROUNDELAY_KIND", &job.kind)
             .env("ROUNDELAY_KEY", &job.key)

@@ -54,15 +54,27 @@ impl Clients {
     }
 
     fn make(&self, reach: &Reach) -> Result<Client, HttpError> {
-        // An error means that the program has installed a provider already, and that one serves as well.
-        let _ = rustls::crypto::ring::default_provider().install_default();
         let guard = Arc::new(Guard { reach: reach.clone(), resolver: self.resolver.clone() });
-        builder(guard.clone()).build().or_else(|error| {
-            // A small container has no certificates, and does not need them to call its neighbours.
-            tracing::warn!(error = %root(&error), "no system certificates: calls to https URLs will fail");
-            builder(guard).tls_certs_only([]).build().map_err(HttpError::Client)
-        })
+        build(|| builder().dns_resolver(guard.clone()))
     }
+}
+
+/// A client like those, for whatever the configuration alone names: it may lead anywhere.
+///
+/// # Errors
+/// [`HttpError::Client`].
+pub fn anywhere() -> Result<Client, HttpError> {
+    build(builder)
+}
+
+fn build(builder: impl Fn() -> ClientBuilder) -> Result<Client, HttpError> {
+    // An error means that the program has installed a provider already, and that one serves as well.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    builder().build().or_else(|error| {
+        // A small container has no certificates, and does not need them to call its neighbours.
+        tracing::warn!(error = %root(&error), "no system certificates: calls to https URLs will fail");
+        builder().tls_certs_only([]).build().map_err(HttpError::Client)
+    })
 }
 
 impl std::fmt::Debug for Clients {
@@ -71,12 +83,11 @@ impl std::fmt::Debug for Clients {
     }
 }
 
-fn builder(guard: Arc<Guard>) -> ClientBuilder {
+fn builder() -> ClientBuilder {
     Client::builder()
         .no_proxy()
         .redirect(redirect::Policy::none())
         .connect_timeout(CONNECTED_WITHIN)
-        .dns_resolver(guard)
         .user_agent(concat!("roundelay/", env!("CARGO_PKG_VERSION")))
 }
 

@@ -22,7 +22,7 @@ use reqwest::header::{
 };
 use reqwest::{Client, Response};
 
-pub use self::client::Clients;
+pub use self::client::{Clients, anywhere};
 use self::freshness::Freshness;
 pub use self::reach::{Reach, Refused};
 use self::signature::Signer;
@@ -82,11 +82,11 @@ pub enum HttpError {
 /// [`HttpError`] when `settings` cannot work.
 pub fn check(settings: &HttpSettings) -> Result<(), HttpError> {
     fixed_headers(settings, &signer(settings)?)?;
-    target::check(&settings.url)
+    target::check(settings.url.expose())
 }
 
 fn signer(settings: &HttpSettings) -> Result<Signer, HttpError> {
-    Signer::new(settings.sign.iter().map(Secret::reveal)).map_err(HttpError::Sign)
+    Signer::new(settings.sign.iter().map(Secret::expose)).map_err(HttpError::Sign)
 }
 
 impl HttpHandler {
@@ -95,10 +95,10 @@ impl HttpHandler {
     /// # Errors
     /// [`HttpError`] when `settings` cannot work.
     pub fn new(settings: &HttpSettings, clients: &Clients, clock: Clock) -> Result<Self, HttpError> {
-        let origin = target::origin(&settings.url);
+        let origin = target::origin(settings.url.expose());
         let reach = origin.iter().fold(settings.allow.clone(), Reach::naming);
         let (client, signer) = (clients.get(&reach)?, signer(settings)?);
-        let target = Target::new(&settings.url, &client, fixed_headers(settings, &signer)?)?;
+        let target = Target::new(settings.url.expose(), &client, fixed_headers(settings, &signer)?)?;
         Ok(Self { client, target, reach, named: origin.is_some(), signer, clock, by_headers: false })
     }
 
@@ -206,7 +206,8 @@ fn fixed_headers(settings: &HttpSettings, signer: &Signer) -> Result<HeaderMap, 
         if headers::reserved(&header) || signer.sets(&header) {
             return Err(wrong("is set by the engine"));
         }
-        let mut value = HeaderValue::try_from(value).map_err(|_| wrong("has a value with control characters"))?;
+        let mut value =
+            HeaderValue::try_from(value.expose()).map_err(|_| wrong("has a value with control characters"))?;
         // Such headers carry tokens more often than not: keep them out of debug output.
         value.set_sensitive(true);
         headers.insert(header, value);

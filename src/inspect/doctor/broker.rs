@@ -52,15 +52,15 @@ pub struct BrokerFacts {
 /// Asks.
 pub(super) async fn gather(config: &Config, within: Duration) -> Option<BrokerFacts> {
     let BrokerUrl::Amqp(url) = &config.broker.url else { return None };
-    let (place, management) = (Place::of(url.reveal()), config.broker.management.clone());
+    let (place, management) = (Place::of(url.expose()), config.broker.management.clone());
     let tls = config.broker.tls.clone();
     let told = async {
         let (management, place, tls) = (management?, place.clone().ok()?, tls.clone());
-        let told = async move { examine::ask(management.reveal(), &place.vhost, &place.user, &tls).await };
+        let told = async move { examine::ask(management.expose(), &place.vhost, &place.user, &tls).await };
         Some(limited(within, told).await)
     };
     let (to, by) = (url.clone(), tls.clone());
-    let reached = limited(within, async move { examine::reach(to.reveal(), &by).await });
+    let reached = limited(within, async move { examine::reach(to.expose(), &by).await });
     let topology = limited(within, differences(config.clone()));
     let asked = limited(within, depths(config.clone()));
     let (told, reached, topology, asked) = tokio::join!(told, reached, topology, asked);
@@ -74,7 +74,7 @@ pub(super) async fn gather(config: &Config, within: Duration) -> Option<BrokerFa
 
 async fn differences(config: Config) -> Answer<Vec<check::Finding>> {
     let broker = RabbitBroker::open(&config.broker).await.map_err(|error| error.to_string())?;
-    let found = broker.check(&config.topology(), config.broker.management.as_ref().map(Secret::reveal)).await;
+    let found = broker.check(&config.topology(), config.broker.management.as_ref().map(Secret::expose)).await;
     broker.close().await;
     found.map_err(|error| error.to_string())
 }

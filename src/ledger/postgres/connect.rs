@@ -108,7 +108,7 @@ pub(super) fn parse(url: &str) -> Result<(Config, Mode, Option<String>), String>
 impl Address {
     /// Reads a `postgres://` URL and the certificates that it names.
     pub(super) fn new(url: &Secret) -> Result<Self, String> {
-        let (config, mode, authorities) = parse(url.reveal())?;
+        let (config, mode, authorities) = parse(url.expose())?;
         let tls = tls::connector(mode, authorities.as_deref())?;
         Ok(Self { config, tls, shown: url.to_string(), looks: false })
     }

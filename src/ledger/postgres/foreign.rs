@@ -27,7 +27,7 @@ impl Foreign {
     /// # Errors
     /// What the server, or the way to it, says.
     pub(crate) async fn select(url: &Secret, query: &str) -> Result<Self, String> {
-        let (mut config, mode, authorities) = connect::parse(url.reveal())?;
+        let (mut config, mode, authorities) = connect::parse(url.expose())?;
         config.target_session_attrs(TargetSessionAttrs::Any);
         let connector = tls::connector(mode, authorities.as_deref())?;
         let (client, connection) = config.connect(connector).await.map_err(told)?;
