@@ -92,6 +92,8 @@ pub mod config;
 pub mod demo;
 pub mod engine;
 pub mod fleet;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod guard;
 pub mod handler;
 pub mod import;

@@ -23,6 +23,8 @@ mod endpoints;
 mod extract;
 mod failed;
 mod failures;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod gate;
 mod jobs;
 mod ladder;
