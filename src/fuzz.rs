@@ -77,7 +77,8 @@ pub fn roster(data: &[u8]) {
 /// place, and after the one before.
 pub fn schedule(data: &[u8]) {
     let Some((begin, text)) = data.split_first_chunk() else { return };
-    let Ok(own) = std::str::from_utf8(text).map_err(|_| ()).and_then(|text| OwnSchedule::from_words(text).map_err(|_| ()))
+    let Ok(own) =
+        std::str::from_utf8(text).map_err(|_| ()).and_then(|text| OwnSchedule::from_words(text).map_err(|_| ()))
     else {
         return;
     };

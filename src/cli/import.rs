@@ -2,12 +2,11 @@
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand};
 use roundelay::Config;
-use roundelay::clock::Time;
+use roundelay::clock::Clock;
 use roundelay::import::{Import, Note, Weight, Wishes, bullmq, celery, crontab, laravel};
 use serde_json::{Value, json};
 
