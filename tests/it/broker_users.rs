@@ -9,6 +9,7 @@ use lapin::options::{
 };
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ErrorKind, ExchangeKind};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -47,17 +48,20 @@ handler.exec = {{ argv = ["/bin/sh", "-c", "echo $ROUNDELAY_KEY $ROUNDELAY_ATTEM
     path
 }
 
-fn amqp(user: &str, port: u16, vhost: &str) -> String {
+/// As it stands in a URL. The crate `url` would leave a `%` as it is.
+fn password(user: &str) -> String {
     let password = PASSWORDS.iter().find(|(name, _)| *name == user).unwrap().1;
-    let mut url = url::Url::parse(&format!("amqp://{user}@127.0.0.1:{port}/{vhost}")).unwrap();
-    url.set_password(Some(password)).unwrap();
-    url.into()
+    utf8_percent_encode(password, NON_ALPHANUMERIC).to_string()
+}
+
+fn amqp(user: &str, port: u16, vhost: &str) -> String {
+    format!("amqp://{user}:{}@127.0.0.1:{port}/{vhost}", password(user))
 }
 
 fn management(user: &str, base: &str) -> String {
     let mut url = url::Url::parse(base).unwrap();
     url.set_username(user).unwrap();
-    url.set_password(Some(PASSWORDS.iter().find(|(name, _)| *name == user).unwrap().1)).unwrap();
+    url.set_password(Some(&password(user))).unwrap();
     url.as_str().trim_end_matches('/').to_owned()
 }
 
