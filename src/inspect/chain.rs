@@ -101,10 +101,10 @@ pub struct ChainReport {
     /// When a run last ended.
     pub last_finish: Option<At>,
     /// What the last run has handed on.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<Value>)]
     pub carry: Option<Value>,
     /// What the handler gets.
-    #[schema(value_type = Object)]
+    #[schema(value_type = Value)]
     pub payload: Value,
     /// The batch that it waits for.
     pub batch: Option<Batch>,
