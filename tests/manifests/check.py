@@ -43,6 +43,7 @@ RABBITMQ = {
         "terminationGracePeriodSeconds": int,
         "rabbitmq": {"additionalPlugins": [str], "additionalConfig": str},
         "affinity": None,
+        "override": {"statefulSet": {"spec": {"template": {"spec": {"securityContext": None, "initContainers": None, "containers": None}}}}},
     },
     "Vhost": {
         "name!": str,
@@ -193,6 +194,15 @@ def restricted(problems, where, objects):
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                 asked = container.get(probe, {}).get("httpGet", {}).get("port")
                 problems.expect(asked is None or asked in ports, at, f"{probe} asks at a port that it has not: {asked}")
+    # The operator makes the broker's pods, and says less than the namespace asks for.
+    for cluster in of_kind(objects, "RabbitmqCluster"):
+        pod = cluster["spec"].get("override", {}).get("statefulSet", {}).get("spec", {}).get("template", {}).get("spec", {})
+        own, at = pod.get("securityContext", {}), f"{where}: {name_of(cluster)}"
+        problems.expect(own.get("runAsNonRoot") is True and own.get("seccompProfile") == {"type": "RuntimeDefault"}, at, "its pods are refused by a namespace that is restricted")
+        containers = {c["name"]: c.get("securityContext", {}) for c in pod.get("initContainers", []) + pod.get("containers", [])}
+        for name in ("setup-container", "rabbitmq"):
+            least = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+            problems.expect(containers.get(name) == least, at, f"its container {name} may do more than a restricted namespace allows")
 
 
 def matches(selector, labels):
@@ -262,6 +272,14 @@ def kubernetes(problems, where, objects, known_metrics, overlay, program):
             hosts = {rule["host"] for ingress in of_kind(objects, "Ingress") for rule in ingress["spec"]["rules"]}
             problems.expect(hosts <= set(settings["api"]["hosts"]), at, f"api.hosts has not all of {hosts}, those of the Ingress")
     consumed(problems, where, queues, workers)
+
+    # What the program says its users need is what they have, and no more.
+    told = subprocess.run([program, "topology", "users", "--json", "--config", "/dev/stdin"], input=configuration, capture_output=True, text=True, check=True)
+    needed = {user["user"]: {right: user[right] for right in ("configure", "write", "read")} for user in json.loads(told.stdout)["users"]}
+    for permission in of_kind(objects, "Permission"):
+        spec = permission["spec"]
+        user = spec["userReference"]["name"]
+        problems.expect(spec["permissions"] == needed.get(user), f"{where}: {name_of(permission)}", f"gives {spec['permissions']}, and `roundelay topology users` says {needed.get(user)}")
 
     listening = {port["containerPort"] for _, _, pod in pods for c in pod["containers"] for port in c.get("ports", [])}
     for policy in of_kind(objects, "NetworkPolicy"):
@@ -395,12 +413,14 @@ def unit(problems, project, file, program):
         return [value for key, value in lines if key == name]
 
     (start,) = values("ExecStart")
-    instance = "sync-*-ios:9465"
-    words = shlex.split(start.replace("%%", "%").replace("$$", "$").replace("%I", instance).replace("/usr/local/bin/roundelay", "echo"))
-    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
     is_worker = "worker" in file.name
-    expected = ["worker", "--queues", "sync-*-ios", "--listen", "127.0.0.1:9465"] if is_worker else ["serve"]
-    problems.expect(said == expected, at, f"starts {said}, not {expected}")
+    # As it is written in the name of a unit, and what it stands for.
+    for instance, queues in [("sync-ios:9465", "sync-ios"), (r"sync\x2d\x2a\x2dios:9465", "sync-*-ios")]:
+        plain = subprocess.run(["systemd-escape", "--unescape", "--", instance], capture_output=True, text=True, check=True).stdout.strip()
+        words = shlex.split(start.replace("%%", "%").replace("$$", "$").replace("%I", plain).replace("/usr/local/bin/roundelay", "echo"))
+        said = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+        expected = ["worker", "--queues", queues, "--listen", "127.0.0.1:9465"] if is_worker else ["serve"]
+        problems.expect(said == expected, at, f"starts {said}, not {expected}")
     if is_worker:
         example = (project / "roundelay.example.toml").read_text()
         usual = seconds(re.search(r'^# grace = "(.*)"', example, re.M)[1])
