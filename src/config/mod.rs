@@ -483,10 +483,9 @@ impl Config {
         secret: &dyn Fn(&Path) -> Result<String, String>,
     ) -> Result<Self, ConfigError> {
         let mut source = read::Source::new(text, file);
-        let (standard, own): (Vec<_>, Vec<_>) =
-            environment.into_iter().partition(|(name, _)| name.starts_with("OTEL_"));
-        let mut raw = source.read(own, secret)?;
-        let problems = tracing::fill(&mut raw.tracing, &standard.into_iter().collect());
+        let environment: BTreeMap<String, String> = environment.into_iter().collect();
+        let mut raw = source.read(environment.clone(), secret)?;
+        let problems = tracing::fill(&mut raw.tracing, &environment);
         if !problems.is_empty() {
             return Err(source.locate(problems));
         }

@@ -29,7 +29,9 @@ fn hide(path: &mut Vec<String>, value: &mut Value, fetched: &BTreeMap<Vec<String
     }
     let argument = path.last().is_some_and(|key| key == "argv");
     match value {
-        Value::String(text) if is_secret(path) && !(takes_a_file(path) && is_url(text)) => *text = HIDDEN.into(),
+        // Empty, it is none, and can be read again.
+        Value::String(text) if text.is_empty() => {}
+        Value::String(text) if is_secret(path) && !(is_for_a_url(path) && is_url(text)) => *text = HIDDEN.into(),
         Value::String(text) => *text = without_secrets(text),
         // Of a command the program, and not what it is given.
         Value::Array(words) if argument => {
@@ -50,6 +52,11 @@ fn hide(path: &mut Vec<String>, value: &mut Value, fetched: &BTreeMap<Vec<String
         other if is_secret(path) => *other = Value::String(HIDDEN.into()),
         _ => {}
     }
+}
+
+/// Whether the setting is for a URL, of which all but the credentials is shown.
+fn is_for_a_url(path: &[String]) -> bool {
+    takes_a_file(path) && !path.last().is_some_and(|key| key == "username" || key == "password")
 }
 
 /// Whether it is a URL, or what may stand in place of one.
@@ -79,6 +86,9 @@ mod tests {
             [broker]
             url = "amqp://user:canary-1@rabbit:5672/%2f?auth=canary-2"
             management = "https://ops:canary-3@rabbit:15671"
+            password = "canary-12://x"
+            [tracing]
+            otlp = ""
             [ledger]
             url = "postgres://user:canary-4@db/roundelay?password=canary-5"
             [queues.work]

@@ -401,6 +401,15 @@ fn uncommented(examples_too: bool) -> String {
 }
 
 #[test]
+fn a_secret_may_come_from_a_variable_of_opentelemetry() {
+    let text = "[tracing]\nheaders = { Authorization = { env = \"OTEL_TOKEN\" } }\n";
+    let config = Config::parse(text, "r.toml", [("OTEL_TOKEN".to_owned(), "Bearer x".to_owned())]).unwrap();
+    assert_eq!(config.tracing.headers["Authorization"].expose(), "Bearer x");
+    let wrong = Config::parse("[tracing]\notlp = \"http://c/?key=1\"\n", "r.toml", []).unwrap_err().to_string();
+    assert!(wrong.contains("tracing.otlp: has a query"), "{wrong}");
+}
+
+#[test]
 fn the_example_loads_and_states_the_defaults() {
     let shown = |text: &str| match Config::parse(text, "roundelay.example.toml", []) {
         Ok(config) => format!("{:#?}", Config { shown: String::new(), ..config }),

@@ -73,6 +73,12 @@ fn pair(text: &str) -> Option<(String, String)> {
 pub(super) fn check(problems: &mut Problems, raw: raw::Tracing) -> TracingSettings {
     // Empty turns off what the environment turns on.
     let otlp = raw.otlp.filter(|url| !url.is_empty());
+    if otlp.as_ref().is_some_and(|url| url.contains(['?', '#'])) {
+        problems.add(
+            &["tracing", "otlp"],
+            "has a query, which the path of traces cannot follow; set a token in tracing.headers",
+        );
+    }
     let web = |url: &String| url::Url::parse(url).is_ok_and(|url| ["http", "https"].contains(&url.scheme()));
     if otlp.as_ref().is_some_and(|url| !web(url)) {
         problems.add(

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::pipeline::Fate;
 use super::{Connections, Core, QueueRun};
-use crate::broker::{Destination, Message, Shelved};
+use crate::broker::{Destination, Message, PublishError, Shelved};
 use crate::config::Config;
 use crate::job::{Envelope, MAX_BYTES, MOST_RETRIES, Retry, check_name};
 use crate::ledger::{QuarantinedMessage, RETRIED};
@@ -70,7 +70,14 @@ async fn publish(config: &Config, connections: &Connections, from: &str, body: B
         return Again::Stays;
     }
     let message = Message { to: Destination::Queue(from.into()), id: connections.entropy.token(), body, trace: None };
-    told(from, connections.broker.publish(message).await)
+    match connections.broker.publish(message).await {
+        // That is about this queue, and says nothing of others.
+        Err(error @ (PublishError::Unroutable(_) | PublishError::Refused(_))) => {
+            tracing::warn!(%error, queue = from, "a message in quarantine could not be sent again");
+            Again::Stays
+        }
+        done => told(from, done),
+    }
 }
 
 fn told<T, E: std::fmt::Display>(queue: &str, done: Result<T, E>) -> Again {
