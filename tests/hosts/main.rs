@@ -203,7 +203,7 @@ async fn on(folder: &Path, arguments: &Arguments) -> anyhow::Result<Value> {
         redelivery: KINDS.iter().filter(|kind| kind.redelivery).map(|kind| kind.name.to_owned()).collect(),
     };
     let ruling = judge::judge(&lines, &chains, &attempts, &rules);
-    let verdict = verdict::judge(&lines, &chains, &attempts, KINDS, calm);
+    let verdict = verdict::judge(&lines, KINDS, calm);
     Ok(report(&ruling, &verdict, &attempts, upgrade, stuck))
 }
 

@@ -6,17 +6,16 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::judge::{Attempt, Chain};
 use crate::load::Kind;
-use crate::log::{Entry, Line};
+use crate::log::{Call, Did, Entry, Line};
 use crate::support::windows::{self, Limit};
 
 /// What throttles and jobs came to.
 #[derive(Default)]
 pub struct Verdict {
-    /// For each throttle what it allows, what the ledger says of claims, and whom they call of calls.
+    /// For each throttle what it allows, and what was called.
     pub throttles: Map<String, Value>,
-    /// Windows in which too many were claimed, in words.
+    /// Windows that held too many, in words.
     pub over: Vec<String>,
     /// One-off jobs that were called more than once, and at what times after the first (in milliseconds since 1970).
     pub again: BTreeMap<String, Vec<i64>>,
@@ -24,11 +23,20 @@ pub struct Verdict {
 
 /// Judges.
 ///
-/// Windows are judged by when starts were claimed, which is after their slot had opened and before the call, by the
-/// ledger's clock: how long a call is then under way is the network's doing, which a cable that is plugged in again
-/// makes half a minute. How many windows held too many calls as they came in is told beside it.
-pub fn judge(log: &[Line], chains: &[Chain], attempts: &[Attempt], kinds: &[Kind], calm: (i64, i64)) -> Verdict {
-    let kind_of: HashMap<i64, &str> = chains.iter().map(|chain| (chain.epoch, &*chain.kind)).collect();
+/// Windows are looked at from when all workers had begun, as calls came in. Those of workers that were cut off are left
+/// out until they called again: a cable that is plugged in brings what was sent half a minute before.
+pub fn judge(log: &[Line], kinds: &[Kind], calm: (i64, i64)) -> Verdict {
+    let mut cut_off: HashMap<&str, Vec<(i64, i64)>> = HashMap::new();
+    for line in log {
+        let at = line.at.as_millis();
+        match &line.entry {
+            Entry::Worker { worker, did: Did::Frozen } => cut_off.entry(worker).or_default().push((at, i64::MAX)),
+            Entry::Worker { worker, did: Did::Thawed } => {
+                cut_off.get_mut(worker.as_str()).and_then(|spans| spans.last_mut()).into_iter().for_each(|s| s.1 = at);
+            }
+            _ => {}
+        }
+    }
     let calls = || {
         log.iter().filter_map(|line| match &line.entry {
             Entry::Call(call) => Some((line.at.as_millis(), call)),
@@ -37,17 +45,22 @@ pub fn judge(log: &[Line], chains: &[Chain], attempts: &[Attempt], kinds: &[Kind
     };
     let mut verdict = Verdict::default();
     for (kind, limit) in kinds.iter().filter_map(|kind| Some((kind, kind.limit()?))) {
-        let of_kind = |row: &&Attempt| kind_of.get(&row.epoch) == Some(&kind.name);
-        let claims: Vec<i64> = attempts.iter().filter(of_kind).map(|row| row.started).collect();
-        let came: Vec<i64> = calls().filter(|(_, call)| call.kind == kind.name).map(|(at, _)| at).collect();
-        let (ruling, seen) = (windows::judge(&moments(&claims), limit), windows::judge(&moments(&came), limit));
+        let mut left_out = 0;
+        let counts = |(at, call): &(i64, &Call)| {
+            let spans = cut_off.get(call.worker.as_str()).into_iter().flatten();
+            let kept = spans.into_iter().any(|(from, to)| (*from..=*to).contains(at));
+            left_out += usize::from(kept);
+            !kept
+        };
+        let of_kind = calls().filter(|(at, call)| call.kind == kind.name && *at >= calm.0);
+        let starts: Vec<i64> = of_kind.filter(counts).map(|(at, _)| at).collect();
+        let ruling = windows::judge(&moments(&starts), limit);
         let told = |over: &windows::Over| format!("{}: one more than {} in {:?}", kind.name, limit.allow, over.took);
         verdict.over.extend(ruling.over.iter().map(told));
         let row = json!({
-            "allow": limit.allow, "per_s": limit.per.as_secs(),
-            "claims": ruling.starts, "over": ruling.over.len(), "nearest_ms": ruling.nearest.map(f64::round),
-            "calls": seen.starts, "calls_over": seen.over.len(), "calls_nearest_ms": seen.nearest.map(f64::round),
-            "used_while_calm": share(&claims, limit, calm),
+            "allow": limit.allow, "per_s": limit.per.as_secs(), "starts": ruling.starts, "over": ruling.over.len(),
+            "nearest_ms": ruling.nearest.map(f64::round), "left_out": left_out,
+            "used_while_calm": share(&starts, limit, calm),
         });
         verdict.throttles.insert(kind.name.to_owned(), row);
     }
