@@ -3,10 +3,25 @@
 //
 //   handler.js [PORT]                            (default: 8000, on 127.0.0.1)
 //
-// Needs nothing but Node.js. What it gets and may answer is in docs/handlers.md.
+// Needs nothing but Node.js. With WEBHOOK_SECRET, the `sign` of the kind, only calls that are signed with it are
+// answered; that needs standardwebhooks (npm install standardwebhooks). What it gets and may answer is in
+// docs/handlers.md.
 "use strict";
 
 const http = require("node:http");
+
+// Whoever reaches this port could call; the signature tells that it was the worker.
+const secret = process.env.WEBHOOK_SECRET;
+const webhook = secret ? new (require("standardwebhooks").Webhook)(secret) : null;
+
+/** What is wrong with the signature, if anything is. */
+function notSigned(body, headers) {
+  try {
+    webhook.verify(body, headers);
+  } catch (error) {
+    return error.message;
+  }
+}
 
 /** The upstream asks to be left alone for so many seconds. */
 class Busy extends Error {
@@ -52,8 +67,10 @@ const server = http.createServer(async (request, response) => {
     const parts = [];
     for await (const part of request) parts.push(part);
     const body = Buffer.concat(parts);
-    // Where strangers reach this port, check here that the worker has sent `body`, before it is read.
-    [status, headers, outcome] = await answer(JSON.parse(body));
+    // Before anything of it is read. Not older than five minutes, either: what was kept is of no use.
+    const problem = webhook && notSigned(body, request.headers);
+    if (problem) [status, headers, outcome] = [401, {}, { error: problem }];
+    else [status, headers, outcome] = await answer(JSON.parse(body));
   } catch (error) {
     // Tried again, by the kind's `retry`.
     [status, headers, outcome] = [500, {}, { outcome: "retry", reason: error.message }];

@@ -3,10 +3,39 @@
 //
 //   PHP_CLI_SERVER_WORKERS=4 php -S 127.0.0.1:8000 handler.php
 //
-// Needs nothing but PHP. What it gets and may answer is in docs/handlers.md.
+// Needs nothing but PHP. With WEBHOOK_SECRET, the `sign` of the kind, only calls that are signed with it are
+// answered. What it gets and may answer is in docs/handlers.md.
 
 class Busy extends Exception
 {
+}
+
+/**
+ * What is wrong with the signature of a call, if anything is: https://www.standardwebhooks.com/. Whoever reaches this
+ * port could call; the signature tells that it was the worker.
+ */
+function notSigned(string $body, string $secret): ?string
+{
+    [$id, $sent, $signatures] = array_map(
+        fn ($name) => $_SERVER["HTTP_WEBHOOK_$name"] ?? '',
+        ['ID', 'TIMESTAMP', 'SIGNATURE'],
+    );
+    // What somebody has kept is of no use after five minutes.
+    if (!ctype_digit($sent) || abs(time() - (int) $sent) > 300) {
+        return 'webhook-timestamp is absent, or more than five minutes away';
+    }
+    $key = base64_decode(substr($secret, strlen('whsec_')), true);
+    if (!str_starts_with($secret, 'whsec_') || !$key) {
+        throw new RuntimeException('WEBHOOK_SECRET is not whsec_ and base64');
+    }
+    $expected = 'v1,' . base64_encode(hash_hmac('sha256', "$id.$sent.$body", $key, true));
+    foreach (explode(' ', $signatures) as $signature) {
+        // Takes the same time wherever they differ.
+        if (hash_equals($expected, $signature)) {
+            return null;
+        }
+    }
+    return 'no signature of this secret';
 }
 
 // A job may come again: its worker may die after the work and before the record. Keep this where the
@@ -49,9 +78,13 @@ function answer(array $job): array
 }
 
 $body = file_get_contents('php://input');
-// Where strangers reach this port, check here that the worker has sent $body, before it is read.
+$secret = getenv('WEBHOOK_SECRET') ?: null;
 try {
-    [$status, $headers, $outcome] = answer(json_decode($body, true, 512, JSON_THROW_ON_ERROR));
+    // Before anything of it is read.
+    $problem = $secret === null ? null : notSigned($body, $secret);
+    [$status, $headers, $outcome] = $problem === null
+        ? answer(json_decode($body, true, 512, JSON_THROW_ON_ERROR))
+        : [401, [], ['error' => $problem]];
 } catch (Throwable $error) {
     // Tried again, by the kind's `retry`.
     [$status, $headers, $outcome] = [500, [], ['outcome' => 'retry', 'reason' => $error->getMessage()]];

@@ -3,12 +3,23 @@
 
     handler.py [PORT]                             (default: 8000, on 127.0.0.1)
 
-Needs nothing but Python. What it gets and may answer is in docs/handlers.md.
+Needs nothing but Python. With WEBHOOK_SECRET, the `sign` of the kind, only calls that are signed with it
+are answered; that needs standardwebhooks (pip install standardwebhooks). What it gets and may answer is in
+docs/handlers.md.
 """
 
 import json
+import os
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+# Whoever reaches this port could call; the signature tells that it was the worker.
+webhook = None
+if os.environ.get("WEBHOOK_SECRET"):
+    from standardwebhooks.webhooks import Webhook
+
+    webhook = Webhook(os.environ["WEBHOOK_SECRET"])
 
 
 class Busy(Exception):
@@ -49,9 +60,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        # Where strangers reach this port, check here that the worker has sent `body`, before it is read.
         try:
-            status, headers, outcome = answer(json.loads(body))
+            # Before anything of it is read. Not older than five minutes, either: what was kept is of no use.
+            if webhook and (problem := self.not_signed(body)):
+                status, headers, outcome = 401, {}, {"error": problem}
+            else:
+                status, headers, outcome = answer(json.loads(body))
         except Exception as error:  # Tried again, by the kind's `retry`.
             status, headers, outcome = 500, {}, {"outcome": "retry", "reason": repr(error)}
         text = json.dumps(outcome).encode()
@@ -61,6 +75,13 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
+
+    def not_signed(self, body):
+        """What is wrong with the signature, if anything is."""
+        try:
+            webhook.verify(body, dict(self.headers))
+        except Exception as error:  # The library has errors of several classes for what strangers send.
+            return str(error)
 
     def log_message(self, *_):
         pass

@@ -38,6 +38,11 @@ impl Names {
         if lane == 0 { queue.into() } else { format!("{}.lane.{lane}.{queue}", self.prefix) }
     }
 
+    /// Whether a name is of the engine's own, as no platform queue's is.
+    pub fn is_own(&self, name: &str) -> bool {
+        name.strip_prefix(&self.prefix).is_some_and(|rest| rest.starts_with('.'))
+    }
+
     /// The queue of messages that need a further hop.
     pub fn rearm(&self) -> String {
         format!("{}.rearm", self.prefix)

@@ -102,6 +102,10 @@ struct Users {
     /// Where those commands read the passwords: a file for each user, with its name. Without it they ask.
     #[arg(long, value_name = "FOLDER", requires = "commands")]
     passwords: Option<PathBuf>,
+    /// Print the virtual host and the permissions in RabbitMQ's definitions format, without the users themselves: for a
+    /// broker that gets their passwords elsewhere, as that of the Compose file does.
+    #[arg(long, conflicts_with_all = ["json", "commands"])]
+    definitions: bool,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
@@ -181,9 +185,8 @@ impl Export {
                 Ok((role, Some(users::password_hash(&password, [a, b, c, d]))))
             };
             let hashes = Role::ALL.into_iter().map(hash).collect::<anyhow::Result<Vec<_>>>()?;
-            let (users, permissions) = users::definitions(&topology, &vhost, &hashes);
-            all["users"] = users.into();
-            all["permissions"] = permissions.into();
+            all["users"] = users::definitions(&hashes).into();
+            all["permissions"] = users::permissions(&topology, &vhost).into();
         }
         let text = serde_json::to_string_pretty(&all)?;
         if self.output.as_os_str() == "-" {
@@ -206,6 +209,12 @@ impl Users {
     fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
         let (topology, vhost) = (config.topology(), vhost(&config)?);
+        if self.definitions {
+            let permissions = users::permissions(&topology, &vhost);
+            let all = json!({ "vhosts": [{ "name": vhost }], "permissions": permissions });
+            screen::exact(format_args!("{}", serde_json::to_string_pretty(&all)?));
+            return Ok(());
+        }
         let users = Role::ALL.map(|role| (role, role.permissions(&topology)));
         if self.json {
             let row = |(role, permissions): &(Role, Permissions)| {

@@ -79,7 +79,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         if let Err(error) = check_name("name", &name) {
             problems.add(&path, error.to_string());
         }
-        if name.starts_with(&format!("{}.", raw.broker.prefix)) {
+        if Names::new(&raw.broker.prefix).is_own(&name) {
             problems.add(&path, format!("names that begin with `{}.` are the engine's own", raw.broker.prefix));
         }
         if name.starts_with("amq.") {

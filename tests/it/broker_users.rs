@@ -1,6 +1,7 @@
 //! Users with no more rights than they need, on a real broker: what each must do works, and everything else is refused.
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use lapin::options::{
     BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions,
@@ -11,10 +12,12 @@ use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ErrorKind, ExchangeKind};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{Method, StatusCode};
+use roundelay::broker::rabbit::users::password_hash;
 use serde_json::{Value, json};
+use tokio::process::Command;
 
 use crate::commands::{ok, refused, run, told};
-use crate::harness::{Ground, api, roundelay_with, until};
+use crate::harness::{Ground, Output, api, roundelay_with, until};
 use crate::monitoring::Observed;
 use crate::node::Node;
 
@@ -73,6 +76,8 @@ enum Act {
     Get(&'static str),
     Purge(&'static str),
     Bind(&'static str, &'static str),
+    /// Declares it passively: whether it exists, and how full it is.
+    Ask(&'static str),
     DeclareQueue(&'static str),
     DeclareExchange(&'static str),
     DeleteQueue(&'static str),
@@ -100,6 +105,10 @@ impl Act {
             Self::Bind(queue, exchange) => {
                 let options = QueueBindOptions::default();
                 channel.queue_bind(queue.into(), exchange.into(), "k".into(), options, none()).await
+            }
+            Self::Ask(queue) => {
+                let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+                channel.queue_declare(queue.into(), options, none()).await.map(drop)
             }
             Self::DeclareQueue(queue) => {
                 let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
@@ -144,7 +153,7 @@ async fn tries(url: &str, table: &[(bool, Act)]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn four_users_do_what_they_are_for_and_nothing_else() {
-    use Act::{Bind, Consume, DeclareExchange, DeclareQueue, DeleteExchange, DeleteQueue, Get, Publish, Purge};
+    use Act::{Ask, Bind, Consume, DeclareExchange, DeclareQueue, DeleteExchange, DeleteQueue, Get, Publish, Purge};
     let folder = tempfile::tempdir().unwrap();
     let node = Node::start(folder.path(), &[]).await;
     let (port, base) = (node.port(), node.env("RABBITMQ_MANAGEMENT_URL"));
@@ -155,6 +164,16 @@ async fn four_users_do_what_they_are_for_and_nothing_else() {
         std::fs::write(passwords.join(user), format!("{password}\n")).unwrap();
     }
     let passwords = passwords.to_str().unwrap();
+
+    // Without the users themselves, it is what is imported with them.
+    let permissions = ok("topology users", &config, &["--definitions"]).await;
+    let permissions: Value = serde_json::from_str(&permissions).unwrap();
+    let all = ok("topology export", &config, &["--users", "--passwords", passwords, "--output", "-"]).await;
+    let all: Value = serde_json::from_str(&all).unwrap();
+    for part in ["vhosts", "permissions"] {
+        assert_eq!(permissions[part], all[part], "{part}");
+    }
+    assert_eq!(permissions.as_object().unwrap().len(), 2, "{permissions}");
 
     // Virtual host, users and topology on a fresh broker, by commands.
     let commands = ok("topology users", &config, &["--commands", "--passwords", passwords]).await;
@@ -202,13 +221,18 @@ async fn four_users_do_what_they_are_for_and_nothing_else() {
         &[
             (true, Publish("roundelay.jobs")),
             (true, Publish("roundelay.delay.5s")),
+            (true, Ask("work")),
             (false, Publish("")),
             (false, Publish("roundelay.unrouted")),
             (false, Publish("theirs")),
             (false, Consume("work")),
+            (false, Get("work")),
             (false, Get("roundelay.quarantine")),
             (false, Get("roundelay.delay.5s")),
             (false, Purge("work")),
+            (false, Bind("work", "roundelay.jobs")),
+            (false, Bind("work", "theirs")),
+            (false, Bind("work", "amq.fanout")),
             (false, Bind("roundelay.delay.5s", "roundelay.jobs")),
             (false, DeclareQueue("mine")),
             (false, DeclareExchange("mine")),
@@ -339,6 +363,171 @@ async fn works_fully(folder: &Path, config: &Path, port: u16) {
     let wrong: Vec<&Value> = broker.filter(|finding| finding["result"] == "bad").collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
     drop(worker);
+}
+
+/// The secrets of a Compose project, with the addresses that RabbitMQ and the ledger have here.
+struct Secrets {
+    folder: PathBuf,
+    variables: [(&'static str, String); 3],
+}
+
+impl Secrets {
+    /// As docker-compose.yml hands them to a service that is this user.
+    fn of(folder: &Path, user: &str) -> Self {
+        let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+        let variables = [
+            ("ROUNDELAY__BROKER__URL_FILE", file(&format!("{user}-url"))),
+            ("ROUNDELAY__BROKER__MANAGEMENT_FILE", file("management-url")),
+            ("ROUNDELAY__LEDGER__URL_FILE", file("ledger-url")),
+        ];
+        Self { folder: folder.into(), variables }
+    }
+
+    fn variables(&self) -> [(&'static str, &str); 3] {
+        self.variables.each_ref().map(|(name, file)| (*name, file.as_str()))
+    }
+
+    fn url(&self, name: &str) -> String {
+        std::fs::read_to_string(self.folder.join(name)).unwrap().trim().to_owned()
+    }
+
+    /// A command, with what the service has.
+    async fn run(&self, verb: &str, rest: &[&str]) -> Output {
+        let config = compose_file("deploy/compose/roundelay.toml");
+        let mut arguments: Vec<&str> = verb.split(' ').collect();
+        arguments.extend(["--config", config.to_str().unwrap()]);
+        roundelay_with(&self.variables(), &[&arguments, rest].concat()).await
+    }
+}
+
+/// A file of the project, as docker-compose.yml mounts it.
+fn compose_file(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// New secrets in `folder`, which lead to this node and to a ledger beside them.
+async fn new_secrets(folder: &Path, node: &Node) {
+    let script = compose_file("deploy/compose/new-secrets");
+    let written = Command::new(script).arg(folder).stdin(Stdio::null()).output().await.unwrap();
+    assert!(written.status.success(), "{written:?}");
+    let management = url::Url::parse(&node.env("RABBITMQ_MANAGEMENT_URL")).unwrap().port().unwrap();
+    for name in ["topology-url", "worker-url", "publisher-url", "management-url"] {
+        let url = std::fs::read_to_string(folder.join(name)).unwrap();
+        let url = url.replace("rabbitmq:5672", &format!("127.0.0.1:{}", node.port()));
+        let url = url.replace("rabbitmq:15672", &format!("127.0.0.1:{management}"));
+        assert!(url.contains("@127.0.0.1:"), "{url}");
+        std::fs::write(folder.join(name), url).unwrap();
+    }
+    std::fs::write(folder.join("ledger-url"), format!("sqlite://{}/../ledger.db\n", folder.display())).unwrap();
+}
+
+/// docker-compose.yml without Docker: RabbitMQ boots for the first time with what is mounted there, and the real
+/// program does with the secrets of each service what the service does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_compose_file_s_users_are_there_when_its_broker_boots_and_are_enough_for_its_services() {
+    use Act::{Ask, Bind, Consume, DeclareQueue, Get, Publish};
+    let folder = tempfile::tempdir().unwrap();
+    let node = Node::start(folder.path(), &[]).await;
+    node.call("stop", &[]).await;
+    std::fs::remove_dir_all(node.folder.join("data")).unwrap();
+    std::fs::create_dir(node.folder.join("data")).unwrap();
+    let first = folder.path().join("first");
+    new_secrets(&first, &node).await;
+    let definitions = node.folder.join("definitions");
+    std::fs::create_dir(&definitions).unwrap();
+    std::fs::copy(first.join("users.json"), definitions.join("10-users.json")).unwrap();
+    let permissions = compose_file("deploy/compose/permissions.json");
+    std::fs::copy(permissions, definitions.join("20-permissions.json")).unwrap();
+    // Whoever starts the node looks with this user whether it is up.
+    let guest = json!({ "users": [{ "name": "guest", "password_hash": password_hash("guest", [1, 2, 3, 4]),
+        "hashing_algorithm": "rabbit_password_hashing_sha256", "tags": ["administrator"] }] });
+    std::fs::write(definitions.join("00-guest.json"), guest.to_string()).unwrap();
+    let text = |path: &Path| std::fs::read_to_string(path).unwrap();
+    let conf = node.folder.join("etc/rabbitmq.conf");
+    let ours = ["rabbitmq/rabbitmq.conf", "deploy/compose/definitions.conf"].map(|path| text(&compose_file(path)));
+    let ours = ours.concat().replace("/etc/rabbitmq/definitions\n", &format!("{}\n", node.inside("definitions")));
+    std::fs::write(&conf, format!("{}{ours}default_user = nobody\n", text(&conf))).unwrap();
+    node.call("start", &[]).await;
+    let guest = node.env("RABBITMQ_MANAGEMENT_URL");
+    let (_, users) = api(&guest, Method::GET, "users?columns=name", &json!(null)).await;
+    let mut users: Vec<&str> = users.as_array().unwrap().iter().map(|user| user["name"].as_str().unwrap()).collect();
+    users.sort();
+    assert_eq!(
+        users,
+        ["guest", "monitor", "publisher", "topology", "worker"],
+        "and no user that RabbitMQ makes itself"
+    );
+
+    // The services: the worker waits for the topology, which only its own user may declare.
+    let [topology, worker, publisher] = ["topology", "worker", "publisher"].map(|user| Secrets::of(&first, user));
+    let early = worker.run("worker", &["--queues", "sync-ios", "--listen", "127.0.0.1:0"]).await;
+    assert!(!early.ok && early.stderr.contains("broker.declare is false"), "{early:?}");
+    let not_theirs = worker.run("topology apply", &[]).await;
+    assert!(!not_theirs.ok && not_theirs.stderr.contains("ACCESS_REFUSED"), "{not_theirs:?}");
+    let applied = topology.run("topology apply", &[]).await;
+    assert!(applied.ok, "{applied:?}");
+    let check = worker.run("topology check", &[]).await;
+    assert_eq!((check.ok, check.stdout.as_str()), (true, "nothing is wrong\n"), "{check:?}");
+
+    let config = compose_file("deploy/compose/roundelay.toml");
+    let running = Observed::start_in(&config, &["--queues", "sync-ios"], &worker.variables()).await;
+    let roster = folder.path().join("apps.csv");
+    std::fs::write(&roster, "platform,id\nios,maps\n").unwrap();
+    let enrolled = worker.run("enroll", &["--kind", "sync-app", "--spread", "0s", roster.to_str().unwrap()]).await;
+    assert!(enrolled.ok, "{enrolled:?}");
+    let done = async || {
+        running.metrics().await.get("roundelay_attempts_total{kind=\"sync-app\",verdict=\"done\",reason=\"none\"}")
+    };
+    until("the chain runs", async || done().await >= 1.0).await;
+
+    // A program that publishes, as the examples do: it asks for the queue first.
+    let url = publisher.url("publisher-url");
+    let before = done().await;
+    tries(&url, &[(true, Ask("sync-ios")), (true, Ask("sync-android"))]).await;
+    let connection = Connection::connect(&url, ConnectionProperties::default()).await.unwrap();
+    let channel = connection.create_channel().await.unwrap();
+    for n in 0..10 {
+        let body = json!({ "v": 1, "kind": "sync-app", "key": "ios/news", "id": format!("order-{n}"), "payload": {} });
+        let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default());
+        let body = body.to_string();
+        channel
+            .basic_publish("roundelay.jobs".into(), "sync-ios".into(), options, body.as_bytes(), properties)
+            .await
+            .unwrap();
+    }
+    // The chain itself comes every half minute.
+    until("what was published runs", async || done().await >= before + 10.0).await;
+
+    // The status and the doctor's look at the broker go by `monitor`.
+    let status = worker.run("status", &["--json"]).await;
+    assert!(status.ok, "{status:?}");
+    assert_eq!(status.json()["broker"]["sync-ios"]["consumers"], json!(1));
+    let monitor = publisher.url("management-url");
+    let (seen, _) = api(&monitor, Method::GET, "queues/roundelay/sync-ios", &json!(null)).await;
+    assert_eq!(seen, StatusCode::OK);
+    let (purged, _) = api(&monitor, Method::DELETE, "queues/roundelay/sync-ios/contents", &json!(null)).await;
+    assert!([StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&purged), "{purged}");
+
+    let bind = Bind("sync-ios", "roundelay.jobs");
+    let refused = [
+        (&topology, "topology-url", [Consume("sync-ios"), Get("roundelay.quarantine"), DeclareQueue("theirs")]),
+        (&worker, "worker-url", [DeclareQueue("sync-ios"), bind, Publish("roundelay.unrouted")]),
+        (&publisher, "publisher-url", [Consume("sync-ios"), bind, DeclareQueue("mine")]),
+    ];
+    for (secrets, name, acts) in refused {
+        tries(&secrets.url(name), &acts.map(|act| (false, act))).await;
+    }
+    drop(running);
+
+    // Other passwords hold as soon as it boots again with them.
+    let second = folder.path().join("second");
+    new_secrets(&second, &node).await;
+    std::fs::copy(second.join("users.json"), definitions.join("10-users.json")).unwrap();
+    node.call("restart", &[]).await;
+    assert!(Connection::connect(&worker.url("worker-url"), ConnectionProperties::default()).await.is_err());
+    node.shell(&format!("rabbitmqctl import_definitions {}", node.inside("definitions/20-permissions.json"))).await;
+    let check = Secrets::of(&second, "worker").run("topology check", &[]).await;
+    assert_eq!((check.ok, check.stdout.as_str()), (true, "nothing is wrong\n"), "{check:?}");
 }
 
 /// rabbitmq/ as a node has it when it boots: the configuration, TLS and all, and the definitions.

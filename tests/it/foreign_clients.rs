@@ -4,16 +4,19 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use reqwest::Method;
+use reqwest::header::{HeaderMap, HeaderValue};
+use reqwest::{Method, StatusCode};
 use roundelay::Outcome;
+use roundelay::clock::Clock;
 use serde_json::{Value, json};
+use standardwebhooks::Webhook;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
-use crate::commands::{run, told};
+use crate::commands::{ok, run, told};
 use crate::harness::{Ground, SOON, Vhost, Watched, until, worker};
 
 const CONFIG: &str = r#"
@@ -48,7 +51,17 @@ async fn rust_example(name: &str) -> PathBuf {
     let build = || async {
         let profile = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_owned();
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(["build", "--quiet", "--locked", "--example", "publish", "--example", "worker"]);
+        cargo.args([
+            "build",
+            "--quiet",
+            "--locked",
+            "--example",
+            "publish",
+            "--example",
+            "worker",
+            "--example",
+            "handler",
+        ]);
         cargo.args(profile.ends_with("release").then_some("--release"));
         let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null()).status().await.unwrap();
         assert!(built.success(), "{built}");
@@ -94,6 +107,14 @@ impl Client {
 
     /// Starts the example that handles jobs, on this port; in Rust it is the worker itself.
     async fn handle(self, ground: &Ground, config: &Path, port: u16) -> Child {
+        match self {
+            Client::Rust => spawn(Command::new(rust_example("worker").await).arg(config)),
+            _ => self.serve(ground, port, "").await,
+        }
+    }
+
+    /// Starts the example that is called over HTTP, with a secret by which calls are signed, if it is not empty.
+    async fn serve(self, ground: &Ground, port: u16, secret: &str) -> Child {
         let mut command = match self {
             Client::Python => {
                 let mut command = Command::new(provided("ROUNDELAY_TEST_PYTHON"));
@@ -109,16 +130,21 @@ impl Client {
             Client::JavaScript => {
                 let mut command = Command::new("node");
                 command.arg(examples("node/handler.js")).arg(port.to_string());
+                command.env("NODE_PATH", provided("ROUNDELAY_TEST_NODE_PATH").join("node_modules"));
                 command
             }
             Client::Rust => {
-                let mut command = Command::new(rust_example("worker").await);
-                command.arg(config);
+                let mut command = Command::new(rust_example("handler").await);
+                command.arg(port.to_string());
                 command
             }
         };
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("the handler starts")
+        spawn(command.env("WEBHOOK_SECRET", secret))
     }
+}
+
+fn spawn(command: &mut Command) -> Child {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("the handler starts")
 }
 
 /// A port that nothing listens on.
@@ -173,6 +199,117 @@ async fn what_is_published_is_handled_in_the_same_language() {
         for mut process in [Some(handler), worker].into_iter().flatten() {
             process.kill().await.unwrap();
         }
+    }
+}
+
+const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+const OTHER: &str = "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+
+/// The headers of a call that is signed so long ago.
+fn signed(secret: &str, id: &str, ago: i64, body: &str) -> HeaderMap {
+    let now = Clock::System.now().as_millis() / 1_000;
+    let signature = Webhook::new(secret).unwrap().sign(id, now - ago, body.as_bytes()).unwrap();
+    let headers = [
+        ("webhook-id", id.to_owned()),
+        ("webhook-timestamp", (now - ago).to_string()),
+        ("webhook-signature", signature),
+    ];
+    headers.into_iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+}
+
+/// A handler that knows the secret does what the worker has signed, and nothing that anybody else sends.
+#[tokio::test]
+async fn handlers_refuse_what_is_not_signed() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    for client in CLIENTS {
+        let (ground, port) = (Ground::rabbit().await, free_port());
+        let kind = |name: &str, secret: &str| {
+            format!(
+                "[kinds.{name}]\nqueue = \"work\"\n\
+                 handler.http = {{ url = \"http://127.0.0.1:{port}/\", sign = \"{secret}\" }}\n"
+            )
+        };
+        let config = ground.config_file(&format!("[queues.work]\n{}{}", kind("sync", SECRET), kind("stranger", OTHER)));
+        let mut handler = client.serve(&ground, port, SECRET).await;
+        let mut lines = BufReader::new(handler.stdout.take().unwrap()).lines();
+        until("the handler listens", || async move { TcpStream::connect(("127.0.0.1", port)).await.is_ok() }).await;
+        ok("topology apply", &config, &[]).await;
+        let mut worker = worker(&config);
+        let mut expected = Vec::new();
+        let payload = ["--payload", r#"{"name":"ms ñ 💡"}"#];
+
+        // What the engine signs is what each library verifies; what another secret has signed is a failure.
+        told("publish", &config, &[&["stranger", "npm/stranger"], &payload[..]].concat()).await;
+        until("the stranger is refused", || async {
+            told("failed list", &config, &[]).await["failures"].to_string().contains("HTTP 401")
+        })
+        .await;
+        let published = told("publish", &config, &[&["sync", "npm/ms"], &payload[..]].concat()).await;
+        expected.push(format!("synced npm/ms {}", published["id"].as_str().unwrap()));
+
+        let call = async |headers: HeaderMap, body: String| {
+            let client = reqwest::Client::builder().no_proxy().timeout(SOON).build().unwrap();
+            let call = client.post(format!("http://127.0.0.1:{port}/")).headers(headers).body(body);
+            call.send().await.unwrap().status()
+        };
+        let job = |key: &str| {
+            json!({ "v": 1, "kind": "sync", "key": key, "id": key, "payload": { "name": "ñ" } }).to_string()
+        };
+        let body = job("forged");
+        let good = signed(SECRET, "forged", 0, &body);
+        let changed = |name: &'static str, value: &str| {
+            let mut headers = good.clone();
+            headers.insert(name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
+            headers
+        };
+        let without = |name: &str| {
+            let mut headers = good.clone();
+            headers.remove(name);
+            headers
+        };
+        let later = good["webhook-timestamp"].to_str().unwrap().parse::<i64>().unwrap() + 1;
+        for (what, headers, body) in [
+            ("no signature", HeaderMap::new(), body.clone()),
+            ("another secret", signed(OTHER, "forged", 0, &body), body.clone()),
+            ("another body", good.clone(), job("swapped")),
+            ("another id", changed("webhook-id", "another"), body.clone()),
+            ("another time", changed("webhook-timestamp", &later.to_string()), body.clone()),
+            ("no time", changed("webhook-timestamp", "now"), body.clone()),
+            (
+                "no version",
+                changed("webhook-signature", &good["webhook-signature"].to_str().unwrap()[3..]),
+                body.clone(),
+            ),
+            ("nothing", changed("webhook-signature", ""), body.clone()),
+            ("nonsense", changed("webhook-signature", "v1,ñ"), body.clone()),
+            ("without a signature", without("webhook-signature"), body.clone()),
+            ("without an id", without("webhook-id"), body.clone()),
+            ("without a time", without("webhook-timestamp"), body.clone()),
+            ("kept for ten minutes", signed(SECRET, "forged", 600, &body), body.clone()),
+            ("of the future", signed(SECRET, "forged", -600, &body), body.clone()),
+        ] {
+            assert_eq!(call(headers, body).await, StatusCode::UNAUTHORIZED, "{client:?}: {what}");
+        }
+        // While the secret is being changed, there are two signatures.
+        let body = job("right");
+        let mut both = signed(SECRET, "right", 60, &body);
+        let theirs = signed(OTHER, "right", 60, &body)["webhook-signature"].to_str().unwrap().to_owned();
+        let both_signatures = format!("{theirs} {}", both["webhook-signature"].to_str().unwrap());
+        both.insert("webhook-signature", both_signatures.parse().unwrap());
+        assert_eq!(call(both, body).await, StatusCode::OK, "{client:?}");
+        expected.push("synced right right".into());
+
+        let mut synced = Vec::new();
+        while synced.len() < expected.len() {
+            let line = timeout(SOON, lines.next_line()).await.expect("a job is handled").unwrap();
+            synced.push(line.expect("the handler lives"));
+        }
+        synced.sort();
+        expected.sort();
+        assert_eq!(synced, expected, "{client:?}: and none of the others");
+        worker.kill().await.unwrap();
+        handler.kill().await.unwrap();
+        assert_eq!(lines.next_line().await.unwrap(), None, "{client:?}");
     }
 }
 

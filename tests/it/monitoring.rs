@@ -29,11 +29,17 @@ impl Observed {
     }
 
     pub async fn start_with(config: &Path, arguments: &[&str]) -> Self {
+        Self::start_in(config, arguments, &[]).await
+    }
+
+    /// Likewise, with these environment variables.
+    pub async fn start_in(config: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut worker = tokio::process::Command::new(env!("CARGO_BIN_EXE_roundelay"))
             .args(["worker", "--listen", "127.0.0.1:0", "--config"])
             .arg(config)
             .args(arguments)
             .env("ROUNDELAY_LOG_FORMAT", "json")
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .kill_on_drop(true)

@@ -4,7 +4,9 @@ All mistakes are told, each with where it is; the exit code is 1 when there is o
 written to objects.ts in the scratch folder.
 """
 import argparse
+import base64
 import fnmatch
+import hashlib
 import json
 import os
 import pathlib
@@ -13,6 +15,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import urllib.parse
 
 import kubernetes_validate
 import yaml
@@ -352,26 +355,66 @@ def check_configuration(problems, where, program, text, env):
 # ---------------------------------------------------------------- Compose, systemd
 
 
-def compose(problems, project, file, dockerfile, program):
+def service_rules(problems, at, service):
+    """What holds for every service of a Compose file."""
+    image = service["image"]
+    problems.expect(re.search(r":v?\d+\.\d+", image), at, f"the image {image} has no version")
+    problems.expect("max-size" in service["logging"].get("options", {}), at, "its log is not bounded")
+    problems.expect("no-new-privileges:true" in service["security_opt"], at, "may gain privileges")
+    for published in service.get("ports", []):
+        problems.expect(published.get("host_ip") == "127.0.0.1", at, f"the port {published['target']} is open to others")
+    for mount in service.get("volumes", []):
+        problems.expect(mount["type"] != "bind" or os.path.exists(mount["source"]), at, f"there is no {mount['source']}")
+    for needed in service.get("depends_on", {}):
+        problems.expect(needed in service["beside"], at, f"depends on {needed}, which is not there")
+
+
+def users_of_broker(problems, project, scratch, services, secrets, text, program):
+    """RabbitMQ's users: hashes of the very passwords that the URLs have, and what `roundelay` says they need."""
+    at = "docker-compose.yml"
+    shown = subprocess.run([program, "topology", "users", "--definitions", "--config", "/dev/stdin"], input=text, capture_output=True, text=True, check=True)
+    made = "deploy/compose/permissions.json"
+    permissions = (project / made).read_text()
+    problems.expect(permissions == shown.stdout, made, "is not what `roundelay topology users --definitions --config deploy/compose/roundelay.toml` prints")
+    names = {permission["user"] for permission in json.loads(permissions)["permissions"]}
+    # Compose leaves out those that no service of the file uses.
+    named = yaml.safe_load((project / "docker-compose.yml").read_text())["secrets"]
+    problems.expect(set(named) - set(secrets) == {"publisher-url"}, at, f"secrets that no service uses: {sorted(set(named) - set(secrets))}")
+    for folder in (project / "deploy/compose/secrets", scratch / "secrets"):
+        there = {path.name for path in folder.iterdir()}
+        problems.expect(there == set(named), at, f"{folder} has {sorted(there)}, and the secrets are {sorted(named)}")
+        users = {user["name"]: user for user in json.loads((folder / "users.json").read_text())["users"]}
+        problems.expect(set(users) == names, at, f"{folder}: users {sorted(users)}, and {made} is for {sorted(names)}")
+        for name, user in users.items():
+            file = "management-url" if name == "monitor" else f"{name}-url"
+            url = urllib.parse.urlsplit((folder / file).read_text().strip())
+            kept = base64.b64decode(user["password_hash"])
+            right = url.username == name and kept[4:] == hashlib.sha256(kept[:4] + url.password.encode()).digest()
+            problems.expect(right, at, f"{folder}/{file} does not have the user {name} with the password of users.json")
+            problems.expect(user["tags"] == (["monitoring"] if name == "monitor" else []), at, f"{folder}/users.json: {name} has the tags {user['tags']}")
+    conf = (project / "deploy/compose/definitions.conf").read_text()
+    (folder,) = re.findall(r"^load_definitions = (.*)$", conf, re.M)
+    broker = services["rabbitmq"]
+    mounted = {mount["target"]: mount["source"] for mount in broker["volumes"]} | {s["target"]: s["source"] for s in broker["secrets"]}
+    imported = [mounted[target] for target in sorted(mounted) if os.path.dirname(target) == folder]
+    problems.expect(imported == ["users.json", str(project / made)], at, f"RabbitMQ imports {imported}: users come first, then what they may do")
+    included = [source for target, source in mounted.items() if target.startswith("/etc/rabbitmq/conf.d/")]
+    problems.expect(included == [str(project / "deploy/compose/definitions.conf")], at, f"RabbitMQ's conf.d has {included}")
+
+
+def compose(problems, project, scratch, file, dockerfile, program):
     services, secrets = file["services"], file["secrets"]
     text = (project / "deploy/compose/roundelay.toml").read_text()
     settings = tomllib.loads(text)
     workers = {}
     for secret in secrets.values():
         problems.expect(os.path.isfile(secret["file"]), "docker-compose.yml", f"there is no {secret['file']}")
+    users_of_broker(problems, project, scratch, services, secrets, text, program)
     for name, service in services.items():
         at, command = f"docker-compose.yml: {name}", service.get("command") or []
+        service_rules(problems, at, {**service, "beside": services})
         lasting = service.get("restart") == "unless-stopped"
         image = service["image"]
-        problems.expect(re.search(r":v?\d+\.\d+", image), at, f"the image {image} has no version")
-        problems.expect("max-size" in service["logging"].get("options", {}), at, "its log is not bounded")
-        problems.expect("no-new-privileges:true" in service["security_opt"], at, "may gain privileges")
-        for published in service.get("ports", []):
-            problems.expect(published.get("host_ip") == "127.0.0.1", at, f"the port {published['target']} is open to others")
-        for mount in service.get("volumes", []):
-            problems.expect(mount["type"] != "bind" or os.path.exists(mount["source"]), at, f"there is no {mount['source']}")
-        for needed in service.get("depends_on", {}):
-            problems.expect(needed in services, at, f"depends on {needed}, which is not there")
         if lasting:
             limits = service.get("deploy", {}).get("resources", {}).get("limits", {})
             problems.expect("memory" in limits, at, "has no limit of memory")
@@ -389,7 +432,12 @@ def compose(problems, project, file, dockerfile, program):
                 problems.expect(source, at, f"{key} is {value}, and the service has no such secret")
                 env[key] = secrets[source]["file"] if source else value
         check_configuration(problems, at, program, text, env)
+        # Each is the user that it needs to be: only one declares, and tokens are the ledger's alone.
+        given = {s.get("target", "").removeprefix("/run/secrets/"): s["source"] for s in service["secrets"]}
+        user = {"topology": "topology-url", "list": None}.get(command[0], "worker-url")
+        problems.expect(given.get("broker-url") == user, at, f"goes to the broker by {given.get('broker-url')}, not by {user}")
         if command[0] == "worker":
+            problems.expect(settings["broker"].get("declare") is False, at, "its user may not declare, and broker.declare is not false")
             workers[name] = option(command, "--queues")
             wait = seconds(service["stop_grace_period"])
             problems.expect(wait >= seconds(settings["worker"]["grace"]) + RESERVE, at, f"is killed after {wait} s, within worker.grace")
@@ -432,9 +480,19 @@ def unit(problems, project, file, program):
     for key, value in env.items():
         if value.startswith("%d/"):
             problems.expect(value[3:] in credentials, at, f"{key} is {value}, and no credential is of that name")
-            env[key] = str(secrets / value[3:])
+            env[key] = str(secrets / value[3:].replace("broker-url", "worker-url"))
     text = (project / "deploy/compose/roundelay.toml").read_text()
     check_configuration(problems, at, program, text, env)
+
+
+def local(problems, file, whole):
+    """deploy/local/compose.yml, whose services are those of docker-compose.yml but for the user."""
+    for name, service in file["services"].items():
+        at = f"deploy/local/compose.yml: {name}"
+        service_rules(problems, at, {**service, "beside": file["services"]})
+        theirs = whole["services"][name]
+        for same in ("image", "ports", "healthcheck", "command", "hostname"):
+            problems.expect(service.get(same) == theirs.get(same), at, f"{same} is {service.get(same)}, in docker-compose.yml {theirs.get(same)}")
 
 
 def versions(problems, project, file, dockerfile, objects):
@@ -477,7 +535,8 @@ def main():
         same = text_of(problems, project, made) == rules.text(text)
         problems.expect(same, made, f"is not {alerts}: tests/manifests/run --refresh")
     file = json.loads((scratch / "compose.json").read_text())
-    compose(problems, project, file, dockerfile, given.program)
+    compose(problems, project, scratch, file, dockerfile, given.program)
+    local(problems, json.loads((scratch / "local.json").read_text()), file)
     for found in sorted((project / "deploy/systemd").glob("*.service")):
         unit(problems, project, found, given.program)
     versions(problems, project, file, dockerfile, objects)

@@ -22,7 +22,7 @@ use crate::broker::topology::Topology;
 pub enum Role {
     /// Declares and deletes exchanges, queues and bindings.
     Topology,
-    /// Only publishes jobs.
+    /// Only publishes jobs, and asks whether their queues exist.
     Publisher,
     /// Consumes and publishes jobs, and declares nothing.
     Worker,
@@ -65,7 +65,13 @@ impl Role {
                 let all = [publishing, consumed].concat();
                 (all.clone(), all, exchanges)
             }
-            Self::Publisher => (vec![], publishing, vec![]),
+            // A message for a queue that does not exist is not returned, so it asks for the queue first, by declaring it
+            // passively, which newer brokers grant to those who have any permission on it. Writing to a queue is
+            // binding it, and without reading an exchange there is nothing to bind it to.
+            Self::Publisher => {
+                let queues = topology.queues.iter().filter(|queue| !names.is_own(&queue.name));
+                (vec![], publishing.into_iter().chain(queues.map(|queue| escape(&queue.name))).collect(), vec![])
+            }
             // What is unrouted is only counted, which newer brokers grant to those alone who may read, write or
             // declare it.
             Self::Worker => (vec![], publishing, consumed),
@@ -103,9 +109,8 @@ pub fn password_hash(password: &str, salt: [u8; 4]) -> String {
     BASE64.encode([&salt[..], &digest[..]].concat())
 }
 
-/// Users and permissions in RabbitMQ's definitions format. A user without a hash has no password, and can log in by a
-/// certificate alone.
-pub fn definitions(topology: &Topology, vhost: &str, users: &[(Role, Option<String>)]) -> (Vec<Value>, Vec<Value>) {
+/// Users in RabbitMQ's definitions format. One without a hash has no password, and can log in by a certificate alone.
+pub fn definitions(users: &[(Role, Option<String>)]) -> Vec<Value> {
     let user = |(role, hash): &(Role, Option<String>)| {
         json!({
             "name": role.name(),
@@ -115,11 +120,16 @@ pub fn definitions(topology: &Topology, vhost: &str, users: &[(Role, Option<Stri
             "limits": {},
         })
     };
-    let permission = |(role, _): &(Role, Option<String>)| {
+    users.iter().map(user).collect()
+}
+
+/// What all of them may do in the virtual host, likewise.
+pub fn permissions(topology: &Topology, vhost: &str) -> Vec<Value> {
+    let permission = |role: Role| {
         let Permissions { configure, write, read } = role.permissions(topology);
         json!({ "user": role.name(), "vhost": vhost, "configure": configure, "write": write, "read": read })
     };
-    (users.iter().map(user).collect(), users.iter().map(permission).collect())
+    Role::ALL.map(permission).into()
 }
 
 #[cfg(test)]
@@ -149,9 +159,9 @@ mod tests {
             ("r.x.quarantine", &[Declares], &[Declares], &[Worker]),
             ("r.x.rearm", &[Declares], &[Declares], &[Worker]),
             ("r.x.chores", &[Declares], &[Declares], &[Worker]),
-            ("sync-ios", &[Declares], &[Declares], &[Worker]),
+            ("sync-ios", &[Declares], &[Declares, Publisher], &[Worker]),
             ("r.x.lane.1.sync-ios", &[Declares], &[Declares], &[Worker]),
-            ("w.b", &[Declares], &[Declares], &[Worker]),
+            ("w.b", &[Declares], &[Declares, Publisher], &[Worker]),
             // Dots are no wildcards, patterns hold for whole names, and the default exchange is nobody's.
             ("wxb", &[], &[], &[]),
             ("rxx.jobs", &[], &[], &[]),
