@@ -1,5 +1,6 @@
 //! Messages that cannot be used: where RabbitMQ carries messages they lie on its quarantine queue, else in the ledger.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use axum::Json;
@@ -45,7 +46,8 @@ pub struct Quarantine {
     messages: Vec<Unusable>,
     /// Where the next ones begin; null when there are none.
     after: Option<String>,
-    /// How many lie on the broker's quarantine queue, if there is one.
+    /// How many lie on the broker's quarantine queue, if there is one. One that was set aside twice, because a worker
+    /// died over it, counts twice here, and is shown once.
     ready: Option<u64>,
 }
 
@@ -93,10 +95,13 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
     };
     if keeps && before.is_none() {
         let _alone = api.shelf().await;
+        let mut seen = HashSet::new();
         for shelved in fetched(connections, &queue, limit as usize).await? {
-            let Shelved { from, reason, body, .. } = &shelved;
-            let (from, reason, body) = (from.clone(), reason.clone(), told(body));
-            messages.push(Unusable { number: None, at: None, from, reason, body, place: "broker" });
+            let Shelved { id, from, reason, body, .. } = &shelved;
+            if id.is_empty() || seen.insert(id.clone()) {
+                let (from, reason, body) = (from.clone(), reason.clone(), told(body));
+                messages.push(Unusable { number: None, at: None, from, reason, body, place: "broker" });
+            }
             shelved.put_back().await;
         }
     }
@@ -170,10 +175,20 @@ pub async fn act(
     let _alone = api.shelf().await;
     // What could not be sent shows that the others cannot be either.
     let (mut matching, mut changed, mut away) = (0, 0, false);
+    // What was set aside twice shares the fate of the first.
+    let mut gone_before = HashMap::new();
     let queue = api.config().topology().names.quarantine();
     for shelved in fetched(connections, &queue, MOST_FETCHED).await? {
         if !filter.fits(&shelved.from, &shelved.reason) {
             shelved.put_back().await;
+            continue;
+        }
+        if let Some(gone) = gone_before.get(&shelved.id).filter(|_| !shelved.id.is_empty()) {
+            if *gone {
+                shelved.forget().await
+            } else {
+                shelved.put_back().await
+            }
             continue;
         }
         matching += 1;
@@ -188,6 +203,7 @@ pub async fn act(
             }
         };
         changed += u64::from(gone);
+        gone_before.insert(shelved.id.clone(), gone);
         if gone { shelved.forget().await } else { shelved.put_back().await }
     }
     let mut before = None;

@@ -163,7 +163,7 @@ impl Server {
         Ok(Self { listener, api, router, tasks })
     }
 
-    /// Answers until `shutdown`, then lets what is under way come to its end, for a bounded time.
+    /// Answers until `shutdown`, or until a part of it that should last has ended, then lets what is under way come to its end, for a bounded time.
     pub async fn run(self, shutdown: CancellationToken) {
         let Self { listener: Listener { listener, address, tls, settings, anonymous }, api, router, tasks } = self;
         let scheme = if tls.is_some() { "https" } else { "http" };
@@ -177,7 +177,7 @@ impl Server {
             }
         };
         let board = api.clone();
-        let _board = AbortOnDropHandle::new(tokio::spawn(async move { board.keep_board(LOOK).await }));
+        let mut board = AbortOnDropHandle::new(tokio::spawn(async move { board.keep_board(LOOK).await }));
         let per_address = if settings.behind_proxy { MOST_CONNECTIONS } else { MOST_FROM_ADDRESS };
         let places = Places::new(per_address);
         let served = Served { router, tls, patience: settings.patience, stop: shutdown.clone() };
@@ -208,6 +208,10 @@ impl Server {
             () = shutdown.cancelled() => {}
             never = accept => never,
             never = forget => never,
+            // What is shown would be old, and nobody could tell.
+            ended = &mut board => {
+                tracing::error!(why = ?ended.err(), "what is shown is not kept up to date any more; the API ends");
+            }
         }
         drop(listener);
         stopping.cancel();

@@ -76,6 +76,8 @@ pub struct Delivery {
     pub redelivered: bool,
     /// How often it has been dead-lettered since it was published, as far as the broker says.
     pub deaths: usize,
+    /// The AMQP message id, the same when it is delivered again; absent when it has none, or the broker keeps none.
+    pub id: Option<Box<str>>,
     /// The span that has sent it, if it says so.
     pub trace: Option<Box<Carried>>,
     settle: Box<dyn Settle>,
@@ -84,7 +86,13 @@ pub struct Delivery {
 impl Delivery {
     /// A delivery whose fate `settle` reports to the broker.
     pub fn new(body: Bytes, queue: Arc<str>, redelivered: bool, deaths: usize, settle: Box<dyn Settle>) -> Self {
-        Self { body, queue, redelivered, deaths, trace: None, settle }
+        Self { body, queue, redelivered, deaths, id: None, trace: None, settle }
+    }
+
+    /// The same, with this AMQP message id; an empty one is none.
+    #[must_use]
+    pub fn named(self, id: Option<&str>) -> Self {
+        Self { id: id.filter(|id| !id.is_empty()).map(Into::into), ..self }
     }
 
     /// The same, sent by this span.
@@ -173,7 +181,8 @@ pub struct Depth {
 
 /// A message that waits for a person.
 pub struct Shelved {
-    /// The AMQP message id, which no other message on the queue has; empty when it does not say.
+    /// The AMQP message id; empty when it does not say. In quarantine no other message has it, unless it is the same
+    /// one [set aside twice](crate::engine::retried::lies_as).
     pub id: String,
     /// The queue that it came from; empty when it does not say.
     pub from: String,

@@ -37,8 +37,9 @@ impl Serve {
         let shutdown = shutdown_on_signal()?;
         let listener = Listener::bind(&config.api, address).await?;
         let api = Api::open(config).await?;
-        Server::new(listener, api.clone()).await?.run(shutdown).await;
+        Server::new(listener, api.clone()).await?.run(shutdown.clone()).await;
         api.close().await;
+        anyhow::ensure!(shutdown.is_cancelled(), "a part of the API ended by itself; the log says which");
         tracing::info!("stopped");
         Ok(())
     }

@@ -19,6 +19,7 @@ pub mod life;
 pub mod moves;
 mod one_off;
 mod outbox;
+mod parts;
 mod pipeline;
 pub mod publish;
 mod queue;
@@ -36,10 +37,9 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::sync::{Notify, SetOnce, mpsc, watch};
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use tokio_util::task::TaskTracker;
 
 use crate::api::{self, Api};
 use crate::broker::embedded::EmbeddedBroker;
@@ -65,6 +65,7 @@ use chores::Chores;
 pub use dispatch::Dispatch;
 use lease::Leases;
 use life::{Life, Point, Probe};
+use parts::Parts;
 use queue::{QueueRun, consume, work};
 use room::Room;
 
@@ -332,7 +333,15 @@ impl Engine {
         let core = Arc::new(Core { tracer, ..self.core(connections, stop.clone(), base, &worker)? });
         // Also when this future is dropped: nothing runs on with nobody to stop it.
         let _all_end_with_us = core.life.guard();
-        let monitor = listener.map(|listener| Monitor::start(listener, core.subject()));
+        // What lasts as long as the engine, what ends when it stops, and what then has time to come to an end.
+        let (mut lasting, mut parts, mut answering) = (Parts::default(), Parts::default(), Parts::default());
+        let monitor = listener.map(|listener| {
+            let monitor = Monitor::new(core.subject());
+            for (name, task) in monitor.tasks(listener) {
+                lasting.spawn(name, core.life.bind(task));
+            }
+            monitor
+        });
         let _alone = alone(&self.config, &*core.dispatch.broker)?;
         topology_guard::check(&*core.ledger, &self.config, core.dispatch.broker.keeps_messages()).await?;
         core.dispatch.broker.apply(&core.topology).await?;
@@ -340,13 +349,10 @@ impl Engine {
         if let Some(chores) = &core.chores {
             chores.begin().await?;
         }
-        let answering = match (api_listener, &api) {
-            (Some(listener), Some(api)) => {
-                let server = api::Server::new(listener, api.clone()).await?;
-                Some(AbortOnDropHandle::new(tokio::spawn(server.run(stop.clone()))))
-            }
-            _ => None,
-        };
+        if let (Some(listener), Some(api)) = (api_listener, &api) {
+            let server = api::Server::new(listener, api.clone()).await?;
+            answering.spawn("the API", core.life.bind(server.run(stop.clone())));
+        }
         core.life.reached(Point::Declared).await;
         // All are there before one begins, so that a start that fails leaves nothing running.
         attend::obey(&core, &core.ledger.fleet_orders().await?);
@@ -360,37 +366,36 @@ impl Engine {
             consumers.push((queue.clone(), flow, consumer));
         }
         let rearm = core.dispatch.broker.consume(&core.topology.names.rearm(), REARM_PREFETCH).await?;
-        let (tasks, mut parts) = (TaskTracker::new(), JoinSet::new());
+        let tasks = TaskTracker::new();
         for (queue, flow, consumer) in consumers {
-            parts.spawn(core.life.bind(work(core.clone(), queue, flow, consumer, tasks.clone(), stop.clone())));
+            let name = format!("deliveries of the queue {}", queue.source);
+            parts.spawn(name, core.life.bind(work(core.clone(), queue, flow, consumer, tasks.clone(), stop.clone())));
         }
-        parts.spawn(core.life.bind(consume(core.clone(), rearm, tasks.clone(), stop.clone(), rearm::live)));
-        parts.spawn(core.life.bind(catch_up::run(core.clone(), stop.clone())));
+        let rearm = consume(core.clone(), rearm, tasks.clone(), stop.clone(), rearm::live);
+        parts.spawn("deliveries between hops", core.life.bind(rearm));
+        parts.spawn("catch-up", core.life.bind(catch_up::run(core.clone(), stop.clone())));
         if let Some((fresh, config)) = fresh {
-            parts.spawn(core.life.bind(reload::run(core.clone(), api, config, fresh, stop.clone())));
+            let reload = reload::run(core.clone(), api, config, fresh, stop.clone());
+            parts.spawn("following the configuration", core.life.bind(reload));
         }
         // What runs keeps its lease until it has ended, also while the worker stops.
-        let mut heart = tokio::spawn(core.life.bind(lease::beat(core.clone())));
-        let _desk = AbortOnDropHandle::new(tokio::spawn(core.life.bind(core.desk.clone().keep_writing())));
-        let attending = self.attends.then(|| core.life.bind(attend::run(core.clone())));
-        let attending = attending.map(|attending| AbortOnDropHandle::new(tokio::spawn(attending)));
-        let _pulse = AbortOnDropHandle::new(tokio::spawn(core.life.bind(core.throttles.pulse())));
+        lasting.spawn("heartbeats", core.life.bind(lease::beat(core.clone())));
+        lasting.spawn("writing of progress", core.life.bind(core.desk.clone().keep_writing()));
+        lasting.spawn("watching the clock of throttles", core.life.bind(core.throttles.pulse()));
+        let mut attending = Parts::default();
+        if self.attends {
+            attending.spawn("reading what operators order", core.life.bind(attend::run(core.clone())));
+        }
         let queues: Vec<&str> = core.queues.keys().map(String::as_str).collect();
         tracing::info!(worker = %core.worker, ?queues, "working");
 
-        let mut attending = attending;
-        let attends_no_more = async {
-            match &mut attending {
-                Some(attending) => attending.await,
-                None => std::future::pending().await,
-            }
-        };
         let broken = tokio::select! {
             biased;
             () = stop.cancelled() => None,
-            ended = attends_no_more => Some(ended.map_or_else(|panic| panic.to_string(), |()| "orders are not read any more".into())),
-            ended = &mut heart => Some(ended.map_or_else(|panic| panic.to_string(), |()| "no more heartbeats".into())),
-            Some(ended) = parts.join_next() => Some(ended.map_or_else(|panic| panic.to_string(), |()| "no more deliveries".into())),
+            which = lasting.one_ended() => Some(which),
+            which = attending.one_ended() => Some(which),
+            which = parts.one_ended() => Some(which),
+            which = answering.one_ended() => Some(which),
         };
         if let (Some(monitor), Some(why)) = (&monitor, &broken) {
             monitor.broken(why);
@@ -398,21 +403,18 @@ impl Engine {
         stop.cancel();
         tracing::info!(grace = ?core.grace, running = tasks.len(), "stopping: finishing what runs");
         core.life.reached(Point::Stopping).await;
-        while parts.join_next().await.is_some() {}
+        parts.all_ended().await;
         tasks.close();
         if !have_ended(&tasks, core.grace).await {
             tracing::warn!(running = tasks.len(), "the grace is over: the rest is put off and runs again elsewhere");
             core.abort.cancel();
             let _ = tokio::time::timeout(ABORT, tasks.wait()).await;
         }
-        heart.abort();
-        if let Some(answering) = answering {
-            let _ = answering.await;
-        }
+        answering.all_ended().await;
         // One-off jobs that have ended go on nowhere.
         core.desk.write().await;
-        if let Some(attending) = attending {
-            drop(attending);
+        drop(attending);
+        if self.attends {
             attend::leave(&core).await;
         }
         core.dispatch.broker.close().await;

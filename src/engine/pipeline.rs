@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::attempt::Claimed;
 use super::life::Point;
 use super::outbox::Asked;
+use super::retried::lies_as;
 use super::room::Place;
 use super::{Core, QueueRun};
 use crate::broker::{Delivery, Destination, Message};
@@ -490,12 +491,17 @@ impl Core {
         }
         let (from, reason) = (delivery.queue.to_string(), bad.to_string());
         tracing::warn!(queue = from, reason, bytes = delivery.body.len(), "quarantined");
+        let job = Envelope::decode(&delivery.body).ok().filter(|envelope| envelope.chain.is_none());
+        let job = job.and_then(|job| job.id);
         let kept = if self.dispatch.broker.keeps_messages() {
+            let id = delivery.id.as_deref().or(job.as_deref());
+            let id = id.map_or_else(|| self.entropy.token(), |id| lies_as(&from, id, &delivery.body));
             let to = Destination::Quarantine { from, reason };
-            let message = Message { to, id: self.entropy.token(), body: delivery.body.clone(), trace: None };
+            let message = Message { to, id, body: delivery.body.clone(), trace: None };
             self.dispatch.broker.publish(message).await.map_err(|error| error.to_string())
         } else {
-            let kept = self.ledger.quarantine(from, reason, delivery.body.to_vec(), self.ledger.now()).await;
+            let now = self.ledger.now();
+            let kept = self.ledger.quarantine(from, reason, delivery.body.to_vec(), job, now).await;
             kept.map_err(|error| error.to_string())
         };
         match kept {

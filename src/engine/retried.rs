@@ -35,6 +35,25 @@ pub enum Again {
     Away,
 }
 
+/// The id under which a message with this id and body that came from the queue `from` lies in quarantine.
+///
+/// Whoever dies between setting a message aside and acknowledging it leaves it to the next worker, which sets it aside
+/// once more. By the same id both are known for one message, and are shown, sent again and dropped as one. A message
+/// without an id of its own cannot be told from another that says the same, and is not to be taken for it.
+pub fn lies_as(from: &str, id: &str, body: &[u8]) -> String {
+    let mut all = Sha256::new();
+    for part in [from.as_bytes(), id.as_bytes(), body] {
+        all.update(part.len().to_be_bytes());
+        all.update(part);
+    }
+    hex(&all.finalize())
+}
+
+/// The first 128 bits, which nobody else comes upon.
+fn hex(digest: &[u8]) -> String {
+    digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Sends a copy of a message to the queue that it came from. When that is done, the message [can be
 /// forgotten](Shelved::forget).
 pub async fn send_again(config: &Config, connections: &Connections, shelved: &Shelved) -> Again {
@@ -99,7 +118,7 @@ fn copy(body: &Bytes, lay_as: &str, by: String) -> Bytes {
     }
     // Its handler is told the same id by every copy.
     envelope.id.get_or_insert_with(|| lay_as.to_owned());
-    let of = Sha256::digest(lay_as).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let of = hex(&Sha256::digest(lay_as));
     envelope.retries.push(Retry { of, by });
     let copy = envelope.encode();
     if copy.len() > MAX_BYTES { body.clone() } else { copy.into() }
@@ -151,6 +170,17 @@ mod tests {
         job.id = None;
         let body: Bytes = job.encode().into();
         assert_eq!(copied(&body, "m", "1a").id, Some("m".into()));
+    }
+
+    #[test]
+    fn a_message_lies_in_quarantine_under_an_id_that_only_the_same_one_has() {
+        let one = lies_as("work", "m", b"body");
+        assert_eq!(one, lies_as("work", "m", b"body"));
+        assert_eq!(one.len(), 32);
+        let others = [("other", "m", "body"), ("work", "n", "body"), ("work", "m", "bodies"), ("workm", "", "body")];
+        for (from, id, body) in others {
+            assert_ne!(one, lies_as(from, id, body.as_bytes()), "{from} {id} {body}");
+        }
     }
 
     #[test]

@@ -141,11 +141,19 @@ pub trait Ledger:
     /// When the ledger cannot be read.
     async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError>;
 
-    /// Keeps a message that cannot be used, where the broker keeps none.
+    /// Keeps a message that cannot be used, where the broker keeps none. If it is that of the kept job `job`, that is
+    /// forgotten with it, so that no other start of a worker finds it again.
     ///
     /// # Errors
     /// When it is not known to be written.
-    async fn quarantine(&self, from: String, reason: String, body: Vec<u8>, at: Time) -> Result<(), LedgerError>;
+    async fn quarantine(
+        &self,
+        from: String,
+        reason: String,
+        body: Vec<u8>,
+        job: Option<String>,
+        at: Time,
+    ) -> Result<(), LedgerError>;
 
     /// Keeps a one-off job under its id, in place of an earlier attempt, until it is forgotten.
     ///

@@ -19,10 +19,11 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::SetOnce;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::broker::Broker;
 use crate::clock::Time;
@@ -73,15 +74,14 @@ pub struct Subject {
     pub attended: Arc<Mutex<Option<Instant>>>,
 }
 
-/// Watches a worker and answers those who ask, for as long as it lives.
+/// Watches a worker and answers those who ask, while its [tasks](Self::tasks) run.
 pub struct Monitor {
     watch: Arc<Watch>,
-    _tasks: Vec<AbortOnDropHandle<()>>,
 }
 
 impl Monitor {
-    /// Begins to watch `subject` and to answer on `listener`.
-    pub fn start(listener: Listener, subject: Subject) -> Self {
+    /// Is to watch `subject`.
+    pub fn new(subject: Subject) -> Self {
         let now = subject.ledger.now();
         subject.telemetry.introduce(&subject.worker, now);
         let facts = Facts {
@@ -95,13 +95,17 @@ impl Monitor {
             census: Part::up("census", now),
             orders: Part::up("orders", now),
         };
-        let watch = Arc::new(Watch { subject, facts: Mutex::new(facts) });
-        let tasks = [
-            tokio::spawn(watch.clone().keep_asking()),
-            tokio::spawn(watch.clone().keep_looking()),
-            tokio::spawn(listener.serve(watch.clone())),
-        ];
-        Self { watch, _tasks: tasks.into_iter().map(AbortOnDropHandle::new).collect() }
+        Self { watch: Arc::new(Watch { subject, facts: Mutex::new(facts) }) }
+    }
+
+    /// What watches, and what answers on `listener`: each with its name, and never to end by itself.
+    pub fn tasks(&self, listener: Listener) -> [(&'static str, BoxFuture<'static, ()>); 3] {
+        let watch = || self.watch.clone();
+        [
+            ("counting the ledger's chains", watch().keep_asking().boxed()),
+            ("looking at the broker", watch().keep_looking().boxed()),
+            ("answering how the worker is", listener.serve(watch()).boxed()),
+        ]
     }
 
     /// A part of the engine has ended, which it never should; the worker stops.

@@ -416,8 +416,15 @@ impl Ledger for SimulatedLedger {
         self.through(false, self.inner.failures(limit)).await
     }
 
-    async fn quarantine(&self, from: String, reason: String, body: Vec<u8>, at: Time) -> Result<(), LedgerError> {
-        self.through(true, self.inner.quarantine(from, reason, body, at)).await
+    async fn quarantine(
+        &self,
+        from: String,
+        reason: String,
+        body: Vec<u8>,
+        job: Option<String>,
+        at: Time,
+    ) -> Result<(), LedgerError> {
+        self.through(true, self.inner.quarantine(from, reason, body, job, at)).await
     }
 
     async fn keep_job(&self, id: String, body: Vec<u8>) -> Result<(), LedgerError> {

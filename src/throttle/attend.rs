@@ -1,9 +1,11 @@
 //! Serving a line: asking for the slots that those in it need, shortly before they open.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::line::{Line, Rank};
@@ -24,8 +26,24 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// These waits grow to this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
+/// Serves a line as [`attend`] does, and goes on when that has broken off: nobody else would begin again, and whoever
+/// stands in the line would wait for ever.
+pub(super) async fn keep_attending(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
+    let name = throttle.name.clone();
+    anew_after_panics(&name, || attend(throttle.clone(), key.clone(), line.clone())).await;
+}
+
+/// Does something to its end, however often it panics over it.
+async fn anew_after_panics<F: Future<Output = ()>>(throttle: &str, serve: impl Fn() -> F) {
+    // The line's own lock holds nothing half done that the next round could not use.
+    while AssertUnwindSafe(serve()).catch_unwind().await.is_err() {
+        tracing::error!(throttle, "serving a line of the throttle panicked; it goes on in {LONGEST_PAUSE:?}");
+        sleep(LONGEST_PAUSE).await;
+    }
+}
+
 /// Serves a line while anybody stands in it, or something is to be told.
-pub(super) async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
+async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
     let (mut pause, mut planned) = (FIRST_PAUSE, None);
     loop {
         line.pass_on();
@@ -120,5 +138,20 @@ pub(super) async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>
                 () = throttle.board.changed(&throttle.name, orders) => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_is_served_on_after_a_panic() {
+        let times = AtomicU32::new(0);
+        let serve = async || assert!(times.fetch_add(1, Ordering::Relaxed) >= 2, "by chance");
+        anew_after_panics("ios", serve).await;
+        assert_eq!(times.into_inner(), 3);
     }
 }

@@ -66,12 +66,13 @@ impl Throttles {
         Self { pulse: Some(pulse).filter(|_| !by_name.is_empty()), by_name }
     }
 
-    /// Looks at the ledger's clock for good.
+    /// Looks at the ledger's clock for good, if there are throttles that go by it.
     pub fn pulse(&self) -> impl Future<Output = ()> + use<> {
         let pulse = self.pulse.clone();
         async move {
-            if let Some(pulse) = pulse {
-                pulse.beat().await;
+            match pulse {
+                Some(pulse) => pulse.beat().await,
+                None => std::future::pending().await,
             }
         }
     }
@@ -262,7 +263,7 @@ impl Throttle {
         let (value, first) = act(&line);
         if first && let Some(this) = self.this.upgrade() {
             // Looked at again under the same lock before the task ends.
-            tokio::spawn(attend::attend(this, key.to_owned(), line.clone()));
+            tokio::spawn(attend::keep_attending(this, key.to_owned(), line.clone()));
         }
         (line, value)
     }

@@ -214,9 +214,13 @@ impl Stage {
         }
     }
 
-    /// Waits until `what` holds.
+    /// Waits until `what` holds, for as long as a single call may take.
     async fn until(&self, label: &str, what: impl Fn(&Self) -> bool) -> anyhow::Result<()> {
-        let deadline = Instant::now() + SLACK + PATIENCE;
+        self.until_within(SLACK + PATIENCE, label, what).await
+    }
+
+    async fn until_within(&self, patience: Duration, label: &str, what: impl Fn(&Self) -> bool) -> anyhow::Result<()> {
+        let deadline = Instant::now() + patience;
         while !what(self) {
             ensure!(Instant::now() < deadline, "it did not come to this in time: {label}");
             sleep(Duration::from_millis(100)).await;
@@ -224,11 +228,13 @@ impl Stage {
         Ok(())
     }
 
-    /// Waits until every chain has been called again, twice: the first may have been under way.
+    /// Waits until every chain has been called again, twice: the first may have been under way. Each of the two may
+    /// take as long as the judge allows a call: the second may have to wait its turn at a throttle of few starts.
     async fn everybody_again(&self, label: &str) -> anyhow::Result<()> {
         let before: HashMap<i64, u64> = self.seen.by_chain();
         let began = Instant::now();
-        self.until(&format!("every chain is called twice {label}"), |stage| {
+        let two_calls = 2 * (SLACK + PATIENCE);
+        self.until_within(two_calls, &format!("every chain is called twice {label}"), |stage| {
             let now = stage.seen.by_chain();
             before.iter().all(|(epoch, times)| now.get(epoch).is_some_and(|again| *again >= times + 2))
         })

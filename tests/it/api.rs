@@ -297,7 +297,7 @@ mod run {
                 connections.broker.publish(roundelay::broker::Message { to, id, body, trace: None }).await.unwrap();
             } else {
                 let at = connections.ledger.now();
-                connections.ledger.quarantine("work".into(), reason.into(), body.into(), at).await.unwrap();
+                connections.ledger.quarantine("work".into(), reason.into(), body.into(), None, at).await.unwrap();
             }
         }
         let reasons = || async {

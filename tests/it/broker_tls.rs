@@ -11,10 +11,16 @@ use serde_json::Value;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 
+use roundelay::broker::Broker;
+use roundelay::broker::rabbit::certificates::Whose;
+use roundelay::broker::rabbit::{Patience, RabbitBroker};
+
 use crate::commands::{ok, refused, run};
 use crate::harness::{roundelay_with, until};
 use crate::monitoring::{OF_TLS, Observed};
 use crate::node::Node;
+
+const DAY: Duration = Duration::from_secs(86_400);
 
 /// An authority.
 struct Authority {
@@ -42,9 +48,8 @@ impl Authority {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         #[allow(clippy::disallowed_methods, reason = "certificates are of real time")]
         let now = SystemTime::now();
-        let day = Duration::from_secs(86_400);
-        params.not_before = (now - day * 40).into();
-        let away = day * u32::try_from(days.abs()).unwrap();
+        params.not_before = (now - DAY * 40).into();
+        let away = DAY * u32::try_from(days.abs()).unwrap();
         params.not_after = if days < 0 { now - away } else { now + away }.into();
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
@@ -205,6 +210,18 @@ async fn certificates_let_in_are_refused_with_words_and_are_renewed_while_a_work
     assert!(worker.metrics().await.names.contains(OF_TLS));
     let (own, broker) = (ends("own").await, ends("broker").await);
     assert!((own - broker - 15.0 * 86_400.0).abs() < 600.0, "{own} {broker}");
+
+    // What the broker shows is seen while connections go on.
+    let settings = roundelay::Config::load(&config).unwrap().broker;
+    let patience = Patience { certificate: Duration::from_millis(200), ..Patience::default() };
+    let watching = RabbitBroker::open_with(&settings, patience).await.unwrap();
+    let shown = || watching.certificates().iter().find(|known| known.whose == Whose::Broker).map(|known| known.ends);
+    let before = shown().unwrap();
+    stage.renew_broker(40).await;
+    until("the renewed one is known", || async { shown().unwrap().since(before) > 34 * DAY }).await;
+    assert_eq!(watching.away(), None);
+    watching.close().await;
+    drop(watching);
 
     // Files that cannot be used keep it trying, and it says which.
     std::fs::write(stage.path("own/key.pem"), "nothing").unwrap();

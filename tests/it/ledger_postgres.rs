@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, join_all};
 use roundelay::clock::{Entropy, Time};
 use roundelay::config::Secret;
 use roundelay::guard::Guard;
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::{
-    Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Hint, Kinds, Ledger, LedgerError, LookAgain,
-    Measured, NewChain, Renewal, SlotRequest, Slots,
+    ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Filter, Finish, FinishRequest, Hint, Kinds, Ledger,
+    LedgerError, LookAgain, Measured, NewChain, Order, Renewal, SlotRequest, Slots, Which,
 };
 use roundelay::outcome::{Next, Verdict};
 use roundelay::throttle::slots::{Limits, Window, Wish};
@@ -495,4 +496,124 @@ async fn the_server_compiles_no_statements_to_hand_out_slots() {
     when_slots_are_written(&schema, "ASSERT current_setting('jit') = 'off', 'it compiles';").await;
     let answers = ledger.slots(vec![slot_of(1)]).await.unwrap();
     assert_eq!(answers[0].answer.slots.len(), 1);
+}
+
+/// What a worker asks all the time, and screens page by page, goes by indexes: the server has counted no row that it
+/// read by going through a table from end to end.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_asked_all_the_time_reads_no_table_from_end_to_end() {
+    type Asked<'a> = Box<dyn Fn(Arc<PostgresLedger>) -> BoxFuture<'a, ()> + 'a>;
+    const CHAINS: usize = 20_000;
+    let schema = Schema::new().await;
+    let ledger = open(&schema.url).await.unwrap();
+    let due = ledger.now() + Duration::from_secs(3_600);
+    let of = |n: usize| NewChain { owner: Some(format!("owner-{:02}", n / 1_000)), ..chain(&format!("{n:05}"), due) };
+    let all: Vec<NewChain> = (1..CHAINS).map(of).collect();
+    for some in all.chunks(1_000) {
+        ledger.enroll(some.to_vec()).await.unwrap();
+    }
+    let hint = begun(&*ledger, ["now".to_owned()].into_iter()).await.remove(0);
+    drop(ledger);
+    let raw = schema.raw().await;
+    raw.batch_execute("VACUUM ANALYZE").await.unwrap();
+    // A session's counts are known once it has ended.
+    let read = async || {
+        let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
+        until("the ledger's sessions have ended", || async {
+            raw.query_one(open, &[&schema.name]).await.unwrap().get::<_, i64>(0) == 0
+        })
+        .await;
+        let counted = "SELECT sum(seq_tup_read)::int8, sum(idx_scan)::int8 FROM pg_stat_user_tables
+                       WHERE schemaname = $1 AND relname IN ('chains', 'attempts')";
+        let row = raw.query_one(counted, &[&schema.name]).await.unwrap();
+        (row.get::<_, i64>(0), row.get::<_, i64>(1))
+    };
+    let claimed = hint.clone();
+    let table: [(&str, Asked<'_>); 9] = [
+        ("opening", Box::new(|_| async {}.boxed())),
+        (
+            "a tick",
+            Box::new(move |ledger| {
+                let hint = claimed.clone();
+                async move {
+                    let now = ledger.now();
+                    let Claim::Granted(grant) = ledger.claim(ask(&hint, "w")).await.unwrap() else { panic!("granted") };
+                    let renewal = Renewal { epoch: hint.epoch, fence: grant.fence };
+                    assert_eq!(ledger.renew(vec![renewal], LEASE).await.unwrap(), [true]);
+                    assert!(matches!(ledger.finish(done(&hint, grant.fence, now)).await.unwrap(), Finish::Applied(_)));
+                }
+                .boxed()
+            }),
+        ),
+        (
+            "a sweep",
+            Box::new(|ledger| {
+                async move {
+                    let now = ledger.now() + Duration::from_secs(60);
+                    assert_eq!(ledger.overdue("work".into(), recurring(), now, 1_000).await.unwrap().len(), 1);
+                    ledger.end_left(1_000).await.unwrap();
+                    assert!(ledger.kept_jobs(0, 1_000).await.unwrap().is_empty());
+                }
+                .boxed()
+            }),
+        ),
+        (
+            "an enrollment",
+            Box::new(move |ledger| {
+                async move {
+                    let same = ledger.enroll((1..500).map(of).collect()).await.unwrap();
+                    assert_eq!(same.len(), 499);
+                }
+                .boxed()
+            }),
+        ),
+        (
+            "a chain's page",
+            Box::new(|ledger| {
+                async move { assert_eq!(ledger.chains("sync".into(), "00007".into()).await.unwrap().len(), 1) }.boxed()
+            }),
+        ),
+        (
+            "a page of chains",
+            Box::new(|ledger| {
+                async move {
+                    let place = Some(("sync".to_owned(), "10000".to_owned()));
+                    assert_eq!(ledger.list(Filter::default(), place, 500).await.unwrap().len(), 500);
+                }
+                .boxed()
+            }),
+        ),
+        (
+            // Of few with many chains each.
+            "a page of owners",
+            Box::new(|ledger| {
+                async move { assert_eq!(ledger.owners("owner-03".into(), 2).await.unwrap().len(), 2) }.boxed()
+            }),
+        ),
+        (
+            "an owner's chains",
+            Box::new(|ledger| {
+                async move {
+                    let which = Which { owner: Some("owner-10".into()), ..Which::default() };
+                    assert_eq!(ledger.matching(which, Order::Pause).await.unwrap(), 1_000);
+                }
+                .boxed()
+            }),
+        ),
+        (
+            "an owner",
+            Box::new(|ledger| {
+                async move { assert_eq!(ledger.owner("owner-10".into()).await.unwrap(), ChainState::Active) }.boxed()
+            }),
+        ),
+    ];
+    for (label, asks) in table {
+        let before = read().await;
+        let ledger = open(&schema.url).await.unwrap();
+        asks(ledger.clone()).await;
+        drop(ledger);
+        let (rows, by_index) = read().await;
+        assert_eq!(rows - before.0, 0, "{label} has read so many rows from end to end");
+        assert!(["opening", "an owner"].contains(&label) || by_index > before.1, "{label}: by no index");
+    }
 }

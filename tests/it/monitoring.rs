@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use reqwest::StatusCode;
@@ -12,8 +13,15 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Child;
 use tokio::sync::watch;
 
+use futures_util::future::BoxFuture;
+use roundelay::Engine;
+use roundelay::engine::StartError;
+use roundelay::engine::life::{Point, Probe};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
 use crate::commands::{ok, refused, told};
-use crate::harness::{Ground, Vhost, roundelay, until};
+use crate::harness::{Ground, SOON, Vhost, roundelay, until};
 
 /// A worker whose log is read, and who is asked over HTTP.
 pub struct Observed {
@@ -406,4 +414,68 @@ async fn an_address_that_cannot_be_had_is_told_at_the_start() {
     let output = roundelay(&["worker", "--config", config, "--listen", ":9464"]).await;
     assert_eq!(output.code, Some(2));
     assert!(output.stderr.contains("`:9464` is not an address and a port; write"), "{}", output.stderr);
+}
+
+/// Lets one of an engine's tasks end as soon as it begins, or panic. Counts them all.
+struct Ends {
+    nth: usize,
+    panics: bool,
+    begun: Arc<AtomicUsize>,
+}
+
+impl Probe for Ends {
+    fn reached(&self, _: Point) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn hold(&self, task: BoxFuture<'static, ()>) -> BoxFuture<'static, ()> {
+        if self.begun.fetch_add(1, Ordering::Relaxed) != self.nth {
+            return task;
+        }
+        let panics = self.panics;
+        Box::pin(async move { assert!(!panics, "a bug") })
+    }
+}
+
+/// The tasks that last begin before any other: the three that watch, the API, deliveries of two queues (one is for the
+/// engine's own chores) and between hops, catch-up, heartbeats, progress, the throttles' clock, and the orders.
+const LASTING: usize = 12;
+
+#[tokio::test]
+async fn whichever_of_the_tasks_that_last_ends_so_does_the_worker_and_says_which() {
+    let text = r#"
+worker.listen = "127.0.0.1:0"
+api.listen = "127.0.0.1:0"
+[throttles.ios]
+allow = 5
+per = "1s"
+[queues.work]
+throttle = "ios"
+[kinds.sync]
+queue = "work"
+handler.exec.argv = ["/bin/true"]
+"#;
+    let ground = Ground::embedded();
+    let config = ground.config(text);
+    let engine = |nth, panics| {
+        let begun = Arc::<AtomicUsize>::default();
+        let probe = Ends { nth, panics, begun: begun.clone() };
+        let engine = Engine::new(config.clone()).probe(Arc::new(probe));
+        (engine, begun)
+    };
+    let (all_well, begun) = engine(usize::MAX, false);
+    let (ready, stop) = (all_well.ready(), CancellationToken::new());
+    let running = tokio::spawn(all_well.run(stop.clone()));
+    timeout(SOON, ready.wait()).await.expect("it works");
+    stop.cancel();
+    running.await.unwrap().unwrap();
+    assert!(begun.load(Ordering::Relaxed) >= LASTING);
+    for (nth, panics) in (0..LASTING).flat_map(|nth| [(nth, false), (nth, true)]) {
+        let (engine, _) = engine(nth, panics);
+        let ended = timeout(SOON, engine.run(CancellationToken::new())).await;
+        let ended = ended.unwrap_or_else(|_| panic!("nobody notices that task {nth} has ended"));
+        let Err(StartError::Broken(why)) = ended else { panic!("task {nth}: {ended:?}") };
+        assert_eq!(why.contains("a bug"), panics, "{why}");
+        assert!(!why.starts_with("a task"), "{why}");
+    }
 }

@@ -1,12 +1,27 @@
-//! Messages that cannot be used, and operators who send them again and die meanwhile.
+//! Messages that cannot be used, workers who set them aside and operators who send them again, and both of whom die
+//! meanwhile.
 
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use roundelay::Engine;
+use roundelay::Outcome;
 use roundelay::broker::{Destination, Message};
 use roundelay::clock::Entropy;
 use roundelay::engine::Connections;
+use roundelay::engine::life::{Point, Probe};
 use roundelay::engine::retried::{Again, send_again};
+use roundelay::job::Envelope;
+use roundelay::telemetry::Count;
 use serde_json::{Value, json};
 
-use crate::harness::{Ground, until, worker};
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::{Ground, SOON, Watched, until, worker};
 use crate::served::{Served, token};
 
 /// One job after the other, in the order of the queue.
@@ -81,18 +96,132 @@ async fn die_between(ground: Ground) {
     connections.broker.publish(message).await.unwrap();
     assert_eq!(connections.broker.depth("work").await.unwrap().ready, 10, "each is there three times");
     let worker = worker(&config);
-    let lines = || {
-        let mut lines: Vec<String> =
-            std::fs::read_to_string(&runs).unwrap_or_default().lines().map(Into::into).collect();
-        lines.sort();
-        lines
-    };
-    until("all before the last have been through", async || lines().iter().any(|line| line.starts_with("last"))).await;
-    let lines = lines();
+    let lines = all_before_the_last(&runs).await;
     let keys: Vec<&str> = lines.iter().filter_map(|line| line.split(' ').next()).collect();
     assert_eq!(keys, ["last", "named", "twin", "twin"], "{lines:?}");
     assert_eq!(lines[1], "named its-own");
     assert_ne!(lines[2], lines[3], "they are two jobs");
     drop(worker);
     assert_eq!(served.stop().await, Some(0));
+}
+
+/// What has run, in the order of the keys, once the last job has.
+async fn all_before_the_last(runs: &Path) -> Vec<String> {
+    let lines = || {
+        let mut lines: Vec<String> =
+            std::fs::read_to_string(runs).unwrap_or_default().lines().map(Into::into).collect();
+        lines.sort();
+        lines
+    };
+    until("all before the last have been through", async || lines().iter().any(|line| line.starts_with("last"))).await;
+    lines()
+}
+
+/// Stands still when a message has been set aside and not been acknowledged.
+#[derive(Default)]
+struct StandsStill(Arc<Notify>);
+
+impl Probe for StandsStill {
+    fn reached(&self, point: Point) -> BoxFuture<'static, ()> {
+        if point != Point::SetAside {
+            return Box::pin(std::future::ready(()));
+        }
+        self.0.notify_one();
+        Box::pin(std::future::pending())
+    }
+
+    fn hold(&self, task: BoxFuture<'static, ()>) -> BoxFuture<'static, ()> {
+        task
+    }
+}
+
+#[tokio::test]
+async fn who_dies_between_setting_a_message_aside_and_acknowledging_it_leaves_one_job() {
+    let ground = Ground::rabbit().await;
+    // There is no [kinds.sync] yet.
+    let before = ground.config("[queues.work]\n[kinds.other]\nqueue = \"work\"\nhandler.exec.argv = [\"/bin/true\"]\n");
+    let connections = Connections::open(&before).await.unwrap();
+    connections.broker.apply(&before.topology()).await.unwrap();
+    let publish = async |id: &str, body: Value| {
+        let (to, id) = (Destination::Queue("work".into()), id.to_owned());
+        connections.broker.publish(Message { to, id, body: body.to_string().into(), trace: None }).await.unwrap();
+    };
+    let quarantine = before.topology().names.quarantine();
+    let lying = async |count: u64| {
+        until("they lie there", || async { connections.broker.depth(&quarantine).await.unwrap().ready == count }).await;
+    };
+    // One is known by the id of its message, one by its own; two without any say the same.
+    publish("order-7", json!({ "v": 1, "kind": "sync", "key": "named" })).await;
+    publish("", json!({ "v": 1, "kind": "sync", "key": "own", "id": "its-own" })).await;
+    let still = StandsStill::default();
+    let set_aside = still.0.clone();
+    let engine = Engine::new(before.clone()).without_chores().probe(Arc::new(still));
+    let engine = tokio::spawn(engine.run(CancellationToken::new()));
+    timeout(SOON, set_aside.notified()).await.expect("one is set aside");
+    lying(2).await;
+    engine.abort();
+    assert!(engine.await.unwrap_err().is_cancelled());
+    let stop = CancellationToken::new();
+    let next = tokio::spawn(Engine::new(before.clone()).without_chores().run(stop.clone()));
+    lying(4).await;
+    for _ in 0..2 {
+        publish("", json!({ "v": 1, "kind": "sync", "key": "twin" })).await;
+    }
+    lying(6).await;
+    stop.cancel();
+    next.await.unwrap().unwrap();
+
+    // Now there is one. Somebody sends all of them again, and dies before any is taken away.
+    let runs = ground.path("runs");
+    let config = ground.config_file(&CONFIG.replace("RUNS", runs.to_str().unwrap()));
+    let parsed = roundelay::Config::load(&config).unwrap();
+    let operator = Connections::open(&parsed).await.unwrap();
+    for shelved in &operator.broker.shelved(&quarantine, 10).await.unwrap() {
+        assert_eq!(send_again(&parsed, &operator, shelved).await, Again::Sent);
+    }
+    operator.broker.close().await;
+    lying(6).await;
+
+    let served = Served::start(&config).await.with_token(&token(&config, "ann", "operate").await);
+    let shown: Value = served.get("/api/v1/quarantine").await.is(200).json();
+    assert_eq!((shown["messages"].as_array().unwrap().len(), &shown["ready"]), (4, &json!(6)), "{shown:#}");
+    lying(6).await;
+    let wish = json!({ "action": "retry", "filter": { "reason": "unknown kind" } });
+    let did: Value = served.post("/api/v1/quarantine/actions", &wish).await.is(200).json();
+    assert_eq!((&did["matching"], &did["changed"]), (&json!(4), &json!(4)), "{did}");
+    lying(0).await;
+    assert_eq!(connections.broker.depth("work").await.unwrap().ready, 6 + 4);
+    publish("last", json!({ "v": 1, "kind": "sync", "key": "last", "id": "the-last" })).await;
+    let worker = worker(&config);
+    let lines = all_before_the_last(&runs).await;
+    let keys: Vec<&str> = lines.iter().filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(keys, ["last", "named", "own", "twin", "twin"], "{lines:?}");
+    drop(worker);
+    assert_eq!(served.stop().await, Some(0));
+}
+
+#[tokio::test]
+async fn on_the_embedded_broker_what_is_set_aside_is_not_found_again_by_the_next_start() {
+    let ground = Ground::embedded();
+    let text = "[queues.work]\n[kinds.sync]\nqueue = \"work\"\n";
+    let config = ground.config(text);
+    let ledger = Connections::ledger(&config).await.unwrap();
+    let keep = async |kind: &str, id: &str| {
+        let job = Envelope { queue: Some("work".into()), ..Envelope::job(kind, "x", Value::Null, id.into()) };
+        ledger.keep_job(id.into(), job.encode()).await.unwrap();
+    };
+    keep("gone", "unusable").await;
+    for (nth, quarantined) in [("first", 1), ("second", 0)] {
+        // What is kept is taken up in its order.
+        keep("sync", nth).await;
+        let mut engine = Watched::start(&ground, text).await;
+        let run = engine.next().await;
+        assert_eq!(run.job.id, nth);
+        run.end(Outcome::Done);
+        until("the job is forgotten", || async { ledger.census(Duration::ZERO).await.unwrap().kept_jobs == 0 }).await;
+        until("what cannot be used is set aside", || async { engine.telemetry.get(Count::Quarantined) == quarantined })
+            .await;
+        engine.stop().await;
+        assert_eq!(ledger.quarantined(None, 9).await.unwrap().len(), 1, "at the {nth} start");
+    }
 }

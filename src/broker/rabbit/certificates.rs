@@ -5,13 +5,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
+use tokio::time::Instant;
 
 use crate::clock::{Clock, Time};
 use crate::config::BrokerTls;
 use crate::tls;
 
-/// How often one that is in use is looked at.
-pub(super) const LOOK: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// Whose certificate it is.
@@ -19,7 +18,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 pub enum Whose {
     /// That of `broker.tls.certificate`, as the file is now.
     Own,
-    /// What the broker showed when we last connected.
+    /// What the broker has last shown.
     Broker,
 }
 
@@ -82,6 +81,8 @@ pub(super) struct Certificates(Mutex<State>);
 struct State {
     own: Option<Time>,
     broker: Option<Time>,
+    /// When the broker last showed its own.
+    shown: Option<Instant>,
     /// Each stage of each certificate is told once.
     told: Vec<(Certificate, Soon)>,
 }
@@ -89,7 +90,14 @@ struct State {
 impl Certificates {
     /// Takes note of what the broker has shown.
     pub(super) fn shown(&self, chain: &[CertificateDer<'_>]) {
-        self.state().broker = tls::ends(chain);
+        let mut state = self.state();
+        (state.broker, state.shown) = (tls::ends(chain), Some(Instant::now()));
+    }
+
+    /// How long until the broker is to be asked for its own again, which it has last been at `asked`, if what it shows
+    /// counts for `every`.
+    pub(super) fn wait(&self, asked: Option<Instant>, every: Duration) -> Duration {
+        wait(self.state().shown.max(asked).map(|at| at.elapsed()), every)
     }
 
     /// Looks at our own, and tells in the log what ends soon.
@@ -135,9 +143,22 @@ impl Certificates {
     }
 }
 
+/// How long until it is time again for what is done every so often, and was done so long ago (pure).
+fn wait(since: Option<Duration>, every: Duration) -> Duration {
+    since.map_or(Duration::ZERO, |since| every.saturating_sub(since))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_broker_is_asked_when_it_has_neither_shown_its_certificate_nor_been_asked_for_so_long() {
+        let seconds = Duration::from_secs;
+        for (since, left) in [(None, 0), (Some(0), 300), (Some(299), 1), (Some(300), 0), (Some(9_000), 0)] {
+            assert_eq!(wait(since.map(seconds), seconds(300)), seconds(left), "{since:?}");
+        }
+    }
 
     #[test]
     fn a_certificate_ends_in_three_stages() {

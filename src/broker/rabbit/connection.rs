@@ -13,12 +13,16 @@ use futures_util::future::BoxFuture;
 use lapin::tcp::{AMQPUriTcpExt, RustlsConnector};
 use lapin::uri::{AMQPScheme, AMQPUri, SASLMechanism};
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties, ErrorKind, Event};
+use rustls::pki_types::ServerName;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::certificates::{Certificates, LOOK};
+use super::certificates::Certificates;
 use crate::broker::BrokerError;
 use crate::clock::Entropy;
 use crate::config::BrokerTls;
@@ -122,12 +126,41 @@ impl Address {
         connecting.await
     }
 
-    /// Looks from time to time whether a certificate ends soon, for ever.
-    pub(super) async fn watch_certificates(self) {
+    /// Looks whether a certificate ends soon, as often as this says, for ever. Connections that are open know only the
+    /// one that the broker had when they were made, so it is asked for its own anew.
+    pub(super) async fn watch_certificates(self, every: Duration) {
+        let (mut asked, mut told) = (None, String::new());
         loop {
-            sleep(LOOK).await;
+            let left = self.certificates.wait(asked, every);
+            if !left.is_zero() {
+                sleep(left).await;
+                continue;
+            }
+            asked = Some(Instant::now());
+            let none = || std::io::Error::other(format!("no answer within {} s", CONNECT_WITHIN.as_secs()));
+            let shown = timeout(CONNECT_WITHIN, self.handshake()).await.unwrap_or_else(|_| Err(none()));
+            let reason = shown.err().map(|error| error.to_string()).unwrap_or_default();
+            if !reason.is_empty() && reason != told {
+                warn!(
+                    broker = %self.shown, %reason,
+                    "the broker's certificate cannot be looked at; connections that are open go on, new ones would fail"
+                );
+            }
+            told = reason;
             self.certificates.look(&self.tls);
         }
+    }
+
+    /// Reaches the broker as far as TLS goes, to see its certificate.
+    async fn handshake(&self) -> std::io::Result<()> {
+        let (host, port) = self.authority();
+        let client = tls::client(&self.tls).map_err(std::io::Error::other)?;
+        let name = ServerName::try_from(host.to_owned()).map_err(std::io::Error::other)?;
+        let stream = TcpStream::connect((host, port)).await?;
+        let mut stream = TlsConnector::from(Arc::new(client)).connect(name, stream).await?;
+        self.certificates.shown(stream.get_ref().1.peer_certificates().unwrap_or_default());
+        // An end in good order, which RabbitMQ takes for somebody who looks whether the port is open.
+        stream.shutdown().await
     }
 
     /// Opens a connection that the management UI shows as `name`.

@@ -63,6 +63,8 @@ pub struct Patience {
     pub confirmation: Duration,
     /// How long a consumer with nothing in hand may get nothing, before it subscribes anew.
     pub silence: Duration,
+    /// For how long what is known of the broker's certificate counts, before the broker is asked for it again.
+    pub certificate: Duration,
 }
 
 impl Default for Patience {
@@ -71,6 +73,7 @@ impl Default for Patience {
             connection: Duration::from_secs(5),
             confirmation: Duration::from_secs(30),
             silence: Duration::from_secs(30),
+            certificate: Duration::from_secs(300),
         }
     }
 }
@@ -131,11 +134,19 @@ impl RabbitBroker {
     /// # Errors
     /// [`BrokerError::Connect`], without the password.
     pub async fn open(settings: &BrokerSettings) -> Result<Self, BrokerError> {
+        Self::open_with(settings, Patience::default()).await
+    }
+
+    /// Connects to the RabbitMQ of a configuration, with other limits on how long things may take.
+    ///
+    /// # Errors
+    /// [`BrokerError::Connect`], without the password.
+    pub async fn open_with(settings: &BrokerSettings, patience: Patience) -> Result<Self, BrokerError> {
         let BrokerUrl::Amqp(url) = &settings.url else {
             return Err(BrokerError::Other("the embedded broker is in a worker's process, and nowhere else".into()));
         };
         let address = Address::parse(url.expose())?.with_tls(settings.tls.clone());
-        let broker = Self::at(address, Names::new(&settings.prefix), Patience::default()).await?;
+        let broker = Self::at(address, Names::new(&settings.prefix), patience).await?;
         Ok(Self { declares: settings.declare, management: settings.management.clone(), ..broker })
     }
 
@@ -148,8 +159,8 @@ impl RabbitBroker {
         };
         let (publishing, consuming) = (link("publish").await?, link("consume").await?);
         let publisher = Publisher::start(&publishing, names, patience);
-        let watch =
-            address.is_encrypted().then(|| AbortOnDropHandle::new(tokio::spawn(address.clone().watch_certificates())));
+        let watch = address.clone().watch_certificates(patience.certificate);
+        let watch = address.is_encrypted().then(|| AbortOnDropHandle::new(tokio::spawn(watch)));
         Ok(Self {
             address,
             publisher,

@@ -107,19 +107,23 @@ impl Reader {
     }
 
     pub(super) async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>> {
-        // From one name to the next, however many chains each has.
+        // From one name to the next, however many chains each has; and then the chains of each by themselves, since in
+        // one join with all of them the table would be read from end to end.
         let sql = r#"WITH RECURSIVE of_chains (owner, number) AS (
                          SELECT min(owner), 1::int8 FROM chains WHERE owner > $1
                          UNION ALL
                          SELECT (SELECT min(c.owner) FROM chains c WHERE c.owner > of_chains.owner), number + 1
                          FROM of_chains WHERE owner IS NOT NULL AND number < $2::int8)
                      SELECT o.owner, coalesce((SELECT state FROM owners w WHERE w.owner = o.owner), 0),
-                            count(*) FILTER (WHERE c.state = 0), count(*) FILTER (WHERE c.state = 1),
-                            count(*) FILTER (WHERE c.state = 2), count(*) FILTER (WHERE c.state = 3)
+                            n.active, n.paused, n.retired, n.quarantined
                      FROM (SELECT owner FROM of_chains WHERE owner IS NOT NULL
                            UNION SELECT owner FROM owners WHERE owner > $1 ORDER BY owner LIMIT $2::int8) o
-                     LEFT JOIN chains c ON c.owner = o.owner AND NOT c.once AND c.parent = 0
-                     GROUP BY o.owner ORDER BY o.owner"#;
+                     CROSS JOIN LATERAL (
+                         SELECT count(*) FILTER (WHERE state = 0) AS active, count(*) FILTER (WHERE state = 1) AS paused,
+                                count(*) FILTER (WHERE state = 2) AS retired,
+                                count(*) FILTER (WHERE state = 3) AS quarantined
+                         FROM chains WHERE owner = o.owner AND NOT once AND parent = 0) n
+                     ORDER BY o.owner"#;
         let census = |row: &Row| {
             Ok(OwnerCensus {
                 owner: row.try_get(0)?,

@@ -218,8 +218,15 @@ impl Ledger for PostgresLedger {
         self.reader.failures(limit).await
     }
 
-    async fn quarantine(&self, from: String, reason: String, body: Vec<u8>, at: Time) -> Result<(), LedgerError> {
-        self.rest.write(Quarantined { at, from, reason, body }).await
+    async fn quarantine(
+        &self,
+        from: String,
+        reason: String,
+        body: Vec<u8>,
+        job: Option<String>,
+        at: Time,
+    ) -> Result<(), LedgerError> {
+        self.rest.write(Quarantined { at, from, reason, body, job }).await
     }
 
     async fn keep_job(&self, id: String, body: Vec<u8>) -> Result<(), LedgerError> {

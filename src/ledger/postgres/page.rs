@@ -124,6 +124,8 @@ pub(super) struct Quarantined {
     pub(super) from: String,
     pub(super) reason: String,
     pub(super) body: Vec<u8>,
+    /// The id of the job that it was.
+    pub(super) job: Option<String>,
 }
 
 /// What there is to write besides the rows that were locked.

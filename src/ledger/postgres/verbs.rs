@@ -468,6 +468,7 @@ impl Verb for Quarantined {
 
     fn decide(&self, page: &mut Page) {
         page.writes.quarantined.push(self.clone());
+        self.job.iter().for_each(|id| page.job(id, Job::Forget));
     }
 }
 

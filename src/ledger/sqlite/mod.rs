@@ -262,8 +262,15 @@ impl Ledger for SqliteLedger {
         self.read(move |store| store.failures(limit)).await
     }
 
-    async fn quarantine(&self, from: String, reason: String, body: Vec<u8>, at: Time) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.quarantine(&from, &reason, &body, at)).await
+    async fn quarantine(
+        &self,
+        from: String,
+        reason: String,
+        body: Vec<u8>,
+        job: Option<String>,
+        at: Time,
+    ) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.quarantine(&from, &reason, &body, job.as_slice(), at)).await
     }
 
     async fn keep_job(&self, id: String, body: Vec<u8>) -> Result<(), LedgerError> {

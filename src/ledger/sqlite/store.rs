@@ -538,11 +538,11 @@ impl Store {
         looks.iter().map(|look| Ok(write(look)? == 1)).collect()
     }
 
-    pub fn quarantine(&mut self, from: &str, reason: &str, body: &[u8], at: Time) -> Result<()> {
+    pub fn quarantine(&mut self, from: &str, reason: &str, body: &[u8], jobs: &[String], at: Time) -> Result<()> {
         self.connection
             .prepare_cached("INSERT INTO quarantine (at, source, reason, body) VALUES (?1, ?2, ?3, ?4)")?
             .execute(params![at.as_millis(), from, reason, body])?;
-        Ok(())
+        self.forget_jobs(jobs)
     }
 
     pub fn keep_job(&mut self, id: &str, body: &[u8], now: Time) -> Result<()> {

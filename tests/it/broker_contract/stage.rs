@@ -28,6 +28,7 @@ const PATIENCE: Patience = Patience {
     connection: Duration::from_secs(5),
     confirmation: Duration::from_secs(30),
     silence: Duration::from_secs(2),
+    certificate: Duration::from_secs(300),
 };
 
 /// A broker with the queues `work` and `other`, and two rungs.

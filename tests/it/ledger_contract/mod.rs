@@ -429,7 +429,7 @@ async fn jobs_are_kept_until_they_are_forgotten() {
         assert_eq!(ledger.kept_jobs(kept[0].number, 10).await.unwrap().len(), 1);
         ledger.forget_jobs(vec!["a".into()]).await.unwrap();
         assert_eq!(ledger.kept_jobs(0, 10).await.unwrap().len(), 1);
-        ledger.quarantine("work".into(), "not JSON".into(), b"{".to_vec(), ledger.now()).await.unwrap();
+        ledger.quarantine("work".into(), "not JSON".into(), b"{".to_vec(), None, ledger.now()).await.unwrap();
         let census = ledger.census(SLACK).await.unwrap();
         assert_eq!((census.kept_jobs, census.quarantined_messages), (1, 1));
     }

@@ -165,7 +165,7 @@ async fn messages_in_quarantine_are_told_latest_first_and_forgotten_by_number() 
         let ledger = &*opened.ledger;
         let at = ledger.now();
         for n in 0..3 {
-            ledger.quarantine("work".into(), format!("bad {n}"), vec![0xFF, n], at).await.unwrap();
+            ledger.quarantine("work".into(), format!("bad {n}"), vec![0xFF, n], None, at).await.unwrap();
         }
         let all = ledger.quarantined(None, 2).await.unwrap();
         let told: Vec<(&str, &[u8])> = all.iter().map(|one| (&*one.reason, &*one.body)).collect();
@@ -183,7 +183,7 @@ async fn messages_in_quarantine_are_told_latest_first_and_forgotten_by_number() 
 async fn a_message_in_quarantine_becomes_a_job_once() {
     for opened in all().await {
         let ledger = &*opened.ledger;
-        ledger.quarantine("work".into(), "unknown kind".into(), b"body".to_vec(), ledger.now()).await.unwrap();
+        ledger.quarantine("work".into(), "unknown kind".into(), b"body".to_vec(), None, ledger.now()).await.unwrap();
         let number = ledger.quarantined(None, 2).await.unwrap()[0].number;
         assert!(ledger.retry_quarantined(number, "job".into(), b"one".to_vec()).await.unwrap());
         assert!(!ledger.retry_quarantined(number, "again".into(), b"two".to_vec()).await.unwrap());
