@@ -145,7 +145,7 @@ async fn the_benchmark_of_shards_compares_queues_and_rungs_and_leaves_the_ledger
                 assert!((cell[side]["by_first"].as_f64().unwrap() - rate / first).abs() < 0.01, "{side}: {report}");
             }
             assert_eq!(cell["raw"]["busiest_rung"], (100.0 / rungs as f64).round() / 100.0);
-            // All of them where there is but one; with jitter they are on several, at whatever speed.
+            // Most where there is but one (a slow machine's first ticks may have others); with jitter they are shared.
             let busiest = cell["engine"]["busiest_rung"].as_f64().unwrap();
             assert!(if jitter == 0 { busiest > 0.5 } else { busiest > 0.0 && busiest < 1.0 }, "{cell}");
         }
