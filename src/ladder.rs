@@ -293,19 +293,19 @@ mod tests {
     fn what_is_behind_takes_the_rung_that_was_meant() {
         let ms = Duration::from_millis;
         let small = rungs_of_interval(ms(1_000), ms(8));
-        let (low, high) = (ms(982), ms(998));
+        let (low, high) = (ms(983), ms(997));
         assert_eq!((small.iter().min(), small.iter().max()), (Some(&low), Some(&high)));
         let jittered = Ladder::new(small);
         let one = Ladder::new(rungs_of_interval(ms(1_000), Duration::ZERO));
         let wide = Ladder::new([ms(61_000), ms(61_030)]);
         // The ladder, how late the tick was, the delay, what has passed of it, and the rung.
         let table = [
-            (&jittered, 0, 1_008, 16, low),
-            (&jittered, 50, 1_008, 16, low),
-            (&jittered, 51, 1_008, 16, high),
-            (&jittered, 5_000, 1_008, 0, high),
-            (&jittered, 5_000, 1_008, 100, high),
-            (&jittered, 5_000, 992, 16, low),
+            (&jittered, 0, 1_007, 16, low),
+            (&jittered, 50, 1_007, 16, low),
+            (&jittered, 51, 1_007, 16, high),
+            (&jittered, 5_000, 1_007, 0, high),
+            (&jittered, 5_000, 1_007, 100, high),
+            (&jittered, 5_000, 993, 16, low),
             (&jittered, 5_000, 1_000, 16, ms(990)),
             // With one rung there is nothing to share: the exact one beside it would be later.
             (&one, 0, 1_000, 16, ms(990)),

@@ -326,7 +326,7 @@ mod tests {
         slept.on(ms(1));
         assert_eq!(slept.busiest(), 0.0);
         slept.count(true);
-        [1, 2, 2, 2].map(|rung| slept.on(ms(rung)));
+        [1, 2, 2, 2].into_iter().for_each(|rung| slept.on(ms(rung)));
         slept.count(false);
         slept.on(ms(1));
         assert_eq!(slept.busiest(), 0.75);
