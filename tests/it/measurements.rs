@@ -127,13 +127,14 @@ async fn the_benchmark_of_chains_compares_both_sides_and_says_where_the_time_goe
 
 #[tokio::test]
 async fn the_benchmark_of_shards_compares_queues_and_rungs_and_leaves_the_ledger_to_others() {
-    let all = ("0ms,8ms", vec![[1, 0, 1], [3, 0, 1], [1, 8, 13], [3, 8, 13]]);
-    // Each declares some hundred queues.
-    let few = ("8ms", vec![[1, 8, 13], [3, 8, 13]]);
-    for (ground, (jitters, expected)) in [(Ground::embedded(), all), (Ground::rabbit_and_postgres().await, few)] {
+    let all = ("1,3", "0ms,8ms", vec![[1, 0, 1], [3, 0, 1], [1, 8, 13], [3, 8, 13]]);
+    // Each declares some hundred queues there.
+    let one = ("3", "8ms", vec![[3, 8, 13]]);
+    for (ground, (queues, jitters, expected)) in [(Ground::embedded(), all), (Ground::rabbit_and_postgres().await, one)]
+    {
         let (broker, ledger) = (ground.broker_url(), ground.ledger_url());
         let place = ["--broker", &broker, "--ledger", &ledger];
-        let what = ["--queues", "1,3", "--jitters", jitters, "--chains", "30", "--for", "1s", "--turns", "1"];
+        let what = ["--queues", queues, "--jitters", jitters, "--chains", "30", "--for", "1s", "--turns", "1"];
         let report = bench(&[&["shards"], &what[..], &place].concat()).await;
         let cells = report["cells"].as_array().unwrap();
         let shapes = |cell: &Value| ["queues", "jitter_ms", "rungs"].map(|what| cell[what].as_u64().unwrap());
