@@ -66,6 +66,8 @@ pub use dispatch::Dispatch;
 use lease::Leases;
 use life::{Life, Point, Probe};
 use queue::{QueueRun, consume, work};
+#[cfg(test)]
+pub use reload::comes_to;
 use room::Room;
 
 /// Messages that the rearm consumer holds at most; each sleeps there for at most
