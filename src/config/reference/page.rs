@@ -1,5 +1,6 @@
 //! The page of the book.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde_json::Value;
@@ -21,15 +22,18 @@ change over or has to be started again. A duration is [text with units](configur
 is text, `{ file = \"PATH\" }` or `{ env = \"NAME\" }`: [Secrets](configuration.md#secrets).
 ";
 
+/// Whether a change of a setting is taken over on SIGHUP.
+type Follows = BTreeMap<Vec<String>, Option<bool>>;
+
 /// The whole of it.
 pub fn page(root: &Node) -> String {
     let mut text = HEAD.to_owned();
     let probe = probe::Probe::new();
     let settings = root.all().into_iter().filter(|node| node.is_setting());
-    let unknown: Vec<String> =
-        settings.filter(|setting| probe.follows(setting).is_none()).map(|setting| dotted(&setting.path)).collect();
+    let follows: Follows = settings.map(|setting| (setting.path.clone(), probe.follows(setting))).collect();
+    let unknown: Vec<&Vec<String>> = follows.iter().filter(|(_, it)| it.is_none()).map(|(path, _)| path).collect();
     assert!(unknown.is_empty(), "add candidates to probe.rs that make other configurations of {unknown:?}");
-    root.below.iter().for_each(|table| section(&mut text, table, &probe));
+    root.below.iter().for_each(|table| section(&mut text, table, &follows));
     text
 }
 
@@ -45,7 +49,7 @@ fn dotted(path: &[String]) -> String {
 }
 
 /// The tables at and below `node`, each with its settings.
-fn section(text: &mut String, node: &Node, probe: &probe::Probe) {
+fn section(text: &mut String, node: &Node, follows: &Follows) {
     let settings: Vec<&Node> = node.below.iter().filter(|below| below.is_setting()).collect();
     if !settings.is_empty() {
         let level =
@@ -54,14 +58,14 @@ fn section(text: &mut String, node: &Node, probe: &probe::Probe) {
         if let Some(words) = node.words("description") {
             let _ = write!(text, "\n{}\n", one_line(words));
         }
-        settings.iter().for_each(|setting| entry(text, setting, probe));
+        settings.iter().for_each(|setting| entry(text, setting, follows));
     }
     for below in &node.below {
-        section(text, below, probe);
+        section(text, below, follows);
     }
 }
 
-fn entry(text: &mut String, setting: &Node, probe: &probe::Probe) {
+fn entry(text: &mut String, setting: &Node, follows: &Follows) {
     let mut facts = vec![format!("{}{}", kind(setting), bounds(setting))];
     if setting.required {
         facts.push("required".into());
@@ -77,7 +81,7 @@ fn entry(text: &mut String, setting: &Node, probe: &probe::Probe) {
         let file = if takes_a_file(path) { format!(" or `{name}_FILE`") } else { String::new() };
         facts.push(format!("`{name}`{file}"));
     }
-    facts.push(if probe.follows(setting) == Some(true) { "taken over on SIGHUP" } else { "needs a restart" }.into());
+    facts.push(if follows.get(path) == Some(&Some(true)) { "taken over on SIGHUP" } else { "needs a restart" }.into());
     let words = setting.words("description").unwrap_or_default();
     let _ = write!(text, "\n#### `{}`\n\n{}\n\n{}\n", dotted(path), facts.join(" · "), one_line(words));
     let choices: Vec<String> = choices(setting)

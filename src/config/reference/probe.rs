@@ -13,6 +13,8 @@ use crate::engine::comes_to;
 /// Configurations in which settings are changed.
 pub struct Probe {
     bases: Vec<Value>,
+    /// The same, checked.
+    checked: Vec<Config>,
 }
 
 impl Probe {
@@ -34,23 +36,20 @@ impl Probe {
         servers[1]["reasons"] = reasons.clone();
         servers[1]["kinds"]["report"]["reasons"] = reasons;
         let bases: Vec<Value> = servers.into_iter().chain(examples).collect();
-        for base in &bases {
-            parse(base).unwrap_or_else(|wrong| panic!("{wrong:?}"));
-        }
-        Self { bases }
+        let checked = bases.iter().map(|base| parse(base).unwrap_or_else(|wrong| panic!("{wrong:?}"))).collect();
+        Self { bases, checked }
     }
 
     /// Whether a worker takes over a change of this setting on SIGHUP. Nothing when no change was found that makes
     /// another configuration.
     pub fn follows(&self, setting: &Node) -> Option<bool> {
         let (name, table) = setting.path.split_last().expect("a setting has a name");
-        for base in &self.bases {
-            let old = parse(base).expect("the base is right");
+        for (base, old) in self.bases.iter().zip(&self.checked) {
             for place in places(base, table) {
                 let at = [place, vec![name.clone()]].concat();
                 for value in candidates(setting, found(base, &at)) {
                     let Ok(new) = parse(&with(base, &at, value)) else { continue };
-                    let comes_to = comes_to(&old, &new);
+                    let comes_to = comes_to(old, &new);
                     if comes_to.is_some() {
                         return comes_to;
                     }
@@ -145,7 +144,7 @@ fn candidates(setting: &Node, is: Option<&Value>) -> Vec<Option<Value>> {
                 all.push(is.iter().cloned().chain([more]).collect());
             }
         }
-        Some(Value::Object(is)) if !is.is_empty() => all.push(json!({})),
+        Some(Value::Object(is)) if !is.is_empty() => all.extend([json!({}), json!(["7s"])]),
         _ => all.extend([true.into(), 1.into(), 0.5.into(), "2m".into(), json!([]), json!({ "x": "x" })]),
     }
     let texts = [
