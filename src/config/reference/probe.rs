@@ -22,7 +22,7 @@ impl Probe {
         // All of the example's settings in force, and its defaults alone, which leave room for what excludes others.
         let examples = [true, false].map(|examples_too| read(&uncommented(examples_too)));
         // The embedded broker has no user, and a SQLite file neither; and priorities need lanes.
-        let servers = examples.clone().map(|mut base| {
+        let mut servers = examples.clone().map(|mut base| {
             base["broker"]["url"] = "amqps://rabbitmq/v".into();
             base["ledger"]["url"] = "postgres://db/roundelay".into();
             for (_, queue) in base["queues"].as_object_mut().into_iter().flatten() {
@@ -31,7 +31,6 @@ impl Probe {
             base
         });
         // Reasons that leave to the kind's own retries, or to the defaults, what they can.
-        let mut servers = servers;
         let reasons = json!({ "plain": { "policy": "retry" }, "waits": { "policy": "retry", "backoff": {} } });
         servers[1]["reasons"] = reasons.clone();
         servers[1]["kinds"]["report"]["reasons"] = reasons;
