@@ -52,9 +52,7 @@ fn dotted(path: &[String]) -> String {
 fn section(text: &mut String, node: &Node, follows: &Follows) {
     let settings: Vec<&Node> = node.below.iter().filter(|below| below.is_setting()).collect();
     if !settings.is_empty() {
-        let level =
-            if node.path.len() - usize::from(node.path.iter().any(|part| part == ANY)) == 1 { "##" } else { "###" };
-        let _ = write!(text, "\n{level} `[{}]`\n", dotted(&node.path));
+        let _ = write!(text, "\n## `[{}]`\n", dotted(&node.path));
         if let Some(words) = node.words("description") {
             let _ = write!(text, "\n{}\n", one_line(words));
         }
@@ -83,7 +81,7 @@ fn entry(text: &mut String, setting: &Node, follows: &Follows) {
     }
     facts.push(if follows.get(path) == Some(&Some(true)) { "taken over on SIGHUP" } else { "needs a restart" }.into());
     let words = setting.words("description").unwrap_or_default();
-    let _ = write!(text, "\n#### `{}`\n\n{}\n\n{}\n", dotted(path), facts.join(" · "), one_line(words));
+    let _ = write!(text, "\n### `{}`\n\n{}\n\n{}\n", dotted(path), facts.join(" · "), one_line(words));
     let choices: Vec<String> = choices(setting)
         .filter_map(|(value, words)| Some(format!("- `{}`: {}\n", toml(value), one_line(words?))))
         .collect();
