@@ -14,6 +14,8 @@ mod raw;
 mod read;
 mod reasons;
 mod recurrence;
+#[cfg(test)]
+mod reference;
 mod roster;
 mod secret;
 mod shown;
@@ -234,6 +236,7 @@ const AHEAD: Duration = Duration::from_secs(10);
 
 /// Who counts the starts of a throttle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
     /// The ledger, for all workers.

@@ -26,7 +26,7 @@ pub struct Source<'a> {
     text: &'a str,
     file: &'a str,
     variables: Vec<Variable>,
-    /// Secrets that stand elsewhere.
+    /// The secrets that are in force, those that stand elsewhere included.
     pub fetched: BTreeMap<Vec<String>, Secret>,
 }
 

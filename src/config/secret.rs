@@ -166,8 +166,8 @@ pub struct Outside<'a> {
 /// A setting of which something is wrong, and what.
 type Wrong = (Vec<String>, String);
 
-/// Puts the text of secrets in place of the tables that say where it is. Tells what was put where, and
-/// what is wrong.
+/// Puts the text of secrets in place of the tables that say where it is. Tells the text of each secret that there
+/// is then, whoever stated it, and what is wrong.
 pub fn fetch(tree: &mut Value, outside: &Outside<'_>) -> (BTreeMap<Vec<String>, Secret>, Vec<Wrong>) {
     let (mut fetched, mut wrong) = (BTreeMap::new(), Vec::new());
     walk(tree, &mut Vec::new(), outside, &mut fetched, &mut wrong);
@@ -186,7 +186,18 @@ fn walk(
         walk(value, path, outside, fetched, wrong);
         path.pop();
     }
-    let Some(table) = value.as_object_mut() else { return };
+    let Some(table) = value.as_object_mut() else {
+        let text = match value {
+            Value::String(text) => Some(Secret::new(text.as_str())),
+            // A password can look like one.
+            Value::Number(number) => Some(Secret::new(number.to_string())),
+            _ => None,
+        };
+        if let Some(text) = text.filter(|_| is_secret(path)) {
+            fetched.insert(path.clone(), text);
+        }
+        return;
+    };
     if !is_secret(path) {
         for (name, value) in table {
             path.push(name.clone());
@@ -377,6 +388,23 @@ mod tests {
         let again = Config::parse(&config.shown, "r.toml", []).unwrap();
         assert!(config.shown.contains("amqp://h/v") && !config.shown.contains("/s/"), "{}", config.shown);
         assert_eq!(again.kinds.len(), 2);
+    }
+
+    #[test]
+    fn what_the_environment_sets_over_a_file_is_shown_and_can_be_read_again() {
+        for (name, value, shown) in [
+            ("ROUNDELAY__BROKER__URL", "amqp://u:canary@other/v", "amqp://other/v"),
+            ("ROUNDELAY__BROKER__PASSWORD", "8023", "password = \"…\""),
+            ("ROUNDELAY__LEDGER__URL", "postgres://u:canary@other/db", "postgres://other/db"),
+            ("ROUNDELAY__KINDS__A__ROSTER__SQL", "{ url = 'sqlite:///other', query = 'SELECT 2' }", "sqlite:///other"),
+            ("ROUNDELAY__KINDS__A__HANDLER__HTTP__HEADERS__AUTHORIZATION", "canary", "Authorization = \"…\""),
+        ] {
+            let config = load(TEXT, &[(name, value)]).unwrap();
+            assert!(config.shown.contains(shown) && !config.shown.contains("/s/"), "{name}: {}", config.shown);
+            assert!(!config.shown.contains("canary") && !config.shown.contains("8023"), "{name}: {}", config.shown);
+            let again = Config::parse(&config.shown, "r.toml", []);
+            assert!(again.is_ok(), "{name}: {again:?} {}", config.shown);
+        }
     }
 
     #[test]

@@ -6,9 +6,9 @@ use toml::{Table, Value};
 
 use super::secret::{HIDDEN, Secret, is_secret, takes_a_file};
 
-/// The same configuration with `…` in place of what may be secret, and without comments. Of a secret that is
-/// elsewhere, what may be shown stands in its place: so it can be read again, for a simulation, without
-/// that place. Nothing when `text` is not TOML.
+/// The same configuration with `…` in place of what may be secret, and without comments. Of a secret that `text`
+/// has elsewhere, what may be shown stands in its place: so it can be read again, for a simulation, without
+/// that place. `fetched` are the secrets that are in force, whoever stated them. Nothing when `text` is not TOML.
 pub(super) fn shown(text: &str, fetched: &BTreeMap<Vec<String>, Secret>) -> Option<String> {
     let mut table: Table = text.parse().ok()?;
     let mut path = Vec::new();
@@ -24,7 +24,9 @@ pub(super) fn shown(text: &str, fetched: &BTreeMap<Vec<String>, Secret>) -> Opti
 const LEFT_OUT: (&str, &str) = ("http", "sign");
 
 fn hide(path: &mut Vec<String>, value: &mut Value, fetched: &BTreeMap<Vec<String>, Secret>) {
-    if let Some(secret) = fetched.get(path) {
+    if value.is_table()
+        && let Some(secret) = fetched.get(path)
+    {
         *value = Value::String(secret.expose().into());
     }
     let argument = path.last().is_some_and(|key| key == "argv");

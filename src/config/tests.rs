@@ -1,7 +1,3 @@
-use std::collections::BTreeMap;
-
-use toml::{Table, Value};
-
 use super::*;
 
 /// The whole message about a configuration that must not be accepted.
@@ -381,7 +377,7 @@ fn debug_output_has_no_secrets() {
 const EXAMPLE: &str = include_str!("../../roundelay.example.toml");
 
 /// The example with its settings in force: only those that stand at their default, or all.
-fn uncommented(examples_too: bool) -> String {
+pub(super) fn uncommented(examples_too: bool) -> String {
     let setting = |line: &&str| {
         let Some((key, _)) = line.strip_prefix("# ").and_then(|line| line.split_once(" = ")) else { return false };
         key.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c == '.')
@@ -420,56 +416,6 @@ fn the_example_loads_and_states_the_defaults() {
     assert_eq!(other, None, "the default in the code, and what the example states");
     assert_eq!(real.lines().count(), stated.lines().count());
     shown(&uncommented(true));
-}
-
-/// The fields of the structures in `raw.rs`, by structure: name and type.
-fn structures() -> BTreeMap<String, Vec<(String, String)>> {
-    let mut structures: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
-    let mut current = String::new();
-    for line in include_str!("raw.rs").lines() {
-        if let Some(name) = line.strip_prefix("pub struct ").and_then(|rest| rest.strip_suffix(" {")) {
-            current = name.to_owned();
-            structures.insert(current.clone(), Vec::new());
-        } else if let Some((field, of)) = line.strip_prefix("    pub ").and_then(|rest| rest.split_once(": ")) {
-            let field = (field.to_owned(), of.trim_end_matches(',').to_owned());
-            structures.get_mut(&current).expect("fields stand in structures").push(field);
-        }
-    }
-    structures
-}
-
-/// Fields of the type `of` that none of `values` has.
-fn absent(of: &str, values: &[&Value], path: &str, found: &mut Vec<String>) {
-    let structures = structures();
-    let of = of.strip_prefix("Option<").and_then(|of| of.strip_suffix('>')).unwrap_or(of);
-    if let Some(of) = of.strip_prefix("BTreeMap<String, ").and_then(|of| of.strip_suffix('>')) {
-        let entries: Vec<&Value> = values.iter().filter_map(|v| v.as_table()).flat_map(Table::values).collect();
-        return absent(of, &entries, &format!("{path}.*"), found);
-    }
-    let fields = match of {
-        "Handler" => vec![("http".into(), "Http".into()), ("exec".into(), "Exec".into())],
-        "Backoff" => structures["Exponential"].clone(),
-        _ => structures.get(of).cloned().unwrap_or_default(),
-    };
-    for (field, of) in fields {
-        let values: Vec<&Value> = values.iter().filter_map(|value| value.get(&field)).collect();
-        let path = format!("{path}.{field}");
-        if values.is_empty() {
-            found.push(path);
-        } else {
-            absent(&of, &values, &path, found);
-        }
-    }
-}
-
-#[test]
-fn the_example_has_every_setting() {
-    let all = Value::Table(uncommented(true).parse().unwrap());
-    let mut found = Vec::new();
-    absent("Raw", &[&all], "", &mut found);
-    assert!(found.is_empty(), "roundelay.example.toml does not have {found:?}");
-    absent("Raw", &[&Value::Table(Table::new())], "", &mut found);
-    assert_eq!(found.len(), 11, "the test sees the fields of raw.rs: {found:?}");
 }
 
 #[test]

@@ -67,6 +67,8 @@ use lease::Leases;
 use life::{Life, Point, Probe};
 use parts::Parts;
 use queue::{QueueRun, consume, work};
+#[cfg(test)]
+pub use reload::comes_to;
 use room::Room;
 
 /// Messages that the rearm consumer holds at most; each sleeps there for at most

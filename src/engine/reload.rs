@@ -16,7 +16,9 @@ use tokio_util::sync::CancellationToken;
 use super::Core;
 use super::moves::{Mover, Replanned};
 use crate::api::Api;
-use crate::config::{BrokerUrl, Config, KindSettings, Recurrence, ThrottleSettings};
+use crate::config::{
+    BrokerUrl, Config, ExecSettings, HandlerSettings, HttpSettings, KindSettings, Recurrence, ThrottleSettings,
+};
 use crate::ledger::{Filter, LedgerError, Listed, Place, Which};
 use crate::schedule::Schedule;
 
@@ -145,7 +147,10 @@ fn compare(old: &Config, new: &Config) -> Change {
         let mut is = is.clone();
         let by_headers = |kind: &KindSettings| kind.recurrence.as_ref().is_some_and(|r| r.freshness);
         if was.handler != is.handler {
-            change.fixed.push(format!("kinds.{name}.handler"));
+            let differs = of_handler(name, &was.handler, &is.handler);
+            // What holds for all programs is told once.
+            let new: Vec<String> = differs.into_iter().filter(|setting| !change.fixed.contains(setting)).collect();
+            change.fixed.extend(new);
         }
         if by_headers(was) != by_headers(&is) {
             change.fixed.push(format!("kinds.{name}.next_in.from_headers"));
@@ -176,6 +181,30 @@ fn compare(old: &Config, new: &Config) -> Change {
         change.fixed.push(format!("[kinds.{name}], which is new"));
     }
     change
+}
+
+/// The settings of a kind's handler that are not what they were.
+fn of_handler(kind: &str, was: &HandlerSettings, is: &HandlerSettings) -> Vec<String> {
+    let (allow, other) = match (was, is) {
+        (HandlerSettings::Exec(was), HandlerSettings::Exec(is)) => {
+            let other = ExecSettings { allow: is.allow.clone(), ..was.clone() } != *is;
+            ((was.allow != is.allow).then(|| "exec.allow".to_owned()), other)
+        }
+        (HandlerSettings::Http(was), HandlerSettings::Http(is)) => {
+            let other = HttpSettings { allow: is.allow.clone(), ..was.clone() } != *is;
+            ((was.allow != is.allow).then(|| format!("kinds.{kind}.handler.http.allow")), other)
+        }
+        _ => (None, true),
+    };
+    allow.into_iter().chain(other.then(|| format!("kinds.{kind}.handler"))).collect()
+}
+
+/// What a change comes to: taken over at once, or (false) only with a restart; nothing when all is as it was.
+#[cfg(test)]
+pub fn comes_to(old: &Config, new: &Config) -> Option<bool> {
+    let Change { changed, throttles, fixed, .. } = compare(old, new);
+    let same = fixed.is_empty() && changed.is_empty() && throttles.is_empty();
+    (!same).then_some(fixed.is_empty())
 }
 
 /// Settings as they show themselves, for those that cannot be compared.
@@ -268,6 +297,32 @@ mod tests {
         let change = compare(&config(TEXT), &config(&TEXT.replace("allow = 5", "allow = 6")));
         assert_eq!(change.throttles["slow"].limits.window.allow, 6);
         assert!(change.fixed.is_empty() && change.changed.is_empty());
+    }
+
+    #[test]
+    fn what_handlers_may_reach_is_named_itself() {
+        let http = format!("{TEXT}[kinds.call]\nhandler.http = {{ url = \"http://h/\", allow = [\"h\"] }}\n");
+        for (from, to, fixed) in [
+            ("[queues.work]", "[exec]\nallow = [\"/bin\"]\n[queues.work]", &["exec.allow"][..]),
+            (
+                "handler.exec.argv = [\"/bin/true\"]\n        [kinds.report]",
+                "handler.exec.argv = [\"/bin/false\"]\n        [exec]\nallow = [\"/bin\"]\n[kinds.report]",
+                &["exec.allow", "kinds.sync.handler"],
+            ),
+            ("[\"h\"]", "[\"h\", \"i\"]", &["kinds.call.handler.http.allow"]),
+            ("http://h/", "http://h/x", &["kinds.call.handler"]),
+            (
+                "url = \"http://h/\", allow = [\"h\"]",
+                "url = \"http://h/x\"",
+                &["kinds.call.handler.http.allow", "kinds.call.handler"],
+            ),
+        ] {
+            let text = http.replace(from, to);
+            assert_ne!(text, http, "{from}");
+            let mut named = compare(&config(&http), &config(&text)).fixed;
+            named.sort_by_key(|setting| fixed.iter().position(|expected| expected == setting));
+            assert_eq!(named, fixed, "{from} → {to}");
+        }
     }
 
     #[test]

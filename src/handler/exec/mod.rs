@@ -105,8 +105,17 @@ impl ExecHandler {
         let path = Path::new(&self.program);
         let looked = program::allowed(path, self.settings.allow.as_deref());
         let looked = looked.and_then(|()| if self.settings.limits.any() { program::executable(path) } else { Ok(()) });
+        let looked = looked.and_then(|()| program::within_ours(&self.settings.limits));
         looked.err().map(|why| match why {
             Unstartable::Absent(error) => self.cannot_start(&error),
+            Unstartable::Above(setting, most) => {
+                let text = format!(
+                    "cannot start {}: its handler.exec.limits.{setting} is above {most}, the most that this worker may \
+                     give; lower it, or raise the worker's own hard limit",
+                    self.program
+                );
+                Outcome::retry(Reason::new(Class::Start, text))
+            }
             Unstartable::NotAllowed(found) => {
                 let (program, found) = (&self.program, found.display());
                 let text =
@@ -294,6 +303,29 @@ mod tests {
         assert_eq!(outcome_of(ExitStatus::from_raw(9), b"", b""), Outcome::retry("killed by SIGKILL"));
         assert_eq!(outcome_of(ExitStatus::from_raw(11), b"", b"oh"), Outcome::retry("killed by SIGSEGV: oh"));
         assert_eq!(outcome_of(ExitStatus::from_raw(40), b"", b""), Outcome::retry("killed by signal 40"));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_limit_above_the_worker_s_own_is_told_before_the_start() {
+        use nix::sys::resource::{Resource, getrlimit, setrlimit};
+        // So much CPU time no test takes.
+        let most = 80_000;
+        let (_, hard) = getrlimit(Resource::RLIMIT_CPU).unwrap();
+        setrlimit(Resource::RLIMIT_CPU, most.min(hard), most.min(hard)).unwrap();
+        let refusal = |cpu| {
+            let limits = crate::config::LimitSettings { cpu: Some(cpu), ..Default::default() };
+            let settings = ExecSettings { argv: vec!["/bin/true".into()], limits, ..ExecSettings::default() };
+            ExecHandler::new(&settings, Clock::System).unwrap().refusal()
+        };
+        assert_eq!(refusal(1), None);
+        // What does set it is asked whether it can.
+        let set = std::process::Command::new(LIMITER).args(["--cpu=86400:86405", "--", "/bin/true"]).output().unwrap();
+        let told = refusal(86_400).map(|outcome| outcome.reason().map(ToString::to_string).unwrap_or_default());
+        assert_eq!(set.status.success(), told.is_none(), "{told:?} {set:?}");
+        if let Some(told) = told {
+            assert!(told.starts_with("cannot start /bin/true: its handler.exec.limits.cpu is above "), "{told}");
+        }
     }
 
     #[test]

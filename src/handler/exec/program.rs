@@ -22,6 +22,8 @@ pub enum Unstartable {
     NotAllowed(PathBuf),
     /// It cannot be looked at, or not be executed.
     Absent(io::Error),
+    /// A limit is above what this process may give: which of `handler.exec.limits`, and the most there is.
+    Above(&'static str, u64),
 }
 
 /// Whether `program` may be started, if a list says which may: it, or a folder that it is in, has to be on it, after
@@ -45,6 +47,52 @@ pub fn allowed(program: &Path, list: Option<&[PathBuf]>) -> Result<(), Unstartab
 /// [`Unstartable::Absent`].
 pub fn executable(program: &Path) -> Result<(), Unstartable> {
     access(program, AccessFlags::X_OK).map_err(|error| Unstartable::Absent(error.into()))
+}
+
+/// Whether this process may give a program these limits: the limiter would say so with an exit code, too.
+///
+/// # Errors
+/// [`Unstartable::Above`].
+pub fn within_ours(limits: &LimitSettings) -> Result<(), Unstartable> {
+    // Elsewhere there is no limiter.
+    #[cfg(target_os = "linux")]
+    if limits.any() && !may_raise() {
+        use nix::sys::resource::Resource;
+        let ours = [Resource::RLIMIT_AS, Resource::RLIMIT_CPU, Resource::RLIMIT_NOFILE, Resource::RLIMIT_NPROC];
+        // One that cannot be asked for bounds nothing here.
+        let ours = ours.map(|one| nix::sys::resource::getrlimit(one).map_or(u64::MAX, |(_, hard)| hard));
+        if let Some((setting, most)) = above(limits, ours) {
+            return Err(Unstartable::Above(setting, most));
+        }
+    }
+    let _ = limits;
+    Ok(())
+}
+
+/// The first that is above the hard limits of memory, CPU time, files and processes, and how much it may be (pure).
+fn above(limits: &LimitSettings, hard: [u64; 4]) -> Option<(&'static str, u64)> {
+    let [memory, cpu, files, processes] = hard;
+    let wanted = [
+        ("memory", limits.memory, memory),
+        // What is set is this much more.
+        ("cpu", limits.cpu, if cpu == u64::MAX { cpu } else { cpu.saturating_sub(LAST_WORDS) }),
+        ("files", limits.files, files),
+        ("processes", limits.processes, processes),
+    ];
+    wanted
+        .into_iter()
+        .find(|(_, wanted, most)| wanted.is_some_and(|wanted| wanted > *most))
+        .map(|(of, _, most)| (of, most))
+}
+
+/// Whether this process may give others more than it has itself.
+#[cfg(target_os = "linux")]
+fn may_raise() -> bool {
+    /// CAP_SYS_RESOURCE, as a bit.
+    const RAISES: u64 = 1 << 24;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set & RAISES != 0)
 }
 
 /// What the limiter is told, before the program and its arguments (pure).
@@ -97,6 +145,24 @@ mod tests {
         assert!(allowed(&at("bin/good"), Some(&[])).is_err(), "an empty list allows nothing");
         assert!(allowed(&at("absent"), None).is_ok(), "without a list nothing is looked at");
         assert!(executable(Path::new("/bin/sh")).is_ok() && executable(&at("absent")).is_err());
+    }
+
+    #[test]
+    fn limits_above_the_hard_ones_are_named() {
+        let all = LimitSettings { memory: Some(512), cpu: Some(30), files: Some(64), processes: Some(7) };
+        let table = [
+            ([u64::MAX; 4], None),
+            ([512, 35, 64, 7], None),
+            ([511, 35, 64, 7], Some(("memory", 511))),
+            ([512, 34, 64, 7], Some(("cpu", 29))),
+            ([512, 3, 64, 7], Some(("cpu", 0))),
+            ([512, 35, 63, 6], Some(("files", 63))),
+            ([512, 35, 64, 6], Some(("processes", 6))),
+        ];
+        for (hard, expected) in table {
+            assert_eq!(above(&all, hard), expected, "{hard:?}");
+        }
+        assert_eq!(above(&LimitSettings::default(), [0; 4]), None, "what is not said is not limited");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Area, Finding, MachineFacts};
 use crate::config::{Config, HandlerSettings};
-use crate::handler::exec::program::{LIMITER, Unstartable, allowed, executable};
+use crate::handler::exec::program::{LIMITER, Unstartable, allowed, executable, within_ours};
 
 /// Write permission for everybody.
 const BY_OTHERS: u32 = 0o002;
@@ -35,6 +35,8 @@ pub enum Trouble {
     Open(PathBuf),
     /// Its limits cannot be set.
     NoLimiter,
+    /// One of them is above the most that processes like this one may give.
+    Above(&'static str, u64),
 }
 
 /// Looks at all of them.
@@ -43,7 +45,11 @@ pub(super) fn gather(config: &Config) -> Vec<ProgramFacts> {
         let HandlerSettings::Exec(exec) = &settings.handler else { return None };
         let program = exec.argv.first()?;
         let path = Path::new(program);
-        let trouble = match allowed(path, exec.allow.as_deref()).and_then(|()| executable(path)) {
+        let trouble = match allowed(path, exec.allow.as_deref())
+            .and_then(|()| executable(path))
+            .and_then(|()| within_ours(&exec.limits))
+        {
+            Err(Unstartable::Above(setting, most)) => Trouble::Above(setting, most),
             Err(Unstartable::Absent(error)) => Trouble::Absent(error.to_string()),
             Err(Unstartable::NotAllowed(found)) => Trouble::NotAllowed(found),
             Ok(()) if exec.limits.any() && !Path::new(LIMITER).exists() => Trouble::NoLimiter,
@@ -94,6 +100,11 @@ pub(super) fn judge(facts: &MachineFacts, config: &Config) -> Vec<Finding> {
                 let seen = format!("it has limits, and {LIMITER} is not there, which sets them");
                 (seen, fails, "install util-linux".to_owned())
             }
+            Trouble::Above(setting, most) => (
+                format!("its handler.exec.limits.{setting} is above {most}, the hard limit here"),
+                "its runs fail where workers have the same hard limit",
+                format!("lower kinds.{kind}.handler.exec.limits.{setting}, or raise the hard limit of workers"),
+            ),
         };
         Finding::warning(Area::Machine, format!("program of {kind}"), seen, follows, fix)
     };
