@@ -36,6 +36,7 @@ pub struct Raw {
     pub catch_up: CatchUp,
     pub exec: Programs,
     pub tracing: Tracing,
+    pub encryption: Encryption,
     pub queues: BTreeMap<String, Queue>,
     pub throttles: BTreeMap<String, Throttle>,
     pub reasons: BTreeMap<String, Reason>,
@@ -176,6 +177,13 @@ impl Default for Tracing {
     fn default() -> Self {
         Self { otlp: None, headers: None, sample: None, keys: true, service: None }
     }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Encryption {
+    pub seal: Option<String>,
+    pub keys: BTreeMap<String, Secret>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -23,7 +23,7 @@ use super::attempt::Claimed;
 use super::life::Point;
 use super::outbox::Asked;
 use super::room::Place;
-use super::{Core, QueueRun};
+use super::{Core, QueueRun, sealing};
 use crate::broker::{Delivery, Destination, Message};
 use crate::clock::Time;
 use crate::config::Takeover;
@@ -118,7 +118,8 @@ impl Core {
         if delivery.deaths > MAX_DEATHS {
             return Err(BadMessage::Circles(delivery.deaths));
         }
-        let envelope = Envelope { trace: delivery.trace.clone(), ..Envelope::decode(&delivery.body)? };
+        let body = sealing::whole(&self.keys(), &delivery.body).map_err(BadMessage::Sealed)?;
+        let envelope = Envelope { trace: delivery.trace.clone(), ..Envelope::decode(&body)? };
         if self.kind(&envelope.kind).is_none() {
             return Err(BadMessage::UnknownKind(envelope.kind));
         }
@@ -488,14 +489,16 @@ impl Core {
         if mutant!(QuarantineDrops) {
             return Fate::Ack;
         }
-        let (from, reason) = (delivery.queue.to_string(), bad.to_string());
+        let keys = self.keys();
+        let (from, reason) = (delivery.queue.to_string(), bad.told(keys.seal().is_some()));
+        let body = sealing::set_aside(&keys, &delivery.body);
         tracing::warn!(queue = from, reason, bytes = delivery.body.len(), "quarantined");
         let kept = if self.dispatch.broker.keeps_messages() {
             let to = Destination::Quarantine { from, reason };
-            let message = Message { to, id: self.entropy.token(), body: delivery.body.clone(), trace: None };
+            let message = Message { to, id: self.entropy.token(), body, trace: None };
             self.dispatch.broker.publish(message).await.map_err(|error| error.to_string())
         } else {
-            let kept = self.ledger.quarantine(from, reason, delivery.body.to_vec(), self.ledger.now()).await;
+            let kept = self.ledger.quarantine(from, reason, body.to_vec(), self.ledger.now()).await;
             kept.map_err(|error| error.to_string())
         };
         match kept {

@@ -36,6 +36,8 @@ struct Change {
     moved: BTreeSet<String>,
     /// Throttles that allow something else, or another way.
     throttles: BTreeMap<String, ThrottleSettings>,
+    /// There are other keys, or another one seals.
+    keys: bool,
     /// What stays as it was until the worker is started again.
     fixed: Vec<String>,
 }
@@ -59,6 +61,8 @@ pub async fn run(
                         moving.extend(change.moved.iter().cloned());
                         current.kinds.clone_from(&change.kinds);
                         current.throttles.extend(change.throttles.clone());
+                        current.encryption = next.encryption;
+                        core.dispatch.sealing.take_over(current.encryption.clone());
                         take_over(&core, change);
                         if let Some(chores) = &core.chores {
                             chores.take_over(current.clone());
@@ -82,7 +86,7 @@ pub async fn run(
 }
 
 fn take_over(core: &Core, change: Change) {
-    let Change { kinds, changed, moved, throttles, fixed } = change;
+    let Change { kinds, changed, moved, throttles, keys, fixed } = change;
     core.throttles.take_over(&throttles);
     let throttles: Vec<&String> = throttles.keys().collect();
     for setting in &fixed {
@@ -97,7 +101,7 @@ fn take_over(core: &Core, change: Change) {
     next.extend(super::shared(kinds));
     *current = Arc::new(next);
     drop(current);
-    tracing::info!(?changed, rescheduled = ?moved, ?throttles, "the configuration was read again");
+    tracing::info!(?changed, rescheduled = ?moved, ?throttles, keys, "the configuration was read again");
 }
 
 /// Compares two configurations (pure).
@@ -107,6 +111,7 @@ fn compare(old: &Config, new: &Config) -> Change {
         changed: Vec::new(),
         moved: BTreeSet::new(),
         throttles: BTreeMap::new(),
+        keys: old.encryption != new.encryption,
         fixed: Vec::new(),
     };
     let same_broker = match (&old.broker.url, &new.broker.url) {

@@ -12,6 +12,7 @@ use crate::broker::topology::Names;
 use crate::clock::{Clock, Time};
 use crate::config::{BrokerUrl, Config, LedgerUrl};
 use crate::engine::chores::is_internal;
+use crate::engine::sealing::{Inventory, Mode, take_stock};
 use crate::engine::topology_guard;
 use crate::fleet::{FleetOrders, Subject, host};
 use crate::inspect::broker::Asked;
@@ -28,6 +29,8 @@ use crate::throttle::orders::Orders;
 const LATE: u32 = 20;
 /// Kinds that are looked for in the ledger.
 const KINDS: usize = 1_000;
+/// Texts of each sort that are opened, to see whether they do.
+const TEXTS: u64 = 1_000;
 /// So many sweeps of catch-up after a chain became overdue, it has not helped.
 const SWEEPS: u32 = 10;
 /// Who has held something for longer may have forgotten it.
@@ -58,6 +61,8 @@ pub struct ChainFacts {
     pub agreed: Option<String>,
     /// Who may use the API.
     pub tokens: Vec<Token>,
+    /// How much of what was looked at first is plain, and how much sealed.
+    pub stock: Inventory,
 }
 
 /// Opens the ledger to look at it, and asks.
@@ -99,6 +104,7 @@ async fn ask(config: &Config, ledger: &dyn Ledger) -> Result<ChainFacts, LedgerE
         throttled: throttled.collect(),
         agreed: ledger.topology().await?,
         tokens: ledger.tokens().await?,
+        stock: take_stock(ledger, &config.encryption, Mode::Look, TEXTS, |_| {}).await?,
         workers,
     })
 }
@@ -132,11 +138,55 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
     all.extend(overdue(chains, config, asked));
     all.extend(consumers(chains, config, asked));
     all.extend(held(chains));
+    all.extend(encryption(chains, config));
     if chains.census.quarantined_messages > 0 {
         let follows = "one-off jobs among them do not run until somebody sees to it; chains go on by themselves";
         let fix = "`roundelay serve` shows them with their reasons; mend the cause, then send them again there";
         let seen = format!("{} messages cannot be used", chains.census.quarantined_messages);
         all.push(Finding::warning(Area::Chains, "quarantine", seen, follows, fix));
+    }
+    all
+}
+
+/// Whether what is sealed opens, and whether what should be sealed is. Nothing where there is no encryption.
+fn encryption(chains: &ChainFacts, config: &Config) -> Vec<Finding> {
+    let (what, keys, counts) = ("encryption", &config.encryption, &chains.stock.counts);
+    let mut all = Vec::new();
+    let mut looked_at = 0;
+    let (mut unopened, mut plain) = (BTreeMap::<&str, u64>::new(), 0);
+    for ((_, name), count) in counts {
+        looked_at += count.texts;
+        match name {
+            Some(name) if count.unopened > 0 => *unopened.entry(name).or_default() += count.unopened,
+            Some(_) => {}
+            None => plain += count.texts,
+        }
+    }
+    if !unopened.is_empty() {
+        let of_each = unopened.iter().map(|(name, count)| format!("{count} sealed with the key {name}"));
+        all.push(Finding::bad(
+            Area::Chains,
+            what,
+            format!(
+                "of {looked_at} texts that were looked at do not open here: {}",
+                some(&of_each.collect::<Vec<_>>())
+            ),
+            "the chains and jobs that they belong to wait, and lose no attempt, until a worker can open them",
+            "set these keys under encryption.keys, here and for all workers; SIGHUP lets them read it again. \
+             `roundelay encryption` looks at everything",
+        ));
+    }
+    if keys.seal().is_some() && plain > 0 {
+        all.push(Finding::warning(
+            Area::Chains,
+            what,
+            format!("of {looked_at} texts that were looked at, {plain} are plain"),
+            "whoever can read the ledger, or a copy of it, can read them",
+            "`roundelay encryption --reseal`",
+        ));
+    }
+    if all.is_empty() && (keys.names().next().is_some() || counts.keys().any(|(_, name)| name.is_some())) {
+        all.push(Finding::good(Area::Chains, what, format!("all {looked_at} texts that were looked at open")));
     }
     all
 }
