@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn the_form_of_a_sealed_text_stays() {
         let sealed = ring(&[("k1", 7)], Some("k1")).sealed(PLACE, TEXT.into());
-        assert_eq!(sealed, "sealed:1:k1:FORM");
+        assert_eq!(sealed, "sealed:1:k1:NHbAFvYa+rE81IdS2o6lrA8CooeOiBKdJXyUkQwe5Bk6");
         assert_eq!(form(&sealed), Form::Sealed("k1"));
         assert_eq!(form(TEXT), Form::Plain);
         assert!(serde_json::from_str::<serde_json::Value>(&sealed).is_err(), "it is never taken for JSON");
