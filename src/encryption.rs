@@ -300,7 +300,7 @@ mod tests {
         }
     }
 
-    /// What lies in ledgers must be read by every later version, so this never changes.
+    /// What lies in ledgers must be read by every later version, so this never changes. OpenSSL's AES-SIV makes the same.
     #[test]
     fn the_form_of_a_sealed_text_stays() {
         let sealed = ring(&[("k1", 7)], Some("k1")).sealed(PLACE, TEXT.into());

@@ -554,6 +554,31 @@ mod tests {
     }
 
     #[test]
+    fn what_is_sealed_may_be_longer_and_stands_alone() {
+        let body = |more: &str| format!(r#"{{"v":1,"kind":"k","key":"x",{more}}}"#);
+        let sealed = |length: usize| body(&format!(r#""sealed":{{"text":"sealed:1:k:{}"}}"#, "A".repeat(length)));
+        assert!(Envelope::decode(sealed(longest(MAX_PAYLOAD) - 20).as_bytes()).is_ok());
+        assert!(matches!(Envelope::decode(sealed(MAX_SEALED).as_bytes()), Err(BadMessage::TooLarge(_))));
+        for (more, words) in [
+            (r#""sealed":{"text":"sealed:1:k:A"},"payload":1"#, "stands in place of `payload`"),
+            (
+                r#""sealed":{"text":"sealed:1:k:A"},"chain":{"ledger":"l","epoch":1,"tick":1}"#,
+                "a chain's message has neither",
+            ),
+            (r#""sealed":{"text":"{}"}"#, "is no sealed text"),
+            (r#""sealed":"sealed:1:k:A""#, "not a job envelope"),
+        ] {
+            let why = Envelope::decode(body(more).as_bytes()).unwrap_err().to_string();
+            assert!(why.contains(words), "{more}: {why}");
+        }
+        // A body that is too large and no sealed one is told as such, whatever it is.
+        let large = format!("{{{}", " ".repeat(MAX_BYTES));
+        assert_eq!(Envelope::decode(large.as_bytes()), Err(BadMessage::TooLarge(MAX_BYTES + 1)));
+        let quoted = Envelope::decode(br#"{"v":"canary"}"#).unwrap_err();
+        assert!(quoted.told(false).contains("canary") && !quoted.told(true).contains("canary"), "{quoted}");
+    }
+
+    #[test]
     fn a_payload_is_measured_as_it_is_sent_again() {
         let body = |payload: &str| format!(r#"{{"v":1,"kind":"k","key":"x","payload":{payload}}}"#);
         let text = |n: usize| body(&format!("\"{}\"", "x".repeat(n - 2)));

@@ -276,6 +276,21 @@ mod tests {
     }
 
     #[test]
+    fn keys_change_at_once() {
+        let key = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQ==";
+        let with = |seal: &str| config(&format!("{TEXT}[encryption]\nseal = '{seal}'\nkeys = {{ a = '{key}' }}\n"));
+        for (old, new, changes) in [
+            (config(TEXT), with(""), true),
+            (with(""), with("a"), true),
+            (with("a"), config(TEXT), true),
+            (with("a"), with("a"), false),
+        ] {
+            let change = compare(&old, &new);
+            assert_eq!((change.keys, change.fixed.len()), (changes, 0));
+        }
+    }
+
+    #[test]
     fn a_table_of_changes() {
         type Names = &'static [&'static str];
         let table: [(&str, &str, Names, Names, Names); 13] = [

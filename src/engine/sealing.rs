@@ -38,7 +38,7 @@ const SHORTEST_WAIT: Duration = Duration::from_secs(1);
 /// and later after as long again as it has waited by then, up to this.
 const LONGEST_WAIT: Duration = Duration::from_secs(5 * 60);
 /// Texts looked at in one go. Each may have a megabyte.
-const PER_PAGE: u32 = 200;
+const PER_PAGE: u32 = 100;
 
 /// The keys of a running engine, which may be replaced.
 #[derive(Clone, Debug)]
@@ -326,5 +326,127 @@ fn named(text: &str) -> Option<String> {
         // It says that it is sealed, and not how.
         Form::Plain if is_sealed(text.as_bytes()) => Some(String::new()),
         Form::Plain => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const KEYS: [&str; 2] = [
+        "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQ==",
+        "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAg==",
+    ];
+
+    fn ring(text: &str) -> Keyring {
+        let text = text.replace("KEY1", KEYS[0]).replace("KEY2", KEYS[1]);
+        let config = Config::parse(&format!("[encryption]\n{text}"), "r.toml", []);
+        Keyring::clone(&config.unwrap_or_else(|error| panic!("{error}")).encryption)
+    }
+
+    fn one() -> Keyring {
+        ring("seal = 'one'\nkeys = { one = 'KEY1' }")
+    }
+
+    fn job() -> Envelope {
+        let due = Some(Time::from_millis(7));
+        let payload = json!({ "secret": "canary" });
+        Envelope { due, owner: Some("ann".into()), depth: 2, ..Envelope::job("sync", "app", payload, "id".into()) }
+    }
+
+    #[test]
+    fn an_envelope_is_sealed_and_opened_and_nothing_else_of_it_changes() {
+        let (keys, job) = (one(), job());
+        let body = encode(&keys, &job);
+        assert!(!String::from_utf8_lossy(&body).contains("canary"));
+        assert_eq!(encode(&keys, &job), body, "to publish again gives the same message");
+        let mut read = Envelope::decode(&body).unwrap();
+        assert_eq!((read.message_id(), &read.payload), (job.message_id(), &Value::Null));
+        assert_eq!(encode(&keys, &read), body, "one that is sealed goes on as it is");
+        let mut moved = Envelope { key: "other".into(), ..read.clone() };
+        assert_eq!(open(&keys, &mut moved), Err(Unopened::Forged("one".into())));
+        assert_eq!(open(&Keyring::default(), &mut read), Err(Unopened::NoKey("one".into())));
+        assert_eq!(encode(&keys, &read), body, "and is as it was");
+        open(&keys, &mut read).unwrap();
+        assert_eq!(read, job);
+        // Without a key that seals nothing is copied.
+        assert!(matches!(sealed(&Keyring::default(), &job), Cow::Borrowed(_)));
+        let empty = Envelope { payload: Value::Null, ..job };
+        assert!(matches!(sealed(&keys, &empty), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn a_table_of_what_is_set_aside() {
+        let keys = one();
+        let hint = br#"{"v":1,"kind":"k","key":"x","chain":{"ledger":"l","epoch":1,"tick":1}}"#;
+        let large = format!("\"{}\"", "canary".repeat(200_000));
+        for (body, shows) in [
+            (job().encode(), true),
+            (hint.to_vec(), true),
+            (b"{canary".to_vec(), false),
+            (b"\xffcanary".to_vec(), false),
+            (large.into_bytes(), false),
+        ] {
+            let body = Bytes::from(body);
+            let lies = set_aside(&keys, &body);
+            assert!(!lies.windows(6).any(|window| window == b"canary"));
+            assert_eq!(Envelope::decode(&lies).is_ok(), shows);
+            assert_eq!(set_aside(&keys, &lies), lies, "once is enough");
+            assert_eq!(self::shown(&keys, &lies), &body[..], "and whoever may look sees what it was");
+            assert_eq!(self::shown(&Keyring::default(), &lies), &lies[..]);
+            assert_eq!(set_aside(&Keyring::default(), &body), body);
+        }
+    }
+
+    #[test]
+    fn what_does_not_open_waits_twice_as_long_each_time() {
+        let at = Time::from_millis;
+        for (millis, secs) in [(-5, 1), (0, 1), (900, 1), (2_000, 2), (60_000, 60), (300_000, 300), (9_000_000, 300)] {
+            assert_eq!(wait(at(1_000_000), at(1_000_000 + millis)), Duration::from_secs(secs), "{millis}");
+        }
+    }
+
+    #[test]
+    fn a_table_of_texts_and_what_they_would_be_now() {
+        let (one, both) = (one(), ring("seal = 'two'\nkeys = { one = 'KEY1', two = 'KEY2' }"));
+        let (two, off) = (ring("seal = 'two'\nkeys = { two = 'KEY2' }"), ring("keys = { one = 'KEY1', two = 'KEY2' }"));
+        let text = |text: &[u8]| Content { number: 1, kind: "sync".into(), key: "app".into(), text: text.to_vec() };
+        let place = Place::new(Field::Payload, "sync", "app");
+        let payload = |keys: &Keyring| keys.sealed(place, "[1]".into()).into_bytes();
+        let put_off = |keys: &Keyring| {
+            let mut envelope = sealed(keys, &job()).into_owned();
+            envelope.sealed.as_mut().unwrap().since = Some(Time::from_millis(9));
+            envelope.encode()
+        };
+        let whole = |keys: &Keyring| keys.sealed_message(b"{x").unwrap();
+        let table = [
+            (Shelf::Payloads, b"[1]".to_vec(), payload(&one), payload(&two)),
+            (Shelf::Jobs, job().encode(), encode(&one, &job()), encode(&two, &job())),
+            (Shelf::Quarantine, b"{x".to_vec(), whole(&one), whole(&two)),
+        ];
+        for (shelf, plain, in_one, in_two) in table {
+            let anew = |keys: &Keyring, was: &[u8]| {
+                let Stated { name, anew, .. } = state(keys, shelf, text(was)).unwrap();
+                (name, anew)
+            };
+            let named = |name: &str| Some(name.to_owned());
+            assert_eq!(anew(&both, &plain), (None, Ok(Some(in_two.clone()))), "{shelf:?}");
+            assert_eq!(anew(&both, &in_one), (named("one"), Ok(Some(in_two.clone()))), "{shelf:?}");
+            assert_eq!(anew(&both, &in_two), (named("two"), Ok(None)), "{shelf:?}");
+            assert_eq!(anew(&off, &in_two), (named("two"), Ok(Some(plain.clone()))), "{shelf:?}");
+            assert_eq!(anew(&off, &plain), (None, Ok(None)), "{shelf:?}");
+            assert_eq!(anew(&two, &in_one), (named("one"), Err(Unopened::NoKey("one".into()))), "{shelf:?}");
+        }
+        let again = state(&both, Shelf::Jobs, text(&put_off(&one))).unwrap();
+        assert_eq!(again.anew, Ok(Some(put_off(&two))), "since when it waits is still known");
+        // What says nothing does not count, and what was moved here does not open.
+        let empty = Envelope { payload: Value::Null, ..job() };
+        assert!(state(&both, Shelf::Jobs, text(&empty.encode())).is_none());
+        let moved = state(&one, Shelf::Carries, text(&payload(&one))).unwrap();
+        assert_eq!(moved.anew, Err(Unopened::Forged("one".into())));
+        let newer = state(&one, Shelf::Payloads, text(b"sealed:2:one:AAAA")).unwrap();
+        assert_eq!((newer.name, newer.anew), (Some(String::new()), Err(Unopened::Damaged)));
     }
 }

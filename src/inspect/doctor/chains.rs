@@ -471,8 +471,9 @@ mod tests {
     use super::super::tests::{about, have_fixes};
     use super::*;
     use crate::broker::Depth;
+    use crate::engine::sealing::Count;
     use crate::fleet::{FleetOrder, Presence, QueuePresence, WorkerState};
-    use crate::ledger::{Hint, QueueCensus};
+    use crate::ledger::{Hint, QueueCensus, Shelf};
     use crate::telemetry::Lateness;
     use crate::throttle::orders::ThrottleOrder;
 
@@ -522,6 +523,50 @@ mod tests {
     fn depths(consumers: u64, ready: u64) -> Asked {
         let names = ["work", "side", "roundelay.chores"];
         Asked::Depths(names.map(|name| (name.to_owned(), Ok(Depth { ready, consumers }))).into())
+    }
+
+    #[test]
+    fn a_table_of_what_lies_sealed() {
+        let config = |seal: &str| {
+            let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vMDEyMzQ1Njc4OTo7PD0+Pw==";
+            Config::parse(&format!("[encryption]\nseal = '{seal}'\nkeys = {{ a = '{key}' }}\n"), "r.toml", []).unwrap()
+        };
+        let none = Config::parse("", "r.toml", []).unwrap();
+        let count =
+            |name: Option<&str>, texts, unopened| ((Shelf::Jobs, name.map(Into::into)), Count { texts, unopened });
+        let table = [
+            (&none, vec![], vec![]),
+            (&none, vec![count(None, 7, 0)], vec![]),
+            (&config(""), vec![count(None, 7, 0)], vec![(Grade::Good, "all 7 texts")]),
+            (&config("a"), vec![count(Some("a"), 7, 0)], vec![(Grade::Good, "all 7 texts")]),
+            (
+                &config("a"),
+                vec![count(Some("a"), 7, 0), count(None, 2, 0)],
+                vec![(Grade::Warning, "of 9 texts that were looked at, 2 are plain")],
+            ),
+            (
+                &none,
+                vec![count(Some("a"), 7, 7), count(Some("b"), 1, 1), count(None, 1, 0)],
+                vec![(
+                    Grade::Bad,
+                    "of 9 texts that were looked at do not open here: 7 sealed with the key a, 1 sealed with the key b",
+                )],
+            ),
+            (
+                &config("a"),
+                vec![count(Some("a"), 7, 1), count(None, 1, 0)],
+                vec![(Grade::Bad, "1 sealed with the key a"), (Grade::Warning, "1 are plain")],
+            ),
+        ];
+        for (config, counts, expected) in table {
+            let stock = Inventory { counts: counts.into_iter().collect(), written: 0 };
+            let findings = encryption(&ChainFacts { stock, ..ChainFacts::default() }, config);
+            have_fixes(&findings);
+            assert_eq!(findings.len(), expected.len(), "{findings:?}");
+            for (finding, (grade, seen)) in findings.iter().zip(expected) {
+                assert!(finding.result == grade && finding.seen.contains(seen), "{finding:?}");
+            }
+        }
     }
 
     /// What is found where `change` is made to what is healthy, and differs from good.
