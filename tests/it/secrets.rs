@@ -356,7 +356,8 @@ async fn nothing_that_is_said_has_a_secret() {
     let mut failed = String::new();
     for kind in ["sync", "away", "template", "program", "absent"] {
         until(kind, async || {
-            let output = roundelay_with(&[ledger], &["failed", "list", "--kind", kind, "--json", "--config", at]).await;
+            let output =
+                roundelay_with(&[ledger, key], &["failed", "list", "--kind", kind, "--json", "--config", at]).await;
             output.stdout.contains("\"key\"")
         })
         .await;
