@@ -20,10 +20,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::Core;
-use super::QueueRun;
 use super::attempt::Claimed;
 use super::pipeline::Fate;
+use super::{Core, QueueRun};
 use crate::clock::Time;
 use crate::config::Config;
 use crate::encryption::{Field, Form, Keyring, Place, Unopened, form, is_sealed};
