@@ -14,6 +14,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::clock::Time;
+use crate::encryption::{Unopened, is_sealed, longest};
 use crate::progress::{Report, Reporter};
 use crate::throttle::upstream::{Advice, PermitError, Upstream};
 use crate::trace::HandlerSpan;
@@ -26,6 +27,8 @@ pub const MAX_BYTES: usize = 1 << 20;
 /// The largest payload, in bytes of compact JSON. The rest of [`MAX_BYTES`] is for the fields that
 /// the engine adds when it sends a job again: a job that was read once can always be read again.
 pub const MAX_PAYLOAD: usize = MAX_BYTES - (8 << 10);
+/// The largest body whose payload is sealed: what is sealed is longer than what it says.
+pub const MAX_SEALED: usize = MAX_BYTES + longest(MAX_PAYLOAD) - MAX_PAYLOAD;
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 512;
 /// So often a message can have been sent again from quarantine and still say of each time which it was.
@@ -64,6 +67,9 @@ pub struct Envelope {
     /// What the handler gets. Always absent in a chain's hint.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub payload: Value,
+    /// The payload, sealed, in its place. Always absent in a chain's hint; only the engine writes it.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "optional_object")]
+    pub sealed: Option<Sealed>,
     /// Who the job belongs to. Always absent in a chain's hint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
@@ -107,6 +113,17 @@ pub struct Retry {
     pub of: String,
     /// Which time it was: likewise.
     pub by: String,
+}
+
+/// A payload that nobody reads who has no key: see [`crate::encryption`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sealed {
+    /// The sealed text of the payload's JSON.
+    pub text: String,
+    /// Since when no worker that had it could open it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
 }
 
 /// A JSON object. Derived structs also read arrays, as their fields in order, which the documented
@@ -162,6 +179,9 @@ pub enum BadMessage {
     /// The payload exceeds [`MAX_PAYLOAD`].
     #[error("the payload has {0} bytes as compact JSON; at most {MAX_PAYLOAD} are read")]
     PayloadTooLarge(usize),
+    /// It is sealed as a whole, and does not open here.
+    #[error("the message {0}")]
+    Sealed(Unopened),
     /// Not JSON of the documented shape, or nested too deeply.
     #[error("the body is not a job envelope: {0}")]
     NotAnEnvelope(String),
@@ -213,6 +233,18 @@ pub enum BadMessage {
     },
 }
 
+impl BadMessage {
+    /// In words; where messages lie sealed, without those that may quote the body.
+    pub fn told(&self, sealed: bool) -> String {
+        match self {
+            Self::NotAnEnvelope(_) if sealed => {
+                "the body is not a job envelope (what is wrong with it would quote it, and messages are sealed)".into()
+            }
+            other => other.to_string(),
+        }
+    }
+}
+
 impl Envelope {
     /// A one-off job.
     pub fn job(kind: &str, key: &str, payload: Value, id: String) -> Self {
@@ -225,6 +257,7 @@ impl Envelope {
             attempt: 1,
             id: Some(id),
             payload,
+            sealed: None,
             owner: None,
             depth: 0,
             retries: Vec::new(),
@@ -239,10 +272,16 @@ impl Envelope {
     /// [`BadMessage`], which says what to mend. Kinds and queues are checked by the engine, which
     /// knows the configuration.
     pub fn decode(body: &[u8]) -> Result<Self, BadMessage> {
-        if body.len() > MAX_BYTES {
-            return Err(BadMessage::TooLarge(body.len()));
+        let too_large = || BadMessage::TooLarge(body.len());
+        if body.len() > MAX_SEALED {
+            return Err(too_large());
         }
-        let Object(envelope) = serde_json::from_slice::<Object<Self>>(body).map_err(|error| why_not(body, &error))?;
+        let read = serde_json::from_slice::<Object<Self>>(body);
+        let may_be_larger = matches!(&read, Ok(Object(Self { sealed: Some(_), .. })));
+        if body.len() > MAX_BYTES && !may_be_larger {
+            return Err(too_large());
+        }
+        let Object(envelope) = read.map_err(|error| why_not(body, &error))?;
         if envelope.v != VERSION {
             return Err(BadMessage::Version(envelope.v.into()));
         }
@@ -267,6 +306,16 @@ impl Envelope {
             |text: &str| (1..=64).contains(&text.len()) && text.bytes().all(|b| b"0123456789abcdef".contains(&b));
         if !envelope.retries.iter().all(|retry| digits(&retry.of) && digits(&retry.by)) {
             return Err(BadMessage::Field("`retries` has what is not 1 to 64 hexadecimal digits".into()));
+        }
+        if let Some(sealed) = &envelope.sealed {
+            if !envelope.payload.is_null() || envelope.chain.is_some() {
+                return Err(BadMessage::Field(
+                    "`sealed` stands in place of `payload`, and a chain's message has neither".into(),
+                ));
+            }
+            if !is_sealed(sealed.text.as_bytes()) {
+                return Err(BadMessage::Field("`sealed.text` is no sealed text".into()));
+            }
         }
         if let Some(chain) = &envelope.chain {
             check_name("chain.ledger", &chain.ledger)?;
@@ -502,6 +551,31 @@ mod tests {
             assert!(error.contains(part), "{:?} gave {error}", String::from_utf8_lossy(body));
         }
         assert_eq!(Envelope::decode(&vec![b' '; MAX_BYTES + 1]), Err(BadMessage::TooLarge(MAX_BYTES + 1)));
+    }
+
+    #[test]
+    fn what_is_sealed_may_be_longer_and_stands_alone() {
+        let body = |more: &str| format!(r#"{{"v":1,"kind":"k","key":"x",{more}}}"#);
+        let sealed = |length: usize| body(&format!(r#""sealed":{{"text":"sealed:1:k:{}"}}"#, "A".repeat(length)));
+        assert!(Envelope::decode(sealed(longest(MAX_PAYLOAD) - 20).as_bytes()).is_ok());
+        assert!(matches!(Envelope::decode(sealed(MAX_SEALED).as_bytes()), Err(BadMessage::TooLarge(_))));
+        for (more, words) in [
+            (r#""sealed":{"text":"sealed:1:k:A"},"payload":1"#, "stands in place of `payload`"),
+            (
+                r#""sealed":{"text":"sealed:1:k:A"},"chain":{"ledger":"l","epoch":1,"tick":1}"#,
+                "a chain's message has neither",
+            ),
+            (r#""sealed":{"text":"{}"}"#, "is no sealed text"),
+            (r#""sealed":"sealed:1:k:A""#, "not a job envelope"),
+        ] {
+            let why = Envelope::decode(body(more).as_bytes()).unwrap_err().to_string();
+            assert!(why.contains(words), "{more}: {why}");
+        }
+        // A body that is too large and no sealed one is told as such, whatever it is.
+        let large = format!("{{{}", " ".repeat(MAX_BYTES));
+        assert_eq!(Envelope::decode(large.as_bytes()), Err(BadMessage::TooLarge(MAX_BYTES + 1)));
+        let quoted = Envelope::decode(br#"{"v":"canary"}"#).unwrap_err();
+        assert!(quoted.told(false).contains("canary") && !quoted.told(true).contains("canary"), "{quoted}");
     }
 
     #[test]

@@ -30,7 +30,8 @@
 //! 10. [`schedule`]: when next (pure).
 //! 11. [`ladder`]: a delay becomes hops over rungs (pure).
 //!
-//! Beside them, [`clock`] is the only reader of time and randomness, [`telemetry`] counts, [`trace`] tells collectors
+//! Beside them, [`clock`] is the only reader of time and randomness, [`encryption`] seals what lies in ledger and
+//! queues (pure), [`telemetry`] counts, [`trace`] tells collectors
 //! of runs, [`progress`] is
 //! how far runs say they have come, [`fleet`] is what workers say of themselves and what was ordered of them,
 //! [`monitor`] answers those who ask how a worker is, [`inspect`] those who ask how everything is, [`api`] those who
@@ -90,6 +91,7 @@ pub mod broker;
 pub mod clock;
 pub mod config;
 pub mod demo;
+pub mod encryption;
 pub mod engine;
 pub mod fleet;
 #[cfg(any(test, fuzzing))]

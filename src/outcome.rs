@@ -308,7 +308,12 @@ impl Decision {
 
     /// The same attempt once more, soon after `at`.
     pub fn later(at: Time, reason: Reason) -> Self {
-        let next = Next::Snooze { due: at + SHORTEST_SNOOZE };
+        Self::put_off(at + SHORTEST_SNOOZE, reason)
+    }
+
+    /// The same attempt once more, at `due`.
+    pub fn put_off(due: Time, reason: Reason) -> Self {
+        let next = Next::Snooze { due };
         Self { next, ..Self::end(Verdict::Snoozed, reason) }
     }
 }

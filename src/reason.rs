@@ -143,6 +143,8 @@ classes! {
     Panic = "panic",
     /// There is no handler for the kind here.
     NoHandler = "no_handler",
+    /// Its payload is sealed, and does not open here.
+    Sealed = "sealed",
     /// The leave to start was over before the start.
     Slot = "slot",
     /// It came too soon after another start.

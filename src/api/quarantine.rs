@@ -16,8 +16,9 @@ use super::gate::Detail;
 use super::page;
 use super::problem::{Problem, Result};
 use crate::broker::Shelved;
-use crate::engine::Connections;
+use crate::encryption::Keyring;
 use crate::engine::retried::{Again, keep_again, send_again};
+use crate::engine::{Connections, sealing};
 use crate::inspect::words::At;
 use crate::ledger::QuarantinedMessage;
 
@@ -62,22 +63,16 @@ pub struct Unusable {
     from: String,
     /// Why it cannot be used.
     reason: String,
-    /// What it is, as text; cut after 64 KiB.
+    /// What it is, as text; cut after 64 KiB. Where it is sealed and does not open here, it stays so.
     body: String,
     /// `ledger` or `broker`.
     #[serde(rename = "where")]
     place: &'static str,
 }
 
-fn told(body: &[u8]) -> String {
+fn told(keys: &Keyring, body: &[u8]) -> String {
+    let body = sealing::shown(keys, body);
     String::from_utf8_lossy(&body[..body.len().min(MOST_OF_A_BODY)]).into_owned()
-}
-
-impl From<QuarantinedMessage> for Unusable {
-    fn from(message: QuarantinedMessage) -> Self {
-        let QuarantinedMessage { number, at, from, reason, body } = message;
-        Self { number: Some(number), at: Some(at.into()), from, reason, body: told(&body), place: "ledger" }
-    }
 }
 
 /// Lists messages that cannot be used, each with its reason. The broker's are fetched, and put back at once.
@@ -86,6 +81,7 @@ impl From<QuarantinedMessage> for Unusable {
 pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<Quarantine>> {
     let (limit, before) = (page::size(wanted.limit)?, page::place::<i64>(wanted.after.as_deref())?);
     let mut messages = Vec::new();
+    let keys = api.config().encryption.clone();
     let connections = api.connections().await?;
     let queue = api.config().topology().names.quarantine();
     let keeps = connections.broker.keeps_messages();
@@ -99,7 +95,7 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
         for shelved in fetched(connections, &queue, limit as usize).await? {
             let Shelved { id, from, reason, body, .. } = &shelved;
             if id.is_empty() || seen.insert(id.clone()) {
-                let (from, reason, body) = (from.clone(), reason.clone(), told(body));
+                let (from, reason, body) = (from.clone(), reason.clone(), told(&keys, body));
                 messages.push(Unusable { number: None, at: None, from, reason, body, place: "broker" });
             }
             shelved.put_back().await;
@@ -110,7 +106,11 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
     let more = kept.len() > limit as usize;
     kept.truncate(limit as usize);
     let after = kept.last().filter(|_| more).map(|last| page::after(&last.number));
-    messages.extend(kept.into_iter().map(Unusable::from));
+    messages.extend(kept.into_iter().map(|message| {
+        let QuarantinedMessage { number, at, from, reason, body } = message;
+        let body = told(&keys, &body);
+        Unusable { number: Some(number), at: Some(at.into()), from, reason, body, place: "ledger" }
+    }));
     Ok(Json(Quarantine { messages, after, ready }))
 }
 

@@ -188,6 +188,7 @@ async fn fill(ground: &Ground, chains: usize) -> Result<(), StartError> {
             schedule: None,
             keep_schedule: false,
             only_new: true,
+            forms: Vec::new(),
             depth: 0,
         };
         ledger.enroll((first..(first + BATCH).min(chains)).map(chain).collect()).await?;

@@ -13,6 +13,7 @@ mod check;
 mod confirm;
 mod demo;
 mod doctor;
+mod encryption;
 mod enroll;
 mod failed;
 mod fleet;
@@ -103,6 +104,7 @@ enum Command {
     Check(check::Check),
     Import(import::ImportCommand),
     Doctor(doctor::Doctor),
+    Encryption(encryption::Encryption),
     Health(health::Health),
     Topology(topology::Topology),
     Bench(bench::Bench),
@@ -259,6 +261,7 @@ pub fn main() -> ExitCode {
             Command::Check(check) => check.run(),
             Command::Import(import) => import.run(),
             Command::Doctor(doctor) => doctor.run().await,
+            Command::Encryption(encryption) => encryption.run().await,
             Command::Health(health) => health.run().await,
             Command::Topology(topology) => topology.run().await,
             Command::Bench(bench) => bench.run().await,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use minijinja::ErrorKind::{UnknownFilter, UnknownFunction, UnknownTest};
 
 use super::api;
+use super::encryption;
 use super::exec;
 use super::model;
 use super::raw::{self, Raw};
@@ -187,6 +188,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
 
     let api = api::check(&mut problems, raw.api);
     let tracing = tracing::check(&mut problems, raw.tracing);
+    let encryption = encryption::check(&mut problems, raw.encryption);
 
     let ladder = Ladder::new(named);
     if ladder.rungs().len() > MOST_RUNGS {
@@ -216,6 +218,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             spread: raw.catch_up.spread.0,
         },
         tracing,
+        encryption: encryption.into(),
         queues,
         throttles,
         kinds,

@@ -8,6 +8,7 @@
 
 mod api;
 mod check;
+mod encryption;
 mod exec;
 mod model;
 mod raw;
@@ -43,6 +44,7 @@ pub use tracing::TracingSettings;
 
 use crate::broker::lanes::{Lanes, MOST_LANES};
 use crate::broker::topology::{Names, Topology};
+use crate::encryption::Keyring;
 use crate::handler::http::Reach;
 use crate::ladder::Ladder;
 use crate::outcome::RetryPolicy;
@@ -77,6 +79,8 @@ pub struct Config {
     pub catch_up: CatchUpSettings,
     /// Which traces are recorded, and where they go.
     pub tracing: TracingSettings,
+    /// What seals payloads while they lie in the ledger and in queues.
+    pub encryption: Arc<Keyring>,
     /// Platform queues by name.
     pub queues: BTreeMap<String, QueueSettings>,
     /// Throttles by name.

@@ -45,6 +45,8 @@ pub struct Raw {
     pub exec: Programs,
     /// Traces, for a collector of OpenTelemetry's.
     pub tracing: Tracing,
+    /// Keys that payloads are sealed with while they lie in the ledger and in queues.
+    pub encryption: Encryption,
     /// One table for each platform queue.
     pub queues: BTreeMap<String, Queue>,
     /// One table for each limit on starts.
@@ -280,6 +282,19 @@ impl Default for Tracing {
     fn default() -> Self {
         Self { otlp: None, headers: None, sample: None, keys: true, service: None }
     }
+}
+
+/// Keys that payloads are sealed with while they lie in the ledger and in queues.
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub struct Encryption {
+    /// The key that new texts are sealed with: a name under `keys`. Empty, new ones are plain; what is sealed is opened
+    /// all the same.
+    pub seal: Option<String>,
+    /// Keys by name: 64 random bytes each, in Base64 (`openssl rand -base64 64`), for AES-256-SIV. Keep a key here as long
+    /// as anything may be sealed with it: without it, that waits.
+    pub keys: BTreeMap<String, Secret>,
 }
 
 /// A platform queue: a queue on the broker, of this name, that holds what is due.

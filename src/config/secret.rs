@@ -21,7 +21,7 @@ pub const HIDDEN: &str = "…";
 const LARGEST: u64 = 64 << 10;
 
 /// The settings that may be secret; `*` stands for any one name.
-const SECRETS: [&[&str]; 15] = [
+const SECRETS: [&[&str]; 16] = [
     &["broker", "url"],
     &["broker", "username"],
     &["broker", "password"],
@@ -39,6 +39,7 @@ const SECRETS: [&[&str]; 15] = [
     // Names that are the user's own: a variable that ends in `_FILE` may be one of them.
     &["kinds", "*", "handler", "http", "headers", "*"],
     &["tracing", "headers", "*"],
+    &["encryption", "keys", "*"],
 ];
 /// Likewise.
 const ENVIRONMENT: &[&str] = &["kinds", "*", "handler", "exec", "env", "*"];
@@ -335,6 +336,9 @@ mod tests {
         management = "http://h:15672"
         [ledger]
         url = { env = "LEDGER" }
+        [encryption]
+        seal = "new"
+        keys = { new = { file = "/s/key" }, old = { env = "OLD_KEY" } }
         [kinds.a]
         every = "1h"
         roster.sql = { url = { file = "/s/roster" }, query = "SELECT 1" }
@@ -345,6 +349,8 @@ mod tests {
         handler.exec = { argv = ["/bin/true"], env = { TOKEN = { env = "TOKEN" } } }
     "#;
 
+    const KEY: &str = "Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYQ==";
+
     fn files(path: &Path) -> Result<String, String> {
         match path.to_str().unwrap() {
             "/s/broker" => Ok("amqp://h/v".into()),
@@ -353,13 +359,19 @@ mod tests {
             "/s/roster" => Ok("postgres://u:canary@h/r".into()),
             "/s/roster-http" => Ok("https://u:canary@h/x.csv?token=canary".into()),
             "/s/url" => Ok("http://u:canary@h/{{ key }}?token=canary".into()),
+            "/s/key" => Ok(KEY.into()),
             "/s/token" => Ok("Bearer canary://x".into()),
             other => Err(format!("the file {other} cannot be read")),
         }
     }
 
     fn load(text: &str, variables: &[(&str, &str)]) -> Result<Config, String> {
-        let given = [("BROKER_PASSWORD", "canary@/"), ("LEDGER", "postgres://u:canary@h/db"), ("TOKEN", "canary")];
+        let given = [
+            ("BROKER_PASSWORD", "canary@/"),
+            ("LEDGER", "postgres://u:canary@h/db"),
+            ("TOKEN", "canary"),
+            ("OLD_KEY", KEY),
+        ];
         let variables = given.iter().chain(variables).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         Config::read(text, "r.toml", variables, &files).map_err(|error| error.to_string())
     }
@@ -382,7 +394,10 @@ mod tests {
         };
         assert_eq!(url.expose(), "https://u:canary@h/x.csv?token=canary");
 
+        assert_eq!((config.encryption.seal(), config.encryption.names().count()), (Some("new"), 2));
+
         let debug = format!("{config:?}");
+        assert!(!debug.contains("Y2FuYX") && !config.shown.contains("Y2FuYX"), "{debug}");
         assert!(!debug.contains("canary") && !config.shown.contains("canary"), "{debug}");
         // What is shown says nothing of files, and a simulation can read it.
         let again = Config::parse(&config.shown, "r.toml", []).unwrap();

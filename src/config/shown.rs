@@ -11,6 +11,8 @@ use super::secret::{HIDDEN, Secret, is_secret, takes_a_file};
 /// that place. `fetched` are the secrets that are in force, whoever stated them. Nothing when `text` is not TOML.
 pub(super) fn shown(text: &str, fetched: &BTreeMap<Vec<String>, Secret>) -> Option<String> {
     let mut table: Table = text.parse().ok()?;
+    // Keys have a form, too, and whoever reads this again has nothing to open.
+    table.remove(KEYS);
     let mut path = Vec::new();
     for (key, value) in &mut table {
         path.push(key.clone());
@@ -22,6 +24,8 @@ pub(super) fn shown(text: &str, fetched: &BTreeMap<Vec<String>, Secret>) -> Opti
 
 /// What cannot be hidden and read again, and its table: a secret to sign with has a form.
 const LEFT_OUT: (&str, &str) = ("http", "sign");
+/// Likewise.
+const KEYS: &str = "encryption";
 
 fn hide(path: &mut Vec<String>, value: &mut Value, fetched: &BTreeMap<Vec<String>, Secret>) {
     if value.is_table()
@@ -91,6 +95,9 @@ mod tests {
             password = "canary-12://x"
             [tracing]
             otlp = ""
+            [encryption]
+            seal = "k"
+            keys.k = "canary-13"
             [ledger]
             url = "postgres://user:canary-4@db/roundelay?password=canary-5"
             [queues.work]

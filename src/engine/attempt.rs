@@ -14,6 +14,7 @@ use super::pipeline::{Ended, Permit};
 use super::{Core, QueueRun};
 use crate::clock::{Time, short_duration};
 use crate::config::{KindSettings, OwnSchedule};
+use crate::encryption::{Field, Place};
 use crate::handler::answer::{EXCERPT, excerpt};
 use crate::job::{self, ChainRef, Envelope, Job, Tick};
 use crate::ledger::{FailedItem, Finish, FinishRequest, Grant, Member};
@@ -125,8 +126,13 @@ impl Core {
         };
         let (mut members, mut progress) = (Vec::new(), None);
         let mut ran = false;
-        let (at, mut decision) = match (grant.refused, grant.batch) {
-            (Some(refusal), _) => {
+        // Only a handler has use for them.
+        let contents = match (grant.refused, grant.batch) {
+            (None, None) => self.contents(&claimed),
+            _ => Ok(Default::default()),
+        };
+        let (at, mut decision) = match (grant.refused, grant.batch, contents) {
+            (Some(refusal), ..) => {
                 // Whoever waits for a slot has it sooner.
                 drop(permit);
                 let place = balance.place();
@@ -143,17 +149,21 @@ impl Core {
                 };
                 (grant.at, decision)
             }
-            (None, Some(batch)) => {
+            (None, Some(batch), _) => {
                 drop(permit);
                 // The run that asked for it ends only now.
                 ran = true;
                 (grant.at, outcome::gathered(course(grant.last_start, grant.at), batch))
             }
-            (None, None) => {
+            (None, None, Err(put_off)) => {
+                drop(permit);
+                (grant.at, *put_off)
+            }
+            (None, None, Ok(contents)) => {
                 ran = true;
                 let limit = claimed.limit(schedule.as_ref());
                 let desk = self.desk.open(grant.fence);
-                let mut outcome = self.run(&claimed, (&id, &desk), &limit, permit, lease).await;
+                let mut outcome = self.run(&claimed, (&id, &desk), contents, &limit, permit, lease).await;
                 progress = desk.end();
                 self.life.reached(Point::Handled).await;
                 let at = self.ledger.now();
@@ -183,7 +193,9 @@ impl Core {
             at,
         };
         let mut asked = self.asked(&asking, std::mem::take(&mut decision.yields));
+        let keys = self.keys();
         let carry = carried(asked.carry.take(), &mut asked.failed);
+        let carry = carry.map(|text| keys.sealed(Place::new(Field::Carry, &envelope.kind, &envelope.key), text));
         let request = FinishRequest {
             epoch: chain.epoch,
             tick: chain.tick,
@@ -195,7 +207,7 @@ impl Core {
             reason: decision.reason.as_ref().map(|reason| reason.text.clone()),
             code: decision.reason.as_ref().and_then(|reason| reason.code().map(Into::into)),
             slack: self.catch_up.slack,
-            spawned: asked.spawned(),
+            spawned: asked.spawned(&keys),
             failed: asked.failed.clone(),
             ran,
             left_out: decision.left_out,
@@ -219,6 +231,7 @@ impl Core {
         &self,
         claimed: &Claimed<'_>,
         (id, desk): (&str, &Open),
+        (payload, carry): (Value, Value),
         limit: &Limit,
         permit: Permit,
         lease: &Lease<'_>,
@@ -228,7 +241,6 @@ impl Core {
             Some(_) => self.unavailable(&envelope.kind, &envelope.key).await,
             None => Vec::new(),
         };
-        let json = |text: &str| serde_json::from_str(text).unwrap_or(Value::Null);
         let job = Job {
             id: id.to_owned(),
             kind: envelope.kind.clone(),
@@ -237,13 +249,13 @@ impl Core {
             tick: Some(Tick { epoch: chain.epoch, tick: chain.tick, fence: grant.fence }),
             attempt: envelope.attempt,
             owner: grant.owner.clone(),
-            carry: grant.carry.as_deref().map_or(Value::Null, json),
+            carry,
             unavailable,
             nominal: grant.nominal,
             deadline: limit.deadline,
             grace: limit.grace,
             seed: job::seed(&envelope.kind, &envelope.key, &chain.tick.to_string()),
-            payload: json(&grant.payload),
+            payload,
             reporter: desk.reporter(),
             upstream: Upstream::default(),
             span: HandlerSpan::default(),
@@ -278,7 +290,7 @@ impl Core {
             return Vec::new();
         }
         let mut names = std::collections::BTreeSet::new();
-        let mut members = Vec::with_capacity(yields.batch.len());
+        let (mut members, keys) = (Vec::with_capacity(yields.batch.len()), self.keys());
         for job in std::mem::take(&mut yields.batch) {
             let item = format!("batch {} {}", job.kind, job.key);
             let twice = !names.insert((job.kind.clone(), job.key.clone()));
@@ -289,10 +301,10 @@ impl Core {
             };
             match envelope {
                 Ok(Envelope { kind, key, queue, payload, due, .. }) => members.push(Member {
+                    payload: keys.sealed(Place::new(Field::Payload, &kind, &key), payload.to_string()),
                     kind,
                     key,
                     queue: queue.unwrap_or_default(),
-                    payload: payload.to_string(),
                     due: due.unwrap_or(at),
                     depth: claimed.grant.depth,
                 }),

@@ -148,6 +148,7 @@ impl Chores {
             key: chore.key,
             queue: self.queue.clone(),
             payload: "null".into(),
+            forms: Vec::new(),
             due: now,
             watch_at: now,
             // It ended when a worker's configuration did not have it.

@@ -10,6 +10,7 @@ use super::Core;
 use super::outbox::Asking;
 use crate::clock::{Entropy, Time};
 use crate::config::{OwnSchedule, SpawnSettings};
+use crate::encryption::{Field, Place};
 use crate::job::Envelope;
 use crate::ledger::{FailedItem, NewChain};
 use crate::outcome::{Discovered, NewJob, Yield};
@@ -78,11 +79,14 @@ impl Core {
         };
         let due = first_due(&schedule, spread, (&kind, &key), asking.at)
             .ok_or_else(|| format!("its schedule ({schedule}) has no occurrence"))?;
+        let payload = self.keys().sealed(Place::new(Field::Payload, &kind, &key), payload.to_string());
         Ok(NewChain {
             kind,
             key,
             queue: queue.unwrap_or_default(),
-            payload: payload.to_string(),
+            payload,
+            // One that is there stays as it is.
+            forms: Vec::new(),
             due,
             watch_at: due + self.catch_up.slack,
             revive: false,

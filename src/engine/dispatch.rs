@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::Connections;
+use super::sealing::{self, Sealing};
 use crate::broker::lanes::Lanes;
 use crate::broker::topology::Names;
 use crate::broker::{Broker, Destination, Message, PublishError};
@@ -49,6 +50,7 @@ pub struct Dispatch {
     /// may be ahead of it, and then a message would come too early again and again.
     pub(super) ledger: Arc<dyn Ledger>,
     pub(super) telemetry: Arc<Telemetry>,
+    pub(super) sealing: Sealing,
 }
 
 impl Dispatch {
@@ -61,6 +63,7 @@ impl Dispatch {
             rearm: Names::new(&config.broker.prefix).rearm(),
             ledger: connections.ledger.clone(),
             telemetry: Arc::default(),
+            sealing: Sealing::new(config),
         }
     }
 
@@ -103,7 +106,8 @@ impl Dispatch {
                 (Destination::Rung { rung, then: self.rearm.clone() }, hops)
             }
         };
-        match self.broker.publish(Message::new(to, envelope)).await {
+        let message = Message::new(to, &sealing::sealed(&self.sealing.keys(), envelope));
+        match self.broker.publish(message).await {
             Err(PublishError::Unknown(_)) if mutant!(UnknownIsConfirmed) => {}
             Err(PublishError::Refused(_)) if mutant!(RefusedIsConfirmed) => {}
             answer => answer?,

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::dispatch::Dispatch;
 use super::moves::Mover;
-use super::{Connections, StartError};
+use super::{Connections, StartError, sealing};
 use crate::clock::Time;
 use crate::config::{Config, OwnSchedule};
 use crate::job::check_name;
@@ -200,15 +200,17 @@ impl Enroller {
         }
         let now = ledger.now();
         let watch_at = if self.publishes { now + GRACE } else { now };
-        let mut chains = Vec::with_capacity(entities.len());
+        let (mut chains, keys) = (Vec::with_capacity(entities.len()), self.dispatch.sealing.keys());
         for entity in entities {
             let revive = self.revive || returned.contains(&entity.key);
             let due = self.first_due(&entity, &of_kind, now)?;
+            let (payload, forms) = sealing::payload(&keys, (&self.kind, &entity.key), entity.payload);
             chains.push(NewChain {
                 kind: self.kind.clone(),
                 key: entity.key,
                 queue: entity.queue,
-                payload: entity.payload,
+                payload,
+                forms,
                 due,
                 watch_at: if self.publishes { due.max(watch_at) } else { watch_at },
                 revive,
@@ -269,7 +271,9 @@ impl Enroller {
             kind: self.kind.clone(),
             key: key.into(),
             queue: rotation.hint.queue,
+            // Sealed or not, it means the same under the same name.
             payload: rotation.payload,
+            forms: Vec::new(),
             due: now,
             watch_at: if self.publishes { now + GRACE } else { now },
             revive: false,

@@ -1,7 +1,7 @@
 //! The engine: everything between a configuration and chains that stay alive.
 //!
 //! `pipeline` is a job's life from delivery to acknowledgement, `outbox` and `discover` see to what runs
-//! ask for, [`retried`] sends messages again from quarantine, [`Dispatch`] puts messages on
+//! ask for, [`sealing`] seals and opens what users have given, [`retried`] sends messages again from quarantine, [`Dispatch`] puts messages on
 //! the ladder, `rearm` sends them on when a hop is over, `catch_up` re-creates messages that
 //! were lost, [`enroll`] begins chains, [`moves`] brings ticks to other times, `reload` follows a
 //! changed configuration, `attend` says how the worker is and does what operators have ordered of it and of its
@@ -28,6 +28,7 @@ mod reconcile;
 mod reload;
 pub mod retried;
 mod room;
+pub mod sealing;
 pub mod topology_guard;
 
 use std::collections::{BTreeMap, HashMap};

@@ -14,7 +14,7 @@ use super::attempt::Pace;
 use super::life::Point;
 use super::outbox::Asking;
 use super::pipeline::{Fate, PUBLISH_PATIENCE};
-use super::{Core, QueueRun, reconcile};
+use super::{Core, QueueRun, reconcile, sealing};
 use crate::broker::Delivery;
 use crate::clock::Time;
 use crate::config::{KindSettings, Unique};
@@ -34,6 +34,9 @@ impl Core {
     pub(super) async fn job(&self, queue: &QueueRun, mut envelope: Envelope, delivery: &Delivery) -> Fate {
         if let Some(fate) = self.wait_until_due(&envelope, &queue.name).await {
             return fate;
+        }
+        if let Err(why) = sealing::open(&self.keys(), &mut envelope) {
+            return self.put_off_sealed(envelope, queue, &why).await;
         }
         if let Some(fate) = self.retry_says(&envelope, queue).await {
             return fate;
@@ -145,9 +148,10 @@ impl Core {
         };
         let asked = self.asked(&asking, yields);
         if !asked.envelopes.is_empty() || !asked.chains.is_empty() || !asked.failed.is_empty() {
+            let keys = self.keys();
             let accept = || {
                 let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
-                self.ledger.accept(kind, key, asked.spawned(), asked.chains.clone(), asked.failed.clone())
+                self.ledger.accept(kind, key, asked.spawned(&keys), asked.chains.clone(), asked.failed.clone())
             };
             let Some(begun) = self.insist("accept what a job asks for", accept).await else { return Fate::Requeue };
             join(self.send_first(begun, at, &trace), self.send_spawned(asked.envelopes, &trace)).await;
@@ -274,7 +278,7 @@ impl Core {
     }
 
     /// Counts and logs that a job does not run.
-    fn says_no(&self, envelope: &Envelope, queue: &QueueRun, verdict: Verdict, reason: Reason, trace: &Run) {
+    pub(super) fn says_no(&self, envelope: &Envelope, queue: &QueueRun, verdict: Verdict, reason: Reason, trace: &Run) {
         let decision = Decision::end(verdict, reason);
         self.note(envelope, queue, None, &decision, false, trace);
     }
@@ -293,7 +297,8 @@ impl Core {
     pub(super) async fn send_job(&self, envelope: &Envelope, queue: &str, decided: Time, trace: &Run) -> Fate {
         let mut envelope = Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
         if !self.dispatch.broker.keeps_messages() {
-            let keep = || self.ledger.keep_job(envelope.id.clone().unwrap_or_default(), envelope.encode());
+            let body = sealing::encode(&self.keys(), &envelope);
+            let keep = || self.ledger.keep_job(envelope.id.clone().unwrap_or_default(), body.clone());
             if self.insist("keep a job", keep).await.is_none() {
                 return Fate::Requeue;
             }

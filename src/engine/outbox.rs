@@ -11,8 +11,10 @@ use sha2::{Digest, Sha256};
 use super::Core;
 use super::discover::bound;
 use super::life::Point;
+use super::sealing;
 use crate::clock::Time;
 use crate::config::SpawnSettings;
+use crate::encryption::Keyring;
 use crate::handler::answer::{EXCERPT, excerpt};
 use crate::job::{Envelope, MAX_PAYLOAD};
 use crate::ledger::{FailedItem, NewChain, SpawnedJob};
@@ -60,12 +62,14 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    pub fn spawned(&self) -> Vec<SpawnedJob> {
+    pub fn spawned(&self, keys: &Keyring) -> Vec<SpawnedJob> {
         if mutant!(SpawnedNotKept) {
             return Vec::new();
         }
-        let job =
-            |envelope: &Envelope| SpawnedJob { id: envelope.id.clone().unwrap_or_default(), body: envelope.encode() };
+        let job = |envelope: &Envelope| SpawnedJob {
+            id: envelope.id.clone().unwrap_or_default(),
+            body: sealing::encode(keys, envelope),
+        };
         self.envelopes.iter().map(job).collect()
     }
 }

@@ -25,7 +25,7 @@ use super::life::Point;
 use super::outbox::Asked;
 use super::retried::lies_as;
 use super::room::Place;
-use super::{Core, QueueRun};
+use super::{Core, QueueRun, sealing};
 use crate::broker::{Delivery, Destination, Message};
 use crate::clock::Time;
 use crate::config::Takeover;
@@ -120,7 +120,8 @@ impl Core {
         if delivery.deaths > MAX_DEATHS {
             return Err(BadMessage::Circles(delivery.deaths));
         }
-        let envelope = Envelope { trace: delivery.trace.clone(), ..Envelope::decode(&delivery.body)? };
+        let body = sealing::whole(&self.keys(), &delivery.body).map_err(BadMessage::Sealed)?;
+        let envelope = Envelope { trace: delivery.trace.clone(), ..Envelope::decode(&body)? };
         if self.kind(&envelope.kind).is_none() {
             return Err(BadMessage::UnknownKind(envelope.kind));
         }
@@ -491,19 +492,21 @@ impl Core {
         if mutant!(QuarantineDrops) {
             return Fate::Ack;
         }
-        let (from, reason) = (delivery.queue.to_string(), bad.to_string());
+        let keys = self.keys();
+        let (from, reason) = (delivery.queue.to_string(), bad.told(keys.seal().is_some()));
+        let body = sealing::set_aside(&keys, &delivery.body);
         tracing::warn!(queue = from, reason, bytes = delivery.body.len(), "quarantined");
         let job = Envelope::decode(&delivery.body).ok().filter(|envelope| envelope.chain.is_none());
         let job = job.and_then(|job| job.id);
         let kept = if self.dispatch.broker.keeps_messages() {
             let id = delivery.id.as_deref().or(job.as_deref());
-            let id = id.map_or_else(|| self.entropy.token(), |id| lies_as(&from, id, &delivery.body));
+            let id = id.map_or_else(|| self.entropy.token(), |id| lies_as(&from, id, &body));
             let to = Destination::Quarantine { from, reason };
-            let message = Message { to, id, body: delivery.body.clone(), trace: None };
+            let message = Message { to, id, body, trace: None };
             self.dispatch.broker.publish(message).await.map_err(|error| error.to_string())
         } else {
             let now = self.ledger.now();
-            let kept = self.ledger.quarantine(from, reason, delivery.body.to_vec(), job, now).await;
+            let kept = self.ledger.quarantine(from, reason, body.to_vec(), job, now).await;
             kept.map_err(|error| error.to_string())
         };
         match kept {

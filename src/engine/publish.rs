@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Connections, Dispatch};
+use super::{Connections, Dispatch, sealing};
 use crate::broker::PublishError;
 use crate::clock::Time;
 use crate::config::Config;
@@ -115,7 +115,8 @@ impl Checked {
             Dispatch::new(config, connections).send(&envelope, &self.queue, now).await?;
         } else {
             // The embedded broker lives in the worker's process; it takes the job from the ledger.
-            connections.ledger.keep_job(self.publication.id.clone(), envelope.encode()).await?;
+            let body = sealing::encode(&config.encryption, &envelope);
+            connections.ledger.keep_job(self.publication.id.clone(), body).await?;
         }
         let Publication { id, kind, key, owner, .. } = self.publication;
         Ok(Published { id, kind, key, queue: self.queue, due, owner })

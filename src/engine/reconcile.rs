@@ -17,9 +17,10 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use super::pipeline::Fate;
-use super::{Connections, Core, QueueRun};
+use super::{Connections, Core, QueueRun, sealing};
 use crate::clock::Time;
 use crate::config::{Config, KindSettings};
+use crate::encryption::{Field, Place};
 use crate::job::{Envelope, MAX_PAYLOAD};
 use crate::ledger::{DueItem, Failure, Hold, ItemEnd, LedgerError, Plan, PlannedItem, SpawnedJob};
 use crate::outcome::{Outcome, RetryPolicy};
@@ -31,6 +32,8 @@ const ID: &str = "roundelay.part-";
 const PATIENCE: Duration = Duration::from_secs(3_600);
 /// A run holds its part for so much longer than it may take, so that nobody takes it for dead too early.
 const RESERVE: Duration = Duration::from_secs(60);
+/// One whose chain's payload does not open is looked at again after this long.
+const SEALED: Duration = Duration::from_secs(60);
 /// Parts looked at together.
 const PARTS: u32 = 200;
 
@@ -73,7 +76,15 @@ fn plan(config: &Config, settings: &KindSettings, ledger: &str, due: &DueItem, n
         return Err(format!("there is no [queues.{queue}] in the configuration"));
     }
     let kind = settings.reconcile.as_ref().and_then(|reconcile| reconcile.kind.as_ref()).unwrap_or(&failure.kind);
-    let payload = payload_for(payload, &failure.item);
+    let place = Place::new(Field::Payload, &failure.kind, &failure.key);
+    let payload = match config.encryption.opened(place, payload) {
+        Ok(payload) => payload_for(&payload, &failure.item),
+        Err(why) => {
+            let Failure { kind, key, item, .. } = failure;
+            tracing::warn!(kind, key, item, "the payload of its chain {why}; the part is looked at again soon");
+            return Ok(Plan::Wait(now + SEALED));
+        }
+    };
     let size = payload.to_string().len();
     if size > MAX_PAYLOAD {
         return Err(format!("its payload has {size} bytes; at most {MAX_PAYLOAD} are possible"));
@@ -87,8 +98,8 @@ fn plan(config: &Config, settings: &KindSettings, ledger: &str, due: &DueItem, n
         ..Envelope::job(kind, &failure.key, payload, id.clone())
     };
     // By the engine's own reader: what is accepted here is not refused there.
-    let body = envelope.encode();
-    Envelope::decode(&body).map_err(|bad| bad.to_string())?;
+    Envelope::decode(&envelope.encode()).map_err(|bad| bad.to_string())?;
+    let body = sealing::encode(&config.encryption, &envelope);
     Ok(Plan::Feed { job: SpawnedJob { id, body }, until: now + PATIENCE })
 }
 

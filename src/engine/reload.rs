@@ -38,6 +38,8 @@ struct Change {
     moved: BTreeSet<String>,
     /// Throttles that allow something else, or another way.
     throttles: BTreeMap<String, ThrottleSettings>,
+    /// There are other keys, or another one seals.
+    keys: bool,
     /// What stays as it was until the worker is started again.
     fixed: Vec<String>,
 }
@@ -61,6 +63,8 @@ pub async fn run(
                         moving.extend(change.moved.iter().cloned());
                         current.kinds.clone_from(&change.kinds);
                         current.throttles.extend(change.throttles.clone());
+                        current.encryption = next.encryption;
+                        core.dispatch.sealing.take_over(current.encryption.clone());
                         take_over(&core, change);
                         if let Some(chores) = &core.chores {
                             chores.take_over(current.clone());
@@ -84,7 +88,7 @@ pub async fn run(
 }
 
 fn take_over(core: &Core, change: Change) {
-    let Change { kinds, changed, moved, throttles, fixed } = change;
+    let Change { kinds, changed, moved, throttles, keys, fixed } = change;
     core.throttles.take_over(&throttles);
     let throttles: Vec<&String> = throttles.keys().collect();
     for setting in &fixed {
@@ -99,7 +103,7 @@ fn take_over(core: &Core, change: Change) {
     next.extend(super::shared(kinds));
     *current = Arc::new(next);
     drop(current);
-    tracing::info!(?changed, rescheduled = ?moved, ?throttles, "the configuration was read again");
+    tracing::info!(?changed, rescheduled = ?moved, ?throttles, keys, "the configuration was read again");
 }
 
 /// Compares two configurations (pure).
@@ -109,6 +113,7 @@ fn compare(old: &Config, new: &Config) -> Change {
         changed: Vec::new(),
         moved: BTreeSet::new(),
         throttles: BTreeMap::new(),
+        keys: old.encryption != new.encryption,
         fixed: Vec::new(),
     };
     let same_broker = match (&old.broker.url, &new.broker.url) {
@@ -322,6 +327,21 @@ mod tests {
             let mut named = compare(&config(&http), &config(&text)).fixed;
             named.sort_by_key(|setting| fixed.iter().position(|expected| expected == setting));
             assert_eq!(named, fixed, "{from} → {to}");
+        }
+    }
+
+    #[test]
+    fn keys_change_at_once() {
+        let key = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQ==";
+        let with = |seal: &str| config(&format!("{TEXT}[encryption]\nseal = '{seal}'\nkeys = {{ a = '{key}' }}\n"));
+        for (old, new, changes) in [
+            (config(TEXT), with(""), true),
+            (with(""), with("a"), true),
+            (with("a"), config(TEXT), true),
+            (with("a"), with("a"), false),
+        ] {
+            let change = compare(&old, &new);
+            assert_eq!((change.keys, change.fixed.len()), (changes, 0));
         }
     }
 

@@ -12,10 +12,11 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use super::pipeline::Fate;
-use super::{Connections, Core, QueueRun};
+use super::{Connections, Core, QueueRun, sealing};
 use crate::broker::{Destination, Message, PublishError, Shelved};
 use crate::config::Config;
-use crate::job::{Envelope, MAX_BYTES, MOST_RETRIES, Retry, check_name};
+use crate::encryption::Keyring;
+use crate::job::{Envelope, MAX_BYTES, MAX_SEALED, MOST_RETRIES, Retry, check_name};
 use crate::ledger::{QuarantinedMessage, RETRIED};
 use crate::outcome::{Decision, Verdict};
 use crate::reason::{Class, Reason};
@@ -57,7 +58,8 @@ fn hex(digest: &[u8]) -> String {
 /// Sends a copy of a message to the queue that it came from. When that is done, the message [can be
 /// forgotten](Shelved::forget).
 pub async fn send_again(config: &Config, connections: &Connections, shelved: &Shelved) -> Again {
-    publish(config, connections, &shelved.from, copy(&shelved.body, &shelved.id, connections.entropy.token())).await
+    let copy = copy(&config.encryption, &shelved.body, &shelved.id, connections.entropy.token());
+    publish(config, connections, &shelved.from, copy).await
 }
 
 /// Likewise one that the ledger keeps, which is then forgotten, too.
@@ -66,13 +68,14 @@ pub async fn keep_again(config: &Config, connections: &Connections, message: Qua
     let ledger = &connections.ledger;
     if connections.broker.keeps_messages() {
         let id = format!("{}-quarantined-{number}", ledger.id());
-        let copy = copy(&body.into(), &id, connections.entropy.token());
+        let copy = copy(&config.encryption, &body.into(), &id, connections.entropy.token());
         return match publish(config, connections, &from, copy).await {
             Again::Sent => told(&from, ledger.forget_quarantined(vec![number]).await),
             other => other,
         };
     }
     // The embedded broker takes jobs from the ledger, and these only as far as it can read them.
+    let Ok(body) = sealing::whole(&config.encryption, &body) else { return Again::Stays };
     let Ok(mut envelope) = Envelope::decode(&body) else { return Again::Stays };
     if envelope.chain.is_some() {
         // Of a chain, catch-up has the message that counts.
@@ -81,7 +84,8 @@ pub async fn keep_again(config: &Config, connections: &Connections, message: Qua
     // Under its own id, by which it is forgotten once it has ended.
     let id = envelope.id.get_or_insert_with(|| connections.entropy.token()).clone();
     envelope.queue.get_or_insert_with(|| from.clone());
-    told(&from, ledger.retry_quarantined(number, id, envelope.encode()).await)
+    let body = sealing::encode(&config.encryption, &envelope);
+    told(&from, ledger.retry_quarantined(number, id, body).await)
 }
 
 async fn publish(config: &Config, connections: &Connections, from: &str, body: Bytes) -> Again {
@@ -111,8 +115,9 @@ fn told<T, E: std::fmt::Display>(queue: &str, done: Result<T, E>) -> Again {
 
 /// What is sent in place of a message that had this id in quarantine. One that is no job, or that says nothing of
 /// itself, goes as it is.
-fn copy(body: &Bytes, lay_as: &str, by: String) -> Bytes {
-    let Ok(mut envelope) = Envelope::decode(body) else { return body.clone() };
+fn copy(keys: &Keyring, body: &Bytes, lay_as: &str, by: String) -> Bytes {
+    let Ok(plain) = sealing::whole(keys, body) else { return body.clone() };
+    let Ok(mut envelope) = Envelope::decode(&plain) else { return body.clone() };
     if envelope.chain.is_some() || envelope.retries.len() >= MOST_RETRIES || check_name("id", lay_as).is_err() {
         return body.clone();
     }
@@ -120,8 +125,8 @@ fn copy(body: &Bytes, lay_as: &str, by: String) -> Bytes {
     envelope.id.get_or_insert_with(|| lay_as.to_owned());
     let of = hex(&Sha256::digest(lay_as));
     envelope.retries.push(Retry { of, by });
-    let copy = envelope.encode();
-    if copy.len() > MAX_BYTES { body.clone() } else { copy.into() }
+    let largest = if envelope.sealed.is_some() { MAX_SEALED } else { MAX_BYTES };
+    if envelope.encode().len() > largest { body.clone() } else { sealing::encode(keys, &envelope).into() }
 }
 
 impl Core {
@@ -151,7 +156,7 @@ mod tests {
     use serde_json::Value;
 
     fn copied(body: &Bytes, lay_as: &str, by: &str) -> Envelope {
-        Envelope::decode(&copy(body, lay_as, by.into())).unwrap()
+        Envelope::decode(&copy(&Keyring::default(), body, lay_as, by.into())).unwrap()
     }
 
     #[test]
@@ -189,10 +194,10 @@ mod tests {
         let often = Envelope { retries: vec![Retry { of: "a".into(), by: "b".into() }; MOST_RETRIES], ..job.clone() };
         let hint = br#"{"v":1,"kind":"k","key":"x","chain":{"ledger":"l","epoch":1,"tick":1}}"#;
         let nameless = Bytes::from(job.encode());
-        assert_eq!(copy(&nameless, "", "1a".into()), nameless);
+        assert_eq!(copy(&Keyring::default(), &nameless, "", "1a".into()), nameless);
         for body in [often.encode(), hint.to_vec(), b"{nonsense".to_vec(), job.encode()[1..].to_vec()] {
             let body = Bytes::from(body);
-            assert_eq!(copy(&body, "m", "1a".into()), body);
+            assert_eq!(copy(&Keyring::default(), &body, "m", "1a".into()), body);
         }
     }
 }

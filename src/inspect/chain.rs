@@ -13,6 +13,7 @@ use super::queues::closed_words;
 use super::words::{At, Come, doing, schedule_of_kind, word};
 use crate::clock::{Entropy, Time};
 use crate::config::{Config, OwnSchedule};
+use crate::encryption::{Field, Place};
 use crate::fleet::Subject;
 use crate::ledger::{AttemptRecord, ChainState, ChainView, Failure, Ledger, LedgerError, NamedAttempt, RunningJob};
 use crate::monitor::stuck;
@@ -100,6 +101,8 @@ pub struct ChainReport {
     pub last_start: Option<At>,
     /// When a run last ended.
     pub last_finish: Option<At>,
+    /// Why payload and carry are not shown: they are sealed, and do not open here.
+    pub sealed: Option<String>,
     /// What the last run has handed on.
     #[schema(value_type = Option<Value>)]
     pub carry: Option<Value>,
@@ -253,7 +256,8 @@ async fn report(
         None => ChainState::Active,
     };
     let worker = attempts.first().map(|attempt| attempt.worker.as_str());
-    let held_back = held_back(&chain, config, ledger).await?;
+    let opened = opened(&chain, config);
+    let held_back = held_back(&chain, &opened.payload, config, ledger).await?;
     let now = ledger.now();
     let waiting = asked.waiting(&chain.hint.queue);
     let mut why = stuck::doing(&chain, worker, owner_state, config, waiting, held_back.as_deref(), now);
@@ -261,11 +265,14 @@ async fn report(
     if let Some(reason) = &unavailable {
         why = format!("its entity is unavailable: {reason}; {why}");
     }
+    if let Some(sealed) = opened.sealed.as_ref().filter(|_| chain.state == ChainState::Active) {
+        why = format!("{sealed}; {why}");
+    }
     // Of the attempt that runs, if one does.
     let progress = attempts.first().filter(|_| chain.lease_until > now).and_then(|last| last.progress.clone());
     let (schedule, next) = ahead(&chain, config);
-    let ChainView { hint, state, payload, nominal, lease_until, sent, once, owner, schedule: own, .. } = chain;
-    let ChainView { carry, last_start, last_finish, batch, looks, watch_at, depth, .. } = chain;
+    let ChainView { hint, state, nominal, lease_until, sent, once, owner, schedule: own, .. } = chain;
+    let ChainView { last_start, last_finish, batch, looks, watch_at, depth, .. } = chain;
     let value = |text: String| serde_json::from_str::<Value>(&text).unwrap_or(Value::String(text));
     Ok(ChainReport {
         doing: doing(state, lease_until, batch.0, hint.due, config.catch_up.slack, now),
@@ -294,16 +301,48 @@ async fn report(
         watch_at: watch_at.into(),
         last_start: At::known(last_start),
         last_finish: At::known(last_finish),
-        carry: carry.map(value),
-        payload: value(payload),
+        sealed: opened.sealed,
+        carry: opened.carry,
+        payload: opened.payload,
         batch: Batch::of(batch),
         attempts: attempts.into_iter().take(last as usize).map(AttemptReport::from).collect(),
     })
 }
 
+/// What a chain's handler gets, as far as it opens.
+struct Opened {
+    payload: Value,
+    carry: Option<Value>,
+    /// What does not open, and why.
+    sealed: Option<String>,
+}
+
+fn opened(chain: &ChainView, config: &Config) -> Opened {
+    let ChainView { hint, payload, carry, .. } = chain;
+    let mut sealed = Vec::new();
+    let mut open = |field, what: &str, text: &str| match config
+        .encryption
+        .opened(Place::new(field, &hint.kind, &hint.key), text)
+    {
+        Ok(text) => serde_json::from_str(&text).unwrap_or_else(|_| Value::String(text.into_owned())),
+        Err(why) => {
+            sealed.push(format!("{what} {why}"));
+            Value::Null
+        }
+    };
+    let payload = open(Field::Payload, "its payload", payload);
+    let carry = carry.as_ref().map(|carry| open(Field::Carry, "what was handed on", carry));
+    Opened { payload, carry, sealed: (!sealed.is_empty()).then(|| sealed.join("; ")) }
+}
+
 /// Why nothing of a chain's queue starts: an operator has paused it, or its throttle lets nothing through.
-async fn held_back(chain: &ChainView, config: &Config, ledger: &dyn Ledger) -> Result<Option<String>, LedgerError> {
-    let ChainView { hint, owner, payload, .. } = chain;
+async fn held_back(
+    chain: &ChainView,
+    payload: &Value,
+    config: &Config,
+    ledger: &dyn Ledger,
+) -> Result<Option<String>, LedgerError> {
+    let ChainView { hint, owner, .. } = chain;
     let orders = ledger.fleet_orders().await?.remove(&Subject::Queue(hint.queue.clone())).unwrap_or_default();
     if let Some(closed) = &orders.closed {
         return Ok(Some(closed_words(&hint.queue, closed)));
@@ -312,10 +351,7 @@ async fn held_back(chain: &ChainView, config: &Config, ledger: &dyn Ledger) -> R
     let Some((name, settings)) = name.and_then(|name| Some((name, config.throttles.get(name)?))) else {
         return Ok(None);
     };
-    let key = settings.key.as_ref().map(|path| {
-        let payload = serde_json::from_str(payload).unwrap_or(Value::Null);
-        path.of_parts(&hint.kind, &hint.key, owner.as_deref(), &payload)
-    });
+    let key = settings.key.as_ref().map(|path| path.of_parts(&hint.kind, &hint.key, owner.as_deref(), payload));
     Ok(Throttled::look_at(name, settings, key, ledger).await?.in_the_way(None))
 }
 

@@ -6,12 +6,14 @@
 //! - [`Rosters`], [`History`], [`Failures`], [`Slots`], [`Running`] and [`Fleet`]: the verbs that rosters need, those
 //!   that keep the history within bounds, those for what has failed, those of throttles, those of one-off jobs that
 //!   report, and those of workers and of what was ordered of them. [`Search`]: the verbs behind screens.
+//!   [`Contents`]: those that write what users have given in another form.
 //!   [`Access`]: those of the API, for who may use it. [`Measured`]: how much all that is.
 //! - [`judge`] decides about a claim purely, so that every ledger decides alike.
 //! - [`sqlite`]: a file on this machine, written by one thread with group commit.
 //! - [`postgres`]: a server that many workers share, written in groups too.
 
 pub mod access;
+mod contents;
 mod failed;
 mod fleet;
 mod history;
@@ -33,6 +35,7 @@ use async_trait::async_trait;
 use crate::clock::Time;
 use crate::progress::Progress;
 pub use access::{Access, Scope};
+pub use contents::{Content, Contents, Replacement, Shelf};
 pub use failed::{DueItem, FailureFilter, FailurePlace, Failures, Hold, ItemEnd, Plan, PlannedItem};
 pub use fleet::{Fleet, SeenWorker};
 pub use history::History;
@@ -53,7 +56,7 @@ pub(crate) const RETRIED: &str = "roundelay.retried";
 /// Keeps the truth.
 #[async_trait]
 pub trait Ledger:
-    Rosters + History + Failures + Slots + Running + Fleet + Search + Access + Measured + Send + Sync
+    Rosters + History + Failures + Slots + Running + Fleet + Search + Contents + Access + Measured + Send + Sync
 {
     /// Names this ledger; chains' messages carry it.
     fn id(&self) -> &str;

@@ -46,8 +46,10 @@ pub struct NewChain {
     pub key: String,
     /// Its platform queue.
     pub queue: String,
-    /// What the handler gets, as JSON text.
+    /// What the handler gets, as JSON text, or sealed: see [`crate::encryption`].
     pub payload: String,
+    /// Other forms of the same payload: a chain that has one of these has this payload, and keeps it as it is.
+    pub forms: Vec<String>,
     /// When its first tick is due.
     pub due: Time,
     /// When catch-up looks after it, if its first message has not been marked as sent by then.
@@ -73,7 +75,8 @@ pub struct NewChain {
 impl NewChain {
     /// Whether a chain with this queue, payload, owner and schedule is as it should be.
     pub fn is_like(&self, queue: &str, payload: &str, owner: Option<&str>, schedule: Option<&str>) -> bool {
-        (self.queue.as_str(), self.payload.as_str()) == (queue, payload)
+        self.queue == queue
+            && (self.payload == payload || self.forms.iter().any(|form| form == payload))
             && self.owner.as_deref() == owner
             && !self.reschedules(schedule)
     }
@@ -133,6 +136,7 @@ impl Hint {
             attempt: self.attempt,
             id: None,
             payload: serde_json::Value::Null,
+            sealed: None,
             owner: None,
             depth: 0,
             retries: Vec::new(),

@@ -186,6 +186,17 @@ impl Search for SimulatedLedger {
 }
 
 #[async_trait]
+impl Contents for SimulatedLedger {
+    async fn contents(&self, of: Shelf, after: i64, limit: u32) -> Result<Vec<Content>, LedgerError> {
+        self.through(false, self.inner.contents(of, after, limit)).await
+    }
+
+    async fn replace_contents(&self, of: Shelf, changes: Vec<Replacement>) -> Result<Vec<bool>, LedgerError> {
+        self.through(true, self.inner.replace_contents(of, changes)).await
+    }
+}
+
+#[async_trait]
 impl Measured for SimulatedLedger {
     fn traffic(&self) -> Traffic {
         self.inner.traffic()

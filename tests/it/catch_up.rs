@@ -135,6 +135,7 @@ fn unsent(key: &str, queue: &str, now: Time) -> NewChain {
         schedule: None,
         keep_schedule: false,
         only_new: false,
+        forms: Vec::new(),
         depth: 0,
     }
 }

@@ -354,6 +354,7 @@ mod run {
             schedule: None,
             keep_schedule: false,
             only_new: false,
+            forms: Vec::new(),
             depth: 0,
         };
         let enrolled = ledger.enroll(vec![new]).await.unwrap().remove(0);

@@ -262,6 +262,7 @@ pub fn chain(key: &str, due: Time) -> NewChain {
         schedule: None,
         keep_schedule: false,
         only_new: false,
+        forms: Vec::new(),
         depth: 0,
     }
 }

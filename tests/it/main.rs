@@ -19,6 +19,7 @@ mod crash;
 mod discovery;
 mod doctor;
 mod documentation;
+mod encryption;
 mod end_to_end;
 mod examples;
 mod failures;

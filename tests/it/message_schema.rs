@@ -3,7 +3,7 @@
 use jsonschema::Validator;
 use proptest::prelude::*;
 use roundelay::clock::Time;
-use roundelay::job::{ChainRef, Envelope, MAX_KEY, Retry};
+use roundelay::job::{ChainRef, Envelope, MAX_KEY, Retry, Sealed};
 use serde_json::{Map, Value, json};
 
 fn schema() -> Validator {
@@ -56,6 +56,9 @@ fn a_table_of_bodies() {
         with("payload", json!({ "a": [1, 2.5, null, { "b": "\u{0}" }] })),
         with("payload", json!(null)),
         with("payload", json!("text")),
+        with("sealed", json!(null)),
+        with("sealed", json!({ "text": "sealed:1:k:AAAA" })),
+        with("sealed", json!({ "text": "sealed:1:k:AAAA", "since": 1 })),
         with("chain", json!(null)),
         chain(json!("3f2a"), json!(1), json!(i64::MAX)),
     ];
@@ -63,6 +66,10 @@ fn a_table_of_bodies() {
         assert!(verdict(&schema, &body), "refused: {body}");
     }
     let bad = [
+        with("sealed", json!("sealed:1:k:AAAA")),
+        with("sealed", json!({ "text": "{}" })),
+        with("sealed", json!({ "text": "sealed:1:k:AAAA", "waits": 1 })),
+        json!({ "v": 1, "kind": "k", "key": "x", "sealed": { "text": "sealed:1:k:A" }, "payload": 1 }),
         json!([]),
         json!([1, "sync", "npm/ms"]),
         json!("text"),
@@ -171,29 +178,37 @@ fn envelope() -> impl Strategy<Value = Envelope> {
             prop_oneof![Just(0), any::<u32>()],
             prop::collection::vec(retry, 0..3),
             prop::option::of(chain),
+            prop::option::of(("sealed:[^\\p{Cc}]{0,20}", prop::option::of(any::<i64>()))),
         ),
     )
-        .prop_map(|((kind, key, queue, id, owner), (due, attempt, payload, depth, retries, chain))| Envelope {
-            v: 1,
-            kind,
-            key,
-            queue,
-            due: due.map(Time::from_millis),
-            attempt,
-            id,
-            payload,
-            owner,
-            depth,
-            retries,
-            chain,
-            trace: None,
+        .prop_map(|((kind, key, queue, id, owner), (due, attempt, payload, depth, retries, chain, sealed))| {
+            Envelope {
+                v: 1,
+                kind,
+                key,
+                queue,
+                due: due.map(Time::from_millis),
+                attempt,
+                id,
+                // What is sealed stands in place of the payload, and a hint has neither.
+                payload: if sealed.is_some() && chain.is_none() { Value::Null } else { payload },
+                sealed: sealed
+                    .filter(|_| chain.is_none())
+                    .map(|(text, since)| Sealed { text, since: since.map(Time::from_millis) }),
+                owner,
+                depth,
+                retries,
+                chain,
+                trace: None,
+            }
         })
 }
 
 /// An envelope's JSON with up to three fields removed, replaced or added, also inside `chain`.
 fn nearly() -> impl Strategy<Value = Value> {
     let field = prop::sample::select(vec![
-        "v", "kind", "key", "queue", "due", "attempt", "id", "payload", "owner", "depth", "retries", "chain", "x",
+        "v", "kind", "key", "queue", "due", "attempt", "id", "payload", "sealed", "owner", "depth", "retries", "chain",
+        "x",
     ]);
     let inner = prop::sample::select(vec!["ledger", "epoch", "tick", "parent", "x"]);
     let change = (field, prop::option::of(inner), prop::option::of(json_value()));

@@ -217,6 +217,7 @@ pub const SPOKEN: &[(&str, &[&str])] = &[
     ("topology apply", &[]),
     ("topology check", &[]),
     ("doctor", &[]),
+    ("encryption", &[]),
     ("topology export", &["--output", "{definitions}"]),
     ("topology users", &[]),
     ("enroll", &["--kind", "sync", "{roster}"]),

@@ -26,7 +26,10 @@ const ROSTER_PASSWORD: &str = "cage-8/@:%+ roster";
 const ROSTER_TOKEN: &str = "cage-9/@:%+ list";
 const SQL_PASSWORD: &str = "cage-10/@:%+ sql";
 const WRONG: &str = "cage-11/@:%+ wrong";
-const ALL: [&str; 11] = [
+/// A key in base64.
+const KEY: &str =
+    concat!("cage12/", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "==");
+const ALL: [&str; 12] = [
     BROKER,
     MANAGEMENT,
     LEDGER,
@@ -38,6 +41,7 @@ const ALL: [&str; 11] = [
     ROSTER_TOKEN,
     SQL_PASSWORD,
     WRONG,
+    KEY,
 ];
 
 fn encoded(text: &str) -> String {
@@ -254,6 +258,9 @@ listen = "127.0.0.1:0"
 [api]
 listen = "127.0.0.1:0"
 anonymous = "admin"
+[encryption]
+seal = "k"
+keys = {{ k = {{ env = "THE_KEY" }} }}
 [queues.work]
 throttle = "slow"
 [throttles.slow]
@@ -331,8 +338,9 @@ async fn nothing_that_is_said_has_a_secret() {
     let at = config.to_str().unwrap();
     let mut heard = Heard::default();
     let ledger = ("THE_LEDGER", LEDGER);
-    let loud = [LOUD[0], LOUD[1], ledger];
-    let loud_json = [LOUD[0], LOUD[1], ledger, JSON];
+    let key = ("THE_KEY", KEY);
+    let loud = [LOUD[0], LOUD[1], ledger, key];
+    let loud_json = [LOUD[0], LOUD[1], ledger, key, JSON];
 
     // Work and failures of each sort.
     let mut worker = Running::start(&loud_json, &["worker", "--config", at], ground.path("worker.log"));
@@ -348,7 +356,8 @@ async fn nothing_that_is_said_has_a_secret() {
     let mut failed = String::new();
     for kind in ["sync", "away", "template", "program", "absent"] {
         until(kind, async || {
-            let output = roundelay_with(&[ledger], &["failed", "list", "--kind", kind, "--json", "--config", at]).await;
+            let output =
+                roundelay_with(&[ledger, key], &["failed", "list", "--kind", kind, "--json", "--config", at]).await;
             output.stdout.contains("\"key\"")
         })
         .await;
@@ -404,7 +413,8 @@ async fn nothing_that_is_said_has_a_secret() {
 
     // What cannot work.
     let wrong = encoded(WRONG);
-    let changes: [(&str, String, &[&str]); 6] = [
+    let changes: [(&str, String, &[&str]); 7] = [
+        ("ROUNDELAY__ENCRYPTION__KEYS__K", KEY[1..].into(), &["check", "doctor", "worker"]),
         ("ROUNDELAY__BROKER__PASSWORD", WRONG.into(), &["doctor", "topology check", "publish sync x", "worker"]),
         ("ROUNDELAY__BROKER__URL", format!("amqp://u:{wrong}@127.0.0.1:1/v"), &["doctor", "topology check", "worker"]),
         ("ROUNDELAY__BROKER__URL", format!("amqp://u:{WRONG}@h?heartbeat=x"), &["check", "doctor", "worker"]),

@@ -248,6 +248,7 @@ fn entity() -> Entity {
         watch_at: at(26).into(),
         last_start: None,
         last_finish: None,
+        sealed: None,
         carry: None,
         payload: Value::Null,
         batch: None,

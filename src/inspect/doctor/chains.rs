@@ -12,6 +12,7 @@ use crate::broker::topology::Names;
 use crate::clock::{Clock, Time};
 use crate::config::{BrokerUrl, Config, LedgerUrl};
 use crate::engine::chores::is_internal;
+use crate::engine::sealing::{Inventory, Mode, take_stock};
 use crate::engine::topology_guard;
 use crate::fleet::{FleetOrders, Subject, host};
 use crate::inspect::broker::Asked;
@@ -28,6 +29,8 @@ use crate::throttle::orders::Orders;
 const LATE: u32 = 20;
 /// Kinds that are looked for in the ledger.
 const KINDS: usize = 1_000;
+/// Texts of each sort that are opened, to see whether they do.
+const TEXTS: u64 = 1_000;
 /// So many sweeps of catch-up after a chain became overdue, it has not helped.
 const SWEEPS: u32 = 10;
 /// Who has held something for longer may have forgotten it.
@@ -58,6 +61,8 @@ pub struct ChainFacts {
     pub agreed: Option<String>,
     /// Who may use the API.
     pub tokens: Vec<Token>,
+    /// How much of what was looked at first is plain, and how much sealed.
+    pub stock: Inventory,
 }
 
 /// Opens the ledger to look at it, and asks.
@@ -99,6 +104,7 @@ async fn ask(config: &Config, ledger: &dyn Ledger) -> Result<ChainFacts, LedgerE
         throttled: throttled.collect(),
         agreed: ledger.topology().await?,
         tokens: ledger.tokens().await?,
+        stock: take_stock(ledger, &config.encryption, Mode::Look, TEXTS, |_| {}).await?,
         workers,
     })
 }
@@ -132,11 +138,55 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
     all.extend(overdue(chains, config, asked));
     all.extend(consumers(chains, config, asked));
     all.extend(held(chains));
+    all.extend(encryption(chains, config));
     if chains.census.quarantined_messages > 0 {
         let follows = "one-off jobs among them do not run until somebody sees to it; chains go on by themselves";
         let fix = "`roundelay serve` shows them with their reasons; mend the cause, then send them again there";
         let seen = format!("{} messages cannot be used", chains.census.quarantined_messages);
         all.push(Finding::warning(Area::Chains, "quarantine", seen, follows, fix));
+    }
+    all
+}
+
+/// Whether what is sealed opens, and whether what should be sealed is. Nothing where there is no encryption.
+fn encryption(chains: &ChainFacts, config: &Config) -> Vec<Finding> {
+    let (what, keys, counts) = ("encryption", &config.encryption, &chains.stock.counts);
+    let mut all = Vec::new();
+    let mut looked_at = 0;
+    let (mut unopened, mut plain) = (BTreeMap::<&str, u64>::new(), 0);
+    for ((_, name), count) in counts {
+        looked_at += count.texts;
+        match name {
+            Some(name) if count.unopened > 0 => *unopened.entry(name).or_default() += count.unopened,
+            Some(_) => {}
+            None => plain += count.texts,
+        }
+    }
+    if !unopened.is_empty() {
+        let of_each = unopened.iter().map(|(name, count)| format!("{count} sealed with the key {name}"));
+        all.push(Finding::bad(
+            Area::Chains,
+            what,
+            format!(
+                "of {looked_at} texts that were looked at do not open here: {}",
+                some(&of_each.collect::<Vec<_>>())
+            ),
+            "the chains and jobs that they belong to wait, and lose no attempt, until a worker can open them",
+            "set these keys under encryption.keys, here and for all workers; SIGHUP lets them read it again. \
+             `roundelay encryption` looks at everything",
+        ));
+    }
+    if keys.seal().is_some() && plain > 0 {
+        all.push(Finding::warning(
+            Area::Chains,
+            what,
+            format!("of {looked_at} texts that were looked at, {plain} are plain"),
+            "whoever can read the ledger, or a copy of it, can read them",
+            "`roundelay encryption --reseal`",
+        ));
+    }
+    if all.is_empty() && (keys.names().next().is_some() || counts.keys().any(|(_, name)| name.is_some())) {
+        all.push(Finding::good(Area::Chains, what, format!("all {looked_at} texts that were looked at open")));
     }
     all
 }
@@ -421,8 +471,9 @@ mod tests {
     use super::super::tests::{about, have_fixes};
     use super::*;
     use crate::broker::Depth;
+    use crate::engine::sealing::Count;
     use crate::fleet::{FleetOrder, Presence, QueuePresence, WorkerState};
-    use crate::ledger::{Hint, QueueCensus};
+    use crate::ledger::{Hint, QueueCensus, Shelf};
     use crate::telemetry::Lateness;
     use crate::throttle::orders::ThrottleOrder;
 
@@ -472,6 +523,50 @@ mod tests {
     fn depths(consumers: u64, ready: u64) -> Asked {
         let names = ["work", "side", "roundelay.chores"];
         Asked::Depths(names.map(|name| (name.to_owned(), Ok(Depth { ready, consumers }))).into())
+    }
+
+    #[test]
+    fn a_table_of_what_lies_sealed() {
+        let config = |seal: &str| {
+            let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vMDEyMzQ1Njc4OTo7PD0+Pw==";
+            Config::parse(&format!("[encryption]\nseal = '{seal}'\nkeys = {{ a = '{key}' }}\n"), "r.toml", []).unwrap()
+        };
+        let none = Config::parse("", "r.toml", []).unwrap();
+        let count =
+            |name: Option<&str>, texts, unopened| ((Shelf::Jobs, name.map(Into::into)), Count { texts, unopened });
+        let table = [
+            (&none, vec![], vec![]),
+            (&none, vec![count(None, 7, 0)], vec![]),
+            (&config(""), vec![count(None, 7, 0)], vec![(Grade::Good, "all 7 texts")]),
+            (&config("a"), vec![count(Some("a"), 7, 0)], vec![(Grade::Good, "all 7 texts")]),
+            (
+                &config("a"),
+                vec![count(Some("a"), 7, 0), count(None, 2, 0)],
+                vec![(Grade::Warning, "of 9 texts that were looked at, 2 are plain")],
+            ),
+            (
+                &none,
+                vec![count(Some("a"), 7, 7), count(Some("b"), 1, 1), count(None, 1, 0)],
+                vec![(
+                    Grade::Bad,
+                    "of 9 texts that were looked at do not open here: 7 sealed with the key a, 1 sealed with the key b",
+                )],
+            ),
+            (
+                &config("a"),
+                vec![count(Some("a"), 7, 1), count(None, 1, 0)],
+                vec![(Grade::Bad, "1 sealed with the key a"), (Grade::Warning, "1 are plain")],
+            ),
+        ];
+        for (config, counts, expected) in table {
+            let stock = Inventory { counts: counts.into_iter().collect(), written: 0 };
+            let findings = encryption(&ChainFacts { stock, ..ChainFacts::default() }, config);
+            have_fixes(&findings);
+            assert_eq!(findings.len(), expected.len(), "{findings:?}");
+            for (finding, (grade, seen)) in findings.iter().zip(expected) {
+                assert!(finding.result == grade && finding.seen.contains(seen), "{finding:?}");
+            }
+        }
     }
 
     /// What is found where `change` is made to what is healthy, and differs from good.

@@ -11,6 +11,7 @@
 
 mod access;
 mod connect;
+mod contents;
 pub mod examine;
 mod failed;
 mod fleet;

@@ -166,6 +166,7 @@ mod tests {
             schedule: None,
             keep_schedule: false,
             only_new: false,
+            forms: Vec::new(),
             depth: 0,
         }
     }

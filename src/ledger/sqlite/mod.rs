@@ -3,6 +3,7 @@
 //! must not lie on a network file system. [`examine`] is for whoever only looks at it.
 
 mod access;
+mod contents;
 pub mod examine;
 mod failed;
 mod fleet;

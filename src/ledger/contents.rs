@@ -1,0 +1,63 @@
+//! The verbs that look through what users have given to the ledger, and write it anew in another form.
+
+use async_trait::async_trait;
+
+use super::LedgerError;
+
+/// Where such texts lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Shelf {
+    /// What the handlers of chains get.
+    Payloads,
+    /// What runs hand on.
+    Carries,
+    /// Bodies of one-off jobs that are kept.
+    Jobs,
+    /// Bodies of messages in quarantine.
+    Quarantine,
+}
+
+impl Shelf {
+    /// Every one.
+    pub const ALL: [Self; 4] = [Self::Payloads, Self::Carries, Self::Jobs, Self::Quarantine];
+}
+
+/// One of these texts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content {
+    /// Its row: the epoch of the chain, or the number of the job or message.
+    pub number: i64,
+    /// The kind of the chain; empty for jobs and messages, which say it themselves.
+    pub kind: String,
+    /// Its key; likewise.
+    pub key: String,
+    /// The text, as it lies there.
+    pub text: Vec<u8>,
+}
+
+/// Another form for one of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replacement {
+    /// Its row.
+    pub number: i64,
+    /// What lies there, or somebody has changed it meanwhile.
+    pub was: Vec<u8>,
+    /// What is to.
+    pub now: Vec<u8>,
+}
+
+/// Looks through texts and writes them anew.
+#[async_trait]
+pub trait Contents {
+    /// Texts in rows above `after`, in their order. Payloads that say nothing (`null`) are left out.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn contents(&self, of: Shelf, after: i64, limit: u32) -> Result<Vec<Content>, LedgerError>;
+
+    /// Puts other forms in place of texts that are as they were; answers, for each, whether it was.
+    ///
+    /// # Errors
+    /// When nothing of it is known to be written.
+    async fn replace_contents(&self, of: Shelf, changes: Vec<Replacement>) -> Result<Vec<bool>, LedgerError>;
+}
