@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::gauge::{Machine, cpu_of_threads, cpu_seconds};
 use super::ground::{self, Ground};
-use super::raw::RawLoop;
+use super::raw::{Course, RawLoop};
 use super::round;
 use super::stages::{Clock, Stages};
 use crate::clock::{Time, short_duration};
@@ -139,8 +139,8 @@ pub(super) fn micros_now() -> i64 {
 }
 
 /// What has been measured of one side so far.
-struct Side {
-    meter: Meter,
+pub(super) struct Side {
+    pub(super) meter: Meter,
     late: Histogram<u64>,
     seconds: f64,
     cpu_s: f64,
@@ -151,7 +151,8 @@ struct Side {
 }
 
 impl Side {
-    fn new(settings: &Settings) -> Self {
+    /// Nothing yet. `count` tells the allocations of this process so far.
+    pub(super) fn new(count: Option<fn() -> u64>) -> Self {
         let meter = Meter::new();
         Self {
             late: meter.take(),
@@ -160,13 +161,13 @@ impl Side {
             cpu_s: 0.0,
             threads: BTreeMap::new(),
             elsewhere: 0.0,
-            count: settings.allocations,
+            count,
             allocations: 0,
         }
     }
 
     /// Measures for `length`; answers with the cycles per second of that.
-    async fn measure(&mut self, length: Duration) -> f64 {
+    pub(super) async fn measure(&mut self, length: Duration) -> f64 {
         self.meter.take();
         let (cpu, threads, machine, start) = (cpu_seconds(), cpu_of_threads(), Machine::now(), Instant::now());
         let allocations = self.count.map_or(0, |count| count());
@@ -187,7 +188,8 @@ impl Side {
         late.len() as f64 / seconds.max(0.001)
     }
 
-    fn figures(&self) -> Figures {
+    /// Of all that was measured.
+    pub(super) fn figures(&self) -> Figures {
         let cycles = self.late.len() as f64;
         let micros = |seconds: f64| (seconds * 1e7 / cycles.max(1.0)).round() / 10.0;
         let threads = self.threads.iter().map(|(name, seconds)| (name.clone(), micros(*seconds)));
@@ -226,7 +228,8 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
 }
 
 async fn compare(settings: &Settings, chains: usize, note: impl Fn(&str)) -> Result<Comparison, StartError> {
-    let (mut engine, mut raw, mut traffic) = (Side::new(settings), Side::new(settings), Traffic::default());
+    let (mut engine, mut raw, mut traffic) =
+        (Side::new(settings.allocations), Side::new(settings.allocations), Traffic::default());
     let (turns, mut ratios) = (settings.turns.max(1), Vec::new());
     let length = settings.length / turns;
     for turn in 1..=turns {
@@ -234,14 +237,14 @@ async fn compare(settings: &Settings, chains: usize, note: impl Fn(&str)) -> Res
         let (ours, asked) = run_engine(settings, chains, &mut engine, length, None).await?;
         traffic = Traffic { writes: traffic.writes + asked.writes, ..traffic };
         note(&format!("turn {turn} of {turns}: the raw loop, {}", short_duration(length)));
-        let raw_loop = RawLoop::start(settings, chains, raw.meter.clone()).await?;
+        let raw_loop = RawLoop::start(&course(settings), chains, raw.meter.clone()).await?;
         sleep(settle(settings.delay)).await;
         let theirs = raw.measure(length).await;
         raw_loop.stop().await?;
         ratios.push(round(ours / theirs.max(0.001)));
     }
     note(&format!("where the time goes, {}", short_duration(length)));
-    let (mut clocked, clock) = (Side::new(settings), Clock::default());
+    let (mut clocked, clock) = (Side::new(settings.allocations), Clock::default());
     run_engine(settings, chains, &mut clocked, length, Some(&clock)).await?;
     let (engine_late, cycles, seconds) = (clocked.late.mean() / 1_000.0, engine.late.len(), engine.seconds);
     let (engine, raw) = (engine.figures(), raw.figures());
@@ -258,8 +261,20 @@ async fn compare(settings: &Settings, chains: usize, note: impl Fn(&str)) -> Res
 }
 
 /// Every chain has begun after one delay; a second one lets the beginning die away.
-fn settle(delay: Duration) -> Duration {
+pub(super) fn settle(delay: Duration) -> Duration {
     (delay * 2).max(Duration::from_secs(2))
+}
+
+/// One work queue and one rung, like the engine's.
+fn course(settings: &Settings) -> Course {
+    Course {
+        broker: settings.broker.clone(),
+        workers: settings.workers,
+        queues: 1,
+        delay: settings.delay,
+        rungs: vec![settings.delay],
+        concurrency: settings.concurrency,
+    }
 }
 
 fn config(settings: &Settings) -> Result<Config, StartError> {

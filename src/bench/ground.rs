@@ -11,6 +11,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::chains::{KIND, QUEUE};
+use crate::broker::Broker;
 use crate::broker::embedded::EmbeddedBroker;
 use crate::broker::topology::Names;
 use crate::config::{BrokerUrl, Config};
@@ -90,7 +91,14 @@ impl Ground {
         &self.workers[0]
     }
 
-    /// Begins so many chains, their first ticks spread over `window`; by default over their interval.
+    /// Has the workers publish and consume by what `wrap` makes of their brokers.
+    pub(super) fn through(mut self, wrap: impl Fn(Arc<dyn Broker>) -> Arc<dyn Broker>) -> Self {
+        self.workers.iter_mut().for_each(|worker| worker.broker = wrap(worker.broker.clone()));
+        self
+    }
+
+    /// Begins so many chains, on all queues in turn, their first ticks spread over `window`; by default over their
+    /// interval.
     pub(super) async fn enroll(
         &self,
         chains: usize,
@@ -99,9 +107,10 @@ impl Ground {
     ) -> Result<(), StartError> {
         let mut enroller = Enroller::new(&self.config, self.first().clone(), KIND, window, true)?;
         let run = self.first().entropy.token();
+        let queues: Vec<&String> = self.config.queues.keys().collect();
         for first in (0..chains).step_by(BATCH) {
             let numbers = first..(first + BATCH).min(chains);
-            let entity = |n| Entity::new(format!("{run}-{n}"), QUEUE, "{}");
+            let entity = |n| Entity::new(format!("{run}-{n}"), queues[n % queues.len()], "{}");
             let tally = enroller.enroll(numbers.map(entity).collect()).await?;
             if tally.unsent > 0 {
                 return Err(StartError::Setup(format!("{} first messages could not be sent", tally.unsent)));

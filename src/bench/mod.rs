@@ -1,6 +1,7 @@
 //! Measurements.
 //!
 //! - [`chains`] and `raw`: cycles per second, and lateness; [`stages`]: where their time goes.
+//! - [`shards`]: the same on one platform queue and on several, on one rung and on several.
 //! - [`throttles`], judged by [`windows`]: how much of a throttle is used, and whether ever too much.
 //! - [`keys`]: a throttle with very many keys.
 //! - [`parked`]: what chains that sleep cost.
@@ -17,6 +18,7 @@ pub mod ladder;
 pub mod parked;
 mod raw;
 pub mod restart;
+pub mod shards;
 pub mod stages;
 pub mod throttles;
 pub mod windows;

@@ -22,6 +22,21 @@ const MOST_SLOP: Duration = Duration::from_millis(100);
 /// The waits between repeated publishes grow to this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// When a due time was chosen, and how the tick fared on whose end it was. A time alone is that of no tick.
+#[derive(Clone, Copy, Debug)]
+pub struct Decided {
+    /// When.
+    pub at: Time,
+    /// How late the tick had begun.
+    pub late: Duration,
+}
+
+impl From<Time> for Decided {
+    fn from(at: Time) -> Self {
+        Self { at, late: Duration::ZERO }
+    }
+}
+
 /// The way out.
 #[derive(Clone)]
 pub struct Dispatch {
@@ -54,18 +69,28 @@ impl Dispatch {
     ///
     /// # Errors
     /// [`PublishError`], after which the same envelope may be sent again.
-    pub async fn send(&self, envelope: &Envelope, queue: &str, decided: Time) -> Result<(), PublishError> {
+    pub async fn send(
+        &self,
+        envelope: &Envelope,
+        queue: &str,
+        decided: impl Into<Decided>,
+    ) -> Result<(), PublishError> {
         let hops = self.hop(envelope, queue, decided).await?;
         self.telemetry.sets_out(hops);
         Ok(())
     }
 
     /// Likewise, for what is on its way already. Answers how many hops there are from here on.
-    pub(super) async fn hop(&self, envelope: &Envelope, queue: &str, decided: Time) -> Result<u32, PublishError> {
-        let now = self.ledger.now();
+    pub(super) async fn hop(
+        &self,
+        envelope: &Envelope,
+        queue: &str,
+        decided: impl Into<Decided>,
+    ) -> Result<u32, PublishError> {
+        let (now, decided) = (self.ledger.now(), decided.into());
         let queue = self.lanes.queue(queue, &envelope.kind);
         let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(now));
-        let (to, hops) = match self.ladder.hop(remaining, now.since(decided).min(MOST_SLOP)) {
+        let (to, hops) = match self.ladder.hop_after(decided.late, remaining, now.since(decided.at).min(MOST_SLOP)) {
             Hop::Now { wait } => {
                 if !wait.is_zero() {
                     sleep(wait).await;
@@ -92,9 +117,10 @@ impl Dispatch {
         &self,
         envelope: &Envelope,
         queue: &str,
-        decided: Time,
+        decided: impl Into<Decided>,
         patience: Duration,
     ) -> Result<(), PublishError> {
+        let decided = decided.into();
         let give_up = self.ledger.now() + patience;
         let mut pause = Duration::from_millis(50);
         loop {

@@ -20,6 +20,7 @@ use futures_util::{StreamExt, stream};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::attempt::Claimed;
+use super::dispatch::Decided;
 use super::life::Point;
 use super::outbox::Asked;
 use super::room::Place;
@@ -172,6 +173,7 @@ impl Core {
         match claim {
             Claim::Granted(grant) => {
                 self.life.reached(Point::Claimed).await;
+                let late = self.ledger.now().since(due);
                 let lease = self.leases.hold(chain.epoch, grant.fence, asked);
                 let claimed = Claimed { queue, kind: &kind, envelope, chain, grant, trace: &trace };
                 let ended = self.attempt(claimed, permit, &lease).await;
@@ -179,7 +181,7 @@ impl Core {
                 match ended {
                     Some(Ended { finish: Finish::Applied(messages), at, asked }) => {
                         self.life.reached(Point::Finished).await;
-                        let succeed = self.send_all(messages, chain.epoch, at, &trace);
+                        let succeed = self.send_all(messages, chain.epoch, Decided { at, late }, &trace);
                         join(succeed, self.send_spawned(asked.envelopes, &trace)).await.0
                     }
                     Some(Ended { finish: Finish::Fenced, .. }) => Fate::Ack,
@@ -194,7 +196,7 @@ impl Core {
                 match successor {
                     Some(successor) if !mutant!(StaleJustAck) => {
                         // Who should have sent it is not known any more.
-                        self.succeed(&successor, self.ledger.now(), &Run::default()).await
+                        self.succeed(&successor, self.ledger.now().into(), &Run::default()).await
                     }
                     _ => Fate::Ack,
                 }
@@ -269,7 +271,7 @@ impl Core {
     /// Sends what a finish asks for: the successor of the chain with this epoch, on which hangs whether its
     /// predecessor may be acknowledged, and the members of a batch, chains that the run has discovered, and
     /// the chain that has waited for this one. Those that cannot be sent are known to the ledger as unsent.
-    async fn send_all(&self, messages: Vec<Hint>, epoch: i64, decided: Time, trace: &Run) -> Fate {
+    async fn send_all(&self, messages: Vec<Hint>, epoch: i64, decided: Decided, trace: &Run) -> Fate {
         let (own, others): (Vec<Hint>, Vec<Hint>) = messages.into_iter().partition(|hint| hint.epoch == epoch);
         let others = stream::iter(others).map(async |hint| {
             self.succeed(&hint, decided, trace).await;
@@ -290,14 +292,14 @@ impl Core {
     /// Sends the first messages of chains that a job has discovered. Catch-up sends those that cannot be sent.
     pub(super) async fn send_first(&self, messages: Vec<Hint>, decided: Time, trace: &Run) {
         let sends = stream::iter(messages).map(async |hint| {
-            self.succeed(&hint, decided, trace).await;
+            self.succeed(&hint, decided.into(), trace).await;
         });
         sends.buffer_unordered(IN_FLIGHT).collect::<()>().await;
     }
 
     /// Sends what follows, then it is safe to acknowledge what went before. If it cannot be sent,
     /// the ledger knows it as unsent: whoever gets the old message again, or catch-up, sends it.
-    async fn succeed(&self, successor: &Hint, decided: Time, trace: &Run) -> Fate {
+    async fn succeed(&self, successor: &Hint, decided: Decided, trace: &Run) -> Fate {
         let mut envelope = successor.envelope(self.ledger.id());
         let sending = trace.sends(&mut envelope, &successor.queue, || self.ledger.now());
         if mutant!(NotedBeforeSent) {

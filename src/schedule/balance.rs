@@ -16,6 +16,10 @@
 //! What the choice has added to the mean interval so far counts against going on in that direction,
 //! which keeps the mean exact also for fleets so small that most moments hold nothing.
 //!
+//! In a window that is narrower than a moment there is nothing to be flattened, and the dice choose: its candidates are
+//! a few milliseconds apart, and are to have equal shares, since they are queues at the broker that share the load.
+//! The correction would only go to and fro between the first and the last of them.
+//!
 //! The candidates are few, since each is a queue at the broker. When thousands of runs end within a
 //! moment, all candidates are full, and a place between them is worth the second hop that it costs.
 
@@ -97,6 +101,11 @@ impl Balance {
         let place = |delay: Duration| (delay.saturating_sub(low).as_secs_f64() / width).clamp(0.0, 1.0);
         let mut given = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         given.forget(now);
+        if high.saturating_sub(low) < Duration::from_millis(MOMENT_MS as u64) {
+            let chosen = if candidates.is_empty() { low } else { candidates[dice.below(candidates.len())] };
+            given.note(now + chosen);
+            return chosen;
+        }
         let ahead = given.ahead(now, low, high);
         let share = ahead.rate * MOMENT_MS as f64;
         let begin = dice.below(candidates.len());
@@ -243,6 +252,25 @@ mod tests {
             let (_, mean) = ten_minutes(chains, 1, |_, now, dice| balance.choose(now, window, &rungs, dice));
             assert!((mean - 60.0).abs() < 3.0, "{chains} chains: the mean is {mean} s");
         }
+    }
+
+    #[test]
+    fn in_a_window_narrower_than_a_moment_all_candidates_have_equal_shares() {
+        let (every, jitter) = (Duration::from_secs(1), Duration::from_millis(8));
+        let (rungs, window) = (jitter_rungs(every, jitter), (every - jitter, every + jitter));
+        let (balance, dice) = (Balance::default(), Entropy::seeded(5));
+        let (mut counts, mut sum) = (BTreeMap::<Duration, u32>::new(), Duration::ZERO);
+        for n in 0..16_000 {
+            let chosen = balance.choose(Time::from_millis(n / 4), window, &rungs, &dice);
+            *counts.entry(chosen).or_default() += 1;
+            sum += chosen;
+        }
+        // Of the 16 points some fall on the same millisecond.
+        let (least, most) = (counts.values().min().unwrap(), counts.values().max().unwrap());
+        assert_eq!(counts.len(), 13);
+        assert!(*least > 800 && *most < 2_200, "{counts:?}");
+        assert!((sum / 16_000).abs_diff(every) < Duration::from_millis(1), "{:?}", sum / 16_000);
+        assert_eq!(balance.choose(Time::default(), window, &[], &dice), window.0);
     }
 
     #[test]

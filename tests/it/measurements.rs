@@ -126,6 +126,39 @@ async fn the_benchmark_of_chains_compares_both_sides_and_says_where_the_time_goe
 }
 
 #[tokio::test]
+async fn the_benchmark_of_shards_compares_queues_and_rungs_and_leaves_the_ledger_to_others() {
+    let all = ("1,3", "0ms,8ms", vec![[1, 0, 1], [3, 0, 1], [1, 8, 13], [3, 8, 13]]);
+    // Each declares some hundred queues there.
+    let one = ("3", "8ms", vec![[3, 8, 13]]);
+    for (ground, (queues, jitters, expected)) in [(Ground::embedded(), all), (Ground::rabbit_and_postgres().await, one)]
+    {
+        let (broker, ledger) = (ground.broker_url(), ground.ledger_url());
+        let place = ["--broker", &broker, "--ledger", &ledger];
+        let what = ["--queues", queues, "--jitters", jitters, "--chains", "30", "--for", "1s", "--turns", "1"];
+        let report = bench(&[&["shards"], &what[..], &place].concat()).await;
+        let cells = report["cells"].as_array().unwrap();
+        let shapes = |cell: &Value| ["queues", "jitter_ms", "rungs"].map(|what| cell[what].as_u64().unwrap());
+        assert_eq!(cells.iter().map(shapes).collect::<Vec<_>>(), expected);
+        for (cell, [_, _, rungs]) in cells.iter().zip(expected) {
+            for side in ["engine", "raw"] {
+                // No more than their number in any second, and not none.
+                let rate = cell[side]["cycles_per_s"].as_f64().unwrap();
+                assert!(rate > 0.0 && rate <= 45.0, "{side}: {cell}");
+                let first = cells[0][side]["cycles_per_s"].as_f64().unwrap();
+                assert!((cell[side]["by_first"].as_f64().unwrap() - rate / first).abs() < 0.01, "{side}: {report}");
+            }
+            assert_eq!(cell["raw"]["busiest_rung"], (100.0 / rungs as f64).round() / 100.0);
+            // How the engine's are shared depends on how long its machine takes to write; that they were counted does not.
+            let busiest = cell["engine"]["busiest_rung"].as_f64().unwrap();
+            assert!(busiest > 0.0 && busiest <= 1.0, "{cell}");
+        }
+        // The ledger's workers have agreed on one queue again.
+        bench(&[&["chains", "--chains", "0", "--rate", "20", "--for", "1s", "--turns", "1"], &place[..]].concat())
+            .await;
+    }
+}
+
+#[tokio::test]
 async fn the_benchmark_of_restarts_sees_each_overdue_chain_tick_once() {
     for ground in [Ground::embedded(), Ground::rabbit().await] {
         let (broker, ledger) = (ground.broker_url(), ground.ledger_url());

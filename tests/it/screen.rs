@@ -269,7 +269,7 @@ const ALONE: &[&[&str]] = &[
 ];
 
 /// Those that need a worker that runs, or measure for long; they print as their siblings do.
-const NOT_HERE: [&str; 8] = [
+const NOT_HERE: [&str; 9] = [
     "health",
     "workers drain",
     "workers resume",
@@ -277,6 +277,7 @@ const NOT_HERE: [&str; 8] = [
     "bench ladder",
     "bench parked",
     "bench restart",
+    "bench shards",
     "bench throttles",
 ];
 /// Those that have no `--json`, which `src/cli/mod.rs` gives reasons for.

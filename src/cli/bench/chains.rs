@@ -10,9 +10,6 @@ use roundelay::clock::parse_duration;
 use super::{Place, note};
 use crate::cli::{grouped, screen};
 
-/// More chains than a broker can serve at a delay of a second: an embedded one, and RabbitMQ.
-const MORE_THAN_ENOUGH: [usize; 2] = [60_000, 20_000];
-
 /// Cycles per second and lateness of chains with a handler that does nothing.
 ///
 /// A cycle is: consume a message, publish its successor to a rung, see it confirmed, acknowledge. The raw loop
@@ -53,8 +50,7 @@ pub struct Chains {
 impl Chains {
     pub async fn run(self) -> anyhow::Result<()> {
         let ledger = self.place.ledger()?;
-        let [embedded, rabbit] = MORE_THAN_ENOUGH;
-        let enough = if self.place.broker == "embedded" { embedded } else { rabbit };
+        let enough = self.place.enough();
         let settings = Settings {
             broker: self.place.broker,
             ledger: ledger.url.clone(),

@@ -6,6 +6,7 @@ mod keys;
 mod ladder;
 mod parked;
 mod restart;
+mod shards;
 mod throttles;
 
 use std::path::PathBuf;
@@ -26,6 +27,7 @@ pub struct Bench {
 #[derive(Subcommand)]
 enum Command {
     Chains(chains::Chains),
+    Shards(shards::Shards),
     Throttles(throttles::Throttles),
     Keys(keys::Keys),
     Parked(parked::Parked),
@@ -33,6 +35,9 @@ enum Command {
     Flat(flat::Flat),
     Ladder(ladder::Ladder),
 }
+
+/// More chains than a broker can serve at a delay of a second: an embedded one, and RabbitMQ.
+const MORE_THAN_ENOUGH: [usize; 2] = [60_000, 20_000];
 
 /// Where it is measured.
 #[derive(Args)]
@@ -51,6 +56,7 @@ impl Bench {
         let _waits = waiting("measuring");
         match self.command {
             Command::Chains(bench) => bench.run().await,
+            Command::Shards(bench) => bench.run().await,
             Command::Throttles(bench) => bench.run().await,
             Command::Keys(bench) => bench.run().await,
             Command::Parked(bench) => bench.run().await,
@@ -76,6 +82,12 @@ impl Place {
         let folder = std::env::temp_dir().join(format!("roundelay-bench-{}", Entropy::from_os().token()));
         std::fs::create_dir(&folder)?;
         Ok(Ledger { url: format!("sqlite://{}/ledger.db", folder.display()), folder: Some(folder) })
+    }
+
+    /// See [`MORE_THAN_ENOUGH`].
+    fn enough(&self) -> usize {
+        let [embedded, rabbit] = MORE_THAN_ENOUGH;
+        if self.broker == "embedded" { embedded } else { rabbit }
     }
 }
 
