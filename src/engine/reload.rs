@@ -207,8 +207,8 @@ fn of_handler(kind: &str, was: &HandlerSettings, is: &HandlerSettings) -> Vec<St
 /// What a change comes to: taken over at once, or (false) only with a restart; nothing when all is as it was.
 #[cfg(test)]
 pub fn comes_to(old: &Config, new: &Config) -> Option<bool> {
-    let Change { changed, throttles, fixed, .. } = compare(old, new);
-    let same = fixed.is_empty() && changed.is_empty() && throttles.is_empty();
+    let Change { changed, throttles, fixed, keys, .. } = compare(old, new);
+    let same = fixed.is_empty() && changed.is_empty() && throttles.is_empty() && !keys;
     (!same).then_some(fixed.is_empty())
 }
 

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use base64::prelude::{BASE64_STANDARD as STANDARD, Engine as _};
 use serde_json::{Value, json};
 
 use super::{ANY, ENTRY, LEAST, MOST, Node, json as read};
 use crate::clock::parse_duration;
 use crate::config::Config;
 use crate::config::tests::uncommented;
+use crate::encryption::KEY_BYTES;
 use crate::engine::comes_to;
 
 /// Configurations in which settings are changed.
@@ -30,6 +32,10 @@ impl Probe {
             }
             base
         });
+        // A key that seals can be replaced by none, and one that does not can go.
+        for (base, seal) in servers.iter_mut().zip(["a", ""]) {
+            base["encryption"] = json!({ "seal": seal, "keys": { "a": STANDARD.encode([1; KEY_BYTES]) } });
+        }
         // Reasons that leave to the kind's own retries, or to the defaults, what they can.
         let reasons = json!({ "plain": { "policy": "retry" }, "waits": { "policy": "retry", "backoff": {} } });
         servers[1]["reasons"] = reasons.clone();
