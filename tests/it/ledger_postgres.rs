@@ -13,7 +13,7 @@ use roundelay::config::Secret;
 use roundelay::guard::Guard;
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::{
-    ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Filter, Finish, FinishRequest, Hint, Kinds, Ledger,
+    ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Filter, Finish, FinishRequest, Hint, History, Kinds, Ledger,
     LedgerError, LookAgain, Measured, NewChain, Order, Renewal, SlotRequest, Slots, Which,
 };
 use roundelay::outcome::{Next, Verdict};
