@@ -159,7 +159,7 @@ fn number(value: &Value) -> String {
         return whole.to_owned();
     }
     let digits = whole.len();
-    let comma = |at: usize| at > 0 && (digits - at) % 3 == 0;
+    let comma = |at: usize| at > 0 && (digits - at).is_multiple_of(3);
     whole.char_indices().flat_map(|(at, c)| comma(at).then_some(',').into_iter().chain([c])).collect()
 }
 
