@@ -27,9 +27,11 @@ const MARK: &str = "sealed:1:";
 pub const KEY_BYTES: usize = 64;
 /// The longest name of a key, in bytes.
 pub const LONGEST_NAME: usize = 64;
+/// The bytes of the synthetic initialisation vector, before what is encrypted.
+const VECTOR: usize = 16;
 /// What sealing adds to the length of a text at most, apart from a third of it: the synthetic initialisation vector,
 /// padding, the mark and the name of the key.
-const ADDED: usize = 16 * 4 / 3 + 8 + MARK.len() + LONGEST_NAME;
+const ADDED: usize = VECTOR * 4 / 3 + 8 + MARK.len() + LONGEST_NAME;
 
 /// The longest that a text of so many bytes becomes when it is sealed.
 pub const fn longest(text: usize) -> usize {
@@ -156,13 +158,24 @@ pub fn form(text: &str) -> Form<'_> {
 
 /// The name of the key, and what is sealed with it; nothing of what is plain.
 fn split(text: &str) -> Option<(&str, &str)> {
-    let (name, sealed) = text.strip_prefix(MARK)?.split_once(':')?;
-    Some((name, sealed))
+    text.strip_prefix(MARK)?.split_once(':').filter(|(name, _)| may_name_a_key(name))
+}
+
+/// Whether a key can be called so. Names stand in texts and in the log.
+pub fn may_name_a_key(name: &str) -> bool {
+    let plain = |c: u8| c.is_ascii_alphanumeric() || b"-_.".contains(&c);
+    (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(plain)
 }
 
 /// Whether these bytes say that they are a sealed text, of whatever version.
 pub fn is_sealed(bytes: &[u8]) -> bool {
     bytes.starts_with(b"sealed:")
+}
+
+/// Whether these bytes have the form of a sealed text of this version: what they say is not to be read in them.
+pub fn has_the_form(bytes: &[u8]) -> bool {
+    let sealed = std::str::from_utf8(bytes).ok().and_then(split).map(|(_, sealed)| STANDARD.decode(sealed));
+    sealed.is_some_and(|sealed| sealed.is_ok_and(|sealed| sealed.len() >= VECTOR))
 }
 
 impl Keyring {

@@ -5,15 +5,13 @@ use std::collections::BTreeMap;
 use super::check::Problems;
 use super::raw;
 use super::read::nearest;
-use crate::encryption::{Key, Keyring, LONGEST_NAME};
+use crate::encryption::{Key, Keyring, LONGEST_NAME, may_name_a_key};
 
 pub(super) fn check(problems: &mut Problems, raw: raw::Encryption) -> Keyring {
     let mut keys = BTreeMap::new();
     for (name, text) in &raw.keys {
         let path = ["encryption", "keys", name];
-        // It stands in each text that is sealed with the key.
-        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(plain) {
+        if !may_name_a_key(name) {
             let message = format!("a name of 1 to {LONGEST_NAME} letters, digits, dashes, underscores and dots");
             problems.add(&path, message);
         }

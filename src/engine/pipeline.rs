@@ -499,8 +499,7 @@ impl Core {
         let job = Envelope::decode(&delivery.body).ok().filter(|envelope| envelope.chain.is_none());
         let job = job.and_then(|job| job.id);
         let kept = if self.dispatch.broker.keeps_messages() {
-            let id = delivery.id.as_deref().or(job.as_deref());
-            let id = id.map_or_else(|| self.entropy.token(), |id| lies_as(&from, id, &body));
+            let id = job.map_or_else(|| self.entropy.token(), |id| lies_as(&from, &id, &body));
             let to = Destination::Quarantine { from, reason };
             let message = Message { to, id, body, trace: None };
             self.dispatch.broker.publish(message).await.map_err(|error| error.to_string())

@@ -36,11 +36,12 @@ pub enum Again {
     Away,
 }
 
-/// The id under which a message with this id and body that came from the queue `from` lies in quarantine.
+/// The id under which a job with this id and body that came from the queue `from` lies in quarantine.
 ///
 /// Whoever dies between setting a message aside and acknowledging it leaves it to the next worker, which sets it aside
-/// once more. By the same id both are known for one message, and are shown, sent again and dropped as one. A message
-/// without an id of its own cannot be told from another that says the same, and is not to be taken for it.
+/// once more. By the same id both are known for one message, and are shown, sent again and dropped as one. A job
+/// without an id of its own cannot be told from another that says the same, and is not to be taken for it: publishers
+/// give their messages what ids they like.
 pub fn lies_as(from: &str, id: &str, body: &[u8]) -> String {
     let mut all = Sha256::new();
     for part in [from.as_bytes(), id.as_bytes(), body] {

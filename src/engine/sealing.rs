@@ -25,7 +25,7 @@ use super::pipeline::Fate;
 use super::{Core, QueueRun};
 use crate::clock::Time;
 use crate::config::Config;
-use crate::encryption::{Field, Form, Keyring, Place, Unopened, form, is_sealed};
+use crate::encryption::{Field, Form, Keyring, Place, Unopened, form, has_the_form, is_sealed};
 use crate::job::{Envelope, Sealed};
 use crate::ledger::{Content, Ledger, LedgerError, Replacement, Shelf};
 use crate::outcome::{Decision, Verdict};
@@ -38,6 +38,8 @@ const SHORTEST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(5 * 60);
 /// Texts looked at in one go. Each may have a megabyte.
 const PER_PAGE: u32 = 100;
+/// The largest body that is sealed in quarantine, in bytes; a job has a quarter of that at most.
+const MOST_SEALED: usize = 8 << 20;
 
 /// The keys of a running engine, which may be replaced.
 #[derive(Clone, Debug)]
@@ -74,7 +76,9 @@ pub fn sealed<'e>(keys: &Keyring, envelope: &'e Envelope) -> Cow<'e, Envelope> {
     if keys.seal().is_none() || envelope.payload.is_null() {
         return Cow::Borrowed(envelope);
     }
-    let text = keys.sealed(place_of(envelope), envelope.payload.to_string());
+    // The handler of a chain gets what the ledger has: what its message says beside is nothing that anybody reads.
+    let chained = envelope.chain.is_some();
+    let text = (!chained).then(|| keys.sealed(place_of(envelope), envelope.payload.to_string()));
     // Field by field, so that the payload is not copied first.
     Cow::Owned(Envelope {
         v: envelope.v,
@@ -85,7 +89,7 @@ pub fn sealed<'e>(keys: &Keyring, envelope: &'e Envelope) -> Cow<'e, Envelope> {
         attempt: envelope.attempt,
         id: envelope.id.clone(),
         payload: Value::Null,
-        sealed: Some(Sealed { text, since: None }),
+        sealed: text.map(|text| Sealed { text, since: None }),
         owner: envelope.owner.clone(),
         depth: envelope.depth,
         retries: envelope.retries.clone(),
@@ -118,7 +122,9 @@ fn json(text: &str) -> Result<Value, Unopened> {
 /// A message that cannot be used, as it is to lie in quarantine: a job with its payload sealed, or all of it when it is
 /// no job, or too large for one.
 pub(super) fn set_aside(keys: &Keyring, body: &Bytes) -> Bytes {
-    if keys.seal().is_none() || is_sealed(body) {
+    // Sealed, a body is a third larger: what is no job by far might be more then than RabbitMQ takes (16 MiB since 4.0),
+    // and a message that cannot be set aside would come again and again.
+    if keys.seal().is_none() || has_the_form(body) || body.len() > MOST_SEALED {
         return body.clone();
     }
     match Envelope::decode(body) {
@@ -185,7 +191,9 @@ impl Core {
     pub(super) async fn put_off_sealed(&self, mut envelope: Envelope, queue: &QueueRun, why: &Unopened) -> Fate {
         let now = self.ledger.now();
         if let Some(sealed) = &mut envelope.sealed {
-            let since = *sealed.since.get_or_insert(now);
+            // Whoever published it may have written anything.
+            let since = sealed.since.unwrap_or(now).min(now);
+            sealed.since = Some(since);
             envelope.due = Some(now + wait(since, now));
         }
         let reason = Reason::new(Class::Sealed, format!("its payload {why}"));
@@ -310,6 +318,8 @@ fn state(keys: &Keyring, shelf: Shelf, content: Content) -> Option<Stated> {
                 });
                 (name, anew)
             }
+            // A worker of another version may know what it is.
+            (false, Err(_)) if shelf == Shelf::Jobs => (None, Ok(was.clone())),
             (false, Err(_)) => (None, Ok(set_aside(keys, &Bytes::copy_from_slice(&was)).to_vec())),
         },
     };
@@ -377,6 +387,28 @@ mod tests {
     }
 
     #[test]
+    fn a_message_of_a_chain_has_nothing_to_seal() {
+        let chain = r#"{"v":1,"kind":"k","key":"x","payload":"canary","chain":{"ledger":"l","epoch":1,"tick":1}}"#;
+        let hint = Envelope::decode(chain.as_bytes()).unwrap();
+        let read = Envelope::decode(&encode(&one(), &hint)).unwrap();
+        assert_eq!(read, Envelope { payload: Value::Null, ..hint });
+    }
+
+    #[test]
+    fn what_is_much_too_large_for_a_job_is_set_aside_as_it_is() {
+        let body = Bytes::from(vec![b'x'; MOST_SEALED + 1]);
+        assert_eq!(set_aside(&one(), &body), body);
+    }
+
+    #[test]
+    fn what_another_version_has_kept_stays_as_it_is() {
+        let text = br#"{"v":1,"kind":"k","key":"x","news":"canary"}"#.to_vec();
+        let content = || Content { number: 1, kind: String::new(), key: String::new(), text: text.clone() };
+        assert_eq!(state(&one(), Shelf::Jobs, content()).unwrap().anew, Ok(None));
+        assert!(state(&one(), Shelf::Quarantine, content()).unwrap().anew.unwrap().is_some());
+    }
+
+    #[test]
     fn a_table_of_what_is_set_aside() {
         let keys = one();
         let hint = br#"{"v":1,"kind":"k","key":"x","chain":{"ledger":"l","epoch":1,"tick":1}}"#;
@@ -387,6 +419,9 @@ mod tests {
             (b"{canary".to_vec(), false),
             (b"\xffcanary".to_vec(), false),
             (large.into_bytes(), false),
+            // It says that it is sealed, and is not.
+            (b"sealed:1:{canary}:AAAAAAAAAAAAAAAAAAAAAAAA".to_vec(), false),
+            (b"sealed:1:one:canary".to_vec(), false),
         ] {
             let body = Bytes::from(body);
             let lies = set_aside(&keys, &body);

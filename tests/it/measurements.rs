@@ -139,7 +139,7 @@ async fn the_benchmark_of_shards_compares_queues_and_rungs_and_leaves_the_ledger
         let cells = report["cells"].as_array().unwrap();
         let shapes = |cell: &Value| ["queues", "jitter_ms", "rungs"].map(|what| cell[what].as_u64().unwrap());
         assert_eq!(cells.iter().map(shapes).collect::<Vec<_>>(), expected);
-        for (cell, [_, _, rungs]) in cells.iter().zip(expected) {
+        for cell in cells {
             for side in ["engine", "raw"] {
                 // No more than their number in any second, and not none.
                 let rate = cell[side]["cycles_per_s"].as_f64().unwrap();
@@ -147,7 +147,6 @@ async fn the_benchmark_of_shards_compares_queues_and_rungs_and_leaves_the_ledger
                 let first = cells[0][side]["cycles_per_s"].as_f64().unwrap();
                 assert!((cell[side]["by_first"].as_f64().unwrap() - rate / first).abs() < 0.01, "{side}: {report}");
             }
-            assert_eq!(cell["raw"]["busiest_rung"], (100.0 / rungs as f64).round() / 100.0);
             // How the engine's are shared depends on how long its machine takes to write; that they were counted does not.
             let busiest = cell["engine"]["busiest_rung"].as_f64().unwrap();
             assert!(busiest > 0.0 && busiest <= 1.0, "{cell}");

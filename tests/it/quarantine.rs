@@ -150,8 +150,8 @@ async fn who_dies_between_setting_a_message_aside_and_acknowledging_it_leaves_on
     let lying = async |count: u64| {
         until("they lie there", || async { connections.broker.depth(&quarantine).await.unwrap().ready == count }).await;
     };
-    // One is known by the id of its message, one by its own; two without any say the same.
-    publish("order-7", json!({ "v": 1, "kind": "sync", "key": "named" })).await;
+    // Jobs are known by their ids; two without any say the same, under the same id of their messages.
+    publish("", json!({ "v": 1, "kind": "sync", "key": "named", "id": "order-7" })).await;
     publish("", json!({ "v": 1, "kind": "sync", "key": "own", "id": "its-own" })).await;
     let still = StandsStill::default();
     let set_aside = still.0.clone();
@@ -165,7 +165,7 @@ async fn who_dies_between_setting_a_message_aside_and_acknowledging_it_leaves_on
     let next = tokio::spawn(Engine::new(before.clone()).without_chores().run(stop.clone()));
     lying(4).await;
     for _ in 0..2 {
-        publish("", json!({ "v": 1, "kind": "sync", "key": "twin" })).await;
+        publish("nightly", json!({ "v": 1, "kind": "sync", "key": "twin" })).await;
     }
     lying(6).await;
     stop.cancel();
