@@ -362,6 +362,7 @@ mod tests {
         let changed = String::from_utf8(changed).unwrap();
         let other_name = sealed.replacen(":k1:", ":k2:", 1);
         let foreign = ring(&[("k1", 9)], Some("k1")).sealed(PLACE, TEXT.into());
+        let long_name = format!("sealed:1:{}:AAAA", "k".repeat(LONGEST_NAME + 1));
         let table = [
             (changed.as_str(), Unopened::Forged("k1".into())),
             (&other_name, Unopened::Forged("k2".into())),
@@ -369,7 +370,10 @@ mod tests {
             (&sealed[..sealed.len() - 4], Unopened::Forged("k1".into())),
             ("sealed:1:k1:", Unopened::Forged("k1".into())),
             ("sealed:1:k3:AAAA", Unopened::NoKey("k3".into())),
-            ("sealed:1::AAAA", Unopened::NoKey(String::new())),
+            // No key can be called so, and what nobody has named is not told.
+            ("sealed:1::AAAA", Unopened::Damaged),
+            ("sealed:1:a key:AAAA", Unopened::Damaged),
+            (&long_name, Unopened::Damaged),
             ("sealed:1:k1:&", Unopened::Damaged),
             ("sealed:1:k1", Unopened::Damaged),
             ("sealed:2:k1:AAAA", Unopened::Damaged),
