@@ -78,6 +78,8 @@ class Shell:
 
 
 def main():
+    # A shell lets what it runs in the background ignore Ctrl-C, and programs would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with open(f"{PROJECT}/docs/tutorial.md", encoding="utf-8") as page:
         steps = list(blocks(page.read()))
     scratch = tempfile.mkdtemp(prefix="roundelay-tutorial.")
