@@ -30,6 +30,7 @@ pub mod retried;
 mod room;
 pub mod sealing;
 pub mod topology_guard;
+mod valve;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, TryLockError};
@@ -37,7 +38,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use tokio::sync::{Notify, SetOnce, mpsc, watch};
+use tokio::sync::{Notify, SetOnce, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -71,6 +72,7 @@ use queue::{QueueRun, consume, work};
 #[cfg(test)]
 pub use reload::comes_to;
 use room::Room;
+use valve::Valve;
 
 /// Messages that the rearm consumer holds at most; each sleeps there for at most
 /// [`crate::ladder::IN_PROCESS`], so this many pass in a fifth of a second. Each may be as large as
@@ -495,7 +497,7 @@ impl Engine {
                 places: settings.concurrency,
                 prefetch: settings.prefetch,
                 ahead,
-                flow: watch::Sender::new(flow),
+                valve: Valve::new(flow),
                 priority: settings.rank(lane),
                 room: room.clone(),
                 throttle: settings
@@ -524,7 +526,7 @@ impl Engine {
                 places: most,
                 prefetch,
                 ahead: None,
-                flow: watch::Sender::new(Flow { open: true, places: most, prefetch }),
+                valve: Valve::new(Flow { open: true, places: most, prefetch }),
                 priority: 0,
                 room: Room::new(most),
                 throttle: None,

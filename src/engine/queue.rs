@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::room::Room;
+use super::valve::Valve;
 use super::{Core, pipeline};
 use crate::broker::{Consumer, Delivery};
 use crate::clock::Time;
@@ -33,8 +33,7 @@ pub(super) struct QueueRun {
     pub(super) places: usize,
     pub(super) prefetch: u16,
     pub(super) ahead: Option<u16>,
-    /// What holds now.
-    pub(super) flow: watch::Sender<Flow>,
+    pub(super) valve: Valve,
     /// Among all that share its throttle.
     pub(super) priority: i32,
     /// What the lanes share.
@@ -50,7 +49,7 @@ pub(super) struct QueueRun {
 
 impl QueueRun {
     pub(super) fn flow(&self) -> Flow {
-        *self.flow.borrow()
+        self.valve.flow()
     }
 
     /// Does what was ordered of the queue and of this worker.
@@ -69,7 +68,7 @@ impl QueueRun {
             (flow.places, flow.prefetch) = (self.places, self.prefetch);
         }
         self.room.resize(flow.places);
-        self.flow.send_if_modified(|current| std::mem::replace(current, flow) != flow);
+        self.valve.set(flow);
     }
 
     /// The throttle whose slot is part of the leave to start: that of one with keys is waited for later.
@@ -80,10 +79,7 @@ impl QueueRun {
 
     /// Waits until nothing more is taken.
     pub(super) async fn closed(&self) {
-        if self.flow.subscribe().wait_for(|flow| !flow.open).await.is_err() {
-            // Nobody opens or closes it any more.
-            std::future::pending().await
-        }
+        self.valve.until(|flow| !flow.open).await;
     }
 
     pub(super) fn progressed_to(&self, due: Time) {
@@ -113,21 +109,20 @@ pub(super) async fn work(
     tasks: TaskTracker,
     shutdown: CancellationToken,
 ) {
-    let mut changes = queue.flow.subscribe();
     loop {
         let differs = |next: &Flow| (next.open, next.prefetch) != (flow.open, flow.prefetch);
         if !flow.open {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
-                _ = changes.wait_for(differs) => {}
+                _ = queue.valve.until(differs) => {}
             }
         } else if let Some(consumer) = consumer.take() {
             let turn = shutdown.child_token();
             let run = queue.clone();
             let live = move |core, delivery| pipeline::live(core, run.clone(), delivery);
             let consuming = pin!(consume(core.clone(), consumer, tasks.clone(), turn.clone(), live));
-            let other = pin!(changes.wait_for(differs));
+            let other = pin!(queue.valve.until(differs));
             // It ends by itself only when nothing will come any more.
             let Either::Right((_, consuming)) = select(consuming, other).await else { return };
             turn.cancel();
@@ -136,7 +131,7 @@ pub(super) async fn work(
                 return;
             }
         }
-        flow = *changes.borrow_and_update();
+        flow = queue.flow();
         if !flow.open {
             tracing::info!(queue = queue.source, "taking no more jobs from the queue");
             continue;

@@ -89,9 +89,7 @@ impl World {
         tokio::spawn(async move {
             let _turn = turn.lock().await;
             carry_out(&*ledger, &subject, &order).await;
-            // The process differs from run to run, and a seed tells the same each time.
-            let subject = subject.to_string().replace(&format!(":{}-", std::process::id()), ":");
-            observer.note(|| format!("operator: {order:?} of {subject} is done"));
+            observer.note(|| format!("operator: {order:?} of {} is done", told(&subject)));
         });
     }
 
@@ -111,7 +109,7 @@ impl World {
                 let Ok(workers) = ledger.workers().await else { continue };
                 let mut ours = workers.iter().map(|seen| &seen.presence).filter(|said| said.worker == name);
                 if ours.next().is_some_and(|said| said.state == WorkerState::Drained) {
-                    observer.note(|| format!("operator: {subject} has drained"));
+                    observer.note(|| format!("operator: {} has drained", told(&subject)));
                     break;
                 }
             }
@@ -297,6 +295,11 @@ impl World {
             }
         });
     }
+}
+
+/// A worker's name begins with its process, which differs from run to run; a seed tells the same each time.
+fn told(subject: &Subject) -> String {
+    subject.to_string().replace(&format!(":{}-", std::process::id()), ":")
 }
 
 /// Of a worker that has ended, there is nothing to order.
