@@ -59,6 +59,9 @@ pub struct Call {
     pub epoch: Option<i64>,
     pub tick: Option<i64>,
     pub fence: Option<i64>,
+    /// Until when its caller waits, as that says.
+    #[serde(default)]
+    pub deadline: Option<Time>,
 }
 
 /// Appends to the log. Clones append to the same file.

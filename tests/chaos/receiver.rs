@@ -5,12 +5,13 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
+use roundelay::clock::Time;
 use tokio::time::sleep;
 
 use super::log::{Call, Entry, Writer};
@@ -81,6 +82,11 @@ pub fn start(log: Writer, seen: Seen) -> std::io::Result<SocketAddr> {
     Ok(address)
 }
 
+fn moment(text: &str) -> Option<Time> {
+    let since = humantime::parse_rfc3339(text).ok()?.duration_since(UNIX_EPOCH).ok()?;
+    i64::try_from(since.as_millis()).ok().map(Time::from_millis)
+}
+
 #[derive(Clone)]
 struct Desk {
     log: Writer,
@@ -114,6 +120,7 @@ async fn receive(State(desk): State<Desk>, headers: HeaderMap) -> StatusCode {
         epoch: number("roundelay-epoch"),
         tick: number("roundelay-tick"),
         fence: number("roundelay-fence"),
+        deadline: text("roundelay-deadline").and_then(moment),
     };
     desk.seen.note(&call);
     let dice = call.fence.unwrap_or(0).unsigned_abs();

@@ -27,6 +27,8 @@ pub const KINDS: &[Kind] = &[
 
 pub const SLACK: Duration = Duration::from_secs(3);
 pub const LEASE: Duration = Duration::from_secs(6);
+/// How long a run may take from when it has begun, which for one that needs a slot is when it had it.
+pub const TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Kind {
     pub fn limit(&self) -> Option<Limit> {
@@ -36,7 +38,7 @@ impl Kind {
 
 /// Writes the workers' configuration. Each has its own addresses, from its environment.
 pub fn write_config(folder: &Path) -> anyhow::Result<PathBuf> {
-    let (slack, lease) = (SLACK.as_secs(), LEASE.as_secs());
+    let (slack, lease, limit) = (SLACK.as_secs(), LEASE.as_secs(), TIMEOUT.as_secs());
     let mut text = format!(
         "catch_up = {{ every = \"1s\", slack = \"{slack}s\", spread = \"2s\" }}\n\
          worker = {{ lease = \"{lease}s\", grace = \"15s\" }}\n"
@@ -46,7 +48,7 @@ pub fn write_config(folder: &Path) -> anyhow::Result<PathBuf> {
         if let Some((allow, per)) = throttle {
             text += &format!("throttle = \"{name}\"\n[throttles.{name}]\nallow = {allow}\nper = \"{per}s\"\n");
         }
-        text += &format!("[kinds.{name}]\nqueue = \"{name}\"\ntimeout = \"5s\"\n");
+        text += &format!("[kinds.{name}]\nqueue = \"{name}\"\ntimeout = \"{limit}s\"\n");
         if !every.is_empty() {
             text += &format!("every = \"{every}\"\n");
         }

@@ -67,6 +67,7 @@ impl Story {
             epoch: Some(epoch),
             tick: Some(tick),
             fence: Some(fence),
+            deadline: None,
         };
         let end_entry = Entry::End { call: self.calls, answered: true };
         self.at(at, Entry::Call(call)).at(end, end_entry)
@@ -207,6 +208,7 @@ fn a_call_without_an_attempt_and_a_job_without_a_call_are_found() {
         epoch: None,
         tick: None,
         fence: None,
+        deadline: None,
     };
     let ruling = story.at(1_500, Entry::Call(seen)).judged(5_000, 6_000);
     assert_eq!(findings(&ruling), [0, 0, 1, 1], "{ruling:?}");
