@@ -60,8 +60,6 @@ pub struct Measured {
     pub figures: Figures,
     /// Cycles per second by those of the same side in the first cell.
     pub by_first: f64,
-    /// The share of messages that slept on the rung that had most of them.
-    pub busiest_rung: f64,
 }
 
 /// So many queues with such a jitter.
@@ -75,7 +73,9 @@ pub struct Cell {
     pub rungs: usize,
     /// With engine and ledger.
     pub engine: Measured,
-    /// With neither.
+    /// The share of the engine's messages that slept on the rung that had most of them.
+    pub busiest_rung: f64,
+    /// With neither; each rung gets as many as the others.
     pub raw: Measured,
 }
 
@@ -137,23 +137,17 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
     }
     let first = cells.first().map(|cell| [&cell.engine, &cell.raw].map(|side| side.figures().cycles_per_s));
     let [first_engine, first_raw] = first.unwrap_or_default();
-    let measured = |side: &Side, first: f64, busiest_rung: f64| {
+    let measured = |side: &Side, first: f64| {
         let figures = side.figures();
-        Measured {
-            by_first: round(figures.cycles_per_s / first.max(0.001)),
-            busiest_rung: round(busiest_rung),
-            figures,
-        }
+        Measured { by_first: round(figures.cycles_per_s / first.max(0.001)), figures }
     };
-    let told = cells.iter().map(|cell| {
-        let rungs = rungs(settings.delay, cell.jitter).len();
-        Cell {
-            queues: cell.queues,
-            jitter_ms: whole_ms(cell.jitter),
-            rungs,
-            engine: measured(&cell.engine, first_engine, cell.slept.busiest()),
-            raw: measured(&cell.raw, first_raw, 1.0 / rungs as f64),
-        }
+    let told = cells.iter().map(|cell| Cell {
+        queues: cell.queues,
+        jitter_ms: whole_ms(cell.jitter),
+        rungs: rungs(settings.delay, cell.jitter).len(),
+        engine: measured(&cell.engine, first_engine),
+        busiest_rung: round(cell.slept.busiest()),
+        raw: measured(&cell.raw, first_raw),
     });
     Ok(Report {
         chains: settings.chains,

@@ -80,7 +80,8 @@ impl Shards {
             Column::number("elsewhere"),
         ]);
         for cell in &report.cells {
-            for (name, side) in [("engine", &cell.engine), ("raw", &cell.raw)] {
+            let busiest = format!("{:.0} %", cell.busiest_rung * 100.0);
+            for (name, side, busiest) in [("engine", &cell.engine, busiest), ("raw", &cell.raw, String::new())] {
                 table.row([
                     cell.queues.to_string().into(),
                     short_duration(Duration::from_millis(cell.jitter_ms)).into(),
@@ -88,7 +89,7 @@ impl Shards {
                     name.into(),
                     grouped(side.figures.cycles_per_s.round() as i64).into(),
                     format!("{:.2}", side.by_first).into(),
-                    format!("{:.0} %", side.busiest_rung * 100.0).into(),
+                    busiest.into(),
                     here(&side.figures).into(),
                     elsewhere(&side.figures).into(),
                 ]);
