@@ -36,7 +36,7 @@ use crate::simulation::observe::{Observer, Violation};
 use crate::simulation::plan::{Fault, Plan, STORM, Wrong};
 use crate::simulation::worker::{Killed, Process, Traps, Watcher};
 pub use scene::{BRISK, CHAIN_COUNT, PACED, QUEUES, WORKERS};
-use scene::{CONFIG, handle, once};
+use scene::{FIRST_KEY, handle, has_its_own_payload, once};
 use verdict::{lossless, touched};
 
 /// How long nothing goes wrong at the end.
@@ -145,6 +145,7 @@ enum Event {
     Configure { chain: usize, variant: usize },
     Order { subject: Subject, order: FleetOrder },
     Retry { reasons: &'static [&'static str], dies: bool },
+    ChangeKeys,
     Mended,
     Publish,
     Copy,
@@ -213,9 +214,15 @@ struct World {
     mended: Vec<String>,
 }
 
+/// In a third of all runs payloads lie sealed.
+fn seals(seed: u64) -> bool {
+    seed % 3 == 1
+}
+
 impl World {
     fn new(seed: u64, plan: &Plan, log: bool) -> Result<Self, String> {
-        let config = Config::parse(CONFIG, "the simulation's configuration", []).map_err(|e| e.to_string())?;
+        let text = scene::config(seals(seed).then_some(FIRST_KEY));
+        let config = Config::parse(&text, "the simulation's configuration", []).map_err(|e| e.to_string())?;
         let begin = Time::from_millis(1_800_000_000_000);
         let clock = Clock::starting_at(begin);
         let dice = Entropy::seeded(seed);
@@ -293,6 +300,9 @@ impl World {
         }
         self.at(begun + Duration::from_secs(3), Event::Publish);
         self.at(begun + LOOK, Event::Look);
+        if seals(self.seed) {
+            self.at(begun + STORM / 2, Event::ChangeKeys);
+        }
         self.at(begun + STORM, Event::Heal);
         if self.plan.faults.iter().any(|planned| matches!(planned.fault, Fault::Restore { .. })) {
             self.at(begun, Event::Copy);
@@ -379,6 +389,9 @@ impl World {
                 async move {
                     let once = once(&ledger, &job).await;
                     let run = observer.started(&process, &job, once, lenient, ledger.now());
+                    if !has_its_own_payload(&job) {
+                        observer.violated("payload", format!("{} {} gets {}", job.kind, job.key, job.payload));
+                    }
                     let outcome = handle(seed, &job, run.number).await;
                     observer.ended(&job, &outcome, job.attempt >= attempts);
                     drop(run);

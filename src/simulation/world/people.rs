@@ -8,10 +8,12 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use super::World;
-use super::scene::{CHAINS, OWNER, is_owned};
+use super::scene::{self, CHAINS, OWNER, SECOND_KEY, is_owned, payload};
 use crate::broker::{Broker, Destination, Message};
+use crate::config::Config;
 use crate::engine::enroll::{Enroller, Entity, RunOnce};
 use crate::engine::retried::{Again, send_again};
+use crate::engine::sealing::{Mode, take_stock};
 use crate::engine::{Connections, Dispatch};
 use crate::fleet::{FleetOrder, Subject, WorkerState};
 use crate::job::Envelope;
@@ -209,6 +211,25 @@ impl World {
         });
     }
 
+    /// Another key seals from now on, which workers know that are started anew; and what lies in the ledger is sealed
+    /// with it, while all of them go on.
+    pub(super) fn change_keys(&mut self) {
+        match Config::parse(&scene::config(Some(SECOND_KEY)), "the simulation's configuration", []) {
+            Ok(config) => self.config = config,
+            Err(error) => return self.observer.violated("world", format!("the keys cannot be changed: {error}")),
+        }
+        let (ledger, keys) = (self.operator().ledger, self.config.encryption.clone());
+        let observer = self.observer.clone();
+        tokio::spawn(async move {
+            loop {
+                match take_stock(&*ledger, &keys, Mode::Rewrite, u64::MAX, |_| {}).await {
+                    Ok(stock) => break observer.note(|| format!("operator: sealed {} texts anew", stock.written)),
+                    Err(_) => sleep(Duration::from_millis(700)).await,
+                }
+            }
+        });
+    }
+
     pub(super) fn run_once(&self, chain: usize) {
         let (kind, _, key) = CHAINS[chain];
         let Ok(mut enroller) = Enroller::new(&self.config, self.operator(), kind, None, true) else { return };
@@ -314,5 +335,5 @@ async fn carry_out(ledger: &dyn Ledger, subject: &Subject, order: &FleetOrder) {
 
 fn entity(key: &str, queue: &str, variant: usize) -> Entity {
     let owner = is_owned(key).then(|| OWNER.into());
-    Entity { owner, ..Entity::new(key, queue, json!({ "variant": variant }).to_string()) }
+    Entity { owner, ..Entity::new(key, queue, payload(variant).to_string()) }
 }

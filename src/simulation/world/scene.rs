@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::clock::Entropy;
+use crate::encryption::KEY_BYTES;
 use crate::job::Job;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{FailedItem, Ledger};
@@ -19,8 +22,20 @@ pub const QUEUES: usize = 8;
 /// The queues of the configuration.
 pub(super) const PLATFORM: [&str; 3] = ["alpha", "beta", "gamma"];
 
-/// The workers' configuration.
-pub(super) const CONFIG: &str = r#"
+/// The workers' configuration, in which the key of this name seals, or none.
+pub(super) fn config(seal: Option<&str>) -> String {
+    let Some(seal) = seal else { return CONFIG.into() };
+    let [first, second] = [1, 2].map(|byte| STANDARD.encode([byte; KEY_BYTES]));
+    format!(
+        "{CONFIG}[encryption]\nseal = \"{seal}\"\nkeys = {{ {FIRST_KEY} = \"{first}\", {SECOND_KEY} = \"{second}\" }}\n"
+    )
+}
+
+/// The keys that payloads are sealed with, one after the other.
+pub(super) const FIRST_KEY: &str = "first";
+pub(super) const SECOND_KEY: &str = "second";
+
+const CONFIG: &str = r#"
 broker.url = "amqp://simulated"
 ledger.url = "sqlite://:memory:"
 [worker]
@@ -141,6 +156,20 @@ pub const BRISK: Duration = Duration::from_secs(25);
 
 /// Chains that a fault can name.
 pub const CHAIN_COUNT: usize = CHAINS.len();
+
+/// What the handler of a chain gets.
+pub(super) fn payload(variant: usize) -> Value {
+    json!({ "variant": variant })
+}
+
+/// Whether a handler gets what was meant for it, in whatever form that has lain in the ledger and in queues.
+pub(super) fn has_its_own_payload(job: &Job) -> bool {
+    let published = || job.id.strip_prefix("job-")?.parse::<usize>().ok();
+    match CHAINS.iter().any(|(kind, _, key)| (*kind, *key) == (job.kind.as_str(), job.key.as_str())) {
+        true => [0, 1].iter().any(|variant| job.payload == payload(*variant)),
+        false => published().is_none_or(|n| job.payload == json!({ "n": n })),
+    }
+}
 
 /// Whether the job is a single tick, which only the ledger knows.
 pub(super) async fn once(ledger: &SqliteLedger, job: &Job) -> bool {

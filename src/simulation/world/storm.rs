@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::people::{MENDED, UNKNOWN};
 use super::scene::{CHAIN_COUNT, PLATFORM, WORKERS};
-use super::verdict::{STEADY, as_published};
+use super::verdict::STEADY;
 use super::{CALM, Event, LOOK, World};
 use crate::broker::Broker;
 use crate::fleet::{FleetOrder, Subject};
@@ -51,6 +51,7 @@ impl World {
             Event::Configure { chain, variant } => self.enroll(chain, variant, false),
             Event::Order { subject, order } => self.order_fleet(subject, order),
             Event::Retry { reasons, dies } => self.retry(reasons, dies),
+            Event::ChangeKeys => self.change_keys(),
             Event::Mended => self.mended = self.set_aside(MENDED_LATE),
             Event::Publish => {
                 self.publish();
@@ -210,7 +211,7 @@ impl World {
 
     fn thrown_away(&self, body: &[u8]) {
         self.observer.thrown_away(body);
-        if let Some(body) = self.poison.lock().unwrap_or_else(PoisonError::into_inner).take(&as_published(body)) {
+        if let Some(body) = self.poison.lock().unwrap_or_else(PoisonError::into_inner).take(&self.as_published(body)) {
             // A copy of it may have been set aside before.
             self.perhaps.lock().unwrap_or_else(PoisonError::into_inner).insert(body);
         }

@@ -11,6 +11,7 @@ use super::scene::{CHAINS, is_owned};
 use super::{CALM, LOOK, World};
 use crate::broker::embedded::HeldState;
 use crate::config::Config;
+use crate::engine::sealing::{self, Mode, take_stock};
 use crate::job::Envelope;
 use crate::ledger::{ChainState, ChainView, Ledger, LedgerError};
 use crate::simulation::observe::Late;
@@ -153,13 +154,13 @@ impl World {
         let quarantine = self.names.quarantine();
         let census = self.broker.census();
         let aside: BTreeSet<Vec<u8>> =
-            census.iter().filter(|held| held.queue == quarantine).map(|held| as_published(&held.body)).collect();
+            census.iter().filter(|held| held.queue == quarantine).map(|held| self.as_published(&held.body)).collect();
         let poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // What was published while its queue was away, nobody can set aside.
         let unrouted: BTreeSet<Vec<u8>> = census
             .iter()
             .filter(|held| held.queue == self.names.unrouted())
-            .map(|held| as_published(&held.body))
+            .map(|held| self.as_published(&held.body))
             .collect();
         for body in poison.difference(&aside).filter(|body| !unrouted.contains(*body)) {
             self.observer.violated("I10", format!("never set aside: {}", String::from_utf8_lossy(body)));
@@ -182,9 +183,32 @@ impl World {
                 self.observer.violated("I4", format!("the failure of {kind} {key} is not kept"));
             }
         }
+        if let Err(error) = self.judge_what_lies_sealed().await {
+            self.observer.violated("world", format!("cannot take stock: {error}"));
+        }
         if let Err(error) = self.judge_records(restored).await {
             self.observer.violated("world", format!("cannot read the records: {error}"));
         }
+    }
+
+    /// A message as its publisher wrote it, in whatever form it lies in quarantine.
+    pub(super) fn as_published(&self, body: &[u8]) -> Vec<u8> {
+        as_published(&sealing::shown(&self.config.encryption, body))
+    }
+
+    /// Where payloads are sealed, none lies in the clear, and all open.
+    async fn judge_what_lies_sealed(&self) -> Result<(), LedgerError> {
+        let keys = &self.config.encryption;
+        if keys.seal().is_none() {
+            return Ok(());
+        }
+        let stock = take_stock(&*self.ledger, keys, Mode::Look, u64::MAX, |_| {}).await?;
+        for ((shelf, key), count) in stock.counts {
+            if key.is_none() || count.unopened > 0 {
+                self.observer.violated("sealing", format!("{shelf:?} sealed with {key:?}: {count:?}"));
+            }
+        }
+        Ok(())
     }
 
     /// Whether all processes together have started no more than a throttle allows, in no window of its
@@ -278,7 +302,7 @@ pub(super) fn touched(plan: &Plan) -> BTreeSet<String> {
 }
 
 /// A message without what was added when it was sent again from quarantine.
-pub(super) fn as_published(body: &[u8]) -> Vec<u8> {
+fn as_published(body: &[u8]) -> Vec<u8> {
     match Envelope::decode(body) {
         Ok(envelope) if !envelope.retries.is_empty() => Envelope { retries: Vec::new(), ..envelope }.encode(),
         _ => body.to_vec(),
