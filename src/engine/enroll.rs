@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::dispatch::Dispatch;
 use super::moves::Mover;
-use super::{Connections, StartError, sealing};
+use super::{Connections, StartError, sealing, topology_guard};
 use crate::clock::Time;
 use crate::config::{Config, OwnSchedule};
 use crate::job::check_name;
@@ -76,6 +76,12 @@ pub enum EnrollError {
     /// The kind has no chains.
     #[error("kinds.{0} has none of `every`, `cron` and `at`, so it has no chains")]
     NoSchedule(String),
+    /// What workers seal would lie in the clear.
+    #[error(
+        "the workers of this ledger seal payloads, and this configuration names no key to seal with, so that what it \
+         enrols would lie there in the clear: give it their [encryption], with `seal`. Nothing was enrolled"
+    )]
+    Unsealed,
     /// The ledger.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
@@ -172,8 +178,8 @@ impl Enroller {
     /// the others up to date.
     ///
     /// # Errors
-    /// When an entity cannot be used (a key, a queue or a payload that a worker would refuse); then
-    /// nothing of this batch was enrolled. When the ledger cannot be written; then nothing was, or
+    /// When an entity cannot be used (a key, a queue or a payload that a worker would refuse), or workers seal
+    /// payloads and this does not; then nothing of this batch was enrolled. When the ledger cannot be written; then nothing was, or
     /// its chains are begun and catch-up sends their first messages.
     pub async fn enroll(&mut self, entities: Vec<Entity>) -> Result<Tally, EnrollError> {
         let Some(of_kind) = self.schedule.clone() else {
@@ -192,7 +198,10 @@ impl Enroller {
                 check_name("owner", owner).map_err(|error| refused(error.to_string()))?;
             }
         }
-        let ledger = self.connections.ledger.clone();
+        let (ledger, keys) = (self.connections.ledger.clone(), self.dispatch.sealing.keys());
+        if keys.seal().is_none() && topology_guard::is_sealed(&*ledger).await? {
+            return Err(EnrollError::Unsealed);
+        }
         let mut returned = BTreeSet::new();
         if self.returning {
             let keys = entities.iter().map(|entity| entity.key.clone()).collect();
@@ -200,7 +209,7 @@ impl Enroller {
         }
         let now = ledger.now();
         let watch_at = if self.publishes { now + GRACE } else { now };
-        let (mut chains, keys) = (Vec::with_capacity(entities.len()), self.dispatch.sealing.keys());
+        let mut chains = Vec::with_capacity(entities.len());
         for entity in entities {
             let revive = self.revive || returned.contains(&entity.key);
             let due = self.first_due(&entity, &of_kind, now)?;

@@ -349,6 +349,7 @@ impl Engine {
         });
         let _alone = alone(&self.config, &*core.dispatch.broker)?;
         topology_guard::check(&*core.ledger, &self.config, core.dispatch.broker.keeps_messages()).await?;
+        topology_guard::note_sealing(&*core.ledger, self.config.encryption.seal().is_some()).await?;
         core.dispatch.broker.apply(&core.topology).await?;
         core.dispatch.broker.verify(&core.topology).await?;
         if let Some(chores) = &core.chores {

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Core;
 use super::moves::{Mover, Replanned};
+use super::topology_guard;
 use crate::api::Api;
 use crate::config::{
     BrokerUrl, Config, ExecSettings, HandlerSettings, HttpSettings, KindSettings, Recurrence, ThrottleSettings,
@@ -65,6 +66,7 @@ pub async fn run(
                         current.throttles.extend(change.throttles.clone());
                         current.encryption = next.encryption;
                         core.dispatch.sealing.take_over(current.encryption.clone());
+                        tell_sealing(&core, current.encryption.seal().is_some()).await;
                         take_over(&core, change);
                         if let Some(chores) = &core.chores {
                             chores.take_over(current.clone());
@@ -84,6 +86,13 @@ pub async fn run(
         biased;
         () = shutdown.cancelled() => {}
         () = work => {}
+    }
+}
+
+/// Whoever enrols from now on sees whether he has to seal.
+async fn tell_sealing(core: &Core, sealed: bool) {
+    if let Err(error) = topology_guard::note_sealing(&*core.ledger, sealed).await {
+        tracing::warn!(%error, sealed, "failed to note in the ledger whether payloads are sealed; SIGHUP tries again");
     }
 }
 

@@ -4,6 +4,8 @@
 //! other's chains where nobody looks for them. So the ledger remembers prefix and platform queues;
 //! who brings more queues adds them, and whoever lacks some, or uses another prefix, is refused.
 //! Rungs may differ: every worker declares those that it uses.
+//!
+//! It also remembers whether workers seal payloads, so that nobody enrols in the clear what is to lie sealed.
 
 use std::collections::BTreeSet;
 
@@ -11,18 +13,28 @@ use serde::{Deserialize, Serialize};
 
 use super::StartError;
 use crate::config::Config;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, LedgerError};
 
 /// What the ledger remembers, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Agreed {
     prefix: String,
     queues: BTreeSet<String>,
+    /// The last worker that said so seals payloads.
+    #[serde(default)]
+    sealed: bool,
 }
 
 impl Agreed {
-    fn of(config: &Config) -> Self {
-        Self { prefix: config.broker.prefix.clone(), queues: config.broker_queues().into_iter().collect() }
+    /// What a configuration says; whether payloads are sealed stays as `before`.
+    fn of(config: &Config, before: Option<&Self>) -> Self {
+        let queues = config.broker_queues().into_iter().collect();
+        Self { prefix: config.broker.prefix.clone(), queues, sealed: before.is_some_and(|before| before.sealed) }
+    }
+
+    /// Nothing of what cannot be read, which is another version's.
+    fn read(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
     }
 
     fn text(&self) -> String {
@@ -51,7 +63,7 @@ fn difference(theirs: &Agreed, ours: &Agreed) -> Option<String> {
 /// In what a configuration differs from `agreed`, which a ledger remembers, so that its workers would be refused
 /// (pure).
 pub fn disagreement(agreed: &str, config: &Config) -> Option<String> {
-    difference(&serde_json::from_str(agreed).ok()?, &Agreed::of(config))
+    difference(&Agreed::read(agreed)?, &Agreed::of(config, None))
 }
 
 /// Refuses a configuration with which this worker and the others of the ledger would lose each
@@ -60,11 +72,10 @@ pub fn disagreement(agreed: &str, config: &Config) -> Option<String> {
 /// # Errors
 /// [`StartError::Setup`] with the exact difference.
 pub async fn check(ledger: &dyn Ledger, config: &Config, keeps_messages: bool) -> Result<(), StartError> {
-    let ours = Agreed::of(config);
     loop {
         let current = ledger.topology().await?;
-        // What cannot be read is another version's; ours takes its place.
-        let theirs = current.as_deref().and_then(|text| serde_json::from_str::<Agreed>(text).ok());
+        let theirs = current.as_deref().and_then(Agreed::read);
+        let ours = Agreed::of(config, theirs.as_ref());
         if let Some(difference) = theirs.filter(|_| keeps_messages).and_then(|theirs| difference(&theirs, &ours)) {
             return Err(StartError::Setup(format!(
                 "the workers of this ledger have agreed on another topology: {difference}. If this configuration is the \
@@ -81,11 +92,33 @@ pub async fn check(ledger: &dyn Ledger, config: &Config, keeps_messages: bool) -
 ///
 /// # Errors
 /// When the ledger cannot be written.
-pub async fn adopt(ledger: &dyn Ledger, config: &Config) -> Result<(), StartError> {
-    let ours = Agreed::of(config).text();
+pub async fn adopt(ledger: &dyn Ledger, config: &Config) -> Result<(), LedgerError> {
+    agree(ledger, |before| Some(Agreed::of(config, before.as_ref()))).await
+}
+
+/// A worker says that it seals payloads, or that it does not.
+///
+/// # Errors
+/// When the ledger cannot be written.
+pub async fn note_sealing(ledger: &dyn Ledger, sealed: bool) -> Result<(), LedgerError> {
+    agree(ledger, |before| Some(Agreed { sealed, ..before? })).await
+}
+
+/// Whether the workers of this ledger seal payloads, as the last of them said that was started or read its
+/// configuration again.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub async fn is_sealed(ledger: &dyn Ledger) -> Result<bool, LedgerError> {
+    Ok(ledger.topology().await?.as_deref().and_then(Agreed::read).is_some_and(|agreed| agreed.sealed))
+}
+
+/// Puts what is `next` in the place of what was agreed before.
+async fn agree(ledger: &dyn Ledger, next: impl Fn(Option<Agreed>) -> Option<Agreed>) -> Result<(), LedgerError> {
     loop {
         let current = ledger.topology().await?;
-        if current.as_deref() == Some(&ours) || ledger.set_topology(current, ours.clone()).await? {
+        let Some(ours) = next(current.as_deref().and_then(Agreed::read)) else { return Ok(()) };
+        if current.as_deref() == Some(&ours.text()) || ledger.set_topology(current, ours.text()).await? {
             return Ok(());
         }
     }
@@ -100,6 +133,7 @@ mod tests {
         let agreed = |prefix: &str, queues: &[&str]| Agreed {
             prefix: prefix.into(),
             queues: queues.iter().map(ToString::to_string).collect(),
+            sealed: false,
         };
         let theirs = agreed("r", &["a", "b"]);
         let table = [

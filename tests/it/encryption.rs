@@ -20,7 +20,7 @@ use roundelay::telemetry::Count;
 use roundelay::{Config, Outcome};
 use serde_json::{Value, json};
 
-use crate::commands::{run, told};
+use crate::commands::{refused, run, told};
 use crate::harness::{Ground, Watched, on_all, until, worker};
 
 /// In every payload, and nowhere else.
@@ -503,6 +503,28 @@ mod run {
         ground.config_file(&with(&[("k1", 1)]));
         signal(&worker, Signal::SIGHUP);
         until("it runs", || async { std::fs::read_to_string(&runs).is_ok_and(|text| text.contains(CANARY)) }).await;
+
+        // While workers seal, nobody enrols in the clear, whether he has keys or not.
+        for keys in [&[("k1", 1)][..], &[]] {
+            ground.config_file(&text("", keys));
+            until("it is noted that workers seal", || async {
+                let enrolled = run("enroll", &config, &["--kind", "sync", file]).await;
+                enrolled.code == Some(1) && enrolled.stderr.contains("names no key to seal with")
+            })
+            .await;
+        }
+        let other = ground.path("other.ndjson");
+        std::fs::write(&other, json!({ "key": "wren", "secret": CANARY }).to_string()).unwrap();
+        let others = ["--kind", "sync", other.to_str().unwrap()];
+        refused("enroll", &config, &others, &["the workers of this ledger seal payloads", "Nothing was enrolled"])
+            .await;
+        ground.config_file(&with(&[("k1", 1)]));
+        assert_eq!(told("enroll", &config, &others).await["created"], 1);
+        // It is turned off.
+        ground.config_file(&text("", &[("k1", 1)]));
+        signal(&worker, Signal::SIGHUP);
+        until("it is noted that they seal no more", || async { run("enroll", &config, &others).await.code == Some(0) })
+            .await;
         signal(&worker, Signal::SIGTERM);
         assert!(worker.wait().await.unwrap().success());
     }
