@@ -134,6 +134,8 @@ mutants! {
     DiscoveredDropped,
     /// What a crash left in the outbox stays there.
     OutboxNotEmptied,
+    /// A payload is enrolled in the clear where they are sealed.
+    PayloadInTheClear,
     /// Catch-up sends nothing.
     CatchUpSleeps,
     /// Catch-up sends the tick that comes next.

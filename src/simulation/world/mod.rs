@@ -390,7 +390,7 @@ impl World {
                     let once = once(&ledger, &job).await;
                     let run = observer.started(&process, &job, once, lenient, ledger.now());
                     if !has_its_own_payload(&job) {
-                        observer.violated("payload", format!("{} {} gets {}", job.kind, job.key, job.payload));
+                        observer.violated("sealed", format!("{} {} gets {}", job.kind, job.key, job.payload));
                     }
                     let outcome = handle(seed, &job, run.number).await;
                     observer.ended(&job, &outcome, job.attempt >= attempts);

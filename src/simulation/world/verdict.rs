@@ -205,7 +205,7 @@ impl World {
         let stock = take_stock(&*self.ledger, keys, Mode::Look, u64::MAX, |_| {}).await?;
         for ((shelf, key), count) in stock.counts {
             if key.is_none() || count.unopened > 0 {
-                self.observer.violated("sealing", format!("{shelf:?} sealed with {key:?}: {count:?}"));
+                self.observer.violated("sealed", format!("{shelf:?} sealed with {key:?}: {count:?}"));
             }
         }
         Ok(())
