@@ -54,6 +54,23 @@ struct Backoff {
     delay: f64,
 }
 
+/// What is to be known where a pattern says no time zone.
+const DEFAULT_ZONE: (&str, &str) = (
+    "patterns without tz are taken as UTC; BullMQ goes by the zone of the machine of its worker",
+    "if that is another one, import again with --zone",
+);
+/// What is to be known in any case: why, and what to do.
+const GENERAL: [(&str, &str); 2] = [
+    (
+        "BullMQ starts a job although the one before still runs; here a chain never runs twice at once",
+        "nothing, unless a scheduler counts on it",
+    ),
+    (
+        "an interval is counted from where a chain begins; BullMQ counts it from 1970, so that 60000 means each full minute",
+        "set `cron` in a kind where that matters",
+    ),
+];
+
 /// Reads the answer, at the time `now`.
 ///
 /// # Errors
@@ -80,27 +97,9 @@ pub fn import(source: &str, now: Time, wishes: &Wishes) -> Result<Import, String
     }
     import.add_calls(calls, wishes);
     if import.carried > 0 {
-        general(&mut import, default_zone);
+        import.general(default_zone.then_some(DEFAULT_ZONE).into_iter().chain(GENERAL));
     }
     Ok(import)
-}
-
-fn general(import: &mut Import, default_zone: bool) {
-    let mut note = |why: &str, advice: &str| import.note(Weight::Note, "", "", why, advice);
-    if default_zone {
-        note(
-            "patterns without tz are taken as UTC; BullMQ goes by the zone of the machine of its worker",
-            "if that is another one, import again with --zone",
-        );
-    }
-    note(
-        "BullMQ starts a job although the one before still runs; here a chain never runs twice at once",
-        "nothing, unless a scheduler counts on it",
-    );
-    note(
-        "an interval is counted from where a chain begins; BullMQ counts it from 1970, so that 60000 means each full minute",
-        "set `cron` in a kind where that matters",
-    );
 }
 
 fn call(import: &mut Import, scheduler: Scheduler, now: Time, wishes: &Wishes) -> Result<Call, (String, &'static str)> {

@@ -35,6 +35,20 @@ struct Entry {
 /// What beat adds by itself where results are kept.
 const CLEANUP: &str = "celery.backend_cleanup";
 
+/// What is to be known in any case: why, and what to do.
+const GENERAL: [(&str, &str); 2] = [
+    (
+        "beat sends a task to a queue and forgets it; here the run is over when the service has answered, and the next \
+         waits for it",
+        "let a service at handler.http.url do the work, or hand it to Celery (docs/migrate/celery.md has both)",
+    ),
+    (
+        "how often a task is retried (autoretry_for, max_retries) and how long it may take (time_limit) is in its code, \
+         and not in the dump: one attempt of up to 24 minutes",
+        "set `retry` and `timeout` of its kind",
+    ),
+];
+
 /// Reads one of the two, at the time `now`.
 ///
 /// # Errors
@@ -61,23 +75,9 @@ pub fn import(source: &str, now: Time, wishes: &Wishes) -> Result<Import, String
     }
     import.add_calls(calls, wishes);
     if import.carried > 0 {
-        general(&mut import);
+        import.general(GENERAL);
     }
     Ok(import)
-}
-
-fn general(import: &mut Import) {
-    let mut note = |why: &str, advice: &str| import.note(Weight::Note, "", "", why, advice);
-    note(
-        "beat sends a task to a queue and forgets it; here the run is over when the service has answered, and the next \
-         waits for it",
-        "let a service at handler.http.url do the work, or hand it to Celery (docs/migrate/celery.md has both)",
-    );
-    note(
-        "how often a task is retried (autoretry_for, max_retries) and how long it may take (time_limit) is in its code, \
-         and not in the dump: one attempt of up to 24 minutes",
-        "set `retry` and `timeout` of its kind",
-    );
 }
 
 fn call(

@@ -13,6 +13,28 @@ const PATH: &str = "/usr/bin:/bin";
 /// Variables that mean something to cron.
 const MAIL: [&str; 4] = ["MAILTO", "MAILFROM", "CONTENT_TYPE", "CONTENT_TRANSFER_ENCODING"];
 
+/// What is to be known where the crontab says no time zone.
+const DEFAULT_ZONE: (&str, &str) = (
+    "the crontab does not say its time zone (CRON_TZ), so its times are taken as UTC; cron goes by the machine's zone",
+    "if that is another one, import again with --zone",
+);
+/// And where nothing says which the home folder is.
+const NO_HOME: (&str, &str) = (
+    "cron starts commands in the home folder of their user, with HOME and LOGNAME; here nothing says which that is",
+    "import again with --home, if a command needs it",
+);
+/// What is to be known in any case: why, and what to do.
+const GENERAL: [(&str, &str); 2] = [
+    (
+        "a command that still runs when its time comes again is not started a second time; cron would do that",
+        "nothing, unless a line counts on it; then split it in two",
+    ),
+    (
+        "a command is ended after 24 minutes, and its run counts as failed; cron lets it go on",
+        "let a longer one start its work as a service (systemd-run --no-block …), or in parts",
+    ),
+];
+
 /// Reads a crontab; with `user`, a system's one such as `/etc/crontab`, whose sixth field says who a command runs as,
 /// of which the entries of this user are taken.
 pub fn import(source: &str, user: Option<&str>, home: Option<&str>, wishes: &Wishes) -> Import {
@@ -90,33 +112,11 @@ pub fn import(source: &str, user: Option<&str>, home: Option<&str>, wishes: &Wis
     }
     if import.carried > 0 {
         import.queue(&wishes.queue);
-        general(&mut import, default_zone, variables.contains_key("HOME"));
+        let zone = default_zone.then_some(DEFAULT_ZONE);
+        let home = (!variables.contains_key("HOME")).then_some(NO_HOME);
+        import.general(zone.into_iter().chain(home).chain(GENERAL));
     }
     import
-}
-
-fn general(import: &mut Import, default_zone: bool, home: bool) {
-    let mut note = |why: &str, advice: &str| import.note(Weight::Note, "", "", why, advice);
-    if default_zone {
-        note(
-            "the crontab does not say its time zone (CRON_TZ), so its times are taken as UTC; cron goes by the machine's zone",
-            "if that is another one, import again with --zone",
-        );
-    }
-    if !home {
-        note(
-            "cron starts commands in the home folder of their user, with HOME and LOGNAME; here nothing says which that is",
-            "import again with --home, if a command needs it",
-        );
-    }
-    note(
-        "a command that still runs when its time comes again is not started a second time; cron would do that",
-        "nothing, unless a line counts on it; then split it in two",
-    );
-    note(
-        "a command is ended after 24 minutes, and its run counts as failed; cron lets it go on",
-        "let a longer one start its work as a service (systemd-run --no-block …), or in parts",
-    );
 }
 
 /// A line that says when what runs.

@@ -34,6 +34,30 @@ struct Event {
     from_json: bool,
 }
 
+/// What is to be known in any case: why, and what to do.
+const GENERAL: [(&str, &str); 4] = [
+    (
+        "the list does not say withoutOverlapping, onOneServer and runInBackground: here an entry never runs twice at \
+         once, on one worker at a time, and beside the others",
+        "nothing, unless an entry counts on overlapping",
+    ),
+    (
+        "the list does not say when(), skip(), between(), days of maintenance, hooks (before, after, onFailure, ping…) \
+         and where output goes (sendOutputTo, emailOutputTo)",
+        "look for them in routes/console.php or app/Console/Kernel.php, and let the command do them; one that ends with \
+         exit code 0 has done its work",
+    ),
+    (
+        "an entry with a timezone() of its own is listed in the zone of the list, as it is today: its time moves when \
+         clocks change there",
+        "set `cron` and `zone` of such a kind by hand",
+    ),
+    (
+        "a command is ended after 24 minutes, and its run counts as failed; Laravel lets it go on",
+        "let a longer one put its work on a queue, or do it in parts",
+    ),
+];
+
 /// Reads what `schedule:list --json` or `schedule:list` has printed in the application in the folder `application`.
 ///
 /// # Errors
@@ -78,33 +102,9 @@ pub fn import(source: &str, application: &str, wishes: &Wishes) -> Result<Import
     }
     if import.carried > 0 {
         import.queue(&wishes.queue);
-        general(&mut import);
+        import.general(GENERAL);
     }
     Ok(import)
-}
-
-fn general(import: &mut Import) {
-    let mut note = |why: &str, advice: &str| import.note(Weight::Note, "", "", why, advice);
-    note(
-        "the list does not say withoutOverlapping, onOneServer and runInBackground: here an entry never runs twice at \
-         once, on one worker at a time, and beside the others",
-        "nothing, unless an entry counts on overlapping",
-    );
-    note(
-        "the list does not say when(), skip(), between(), days of maintenance, hooks (before, after, onFailure, ping…) \
-         and where output goes (sendOutputTo, emailOutputTo)",
-        "look for them in routes/console.php or app/Console/Kernel.php, and let the command do them; one that ends with \
-         exit code 0 has done its work",
-    );
-    note(
-        "an entry with a timezone() of its own is listed in the zone of the list, as it is today: its time moves when \
-         clocks change there",
-        "set `cron` and `zone` of such a kind by hand",
-    );
-    note(
-        "a command is ended after 24 minutes, and its run counts as failed; Laravel lets it go on",
-        "let a longer one put its work on a queue, or do it in parts",
-    );
 }
 
 /// A line of the list: `  0 14,18 * * *  php artisan inspire ........ Next Due: 14 hours from now`.

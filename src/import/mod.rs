@@ -163,6 +163,13 @@ impl Import {
         self.notes.push(Note { weight, place: some(place), entry: some(entry), why, advice });
     }
 
+    /// What is to be known of the source as a whole: why, and what to do.
+    fn general(&mut self, notes: impl IntoIterator<Item = (&'static str, &'static str)>) {
+        for (why, advice) in notes {
+            self.note(Weight::Note, "", "", why, advice);
+        }
+    }
+
     fn queue(&mut self, name: &str) {
         if !self.queues.iter().any(|known| known == name) {
             self.queues.push(name.to_owned());

@@ -1,6 +1,7 @@
 //! What users have given to the ledger, in SQL.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
 use async_trait::async_trait;
 use tokio_postgres::{Error, Row};
@@ -8,6 +9,32 @@ use tokio_postgres::{Error, Row};
 use super::PostgresLedger;
 use super::connect::words;
 use crate::ledger::{Content, Contents, LedgerError, Replacement, Shelf};
+
+/// The statements of [`replace`], which are prepared once.
+static REPLACE: LazyLock<BTreeMap<Shelf, String>> = LazyLock::new(|| Shelf::ALL.map(|of| (of, replace(of))).into());
+
+/// Of the rows with the numbers `$1`, those whose text still is as in `$2` have it as in `$3` afterwards; answers their
+/// numbers. Like everybody it locks the rows in their order first.
+fn replace(of: Shelf) -> String {
+    let (table, number, column, is_text) = match of {
+        Shelf::Payloads => ("chains", "epoch", "payload", true),
+        Shelf::Carries => ("chains", "epoch", "carry", true),
+        Shelf::Jobs => ("jobs", "number", "body", false),
+        Shelf::Quarantine => ("quarantine", "number", "body", false),
+    };
+    let (was, is_now) = match is_text {
+        true => ("convert_from(u.was, 'UTF8')", "convert_from(u.is_now, 'UTF8')"),
+        false => ("u.was", "u.is_now"),
+    };
+    format!(
+        "WITH held AS MATERIALIZED (
+             SELECT {number} FROM {table} WHERE {number} = ANY ($1::int8[]) ORDER BY {number} FOR UPDATE)
+         UPDATE {table} t SET {column} = {is_now}
+         FROM held, unnest($1::int8[], $2::bytea[], $3::bytea[]) AS u (number, was, is_now)
+         WHERE t.{number} = held.{number} AND t.{number} = u.number AND t.{column} = {was}
+         RETURNING t.{number}"
+    )
+}
 
 #[async_trait]
 impl Contents for PostgresLedger {
@@ -34,46 +61,11 @@ impl Contents for PostgresLedger {
     }
 
     async fn replace_contents(&self, of: Shelf, changes: Vec<Replacement>) -> Result<Vec<bool>, LedgerError> {
-        // Like everybody it locks the rows in their order first.
-        let sql = match of {
-            Shelf::Payloads => {
-                "WITH held AS MATERIALIZED (
-                     SELECT epoch FROM chains WHERE epoch = ANY ($1::int8[]) ORDER BY epoch FOR UPDATE)
-                 UPDATE chains c SET payload = convert_from(u.is_now, 'UTF8')
-                 FROM held, unnest($1::int8[], $2::bytea[], $3::bytea[]) AS u (number, was, is_now)
-                 WHERE c.epoch = held.epoch AND c.epoch = u.number AND c.payload = convert_from(u.was, 'UTF8')
-                 RETURNING c.epoch"
-            }
-            Shelf::Carries => {
-                "WITH held AS MATERIALIZED (
-                     SELECT epoch FROM chains WHERE epoch = ANY ($1::int8[]) ORDER BY epoch FOR UPDATE)
-                 UPDATE chains c SET carry = convert_from(u.is_now, 'UTF8')
-                 FROM held, unnest($1::int8[], $2::bytea[], $3::bytea[]) AS u (number, was, is_now)
-                 WHERE c.epoch = held.epoch AND c.epoch = u.number AND c.carry = convert_from(u.was, 'UTF8')
-                 RETURNING c.epoch"
-            }
-            Shelf::Jobs => {
-                "WITH held AS MATERIALIZED (
-                     SELECT number FROM jobs WHERE number = ANY ($1::int8[]) ORDER BY number FOR UPDATE)
-                 UPDATE jobs j SET body = u.is_now
-                 FROM held, unnest($1::int8[], $2::bytea[], $3::bytea[]) AS u (number, was, is_now)
-                 WHERE j.number = held.number AND j.number = u.number AND j.body = u.was
-                 RETURNING j.number"
-            }
-            Shelf::Quarantine => {
-                "WITH held AS MATERIALIZED (
-                     SELECT number FROM quarantine WHERE number = ANY ($1::int8[]) ORDER BY number FOR UPDATE)
-                 UPDATE quarantine q SET body = u.is_now
-                 FROM held, unnest($1::int8[], $2::bytea[], $3::bytea[]) AS u (number, was, is_now)
-                 WHERE q.number = held.number AND q.number = u.number AND q.body = u.was
-                 RETURNING q.number"
-            }
-        };
         let numbers: Vec<i64> = changes.iter().map(|change| change.number).collect();
         let was: Vec<&[u8]> = changes.iter().map(|change| change.was.as_slice()).collect();
         let now: Vec<&[u8]> = changes.iter().map(|change| change.now.as_slice()).collect();
         // Asked again after a lost connection, it finds nothing that still is as it was, and says so.
-        let rows = self.reader.query(sql, &[&numbers, &was, &now]).await?;
+        let rows = self.reader.query(&REPLACE[&of], &[&numbers, &was, &now]).await?;
         let done: BTreeSet<i64> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, Error>>().map_err(told)?;
         Ok(numbers.into_iter().map(|number| done.contains(&number)).collect())
     }

@@ -1,0 +1,88 @@
+//! What `roundelay simulate` takes a handler for: `model` in `[kinds]`.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+
+use super::duration::Text;
+
+/// What `simulate` takes a kind's handler for.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub struct Model {
+    /// How many chains there are. `--chains` and `--roster` go over it.
+    #[cfg_attr(test, schemars(range(min = 0, max = 100_000_000)))]
+    pub chains: Option<u64>,
+    /// How long a run takes: always the same, or a distribution. At most an hour.
+    pub duration: Length,
+    /// The share of attempts that fail. They are retried by the kind's policy.
+    #[cfg_attr(test, schemars(range(min = 0.0, max = 1.0)))]
+    pub fail: f64,
+    /// When it is otherwise.
+    pub slow: Vec<Slow>,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self { chains: None, duration: Length { p50: MODEL_RUN, p99: None }, fail: 0.0, slow: Vec::new() }
+    }
+}
+
+/// How long a modelled run takes where nothing is said.
+const MODEL_RUN: Text = Text(Duration::from_millis(200));
+
+/// One length, or a distribution of them.
+#[derive(Debug)]
+pub struct Length {
+    pub p50: Text,
+    pub p99: Option<Text>,
+}
+
+/// Not `untagged`, for the same reason as [`Backoff`].
+impl<'de> Deserialize<'de> for Length {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = serde_json::Value::deserialize(deserializer)?;
+        let read = match &value {
+            serde_json::Value::Object(_) => {
+                serde_json::from_value(value).map(|Quantiles { p50, p99 }| Self { p50, p99: Some(p99) })
+            }
+            serde_json::Value::String(_) => serde_json::from_value(value).map(|p50| Self { p50, p99: None }),
+            _ => Err(serde::de::Error::custom("must be a duration such as \"200ms\", or { p50, p99 }")),
+        };
+        read.map_err(serde::de::Error::custom)
+    }
+}
+
+/// A log-normal distribution of lengths.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(deny_unknown_fields)]
+pub struct Quantiles {
+    /// Half of the runs take at most so long.
+    pub p50: Text,
+    /// 99 of 100 runs take at most so long.
+    pub p99: Text,
+}
+
+/// A time in which a modelled upstream is slow, or fails more.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(deny_unknown_fields)]
+pub struct Slow {
+    /// From so long after the start of the simulation.
+    pub from: Text,
+    /// Until so long after it, exclusive.
+    pub to: Text,
+    /// Runs that begin meanwhile take so many times as long.
+    #[serde(default = "unchanged")]
+    #[cfg_attr(test, schemars(range(min = 0.0, max = 100_000.0)))]
+    pub factor: f64,
+    /// The share of them that fails. Without it, no other than usual.
+    #[cfg_attr(test, schemars(range(min = 0.0, max = 1.0)))]
+    pub fail: Option<f64>,
+}
+
+fn unchanged() -> f64 {
+    1.0
+}

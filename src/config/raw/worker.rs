@@ -1,0 +1,65 @@
+//! How a worker stops and where it answers, how it finds what was lost, and which programs it may start: `[worker]`,
+//! `[catch_up]` and `[exec]`.
+
+use serde::Deserialize;
+
+use super::duration::{Text, secs};
+
+/// How a worker stops, and where it answers.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub struct Worker {
+    /// How long running jobs may go on after SIGTERM. What is not done by then is put off, and runs again. Keep it
+    /// below the time that your supervisor waits before it kills.
+    #[cfg_attr(test, schemars(extend("x-least" = "0s", "x-most" = "24m")))]
+    pub grace: Text,
+    /// How long a claim holds without a heartbeat. A worker renews its claims three times in this time. One that was
+    /// killed loses them when it is over, and then another runs the same ticks.
+    #[cfg_attr(test, schemars(extend("x-least" = "3s", "x-most" = "1h")))]
+    pub lease: Text,
+    /// Address and port where the worker answers `/metrics`, `/healthz` and `/readyz`, to whoever reaches it. Each
+    /// worker on a machine needs a port of its own. Without it nothing listens.
+    pub listen: Option<String>,
+    /// What handlers reach `listen` by, as a URL: each job then says where its run can report how far it has come. By
+    /// default it is the address in `listen`; where that is `0.0.0.0`, there is none.
+    pub callback: Option<String>,
+}
+
+impl Default for Worker {
+    fn default() -> Self {
+        Self { grace: secs(30), lease: secs(30), listen: None, callback: None }
+    }
+}
+
+/// How chains are found whose messages were lost, and sent again.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub struct CatchUp {
+    /// How often overdue chains are looked for.
+    #[cfg_attr(test, schemars(extend("x-least" = "1s", "x-most" = "1h")))]
+    pub every: Text,
+    /// How long after its due time a chain is looked at, whose message is lost, or waits its turn.
+    #[cfg_attr(test, schemars(extend("x-least" = "1s", "x-most" = "1h")))]
+    pub slack: Text,
+    /// When many chains are overdue at once, their messages are spread over up to this long.
+    #[cfg_attr(test, schemars(extend("x-least" = "0s", "x-most" = "1h")))]
+    pub spread: Text,
+}
+
+impl Default for CatchUp {
+    fn default() -> Self {
+        Self { every: secs(15), slack: secs(30), spread: secs(30) }
+    }
+}
+
+/// Which programs may run.
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub struct Programs {
+    /// Programs, and folders of such, by absolute path. Symbolic links are followed first. A run of any other fails.
+    /// Without it, any may be started.
+    pub allow: Option<Vec<String>>,
+}
