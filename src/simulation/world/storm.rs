@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::people::{MENDED, UNKNOWN};
-use super::scene::{CHAIN_COUNT, PLATFORM, WORKERS};
+use super::scene::{CHAIN_COUNT, PLATFORM, VARIANTS, WORKERS};
 use super::verdict::STEADY;
 use super::{CALM, Event, LOOK, World};
 use crate::broker::Broker;
@@ -177,7 +177,7 @@ impl World {
                 self.after(length / 2, Event::Configure { chain, variant: 0 });
                 self.after(length, Event::Revive { chain });
             }
-            Fault::Configure { chain } => self.enroll(chain, self.dice.below(3), false),
+            Fault::Configure { chain } => self.enroll(chain, self.dice.below(VARIANTS), false),
             Fault::RunOnce { chain } => self.run_once(chain),
             Fault::CloseQueue { queue, length } => {
                 let subject = Subject::Queue(PLATFORM[queue].into());
