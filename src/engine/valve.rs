@@ -61,7 +61,7 @@ mod tests {
     async fn whoever_waited_first_is_woken_first() {
         let valve = Arc::new(Valve::new(OPEN));
         let woken = Arc::<Mutex<Vec<usize>>>::default();
-        let waiting: Vec<_> = (0..64)
+        let waiting: Vec<_> = (0..32)
             .map(|number| {
                 let (valve, woken) = (valve.clone(), woken.clone());
                 tokio::spawn(async move {
