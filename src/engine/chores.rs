@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use super::enroll::EnrollError;
 use super::{Connections, Dispatch, reconcile};
 use crate::broker::topology::Names;
 use crate::clock::{Time, short_duration};
@@ -25,7 +26,7 @@ use crate::handler::Handler;
 use crate::job::{Envelope, Job};
 use crate::ledger::{LedgerError, NewChain, SpawnedJob};
 use crate::outcome::Outcome;
-use crate::roster::{self, Wishes};
+use crate::roster::{self, SyncError, Wishes};
 use crate::throttle::Pulse;
 
 /// What the names of the engine's own kinds begin with.
@@ -47,6 +48,8 @@ const THROTTLES: &str = "throttles";
 const ROSTER_TIMEOUT: Duration = LONGEST_TIMEOUT;
 /// How long a run on the history, or on failed parts, may take.
 const HISTORY_TIMEOUT: Duration = Duration::from_secs(60);
+/// A roster is followed again after this, when workers seal and this one does not yet.
+const UNTIL_SEALED: Duration = Duration::from_secs(10);
 /// It leaves the rest to the next run this long before that.
 const RESERVE: Duration = Duration::from_secs(30);
 /// The history is looked at this often, or more often when it is short.
@@ -172,6 +175,10 @@ impl Chores {
         let report = roster::from_source(&config, self.connections.clone(), kind, wishes, |_| {}).await;
         let report = match report {
             Ok(report) => report,
+            // Another worker has it already, and this one has it soon: while `seal` is rolled out, that costs no attempt.
+            Err(SyncError::Enroll(error @ EnrollError::Unsealed)) => {
+                return Outcome::Snooze { reason: error.to_string().into(), wait: UNTIL_SEALED };
+            }
             Err(error) => return Outcome::retry(error.to_string()),
         };
         let tally = report.tally;

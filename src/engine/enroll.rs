@@ -11,6 +11,7 @@ use super::moves::Mover;
 use super::{Connections, StartError, sealing, topology_guard};
 use crate::clock::Time;
 use crate::config::{Config, OwnSchedule};
+use crate::encryption::is_sealed;
 use crate::job::check_name;
 use crate::ledger::{ChainState, Enrolled, Hint, LedgerError, NewChain};
 use crate::schedule::{Balance, Schedule, Setting, phase};
@@ -79,7 +80,8 @@ pub enum EnrollError {
     /// What workers seal would lie in the clear.
     #[error(
         "the workers of this ledger seal payloads, and this configuration names no key to seal with, so that what it \
-         enrols would lie there in the clear: give it their [encryption], with `seal`. Nothing was enrolled"
+         enrolls would lie there in the clear. Give it their [encryption], with `seal`; or if nothing is to be sealed \
+         any more, start a worker without `seal` first. Nothing of this batch was enrolled"
     )]
     Unsealed,
     /// The ledger.
@@ -174,6 +176,18 @@ impl Enroller {
         self
     }
 
+    /// Looks whether what is enrolled would lie in the clear where workers seal.
+    ///
+    /// # Errors
+    /// [`EnrollError::Unsealed`] when it would; when the ledger cannot be read.
+    pub async fn check_sealing(&self) -> Result<(), EnrollError> {
+        let seals = self.dispatch.sealing.keys().seal().is_some();
+        match seals || !topology_guard::is_sealed(&*self.connections.ledger).await? {
+            true => Ok(()),
+            false => Err(EnrollError::Unsealed),
+        }
+    }
+
     /// Begins the chains of these entities that do not exist yet, in one transaction, and brings
     /// the others up to date.
     ///
@@ -198,10 +212,8 @@ impl Enroller {
                 check_name("owner", owner).map_err(|error| refused(error.to_string()))?;
             }
         }
+        self.check_sealing().await?;
         let (ledger, keys) = (self.connections.ledger.clone(), self.dispatch.sealing.keys());
-        if keys.seal().is_none() && topology_guard::is_sealed(&*ledger).await? {
-            return Err(EnrollError::Unsealed);
-        }
         let mut returned = BTreeSet::new();
         if self.returning {
             let keys = entities.iter().map(|entity| entity.key.clone()).collect();
@@ -276,12 +288,16 @@ impl Enroller {
             ChainState::Quarantined => return Ok(RunOnce::Quarantined),
         }
         let now = ledger.now();
+        // Sealed or not, it means the same under the same name; what still lies in the clear need not lie there twice.
+        let payload = match is_sealed(rotation.payload.as_bytes()) {
+            true => rotation.payload,
+            false => sealing::payload(&self.dispatch.sealing.keys(), (&self.kind, key), rotation.payload).0,
+        };
         let extra = NewChain {
             kind: self.kind.clone(),
             key: key.into(),
             queue: rotation.hint.queue,
-            // Sealed or not, it means the same under the same name.
-            payload: rotation.payload,
+            payload,
             forms: Vec::new(),
             due: now,
             watch_at: if self.publishes { now + GRACE } else { now },

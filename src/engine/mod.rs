@@ -349,7 +349,6 @@ impl Engine {
         });
         let _alone = alone(&self.config, &*core.dispatch.broker)?;
         topology_guard::check(&*core.ledger, &self.config, core.dispatch.broker.keeps_messages()).await?;
-        topology_guard::note_sealing(&*core.ledger, self.config.encryption.seal().is_some()).await?;
         core.dispatch.broker.apply(&core.topology).await?;
         core.dispatch.broker.verify(&core.topology).await?;
         if let Some(chores) = &core.chores {
@@ -372,6 +371,7 @@ impl Engine {
             consumers.push((queue.clone(), flow, consumer));
         }
         let rearm = core.dispatch.broker.consume(&core.topology.names.rearm(), REARM_PREFETCH).await?;
+        topology_guard::note_sealing(&*core.ledger, self.config.encryption.seal().is_some()).await?;
         let tasks = TaskTracker::new();
         for (queue, flow, consumer) in consumers {
             let name = format!("deliveries of the queue {}", queue.source);

@@ -66,7 +66,6 @@ pub async fn run(
                         current.throttles.extend(change.throttles.clone());
                         current.encryption = next.encryption;
                         core.dispatch.sealing.take_over(current.encryption.clone());
-                        tell_sealing(&core, current.encryption.seal().is_some()).await;
                         take_over(&core, change);
                         if let Some(chores) = &core.chores {
                             chores.take_over(current.clone());
@@ -74,6 +73,7 @@ pub async fn run(
                         if let Some(api) = &api {
                             api.take_over(current.clone());
                         }
+                        tell_sealing(&core, current.encryption.seal().is_some()).await;
                     }
                     // Nobody will send any more.
                     None => std::future::pending().await,
@@ -89,7 +89,7 @@ pub async fn run(
     }
 }
 
-/// Whoever enrols from now on sees whether he has to seal.
+/// Whoever enrolls from now on sees whether he has to seal.
 async fn tell_sealing(core: &Core, sealed: bool) {
     if let Err(error) = topology_guard::note_sealing(&*core.ledger, sealed).await {
         tracing::warn!(%error, sealed, "failed to note in the ledger whether payloads are sealed; SIGHUP tries again");

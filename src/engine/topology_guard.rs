@@ -5,7 +5,7 @@
 //! who brings more queues adds them, and whoever lacks some, or uses another prefix, is refused.
 //! Rungs may differ: every worker declares those that it uses.
 //!
-//! It also remembers whether workers seal payloads, so that nobody enrols in the clear what is to lie sealed.
+//! It also remembers whether workers seal payloads, so that nobody enrolls in the clear what is to lie sealed.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ struct Agreed {
     prefix: String,
     queues: BTreeSet<String>,
     /// The last worker that said so seals payloads.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     sealed: bool,
 }
 

@@ -109,8 +109,8 @@ impl<'c> Sync<'c> {
     /// Begins to follow a roster of `kind`, which is read only after this has returned.
     ///
     /// # Errors
-    /// When the kind is unknown or has no chains, a template of it is wrong, or the ledger cannot be
-    /// read.
+    /// When the kind is unknown or has no chains, a template of it is wrong, the ledger cannot be read, or
+    /// its workers seal payloads and this configuration does not.
     pub async fn begin(
         config: &'c Config,
         connections: Connections,
@@ -123,6 +123,7 @@ impl<'c> Sync<'c> {
         let ledger = connections.ledger.clone();
         let enroller = Enroller::new(config, connections, kind, wishes.window, wishes.own_process)?;
         let enroller = enroller.revive(wishes.revive).following_a_roster();
+        enroller.check_sealing().await?;
         let known = if wishes.prune || wishes.dry_run { Some(list(&*ledger, kind).await?) } else { None };
         let (batch, report) = (Vec::with_capacity(BATCH), Report::default());
         Ok(Self { kind: kind.into(), wishes, shape, enroller, ledger, known, batch, rows: 0, report })

@@ -504,7 +504,7 @@ mod run {
         signal(&worker, Signal::SIGHUP);
         until("it runs", || async { std::fs::read_to_string(&runs).is_ok_and(|text| text.contains(CANARY)) }).await;
 
-        // While workers seal, nobody enrols in the clear, whether he has keys or not.
+        // While workers seal, nobody enrolls in the clear, whether he has keys or not.
         for keys in [&[("k1", 1)][..], &[]] {
             ground.config_file(&text("", keys));
             until("it is noted that workers seal", || async {
@@ -516,8 +516,13 @@ mod run {
         let other = ground.path("other.ndjson");
         std::fs::write(&other, json!({ "key": "wren", "secret": CANARY }).to_string()).unwrap();
         let others = ["--kind", "sync", other.to_str().unwrap()];
-        refused("enroll", &config, &others, &["the workers of this ledger seal payloads", "Nothing was enrolled"])
-            .await;
+        refused(
+            "enroll",
+            &config,
+            &others,
+            &["the workers of this ledger seal payloads", "Nothing of this batch was enrolled"],
+        )
+        .await;
         ground.config_file(&with(&[("k1", 1)]));
         assert_eq!(told("enroll", &config, &others).await["created"], 1);
         // It is turned off.

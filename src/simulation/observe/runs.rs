@@ -1,5 +1,5 @@
 //! Runs: each start and end of a handler, two of which must not be at the same time (I1), and each of which has an
-//! identity of its own (I6).
+//! identity of its own (I6); and how far apart they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

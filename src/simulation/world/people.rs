@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use super::World;
-use super::scene::{self, CHAINS, OWNER, SECOND_KEY, is_owned, payload};
+use super::scene::{self, CHAINS, OWNER, SECOND_KEY, is_owned, payload, published};
 use crate::broker::{Broker, Destination, Message};
 use crate::config::Config;
 use crate::engine::enroll::{Enroller, Entity, RunOnce};
@@ -135,7 +135,7 @@ impl World {
         let (observer, names) = (self.observer.clone(), ids.clone());
         tokio::spawn(async move {
             for id in names {
-                let body = Envelope::job("job", &id, json!({}), id.clone()).encode().into();
+                let body = Envelope::job("job", &id, published(&id), id.clone()).encode().into();
                 let to = Destination::Quarantine { from: "gamma".into(), reason: MENDED.into() };
                 if connection.publish(Message { to, id: format!("{id}-lay"), body, trace: None }).await.is_ok() {
                     observer.published(&id);
@@ -211,9 +211,12 @@ impl World {
         });
     }
 
-    /// Another key seals from now on, which workers know that are started anew; and what lies in the ledger is sealed
-    /// with it, while all of them go on.
-    pub(super) fn change_keys(&mut self) {
+    /// Another key seals from now on, for workers that are started anew; and what lies in the ledger is sealed with
+    /// it, while all of them go on.
+    pub(super) async fn change_keys(&mut self) {
+        if let Err(error) = self.judge_what_lies_sealed().await {
+            self.observer.violated("world", format!("cannot take stock: {error}"));
+        }
         match Config::parse(&scene::config(Some(SECOND_KEY)), "the simulation's configuration", []) {
             Ok(config) => self.config = config,
             Err(error) => return self.observer.violated("world", format!("the keys cannot be changed: {error}")),
@@ -252,7 +255,7 @@ impl World {
         self.published += 1;
         let id = format!("job-{}", self.published);
         let queue = ["alpha", "beta"][self.dice.below(2)];
-        let mut job = Envelope::job("job", &id, json!({ "n": self.published }), id.clone());
+        let mut job = Envelope::job("job", &id, published(&id), id.clone());
         job.queue = Some(queue.into());
         if self.dice.below(2) == 0 {
             job.due = Some(self.ledger.now() + Duration::from_millis(self.dice.below(20_000) as u64));
@@ -265,7 +268,7 @@ impl World {
         self.published += 1;
         let id = format!("unique-{}", self.published);
         let (kind, key) = (["sole", "first"][self.dice.below(2)], ["u", "v"][self.dice.below(2)]);
-        let mut job = Envelope::job(kind, key, json!({ "n": self.published }), id.clone());
+        let mut job = Envelope::job(kind, key, published(&id), id.clone());
         job.queue = Some("gamma".into());
         self.publish_job(job, id, "gamma");
     }
@@ -290,7 +293,8 @@ impl World {
             self.published += 1;
             let n = self.published;
             let bad = |kind: &str, queue: Option<String>| {
-                let job = Envelope { queue, ..Envelope::job(kind, &n.to_string(), json!({}), format!("bad-{n}")) };
+                let id = format!("bad-{n}");
+                let job = Envelope { queue, ..Envelope::job(kind, &n.to_string(), published(&id), id) };
                 String::from_utf8_lossy(&job.encode()).into_owned()
             };
             bodies.push(match self.dice.below(5) {
@@ -335,5 +339,5 @@ async fn carry_out(ledger: &dyn Ledger, subject: &Subject, order: &FleetOrder) {
 
 fn entity(key: &str, queue: &str, variant: usize) -> Entity {
     let owner = is_owned(key).then(|| OWNER.into());
-    Entity { owner, ..Entity::new(key, queue, payload(variant).to_string()) }
+    Entity { owner, ..Entity::new(key, queue, payload(key, variant).to_string()) }
 }

@@ -161,17 +161,37 @@ pub const CHAIN_COUNT: usize = CHAINS.len();
 pub(super) const VARIANTS: usize = 3;
 
 /// What the handler of a chain gets.
-pub(super) fn payload(variant: usize) -> Value {
-    json!({ "variant": variant })
+pub(super) fn payload(key: &str, variant: usize) -> Value {
+    json!({ "key": key, "variant": variant })
+}
+
+/// What somebody else's run gives to a job, a member of a batch or a chain that it has discovered.
+fn given_to(key: &str) -> Value {
+    json!({ "given to": key })
+}
+
+/// What a run hands on to the next one of its chain.
+fn handed_on(key: &str) -> Value {
+    json!({ "handed on by": key })
+}
+
+/// What is published with this id.
+pub(super) fn published(id: &str) -> Value {
+    json!({ "published as": id })
 }
 
 /// Whether a handler gets what was meant for it, in whatever form that has lain in the ledger and in queues.
 pub(super) fn has_its_own_payload(job: &Job) -> bool {
-    let published = || job.id.strip_prefix("job-")?.parse::<usize>().ok();
-    match CHAINS.iter().any(|(kind, _, key)| (*kind, *key) == (job.kind.as_str(), job.key.as_str())) {
-        true => (0..VARIANTS).any(|variant| job.payload == payload(variant)),
-        false => published().is_none_or(|n| job.payload == json!({ "n": n })),
-    }
+    let Job { kind, key, id, .. } = job;
+    let meant = match kind.as_str() {
+        "part" | "found" => job.payload == given_to(key),
+        "job" | "sole" | "first" if ["job-", "unique-", "aside-"].iter().any(|by| id.starts_with(by)) => {
+            job.payload == published(id)
+        }
+        "job" => job.payload == given_to(key),
+        _ => (0..VARIANTS).any(|variant| job.payload == payload(key, variant)),
+    };
+    meant && (job.carry.is_null() || job.carry == handed_on(key))
 }
 
 /// Whether the job is a single tick, which only the ledger knows.
@@ -196,6 +216,7 @@ pub(super) async fn handle(seed: u64, job: &Job, run: u64) -> Outcome {
         let part = |n: usize| NewJob {
             kind: "part".into(),
             key: format!("{}/{n}", job.key),
+            payload: given_to(&format!("{}/{n}", job.key)),
             queue: (n % 2 == 1).then(|| "alpha".into()),
             delay: Duration::from_millis(dice.below(2_000) as u64),
             ..NewJob::default()
@@ -205,8 +226,12 @@ pub(super) async fn handle(seed: u64, job: &Job, run: u64) -> Outcome {
     match word {
         0..78 if job.kind == "paced" => {
             let key = format!("{}/app", job.key);
-            let found = Discovered { kind: "found".into(), key, ..Discovered::default() };
+            let payload = given_to(&key);
+            let found = Discovered { kind: "found".into(), key, payload, ..Discovered::default() };
             Outcome::DoneWith(Yield { chains: vec![found], ..Yield::default() })
+        }
+        0..78 if job.kind == "steady" => {
+            Outcome::DoneWith(Yield { carry: Some(handed_on(&job.key)), ..Yield::default() })
         }
         0..78 => Outcome::Done,
         78..86 => Outcome::retry("out of luck"),
@@ -217,7 +242,7 @@ pub(super) async fn handle(seed: u64, job: &Job, run: u64) -> Outcome {
             let new = |n: usize| NewJob {
                 kind: "job".into(),
                 key: format!("{}/{n}", job.id),
-                payload: Value::Null,
+                payload: given_to(&format!("{}/{n}", job.id)),
                 queue: None,
                 delay: Duration::from_millis(dice.below(3_000) as u64),
                 owner: None,

@@ -51,7 +51,7 @@ impl World {
             Event::Configure { chain, variant } => self.enroll(chain, variant, false),
             Event::Order { subject, order } => self.order_fleet(subject, order),
             Event::Retry { reasons, dies } => self.retry(reasons, dies),
-            Event::ChangeKeys => self.change_keys(),
+            Event::ChangeKeys => self.change_keys().await,
             Event::Mended => self.mended = self.set_aside(MENDED_LATE),
             Event::Publish => {
                 self.publish();

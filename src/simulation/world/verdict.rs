@@ -11,6 +11,7 @@ use super::scene::{CHAINS, is_owned};
 use super::{CALM, LOOK, World};
 use crate::broker::embedded::HeldState;
 use crate::config::Config;
+use crate::encryption::is_sealed;
 use crate::engine::sealing::{self, Mode, take_stock};
 use crate::job::Envelope;
 use crate::ledger::{ChainState, ChainView, Ledger, LedgerError};
@@ -197,10 +198,21 @@ impl World {
     }
 
     /// Where payloads are sealed, none lies in the clear, and all open.
-    async fn judge_what_lies_sealed(&self) -> Result<(), LedgerError> {
+    pub(super) async fn judge_what_lies_sealed(&self) -> Result<(), LedgerError> {
         let keys = &self.config.encryption;
         if keys.seal().is_none() {
             return Ok(());
+        }
+        for held in self.broker.census().iter().filter(|held| held.queue == self.names.quarantine()) {
+            let in_the_clear = match Envelope::decode(&held.body) {
+                // Some lie there as somebody else has put them there.
+                Ok(envelope) => !envelope.payload.is_null() && !envelope.id.is_some_and(|id| id.starts_with("aside-")),
+                Err(_) => !is_sealed(&held.body),
+            };
+            if in_the_clear {
+                let body = String::from_utf8_lossy(&held.body);
+                self.observer.violated("sealed", format!("set aside in the clear: {body}"));
+            }
         }
         let stock = take_stock(&*self.ledger, keys, Mode::Look, u64::MAX, |_| {}).await?;
         for ((shelf, key), count) in stock.counts {
