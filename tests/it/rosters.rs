@@ -8,7 +8,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Redirect};
 use axum::routing::get;
 use roundelay::clock::{Entropy, Time};
-use roundelay::engine::Connections;
+use roundelay::engine::{Connections, topology_guard};
 use roundelay::ledger::{ChainState, ChainView, Kinds, Ledger, Order, Which};
 use serde_json::{Value, json};
 
@@ -167,6 +167,33 @@ mod run {
             assert!(pair[0].finished.is_some_and(|finished| finished <= pair[1].started), "{pair:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_roster_that_would_lie_in_the_clear_waits_until_its_worker_seals() {
+    let ground = Ground::embedded();
+    let list = ground.path("them.csv");
+    write(&list, "key,name\na,1\n");
+    let roster = format!("{KIND}roster = {{ file = \"{}\", sync = \"1s\" }}\n", list.display());
+    let _worker = worker(&ground.config_file(&roster));
+    let ledger = Connections::ledger(&ground.config(&roster)).await.unwrap();
+    until("a is enrolled", async || chain(&*ledger, "a").await.is_some()).await;
+    // As a worker does that has been given `seal` before this one.
+    topology_guard::note_sealing(&*ledger, true).await.unwrap();
+    write(&list, "key,name\na,1\nb,2\n");
+    until("it waits", async || {
+        let chore = ledger.chains("roundelay.roster".into(), "sync".into()).await.unwrap().remove(0);
+        let last = ledger.history(chore.fence, 1).await.unwrap().pop();
+        last.is_some_and(|last| {
+            last.verdict.as_deref() == Some("snoozed")
+                && last.reason.is_some_and(|reason| reason.contains("names no key to seal with"))
+                && chore.hint.attempt == 1
+        })
+    })
+    .await;
+    assert!(chain(&*ledger, "b").await.is_none());
+    topology_guard::note_sealing(&*ledger, false).await.unwrap();
+    until("b is enrolled", async || chain(&*ledger, "b").await.is_some()).await;
 }
 
 #[tokio::test]
