@@ -43,7 +43,11 @@ const LISTEN: Duration = Duration::from_secs(1);
 const SHARE: Duration = Duration::from_millis(5);
 /// The longest pause between two looks at a chain whose message was sent again.
 const LONGEST_LOOK: Duration = Duration::from_secs(3_600);
-/// The longest pause between two looks at a chain whose message waits its turn.
+/// The longest pause between two looks at a chain whose message waits its turn: so long for each message that waits,
+/// within these bounds. What lies in a short queue may be gone in no time, and then a message of it that was lost
+/// would be missed for as long as the queue seemed to need; and to look often at what is in a long one costs much.
+const TURN: Duration = Duration::from_millis(30);
+const SHORTEST_TURN: Duration = Duration::from_secs(30);
 const LONGEST_TURN: Duration = Duration::from_secs(600);
 
 /// Sweeps until `shutdown`.
@@ -148,13 +152,19 @@ fn plan(
     // and not this, so a queue that lags behind for ever hides nothing for ever.
     let past = chain.expected + slack;
     if chain.sent && depth.ready > 0 && frontier.is_none_or(|frontier| frontier < past) {
-        // A backlog that stays as long as it is takes this long to get there.
+        // A backlog that stays as long as it is takes this long to get there. Where nothing came in for a while, or
+        // the queue was closed, it is there much sooner.
         let distance = frontier.map_or(slack, |frontier| past.since(frontier));
-        return Plan::Wait { until: now + distance.clamp(slack, LONGEST_TURN.max(slack)) };
+        return Plan::Wait { until: now + distance.clamp(slack, longest_turn(depth).max(slack)) };
     }
     let due = chain.hint.due.max(now + offset);
     let patience = slack.saturating_mul(1 << chain.looks.min(16)).min(LONGEST_LOOK.max(slack));
     Plan::Send { due, look_at: due + patience }
+}
+
+/// How long a chain is left alone, at most, whose message waits in a queue of this depth (pure).
+fn longest_turn(depth: Depth) -> Duration {
+    TURN.saturating_mul(u32::try_from(depth.ready).unwrap_or(u32::MAX)).clamp(SHORTEST_TURN, LONGEST_TURN)
 }
 
 /// A queue has more to send again than one look holds.
@@ -407,14 +417,24 @@ mod tests {
         let send = |due, look_at| Plan::Send { due: at(due), look_at: at(look_at) };
         let wait = |until| Plan::Wait { until: at(until) };
         let empty = Depth::default();
-        let full = Depth { ready: 5, consumers: 1 };
+        let (full, deep) = (Depth { ready: 5, consumers: 1 }, Depth { ready: 4_000, consumers: 1 });
+        let deepest = Depth { ready: 1_000_000, consumers: 1 };
         let table = [
             ("queue empty: lost", chain(true, 130, 0, 0), empty, at(0), false, send(203, 233)),
             ("queue past it: lost", chain(true, 130, 0, 0), full, at(130), false, send(203, 233)),
             ("queue not there yet: waits its turn", chain(true, 130, 0, 0), full, at(129), false, wait(230)),
             ("looked at before: the same yardstick", chain(true, 190, 0, 0), full, at(130), false, send(203, 233)),
-            ("far behind: looks when it may be there", chain(true, 190, 0, 0), full, at(30), false, wait(300)),
-            ("very far behind", chain(true, 190, 0, 0), full, at(-9_000), false, wait(800)),
+            ("far behind: looks when it may be there", chain(true, 190, 0, 0), deep, at(30), false, wait(300)),
+            ("farther than its depth allows for", chain(true, 190, 0, 0), deep, at(-9_000), false, wait(320)),
+            ("very far behind", chain(true, 190, 0, 0), deepest, at(-9_000), false, wait(800)),
+            (
+                "far behind with next to nothing in it: looks soon",
+                chain(true, 190, 0, 0),
+                full,
+                at(30),
+                false,
+                wait(230),
+            ),
             ("never sent: sent whatever the queue holds", chain(false, 130, 0, 0), full, at(0), false, send(203, 233)),
             ("in hand", chain(true, 130, 0, 0), empty, at(0), true, wait(230)),
             ("being run", chain(true, 130, 0, 250), empty, at(0), false, wait(280)),
