@@ -43,11 +43,13 @@ const LISTEN: Duration = Duration::from_secs(1);
 const SHARE: Duration = Duration::from_millis(5);
 /// The longest pause between two looks at a chain whose message was sent again.
 const LONGEST_LOOK: Duration = Duration::from_secs(3_600);
-/// The longest pause between two looks at a chain whose message waits its turn: so long for each message that waits,
-/// within these bounds. What lies in a short queue may be gone in no time, and then a message of it that was lost
-/// would be missed for as long as the queue seemed to need; and to look often at what is in a long one costs much.
+/// Between two looks at a chain whose message waits its turn, at most: so long for each message that waits. What lies
+/// in a short queue may be gone in no time, and then a message of it that was lost would be missed for as long as the
+/// queue seemed to need; and to look often at what is in a long one costs much.
 const TURN: Duration = Duration::from_millis(30);
+/// But no less than this,
 const SHORTEST_TURN: Duration = Duration::from_secs(30);
+/// and no more.
 const LONGEST_TURN: Duration = Duration::from_secs(600);
 
 /// Sweeps until `shutdown`.

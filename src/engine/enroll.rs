@@ -193,8 +193,8 @@ impl Enroller {
     ///
     /// # Errors
     /// When an entity cannot be used (a key, a queue or a payload that a worker would refuse), or workers seal
-    /// payloads and this does not; then nothing of this batch was enrolled. When the ledger cannot be written; then nothing was, or
-    /// its chains are begun and catch-up sends their first messages.
+    /// payloads and this does not; then nothing of this batch was enrolled. When the ledger cannot be written; then
+    /// nothing was, or its chains are begun and catch-up sends their first messages.
     pub async fn enroll(&mut self, entities: Vec<Entity>) -> Result<Tally, EnrollError> {
         let Some(of_kind) = self.schedule.clone() else {
             return Err(EnrollError::NoSchedule(self.kind.clone()));

@@ -7,8 +7,8 @@ use tokio::sync::Notify;
 
 use crate::fleet::Flow;
 
-/// Who waits is woken in the order of waiting, so that what goes back to a queue goes back in order, and a
-/// simulation tells the same each time: Tokio's `watch` wakes whom dice choose.
+/// Who waits is woken in the order of waiting, so that a simulation, which has one thread, tells the same each time:
+/// Tokio's `watch` wakes whom dice choose.
 pub(super) struct Valve {
     flow: Mutex<Flow>,
     changed: Notify,
