@@ -64,7 +64,7 @@ impl ScheduleCommand {
         let of_kind = &recurrence.schedule;
         let own = self.schedule.as_deref().map(OwnSchedule::from_words).transpose().map_err(|error| anyhow!(error))?;
         let schedule = match &own {
-            Some(own) => own.apply(of_kind).map_err(|error| anyhow!(error))?,
+            Some(own) => recurrence.with_own(own).map_err(|error| anyhow!(error))?,
             None => of_kind.clone(),
         };
         let now = ledger(&config).await?.now();

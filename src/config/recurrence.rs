@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::check::{Problems, TEN_YEARS};
+use super::check::{LONGEST_TIMEOUT, Problems, TEN_YEARS};
 use super::raw;
 use crate::clock::{Time, parse_duration, short_duration};
 use crate::guard::Guard;
@@ -75,14 +75,33 @@ impl Recurrence {
         Guard { interval, tolerance: self.tolerance, cooldown: self.cooldown, late_after }
     }
 
-    /// How long a run that starts at `now` may take, and how long it is waited for then.
-    pub fn time_box(&self, now: Time) -> Option<(Duration, Duration)> {
+    /// How long a run that starts at `now` may take, and how long it is waited for then. `schedule` is that of its
+    /// chain, whose interval a share is of. A box is never longer than a worker can keep the run's message.
+    pub fn time_box(&self, schedule: &Schedule, now: Time) -> Option<(Duration, Duration)> {
         let TimeBox { length, grace } = self.time_box?;
         let length = match length {
             Length::Fixed(length) => length,
-            Length::Share(share) => self.schedule.interval(now)?.mul_f64(share),
+            Length::Share(share) => schedule.interval(now)?.mul_f64(share),
         };
-        Some((length, grace))
+        Some((length.min(LONGEST_TIMEOUT), grace))
+    }
+
+    /// The schedule of a chain that has one of its own.
+    ///
+    /// # Errors
+    /// Says what is wrong with it, or why it does not go with the kind's `tolerance`: one that is as long as the
+    /// interval would keep no two starts apart.
+    pub fn with_own(&self, own: &OwnSchedule) -> Result<Schedule, String> {
+        let schedule = own.apply(&self.schedule)?;
+        match (&schedule.rhythm, self.tolerance) {
+            (Rhythm::Every { interval, .. }, Some(tolerance)) if tolerance >= *interval => Err(format!(
+                "its interval of {} is not longer than its kind's `tolerance` of {}, so nothing would keep its starts \
+                 apart",
+                short_duration(*interval),
+                short_duration(tolerance)
+            )),
+            _ => Ok(schedule),
+        }
     }
 }
 
@@ -300,6 +319,8 @@ pub fn check(
     }
     if kind.tolerance.is_some() && !(grid && matches!(rhythm, Rhythm::Every { .. })) {
         problems.add(&at("tolerance"), "goes with `every` and `from = \"start\"` or \"nominal\"");
+    } else if matches!((kind.every, kind.tolerance), (Some(every), Some(tolerance)) if tolerance.0 >= every.0) {
+        problems.add(&at("tolerance"), "must be smaller than `every`: else nothing keeps two starts apart");
     }
     let overlap = match kind.overlap.unwrap_or_default() {
         raw::Overlap::Skip => Overlap::Skip,
@@ -386,6 +407,19 @@ fn time_box(
 mod tests {
     use super::*;
     use crate::schedule::Cron;
+
+    #[test]
+    fn a_tolerance_is_smaller_than_a_chains_own_interval() {
+        let text = "[kinds.k]\nevery = \"1m\"\nfrom = \"nominal\"\ntolerance = \"10s\"\n";
+        let config = crate::Config::parse(text, "here", []).unwrap();
+        let recurrence = config.kinds["k"].recurrence.as_ref().unwrap();
+        for (own, fits) in [("11s", true), ("10s", false), ("5s", false), ("0 3 * * *", true)] {
+            let schedule = recurrence.with_own(&OwnSchedule::from_words(own).unwrap());
+            assert_eq!(schedule.is_ok(), fits, "{own}: {schedule:?}");
+            let told = schedule.err().unwrap_or_default();
+            assert!(fits || told.contains("`tolerance` of 10s"), "{told}");
+        }
+    }
 
     #[test]
     fn a_table_of_schedules_of_a_chains_own() {

@@ -237,6 +237,10 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
         ("[kinds.k]\nevery = \"1m\"\noverlap = \"skip\"\n", "kinds.k.overlap: counted from the finish, runs never"),
         ("[kinds.k]\nevery = \"1m\"\ntolerance = \"5s\"\n", "kinds.k.tolerance: goes with `every` and `from"),
         ("[kinds.k]\nevery = \"1m\"\nphase = \"spread\"\n", "kinds.k.phase: goes with `cron`, or with `from"),
+        (
+            "[kinds.k]\nevery = \"1m\"\nfrom = \"start\"\ntolerance = \"1m\"\n",
+            "kinds.k.tolerance: must be smaller than `every`",
+        ),
         ("[kinds.k]\nevery = \"1m\"\ntime_box = \"2m\"\n", "kinds.k.time_box: is longer than `every`"),
         ("[kinds.k]\nevery = \"1m\"\ntime_box = \"0%\"\n", "kinds.k.time_box: `0%` is out of range"),
         ("[kinds.k]\nevery = \"1m\"\nnext_in = { min = \"2m\", max = \"1m\" }\n", "kinds.k.next_in: needs a `min`"),

@@ -50,6 +50,8 @@ pub(super) struct Claimed<'a> {
 /// By when a run has to be over.
 struct Limit {
     deadline: Time,
+    /// How long it may take, counted from its start.
+    longest: Duration,
     /// How long it is waited for then.
     grace: Duration,
     /// Why it ends then, if that is no failure.
@@ -89,18 +91,18 @@ impl Claimed<'_> {
     }
 
     fn limit(&self, schedule: Option<&Schedule>) -> Limit {
-        let (at, hard) = (self.grant.at, self.grant.at + self.kind.timeout);
-        let mut limit = Limit { deadline: hard, grace: Duration::ZERO, cut: None };
+        let (at, longest) = (self.grant.at, self.kind.timeout);
+        let mut limit = Limit { deadline: at + longest, longest, grace: Duration::ZERO, cut: None };
         let Some(schedule) = schedule else { return limit };
-        let time_box = self.kind.recurrence.as_ref().and_then(|recurrence| recurrence.time_box(at));
-        if let Some((length, grace)) = time_box.filter(|(length, _)| at + *length <= hard) {
+        let time_box = self.kind.recurrence.as_ref().and_then(|recurrence| recurrence.time_box(schedule, at));
+        if let Some((length, grace)) = time_box {
             let cut = format!("its time box of {} was up", short_duration(length));
-            limit = Limit { deadline: at + length, grace, cut: Some(cut) };
+            limit = Limit { deadline: at + length, longest: length, grace, cut: Some(cut) };
         }
         let next = schedule.cancelled_at(self.grant.nominal, at, self.phase(Some(schedule)));
         if let Some(deadline) = next.filter(|next| *next < limit.deadline && !mutant!(OverlapNotEnded)) {
             let cut = Some("overlap: it had to make room for the next occurrence".into());
-            limit = Limit { deadline, grace: CANCEL_GRACE, cut };
+            limit = Limit { deadline, grace: CANCEL_GRACE, cut, ..limit };
         }
         limit
     }
@@ -261,7 +263,7 @@ impl Core {
             span: HandlerSpan::default(),
         };
         let by = limit.cut.is_some().then_some(limit.deadline);
-        let pace = Pace { late: grant.at.since(grant.due), longest: kind.timeout, by };
+        let pace = Pace { late: grant.at.since(grant.due), longest: limit.longest, by };
         tokio::select! {
             biased;
             () = lease.lost(), if !mutant!(LostLeaseIgnored) => {

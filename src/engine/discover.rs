@@ -66,7 +66,7 @@ impl Core {
     /// Says why no worker could run it.
     pub(super) fn discovered(&self, asking: &Asking<'_>, found: Discovered) -> Result<NewChain, String> {
         let Discovered { kind, key, payload, queue, owner, schedule, spread } = found;
-        let recurrence = self.kind(&kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
+        let recurrence = self.kind(&kind).and_then(|kind| kind.recurrence.clone());
         let job = NewJob { kind, key, payload, queue, owner, ..NewJob::default() };
         let Envelope { kind, key, queue, payload, owner, .. } =
             self.envelope("chain".into(), asking.queue, job, asking.at)?;
@@ -74,8 +74,8 @@ impl Core {
             .ok_or_else(|| format!("kinds.{kind} has none of `every`, `cron` and `at`, so it has no chains"))?;
         let own = schedule.as_deref().map(OwnSchedule::from_words).transpose()?;
         let schedule = match &own {
-            Some(own) => own.apply(&of_kind)?,
-            None => of_kind,
+            Some(own) => of_kind.with_own(own)?,
+            None => of_kind.schedule,
         };
         let due = first_due(&schedule, spread, (&kind, &key), asking.at)
             .ok_or_else(|| format!("its schedule ({schedule}) has no occurrence"))?;

@@ -10,11 +10,11 @@ use super::dispatch::Dispatch;
 use super::moves::Mover;
 use super::{Connections, StartError, sealing, topology_guard};
 use crate::clock::Time;
-use crate::config::{Config, OwnSchedule};
+use crate::config::{Config, OwnSchedule, Recurrence};
 use crate::encryption::is_sealed;
 use crate::job::check_name;
 use crate::ledger::{ChainState, Enrolled, Hint, LedgerError, NewChain};
-use crate::schedule::{Balance, Schedule, Setting, phase};
+use crate::schedule::{Balance, Setting, phase};
 
 /// First messages published at the same time.
 const IN_FLIGHT: usize = 512;
@@ -108,7 +108,7 @@ pub enum RunOnce {
 pub struct Enroller {
     kind: String,
     queues: BTreeSet<String>,
-    schedule: Option<Schedule>,
+    recurrence: Option<Recurrence>,
     window: Option<Duration>,
     slack: Duration,
     begun: u64,
@@ -144,7 +144,7 @@ impl Enroller {
         Ok(Self {
             kind: kind.into(),
             queues: config.queues.keys().cloned().collect(),
-            schedule: settings.recurrence.as_ref().map(|recurrence| recurrence.schedule.clone()),
+            recurrence: settings.recurrence.clone(),
             window,
             slack: config.catch_up.slack,
             begun: 0,
@@ -196,7 +196,7 @@ impl Enroller {
     /// payloads and this does not; then nothing of this batch was enrolled. When the ledger cannot be written; then
     /// nothing was, or its chains are begun and catch-up sends their first messages.
     pub async fn enroll(&mut self, entities: Vec<Entity>) -> Result<Tally, EnrollError> {
-        let Some(of_kind) = self.schedule.clone() else {
+        let Some(of_kind) = self.recurrence.clone() else {
             return Err(EnrollError::NoSchedule(self.kind.clone()));
         };
         for entity in &entities {
@@ -260,7 +260,7 @@ impl Enroller {
             }
         }
         tally.unsent = self.send_first(hints, now).await?;
-        let (_, running) = self.mover.settle(&self.kind, rescheduled, &of_kind, PATIENCE).await?;
+        let (_, running) = self.mover.settle(&self.kind, rescheduled, &of_kind.schedule, PATIENCE).await?;
         if let Some(first) = running.first() {
             let (kind, chains) = (&self.kind, running.len());
             tracing::warn!(
@@ -341,11 +341,11 @@ impl Enroller {
 
     /// When an entity's first tick is due. Where the schedule has no say in it, first ticks are spread
     /// evenly over the window, without knowing how many there will be: in steps of the golden ratio.
-    fn first_due(&mut self, entity: &Entity, of_kind: &Schedule, now: Time) -> Result<Time, EnrollError> {
+    fn first_due(&mut self, entity: &Entity, of_kind: &Recurrence, now: Time) -> Result<Time, EnrollError> {
         let refused = |reason| EnrollError::Entity { key: entity.key.clone(), reason };
-        let own = entity.schedule.as_deref().map(|own| OwnSchedule::parse(own).and_then(|own| own.apply(of_kind)));
+        let own = entity.schedule.as_deref().map(|own| OwnSchedule::parse(own).and_then(|own| of_kind.with_own(&own)));
         let own = own.transpose().map_err(refused)?;
-        let schedule = own.as_ref().unwrap_or(of_kind);
+        let schedule = own.as_ref().unwrap_or(&of_kind.schedule);
         self.begun += 1;
         let window = self.window.or_else(|| schedule.interval(now)).unwrap_or_default();
         let golden = 0.618_033_988_749_894_9_f64;

@@ -227,7 +227,10 @@ impl Answer<'_> {
     /// Whether `text`, which has no `outcome`, was written for us all the same: it asks for something, and
     /// all of it is ours.
     fn means_done(&self, text: &[u8]) -> bool {
+        // Other services say `"failed": 3`, too, and mean nothing that is for us; a list is.
+        let parts = self.failed.is_some_and(|failed| failed.get().starts_with('['));
         let asks = [self.spawn, self.chains, self.batch, self.carry, self.next_in].iter().any(Option::is_some);
+        let asks = asks || parts;
         let of_outcomes = [self.reason, self.code, self.after].iter().any(Option::is_some);
         asks && !of_outcomes && all_is_ours(text)
     }
@@ -381,6 +384,13 @@ mod tests {
         }
         let implied = Yield { carry: Some(1.into()), ..Yield::default() };
         assert_eq!(decided(b"{\"carry\":1,\"failed\":[]}"), Some(Outcome::DoneWith(implied)));
+        let parts = Yield { failed: vec![FailedItem::new("us", "HTTP 404")], ..Yield::default() };
+        let only_failed = br#"{"failed":[{"item":"us","reason":"HTTP 404"}]}"#;
+        assert_eq!(decided(only_failed), Some(Outcome::DoneWith(parts)), "parts that failed are kept");
+        assert!(
+            matches!(decided(br#"{"failed":["us"]}"#), Some(Outcome::Fail { .. })),
+            "a list that is not as documented is said, and not thrown away"
+        );
         assert_eq!(decided(b"{\"outcome\":\"\xff\"}"), None, "not UTF-8, so not JSON");
     }
 

@@ -2,9 +2,11 @@
 //! nominal time, tolerance wide enough that 57 s passes and 28 s does not, every run boxed to half
 //! the interval. What else the one worker is busy with stands for the congestion.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use roundelay::Outcome;
+use roundelay::ledger::NewChain;
 use roundelay::outcome::Yield;
 use serde_json::{Value, json};
 
@@ -151,6 +153,31 @@ async fn a_run_that_ignores_its_time_box_is_aborted() {
     let record = &world.attempts().await[0];
     assert_eq!(record.reason.as_deref(), Some("its time box of 30s was up"));
     assert_eq!(record.finished.map(|at| world.mmss(at)).as_deref(), Some("01:05"), "30 s and the grace of 5 s");
+    world.stop().await;
+}
+
+/// Neither the kind's interval nor its timeout, which is shorter here, says how long a chain with an interval of its
+/// own may run, and a run whose box is up is cut and not failed.
+#[tokio::test(start_paused = true)]
+async fn a_time_box_is_a_share_of_the_chains_own_interval() {
+    let config = CONFIG.replace("concurrency = 1", "concurrency = 3").replace("prefetch = 1", "prefetch = 3");
+    let config = config.replace("time_box = \"50%\"", "time_box = \"50%\"\ntimeout = \"15s\"");
+    let mut world = World::new(&config, MONDAY);
+    world.script("poll", |_| (s(3_600), Outcome::Done));
+    let own = |key: &str, every: Option<&str>| NewChain {
+        schedule: every.map(|every| format!(r#"{{"every":"{every}","from":"nominal"}}"#)),
+        ..chain("poll", key, "work", MONDAY)
+    };
+    world.chains(vec![own("short", Some("20s")), own("kind", None), own("long", Some("10m"))]).await;
+    world.start().await;
+    world.until(s(310)).await;
+    for (key, length) in [("short", 10), ("kind", 30), ("long", 300)] {
+        let runs = world.seen("poll");
+        let first = runs.iter().find(|run| run.job.key == key).expect("it has run");
+        assert_eq!(first.job.deadline.since(first.from), s(length), "{key}");
+    }
+    let verdicts: BTreeSet<_> = world.attempts().await.into_iter().filter_map(|attempt| attempt.verdict).collect();
+    assert_eq!(verdicts.into_iter().collect::<Vec<_>>(), ["cut"], "none has failed, and none is tried again");
     world.stop().await;
 }
 

@@ -65,8 +65,8 @@ pub(super) fn period(kind: &KindSettings, begin: Time) -> Option<f64> {
 
 /// The mean length of a run.
 fn mean(kind: &KindSettings, begin: Time) -> Duration {
-    let limit = kind.recurrence.as_ref().and_then(|recurrence| recurrence.time_box(begin));
-    Model::new(&kind.model).mean(limit.map_or(kind.timeout, |(limit, _)| limit.min(kind.timeout)))
+    let limit = kind.recurrence.as_ref().and_then(|recurrence| recurrence.time_box(&recurrence.schedule, begin));
+    Model::new(&kind.model).mean(limit.map_or(kind.timeout, |(limit, _)| limit))
 }
 
 /// How many attempts a tick takes on average, and for how many seconds it waits between them.
