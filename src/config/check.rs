@@ -306,8 +306,7 @@ fn check_kind(
         }
         (Some(window), until) => {
             problems.range(&at("unique_for"), window.0, ms, TEN_YEARS);
-            let until_start = until == Some(raw::UniqueUntil::Start);
-            Some(Unique { window: window.0, until_start })
+            Some(Unique { window: window.0, until: until.unwrap_or_default() })
         }
     };
     let recurrence = recurrence::check(problems, name, &kind.take_recurrence(), named);

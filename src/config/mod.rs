@@ -36,6 +36,7 @@ pub use api::{ApiSettings, TlsSettings, is_loopback};
 pub(crate) use check::internal_kind;
 pub use check::{LONGEST_TIMEOUT, listen_address};
 pub use model::{ModelSettings, SlowSpell};
+pub use raw::UniqueUntil;
 pub use reasons::Reconcile;
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
 pub use roster::{RosterDatabase, RosterSettings, RosterSource};
@@ -302,8 +303,8 @@ pub struct SpawnSettings {
 pub struct Unique {
     /// Not longer than this.
     pub window: Duration,
-    /// Only until it starts; else until it has ended.
-    pub until_start: bool,
+    /// What ends it sooner.
+    pub until: UniqueUntil,
 }
 
 /// When a tick may be claimed from a worker that holds it.

@@ -17,7 +17,7 @@ use super::pipeline::{Fate, PUBLISH_PATIENCE};
 use super::{Core, QueueRun, reconcile, sealing};
 use crate::broker::Delivery;
 use crate::clock::Time;
-use crate::config::{KindSettings, Unique};
+use crate::config::{KindSettings, Unique, UniqueUntil};
 use crate::job::{self, Envelope, Job};
 use crate::ledger::{ChainState, FailedItem, RunningJob};
 use crate::outcome::{Decision, Next, Outcome, Verdict, Yield, decide};
@@ -70,7 +70,7 @@ impl Core {
             drop(permit);
             return self.owner_says_no(&kind, &envelope, queue, owner, &trace).await;
         }
-        if unique.is_some_and(|unique| unique.until_start) {
+        if unique.is_some_and(|unique| unique.until == UniqueUntil::Start) {
             if !self.give_place(&envelope, &id).await {
                 return Fate::Requeue;
             }
@@ -191,7 +191,13 @@ impl Core {
             }
             self.life.reached(Point::FailureKept).await;
         }
-        if kind.unique.is_some_and(|unique| !unique.until_start) {
+        let ends = |unique: Unique| match unique.until {
+            UniqueUntil::Start => false,
+            UniqueUntil::Finish => true,
+            // Who asks again after a failure has not had it yet.
+            UniqueUntil::Window => end.verdict != Verdict::Done,
+        };
+        if kind.unique.is_some_and(ends) {
             if !self.give_place(envelope, id).await {
                 return Fate::Requeue;
             }
@@ -248,8 +254,8 @@ impl Core {
         id: &str,
         trace: &Run,
     ) -> Option<Fate> {
-        let Unique { window, until_start } = unique?;
-        if until_start && envelope.attempt > 1 {
+        let Unique { window, until } = unique?;
+        if until == UniqueUntil::Start && envelope.attempt > 1 {
             // It has started, and so given its place up.
             return None;
         }
@@ -261,7 +267,11 @@ impl Core {
             None => Some(Fate::Requeue),
             Some(holder) if holder == id || mutant!(PlaceIgnored) => None,
             Some(holder) => {
-                let reason = format!("unique: the job {holder} of the same key has not ended");
+                let why = match until {
+                    UniqueUntil::Window => "has come within `unique_for`",
+                    UniqueUntil::Finish | UniqueUntil::Start => "has not ended",
+                };
+                let reason = format!("unique: the job {holder} of the same key {why}");
                 self.says_no(envelope, queue, Verdict::Dropped, Reason::new(Class::Unique, reason), trace);
                 Some(self.forget(id).await)
             }

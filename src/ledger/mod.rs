@@ -305,8 +305,8 @@ pub trait Ledger:
     async fn set_topology(&self, current: Option<String>, next: String) -> Result<bool, LedgerError>;
 
     /// Deletes records of attempts that ended before `before`, looking at the `limit` oldest;
-    /// returns how many. Also forgets which retries from quarantine came first, where that was to be known until
-    /// before `before` only.
+    /// returns how many. Also forgets the places of unique jobs, and which retries from quarantine came first, where
+    /// they were to last until before `before` only.
     ///
     /// # Errors
     /// When nothing was deleted.

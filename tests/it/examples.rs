@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use roundelay::Config;
 use roundelay::clock::Time;
+use roundelay::config::UniqueUntil;
 use roundelay::engine::enroll::{Enroller, Entity};
 use roundelay::outcome::Backoff;
 use roundelay::policy::Policy;
@@ -98,7 +99,7 @@ fn the_app_stores_have_their_attempts_and_their_order() {
         }
     }
     let unique = config.kinds["sync-app-on-demand"].unique.unwrap();
-    assert_eq!((unique.window, unique.until_start), (Duration::from_secs(3_600), false));
+    assert_eq!((unique.window, unique.until), (Duration::from_secs(3_600), UniqueUntil::Finish));
     for platform in ["ios", "android"] {
         assert_eq!(config.throttles[&format!("sync-{platform}")].block, PATIENCE);
         let queue = |urgency: &str| &config.queues[&format!("sync-{urgency}-{platform}")];

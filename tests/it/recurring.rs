@@ -429,7 +429,8 @@ async fn jobs_inherit_their_owner() {
 
 #[tokio::test(start_paused = true)]
 async fn there_is_one_unique_job_of_a_key_until_it_has_ended_or_started() {
-    for (until, expected) in [("finish", vec![0, 0, 40]), ("start", vec![0, 0, 10, 40])] {
+    let table = [("finish", vec![0, 0, 40]), ("start", vec![0, 0, 10, 40]), ("window", vec![0, 0])];
+    for (until, expected) in table {
         let config = OWNED.replace("concurrency = 1", "concurrency = 3") + &format!("unique_until = \"{until}\"\n");
         let mut world = World::new(&config, MONDAY);
         world.script("k", |_| (s(20), Outcome::Done));
@@ -442,6 +443,22 @@ async fn there_is_one_unique_job_of_a_key_until_it_has_ended_or_started() {
         assert_eq!(starts(&world, "k").into_iter().map(|(_, start)| start).collect::<Vec<_>>(), expected, "{until}");
         world.stop().await;
     }
+}
+
+/// Ten clicks in the hour are one run; a run that has failed for good is none.
+#[tokio::test(start_paused = true)]
+async fn a_unique_job_has_its_place_for_the_whole_window_unless_it_fails() {
+    let mut world = World::new(&(OWNED.to_owned() + "unique_until = \"window\"\nretry.attempts = 1\n"), MONDAY);
+    world.script("k", |job| (s(1), if job.id == "bad" { Outcome::fail("no") } else { Outcome::Done }));
+    world.start().await;
+    for (at, id) in [(0, "bad"), (10, "first"), (20, "within"), (3_600, "still within"), (3_620, "after")] {
+        world.until(s(at)).await;
+        world.publish_envelope("q", &Envelope::job("k", "a", Value::Null, id.into())).await;
+    }
+    world.until(s(3_700)).await;
+    let ran: Vec<_> = world.seen("k").into_iter().map(|seen| seen.job.id).collect();
+    assert_eq!(ran, ["bad", "first", "after"]);
+    world.stop().await;
 }
 
 // ---- The same rule on a fleet ----

@@ -165,6 +165,8 @@ pub enum UniqueUntil {
     /// Until the first has ended.
     #[default]
     Finish,
+    /// For the whole window, also when the first has ended, unless it has failed for good.
+    Window,
 }
 
 /// How much runs of this kind may ask for. What is more is left out, and kept as a failed part of the run.

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use super::PostgresLedger;
 use super::reader::Reader;
 use crate::clock::Time;
-use crate::ledger::{History, LedgerError, RETRIED};
+use crate::ledger::{History, LedgerError};
 
 /// Those of the `$2` oldest attempts that ended before `$1`. Attempts end about in the order of
 /// their fences, so only the oldest are looked at; mostly the very first that has an end is young,
@@ -22,14 +22,14 @@ macro_rules! delete_old {
 
 impl Reader {
     pub(super) async fn prune(&self, before: Time, limit: u32) -> Result<u64, LedgerError> {
-        self.forget_retried(before).await?;
+        self.forget_places(before).await?;
         self.execute(delete_old!(), &[&before.as_millis(), &i64::from(limit)]).await
     }
 
-    /// What is over says nothing any more.
-    async fn forget_retried(&self, before: Time) -> Result<(), LedgerError> {
-        let delete = "DELETE FROM uniques WHERE kind = $1 AND until <= $2";
-        self.execute(delete, &[&RETRIED, &before.as_millis()]).await.map(drop)
+    /// Places of unique jobs, and of retries, that are over say nothing any more.
+    async fn forget_places(&self, before: Time) -> Result<(), LedgerError> {
+        let delete = "DELETE FROM uniques WHERE until <= $1";
+        self.execute(delete, &[&before.as_millis()]).await.map(drop)
     }
 }
 
@@ -47,7 +47,7 @@ impl History for PostgresLedger {
     }
 
     async fn archive(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
-        self.reader.forget_retried(before).await?;
+        self.reader.forget_places(before).await?;
         // A chain that has begun anew has another epoch, and then the name is not known any more.
         let sql = concat!(
             "WITH old AS (",

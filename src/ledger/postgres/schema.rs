@@ -6,7 +6,7 @@ use super::connect::{Session, words};
 use crate::clock::Entropy;
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 11] = [
+const MIGRATIONS: [&str; 12] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out
     // of order. Text is compared byte by byte, so that an index does not depend on the system's
     // locales. Pages have room to spare, since most updates (a claim changes no indexed column) can
@@ -121,7 +121,11 @@ const MIGRATIONS: [&str; 11] = [
     THROTTLE_CLOCK,
     FLEET,
     ACCESS,
+    UNIQUES_BY_UNTIL,
 ];
+
+/// Places that stay taken for a whole window are forgotten when that is over, with the history.
+const UNIQUES_BY_UNTIL: &str = "CREATE INDEX uniques_by_until ON uniques (until);";
 
 /// What a failure is known by, and when it is tried again. `fed` is the job that is under way for a part,
 /// and `held_until` the end of the time for which a run of it has the part.

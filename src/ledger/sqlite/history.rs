@@ -6,7 +6,7 @@ use rusqlite::{OptionalExtension, params};
 use super::SqliteLedger;
 use super::store::{Result, Store};
 use crate::clock::Time;
-use crate::ledger::{History, LedgerError, RETRIED};
+use crate::ledger::{History, LedgerError};
 
 /// Those of the `?2` oldest attempts that ended before `?1`. Attempts end about in the order of
 /// their fences, so only the oldest are looked at. One that has no end a day after it began was cut
@@ -56,7 +56,7 @@ impl Store {
     }
 
     pub(super) fn prune(&mut self, before: Time, limit: u32) -> Result<usize> {
-        self.forget_retried(before)?;
+        self.forget_places(before)?;
         if !self.any_old(before)? {
             return Ok(0);
         }
@@ -64,15 +64,15 @@ impl Store {
         self.connection.prepare_cached(&delete)?.execute(params![before.as_millis(), limit])
     }
 
-    /// What is over says nothing any more.
-    fn forget_retried(&mut self, before: Time) -> Result<()> {
-        let delete = "DELETE FROM uniques WHERE kind = ?1 AND until <= ?2";
-        self.connection.prepare_cached(delete)?.execute(params![RETRIED, before.as_millis()])?;
+    /// Places of unique jobs, and of retries, that are over say nothing any more.
+    fn forget_places(&mut self, before: Time) -> Result<()> {
+        let delete = "DELETE FROM uniques WHERE until <= ?1";
+        self.connection.prepare_cached(delete)?.execute([before.as_millis()])?;
         Ok(())
     }
 
     fn archive(&mut self, before: Time, limit: u32) -> Result<usize> {
-        self.forget_retried(before)?;
+        self.forget_places(before)?;
         if !self.any_old(before)? {
             return Ok(0);
         }

@@ -5,7 +5,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use crate::clock::{Entropy, Time};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 13] = [
+const MIGRATIONS: [&str; 14] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -125,7 +125,11 @@ const MIGRATIONS: [&str; 13] = [
     HOT_CHAINS,
     FLEET,
     ACCESS,
+    UNIQUES_BY_UNTIL,
 ];
+
+/// Places that stay taken for a whole window are forgotten when that is over, with the history.
+const UNIQUES_BY_UNTIL: &str = "CREATE INDEX uniques_by_until ON uniques (until);";
 
 /// What a failure is known by, and when it is tried again. `fed` is the job that is under way for a part,
 /// and `held_until` the end of the time for which a run of it has the part.
