@@ -279,6 +279,8 @@ pub struct KindSettings {
     pub spawn: SpawnSettings,
     /// A template for the key over the columns of a roster.
     pub roster_key: Option<String>,
+    /// Likewise for its queue. Where it gives nothing, `queue` says.
+    pub roster_queue: Option<String>,
     /// Where its entities are listed, if its chains follow a list.
     pub roster: Option<RosterSettings>,
     /// Likewise for the owner.

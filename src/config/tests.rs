@@ -168,6 +168,7 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
         ("[kinds.k]\nqueue = \"{{ x | lower }}\"\n", "r.toml:2: kinds.k.queue: not a valid template"),
         ("[kinds.k]\nqueue = \"{% if %}\"\n", "r.toml:2: kinds.k.queue: not a valid template"),
         ("[kinds.k]\nroster.key = \"{{ x\"\n", "r.toml:2: kinds.k.roster.key: not a valid template"),
+        ("[kinds.k]\nroster.queue = \"{{ x\"\n", "r.toml:2: kinds.k.roster.queue: not a valid template"),
         (
             "[kinds.k]\nevery = \"1s\"\nroster.fil = \"x.csv\"\n",
             "r.toml:3: kinds.k.roster.fil: unknown key `fil`; did you",

@@ -7,12 +7,14 @@
 pub mod source;
 mod sync;
 
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use minijinja::value::Serde;
 use minijinja::{Environment, UndefinedBehavior};
 use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
 
 use crate::config::{Config, KindSettings, OwnSchedule};
 use crate::engine::enroll::Entity;
@@ -139,26 +141,42 @@ fn ndjson_rows<'r>(from: impl Read + 'r) -> Rows<'r> {
 /// Turns rows into entities, by the templates of a kind.
 pub struct Shape<'c> {
     config: &'c Config,
+    /// Of what each row must have.
     templates: Environment<'c>,
+    /// Of what a row may leave to its kind: a column that is not there gives nothing.
+    optional: Environment<'c>,
+    /// Whether rows can have different queues.
+    several_queues: bool,
 }
 
 impl<'c> Shape<'c> {
     /// The shape of `kind`'s rosters: its key is `roster.key`, or the column `key`; its queue is
-    /// `queue`, or the column `queue`.
+    /// `roster.queue`, if that gives one, else `queue`, or the column `queue`.
     ///
     /// # Errors
     /// When a template is not valid.
     pub fn new(config: &'c Config, kind: &'c KindSettings) -> Result<Self, String> {
-        let mut templates = Environment::new();
+        let (mut templates, mut optional) = (Environment::new(), Environment::new());
         templates.set_undefined_behavior(UndefinedBehavior::Strict);
         let key = kind.roster_key.as_deref().unwrap_or("{{ key }}");
         let queue = kind.queue.as_deref().unwrap_or("{{ queue }}");
         let owner = kind.roster_owner.as_deref().unwrap_or_default();
         let schedule = kind.roster_schedule.as_deref().unwrap_or_default();
+        let wrong = |name: &str, error| format!("the template of `{name}`: {error}");
         for (name, text) in [("key", key), ("queue", queue), ("owner", owner), ("schedule", schedule)] {
-            templates.add_template(name, text).map_err(|error| format!("the template of `{name}`: {error}"))?;
+            templates.add_template(name, text).map_err(|error| wrong(name, error))?;
         }
-        Ok(Self { config, templates })
+        // As in a column of SQL, null is what is not there.
+        optional.set_formatter(|out, state, value| match value.is_none() {
+            true => Ok(()),
+            false => minijinja::escape_formatter(out, state, value),
+        });
+        let own_queue = kind.roster_queue.as_deref().unwrap_or_default();
+        for (name, text) in [("queue", own_queue)] {
+            optional.add_template(name, text).map_err(|error| wrong(name, error))?;
+        }
+        let several_queues = kind.roster_queue.is_some() || !config.queues.contains_key(queue);
+        Ok(Self { config, templates, optional, several_queues })
     }
 
     /// The entity of a row. Its payload is the whole row.
@@ -168,7 +186,10 @@ impl<'c> Shape<'c> {
     pub fn entity(&self, row: Row) -> Result<Entity, String> {
         let key = self.render("key", &row)?;
         check_name("key", &key).map_err(|error| error.to_string())?;
-        let queue = self.render("queue", &row)?;
+        let queue = match self.optional("queue", &row)? {
+            Some(queue) => queue,
+            None => self.render("queue", &row)?,
+        };
         if !self.config.queues.contains_key(&queue) {
             return Err(format!("queue `{queue}` is not in the configuration"));
         }
@@ -179,8 +200,18 @@ impl<'c> Shape<'c> {
         Ok(Entity { key, queue, payload, owner, schedule: own.map(|own| own.text()) })
     }
 
+    /// What a row's own template gives, if it gives anything.
+    fn optional(&self, name: &str, row: &Row) -> Result<Option<String>, String> {
+        let text = Self::rendered(&self.optional, name, row)?;
+        Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty()))
+    }
+
     fn render(&self, name: &str, row: &Row) -> Result<String, String> {
-        let template = self.templates.get_template(name).map_err(|error| error.to_string())?;
+        Self::rendered(&self.templates, name, row)
+    }
+
+    fn rendered(templates: &Environment<'_>, name: &str, row: &Row) -> Result<String, String> {
+        let template = templates.get_template(name).map_err(|error| error.to_string())?;
         template.render(Serde(row)).map_err(|error| {
             let columns: Vec<&str> = row.keys().map(String::as_str).collect();
             format!(
@@ -189,6 +220,42 @@ impl<'c> Shape<'c> {
                 columns.join(", ")
             )
         })
+    }
+}
+
+/// Sees to it that a key has one queue within a source: two rows of one key would be one chain, which the
+/// later row takes to its queue.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    /// By the key's digest, which is shorter than most keys, and of which no two are the same by chance: the line,
+    /// and the number of the queue among those of the configuration.
+    seen: HashMap<[u8; 16], (u64, usize)>,
+}
+
+impl Places {
+    /// Notes the entity of the row in this line.
+    ///
+    /// # Errors
+    /// When an earlier row gives its key to another queue.
+    pub(crate) fn take(&mut self, shape: &Shape<'_>, line: u64, entity: &Entity) -> Result<(), String> {
+        if !shape.several_queues {
+            return Ok(());
+        }
+        let queues = || shape.config.queues.keys();
+        let queue = queues().position(|queue| *queue == entity.queue).unwrap_or_default();
+        let digest = Sha256::digest(entity.key.as_bytes());
+        let mut short = [0; 16];
+        short.copy_from_slice(&digest[..16]);
+        let (first, there) = *self.seen.entry(short).or_insert((line, queue));
+        if there == queue {
+            return Ok(());
+        }
+        let there = queues().nth(there).map_or("another", String::as_str);
+        Err(format!(
+            "its key `{}` is also that of line {first}, on the queue `{there}`, and this row's queue is `{}`: one key is \
+             one chain. Name in roster.key what tells the two apart",
+            entity.key, entity.queue
+        ))
     }
 }
 
@@ -226,6 +293,41 @@ mod tests {
         assert!(got[2].as_ref().unwrap_err().1.contains("`sync-pypi` is not in the configuration"));
         assert_eq!(got[3].as_ref().unwrap().key, "npm/", "an empty cell is the roster's own business");
         assert_eq!(got[5].as_ref().unwrap().payload, r#"{"name":"last","platform":"npm","version":"4"}"#);
+    }
+
+    #[test]
+    fn a_row_without_a_queue_has_its_kinds() {
+        let config = "[queues.default]\n[queues.fast]\n[kinds.sync]\nqueue = \"default\"\nevery = \"10s\"\n\
+                      roster.queue = \"{{ queue }}\"\n";
+        let queues = |config: &str, roster: &str| -> Vec<Result<String, String>> {
+            let config = Config::parse(config, "test", []).unwrap();
+            let shape = Shape::new(&config, &config.kinds["sync"]).unwrap();
+            let rows = rows(Format::Ndjson, roster.as_bytes()).unwrap();
+            rows.map(|row| shape.entity(row.unwrap().1).map(|entity| entity.queue)).collect()
+        };
+        let roster = "{\"key\":\"a\",\"queue\":\"fast\"}\n{\"key\":\"b\",\"queue\":\"\"}\n{\"key\":\"c\"}\n\
+                      {\"key\":\"d\",\"queue\":null}\n{\"key\":\"e\",\"queue\":\"slow\"}\n";
+        let got = queues(config, roster);
+        let good: Vec<&str> = got[..4].iter().map(|queue| queue.as_deref().unwrap()).collect();
+        assert_eq!(good, ["fast", "default", "default", "default"]);
+        assert!(got[4].as_ref().unwrap_err().contains("`slow` is not in the configuration"), "{got:?}");
+        // A kind that has none either says so.
+        let none = config.replace("queue = \"default\"\n", "");
+        let why = queues(&none, "{\"key\":\"c\"}\n").remove(0).unwrap_err();
+        assert!(why.contains("its queue cannot be made by `{{ queue }}`"), "{why}");
+    }
+
+    #[test]
+    fn a_key_has_one_queue_within_a_source() {
+        let config = Config::parse(&format!("{CONFIG}\n[queues.sync-pypi]\n"), "test", []).unwrap();
+        let shape = Shape::new(&config, &config.kinds["sync"]).unwrap();
+        let entity = |key: &str, queue: &str| Entity::new(key, queue, "null");
+        let mut places = Places::default();
+        assert_eq!(places.take(&shape, 2, &entity("a", "sync-npm")), Ok(()));
+        assert_eq!(places.take(&shape, 3, &entity("b", "sync-pypi")), Ok(()));
+        assert_eq!(places.take(&shape, 4, &entity("a", "sync-npm")), Ok(()), "twice the same");
+        let why = places.take(&shape, 5, &entity("a", "sync-pypi")).unwrap_err();
+        assert!(why.contains("`a` is also that of line 2, on the queue `sync-npm`") && why.contains("`sync-pypi`"));
     }
 
     #[test]

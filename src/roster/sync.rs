@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use super::{BadRow, Line, Shape, source};
+use super::{BadRow, Line, Places, Shape, source};
 use crate::config::Config;
 use crate::engine::enroll::{EnrollError, Enroller, Entity, Tally};
 use crate::engine::{Connections, StartError};
@@ -100,6 +100,7 @@ pub struct Sync<'c> {
     ledger: Arc<dyn Ledger>,
     /// By key. Only what was there before the roster was read can have left it.
     known: Option<HashMap<String, Known>>,
+    places: Places,
     batch: Vec<Entity>,
     rows: u64,
     report: Report,
@@ -125,8 +126,8 @@ impl<'c> Sync<'c> {
         let enroller = enroller.revive(wishes.revive).following_a_roster();
         enroller.check_sealing().await?;
         let known = if wishes.prune || wishes.dry_run { Some(list(&*ledger, kind).await?) } else { None };
-        let (batch, report) = (Vec::with_capacity(BATCH), Report::default());
-        Ok(Self { kind: kind.into(), wishes, shape, enroller, ledger, known, batch, rows: 0, report })
+        let (places, batch, report) = (Places::default(), Vec::with_capacity(BATCH), Report::default());
+        Ok(Self { kind: kind.into(), wishes, shape, enroller, ledger, known, places, batch, rows: 0, report })
     }
 
     /// Takes a row; answers with it when it cannot be used.
@@ -138,7 +139,11 @@ impl<'c> Sync<'c> {
             Err(bad) => bad,
             Ok((line, row)) => {
                 let text = Value::Object(row.clone()).to_string();
-                match self.shape.entity(row) {
+                let entity = self.shape.entity(row).and_then(|entity| {
+                    self.places.take(&self.shape, line, &entity)?;
+                    Ok(entity)
+                });
+                match entity {
                     Ok(entity) => {
                         self.rows += 1;
                         self.batch.push(entity);

@@ -191,7 +191,7 @@ async fn charts_on_demand_wait_for_no_throttle() {
     world.start().await;
     world.until(MINUTE * 2).await;
     for n in 0..40 {
-        send(&world, "chart-snapshot-on-demand", "default", &n.to_string()).await;
+        send(&world, "chart-snapshot-on-demand", "charts-on-demand-ios", &n.to_string()).await;
     }
     world.until(MINUTE * 3).await;
     world.stop().await;

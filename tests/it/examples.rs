@@ -50,7 +50,8 @@ fn the_app_stores_have_their_rates() {
         [
             "charts-android",
             "charts-ios",
-            "default",
+            "charts-on-demand-android",
+            "charts-on-demand-ios",
             "sync-on-demand-android",
             "sync-on-demand-ios",
             "sync-tracked-android",
@@ -108,12 +109,34 @@ fn the_app_stores_have_their_attempts_and_their_order() {
         let ranks: Vec<i32> = std::iter::once(on_demand.rank(0)).chain(ranks).collect();
         assert!(ranks.windows(2).all(|pair| pair[0] > pair[1]), "{ranks:?}");
         assert_eq!(config.queues[&format!("charts-{platform}")].throttle, Some(format!("charts-{platform}")));
+        assert_eq!(config.queues[&format!("charts-on-demand-{platform}")].throttle, None);
     }
-    assert_eq!(config.queues["default"].throttle, None);
     let payload = serde_json::json!({ "platform": "android" });
     let queues = syncs.map(|kind| config.kinds[kind].queue_for(&payload).unwrap().unwrap());
     let tracked = "sync-tracked-android";
     assert_eq!(queues, [tracked, tracked, tracked, "sync-on-demand-android"]);
+}
+
+/// What is of both platforms is two chains, on queues of their own.
+#[test]
+fn the_app_stores_are_apart_everywhere() {
+    let config = Config::parse(EXAMPLES[4].1, "appstore", []).unwrap();
+    for (name, kind) in &config.kinds {
+        let of = |platform: &str| {
+            let row = serde_json::json!({ "platform": platform, "app_id": "7", "country": "us", "chart": "top_free" });
+            let queue = kind.queue_for(&row).unwrap().unwrap();
+            assert!(queue.ends_with(platform) && config.queues.contains_key(&queue), "{name}: {queue}");
+            if kind.recurrence.is_none() {
+                return platform.to_owned();
+            }
+            let shape = roundelay::roster::Shape::new(&config, kind).unwrap();
+            let serde_json::Value::Object(row) = row else { unreachable!() };
+            let entity = shape.entity(row).unwrap();
+            assert_eq!(entity.queue, queue, "{name}");
+            entity.key
+        };
+        assert_ne!(of("ios"), of("android"), "{name}");
+    }
 }
 
 /// A 404 is permanent for a country (E4), and what failed comes back on the app's own queue (E7).

@@ -197,6 +197,25 @@ async fn a_roster_that_would_lie_in_the_clear_waits_until_its_worker_seals() {
 }
 
 #[tokio::test]
+async fn two_rows_of_one_key_on_two_queues_are_told_with_both_lines() {
+    let ground = Ground::embedded();
+    let text = KIND.replace("[queues.work]", "[queues.work-ios]\n[queues.work-android]");
+    let text = text.replace("queue = \"work\"", "queue = \"work-{{ platform }}\"");
+    let (config, list) = (ground.config_file(&text), ground.path("them.csv"));
+    let ledger = Connections::ledger(&ground.config(&text)).await.unwrap();
+    write(&list, "key,platform\nus,ios\nde,ios\nus,android\nde,ios\n");
+    let bad = enroll(&config, &[list.to_str().unwrap()]).await;
+    let json = bad.json();
+    assert_eq!((&json["created"], &json["rejected"]), (&json!(2), &json!(1)), "{bad:?}");
+    refused(bad, &["line 4: its key `us` is also that of line 2, on the queue `work-ios`", "`work-android`"]);
+    assert_eq!(chain(&*ledger, "us").await.unwrap().hint.queue, "work-ios");
+    // In another source it is the same entity, which has moved.
+    write(&list, "key,platform\nus,android\n");
+    assert_eq!(tally(&config, &[list.to_str().unwrap()]).await, [0, 0, 1, 0, 0]);
+    assert_eq!(chain(&*ledger, "us").await.unwrap().hint.queue, "work-android");
+}
+
+#[tokio::test]
 async fn a_roster_that_says_another_schedule_moves_who_sleeps_and_one_that_says_none_moves_nobody() {
     let ground = Ground::embedded();
     let list = ground.path("them.csv");

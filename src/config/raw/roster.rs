@@ -12,9 +12,12 @@ use crate::config::Secret;
 pub struct Roster {
     /// A template that makes the key from the columns. Without it, the column `key`.
     pub key: Option<String>,
-    /// Likewise the owner, with whom all chains can be paused, resumed and retired.
+    /// A template that makes the platform queue. A row for which it gives nothing, because the column is empty or is not
+    /// there, has the queue that the kind's `queue` says.
+    pub queue: Option<String>,
+    /// A template that makes the owner, with whom all chains can be paused, resumed and retired.
     pub owner: Option<String>,
-    /// Likewise a schedule of the chain's own in place of the kind's: an interval, a cron expression, or a JSON object.
+    /// A template that makes a schedule of the chain's own in place of the kind's: an interval, a cron expression, or a JSON object.
     pub schedule: Option<String>,
     /// A file that lists the entities, `.csv` or `.ndjson`, for workers to read from time to time. At most one of
     /// `file`, `http` and `sql` is possible.
