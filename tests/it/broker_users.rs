@@ -22,8 +22,13 @@ use crate::monitoring::Observed;
 use crate::node::Node;
 
 /// Passwords with all that shells and URLs make something else of.
-const PASSWORDS: [(&str, &str); 4] =
-    [("topology", "t o'p$(x)"), ("publisher", "p%40\"b"), ("worker", "w/ö?#&"), ("monitor", "m:@\\n!")];
+const PASSWORDS: [(&str, &str); 5] = [
+    ("topology", "t o'p$(x)"),
+    ("publisher", "p%40\"b"),
+    ("worker", "w/ö?#&"),
+    ("monitor", "m:@\\n!"),
+    ("operator", "o;|`'x"),
+];
 
 /// The tests' own configuration: whoever it is for declares nothing.
 fn config(folder: &Path, broker: &str, management: &str) -> PathBuf {
@@ -152,7 +157,7 @@ async fn tries(url: &str, table: &[(bool, Act)]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn four_users_do_what_they_are_for_and_nothing_else() {
+async fn five_users_do_what_they_are_for_and_nothing_else() {
     use Act::{Ask, Bind, Consume, DeclareExchange, DeclareQueue, DeleteExchange, DeleteQueue, Get, Publish, Purge};
     let folder = tempfile::tempdir().unwrap();
     let node = Node::start(folder.path(), &[]).await;
@@ -270,7 +275,31 @@ async fn four_users_do_what_they_are_for_and_nothing_else() {
     )
     .await;
 
-    // The management API: only the monitor comes in, and changes nothing.
+    tries(
+        &amqp("operator", port, "roundelay"),
+        &[
+            (true, Get("roundelay.quarantine")),
+            (true, Get("roundelay.unrouted")),
+            (true, Publish("roundelay.jobs")),
+            (false, Publish("")),
+            (false, Publish("roundelay.delay.5s")),
+            (false, Publish("roundelay.unrouted")),
+            (false, Get("work")),
+            (false, Get("roundelay.lane.1.work")),
+            (false, Get("roundelay.rearm")),
+            (false, Purge("work")),
+            (false, Bind("work", "roundelay.jobs")),
+            (false, DeclareQueue("mine")),
+            (false, DeclareQueue("work")),
+            (false, DeleteQueue("work")),
+            (false, DeleteQueue("roundelay.quarantine")),
+            (false, DeleteExchange("roundelay.jobs")),
+        ],
+    )
+    .await;
+    operates(&management("operator", &base), &amqp("publisher", port, "roundelay")).await;
+
+    // The management API: only the monitor and the operator come in, and the monitor changes nothing.
     let monitor = management("monitor", &base);
     for (method, path, body) in [
         (Method::PUT, "queues/roundelay/mine", json!({})),
@@ -298,7 +327,7 @@ async fn four_users_do_what_they_are_for_and_nothing_else() {
     // The same on a broker that imports it when it boots, and knows neither virtual host nor users.
     node.shell(
         "rabbitmqctl delete_vhost roundelay\n\
-         for user in topology publisher worker monitor; do rabbitmqctl delete_user $user; done",
+         for user in topology publisher worker monitor operator; do rabbitmqctl delete_user $user; done",
     )
     .await;
     let definitions = node.folder.join("definitions.json");
@@ -320,6 +349,51 @@ async fn four_users_do_what_they_are_for_and_nothing_else() {
     })
     .await;
     tries(&amqp("worker", port, "roundelay"), &[(true, Consume("work")), (false, DeleteQueue("work"))]).await;
+}
+
+/// What the runbooks ask of a person, as the management UI does it: look at what is in quarantine, take it, publish it
+/// back. The UI's buttons are these requests.
+async fn operates(operator: &str, publisher: &str) {
+    let connection = Connection::connect(publisher, ConnectionProperties::default()).await.unwrap();
+    let channel = connection.create_channel().await.unwrap();
+    channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+    let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default());
+    let to = "roundelay.quarantine";
+    let sent = channel.basic_publish("roundelay.jobs".into(), to.into(), options, b"kept", properties).await.unwrap();
+    sent.await.unwrap();
+    let get = async |queue: &str, mode: &str| {
+        let body = json!({ "count": 1, "ackmode": mode, "encoding": "auto" });
+        api(operator, Method::POST, &format!("queues/roundelay/{queue}/get"), &body).await
+    };
+    for mode in ["ack_requeue_true", "ack_requeue_false"] {
+        let (status, got) = get("roundelay.quarantine", mode).await;
+        assert_eq!((status, &got[0]["payload"]), (StatusCode::OK, &json!("kept")), "{mode}: {got}");
+    }
+    let (_, empty) = get("roundelay.quarantine", "ack_requeue_true").await;
+    assert_eq!(empty, json!([]), "it was taken");
+    let back = async |exchange: &str, key: &str| {
+        let path = format!("exchanges/roundelay/{exchange}/publish");
+        let body = json!({ "properties": {}, "routing_key": key, "payload": "back", "payload_encoding": "string" });
+        api(operator, Method::POST, &path, &body).await
+    };
+    let (status, answer) = back("roundelay.jobs", "roundelay.quarantine").await;
+    assert_eq!((status, answer), (StatusCode::OK, json!({ "routed": true })));
+    let (status, got) = get("roundelay.quarantine", "ack_requeue_false").await;
+    assert_eq!((status, &got[0]["payload"]), (StatusCode::OK, &json!("back")), "{got}");
+
+    assert_ne!(get("work", "ack_requeue_true").await.0, StatusCode::OK);
+    assert_ne!(back("amq.default", "work").await.0, StatusCode::OK);
+    for (method, path, body) in [
+        (Method::PUT, "queues/roundelay/mine", json!({})),
+        (Method::DELETE, "queues/roundelay/work", json!(null)),
+        (Method::DELETE, "queues/roundelay/work/contents", json!(null)),
+        (Method::DELETE, "exchanges/roundelay/roundelay.jobs", json!(null)),
+        (Method::PUT, "policies/roundelay/mine", json!({ "pattern": ".*", "definition": { "expires": 1 } })),
+        (Method::PUT, "users/mine", json!({ "password": "x", "tags": "administrator" })),
+    ] {
+        let (status, _) = api(operator, method.clone(), path, &body).await;
+        assert!(!status.is_success(), "{method} {path}: {status}");
+    }
 }
 
 /// A worker with the user `worker` does everything that workers do.
@@ -454,7 +528,7 @@ async fn the_compose_file_s_users_are_there_when_its_broker_boots_and_are_enough
     users.sort();
     assert_eq!(
         users,
-        ["guest", "monitor", "publisher", "topology", "worker"],
+        ["guest", "monitor", "operator", "publisher", "topology", "worker"],
         "and no user that RabbitMQ makes itself"
     );
 

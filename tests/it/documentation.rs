@@ -1,4 +1,4 @@
-//! The documentation as a book: every page is in it, and every link leads somewhere.
+//! The documentation as a book: every page is in it, every link leads somewhere, and every test that it names is there.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -88,4 +88,55 @@ fn every_page_is_in_the_book() {
     let named: BTreeSet<PathBuf> = links(&summary).into_iter().map(|link| docs.join(link)).collect();
     let pages: BTreeSet<PathBuf> = pages(&docs).into_iter().filter(|page| !page.ends_with("SUMMARY.md")).collect();
     assert_eq!(named, pages);
+}
+
+/// All Rust files below `folder`.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    let rust = files.into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    rust.chain(folders.iter().flat_map(|folder| sources(folder))).collect()
+}
+
+/// What a file is called as a module: its path below `src` or `tests/it`.
+fn module(file: &Path) -> String {
+    let root = root();
+    let path = file.strip_prefix(root.join("src")).or_else(|_| file.strip_prefix(root.join("tests/it"))).unwrap();
+    let path = path.with_extension("");
+    let path = if path.ends_with("mod") { path.parent().unwrap() } else { &path };
+    path.iter().map(|part| part.to_str().unwrap()).collect::<Vec<_>>().join("::")
+}
+
+/// Whether `text` has a function of this name.
+fn defines(text: &str, name: &str) -> bool {
+    text.contains(&format!("fn {name}(")) || text.contains(&format!("fn {name}<"))
+}
+
+#[test]
+fn every_test_of_the_reference_systems_is_there() {
+    let files = [sources(&root().join("src")), sources(&root().join("tests/it"))].concat();
+    let modules: Vec<(String, String)> =
+        files.iter().map(|file| (module(file), std::fs::read_to_string(file).unwrap())).collect();
+    let page = std::fs::read_to_string(root().join("docs/reference-systems.md")).unwrap();
+    let (mut absent, mut looked_at) = (Vec::new(), 0);
+    for name in page.split('`').skip(1).step_by(2) {
+        // What is no path of a module is a setting, a command or a file.
+        let Some((path, test)) = name.rsplit_once("::").filter(|_| !name.contains([' ', '/', '='])) else { continue };
+        looked_at += 1;
+        // Unit tests stand in a module `tests` of their file, as `schedule::tests::…`.
+        let path = path.strip_suffix("::tests").unwrap_or(path);
+        // Tests that both ledgers or brokers pass are listed below the folder's own name.
+        let below = format!("{path}::");
+        let there = modules.iter().filter(|(module, _)| module == path || module.starts_with(&below));
+        let found = there.clone().any(|(_, text)| if test == "*" { text.contains("fn ") } else { defines(text, test) });
+        if !found {
+            absent.push(name);
+        }
+    }
+    assert!(looked_at > 60, "only {looked_at} names of tests were found");
+    assert!(
+        absent.is_empty(),
+        "tests that docs/reference-systems.md names and that are not there:\n{}",
+        absent.join("\n")
+    );
 }

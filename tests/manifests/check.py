@@ -382,16 +382,19 @@ def users_of_broker(problems, project, scratch, services, secrets, text, program
     problems.expect(set(named) - set(secrets) == {"publisher-url"}, at, f"secrets that no service uses: {sorted(set(named) - set(secrets))}")
     for folder in (project / "deploy/compose/secrets", scratch / "secrets"):
         there = {path.name for path in folder.iterdir()}
-        problems.expect(there == set(named), at, f"{folder} has {sorted(there)}, and the secrets are {sorted(named)}")
+        # A person logs in as the operator, and no service does.
+        problems.expect(there == set(named) | {"operator-password"}, at, f"{folder} has {sorted(there)}, and the secrets are {sorted(named)}")
         users = {user["name"]: user for user in json.loads((folder / "users.json").read_text())["users"]}
         problems.expect(set(users) == names, at, f"{folder}: users {sorted(users)}, and {made} is for {sorted(names)}")
         for name, user in users.items():
-            file = "management-url" if name == "monitor" else f"{name}-url"
-            url = urllib.parse.urlsplit((folder / file).read_text().strip())
+            file = {"monitor": "management-url", "operator": "operator-password"}.get(name, f"{name}-url")
+            text = (folder / file).read_text().strip()
+            url = urllib.parse.urlsplit(text)
+            whose, password = (name, text) if name == "operator" else (url.username, url.password)
             kept = base64.b64decode(user["password_hash"])
-            right = url.username == name and kept[4:] == hashlib.sha256(kept[:4] + url.password.encode()).digest()
+            right = whose == name and kept[4:] == hashlib.sha256(kept[:4] + password.encode()).digest()
             problems.expect(right, at, f"{folder}/{file} does not have the user {name} with the password of users.json")
-            problems.expect(user["tags"] == (["monitoring"] if name == "monitor" else []), at, f"{folder}/users.json: {name} has the tags {user['tags']}")
+            problems.expect(user["tags"] == (["monitoring"] if name in ("monitor", "operator") else []), at, f"{folder}/users.json: {name} has the tags {user['tags']}")
     conf = (project / "deploy/compose/definitions.conf").read_text()
     (folder,) = re.findall(r"^load_definitions = (.*)$", conf, re.M)
     broker = services["rabbitmq"]

@@ -1,4 +1,4 @@
-//! Who may do what on the broker (pure): four users, each with no more than it needs.
+//! Who may do what on the broker (pure): five users, each with no more than it needs.
 //!
 //! RabbitMQ's permissions are regular expressions over names, for three verbs: configure (declare and delete),
 //! write (publish to an exchange, bind a queue), read (consume or purge a queue, bind from an exchange). They do not
@@ -28,11 +28,13 @@ pub enum Role {
     Worker,
     /// Asks the management API, which changes nothing.
     Monitor,
+    /// A person at RabbitMQ's management UI: gets what is in quarantine or unrouted, and publishes it back.
+    Operator,
 }
 
 impl Role {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Topology, Self::Publisher, Self::Worker, Self::Monitor];
+    pub const ALL: [Self; 5] = [Self::Topology, Self::Publisher, Self::Worker, Self::Monitor, Self::Operator];
 
     /// The user's name.
     pub fn name(self) -> &'static str {
@@ -41,12 +43,13 @@ impl Role {
             Self::Publisher => "publisher",
             Self::Worker => "worker",
             Self::Monitor => "monitor",
+            Self::Operator => "operator",
         }
     }
 
     /// The tag that lets it into the management API, if any does.
     pub fn tag(self) -> Option<&'static str> {
-        (self == Self::Monitor).then_some("monitoring")
+        matches!(self, Self::Monitor | Self::Operator).then_some("monitoring")
     }
 
     /// What it may do in the virtual host of `topology`.
@@ -54,10 +57,10 @@ impl Role {
         let names = &topology.names;
         let [jobs, unrouted] = [names.jobs(), names.unrouted()].map(|name| escape(&name));
         // Rungs come and go with the durations that kinds name; permissions are not to change with them.
-        let publishing = vec![jobs, names.rungs()];
+        let publishing = vec![jobs.clone(), names.rungs()];
         let queues = topology.queues.iter().filter(|queue| queue.ttl().is_none()).map(|queue| escape(&queue.name));
         let consumed: Vec<String> = queues.collect();
-        let exchanges = [publishing.clone(), vec![unrouted]].concat();
+        let exchanges = [publishing.clone(), vec![unrouted.clone()]].concat();
         let (configure, write, read) = match self {
             // It binds queues (write) to exchanges (read); and it names `jobs` and `unrouted` as the places where
             // rungs and `jobs` lead (write), which takes reading what leads there.
@@ -76,6 +79,9 @@ impl Role {
             // declare it.
             Self::Worker => (vec![], publishing, consumed),
             Self::Monitor => (vec![], vec![], vec![]),
+            // Who may read a queue may purge it, so no platform queue is among these. To publish on a queue's page takes
+            // the default exchange, which leads to every queue: what goes back goes by `jobs`.
+            Self::Operator => (vec![], vec![jobs], vec![escape(&names.quarantine()), unrouted]),
         };
         Permissions { configure: any_of(configure), write: any_of(write), read: any_of(read) }
     }
@@ -148,15 +154,15 @@ mod tests {
 
     #[test]
     fn each_user_may_do_what_it_is_for_and_nothing_else() {
-        use Role::{Monitor, Publisher, Topology as Declares, Worker};
+        use Role::{Monitor, Operator, Publisher, Topology as Declares, Worker};
         /// What, and who may configure, write and read it.
         type Row<'a> = (&'a str, &'a [Role], &'a [Role], &'a [Role]);
         let table: [Row<'_>; 15] = [
-            ("r.x.jobs", &[Declares], &[Declares, Publisher, Worker], &[Declares]),
+            ("r.x.jobs", &[Declares], &[Declares, Publisher, Worker, Operator], &[Declares]),
             ("r.x.delay.5s", &[Declares], &[Declares, Publisher, Worker], &[Declares]),
             ("r.x.delay.25441ms", &[Declares], &[Declares, Publisher, Worker], &[Declares]),
-            ("r.x.unrouted", &[Declares], &[Declares], &[Declares, Worker]),
-            ("r.x.quarantine", &[Declares], &[Declares], &[Worker]),
+            ("r.x.unrouted", &[Declares], &[Declares], &[Declares, Worker, Operator]),
+            ("r.x.quarantine", &[Declares], &[Declares], &[Worker, Operator]),
             ("r.x.rearm", &[Declares], &[Declares], &[Worker]),
             ("r.x.chores", &[Declares], &[Declares], &[Worker]),
             ("sync-ios", &[Declares], &[Declares, Publisher], &[Worker]),
@@ -190,7 +196,7 @@ mod tests {
             assert_eq!(role.permissions(&topology()), role.permissions(&more));
             for rung in more.queues.iter().filter(|queue| queue.ttl().is_some()) {
                 let may = Regex::new(&role.permissions(&more).write).unwrap().is_match(&rung.name);
-                assert_eq!(may, role != Role::Monitor, "{role:?} {}", rung.name);
+                assert_eq!(may, !matches!(role, Role::Monitor | Role::Operator), "{role:?} {}", rung.name);
             }
         }
     }
