@@ -12,7 +12,7 @@ pub mod topology;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -80,13 +80,14 @@ pub struct Delivery {
     pub id: Option<Box<str>>,
     /// The span that has sent it, if it says so.
     pub trace: Option<Box<Carried>>,
-    settle: Box<dyn Settle>,
+    /// None once it was let go.
+    settle: Mutex<Option<Box<dyn Settle>>>,
 }
 
 impl Delivery {
     /// A delivery whose fate `settle` reports to the broker.
     pub fn new(body: Bytes, queue: Arc<str>, redelivered: bool, deaths: usize, settle: Box<dyn Settle>) -> Self {
-        Self { body, queue, redelivered, deaths, id: None, trace: None, settle }
+        Self { body, queue, redelivered, deaths, id: None, trace: None, settle: Mutex::new(Some(settle)) }
     }
 
     /// The same, with this AMQP message id; an empty one is none.
@@ -104,18 +105,34 @@ impl Delivery {
     /// Whether it can still be settled. When its connection has died it cannot, and the broker
     /// delivers the message again: whoever has not begun to work on it should leave it.
     pub fn is_alive(&self) -> bool {
-        self.settle.is_alive()
+        self.settle.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(|settle| settle.is_alive())
+    }
+
+    /// Acknowledges it before its work is done, for work that takes longer than a broker lets a consumer keep a
+    /// message and that is safe without it. Settling it afterwards does nothing.
+    pub async fn let_go(&self) {
+        let settle = self.settle.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(settle) = settle {
+            settle.ack().await;
+        }
     }
 
     /// Done with: the broker forgets it. On a connection that has died meanwhile this does
     /// nothing, and the broker delivers the message again.
     pub async fn ack(self) {
-        self.settle.ack().await;
+        self.let_go().await;
     }
 
     /// Not done with: the broker delivers it again.
     pub async fn requeue(self) {
-        self.settle.requeue().await;
+        if let Some(settle) = self.into_settle() {
+            settle.requeue().await;
+        }
+    }
+
+    /// What settles it, apart from it; none once it was let go.
+    pub(crate) fn into_settle(self) -> Option<Box<dyn Settle>> {
+        self.settle.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -32,9 +32,11 @@ use crate::outcome::{Backoff, RetryPolicy};
 
 /// The longest interval and backoff that may be configured.
 pub const TEN_YEARS: Duration = Duration::from_secs(10 * 366 * 86_400);
-/// RabbitMQ closes the channel of a consumer that keeps a message for 30 minutes; a job must be
-/// over, and its successor published, before that. It may have waited for its slot for five of them.
-pub const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60);
+/// The longest run of a chain. Its message is acknowledged after [`LONGEST_HELD`]: the ledger knows of the run.
+pub const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+/// RabbitMQ closes the channel of a consumer that keeps a message for 30 minutes; a one-off job, which is nothing but
+/// its message, must be over before that. It may have waited for its slot for five of them.
+pub const LONGEST_HELD: Duration = Duration::from_secs(24 * 60);
 /// So much a run may ask for at most, whatever its kind allows: all of it is one transaction.
 const MOST_SPAWNED: usize = 10_000;
 /// What the names of the engine's own kinds begin with.
@@ -141,7 +143,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     if raw.broker.prefix == "amq" || raw.broker.prefix.starts_with("amq.") {
         problems.add(&["broker", "prefix"], "names that begin with `amq.` are RabbitMQ's own");
     }
-    problems.range(&["worker", "grace"], raw.worker.grace.0, zero, LONGEST_TIMEOUT);
+    problems.range(&["worker", "grace"], raw.worker.grace.0, zero, LONGEST_HELD);
     let listen = raw.worker.listen.as_deref().map(listen_address).transpose();
     let listen = listen.unwrap_or_else(|message| {
         problems.add(&["worker", "listen"], message);

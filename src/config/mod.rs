@@ -34,7 +34,7 @@ use std::time::Duration;
 
 pub use api::{ApiSettings, TlsSettings, is_loopback};
 pub(crate) use check::internal_kind;
-pub use check::{LONGEST_TIMEOUT, listen_address};
+pub use check::{LONGEST_HELD, LONGEST_TIMEOUT, listen_address};
 pub use model::{ModelSettings, SlowSpell};
 pub use raw::UniqueUntil;
 pub use reasons::Reconcile;

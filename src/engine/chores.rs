@@ -21,7 +21,7 @@ use super::enroll::EnrollError;
 use super::{Connections, Dispatch, reconcile};
 use crate::broker::topology::Names;
 use crate::clock::{Time, short_duration};
-use crate::config::{Config, KindSettings, LONGEST_TIMEOUT, OwnSchedule, Scope, internal_kind};
+use crate::config::{Config, KindSettings, LONGEST_HELD, OwnSchedule, Scope, internal_kind};
 use crate::handler::Handler;
 use crate::job::{Envelope, Job};
 use crate::ledger::{LedgerError, NewChain, SpawnedJob};
@@ -45,7 +45,7 @@ const ARCHIVE: &str = "archive";
 const THROTTLES: &str = "throttles";
 
 /// How long a roster may take: what RabbitMQ allows.
-const ROSTER_TIMEOUT: Duration = LONGEST_TIMEOUT;
+const ROSTER_TIMEOUT: Duration = LONGEST_HELD;
 /// How long a run on the history, or on failed parts, may take.
 const HISTORY_TIMEOUT: Duration = Duration::from_secs(60);
 /// A roster is followed again after this, when workers seal and this one does not yet.

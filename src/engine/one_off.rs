@@ -17,7 +17,7 @@ use super::pipeline::{Fate, PUBLISH_PATIENCE};
 use super::{Core, QueueRun, reconcile, sealing};
 use crate::broker::Delivery;
 use crate::clock::Time;
-use crate::config::{KindSettings, Unique, UniqueUntil};
+use crate::config::{KindSettings, LONGEST_HELD, Unique, UniqueUntil};
 use crate::job::{self, Envelope, Job};
 use crate::ledger::{ChainState, FailedItem, RunningJob};
 use crate::outcome::{Decision, Next, Outcome, Verdict, Yield, decide};
@@ -76,9 +76,10 @@ impl Core {
             }
             self.life.reached(Point::PlaceGivenBefore).await;
         }
+        let longest = kind.timeout.min(LONGEST_HELD);
         let failure = match part {
             false => None,
-            true => match self.hold_part(&envelope, queue, (&id, kind.timeout)).await {
+            true => match self.hold_part(&envelope, queue, (&id, longest)).await {
                 Ok(failure) => Some(failure),
                 Err(fate) => return fate,
             },
@@ -107,7 +108,7 @@ impl Core {
             carry: serde_json::Value::Null,
             unavailable: Vec::new(),
             nominal: due,
-            deadline: now + kind.timeout,
+            deadline: now + longest,
             grace: Duration::ZERO,
             payload: envelope.payload.clone(),
             reporter: desk.reporter(),
@@ -115,7 +116,7 @@ impl Core {
             span: HandlerSpan::default(),
         };
         self.life.reached(Point::JobTaken).await;
-        let pace = Pace { late: now.since(due), longest: kind.timeout, by: None };
+        let pace = Pace { late: now.since(due), longest, by: None };
         let mut outcome = match self.handle(queue, job, pace, permit, &trace).await {
             Outcome::DoneWith(Yield { batch, .. }) if !batch.is_empty() => {
                 Outcome::fail(Reason::new(Class::Answer, "only a tick of a chain can wait for a batch"))

@@ -12,6 +12,7 @@
 //! Nothing is acknowledged before what follows from it is safe: the successor confirmed by the
 //! broker, or known to the ledger as unsent.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ use super::room::Place;
 use super::{Core, QueueRun, sealing};
 use crate::broker::{Delivery, Destination, Message};
 use crate::clock::Time;
-use crate::config::Takeover;
+use crate::config::{LONGEST_HELD, Takeover};
 use crate::job::{BadMessage, ChainRef, Envelope, MAX_DEATHS};
 use crate::ladder::Hop;
 use crate::ledger::{Claim, ClaimRequest, Finish, Hint, LedgerError};
@@ -100,6 +101,20 @@ pub async fn live(core: Arc<Core>, queue: Arc<QueueRun>, delivery: Delivery) {
         Err(bad) => core.quarantine(&delivery, &bad).await,
     };
     core.settle(delivery, fate).await;
+}
+
+/// Waits for an attempt, however long it takes. Its message is acknowledged before the broker takes it back: the
+/// ledger knows of the run, and when its lease ends without a finish, catch-up sends the tick.
+async fn letting_go<T>(delivery: &Delivery, attempt: impl Future<Output = T>) -> T {
+    let mut attempt = pin!(attempt);
+    tokio::select! {
+        biased;
+        ended = &mut attempt => ended,
+        () = sleep(LONGEST_HELD) => {
+            delivery.let_go().await;
+            attempt.await
+        }
+    }
 }
 
 impl Core {
@@ -178,7 +193,7 @@ impl Core {
                 let late = self.ledger.now().since(due);
                 let lease = self.leases.hold(chain.epoch, grant.fence, asked);
                 let claimed = Claimed { queue, kind: &kind, envelope, chain, grant, trace: &trace };
-                let ended = self.attempt(claimed, permit, &lease).await;
+                let ended = letting_go(delivery, self.attempt(claimed, permit, &lease)).await;
                 drop(lease);
                 match ended {
                     Some(Ended { finish: Finish::Applied(messages), at, asked }) => {

@@ -44,7 +44,7 @@ const GENERAL: [(&str, &str); 2] = [
     ),
     (
         "how often a task is retried (autoretry_for, max_retries) and how long it may take (time_limit) is in its code, \
-         and not in the dump: one attempt of up to 24 minutes",
+         and not in the dump: one attempt of up to 24 hours",
         "set `retry` and `timeout` of its kind",
     ),
 ];

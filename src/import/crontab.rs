@@ -30,7 +30,7 @@ const GENERAL: [(&str, &str); 2] = [
         "nothing, unless a line counts on it; then split it in two",
     ),
     (
-        "a command is ended after 24 minutes, and its run counts as failed; cron lets it go on",
+        "a command is ended after 24 hours, and its run counts as failed; cron lets it go on",
         "let a longer one start its work as a service (systemd-run --no-block …), or in parts",
     ),
 ];

@@ -53,7 +53,7 @@ const GENERAL: [(&str, &str); 4] = [
         "set `cron` and `zone` of such a kind by hand",
     ),
     (
-        "a command is ended after 24 minutes, and its run counts as failed; Laravel lets it go on",
+        "a command is ended after 24 hours, and its run counts as failed; Laravel lets it go on",
         "let a longer one put its work on a queue, or do it in parts",
     ),
 ];

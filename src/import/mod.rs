@@ -25,7 +25,7 @@ use crate::schedule::Cron;
 pub use cron::{Dialect, translate};
 
 /// The longest run that there is: what has no limit elsewhere gets this one.
-const LONGEST_RUN: &str = "24m";
+const LONGEST_RUN: &str = "24h";
 /// The longest name of a kind that is made from a command, in characters.
 const LONGEST_KIND: usize = 40;
 

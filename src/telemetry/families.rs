@@ -23,7 +23,7 @@ use crate::monitor::throttled::Throttled;
 
 /// Lateness in seconds: fine where the engine should be, coarse where only the size matters.
 const LATENESS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0, 3_600.0];
-/// How long handlers run, in seconds; none may longer than 24 minutes.
+/// How long handlers run, in seconds.
 const DURATION: [f64; 14] = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
 /// Waits for a slot, in seconds; they are given up after five minutes.
 const WAIT: [f64; 10] = [0.001, 0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 120.0, 300.0];

@@ -181,6 +181,25 @@ async fn a_time_box_is_a_share_of_the_chains_own_interval() {
     world.stop().await;
 }
 
+/// A broker takes a message back that is kept for half an hour, so a long run goes on without its message: then the next
+/// one may come, where only one is given at a time.
+#[tokio::test(start_paused = true)]
+async fn a_run_may_take_hours_and_its_message_is_let_go() {
+    let config = "[queues.work]\nconcurrency = 2\nprefetch = 1\n[kinds.long]\nqueue = \"work\"\nevery = \"1m\"\ntimeout = \"5h\"\n";
+    let mut world = World::new(config, MONDAY);
+    world.script("long", |job| (s(if job.key == "A" { 3 * 3_600 } else { 1 }), Outcome::Done));
+    world.chains(vec![chain("long", "A", "work", MONDAY), chain("long", "B", "work", MONDAY + s(1))]).await;
+    world.start().await;
+    world.until(s(3 * 3_600 + 59)).await;
+    let runs = world.seen("long");
+    let first = |key: &str| runs.iter().find(|run| run.job.key == key).expect("it runs").from.since(MONDAY).as_secs();
+    assert_eq!((first("A"), first("B")), (0, 24 * 60), "B as soon as the message of A is let go");
+    let verdicts: Vec<_> = world.attempts().await.into_iter().map(|attempt| attempt.verdict).collect();
+    assert!(verdicts.len() > 100 && verdicts.iter().all(|verdict| verdict.as_deref() == Some("done")), "{verdicts:?}");
+    assert_eq!(runs.iter().filter(|run| run.job.key == "A").count(), 1, "A runs once, and nothing doubles it");
+    world.stop().await;
+}
+
 /// The trap: a rule of tolerance can starve a task whose runs take longer than interval and tolerance
 /// together. Here it cannot: what is dropped leaves the last start where it was, so the next one is
 /// far enough from it.

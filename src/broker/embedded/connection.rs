@@ -426,10 +426,11 @@ impl Broker for EmbeddedConnection {
             .ok_or_else(|| no_queue(queue))?;
         self.node.change(|state, outbox| state.cancel(&flow, outbox));
         let shelved = labels.into_iter().zip(std::iter::from_fn(|| fetched.try_recv().ok()));
-        let shelved = shelved.map(|(label, delivery)| {
+        let shelved = shelved.filter_map(|(label, delivery)| {
             let text = |of: fn(&Label) -> &String| label.as_deref().map(of).cloned().unwrap_or_default();
             let (id, from, reason) = (text(|label| &label.id), text(|label| &label.from), text(|label| &label.reason));
-            Shelved { id, from, reason, body: delivery.body, settle: delivery.settle }
+            let body = delivery.body.clone();
+            Some(Shelved { id, from, reason, body, settle: delivery.into_settle()? })
         });
         Ok(shelved.collect())
     }

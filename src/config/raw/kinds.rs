@@ -26,8 +26,9 @@ pub struct Kind {
     /// On a queue with `lanes`, jobs of a higher priority go first; less than the number of lanes.
     #[cfg_attr(test, schemars(range(min = 0, max = 9)))]
     pub priority: u8,
-    /// How long a run may take. One that takes longer is ended and tried again.
-    #[cfg_attr(test, schemars(extend("x-least" = "1ms", "x-most" = "24m")))]
+    /// How long a run may take. One that takes longer is ended and tried again. A run of a one-off job is ended after 24
+    /// minutes in any case.
+    #[cfg_attr(test, schemars(extend("x-least" = "1ms", "x-most" = "1d")))]
     pub timeout: Text,
     /// For how many starts of its queue's throttle a run counts.
     #[cfg_attr(test, schemars(range(min = 1, max = 1_000_000)))]
