@@ -15,6 +15,9 @@ pub struct Roster {
     /// A template that makes the platform queue. A row for which it gives nothing, because the column is empty or is not
     /// there, has the queue that the kind's `queue` says.
     pub queue: Option<String>,
+    /// A template that makes the priority of a chain's messages, in place of the kind's `priority`. A row for which it
+    /// gives nothing has the kind's.
+    pub priority: Option<String>,
     /// A template that makes the owner, with whom all chains can be paused, resumed and retired.
     pub owner: Option<String>,
     /// A template that makes a schedule of the chain's own in place of the kind's: an interval, a cron expression, or a JSON object.
