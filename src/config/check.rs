@@ -314,6 +314,9 @@ fn check_kind(
     let recurrence = recurrence::check(problems, name, &kind.take_recurrence(), named);
     let raw::Roster { key: roster_key, queue: roster_queue, priority: roster_priority, .. } = kind.roster.clone();
     let raw::Roster { owner: roster_owner, schedule: roster_schedule, .. } = kind.roster.clone();
+    if kind.roster.keys.is_some() && kind.queue.is_none() {
+        problems.add(&["kinds", name, "roster", "keys"], "says no queue; set `queue` beside it");
+    }
     let roster = roster::check(problems, name, kind.roster, recurrence.is_some());
     let retry = check_retry(problems, name, kind.retry, named);
     let of_kind = reasons::OfKind { reasons: kind.reasons, on_status: kind.on_status, on_exit: kind.on_exit };
