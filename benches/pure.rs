@@ -28,6 +28,7 @@ fn messages(criterion: &mut Criterion) {
         attempt: 1,
         due: NOW,
         parent: 0,
+        priority: None,
     };
     let body = hint.envelope("0123456789abcdef").encode();
     criterion.bench_function("message/decode", |b| b.iter(|| Envelope::decode(black_box(&body)).is_ok()));

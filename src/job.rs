@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::broker::lanes::MOST_LANES;
 use crate::clock::Time;
 use crate::encryption::{Unopened, is_sealed, longest};
 use crate::progress::{Report, Reporter};
@@ -102,6 +103,9 @@ pub struct ChainRef {
     /// In a message of a member of a batch: the epoch of the chain that waits for it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub parent: i64,
+    /// The chain's own priority, in place of its kind's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u8>,
 }
 
 /// A time that a message was sent again from quarantine. Two copies of one message that are not of the same time are
@@ -322,6 +326,7 @@ impl Envelope {
             if chain.epoch < 1 || chain.tick < 1 || chain.parent < 0 {
                 return Err(BadMessage::Field("`chain.epoch`, `chain.tick` and `chain.parent` count from 1".into()));
             }
+            check_priority("chain.priority", chain.priority)?;
         }
         // The engine's spelling of a payload can be longer than the sender's: `1e9` becomes
         // `1000000000.0`. It is never eight times as long, so small bodies need no look.
@@ -337,6 +342,11 @@ impl Envelope {
     /// The message body.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("an envelope has only string keys, so it is always JSON")
+    }
+
+    /// The priority of a chain's message, where it is not its kind's.
+    pub fn priority(&self) -> Option<u8> {
+        self.chain.as_ref().and_then(|chain| chain.priority)
     }
 
     /// The AMQP message id: the same whenever the same attempt is published again.
@@ -383,6 +393,17 @@ pub fn check_name(field: &str, value: &str) -> Result<(), BadMessage> {
         return Err(BadMessage::Field(format!("`{field}` has a control character")));
     }
     Ok(())
+}
+
+/// Checks a priority: there is a lane for each, at most [`MOST_LANES`].
+///
+/// # Errors
+/// [`BadMessage::Field`].
+pub fn check_priority(field: &str, priority: Option<u8>) -> Result<(), BadMessage> {
+    match priority.filter(|priority| *priority >= MOST_LANES) {
+        Some(priority) => Err(BadMessage::Field(format!("`{field}` is {priority}; the highest is {}", MOST_LANES - 1))),
+        None => Ok(()),
+    }
 }
 
 /// What a handler gets to work on.
@@ -508,7 +529,7 @@ mod tests {
     fn what_is_encoded_decodes_to_the_same() {
         let mut hint = Envelope::job("sync", "π", json!({"a": [1, null]}), "x".into());
         assert_eq!(Envelope::decode(&hint.encode()).unwrap(), hint);
-        hint.chain = Some(ChainRef { ledger: "l".into(), epoch: 7, tick: 3, parent: 0 });
+        hint.chain = Some(ChainRef { ledger: "l".into(), epoch: 7, tick: 3, parent: 0, priority: None });
         hint.attempt = 2;
         hint.due = Some(Time::from_millis(1_790_000_000_000));
         hint.queue = Some("q".into());

@@ -166,6 +166,7 @@ fn message(number: usize) -> Envelope {
         attempt: 1,
         due: Time::default(),
         parent: 0,
+        priority: None,
     };
     hint.envelope("0123456789abcdef")
 }

@@ -180,6 +180,7 @@ async fn fill(ground: &Ground, chains: usize) -> Result<(), StartError> {
             key: format!("{run}-{n}"),
             queue: QUEUE.into(),
             payload: "{}".into(),
+            priority: None,
             due,
             watch_at: due,
             revive: false,

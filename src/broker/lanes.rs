@@ -1,4 +1,4 @@
-//! Which lane of a platform queue the messages of a kind take (pure).
+//! Which lane of a platform queue the messages of a kind, or of a chain, take (pure).
 //!
 //! A platform queue with lanes is several queues on the broker, one for each priority. What waits in them is
 //! ordered by the workers, which consume each lane on its own. The priorities of AMQP would not do: quorum
@@ -41,14 +41,16 @@ impl Lanes {
         self.queues.get(queue).copied().unwrap_or(1)
     }
 
-    /// The lane for messages of `kind`: that of its priority, or else the highest there is.
-    pub fn lane(&self, queue: &str, kind: &str) -> u8 {
-        self.priorities.get(kind).copied().unwrap_or_default().min(self.count(queue) - 1)
+    /// The lane for messages of `kind`: that of its priority, or else the highest there is. A chain may have a
+    /// priority of its `own`.
+    pub fn lane(&self, queue: &str, kind: &str, own: Option<u8>) -> u8 {
+        let of_kind = || self.priorities.get(kind).copied().unwrap_or_default();
+        own.unwrap_or_else(of_kind).min(self.count(queue) - 1)
     }
 
-    /// The broker's queue for messages of `kind`.
-    pub fn queue(&self, queue: &str, kind: &str) -> String {
-        self.names.lane(queue, self.lane(queue, kind))
+    /// The broker's queue for messages of `kind`, or of a chain of it with a priority of its `own`.
+    pub fn queue(&self, queue: &str, kind: &str, own: Option<u8>) -> String {
+        self.names.lane(queue, self.lane(queue, kind, own))
     }
 
     /// The broker's queues behind a platform queue, from the lowest lane.
@@ -66,15 +68,19 @@ mod tests {
         let text =
             "[queues.work]\nlanes = 3\n[queues.other]\n[kinds.a]\npriority = 2\n[kinds.b]\npriority = 1\n[kinds.c]";
         let lanes = Lanes::new(&Config::parse(text, "test", []).unwrap());
-        for (queue, kind, expected) in [
-            ("work", "a", "roundelay.lane.2.work"),
-            ("work", "b", "roundelay.lane.1.work"),
-            ("work", "c", "work"),
-            ("work", "roundelay.chore", "work"),
-            ("other", "a", "other"),
-            ("roundelay.chores", "a", "roundelay.chores"),
+        for (queue, kind, own, expected) in [
+            ("work", "a", None, "roundelay.lane.2.work"),
+            ("work", "b", None, "roundelay.lane.1.work"),
+            ("work", "c", None, "work"),
+            ("work", "roundelay.chore", None, "work"),
+            ("other", "a", None, "other"),
+            ("roundelay.chores", "a", None, "roundelay.chores"),
+            ("work", "a", Some(0), "work"),
+            ("work", "c", Some(2), "roundelay.lane.2.work"),
+            ("work", "c", Some(9), "roundelay.lane.2.work"),
+            ("other", "c", Some(2), "other"),
         ] {
-            assert_eq!(lanes.queue(queue, kind), expected, "{kind} on {queue}");
+            assert_eq!(lanes.queue(queue, kind, own), expected, "{kind} on {queue}, {own:?}");
         }
         let all: Vec<String> = lanes.queues("work").collect();
         assert_eq!(all, ["work", "roundelay.lane.1.work", "roundelay.lane.2.work"]);

@@ -73,6 +73,7 @@ impl Check {
             out!("kind    {name}: {every}, {handler}, at most {} attempts", kind.retry.attempts);
             if let Some(roster) = &kind.roster {
                 let source = match &roster.source {
+                    RosterSource::Keys(keys) => format!("its keys {}", keys.join(", ")),
                     RosterSource::File(path) => path.display().to_string(),
                     RosterSource::Http { url, .. } => url.to_string(),
                     RosterSource::Sql { database: RosterDatabase::Sqlite(path), .. } => {

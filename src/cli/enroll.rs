@@ -76,7 +76,7 @@ impl Enroll {
         let kind = config.kind(&self.kind).map_err(Error::msg)?;
         ensure!(
             self.roster.is_some() || kind.roster.is_some(),
-            "kinds.{}.roster names no `file`, `http` or `sql`; name a file to read",
+            "kinds.{}.roster names no `keys`, `file`, `http` or `sql`; name a file to read",
             self.kind
         );
         let follows = self.roster.is_none() && kind.roster.as_ref().is_some_and(|roster| roster.prune);

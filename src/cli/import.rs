@@ -14,7 +14,7 @@ use super::screen::{self, Tint, field};
 
 /// Makes a configuration from what another scheduler runs.
 ///
-/// The configuration has kinds with their schedules and handlers, and names rosters, so that a worker begins the chains
+/// The configuration has kinds with their schedules and handlers, and their keys or rosters, so that a worker begins the chains
 /// by itself. Every entry of the source is in it, or in the report of what could not be carried over, and why. Look
 /// through both before a worker runs them; the guides in docs/migrate say how to move without running anything twice.
 ///
@@ -217,7 +217,9 @@ fn write(import: &Import, configuration: &str, output: &Path, folder: &Path) -> 
             path.display()
         );
     }
-    std::fs::create_dir_all(folder).with_context(|| format!("failed to make the folder {}", folder.display()))?;
+    if !import.rosters.is_empty() {
+        std::fs::create_dir_all(folder).with_context(|| format!("failed to make the folder {}", folder.display()))?;
+    }
     for (path, text) in files {
         std::fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))?;
     }

@@ -295,8 +295,8 @@ fn check_kind(
     if let Some(key) = &kind.roster.key {
         template(problems, &["kinds", name, "roster", "key"], key);
     }
-    let raw::Roster { queue, owner, schedule, .. } = &kind.roster;
-    for (setting, text) in [("queue", queue), ("owner", owner), ("schedule", schedule)] {
+    let raw::Roster { queue, priority, owner, schedule, .. } = &kind.roster;
+    for (setting, text) in [("queue", queue), ("priority", priority), ("owner", owner), ("schedule", schedule)] {
         if let Some(text) = text {
             template(problems, &["kinds", name, "roster", setting], text);
         }
@@ -313,8 +313,11 @@ fn check_kind(
         }
     };
     let recurrence = recurrence::check(problems, name, &kind.take_recurrence(), named);
-    let raw::Roster { key: roster_key, queue: roster_queue, owner: roster_owner, schedule: roster_schedule, .. } =
-        kind.roster.clone();
+    let raw::Roster { key: roster_key, queue: roster_queue, priority: roster_priority, .. } = kind.roster.clone();
+    let raw::Roster { owner: roster_owner, schedule: roster_schedule, .. } = kind.roster.clone();
+    if kind.roster.keys.is_some() && kind.queue.is_none() {
+        problems.add(&["kinds", name, "roster", "keys"], "says no queue; set `queue` beside it");
+    }
     let roster = roster::check(problems, name, kind.roster, recurrence.is_some());
     let retry = check_retry(problems, name, kind.retry, named);
     let of_kind = reasons::OfKind { reasons: kind.reasons, on_status: kind.on_status, on_exit: kind.on_exit };
@@ -337,6 +340,7 @@ fn check_kind(
         spawn: SpawnSettings { most: kind.spawn.most, depth: kind.spawn.depth },
         roster_key,
         roster_queue,
+        roster_priority,
         roster_owner,
         roster_schedule,
         roster,

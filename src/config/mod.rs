@@ -282,6 +282,8 @@ pub struct KindSettings {
     pub roster_key: Option<String>,
     /// Likewise for its queue. Where it gives nothing, `queue` says.
     pub roster_queue: Option<String>,
+    /// Likewise for its priority. Where it gives nothing, `priority` says.
+    pub roster_priority: Option<String>,
     /// Where its entities are listed, if its chains follow a list.
     pub roster: Option<RosterSettings>,
     /// Likewise for the owner.

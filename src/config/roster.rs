@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::check::{Problems, TEN_YEARS};
 use super::{Secret, raw};
 use crate::handler::http::Reach;
+use crate::job::check_name;
 use crate::ledger::postgres;
 use crate::roster::Format;
 
@@ -28,6 +29,8 @@ pub struct RosterSettings {
 /// What a roster is read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RosterSource {
+    /// These keys, which are in the configuration itself.
+    Keys(Vec<String>),
     /// A file, CSV or NDJSON by its extension.
     File(PathBuf),
     /// A URL to GET, CSV or NDJSON by its `Content-Type`, or else by its path's extension.
@@ -58,7 +61,10 @@ pub enum RosterDatabase {
 /// The checked source of the kind `name`, if it has one.
 pub(super) fn check(problems: &mut Problems, name: &str, raw: raw::Roster, chains: bool) -> Option<RosterSettings> {
     let at = |key: &'static str| ["kinds", name, "roster", key];
-    let named = [raw.file.is_some(), raw.http.is_some(), raw.sql.is_some()].iter().filter(|there| **there).count();
+    let named = [raw.keys.is_some(), raw.file.is_some(), raw.http.is_some(), raw.sql.is_some()]
+        .iter()
+        .filter(|there| **there)
+        .count();
     let allow = Reach::new(&raw.allow).unwrap_or_else(|message| {
         problems.add(&at("allow"), message);
         Reach::default()
@@ -69,13 +75,13 @@ pub(super) fn check(problems: &mut Problems, name: &str, raw: raw::Roster, chain
     if named == 0 {
         for (key, there) in [("sync", raw.sync.is_some()), ("prune", raw.prune.is_some())] {
             if there {
-                problems.add(&at(key), "there is no source to read: set `file`, `http` or `sql` beside it");
+                problems.add(&at(key), "there is no source to read: set `keys`, `file`, `http` or `sql` beside it");
             }
         }
         return None;
     }
     if named > 1 {
-        problems.add(&["kinds", name, "roster"], "names several sources; keep one of `file`, `http` and `sql`");
+        problems.add(&["kinds", name, "roster"], "names several sources; keep one of `keys`, `file`, `http` and `sql`");
     }
     if !chains {
         problems.add(
@@ -85,15 +91,19 @@ pub(super) fn check(problems: &mut Problems, name: &str, raw: raw::Roster, chain
     }
     let sync = raw.sync.map_or(SYNC, |sync| sync.0);
     problems.range(&at("sync"), sync, SHORTEST_SYNC, TEN_YEARS);
-    let source = match (raw.file, raw.http, raw.sql) {
-        (Some(file), ..) => {
+    let source = match (raw.keys, raw.file, raw.http, raw.sql) {
+        (Some(keys), ..) => {
+            check_keys(problems, &at("keys"), &keys);
+            RosterSource::Keys(keys)
+        }
+        (_, Some(file), ..) => {
             let path = PathBuf::from(file);
             if let Err(reason) = Format::of(&path) {
                 problems.add(&at("file"), reason);
             }
             RosterSource::File(path)
         }
-        (_, Some(url), _) => {
+        (.., Some(url), _) => {
             let good = url::Url::parse(url.expose())
                 .is_ok_and(|url| ["http", "https"].contains(&url.scheme()) && url.has_host());
             if !good {
@@ -112,6 +122,20 @@ pub(super) fn check(problems: &mut Problems, name: &str, raw: raw::Roster, chain
         }
     };
     Some(RosterSettings { source, sync, prune: raw.prune.unwrap_or(false) })
+}
+
+fn check_keys(problems: &mut Problems, path: &[&str], keys: &[String]) {
+    if keys.is_empty() {
+        problems.add(path, "is empty; name at least one key");
+    }
+    for (n, key) in keys.iter().enumerate() {
+        if let Err(error) = check_name("key", key) {
+            problems.add(path, error.to_string());
+        }
+        if keys[..n].contains(key) {
+            problems.add(path, format!("has `{key}` twice"));
+        }
+    }
 }
 
 fn database(problems: &mut Problems, path: &[&str], url: Secret) -> RosterDatabase {

@@ -183,6 +183,15 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
             "[kinds.k]\nevery = \"1s\"\nroster = { file = \"x.csv\", http = \"http://h/\" }\n",
             "r.toml:3: kinds.k.roster: names several sources",
         ),
+        (
+            "[queues.q]\n[kinds.k]\nqueue = \"q\"\nevery = \"1s\"\nroster = { keys = [\"-\"], file = \"x.csv\" }\n",
+            "r.toml:5: kinds.k.roster: names several sources; keep one of `keys`, `file`",
+        ),
+        ("[kinds.k]\nevery = \"1s\"\nroster.keys = [\"-\"]\n", "r.toml:3: kinds.k.roster.keys: says no queue"),
+        ("[kinds.k]\nevery = \"1s\"\nroster.keys = []\n", "kinds.k.roster.keys: is empty; name at least one key"),
+        ("[kinds.k]\nevery = \"1s\"\nroster.keys = [\"\"]\n", "kinds.k.roster.keys: `key` is empty"),
+        ("[kinds.k]\nevery = \"1s\"\nroster.keys = [\"a\", \"a\"]\n", "kinds.k.roster.keys: has `a` twice"),
+        ("[kinds.k]\nroster.keys = [\"-\"]\n", "r.toml:2: kinds.k.roster: the kind has no chains to begin"),
         ("[kinds.k]\nevery = \"1s\"\nroster.http = \"ftp://u:secret@h/\"\n", "roster.http: `ftp://h/` is no http://"),
         (
             "[kinds.k]\nevery = \"1s\"\nroster = { file = \"x.csv\", sync = \"1ms\" }\n",

@@ -207,7 +207,7 @@ async fn look(
     }
     let planned = |n: usize, offset: Duration| {
         let chain = &overdue[n];
-        let lane = core.dispatch.lanes.lane(queue, &chain.hint.kind);
+        let lane = core.dispatch.lanes.lane(queue, &chain.hint.kind, chain.hint.priority);
         let (depth, frontier) = come.get(usize::from(lane)).copied().unwrap_or_default();
         plan(chain, depth, frontier, core.holds(chain.hint.epoch) > 0, now, slack, offset)
     };
@@ -409,6 +409,7 @@ mod tests {
             attempt: 1,
             due: at(100),
             parent: 0,
+            priority: None,
         };
         Overdue { hint, sent, expected: at(100), watch_at: at(watch_at), looks, lease_until: at(lease_until) }
     }

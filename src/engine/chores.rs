@@ -151,6 +151,7 @@ impl Chores {
             key: chore.key,
             queue: self.queue.clone(),
             payload: "null".into(),
+            priority: None,
             forms: Vec::new(),
             due: now,
             watch_at: now,

@@ -84,6 +84,7 @@ impl Core {
             kind,
             key,
             queue: queue.unwrap_or_default(),
+            priority: None,
             payload,
             // One that is there stays as it is.
             forms: Vec::new(),

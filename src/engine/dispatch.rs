@@ -67,7 +67,7 @@ impl Dispatch {
         }
     }
 
-    /// Publishes `envelope`, due at its own due time, to its kind's lane of `queue`, once. `decided` is when that time
+    /// Publishes `envelope`, due at its own due time, to its lane of `queue`, once. `decided` is when that time
     /// was chosen: what has passed since may be added to it for the sake of an exact rung.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl Dispatch {
         decided: impl Into<Decided>,
     ) -> Result<u32, PublishError> {
         let (now, decided) = (self.ledger.now(), decided.into());
-        let queue = self.lanes.queue(queue, &envelope.kind);
+        let queue = self.lanes.queue(queue, &envelope.kind, envelope.priority());
         let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(now));
         let (to, hops) = match self.ladder.hop_after(decided.late, remaining, now.since(decided.at).min(MOST_SLOP)) {
             Hop::Now { wait } => {

@@ -1,6 +1,6 @@
 //! Begins chains: into the ledger first, then their first messages.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
@@ -10,11 +10,11 @@ use super::dispatch::Dispatch;
 use super::moves::Mover;
 use super::{Connections, StartError, sealing, topology_guard};
 use crate::clock::Time;
-use crate::config::{Config, OwnSchedule, Recurrence};
+use crate::config::{Config, KindSettings, OwnSchedule, Recurrence};
 use crate::encryption::is_sealed;
-use crate::job::check_name;
+use crate::job::{BadMessage, check_name, check_priority};
 use crate::ledger::{ChainState, Enrolled, Hint, LedgerError, NewChain};
-use crate::schedule::{Balance, Setting, phase};
+use crate::schedule::{Balance, Schedule, Setting, phase};
 
 /// First messages published at the same time.
 const IN_FLIGHT: usize = 512;
@@ -32,6 +32,8 @@ pub struct Entity {
     pub key: String,
     /// The platform queue.
     pub queue: String,
+    /// The priority of its chain among what waits on that queue, in place of the kind's.
+    pub priority: Option<u8>,
     /// What the handler gets, as JSON text.
     pub payload: String,
     /// Who it belongs to.
@@ -42,9 +44,59 @@ pub struct Entity {
 }
 
 impl Entity {
-    /// One that belongs to nobody, and has the schedule of its kind.
+    /// One that belongs to nobody, and has the priority and the schedule of its kind.
     pub fn new(key: impl Into<String>, queue: impl Into<String>, payload: impl Into<String>) -> Self {
-        Self { key: key.into(), queue: queue.into(), payload: payload.into(), owner: None, schedule: None }
+        let (key, queue, payload) = (key.into(), queue.into(), payload.into());
+        Self { key, queue, priority: None, payload, owner: None, schedule: None }
+    }
+}
+
+/// What an entity has to be for a worker to run its chain: the same for rosters, programs and messages.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// How many lanes each has.
+    queues: BTreeMap<String, u8>,
+    recurrence: Option<Recurrence>,
+}
+
+impl Rules {
+    /// Those of the kind with these settings.
+    pub fn new(config: &Config, settings: &KindSettings) -> Self {
+        Self {
+            queues: config.queues.iter().map(|(name, queue)| (name.clone(), queue.lanes)).collect(),
+            recurrence: settings.recurrence.clone(),
+        }
+    }
+
+    /// The schedule that the entity's chain has.
+    ///
+    /// # Errors
+    /// Says why no worker could run the entity.
+    pub fn check(&self, entity: &Entity) -> Result<Schedule, String> {
+        let of_kind =
+            self.recurrence.as_ref().ok_or("its kind has none of `every`, `cron` and `at`, so it has no chains")?;
+        let Entity { key, queue, priority, payload, owner, schedule } = entity;
+        let named = |bad: BadMessage| bad.to_string();
+        check_name("key", key).map_err(named)?;
+        let lanes = self.queues.get(queue);
+        let lanes = *lanes.ok_or_else(|| format!("there is no [queues.{queue}] in the configuration"))?;
+        check_priority("priority", *priority).map_err(named)?;
+        if let Some(priority) = priority.filter(|priority| *priority >= lanes) {
+            return Err(format!(
+                "priority {priority} is more than queues.{queue}.lanes = {lanes} allows; the highest is {}",
+                lanes.saturating_sub(1)
+            ));
+        }
+        // As a worker will read it, which takes no number like 1e999, for example.
+        serde_json::from_str::<serde::de::IgnoredAny>(payload)
+            .map_err(|error| format!("its payload is not JSON: {error}"))?;
+        if let Some(owner) = owner {
+            check_name("owner", owner).map_err(named)?;
+        }
+        match schedule {
+            None => Ok(of_kind.schedule.clone()),
+            Some(own) => OwnSchedule::parse(own).and_then(|own| of_kind.with_own(&own)),
+        }
     }
 }
 
@@ -107,8 +159,7 @@ pub enum RunOnce {
 /// Begins chains of one kind.
 pub struct Enroller {
     kind: String,
-    queues: BTreeSet<String>,
-    recurrence: Option<Recurrence>,
+    rules: Rules,
     window: Option<Duration>,
     slack: Duration,
     begun: u64,
@@ -143,8 +194,7 @@ impl Enroller {
         let dispatch = Dispatch::new(config, &connections);
         Ok(Self {
             kind: kind.into(),
-            queues: config.queues.keys().cloned().collect(),
-            recurrence: settings.recurrence.clone(),
+            rules: Rules::new(config, settings),
             window,
             slack: config.catch_up.slack,
             begun: 0,
@@ -196,22 +246,13 @@ impl Enroller {
     /// payloads and this does not; then nothing of this batch was enrolled. When the ledger cannot be written; then
     /// nothing was, or its chains are begun and catch-up sends their first messages.
     pub async fn enroll(&mut self, entities: Vec<Entity>) -> Result<Tally, EnrollError> {
-        let Some(of_kind) = self.recurrence.clone() else {
+        let Some(of_kind) = self.rules.recurrence.clone() else {
             return Err(EnrollError::NoSchedule(self.kind.clone()));
         };
-        for entity in &entities {
-            let refused = |reason| EnrollError::Entity { key: entity.key.clone(), reason };
-            check_name("key", &entity.key).map_err(|error| refused(error.to_string()))?;
-            if !self.queues.contains(&entity.queue) {
-                return Err(refused(format!("there is no [queues.{}] in the configuration", entity.queue)));
-            }
-            // As a worker will read it, which takes no number like 1e999, for example.
-            serde_json::from_str::<serde_json::Value>(&entity.payload)
-                .map_err(|error| refused(format!("its payload is not JSON: {error}")))?;
-            if let Some(owner) = &entity.owner {
-                check_name("owner", owner).map_err(|error| refused(error.to_string()))?;
-            }
-        }
+        let check = |entity: &Entity| {
+            self.rules.check(entity).map_err(|reason| EnrollError::Entity { key: entity.key.clone(), reason })
+        };
+        let schedules = entities.iter().map(check).collect::<Result<Vec<Schedule>, EnrollError>>()?;
         self.check_sealing().await?;
         let (ledger, keys) = (self.connections.ledger.clone(), self.dispatch.sealing.keys());
         let mut returned = BTreeSet::new();
@@ -222,14 +263,15 @@ impl Enroller {
         let now = ledger.now();
         let watch_at = if self.publishes { now + GRACE } else { now };
         let mut chains = Vec::with_capacity(entities.len());
-        for entity in entities {
+        for (entity, schedule) in entities.into_iter().zip(schedules) {
             let revive = self.revive || returned.contains(&entity.key);
-            let due = self.first_due(&entity, &of_kind, now)?;
+            let due = self.first_due(&entity, &schedule, now)?;
             let (payload, forms) = sealing::payload(&keys, (&self.kind, &entity.key), entity.payload);
             chains.push(NewChain {
                 kind: self.kind.clone(),
                 key: entity.key,
                 queue: entity.queue,
+                priority: entity.priority,
                 payload,
                 forms,
                 due,
@@ -296,6 +338,7 @@ impl Enroller {
         let extra = NewChain {
             kind: self.kind.clone(),
             key: key.into(),
+            priority: rotation.hint.priority,
             queue: rotation.hint.queue,
             payload,
             forms: Vec::new(),
@@ -341,11 +384,8 @@ impl Enroller {
 
     /// When an entity's first tick is due. Where the schedule has no say in it, first ticks are spread
     /// evenly over the window, without knowing how many there will be: in steps of the golden ratio.
-    fn first_due(&mut self, entity: &Entity, of_kind: &Recurrence, now: Time) -> Result<Time, EnrollError> {
+    fn first_due(&mut self, entity: &Entity, schedule: &Schedule, now: Time) -> Result<Time, EnrollError> {
         let refused = |reason| EnrollError::Entity { key: entity.key.clone(), reason };
-        let own = entity.schedule.as_deref().map(|own| OwnSchedule::parse(own).and_then(|own| of_kind.with_own(&own)));
-        let own = own.transpose().map_err(refused)?;
-        let schedule = own.as_ref().unwrap_or(&of_kind.schedule);
         self.begun += 1;
         let window = self.window.or_else(|| schedule.interval(now)).unwrap_or_default();
         let golden = 0.618_033_988_749_894_9_f64;

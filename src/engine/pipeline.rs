@@ -168,6 +168,7 @@ impl Core {
             attempt: envelope.attempt,
             due,
             parent: chain.parent,
+            priority: chain.priority,
         };
         // The broker delivers again when the connection that had the message is gone, and with it
         // the worker, as a rule. If this very worker runs the tick, it is not.

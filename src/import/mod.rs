@@ -53,8 +53,17 @@ pub struct Kind {
     pub source: Vec<String>,
     /// Its settings, by their dotted keys.
     pub settings: Vec<(&'static str, Toml)>,
-    /// The file of its roster.
-    pub roster: String,
+    /// Where its chains are listed.
+    pub roster: Roster,
+}
+
+/// Where the chains of a kind are listed.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Roster {
+    /// In the configuration itself: they have nothing but their keys.
+    Keys(Vec<String>),
+    /// In a file of this name.
+    File(String),
 }
 
 /// How much a note matters.
@@ -185,10 +194,7 @@ impl Import {
 
     /// Adds a kind that starts a program, with the one chain `key` that all such kinds of a source have.
     fn add_program(&mut self, name: &str, source: String, key: &str, settings: Vec<(&'static str, Toml)>) {
-        let (name, roster) = (self.free_name(name), format!("{key}.ndjson"));
-        if !self.rosters.contains_key(&roster) {
-            self.rosters.insert(roster.clone(), vec![Row::from_iter([("key".to_owned(), key.into())])]);
-        }
+        let (name, roster) = (self.free_name(name), Roster::Keys(vec![key.to_owned()]));
         self.kinds.push(Kind { name, source: vec![source], settings, roster });
         self.carried += 1;
     }
@@ -218,10 +224,6 @@ impl Import {
                 settings.push(("roster.schedule", text("{{ schedule }}")));
             }
             settings.push(("handler.http.url", text(&wishes.handler_url)));
-            let slug = slug(&name);
-            let files = (2..).map(|n| format!("{slug}-{n}.ndjson"));
-            let files = std::iter::once(format!("{slug}.ndjson")).chain(files);
-            let roster = files.into_iter().find(|file| !self.rosters.contains_key(file)).unwrap_or_default();
             let source = calls.iter().map(|call| call.name.clone()).collect();
             self.carried += calls.len();
             let rows = calls.into_iter().map(|call| {
@@ -232,9 +234,23 @@ impl Import {
                 row.extend(call.payload);
                 row
             });
-            self.rosters.insert(roster.clone(), rows.collect());
+            let roster = self.list(&name, rows.collect());
             self.kinds.push(Kind { name, source, settings, roster });
         }
+    }
+
+    /// Lists the chains of a kind: in a file, unless they have nothing but keys.
+    fn list(&mut self, kind: &str, rows: Vec<Row>) -> Roster {
+        let key = |row: &Row| Some(row.get("key")?.as_str()?.to_owned()).filter(|_| row.len() == 1);
+        if let Some(keys) = rows.iter().map(key).collect() {
+            return Roster::Keys(keys);
+        }
+        let slug = slug(kind);
+        let files = (2..).map(|n| format!("{slug}-{n}.ndjson"));
+        let mut files = std::iter::once(format!("{slug}.ndjson")).chain(files);
+        let file = files.find(|file| !self.rosters.contains_key(file)).unwrap_or_default();
+        self.rosters.insert(file.clone(), rows);
+        Roster::File(file)
     }
 
     /// How many entries of the source are not in the result.
@@ -261,7 +277,10 @@ impl Import {
             for (key, value) in &kind.settings {
                 out += &format!("{key} = {value}\n");
             }
-            out += &format!("roster.file = {}\n", text(&format!("{folder}/{}", kind.roster)));
+            out += &match &kind.roster {
+                Roster::Keys(keys) => format!("roster.keys = {}\n", list(keys.iter().map(String::as_str))),
+                Roster::File(file) => format!("roster.file = {}\n", text(&format!("{folder}/{file}"))),
+            };
         }
         out
     }
@@ -318,7 +337,11 @@ mod tests {
         for kind in &import.kinds {
             let settings = &config.kinds[&kind.name];
             let shape = Shape::new(&config, settings).unwrap();
-            for row in rows(Format::Ndjson, import.roster(&kind.roster).as_bytes()).unwrap() {
+            let text = match &kind.roster {
+                Roster::Keys(keys) => keys.iter().map(|key| format!("{}\n", json!({ "key": key }))).collect(),
+                Roster::File(file) => import.roster(file),
+            };
+            for row in rows(Format::Ndjson, text.as_bytes()).unwrap() {
                 let entity = shape.entity(row.unwrap().1).unwrap();
                 let schedule = &settings.recurrence.as_ref().unwrap().schedule;
                 let schedule = match &entity.schedule {

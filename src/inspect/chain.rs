@@ -54,6 +54,8 @@ pub struct ChainReport {
     pub key: String,
     /// Its platform queue.
     pub queue: String,
+    /// Its own priority on that queue, in place of its kind's.
+    pub priority: Option<u8>,
     /// The chain's incarnation.
     pub epoch: i64,
     /// The occurrence that is next, or runs.
@@ -279,6 +281,7 @@ async fn report(
         kind: hint.kind,
         key: hint.key,
         queue: hint.queue,
+        priority: hint.priority,
         epoch: hint.epoch,
         tick: hint.tick,
         attempt: hint.attempt,

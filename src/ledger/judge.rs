@@ -107,6 +107,7 @@ mod tests {
             attempt: 2,
             due: Time::from_millis(1_000),
             parent: 0,
+            priority: None,
         };
         ChainRow {
             hint,

@@ -46,6 +46,8 @@ pub struct NewChain {
     pub key: String,
     /// Its platform queue.
     pub queue: String,
+    /// The priority of its messages, in place of its kind's.
+    pub priority: Option<u8>,
     /// What the handler gets, as JSON text, or sealed: see [`crate::encryption`].
     pub payload: String,
     /// Other forms of the same payload: a chain that has one of these has this payload, and keeps it as it is.
@@ -73,9 +75,15 @@ pub struct NewChain {
 }
 
 impl NewChain {
-    /// Whether a chain with this queue, payload, owner and schedule is as it should be.
-    pub fn is_like(&self, queue: &str, payload: &str, owner: Option<&str>, schedule: Option<&str>) -> bool {
-        self.queue == queue
+    /// Whether a chain on this queue with this priority, payload, owner and schedule is as it should be.
+    pub fn is_like(
+        &self,
+        (queue, priority): (&str, Option<u8>),
+        payload: &str,
+        owner: Option<&str>,
+        schedule: Option<&str>,
+    ) -> bool {
+        (self.queue.as_str(), self.priority) == (queue, priority)
             && (self.payload == payload || self.forms.iter().any(|form| form == payload))
             && self.owner.as_deref() == owner
             && !self.reschedules(schedule)
@@ -122,6 +130,8 @@ pub struct Hint {
     pub due: Time,
     /// The epoch of the chain whose batch this is a member of; zero when it is none.
     pub parent: i64,
+    /// See [`NewChain::priority`].
+    pub priority: Option<u8>,
 }
 
 impl Hint {
@@ -140,7 +150,13 @@ impl Hint {
             owner: None,
             depth: 0,
             retries: Vec::new(),
-            chain: Some(ChainRef { ledger: ledger.into(), epoch: self.epoch, tick: self.tick, parent: self.parent }),
+            chain: Some(ChainRef {
+                ledger: ledger.into(),
+                epoch: self.epoch,
+                tick: self.tick,
+                parent: self.parent,
+                priority: self.priority,
+            }),
             trace: None,
         }
     }

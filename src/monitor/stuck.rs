@@ -197,6 +197,7 @@ mod tests {
             attempt: 1,
             due: at(100),
             parent: 0,
+            priority: None,
         };
         let (sent, looks, watch_at, lease_until) = (true, 0, at(1_010), Time::default());
         LateChain { hint, state: ChainState::Active, sent, looks, watch_at, lease_until, worker: None }

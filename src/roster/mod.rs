@@ -16,9 +16,9 @@ use minijinja::{Environment, UndefinedBehavior};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
+use crate::broker::lanes::MOST_LANES;
 use crate::config::{Config, KindSettings, OwnSchedule};
-use crate::engine::enroll::Entity;
-use crate::job::check_name;
+use crate::engine::enroll::{Entity, Rules};
 pub use sync::{Report, Sync, SyncError, Wishes, from_source};
 
 /// One row, by column.
@@ -141,6 +141,7 @@ fn ndjson_rows<'r>(from: impl Read + 'r) -> Rows<'r> {
 /// Turns rows into entities, by the templates of a kind.
 pub struct Shape<'c> {
     config: &'c Config,
+    rules: Rules,
     /// Of what each row must have.
     templates: Environment<'c>,
     /// Of what a row may leave to its kind: a column that is not there gives nothing.
@@ -172,11 +173,12 @@ impl<'c> Shape<'c> {
             false => minijinja::escape_formatter(out, state, value),
         });
         let own_queue = kind.roster_queue.as_deref().unwrap_or_default();
-        for (name, text) in [("queue", own_queue)] {
+        let priority = kind.roster_priority.as_deref().unwrap_or_default();
+        for (name, text) in [("queue", own_queue), ("priority", priority)] {
             optional.add_template(name, text).map_err(|error| wrong(name, error))?;
         }
         let several_queues = kind.roster_queue.is_some() || !config.queues.contains_key(queue);
-        Ok(Self { config, templates, optional, several_queues })
+        Ok(Self { config, rules: Rules::new(config, kind), templates, optional, several_queues })
     }
 
     /// The entity of a row. Its payload is the whole row.
@@ -185,19 +187,21 @@ impl<'c> Shape<'c> {
     /// Why the row cannot be used.
     pub fn entity(&self, row: Row) -> Result<Entity, String> {
         let key = self.render("key", &row)?;
-        check_name("key", &key).map_err(|error| error.to_string())?;
         let queue = match self.optional("queue", &row)? {
             Some(queue) => queue,
             None => self.render("queue", &row)?,
         };
-        if !self.config.queues.contains_key(&queue) {
-            return Err(format!("queue `{queue}` is not in the configuration"));
-        }
+        let not_a_number =
+            |text: String| format!("its priority `{text}` is no whole number from 0 to {}", MOST_LANES - 1);
+        let priority = self.optional("priority", &row)?;
+        let priority = priority.map(|text| text.parse().map_err(|_| not_a_number(text))).transpose()?;
         let owner = Some(self.render("owner", &row)?).filter(|owner| !owner.is_empty());
         let schedule = self.render("schedule", &row)?;
         let own = Some(schedule.trim()).filter(|text| !text.is_empty()).map(OwnSchedule::from_words).transpose()?;
         let payload = Value::Object(row).to_string();
-        Ok(Entity { key, queue, payload, owner, schedule: own.map(|own| own.text()) })
+        let entity = Entity { key, queue, priority, payload, owner, schedule: own.map(|own| own.text()) };
+        self.rules.check(&entity)?;
+        Ok(entity)
     }
 
     /// What a row's own template gives, if it gives anything.
@@ -290,7 +294,7 @@ mod tests {
         assert_eq!(got[0].as_ref().unwrap().key, "npm/@types/node");
         assert_eq!(got[1].as_ref().unwrap_err(), &(3, "1 columns, where the header has 3".to_owned()));
         assert_eq!(got[2].as_ref().unwrap_err().0, 4);
-        assert!(got[2].as_ref().unwrap_err().1.contains("`sync-pypi` is not in the configuration"));
+        assert!(got[2].as_ref().unwrap_err().1.contains("there is no [queues.sync-pypi]"));
         assert_eq!(got[3].as_ref().unwrap().key, "npm/", "an empty cell is the roster's own business");
         assert_eq!(got[5].as_ref().unwrap().payload, r#"{"name":"last","platform":"npm","version":"4"}"#);
     }
@@ -310,11 +314,32 @@ mod tests {
         let got = queues(config, roster);
         let good: Vec<&str> = got[..4].iter().map(|queue| queue.as_deref().unwrap()).collect();
         assert_eq!(good, ["fast", "default", "default", "default"]);
-        assert!(got[4].as_ref().unwrap_err().contains("`slow` is not in the configuration"), "{got:?}");
+        assert!(got[4].as_ref().unwrap_err().contains("there is no [queues.slow]"), "{got:?}");
         // A kind that has none either says so.
         let none = config.replace("queue = \"default\"\n", "");
         let why = queues(&none, "{\"key\":\"c\"}\n").remove(0).unwrap_err();
         assert!(why.contains("its queue cannot be made by `{{ queue }}`"), "{why}");
+    }
+
+    #[test]
+    fn a_row_s_priority_is_its_class_and_its_kinds_without_one() {
+        let config = "[queues.work]\nlanes = 3\n[kinds.sync]\nqueue = \"work\"\nevery = \"10s\"\n\
+                      roster.priority = \"{% if class == 'tracked' %}2{% else %}{{ class }}{% endif %}\"\n";
+        let config = Config::parse(config, "test", []).unwrap();
+        let shape = Shape::new(&config, &config.kinds["sync"]).unwrap();
+        let roster = "key,class\na,tracked\nb,\nc,0\nd,3\ne,-1\nf,urgent\ng,300\n";
+        let rows = rows(Format::Csv, roster.as_bytes()).unwrap();
+        let got: Vec<_> = rows.map(|row| shape.entity(row.unwrap().1).map(|entity| entity.priority)).collect();
+        assert_eq!(got[..3], [Ok(Some(2)), Ok(None), Ok(Some(0))]);
+        for (n, words) in [
+            (3, "priority 3 is more than queues.work.lanes = 3 allows; the highest is 2"),
+            (4, "its priority `-1` is no whole number from 0 to 9"),
+            (5, "`urgent` is no whole number"),
+            (6, "`300` is no whole number"),
+        ] {
+            let why = got[n].as_ref().unwrap_err();
+            assert!(why.contains(words), "{why}");
+        }
     }
 
     #[test]

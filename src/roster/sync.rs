@@ -267,7 +267,7 @@ pub async fn from_source(
     mut bad: impl FnMut(BadRow),
 ) -> Result<Report, SyncError> {
     let settings = config.kind(kind).map_err(StartError::Setup)?;
-    let none = || StartError::Setup(format!("kinds.{kind}.roster names no `file`, `http` or `sql` to read"));
+    let none = || StartError::Setup(format!("kinds.{kind}.roster names no `keys`, `file`, `http` or `sql` to read"));
     let settings = settings.roster.as_ref().ok_or_else(none)?;
     let mut sync = Sync::begin(config, connections, kind, wishes).await?;
     let (into, mut from) = mpsc::channel(AHEAD);

@@ -252,6 +252,8 @@ pub struct SlotCounts {
     pub held: Counter,
     /// Those that came back, and that nobody else took in time.
     pub unused: Counter,
+    /// Those that the worker's own gate has refused.
+    pub refused: Counter,
 }
 
 impl SlotCounts {
@@ -259,7 +261,7 @@ impl SlotCounts {
         let label = ByThrottle { throttle: throttle.to_owned() };
         let lost = |reason| families.lost_slots.get_or_create_owned(&ByLost { throttle: throttle.to_owned(), reason });
         let granted = families.slots.get_or_create_owned(&label);
-        Self { granted, late: lost("late"), held: lost("held"), unused: lost("unused") }
+        Self { granted, late: lost("late"), held: lost("held"), unused: lost("unused"), refused: lost("refused") }
     }
 }
 

@@ -104,7 +104,8 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             let _ = done.send(());
         }
         let slip = limits.slip();
-        throttle.note((*limits != *settings.limits).then_some(limits));
+        throttle.note((*limits != *settings.limits).then(|| limits.clone()));
+        let of_key = Arc::new(key.clone());
         let when = |micros: Micros| {
             let distance = Duration::from_micros(micros.abs_diff(clock));
             if micros >= clock { here + distance } else { here.checked_sub(distance).unwrap_or(here) }
@@ -119,6 +120,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
                 cost,
                 probe: answer.probe,
                 besides,
+                gate: throttle.gate(&limits, cost).map(|gate| (gate, of_key.clone())),
                 line: None,
             };
             throttle.counts.granted.inc();

@@ -400,7 +400,7 @@ mod tests {
         let line = line();
         let slot = |besides| {
             let opens = Instant::now();
-            Slot { opens, expires: opens + HOUR, cost: 1, probe: true, besides, line: None }
+            Slot { opens, expires: opens + HOUR, cost: 1, probe: true, besides, gate: None, line: None }
         };
         let want = |probe| Want { priority: 0, due: Time::from_millis(0), cost: 1, probe };
         let mut waits = line.join(want(false), None).0.slot;
@@ -418,7 +418,7 @@ mod tests {
         for (probe, lost) in [(true, vec![Word::Lost]), (false, vec![])] {
             let line = line();
             let opens = Instant::now();
-            line.give(None, Slot { opens, expires: opens, cost: 1, probe, besides: false, line: None });
+            line.give(None, Slot { opens, expires: opens, cost: 1, probe, besides: false, gate: None, line: None });
             tokio::time::advance(HOUR).await;
             line.pass_on();
             assert_eq!(line.words().into_iter().map(|(word, _)| word).collect::<Vec<_>>(), lost);

@@ -12,6 +12,7 @@
 mod attend;
 mod board;
 pub mod clock;
+mod gate;
 pub mod key;
 mod line;
 pub mod orders;
@@ -32,6 +33,7 @@ use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
 use crate::telemetry::{SlotCounts, Telemetry};
 use board::Board;
 use clock::Known;
+use gate::Gate;
 use line::{Line, Rank};
 pub use pulse::Pulse;
 use slots::{Limits, MOST_AHEAD, Micros, State, Word};
@@ -114,6 +116,8 @@ pub struct Throttle {
     latency: AtomicI64,
     /// Who waits, by key.
     lines: Mutex<HashMap<String, Arc<Line>>>,
+    /// By which this worker counts its starts apart from whoever hands slots out.
+    gate: Mutex<Option<Arc<Gate>>>,
     this: Weak<Self>,
 }
 
@@ -140,6 +144,8 @@ pub struct Slot {
     pub probe: bool,
     /// Only somebody that tries may have it, besides.
     besides: bool,
+    /// What it has to pass, and as which key.
+    gate: Option<(Arc<Gate>, Arc<String>)>,
     /// Taken once the slot is used.
     line: Option<Arc<Line>>,
 }
@@ -154,6 +160,7 @@ impl Slot {
     pub async fn start(mut self) -> bool {
         sleep_until(self.opens).await;
         let in_time = Instant::now() <= self.expires || mutant!(SlotUsedLate);
+        let gate = self.gate.take();
         let Some(line) = self.line.take() else { return in_time };
         // What opened it was asked for before anybody spoke of a hold.
         let held = line.held_until().is_some_and(|until| until > self.opens + HANDED_OUT_AFTER);
@@ -162,7 +169,14 @@ impl Slot {
         } else if !in_time {
             line.counts().late.inc();
         }
-        in_time && !held
+        if !in_time || held {
+            return false;
+        }
+        let passes = gate.is_none_or(|(gate, key)| gate.passes(&key, self.cost));
+        if !passes {
+            line.counts().refused.inc();
+        }
+        passes
     }
 }
 
@@ -170,7 +184,8 @@ impl Drop for Slot {
     fn drop(&mut self) {
         if let Some(line) = self.line.take() {
             let Self { opens, expires, cost, probe, besides, .. } = *self;
-            line.hand_back(Slot { opens, expires, cost, probe, besides, line: None });
+            let gate = self.gate.take();
+            line.hand_back(Slot { opens, expires, cost, probe, besides, gate, line: None });
         }
     }
 }
@@ -196,6 +211,7 @@ impl Throttle {
             began: Instant::now(),
             latency: AtomicI64::new(0),
             lines: Mutex::default(),
+            gate: Mutex::default(),
             this: this.clone(),
         })
     }
@@ -220,6 +236,16 @@ impl Throttle {
 
     fn note(&self, limits: Option<Arc<Limits>>) {
         *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
+    }
+
+    /// The gate for starts of this cost under these limits. Other limits, and a larger cost than any before, make
+    /// another one.
+    fn gate(&self, limits: &Arc<Limits>, cost: u32) -> Option<Arc<Gate>> {
+        let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        if !gate.as_ref().is_some_and(|gate| gate.is_for(limits, cost)) {
+            *gate = Gate::new(limits.clone(), cost).map(Arc::new);
+        }
+        gate.clone()
     }
 
     /// Waits for a slot of `key`. A wait that is given up costs no slot.
@@ -443,6 +469,29 @@ mod tests {
 
     pub(super) fn want(priority: i32, due: i64) -> Want {
         Want { priority, due: Time::from_millis(due), cost: 1, probe: false }
+    }
+
+    /// The row is lost each second, as if an older copy of the ledger were restored again and again: each time the ledger
+    /// takes it that nothing has started for long.
+    #[tokio::test(start_paused = true)]
+    async fn the_gate_stops_what_a_ledger_that_was_set_back_lets_through() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ledger.db");
+        let clock = Clock::starting_at(Time::from_millis(1_700_000_000_000));
+        let ledger = SqliteLedger::open(&LedgerUrl::Sqlite(file.clone()), clock, &Entropy::seeded(1)).unwrap();
+        let ledger: Arc<dyn Ledger> = Arc::new(ledger);
+        let (board, pulse) = (Arc::new(Board::new(ledger.clone())), Arc::new(Pulse::new(ledger.clone())));
+        let counts = SlotCounts::default();
+        let throttle = Throttle::new("t", settings(5, 60, 1, Scope::Fleet), ledger, board, pulse, counts.clone());
+        let thief = rusqlite::Connection::open(&file).unwrap();
+        let mut starts = 0;
+        for _ in 0..120 {
+            starts += u64::from(throttle.slot("", want(0, 0)).await.start().await);
+            assert_eq!(thief.execute("DELETE FROM throttles", []).unwrap(), 1, "the ledger had counted it");
+            sleep(Duration::from_secs(1)).await;
+        }
+        assert!((10..=13).contains(&starts), "{starts} starts in two minutes and a little, of 10 that are allowed");
+        assert_eq!(counts.refused.get(), counts.granted.get() - starts, "all others were refused, and that is counted");
     }
 
     #[tokio::test(start_paused = true)]

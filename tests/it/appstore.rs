@@ -10,6 +10,7 @@ use roundelay::clock::Time;
 use roundelay::engine::Dispatch;
 use roundelay::engine::enroll::{Enroller, Entity};
 use roundelay::job::Envelope;
+use roundelay::ledger::{Ledger, NewChain};
 use serde_json::json;
 
 use crate::harness::{Ground, Run, Watched, on_all, until};
@@ -204,6 +205,52 @@ async fn charts_on_demand_wait_for_no_throttle() {
     assert_eq!(on_demand.len(), 40);
     // As fast as there is room for them: 16 at a time, a second each.
     assert!(on_demand.iter().all(|at| *at < MONDAY + MINUTE * 2 + Duration::from_secs(4)));
+}
+
+/// E9: classes of one kind. An app that moves from the backlog to the tracked ones stays the same chain.
+#[tokio::test(start_paused = true)]
+async fn an_app_that_becomes_tracked_stays_the_same_chain_and_goes_first() {
+    let config = "[queues.work]\nconcurrency = 1\nprefetch = 4\nlanes = 3\n\
+                  [kinds.sync]\nqueue = \"work\"\nevery = \"5m\"\nretry = { attempts = 2, backoff = [\"20s\"] }\n";
+    let mut world = World::new(config, MONDAY);
+    let takes = Duration::from_secs(10);
+    world.script("sync", move |job| match (&*job.key, job.attempt) {
+        ("tracked", 1) => (takes, Outcome::retry("not yet")),
+        _ => (takes, Outcome::Done),
+    });
+    let backlog = (0..60).map(|n| chain("sync", &n.to_string(), "work", MONDAY));
+    let tracked = NewChain { priority: Some(2), ..chain("sync", "tracked", "work", MONDAY + takes * 3) };
+    world.chains(backlog.chain([tracked]).collect()).await;
+    world.start().await;
+    let of = |world: &World, key: &str| -> Vec<Time> {
+        world.seen("sync").into_iter().filter(|seen| seen.job.key == key).map(|seen| seen.from).collect()
+    };
+    world.until(MINUTE * 2).await;
+    let begins = of(&world, "tracked");
+    assert_eq!(begins.len(), 2, "its second attempt has not waited for the backlog either");
+    assert!(begins[0] < MONDAY + takes * 5 && begins[1] < begins[0] + takes * 5, "{begins:?}");
+
+    let (last, before) = {
+        let last = (0..60).map(|n| n.to_string()).find(|key| of(&world, key).is_empty()).unwrap();
+        let chain = world.ledger.chains("sync".into(), last.clone()).await.unwrap().remove(0);
+        (last, chain)
+    };
+    let mut enroller = Enroller::new(&world.config, world.connections.clone(), "sync", None, true).unwrap();
+    let entity = Entity { priority: Some(2), ..Entity::new(&last, "work", "{}") };
+    assert_eq!(enroller.enroll(vec![entity]).await.unwrap().updated, 1);
+    world.until(MINUTE * 40).await;
+    world.stop().await;
+    let after = world.ledger.chains("sync".into(), last.clone()).await.unwrap().remove(0);
+    assert_eq!(after.hint.epoch, before.hint.epoch);
+    // Its message lay in the lane of the backlog; all that follow go first, five minutes after each end.
+    let moved = of(&world, &last);
+    assert!(moved.len() >= 3, "{moved:?}");
+    for pair in moved.windows(2) {
+        assert!(pair[1].since(pair[0]) <= takes + MINUTE * 5 + takes * 3, "{moved:?}");
+    }
+    let other = (0..60).map(|n| n.to_string()).rfind(|key| *key != last).unwrap();
+    let other = of(&world, &other);
+    assert!(other.windows(2).all(|pair| pair[1].since(pair[0]) > takes + MINUTE * 5 + takes * 3), "{other:?}");
 }
 
 /// A backlog lies in the queue; what is urgent comes after it. The workers run one at a time.

@@ -127,6 +127,7 @@ fn unsent(key: &str, queue: &str, now: Time) -> NewChain {
         key,
         queue,
         payload: "{}".into(),
+        priority: None,
         due: now,
         watch_at: now,
         revive: false,

@@ -198,8 +198,13 @@ mod run {
         until("it sleeps", || async { engine.telemetry.get(Count::Snoozed) == 1 }).await;
         let mut forged = Envelope::job("sync", "y", json!(null), String::new());
         (forged.id, forged.due) = (None, Some(Time::from_millis(1)));
-        forged.chain =
-            Some(roundelay::job::ChainRef { ledger: engine.ledger().id().into(), epoch, tick: 1, parent: 0 });
+        forged.chain = Some(roundelay::job::ChainRef {
+            ledger: engine.ledger().id().into(),
+            epoch,
+            tick: 1,
+            parent: 0,
+            priority: None,
+        });
         engine.broker().publish(Message::new(Destination::Queue("work".into()), &forged)).await.unwrap();
         until("it is set aside", || async { engine.telemetry.get(Count::Quarantined) == 1 }).await;
         assert_eq!(engine.telemetry.get(Count::Started), 1);
@@ -229,8 +234,13 @@ mod run {
         let surplus = |tick, attempt| {
             let mut envelope = Envelope::job("sync", "x", json!(null), String::new());
             (envelope.id, envelope.attempt, envelope.due) = (None, attempt, Some(Time::from_millis(1)));
-            envelope.chain =
-                Some(roundelay::job::ChainRef { ledger: ledger.clone(), epoch: chain.epoch, tick, parent: 0 });
+            envelope.chain = Some(roundelay::job::ChainRef {
+                ledger: ledger.clone(),
+                epoch: chain.epoch,
+                tick,
+                parent: 0,
+                priority: None,
+            });
             Message::new(Destination::Queue("work".into()), &envelope)
         };
         // The same message while the tick runs is put off until the lease is over; the same after
@@ -346,6 +356,7 @@ mod run {
             key: "y".into(),
             queue: "work".into(),
             payload: "{}".into(),
+            priority: None,
             due: ledger.now(),
             watch_at: ledger.now() + Duration::from_secs(3_600),
             revive: false,

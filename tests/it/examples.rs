@@ -11,6 +11,7 @@ use roundelay::engine::enroll::{Enroller, Entity};
 use roundelay::outcome::Backoff;
 use roundelay::policy::Policy;
 use roundelay::reason::{Class, Mark, Reason};
+use roundelay::roster::{Wishes, from_source};
 
 use crate::virtual_time::World;
 
@@ -178,10 +179,10 @@ async fn day_of_trading(from: &str, hours: u64) -> BTreeMap<String, usize> {
     world.start().await;
     for (kind, settings) in world.config.kinds.clone() {
         if settings.recurrence.is_some() {
-            let mut enroller = Enroller::new(&world.config, world.connections.clone(), &kind, None, true).unwrap();
-            let keys = if kind == "store-balances" { ["binance", "kraken"].as_slice() } else { ["-"].as_slice() };
-            let entities = keys.iter().map(|key| Entity::new(*key, "trading", "{}")).collect();
-            enroller.enroll(entities).await.unwrap();
+            let wishes = Wishes { own_process: true, ..Wishes::default() };
+            let connections = world.connections.clone();
+            let bad = |bad| panic!("{kind}: {bad:?}");
+            from_source(&world.config, connections, &kind, wishes, bad).await.unwrap();
         }
     }
     let day = Duration::from_secs(3_600 * hours);
@@ -213,7 +214,7 @@ async fn a_day_of_trading_fires_exactly_as_often_as_the_table_says() {
             ("fetch-klines-1h", hourly),
             ("fetch-klines-4h", 6),
             ("fetch-klines-12h", 2),
-            ("store-balances", 2 * hourly * 12),
+            ("store-balances", 3 * hourly * 12),
             ("refresh-exchange-symbols", hourly),
             ("conclude-symbols-direction", hourly),
             ("disable-volatile-tokens", hourly),

@@ -254,6 +254,7 @@ pub fn chain(key: &str, due: Time) -> NewChain {
         key: key.into(),
         queue: "work".into(),
         payload: "{}".into(),
+        priority: None,
         due,
         watch_at: due + SLACK,
         revive: false,

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use roundelay::Config;
 use roundelay::clock::Time;
-use roundelay::config::OwnSchedule;
+use roundelay::config::{OwnSchedule, RosterSource};
 use roundelay::schedule::{Rhythm, Schedule};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::foreign_clients::provided;
@@ -44,12 +44,15 @@ fn chains(config: &Path) -> BTreeMap<String, Schedule> {
         let before = text.split(&format!("[kinds.{name}]")).next().unwrap();
         let place = before.trim_end().lines().last().unwrap().trim_start_matches("# ").split(": ").next().unwrap();
         let schedule = &kind.recurrence.as_ref().unwrap().schedule;
-        let Some(roundelay::config::RosterSource::File(roster)) = kind.roster.as_ref().map(|roster| &roster.source)
-        else {
-            panic!("{name} has no roster");
+        let rows: Vec<Value> = match kind.roster.as_ref().map(|roster| &roster.source) {
+            Some(RosterSource::Keys(keys)) => keys.iter().map(|key| json!({ "key": key })).collect(),
+            Some(RosterSource::File(file)) => {
+                let text = std::fs::read_to_string(file).unwrap();
+                text.lines().map(|row| serde_json::from_str(row).unwrap()).collect()
+            }
+            other => panic!("{name} has no roster: {other:?}"),
         };
-        for row in std::fs::read_to_string(roster).unwrap().lines() {
-            let row: Value = serde_json::from_str(row).unwrap();
+        for row in rows {
             let own = row["schedule"].as_str().map(|own| OwnSchedule::parse(own).unwrap().apply(schedule).unwrap());
             let key = row["key"].as_str().unwrap();
             let name = if matches!(key, "crontab" | "laravel") { place } else { key };

@@ -165,8 +165,8 @@ fn name() -> impl Strategy<Value = String> {
 }
 
 fn envelope() -> impl Strategy<Value = Envelope> {
-    let chain = (name(), 1i64.., 1i64.., prop_oneof![Just(0), 1i64..])
-        .prop_map(|(ledger, epoch, tick, parent)| ChainRef { ledger, epoch, tick, parent });
+    let chain = (name(), 1i64.., 1i64.., prop_oneof![Just(0), 1i64..], prop::option::of(0u8..10))
+        .prop_map(|(ledger, epoch, tick, parent, priority)| ChainRef { ledger, epoch, tick, parent, priority });
     let retry = ("[0-9a-f]{1,64}", "[0-9a-f]{1,64}").prop_map(|(of, by)| Retry { of, by });
     let some = prop::option::of::<BoxedStrategy<String>>;
     (

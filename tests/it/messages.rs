@@ -181,7 +181,7 @@ mod run {
         let hint = |epoch, tick, attempt| {
             let mut hint = Envelope::job("sync", "x", Value::Null, String::new());
             (hint.id, hint.attempt) = (None, attempt);
-            hint.chain = Some(ChainRef { ledger: ledger.clone(), epoch, tick, parent: 0 });
+            hint.chain = Some(ChainRef { ledger: ledger.clone(), epoch, tick, parent: 0, priority: None });
             hint.encode()
         };
         // An epoch that was never given, a tick and an attempt that have not begun.

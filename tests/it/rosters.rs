@@ -197,6 +197,26 @@ async fn a_roster_that_would_lie_in_the_clear_waits_until_its_worker_seals() {
 }
 
 #[tokio::test]
+async fn a_worker_begins_the_keys_in_its_configuration() {
+    let ground = Ground::embedded();
+    let text = format!("{KIND}roster.keys = [\"-\", \"eu\"]\n");
+    let config = ground.config_file(&text);
+    let checked = roundelay(&["check", "--config", config.to_str().unwrap()]).await;
+    assert!(checked.ok && checked.stdout.contains("follows its keys -, eu"), "{checked:?}");
+    let _worker = worker(&config);
+    let ledger = Connections::ledger(&ground.config(&text)).await.unwrap();
+    let ticked = async |key: &str| chain(&*ledger, key).await.is_some_and(|chain| chain.hint.tick > 2);
+    until("both tick", async || ticked("-").await && ticked("eu").await).await;
+    let payload = chain(&*ledger, "-").await.unwrap().payload;
+    assert_eq!(serde_json::from_str::<Value>(&payload).unwrap(), json!({ "key": "-" }));
+    // By hand it is the same.
+    assert_eq!(tally(&config, &[]).await, [0, 2, 0, 0, 0]);
+    let fewer = ground.config_file(&text.replace(", \"eu\"]", "]\nroster.prune = true"));
+    assert_eq!(tally(&fewer, &[]).await, [0, 1, 0, 0, 1]);
+    assert_eq!(state(&*ledger, "eu").await, ChainState::Retired);
+}
+
+#[tokio::test]
 async fn two_rows_of_one_key_on_two_queues_are_told_with_both_lines() {
     let ground = Ground::embedded();
     let text = KIND.replace("[queues.work]", "[queues.work-ios]\n[queues.work-android]");

@@ -223,6 +223,7 @@ fn entity() -> Entity {
         kind: "sync-app".into(),
         key: "ios/maps".into(),
         queue: "sync-ios".into(),
+        priority: None,
         epoch: 1,
         tick: 10,
         attempt: 1,

@@ -591,7 +591,7 @@ mod tests {
             chains.census.queues[0].overdue = 1;
             chains.census.oldest_due = Some(due);
             let (kind, key, queue) = ("sync".into(), "a".into(), "work".into());
-            let hint = Hint { kind, key, queue, epoch: 1, tick: 1, attempt: 1, due, parent: 0 };
+            let hint = Hint { kind, key, queue, epoch: 1, tick: 1, attempt: 1, due, parent: 0, priority: None };
             let (state, lease_until) = (ChainState::Active, Time::default());
             let chain = LateChain { hint, state, sent: true, looks: 0, watch_at: due, lease_until, worker: None };
             chains.late.push(chain);

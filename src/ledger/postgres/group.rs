@@ -19,7 +19,7 @@ const LOCK: &str = "
     SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, nominal, lease_until, sent, once, fence, watch_at,
            looks, expected, started_tick, last_start, last_finish, batch_total, batch_open, batch_failed, owner, schedule,
            CASE WHEN $2::bool OR epoch = ANY ($3::int8[]) THEN payload ELSE '' END,
-           CASE WHEN epoch = ANY ($3::int8[]) THEN carry END, depth
+           CASE WHEN epoch = ANY ($3::int8[]) THEN carry END, depth, priority
     FROM chains
     WHERE epoch = ANY ($1::int8[] || ARRAY(
         SELECT named.epoch FROM unnest($4::text[], $5::text[]) AS n (kind, key)
@@ -162,7 +162,7 @@ fn held(row: &Row) -> Result<Held, Error> {
     })
 }
 
-/// The columns epoch, kind, key, queue, tick, attempt, due, parent, which come first.
+/// The columns epoch, kind, key, queue, tick, attempt, due, parent, which come first, and the column priority.
 pub(super) fn hint(row: &Row) -> Result<Hint, Error> {
     Ok(Hint {
         epoch: row.try_get(0)?,
@@ -173,6 +173,7 @@ pub(super) fn hint(row: &Row) -> Result<Hint, Error> {
         attempt: small(row.try_get(5)?),
         due: Time::from_millis(row.try_get(6)?),
         parent: row.try_get(7)?,
+        priority: row.try_get::<_, Option<i64>>("priority")?.and_then(|priority| u8::try_from(priority).ok()),
     })
 }
 

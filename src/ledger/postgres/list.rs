@@ -26,7 +26,7 @@ macro_rules! listed_columns {
              (SELECT coalesce(f.code || ': ', '') || f.reason FROM failures f
               WHERE f.kind = chains.kind AND f.key = chains.key AND f.item = '' AND f.permanent
                 AND f.last_at = chains.last_finish)
-         END"
+         END, priority"
     };
 }
 pub(super) use listed_columns;
@@ -179,7 +179,7 @@ impl Reader {
                    WHERE c.epoch = m.epoch AND c.tick = m.tick AND c.due = m.was AND c.due > now.ms AND c.attempt = 1
                      AND c.started_tick < c.tick AND c.state IN (0, 1) AND NOT c.once AND c.parent = 0
                      AND c.lease_until <= now.ms AND c.batch_open = 0
-                   RETURNING c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent";
+                   RETURNING c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent, c.priority";
         let column = |of: fn(&Move) -> i64| moves.iter().map(of).collect::<Vec<i64>>();
         let (epochs, ticks) = (column(|m| m.epoch), column(|m| m.tick));
         let (was, nominal) = (column(|m| m.from.as_millis()), column(|m| m.nominal.as_millis()));

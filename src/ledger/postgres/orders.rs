@@ -199,7 +199,7 @@ impl Reader {
                        FROM now
                        WHERE kind = $1 AND key = $2 AND NOT once AND parent = 0
                          AND state = 0 AND lease_until <= ms AND batch_open = 0 AND due > ms
-                       RETURNING epoch, kind, key, queue, tick, attempt, due, parent";
+                       RETURNING epoch, kind, key, queue, tick, attempt, due, parent, priority";
         let slack = i64::try_from(slack.as_millis()).unwrap_or(i64::MAX);
         let rows = self.query(advance, &[&kind, &key, &slack]).await?;
         let told = |error: Error| LedgerError::Statement(words(&error));

@@ -49,7 +49,7 @@ pub(super) struct Held {
     pub(super) depth: u32,
     /// Its place, lease, or marks are to be written.
     pub(super) moved: bool,
-    /// Its epoch, queue, payload, owner, schedule or depth are to be written.
+    /// Its epoch, queue, priority, payload, owner, schedule or depth are to be written.
     pub(super) renamed: bool,
     /// What it hands on is to be written.
     pub(super) carries: bool,
@@ -60,6 +60,7 @@ pub(super) struct Held {
 pub(super) struct Inserted {
     pub(super) epoch: i64,
     pub(super) queue: String,
+    pub(super) priority: Option<u8>,
     pub(super) due: Time,
     pub(super) watch_at: Time,
     pub(super) payload: String,

@@ -6,7 +6,7 @@ use super::connect::{Session, words};
 use crate::clock::Entropy;
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 12] = [
+const MIGRATIONS: [&str; 13] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out
     // of order. Text is compared byte by byte, so that an index does not depend on the system's
     // locales. Pages have room to spare, since most updates (a claim changes no indexed column) can
@@ -122,6 +122,7 @@ const MIGRATIONS: [&str; 12] = [
     FLEET,
     ACCESS,
     UNIQUES_BY_UNTIL,
+    PRIORITIES,
 ];
 
 /// Places that stay taken for a whole window are forgotten when that is over, with the history.
@@ -262,6 +263,9 @@ const ACCESS: &str = r#"
         UNIQUE (actor, key)
     );
     CREATE INDEX requests_by_age ON requests (began);"#;
+
+/// The priority of a chain's own, in place of its kind's.
+const PRIORITIES: &str = "ALTER TABLE chains ADD COLUMN priority int8";
 
 /// The sequences of epochs and fences go on from at least now, in microseconds since 1970. So they
 /// never go back, not even when the database was replaced by an older copy of itself: the numbers

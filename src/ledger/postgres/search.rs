@@ -219,7 +219,7 @@ impl Search for PostgresLedger {
                    UPDATE chains c SET due = ms, expected = ms, watch_at = ms + $7, sent = false, looks = 0
                    FROM held, now
                    WHERE c.epoch = held.epoch AND c.state = 0 AND c.lease_until <= ms AND c.batch_open = 0 AND c.due > ms
-                   RETURNING c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent";
+                   RETURNING c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent, c.priority";
         let Which { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
         let (slack, limit) = (i64::try_from(slack.as_millis()).unwrap_or(i64::MAX), i64::from(limit));

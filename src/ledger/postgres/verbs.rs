@@ -189,6 +189,7 @@ fn begin_members(page: &mut Page, owner: Option<&str>, finish: &FinishRequest) -
         let member = Inserted {
             epoch,
             queue: queue.clone(),
+            priority: None,
             due: *due,
             watch_at: *due + finish.slack,
             payload: payload.clone(),
@@ -206,6 +207,7 @@ fn begin_members(page: &mut Page, owner: Option<&str>, finish: &FinishRequest) -
             attempt: 1,
             due: *due,
             parent: finish.epoch,
+            priority: None,
         });
     }
     hints
@@ -306,17 +308,24 @@ fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
             attempt: 1,
             due: chain.due,
             parent: 0,
+            priority: chain.priority,
         })
     };
     let Some(held) = found else {
         let name = (chain.kind.clone(), chain.key.clone(), chain.once, 0);
         if let Some(twin) = page.writes.inserted.get_mut(&name) {
             // Twice in one group.
-            let same = chain.is_like(&twin.queue, &twin.payload, twin.owner.as_deref(), twin.schedule.as_deref());
+            let same = chain.is_like(
+                (&twin.queue, twin.priority),
+                &twin.payload,
+                twin.owner.as_deref(),
+                twin.schedule.as_deref(),
+            );
             if chain.once || chain.only_new || same {
                 return Enrolled::Unchanged;
             }
-            (twin.queue, twin.payload) = (chain.queue.clone(), chain.payload.clone());
+            (twin.queue, twin.priority) = (chain.queue.clone(), chain.priority);
+            twin.payload.clone_from(&chain.payload);
             twin.owner.clone_from(&chain.owner);
             let rescheduled = chain.reschedules(twin.schedule.as_deref());
             if rescheduled {
@@ -328,6 +337,7 @@ fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
         let new = Inserted {
             epoch,
             queue: chain.queue.clone(),
+            priority: chain.priority,
             due: chain.due,
             watch_at: chain.watch_at,
             payload: chain.payload.clone(),
@@ -346,7 +356,7 @@ fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
         let Some(epoch) = page.take_epoch() else { return Enrolled::Retired };
         let Some(held) = page.new_epoch(old, epoch) else { return Enrolled::Retired };
         let hint = &mut held.chain.hint;
-        (hint.tick, hint.due, hint.queue) = (1, chain.due, chain.queue.clone());
+        (hint.tick, hint.due, hint.queue, hint.priority) = (1, chain.due, chain.queue.clone(), chain.priority);
         (held.chain.nominal, held.chain.state) = (chain.due, ChainState::Active);
         (held.expected, held.watch_at, held.payload) = (chain.due, chain.watch_at, chain.payload.clone());
         (held.owner, held.chain.schedule) = (chain.owner.clone(), chain.schedule.clone());
@@ -356,12 +366,13 @@ fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
         (held.carry, held.carries) = (None, true);
         return created(epoch);
     }
-    let same =
-        chain.is_like(&held.chain.hint.queue, &held.payload, held.owner.as_deref(), held.chain.schedule.as_deref());
+    let place = (&*held.chain.hint.queue, held.chain.hint.priority);
+    let same = chain.is_like(place, &held.payload, held.owner.as_deref(), held.chain.schedule.as_deref());
     if chain.once || chain.only_new || same {
         return Enrolled::Unchanged;
     }
-    (held.chain.hint.queue, held.payload) = (chain.queue.clone(), chain.payload.clone());
+    (held.chain.hint.queue, held.chain.hint.priority) = (chain.queue.clone(), chain.priority);
+    held.payload.clone_from(&chain.payload);
     held.owner.clone_from(&chain.owner);
     let rescheduled = chain.reschedules(held.chain.schedule.as_deref());
     if rescheduled {

@@ -24,7 +24,8 @@ pub(super) fn time(row: &Row, column: usize) -> std::result::Result<Time, Error>
 impl Reader {
     pub(super) async fn overdue(&self, queue: String, kinds: Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>> {
         let sql =
-            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, sent, watch_at, looks, lease_until, expected
+            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, sent, watch_at, looks, lease_until, expected,
+                          priority
                    FROM chains WHERE state = 0 AND queue = $1 AND watch_at <= $2 AND kind = ANY ($3)
                      AND (once OR kind = ANY ($4))
                    ORDER BY watch_at LIMIT $5";
@@ -50,7 +51,7 @@ impl Reader {
         after: i64,
         limit: u32,
     ) -> Result<Vec<Hint>> {
-        let sql = "SELECT epoch, kind, key, queue, tick, attempt, due, parent FROM chains
+        let sql = "SELECT epoch, kind, key, queue, tick, attempt, due, parent, priority FROM chains
                    WHERE state = 0 AND batch_open = 0 AND epoch > $1 AND queue = ANY ($2) AND kind = ANY ($3)
                      AND (once OR kind = ANY ($4))
                    ORDER BY epoch LIMIT $5";
@@ -73,7 +74,7 @@ impl Reader {
         let sql =
             "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, payload, nominal, lease_until, fence,
                           sent, once, owner, schedule, carry, last_start, last_finish, batch_open, batch_total, looks,
-                          watch_at, depth
+                          watch_at, depth, priority
                    FROM chains WHERE kind = $1 AND key = $2 AND parent = 0 ORDER BY once";
         self.rows(sql, &[&kind, &key], chain).await
     }
@@ -81,7 +82,7 @@ impl Reader {
     pub(super) async fn late(&self, before: Time, now: Time, limit: u32) -> Result<Vec<LateChain>> {
         let sql =
             "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, sent, looks, watch_at, lease_until,
-                          (SELECT worker FROM attempts WHERE attempts.fence = chains.fence)
+                          (SELECT worker FROM attempts WHERE attempts.fence = chains.fence), priority
                    FROM chains WHERE state = 3 OR (state = 0 AND due < $1 AND lease_until <= $2 AND batch_open = 0)
                    ORDER BY due LIMIT $3";
         let late = |row: &Row| {

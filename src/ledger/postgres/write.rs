@@ -19,9 +19,10 @@ pub(super) const MOVE: &str = "
     WHERE c.epoch = u.epoch";
 const RENAME: &str = "
     UPDATE chains c
-    SET epoch = u.epoch, queue = u.queue, payload = u.payload, owner = u.owner, schedule = u.schedule, depth = u.depth
-    FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::text[], $6::text[], $7::int8[])
-         AS u (found_as, epoch, queue, payload, owner, schedule, depth)
+    SET epoch = u.epoch, queue = u.queue, payload = u.payload, owner = u.owner, schedule = u.schedule, depth = u.depth,
+        priority = u.priority
+    FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::text[], $6::text[], $7::int8[], $8::int8[])
+         AS u (found_as, epoch, queue, payload, owner, schedule, depth, priority)
     WHERE c.epoch = u.found_as";
 const CARRY: &str = "
     UPDATE chains c SET carry = u.carry FROM unnest($1::int8[], $2::text[]) AS u (epoch, carry)
@@ -30,11 +31,11 @@ const DROP_MEMBERS: &str = "DELETE FROM chains WHERE parent <> 0 AND parent = AN
 /// When another worker has begun one of them meanwhile, this fails, and the group is tried again.
 const INSERT: &str = "
     INSERT INTO chains (epoch, kind, key, once, parent, queue, nominal, due, expected, watch_at, payload, owner, schedule,
-                        depth)
-    SELECT epoch, kind, key, once, parent, queue, due, due, due, watch_at, payload, owner, schedule, depth
+                        depth, priority)
+    SELECT epoch, kind, key, once, parent, queue, due, due, due, watch_at, payload, owner, schedule, depth, priority
     FROM unnest($1::int8[], $2::text[], $3::text[], $4::bool[], $5::int8[], $6::text[], $7::int8[], $8::int8[],
-                $9::text[], $10::text[], $11::text[], $12::int8[])
-         AS u (epoch, kind, key, once, parent, queue, due, watch_at, payload, owner, schedule, depth)";
+                $9::text[], $10::text[], $11::text[], $12::int8[], $13::int8[])
+         AS u (epoch, kind, key, once, parent, queue, due, watch_at, payload, owner, schedule, depth, priority)";
 pub(super) const BEGIN_ATTEMPTS: &str = "
     INSERT INTO attempts (fence, epoch, tick, attempt, previous, worker, due, started)
     SELECT fence, epoch, tick, attempt, previous, worker, due, $8::int8
@@ -167,6 +168,7 @@ fn renamed(page: &Page) -> Option<Part<'_>> {
             column(&rows, |row| row.owner.as_deref()),
             column(&rows, |row| row.chain.schedule.as_deref()),
             column(&rows, |row| i64::from(row.depth)),
+            column(&rows, |row| row.chain.hint.priority.map(i64::from)),
         ],
     })
 }
@@ -188,6 +190,7 @@ fn inserted(page: &Page) -> Option<Part<'_>> {
             column(&rows, |(_, new)| new.owner.as_deref()),
             column(&rows, |(_, new)| new.schedule.as_deref()),
             column(&rows, |(_, new)| i64::from(new.depth)),
+            column(&rows, |(_, new)| new.priority.map(i64::from)),
         ],
     })
 }

@@ -158,6 +158,7 @@ mod tests {
             key: key.into(),
             queue: "work".into(),
             payload: "{}".into(),
+            priority: None,
             due: now,
             watch_at: now + SLACK,
             revive: true,

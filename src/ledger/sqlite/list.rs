@@ -151,7 +151,7 @@ impl Store {
 
 /// The columns that [`listed`] reads, of `chains`.
 pub(super) const LISTED: &str =
-    "epoch, kind, key, queue, tick, attempt, due, parent, state, fence, nominal, lease_until, owner,
+    "epoch, kind, key, queue, tick, attempt, due, parent, priority, state, fence, nominal, lease_until, owner,
     schedule, last_start, last_finish, started_tick, batch_open, batch_total,
     -- Of the run that ended it, and of none before.
     iif(state = 2, (SELECT coalesce(f.code || ': ', '') || f.reason FROM failures f

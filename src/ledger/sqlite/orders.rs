@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rusqlite::{OptionalExtension, params};
 
-use super::store::{Result, Store, hint};
+use super::store::{HINT, Result, Store, hint};
 use crate::clock::Time;
 use crate::ledger::look::sqlite_glob;
 use crate::ledger::{ChainState, Hint, Order, Which};
@@ -124,12 +124,14 @@ impl Store {
     pub fn advance(&mut self, kind: &str, key: &str, now: Time, slack: Duration) -> Result<Option<Hint>> {
         self.cool("SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2", [kind, key])?;
         // What is due already has its message, or catch-up sends it.
-        let advance = "UPDATE chains SET due = ?3, expected = ?3, watch_at = ?4, sent = 0, looks = 0
+        let advance = format!(
+            "UPDATE chains SET due = ?3, expected = ?3, watch_at = ?4, sent = 0, looks = 0
                        WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0
                          AND state = 0 AND lease_until <= ?3 AND batch_open = 0 AND due > ?3
-                       RETURNING epoch, kind, key, queue, tick, attempt, due, parent";
+                       RETURNING {HINT}"
+        );
         let (now, watch_at) = (now.as_millis(), (now + slack).as_millis());
-        self.connection.prepare_cached(advance)?.query_row(params![kind, key, now, watch_at], hint).optional()
+        self.connection.prepare_cached(&advance)?.query_row(params![kind, key, now, watch_at], hint).optional()
     }
 
     pub fn set_topology(&mut self, current: Option<&str>, next: &str) -> Result<bool> {

@@ -5,7 +5,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use crate::clock::{Entropy, Time};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 14] = [
+const MIGRATIONS: [&str; 15] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -126,6 +126,7 @@ const MIGRATIONS: [&str; 14] = [
     FLEET,
     ACCESS,
     UNIQUES_BY_UNTIL,
+    PRIORITIES,
 ];
 
 /// Places that stay taken for a whole window are forgotten when that is over, with the history.
@@ -287,6 +288,19 @@ const ACCESS: &str = "
         UNIQUE (actor, key)
     );
     CREATE INDEX requests_by_age ON requests (began);";
+
+/// The priority of a chain's own, in place of its kind's.
+const PRIORITIES: &str = "
+    ALTER TABLE chains ADD COLUMN priority INTEGER;
+    DROP VIEW chains_now;
+    CREATE VIEW chains_now AS
+        SELECT c.epoch, c.kind, c.key, c.queue, c.state, c.tick, c.attempt, c.nominal, c.due,
+               coalesce(h.fence, c.fence) AS fence, coalesce(h.lease_until, c.lease_until) AS lease_until,
+               coalesce(h.sent, c.sent) AS sent, c.expected, c.watch_at, c.looks, c.payload, c.once, c.owner,
+               c.schedule, c.carry, coalesce(h.started_tick, c.started_tick) AS started_tick,
+               coalesce(h.last_start, c.last_start) AS last_start, c.last_finish, c.parent, c.batch_total,
+               c.batch_open, c.batch_failed, c.depth, c.priority
+        FROM chains c LEFT JOIN hot_chains h ON h.epoch = c.epoch;";
 
 /// The version of the format that this program knows.
 pub const VERSION: u32 = MIGRATIONS.len() as u32;

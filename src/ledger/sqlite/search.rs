@@ -10,7 +10,7 @@ use super::SqliteLedger;
 use super::failed::FITS;
 use super::list::{LISTED, listed};
 use super::orders::which_of;
-use super::store::{Result, Store, hint, time};
+use super::store::{HINT, Result, Store, hint, time};
 use super::views::{ATTEMPT, attempt};
 use crate::clock::Time;
 use crate::ledger::look::sqlite_glob;
@@ -182,7 +182,7 @@ impl Store {
                              WHERE {fits} AND once = 0 AND state = 0 AND lease_until <= ?8 AND batch_open = 0
                                AND due > ?8
                              LIMIT ?10)
-             RETURNING epoch, kind, key, queue, tick, attempt, due, parent"
+             RETURNING {HINT}"
         );
         let Which { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));

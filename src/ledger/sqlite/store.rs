@@ -18,9 +18,9 @@ use crate::progress::Progress;
 pub(super) type Result<T> = rusqlite::Result<T>;
 
 /// The columns that [`hint`] reads, in its order.
-pub(super) const HINT: &str = "epoch, kind, key, queue, tick, attempt, due, parent";
+pub(super) const HINT: &str = "epoch, kind, key, queue, tick, attempt, due, parent, priority";
 /// How many columns that are.
-pub(super) const AFTER_HINT: usize = 8;
+pub(super) const AFTER_HINT: usize = 9;
 
 /// An open ledger file.
 pub struct Store {
@@ -70,6 +70,7 @@ pub(super) fn hint(row: &Row<'_>) -> Result<Hint> {
         attempt: row.get(5)?,
         due: time(row, 6)?,
         parent: row.get(7)?,
+        priority: row.get(8)?,
     })
 }
 
@@ -79,7 +80,7 @@ impl Store {
     }
 
     fn enroll_one(&mut self, chain: &NewChain, now: Time) -> Result<Enrolled> {
-        let sql = "SELECT epoch, state, queue, payload, owner, schedule FROM chains
+        let sql = "SELECT epoch, state, queue, payload, owner, schedule, priority FROM chains
                    WHERE kind = ?1 AND key = ?2 AND once = ?3 AND parent = 0";
         let (owner, schedule) = (chain.owner.as_deref(), chain.schedule.as_deref());
         let found = self
@@ -88,7 +89,7 @@ impl Store {
             .query_row(params![chain.kind, chain.key, chain.once], |row| {
                 let text = |column| row.get::<_, Option<String>>(column);
                 let same = chain.is_like(
-                    &row.get::<_, String>(2)?,
+                    (&row.get::<_, String>(2)?, row.get(6)?),
                     &row.get::<_, String>(3)?,
                     text(4)?.as_deref(),
                     text(5)?.as_deref(),
@@ -101,8 +102,8 @@ impl Store {
         let epoch = match found {
             None => {
                 let insert = "INSERT INTO chains (kind, key, once, queue, nominal, due, expected, watch_at, payload,
-                                                  owner, schedule, depth)
-                              VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?5, ?6, ?7, ?8, ?9, ?10)";
+                                                  owner, schedule, depth, priority)
+                              VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
                 self.connection.prepare_cached(insert)?.execute(params![
                     chain.kind,
                     chain.key,
@@ -113,7 +114,8 @@ impl Store {
                     chain.payload,
                     owner,
                     schedule,
-                    chain.depth
+                    chain.depth,
+                    chain.priority
                 ])?;
                 self.connection.last_insert_rowid()
             }
@@ -123,7 +125,7 @@ impl Store {
                 }
                 let epoch = self.new_epoch(old, now)?;
                 let revive = "UPDATE chains SET queue = ?2, nominal = ?3, due = ?3, expected = ?3, watch_at = ?4,
-                                                payload = ?5, owner = ?6, schedule = ?7, depth = ?8, tick = 1,
+                                                payload = ?5, owner = ?6, schedule = ?7, depth = ?8, priority = ?9, tick = 1,
                                                 state = 0,
                                                 started_tick = 0, last_start = 0, last_finish = 0, carry = NULL
                               WHERE epoch = ?1";
@@ -135,14 +137,15 @@ impl Store {
                     chain.payload,
                     owner,
                     schedule,
-                    chain.depth
+                    chain.depth,
+                    chain.priority
                 ])?;
                 epoch
             }
             Some(_) if chain.once || chain.only_new => return Ok(Enrolled::Unchanged),
             Some((_, _, true, _)) => return Ok(Enrolled::Unchanged),
             Some((epoch, _, _, rescheduled)) => {
-                let update = "UPDATE chains SET queue = ?2, payload = ?3, owner = ?4,
+                let update = "UPDATE chains SET queue = ?2, payload = ?3, owner = ?4, priority = ?7,
                                                 schedule = CASE WHEN ?6 THEN ?5 ELSE schedule END
                               WHERE epoch = ?1";
                 self.connection.prepare_cached(update)?.execute(params![
@@ -151,7 +154,8 @@ impl Store {
                     chain.payload,
                     owner,
                     schedule,
-                    rescheduled
+                    rescheduled,
+                    chain.priority
                 ])?;
                 return Ok(Enrolled::Updated { rescheduled });
             }
@@ -165,6 +169,7 @@ impl Store {
             attempt: 1,
             due: chain.due,
             parent: 0,
+            priority: chain.priority,
         }))
     }
 
@@ -465,6 +470,7 @@ impl Store {
                 attempt: 1,
                 due: *due,
                 parent: parent.epoch,
+                priority: None,
             });
         }
         Ok(hints)
@@ -475,16 +481,18 @@ impl Store {
         if f.parent == 0 || f.next != Next::End || mutant!(MemberNotCounted) {
             return Ok(None);
         }
-        let count = "UPDATE chains
+        let count = format!(
+            "UPDATE chains
                      SET batch_open = batch_open - 1, batch_failed = batch_failed + ?2,
                          due = iif(batch_open = 1, ?3, due), expected = iif(batch_open = 1, ?3, expected),
                          watch_at = iif(batch_open = 1, ?4, watch_at), sent = iif(batch_open = 1, 0, sent)
                      WHERE epoch = ?1 AND batch_open > 0
-                     RETURNING epoch, kind, key, queue, tick, attempt, due, parent, state, batch_open";
+                     RETURNING {HINT}, state, batch_open"
+        );
         let (at, watch_at) = (f.at.as_millis(), (f.at + f.slack).as_millis());
         let counted = self
             .connection
-            .prepare_cached(count)?
+            .prepare_cached(&count)?
             .query_row(params![f.parent, f.counts_as_failed(), at, watch_at], |row| {
                 let state = ChainState::from_number(row.get(AFTER_HINT)?);
                 let due = state == ChainState::Active && row.get::<_, i64>(AFTER_HINT + 1)? == 0;

@@ -81,6 +81,7 @@ impl Population {
                 let one = move |n: u64| Entity {
                     key: n.to_string(),
                     queue: queues[(n % queues.len() as u64) as usize].clone(),
+                    priority: None,
                     payload: "null".into(),
                     owner: None,
                     schedule: None,

@@ -347,6 +347,7 @@ mod tests {
             attempt: 1,
             due,
             parent: 0,
+            priority: None,
         };
         let lease = Duration::from_secs(9);
         let (worker, guard) = ("w".into(), Guard::default());

@@ -184,6 +184,53 @@ async fn enrolling_again_changes_only_what_is_new() {
 }
 
 #[tokio::test]
+async fn a_chains_own_priority_is_in_all_its_messages() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let now = ledger.now();
+        let of = |priority| NewChain { priority, ..chain("a", now) };
+        let enrolled = async |priority| ledger.enroll(vec![of(priority)]).await.unwrap().remove(0);
+        let Enrolled::Created(first) = enrolled(None).await else { panic!("it was there") };
+        assert_eq!(first.priority, None);
+        assert_eq!(enrolled(Some(0)).await, Enrolled::Updated { rescheduled: false }, "the lowest is a priority too");
+        assert_eq!(enrolled(Some(2)).await, Enrolled::Updated { rescheduled: false });
+        assert_eq!(enrolled(Some(2)).await, Enrolled::Unchanged);
+        // Both in one transaction.
+        let other = |priority| NewChain { priority, ..chain("b", now) };
+        let both = ledger.enroll(vec![other(Some(1)), other(Some(2))]).await.unwrap();
+        assert_eq!(both[1], Enrolled::Updated { rescheduled: false });
+
+        let view = async |key: &str| ledger.chains("sync".into(), key.into()).await.unwrap().remove(0);
+        let is = view("a").await;
+        assert_eq!((is.hint.epoch, is.hint.priority), (first.epoch, Some(2)), "it is the same chain");
+        assert_eq!(view("b").await.hint.priority, Some(2));
+        let grant = granted(ledger, &first, LEASE).await;
+        let next = finished(ledger, &first, grant.fence, tick(ledger.now())).await;
+        assert_eq!(next.priority, Some(2), "of the successor");
+        let stale = ledger.claim(ask(&first, LEASE)).await.unwrap();
+        assert_eq!(stale, Claim::Stale(Some(next.clone())), "of a successor that is sent again");
+        let later = ledger.now() + SLACK * 10;
+        let overdue = ledger.overdue("work".into(), recurring("sync"), later, 10).await.unwrap();
+        assert!(overdue.len() == 2 && overdue.iter().all(|chain| chain.hint.priority == Some(2)), "{overdue:?}");
+        let all = ledger.messages(vec!["work".into()], recurring("sync"), 0, 10).await.unwrap();
+        assert!(all.len() == 2 && all.iter().all(|hint| hint.priority == Some(2)), "{all:?}");
+        let grant = granted(ledger, &next, LEASE).await;
+        let retry = Next::Attempt { attempt: 2, due: later };
+        let next = written(ledger, end(&next, grant.fence, ledger.now(), retry, Verdict::Retried)).await;
+        assert_eq!((next.attempt, next.priority), (2, Some(2)), "of the next attempt");
+        let advanced = ledger.advance("sync".into(), "a".into(), SLACK).await.unwrap().unwrap();
+        assert_eq!(advanced.priority, Some(2), "of what is sent ahead");
+
+        let which = Which { kind: Some("sync".into()), key: Some("a".into()), ..Which::default() };
+        ledger.steer(which, Order::Retire).await.unwrap();
+        let anew = NewChain { revive: true, ..of(Some(1)) };
+        let Enrolled::Created(anew) = ledger.enroll(vec![anew]).await.unwrap().remove(0) else { panic!("it stays") };
+        assert_eq!((anew.priority, view("a").await.hint.priority), (Some(1), Some(1)));
+        assert!(anew.epoch > first.epoch);
+    }
+}
+
+#[tokio::test]
 async fn a_tick_is_claimed_once_and_finished_once() {
     for opened in all().await {
         let ledger = &*opened.ledger;
