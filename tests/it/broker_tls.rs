@@ -149,7 +149,8 @@ async fn certificates_let_in_are_refused_with_words_and_are_renewed_while_a_work
     let export =
         ["topology", "export", "--users", "--certificates", "worker,topology,publisher", "--output", file, "--config"];
     let export: Vec<&str> = export.into_iter().chain([config.to_str().unwrap()]).collect();
-    let exported = roundelay_with(&[("ROUNDELAY_PASSWORD_MONITOR", "m")], &export).await;
+    let passwords = [("ROUNDELAY_PASSWORD_MONITOR", "m"), ("ROUNDELAY_PASSWORD_OPERATOR", "o")];
+    let exported = roundelay_with(&passwords, &export).await;
     assert!(exported.ok, "{exported:?}");
     let target = stage.node.folder.join("definitions.json");
     std::fs::copy(&definitions, &target).unwrap();
