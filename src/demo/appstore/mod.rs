@@ -1,1 +1,3 @@
+//! A crawler of two app stores.
+
 pub mod judge;
