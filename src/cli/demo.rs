@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use clap::Args;
 use roundelay::clock::{Entropy, parse_duration, short_duration};
+use roundelay::demo::appstore::Appstore;
 use roundelay::demo::channels::Channels;
 use roundelay::demo::stage::{self, System};
 use roundelay::demo::trading::Trading;
@@ -51,6 +52,8 @@ enum Which {
     Packages,
     /// A gateway's channels, polled each at its own interval.
     Channels,
+    /// A crawler of two app stores, kept apart by platform.
+    Appstore,
     /// A trading bot's night: 15 commands by the clock on the wall.
     Trading,
 }
@@ -60,6 +63,7 @@ impl Demo {
         match self.system {
             Which::Packages => self.packages().await,
             Which::Channels => self.whole(Channels::new(self.length)).await,
+            Which::Appstore => self.whole(Appstore::new(self.length)).await,
             Which::Trading => self.whole(Trading::new(self.length)).await,
         }
     }

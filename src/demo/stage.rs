@@ -227,7 +227,8 @@ pub async fn run(
         // Answers are small: held back for more to come, they would only be late.
         let _ = connection.set_nodelay(true);
     });
-    let serve = axum::serve(listener, system.upstream()).with_graceful_shutdown(stop_upstream.clone().cancelled_owned());
+    let serve =
+        axum::serve(listener, system.upstream()).with_graceful_shutdown(stop_upstream.clone().cancelled_owned());
     let upstream = tokio::spawn(serve.into_future());
 
     // What an earlier demo left belongs to a ledger that is gone.
@@ -415,4 +416,3 @@ impl Drop for Handler {
         self.end();
     }
 }
-

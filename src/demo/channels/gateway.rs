@@ -32,6 +32,7 @@ pub struct Gateway {
 #[derive(Default)]
 struct Seen {
     sessions: Vec<Session>,
+    attempts: BTreeMap<(i64, i64, u32), u64>,
     messages: Vec<Message>,
     slow: Option<Duration>,
 }
@@ -41,6 +42,7 @@ struct Seen {
 struct Run {
     epoch: i64,
     tick: i64,
+    attempt: u32,
     deadline: Time,
 }
 
@@ -69,13 +71,9 @@ impl Gateway {
         (seen.sessions.clone(), seen.messages.clone())
     }
 
-    /// How often a run began again.
+    /// How often an attempt began again.
     pub fn forked(&self) -> u64 {
-        let mut runs: BTreeMap<(i64, i64), u64> = BTreeMap::new();
-        for session in &self.seen().sessions {
-            *runs.entry(session.run).or_default() += 1;
-        }
-        runs.values().map(|count| count - 1).sum()
+        self.seen().attempts.values().map(|count| count - 1).sum()
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -83,9 +81,10 @@ impl Gateway {
     }
 
     async fn opens(&self, path: String, run: Run) -> StatusCode {
-        let Run { epoch, tick, deadline } = run;
+        let Run { epoch, tick, attempt, deadline } = run;
         let slow = {
             let mut seen = self.seen();
+            *seen.attempts.entry((epoch, tick, attempt)).or_default() += 1;
             seen.sessions.push(Session { path, run: (epoch, tick), deadline, began: self.clock.now() });
             seen.slow.unwrap_or_default()
         };
@@ -100,7 +99,7 @@ impl Gateway {
         if path != FULL && number > WAITING + since as u64 {
             return StatusCode::NO_CONTENT;
         }
-        let Run { epoch, tick, deadline } = run;
+        let Run { epoch, tick, deadline, .. } = run;
         // Only what is handed out is fetched: who goes away before has nothing.
         self.seen().messages.push(Message { path, run: (epoch, tick), deadline, number, began });
         StatusCode::OK
@@ -109,7 +108,11 @@ impl Gateway {
 
 type Gate = State<Arc<Gateway>>;
 
-async fn session(State(gateway): Gate, Path((service, id)): Path<(String, String)>, Json(run): Json<Run>) -> StatusCode {
+async fn session(
+    State(gateway): Gate,
+    Path((service, id)): Path<(String, String)>,
+    Json(run): Json<Run>,
+) -> StatusCode {
     gateway.opens(format!("{service}/{id}"), run).await
 }
 

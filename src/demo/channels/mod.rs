@@ -84,7 +84,12 @@ fn tasks(config: &Config, kind: &str, path: &str, roster: &str) -> Result<Vec<Ta
             None => settings.schedule.clone(),
         };
         let Rhythm::Every { interval, .. } = schedule.rhythm else { return Err("a task without interval".into()) };
-        tasks.push(Task { path: format!("{path}/{}", cell("id")), owner: cell("channel"), interval, tolerance: Duration::ZERO });
+        tasks.push(Task {
+            path: format!("{path}/{}", cell("id")),
+            owner: cell("channel"),
+            interval,
+            tolerance: Duration::ZERO,
+        });
     }
     Ok(tasks)
 }

@@ -238,7 +238,8 @@ impl<'a> Judge<'a> {
         let missing: Vec<Time> = expected.iter().copied().filter(|time| !called.contains_key(time)).collect();
         let entries = || record.audit.iter().filter(|entry| entry.run.0 == epoch);
         let mut explained = entries().map(|entry| entry.left_out as usize).sum::<usize>();
-        for entry in entries().filter(|entry| entry.verdict.as_deref() != Some("done") && missing.contains(&entry.due)) {
+        for entry in entries().filter(|entry| entry.verdict.as_deref() != Some("done") && missing.contains(&entry.due))
+        {
             if let Some(reason) = &entry.reason {
                 explained += 1;
                 *self.figures.reasons.entry(without_numbers(reason)).or_default() += 1;

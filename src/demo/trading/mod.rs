@@ -85,7 +85,8 @@ impl Trading {
                 left_out: attempt.overlapped + attempt.misfired,
             }));
         }
-        let rotations = stage.chains().await?.into_iter().map(|chain| (chain.hint.kind, chain.hint.key, chain.hint.epoch));
+        let rotations =
+            stage.chains().await?.into_iter().map(|chain| (chain.hint.kind, chain.hint.key, chain.hint.epoch));
         let manual = self.manual.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let calls = self.exchanges.as_ref().map(|exchanges| exchanges.calls()).unwrap_or_default();
         Ok(Record { calls, audit, rotations: rotations.collect(), manual })
