@@ -32,7 +32,7 @@ use crate::telemetry::{Count, Lateness, Telemetry};
 pub const PREFIX: &str = "demo-";
 /// Where the examples say that their handler listens.
 const HANDLER: &str = "http://127.0.0.1:8000";
-/// A chain is dead when it is due for longer than this and nobody runs it.
+/// What is due for longer than this is dead, where nothing has to wait its turn.
 const SLACK: Duration = Duration::from_secs(5);
 /// How long a handler has to begin to listen: an interpreter on a busy machine.
 const BEGINS: Duration = Duration::from_secs(60);
@@ -71,6 +71,10 @@ pub trait System: Send + Sync {
     fn language(&self) -> Language;
     /// How its time is compressed, in a sentence.
     fn told(&self) -> String;
+    /// A chain is dead when it is due for longer than this and nobody runs it.
+    fn patience(&self) -> Duration {
+        SLACK
+    }
     /// Its configuration with its times compressed.
     ///
     /// # Errors
@@ -266,7 +270,7 @@ pub async fn run(
         }
     }
     let late_ms = telemetry.lateness();
-    let census = stage.connections.ledger.census(SLACK).await?;
+    let census = stage.connections.ledger.census(system.patience()).await?;
     let dead = census.queues.iter().map(|queue| queue.overdue).sum::<i64>();
     stop_engine.cancel();
     engine.await.map_err(setup)??;

@@ -1,4 +1,4 @@
-//! A crawler of two app stores, kept apart by platform: two days of it in half a minute.
+//! A crawler of two app stores, kept apart by platform: a day and a half of it in half a minute.
 
 pub mod judge;
 mod stores;
@@ -20,8 +20,8 @@ use crate::schedule::Pace;
 use judge::{Call, Limit, Record, What, Wish, judge};
 use stores::Stores;
 
-/// How much of a day's plan a demo shows, and how much of the minutes by which the stores count.
-const DAYS: Duration = Duration::from_secs(2 * 86_400);
+/// How much of the plan a demo shows, a day and a half, and how much of the minutes by which the stores count.
+const DAYS: Duration = Duration::from_secs(36 * 3_600);
 const MINUTES: Duration = Duration::from_secs(6 * 60);
 /// Nothing is looked after more often.
 const SECOND: Duration = Duration::from_secs(1);
@@ -51,7 +51,7 @@ pub struct Appstore {
 }
 
 impl Appstore {
-    /// Two days' plan, and six of the stores' minutes, in `length`.
+    /// The plan of a day and a half, and six of the stores' minutes, in `length`.
     pub fn new(length: Duration) -> Self {
         let times = |shown: Duration| {
             let times = shown.as_millis().div_ceil(length.as_millis().max(1));
@@ -166,6 +166,11 @@ impl System for Appstore {
         )
     }
 
+    /// What waits for a slot of a store that was down is late by some of its backoffs.
+    fn patience(&self) -> Duration {
+        self.minute() * 4
+    }
+
     fn configuration(&self, text: &str) -> Result<String, String> {
         scaled(text, |path, length| match path {
             ["kinds", _, "every" | "jitter" | "cooldown"] => shorter(length, self.days.get(), Duration::ZERO),
@@ -226,7 +231,7 @@ impl System for Appstore {
 mod tests {
     use super::*;
 
-    /// Half a minute: five seconds for a minute of the limits, fifteen for a day of the plan.
+    /// Half a minute: five seconds for a minute of the limits, twenty for a day of the plan.
     #[test]
     fn limits_shrink_by_minutes_and_the_plan_by_days() {
         let appstore = Appstore::new(Duration::from_secs(30));
@@ -234,8 +239,8 @@ mod tests {
         let config = Config::parse(&text, "appstore", []).unwrap();
         let sync = &config.kinds["sync-app"];
         let recurrence = sync.recurrence.as_ref().unwrap();
-        assert_eq!(recurrence.schedule.to_string(), "every 15s ± 1250ms");
-        assert_eq!((recurrence.cooldown, sync.timeout), (Duration::from_millis(625), Duration::from_secs(25)));
+        assert_eq!(recurrence.schedule.to_string(), "every 20s ± 1667ms");
+        assert_eq!((recurrence.cooldown, sync.timeout), (Duration::from_millis(834), Duration::from_secs(25)));
         assert_eq!(sync.reconcile.as_ref().unwrap().every, SECOND);
         for (store, charts) in STORES.iter().zip(CHARTS) {
             let window = |name: &str| config.throttles[&format!("{name}-{store}")].limits.window;

@@ -27,7 +27,7 @@ const BROKEN: usize = 40;
 /// How long a store that is down lets its callers wait before it says so.
 const HANGS: Duration = Duration::from_millis(1_500);
 /// Apps of the charts that no roster has.
-const UNKNOWN: u64 = 6;
+const UNKNOWN: u64 = 4;
 
 pub struct Stores {
     clock: Clock,

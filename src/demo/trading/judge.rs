@@ -531,10 +531,8 @@ mod tests {
         });
         assert_eq!(
             hasty,
-            [
-                "conclude-symbols-direction - was called at 00:31, 85000ms after the end of the run before; its cooldown \
-              is 10m."
-            ]
+            ["conclude-symbols-direction - was called at 00:31, 85s after the end of the run before; its cooldown \
+              is 10m."]
         );
     }
 
