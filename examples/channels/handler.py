@@ -27,7 +27,7 @@ class Session:
         self.path, self.until = path, job["deadline"] / 1000
         connect = HTTPSConnection if upstream.scheme == "https" else HTTPConnection
         self.connection = connect(upstream.netloc, timeout=max(self.left(), 0.1))
-        self.run = {**job["chain"], "nominal": job["nominal"], "deadline": job["deadline"]}
+        self.run = {**job["chain"], "attempt": job["attempt"], "deadline": job["deadline"]}
         self.call("sessions")
 
     def left(self):

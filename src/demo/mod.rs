@@ -7,6 +7,7 @@
 pub mod appstore;
 pub mod channels;
 pub mod scale;
+pub mod stage;
 pub mod trading;
 pub mod upstream;
 

@@ -238,10 +238,9 @@ impl<'a> Judge<'a> {
         let missing: Vec<Time> = expected.iter().copied().filter(|time| !called.contains_key(time)).collect();
         let entries = || record.audit.iter().filter(|entry| entry.run.0 == epoch);
         let mut explained = entries().map(|entry| entry.left_out as usize).sum::<usize>();
-        for entry in entries().filter(|entry| missing.contains(&entry.due)) {
-            if let (Some(verdict), Some(reason)) = (&entry.verdict, &entry.reason)
-                && verdict != "done"
-            {
+        for entry in entries().filter(|entry| entry.verdict.as_deref() != Some("done") && missing.contains(&entry.due))
+        {
+            if let Some(reason) = &entry.reason {
                 explained += 1;
                 *self.figures.reasons.entry(without_numbers(reason)).or_default() += 1;
             }
@@ -366,8 +365,10 @@ impl<'a> Judge<'a> {
                 self.night.wall(first.began)
             ));
         }
-        let done = |entry: &&Entry| entry.verdict.as_deref() == Some("done") && !called.contains(&entry.run);
-        let invented = self.record.audit.iter().filter(done).count();
+        // The ledger's own chores, and the jobs of batches, are in the audit and not in the table.
+        let table: BTreeSet<i64> = self.record.rotations.iter().map(|(.., epoch)| *epoch).collect();
+        let done = |entry: &&Entry| entry.verdict.as_deref() == Some("done") && table.contains(&entry.run.0);
+        let invented = self.record.audit.iter().filter(done).filter(|entry| !called.contains(&entry.run)).count();
         if invented > 0 {
             self.said.push(format!("{invented} runs are done by the audit, and were never called."));
         }
