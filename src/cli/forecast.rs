@@ -160,6 +160,12 @@ impl Forecast {
             CHAINS
         });
         let population = Population::counted(config, name, chains).map_err(Error::msg)?;
+        for part in population.assumed_keys() {
+            assumed.push(format!(
+                "{name}: each chain is taken to have a {part} of its own, with a limit of its own; --roster {name}=FILE has \
+                 the real ones"
+            ));
+        }
         let queues = population.by_queue().len();
         if queues > 1 {
             assumed.push(format!(

@@ -148,7 +148,9 @@ async fn violations(system: impl System, seconds: u64) -> Vec<String> {
     let ground = Ground::embedded();
     let settings =
         Settings { broker: "embedded".into(), ledger: ground.ledger_url(), length: Duration::from_secs(seconds) };
-    run(system, settings, CancellationToken::new(), |_| {}).await.unwrap().violations
+    let report = run(system, settings, CancellationToken::new(), |_| {}).await.unwrap();
+    eprintln!("{} of {:?}: {}", report.system, report.late_ms, report.figures);
+    report.violations
 }
 
 fn says(violations: &[String], words: &str) {

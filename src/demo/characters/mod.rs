@@ -97,6 +97,29 @@ impl Characters {
         Ok(())
     }
 
+    async fn ask(&self, stage: &Stage) -> Result<(), StartError> {
+        let mut shares: Vec<f64> = WHILE_IT_RUNS.into_iter().chain(AT_REST).collect();
+        shares.sort_by(f64::total_cmp);
+        shares.dedup();
+        for share in shares {
+            stage.at(share).await;
+            if WHILE_IT_RUNS.contains(&share) {
+                self.refresh_one_that_runs(stage).await?;
+            }
+            if AT_REST.contains(&share) {
+                self.refresh_one_at_rest(stage).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn slow_spell(&self, stage: &Stage) {
+        for (share, slow) in [(SLOW.0, true), (SLOW.1, false)] {
+            stage.at(share).await;
+            self.esi.iter().for_each(|esi| esi.slow(slow));
+        }
+    }
+
     async fn record(&self, stage: &Stage) -> Result<Record, StartError> {
         let chains = stage.chains().await?.into_iter().filter(|chain| chain.hint.kind == KIND);
         let rotations: BTreeMap<String, i64> = chains.map(|chain| (chain.hint.key, chain.hint.epoch)).collect();
@@ -165,21 +188,8 @@ impl System for Characters {
     }
 
     async fn plays(&self, stage: &Stage) -> Result<(), StartError> {
-        let mut shares: Vec<f64> = WHILE_IT_RUNS.into_iter().chain(AT_REST).chain([SLOW.0, SLOW.1]).collect();
-        shares.sort_by(f64::total_cmp);
-        shares.dedup();
-        for share in shares {
-            stage.at(share).await;
-            if let Some(esi) = self.esi.as_ref().filter(|_| share == SLOW.0 || share == SLOW.1) {
-                esi.slow(share == SLOW.0);
-            }
-            if WHILE_IT_RUNS.contains(&share) {
-                self.refresh_one_that_runs(stage).await?;
-            }
-            if AT_REST.contains(&share) {
-                self.refresh_one_at_rest(stage).await?;
-            }
-        }
+        let (asked, ()) = tokio::join!(self.ask(stage), self.slow_spell(stage));
+        asked?;
         stage.at(1.0).await;
         // What was asked for shortly before the end may be late on a busy machine; what never comes is waited for in vain.
         let by = Instant::now() + SETTLE;
