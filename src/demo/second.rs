@@ -5,7 +5,7 @@
 //! whatever it does, as the simulation kills workers.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,6 +45,8 @@ pub enum Second {
         child: Child,
         /// Its number, with which the names of its workers begin.
         pid: u32,
+        /// The file that has what it said.
+        said: PathBuf,
     },
 }
 
@@ -81,7 +83,8 @@ impl Second {
         table.remove("api");
         let config = folder.join("second.toml");
         fs::write(&config, table.to_string()).map_err(|error| setup(&error))?;
-        let said = fs::File::create(folder.join("second.log")).map_err(|error| setup(&error))?;
+        let said = folder.join("second.log");
+        let log = fs::File::create(&said).map_err(|error| setup(&error))?;
         let program = std::env::current_exe().map_err(|error| setup(&error))?;
         let child = Command::new(program)
             .args(["worker", "--config"])
@@ -89,12 +92,12 @@ impl Second {
             .current_dir(folder)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(said)
+            .stderr(log)
             .kill_on_drop(true)
             .spawn();
         let child = child.map_err(|error| setup(&error))?;
         let pid = child.id().unwrap_or_default();
-        Ok(Self::Process { child, pid })
+        Ok(Self::Process { child, pid, said })
     }
 
     /// Waits until it runs something, and kills it.
@@ -129,10 +132,11 @@ impl Second {
     }
 
     async fn is_in_the_middle(&mut self, connections: &Connections) -> Result<bool, StartError> {
-        if let Self::Process { child, .. } = self
+        if let Self::Process { child, said, .. } = self
             && let Ok(Some(status)) = child.try_wait()
         {
-            return Err(StartError::Setup(format!("the second worker ended by itself: {status}")));
+            let said = fs::read_to_string(said).unwrap_or_default();
+            return Err(StartError::Setup(format!("the second worker ended by itself, {status}: {}", said.trim())));
         }
         Ok(match self {
             Self::Here { telemetry, .. } => telemetry.by_queue().values().any(|queue| queue.running > 0),

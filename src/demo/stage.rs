@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -389,7 +390,8 @@ impl Folder {
     fn new(name: &str) -> io::Result<Self> {
         let token = crate::clock::Entropy::from_os().token();
         let path = std::env::temp_dir().join(format!("roundelay-demo-{name}-{token}"));
-        fs::create_dir(&path)?;
+        // The configuration in it has the passwords of broker and ledger.
+        fs::DirBuilder::new().mode(0o700).create(&path)?;
         Ok(Self(path))
     }
 }
