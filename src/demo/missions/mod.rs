@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(schedule("end-missions"), "every 3s");
         assert_eq!(config.kinds["mission"].timeout, TIMEOUT);
         let window = config.throttles["channel"].limits.window;
-        assert_eq!((window.allow, window.per), (1, Duration::from_secs(1)));
+        assert_eq!((window.allow, window.per), (1, Duration::from_millis(1_100)));
         assert_eq!(config.worker.lease, Duration::from_secs(3));
     }
 }
