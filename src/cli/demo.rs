@@ -8,6 +8,8 @@ use clap::Args;
 use roundelay::clock::{Entropy, parse_duration, short_duration};
 use roundelay::demo::appstore::Appstore;
 use roundelay::demo::channels::Channels;
+use roundelay::demo::characters::Characters;
+use roundelay::demo::missions::Missions;
 use roundelay::demo::stage::{self, System};
 use roundelay::demo::trading::Trading;
 use roundelay::demo::{self, Moment, Report, Settings};
@@ -50,6 +52,10 @@ pub struct Demo {
 enum Which {
     /// Packages of two platforms, kept fresh.
     Packages,
+    /// A game's characters, each updated some minutes after its last update has ended.
+    Characters,
+    /// A game's missions, with a worker that is killed.
+    Missions,
     /// A gateway's channels, polled each at its own interval.
     Channels,
     /// A crawler of two app stores, kept apart by platform.
@@ -62,6 +68,8 @@ impl Demo {
     pub async fn run(self) -> anyhow::Result<()> {
         match self.system {
             Which::Packages => self.packages().await,
+            Which::Characters => self.whole(Characters::new()).await,
+            Which::Missions => self.whole(Missions::new()).await,
             Which::Channels => self.whole(Channels::new(self.length)).await,
             Which::Appstore => self.whole(Appstore::new(self.length)).await,
             Which::Trading => self.whole(Trading::new(self.length)).await,

@@ -160,6 +160,12 @@ impl Forecast {
             CHAINS
         });
         let population = Population::counted(config, name, chains).map_err(Error::msg)?;
+        for part in population.assumed_keys() {
+            assumed.push(format!(
+                "{name}: each chain is taken to have a {part} of its own, with a limit of its own; --roster {name}=FILE has \
+                 the real ones"
+            ));
+        }
         let queues = population.by_queue().len();
         if queues > 1 {
             assumed.push(format!(
@@ -183,9 +189,16 @@ fn read_roster(
     let (mut entities, mut bad, mut first) = (Vec::new(), 0_u64, None);
     for row in rows(format, file).map_err(|error| anyhow!("{}: {error}", path.display()))? {
         let entity = row.map_err(|bad| (bad.line, bad.reason)).and_then(|(line, row)| {
-            // A modelled handler does not look at it.
-            let entity = shape.entity(row).map_err(|reason| (line, reason))?;
-            Ok(roundelay::engine::enroll::Entity { payload: "null".into(), ..entity })
+            let mut entity = shape.entity(row).map_err(|reason| (line, reason))?;
+            // A modelled handler does not look at it, but a throttle with keys does.
+            let throttle = config.queues.get(&entity.queue).and_then(|queue| queue.throttle.as_ref());
+            if throttle
+                .and_then(|throttle| config.throttles.get(throttle))
+                .is_none_or(|throttle| throttle.key.is_none())
+            {
+                entity.payload = "null".into();
+            }
+            Ok(entity)
         });
         match entity {
             Ok(entity) => entities.push(entity),

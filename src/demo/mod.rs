@@ -6,7 +6,10 @@
 
 pub mod appstore;
 pub mod channels;
+pub mod characters;
+pub mod missions;
 pub mod scale;
+mod second;
 pub mod stage;
 pub mod trading;
 pub mod upstream;

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -17,12 +18,16 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
+use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use toml::Table;
 
+use super::second::{Killed, Second};
+use crate::broker::embedded::EmbeddedBroker;
+use crate::broker::topology::Names;
 use crate::clock::Time;
-use crate::config::Config;
+use crate::config::{BrokerUrl, Config};
 use crate::engine::{Connections, Engine, StartError};
 use crate::ledger::{ChainState, Filter, Listed};
 use crate::roster::{Wishes, from_source};
@@ -47,6 +52,8 @@ pub enum Language {
     Python,
     /// `php -S 127.0.0.1:PORT handler.php`.
     Php,
+    /// `node handler.js PORT`.
+    Node,
 }
 
 /// What to show, and where.
@@ -92,6 +99,10 @@ pub trait System: Send + Sync {
     /// # Errors
     /// When it is not that of this system.
     fn prepare(&mut self, config: &mut Config, connections: &Connections) -> Result<(), String>;
+    /// Whether a second worker runs beside, which [`Stage::kill`] ends.
+    fn has_second(&self) -> bool {
+        false
+    }
     /// The upstream.
     fn upstream(&self) -> Router;
     /// What happens in the meantime: returns when the demo is over.
@@ -116,10 +127,24 @@ pub struct Stage {
     pub from: Time,
     /// When it is over.
     pub to: Time,
+    second: Mutex<Option<Second>>,
+    /// What the second worker had done when it was killed.
+    killed: Mutex<Option<Killed>>,
     shutdown: CancellationToken,
 }
 
 impl Stage {
+    /// Kills the second worker in the middle of what it runs, and says when that was; `None` when there is none.
+    ///
+    /// # Errors
+    /// When it runs nothing that it could be killed in.
+    pub async fn kill(&self) -> Result<Option<Time>, StartError> {
+        let Some(second) = self.second.lock().await.take() else { return Ok(None) };
+        let killed = second.kill(&self.connections).await?;
+        *self.killed.lock().await = Some(killed);
+        Ok(Some(killed.at))
+    }
+
     /// Waits until a share of the time is over, or the demo is ended.
     pub async fn at(&self, share: f64) {
         let at = self.from + self.to.since(self.from).mul_f64(share);
@@ -220,7 +245,13 @@ pub async fn run(
     let text = configuration(&system, &settings, &folder.0, &handler.url).map_err(setup)?;
     fs::write(folder.0.join("roundelay.toml"), &text).map_err(setup)?;
     let mut config = Config::parse(&text, "the demo's configuration", []).map_err(setup)?;
-    let connections = Connections::open(&config).await?;
+    let mut connections = Connections::open(&config).await?;
+    // Of the embedded broker, each of two workers has a connection of its own.
+    let shared = (system.has_second() && matches!(config.broker.url, BrokerUrl::Embedded))
+        .then(|| EmbeddedBroker::new(Names::new(&config.broker.prefix)));
+    if let Some(shared) = &shared {
+        connections.broker = Arc::new(shared.connect());
+    }
     let census = connections.ledger.census(SLACK).await?;
     if census.queues.iter().any(|queue| queue.sleeping + queue.due + queue.running > 0) {
         return Err(setup("the ledger has chains already; give the demo one of its own, which is empty"));
@@ -253,8 +284,14 @@ pub async fn run(
             return Err(setup(format!("a row of the roster of {kind} cannot be used: {reason}")));
         }
     }
+    let second = match (system.has_second(), &shared) {
+        (false, _) => None,
+        (true, Some(broker)) => Some(Second::here(broker, &config, &connections)),
+        (true, None) => Some(Second::process(&folder.0, &text)?),
+    };
     let from = connections.clock.now();
-    let stage = Stage { config, connections, from, to: from + settings.length, shutdown };
+    let (second, killed, to) = (Mutex::new(second), Mutex::default(), from + settings.length);
+    let stage = Stage { config, connections, from, to, second, killed, shutdown };
     let began = Instant::now();
     {
         let mut plays = std::pin::pin!(system.plays(&stage));
@@ -269,6 +306,9 @@ pub async fn run(
             }
         }
     }
+    // One that is still there, because the demo was ended, goes as it would be killed.
+    drop(stage.second.lock().await.take());
+    let beside = stage.killed.lock().await.map_or(0, |killed| killed.ticks);
     let late_ms = telemetry.lateness();
     let census = stage.connections.ledger.census(system.patience()).await?;
     let dead = census.queues.iter().map(|queue| queue.overdue).sum::<i64>();
@@ -288,7 +328,7 @@ pub async fn run(
     Ok(Report {
         system: system.name(),
         chains,
-        ticks: telemetry.get(Count::Done) + telemetry.get(Count::Failed),
+        ticks: telemetry.get(Count::Done) + telemetry.get(Count::Failed) + beside,
         late_ms,
         forked: judged.forked,
         dead: u64::try_from(dead).unwrap_or(0),
@@ -350,7 +390,8 @@ impl Folder {
     fn new(name: &str) -> io::Result<Self> {
         let token = crate::clock::Entropy::from_os().token();
         let path = std::env::temp_dir().join(format!("roundelay-demo-{name}-{token}"));
-        fs::create_dir(&path)?;
+        // The configuration in it has the passwords of broker and ledger.
+        fs::DirBuilder::new().mode(0o700).create(&path)?;
         Ok(Self(path))
     }
 }
@@ -375,6 +416,7 @@ impl Handler {
         drop(free);
         let (program, arguments) = match language {
             Language::Python => ("python3", vec!["handler.py".to_owned(), address.port().to_string()]),
+            Language::Node => ("node", vec!["handler.js".to_owned(), address.port().to_string()]),
             Language::Php => ("php", vec!["-S".to_owned(), address.to_string(), "handler.php".to_owned()]),
         };
         let said = fs::File::create(folder.join("handler.log")).map_err(setup)?;

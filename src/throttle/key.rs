@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::job::Job;
 
@@ -30,6 +30,21 @@ impl KeyPath {
         }
     }
 
+    /// Makes `value` that of a job with this payload, where the payload has it.
+    pub fn write(&self, payload: &mut Value, value: &str) {
+        let Some(("payload", fields)) = self.0.split_first().map(|(first, rest)| (first.as_str(), rest)) else {
+            return;
+        };
+        let mut place = payload;
+        for field in fields {
+            if !place.is_object() {
+                *place = Value::Object(Map::new());
+            }
+            place = &mut place[field.as_str()];
+        }
+        *place = value.into();
+    }
+
     /// The value in `job`; those that have none are under one limit together.
     pub fn of(&self, job: &Job) -> String {
         self.of_parts(&job.kind, &job.key, job.owner.as_deref(), &job.payload)
@@ -54,5 +69,28 @@ impl KeyPath {
 impl fmt::Display for KeyPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.join("."))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut payload = Value::Null;
+        for (path, expected) in [
+            ("payload.channel", json!({ "channel": "7" })),
+            ("payload.to.channel", json!({ "channel": "7", "to": { "channel": "7" } })),
+            ("payload.channel.id", json!({ "channel": { "id": "7" }, "to": { "channel": "7" } })),
+            ("key", json!({ "channel": { "id": "7" }, "to": { "channel": "7" } })),
+        ] {
+            let path = KeyPath::parse(path).unwrap();
+            path.write(&mut payload, "7");
+            assert_eq!(payload, expected, "{path}");
+            assert_eq!(path.of_parts("sync", "7", None, &payload), "7", "{path}");
+        }
     }
 }

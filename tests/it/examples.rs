@@ -16,8 +16,8 @@ use roundelay::roster::{Wishes, from_source};
 use crate::virtual_time::World;
 
 const EXAMPLES: [(&str, &str); 5] = [
-    ("characters", include_str!("../../examples/characters.toml")),
-    ("missions", include_str!("../../examples/missions.toml")),
+    ("characters", include_str!("../../examples/characters/roundelay.toml")),
+    ("missions", include_str!("../../examples/missions/roundelay.toml")),
     ("channels", include_str!("../../examples/channels/roundelay.toml")),
     ("trading", include_str!("../../examples/trading/roundelay.toml")),
     ("appstore", include_str!("../../examples/appstore/roundelay.toml")),

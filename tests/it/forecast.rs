@@ -235,3 +235,33 @@ async fn what_cannot_be_simulated_is_refused_with_words() {
         assert!(output.stderr.contains(words), "no `{words}` in {}", output.stderr);
     }
 }
+
+/// Counted chains have a limit each; those of a roster share one where they share its column.
+#[tokio::test]
+async fn a_throttle_with_keys_is_a_limit_for_each() {
+    let ground = Ground::embedded();
+    let config = ground.config_file(
+        r#"
+        [throttles.channel]
+        allow = 1
+        per = "60s"
+        key = "payload.channel"
+        [queues.work]
+        throttle = "channel"
+        [kinds.sync]
+        queue = "work"
+        every = "61s"
+        model = { chains = 3, duration = "1s" }
+        "#,
+    );
+    let starts = |report: &Value| report["kinds"]["sync"]["starts"].as_u64().unwrap();
+    let counted = simulate(&config, &["--for", "20m", "--json"]).await.json();
+    assert!(warned(&counted, "a payload.channel of its own"), "{counted}");
+    assert!((54..=60).contains(&starts(&counted)), "three chains once a minute: {counted}");
+    let roster = ground.path("roster.csv");
+    std::fs::write(&roster, "key,channel\nx,a\ny,a\nz,b\n").unwrap();
+    let roster = format!("sync={}", roster.display());
+    let listed = simulate(&config, &["--for", "20m", "--roster", &roster, "--json"]).await.json();
+    assert!((34..=40).contains(&starts(&listed)), "two channels, each with one start a minute: {listed}");
+    assert!(!warned(&listed, "of its own"), "{listed}");
+}

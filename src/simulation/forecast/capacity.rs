@@ -131,7 +131,9 @@ pub(super) fn warnings(plan: &Plan) -> Vec<String> {
         }
     }
     for (name, loads) in throttled {
-        let Some(throttle) = plan.config.throttles.get(name) else { continue };
+        // With keys it is a limit for each of them, and nobody knows how many chains share one.
+        let throttle = plan.config.throttles.get(name).filter(|throttle| throttle.key.is_none());
+        let Some(throttle) = throttle else { continue };
         let counting = if throttle.scope == Scope::Worker { workers } else { 1.0 };
         let allowed = throttle.limits.rate() * counting;
         let each = if counting > 1.0 { format!(" in {} workers", plan.workers) } else { String::new() };
@@ -281,6 +283,8 @@ mod tests {
                  will run every 10 h"]
         );
         assert_eq!(warned(SHARED, &[("sync", 299)], 1), [""; 0]);
+        let keyed = SHARED.replacen("allow = 5", "key = \"payload.channel\"\nallow = 5", 1);
+        assert_eq!(warned(&keyed, &[("sync", 12_000)], 1), [""; 0], "five for each channel");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use wildmatch::WildMatch;
 
 use crate::config::{Config, KindSettings};
 use crate::engine::enroll::Entity;
+use crate::throttle::key::KeyPath;
 
 /// The chains of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub enum Population {
         chains: u64,
         /// The queues, at least one.
         queues: Vec<String>,
+        /// The parts of a job that the throttles of these queues have a limit for: each chain has its own.
+        keys: Vec<KeyPath>,
     },
     /// These.
     Listed(Vec<Entity>),
@@ -37,7 +40,9 @@ impl Population {
                  add one under [queues], or give --roster {kind}=FILE"
             ));
         }
-        Ok(Self::Counted { chains, queues })
+        let throttles = queues.iter().filter_map(|queue| config.throttles.get(config.queues[queue].throttle.as_ref()?));
+        let keys = throttles.filter_map(|throttle| throttle.key.clone()).collect();
+        Ok(Self::Counted { chains, queues, keys })
     }
 
     /// These chains of a kind.
@@ -57,11 +62,21 @@ impl Population {
         }
     }
 
+    /// Parts of their payloads that are taken to be each one's own, since a throttle has a limit for each value.
+    pub fn assumed_keys(&self) -> Vec<String> {
+        let Self::Counted { keys, .. } = self else { return Vec::new() };
+        let mut keys: Vec<String> =
+            keys.iter().map(KeyPath::to_string).filter(|key| key.starts_with("payload.")).collect();
+        keys.sort();
+        keys.dedup();
+        keys
+    }
+
     /// How many of them are on each queue.
     pub fn by_queue(&self) -> BTreeMap<String, u64> {
         let mut by_queue = BTreeMap::new();
         match self {
-            Self::Counted { chains, queues } => {
+            Self::Counted { chains, queues, .. } => {
                 let (all, count) = (chains, queues.len() as u64);
                 for (n, queue) in (0..).zip(queues) {
                     *by_queue.entry(queue.clone()).or_default() += all / count + u64::from(n < all % count);
@@ -77,12 +92,17 @@ impl Population {
     /// All of them, in batches of at most `size`.
     pub(super) fn batches(self, size: usize) -> Box<dyn Iterator<Item = Vec<Entity>> + Send> {
         match self {
-            Self::Counted { chains, queues } => {
+            Self::Counted { chains, queues, keys } => {
+                let payload = move |n: u64| {
+                    let mut payload = serde_json::Value::Null;
+                    keys.iter().for_each(|key| key.write(&mut payload, &n.to_string()));
+                    payload.to_string()
+                };
                 let one = move |n: u64| Entity {
                     key: n.to_string(),
                     queue: queues[(n % queues.len() as u64) as usize].clone(),
                     priority: None,
-                    payload: "null".into(),
+                    payload: payload(n),
                     owner: None,
                     schedule: None,
                     first_due: None,
@@ -176,6 +196,25 @@ mod tests {
         }
         assert!(Population::counted(&config, "lost", 5).unwrap_err().contains("--roster lost=FILE"));
         assert!(Population::counted(&config, "single", 5).unwrap_err().contains("none of `every`"));
+    }
+
+    #[test]
+    fn each_chain_has_a_limit_of_its_own_where_a_throttle_has_keys() {
+        let text = r#"
+            [throttles.channel]
+            allow = 1
+            per = "1s"
+            key = "payload.channel"
+            [queues.work]
+            throttle = "channel"
+            [kinds.sync]
+            queue = "work"
+            every = "10s"
+        "#;
+        let population = Population::counted(&Config::parse(text, "test", []).unwrap(), "sync", 3).unwrap();
+        assert_eq!(population.assumed_keys(), ["payload.channel"]);
+        let payloads: Vec<String> = population.batches(2).flatten().map(|entity| entity.payload).collect();
+        assert_eq!(payloads, [r#"{"channel":"0"}"#, r#"{"channel":"1"}"#, r#"{"channel":"2"}"#]);
     }
 
     #[test]

@@ -1,0 +1,243 @@
+//! An online game's characters, each updated five minutes after its last update has ended, which here are seconds.
+
+mod esi;
+pub mod judge;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use axum::Router;
+use tokio::time::{Instant, sleep};
+
+use super::scale::{scaled, shorter};
+use super::stage::{Judged, Language, PREFIX, Stage, System};
+use crate::clock::short_duration;
+use crate::config::Config;
+use crate::engine::enroll::{Enroller, RunOnce};
+use crate::engine::{Connections, StartError};
+use crate::ledger::Listed;
+use esi::{Esi, FORGIVEN, WINDOW};
+use judge::{Ask, Record, judge};
+
+/// Times are so much shorter: five minutes are three seconds.
+const BY: u32 = 100;
+/// From the end of an update to the next start, by the game's rules and not by the configuration that is judged.
+const DELAY: Duration = Duration::from_secs(5 * 60);
+/// A call takes real time, however short the others are, so no run has less than this.
+const TIMEOUT: Duration = Duration::from_secs(10);
+const KIND: &str = "update-character";
+/// When the upstream is slow, and fails, as shares of the demo.
+const SLOW: (f64, f64) = (0.3, 0.55);
+/// When somebody wants a character refreshed that is being updated, likewise.
+const WHILE_IT_RUNS: [f64; 3] = [0.25, 0.45, 0.9];
+/// And one that rests: not when all are late.
+const AT_REST: [f64; 2] = [0.2, 0.9];
+/// So long before its next update a character rests.
+const REST: Duration = Duration::from_millis(2_300);
+/// How long a character is looked for that does what it has to.
+const FOUND: Duration = Duration::from_secs(5);
+/// How long after the end what was asked for before may still come.
+const SETTLE: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The system.
+#[derive(Default)]
+pub struct Characters {
+    esi: Option<Arc<Esi>>,
+    asks: Mutex<Vec<Ask>>,
+}
+
+impl Characters {
+    /// A new game.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Somebody refreshes a character by hand. One that is being updated is not updated beside that.
+    async fn refresh(&self, stage: &Stage, character: &str) -> Result<(), StartError> {
+        let connections = &stage.connections;
+        let views = connections.ledger.chains(KIND.into(), character.into()).await?;
+        let at = connections.ledger.now();
+        let runs =
+            views.iter().any(|view| view.once || view.lease_until > at || view.batch.0 > 0 || view.nominal <= at);
+        let next = views.iter().find(|view| !view.once && !runs).map(|view| view.nominal);
+        let mut enroller = Enroller::new(&stage.config, connections.clone(), KIND, None, true)?;
+        let accepted = !runs && enroller.run_once(character).await? == RunOnce::Accepted;
+        let ask = Ask { character: character.into(), at, accepted, next: next.filter(|_| accepted) };
+        self.asks.lock().unwrap_or_else(PoisonError::into_inner).push(ask);
+        Ok(())
+    }
+
+    /// Refreshes a character of which something is being fetched.
+    async fn refresh_one_that_runs(&self, stage: &Stage) -> Result<(), StartError> {
+        let by = Instant::now() + FOUND;
+        while Instant::now() < by && !stage.is_ended() {
+            if let Some(character) = self.esi.as_ref().and_then(|esi| esi.busy()) {
+                return self.refresh(stage, &character).await;
+            }
+            sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
+    /// Refreshes the character that rests longest.
+    async fn refresh_one_at_rest(&self, stage: &Stage) -> Result<(), StartError> {
+        let by = Instant::now() + FOUND;
+        while Instant::now() < by && !stage.is_ended() {
+            let now = stage.connections.ledger.now();
+            let chains = stage.chains().await?;
+            let rests = |chain: &&Listed| chain.hint.kind == KIND && chain.nominal > now + REST;
+            if let Some(chain) = chains.iter().filter(rests).max_by_key(|chain| chain.nominal) {
+                return self.refresh(stage, &chain.hint.key).await;
+            }
+            sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
+    async fn ask(&self, stage: &Stage) -> Result<(), StartError> {
+        let mut shares: Vec<f64> = WHILE_IT_RUNS.into_iter().chain(AT_REST).collect();
+        shares.sort_by(f64::total_cmp);
+        shares.dedup();
+        for share in shares {
+            stage.at(share).await;
+            if WHILE_IT_RUNS.contains(&share) {
+                self.refresh_one_that_runs(stage).await?;
+            }
+            if AT_REST.contains(&share) {
+                self.refresh_one_at_rest(stage).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn slow_spell(&self, stage: &Stage) {
+        for (share, slow) in [(SLOW.0, true), (SLOW.1, false)] {
+            stage.at(share).await;
+            self.esi.iter().for_each(|esi| esi.slow(slow));
+        }
+    }
+
+    async fn record(&self, stage: &Stage) -> Result<Record, StartError> {
+        let chains = stage.chains().await?.into_iter().filter(|chain| chain.hint.kind == KIND);
+        let rotations: BTreeMap<String, i64> = chains.map(|chain| (chain.hint.key, chain.hint.epoch)).collect();
+        let calls = self.esi.as_ref().map(|esi| esi.calls()).unwrap_or_default();
+        let asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Ok(Record { delay: DELAY / BY, calls, rotations, asks, to: stage.connections.clock.now() })
+    }
+}
+
+#[async_trait]
+impl System for Characters {
+    fn name(&self) -> &'static str {
+        "characters"
+    }
+
+    fn files(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("roundelay.toml", include_str!("../../../examples/characters/roundelay.toml")),
+            ("characters.csv", include_str!("../../../examples/characters/characters.csv")),
+            ("handler.php", include_str!("../../../examples/characters/handler.php")),
+        ]
+    }
+
+    fn language(&self) -> Language {
+        Language::Php
+    }
+
+    fn told(&self) -> String {
+        format!(
+            "The five minutes between two updates are {}, and waits between attempts {BY} times as short; 100 requests per \
+             second are as ever, and no run has less than {}. For a quarter of the time the upstream is slow and half \
+             of the requests fail; it forgives {FORGIVEN} errors in {}.",
+            short_duration(DELAY / BY),
+            short_duration(TIMEOUT),
+            short_duration(WINDOW),
+        )
+    }
+
+    /// With few errors left the requests wait for new ones.
+    fn patience(&self) -> Duration {
+        WINDOW + TIMEOUT
+    }
+
+    fn configuration(&self, text: &str) -> Result<String, String> {
+        scaled(text, |path, length| match path {
+            [.., "timeout"] => shorter(length, BY, TIMEOUT),
+            ["throttles", _, "per"] => length,
+            // A hold is no shorter than that.
+            ["throttles", ..] => shorter(length, BY, Duration::from_secs(1)),
+            _ => shorter(length, BY, Duration::ZERO),
+        })
+    }
+
+    /// Queues of the demo have names of its own.
+    fn roster(&self, text: &str) -> Result<String, String> {
+        Ok(text.replace(",fast\n", &format!(",{PREFIX}fast\n")))
+    }
+
+    fn prepare(&mut self, _: &mut Config, connections: &Connections) -> Result<(), String> {
+        self.esi = Some(Esi::new(connections));
+        Ok(())
+    }
+
+    fn upstream(&self) -> Router {
+        self.esi.clone().map(Esi::router).unwrap_or_default()
+    }
+
+    async fn plays(&self, stage: &Stage) -> Result<(), StartError> {
+        let (asked, ()) = tokio::join!(self.ask(stage), self.slow_spell(stage));
+        asked?;
+        stage.at(1.0).await;
+        // What was asked for shortly before the end may be late on a busy machine; what never comes is waited for in vain.
+        let by = Instant::now() + SETTLE;
+        while Instant::now() < by && !stage.is_ended() && !judge(&self.record(stage).await?).0.is_empty() {
+            sleep(Duration::from_millis(500)).await;
+        }
+        Ok(())
+    }
+
+    async fn judged(&self, stage: &Stage) -> Result<Judged, StartError> {
+        let (violations, figures) = judge(&self.record(stage).await?);
+        let mut figures = serde_json::to_value(&figures).unwrap_or_default();
+        figures["fewest_errors_left"] = self.esi.as_ref().map_or(FORGIVEN, |esi| esi.least_left()).into();
+        Ok(Judged { forked: self.esi.as_ref().map_or(0, |esi| esi.forked()), violations, figures })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::roster::{Format, Shape, rows};
+
+    #[test]
+    fn the_delay_shrinks_and_limits_stay() {
+        let characters = Characters::new();
+        let text = characters.configuration(characters.files()[0].1).unwrap();
+        let config = Config::parse(&text, "characters", []).unwrap();
+        let update = &config.kinds[KIND];
+        assert_eq!(update.recurrence.as_ref().unwrap().schedule.to_string(), "every 3s");
+        assert_eq!((update.timeout, config.kinds["fetch-endpoint"].timeout), (TIMEOUT, TIMEOUT));
+        let window = config.throttles["esi"].limits.window;
+        assert_eq!((window.allow, window.per), (100, Duration::from_secs(1)));
+    }
+
+    /// Each row has the queue that its column names, or the kind's.
+    #[test]
+    fn the_roster_s_queues_are_the_demo_s() {
+        let characters = Characters::new();
+        let config = characters.files()[0].1.replace("[queues.fast]", "[queues.demo-fast]");
+        let config = Config::parse(&config, "characters", []).unwrap();
+        let roster = characters.roster(characters.files()[1].1).unwrap();
+        let shape = Shape::new(&config, &config.kinds[KIND]).unwrap();
+        let queues: Vec<String> = rows(Format::Csv, roster.as_bytes())
+            .unwrap()
+            .flatten()
+            .map(|(_, row)| shape.entity(row).unwrap().queue)
+            .collect();
+        assert_eq!(queues.iter().filter(|queue| *queue == "demo-fast").count(), 5);
+        assert_eq!(queues.iter().filter(|queue| *queue == "default").count(), 35);
+    }
+}

@@ -1,0 +1,132 @@
+//! The game: it takes encounters and flushes as messages on channels, ends missions, and writes down what came in.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::extract::{Path, State};
+use axum::routing::post;
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::judge::Call;
+use crate::clock::{Clock, Entropy, Time};
+use crate::config::Config;
+use crate::engine::Connections;
+
+/// How long after the beginning the time of some missions is up.
+const TIME_UP: Duration = Duration::from_secs(4);
+
+pub struct Game {
+    clock: Clock,
+    entropy: Entropy,
+    began: Time,
+    /// Of encounters and of flushes: a run says when it began by its deadline.
+    timeouts: (Duration, Duration),
+    /// Missions whose time is up before the others'.
+    short: Vec<String>,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    calls: Vec<Call>,
+    ended: BTreeSet<String>,
+}
+
+/// Which run the handler says that it is for, and what came of it.
+#[derive(Deserialize)]
+struct Run {
+    epoch: i64,
+    tick: i64,
+    fence: i64,
+    nominal: Time,
+    deadline: Time,
+    #[serde(default)]
+    mission: Option<String>,
+    #[serde(default)]
+    result: Value,
+}
+
+impl Game {
+    pub fn new(config: &Config, connections: &Connections, short: Vec<String>) -> Arc<Self> {
+        let Connections { clock, entropy, .. } = connections.clone();
+        let kinds: BTreeMap<&str, Duration> =
+            config.kinds.iter().map(|(name, kind)| (name.as_str(), kind.timeout)).collect();
+        let timeout = |kind: &str| kinds.get(kind).copied().unwrap_or_default();
+        let timeouts = (timeout("mission"), timeout("flush-channel"));
+        Arc::new(Self { began: clock.now(), clock, entropy, timeouts, short, seen: Mutex::default() })
+    }
+
+    pub fn router(self: Arc<Self>) -> Router {
+        Router::new()
+            .route("/channels/{channel}/encounters", post(message))
+            .route("/channels/{channel}/flushes", post(message))
+            .route("/end-missions", post(end))
+            .with_state(self)
+    }
+
+    pub fn calls(&self) -> Vec<Call> {
+        self.seen().calls.clone()
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes down that a call has begun; answers with its place.
+    fn begins(&self, channel: String, run: Run) -> usize {
+        let Run { epoch, tick, fence, nominal, deadline, mission, result } = run;
+        let timeout = if mission.is_some() { self.timeouts.0 } else { self.timeouts.1 };
+        let mut seen = self.seen();
+        let over = mission.as_ref().is_some_and(|mission| seen.ended.contains(mission));
+        seen.calls.push(Call {
+            mission,
+            channel,
+            run: (epoch, tick),
+            fence,
+            nominal,
+            started: deadline - timeout,
+            began: self.clock.now(),
+            ended: None,
+            answered: false,
+            result: result.to_string(),
+            over,
+        });
+        seen.calls.len() - 1
+    }
+}
+
+/// A call in progress: it ends when this is dropped, answered or not.
+struct Playing {
+    game: Arc<Game>,
+    place: usize,
+    answered: bool,
+}
+
+impl Drop for Playing {
+    fn drop(&mut self) {
+        let now = self.game.clock.now();
+        if let Some(call) = self.game.seen().calls.get_mut(self.place) {
+            (call.ended, call.answered) = (Some(now), self.answered);
+        }
+    }
+}
+
+async fn message(State(game): State<Arc<Game>>, Path(channel): Path<String>, Json(run): Json<Run>) -> Json<Value> {
+    let place = game.begins(channel, run);
+    let mut playing = Playing { game: game.clone(), place, answered: false };
+    sleep(game.entropy.between(Duration::from_millis(40), Duration::from_millis(200))).await;
+    playing.answered = true;
+    let over = game.seen().calls.get(place).is_some_and(|call| call.over);
+    Json(json!({ "over": over }))
+}
+
+async fn end(State(game): State<Arc<Game>>) -> Json<Value> {
+    if game.clock.now() >= game.began + TIME_UP {
+        game.seen().ended.extend(game.short.iter().cloned());
+    }
+    Json(json!({}))
+}
