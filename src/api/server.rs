@@ -88,6 +88,11 @@ impl Listener {
         Ok(Self { listener, address, tls, settings: settings.clone(), anonymous })
     }
 
+    /// Which address that is, with the port that was free.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// Whoever reaches it must show a token, so there must be one.
     async fn check_tokens(&self, api: &Api) -> Result<(), StartError> {
         let now = api.ledger().now();

@@ -7,6 +7,7 @@
 pub mod appstore;
 pub mod channels;
 pub mod characters;
+mod ground;
 pub mod missions;
 pub mod scale;
 mod second;
@@ -15,7 +16,6 @@ pub mod trading;
 pub mod upstream;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -26,10 +26,11 @@ use crate::clock::short_duration;
 use crate::config::Config;
 use crate::engine::enroll::{Enroller, Entity};
 use crate::engine::{Connections, Engine, StartError};
-use crate::ledger::{Census, Ledger};
 use crate::roster::{Format, Shape, rows};
-use crate::telemetry::{Count, Lateness, QueueReport, Telemetry};
-use upstream::{PlatformSettings, Upstream, UpstreamSettings, UpstreamStats};
+use crate::telemetry::Count;
+use ground::{Dashboard, Ground};
+use stage::{Moment, Report, Told};
+use upstream::{PlatformSettings, Upstream, UpstreamSettings};
 
 /// 20,000 packages: `platform,name,version,rank`.
 const PACKAGES: &str = include_str!("../../examples/packages.csv");
@@ -44,92 +45,75 @@ const SLACK: Duration = Duration::from_secs(5);
 pub struct Settings {
     /// `embedded` or `amqp://…`.
     pub broker: String,
-    /// `sqlite://…`.
-    pub ledger: String,
+    /// `sqlite://…` or `postgres://…`; with nothing, a file that is gone in the end.
+    pub ledger: Option<String>,
     /// How many entities; the roster is repeated beyond its length.
     pub chains: usize,
     /// Their interval.
     pub every: Duration,
     /// How long.
     pub length: Duration,
+    /// Whether the dashboard answers meanwhile.
+    pub dashboard: bool,
 }
 
-/// A moment of a running demo.
-#[derive(Clone, Debug)]
-pub struct Moment {
-    /// Since chains began to run.
-    pub elapsed: Duration,
-    /// By the ledger.
-    pub census: Census,
-    /// By the engine.
-    pub queues: BTreeMap<String, QueueReport>,
-    /// Ticks and jobs that failed for good.
-    pub failed: u64,
-    /// By the upstream.
-    pub upstream: UpstreamStats,
-    /// Over all, since the first spread if that is over.
-    pub late: Lateness,
-}
-
-/// How it went.
+/// What is told of this system alone.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
-    /// Chains enrolled.
-    pub chains: u64,
-    /// Ticks that ended.
-    pub ticks: u64,
+struct Figures {
     /// Attempts per second, after the first spread.
-    pub ticks_per_s: f64,
-    /// How late attempts started, after the first spread.
-    pub late_ms: Lateness,
+    ticks_per_s: f64,
     /// Ticks that failed for good; the sample upstream answers 404 for one name in a thousand.
-    pub failed: u64,
+    failed: u64,
     /// Attempts that failed and were tried again.
-    pub retried: u64,
-    /// Calls that the upstream turned away.
-    pub upstream_429: u64,
-    /// Calls for an entity twice at once or for an occurrence twice, by the upstream's record.
-    pub forked: u64,
-    /// Chains that should run and do not: overdue by the ledger, or never seen by the upstream
-    /// although all first ticks were due.
-    pub dead: u64,
-    /// Messages that could not be used.
-    pub quarantined: u64,
+    retried: u64,
     /// How long the enrolling took, in seconds.
-    pub enroll_s: f64,
+    enroll_s: f64,
     /// By platform, as the upstream saw it.
-    pub platforms: BTreeMap<String, upstream::PlatformStats>,
-    /// The broker, without credentials.
-    pub broker: String,
+    platforms: BTreeMap<String, upstream::PlatformStats>,
 }
 
-/// Runs the demo, telling `progress` about it every second.
+/// Runs the demo, and tells of it.
 ///
 /// # Errors
 /// When something cannot be started.
 pub async fn run(
     settings: Settings,
     shutdown: CancellationToken,
-    mut progress: impl FnMut(&Moment),
+    told: impl FnMut(Told<'_>),
+) -> Result<Report, StartError> {
+    let ground = Ground::new("packages", settings.ledger.as_deref()).await?;
+    let mut config = None;
+    let report = acts(&settings, &ground, &mut config, shutdown, told).await;
+    ground.clear(config.as_ref()).await;
+    report
+}
+
+/// The same, on a ground that is there; `used` is the configuration as soon as it may have left something behind.
+async fn acts(
+    settings: &Settings,
+    ground: &Ground,
+    used: &mut Option<Config>,
+    shutdown: CancellationToken,
+    mut told: impl FnMut(Told<'_>),
 ) -> Result<Report, StartError> {
     let setup = |error: &dyn std::fmt::Display| StartError::Setup(error.to_string());
     let stop_upstream = CancellationToken::new();
-    let allow = allowance(&settings);
+    let allow = allowance(settings);
     let upstream = UpstreamSettings { platforms: platforms(allow), ..UpstreamSettings::default() };
     let entropy = crate::clock::Entropy::from_os();
     let upstream = Upstream::start(upstream, entropy, stop_upstream.clone()).await.map_err(|e| setup(&e))?;
 
-    let text = configuration(&settings, upstream.url(), allow);
+    let text = configuration(settings, ground.ledger(), upstream.url(), allow);
     let config = Config::parse(&text, "the demo's configuration", []).map_err(|error| setup(&error))?;
     let connections = Connections::open(&config).await?;
     // What an earlier demo left belongs to a ledger that is gone.
+    *used = Some(config.clone());
     connections.broker.remove(&config.topology()).await?;
     let ledger = connections.ledger.clone();
-    let broker = connections.broker.clone();
 
-    let engine = Engine::new(config.clone()).connections(connections.clone()).without_chores();
+    let engine = Engine::new(config.clone()).connections(connections.clone()).without_chores().attending();
     let telemetry = engine.telemetry();
-    broker.apply(&config.topology()).await?;
+    connections.broker.apply(&config.topology()).await?;
     let stop_engine = CancellationToken::new();
     let ready = engine.ready();
     let mut engine = tokio::spawn(engine.run(stop_engine.clone()));
@@ -138,6 +122,13 @@ pub async fn run(
         ended = &mut engine => ended.map_err(|error| setup(&error))??,
     }
 
+    let dashboard = match settings.dashboard {
+        true => Some(Dashboard::open(&config, &connections).await?),
+        false => None,
+    };
+    if let Some(dashboard) = &dashboard {
+        told(Told::Dashboard(dashboard.address));
+    }
     let began = Instant::now();
     let enrolled = enroll(&config, connections, settings.chains).await?;
     let enroll_time = began.elapsed();
@@ -154,7 +145,10 @@ pub async fn run(
             counted_from = Some((Instant::now(), telemetry.get(Count::Started)));
         }
         tokio::select! { () = sleep_until(at) => {}, () = shutdown.cancelled() => {} }
-        progress(&moment(started.elapsed(), &*ledger, &telemetry, &upstream).await?);
+        let turned_away = upstream.stats().platforms.into_iter();
+        let turned_away = turned_away.map(|(name, platform)| (format!("demo-{name}"), platform.too_many)).collect();
+        let moment = Moment::now(started.elapsed(), &*ledger, &telemetry, Some(turned_away)).await?;
+        told(Told::Moment(&moment));
     }
     let (from, before) = counted_from.unwrap_or((started, 0));
     let per_second = (telemetry.get(Count::Started) - before) as f64 / from.elapsed().as_secs_f64();
@@ -162,49 +156,34 @@ pub async fn run(
     let all_were_due = Instant::now() >= spread_over + SLACK;
     let census = ledger.census(SLACK).await?;
 
+    if let Some(dashboard) = dashboard {
+        dashboard.close().await;
+    }
     stop_engine.cancel();
     engine.await.map_err(|error| setup(&error))??;
     stop_upstream.cancel();
     let seen = upstream.stopped().await.map_err(|error| setup(&error))?;
-    if broker.keeps_messages() {
-        // The engine has closed its connections; these are new ones, to clean up.
-        let connections = Connections::open(&config).await?;
-        connections.broker.remove(&config.topology()).await?;
-        connections.broker.close().await;
-    }
-
     let overdue: i64 = census.queues.iter().map(|queue| queue.overdue).sum();
     let unseen = if all_were_due { enrolled.saturating_sub(seen.verdict.entities as u64) } else { 0 };
-    Ok(Report {
-        chains: enrolled,
-        ticks: telemetry.get(Count::Done) + telemetry.get(Count::Failed),
+    let quarantined = telemetry.get(Count::Quarantined);
+    let violations = (quarantined > 0)
+        .then(|| format!("{quarantined} messages could not be used, and nothing but the demo publishes here."));
+    let figures = Figures {
         ticks_per_s: (per_second * 10.0).round() / 10.0,
-        late_ms,
         failed: telemetry.get(Count::Failed),
         retried: telemetry.get(Count::Retried),
-        upstream_429: seen.platforms.values().map(|platform| platform.too_many).sum(),
-        forked: seen.verdict.forked(),
-        dead: u64::try_from(overdue).unwrap_or(0) + unseen,
-        quarantined: telemetry.get(Count::Quarantined),
         enroll_s: (enroll_time.as_secs_f64() * 100.0).round() / 100.0,
         platforms: seen.platforms,
-        broker: settings.broker.split('@').next_back().unwrap_or_default().to_owned(),
-    })
-}
-
-async fn moment(
-    elapsed: Duration,
-    ledger: &dyn Ledger,
-    telemetry: &Arc<Telemetry>,
-    upstream: &Upstream,
-) -> Result<Moment, StartError> {
-    Ok(Moment {
-        elapsed,
-        census: ledger.census(SLACK).await?,
-        queues: telemetry.by_queue(),
-        failed: telemetry.get(Count::Failed),
-        upstream: upstream.stats(),
-        late: telemetry.lateness(),
+    };
+    Ok(Report {
+        system: "packages",
+        chains: enrolled,
+        ticks: telemetry.get(Count::Done) + telemetry.get(Count::Failed),
+        late_ms,
+        forked: seen.verdict.forked(),
+        dead: u64::try_from(overdue).unwrap_or(0) + unseen,
+        violations: violations.into_iter().collect(),
+        figures: serde_json::to_value(&figures).unwrap_or_default(),
     })
 }
 
@@ -215,16 +194,17 @@ fn allowance(settings: &Settings) -> usize {
 }
 
 /// The engine's throttle stays a tenth below what the upstream takes, burst included.
-fn configuration(settings: &Settings, upstream: &str, allow: usize) -> String {
+fn configuration(settings: &Settings, ledger: &str, upstream: &str, allow: usize) -> String {
     let throttle = (allow as f64 * 0.9).floor().max(1.0) as usize;
     let burst = (throttle / 25).max(1);
-    let (broker, ledger, every) = (&settings.broker, &settings.ledger, short_duration(settings.every));
+    let (broker, every) = (&settings.broker, short_duration(settings.every));
     let mut text = format!(
         r#"
 broker.url = "{broker}"
 broker.prefix = "roundelay-demo"
 ledger.url = "{ledger}"
 worker.grace = "15s"
+api.name = "demo of packages"
 
 [kinds.{KIND}]
 handler.http.url = "{upstream}/{{{{ payload.platform }}}}"

@@ -1,10 +1,10 @@
 //! Runs a reference system whole, for half a minute: its own configuration, rosters and handler below `examples/`,
 //! and an upstream that plays what the system calls, keeps a record, and judges by that.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::net::SocketAddr;
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,15 +23,16 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use toml::Table;
 
+use super::ground::{Dashboard, Ground};
 use super::second::{Killed, Second};
 use crate::broker::embedded::EmbeddedBroker;
 use crate::broker::topology::Names;
 use crate::clock::Time;
 use crate::config::{BrokerUrl, Config};
 use crate::engine::{Connections, Engine, StartError};
-use crate::ledger::{ChainState, Filter, Listed};
+use crate::ledger::{Census, ChainState, Filter, Ledger, Listed};
 use crate::roster::{Wishes, from_source};
-use crate::telemetry::{Count, Lateness, Telemetry};
+use crate::telemetry::{Count, Lateness, QueueReport, Telemetry};
 
 /// Queues of the demo on a broker that others may use are called so.
 pub const PREFIX: &str = "demo-";
@@ -61,10 +62,14 @@ pub enum Language {
 pub struct Settings {
     /// `embedded` or `amqp://…`.
     pub broker: String,
-    /// `sqlite://…` or `postgres://…`.
-    pub ledger: String,
+    /// `sqlite://…` or `postgres://…`; with nothing, a file that is gone in the end.
+    pub ledger: Option<String>,
     /// How long.
     pub length: Duration,
+    /// Whether the dashboard answers meanwhile.
+    pub dashboard: bool,
+    /// `ROUNDELAY__…` variables, over the system's configuration with its times compressed.
+    pub environment: Vec<(String, String)>,
 }
 
 /// A reference system.
@@ -131,9 +136,15 @@ pub struct Stage {
     /// What the second worker had done when it was killed.
     killed: Mutex<Option<Killed>>,
     shutdown: CancellationToken,
+    alone: bool,
 }
 
 impl Stage {
+    /// Whether nothing but the upstream runs here, so that its record is all that is known.
+    pub fn is_alone(&self) -> bool {
+        self.alone
+    }
+
     /// Kills the second worker in the middle of what it runs, and says when that was; `None` when there is none.
     ///
     /// # Errors
@@ -209,42 +220,89 @@ pub struct Report {
     pub figures: Value,
 }
 
-/// A moment of a running demo.
+/// What a running demo tells.
 #[derive(Clone, Copy, Debug)]
+pub enum Told<'a> {
+    /// Where the dashboard answers.
+    Dashboard(SocketAddr),
+    /// How it goes, every second.
+    Moment(&'a Moment),
+}
+
+/// A moment of a running demo.
+#[derive(Clone, Debug)]
 pub struct Moment {
     /// Since all chains had begun.
     pub elapsed: Duration,
-    /// Runs that have begun.
-    pub started: u64,
-    /// Ticks and jobs that ended.
-    pub ended: u64,
-    /// Ticks and jobs that did not start, by a guard's word.
+    /// By the ledger.
+    pub census: Census,
+    /// By the engine.
+    pub queues: BTreeMap<String, QueueReport>,
+    /// Ticks and jobs that failed for good.
     pub failed: u64,
     /// How late attempts started.
     pub late: Lateness,
+    /// Calls that the upstream has turned away, by the name of their queue, where it counts them.
+    pub turned_away: Option<BTreeMap<String, u64>>,
 }
 
-/// Runs it, telling `progress` about it every second.
+impl Moment {
+    /// As the ledger and the engine have it.
+    pub(super) async fn now(
+        elapsed: Duration,
+        ledger: &dyn Ledger,
+        telemetry: &Telemetry,
+        turned_away: Option<BTreeMap<String, u64>>,
+    ) -> Result<Self, StartError> {
+        let mut census = ledger.census(SLACK).await?;
+        // What the engine does for itself.
+        census.queues.retain(|queue| queue.queue.starts_with(PREFIX));
+        Ok(Self {
+            elapsed,
+            census,
+            queues: telemetry.by_queue(),
+            failed: telemetry.get(Count::Failed),
+            late: telemetry.lateness(),
+            turned_away,
+        })
+    }
+}
+
+/// Runs it, and tells of it.
 ///
 /// # Errors
 /// When something cannot be started.
 pub async fn run(
-    mut system: impl System,
+    system: impl System,
     settings: Settings,
     shutdown: CancellationToken,
-    mut progress: impl FnMut(Moment),
+    told: impl FnMut(Told<'_>),
 ) -> Result<Report, StartError> {
-    let folder = Folder::new(system.name()).map_err(setup)?;
+    let ground = Ground::new(system.name(), settings.ledger.as_deref()).await?;
+    let mut config = None;
+    let report = acts(system, &settings, &ground, &mut config, shutdown, told).await;
+    ground.clear(config.as_ref()).await;
+    report
+}
+
+/// The same, on a ground that is there; `used` is the configuration as soon as it may have left something behind.
+async fn acts(
+    mut system: impl System,
+    settings: &Settings,
+    ground: &Ground,
+    used: &mut Option<Config>,
+    shutdown: CancellationToken,
+    mut told: impl FnMut(Told<'_>),
+) -> Result<Report, StartError> {
+    let folder = ground.folder();
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(setup)?;
     let upstream = format!("http://{}", listener.local_addr().map_err(setup)?);
-    for (name, text) in system.files() {
-        let text = if name.ends_with(".csv") { system.roster(text).map_err(setup)? } else { (*text).to_owned() };
-        fs::write(folder.0.join(name), text).map_err(setup)?;
-    }
-    let handler = Handler::start(&folder.0, system.language(), &upstream).await?;
-    let text = configuration(&system, &settings, &folder.0, &handler.url).map_err(setup)?;
-    fs::write(folder.0.join("roundelay.toml"), &text).map_err(setup)?;
-    let mut config = Config::parse(&text, "the demo's configuration", []).map_err(setup)?;
+    write_files(&system, folder).map_err(setup)?;
+    let handler = Handler::start(folder, system.language(), &upstream).await?;
+    let text = configuration(&system, &settings.broker, ground, &handler.url).map_err(setup)?;
+    fs::write(folder.join("roundelay.toml"), &text).map_err(setup)?;
+    let environment = settings.environment.iter().cloned();
+    let mut config = Config::parse(&text, "the demo's configuration", environment).map_err(setup)?;
     let mut connections = Connections::open(&config).await?;
     // Of the embedded broker, each of two workers has a connection of its own.
     let shared = (system.has_second() && matches!(config.broker.url, BrokerUrl::Embedded))
@@ -267,6 +325,7 @@ pub async fn run(
     let upstream = tokio::spawn(serve.into_future());
 
     // What an earlier demo left belongs to a ledger that is gone.
+    *used = Some(config.clone());
     connections.broker.remove(&config.topology()).await?;
     connections.broker.apply(&config.topology()).await?;
     let engine = Engine::new(config.clone()).connections(connections.clone());
@@ -287,11 +346,18 @@ pub async fn run(
     let second = match (system.has_second(), &shared) {
         (false, _) => None,
         (true, Some(broker)) => Some(Second::here(broker, &config, &connections)),
-        (true, None) => Some(Second::process(&folder.0, &text)?),
+        (true, None) => Some(Second::process(folder, &text)?),
     };
+    let dashboard = match settings.dashboard {
+        true => Some(Dashboard::open(&config, &connections).await?),
+        false => None,
+    };
+    if let Some(dashboard) = &dashboard {
+        told(Told::Dashboard(dashboard.address));
+    }
     let from = connections.clock.now();
     let (second, killed, to) = (Mutex::new(second), Mutex::default(), from + settings.length);
-    let stage = Stage { config, connections, from, to, second, killed, shutdown };
+    let stage = Stage { config, connections, from, to, second, killed, shutdown, alone: false };
     let began = Instant::now();
     {
         let mut plays = std::pin::pin!(system.plays(&stage));
@@ -300,7 +366,10 @@ pub async fn run(
             at += Duration::from_secs(1);
             tokio::select! {
                 played = &mut plays => break played?,
-                () = sleep_until(at) => progress(moment(began.elapsed(), &telemetry)),
+                () = sleep_until(at) => {
+                    let moment = Moment::now(began.elapsed(), &*stage.connections.ledger, &telemetry, None).await?;
+                    told(Told::Moment(&moment));
+                }
                 () = stage.shutdown.cancelled() => break,
                 ended = &mut engine => ended.map_err(setup)??,
             }
@@ -312,6 +381,9 @@ pub async fn run(
     let late_ms = telemetry.lateness();
     let census = stage.connections.ledger.census(system.patience()).await?;
     let dead = census.queues.iter().map(|queue| queue.overdue).sum::<i64>();
+    if let Some(dashboard) = dashboard {
+        dashboard.close().await;
+    }
     stop_engine.cancel();
     engine.await.map_err(setup)??;
     stop_upstream.cancel();
@@ -319,12 +391,6 @@ pub async fn run(
     let judged = system.judged(&stage).await?;
     let chains = stage.chains().await?.iter().filter(|chain| chain.state != ChainState::Retired).count() as u64;
     handler.stop().await;
-    if stage.connections.broker.keeps_messages() {
-        // The engine has closed its connections; these are new ones, to clean up.
-        let connections = Connections::open(&stage.config).await?;
-        connections.broker.remove(&stage.config.topology()).await?;
-        connections.broker.close().await;
-    }
     Ok(Report {
         system: system.name(),
         chains,
@@ -341,26 +407,51 @@ fn setup(error: impl std::fmt::Display) -> StartError {
     StartError::Setup(error.to_string())
 }
 
-fn moment(elapsed: Duration, telemetry: &Arc<Telemetry>) -> Moment {
-    Moment {
-        elapsed,
-        started: telemetry.get(Count::Started),
-        ended: telemetry.get(Count::Done) + telemetry.get(Count::Failed),
-        failed: telemetry.get(Count::Failed),
-        late: telemetry.lateness(),
+/// Plays only the upstream of a system, as long as it takes, on `listener`; answers what it has seen, and what of it
+/// should not have been, by its own record alone. Times are those of the system, not compressed.
+///
+/// # Errors
+/// When something cannot be started.
+pub async fn upstream_only(
+    mut system: impl System,
+    listener: TcpListener,
+    shutdown: CancellationToken,
+) -> Result<Judged, StartError> {
+    let ground = Ground::new(system.name(), None).await?;
+    write_files(&system, ground.folder()).map_err(setup)?;
+    let text = configuration(&system, "embedded", &ground, HANDLER).map_err(setup)?;
+    let mut config = Config::parse(&text, "the system's configuration", []).map_err(setup)?;
+    let connections = Connections::open(&config).await?;
+    system.prepare(&mut config, &connections).map_err(setup)?;
+    let from = connections.clock.now();
+    let serve = axum::serve(listener, system.upstream()).with_graceful_shutdown(shutdown.cancelled_owned());
+    serve.await.map_err(setup)?;
+    let to = connections.clock.now();
+    let (second, killed, shutdown) = (Mutex::default(), Mutex::default(), CancellationToken::new());
+    let stage = Stage { config, connections, from, to, second, killed, shutdown, alone: true };
+    system.judged(&stage).await
+}
+
+fn write_files(system: &impl System, folder: &Path) -> Result<(), String> {
+    for (name, text) in system.files() {
+        let text = if name.ends_with(".csv") { system.roster(text)? } else { (*text).to_owned() };
+        fs::write(folder.join(name), text).map_err(|error| error.to_string())?;
     }
+    Ok(())
 }
 
 /// The system's own configuration with its times compressed, on this broker and ledger, with queues of the demo's own,
 /// and its rosters and handler where they are.
-fn configuration(system: &impl System, settings: &Settings, folder: &Path, handler: &str) -> Result<String, String> {
+fn configuration(system: &impl System, broker: &str, ground: &Ground, handler: &str) -> Result<String, String> {
     let text = system.files().iter().find(|(name, _)| *name == "roundelay.toml").map_or("", |(_, text)| text);
     let text = system.configuration(text)?.replace(HANDLER, handler);
     let mut table: Table = text.parse().map_err(|error| format!("not TOML: {error}"))?;
     let over = format!(
         "broker = {{ url = '{}', prefix = 'roundelay-demo' }}\nledger.url = '{}'\nworker = {{ grace = '15s', listen = \
-         '127.0.0.1:0' }}",
-        settings.broker, settings.ledger
+         '127.0.0.1:0' }}\napi.name = 'demo of {}'",
+        broker,
+        ground.ledger(),
+        system.name()
     );
     for (section, values) in over.parse::<Table>().map_err(|error| error.to_string())? {
         let section = table.entry(section).or_insert_with(|| Table::new().into());
@@ -377,29 +468,10 @@ fn configuration(system: &impl System, settings: &Settings, folder: &Path, handl
             queue.insert_str(0, PREFIX);
         }
         if let Some(toml::Value::String(file)) = kind.get_mut("roster").and_then(|roster| roster.get_mut("file")) {
-            *file = folder.join(&file).display().to_string();
+            *file = ground.folder().join(&file).display().to_string();
         }
     }
     Ok(table.to_string())
-}
-
-/// A temporary folder, gone with this.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> io::Result<Self> {
-        let token = crate::clock::Entropy::from_os().token();
-        let path = std::env::temp_dir().join(format!("roundelay-demo-{name}-{token}"));
-        // The configuration in it has the passwords of broker and ledger.
-        fs::DirBuilder::new().mode(0o700).create(&path)?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 /// The handler's process, and those that it has started.

@@ -146,8 +146,13 @@ impl<S: System> System for Broken<S> {
 /// What is said of it.
 async fn violations(system: impl System, seconds: u64) -> Vec<String> {
     let ground = Ground::embedded();
-    let settings =
-        Settings { broker: "embedded".into(), ledger: ground.ledger_url(), length: Duration::from_secs(seconds) };
+    let settings = Settings {
+        broker: "embedded".into(),
+        ledger: Some(ground.ledger_url()),
+        length: Duration::from_secs(seconds),
+        dashboard: false,
+        environment: Vec::new(),
+    };
     let report = run(system, settings, CancellationToken::new(), |_| {}).await.unwrap();
     eprintln!("{} of {:?}: {}", report.system, report.late_ms, report.figures);
     report.violations

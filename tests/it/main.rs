@@ -16,6 +16,7 @@ mod chaos_parts;
 mod cli;
 mod commands;
 mod crash;
+mod demos;
 mod demos_game;
 mod discovery;
 mod doctor;

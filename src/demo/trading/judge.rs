@@ -209,6 +209,17 @@ pub fn judge(night: &Night, record: &Record) -> (Vec<String>, Figures) {
     (judge.said, judge.figures)
 }
 
+/// What the exchanges' record shows by itself, where no ledger is known: cooldowns kept, and stuck runs.
+pub fn judge_calls(night: &Night, record: &Record) -> (Vec<String>, Figures) {
+    let mut judge = Judge { night, record, said: Vec::new(), figures: Figures::default() };
+    judge.gates();
+    judge.stuck();
+    for call in &record.calls {
+        *judge.figures.called.entry(call.command.clone()).or_default() += 1;
+    }
+    (judge.said, judge.figures)
+}
+
 struct Judge<'a> {
     night: &'a Night,
     record: &'a Record,

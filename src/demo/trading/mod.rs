@@ -18,7 +18,7 @@ use crate::engine::enroll::{Enroller, RunOnce};
 use crate::engine::{Connections, StartError};
 use crate::schedule::Pace;
 use exchanges::Exchanges;
-use judge::{Entry, Manual, NIGHT, Night, Record, judge};
+use judge::{Entry, Manual, NIGHT, Night, Record, judge, judge_calls};
 
 /// 23:58 in Berlin, on an ordinary night.
 const SHOWN: &str = "2026-01-05T22:58:00Z";
@@ -157,7 +157,11 @@ impl System for Trading {
 
     async fn judged(&self, stage: &Stage) -> Result<Judged, StartError> {
         let night = self.night(stage)?;
-        let (violations, figures) = judge(&night, &self.record(stage).await?);
+        let record = self.record(stage).await?;
+        let (violations, figures) = match stage.is_alone() {
+            true => judge_calls(&Night { to: stage.to, ..night }, &record),
+            false => judge(&night, &record),
+        };
         let figures = serde_json::to_value(&figures).unwrap_or_default();
         let forked = self.exchanges.as_ref().map_or(0, |exchanges| exchanges.forked());
         Ok(Judged { forked, violations, figures })

@@ -145,6 +145,43 @@ impl PostgresLedger {
     }
 }
 
+/// A schema that one demo has to itself, in a database that others may use.
+pub(crate) struct OwnSchema {
+    address: Address,
+    name: String,
+    url: String,
+}
+
+impl OwnSchema {
+    /// Makes it, with a `name` of letters, digits and underscores.
+    pub(crate) async fn create(url: &str, name: &str) -> Result<Self, LedgerError> {
+        let secret = Secret::from(url.to_owned());
+        let address = Address::new(&secret).map_err(|reason| LedgerError::Open { path: secret.to_string(), reason })?;
+        let and = if url.contains('?') { '&' } else { '?' };
+        let own = Self { address, name: name.to_owned(), url: format!("{url}{and}options=-csearch_path%3D{name}") };
+        own.execute("CREATE SCHEMA", "").await?;
+        Ok(own)
+    }
+
+    /// The URL of a ledger in it.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Removes it with all that is in it.
+    pub(crate) async fn remove(self) -> Result<(), LedgerError> {
+        self.execute("DROP SCHEMA", "CASCADE").await
+    }
+
+    async fn execute(&self, what: &str, how: &str) -> Result<(), LedgerError> {
+        let failed = |error: tokio_postgres::Error| self.address.failed(words(&error));
+        let (client, task) = self.address.dial().await.map_err(failed)?;
+        let done = client.batch_execute(&format!("{what} \"{}\" {how}", self.name)).await.map_err(failed);
+        task.abort();
+        done
+    }
+}
+
 /// Brings the schema up to date; answers with the ledger's id and the server's time.
 async fn prepare(address: &Address, entropy: &Entropy) -> Result<(String, i64), LedgerError> {
     let mut session = address.connect(Use::Long(MIGRATIONS)).await?;

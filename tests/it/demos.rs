@@ -1,0 +1,90 @@
+//! The demos of channels, trading and app stores: the real program on each broker, and what they say when their
+//! configuration breaks a rule.
+
+use serde_json::{Value, json};
+
+use crate::harness::{Ground, roundelay, roundelay_with};
+
+async fn demo(arguments: &[&str]) -> Value {
+    let output = roundelay(&[&["demo"], arguments, &["--json"]].concat()).await;
+    assert!(output.ok, "{output:?}");
+    output.json()
+}
+
+/// What a demo finds broken when these variables change its configuration.
+async fn broken(arguments: &[&str], variables: &[(&str, &str)]) -> String {
+    let output = roundelay_with(variables, &[&["demo"], arguments, &["--json"]].concat()).await;
+    assert!(!output.ok, "a rule was broken, and the command did not fail: {output:?}");
+    let report = output.json();
+    report["violations"].as_array().unwrap().iter().map(|said| said.as_str().unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+fn channels_are_polled(report: &Value) {
+    assert_eq!(report["violations"], json!([]), "{report}");
+    assert_eq!((&report["forked"], &report["dead"]), (&json!(0), &json!(0)), "{report}");
+    // 30 tasks, of which the deleted channel had four: its mailbox, of ten minutes, may not have had its turn by then.
+    assert_eq!(report["chains"], json!(26), "{report}");
+    assert!(report["figures"]["tasks"].as_u64() >= Some(29), "{report}");
+    assert!(report["figures"]["runs"].as_u64().unwrap() > 100, "{report}");
+    let names: Vec<&str> = report.as_object().unwrap().keys().map(String::as_str).collect();
+    let all = ["chains", "dead", "figures", "forked", "late_ms", "system", "ticks", "violations"];
+    assert!(all.iter().all(|name| names.contains(name)) && names.len() == all.len(), "{names:?}");
+}
+
+#[tokio::test]
+async fn channels_keep_their_rules() {
+    channels_are_polled(&demo(&["channels", "--for", "10s"]).await);
+}
+
+#[tokio::test]
+async fn channels_keep_their_rules_on_rabbitmq_and_postgres() {
+    let ground = Ground::rabbit_and_postgres().await;
+    let (broker, ledger) = (ground.broker_url(), ground.ledger_url());
+    let report = demo(&["channels", "--for", "10s", "--broker", &broker, "--ledger", &ledger]).await;
+    channels_are_polled(&report);
+}
+
+#[tokio::test]
+async fn a_time_box_of_another_share_is_told() {
+    let said = broken(&["channels", "--for", "8s"], &[("ROUNDELAY__KINDS__POLL_SOCIAL_INBOX__TIME_BOX", "90%")]).await;
+    assert!(said.contains("half of its interval is"), "{said}");
+}
+
+#[tokio::test]
+async fn tasks_that_do_not_belong_to_their_channel_are_told() {
+    let variables = [("ROUNDELAY__KINDS__POLL_SOCIAL_INBOX__ROSTER__OWNER", "all")];
+    let said = broken(&["channels", "--for", "8s"], &variables).await;
+    assert!(said.contains("after its channel radio-3 had been deleted"), "{said}");
+}
+
+#[tokio::test]
+async fn a_table_with_another_cadence_is_told() {
+    let variables = [("ROUNDELAY__KINDS__FETCH_KLINES_1H__CRON", "6 * * * *")];
+    let said = broken(&["trading", "--for", "10s"], &variables).await;
+    assert!(said.contains("fetch-klines-1h - was not called for"), "{said}");
+    assert!(said.contains("neither the table nor an operator asked for"), "{said}");
+}
+
+#[tokio::test]
+async fn a_throttle_above_what_a_store_takes_is_told() {
+    let variables = [("ROUNDELAY__THROTTLES__SYNC_ANDROID__ALLOW", "15")];
+    let said = broken(&["appstore", "--for", "10s"], &variables).await;
+    assert!(said.contains("android was asked for") && said.contains("syncs within"), "{said}");
+    assert!(!said.contains("ios was asked for 15 syncs"), "{said}");
+}
+
+#[tokio::test]
+async fn charts_that_both_stores_share_are_told() {
+    let variables = [("ROUNDELAY__KINDS__CHART_SNAPSHOT__ROSTER__KEY", "{{ country }}/{{ chart }}")];
+    let output = roundelay_with(&variables, &["demo", "appstore", "--for", "10s", "--json"]).await;
+    // The roster says so before anything runs: two rows of one key and different queues.
+    assert!(!output.ok && output.stderr.contains("a row of the roster of chart-snapshot cannot be used"), "{output:?}");
+}
+
+#[tokio::test]
+async fn options_of_packages_are_refused_elsewhere() {
+    for option in [["--chains", "10"], ["--every", "1s"]] {
+        let output = roundelay(&[&["demo", "channels"], option.as_slice()].concat()).await;
+        assert!(!output.ok && output.stderr.contains("is for the demo of packages"), "{output:?}");
+    }
+}
