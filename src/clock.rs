@@ -112,6 +112,25 @@ impl Clock {
     }
 }
 
+/// The time since it was made, by tokio's clock: that of all rate limiters of [`governor`], so that simulation steers
+/// them. governor's own `until_ready` sleeps in real time, so only what answers at once is used (`clippy.toml`).
+#[derive(Clone, Debug)]
+pub struct Elapsed(tokio::time::Instant);
+
+impl Default for Elapsed {
+    fn default() -> Self {
+        Self(tokio::time::Instant::now())
+    }
+}
+
+impl governor::clock::Clock for Elapsed {
+    type Instant = Duration;
+
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
 /// For how long the best observation of a followed clock counts, at least; then a newer one does,
 /// so that clocks of slightly different speed do not drift apart.
 const FOLLOW: Duration = Duration::from_secs(10);

@@ -50,6 +50,8 @@ mutants! {
     SlotUsedLate,
     /// Throttles believe a ledger's clock that was set.
     ClockBelieved,
+    /// The last gate of a worker counts each start for two.
+    GateCountsTwice,
     /// What had not started when the worker stops is acknowledged.
     StopAcknowledges,
     /// A worker takes jobs from a queue that is closed.

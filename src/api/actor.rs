@@ -1,15 +1,12 @@
 //! Who asks, and with what right.
 
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use axum::extract::FromRequestParts;
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
 use sha2::{Digest, Sha256};
-use tokio::time::Instant;
 
 use super::failures::Failures;
 use super::problem::{Problem, Result};
@@ -112,8 +109,7 @@ impl<S: Sync> FromRequestParts<S> for Actor {
 pub struct Authenticator {
     /// What those without a token may do.
     anonymous: Scope,
-    failures: Mutex<Failures>,
-    began: Instant,
+    failures: Failures,
 }
 
 /// Who it is, and which token is to be noted as used.
@@ -127,7 +123,7 @@ pub struct Authenticated {
 impl Authenticator {
     /// For a server where those without a token may do this.
     pub fn new(anonymous: Scope) -> Self {
-        Self { anonymous, failures: Mutex::default(), began: Instant::now() }
+        Self { anonymous, failures: Failures::default() }
     }
 
     /// Who asks, from this address.
@@ -145,30 +141,26 @@ impl Authenticator {
             return Ok(Authenticated { actor, note_use: None });
         };
         let hash = token_hash(token);
-        let counted = self.failures(|failures, now| failures.begin(address, hash.as_ref(), now)).map_err(|wait| {
+        let counted = self.failures.begin(address, hash.as_ref()).map_err(|wait| {
             let detail = "too many tokens that are worth nothing came from this address, or this one too often; mend \
                           the program that sends them";
             Problem::too_many(detail, wait)
         })?;
-        let take_back = |failures: &mut Failures| {
+        let take_back = || {
             if counted {
-                failures.take_back(address, hash.as_ref());
+                self.failures.take_back(address, hash.as_ref());
             }
         };
         let found = match &hash {
-            Some(hash) => {
-                ledger.token(*hash).await.inspect_err(|_| self.failures(|failures, _| take_back(failures)))?
-            }
+            Some(hash) => ledger.token(*hash).await.inspect_err(|_| take_back())?,
             None => None,
         };
         match judge(found, ledger.now()) {
             Ok(token) => {
-                self.failures(|failures, _| {
-                    take_back(failures);
-                    if let Some(hash) = hash {
-                        failures.succeeded(hash);
-                    }
-                });
+                take_back();
+                if let Some(hash) = hash {
+                    self.failures.succeeded(hash);
+                }
                 let old = |noted| ledger.now().since(noted) >= USE_NOTED_EVERY;
                 let note_use = token.last_used.is_none_or(old).then_some(token.id);
                 let actor = Actor { who: Who::Token(token.id, token.name), scope: token.scope };
@@ -176,16 +168,12 @@ impl Authenticator {
             }
             Err(why) => {
                 tracing::warn!(%address, why, "a token was refused");
-                if !counted {
-                    self.failures(|failures, now| failures.failed(address, hash, now));
+                if let Some(hash) = hash.filter(|_| !counted) {
+                    self.failures.failed(address, &hash);
                 }
                 Err(Problem::unauthorized(format!("{why}; `roundelay token create` makes a new one")))
             }
         }
-    }
-
-    fn failures<T>(&self, with: impl FnOnce(&mut Failures, Duration) -> T) -> T {
-        with(&mut self.failures.lock().unwrap_or_else(PoisonError::into_inner), self.began.elapsed())
     }
 }
 

@@ -1,144 +1,169 @@
-//! Bounds how often somebody may show tokens that are worth nothing (pure, but for its map).
+//! Bounds how often a client may show tokens that are worth nothing, by the rate limiter [`governor`].
 //!
 //! Nobody guesses 256 bits. But each guess is a look into the ledger, and a forgotten program with a token that was
-//! revoked asks for ever. Who has shown a good token before is not held up by others at the same address.
+//! revoked asks for ever. A token that was good before is not held up by others that come from the same address.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash as Key;
 use std::net::{IpAddr, Ipv6Addr};
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use governor::clock::{Clock, Reference};
+use governor::middleware::NoOpMiddleware;
+use governor::nanos::Nanos;
+use governor::state::StateStore;
+use governor::{Quota, RateLimiter};
+
+use crate::clock::Elapsed;
 use crate::ledger::access::{Hash, MOST_TOKENS};
 
-/// Failures are counted over so long.
+/// Failures are forgiven evenly over so long.
 const WINDOW: Duration = Duration::from_secs(60);
-/// From one address, so many are looked at in that time.
-pub const MOST_FROM_ADDRESS: u32 = 30;
-/// With one token, so many.
-pub const MOST_WITH_TOKEN: u32 = 10;
-/// So many addresses and tokens are remembered; what comes when all are fresh is not counted.
+/// From one address, so many tokens are looked at at once, and then one whenever a failure is forgiven.
+pub const MOST_FROM_ADDRESS: NonZeroU32 = NonZeroU32::new(30).unwrap();
+/// The same for one token.
+pub const MOST_WITH_TOKEN: NonZeroU32 = NonZeroU32::new(10).unwrap();
+/// So many addresses and tokens are remembered; what comes when none of them can be forgotten is not counted.
 const MOST_REMEMBERED: usize = 10_000;
 
-/// Failures that were counted from one beginning.
-#[derive(Clone, Copy, Debug)]
-struct Count {
-    since: Duration,
-    failures: u32,
-}
+/// The theoretical arrival time of each key, as GCRA calls it: when the next look is due if looks came evenly. It is
+/// kept here and not in governor's own store because a look that was no failure is taken back.
+#[derive(Clone, Debug)]
+struct Arrivals<K>(Arc<Mutex<HashMap<K, Nanos>>>);
 
-impl Count {
-    fn is_over(&self, now: Duration) -> bool {
-        now.saturating_sub(self.since) >= WINDOW
+impl<K> Arrivals<K> {
+    fn by_key(&self) -> MutexGuard<'_, HashMap<K, Nanos>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Counts by key.
+impl<K: Key + Eq + Copy> StateStore for Arrivals<K> {
+    type Key = K;
+
+    fn measure_and_replace<T, F, E>(&self, key: &K, decide: F) -> Result<T, E>
+    where
+        F: Fn(Option<Nanos>) -> Result<(T, Nanos), E>,
+    {
+        let mut by_key = self.by_key();
+        let (passes, arrival) = decide(by_key.get(key).copied())?;
+        by_key.insert(*key, arrival);
+        Ok(passes)
+    }
+}
+
+/// A limit on failures, for each key.
 #[derive(Debug)]
-struct Counts<K> {
-    most: u32,
-    by: HashMap<K, Count>,
+struct Limit<K: Key + Eq + Copy> {
+    limiter: RateLimiter<K, Arrivals<K>, Elapsed, NoOpMiddleware<Duration>>,
+    arrivals: Arrivals<K>,
+    began: Duration,
+    /// After so long one failure is forgiven.
+    forgiven: Duration,
 }
 
-impl<K: Key + Eq> Counts<K> {
-    fn new(most: u32) -> Self {
-        Self { most, by: HashMap::new() }
+impl<K: Key + Eq + Copy> Limit<K> {
+    fn new(most: NonZeroU32) -> Self {
+        let (forgiven, clock) = (WINDOW / most.get(), Elapsed::default());
+        let (arrivals, began) = (Arrivals(Arc::default()), clock.now());
+        // It is none for no time at all only.
+        let quota = Quota::with_period(forgiven).unwrap_or(Quota::per_second(most)).allow_burst(most);
+        Self { limiter: RateLimiter::new(quota, arrivals.clone(), clock), arrivals, began, forgiven }
     }
 
-    /// How long nothing of it is looked at any more.
-    fn wait(&self, key: &K, now: Duration) -> Option<Duration> {
-        let count = self.by.get(key).filter(|count| !count.is_over(now) && count.failures >= self.most)?;
-        Some((count.since + WINDOW).saturating_sub(now))
+    /// Counts a failure.
+    ///
+    /// # Errors
+    /// How long nothing of this key is looked at; then nothing was counted.
+    fn count(&self, key: &K) -> Result<(), Duration> {
+        if !self.remembers(key) {
+            return Ok(());
+        }
+        let now = self.limiter.clock().now();
+        self.limiter.check_key(key).map_err(|refused| refused.wait_time_from(now))
     }
 
-    fn add(&mut self, key: K, now: Duration) {
-        if self.by.len() >= MOST_REMEMBERED && !self.by.contains_key(&key) {
-            self.by.retain(|_, count| !count.is_over(now));
-            if self.by.len() >= MOST_REMEMBERED {
-                return;
-            }
+    fn take_back(&self, key: &K) {
+        if let Some(arrival) = self.arrivals.by_key().get_mut(key) {
+            *arrival = arrival.saturating_sub(self.forgiven.into());
         }
-        let count = self.by.entry(key).or_insert(Count { since: now, failures: 0 });
-        if count.is_over(now) {
-            *count = Count { since: now, failures: 0 };
-        }
-        count.failures += 1;
     }
 
-    fn take_back(&mut self, key: &K) {
-        if let Some(count) = self.by.get_mut(key) {
-            count.failures = count.failures.saturating_sub(1);
+    /// Whether there is room for this key; forgets those that have nothing left to forgive if there is none.
+    fn remembers(&self, key: &K) -> bool {
+        let mut by_key = self.arrivals.by_key();
+        if by_key.len() >= MOST_REMEMBERED && !by_key.contains_key(key) {
+            let now = self.limiter.clock().now().duration_since(self.began);
+            by_key.retain(|_, arrival| *arrival > now);
         }
+        by_key.len() < MOST_REMEMBERED || by_key.contains_key(key)
     }
 }
 
-/// Failures of late, by address and by token. All times count from a beginning of the caller's.
+/// Failures of late, by address and by token.
 #[derive(Debug)]
 pub struct Failures {
-    addresses: Counts<IpAddr>,
-    tokens: Counts<Hash>,
+    addresses: Limit<IpAddr>,
+    tokens: Limit<Hash>,
     /// Tokens that were worth something when they were last shown.
-    good: HashSet<Hash>,
+    good: Mutex<HashSet<Hash>>,
 }
 
 impl Default for Failures {
     fn default() -> Self {
-        Self { addresses: Counts::new(MOST_FROM_ADDRESS), tokens: Counts::new(MOST_WITH_TOKEN), good: HashSet::new() }
+        Self { addresses: Limit::new(MOST_FROM_ADDRESS), tokens: Limit::new(MOST_WITH_TOKEN), good: Mutex::default() }
     }
 }
 
 impl Failures {
-    /// A token is about to be looked at. It counts as a failure until it has succeeded, or whoever leaves before the
-    /// answer would not be counted; answers whether it was counted.
+    /// A token is about to be looked at. It counts as a failure until it has succeeded: a client that leaves before the
+    /// answer would not be counted otherwise. Answers whether it was counted. No token stands for what cannot be one.
     ///
     /// # Errors
     /// How long it is not looked at.
-    pub fn begin(&mut self, address: IpAddr, token: Option<&Hash>, now: Duration) -> Result<bool, Duration> {
-        if token.is_some_and(|token| self.good.contains(token)) {
+    pub fn begin(&self, address: IpAddr, token: Option<&Hash>) -> Result<bool, Duration> {
+        if token.is_some_and(|token| self.good().contains(token)) {
             return Ok(false);
         }
-        if let Some(wait) = self.wait(address, token, now) {
-            return Err(wait);
+        if let Some(token) = token {
+            self.tokens.count(token)?;
         }
-        self.failed(address, token.copied(), now);
+        self.addresses.count(&network(address)).inspect_err(|_| {
+            if let Some(token) = token {
+                self.tokens.take_back(token);
+            }
+        })?;
         Ok(true)
     }
 
-    /// It could not be looked at: what was counted was no failure.
-    pub fn take_back(&mut self, address: IpAddr, token: Option<&Hash>) {
+    /// What was counted was no failure: it has succeeded, or could not be looked at.
+    pub fn take_back(&self, address: IpAddr, token: Option<&Hash>) {
         self.addresses.take_back(&network(address));
         if let Some(token) = token {
             self.tokens.take_back(token);
         }
     }
 
-    /// How long this token is not looked at when it comes from this address; nothing when it is. No token stands
-    /// for what cannot be one.
-    fn wait(&self, address: IpAddr, token: Option<&Hash>, now: Duration) -> Option<Duration> {
-        match token {
-            Some(token) if self.good.contains(token) => None,
-            token => {
-                let with_token = token.and_then(|token| self.tokens.wait(token, now));
-                self.addresses.wait(&network(address), now).max(with_token)
-            }
-        }
-    }
-
-    /// It was worth nothing.
-    pub fn failed(&mut self, address: IpAddr, token: Option<Hash>, now: Duration) {
-        self.addresses.add(network(address), now);
-        if let Some(token) = token {
-            self.good.remove(&token);
-            self.tokens.add(token, now);
-        }
+    /// A token that was good before, and so was not counted, is worth nothing any more.
+    pub fn failed(&self, address: IpAddr, token: &Hash) {
+        self.good().remove(token);
+        // It has been looked at already, whether there was room for one more or not.
+        let _ = self.begin(address, Some(token));
     }
 
     /// It was worth something.
-    pub fn succeeded(&mut self, token: Hash) {
+    pub fn succeeded(&self, token: Hash) {
+        let mut good = self.good();
         // There are no more at a time; those of former times are found out again.
-        if self.good.len() >= MOST_TOKENS as usize && !self.good.contains(&token) {
-            self.good.clear();
+        if good.len() >= MOST_TOKENS as usize && !good.contains(&token) {
+            good.clear();
         }
-        self.good.insert(token);
+        good.insert(token);
+    }
+
+    fn good(&self) -> MutexGuard<'_, HashSet<Hash>> {
+        self.good.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -152,6 +177,8 @@ fn network(address: IpAddr) -> IpAddr {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::advance;
+
     use super::*;
 
     fn address(text: &str) -> IpAddr {
@@ -164,74 +191,82 @@ mod tests {
         hash
     }
 
-    #[test]
-    fn an_address_with_many_failures_waits_and_others_do_not() {
-        let (mut failures, second) = (Failures::default(), Duration::from_secs(1));
-        let (theirs, other) = (address("192.0.2.1"), address("192.0.2.2"));
-        for n in 0..MOST_FROM_ADDRESS {
-            assert_eq!(failures.wait(theirs, Some(&hash(n)), second), None, "{n}");
-            failures.failed(theirs, Some(hash(n)), second);
-        }
-        let unknown = hash(1_000_000);
-        assert_eq!(failures.wait(theirs, Some(&unknown), second * 11), Some(second * 50));
-        assert_eq!(failures.wait(theirs, None, second * 11), Some(second * 50));
-        assert_eq!(failures.wait(other, Some(&unknown), second * 11), None);
-        assert_eq!(failures.wait(theirs, Some(&unknown), second * 61), None, "a minute later it may try again");
-        // Whoever has a good token and shares the address goes on.
+    /// How many looks pass, one right after the other.
+    fn looks(failures: &Failures, from: &str, tokens: std::ops::Range<u32>) -> usize {
+        tokens.filter(|n| failures.begin(address(from), Some(&hash(*n))) == Ok(true)).count()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_with_many_failures_waits_and_others_do_not() {
+        let (failures, theirs, other) = (Failures::default(), "192.0.2.1", "192.0.2.2");
+        assert_eq!(looks(&failures, theirs, 0..100), 30);
+        let (unknown, spacing) = (hash(1_000_000), Duration::from_secs(2));
+        assert_eq!(failures.begin(address(theirs), Some(&unknown)), Err(spacing));
+        assert_eq!(failures.begin(address(theirs), None), Err(spacing));
+        assert_eq!(failures.begin(address(other), Some(&unknown)), Ok(true));
+        advance(Duration::from_millis(1_500)).await;
+        assert_eq!(failures.begin(address(theirs), None), Err(Duration::from_millis(500)));
+        advance(Duration::from_millis(500)).await;
+        assert_eq!(looks(&failures, theirs, 200..300), 1, "as one of 30 is forgiven in a minute");
+        advance(WINDOW).await;
+        assert_eq!(looks(&failures, theirs, 300..400), 30, "a minute later it is as good as new");
+        // A good token that comes from the same address is looked at as ever.
         failures.succeeded(unknown);
-        assert_eq!(failures.wait(theirs, Some(&unknown), second * 11), None);
-        assert_eq!(failures.begin(theirs, Some(&unknown), second * 11), Ok(false));
+        assert_eq!(failures.begin(address(theirs), Some(&unknown)), Ok(false));
         // Until it is revoked.
-        failures.failed(theirs, Some(unknown), second * 12);
-        assert!(failures.wait(theirs, Some(&unknown), second * 12).is_some());
+        failures.failed(address(theirs), &unknown);
+        assert!(failures.begin(address(theirs), Some(&unknown)).is_err());
     }
 
-    #[test]
-    fn who_leaves_before_the_answer_is_counted_and_who_succeeds_is_not() {
-        let (mut failures, now, theirs) = (Failures::default(), Duration::ZERO, address("192.0.2.1"));
-        for n in 0..MOST_FROM_ADDRESS * 2 {
-            assert_eq!(failures.begin(theirs, Some(&hash(n)), now), Ok(true), "{n}");
-            failures.take_back(theirs, Some(&hash(n)));
+    #[tokio::test(start_paused = true)]
+    async fn a_look_without_an_answer_is_counted_and_one_that_succeeds_is_not() {
+        let (failures, theirs) = (Failures::default(), "192.0.2.1");
+        for n in 0..MOST_FROM_ADDRESS.get() * 2 {
+            assert_eq!(failures.begin(address(theirs), Some(&hash(7))), Ok(true), "{n}");
+            failures.take_back(address(theirs), Some(&hash(7)));
         }
-        for n in 0..MOST_FROM_ADDRESS {
-            assert_eq!(failures.begin(theirs, Some(&hash(n)), now), Ok(true), "{n}");
-        }
-        assert_eq!(failures.begin(theirs, Some(&hash(7)), now), Err(WINDOW));
+        assert_eq!(looks(&failures, theirs, 0..100), 30);
     }
 
-    #[test]
-    fn a_token_with_many_failures_waits_wherever_it_comes_from() {
-        let (mut failures, now) = (Failures::default(), Duration::ZERO);
-        for n in 0..MOST_WITH_TOKEN {
-            failures.failed(address(&format!("192.0.2.{n}")), Some(hash(7)), now);
+    /// What its address refuses costs a token nothing.
+    #[tokio::test(start_paused = true)]
+    async fn a_token_with_many_failures_waits_from_any_address() {
+        let failures = Failures::default();
+        assert_eq!(looks(&failures, "192.0.2.100", 100..130), 30);
+        for _ in 0..100 {
+            assert!(failures.begin(address("192.0.2.100"), Some(&hash(7))).is_err());
         }
+        let passed = (0..100).filter(|n| failures.begin(address(&format!("192.0.2.{n}")), Some(&hash(7))).is_ok());
+        assert_eq!(passed.count(), 10);
         let elsewhere = address("198.51.100.1");
-        assert_eq!(failures.wait(elsewhere, Some(&hash(7)), now), Some(WINDOW));
-        assert_eq!(failures.wait(elsewhere, Some(&hash(8)), now), None);
+        assert_eq!(failures.begin(elsewhere, Some(&hash(7))), Err(Duration::from_secs(6)));
+        assert_eq!(failures.begin(elsewhere, Some(&hash(8))), Ok(true));
     }
 
-    #[test]
-    fn a_network_of_ipv6_is_one_address() {
-        let (mut failures, now) = (Failures::default(), Duration::ZERO);
-        for n in 0..MOST_FROM_ADDRESS {
-            failures.failed(address(&format!("2001:db8:0:1::{n:x}")), None, now);
-        }
-        assert!(failures.wait(address("2001:db8:0:1:ffff::1"), None, now).is_some());
-        assert!(failures.wait(address("2001:db8:0:2::1"), None, now).is_none());
+    #[tokio::test(start_paused = true)]
+    async fn a_network_of_ipv6_is_one_address() {
+        let failures = Failures::default();
+        let passed = (0..100).filter(|n| failures.begin(address(&format!("2001:db8:0:1::{n:x}")), None).is_ok());
+        assert_eq!(passed.count(), 30);
+        assert!(failures.begin(address("2001:db8:0:1:ffff::1"), None).is_err());
+        assert!(failures.begin(address("2001:db8:0:2::1"), None).is_ok());
     }
 
-    #[test]
-    fn what_is_remembered_is_bounded() {
-        let (mut failures, mut now) = (Failures::default(), Duration::ZERO);
+    #[tokio::test(start_paused = true)]
+    async fn what_is_remembered_is_bounded() {
+        let failures = Failures::default();
         for round in 1..=2 {
             for n in 0..MOST_REMEMBERED as u32 + 500 {
-                failures.failed(IpAddr::V4((round << 24 | n).into()), Some(hash(round << 24 | n)), now);
+                let token = hash(round << 24 | n);
+                assert_eq!(failures.begin(IpAddr::V4((round << 24 | n).into()), Some(&token)), Ok(true));
                 failures.succeeded(hash(n));
             }
-            assert_eq!((failures.addresses.by.len(), failures.tokens.by.len()), (MOST_REMEMBERED, MOST_REMEMBERED));
-            assert!(failures.good.len() <= MOST_TOKENS as usize);
-            assert!(failures.addresses.by.contains_key(&IpAddr::V4((round << 24).into())), "old ones made room");
-            now += WINDOW;
+            let remembered = (failures.addresses.arrivals.by_key().len(), failures.tokens.arrivals.by_key().len());
+            assert_eq!(remembered, (MOST_REMEMBERED, MOST_REMEMBERED));
+            assert!(failures.good().len() <= MOST_TOKENS as usize);
+            let first = IpAddr::V4((round << 24).into());
+            assert!(failures.addresses.arrivals.by_key().contains_key(&first), "old ones made room");
+            advance(WINDOW).await;
         }
     }
 }

@@ -145,16 +145,26 @@ impl Ground {
         probe: Option<Arc<dyn Probe>>,
         started: impl Fn(&Job) + Clone + Send + Sync + 'static,
     ) -> Result<Workers, StartError> {
+        let prepare = |engine: Engine| {
+            let engine = if chores { engine } else { engine.without_chores() };
+            match &probe {
+                Some(probe) => engine.probe(probe.clone()),
+                None => engine,
+            }
+        };
+        self.start_prepared(prepare, started).await
+    }
+
+    /// The same for engines that are `prepared`.
+    pub(super) async fn start_prepared(
+        &self,
+        prepare: impl Fn(Engine) -> Engine,
+        started: impl Fn(&Job) + Clone + Send + Sync + 'static,
+    ) -> Result<Workers, StartError> {
         let mut workers = Workers { stop: CancellationToken::new(), telemetries: Vec::new(), engines: Vec::new() };
         for connections in &self.workers {
             let started = started.clone();
-            let mut engine = Engine::new(self.config.clone()).connections(connections.clone());
-            if !chores {
-                engine = engine.without_chores();
-            }
-            if let Some(probe) = &probe {
-                engine = engine.probe(probe.clone());
-            }
+            let engine = prepare(Engine::new(self.config.clone()).connections(connections.clone()));
             let engine = engine.handler(KIND, move |job: Job| {
                 started(&job);
                 async { Outcome::Done }

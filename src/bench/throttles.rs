@@ -16,7 +16,7 @@ use super::ground::{self, Ground};
 use super::{round, windows};
 use crate::clock::short_duration;
 use crate::config::Config;
-use crate::engine::StartError;
+use crate::engine::{Engine, StartError};
 use crate::telemetry::Lateness;
 
 /// What was started in so long after the first start does not count.
@@ -48,6 +48,9 @@ pub struct Settings {
     pub chains: Option<usize>,
     /// How long to measure each.
     pub length: Duration,
+    /// How many turns to measure with the workers' own gates and without, one after the other; with 0 the gates are on
+    /// and nothing is compared.
+    pub gate_turns: u32,
     /// Messages in work at the same time, in each worker; by default what the throttle has use for.
     pub concurrency: Option<u16>,
 }
@@ -84,6 +87,20 @@ pub struct Report {
     pub wait_ms: Lateness,
     /// CPU seconds of this process, not of broker and server.
     pub cpu_s: f64,
+    /// What the workers' own gates cost, if that was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gate: Option<GateCost>,
+}
+
+/// What the workers' own gates cost: turns with them by turns without.
+#[derive(Clone, Debug, Serialize, PartialEq)]
+pub struct GateCost {
+    /// Starts per second with gates by those without, over all turns.
+    pub starts_ratio: f64,
+    /// CPU of this process for each start with gates by that without, over all turns.
+    pub cpu_ratio: f64,
+    /// The first of these of each turn.
+    pub starts_ratios: Vec<f64>,
 }
 
 /// When handlers started.
@@ -127,12 +144,38 @@ impl Starts {
 pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Vec<Report>, StartError> {
     let mut reports = Vec::new();
     for rate in &settings.rates {
-        reports.push(measure(settings, *rate, &note).await?);
+        let mut report = measure(settings, *rate, true, &note).await?;
+        if settings.gate_turns > 0 {
+            report.gate = Some(gate_cost(settings, *rate, &note).await?);
+        }
+        reports.push(report);
     }
     Ok(reports)
 }
 
-async fn measure(settings: &Settings, allow: u32, note: &impl Fn(&str)) -> Result<Report, StartError> {
+async fn gate_cost(settings: &Settings, allow: u32, note: &impl Fn(&str)) -> Result<GateCost, StartError> {
+    let (mut starts, mut cpu, mut starts_ratios) = ([0.0; 2], [0.0; 2], Vec::new());
+    for turn in 1..=settings.gate_turns {
+        let mut per_s = [0.0; 2];
+        for (n, gated) in [true, false].into_iter().enumerate() {
+            let gates = if gated { "with" } else { "without" };
+            note(&format!("turn {turn} of {}, {gates} the workers' own gates", settings.gate_turns));
+            let report = measure(settings, allow, gated, note).await?;
+            per_s[n] = report.starts_per_s;
+            starts[n] += report.starts_per_s * report.seconds;
+            cpu[n] += report.cpu_s;
+        }
+        starts_ratios.push(ratio(per_s[0], per_s[1]));
+    }
+    let cpu_ratio = ratio(cpu[0] * starts[1], cpu[1] * starts[0]);
+    Ok(GateCost { starts_ratio: ratio(starts[0], starts[1]), cpu_ratio, starts_ratios })
+}
+
+fn ratio(of: f64, by: f64) -> f64 {
+    (of / by.max(0.001) * 1_000.0).round() / 1_000.0
+}
+
+async fn measure(settings: &Settings, allow: u32, gated: bool, note: &impl Fn(&str)) -> Result<Report, StartError> {
     let per_second = f64::from(allow) / settings.per.as_secs_f64();
     let chains = settings.chains.unwrap_or((per_second * 4.0).ceil().max(64.0) as usize);
     let throttle = format!("{allow} per {}", short_duration(settings.per));
@@ -142,7 +185,11 @@ async fn measure(settings: &Settings, allow: u32, note: &impl Fn(&str)) -> Resul
     note(&format!("{throttle}: {} for {}", workers(settings.workers), short_duration(settings.length)));
     let starts = Starts::new();
     let noted = starts.clone();
-    let workers = ground.start(false, None, move |_| noted.note()).await?;
+    let prepare = |engine: Engine| {
+        let engine = engine.without_chores();
+        if gated { engine } else { engine.without_gate() }
+    };
+    let workers = ground.start_prepared(prepare, move |_| noted.note()).await?;
     let begun = timeout(PATIENCE, starts.first.subscribe().wait_for(|begun| *begun)).await.is_ok();
     if !begun {
         return Err(StartError::Setup(format!("nothing has started within {}", short_duration(PATIENCE))));
@@ -182,6 +229,7 @@ async fn measure(settings: &Settings, allow: u32, note: &impl Fn(&str)) -> Resul
         transactions_per_s: round(traffic.writes as f64 / seconds),
         wait_ms,
         cpu_s: round(cpu_s),
+        gate: None,
     })
 }
 

@@ -110,18 +110,20 @@ impl Simulate {
         } else {
             let used = report.use_percent.map_or("unknown".into(), |used| format!("{used} %"));
             out!(
-                "{} starts by {workers} worker{} in {} days, {} faults: most in a window {}, over {}; use {used} of {} windows without a fault; seed {seed}",
+                "{} starts by {workers} worker{} in {} days, {} faults: most in a window {}, over {}, refused by workers' own gates {}; use {used} of {} windows without a fault; seed {seed}",
                 report.starts,
                 if workers == 1 { "" } else { "s" },
                 report.days,
                 report.faults,
                 report.most,
                 report.over,
+                report.refused,
                 report.calm_windows
             );
             report.violations.iter().for_each(|violation| out!("{violation}"));
         }
-        ensure!(report.over == 0 && report.violations.is_empty(), "seed {seed} violated an invariant");
+        let sound = report.over == 0 && report.refused == 0 && report.violations.is_empty();
+        ensure!(sound, "seed {seed} violated an invariant");
         Ok(())
     }
 

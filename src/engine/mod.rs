@@ -225,6 +225,7 @@ pub struct Engine {
     probe: Option<Arc<dyn Probe>>,
     chores: bool,
     attends: bool,
+    gated: bool,
     configurations: Option<mpsc::Receiver<Config>>,
 }
 
@@ -241,6 +242,7 @@ impl Engine {
             probe: None,
             chores: true,
             attends: true,
+            gated: true,
             configurations: None,
         }
     }
@@ -296,6 +298,13 @@ impl Engine {
     #[must_use]
     pub(crate) fn attending(mut self) -> Self {
         self.attends = true;
+        self
+    }
+
+    /// Starts under throttles pass no last gate: only to measure what that costs.
+    #[must_use]
+    pub(crate) fn without_gate(mut self) -> Self {
+        self.gated = false;
         self
     }
 
@@ -484,7 +493,7 @@ impl Engine {
             };
             self.handlers.insert(name.clone(), handler);
         }
-        let throttles = Throttles::new(&config.throttles, &connections.ledger, &self.telemetry);
+        let throttles = Throttles::new(&config.throttles, &connections.ledger, &self.telemetry, self.gated);
         let wanted = |name: &String| self.queues.as_ref().is_none_or(|queues| queues.contains(name));
         let dispatch = Dispatch { telemetry: self.telemetry.clone(), ..Dispatch::new(config, &connections) };
         let queues = config.queues.iter().filter(|(name, _)| wanted(name)).map(|(name, settings)| {

@@ -30,9 +30,11 @@ use crate::engine::{Connections, Engine, StartError};
 use crate::job::Job;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::outcome::Outcome;
+use crate::telemetry::SlotCounts;
 
 const KIND: &str = "call";
 const QUEUE: &str = "calls";
+const THROTTLE: &str = "upstream";
 /// How long chains sleep.
 const DELAY: Duration = Duration::from_secs(60);
 /// Chains for each worker and for each start that is allowed, so that there is always more to do.
@@ -77,6 +79,8 @@ pub struct Report {
     pub most: usize,
     /// Starts that were one too many in the window that ends with them.
     pub over: usize,
+    /// Starts with a slot that a worker's own gate refused.
+    pub refused: u64,
     /// How much was used of what is allowed while nothing was wrong, in percent; `None` when something always was.
     pub use_percent: Option<f64>,
     /// How many windows that is over.
@@ -132,6 +136,8 @@ struct World {
     begun: Instant,
     starts: Arc<Mutex<Vec<i64>>>,
     workers: Vec<Worker>,
+    /// What became of the throttle's slots in each process.
+    slots: Vec<SlotCounts>,
     runs: usize,
 }
 
@@ -176,6 +182,7 @@ async fn play(settings: &Settings) -> Result<Report, StartError> {
         faults,
         most: judged.most,
         over: judged.over,
+        refused: world.slots.iter().map(|counts| counts.refused.get()).sum(),
         use_percent: used.map(|used| (used * 10_000.0).round() / 100.0),
         calm_windows: calm.iter().filter(|calm| **calm).count(),
         violations: world.observer.violations().iter().map(Violation::to_string).collect(),
@@ -193,8 +200,8 @@ impl World {
     async fn new(settings: &Settings) -> Result<Self, StartError> {
         let text = format!(
             "broker.url = \"amqp://simulated\"\nledger.url = \"sqlite://:memory:\"\nledger.history = \"1h\"\n\
-             [worker]\nlease = \"30s\"\n[throttles.upstream]\nallow = {}\nper = \"{}\"\n\
-             [queues.{QUEUE}]\nconcurrency = 2\nprefetch = 2\nthrottle = \"upstream\"\n\
+             [worker]\nlease = \"30s\"\n[throttles.{THROTTLE}]\nallow = {}\nper = \"{}\"\n\
+             [queues.{QUEUE}]\nconcurrency = 2\nprefetch = 2\nthrottle = \"{THROTTLE}\"\n\
              [kinds.{KIND}]\nqueue = \"{QUEUE}\"\nevery = \"{}\"\ntimeout = \"1m\"\n",
             settings.allow,
             short_duration(settings.per),
@@ -228,6 +235,7 @@ impl World {
             begun: Instant::now(),
             starts: Arc::default(),
             workers: Vec::new(),
+            slots: Vec::new(),
             runs: 0,
         })
     }
@@ -264,6 +272,7 @@ impl World {
                     Outcome::Done
                 }
             });
+        self.slots.push(engine.telemetry().slots(THROTTLE));
         let (run, alive, observer) = (engine.run(CancellationToken::new()), process.clone(), self.observer.clone());
         let life = async move {
             let ended = run.await;

@@ -10,64 +10,48 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use governor::clock::Clock;
+use super::clock::UNLIKE;
+use super::slots::Limits;
+use crate::clock::Elapsed;
 use governor::middleware::NoOpMiddleware;
 use governor::state::keyed::HashMapStateStore;
 use governor::{Quota, RateLimiter};
-use tokio::time::Instant;
 
-use super::clock::UNLIKE;
-use super::slots::Limits;
-
-/// Cells follow each other by so little less than the limit's spacing: slots are farther apart by their slip, and this is
-/// for clocks that run apart over a long window.
+/// Starts may follow each other by so much less than slots do: clocks run apart over a long window.
 const FASTER: f64 = 0.999;
+/// A start counts for so many cells, so that what slots may slip by is a fraction of a start.
+const CELLS: u32 = 64;
 /// No more keys are looked at again for being as good as new.
 const FEW: usize = 1_000;
-
-/// The time since the gate was made, by the clock that simulation steers. governor's own `until_ready` sleeps in real
-/// time; only what answers at once is used here.
-#[derive(Clone, Debug)]
-struct SinceMade(Instant);
-
-impl Clock for SinceMade {
-    type Instant = Duration;
-
-    fn now(&self) -> Duration {
-        self.0.elapsed()
-    }
-}
 
 /// The gate of one throttle, with a state for each of its keys.
 pub(super) struct Gate {
     limits: Arc<Limits>,
+    /// In cells.
     burst: NonZeroU32,
     /// The largest cost for which it is made.
     largest: u32,
-    limiter: RateLimiter<String, HashMapStateStore<String>, SinceMade, NoOpMiddleware<Duration>>,
+    limiter: RateLimiter<String, HashMapStateStore<String>, Elapsed, NoOpMiddleware<Duration>>,
     /// The log has been told that it refuses.
     told: AtomicBool,
 }
 
 impl Gate {
     /// A gate that lets through whatever slots of these limits can, for starts that cost up to `largest`. None for
-    /// limits that are too fast for it: more than a start in a nanosecond.
+    /// limits that are too fast for it: a start in less than 64 nanoseconds.
     pub(super) fn new(limits: Arc<Limits>, largest: u32) -> Option<Self> {
-        let window = limits.window;
-        let spacing = window.per.mul_f64(FASTER / f64::from(window.allow.max(1)));
-        if spacing.is_zero() {
-            return None;
-        }
+        let window = limits.window.per + limits.slip();
+        let emission = window.as_nanos() as f64 * FASTER / (f64::from(limits.window.allow.max(1)) * f64::from(CELLS));
+        let emission = Duration::from_nanos(emission as u64);
         // Between two starts lies less than between their slots: by the slip of the earlier one, and by what two looks at
         // a clock may differ in.
         let unlike = Duration::from_micros(2 * UNLIKE.unsigned_abs());
-        let apart = (limits.slip() + unlike).as_secs_f64() / spacing.as_secs_f64();
-        let slipped = apart.ceil().min(f64::from(u32::MAX)) as u32;
+        let slipped = ((limits.slip() + unlike).as_secs_f64() / emission.as_secs_f64()).ceil();
         // A start is charged when it has its slot, so the last one of a burst may cost as much as any.
-        let burst = limits.burst.max(1).saturating_add(largest.max(1) - 1).saturating_add(slipped);
-        let burst = NonZeroU32::new(burst)?;
-        let quota = Quota::with_period(spacing)?.allow_burst(burst);
-        let limiter = RateLimiter::new(quota, HashMapStateStore::default(), SinceMade(Instant::now()));
+        let starts = limits.burst.max(1).saturating_add(largest.max(1) - 1);
+        let burst = NonZeroU32::new(starts.saturating_mul(CELLS).saturating_add(slipped as u32))?;
+        let quota = Quota::with_period(emission)?.allow_burst(burst);
+        let limiter = RateLimiter::new(quota, HashMapStateStore::default(), Elapsed::default());
         Some(Self { limits, burst, largest, limiter, told: AtomicBool::new(false) })
     }
 
@@ -78,19 +62,13 @@ impl Gate {
 
     /// Whether a start of `key` that costs so much may happen now; then it is counted.
     pub(super) fn passes(&self, key: &String, cost: u32) -> bool {
-        // What these let through, the gate would stop, and nobody would see that they are broken.
-        if mutant!(SlotUsedLate) {
-            return true;
-        }
-        if mutant!(ClockBelieved) {
-            return true;
-        }
         let keys = self.limiter.len();
         if keys > FEW && keys.is_power_of_two() {
             self.limiter.retain_recent();
         }
-        let cost = NonZeroU32::new(cost).unwrap_or(NonZeroU32::MIN).min(self.burst);
-        let passes = matches!(self.limiter.check_key_n(key, cost), Ok(Ok(())));
+        let cost = if mutant!(GateCountsTwice) { 2 * cost } else { cost };
+        let cells = NonZeroU32::new(cost.saturating_mul(CELLS)).unwrap_or(NonZeroU32::MIN).min(self.burst);
+        let passes = matches!(self.limiter.check_key_n(key, cells), Ok(Ok(())));
         if !passes && !self.told.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 key,
@@ -106,7 +84,7 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::{advance, sleep_until};
+    use tokio::time::{Instant, advance, sleep_until};
 
     use super::*;
     use crate::throttle::slots::Window;
@@ -145,15 +123,18 @@ mod tests {
         let gate = Gate::new(limits.clone(), 1).unwrap();
         let (a, b) = (String::from("a"), String::from("b"));
         let passed = |key| (0..100).filter(|_| gate.passes(key, 1)).count();
-        assert_eq!((passed(&a), passed(&a)), (2, 0), "one, and one for what may slip");
-        assert_eq!(passed(&b), 2, "each key has its own");
-        advance(Duration::from_secs(12)).await;
-        assert_eq!(passed(&a), 1, "and so on at the pace of the limit");
+        assert_eq!((passed(&a), passed(&a)), (1, 0));
+        assert_eq!(passed(&b), 1, "each key has its own");
+        // Of the 12.2 s between two slots, 1.2 s and a part of a cell are for what may slip, once.
+        for (wait, passes) in [(10_800, 0), (300, 1), (11_800, 0), (300, 1), (11_800, 0), (300, 1)] {
+            advance(Duration::from_millis(wait)).await;
+            assert_eq!(passed(&a), passes, "{wait} ms later");
+        }
         assert!(gate.is_for(&limits, 1) && !gate.is_for(&limits, 2));
     }
 
     #[test]
     fn a_limit_that_no_gate_can_keep_has_none() {
-        assert!(Gate::new(limits(1_000_000, Duration::from_micros(1), 1), 1).is_none());
+        assert!(Gate::new(limits(1_000_000, Duration::from_millis(1), 1), 1).is_none());
     }
 }

@@ -57,12 +57,17 @@ pub struct Throttles {
 }
 
 impl Throttles {
-    /// Throttles with these settings.
-    pub fn new(settings: &BTreeMap<String, ThrottleSettings>, ledger: &Arc<dyn Ledger>, telemetry: &Telemetry) -> Self {
+    /// Throttles with these settings. Only a measurement of what gates cost has them not `gated`.
+    pub fn new(
+        settings: &BTreeMap<String, ThrottleSettings>,
+        ledger: &Arc<dyn Ledger>,
+        telemetry: &Telemetry,
+        gated: bool,
+    ) -> Self {
         let (board, pulse) = (Arc::new(Board::new(ledger.clone())), Arc::new(Pulse::new(ledger.clone())));
         let throttle = |(name, settings): (&String, &ThrottleSettings)| {
             let (ledger, counts) = (ledger.clone(), telemetry.slots(name));
-            (name.clone(), Throttle::new(name, settings.clone(), ledger, board.clone(), pulse.clone(), counts))
+            (name.clone(), Throttle::new(name, settings.clone(), ledger, board.clone(), pulse.clone(), counts, gated))
         };
         let by_name: BTreeMap<_, _> = settings.iter().map(throttle).collect();
         Self { pulse: Some(pulse).filter(|_| !by_name.is_empty()), by_name }
@@ -118,6 +123,7 @@ pub struct Throttle {
     lines: Mutex<HashMap<String, Arc<Line>>>,
     /// By which this worker counts its starts apart from whoever hands slots out.
     gate: Mutex<Option<Arc<Gate>>>,
+    gated: bool,
     this: Weak<Self>,
 }
 
@@ -198,6 +204,7 @@ impl Throttle {
         board: Arc<Board>,
         pulse: Arc<Pulse>,
         counts: SlotCounts,
+        gated: bool,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             name: name.to_owned(),
@@ -212,6 +219,7 @@ impl Throttle {
             latency: AtomicI64::new(0),
             lines: Mutex::default(),
             gate: Mutex::default(),
+            gated,
             this: this.clone(),
         })
     }
@@ -241,6 +249,9 @@ impl Throttle {
     /// The gate for starts of this cost under these limits. Other limits, and a larger cost than any before, make
     /// another one.
     fn gate(&self, limits: &Arc<Limits>, cost: u32) -> Option<Arc<Gate>> {
+        if !self.gated {
+            return None;
+        }
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         if !gate.as_ref().is_some_and(|gate| gate.is_for(limits, cost)) {
             *gate = Gate::new(limits.clone(), cost).map(Arc::new);
@@ -420,12 +431,18 @@ async fn heard(told: tokio::sync::oneshot::Receiver<()>) {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
+    use governor::clock::Clock as _;
+    use governor::middleware::NoOpMiddleware;
+    use governor::state::{InMemoryState, NotKeyed};
+    use governor::{Quota, RateLimiter};
     use tokio::time::sleep;
 
     use super::orders::ThrottleOrder;
     use super::slots::Window;
     use super::*;
-    use crate::clock::{Clock, Entropy};
+    use crate::clock::{Clock, Elapsed, Entropy};
     use crate::config::LedgerUrl;
     use crate::ledger::sqlite::SqliteLedger;
 
@@ -451,7 +468,7 @@ mod tests {
     fn throttle(settings: ThrottleSettings) -> Arc<Throttle> {
         let ledger = ledger();
         let (board, pulse) = (Arc::new(Board::new(ledger.clone())), Arc::new(Pulse::new(ledger.clone())));
-        Throttle::new("t", settings, ledger, board, pulse, SlotCounts::default())
+        Throttle::new("t", settings, ledger, board, pulse, SlotCounts::default(), true)
     }
 
     /// A throttle of each scope.
@@ -462,7 +479,7 @@ mod tests {
     /// One by which a worker counts for itself, among all of a configuration.
     pub(super) fn alone(allow: u32, secs: u64) -> (Throttles, Arc<Throttle>) {
         let settings = BTreeMap::from([("t".to_owned(), settings(allow, secs, 1, Scope::Worker))]);
-        let throttles = Throttles::new(&settings, &ledger(), &Telemetry::default());
+        let throttles = Throttles::new(&settings, &ledger(), &Telemetry::default(), true);
         let throttle = throttles.get("t").unwrap();
         (throttles, throttle)
     }
@@ -482,7 +499,7 @@ mod tests {
         let ledger: Arc<dyn Ledger> = Arc::new(ledger);
         let (board, pulse) = (Arc::new(Board::new(ledger.clone())), Arc::new(Pulse::new(ledger.clone())));
         let counts = SlotCounts::default();
-        let throttle = Throttle::new("t", settings(5, 60, 1, Scope::Fleet), ledger, board, pulse, counts.clone());
+        let throttle = Throttle::new("t", settings(5, 60, 1, Scope::Fleet), ledger, board, pulse, counts.clone(), true);
         let thief = rusqlite::Connection::open(&file).unwrap();
         let mut starts = 0;
         for _ in 0..120 {
@@ -492,6 +509,51 @@ mod tests {
         }
         assert!((10..=13).contains(&starts), "{starts} starts in two minutes and a little, of 10 that are allowed");
         assert_eq!(counts.refused.get(), counts.granted.get() - starts, "all others were refused, and that is counted");
+    }
+
+    /// Why governor is the gate of a throttle that a worker counts for itself, and does not hand its slots out: with a
+    /// burst it either passes the limit or leaves most of it unused, and what costs more than the burst never starts.
+    #[tokio::test(start_paused = true)]
+    async fn a_table_of_what_governor_alone_makes_of_five_per_minute_and_what_slots_make_of_it() {
+        let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
+        let judge = |starts: &[i64]| (crate::bench::windows::judge(starts, 5, minute).most, starts.len());
+        let quota =
+            |period: u64, burst: u32| Quota::with_period(Duration::from_secs(period)).unwrap().allow_burst(many(burst));
+        // The burst, a quota; the most starts in any minute and all of an hour, by governor and by slots.
+        let table = [
+            (1, quota(12, 1), (5, 300), (5, 296)),
+            (5, quota(12, 5), (9, 304), (5, 300)),
+            (5, quota(60, 5), (5, 64), (5, 300)),
+        ];
+        for (burst, quota, by_governor, by_slots) in table {
+            let limiter: RateLimiter<NotKeyed, _, _, NoOpMiddleware<Duration>> =
+                RateLimiter::new(quota, InMemoryState::default(), Elapsed::default());
+            let (begin, mut starts) = (Instant::now(), Vec::new());
+            while begin.elapsed() < hour {
+                match limiter.check() {
+                    Ok(()) => starts.push(begin.elapsed().as_micros() as i64),
+                    Err(refused) => sleep(refused.wait_time_from(limiter.clock().now())).await,
+                }
+            }
+            assert_eq!(judge(&starts), by_governor, "governor, burst {burst}");
+            assert!(limiter.check_n(many(burst + 1)).is_err(), "what costs more than the burst never starts");
+
+            let throttle = throttle(settings(5, 60, burst, Scope::Worker));
+            let (begin, mut starts) = (Instant::now(), Vec::new());
+            while begin.elapsed() < hour {
+                assert!(throttle.slot("", want(0, 0)).await.start().await);
+                starts.push(begin.elapsed().as_micros() as i64);
+            }
+            // The last was waited for.
+            starts.pop();
+            assert_eq!(judge(&starts), by_slots, "slots, burst {burst}");
+            let dear = Want { cost: 5, ..want(0, 0) };
+            assert!(throttle.slot("", dear).await.start().await, "what costs all of a window waits for its room");
+        }
+    }
+
+    fn many(n: u32) -> NonZeroU32 {
+        NonZeroU32::new(n).unwrap()
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,28 +5,37 @@
 //! together than their slots. All arithmetic is therefore done over windows of `per + g`: then no
 //! window of `per` holds more than `allow` starts, wherever it begins.
 //!
-//! The first window of a throttle also paces. Its slots are `(per + g) / allow` apart, which by
-//! itself keeps it exact; with a `burst`, so many may come back to back after a pause, and the slots
-//! of the window are counted as well. Further windows (so many per day) are only counted.
+//! The first window of a throttle also paces, by the generic cell rate algorithm (GCRA). Its emission
+//! interval is `(per + g) / allow`, which by itself keeps the window exact; with a `burst`, there is a
+//! tolerance: so many slots may come back to back after a pause, and the slots of the window are
+//! counted as well. Further windows (so many per day) are only counted.
+//!
+//! The state has a part for each idea: `pace`, `holds` (with budgets and the slow start after a hold), and
+//! the circuit `breaker`. `row` is how the ledger keeps it.
 //!
 //! Slots are handed out shortly before they open, never long ahead. So whoever comes with a higher
 //! priority has the next one, whoever dies with a slot wastes one, and whoever comes again after a
 //! pause of the ledger finds none that were saved up.
 
+mod breaker;
+mod holds;
 mod limits;
 mod obey;
+mod pace;
+mod row;
 mod told;
 mod view;
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 use super::clock::UNLIKE;
+pub use breaker::Breaker;
+use breaker::Circuit;
+use holds::Holds;
 pub use limits::{Limits, Window};
-use limits::{millis, saved};
-pub use told::{Breaker, Word};
+use pace::Pace;
+pub use told::Word;
 pub use view::{Held, View};
 
 /// Microseconds since 1970, by the clock of throttles: see [`clock`](super::clock).
@@ -38,12 +47,6 @@ pub const LEAD: Micros = 100_000;
 pub const MOST_AHEAD: Micros = 2_000_000;
 /// A slot is kept for whoever waits with a higher priority so long after it has opened.
 const GRACE: Micros = 250_000;
-/// The slots of a larger window are counted in so many parts of it.
-const PARTS: i64 = 128;
-/// Likewise, those of one that its pace keeps: they are counted to be shown only.
-const SHOWN_PARTS: i64 = 16;
-/// So many windows are counted at most, beyond those that hold.
-const MOST_WINDOWS: usize = 6;
 /// A throttle whose upstream does not work, and for which nobody asks any more, is remembered for so long.
 const BROKEN: Micros = 86_400_000_000;
 /// Whoever cannot tell yet how much time has passed asks again after so long.
@@ -52,65 +55,20 @@ const CANNOT_TELL: Micros = 500_000;
 const ANOTHERS: Micros = 20_000;
 /// A lower priority gets one of so many slots, however many of a higher one wait.
 pub const LEAST_SHARE: u32 = 8;
-/// After a hold, slots are so many times as far apart at first.
-const GENTLE: f64 = 4.0;
-/// It takes so long until they are as close as ever: the window, but within these bounds.
-const GENTLE_FOR: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 
 /// What a throttle remembers. A new one remembers nothing: as if nothing had started for long.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "row::Row", into = "row::Row")]
 pub struct State {
     /// The latest time that was seen.
-    #[serde(rename = "t", default)]
     seen: Micros,
-    /// How far slots were apart.
-    #[serde(rename = "d", default)]
-    distance: f64,
-    /// When the next slot opens, if they are spread evenly and none was saved up.
-    #[serde(rename = "n", default)]
-    next: f64,
-    /// Likewise, by what has been handed out alone, whatever holds or slows it.
-    #[serde(rename = "q", default)]
-    paced: f64,
-    /// The slots of each counted window, by its length in milliseconds: when, and how many.
-    #[serde(rename = "c", default, skip_serializing_if = "BTreeMap::is_empty")]
-    counted: BTreeMap<u64, Vec<(Micros, u32)>>,
     /// The priorities for which somebody waits.
-    #[serde(rename = "w", default, skip_serializing_if = "BTreeMap::is_empty")]
     waiting: BTreeMap<i32, Waiting>,
     /// The last slot went to a lower priority than the highest that waited.
-    #[serde(rename = "l", default, skip_serializing_if = "is_default")]
     lower: bool,
-    /// Nothing starts before.
-    #[serde(rename = "h", default, skip_serializing_if = "is_default")]
-    held_until: Micros,
-    /// Why not, in somebody's words.
-    #[serde(rename = "y", default, skip_serializing_if = "is_default")]
-    why: String,
-    /// Slots are farther apart until then.
-    #[serde(rename = "g", default, skip_serializing_if = "is_default")]
-    gentle_until: Micros,
-    /// One slot at a time, until a start has worked.
-    #[serde(rename = "p", default, skip_serializing_if = "is_default")]
-    probing: bool,
-    /// Failures since a start worked.
-    #[serde(rename = "x", default, skip_serializing_if = "is_default")]
-    failures: u32,
-    /// How many of those that tried whether it works again have failed, one after the other.
-    #[serde(rename = "r", default, skip_serializing_if = "is_default")]
-    tries: u32,
-    /// The upstream's budget: slots are at least this far apart, until then.
-    #[serde(rename = "b", default, skip_serializing_if = "is_default")]
-    budget: (f64, Micros),
-    /// The last release by an operator that was obeyed.
-    #[serde(rename = "o", default, skip_serializing_if = "is_default")]
-    released: i64,
-    /// Nothing starts before by an operator's word, which each request brings along.
-    #[serde(skip)]
-    ordered: Micros,
-    /// Until when that said so, and how much earlier that is since the clock was set back.
-    #[serde(rename = "a", default, skip_serializing_if = "is_default")]
-    as_ordered: (Micros, Micros),
+    pace: Pace,
+    holds: Holds,
+    circuit: Circuit,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -226,7 +184,7 @@ impl State {
             let Some(mine) = mine else {
                 // It is another worker's, who comes for it about when it opens, if that lives.
                 let until = self.waiting.get(&turn).map_or(now, |waiting| waiting.until);
-                let next = opens.max(now) + (limits.distance() as Micros).max(ANOTHERS) + LEAD / 2;
+                let next = opens.max(now) + (limits.emission_interval() as Micros).max(ANOTHERS) + LEAD / 2;
                 answer.again = Some((until.max(now) + LEAD).min(next));
                 break;
             };
@@ -243,10 +201,10 @@ impl State {
                 self.waiting.remove(&wish.priority);
             }
         }
-        answer.probe = self.probing;
-        answer.held_until = Some(self.held_until.max(self.ordered)).filter(|until| *until > now);
-        answer.failing = self.failures > 0;
-        answer.slowed = self.budget.1 > now && !self.probing;
+        answer.probe = self.circuit.tripped;
+        answer.held_until = Some(self.holds.until()).filter(|until| *until > now);
+        answer.failing = self.circuit.failures > 0;
+        answer.slowed = self.holds.budget.1 > now && !self.circuit.tripped;
         if let Some(again) = answer.again {
             for n in left {
                 if let Some(waiting) = self.waiting.get_mut(&ask.wishes[n].priority) {
@@ -257,30 +215,21 @@ impl State {
         answer
     }
 
-    /// It may allow more or less than it did: what has been handed out ahead of its pace counts for as many
-    /// starts as before.
+    /// It may allow more or less than it did.
     fn adapt(&mut self, limits: &Limits, now: Micros) {
-        let distance = limits.distance();
-        if self.distance > 0.0 && distance != self.distance {
-            let (now, by) = (now as f64, distance / self.distance);
-            for next in [&mut self.next, &mut self.paced] {
-                *next = if *next > now { now + (*next - now) * by } else { *next };
-            }
+        if self.pace.adapt(limits, now) {
             self.waiting.clear();
         }
-        self.distance = distance;
     }
 
     /// From when on it is as if nothing had ever started, so that it can be forgotten.
     pub fn idle_at(&self, limits: &Limits) -> Micros {
-        let longest = limits.windows().map(|window| limits.stretched(window).ceil() as Micros).max().unwrap_or(0);
-        let last = self.counted.values().filter_map(|marks| marks.last()).map(|mark| mark.0).max();
-        let counted = last.map_or(0, |last| last + longest);
-        let budget = if self.probing { self.held_until.saturating_add(BROKEN) } else { self.budget.1 };
-        [self.next.ceil() as Micros, self.held_until, self.gentle_until, budget, counted]
-            .into_iter()
-            .max()
-            .unwrap_or_default()
+        let budget = match self.circuit.tripped {
+            true => self.holds.held_until.saturating_add(BROKEN),
+            false => self.holds.budget.1,
+        };
+        let slowed = self.holds.held_until.max(self.holds.slow_start_until);
+        self.pace.idle_at(limits).max(slowed).max(budget)
     }
 
     /// Whose turn it is: the highest priority that somebody waits for, or a lower one that has been
@@ -300,72 +249,21 @@ impl State {
 
     /// Whether it belongs to the start that tries whether the upstream works again, and so has its leave already.
     fn tries(&self, wish: &Wish) -> bool {
-        self.probing && wish.probe
+        self.circuit.tripped && wish.probe
     }
 
     /// When the next slot opens that is enough for `wish`. It may lie a little before `now`: what
     /// an answer takes on its way is not lost for the rate.
     fn earliest(&self, limits: &Limits, now: Micros, wish: Wish) -> Micros {
         let behind = limits.slip().as_micros() as Micros / 4;
-        let next = if self.tries(&wish) { self.paced } else { self.next };
-        let mut opens =
-            ((next - saved(limits)).ceil() as Micros).max(now - behind).max(self.held_until).max(self.ordered);
-        for window in limits.counted() {
-            let Some(marks) = self.counted.get(&(window.per.as_millis() as u64)) else { continue };
-            let mut room = i64::from(window.allow) - i64::from(wish.cost);
-            for (at, count) in marks.iter().rev() {
-                room -= i64::from(*count);
-                if room < 0 {
-                    opens = opens.max(at + limits.stretched(window).ceil() as Micros);
-                    break;
-                }
-            }
-        }
-        opens
+        self.pace.opens(limits, wish.cost, self.tries(&wish)).max(now - behind).max(self.holds.until())
     }
 
     fn take(&mut self, limits: &Limits, opens: Micros, wish: Wish) {
-        let cost = wish.cost;
-        let even = f64::from(cost) * limits.distance();
-        let mut step = even;
-        let left = self.gentle_until - opens;
-        if left > 0 && !self.probing {
-            let (least, most) = GENTLE_FOR;
-            let share = left as f64 / limits.window.per.clamp(least, most).as_micros() as f64;
-            // No farther than to where it is over.
-            step += (even * (GENTLE - 1.0) * share).min((left as f64 - even).max(0.0));
-        }
-        if opens < self.budget.1 && !self.tries(&wish) {
-            let left = self.budget.1.saturating_sub(opens) as f64;
-            step = step.max((self.budget.0 * f64::from(cost)).min(left));
-        }
-        self.next = match self.tries(&wish) {
-            true => self.next.max(opens as f64 + even),
-            false => self.next.max(opens as f64) + step,
-        };
-        self.paced = self.paced.max(opens as f64) + even;
-        if step > even {
-            self.next = self.next.max(opens as f64 + step + saved(limits));
-        }
-        let slip = limits.slip().as_micros() as Micros;
-        let shown = (limits.burst <= 1).then(|| millis(limits.window));
-        let also: Vec<u64> = limits.also.iter().copied().map(millis).collect();
-        // Those of limits that held before, and may hold again, are counted as well.
-        for (per, marks) in &mut self.counted {
-            let parts = if Some(*per) == shown && !also.contains(per) { SHOWN_PARTS } else { PARTS };
-            let length = *per as Micros * 1_000 + slip;
-            // The next slot may open a little before this one, if that was handed out ahead.
-            let gone = marks.iter().take_while(|(at, _)| at + length + LEAD + 2 * MOST_AHEAD + slip <= opens).count();
-            marks.drain(..gone);
-            let part = (length / parts).max(1);
-            // As if all of a part had opened at its end: never too early.
-            let few = limits.windows().any(|window| millis(window) == *per && i64::from(window.allow) <= parts);
-            let at = if few { opens } else { (opens.div_euclid(part) + 1) * part };
-            match marks.last_mut() {
-                Some(last) if last.0 >= at => last.1 = last.1.saturating_add(cost),
-                _ => marks.push((at, cost)),
-            }
-        }
+        let (cost, probe) = (wish.cost, self.tries(&wish));
+        let even = f64::from(cost) * limits.emission_interval();
+        let step = self.holds.step(limits, opens, (cost, even), !self.circuit.tripped, probe);
+        self.pace.take(limits, opens, cost, step, probe);
     }
 
     /// Whether somebody can tell how long ago all that is remembered was, who can do so of what was `since`.
@@ -375,29 +273,19 @@ impl State {
 
     /// The answer to those who cannot: as much may have started just now, however long ago that seems to be.
     pub fn cannot_tell(&self, now: Micros) -> Answer {
-        let held_until = Some(self.held_until.max(self.ordered)).filter(|until| *until > now);
-        Answer { again: Some(now + CANNOT_TELL), held_until, failing: self.failures > 0, ..Answer::default() }
+        let held_until = Some(self.holds.until()).filter(|until| *until > now);
+        Answer { again: Some(now + CANNOT_TELL), held_until, failing: self.circuit.failures > 0, ..Answer::default() }
     }
 
     /// It is `now`, or a little later: time never goes back. It would if nobody was there who knew that the ledger's
     /// clock was set back: then it has stood still.
     pub fn turn_to(&mut self, limits: &Limits, now: Micros) -> Micros {
         if self.seen - now > UNLIKE {
-            self.as_ordered.1 += now - self.seen;
+            self.holds.as_ordered.1 += now - self.seen;
             self.shift(now - self.seen);
         }
         self.seen = now.max(self.seen);
-        let known: Vec<u64> = limits.windows().map(millis).collect();
-        // Of a window that is new, what is known of the longest one counts.
-        let longest = self.counted.last_key_value().map(|(_, marks)| marks.clone()).unwrap_or_default();
-        for per in &known {
-            self.counted.entry(*per).or_insert_with(|| longest.clone());
-        }
-        while self.counted.len() > known.len().max(MOST_WINDOWS)
-            && let Some(other) = self.counted.keys().find(|per| !known.contains(per)).copied()
-        {
-            self.counted.remove(&other);
-        }
+        self.pace.count_windows_of(limits);
         self.seen
     }
 
@@ -405,23 +293,21 @@ impl State {
     #[must_use]
     pub fn moved(mut self, by: Micros) -> Self {
         self.shift(by);
-        self.as_ordered.0 += if self.as_ordered.0 == 0 { 0 } else { by };
+        let ordered = &mut self.holds.as_ordered.0;
+        *ordered += if *ordered == 0 { 0 } else { by };
         self
     }
 
     fn shift(&mut self, by: Micros) {
-        // The beginning of time stands for never.
-        for at in [&mut self.next, &mut self.paced].into_iter().filter(|at| **at != 0.0) {
-            *at += by as f64;
-        }
-        self.counted.values_mut().flatten().for_each(|mark| mark.0 += by);
+        self.pace.shift(by);
+        self.holds.shift(by);
         for waiting in self.waiting.values_mut() {
             waiting.until += by;
+            // The beginning of time stands for never.
             waiting.large.1 += if waiting.large.0 == 0 { 0 } else { by };
         }
-        let times = [&mut self.seen, &mut self.held_until, &mut self.gentle_until, &mut self.budget.1];
-        for at in times.into_iter().filter(|at| **at != 0) {
-            *at = at.saturating_add(by);
+        if self.seen != 0 {
+            self.seen = self.seen.saturating_add(by);
         }
     }
 }
@@ -429,6 +315,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use proptest::prelude::*;
     use tokio::time::Instant;

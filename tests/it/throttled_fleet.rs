@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use roundelay::broker::{Broker, Destination, Message};
 use roundelay::job::Envelope;
+use rusqlite::{Connection, MAIN_DB};
 use serde_json::json;
 
 use crate::harness::{Ground, roundelay, until};
+use crate::monitoring::Observed;
 use crate::support::receiver::{Receiver, Reply};
 use crate::support::windows::{Limit, judge, quantile, used};
 use crate::support::workers::{Place, Plan, Workers};
@@ -175,4 +177,54 @@ async fn each_key_has_a_limit_of_its_own_for_all_workers() {
     // One after the other they would have taken six times as long.
     let all: Vec<Duration> = channels.into_values().flatten().collect();
     assert!(!judge(&all, limit).over.is_empty(), "the limit is each channel's own, and not one for all");
+}
+
+/// An older copy of the ledger is restored under a running worker, again and again. It knows nothing of what has started
+/// since, and each time hands a slot out at once; the worker's own gate does know.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ledger_that_is_set_back_again_and_again_lets_no_more_start_than_the_limit_allows() {
+    const CALLS: usize = 9;
+    let limit = Limit { allow: 5, per: Duration::from_secs(10) };
+    let ground = Ground::rabbit().await;
+    let receiver = Receiver::start(Arc::new(|_: &_| Reply::ok(Duration::ZERO))).unwrap();
+    let config = ground.config_file(&format!(
+        "[throttles.upstream]\nallow = {}\nper = \"{}s\"\n[queues.work]\nthrottle = \"upstream\"\nconcurrency = 1\n\
+         [kinds.post]\nqueue = \"work\"\ntimeout = \"10s\"\nhandler.http.url = \"http://{}/\"\n",
+        limit.allow,
+        limit.per.as_secs(),
+        receiver.address
+    ));
+    let applied = roundelay(&["topology", "apply", "--config", config.to_str().unwrap()]).await;
+    assert!(applied.ok, "{}", applied.stderr);
+    let worker = Observed::start(&config).await;
+    let older = ground.path("older.db");
+    let mut ledger = Connection::open(ground.path("ledger.db")).unwrap();
+    ledger.execute("VACUUM INTO ?1", [older.to_str().unwrap()]).unwrap();
+    let publisher = ground.vhost.as_ref().unwrap().connect("roundelay").await;
+    for n in 0..60 {
+        let job = Envelope::job("post", &format!("job-{n}"), json!({}), format!("job-{n}"));
+        publisher.publish(Message::new(Destination::Queue("work".into()), &job)).await.unwrap();
+    }
+    let remembered = |ledger: &Connection| {
+        ledger.query_row("SELECT count(*) FROM throttles", [], |row| row.get::<_, u32>(0)).unwrap()
+    };
+    assert_eq!(remembered(&Connection::open(&older).unwrap()), 0);
+    while receiver.calls().len() < CALLS {
+        until("the ledger has handed a slot out", async || remembered(&ledger) > 0).await;
+        ledger.restore(MAIN_DB, &older, None::<fn(rusqlite::backup::Progress)>).unwrap();
+    }
+
+    let metrics = worker.metrics().await;
+    let of =
+        |name: &str, labels: &str| metrics.get(&format!("roundelay_throttle_{name}{{throttle=\"upstream\"{labels}}}"));
+    let (granted, refused) = (of("slots_total", ""), of("lost_slots_total", ",reason=\"refused\""));
+    println!("{granted} slots were handed out, {refused} refused");
+    assert!(refused > 0.0 && granted > refused, "{granted} slots, {refused} refused");
+    let told =
+        worker.log.lock().unwrap().iter().filter(|line| line["message"].as_str().unwrap().contains("own gate")).count();
+    assert_eq!(told, 1, "the log says so once");
+    // The gate allows for what slots may slip by, and the calls come in as late as the machine lets them.
+    let starts: Vec<Duration> = receiver.calls().iter().map(|call| call.at).collect();
+    let ruling = judge(&starts, Limit { per: limit.per - Duration::from_secs(2), ..limit });
+    assert!(ruling.over.is_empty() && ruling.nearest.is_some(), "{:?} in {starts:?}", ruling.over);
 }

@@ -34,6 +34,10 @@ pub struct Throttles {
     /// How long to measure each.
     #[arg(long = "for", value_name = "DURATION", default_value = "20s", value_parser = parse_duration)]
     length: Duration,
+    /// Also measures each with the workers' own last gates and without them, so many turns of both, and prints the
+    /// ratios. A queue without throttle has no gate, so `bench chains` never passes one.
+    #[arg(long, value_name = "TURNS", default_value_t = 0)]
+    gate_turns: u32,
     /// Messages in work at the same time, in each worker. By default what the throttle has use for.
     #[arg(long)]
     concurrency: Option<u16>,
@@ -53,6 +57,7 @@ impl Throttles {
             workers: self.workers.max(1),
             chains: self.chains,
             length: self.length,
+            gate_turns: self.gate_turns,
             concurrency: self.concurrency,
         };
         let reports = throttles::run(&settings, note).await?;
@@ -86,4 +91,12 @@ fn show(report: &Report) {
         report.cpu_s,
         report.seconds
     );
+    if let Some(gate) = &report.gate {
+        out!(
+            "  with the last gate by without: {} of the starts/s (in turns {:?}), {} of the CPU for each",
+            gate.starts_ratio,
+            gate.starts_ratios,
+            gate.cpu_ratio
+        );
+    }
 }

@@ -35,6 +35,7 @@ use crate::simulation::ledger::SimulatedLedger;
 use crate::simulation::observe::{Observer, Violation};
 use crate::simulation::plan::{Fault, Plan, STORM, Wrong};
 use crate::simulation::worker::{Killed, Process, Traps, Watcher};
+use crate::telemetry::SlotCounts;
 pub use scene::{BRISK, CHAIN_COUNT, PACED, QUEUES, WORKERS};
 use scene::{FIRST_KEY, handle, has_its_own_payload, once};
 use verdict::{lossless, touched};
@@ -195,6 +196,8 @@ struct World {
     observer: Arc<Observer>,
     traps: Arc<Traps>,
     workers: Vec<Worker>,
+    /// What became of the slots of each throttle in each process.
+    slots: Vec<SlotCounts>,
     killed: (mpsc::UnboundedSender<Killed>, mpsc::UnboundedReceiver<Killed>),
     events: BTreeMap<(Instant, u64), Event>,
     numbers: u64,
@@ -279,6 +282,7 @@ impl World {
             observer: Observer::new(log, lossless(plan).then(|| broker_copy.clone()), touched(plan)),
             traps: Arc::default(),
             workers: (0..WORKERS).map(|_| Worker { runs: 0, live: None }).collect(),
+            slots: Vec::new(),
             killed: mpsc::unbounded_channel(),
             events: BTreeMap::new(),
             numbers: 0,
@@ -393,6 +397,7 @@ impl World {
             .without_chores()
             .attending()
             .probe(Arc::new(watcher));
+        self.slots.extend(self.config.throttles.keys().map(|name| engine.telemetry().slots(name)));
         for (name, kind) in &self.config.kinds {
             let (observer, process, seed) = (self.observer.clone(), process.clone(), self.seed);
             let lenient = kind.takeover == crate::config::Takeover::Redelivery;

@@ -246,10 +246,15 @@ impl World {
     }
 
     /// Whether all processes together have started no more than a throttle allows, in no window of its
-    /// length. A ledger that was restored does not know what it had handed out since.
+    /// length, and no worker's own gate has refused one. A ledger that was restored does not know what it had
+    /// handed out since.
     fn judge_starts(&self) {
         if self.generation.load(Ordering::Relaxed) > 0 {
             return;
+        }
+        let refused: u64 = self.slots.iter().map(|counts| counts.refused.get()).sum();
+        if refused > 0 {
+            self.observer.violated("gate", format!("workers' own gates have refused {refused} starts that had slots"));
         }
         let mut starts: BTreeMap<&String, Vec<Instant>> = BTreeMap::new();
         for ((queue, ..), of_process) in self.observer.starts() {

@@ -58,14 +58,14 @@ impl Limits {
         (window.per + self.slip()).as_micros() as f64
     }
 
-    /// The distance of slots that are spread evenly, in microseconds.
-    pub(super) fn distance(&self) -> f64 {
+    /// GCRA's emission interval, the distance of slots that are spread evenly, in microseconds.
+    pub(super) fn emission_interval(&self) -> f64 {
         self.stretched(self.window) / f64::from(self.window.allow.max(1))
     }
 
     /// The distance of slots that are spread evenly.
     pub fn spacing(&self) -> Duration {
-        Duration::from_micros(self.distance().ceil() as u64)
+        Duration::from_micros(self.emission_interval().ceil() as u64)
     }
 
     /// The windows whose slots must be counted: all but one that its pace keeps.
@@ -88,7 +88,7 @@ pub(super) fn millis(window: Window) -> u64 {
     window.per.as_millis() as u64
 }
 
-/// How far a throttle can lie behind its pace, and catch up in a burst.
-pub(super) fn saved(limits: &Limits) -> f64 {
-    f64::from(limits.burst.max(1) - 1) * limits.distance()
+/// GCRA's tolerance: how far a throttle can lie behind its pace, and catch up in a burst.
+pub(super) fn tolerance(limits: &Limits) -> f64 {
+    f64::from(limits.burst.max(1) - 1) * limits.emission_interval()
 }

@@ -1,33 +1,32 @@
 //! How a throttle obeys an operator.
 
-use super::{GENTLE_FOR, LEAD, Limits, Micros, State, Word};
+use super::holds::slow_start;
+use super::{LEAD, Limits, Micros, State, Word};
 use crate::throttle::orders::Orders;
 
 impl State {
     /// Takes up what an operator has ordered; each request tells it anew.
     pub fn obey(&mut self, limits: &Limits, now: Micros, orders: &Orders) {
-        if orders.released > self.released {
-            self.released = orders.released;
+        if orders.released > self.holds.released {
+            self.holds.released = orders.released;
             self.release(limits, now);
         }
-        if orders.held_until() != self.as_ordered.0 {
-            self.as_ordered = (orders.held_until(), 0);
+        if orders.held_until() != self.holds.as_ordered.0 {
+            self.holds.as_ordered = (orders.held_until(), 0);
             self.waiting.clear();
         }
-        self.ordered = self.as_ordered.0 + self.as_ordered.1;
-        let (least, most) = GENTLE_FOR;
-        let gentle_until = self.ordered + limits.window.per.clamp(least, most).as_micros() as Micros;
+        self.holds.ordered = self.holds.as_ordered.0 + self.holds.as_ordered.1;
+        let (until, before) = (self.holds.ordered, self.holds.slow_start_until);
         // Noted when it ends and not before: until then it may be shortened or taken back.
-        if orders.hold.is_some() && self.ordered <= now + LEAD && now < gentle_until {
-            let before = self.gentle_until;
-            self.gently(limits, self.ordered);
-            self.gentle_until = self.gentle_until.max(before);
+        if orders.hold.is_some() && until <= now + LEAD && now < until + slow_start(limits) {
+            self.start_slowly(limits, until);
+            self.holds.slow_start_until = self.holds.slow_start_until.max(before);
         }
     }
 
     /// Nothing holds or slows it any more, if something did.
     fn release(&mut self, limits: &Limits, now: Micros) {
-        if self.held_until > now || self.budget.1 > now || self.probing {
+        if self.holds.held_until > now || self.holds.budget.1 > now || self.circuit.tripped {
             self.hear(limits, now, &Word::Release);
         }
     }

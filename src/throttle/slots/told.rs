@@ -1,31 +1,8 @@
 //! What a throttle is told, by upstreams and by how starts end: it is held, slowed, or found broken, and begins
-//! again gently.
+//! again with a slow start.
 
-use std::time::Duration;
-
-use super::limits::saved;
-use super::{GENTLE_FOR, Limits, Micros, State, Wish};
-
-/// When a throttle takes its upstream for broken, and when it tries it again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Breaker {
-    /// So many failures with no success between them.
-    pub failures: u32,
-    /// Nothing starts for so long; twice as long after each start that has tried in vain.
-    pub wait: Duration,
-    /// But no longer than this.
-    pub longest: Duration,
-    /// How long a start that tries may take before another one does.
-    pub patience: Duration,
-}
-
-impl Breaker {
-    /// How long nothing starts after so many have tried in vain.
-    fn pause(&self, tries: u32) -> Micros {
-        let doubled = self.wait.saturating_mul(2_u32.saturating_pow(tries));
-        doubled.min(self.longest.max(self.wait)).as_micros() as Micros
-    }
-}
+use super::holds::slow_start;
+use super::{Breaker, Limits, Micros, State, Wish};
 
 /// What an upstream, or how the starts behind a throttle end, tells it.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,39 +65,36 @@ impl State {
         match *word {
             Word::Hold { until, ref why } => self.hold(limits, until, why),
             Word::Budget { remaining: 0, reset, .. } => self.hold(limits, reset, "its budget is used up"),
-            Word::Budget { .. } if self.probing => {}
-            Word::Budget { remaining, enough, .. } if remaining >= enough => self.budget = Default::default(),
+            Word::Budget { .. } if self.circuit.tripped => {}
+            Word::Budget { remaining, enough, .. } if remaining >= enough => self.holds.budget = Default::default(),
             Word::Budget { remaining, reset, .. } => {
-                self.budget = ((reset - now).max(0) as f64 / f64::from(remaining), reset);
+                self.holds.budget = ((reset - now).max(0) as f64 / f64::from(remaining), reset);
             }
             Word::Spent { cost } => self.take(limits, now, Wish { priority: 0, cost, probe: true }),
             // What began before it was found broken says nothing new.
-            Word::Failed { probe: false, .. } if self.probing => {}
+            Word::Failed { probe: false, .. } if self.circuit.tripped => {}
             Word::Failed { breaker, ref why, .. } => {
-                self.failures = self.failures.saturating_add(1);
-                if self.probing {
-                    self.tries = self.tries.saturating_add(1);
+                let tried = self.circuit.tripped;
+                let Some(wait) = self.circuit.failed(breaker) else { return };
+                if tried {
                     // Nobody has to be patient with it any more.
-                    self.next = self.next.min(self.paced);
-                } else if self.failures < breaker.failures {
-                    return;
+                    self.pace.resume();
                 }
-                let times = if self.failures == 1 { "" } else { "s" };
-                let why = format!("it has failed {} time{times} in a row: {why}", self.failures);
-                self.hold(limits, now + breaker.pause(self.tries), &why);
-                self.probing = true;
-                self.budget = (breaker.patience.as_micros() as f64, Micros::MAX);
+                let failures = self.circuit.failures;
+                let times = if failures == 1 { "" } else { "s" };
+                self.hold(limits, now + wait, &format!("it has failed {failures} time{times} in a row: {why}"));
+                self.holds.budget = (breaker.patience.as_micros() as f64, Micros::MAX);
             }
-            Word::Worked { probe: false } if self.probing => {}
+            Word::Worked { probe: false } if self.circuit.tripped => {}
             Word::Worked { .. } => self.close(limits, now),
             // Nobody has to be patient with it.
-            Word::Lost if self.probing => self.next = self.next.min(self.paced),
+            Word::Lost if self.circuit.tripped => self.pace.resume(),
             Word::Lost => {}
             Word::Release => {
                 // Whoever still waits says so again; of those who have gone nobody knew that it would be so soon.
                 self.waiting.clear();
-                self.held_until = Micros::default();
-                (self.failures, self.tries, self.probing) = (0, 0, false);
+                self.holds.held_until = Micros::default();
+                self.circuit.close();
                 self.resume(limits, now);
             }
         }
@@ -128,48 +102,45 @@ impl State {
 
     /// It works, as far as anybody knows.
     pub(super) fn close(&mut self, limits: &Limits, now: Micros) {
-        (self.failures, self.tries) = (0, 0);
-        if std::mem::take(&mut self.probing) {
+        if self.circuit.close() {
             self.resume(limits, now);
         }
     }
 
-    /// Slots are as close as ever again, gently.
+    /// Slots are as close as ever again, after a slow start.
     pub(super) fn resume(&mut self, limits: &Limits, now: Micros) {
-        self.budget = Default::default();
-        self.next = self.next.min(self.paced);
-        self.gently(limits, now);
+        self.holds.budget = Default::default();
+        self.pace.resume();
+        self.start_slowly(limits, now);
     }
 
     /// Nothing starts before, and not many at once then.
     pub(super) fn hold(&mut self, limits: &Limits, until: Micros, why: &str) {
-        if until > self.held_until {
-            self.held_until = until;
-            why.clone_into(&mut self.why);
-            self.gently(limits, until);
+        if self.holds.hold(until, why) {
+            self.start_slowly(limits, until);
         }
     }
 
-    pub(super) fn gently(&mut self, limits: &Limits, from: Micros) {
-        let (least, most) = GENTLE_FOR;
-        self.gentle_until = from + limits.window.per.clamp(least, most).as_micros() as Micros;
-        // What was saved up before is gone.
-        self.next = self.next.max(from as f64 + saved(limits));
+    pub(super) fn start_slowly(&mut self, limits: &Limits, from: Micros) {
+        self.holds.slow_start_until = from + slow_start(limits);
+        self.pace.lose_tolerance(limits, from);
     }
 
     /// Until when nothing starts, and why; the past when nothing holds it.
     pub fn held(&self) -> (Micros, &str) {
-        (self.held_until, &self.why)
+        (self.holds.held_until, &self.holds.why)
     }
 
-    /// Whether one start at a time tries if the upstream works again.
+    /// Whether one start at a time tries if the upstream works again: the circuit is open or half-open.
     pub fn is_probing(&self) -> bool {
-        self.probing
+        self.circuit.tripped
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::Window;
     use super::super::tests::{ask, busy, limits, wishes};
     use super::*;

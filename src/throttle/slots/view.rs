@@ -44,7 +44,7 @@ impl State {
         state.obey(limits, now, orders);
         state.adapt(limits, now);
         let used = limits.windows().map(|window| {
-            let marks = state.counted.get(&(window.per.as_millis() as u64)).map_or(&[][..], Vec::as_slice);
+            let marks = state.pace.counted.get(&(window.per.as_millis() as u64)).map_or(&[][..], Vec::as_slice);
             let since = now - window.per.as_micros() as Micros;
             let used = marks.iter().filter(|(at, _)| *at > since).map(|(_, count)| *count).sum::<u32>();
             (window, used.min(window.allow))
@@ -53,10 +53,10 @@ impl State {
             used: used.collect(),
             opens: state.earliest(limits, now, Wish { priority: 0, cost: 1, probe: false }).max(now),
             held: state.hold_in_force(now, orders),
-            gentle_until: Some(state.gentle_until).filter(|until| *until > now),
-            probing: state.probing,
-            budget: (state.budget.1 > now && !state.probing)
-                .then(|| (Duration::from_micros(state.budget.0.ceil() as u64), state.budget.1)),
+            gentle_until: Some(state.holds.slow_start_until).filter(|until| *until > now),
+            probing: state.circuit.tripped,
+            budget: (state.holds.budget.1 > now && !state.circuit.tripped)
+                .then(|| (Duration::from_micros(state.holds.budget.0.ceil() as u64), state.holds.budget.1)),
             waiting: state
                 .waiting
                 .iter()
@@ -69,11 +69,15 @@ impl State {
 
     /// The later of an operator's hold and an upstream's.
     fn hold_in_force(&self, now: Micros, orders: &Orders) -> Option<Held> {
-        let until = self.ordered;
-        let ordered = orders.hold.as_ref().filter(|_| until > now && until >= self.held_until);
+        let until = self.holds.ordered;
+        let ordered = orders.hold.as_ref().filter(|_| until > now && until >= self.holds.held_until);
         let ordered = ordered.map(|hold| Held { until, why: hold.why.clone(), by: Some(hold.by.clone()) });
         ordered.or_else(|| {
-            (self.held_until > now).then(|| Held { until: self.held_until, why: self.why.clone(), by: None })
+            (self.holds.held_until > now).then(|| Held {
+                until: self.holds.held_until,
+                why: self.holds.why.clone(),
+                by: None,
+            })
         })
     }
 }
