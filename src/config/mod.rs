@@ -50,6 +50,7 @@ use crate::handler::http::Reach;
 use crate::ladder::Ladder;
 use crate::outcome::RetryPolicy;
 use crate::policy::Policies;
+use crate::schedule::{Pace, Rhythm};
 use crate::throttle::key::KeyPath;
 use crate::throttle::slots::{Breaker, Limits};
 
@@ -503,6 +504,16 @@ impl Config {
         }
         let config = check::check(raw).map_err(|problems| source.locate(problems))?;
         Ok(Self { shown: shown::shown(text, &source.fetched).unwrap_or_default(), ..config })
+    }
+
+    /// Has the calendar of all cron expressions run at this pace: for demos.
+    pub fn pace_calendar(&mut self, pace: Pace) {
+        let recurrences = self.kinds.values_mut().filter_map(|kind| kind.recurrence.as_mut());
+        for rhythm in recurrences.map(|recurrence| &mut recurrence.schedule.rhythm) {
+            if let Rhythm::Cron(cron) = rhythm {
+                *cron = cron.clone().paced(Some(pace));
+            }
+        }
     }
 
     /// The settings of a kind.

@@ -192,6 +192,11 @@ impl OwnSchedule {
         if matches!(rhythm, Rhythm::Every { interval, .. } if jitter >= interval) {
             return Err("`jitter` must be smaller than `every`".into());
         }
+        // A calendar runs as fast for a chain as for its kind.
+        let rhythm = match (rhythm, &of_kind.rhythm) {
+            (Rhythm::Cron(own), Rhythm::Cron(of_kind)) => Rhythm::Cron(own.paced(of_kind.pace())),
+            (rhythm, _) => rhythm,
+        };
         Ok(Schedule { rhythm, jitter, ..of_kind.clone() })
     }
 }

@@ -5,14 +5,53 @@
 //! stands for wall-clock times: one that is skipped in spring runs right after the gap, one that
 //! comes twice in autumn runs the first time only. Every other expression stands for a rhythm: it
 //! has no occurrence in an hour that there is not, and goes on through one that there is twice.
+//!
+//! The calendar may run faster than time ([`Pace`]): so a demo shows a night's table in half a minute.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
 
 use crate::clock::Time;
+
+/// How the calendar runs beside time: at `origin` it shows `shown`, and from then on each millisecond is
+/// `speed` of them. Before `origin` it stands still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// When the calendar begins to run.
+    pub origin: Time,
+    /// What it shows then.
+    pub shown: Time,
+    /// How many times as fast as time it runs.
+    pub speed: NonZeroU32,
+}
+
+impl Pace {
+    /// What the calendar shows at `time`; before its origin, the moment before it begins, so that an occurrence
+    /// right at the beginning is still to come.
+    pub fn shows(&self, time: Time) -> Time {
+        if time < self.origin {
+            return self.shown - Duration::from_millis(1);
+        }
+        let gone = time.as_millis().saturating_sub(self.origin.as_millis());
+        Time::from_millis(gone.saturating_mul(self.speed()).saturating_add(self.shown.as_millis()))
+    }
+
+    /// The first millisecond at which the calendar shows `shown` or later.
+    pub fn time_of(&self, shown: Time) -> Time {
+        let ahead = shown.as_millis().saturating_sub(self.shown.as_millis());
+        let steps = ahead.div_euclid(self.speed()) + i64::from(ahead.rem_euclid(self.speed()) > 0);
+        Time::from_millis(self.origin.as_millis().saturating_add(steps))
+    }
+
+    fn speed(&self) -> i64 {
+        i64::from(self.speed.get())
+    }
+}
 
 /// A cron expression and its time zone; clones share it.
 /// ```
@@ -25,7 +64,10 @@ use crate::clock::Time;
 /// # Ok::<(), String>(())
 /// ```
 #[derive(Clone)]
-pub struct Cron(Arc<Parsed>);
+pub struct Cron {
+    parsed: Arc<Parsed>,
+    pace: Option<Pace>,
+}
 
 struct Parsed {
     pattern: croner::Cron,
@@ -60,42 +102,61 @@ impl Cron {
             Some(name) => format!("{text} {name}"),
             None => text.into(),
         };
-        let cron = Self(Arc::new(Parsed { pattern, zone, text }));
+        let cron = Self { parsed: Arc::new(Parsed { pattern, zone, text }), pace: None };
         // February 30th, for example.
         match cron.after(Time::from_millis(1_700_000_000_000)) {
             Some(_) => Ok(cron),
-            None => Err(format!("`{}` never occurs", cron.0.text)),
+            None => Err(format!("`{}` never occurs", cron.parsed.text)),
         }
+    }
+
+    /// The same expression by a calendar that runs at `pace`; with none, by the ordinary one.
+    pub fn paced(self, pace: Option<Pace>) -> Self {
+        Self { pace, ..self }
+    }
+
+    /// How its calendar runs, where that is not as fast as time.
+    pub fn pace(&self) -> Option<Pace> {
+        self.pace
     }
 
     /// The name of its time zone; none when it is UTC by default.
     pub fn zone(&self) -> Option<&str> {
-        self.0.zone.iana_name()
+        self.parsed.zone.iana_name()
     }
 
     /// The first occurrence after `time`; none when there is none in the years that the calendar has.
     pub fn after(&self, time: Time) -> Option<Time> {
-        let next = self.0.pattern.find_next_occurrence(&self.zoned(time)?, false).ok()?;
-        Some(Time::from_millis(next.timestamp().as_millisecond()))
+        let next = self.parsed.pattern.find_next_occurrence(&self.zoned(self.shown(time))?, false).ok()?;
+        Some(self.time_of(next))
     }
 
     /// The last occurrence at or before `time`.
     pub fn at_or_before(&self, time: Time) -> Option<Time> {
         // Occurrences are whole seconds, and the search compares what is below.
-        let second = Time::from_millis(time.as_millis().div_euclid(1_000) * 1_000);
-        let last = self.0.pattern.find_previous_occurrence(&self.zoned(second)?, true).ok()?;
-        Some(Time::from_millis(last.timestamp().as_millisecond()))
+        let second = Time::from_millis(self.shown(time).as_millis().div_euclid(1_000) * 1_000);
+        let last = self.parsed.pattern.find_previous_occurrence(&self.zoned(second)?, true).ok()?;
+        Some(self.time_of(last))
+    }
+
+    fn shown(&self, time: Time) -> Time {
+        self.pace.map_or(time, |pace| pace.shows(time))
+    }
+
+    fn time_of(&self, occurrence: Zoned) -> Time {
+        let shown = Time::from_millis(occurrence.timestamp().as_millisecond());
+        self.pace.map_or(shown, |pace| pace.time_of(shown))
     }
 
     fn zoned(&self, time: Time) -> Option<Zoned> {
-        Some(Timestamp::from_millisecond(time.as_millis()).ok()?.to_zoned(self.0.zone.clone()))
+        Some(Timestamp::from_millisecond(time.as_millis()).ok()?.to_zoned(self.parsed.zone.clone()))
     }
 }
 
 /// The expression and the zone.
 impl fmt::Display for Cron {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.text)
+        f.write_str(&self.parsed.text)
     }
 }
 
@@ -107,7 +168,7 @@ impl fmt::Debug for Cron {
 
 impl PartialEq for Cron {
     fn eq(&self, other: &Self) -> bool {
-        self.0.text == other.0.text
+        self.parsed.text == other.parsed.text && self.pace == other.pace
     }
 }
 
@@ -125,7 +186,7 @@ mod tests {
 
     /// Occurrences in `from..to`, as UTC.
     fn occurrences(cron: &Cron, from: &str, to: &str) -> Vec<String> {
-        let (mut at, to) = (time(from) - std::time::Duration::from_millis(1), time(to));
+        let (mut at, to) = (time(from) - Duration::from_millis(1), time(to));
         let mut found = Vec::new();
         while let Some(next) = cron.after(at).filter(|next| *next < to) {
             found.push(next.to_string().replace(":00.000Z", "Z"));
@@ -189,6 +250,40 @@ mod tests {
             assert_eq!(occurrences(&cron, spring, summer).len(), in_spring, "{text}: a day of 23 hours");
             assert_eq!(occurrences(&cron, autumn, winter).len(), in_autumn, "{text}: a day of 25 hours");
         }
+    }
+
+    /// 250 minutes of a table in 30 s, from 23:58 on; the calendar stands still before.
+    #[test]
+    fn a_calendar_that_runs_500_times_as_fast() {
+        let origin = Time::from_millis(1_800_000_000_000);
+        let shown = time("2026-01-05T22:58:00Z");
+        let pace = Pace { origin, shown, speed: NonZeroU32::new(500).unwrap() };
+        let paced = |text: &str| cron(text, "Europe/Berlin").paced(Some(pace));
+        let minutes = |n: u64| origin + Duration::from_millis(120 * n);
+        for (text, after, expected) in [
+            ("* * * * *", origin - Duration::from_secs(60), minutes(0)),
+            ("* * * * *", origin, minutes(1)),
+            ("0 0 * * *", origin, minutes(2)),
+            ("5 * * * *", origin, minutes(7)),
+            ("5 * * * *", minutes(7), minutes(67)),
+            ("0 3 * * *", origin, minutes(182)),
+            // A millisecond before an occurrence that one is the next, and at its time the one after it.
+            ("*/3 * * * *", minutes(5) - Duration::from_millis(1), minutes(5)),
+            ("*/3 * * * *", minutes(5), minutes(8)),
+        ] {
+            assert_eq!(paced(text).after(after), Some(expected), "{text}");
+        }
+        assert_eq!(paced("5 * * * *").at_or_before(minutes(60)), Some(minutes(7)));
+        // Where a speed does not divide a minute, what comes next is still after, and comes once.
+        let odd = cron("* * * * *", "UTC").paced(Some(Pace { speed: NonZeroU32::new(7_001).unwrap(), ..pace }));
+        let mut at = origin;
+        for n in 1..2_000 {
+            let next = odd.after(at).unwrap();
+            assert!(next > at && odd.after(next - Duration::from_millis(1)) == Some(next), "occurrence {n}");
+            assert_eq!(odd.at_or_before(next), Some(next), "occurrence {n}");
+            at = next;
+        }
+        assert_eq!(at, odd.pace().unwrap().time_of(shown + Duration::from_secs(60 * 1_999)));
     }
 
     #[test]

@@ -13,7 +13,7 @@ mod moved;
 use std::time::Duration;
 
 pub use balance::{Balance, Balances};
-pub use cron::Cron;
+pub use cron::{Cron, Pace};
 pub use moved::{Asleep, Moved};
 
 use crate::clock::{Entropy, Time, short_duration};

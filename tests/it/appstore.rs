@@ -24,7 +24,7 @@ fn example() -> World {
 }
 
 fn example_with(change: impl Fn(String) -> String) -> World {
-    let text = change(include_str!("../../examples/appstore.toml").into());
+    let text = change(include_str!("../../examples/appstore/roundelay.toml").into());
     let text = text.replace("[ledger]\nurl = \"sqlite://appstore.db\"\n", "");
     World::new(&text.replace("[worker]\nlisten = \"127.0.0.1:9464\"\n", ""), MONDAY)
 }

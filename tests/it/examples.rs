@@ -18,9 +18,9 @@ use crate::virtual_time::World;
 const EXAMPLES: [(&str, &str); 5] = [
     ("characters", include_str!("../../examples/characters.toml")),
     ("missions", include_str!("../../examples/missions.toml")),
-    ("channels", include_str!("../../examples/channels.toml")),
-    ("trading", include_str!("../../examples/trading.toml")),
-    ("appstore", include_str!("../../examples/appstore.toml")),
+    ("channels", include_str!("../../examples/channels/roundelay.toml")),
+    ("trading", include_str!("../../examples/trading/roundelay.toml")),
+    ("appstore", include_str!("../../examples/appstore/roundelay.toml")),
 ];
 
 #[test]
