@@ -85,9 +85,52 @@ pub struct Envelope {
     /// Present in a chain's hint. Only the engine writes it.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "optional_object")]
     pub chain: Option<ChainRef>,
+    /// The chain of this kind and key is to be there: an order, and no job.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "optional_object")]
+    pub enroll: Option<Enrolment>,
+    /// The chain of this kind and key is to end: an order, and no job.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "optional_object")]
+    pub retire: Option<Retirement>,
     /// The span that has sent it. It travels in headers, beside the body.
     #[serde(skip)]
     pub trace: Option<Box<Carried>>,
+}
+
+/// What a program says of a chain that is to be there, beside kind, key and payload. What it leaves out is as the kind
+/// says it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Enrolment {
+    /// The platform queue, in place of the kind's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    /// The priority on that queue, in place of the kind's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u8>,
+    /// Who it belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// A schedule of its own in place of the kind's: an interval or a cron expression as text, or an object. Absent, a
+    /// chain that is there keeps what it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<Value>,
+    /// When the first tick of a chain that begins is due. Absent, at a place in its interval that follows from its name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_due: Option<Time>,
+}
+
+/// A chain is to end: there is nothing more to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Retirement {}
+
+/// What a message orders of a chain, in place of a job.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Order {
+    /// It is to be there, with what the envelope's payload says.
+    Enroll(Enrolment),
+    /// It is to end.
+    Retire,
 }
 
 /// Which tick of which chain a hint stands for.
@@ -198,6 +241,9 @@ pub enum BadMessage {
     /// The message has been dead-lettered again and again.
     #[error("dead-lettered {0} times; it goes round in circles")]
     Circles(usize),
+    /// What it orders cannot be done.
+    #[error("`{0}` cannot be done: {1}")]
+    Order(&'static str, String),
     /// No such kind in the configuration.
     #[error("unknown kind `{0}`: not under [kinds] in the configuration")]
     UnknownKind(String),
@@ -266,6 +312,8 @@ impl Envelope {
             depth: 0,
             retries: Vec::new(),
             chain: None,
+            enroll: None,
+            retire: None,
             trace: None,
         }
     }
@@ -328,6 +376,7 @@ impl Envelope {
             }
             check_priority("chain.priority", chain.priority)?;
         }
+        envelope.check_order()?;
         // The engine's spelling of a payload can be longer than the sender's: `1e9` becomes
         // `1000000000.0`. It is never eight times as long, so small bodies need no look.
         if body.len() > MAX_BYTES / 8 {
@@ -347,6 +396,43 @@ impl Envelope {
     /// The priority of a chain's message, where it is not its kind's.
     pub fn priority(&self) -> Option<u8> {
         self.chain.as_ref().and_then(|chain| chain.priority)
+    }
+
+    /// What the message orders, if it is no job. [`Envelope::decode`] has seen to it that it is one thing alone.
+    pub fn order(&self) -> Option<Order> {
+        let enroll = self.enroll.clone().map(Order::Enroll);
+        enroll.or_else(|| self.retire.map(|Retirement {}| Order::Retire))
+    }
+
+    /// Checks what stands beside an order.
+    fn check_order(&self) -> Result<(), BadMessage> {
+        let orders = [("enroll", self.enroll.is_some()), ("retire", self.retire.is_some())];
+        let mut given = orders.into_iter().filter(|(_, given)| *given).map(|(name, _)| name);
+        let Some(order) = given.next() else { return Ok(()) };
+        let beside = [
+            ("chain", self.chain.is_some()),
+            ("sealed", self.sealed.is_some()),
+            ("due", self.due.is_some()),
+            ("owner", self.owner.is_some()),
+            ("attempt", self.attempt != 1),
+            ("depth", self.depth != 0),
+            ("payload", order == "retire" && !self.payload.is_null()),
+        ];
+        let beside = given.next().or_else(|| beside.into_iter().find(|(_, is)| *is).map(|(name, _)| name));
+        if let Some(beside) = beside {
+            return Err(BadMessage::Field(format!("`{beside}` does not go with `{order}`")));
+        }
+        let Some(Enrolment { queue, priority, owner, schedule, first_due: _ }) = &self.enroll else { return Ok(()) };
+        for (field, name) in [("enroll.queue", queue), ("enroll.owner", owner)] {
+            if let Some(name) = name {
+                check_name(field, name)?;
+            }
+        }
+        check_priority("enroll.priority", *priority)?;
+        match schedule {
+            None | Some(Value::Null | Value::String(_) | Value::Object(_)) => Ok(()),
+            Some(_) => Err(BadMessage::Field("`enroll.schedule` is neither text nor an object".into())),
+        }
     }
 
     /// The AMQP message id: the same whenever the same attempt is published again.

@@ -18,8 +18,8 @@ use super::endpoints::{Needs, PREFIX, routes_and_rules};
 use super::gate::LONGEST_KEY;
 use super::problem::{self, Problem};
 use super::{
-    audit, chains, configuration, failed, jobs, ladder, openapi, overview, owners, quarantine, queues, runs, session,
-    simulations, throttles, tokens, workers,
+    audit, chains, configuration, enrolled, failed, jobs, ladder, openapi, overview, owners, quarantine, queues, runs,
+    session, simulations, throttles, tokens, workers,
 };
 use crate::ledger::Scope;
 
@@ -39,6 +39,9 @@ const TOKEN: &str = "token";
     overview::events,
     chains::list,
     chains::act,
+    enrolled::put_many,
+    enrolled::put,
+    enrolled::delete,
     chains::show,
     chains::attempts,
     chains::pause,

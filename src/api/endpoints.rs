@@ -22,8 +22,8 @@ use axum::routing::{MethodFilter, on};
 
 use super::problem::{self, Problem};
 use super::{
-    Api, audit, chains, configuration, failed, jobs, ladder, openapi, overview, owners, quarantine, queues, runs,
-    session, simulations, throttles, tokens, workers,
+    Api, audit, chains, configuration, enrolled, failed, jobs, ladder, openapi, overview, owners, quarantine, queues,
+    runs, session, simulations, throttles, tokens, workers,
 };
 use crate::ledger::Scope;
 
@@ -87,8 +87,11 @@ fn endpoints() -> Endpoints {
         .add(READ, Method::GET, "/overview", overview::show)
         .add(READ, Method::GET, "/events", overview::events)
         .add(READ, Method::GET, "/chains", chains::list)
+        .add(OPERATE.large().private(), Method::POST, "/chains", enrolled::put_many)
         .add(OPERATE, Method::POST, "/chains/actions", chains::act)
         .add(READ, Method::GET, "/chains/{kind}/{key}", chains::show)
+        .add(OPERATE.large().private(), Method::PUT, "/chains/{kind}/{key}", enrolled::put)
+        .add(OPERATE, Method::DELETE, "/chains/{kind}/{key}", enrolled::delete)
         .add(READ, Method::GET, "/chains/{kind}/{key}/attempts", chains::attempts)
         .add(OPERATE, Method::POST, "/chains/{kind}/{key}/pause", chains::pause)
         .add(OPERATE, Method::POST, "/chains/{kind}/{key}/resume", chains::resume)

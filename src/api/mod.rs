@@ -20,6 +20,7 @@ mod configuration;
 mod document;
 mod door;
 mod endpoints;
+mod enrolled;
 mod extract;
 mod failed;
 mod failures;

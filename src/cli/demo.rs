@@ -6,6 +6,10 @@ use std::time::Duration;
 use anyhow::ensure;
 use clap::Args;
 use roundelay::clock::{Entropy, parse_duration, short_duration};
+use roundelay::demo::appstore::Appstore;
+use roundelay::demo::channels::Channels;
+use roundelay::demo::stage::{self, System};
+use roundelay::demo::trading::Trading;
 use roundelay::demo::{self, Moment, Report, Settings};
 
 use super::{grouped, screen, shutdown_on_signal};
@@ -17,6 +21,9 @@ use super::{grouped, screen, shutdown_on_signal};
 /// of every call, which is where `forked` and `dead` come from.
 #[derive(Args)]
 pub struct Demo {
+    /// Which system.
+    #[arg(value_enum, default_value_t = Which::Packages)]
+    system: Which,
     /// `embedded`, or amqp://user:password@host:port/vhost; queues called roundelay-demo.… and
     /// demo-… are made there, and removed at the end.
     #[arg(long, value_name = "URL", default_value = "embedded")]
@@ -38,8 +45,65 @@ pub struct Demo {
     json: bool,
 }
 
+/// What can be shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Which {
+    /// Packages of two platforms, kept fresh.
+    Packages,
+    /// A gateway's channels, polled each at its own interval.
+    Channels,
+    /// A crawler of two app stores, kept apart by platform.
+    Appstore,
+    /// A trading bot's night: 15 commands by the clock on the wall.
+    Trading,
+}
+
 impl Demo {
     pub async fn run(self) -> anyhow::Result<()> {
+        match self.system {
+            Which::Packages => self.packages().await,
+            Which::Channels => self.whole(Channels::new(self.length)).await,
+            Which::Appstore => self.whole(Appstore::new(self.length)).await,
+            Which::Trading => self.whole(Trading::new(self.length)).await,
+        }
+    }
+
+    /// A reference system, whole.
+    async fn whole(&self, system: impl System) -> anyhow::Result<()> {
+        let folder = std::env::temp_dir().join(format!("roundelay-demo-{}", Entropy::from_os().token()));
+        std::fs::create_dir(&folder)?;
+        let ledger = self.ledger.clone().unwrap_or_else(|| format!("sqlite://{}/ledger.db", folder.display()));
+        let settings = stage::Settings { broker: self.broker.clone(), ledger, length: self.length };
+        eprintln!("{}, for {}. {}", system.name(), short_duration(self.length), system.told());
+        let progress = |moment: stage::Moment| {
+            eprintln!(
+                "{:>4}s  started {}  ended {}  failed {}  late p50 {} ms p99 {} ms",
+                moment.elapsed.as_secs(),
+                grouped(moment.started),
+                grouped(moment.ended),
+                grouped(moment.failed),
+                moment.late.p50,
+                moment.late.p99
+            );
+        };
+        let report = stage::run(system, settings, shutdown_on_signal()?, progress).await;
+        let _ = std::fs::remove_dir_all(&folder);
+        let report = report?;
+        if self.json {
+            return screen::json(&report);
+        }
+        out!("{}: {} chains, {} ticks", report.system, grouped(report.chains), grouped(report.ticks));
+        let late = report.late_ms;
+        out!("started late by {} ms (median), {} ms (p99), {} ms (worst)", late.p50, late.p99, late.max);
+        out!("{}", serde_json::to_string_pretty(&report.figures)?);
+        out!("{} forked, {} dead, {} rules broken", report.forked, report.dead, report.violations.len());
+        for violation in &report.violations {
+            out!("  {violation}");
+        }
+        Ok(())
+    }
+
+    async fn packages(self) -> anyhow::Result<()> {
         ensure!(self.chains > 0, "--chains is 0; there is nothing to show");
         let folder = std::env::temp_dir().join(format!("roundelay-demo-{}", Entropy::from_os().token()));
         let ledger = match &self.ledger {

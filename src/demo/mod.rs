@@ -4,6 +4,11 @@
 //! What is reported about the engine comes from the upstream, which keeps its own record, and from
 //! the ledger, not from the engine that is being judged.
 
+pub mod appstore;
+pub mod channels;
+pub mod scale;
+pub mod stage;
+pub mod trading;
 pub mod upstream;
 
 use std::collections::{BTreeMap, HashMap};

@@ -5,14 +5,17 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
 
 use super::dispatch::Dispatch;
+use super::life::{Life, Point};
 use super::moves::Mover;
 use super::{Connections, StartError, sealing, topology_guard};
 use crate::clock::Time;
 use crate::config::{Config, KindSettings, OwnSchedule, Recurrence};
 use crate::encryption::is_sealed;
-use crate::job::{BadMessage, check_name, check_priority};
+use crate::job::{BadMessage, Enrolment, check_name, check_priority};
 use crate::ledger::{ChainState, Enrolled, Hint, LedgerError, NewChain};
 use crate::schedule::{Balance, Schedule, Setting, phase};
 
@@ -22,6 +25,8 @@ const IN_FLIGHT: usize = 512;
 const GRACE: Duration = Duration::from_secs(30);
 /// Chains that run are waited for so long when their schedules have changed.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// No first tick is due later than this.
+const FURTHEST: Duration = Duration::from_secs(3_660 * 86_400);
 /// A roster's first ticks begin at one of so many places in their window.
 const ANYWHERE: usize = 1_000_000;
 
@@ -41,13 +46,16 @@ pub struct Entity {
     /// A schedule of its own, as JSON text: see [`OwnSchedule`]. Without one, a chain that is there keeps
     /// what it has, unless the kind's rosters say its schedule: then it has its kind's.
     pub schedule: Option<String>,
+    /// When the first tick of a chain that begins is due, in place of a time that its schedule gives. A chain that is
+    /// there keeps its rhythm.
+    pub first_due: Option<Time>,
 }
 
 impl Entity {
     /// One that belongs to nobody, and has the priority and the schedule of its kind.
     pub fn new(key: impl Into<String>, queue: impl Into<String>, payload: impl Into<String>) -> Self {
         let (key, queue, payload) = (key.into(), queue.into(), payload.into());
-        Self { key, queue, priority: None, payload, owner: None, schedule: None }
+        Self { key, queue, priority: None, payload, owner: None, schedule: None, first_due: None }
     }
 }
 
@@ -75,7 +83,7 @@ impl Rules {
     pub fn check(&self, entity: &Entity) -> Result<Schedule, String> {
         let of_kind =
             self.recurrence.as_ref().ok_or("its kind has none of `every`, `cron` and `at`, so it has no chains")?;
-        let Entity { key, queue, priority, payload, owner, schedule } = entity;
+        let Entity { key, queue, priority, payload, owner, schedule, first_due: _ } = entity;
         let named = |bad: BadMessage| bad.to_string();
         check_name("key", key).map_err(named)?;
         let lanes = self.queues.get(queue);
@@ -98,6 +106,56 @@ impl Rules {
             Some(own) => OwnSchedule::parse(own).and_then(|own| of_kind.with_own(&own)),
         }
     }
+}
+
+/// A chain, as programs ask for it: see [`Enrolment`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Asked {
+    /// Its key.
+    pub key: String,
+    /// What the handler gets.
+    pub payload: Value,
+    /// The rest.
+    pub enrolment: Enrolment,
+}
+
+impl Asked {
+    /// The entity that is meant, of the kind with these settings. Where nothing says its queue, it is `queue`.
+    ///
+    /// # Errors
+    /// Says what is missing or wrong.
+    pub fn entity(self, settings: &KindSettings, queue: Option<&str>) -> Result<Entity, String> {
+        let Self { key, payload, enrolment } = self;
+        let Enrolment { queue: own, priority, owner, schedule, first_due } = enrolment;
+        let queue = match own {
+            Some(own) => own,
+            None => match settings.queue_for(&payload)? {
+                Some(of_kind) => of_kind,
+                None => queue.map(Into::into).ok_or("its kind names no queue; say `queue`")?,
+            },
+        };
+        let schedule = match schedule {
+            None | Some(Value::Null) => None,
+            Some(Value::String(words)) => Some(OwnSchedule::from_words(&words)?.text()),
+            Some(object @ Value::Object(_)) => Some(OwnSchedule::from_words(&object.to_string())?.text()),
+            Some(other) => return Err(format!("its schedule is `{other}`; write text or an object")),
+        };
+        Ok(Entity { key, queue, priority, payload: payload.to_string(), owner, schedule, first_due })
+    }
+}
+
+/// What became of one entity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Became {
+    /// Its chain begins, or begins anew.
+    Created,
+    /// Its chain was there, and has been brought up to date.
+    Updated,
+    /// Its chain was there, and is as it should be.
+    Unchanged,
+    /// Its chain has ended: now, if that was asked for, or else before, and it stays so.
+    Retired,
 }
 
 /// What became of entities.
@@ -167,6 +225,9 @@ pub struct Enroller {
     revive: bool,
     /// Chains begin anew that ended because their entities had left the roster.
     returning: bool,
+    /// First ticks have places in their window that follow from the chains' names.
+    by_name: bool,
+    life: Life,
     /// Whether those who say nothing of a schedule keep theirs.
     keep_schedules: bool,
     mover: Mover,
@@ -201,6 +262,8 @@ impl Enroller {
             balance: Balance::default(),
             revive: false,
             returning: false,
+            by_name: false,
+            life: Life::default(),
             keep_schedules: settings.roster_schedule.is_none(),
             mover: Mover::new(config, &connections),
             publishes,
@@ -213,6 +276,20 @@ impl Enroller {
     #[must_use]
     pub fn revive(mut self, revive: bool) -> Self {
         self.revive = revive;
+        self
+    }
+
+    /// First ticks begin at places in their window that follow from the chains' names: for entities that come one by
+    /// one, each with an enroller of its own.
+    #[must_use]
+    pub fn by_name(mut self) -> Self {
+        self.by_name = true;
+        self
+    }
+
+    /// Ends with this engine.
+    pub(super) fn within(mut self, life: Life) -> Self {
+        self.life = life;
         self
     }
 
@@ -246,6 +323,31 @@ impl Enroller {
     /// payloads and this does not; then nothing of this batch was enrolled. When the ledger cannot be written; then
     /// nothing was, or its chains are begun and catch-up sends their first messages.
     pub async fn enroll(&mut self, entities: Vec<Entity>) -> Result<Tally, EnrollError> {
+        let (each, unsent) = self.enroll_each(entities).await?;
+        let count = |became| each.iter().filter(|each| **each == became).count() as u64;
+        Ok(Tally {
+            created: count(Became::Created),
+            unchanged: count(Became::Unchanged),
+            updated: count(Became::Updated),
+            retired: count(Became::Retired),
+            unsent,
+        })
+    }
+
+    /// Says why no worker could run an entity.
+    ///
+    /// # Errors
+    /// That.
+    pub fn check(&self, entity: &Entity) -> Result<(), String> {
+        self.rules.check(entity).map(drop)
+    }
+
+    /// Does what [`Self::enroll`] does, and says what became of each entity, and how many first messages could not be
+    /// sent.
+    ///
+    /// # Errors
+    /// Those of [`Self::enroll`].
+    pub async fn enroll_each(&mut self, entities: Vec<Entity>) -> Result<(Vec<Became>, u64), EnrollError> {
         let Some(of_kind) = self.rules.recurrence.clone() else {
             return Err(EnrollError::NoSchedule(self.kind.clone()));
         };
@@ -285,23 +387,24 @@ impl Enroller {
                 depth: 0,
             });
         }
-        let (mut tally, mut hints, mut rescheduled) = (Tally::default(), Vec::new(), Vec::new());
+        let (mut each, mut hints, mut rescheduled) = (Vec::with_capacity(chains.len()), Vec::new(), Vec::new());
         let keys: Vec<String> = chains.iter().map(|chain| chain.key.clone()).collect();
         for (enrolled, key) in ledger.enroll(chains).await?.into_iter().zip(keys) {
-            match enrolled {
+            each.push(match enrolled {
                 Enrolled::Created(hint) => {
-                    tally.created += 1;
                     hints.push(hint);
+                    Became::Created
                 }
-                Enrolled::Unchanged => tally.unchanged += 1,
+                Enrolled::Unchanged => Became::Unchanged,
                 Enrolled::Updated { rescheduled: another } => {
-                    tally.updated += 1;
                     rescheduled.extend(another.then_some((key, None)));
+                    Became::Updated
                 }
-                Enrolled::Retired => tally.retired += 1,
-            }
+                Enrolled::Retired => Became::Retired,
+            });
         }
-        tally.unsent = self.send_first(hints, now).await?;
+        self.life.reached(Point::Enrolled).await;
+        let unsent = self.send_first(hints, now).await?;
         let (_, running) = self.mover.settle(&self.kind, rescheduled, &of_kind.schedule, PATIENCE).await?;
         if let Some(first) = running.first() {
             let (kind, chains) = (&self.kind, running.len());
@@ -312,7 +415,7 @@ impl Enroller {
                 "chains with a new schedule still run, and sleep by the old one once more"
             );
         }
-        Ok(tally)
+        Ok((each, unsent))
     }
 
     /// Runs the chain of `key` one time more, beside its rotation and now, unless such a run is
@@ -386,10 +489,16 @@ impl Enroller {
     /// evenly over the window, without knowing how many there will be: in steps of the golden ratio.
     fn first_due(&mut self, entity: &Entity, schedule: &Schedule, now: Time) -> Result<Time, EnrollError> {
         let refused = |reason| EnrollError::Entity { key: entity.key.clone(), reason };
+        if let Some(first) = entity.first_due {
+            let ahead = first.since(now) <= FURTHEST;
+            return ahead
+                .then(|| first.max(now))
+                .ok_or_else(|| refused("`first_due` is more than ten years ahead".into()));
+        }
         self.begun += 1;
         let window = self.window.or_else(|| schedule.interval(now)).unwrap_or_default();
         let golden = 0.618_033_988_749_894_9_f64;
-        let share = (self.begun as f64 * golden).fract();
+        let share = if self.by_name { phase(&self.kind, &entity.key) } else { (self.begun as f64 * golden).fract() };
         let offset = Duration::from_millis((window.as_millis() as f64 * share) as u64);
         let phase = if schedule.spread_phase { phase(&self.kind, &entity.key) } else { 0.0 };
         let setting = Setting { phase, balance: &self.balance, dice: &self.connections.entropy };

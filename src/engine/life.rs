@@ -53,6 +53,10 @@ pub enum Point {
     SpawnedSent,
     /// Jobs that a run asked for are sent and taken out of the outbox.
     SpawnedForgotten,
+    /// Chains that were asked for by a message are in the ledger, and their first messages have not been sent.
+    Enrolled,
+    /// What a message has ordered is done, and the message has not been acknowledged.
+    Obeyed,
     /// A message has gone on from one hop to the next, and has not been acknowledged.
     Rearmed,
     /// Leases have been renewed.
@@ -69,7 +73,7 @@ pub enum Point {
 
 impl Point {
     /// All of them.
-    pub const ALL: [Point; 27] = [
+    pub const ALL: [Point; 29] = [
         Point::Declared,
         Point::Delivered,
         Point::Permitted,
@@ -91,6 +95,8 @@ impl Point {
         Point::MemberSent,
         Point::SpawnedSent,
         Point::SpawnedForgotten,
+        Point::Enrolled,
+        Point::Obeyed,
         Point::Rearmed,
         Point::Renewed,
         Point::OverdueRead,

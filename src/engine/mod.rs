@@ -18,6 +18,7 @@ mod lease;
 pub mod life;
 pub mod moves;
 mod one_off;
+mod orders;
 mod outbox;
 mod parts;
 mod pipeline;
@@ -67,6 +68,7 @@ use chores::Chores;
 pub use dispatch::Dispatch;
 use lease::Leases;
 use life::{Life, Point, Probe};
+use orders::Orders;
 use parts::Parts;
 use queue::{QueueRun, consume, work};
 #[cfg(test)]
@@ -519,7 +521,7 @@ impl Engine {
         let mut kinds = self.config.kinds.clone();
         if let Some(chores) = &chores {
             let (name, most) = (chores.queue.clone(), chores.concurrency());
-            let prefetch = u16::try_from(most).unwrap_or(u16::MAX);
+            let prefetch = u16::try_from(most).unwrap_or(u16::MAX).saturating_add(ORDERS);
             let queue = QueueRun {
                 name: name.as_str().into(),
                 source: name.clone(),
@@ -542,7 +544,8 @@ impl Engine {
                 self.handlers.insert(name.into(), Arc::new(chores.clone()));
             }
         }
-        let entropy = connections.entropy.clone();
+        let (entropy, life) = (connections.entropy.clone(), Life::new(self.probe.take()));
+        let orders = Orders::new(&self.config, &connections, life.clone());
         Ok(Core {
             worker: worker.into(),
             known_queues,
@@ -565,7 +568,8 @@ impl Engine {
             leases: Leases::new(self.config.worker.lease),
             tracer: Tracer::default(),
             kept: Notify::new(),
-            life: Life::new(self.probe.take()),
+            life,
+            orders,
             attended: Arc::default(),
             drained: AtomicBool::new(false),
             stopping,
@@ -593,6 +597,9 @@ fn alone(config: &Config, broker: &dyn Broker) -> Result<Option<File>, StartErro
         )),
     }
 }
+
+/// Orders of programs that are held beside the engine's own chores.
+const ORDERS: u16 = 64;
 
 /// How long aborted jobs may take to put themselves off.
 const ABORT: Duration = Duration::from_secs(10);
@@ -637,6 +644,8 @@ struct Core {
     catch_up: crate::config::CatchUpSettings,
     /// What this worker does for the engine itself.
     chores: Option<Arc<Chores>>,
+    /// What programs order of chains.
+    orders: Orders,
     grace: Duration,
     topology: Topology,
     dispatch: Dispatch,

@@ -94,9 +94,10 @@ pub(super) struct Ended {
 pub async fn live(core: Arc<Core>, queue: Arc<QueueRun>, delivery: Delivery) {
     core.life.reached(Point::Delivered).await;
     let fate = match core.read(&delivery) {
-        Ok(envelope) => match &envelope.chain {
-            Some(chain) => core.tick(&queue, &envelope, chain, &delivery).await,
-            None => core.job(&queue, envelope, &delivery).await,
+        Ok(envelope) => match (envelope.order(), &envelope.chain) {
+            (Some(order), _) => core.obey(&queue, &envelope, order, &delivery).await,
+            (None, Some(chain)) => core.tick(&queue, &envelope, chain, &delivery).await,
+            (None, None) => core.job(&queue, envelope, &delivery).await,
         },
         Err(bad) => core.quarantine(&delivery, &bad).await,
     };

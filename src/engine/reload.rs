@@ -67,6 +67,7 @@ pub async fn run(
                         current.encryption = next.encryption;
                         core.dispatch.sealing.take_over(current.encryption.clone());
                         take_over(&core, change);
+                        core.orders.take_over(current.clone());
                         if let Some(chores) = &core.chores {
                             chores.take_over(current.clone());
                         }

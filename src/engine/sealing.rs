@@ -73,7 +73,8 @@ fn place_of(envelope: &Envelope) -> Place<'_> {
 
 /// An envelope as it is to be written: with its payload sealed, if anything is.
 pub fn sealed<'e>(keys: &Keyring, envelope: &'e Envelope) -> Cow<'e, Envelope> {
-    if keys.seal().is_none() || envelope.payload.is_null() {
+    // An order lies in no queue for long, and is taken as it is.
+    if keys.seal().is_none() || envelope.payload.is_null() || envelope.order().is_some() {
         return Cow::Borrowed(envelope);
     }
     // The handler of a chain gets what the ledger has: what its message says beside is nothing that anybody reads.
@@ -94,6 +95,8 @@ pub fn sealed<'e>(keys: &Keyring, envelope: &'e Envelope) -> Cow<'e, Envelope> {
         depth: envelope.depth,
         retries: envelope.retries.clone(),
         chain: envelope.chain.clone(),
+        enroll: None,
+        retire: None,
         trace: envelope.trace.clone(),
     })
 }
@@ -129,8 +132,8 @@ pub(super) fn set_aside(keys: &Keyring, body: &Bytes) -> Bytes {
     }
     match Envelope::decode(body) {
         Ok(envelope) if envelope.payload.is_null() => body.clone(),
-        Ok(envelope) => encode(keys, &envelope).into(),
-        Err(_) => keys.sealed_message(body).map_or_else(|| body.clone(), Bytes::from),
+        Ok(envelope) if envelope.order().is_none() => encode(keys, &envelope).into(),
+        _ => keys.sealed_message(body).map_or_else(|| body.clone(), Bytes::from),
     }
 }
 

@@ -157,6 +157,8 @@ impl Hint {
                 parent: self.parent,
                 priority: self.priority,
             }),
+            enroll: None,
+            retire: None,
             trace: None,
         }
     }

@@ -199,7 +199,8 @@ impl<'c> Shape<'c> {
         let schedule = self.render("schedule", &row)?;
         let own = Some(schedule.trim()).filter(|text| !text.is_empty()).map(OwnSchedule::from_words).transpose()?;
         let payload = Value::Object(row).to_string();
-        let entity = Entity { key, queue, priority, payload, owner, schedule: own.map(|own| own.text()) };
+        let entity =
+            Entity { key, queue, priority, payload, owner, schedule: own.map(|own| own.text()), first_due: None };
         self.rules.check(&entity)?;
         Ok(entity)
     }

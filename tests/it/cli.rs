@@ -201,7 +201,8 @@ async fn enroll_takes_the_good_rows_and_tells_of_the_bad_ones() {
     assert_eq!(report["rejects"], json!(rejects.to_str().unwrap()));
     let rejected: Vec<Value> =
         std::fs::read_to_string(&rejects).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let expected = [(2, "there is no [queues.wrok] in the configuration"), (3, "not JSON"), (4, "key"), (5, "`key` is empty")];
+    let expected =
+        [(2, "there is no [queues.wrok] in the configuration"), (3, "not JSON"), (4, "key"), (5, "`key` is empty")];
     assert_eq!(rejected.len(), expected.len());
     for (row, (line, reason)) in rejected.iter().zip(expected) {
         assert_eq!(row["line"], json!(line));

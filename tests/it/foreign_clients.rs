@@ -337,6 +337,34 @@ async fn what_is_published_to_jobs_runs_at_once() {
     engine.stop().await;
 }
 
+/// Programs begin and end chains: confirmed means that it will be so.
+#[tokio::test]
+async fn chains_begin_and_end_by_messages() {
+    let ground = Ground::rabbit().await;
+    let config = CONFIG.replace("queue = \"work\"", "queue = \"work\"\nevery = \"1h\"");
+    let mut engine = Watched::attended(&ground, &config).await;
+    for client in CLIENTS {
+        let key = format!("ñ {client:?}");
+        let order = |field: &str, what: Value| json!({ "v": 1, "kind": "sync", "key": key, field: what });
+        let publish = async |order: Value| {
+            client.publish(ground.vhost.as_ref().unwrap(), "roundelay.jobs", "roundelay.chores", &order).await.unwrap();
+        };
+        let mut enroll = order("enroll", json!({ "owner": "ann", "first_due": engine.ledger().now().as_millis() }));
+        enroll["payload"] = json!({ "name": "ñ" });
+        publish(enroll.clone()).await;
+        let run = engine.next().await;
+        assert_eq!((run.job.key.as_str(), run.tick(), &run.job.payload), (key.as_str(), 1, &enroll["payload"]));
+        run.end(Outcome::Done);
+        publish(order("retire", json!({}))).await;
+        until("it has ended", async || {
+            let chains = engine.ledger().chains("sync".into(), key.clone()).await.unwrap();
+            chains[0].state == roundelay::ledger::ChainState::Retired
+        })
+        .await;
+    }
+    engine.stop().await;
+}
+
 #[tokio::test]
 async fn what_is_published_to_a_rung_runs_no_sooner() {
     let ground = Ground::rabbit().await;

@@ -39,6 +39,7 @@ mod messages;
 mod monitoring;
 mod node;
 mod operator;
+mod orders;
 mod outage;
 mod outward;
 mod progress;

@@ -3,7 +3,7 @@
 use jsonschema::Validator;
 use proptest::prelude::*;
 use roundelay::clock::Time;
-use roundelay::job::{ChainRef, Envelope, MAX_KEY, Retry, Sealed};
+use roundelay::job::{ChainRef, Enrolment, Envelope, MAX_KEY, Retirement, Retry, Sealed};
 use serde_json::{Map, Value, json};
 
 fn schema() -> Validator {
@@ -61,6 +61,14 @@ fn a_table_of_bodies() {
         with("sealed", json!({ "text": "sealed:1:k:AAAA", "since": 1 })),
         with("chain", json!(null)),
         chain(json!("3f2a"), json!(1), json!(i64::MAX)),
+        with("enroll", json!(null)),
+        with("enroll", json!({})),
+        with("retire", json!({})),
+        with("enroll", json!({ "queue": "q", "priority": 9, "owner": "o", "schedule": "5m", "first_due": 1 })),
+        with("enroll", json!({ "queue": null, "priority": null, "owner": null, "schedule": null, "first_due": null })),
+        json!({ "v": 1, "kind": "k", "key": "x", "payload": [1], "id": "7", "queue": "q", "enroll": { "schedule": {} } }),
+        json!({ "v": 1, "kind": "k", "key": "x", "payload": [1], "retire": null, "owner": "o" }),
+        json!({ "v": 1, "kind": "k", "key": "x", "enroll": {}, "attempt": 1, "depth": 0, "due": null, "retire": null }),
     ];
     for body in good {
         assert!(verdict(&schema, &body), "refused: {body}");
@@ -110,6 +118,25 @@ fn a_table_of_bodies() {
         chain(json!("l"), json!(0), json!(1)),
         chain(json!("l"), json!(1), json!(-1)),
         chain(json!("l"), json!(1), json!(u64::MAX)),
+        with("enroll", json!([])),
+        with("enroll", json!(true)),
+        with("enroll", json!({ "oner": "x" })),
+        with("enroll", json!({ "priority": 10 })),
+        with("enroll", json!({ "priority": -1 })),
+        with("enroll", json!({ "owner": "" })),
+        with("enroll", json!({ "queue": 7 })),
+        with("enroll", json!({ "schedule": 5 })),
+        with("enroll", json!({ "first_due": "soon" })),
+        with("retire", json!([])),
+        with("retire", json!({ "why": "x" })),
+        json!({ "v": 1, "kind": "k", "key": "x", "enroll": {}, "retire": {} }),
+        json!({ "v": 1, "kind": "k", "key": "x", "enroll": {}, "due": 1 }),
+        json!({ "v": 1, "kind": "k", "key": "x", "enroll": {}, "attempt": 2 }),
+        json!({ "v": 1, "kind": "k", "key": "x", "enroll": {}, "depth": 1 }),
+        json!({ "v": 1, "kind": "k", "key": "x", "enroll": {}, "owner": "o" }),
+        json!({ "v": 1, "kind": "k", "key": "x", "enroll": {}, "chain": { "ledger": "l", "epoch": 1, "tick": 1 } }),
+        json!({ "v": 1, "kind": "k", "key": "x", "enroll": {}, "sealed": { "text": "sealed:1:k:A" } }),
+        json!({ "v": 1, "kind": "k", "key": "x", "retire": {}, "payload": 1 }),
     ];
     for body in bad {
         assert!(!verdict(&schema, &body), "accepted: {body}");
@@ -199,25 +226,55 @@ fn envelope() -> impl Strategy<Value = Envelope> {
                 depth,
                 retries,
                 chain,
+                enroll: None,
+                retire: None,
                 trace: None,
             }
         })
 }
 
-/// An envelope's JSON with up to three fields removed, replaced or added, also inside `chain`.
+/// An envelope, or an order.
+fn message() -> impl Strategy<Value = Envelope> {
+    let schedule = prop_oneof!["\\PC{0,20}".prop_map(Value::from), Just(json!({ "every": "5m" }))];
+    let enroll = (
+        prop::option::of(name()),
+        prop::option::of(0u8..10),
+        prop::option::of(name()),
+        prop::option::of(schedule),
+        prop::option::of(any::<i64>()),
+    );
+    let enroll = enroll.prop_map(|(queue, priority, owner, schedule, first_due)| {
+        let first_due = first_due.map(Time::from_millis);
+        Enrolment { queue, priority, owner, schedule, first_due }
+    });
+    (envelope(), prop::option::of((prop::option::of(enroll), json_value()))).prop_map(|(envelope, order)| match order {
+        None => envelope,
+        Some((enroll, payload)) => Envelope {
+            retire: enroll.is_none().then_some(Retirement {}),
+            payload: if enroll.is_some() { payload } else { Value::Null },
+            enroll,
+            queue: envelope.queue,
+            retries: envelope.retries,
+            ..Envelope::job(&envelope.kind, &envelope.key, Value::Null, envelope.id.unwrap_or_else(|| "id".into()))
+        },
+    })
+}
+
+/// An envelope's JSON with up to three fields removed, replaced or added, also inside `chain`, `enroll` and `retire`.
 fn nearly() -> impl Strategy<Value = Value> {
     let field = prop::sample::select(vec![
         "v", "kind", "key", "queue", "due", "attempt", "id", "payload", "sealed", "owner", "depth", "retries", "chain",
-        "x",
+        "enroll", "retire", "x",
     ]);
-    let inner = prop::sample::select(vec!["ledger", "epoch", "tick", "parent", "x"]);
+    let inner = prop::sample::select(vec!["ledger", "epoch", "tick", "parent", "priority", "queue", "owner", "x"]);
     let change = (field, prop::option::of(inner), prop::option::of(json_value()));
-    (envelope(), prop::collection::vec(change, 0..4)).prop_map(|(envelope, changes)| {
+    (message(), prop::collection::vec(change, 0..4)).prop_map(|(envelope, changes)| {
         let mut body: Value = serde_json::from_slice(&envelope.encode()).unwrap();
         for (field, inner, value) in changes {
-            let inside = |body: &mut Value| body.get("chain").is_some_and(Value::is_object);
-            let (object, name): (&mut Map<String, Value>, &str) = match inner {
-                Some(inner) if inside(&mut body) => (body["chain"].as_object_mut().unwrap(), inner),
+            let inside =
+                ["chain", "enroll", "retire"].into_iter().find(|of| body.get(of).is_some_and(Value::is_object));
+            let (object, name): (&mut Map<String, Value>, &str) = match (inner, inside) {
+                (Some(inner), Some(of)) => (body[of].as_object_mut().unwrap(), inner),
                 _ => (body.as_object_mut().unwrap(), field),
             };
             match value {
@@ -232,7 +289,7 @@ fn nearly() -> impl Strategy<Value = Value> {
 #[test]
 fn whatever_the_engine_writes_is_valid_and_reads_back() {
     let schema = schema();
-    proptest!(|(envelope in envelope())| {
+    proptest!(|(envelope in message())| {
         let bytes = envelope.encode();
         let body = serde_json::from_slice(&bytes).unwrap();
         prop_assert!(schema.is_valid(&body), "{body}");

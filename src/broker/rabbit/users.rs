@@ -72,8 +72,11 @@ impl Role {
             // passively, which newer brokers grant to those who have any permission on it. Writing to a queue is
             // binding it, and without reading an exchange there is nothing to bind it to.
             Self::Publisher => {
-                let queues = topology.queues.iter().filter(|queue| !names.is_own(&queue.name));
-                (vec![], publishing.into_iter().chain(queues.map(|queue| escape(&queue.name))).collect(), vec![])
+                let queues = topology.queues.iter().map(|queue| queue.name.as_str());
+                // Orders go to the queue that every worker consumes.
+                let chores = names.chores();
+                let queues = queues.filter(|queue| !names.is_own(queue) || *queue == chores);
+                (vec![], publishing.into_iter().chain(queues.map(escape)).collect(), vec![])
             }
             // What is unrouted is only counted, which newer brokers grant to those alone who may read, write or
             // declare it.
@@ -164,7 +167,7 @@ mod tests {
             ("r.x.unrouted", &[Declares], &[Declares], &[Declares, Worker, Operator]),
             ("r.x.quarantine", &[Declares], &[Declares], &[Worker, Operator]),
             ("r.x.rearm", &[Declares], &[Declares], &[Worker]),
-            ("r.x.chores", &[Declares], &[Declares], &[Worker]),
+            ("r.x.chores", &[Declares], &[Declares, Publisher], &[Worker]),
             ("sync-ios", &[Declares], &[Declares, Publisher], &[Worker]),
             ("r.x.lane.1.sync-ios", &[Declares], &[Declares], &[Worker]),
             ("w.b", &[Declares], &[Declares, Publisher], &[Worker]),

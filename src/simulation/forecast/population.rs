@@ -85,6 +85,7 @@ impl Population {
                     payload: "null".into(),
                     owner: None,
                     schedule: None,
+                    first_due: None,
                 };
                 let mut next = 0;
                 Box::new(std::iter::from_fn(move || {

@@ -154,6 +154,17 @@ enum Event {
     Poison,
 }
 
+/// Keys of the kind `asked`. What is confirmed will be so, unless a fault takes the message away.
+#[derive(Default)]
+struct Ordered {
+    /// Those that are to be there: nobody orders anything else of them.
+    begun: BTreeSet<String>,
+    /// Those that are to have ended: likewise.
+    ended: BTreeSet<String>,
+    /// Those whose messages were thrown away.
+    gone: BTreeSet<String>,
+}
+
 struct Worker {
     runs: usize,
     live: Option<Live>,
@@ -196,6 +207,8 @@ struct World {
     /// Bodies that may be found there, since nobody knows whether they were published.
     perhaps: Arc<Mutex<BTreeSet<Vec<u8>>>>,
     messages: BTreeMap<usize, u64>,
+    /// Chains that were ordered by messages.
+    ordered: Arc<Mutex<Ordered>>,
     /// Nothing goes wrong any more.
     calm: Arc<AtomicBool>,
     healed: Option<Instant>,
@@ -275,6 +288,7 @@ impl World {
             poison: Arc::default(),
             perhaps: Arc::default(),
             messages: BTreeMap::new(),
+            ordered: Arc::default(),
             calm: Arc::default(),
             healed: None,
             healed_at: Time::default(),

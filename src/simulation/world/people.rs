@@ -4,11 +4,11 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::World;
-use super::scene::{self, CHAINS, OWNER, SECOND_KEY, is_owned, payload, published};
+use super::scene::{self, CHAINS, OWNER, SECOND_KEY, given_to, is_owned, payload, published};
 use crate::broker::{Broker, Destination, Message};
 use crate::config::Config;
 use crate::engine::enroll::{Enroller, Entity, RunOnce};
@@ -271,6 +271,41 @@ impl World {
         let mut job = Envelope::job(kind, key, published(&id), id.clone());
         job.queue = Some("gamma".into());
         self.publish_job(job, id, "gamma");
+    }
+
+    /// A program begins a chain by a message, or ends one that there is.
+    pub(super) fn order_chain(&mut self) {
+        self.published += 1;
+        let (key, begins) = (format!("asked-{}", self.published), self.dice.below(3) > 0);
+        let queue = ["alpha", "beta", "gamma"][self.dice.below(3)];
+        let (payload, ordered) = (given_to(&key), self.ordered.clone());
+        let order = if begins { json!({ "enroll": {}, "payload": payload }) } else { json!({ "retire": {} }) };
+        let mut body = json!({ "v": 1, "kind": "asked", "key": key, "id": key });
+        if let (Some(body), Value::Object(order)) = (body.as_object_mut(), order) {
+            body.extend(order);
+        }
+        let Ok(mut enroller) = Enroller::new(&self.config, self.operator(), "asked", None, true) else { return };
+        let (connection, observer) = (self.broker.connect(), self.observer.clone());
+        let (generation, then) = (self.generation.clone(), self.generation.load(Ordering::Relaxed));
+        tokio::spawn(async move {
+            let there = || vec![Entity::new(&key, "gamma", payload.to_string())];
+            while !begins && enroller.enroll(there()).await.is_err() {
+                sleep(Duration::from_millis(700)).await;
+            }
+            let to = Destination::Queue(queue.into());
+            let message = Message { to, id: key.clone(), body: body.to_string().into_bytes().into(), trace: None };
+            let confirmed = connection.publish(message).await.is_ok();
+            // What a restored ledger has forgotten is not ordered again.
+            if confirmed && generation.load(Ordering::Relaxed) == then {
+                observer.note(|| format!("a program orders asked {key} by {queue}, begins: {begins}"));
+                let mut ordered = ordered.lock().unwrap_or_else(PoisonError::into_inner);
+                if begins {
+                    ordered.begun.insert(key)
+                } else {
+                    ordered.ended.insert(key)
+                };
+            }
+        });
     }
 
     fn publish_job(&mut self, mut job: Envelope, id: String, queue: &'static str) {

@@ -94,6 +94,11 @@ overlap = "cancel-other"
 queue = "gamma"
 timeout = "60s"
 retry = { attempts = 2, backoff = ["2s"] }
+[kinds.asked]
+every = "30s"
+queue = "gamma"
+timeout = "10s"
+retry = { attempts = 2, backoff = ["2s"] }
 [kinds.wide]
 every = "40s"
 queue = "gamma"
@@ -165,8 +170,9 @@ pub(super) fn payload(key: &str, variant: usize) -> Value {
     json!({ "key": key, "variant": variant })
 }
 
-/// What somebody else's run gives to a job, a member of a batch or a chain that it has discovered.
-fn given_to(key: &str) -> Value {
+/// What somebody else's run gives to a job, a member of a batch or a chain that it has discovered, and a program to
+/// a chain that it asks for.
+pub(super) fn given_to(key: &str) -> Value {
     json!({ "given to": key })
 }
 
@@ -184,7 +190,7 @@ pub(super) fn published(id: &str) -> Value {
 pub(super) fn has_its_own_payload(job: &Job) -> bool {
     let Job { kind, key, id, .. } = job;
     let meant = match kind.as_str() {
-        "part" | "found" => job.payload == given_to(key),
+        "part" | "found" | "asked" => job.payload == given_to(key),
         "job" | "sole" | "first" if ["job-", "unique-", "aside-"].iter().any(|by| id.starts_with(by)) => {
             job.payload == published(id)
         }

@@ -10,9 +10,10 @@ use tokio::time::Instant;
 use super::people::{MENDED, UNKNOWN};
 use super::scene::{CHAIN_COUNT, PLATFORM, VARIANTS, WORKERS};
 use super::verdict::STEADY;
-use super::{CALM, Event, LOOK, World};
+use super::{CALM, Event, LOOK, Ordered, World};
 use crate::broker::Broker;
 use crate::fleet::{FleetOrder, Subject};
+use crate::job::Envelope;
 use crate::ledger::{Ledger, Order, Which};
 use crate::simulation::plan::{Fault, Planned};
 
@@ -56,6 +57,9 @@ impl World {
             Event::Publish => {
                 self.publish();
                 self.publish_unique();
+                if self.healed.is_none() && self.dice.below(2) == 0 {
+                    self.order_chain();
+                }
                 if self.healed.is_none_or(|healed| healed.elapsed() < CALM / 2) {
                     let pause = Duration::from_millis(2_000 + self.dice.below(9_000) as u64);
                     self.after(pause, Event::Publish);
@@ -211,6 +215,11 @@ impl World {
 
     fn thrown_away(&self, body: &[u8]) {
         self.observer.thrown_away(body);
+        if let Ok(order) = Envelope::decode(body)
+            && order.order().is_some()
+        {
+            self.ordered.lock().unwrap_or_else(PoisonError::into_inner).gone.insert(order.key);
+        }
         if let Some(body) = self.poison.lock().unwrap_or_else(PoisonError::into_inner).take(&self.as_published(body)) {
             // A copy of it may have been set aside before.
             self.perhaps.lock().unwrap_or_else(PoisonError::into_inner).insert(body);
@@ -283,6 +292,7 @@ impl World {
         (0..WORKERS).for_each(|worker| self.kill(worker));
         self.copies.retain(|(at, _)| *at <= wanted);
         self.generation.fetch_add(1, Ordering::Relaxed);
+        *self.ordered.lock().unwrap_or_else(PoisonError::into_inner) = Ordered::default();
         self.ledger = Arc::new(restored);
         self.observer.restored();
         if let Err(error) = self.ledger.steer(Which::default(), Order::RecoverAll).await {

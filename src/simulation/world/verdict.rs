@@ -178,6 +178,7 @@ impl World {
         for id in self.observer.lost_jobs(Instant::now() - RECOVERY).into_iter().filter(|id| !found.contains(id)) {
             self.observer.violated("I4", format!("the job {id} was accepted, and never came to an end"));
         }
+        self.judge_orders(&found).await;
         let kept = self.ledger.failures(10_000).await.unwrap_or_default();
         for (kind, key) in self.observer.failed_jobs(Instant::now() - RECOVERY) {
             if !restored && !kept.iter().any(|failure| failure.kind == kind && failure.key == key) {
@@ -189,6 +190,27 @@ impl World {
         }
         if let Err(error) = self.judge_records(restored).await {
             self.observer.violated("world", format!("cannot read the records: {error}"));
+        }
+    }
+
+    /// Whether what messages have ordered of chains is so. What lies unrouted, nobody could do.
+    async fn judge_orders(&self, unrouted: &BTreeSet<String>) {
+        let (orders, gone) = {
+            let ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
+            let begun = ordered.begun.iter().map(|key| (key.clone(), ChainState::Active));
+            let ended = ordered.ended.iter().map(|key| (key.clone(), ChainState::Retired));
+            (begun.chain(ended).collect::<Vec<_>>(), ordered.gone.clone())
+        };
+        for (key, expected) in orders {
+            if gone.contains(&key) || unrouted.contains(&key) {
+                continue;
+            }
+            let chains = self.ledger.chains("asked".into(), key.clone()).await.unwrap_or_default();
+            let state = chains.iter().find(|chain| !chain.once).map(|chain| chain.state);
+            if state != Some(expected) {
+                let what = format!("it was ordered that asked {key} is {expected:?}, and it is {state:?}");
+                self.observer.violated("I4", what);
+            }
         }
     }
 

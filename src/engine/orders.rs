@@ -1,0 +1,115 @@
+//! What programs order of chains by messages: that one is to be there, or is to end.
+//!
+//! An order is done as soon as it comes: it waits for no room and no slot, and takes none. Its message is acknowledged
+//! only when the ledger has it, so what the broker has confirmed will be so; one that comes again changes nothing more.
+
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use super::enroll::{Asked, Became, EnrollError, Enroller};
+use super::life::{Life, Point};
+use super::pipeline::Fate;
+use super::{Connections, Core, QueueRun};
+use crate::broker::Delivery;
+use crate::config::Config;
+use crate::job::{BadMessage, Enrolment, Envelope, Order};
+use crate::ledger::{self, LedgerError, Which};
+
+/// An order that another worker can do, and this one cannot yet, comes again after this.
+const ELSEWHERE: Duration = Duration::from_secs(5);
+
+/// What it takes to do them.
+pub(super) struct Orders {
+    config: RwLock<Arc<Config>>,
+    connections: Connections,
+    life: Life,
+}
+
+/// Why an order was not done.
+enum Undone {
+    /// Nobody can do it.
+    Bad(BadMessage),
+    /// Workers seal payloads, and this one does not yet.
+    Unsealed,
+}
+
+impl Orders {
+    pub(super) fn new(config: &Config, connections: &Connections, life: Life) -> Self {
+        Self { config: RwLock::new(Arc::new(config.clone())), connections: connections.clone(), life }
+    }
+
+    /// The configuration was read again.
+    pub(super) fn take_over(&self, config: Config) {
+        *self.config.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+    }
+
+    /// Sees to it that the chain of the envelope's kind and key is there. A chain that has ended begins anew.
+    async fn enroll(
+        &self,
+        envelope: &Envelope,
+        enrolment: Enrolment,
+        queue: &str,
+    ) -> Result<Result<Became, Undone>, LedgerError> {
+        let bad = |why: String| Ok(Err(Undone::Bad(BadMessage::Order("enroll", why))));
+        let config = self.config.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let kind = &envelope.kind;
+        let settings = match config.kind(kind) {
+            Ok(settings) => settings,
+            Err(why) => return bad(why),
+        };
+        let arrived_on = config.queues.contains_key(queue).then_some(queue);
+        let asked = Asked { key: envelope.key.clone(), payload: envelope.payload.clone(), enrolment };
+        let entity = match asked.entity(settings, arrived_on) {
+            Ok(entity) => entity,
+            Err(why) => return bad(why),
+        };
+        let enroller = match Enroller::new(&config, self.connections.clone(), kind, None, true) {
+            Ok(enroller) => enroller,
+            Err(error) => return bad(error.to_string()),
+        };
+        let mut enroller = enroller.revive(true).by_name().within(self.life.clone());
+        match enroller.enroll_each(vec![entity]).await {
+            Ok((each, _)) => Ok(Ok(each.first().copied().unwrap_or(Became::Unchanged))),
+            Err(EnrollError::Ledger(error)) => Err(error),
+            Err(EnrollError::Unsealed) => Ok(Err(Undone::Unsealed)),
+            Err(EnrollError::NoSchedule(kind)) => Ok(Err(Undone::Bad(BadMessage::NoChains(kind)))),
+            Err(EnrollError::Entity { reason, .. }) => bad(reason),
+        }
+    }
+}
+
+impl Core {
+    /// The life of an order.
+    pub(super) async fn obey(&self, queue: &QueueRun, envelope: &Envelope, order: Order, delivery: &Delivery) -> Fate {
+        let done = match order {
+            Order::Enroll(enrolment) => {
+                let enroll = || self.orders.enroll(envelope, enrolment.clone(), &queue.name);
+                self.insist("enroll what a message asks for", enroll).await
+            }
+            Order::Retire => {
+                let one =
+                    Which { kind: Some(envelope.kind.clone()), key: Some(envelope.key.clone()), ..Which::default() };
+                let retire = || self.ledger.steer(one.clone(), ledger::Order::Retire);
+                let done = self.insist("end a chain, as a message asks for", retire).await;
+                done.map(|changed| Ok(if changed > 0 { Became::Retired } else { Became::Unchanged }))
+            }
+        };
+        match done {
+            None => Fate::Requeue,
+            Some(Ok(became)) => {
+                tracing::info!(kind = envelope.kind, key = envelope.key, ?became, "a message ordered a chain");
+                self.life.reached(Point::Obeyed).await;
+                match &envelope.id {
+                    Some(id) => self.forget(id).await,
+                    None => Fate::Ack,
+                }
+            }
+            Some(Err(Undone::Bad(bad))) => self.quarantine(delivery, &bad).await,
+            Some(Err(Undone::Unsealed)) => {
+                tracing::warn!(kind = envelope.kind, key = envelope.key, "{}", EnrollError::Unsealed);
+                tokio::time::sleep(ELSEWHERE).await;
+                Fate::Requeue
+            }
+        }
+    }
+}
