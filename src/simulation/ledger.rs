@@ -525,7 +525,15 @@ impl Ledger for SimulatedLedger {
     }
 
     async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
-        self.through(true, self.inner.steer(which, order)).await
+        let ended = match (&order, &which.kind, &which.key) {
+            (Order::Retire, Some(kind), Some(key)) => Some((kind.clone(), key.clone())),
+            _ => None,
+        };
+        let changed = self.through(true, self.inner.steer(which, order)).await?;
+        if let Some((kind, key)) = ended {
+            self.observer.retired(&kind, &key);
+        }
+        Ok(changed)
     }
 
     async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError> {

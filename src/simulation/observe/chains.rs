@@ -161,6 +161,12 @@ impl Observer {
         }
     }
 
+    /// An order to end a chain for good has been carried out, by whichever worker read it.
+    pub fn retired(&self, kind: &str, key: &str) {
+        let name = Name { kind: kind.into(), key: key.into(), once: false };
+        self.lock().chains.entry(name).or_default().retired = true;
+    }
+
     /// Catch-up sends messages again. If nobody but the engine can lose any, they must be there.
     pub fn looked(&self, looks: &[LookAgain], mine: &[bool]) {
         let Some(broker) = &self.lossless else { return };
@@ -190,7 +196,8 @@ impl Observer {
         let state = self.lock();
         let held = |model: &Model| model.lease.as_ref().is_some_and(|lease| lease.until > now);
         let stuck = |name: &Name, model: &Model| {
-            model.due.is_some_and(|due| due < before) && !held(model) && !self.touched.contains(&name.key)
+            let due = model.due.filter(|_| !model.retired);
+            due.is_some_and(|due| due < before) && !held(model) && !self.touched.contains(&name.key)
         };
         state.chains.iter().filter(|(name, model)| stuck(name, model)).map(|(name, _)| name.clone()).collect()
     }

@@ -75,6 +75,8 @@ struct Model {
     lease: Option<Lease>,
     /// An operator has stopped it, and the order was carried out.
     stopped: bool,
+    /// A program has ended it by a message: it is not due any more.
+    retired: bool,
     /// When it is or was due, if the observer can know.
     due: Option<Time>,
     /// The last tick that was let start, with its epoch, and when.
