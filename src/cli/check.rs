@@ -4,7 +4,7 @@ use anyhow::ensure;
 use clap::Args;
 use roundelay::Config;
 use roundelay::clock::short_duration;
-use roundelay::config::{BrokerUrl, HandlerSettings, KindSettings, LedgerUrl, RosterDatabase, RosterSource, Scope};
+use roundelay::config::{BrokerUrl, HandlerSettings, KindSettings, LedgerUrl, RosterDatabase, RosterSource, Scope, Unpaced, unpaced};
 use serde_json::json;
 
 use super::{ConfigFile, screen};
@@ -40,12 +40,17 @@ impl Check {
             LedgerUrl::Sqlite(path) => format!("sqlite://{}", path.display()),
         };
         let topology = config.topology();
+        let past = unpaced(&config);
         if self.json {
+            let each = |Unpaced { queue, upstream, kinds, throttles }: &Unpaced| {
+                json!({ "queue": queue, "upstream": upstream, "kinds": kinds, "throttles": throttles })
+            };
             let report = json!({
                 "ok": true, "broker": broker, "ledger": ledger,
                 "queues": config.queues.keys().collect::<Vec<_>>(),
                 "kinds": config.kinds.keys().collect::<Vec<_>>(),
                 "rungs": config.ladder.rungs().len(), "broker_queues": topology.queues.len(),
+                "unpaced": past.iter().map(each).collect::<Vec<_>>(),
             });
             return screen::json(&report);
         }
@@ -84,6 +89,13 @@ impl Check {
                 let prune = if roster.prune { ", and ends what is not in it" } else { "" };
                 out!("        follows {source}, read every {}{prune}", short_duration(roster.sync));
             }
+        }
+        for Unpaced { queue, upstream, kinds, throttles } in &past {
+            let (kinds, throttles) = (kinds.join(", "), throttles.join(", "));
+            out!(
+                "note    queue {queue} has no throttle, and {kinds} on it calls {upstream}, which elsewhere goes by the \
+                 throttle {throttles}; if that is not meant, set queues.{queue}.throttle"
+            );
         }
         Ok(())
     }

@@ -24,6 +24,7 @@ mod shown;
 mod tests;
 mod throttle;
 mod tracing;
+mod unpaced;
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -42,6 +43,7 @@ pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
 pub use roster::{RosterDatabase, RosterSettings, RosterSource};
 pub use secret::Secret;
 pub use tracing::TracingSettings;
+pub use unpaced::{Unpaced, unpaced};
 
 use crate::broker::lanes::{Lanes, MOST_LANES};
 use crate::broker::topology::{Names, Topology};

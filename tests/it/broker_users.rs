@@ -467,7 +467,7 @@ impl Secrets {
 
     /// A command, with what the service has.
     async fn run(&self, verb: &str, rest: &[&str]) -> Output {
-        let config = compose_file("deploy/compose/roundelay.toml");
+        let config = self.folder.with_file_name("roundelay.toml");
         let mut arguments: Vec<&str> = verb.split(' ').collect();
         arguments.extend(["--config", config.to_str().unwrap()]);
         roundelay_with(&self.variables(), &[&arguments, rest].concat()).await
@@ -510,8 +510,9 @@ async fn the_compose_file_s_users_are_there_when_its_broker_boots_and_are_enough
     let definitions = node.folder.join("definitions");
     std::fs::create_dir(&definitions).unwrap();
     std::fs::copy(first.join("users.json"), definitions.join("10-users.json")).unwrap();
-    let permissions = compose_file("deploy/compose/permissions.json");
-    std::fs::copy(permissions, definitions.join("20-permissions.json")).unwrap();
+    for (mounted, from) in [("20-permissions.json", "permissions.json"), ("30-examples.json", "examples.json")] {
+        std::fs::copy(compose_file("deploy/compose").join(from), definitions.join(mounted)).unwrap();
+    }
     // Whoever starts the node looks with this user whether it is up.
     let guest = json!({ "users": [{ "name": "guest", "password_hash": password_hash("guest", [1, 2, 3, 4]),
         "hashing_algorithm": "rabbit_password_hashing_sha256", "tags": ["administrator"] }] });
@@ -528,9 +529,26 @@ async fn the_compose_file_s_users_are_there_when_its_broker_boots_and_are_enough
     users.sort();
     assert_eq!(
         users,
-        ["guest", "monitor", "operator", "publisher", "topology", "worker"],
+        ["examples", "guest", "monitor", "operator", "publisher", "topology", "worker"],
         "and no user that RabbitMQ makes itself"
     );
+
+    // The handler and the roster that are mounted, where they are here.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let ran = folder.path().join("ran");
+    let _handler = Command::new("python3")
+        .arg(compose_file("deploy/compose/handler.py"))
+        .arg(free.to_string())
+        .stdout(std::fs::File::create(&ran).unwrap())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let config = text(&compose_file("deploy/compose/roundelay.toml"));
+    let config = config.replace("http://handler:8000", &format!("http://{free}"));
+    let config = config.replace("/etc/roundelay/apps.csv", compose_file("deploy/compose/apps.csv").to_str().unwrap());
+    let config = (folder.path().join("roundelay.toml"), config);
+    std::fs::write(&config.0, config.1).unwrap();
+    let config = config.0;
 
     // The services: the worker waits for the topology, which only its own user may declare.
     let [topology, worker, publisher] = ["topology", "worker", "publisher"].map(|user| Secrets::of(&first, user));
@@ -543,20 +561,13 @@ async fn the_compose_file_s_users_are_there_when_its_broker_boots_and_are_enough
     let check = worker.run("topology check", &[]).await;
     assert_eq!((check.ok, check.stdout.as_str()), (true, "nothing is wrong\n"), "{check:?}");
 
-    let config = compose_file("deploy/compose/roundelay.toml");
     let running = Observed::start_in(&config, &["--queues", "sync-ios"], &worker.variables()).await;
-    let roster = folder.path().join("apps.csv");
-    std::fs::write(&roster, "platform,id\nios,maps\n").unwrap();
-    let enrolled = worker.run("enroll", &["--kind", "sync-app", "--spread", "0s", roster.to_str().unwrap()]).await;
-    assert!(enrolled.ok, "{enrolled:?}");
-    let done = async || {
-        running.metrics().await.get("roundelay_attempts_total{kind=\"sync-app\",verdict=\"done\",reason=\"none\"}")
-    };
-    until("the chain runs", async || done().await >= 1.0).await;
+    until("the roster's chains run by themselves", async || text(&ran).contains(", tick 1, attempt 1")).await;
+    let done = running.metrics().await.get("roundelay_attempts_total{kind=\"sync-app\",verdict=\"done\",reason=\"none\"}");
+    assert!(done >= 1.0, "{done}");
 
     // A program that publishes, as the examples do: it asks for the queue first.
     let url = publisher.url("publisher-url");
-    let before = done().await;
     tries(&url, &[(true, Ask("sync-ios")), (true, Ask("sync-android"))]).await;
     let connection = Connection::connect(&url, ConnectionProperties::default()).await.unwrap();
     let channel = connection.create_channel().await.unwrap();
@@ -569,8 +580,7 @@ async fn the_compose_file_s_users_are_there_when_its_broker_boots_and_are_enough
             .await
             .unwrap();
     }
-    // The chain itself comes every half minute.
-    until("what was published runs", async || done().await >= before + 10.0).await;
+    until("what was published runs", async || text(&ran).matches("synced ios/news, once").count() == 10).await;
 
     // The status and the doctor's look at the broker go by `monitor`.
     let status = worker.run("status", &["--json"]).await;

@@ -85,6 +85,38 @@ async fn a_reader_that_leaves_early_is_no_crash() {
 }
 
 #[tokio::test]
+async fn check_says_which_queue_goes_past_an_upstream_s_throttle() {
+    let ground = Ground::embedded();
+    let text = r#"
+[throttles.store]
+allow = 5
+per = "1m"
+[queues.paced]
+throttle = "store"
+[queues.side]
+[kinds.sync]
+queue = "paced"
+every = "1h"
+handler.http.url = "http://127.0.0.1:8000/sync/{{ key }}"
+[kinds.refresh]
+queue = "side"
+handler.http.url = "http://127.0.0.1:8000/refresh/{{ key }}"
+"#;
+    let config = ground.config_file(text);
+    let output = ok(run("check", &config, &[]).await);
+    let note = "note    queue side has no throttle, and refresh on it calls 127.0.0.1:8000, which elsewhere goes by the \
+                throttle store; if that is not meant, set queues.side.throttle";
+    assert!(output.stdout.lines().any(|line| line == note), "{output:?}");
+    let report = ok(run("check", &config, &["--json"]).await).json();
+    let told = json!([{ "queue": "side", "upstream": "127.0.0.1:8000", "kinds": ["refresh"], "throttles": ["store"] }]);
+    assert_eq!(report["unpaced"], told);
+
+    let config = ground.config_file(&text.replace("[queues.side]", "[queues.side]\nthrottle = \"store\""));
+    let output = ok(run("check", &config, &[]).await);
+    assert!(!output.stdout.contains("note"), "{output:?}");
+}
+
+#[tokio::test]
 async fn check_names_file_line_key_and_the_nearest_key_for_all_errors_at_once() {
     let ground = Ground::embedded();
     // Two lines come before it: those with broker.url and ledger.url.

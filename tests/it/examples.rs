@@ -166,9 +166,24 @@ fn time(text: &str) -> Time {
     Time::from_millis(text.parse::<Timestamp>().unwrap().as_millisecond())
 }
 
+/// An example but for its ledger: the world has one in memory.
+fn without_ledger(text: &str) -> String {
+    let mut table: toml::Table = text.parse().unwrap();
+    table.remove("ledger").expect("the example names a ledger");
+    table.to_string()
+}
+
+/// D6: what a command did is known for 30 days, and lies in the archive after one.
+#[test]
+fn the_trading_table_keeps_its_audit_for_thirty_days() {
+    let ledger = Config::parse(EXAMPLES[3].1, "trading", []).unwrap().ledger;
+    let days = |days: u64| Duration::from_secs(days * 86_400);
+    assert_eq!((ledger.history, ledger.archive), (days(1), Some(days(30))));
+}
+
 /// How often each command started within `[from, from + hours)`.
 async fn day_of_trading(from: &str, hours: u64) -> BTreeMap<String, usize> {
-    let config = EXAMPLES[3].1.replace("[ledger]\nurl = \"sqlite://trading.db\"\n", "");
+    let config = without_ledger(EXAMPLES[3].1);
     // A little before, so that what is due at midnight is among it.
     let lead = Duration::from_secs(30);
     let midnight = time(from);
@@ -231,7 +246,7 @@ async fn a_day_of_trading_fires_exactly_as_often_as_the_table_says() {
 /// C5: each interface is polled at its own interval, counted from its nominal time.
 #[tokio::test(start_paused = true)]
 async fn the_channels_are_polled_each_at_its_interval() {
-    let config = EXAMPLES[2].1.replace("[ledger]\nurl = \"sqlite://channels.db\"\n", "");
+    let config = without_ledger(EXAMPLES[2].1);
     let mut world = World::new(&config, time("2026-01-05T00:00:00Z"));
     let minutes = [("poll-social-inbox", 1), ("download-pop3", 5), ("push-qst", 2), ("pull-qst", 2)];
     assert!(world.config.kinds.keys().all(|kind| minutes.iter().any(|(known, _)| known == kind)));

@@ -66,6 +66,9 @@ RABBITMQ = {
     },
 }
 
+# The reference systems, which have folders in examples/ and profiles in docker-compose.yml.
+SYSTEMS = {"appstore", "channels", "trading", "characters", "missions"}
+
 # Secrets that people, or operators that are not here, must provide; each overlay's file says so.
 CERTIFICATES = {"broker-tls", "serve-tls"}
 
@@ -369,6 +372,77 @@ def service_rules(problems, at, service):
         problems.expect(needed in service["beside"], at, f"depends on {needed}, which is not there")
 
 
+def mounts(service):
+    """Which file or folder of this machine each bind mount of a service is."""
+    return {mount["target"]: pathlib.Path(mount["source"]) for mount in service.get("volumes", []) if mount["type"] == "bind"}
+
+
+def images_built_once(problems, services):
+    """One service builds the program's image, and the others wait for it: builds side by side fail on a new machine."""
+    at = "docker-compose.yml"
+    builders = [name for name, service in services.items() if "build" in service]
+    problems.expect(builders == ["topology"], at, f"{builders} have `build`, and only topology may")
+    for name, service in services.items():
+        if service["image"].startswith("roundelay:"):
+            problems.expect(service.get("pull_policy") == "never", f"{at}: {name}", "may pull the image, which is in no registry")
+
+
+def not_idle(problems, project, services):
+    """Without a profile jobs run where they can be seen: chains that begin by themselves, a throttle, a handler that says
+    what it does, and a dashboard."""
+    at = "deploy/compose/roundelay.toml"
+    settings = tomllib.loads((project / at).read_text())
+    usual = {name for name, service in services.items() if not service.get("profiles")}
+    problems.expect({"worker-ios", "worker-android", "handler", "serve", "door"} <= usual, "docker-compose.yml", f"without a profile there is only {sorted(usual)}")
+    problems.expect(any("throttle" in queue for queue in settings["queues"].values()), at, "no queue has a throttle")
+    begun = {name: kind["roster"] for name, kind in settings["kinds"].items() if "every" in kind and "roster" in kind}
+    problems.expect(begun, at, "no chain begins by itself")
+    for name, roster in begun.items():
+        for worker in ("worker-ios", "worker-android"):
+            source = mounts(services[worker]).get(roster["file"])
+            problems.expect(source and len(source.read_text().splitlines()) > 1, at, f"{worker} has no rows for {name} at {roster['file']}")
+    for name, kind in settings["kinds"].items():
+        url = urllib.parse.urlsplit(kind.get("handler", {}).get("http", {}).get("url", ""))
+        called = services.get(url.hostname) or {}
+        problems.expect(f"0.0.0.0:{url.port}" in (called.get("command") or []), at, f"no service answers what {name} calls")
+
+
+def systems(problems, project, services, known, program):
+    """The reference systems: each has a profile with a worker, a handler and an upstream, on the files of its example."""
+    named = {profile for service in services.values() for profile in service.get("profiles", [])} - {"tools", "observe"}
+    problems.expect(named == SYSTEMS, "docker-compose.yml", f"the profiles of systems are {sorted(named)}, not {sorted(SYSTEMS)}")
+    for system in sorted(named):
+        at, folder = f"docker-compose.yml: {system}", project / "examples" / system
+        own = {name for name, service in services.items() if system in service.get("profiles", [])}
+        parts = [system, f"{system}-handler", f"{system}-upstream"]
+        problems.expect(own == set(parts), at, f"has the services {sorted(own)}")
+        if own != set(parts):
+            continue
+        worker, handler, upstream = (services[name] for name in parts)
+        for part in (worker, handler):
+            problems.expect(part.get("network_mode") == f"service:{parts[2]}", at, "its parts have not one address")
+            problems.expect(mounts(part).get(part["working_dir"]) == folder, at, f"does not start in {folder}")
+        problems.expect(worker["command"] == ["worker"], at, f"runs {worker['command']}")
+        played = ["demo", system, "--upstream-only", "--listen"]
+        problems.expect(upstream["command"][:4] == played, at, f"its upstream is {upstream['command']}")
+        problems.expect(handler["environment"]["UPSTREAM"] == f"http://{option(upstream['command'], '--listen')}", at, "its handler calls another upstream")
+        problems.expect((folder / handler["command"][-1]).is_file(), at, f"there is no {folder / handler['command'][-1]}")
+        text = text_of(problems, project, f"examples/{system}/roundelay.toml")
+        for kind in tomllib.loads(text).get("kinds", {}).values():
+            url = kind.get("handler", {}).get("http", {}).get("url", "")
+            problems.expect(url.startswith("http://127.0.0.1:8000/"), at, f"calls {url}, where its handler does not answer")
+            file = kind.get("roster", {}).get("file")
+            problems.expect(file is None or (folder / file).is_file(), at, f"there is no roster {file}")
+        check_configuration(problems, at, program, text, {**worker["environment"], "ROUNDELAY__BROKER__URL_FILE": known["examples-url"]["file"]})
+        apart = worker["environment"]
+        problems.expect(apart["ROUNDELAY__BROKER__PREFIX"] == system and f"/{system}.db" in apart["ROUNDELAY__LEDGER__URL"], at, "shares its ledger or its prefix")
+        door = mounts(services["door"])["/etc/caddy/Caddyfile"].read_text()
+        problems.expect(re.search(rf"^\s*import dashboard {system}-upstream$", door, re.M), at, "no door leads to its dashboard")
+    doors = set(re.findall(r"^https://localhost:(\d+)", mounts(services["door"])["/etc/caddy/Caddyfile"].read_text(), re.M))
+    published = {str(published["target"]) for published in services["door"]["ports"]}
+    problems.expect(doors == published, "docker-compose.yml: door", f"answers on {sorted(doors)}, and {sorted(published)} are published")
+
+
 def users_of_broker(problems, project, scratch, services, secrets, text, program):
     """RabbitMQ's users: hashes of the very passwords that the URLs have, and what `roundelay` says they need."""
     at = "docker-compose.yml"
@@ -385,7 +459,7 @@ def users_of_broker(problems, project, scratch, services, secrets, text, program
         # A person logs in as the operator, and no service does.
         problems.expect(there == set(named) | {"operator-password"}, at, f"{folder} has {sorted(there)}, and the secrets are {sorted(named)}")
         users = {user["name"]: user for user in json.loads((folder / "users.json").read_text())["users"]}
-        problems.expect(set(users) == names, at, f"{folder}: users {sorted(users)}, and {made} is for {sorted(names)}")
+        problems.expect(set(users) == names | {"examples"}, at, f"{folder}: users {sorted(users)}, and {made} is for {sorted(names)}")
         for name, user in users.items():
             file = {"monitor": "management-url", "operator": "operator-password"}.get(name, f"{name}-url")
             text = (folder / file).read_text().strip()
@@ -396,11 +470,14 @@ def users_of_broker(problems, project, scratch, services, secrets, text, program
             problems.expect(right, at, f"{folder}/{file} does not have the user {name} with the password of users.json")
             problems.expect(user["tags"] == (["monitoring"] if name in ("monitor", "operator") else []), at, f"{folder}/users.json: {name} has the tags {user['tags']}")
     conf = (project / "deploy/compose/definitions.conf").read_text()
+    # Who runs the reference systems has nothing to do with the others' virtual host.
+    (granted,) = json.loads((project / "deploy/compose/examples.json").read_text())["permissions"]
+    problems.expect((granted["user"], granted["vhost"]) == ("examples", "examples"), at, f"the user examples: {granted}")
     (folder,) = re.findall(r"^load_definitions = (.*)$", conf, re.M)
     broker = services["rabbitmq"]
     mounted = {mount["target"]: mount["source"] for mount in broker["volumes"]} | {s["target"]: s["source"] for s in broker["secrets"]}
     imported = [mounted[target] for target in sorted(mounted) if os.path.dirname(target) == folder]
-    problems.expect(imported == ["users.json", str(project / made)], at, f"RabbitMQ imports {imported}: users come first, then what they may do")
+    problems.expect(imported == ["users.json", str(project / made), str(project / "deploy/compose/examples.json")], at, f"RabbitMQ imports {imported}: users come first, then what they may do")
     included = [source for target, source in mounted.items() if target.startswith("/etc/rabbitmq/conf.d/")]
     problems.expect(included == [str(project / "deploy/compose/definitions.conf")], at, f"RabbitMQ's conf.d has {included}")
 
@@ -413,6 +490,9 @@ def compose(problems, project, scratch, file, dockerfile, program):
     for secret in secrets.values():
         problems.expect(os.path.isfile(secret["file"]), "docker-compose.yml", f"there is no {secret['file']}")
     users_of_broker(problems, project, scratch, services, secrets, text, program)
+    images_built_once(problems, services)
+    not_idle(problems, project, services)
+    systems(problems, project, services, secrets, program)
     for name, service in services.items():
         at, command = f"docker-compose.yml: {name}", service.get("command") or []
         service_rules(problems, at, {**service, "beside": services})
@@ -422,11 +502,15 @@ def compose(problems, project, scratch, file, dockerfile, program):
             limits = service.get("deploy", {}).get("resources", {}).get("limits", {})
             problems.expect("memory" in limits, at, "has no limit of memory")
             checked = "test" in service.get("healthcheck", {}) or (image.startswith("roundelay:") and "HEALTHCHECK" in dockerfile)
-            problems.expect(checked or name == "door", at, "has no health check")
+            # Handlers and upstreams are seen by the runs that call them.
+            called = name.endswith(("handler", "-upstream"))
+            problems.expect(checked or called or name == "door", at, "has no health check")
         if not image.startswith("roundelay:"):
             continue
         problems.expect(service.get("read_only"), at, "may write to its image")
         problems.expect(service.get("cap_drop") == ["ALL"], at, "keeps capabilities")
+        if set(service.get("profiles", [])) & SYSTEMS:
+            continue
         env = {key: value for key, value in (service.get("environment") or {}).items()}
         for key, value in env.items():
             if str(value).startswith("/run/secrets/"):
@@ -450,8 +534,9 @@ def compose(problems, project, scratch, file, dockerfile, program):
             listen = str(port(settings["worker"]["listen"]))
             problems.expect(listen in scraped, at, f"Prometheus does not ask port {listen}")
         if command[0] == "serve":
-            to = option(services["door"]["command"], "--to")
-            problems.expect(to == f"{name}:{port(option(command, '--listen'))}", at, f"its door leads to {to}")
+            door = mounts(services["door"])["/etc/caddy/Caddyfile"].read_text()
+            led = f"import dashboard {name}\n" in door and f":{port(option(command, '--listen'))}\n" in door
+            problems.expect(led, at, "its door leads elsewhere")
     consumed(problems, "docker-compose.yml", set(settings["queues"]), workers)
 
 
