@@ -5,7 +5,11 @@
 //! It is asked once for each tick. What has started is tried again whatever guards say.
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::clock::{Time, short_duration};
 
@@ -33,6 +37,64 @@ pub struct Past {
     pub due: Time,
 }
 
+/// What becomes of a manual run when it is asked for, or due, while the rotation of its chain runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum IfRunning {
+    /// It does not run.
+    #[default]
+    Refuse,
+    /// It runs afterwards, when the kind's cooldown is over too.
+    After,
+    /// It runs at the same time.
+    Beside,
+}
+
+impl FromStr for IfRunning {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "refuse" => Ok(Self::Refuse),
+            "after" => Ok(Self::After),
+            "beside" => Ok(Self::Beside),
+            other => Err(format!("`{other}` is none of refuse, after, beside")),
+        }
+    }
+}
+
+/// How a manual run was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Manual {
+    /// What becomes of it while the rotation runs.
+    pub if_running: IfRunning,
+    /// The kind's cooldown does not hold for it.
+    pub force: bool,
+}
+
+impl Manual {
+    /// As ledgers store it.
+    pub fn number(self) -> i64 {
+        let if_running = match self.if_running {
+            IfRunning::Refuse => 0,
+            IfRunning::After => 1,
+            IfRunning::Beside => 2,
+        };
+        if_running + if self.force { 4 } else { 0 }
+    }
+
+    /// What was stored as `number`.
+    pub fn from_number(number: i64) -> Self {
+        let if_running = match number & 3 {
+            0 => IfRunning::Refuse,
+            1 => IfRunning::After,
+            _ => IfRunning::Beside,
+        };
+        Self { if_running, force: number & 4 != 0 }
+    }
+}
+
 /// Why a tick does not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -50,6 +112,8 @@ pub enum Refusal {
         /// How long it has to be.
         least: Duration,
     },
+    /// The rotation of its chain runs.
+    Running,
     /// The tick was due so long ago.
     Late {
         /// How long.
@@ -95,6 +159,7 @@ impl fmt::Display for Refusal {
             Self::Cooldown { since, least } => {
                 write!(f, "cooldown: the last run ended {} ago, and {} must go by", d(since), d(least))
             }
+            Self::Running => f.write_str("running: the rotation of its chain ran, and `if_running` was `refuse`"),
             Self::Late { by } => write!(f, "misfire: it was due {} ago", d(by)),
         }
     }
@@ -103,6 +168,18 @@ impl fmt::Display for Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_a_manual_run_was_asked_for_is_stored_as_a_number() {
+        for if_running in [IfRunning::Refuse, IfRunning::After, IfRunning::Beside] {
+            for force in [false, true] {
+                let manual = Manual { if_running, force };
+                assert_eq!(Manual::from_number(manual.number()), manual);
+            }
+        }
+        // Ledgers of before had no such number.
+        assert_eq!(Manual::from_number(0), Manual::default());
+    }
 
     #[test]
     fn a_table_of_refusals() {

@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 use crate::broker::lanes::MOST_LANES;
 use crate::clock::Time;
 use crate::encryption::{Unopened, is_sealed, longest};
+use crate::guard::IfRunning;
 use crate::progress::{Report, Reporter};
 use crate::throttle::upstream::{Advice, PermitError, Upstream};
 use crate::trace::HandlerSpan;
@@ -91,6 +92,9 @@ pub struct Envelope {
     /// The chain of this kind and key is to end: an order, and no job.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "optional_object")]
     pub retire: Option<Retirement>,
+    /// The chain of this kind and key is to run once more, now: an order, and no job.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "optional_object")]
+    pub run: Option<RunNow>,
     /// The span that has sent it. It travels in headers, beside the body.
     #[serde(skip)]
     pub trace: Option<Box<Carried>>,
@@ -124,6 +128,24 @@ pub struct Enrolment {
 #[serde(deny_unknown_fields)]
 pub struct Retirement {}
 
+/// How a manual run of a chain is to be. What is left out is as the chain, or its kind, says it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunNow {
+    /// The platform queue, in place of the chain's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    /// The priority on that queue, in place of the chain's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u8>,
+    /// What becomes of it while the rotation runs, in place of the kind's `if_running`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub if_running: Option<IfRunning>,
+    /// The kind's cooldown does not hold for it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
+}
+
 /// What a message orders of a chain, in place of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Order {
@@ -131,6 +153,8 @@ pub enum Order {
     Enroll(Enrolment),
     /// It is to end.
     Retire,
+    /// It is to run once more, with what the envelope's payload says, if anything.
+    Run(RunNow),
 }
 
 /// Which tick of which chain a hint stands for.
@@ -314,6 +338,7 @@ impl Envelope {
             chain: None,
             enroll: None,
             retire: None,
+            run: None,
             trace: None,
         }
     }
@@ -401,12 +426,14 @@ impl Envelope {
     /// What the message orders, if it is no job. [`Envelope::decode`] has seen to it that it is one thing alone.
     pub fn order(&self) -> Option<Order> {
         let enroll = self.enroll.clone().map(Order::Enroll);
-        enroll.or_else(|| self.retire.map(|Retirement {}| Order::Retire))
+        let retire = self.retire.map(|Retirement {}| Order::Retire);
+        enroll.or(retire).or_else(|| self.run.clone().map(Order::Run))
     }
 
     /// Checks what stands beside an order.
     fn check_order(&self) -> Result<(), BadMessage> {
-        let orders = [("enroll", self.enroll.is_some()), ("retire", self.retire.is_some())];
+        let orders =
+            [("enroll", self.enroll.is_some()), ("retire", self.retire.is_some()), ("run", self.run.is_some())];
         let mut given = orders.into_iter().filter(|(_, given)| *given).map(|(name, _)| name);
         let Some(order) = given.next() else { return Ok(()) };
         let beside = [
@@ -421,6 +448,12 @@ impl Envelope {
         let beside = given.next().or_else(|| beside.into_iter().find(|(_, is)| *is).map(|(name, _)| name));
         if let Some(beside) = beside {
             return Err(BadMessage::Field(format!("`{beside}` does not go with `{order}`")));
+        }
+        if let Some(RunNow { queue, priority, .. }) = &self.run {
+            if let Some(queue) = queue {
+                check_name("run.queue", queue)?;
+            }
+            check_priority("run.priority", *priority)?;
         }
         let Some(Enrolment { queue, priority, owner, schedule, first_due: _ }) = &self.enroll else { return Ok(()) };
         for (field, name) in [("enroll.queue", queue), ("enroll.owner", owner)] {

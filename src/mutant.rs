@@ -34,6 +34,14 @@ mutants! {
     AckUnsent,
     /// Publishes are not mandatory.
     NoMandatory,
+    /// A manual run starts although the rotation of its chain runs.
+    ManualOverlaps,
+    /// A rotation starts although a manual run of its chain runs.
+    RotationOverlaps,
+    /// A manual run starts within the cooldown of its chain.
+    ManualIgnoresCooldown,
+    /// The rotation does not count manual runs.
+    ManualNotCounted,
     /// A publish whose confirmation did not come counts as confirmed.
     UnknownIsConfirmed,
     /// A publish that the broker refused counts as confirmed.

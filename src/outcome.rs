@@ -416,31 +416,42 @@ pub fn gathered(course: Option<Course<'_>>, batch: Batch) -> Decision {
     Decision { next, verdict: Verdict::Done, reason, yields: Yield::default(), left_out }
 }
 
+/// What follows a manual run that a guard does not let start: nothing.
+pub fn refused_once(refusal: Refusal) -> Decision {
+    let (reason, verdict) = told(refusal);
+    Decision::end(verdict, reason)
+}
+
+/// How a refusal is recorded.
+fn told(refusal: Refusal) -> (Reason, Verdict) {
+    let (class, verdict) = match refusal {
+        Refusal::TooSoon { .. } => (Class::Tolerance, Verdict::Dropped),
+        Refusal::Cooldown { .. } => (Class::Cooldown, Verdict::Skipped),
+        Refusal::Running => (Class::Running, Verdict::Skipped),
+        Refusal::Late { .. } => (Class::Misfire, Verdict::Skipped),
+    };
+    (Reason::new(class, refusal.to_string()), verdict)
+}
+
 /// What follows a tick that a guard does not let start. `place` spreads chains over a window: from 0
 /// up to 1, another for each.
 pub fn refused(course: Course<'_>, refusal: Refusal, place: f64) -> Decision {
     let (mut next, mut left_out) = course.onward();
-    let class = match refusal {
-        Refusal::TooSoon { .. } => Class::Tolerance,
-        Refusal::Cooldown { .. } => Class::Cooldown,
-        Refusal::Late { .. } => Class::Misfire,
-    };
-    let mut reason = Reason::new(class, refusal.to_string());
-    let verdict = match refusal {
-        Refusal::TooSoon { .. } => Verdict::Dropped,
-        Refusal::Cooldown { .. } => Verdict::Skipped,
+    let (mut reason, mut verdict) = told(refusal);
+    match refusal {
+        Refusal::TooSoon { .. } | Refusal::Cooldown { .. } | Refusal::Running => {}
         Refusal::Late { by } => {
             let misfire = &course.schedule.misfire;
             if misfire.policy == Catch::Skip || misfire.window.is_some_and(|window| by > window) {
-                Verdict::Skipped
+                verdict = Verdict::Skipped;
             } else {
                 let wait = misfire.spread.mul_f64(place.clamp(0.0, 1.0)).max(SHORTEST_SNOOZE);
                 reason.text = format!("{}; such runs are spread over {}", reason.text, short_duration(misfire.spread));
                 (next, left_out) = (Next::Snooze { due: course.ran.finished + wait }, (0, 0));
-                Verdict::Snoozed
+                verdict = Verdict::Snoozed;
             }
         }
-    };
+    }
     Decision { next, verdict, reason: Some(reason), yields: Yield::default(), left_out }
 }
 

@@ -151,6 +151,8 @@ classes! {
     Tolerance = "tolerance",
     /// It came too soon after the end of the run before.
     Cooldown = "cooldown",
+    /// The rotation of its chain ran.
+    Running = "running",
     /// It came too late.
     Misfire = "misfire",
     /// Its time was up.

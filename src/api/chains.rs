@@ -9,16 +9,18 @@ use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::extract::{Body, Nothing, Path, Query, given};
+use super::extract::{Body, Nothing, Path, Perhaps, Query, given};
 use super::gate::Detail;
 use super::page;
 use super::problem::{Problem, Result};
 use super::words::Words;
 use crate::engine::enroll::{Enroller, RunOnce};
 use crate::engine::moves::{self, Mover};
-use crate::inspect::chain::{AttemptReport, Entity, look, why_not_advanced};
+use crate::guard::IfRunning;
+use crate::inspect::chain::{self, AttemptReport, Entity, look, why_not_advanced};
 use crate::inspect::chains::{self, ChainRow, Sought, State as ChainState};
 use crate::inspect::words::At;
+use crate::job::RunNow;
 use crate::ledger::{Order, Place, Which};
 
 /// Attempts that are told with a chain.
@@ -128,18 +130,23 @@ pub async fn attempts(
     let limit = page::size(limit)?;
     let ledger = api.ledger();
     let chains = ledger.chains(kind.clone(), key.clone()).await?;
-    let rotation = chains.into_iter().find(|chain| !chain.once).ok_or_else(|| unknown(&kind, &key))?;
-    let from = before.unwrap_or(rotation.fence);
-    // The history leads from an attempt to the one before it, so the one that is known is looked at again.
-    let skipped = usize::from(before.is_some());
-    let mut found = ledger.history(from, limit + 1 + skipped as u32).await?;
-    if let Some(first) = found.first().filter(|first| first.epoch != rotation.hint.epoch) {
-        return Err(Problem::bad_request(format!("the attempt {} is one of another chain", first.fence)));
+    if chains.is_empty() {
+        return Err(unknown(&kind, &key));
     }
-    found.drain(..skipped.min(found.len()));
+    if let Some(before) = before
+        && let Some(known) = ledger.history(before, 1).await?.pop()
+        && chains.iter().all(|chain| chain.hint.epoch != known.epoch)
+    {
+        return Err(Problem::bad_request(format!("the attempt {before} is one of another chain")));
+    }
+    let mut found = chain::attempts(ledger, &chains, before, limit + 1).await?;
     let more = found.len() > limit as usize;
     found.truncate(limit as usize);
-    Ok(Json(Attempts { attempts: found.into_iter().map(AttemptReport::from).collect(), more }))
+    let mut attempts: Vec<AttemptReport> = found.into_iter().map(AttemptReport::from).collect();
+    if let Some(manual) = chains.iter().find(|chain| chain.once) {
+        chain::mark_manual(&mut attempts, manual.hint.epoch);
+    }
+    Ok(Json(Attempts { attempts, more }))
 }
 
 /// What is wanted of chains.
@@ -322,29 +329,48 @@ pub async fn advance(
     Ok(Json(Words { words }))
 }
 
-/// Runs a chain one time more, now and beside its rotation.
-#[utoipa::path(post, path = "/chains/{kind}/{key}/run", tag = "chains",
+/// How a chain is to run one time more. What is left out is as the chain, or its kind, says it.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ManualRun {
+    /// The platform queue.
+    queue: Option<String>,
+    /// The priority on that queue.
+    #[schema(maximum = 9)]
+    priority: Option<u8>,
+    /// What the handler gets. With it, also an entity without a chain runs.
+    #[schema(value_type = Option<Object>)]
+    payload: Option<serde_json::Value>,
+    /// What becomes of it while the rotation runs.
+    if_running: Option<IfRunning>,
+    /// The kind's cooldown does not hold for it.
+    force: bool,
+}
+
+/// Runs a chain one time more, now.
+///
+/// It is a run of the chain: its attempts are in the chain's history, its failed parts are the chain's, and cooldowns
+/// count it. It does not shift the rotation.
+#[utoipa::path(post, path = "/chains/{kind}/{key}/run", tag = "chains", request_body(content = Option<ManualRun>),
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
     responses((status = 200, description = "It runs once more", body = Words)))]
 pub async fn run(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    _: Nothing,
+    body: Perhaps<ManualRun>,
 ) -> Result<Json<Words>> {
+    let ManualRun { queue, priority, payload, if_running, force } = body.0;
+    let asked = RunNow { queue, priority, if_running, force };
     let config = api.config();
     config.kind(&kind).map_err(Problem::not_found)?;
     let connections = api.connections().await?.clone();
     let enroller = Enroller::new(&config, connections, &kind, None, false);
     let mut enroller = enroller.map_err(|error| Problem::unprocessable(error.to_string()))?;
-    match enroller.run_once(&key).await? {
-        RunOnce::Accepted => Ok(Json(Words { words: format!("{kind} {key} runs one time more") })),
-        RunOnce::Pending => Err(Problem::conflict(format!("a run of {kind} {key} is pending already"))),
-        RunOnce::NoChain => Err(unknown(&kind, &key)),
-        RunOnce::Ended => Err(Problem::conflict(format!(
-            "the chain {kind} {key} has ended; `roundelay enroll --revive` begins it anew"
-        ))),
-        RunOnce::Quarantined => {
-            Err(Problem::conflict(format!("the chain {kind} {key} is quarantined; `roundelay recover` lets it go on")))
-        }
+    let came = enroller.run_once(&key, payload.as_ref(), &asked, None).await?;
+    match (came.why_not(&kind, &key), came) {
+        (None, _) => Ok(Json(Words { words: format!("{kind} {key} runs one time more") })),
+        (Some(_), RunOnce::NoChain) => Err(unknown(&kind, &key)),
+        (Some(why), RunOnce::Bad(_)) => Err(Problem::unprocessable(why)),
+        (Some(why), _) => Err(Problem::conflict(why)),
     }
 }

@@ -22,6 +22,20 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
+/// An object, or no body, which says the same as one with nothing in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Perhaps<T>(pub T);
+
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Perhaps<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self> {
+        let body =
+            Bytes::from_request(request, state).await.map_err(|error| Problem::bad_request(error.body_text()))?;
+        if body.is_empty() { Ok(Self(T::default())) } else { read(&body).map(Self) }
+    }
+}
+
 /// No body, or an object with nothing in it.
 #[derive(Clone, Copy, Debug)]
 pub struct Nothing;

@@ -185,6 +185,7 @@ async fn fill(ground: &Ground, chains: usize) -> Result<(), StartError> {
             watch_at: due,
             revive: false,
             once: false,
+            manual: Default::default(),
             owner: None,
             schedule: None,
             keep_schedule: false,

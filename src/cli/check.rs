@@ -4,7 +4,9 @@ use anyhow::ensure;
 use clap::Args;
 use roundelay::Config;
 use roundelay::clock::short_duration;
-use roundelay::config::{BrokerUrl, HandlerSettings, KindSettings, LedgerUrl, RosterDatabase, RosterSource, Scope, Unpaced, unpaced};
+use roundelay::config::{
+    BrokerUrl, HandlerSettings, KindSettings, LedgerUrl, RosterDatabase, RosterSource, Scope, Unpaced, unpaced,
+};
 use serde_json::json;
 
 use super::{ConfigFile, screen};
@@ -42,9 +44,7 @@ impl Check {
         let topology = config.topology();
         let past = unpaced(&config);
         if self.json {
-            let each = |Unpaced { queue, upstream, kinds, throttles }: &Unpaced| {
-                json!({ "queue": queue, "upstream": upstream, "kinds": kinds, "throttles": throttles })
-            };
+            let each = |Unpaced { queue, upstream, kinds, throttles }: &Unpaced| json!({ "queue": queue, "upstream": upstream, "kinds": kinds, "throttles": throttles });
             let report = json!({
                 "ok": true, "broker": broker, "ledger": ledger,
                 "queues": config.queues.keys().collect::<Vec<_>>(),

@@ -62,7 +62,7 @@ impl Show {
         }
         // One that has ended is of the past, as soon as there is a rotation to look at.
         if let Some(single) = entity.single.iter().find(|one| entity.chain.is_none() || one.state != "retired") {
-            out!("one run more, beside it:");
+            out!("its manual run:");
             print(single, now);
         }
         for job in &entity.running {
@@ -151,7 +151,8 @@ fn in_words(attempt: &AttemptReport) -> String {
         }
     }
     let progress = attempt.progress.as_ref().map_or(String::new(), |progress| format!(", at {progress}"));
-    format!("{started} tick {tick}.{nth} {verdict}{took}{progress}{late} on {worker}{reason}{left_out}")
+    let tick = if attempt.manual { format!("manual {tick}") } else { format!("tick {tick}") };
+    format!("{started} {tick}.{nth} {verdict}{took}{progress}{late} on {worker}{reason}{left_out}")
 }
 
 fn print_failures(failures: &[FailureReport]) {

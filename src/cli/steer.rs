@@ -7,10 +7,13 @@ use clap::Args;
 use roundelay::Config;
 use roundelay::config::LedgerUrl;
 use roundelay::engine::Connections;
-use roundelay::engine::enroll::{Enroller, RunOnce};
+use roundelay::engine::enroll::Enroller;
 use roundelay::engine::moves::{self, Mover};
+use roundelay::guard::IfRunning;
 use roundelay::inspect::chain::why_not_advanced;
+use roundelay::job::RunNow;
 use roundelay::ledger::{Order, Which};
+use serde_json::Value;
 use serde_json::json;
 
 use super::confirm::confirmed;
@@ -211,10 +214,11 @@ impl Recover {
     }
 }
 
-/// Runs a chain one time more, now and beside its rotation.
+/// Runs a chain one time more, now.
 ///
-/// The run has a tick of its own, which nothing loses and nothing doubles, with retries by the
-/// kind's policy. While it is pending, another is refused.
+/// It is a run of the chain, which nothing loses and nothing doubles, with retries by the kind's policy: its attempts are
+/// in the chain's history, its failed parts are the chain's, and cooldowns count it. It does not shift the rotation. While
+/// one is pending, another is refused.
 #[derive(Args)]
 pub struct Run {
     #[command(flatten)]
@@ -223,6 +227,21 @@ pub struct Run {
     kind: String,
     /// The entity.
     key: String,
+    /// The platform queue, in place of the chain's.
+    #[arg(long)]
+    queue: Option<String>,
+    /// The priority on that queue, in place of the chain's.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=9))]
+    priority: Option<u8>,
+    /// What the handler gets, as JSON, in place of the chain's. With it, also an entity without a chain runs.
+    #[arg(long, value_name = "JSON")]
+    payload: Option<Value>,
+    /// While the rotation runs: `refuse`, run `after` it, or `beside` it. By default as the kind says it.
+    #[arg(long, value_name = "HOW")]
+    if_running: Option<IfRunning>,
+    /// Also within the kind's cooldown.
+    #[arg(long)]
+    force: bool,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
@@ -236,17 +255,16 @@ impl Run {
         let waits = waiting("opening ledger and broker");
         let connections = Connections::open(&config).await?;
         let broker = connections.broker.clone();
-        let accepted = Enroller::new(&config, connections, &self.kind, None, false)?.run_once(&self.key).await?;
+        let Self { kind, key, queue, priority, payload, if_running, force, json, .. } = self;
+        let asked = RunNow { queue, priority, if_running, force };
+        let mut enroller = Enroller::new(&config, connections, &kind, None, false)?;
+        let came = enroller.run_once(&key, payload.as_ref(), &asked, None).await?;
         broker.close().await;
         drop(waits);
-        let Self { kind, key, .. } = self;
-        match accepted {
-            RunOnce::Accepted if self.json => screen::json(&json!({ "accepted": true }))?,
-            RunOnce::Accepted => out!("{kind} {key} runs one time more"),
-            RunOnce::Pending => bail!("a run of {kind} {key} is pending already"),
-            RunOnce::NoChain => bail!("there is no chain {kind} {key}; `roundelay publish` runs a job without one"),
-            RunOnce::Ended => bail!("the chain {kind} {key} has ended; `roundelay enroll --revive` begins it anew"),
-            RunOnce::Quarantined => bail!("the chain {kind} {key} is quarantined; see `roundelay recover --help`"),
+        match came.why_not(&kind, &key) {
+            None if json => screen::json(&json!({ "accepted": true }))?,
+            None => out!("{kind} {key} runs one time more"),
+            Some(why) => bail!("{why}"),
         }
         Ok(())
     }

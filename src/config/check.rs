@@ -336,6 +336,7 @@ fn check_kind(
         policies,
         reconcile: None,
         recurrence,
+        if_running: kind.if_running,
         unique,
         spawn: SpawnSettings { most: kind.spawn.most, depth: kind.spawn.depth },
         roster_key,

@@ -276,7 +276,9 @@ pub struct KindSettings {
     pub reconcile: Option<Reconcile>,
     /// How its chains recur; `None` for kinds that only run as single jobs.
     pub recurrence: Option<Recurrence>,
-    /// There is at most one one-off job of each key at a time.
+    /// What becomes of a manual run while the rotation of its chain runs.
+    pub if_running: crate::guard::IfRunning,
+    /// There is at most one one-off job of each key at a time, manual runs among them.
     pub unique: Option<Unique>,
     /// How much its runs may ask for.
     pub spawn: SpawnSettings,

@@ -88,13 +88,14 @@ mod tests {
 
     /// queue / upstream / kinds / throttles.
     fn told(kinds: &[(&str, &str, &str)]) -> Vec<String> {
-        let kinds = kinds.iter().map(|(name, queue, url)| {
-            format!("[kinds.{name}]\nqueue = '{queue}'\nhandler.http.url = '{url}'\n")
-        });
+        let kinds = kinds
+            .iter()
+            .map(|(name, queue, url)| format!("[kinds.{name}]\nqueue = '{queue}'\nhandler.http.url = '{url}'\n"));
         let text = format!("{QUEUES}{}", kinds.collect::<String>());
         let config = Config::parse(&text, "r.toml", []).unwrap_or_else(|error| panic!("{error}"));
         let told = unpaced(&config).into_iter();
-        told.map(|u| format!("{} / {} / {} / {}", u.queue, u.upstream, u.kinds.join(" "), u.throttles.join(" "))).collect()
+        told.map(|u| format!("{} / {} / {} / {}", u.queue, u.upstream, u.kinds.join(" "), u.throttles.join(" ")))
+            .collect()
     }
 
     #[test]

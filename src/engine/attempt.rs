@@ -18,7 +18,7 @@ use crate::encryption::{Field, Place};
 use crate::handler::answer::{EXCERPT, excerpt};
 use crate::job::{self, ChainRef, Envelope, Job, Tick};
 use crate::ledger::{FailedItem, Finish, FinishRequest, Grant, Member};
-use crate::outcome::{self, Course, Decision, Next, Outcome, decide};
+use crate::outcome::{self, Course, Decision, Next, Outcome, Verdict, decide};
 use crate::progress::Open;
 use crate::reason::{Class, Reason};
 use crate::schedule::{Ran, Schedule, Setting, phase};
@@ -70,9 +70,19 @@ pub(super) struct Pace {
 }
 
 impl Claimed<'_> {
-    /// When the chain's ticks come; none for a single tick.
+    /// Whether it is a manual run of its chain.
+    fn is_manual(&self) -> bool {
+        self.grant.once && self.chain.parent == 0
+    }
+
+    /// When the chain's ticks come; none for what runs once.
     fn schedule(&self) -> Option<Schedule> {
-        let of_kind = &self.kind.recurrence.as_ref().filter(|_| !self.grant.once)?.schedule;
+        if self.grant.once { None } else { self.schedule_of_chain() }
+    }
+
+    /// The same, also for a manual run.
+    fn schedule_of_chain(&self) -> Option<Schedule> {
+        let of_kind = &self.kind.recurrence.as_ref()?.schedule;
         let Some(own) = &self.grant.schedule else { return Some(of_kind.clone()) };
         match OwnSchedule::parse(own).and_then(|own| own.apply(of_kind)) {
             Ok(schedule) => Some(schedule),
@@ -93,12 +103,14 @@ impl Claimed<'_> {
     fn limit(&self, schedule: Option<&Schedule>) -> Limit {
         let (at, longest) = (self.grant.at, self.kind.timeout);
         let mut limit = Limit { deadline: at + longest, longest, grace: Duration::ZERO, cut: None };
-        let Some(schedule) = schedule else { return limit };
-        let time_box = self.kind.recurrence.as_ref().and_then(|recurrence| recurrence.time_box(schedule, at));
+        let of_chain = if self.is_manual() { self.schedule_of_chain() } else { schedule.cloned() };
+        let Some(of_chain) = of_chain else { return limit };
+        let time_box = self.kind.recurrence.as_ref().and_then(|recurrence| recurrence.time_box(&of_chain, at));
         if let Some((length, grace)) = time_box {
             let cut = format!("its time box of {} was up", short_duration(length));
             limit = Limit { deadline: at + length, longest: length, grace, cut: Some(cut) };
         }
+        let Some(schedule) = schedule else { return limit };
         let next = schedule.cancelled_at(self.grant.nominal, at, self.phase(Some(schedule)));
         if let Some(deadline) = next.filter(|next| *next < limit.deadline && !mutant!(OverlapNotEnded)) {
             let cut = Some("overlap: it had to make room for the next occurrence".into());
@@ -133,6 +145,14 @@ impl Core {
             (None, None) => self.contents(&claimed),
             _ => Ok(Default::default()),
         };
+        let taken = match (grant.refused, grant.batch) {
+            (None, None) if claimed.is_manual() => self.place_of_manual(kind, envelope, &id).await,
+            _ => None,
+        };
+        let contents = match taken {
+            Some(reason) => Err(Box::new(Decision::end(Verdict::Dropped, reason))),
+            None => contents,
+        };
         let (at, mut decision) = match (grant.refused, grant.batch, contents) {
             (Some(refusal), ..) => {
                 // Whoever waits for a slot has it sooner.
@@ -146,8 +166,7 @@ impl Core {
                         }
                         decision
                     }
-                    // Only rotations are guarded, and they have a schedule.
-                    None => Decision::later(grant.at, Reason::new(Class::Misfire, refusal.to_string())),
+                    None => outcome::refused_once(refusal),
                 };
                 (grant.at, decision)
             }
@@ -225,6 +244,9 @@ impl Core {
         let finish = self.insist("finish", || self.ledger.finish(request.clone())).await;
         trace.ended("finish", finishing);
         self.note(envelope, queue, Some((chain, grant.fence)), &decision, finish == Some(Finish::Fenced), trace);
+        if ran && claimed.is_manual() && decision.next == Next::End {
+            self.end_place(kind, envelope, &id, decision.verdict).await;
+        }
         Some(Ended { finish: finish?, at, asked })
     }
 

@@ -158,6 +158,7 @@ impl Chores {
             // It ended when a worker's configuration did not have it.
             revive: true,
             once: false,
+            manual: Default::default(),
             owner: None,
             only_new: false,
             depth: 0,

@@ -92,6 +92,7 @@ impl Core {
             watch_at: due + self.catch_up.slack,
             revive: false,
             once: false,
+            manual: Default::default(),
             owner: owner.or_else(|| asking.owner.map(Into::into)),
             schedule: own.map(|own| own.text()),
             keep_schedule: true,

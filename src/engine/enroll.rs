@@ -12,10 +12,11 @@ use super::dispatch::Dispatch;
 use super::life::{Life, Point};
 use super::moves::Mover;
 use super::{Connections, StartError, sealing, topology_guard};
-use crate::clock::Time;
+use crate::clock::{Time, short_duration};
 use crate::config::{Config, KindSettings, OwnSchedule, Recurrence};
 use crate::encryption::is_sealed;
-use crate::job::{BadMessage, Enrolment, check_name, check_priority};
+use crate::guard::{IfRunning, Manual};
+use crate::job::{BadMessage, Enrolment, RunNow, check_name, check_priority};
 use crate::ledger::{ChainState, Enrolled, Hint, LedgerError, NewChain};
 use crate::schedule::{Balance, Schedule, Setting, phase};
 
@@ -84,11 +85,26 @@ impl Rules {
         let of_kind =
             self.recurrence.as_ref().ok_or("its kind has none of `every`, `cron` and `at`, so it has no chains")?;
         let Entity { key, queue, priority, payload, owner, schedule, first_due: _ } = entity;
+        self.fits(key, (queue, *priority), payload, owner.as_deref())?;
+        match schedule {
+            None => Ok(of_kind.schedule.clone()),
+            Some(own) => OwnSchedule::parse(own).and_then(|own| of_kind.with_own(&own)),
+        }
+    }
+
+    /// Whether a worker could run what has this key, place, payload and owner.
+    fn fits(
+        &self,
+        key: &str,
+        (queue, priority): (&str, Option<u8>),
+        payload: &str,
+        owner: Option<&str>,
+    ) -> Result<(), String> {
         let named = |bad: BadMessage| bad.to_string();
         check_name("key", key).map_err(named)?;
         let lanes = self.queues.get(queue);
         let lanes = *lanes.ok_or_else(|| format!("there is no [queues.{queue}] in the configuration"))?;
-        check_priority("priority", *priority).map_err(named)?;
+        check_priority("priority", priority).map_err(named)?;
         if let Some(priority) = priority.filter(|priority| *priority >= lanes) {
             return Err(format!(
                 "priority {priority} is more than queues.{queue}.lanes = {lanes} allows; the highest is {}",
@@ -98,13 +114,7 @@ impl Rules {
         // As a worker will read it, which takes no number like 1e999, for example.
         serde_json::from_str::<serde::de::IgnoredAny>(payload)
             .map_err(|error| format!("its payload is not JSON: {error}"))?;
-        if let Some(owner) = owner {
-            check_name("owner", owner).map_err(named)?;
-        }
-        match schedule {
-            None => Ok(of_kind.schedule.clone()),
-            Some(own) => OwnSchedule::parse(own).and_then(|own| of_kind.with_own(&own)),
-        }
+        owner.map_or(Ok(()), |owner| check_name("owner", owner).map_err(named))
     }
 }
 
@@ -200,24 +210,60 @@ pub enum EnrollError {
 }
 
 /// What became of the wish to run a chain one time more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunOnce {
     /// It runs as soon as there is room. Nothing loses it.
     Accepted,
     /// One is pending already, so this would be another.
     Pending,
-    /// There is no such chain.
+    /// The rotation runs, and that refuses it.
+    Running,
+    /// The kind's cooldown lasts this long yet.
+    Cooldown(Duration),
+    /// There is no such chain, and no payload was given to run without one.
     NoChain,
     /// The chain has ended.
     Ended,
     /// The chain waits for `roundelay recover`.
     Quarantined,
+    /// No worker could run it.
+    Bad(String),
+}
+
+impl RunOnce {
+    /// Why it does not run, and what to do, in words; `None` when it does.
+    pub fn why_not(&self, kind: &str, key: &str) -> Option<String> {
+        let why = match self {
+            Self::Accepted => return None,
+            Self::Pending => format!("a run of {kind} {key} is pending already"),
+            Self::Running => format!(
+                "{kind} {key} runs already; ask with `if_running` `after` to run it afterwards, or `beside` to run it \
+                 at the same time"
+            ),
+            Self::Cooldown(left) => format!(
+                "the last run of {kind} {key} has just ended, and its kind's cooldown lasts {} more; `force` passes it \
+                 by, and `if_running` `after` waits for it",
+                short_duration(*left)
+            ),
+            Self::NoChain => {
+                format!("there is no chain {kind} {key}; with a payload it runs without one")
+            }
+            Self::Ended => format!("the chain {kind} {key} has ended; `roundelay enroll --revive` begins it anew"),
+            Self::Quarantined => format!("the chain {kind} {key} is quarantined; `roundelay recover` lets it go on"),
+            Self::Bad(why) => format!("{kind} {key} cannot run so: {why}"),
+        };
+        Some(why)
+    }
 }
 
 /// Begins chains of one kind.
 pub struct Enroller {
     kind: String,
+    settings: KindSettings,
     rules: Rules,
+    /// What becomes of manual runs while the rotation runs, and how long after a run, unless they say otherwise.
+    if_running: IfRunning,
+    cooldown: Duration,
     window: Option<Duration>,
     slack: Duration,
     begun: u64,
@@ -255,7 +301,10 @@ impl Enroller {
         let dispatch = Dispatch::new(config, &connections);
         Ok(Self {
             kind: kind.into(),
+            settings: settings.clone(),
             rules: Rules::new(config, settings),
+            if_running: settings.if_running,
+            cooldown: settings.recurrence.as_ref().map_or(Duration::ZERO, |recurrence| recurrence.cooldown),
             window,
             slack: config.catch_up.slack,
             begun: 0,
@@ -380,6 +429,7 @@ impl Enroller {
                 watch_at: if self.publishes { due.max(watch_at) } else { watch_at },
                 revive,
                 once: false,
+                manual: Default::default(),
                 owner: entity.owner,
                 keep_schedule: self.keep_schedules && entity.schedule.is_none(),
                 schedule: entity.schedule,
@@ -418,42 +468,84 @@ impl Enroller {
         Ok((each, unsent))
     }
 
-    /// Runs the chain of `key` one time more, beside its rotation and now, unless such a run is
-    /// pending already.
+    /// Runs the chain of `key` one time more, now, unless such a run is pending already: with `payload` in place of the
+    /// chain's, and as `asked`. What runs then, and how long ago the last run ended, is looked at once more by the claim.
+    /// With a payload it also runs where there is no chain of that name; then it is on the kind's queue, or `queue`, if
+    /// nothing says another.
     ///
     /// # Errors
     /// When the ledger cannot be read or written.
-    pub async fn run_once(&mut self, key: &str) -> Result<RunOnce, LedgerError> {
+    pub async fn run_once(
+        &mut self,
+        key: &str,
+        payload: Option<&Value>,
+        asked: &RunNow,
+        queue: Option<&str>,
+    ) -> Result<RunOnce, LedgerError> {
         let ledger = self.connections.ledger.clone();
-        let chains = ledger.chains(self.kind.clone(), key.into()).await?;
-        let Some(rotation) = chains.into_iter().find(|chain| !chain.once) else { return Ok(RunOnce::NoChain) };
-        match rotation.state {
-            ChainState::Active | ChainState::Paused => {}
-            ChainState::Retired => return Ok(RunOnce::Ended),
-            ChainState::Quarantined => return Ok(RunOnce::Quarantined),
+        let (kind, now) = (self.kind.clone(), ledger.now());
+        let chains = ledger.chains(kind.clone(), key.into()).await?;
+        let rotation = chains.iter().find(|chain| !chain.once);
+        match rotation.map(|rotation| rotation.state) {
+            None | Some(ChainState::Active | ChainState::Paused) => {}
+            Some(ChainState::Retired) => return Ok(RunOnce::Ended),
+            Some(ChainState::Quarantined) => return Ok(RunOnce::Quarantined),
         }
-        let now = ledger.now();
-        // Sealed or not, it means the same under the same name; what still lies in the clear need not lie there twice.
-        let payload = match is_sealed(rotation.payload.as_bytes()) {
-            true => rotation.payload,
-            false => sealing::payload(&self.dispatch.sealing.keys(), (&self.kind, key), rotation.payload).0,
+        let manual = Manual { if_running: asked.if_running.unwrap_or(self.if_running), force: asked.force };
+        if let Some(rotation) = rotation.filter(|_| manual.if_running != IfRunning::After) {
+            let runs = rotation.lease_until > now || rotation.batch.0 > 0;
+            if runs && manual.if_running == IfRunning::Refuse {
+                return Ok(RunOnce::Running);
+            }
+            let since = now.since(rotation.last_finish);
+            if !manual.force && rotation.last_finish != Time::default() && since < self.cooldown {
+                return Ok(RunOnce::Cooldown(self.cooldown - since));
+            }
+        }
+        let keys = self.dispatch.sealing.keys();
+        let payload = match (payload, rotation) {
+            (Some(payload), _) => payload.to_string(),
+            // Sealed or not, it means the same under the same name.
+            (None, Some(rotation)) => rotation.payload.clone(),
+            (None, None) => return Ok(RunOnce::NoChain),
+        };
+        let of_chain = rotation.map(|rotation| (rotation.hint.queue.clone(), rotation.hint.priority));
+        let queue = match (&asked.queue, &of_chain) {
+            (Some(queue), _) => queue.clone(),
+            (None, Some((queue, _))) => queue.clone(),
+            (None, None) => match self.queue_of(&payload, queue) {
+                Ok(queue) => queue,
+                Err(why) => return Ok(RunOnce::Bad(why)),
+            },
+        };
+        // A chain's own priority is one of its own queue.
+        let priority = asked.priority.or(of_chain.filter(|(own, _)| *own == queue).and_then(|(_, priority)| priority));
+        let plain = if is_sealed(payload.as_bytes()) { "null" } else { &payload };
+        if let Err(why) = self.rules.fits(key, (&queue, priority), plain, None) {
+            return Ok(RunOnce::Bad(why));
+        }
+        // What still lies in the clear need not lie there twice.
+        let payload = match is_sealed(payload.as_bytes()) {
+            true => payload,
+            false => sealing::payload(&keys, (&kind, key), payload).0,
         };
         let extra = NewChain {
-            kind: self.kind.clone(),
+            kind,
             key: key.into(),
-            priority: rotation.hint.priority,
-            queue: rotation.hint.queue,
+            priority,
+            queue,
             payload,
             forms: Vec::new(),
             due: now,
             watch_at: if self.publishes { now + GRACE } else { now },
             revive: false,
             once: true,
-            owner: rotation.owner,
+            manual,
+            owner: rotation.and_then(|rotation| rotation.owner.clone()),
             schedule: None,
             keep_schedule: false,
             only_new: false,
-            depth: rotation.depth,
+            depth: rotation.map_or(0, |rotation| rotation.depth),
         };
         match ledger.enroll(vec![extra]).await?.pop() {
             Some(Enrolled::Created(hint)) => {
@@ -461,6 +553,16 @@ impl Enroller {
                 Ok(RunOnce::Accepted)
             }
             _ => Ok(RunOnce::Pending),
+        }
+    }
+
+    /// The queue of a run without a chain.
+    fn queue_of(&self, payload: &str, queue: Option<&str>) -> Result<String, String> {
+        let payload: Value =
+            serde_json::from_str(payload).map_err(|error| format!("its payload is not JSON: {error}"))?;
+        match self.settings.queue_for(&payload)? {
+            Some(of_kind) => Ok(of_kind),
+            None => queue.map(Into::into).ok_or_else(|| "its kind names no queue; say `queue`".into()),
         }
     }
 

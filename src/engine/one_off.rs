@@ -192,19 +192,57 @@ impl Core {
             }
             self.life.reached(Point::FailureKept).await;
         }
+        if !self.end_place(kind, envelope, id, end.verdict).await {
+            return Fate::Requeue;
+        }
+        self.forget(id).await
+    }
+
+    /// Gives up the place of what has ended as this, where its kind does not keep it longer. Answers whether the ledger
+    /// knows.
+    pub(super) async fn end_place(&self, kind: &KindSettings, envelope: &Envelope, id: &str, end: Verdict) -> bool {
         let ends = |unique: Unique| match unique.until {
             UniqueUntil::Start => false,
             UniqueUntil::Finish => true,
             // Who asks again after a failure has not had it yet.
-            UniqueUntil::Window => end.verdict != Verdict::Done,
+            UniqueUntil::Window => end != Verdict::Done,
         };
-        if kind.unique.is_some_and(ends) {
-            if !self.give_place(envelope, id).await {
-                return Fate::Requeue;
-            }
+        if !kind.unique.is_some_and(ends) {
+            return true;
+        }
+        let given = self.give_place(envelope, id).await;
+        if given {
             self.life.reached(Point::PlaceGivenAfter).await;
         }
-        self.forget(id).await
+        given
+    }
+
+    /// Takes the place of a manual run as the only one of its kind and key; answers why not, if another has it.
+    pub(super) async fn place_of_manual(&self, kind: &KindSettings, envelope: &Envelope, id: &str) -> Option<Reason> {
+        let unique = kind.unique?;
+        let taken = self.place_taken(unique, envelope, id).await?;
+        if taken.is_none() && unique.until == UniqueUntil::Start {
+            self.give_place(envelope, id).await;
+        }
+        taken
+    }
+
+    /// Why a job cannot have its place, `Some(None)` when it has it, and `None` when the ledger could not be reached.
+    async fn place_taken(&self, unique: Unique, envelope: &Envelope, id: &str) -> Option<Option<Reason>> {
+        let reserve = || {
+            let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
+            self.ledger.reserve(kind, key, id.to_owned(), unique.window)
+        };
+        let holder = self.insist("reserve a place", reserve).await?;
+        if holder == id || mutant!(PlaceIgnored) {
+            return Some(None);
+        }
+        let why = match unique.until {
+            UniqueUntil::Window => "has come within `unique_for`",
+            UniqueUntil::Finish | UniqueUntil::Start => "has not ended",
+        };
+        let reason = format!("unique: the job {holder} of the same key {why}");
+        Some(Some(Reason::new(Class::Unique, reason)))
     }
 
     /// What state a job's owner is in, active without one; `None` when the ledger could not be reached.
@@ -255,25 +293,16 @@ impl Core {
         id: &str,
         trace: &Run,
     ) -> Option<Fate> {
-        let Unique { window, until } = unique?;
-        if until == UniqueUntil::Start && envelope.attempt > 1 {
+        let unique = unique?;
+        if unique.until == UniqueUntil::Start && envelope.attempt > 1 {
             // It has started, and so given its place up.
             return None;
         }
-        let reserve = || {
-            let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
-            self.ledger.reserve(kind, key, id.to_owned(), window)
-        };
-        match self.insist("reserve a place", reserve).await {
+        match self.place_taken(unique, envelope, id).await {
             None => Some(Fate::Requeue),
-            Some(holder) if holder == id || mutant!(PlaceIgnored) => None,
-            Some(holder) => {
-                let why = match until {
-                    UniqueUntil::Window => "has come within `unique_for`",
-                    UniqueUntil::Finish | UniqueUntil::Start => "has not ended",
-                };
-                let reason = format!("unique: the job {holder} of the same key {why}");
-                self.says_no(envelope, queue, Verdict::Dropped, Reason::new(Class::Unique, reason), trace);
+            Some(None) => None,
+            Some(Some(reason)) => {
+                self.says_no(envelope, queue, Verdict::Dropped, reason, trace);
                 Some(self.forget(id).await)
             }
         }

@@ -6,14 +6,17 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use super::enroll::{Asked, Became, EnrollError, Enroller};
+use super::enroll::{Asked, Became, EnrollError, Enroller, RunOnce};
 use super::life::{Life, Point};
 use super::pipeline::Fate;
 use super::{Connections, Core, QueueRun};
 use crate::broker::Delivery;
 use crate::config::Config;
-use crate::job::{BadMessage, Enrolment, Envelope, Order};
+use crate::job::{BadMessage, Enrolment, Envelope, Order, RunNow};
 use crate::ledger::{self, LedgerError, Which};
+use crate::outcome::Verdict;
+use crate::reason::{Class, Reason};
+use crate::trace::Run;
 
 /// An order that another worker can do, and this one cannot yet, comes again after this.
 const ELSEWHERE: Duration = Duration::from_secs(5);
@@ -78,7 +81,55 @@ impl Orders {
     }
 }
 
+impl Orders {
+    /// Runs the chain of the envelope's kind and key once more.
+    async fn run(
+        &self,
+        envelope: &Envelope,
+        asked: &RunNow,
+        queue: &str,
+    ) -> Result<Result<RunOnce, Undone>, LedgerError> {
+        let config = self.config.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let arrived_on = config.queues.contains_key(queue).then_some(queue);
+        let mut enroller = match Enroller::new(&config, self.connections.clone(), &envelope.kind, None, true) {
+            Ok(enroller) => enroller.within(self.life.clone()),
+            Err(error) => return Ok(Err(Undone::Bad(BadMessage::Order("run", error.to_string())))),
+        };
+        match enroller.check_sealing().await {
+            Ok(()) => {}
+            Err(EnrollError::Ledger(error)) => return Err(error),
+            Err(_) => return Ok(Err(Undone::Unsealed)),
+        }
+        let payload = Some(&envelope.payload).filter(|payload| !payload.is_null());
+        enroller.run_once(&envelope.key, payload, asked, arrived_on).await.map(Ok)
+    }
+}
+
 impl Core {
+    /// A message asks for a manual run. `None` when the ledger could not be reached any more.
+    async fn run_now(&self, queue: &QueueRun, envelope: &Envelope, asked: &RunNow) -> Option<Result<(), Undone>> {
+        let run = || self.orders.run(envelope, asked, &queue.name);
+        Some(match self.insist("run a chain, as a message asks for", run).await? {
+            Err(undone) => Err(undone),
+            Ok(came) => {
+                let bad = |why| Err(Undone::Bad(BadMessage::Order("run", why)));
+                match (came.why_not(&envelope.kind, &envelope.key), &came) {
+                    (None, _) => Ok(()),
+                    (Some(why), RunOnce::Pending | RunOnce::Running | RunOnce::Cooldown(_)) => {
+                        let class = match came {
+                            RunOnce::Pending => Class::Unique,
+                            RunOnce::Cooldown(_) => Class::Cooldown,
+                            _ => Class::Running,
+                        };
+                        self.says_no(envelope, queue, Verdict::Dropped, Reason::new(class, why), &Run::default());
+                        Ok(())
+                    }
+                    (Some(why), _) => bad(why),
+                }
+            }
+        })
+    }
+
     /// The life of an order.
     pub(super) async fn obey(&self, queue: &QueueRun, envelope: &Envelope, order: Order, delivery: &Delivery) -> Fate {
         let done = match order {
@@ -92,6 +143,10 @@ impl Core {
                 let retire = || self.ledger.steer(one.clone(), ledger::Order::Retire);
                 let done = self.insist("end a chain, as a message asks for", retire).await;
                 done.map(|changed| Ok(if changed > 0 { Became::Retired } else { Became::Unchanged }))
+            }
+            Order::Run(asked) => {
+                let done = self.run_now(queue, envelope, &asked).await;
+                done.map(|done| done.map(|()| Became::Unchanged))
             }
         };
         match done {

@@ -97,6 +97,7 @@ pub fn sealed<'e>(keys: &Keyring, envelope: &'e Envelope) -> Cow<'e, Envelope> {
         chain: envelope.chain.clone(),
         enroll: None,
         retire: None,
+        run: None,
         trace: envelope.trace.clone(),
     })
 }

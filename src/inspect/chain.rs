@@ -122,8 +122,11 @@ pub struct ChainReport {
 pub struct AttemptReport {
     /// The claim; a later one has a higher number.
     pub fence: i64,
-    /// The chain's incarnation.
+    /// The chain's incarnation; that of its manual runs is another.
     pub epoch: i64,
+    /// It is one of a manual run.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub manual: bool,
     /// Whose it is, where that is not known from elsewhere; absent when the chain is not there any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
@@ -162,6 +165,7 @@ impl From<AttemptRecord> for AttemptReport {
         Self {
             fence,
             epoch,
+            manual: false,
             kind: None,
             key: None,
             tick,
@@ -231,9 +235,19 @@ pub async fn look(
     let running = ledger.running(kind.into(), key.into()).await?;
     let now = ledger.now();
     let (mut rotation, mut single) = (None, None);
+    let all = attempts(ledger, &chains, None, last.max(1)).await?;
     for chain in chains {
-        let place = if chain.once { &mut single } else { &mut rotation };
-        *place = Some(report(chain, &failures, last, config, ledger, asked).await?);
+        let (place, own) = match chain.once {
+            true => {
+                let own = all.iter().filter(|attempt| attempt.epoch == chain.hint.epoch).cloned().collect();
+                (&mut single, own)
+            }
+            false => (&mut rotation, all.clone()),
+        };
+        *place = Some(report(chain, own, &failures, config, ledger, asked).await?);
+    }
+    if let (Some(rotation), Some(single)) = (&mut rotation, &single) {
+        mark_manual(&mut rotation.attempts, single.epoch);
     }
     Ok(Entity {
         now: now.into(),
@@ -244,20 +258,66 @@ pub async fn look(
     })
 }
 
+/// Attempts are read so many at a time.
+const PAGE: u32 = 200;
+
+/// The attempts of a chain, those of its manual runs among them, latest first: before the one with this fence, or the
+/// last ones. `chains` is what the ledger has under its name.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub async fn attempts(
+    ledger: &dyn Ledger,
+    chains: &[ChainView],
+    before: Option<i64>,
+    limit: u32,
+) -> Result<Vec<AttemptRecord>, LedgerError> {
+    let known = match before {
+        Some(before) => ledger.history(before, 1).await?.pop(),
+        None => None,
+    };
+    let mut all = Vec::new();
+    for chain in chains {
+        let known = known.as_ref().filter(|known| known.epoch == chain.hint.epoch);
+        let (mut from, mut skipped, mut found) = (known.map_or(chain.fence, |known| known.fence), 0, Vec::new());
+        loop {
+            let page = ledger.history(from, limit.max(PAGE)).await?;
+            let (read, last) = (page.len(), page.last().map(|last| last.fence));
+            found.extend(page.into_iter().skip(skipped).filter(|one| before.is_none_or(|before| one.fence < before)));
+            match last {
+                Some(last) if found.len() < limit as usize && read as u32 >= limit.max(PAGE) => {
+                    // The history leads from an attempt to the one before it, so the last one is read again.
+                    (from, skipped) = (last, 1);
+                }
+                _ => break,
+            }
+        }
+        all.extend(found);
+    }
+    all.sort_by_key(|attempt| std::cmp::Reverse(attempt.fence));
+    all.truncate(limit as usize);
+    Ok(all)
+}
+
+/// Marks those of the manual runs, whose epoch this is.
+pub fn mark_manual(attempts: &mut [AttemptReport], epoch: i64) {
+    attempts.iter_mut().for_each(|attempt| attempt.manual = attempt.epoch == epoch);
+}
+
 async fn report(
     chain: ChainView,
+    attempts: Vec<AttemptRecord>,
     failures: &[Failure],
-    last: u32,
     config: &Config,
     ledger: &dyn Ledger,
     asked: &Asked,
 ) -> Result<ChainReport, LedgerError> {
-    let attempts = ledger.history(chain.fence, last.max(1)).await?;
+    let latest = attempts.iter().find(|attempt| attempt.fence == chain.fence);
     let owner_state = match &chain.owner {
         Some(owner) => ledger.owner(owner.clone()).await?,
         None => ChainState::Active,
     };
-    let worker = attempts.first().map(|attempt| attempt.worker.as_str());
+    let worker = latest.map(|attempt| attempt.worker.as_str());
     let opened = opened(&chain, config);
     let held_back = held_back(&chain, &opened.payload, config, ledger).await?;
     let now = ledger.now();
@@ -271,7 +331,7 @@ async fn report(
         why = format!("{sealed}; {why}");
     }
     // Of the attempt that runs, if one does.
-    let progress = attempts.first().filter(|_| chain.lease_until > now).and_then(|last| last.progress.clone());
+    let progress = latest.filter(|_| chain.lease_until > now).and_then(|last| last.progress.clone());
     let (schedule, next) = ahead(&chain, config);
     let ChainView { hint, state, nominal, lease_until, sent, once, owner, schedule: own, .. } = chain;
     let ChainView { last_start, last_finish, batch, looks, watch_at, depth, .. } = chain;
@@ -308,7 +368,7 @@ async fn report(
         carry: opened.carry,
         payload: opened.payload,
         batch: Batch::of(batch),
-        attempts: attempts.into_iter().take(last as usize).map(AttemptReport::from).collect(),
+        attempts: attempts.into_iter().map(AttemptReport::from).collect(),
     })
 }
 

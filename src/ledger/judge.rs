@@ -1,9 +1,16 @@
 //! What a claim comes to (pure), so that every ledger decides alike.
 
+use std::time::Duration;
+
 use super::words::{ChainState, Claim, ClaimRequest, Hint};
 use crate::clock::Time;
 use crate::config::OwnSchedule;
-use crate::guard::{Past, Refusal};
+use crate::guard::{Guard, IfRunning, Manual, Past, Refusal};
+
+/// A rotation and a manual run that wait for each other look again after this.
+const TURN: Duration = Duration::from_secs(1);
+/// Catch-up leaves them alone for so long after that.
+const WATCH: Duration = Duration::from_secs(10);
 
 /// A chain as a claim finds it.
 #[derive(Clone, Debug)]
@@ -20,6 +27,10 @@ pub struct ChainRow {
     pub sent: bool,
     /// See [`super::NewChain::once`].
     pub once: bool,
+    /// See [`super::NewChain::manual`].
+    pub manual: Manual,
+    /// Of a rotation: a manual run of its chain may not have ended.
+    pub beside: bool,
     /// The tick of which a run last started.
     pub started_tick: i64,
     /// When a run last started; zero when none has.
@@ -32,6 +43,32 @@ pub struct ChainRow {
     pub schedule: Option<String>,
 }
 
+impl ChainRow {
+    /// Whether a claim has to look at the other row of its chain: a manual run at the rotation, and a rotation at the
+    /// manual run that may not have ended.
+    pub fn has_twin(&self) -> bool {
+        self.hint.parent == 0 && (self.once || self.beside)
+    }
+
+    /// Whether a run of it has not ended.
+    fn runs(&self, now: Time) -> bool {
+        self.lease_until > now || self.batch_open > 0
+    }
+
+    /// Whether its tick has been started before.
+    fn has_started(&self) -> bool {
+        self.started_tick == self.hint.tick
+    }
+
+    /// When catch-up looks after a chain that was answered with [`Claim::Held`] for another reason than its own lease.
+    pub fn watch_after(&self, answer: &Claim, now: Time) -> Option<Time> {
+        match answer {
+            Claim::Held { until } if self.lease_until <= now => Some(*until + WATCH),
+            _ => None,
+        }
+    }
+}
+
 /// What a claim comes to, short of granting it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Judgement {
@@ -42,8 +79,9 @@ pub enum Judgement {
 }
 
 /// Decides about a claim (pure). `row` is the chain with the requested epoch; if there is none, the
-/// chain with the requested name, whose epoch is another.
-pub fn judge(row: Option<&ChainRow>, request: &ClaimRequest, now: Time) -> Judgement {
+/// chain with the requested name, whose epoch is another. `twin` is the other row of the same chain, where
+/// [`ChainRow::has_twin`] asks for it.
+pub fn judge(row: Option<&ChainRow>, twin: Option<&ChainRow>, request: &ClaimRequest, now: Time) -> Judgement {
     let answer = Judgement::Answer;
     let asked = &request.hint;
     // Chains are never deleted, so one that is not known was begun after this copy of the ledger. Members
@@ -84,18 +122,49 @@ pub fn judge(row: Option<&ChainRow>, request: &ClaimRequest, now: Time) -> Judge
             Claim::Early(row.hint.clone())
         });
     }
+    if row.hint.parent == 0
+        && let Some(judgement) = beside_twin(row, twin, request, now)
+    {
+        return judgement;
+    }
     let past = Past { last_start: row.last_start, last_finish: row.last_finish, due: row.hint.due };
-    let asked_before = row.once || row.started_tick == row.hint.tick;
+    let asked_before = row.once || row.has_started();
     let guard = request.guard.with_interval(row.schedule.as_deref().and_then(OwnSchedule::interval_of));
     Judgement::Grant(if asked_before { None } else { guard.refuses(past, now) })
 }
 
+/// What the rotation and a manual run of one chain come to beside each other, if that is not their own matter.
+fn beside_twin(row: &ChainRow, twin: Option<&ChainRow>, request: &ClaimRequest, now: Time) -> Option<Judgement> {
+    let manual = if row.once { row.manual } else { twin?.manual };
+    let overlaps = if row.once { mutant!(ManualOverlaps) } else { mutant!(RotationOverlaps) };
+    let meets = manual.if_running != IfRunning::Beside && !overlaps && twin.is_some_and(|twin| twin.runs(now));
+    let refuses = manual.if_running != IfRunning::After;
+    if meets {
+        // What has started is tried again when there is room.
+        return Some(if row.once && refuses && !row.has_started() {
+            Judgement::Grant(Some(Refusal::Running))
+        } else {
+            Judgement::Answer(Claim::Held { until: now + TURN })
+        });
+    }
+    if !row.once || manual.force || row.has_started() || mutant!(ManualIgnoresCooldown) {
+        return None;
+    }
+    let guard = Guard { cooldown: request.guard.cooldown, ..Guard::default() };
+    // The rotation counts manual runs too.
+    let last_finish = twin.map_or(row.last_finish, |twin| twin.last_finish);
+    let past = Past { last_start: Time::default(), last_finish, due: row.hint.due };
+    let refusal = guard.refuses(past, now)?;
+    Some(if refuses {
+        Judgement::Grant(Some(refusal))
+    } else {
+        Judgement::Answer(Claim::Held { until: last_finish + guard.cooldown })
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::guard::Guard;
 
     fn row() -> ChainRow {
         let hint = Hint {
@@ -116,6 +185,8 @@ mod tests {
             lease_until: Time::from_millis(0),
             sent: true,
             once: false,
+            manual: Manual::default(),
+            beside: false,
             started_tick: 2,
             last_start: Time::from_millis(950),
             last_finish: Time::from_millis(960),
@@ -204,29 +275,86 @@ mod tests {
             ),
         ];
         for (label, row, request, expected) in table {
-            assert_eq!(judge(Some(&row), &request, now), expected, "{label}");
+            assert_eq!(judge(Some(&row), None, &request, now), expected, "{label}");
         }
         let mut stranger = ask(3, 2);
         stranger.hint.key = "y".into();
         let other = Claim::Other { kind: "k".into(), key: "x".into() };
-        assert_eq!(judge(Some(&row()), &stranger, now), answer(other), "another chain's epoch");
+        assert_eq!(judge(Some(&row()), None, &stranger, now), answer(other), "another chain's epoch");
         let mut early = ask(3, 2);
         early.hint.due = Time::from_millis(1_500);
         let later = changed(|r| r.hint.due = Time::from_millis(1_500));
         assert_eq!(
-            judge(Some(&later), &early, now),
+            judge(Some(&later), None, &early, now),
             answer(Claim::Early(later.hint.clone())),
             "its own message, early"
         );
         let held = changed(|r| r.lease_until = Time::from_millis(1_001));
         let over = ClaimRequest { takeover: true, ..ask(3, 2) };
-        assert_eq!(judge(Some(&held), &over, now), Judgement::Grant(None), "taken over");
-        assert_eq!(judge(None, &ask(1, 1), now), answer(Claim::Future), "a chain that the ledger does not know");
+        assert_eq!(judge(Some(&held), None, &over, now), Judgement::Grant(None), "taken over");
+        assert_eq!(judge(None, None, &ask(1, 1), now), answer(Claim::Future), "a chain that the ledger does not know");
         let mut member = ask(1, 1);
         member.hint.parent = 4;
-        assert_eq!(judge(None, &member, now), answer(Claim::Idle), "a member of a batch that has ended");
+        assert_eq!(judge(None, None, &member, now), answer(Claim::Idle), "a member of a batch that has ended");
         let epoch = |epoch| ClaimRequest { hint: Hint { epoch, ..ask(3, 2).hint }, ..ask(3, 2) };
-        assert_eq!(judge(Some(&row()), &epoch(4), now), answer(Claim::Idle), "begun anew since");
-        assert_eq!(judge(Some(&row()), &epoch(6), now), answer(Claim::Future), "begun anew after the ledger's copy");
+        assert_eq!(judge(Some(&row()), None, &epoch(4), now), answer(Claim::Idle), "begun anew since");
+        assert_eq!(
+            judge(Some(&row()), None, &epoch(6), now),
+            answer(Claim::Future),
+            "begun anew after the ledger's copy"
+        );
+    }
+    #[test]
+    fn a_table_of_rotations_and_manual_runs_beside_each_other() {
+        let now = Time::from_millis(10_000);
+        let (idle, held, batch) = (row(), held_until(10_001), waiting());
+        let manual = |if_running, force| ChainRow {
+            once: true,
+            manual: Manual { if_running, force },
+            last_finish: Time::default(),
+            ..row()
+        };
+        let (refuse, after) = (manual(IfRunning::Refuse, false), manual(IfRunning::After, false));
+        let beside = manual(IfRunning::Beside, false);
+        let begun = |row: &ChainRow| ChainRow { started_tick: 3, ..row.clone() };
+        let runs = |row: &ChainRow| ChainRow { lease_until: Time::from_millis(10_001), ..row.clone() };
+        let looks_again = Judgement::Answer(Claim::Held { until: Time::from_millis(11_000) });
+        let (grant, running) = (Judgement::Grant(None), Judgement::Grant(Some(Refusal::Running)));
+        let cooldown = |secs| Guard { cooldown: Duration::from_secs(secs), ..Guard::default() };
+        // The rotation's last run ended at 960 ms.
+        let (cool, hot) = (cooldown(9), cooldown(10));
+        let since = Duration::from_millis(9_040);
+        let too_soon = Judgement::Grant(Some(Refusal::Cooldown { since, least: Duration::from_secs(10) }));
+        let when_cool = Judgement::Answer(Claim::Held { until: Time::from_millis(10_960) });
+        let table = [
+            ("refused while the rotation runs", &refuse, Some(&held), cool, running.clone()),
+            ("and while it waits for its batch", &refuse, Some(&batch), cool, running),
+            ("what has started waits", &begun(&refuse), Some(&held), cool, looks_again.clone()),
+            ("afterwards", &after, Some(&held), cool, looks_again.clone()),
+            ("beside it", &beside, Some(&held), cool, grant.clone()),
+            ("the rotation rests", &refuse, Some(&idle), cool, grant.clone()),
+            ("there is no rotation", &refuse, None, hot, grant.clone()),
+            ("within the cooldown", &refuse, Some(&idle), hot, too_soon.clone()),
+            ("beside, within the cooldown", &beside, Some(&idle), hot, too_soon),
+            ("after, when the cooldown is over", &after, Some(&idle), hot, when_cool),
+            ("by force", &manual(IfRunning::Refuse, true), Some(&idle), hot, grant.clone()),
+            ("another attempt", &begun(&refuse), Some(&idle), hot, grant.clone()),
+            ("a rotation waits for a manual run", &idle, Some(&runs(&refuse)), cool, looks_again.clone()),
+            ("of either sort", &idle, Some(&runs(&after)), cool, looks_again),
+            ("not for one that runs beside it", &idle, Some(&runs(&beside)), cool, grant.clone()),
+            ("nor for one that has not started", &idle, Some(&refuse), cool, grant),
+        ];
+        for (label, row, twin, guard, expected) in table {
+            let request = ClaimRequest { guard, ..ask(3, 2) };
+            assert_eq!(judge(Some(row), twin, &request, now), expected, "{label}");
+        }
+    }
+
+    fn held_until(millis: i64) -> ChainRow {
+        ChainRow { lease_until: Time::from_millis(millis), ..row() }
+    }
+
+    fn waiting() -> ChainRow {
+        ChainRow { batch_open: 2, ..row() }
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::judge::ChainRow;
 use crate::clock::Time;
-use crate::guard::{Guard, Refusal};
+use crate::guard::{Guard, Manual, Refusal};
 use crate::job::{ChainRef, Envelope, VERSION};
 use crate::outcome::{Next, Verdict};
 use crate::progress::Progress;
@@ -58,9 +58,11 @@ pub struct NewChain {
     pub watch_at: Time,
     /// A chain that has ended begins anew, with a new epoch.
     pub revive: bool,
-    /// One tick beside the rotation of the same name, and then the end. There is at most one at a
-    /// time: while it has not ended, another is answered with [`Enrolled::Unchanged`].
+    /// A manual run of the chain of this name: one tick, and then the end. There is at most one at a time: while it
+    /// has not ended, another is answered with [`Enrolled::Unchanged`]. The next has the same epoch, and the next tick.
     pub once: bool,
+    /// How the manual run was asked for.
+    pub manual: Manual,
     /// Who it belongs to.
     pub owner: Option<String>,
     /// Its own schedule, in place of its kind's: see [`crate::config::OwnSchedule`].
@@ -159,6 +161,7 @@ impl Hint {
             }),
             enroll: None,
             retire: None,
+            run: None,
             trace: None,
         }
     }

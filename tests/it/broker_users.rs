@@ -563,7 +563,8 @@ async fn the_compose_file_s_users_are_there_when_its_broker_boots_and_are_enough
 
     let running = Observed::start_in(&config, &["--queues", "sync-ios"], &worker.variables()).await;
     until("the roster's chains run by themselves", async || text(&ran).contains(", tick 1, attempt 1")).await;
-    let done = running.metrics().await.get("roundelay_attempts_total{kind=\"sync-app\",verdict=\"done\",reason=\"none\"}");
+    let done =
+        running.metrics().await.get("roundelay_attempts_total{kind=\"sync-app\",verdict=\"done\",reason=\"none\"}");
     assert!(done >= 1.0, "{done}");
 
     // A program that publishes, as the examples do: it asks for the queue first.

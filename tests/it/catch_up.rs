@@ -132,6 +132,7 @@ fn unsent(key: &str, queue: &str, now: Time) -> NewChain {
         watch_at: now,
         revive: false,
         once: false,
+        manual: Default::default(),
         owner: None,
         schedule: None,
         keep_schedule: false,

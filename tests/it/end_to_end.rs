@@ -361,6 +361,7 @@ mod run {
             watch_at: ledger.now() + Duration::from_secs(3_600),
             revive: false,
             once: false,
+            manual: Default::default(),
             owner: None,
             schedule: None,
             keep_schedule: false,

@@ -259,6 +259,7 @@ pub fn chain(key: &str, due: Time) -> NewChain {
         watch_at: due + SLACK,
         revive: false,
         once: false,
+        manual: Default::default(),
         owner: None,
         schedule: None,
         keep_schedule: false,

@@ -3,7 +3,8 @@
 use jsonschema::Validator;
 use proptest::prelude::*;
 use roundelay::clock::Time;
-use roundelay::job::{ChainRef, Enrolment, Envelope, MAX_KEY, Retirement, Retry, Sealed};
+use roundelay::guard::IfRunning;
+use roundelay::job::{ChainRef, Enrolment, Envelope, MAX_KEY, Retirement, Retry, RunNow, Sealed};
 use serde_json::{Map, Value, json};
 
 fn schema() -> Validator {
@@ -64,6 +65,9 @@ fn a_table_of_bodies() {
         with("enroll", json!(null)),
         with("enroll", json!({})),
         with("retire", json!({})),
+        with("run", json!({})),
+        with("run", json!({ "queue": "q", "priority": 9, "if_running": "after", "force": true })),
+        with("run", json!({ "queue": null, "priority": null, "if_running": null })),
         with("enroll", json!({ "queue": "q", "priority": 9, "owner": "o", "schedule": "5m", "first_due": 1 })),
         with("enroll", json!({ "queue": null, "priority": null, "owner": null, "schedule": null, "first_due": null })),
         json!({ "v": 1, "kind": "k", "key": "x", "payload": [1], "id": "7", "queue": "q", "enroll": { "schedule": {} } }),
@@ -128,6 +132,11 @@ fn a_table_of_bodies() {
         with("enroll", json!({ "schedule": 5 })),
         with("enroll", json!({ "first_due": "soon" })),
         with("retire", json!([])),
+        with("run", json!([])),
+        with("run", json!({ "if_running": "later" })),
+        with("run", json!({ "force": null })),
+        json!({ "v": 1, "kind": "k", "key": "x", "run": {}, "retire": {} }),
+        json!({ "v": 1, "kind": "k", "key": "x", "run": {}, "due": 1 }),
         with("retire", json!({ "why": "x" })),
         json!({ "v": 1, "kind": "k", "key": "x", "enroll": {}, "retire": {} }),
         json!({ "v": 1, "kind": "k", "key": "x", "enroll": {}, "due": 1 }),
@@ -228,6 +237,7 @@ fn envelope() -> impl Strategy<Value = Envelope> {
                 chain,
                 enroll: None,
                 retire: None,
+                run: None,
                 trace: None,
             }
         })
@@ -247,12 +257,21 @@ fn message() -> impl Strategy<Value = Envelope> {
         let first_due = first_due.map(Time::from_millis);
         Enrolment { queue, priority, owner, schedule, first_due }
     });
-    (envelope(), prop::option::of((prop::option::of(enroll), json_value()))).prop_map(|(envelope, order)| match order {
+    let ways = prop::sample::select(vec![IfRunning::Refuse, IfRunning::After, IfRunning::Beside]);
+    let run = (prop::option::of(name()), prop::option::of(0u8..10), prop::option::of(ways), any::<bool>());
+    let run = run.prop_map(|(queue, priority, if_running, force)| RunNow { queue, priority, if_running, force });
+    let order = prop_oneof![
+        enroll.prop_map(|enroll| (Some(enroll), None)),
+        run.prop_map(|run| (None, Some(run))),
+        Just((None, None))
+    ];
+    (envelope(), prop::option::of((order, json_value()))).prop_map(|(envelope, order)| match order {
         None => envelope,
-        Some((enroll, payload)) => Envelope {
-            retire: enroll.is_none().then_some(Retirement {}),
-            payload: if enroll.is_some() { payload } else { Value::Null },
+        Some(((enroll, run), payload)) => Envelope {
+            retire: (enroll.is_none() && run.is_none()).then_some(Retirement {}),
+            payload: if enroll.is_some() || run.is_some() { payload } else { Value::Null },
             enroll,
+            run,
             queue: envelope.queue,
             retries: envelope.retries,
             ..Envelope::job(&envelope.kind, &envelope.key, Value::Null, envelope.id.unwrap_or_else(|| "id".into()))
@@ -260,19 +279,21 @@ fn message() -> impl Strategy<Value = Envelope> {
     })
 }
 
-/// An envelope's JSON with up to three fields removed, replaced or added, also inside `chain`, `enroll` and `retire`.
+/// An envelope's JSON with up to three fields removed, replaced or added, also inside `chain` and
+/// orders.
 fn nearly() -> impl Strategy<Value = Value> {
     let field = prop::sample::select(vec![
         "v", "kind", "key", "queue", "due", "attempt", "id", "payload", "sealed", "owner", "depth", "retries", "chain",
-        "enroll", "retire", "x",
+        "enroll", "retire", "run", "x",
     ]);
-    let inner = prop::sample::select(vec!["ledger", "epoch", "tick", "parent", "priority", "queue", "owner", "x"]);
+    let inner =
+        prop::sample::select(vec!["ledger", "epoch", "tick", "parent", "priority", "queue", "owner", "force", "x"]);
     let change = (field, prop::option::of(inner), prop::option::of(json_value()));
     (message(), prop::collection::vec(change, 0..4)).prop_map(|(envelope, changes)| {
         let mut body: Value = serde_json::from_slice(&envelope.encode()).unwrap();
         for (field, inner, value) in changes {
             let inside =
-                ["chain", "enroll", "retire"].into_iter().find(|of| body.get(of).is_some_and(Value::is_object));
+                ["chain", "enroll", "retire", "run"].into_iter().find(|of| body.get(of).is_some_and(Value::is_object));
             let (object, name): (&mut Map<String, Value>, &str) = match (inner, inside) {
                 (Some(inner), Some(of)) => (body[of].as_object_mut().unwrap(), inner),
                 _ => (body.as_object_mut().unwrap(), field),

@@ -6,8 +6,8 @@ use std::time::Duration;
 use roundelay::broker::{Destination, Message};
 use roundelay::engine::enroll::{Enroller, RunOnce};
 use roundelay::engine::{Connections, StartError};
-use roundelay::job::Envelope;
-use roundelay::ledger::{ChainState, FailedItem, Order, Which};
+use roundelay::job::{Envelope, RunNow};
+use roundelay::ledger::{ChainState, ChainView, FailedItem, LedgerError, Order, Which};
 use roundelay::outcome::{NewJob, Yield};
 use roundelay::telemetry::Count;
 use roundelay::{Config, Engine, Outcome};
@@ -144,23 +144,26 @@ mod run {
         let before = rotation().await;
 
         let mut enroller = Enroller::new(&engine.config, engine.connections.clone(), "sync", None, true).unwrap();
-        assert_eq!(enroller.run_once("nobody").await.unwrap(), RunOnce::NoChain);
-        assert_eq!(enroller.run_once("x").await.unwrap(), RunOnce::Accepted);
-        assert_eq!(enroller.run_once("x").await.unwrap(), RunOnce::Pending);
+        assert_eq!(run_once(&mut enroller, "nobody").await.unwrap(), RunOnce::NoChain);
+        assert_eq!(run_once(&mut enroller, "x").await.unwrap(), RunOnce::Accepted);
+        assert_eq!(run_once(&mut enroller, "x").await.unwrap(), RunOnce::Pending);
         let extra = engine.next().await;
         assert_ne!(extra.job.tick.unwrap().epoch, epoch);
         assert_eq!(extra.job.payload, json!({ "of": "x" }), "the chain's own");
         // It is tried again by the kind's policy, as the same tick.
-        assert_eq!(enroller.run_once("x").await.unwrap(), RunOnce::Pending, "while it runs");
+        assert_eq!(run_once(&mut enroller, "x").await.unwrap(), RunOnce::Pending, "while it runs");
         extra.end(Outcome::Done);
         until("it is done", async || engine.telemetry.get(Count::Done) == 2).await;
         let chains = engine.ledger().chains("sync".into(), "x".into()).await.unwrap();
-        assert_eq!(chains[0], before, "the rotation has not noticed");
+        assert!(chains[0].last_start > before.last_start && chains[0].last_finish > before.last_finish, "it counts");
+        let (last_start, last_finish) = (before.last_start, before.last_finish);
+        let counted = ChainView { last_start, last_finish, ..chains[0].clone() };
+        assert_eq!(counted, before, "and nothing else of the rotation has moved");
         assert_eq!((chains[1].once, chains[1].state), (true, ChainState::Retired));
-        assert_eq!(enroller.run_once("x").await.unwrap(), RunOnce::Accepted, "the next one");
+        assert_eq!(run_once(&mut enroller, "x").await.unwrap(), RunOnce::Accepted, "the next one");
         engine.next().await.end(Outcome::Done);
         engine.ledger().steer(which("x"), Order::Retire).await.unwrap();
-        assert_eq!(enroller.run_once("x").await.unwrap(), RunOnce::Ended);
+        assert_eq!(run_once(&mut enroller, "x").await.unwrap(), RunOnce::Ended);
         engine.stop().await;
     }
 
@@ -273,4 +276,9 @@ async fn a_configuration_that_lacks_queues_of_the_ledger_is_refused() {
         Err(StartError::Setup(why)) => assert!(why.contains("lacks the queues: more"), "{why}"),
         other => panic!("not refused: {other:?}"),
     }
+}
+
+/// A manual run, as the kind says it.
+async fn run_once(enroller: &mut Enroller, key: &str) -> Result<RunOnce, LedgerError> {
+    enroller.run_once(key, None, &RunNow::default(), None).await
 }

@@ -192,6 +192,7 @@ fn late() -> Vec<Row> {
 
 fn attempt(fence: i64, key: &str, verdict: Option<&str>, reason: Option<&str>) -> AttemptReport {
     AttemptReport {
+        manual: false,
         fence,
         epoch: 1,
         kind: Some("sync-app".into()),

@@ -11,6 +11,7 @@ use super::handlers::Handler;
 use super::model::Model;
 use super::recurrence::{From, Misfire, Overlap, Phase, Within};
 use super::roster::Roster;
+use crate::guard::IfRunning;
 
 /// A kind of job: what runs it, when it recurs, and what follows when it fails.
 #[derive(Debug, Deserialize)]
@@ -90,6 +91,8 @@ pub struct Kind {
     pub time_box_grace: Option<Text>,
     /// Within these, a run may say itself when the next one is due. Without it, from a second to 30 days.
     pub next_in: Option<Within>,
+    /// What becomes of a manual run of a chain while its rotation runs. Who asks for the run can say otherwise.
+    pub if_running: IfRunning,
     /// There is at most one one-off job of each key at a time: another that comes within so long is dropped.
     #[cfg_attr(test, schemars(extend("x-least" = "1ms", "x-most" = "3660days")))]
     pub unique_for: Option<Text>,
@@ -134,6 +137,7 @@ impl Default for Kind {
             time_box: None,
             time_box_grace: None,
             next_in: None,
+            if_running: IfRunning::default(),
             unique_for: None,
             unique_until: None,
             spawn: Spawn::default(),

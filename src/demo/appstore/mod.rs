@@ -11,10 +11,12 @@ use async_trait::async_trait;
 use axum::Router;
 
 use super::scale::{scaled, shorter};
-use super::stage::{Judged, Language, Stage, System};
+use super::stage::{Judged, Language, PREFIX, Stage, System};
 use crate::clock::{Time, short_duration};
 use crate::config::{Config, at_time};
+use crate::engine::enroll::{Enroller, RunOnce};
 use crate::engine::{Connections, StartError};
+use crate::job::RunNow;
 use crate::roster::{Format, rows};
 use crate::schedule::Pace;
 use judge::{Call, Limit, Record, What, Wish, judge};
@@ -117,16 +119,12 @@ impl Appstore {
 
 /// Runs the chain of an app on the queue for what people wait for; answers whether it was accepted.
 async fn on_demand(stage: &Stage, store: &str, app: &str) -> Result<bool, StartError> {
-    use crate::demo::stage::PREFIX;
-    use crate::engine::Dispatch;
-    use crate::job::Envelope;
     let (key, queue) = (format!("{store}/{app}"), format!("{PREFIX}sync-on-demand-{store}"));
+    let mut enroller = Enroller::new(&stage.config, stage.connections.clone(), "sync-app", None, true)?;
+    // Known or not: an app without a chain runs alone.
     let payload = serde_json::json!({ "platform": store, "app_id": app, "class": "tracked" });
-    let envelope = Envelope::job("sync-app", &key, payload, stage.connections.entropy.token());
-    let envelope = Envelope { queue: Some(queue.clone()), ..envelope };
-    let now = stage.connections.ledger.now();
-    let sent = Dispatch::new(&stage.config, &stage.connections).send(&envelope, &queue, now).await;
-    Ok(sent.is_ok())
+    let asked = RunNow { queue: Some(queue), ..RunNow::default() };
+    Ok(enroller.run_once(&key, Some(&payload), &asked, None).await? == RunOnce::Accepted)
 }
 
 /// A column's cells, with another's.

@@ -17,6 +17,7 @@ use crate::clock::short_duration;
 use crate::config::Config;
 use crate::engine::enroll::{Enroller, RunOnce};
 use crate::engine::{Connections, StartError};
+use crate::job::RunNow;
 use crate::ledger::Listed;
 use esi::{Esi, FORGIVEN, WINDOW};
 use judge::{Ask, Record, judge};
@@ -64,7 +65,7 @@ impl Characters {
             views.iter().any(|view| view.once || view.lease_until > at || view.batch.0 > 0 || view.nominal <= at);
         let next = views.iter().find(|view| !view.once && !runs).map(|view| view.nominal);
         let mut enroller = Enroller::new(&stage.config, connections.clone(), KIND, None, true)?;
-        let accepted = !runs && enroller.run_once(character).await? == RunOnce::Accepted;
+        let accepted = enroller.run_once(character, None, &RunNow::default(), None).await? == RunOnce::Accepted;
         let ask = Ask { character: character.into(), at, accepted, next: next.filter(|_| accepted) };
         self.asks.lock().unwrap_or_else(PoisonError::into_inner).push(ask);
         Ok(())

@@ -16,6 +16,7 @@ use super::stage::{Judged, Language, Stage, System};
 use crate::config::{Config, at_time};
 use crate::engine::enroll::{Enroller, RunOnce};
 use crate::engine::{Connections, StartError};
+use crate::job::RunNow;
 use crate::schedule::Pace;
 use exchanges::Exchanges;
 use judge::{Entry, Manual, NIGHT, Night, Record, judge, judge_calls};
@@ -61,7 +62,7 @@ impl Trading {
     async fn by_hand(&self, stage: &Stage) -> Result<(), StartError> {
         let mut enroller = Enroller::new(&stage.config, stage.connections.clone(), POSITIONS, None, true)?;
         for _ in 0..2 {
-            let refused = match enroller.run_once("-").await? {
+            let refused = match enroller.run_once("-", None, &RunNow::default(), None).await? {
                 RunOnce::Accepted => None,
                 other => Some(format!("{other:?}")),
             };

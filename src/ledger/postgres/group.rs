@@ -10,6 +10,7 @@ use super::connect::{Session, ends_session, passes, words};
 use super::page::{Held, Page, Wanted};
 use super::write::{self, Column, Part};
 use crate::clock::{Followed, Time};
+use crate::guard::Manual;
 use crate::ledger::{ChainRow, ChainState, Hint};
 
 /// Locks chains, always in the order of their epochs, so that two transactions never wait for each
@@ -19,7 +20,7 @@ const LOCK: &str = "
     SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, nominal, lease_until, sent, once, fence, watch_at,
            looks, expected, started_tick, last_start, last_finish, batch_total, batch_open, batch_failed, owner, schedule,
            CASE WHEN $2::bool OR epoch = ANY ($3::int8[]) THEN payload ELSE '' END,
-           CASE WHEN epoch = ANY ($3::int8[]) THEN carry END, depth, priority
+           CASE WHEN $2::bool OR epoch = ANY ($3::int8[]) THEN carry END, depth, priority, manual, beside
     FROM chains
     WHERE epoch = ANY ($1::int8[] || ARRAY(
         SELECT named.epoch FROM unnest($4::text[], $5::text[]) AS n (kind, key)
@@ -145,6 +146,8 @@ fn held(row: &Row) -> Result<Held, Error> {
             last_finish: time(19)?,
             batch_open: row.try_get(21)?,
             schedule: row.try_get(24)?,
+            manual: Manual::from_number(row.try_get(29)?),
+            beside: row.try_get(30)?,
         },
         fence: row.try_get(13)?,
         watch_at: time(14)?,

@@ -7,7 +7,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::clock::Time;
-use crate::ledger::{ChainRow, ChainState, FailedItem};
+use crate::guard::Manual;
+use crate::ledger::{ChainRow, ChainState, FailedItem, Hint};
 
 /// What is to be locked, and what is to be taken from the sequences.
 #[derive(Debug, Default)]
@@ -67,6 +68,8 @@ pub(super) struct Inserted {
     pub(super) owner: Option<String>,
     pub(super) schedule: Option<String>,
     pub(super) depth: u32,
+    pub(super) manual: Manual,
+    pub(super) beside: bool,
 }
 
 /// The record of an attempt that begins.
@@ -192,7 +195,13 @@ impl Page {
         self.by_epoch.get(&epoch).map(|at| &mut self.rows[*at])
     }
 
-    /// The chain of this name, or the single tick beside it.
+    /// The other row of the same chain: of a rotation its manual run, and of a manual run the rotation.
+    pub(super) fn twin(&mut self, chain: &ChainRow) -> Option<&mut Held> {
+        let Hint { kind, key, parent: 0, .. } = &chain.hint else { return None };
+        self.named(kind, key, !chain.once)
+    }
+
+    /// The chain of this name, or its manual run.
     pub(super) fn named(&mut self, kind: &str, key: &str, once: bool) -> Option<&mut Held> {
         let name = (kind.to_owned(), key.to_owned());
         self.by_name.get(&name).and_then(|both| both[usize::from(once)]).map(|at| &mut self.rows[at])

@@ -6,7 +6,7 @@ use super::connect::{Session, words};
 use crate::clock::Entropy;
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 13] = [
+const MIGRATIONS: [&str; 14] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out
     // of order. Text is compared byte by byte, so that an index does not depend on the system's
     // locales. Pages have room to spare, since most updates (a claim changes no indexed column) can
@@ -123,6 +123,7 @@ const MIGRATIONS: [&str; 13] = [
     ACCESS,
     UNIQUES_BY_UNTIL,
     PRIORITIES,
+    MANUAL_RUNS,
 ];
 
 /// Places that stay taken for a whole window are forgotten when that is over, with the history.
@@ -266,6 +267,12 @@ const ACCESS: &str = r#"
 
 /// The priority of a chain's own, in place of its kind's.
 const PRIORITIES: &str = "ALTER TABLE chains ADD COLUMN priority int8";
+
+/// How a manual run was asked for; and of a rotation, whether a manual run of its chain may not have ended.
+const MANUAL_RUNS: &str = "
+    ALTER TABLE chains ADD COLUMN manual int8 NOT NULL DEFAULT 0, ADD COLUMN beside bool NOT NULL DEFAULT false;
+    UPDATE chains r SET beside = true FROM chains m
+    WHERE m.once AND m.parent = 0 AND m.state <> 2 AND r.kind = m.kind AND r.key = m.key AND NOT r.once AND r.parent = 0";
 
 /// The sequences of epochs and fences go on from at least now, in microseconds since 1970. So they
 /// never go back, not even when the database was replaced by an older copy of itself: the numbers

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use super::page::{Begun, Ended, Held, Inserted, Job, Page, Quarantined, Wanted};
 use crate::clock::Time;
+use crate::guard::Manual;
 use crate::ledger::{
-    Batch, ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint, Judgement,
-    LookAgain, Member, NewChain, Renewal, Sent, SpawnedJob, judge,
+    Batch, ChainRow, ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint,
+    Judgement, LookAgain, Member, NewChain, Renewal, Sent, SpawnedJob, judge,
 };
-use crate::outcome::Next;
+use crate::outcome::{Next, Verdict};
 use crate::progress::Progress;
 
 /// Something to decide and write. It may be decided more than once, each time on another page,
@@ -28,6 +29,13 @@ pub(super) trait Verb: Send {
     fn decide(&self, page: &mut Page) -> Self::Answer;
 }
 
+/// Also the other row of the chain, where there may be one.
+fn wants_twin(page: &mut Page, epoch: i64, wanted: &mut Wanted) {
+    if let Some(held) = page.epoch(epoch).filter(|held| held.chain.has_twin()) {
+        wanted.names.insert((held.chain.hint.kind.clone(), held.chain.hint.key.clone()));
+    }
+}
+
 impl Verb for ClaimRequest {
     type Answer = Claim;
 
@@ -41,6 +49,7 @@ impl Verb for ClaimRequest {
         if self.hint.parent == 0 && page.epoch(self.hint.epoch).is_none() {
             wanted.names.insert((self.hint.kind.clone(), self.hint.key.clone()));
         }
+        wants_twin(page, self.hint.epoch, wanted);
     }
 
     fn decide(&self, page: &mut Page) -> Claim {
@@ -50,9 +59,17 @@ impl Verb for ClaimRequest {
             None if asked.parent != 0 => None,
             None => page.newest_named(&asked.kind, &asked.key).cloned(),
         };
-        let refused = match judge(found.as_ref().map(|held| &held.chain), self, now) {
+        let twin = found.as_ref().filter(|held| held.chain.has_twin()).and_then(|held| page.twin(&held.chain).cloned());
+        let rows = (found.as_ref().map(|held| &held.chain), twin.as_ref().map(|held| &held.chain));
+        let refused = match judge(rows.0, rows.1, self, now) {
             Judgement::Grant(refused) => refused,
             Judgement::Answer(answer) => {
+                if let Some(watch_at) = found.as_ref().and_then(|found| found.chain.watch_after(&answer, now))
+                    && let Some(held) = page.epoch(asked.epoch)
+                {
+                    held.watch_at = held.watch_at.max(watch_at);
+                    held.moved = true;
+                }
                 if let (Claim::Future, Some(found)) = (&answer, found)
                     && found.chain.state != ChainState::Retired
                     && let Some(held) = page.epoch(found.chain.hint.epoch)
@@ -87,7 +104,10 @@ impl Verb for ClaimRequest {
             }
             held.moved = true;
         }
-        let Held { chain, payload, owner, carry, depth, batch_total: total, batch_failed: failed, .. } = found;
+        let Held { mut chain, payload, owner, mut carry, depth, batch_total: total, batch_failed: failed, .. } = found;
+        if let Some(rotation) = twin.filter(|_| chain.once) {
+            (chain.schedule, carry) = (rotation.chain.schedule, rotation.carry);
+        }
         let batch = Some(Batch { total, failed }).filter(|batch| batch.total > 0);
         let (nominal, due, once) = (chain.nominal, chain.hint.due, chain.once);
         let grant = Grant {
@@ -122,6 +142,12 @@ impl Verb for FinishRequest {
         wanted.names.extend(self.chains.iter().map(|chain| (chain.kind.clone(), chain.key.clone())));
     }
 
+    fn wants_further(&self, page: &mut Page, wanted: &mut Wanted) {
+        if page.epoch(self.epoch).is_some_and(|held| held.chain.once) {
+            wants_twin(page, self.epoch, wanted);
+        }
+    }
+
     fn decide(&self, page: &mut Page) -> Finish {
         let (tick, attempt, due) = self.place();
         let left = |held: &&mut Held| held.fence == self.fence && !held.is_held();
@@ -151,7 +177,7 @@ impl Verb for FinishRequest {
             (held.batch_total, held.chain.batch_open, held.batch_failed) = (members, members, 0);
             (held.expected, held.watch_at, held.looks) = (due, self.watch_at(), 0);
             held.moved = true;
-            (held.chain.hint.clone(), held.chain.state, held.owner.clone())
+            (held.chain.clone(), held.owner.clone())
         });
         let verdict = if written.is_some() { self.verdict.as_str() } else { "fenced" };
         let ended = Ended {
@@ -166,7 +192,11 @@ impl Verb for FinishRequest {
         if page.writes.ended.get(&self.fence).is_none_or(|there| there.verdict == "lost") {
             page.writes.ended.insert(self.fence, ended);
         }
-        let Some((hint, state, owner)) = written else { return Finish::Fenced };
+        let Some((chain, owner)) = written else { return Finish::Fenced };
+        if chain.once {
+            count_for_rotation(page, self, &chain);
+        }
+        let ChainRow { hint, state, .. } = chain;
         if let Some(whole) = self.failure() {
             page.failed(&hint.kind, &hint.key, &whole, self.at);
         }
@@ -179,6 +209,23 @@ impl Verb for FinishRequest {
         messages.extend((state == ChainState::Active && self.next != Next::Gather).then_some(hint));
         Finish::Applied(messages)
     }
+}
+
+/// A manual run is a run of its chain: the rotation counts it, takes what it hands on, and ends when it says so.
+fn count_for_rotation(page: &mut Page, finish: &FinishRequest, manual: &ChainRow) {
+    let Some(rotation) = page.twin(manual) else { return };
+    if finish.ran {
+        rotation.chain.last_start = rotation.chain.last_start.max(manual.last_start);
+        rotation.chain.last_finish = rotation.chain.last_finish.max(finish.at);
+    }
+    if finish.carry.is_some() {
+        (rotation.carry, rotation.carries) = (finish.carry.clone(), true);
+    }
+    rotation.chain.beside &= finish.next != Next::End;
+    if finish.verdict == Verdict::Retired {
+        rotation.chain.state = ChainState::Retired;
+    }
+    rotation.moved = true;
 }
 
 /// Begins what the tick waits for.
@@ -196,6 +243,8 @@ fn begin_members(page: &mut Page, owner: Option<&str>, finish: &FinishRequest) -
             owner: owner.map(Into::into),
             schedule: None,
             depth: *depth,
+            manual: Manual::default(),
+            beside: false,
         };
         page.writes.inserted.insert((kind.clone(), key.clone(), true, finish.epoch), member);
         hints.push(Hint {
@@ -297,14 +346,27 @@ impl Verb for Enroll {
 }
 
 fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
+    let enrolled = enroll_one(page, chain);
+    if chain.once
+        && matches!(enrolled, Enrolled::Created(_))
+        && let Some(rotation) = page.named(&chain.kind, &chain.key, false)
+    {
+        (rotation.chain.beside, rotation.moved) = (true, true);
+    }
+    enrolled
+}
+
+fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
+    let runs = |manual: &mut Held| manual.chain.state != ChainState::Retired;
+    let beside = !chain.once && page.named(&chain.kind, &chain.key, true).is_some_and(runs);
     let found = page.named(&chain.kind, &chain.key, chain.once);
-    let created = |epoch| {
+    let created = |epoch, tick| {
         Enrolled::Created(Hint {
             kind: chain.kind.clone(),
             key: chain.key.clone(),
             queue: chain.queue.clone(),
             epoch,
-            tick: 1,
+            tick,
             attempt: 1,
             due: chain.due,
             parent: 0,
@@ -344,27 +406,41 @@ fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
             owner: chain.owner.clone(),
             schedule: chain.schedule.clone(),
             depth: chain.depth,
+            manual: chain.manual,
+            beside,
         };
         page.writes.inserted.insert(name, new);
-        return created(epoch);
+        return created(epoch, 1);
     };
     if held.chain.state == ChainState::Retired {
         if !chain.revive && !chain.once {
             return Enrolled::Retired;
         }
-        let old = held.chain.hint.epoch;
-        let Some(epoch) = page.take_epoch() else { return Enrolled::Retired };
-        let Some(held) = page.new_epoch(old, epoch) else { return Enrolled::Retired };
+        // The manual runs of a chain are ticks of one epoch, so that their records stay its own. Only one that was left
+        // in the middle is not gone on from.
+        let is_over = !held.is_held() && held.chain.batch_open == 0 && held.chain.started_tick < held.chain.hint.tick;
+        let goes_on = chain.once && is_over;
+        let (old, tick) = (held.chain.hint.epoch, if goes_on { held.chain.hint.tick } else { 1 });
+        let held = match goes_on {
+            true => page.epoch(old),
+            false => page.take_epoch().and_then(|epoch| page.new_epoch(old, epoch)),
+        };
+        let Some(held) = held else { return Enrolled::Retired };
+        (held.chain.hint.attempt, held.chain.sent, held.looks) = (1, false, 0);
+        (held.moved, held.renamed, held.chain.manual) = (true, true, chain.manual);
         let hint = &mut held.chain.hint;
-        (hint.tick, hint.due, hint.queue, hint.priority) = (1, chain.due, chain.queue.clone(), chain.priority);
+        (hint.tick, hint.due, hint.queue, hint.priority) = (tick, chain.due, chain.queue.clone(), chain.priority);
         (held.chain.nominal, held.chain.state) = (chain.due, ChainState::Active);
         (held.expected, held.watch_at, held.payload) = (chain.due, chain.watch_at, chain.payload.clone());
         (held.owner, held.chain.schedule) = (chain.owner.clone(), chain.schedule.clone());
         held.depth = chain.depth;
-        let never = Time::default();
-        (held.chain.started_tick, held.chain.last_start, held.chain.last_finish) = (0, never, never);
+        if !goes_on {
+            let never = Time::default();
+            (held.chain.started_tick, held.chain.last_start, held.chain.last_finish) = (0, never, never);
+        }
         (held.carry, held.carries) = (None, true);
-        return created(epoch);
+        let epoch = held.chain.hint.epoch;
+        return created(epoch, tick);
     }
     let place = (&*held.chain.hint.queue, held.chain.hint.priority);
     let same = chain.is_like(place, &held.payload, held.owner.as_deref(), held.chain.schedule.as_deref());

@@ -10,19 +10,21 @@ pub(super) const MOVE: &str = "
     SET state = u.state, tick = u.tick, attempt = u.attempt, nominal = u.nominal, due = u.due, fence = u.fence,
         lease_until = u.lease_until, sent = u.sent, expected = u.expected, watch_at = u.watch_at, looks = u.looks,
         started_tick = u.started_tick, last_start = u.last_start, last_finish = u.last_finish,
-        batch_total = u.batch_total, batch_open = u.batch_open, batch_failed = u.batch_failed
+        batch_total = u.batch_total, batch_open = u.batch_open, batch_failed = u.batch_failed,
+        beside = u.beside
     FROM unnest($1::int8[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::int8[],
                 $9::bool[], $10::int8[], $11::int8[], $12::int8[], $13::int8[], $14::int8[], $15::int8[],
-                $16::int8[], $17::int8[], $18::int8[])
+                $16::int8[], $17::int8[], $18::int8[], $19::bool[])
          AS u (epoch, state, tick, attempt, nominal, due, fence, lease_until, sent, expected, watch_at, looks,
-               started_tick, last_start, last_finish, batch_total, batch_open, batch_failed)
+               started_tick, last_start, last_finish, batch_total, batch_open, batch_failed, beside)
     WHERE c.epoch = u.epoch";
 const RENAME: &str = "
     UPDATE chains c
     SET epoch = u.epoch, queue = u.queue, payload = u.payload, owner = u.owner, schedule = u.schedule, depth = u.depth,
-        priority = u.priority
-    FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::text[], $6::text[], $7::int8[], $8::int8[])
-         AS u (found_as, epoch, queue, payload, owner, schedule, depth, priority)
+        priority = u.priority, manual = u.manual
+    FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::text[], $6::text[], $7::int8[], $8::int8[],
+                $9::int8[])
+         AS u (found_as, epoch, queue, payload, owner, schedule, depth, priority, manual)
     WHERE c.epoch = u.found_as";
 const CARRY: &str = "
     UPDATE chains c SET carry = u.carry FROM unnest($1::int8[], $2::text[]) AS u (epoch, carry)
@@ -31,11 +33,13 @@ const DROP_MEMBERS: &str = "DELETE FROM chains WHERE parent <> 0 AND parent = AN
 /// When another worker has begun one of them meanwhile, this fails, and the group is tried again.
 const INSERT: &str = "
     INSERT INTO chains (epoch, kind, key, once, parent, queue, nominal, due, expected, watch_at, payload, owner, schedule,
-                        depth, priority)
-    SELECT epoch, kind, key, once, parent, queue, due, due, due, watch_at, payload, owner, schedule, depth, priority
+                        depth, priority, manual, beside)
+    SELECT epoch, kind, key, once, parent, queue, due, due, due, watch_at, payload, owner, schedule, depth, priority,
+           manual, beside
     FROM unnest($1::int8[], $2::text[], $3::text[], $4::bool[], $5::int8[], $6::text[], $7::int8[], $8::int8[],
-                $9::text[], $10::text[], $11::text[], $12::int8[], $13::int8[])
-         AS u (epoch, kind, key, once, parent, queue, due, watch_at, payload, owner, schedule, depth, priority)";
+                $9::text[], $10::text[], $11::text[], $12::int8[], $13::int8[], $14::int8[], $15::bool[])
+         AS u (epoch, kind, key, once, parent, queue, due, watch_at, payload, owner, schedule, depth, priority, manual,
+               beside)";
 pub(super) const BEGIN_ATTEMPTS: &str = "
     INSERT INTO attempts (fence, epoch, tick, attempt, previous, worker, due, started)
     SELECT fence, epoch, tick, attempt, previous, worker, due, $8::int8
@@ -139,6 +143,7 @@ fn moved(page: &Page) -> Option<Part<'_>> {
             column(&rows, |row| row.batch_total),
             column(&rows, |row| row.chain.batch_open),
             column(&rows, |row| row.batch_failed),
+            column(&rows, |row| row.chain.beside),
         ],
     })
 }
@@ -169,6 +174,7 @@ fn renamed(page: &Page) -> Option<Part<'_>> {
             column(&rows, |row| row.chain.schedule.as_deref()),
             column(&rows, |row| i64::from(row.depth)),
             column(&rows, |row| row.chain.hint.priority.map(i64::from)),
+            column(&rows, |row| row.chain.manual.number()),
         ],
     })
 }
@@ -191,6 +197,8 @@ fn inserted(page: &Page) -> Option<Part<'_>> {
             column(&rows, |(_, new)| new.schedule.as_deref()),
             column(&rows, |(_, new)| i64::from(new.depth)),
             column(&rows, |(_, new)| new.priority.map(i64::from)),
+            column(&rows, |(_, new)| new.manual.number()),
+            column(&rows, |(_, new)| new.beside),
         ],
     })
 }

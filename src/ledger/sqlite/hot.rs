@@ -163,6 +163,7 @@ mod tests {
             watch_at: now + SLACK,
             revive: true,
             once: false,
+            manual: Default::default(),
             owner: Some("somebody".into()),
             schedule: None,
             keep_schedule: false,

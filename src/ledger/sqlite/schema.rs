@@ -5,7 +5,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use crate::clock::{Entropy, Time};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 15] = [
+const MIGRATIONS: [&str; 16] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -127,6 +127,7 @@ const MIGRATIONS: [&str; 15] = [
     ACCESS,
     UNIQUES_BY_UNTIL,
     PRIORITIES,
+    MANUAL_RUNS,
 ];
 
 /// Places that stay taken for a whole window are forgotten when that is over, with the history.
@@ -300,6 +301,22 @@ const PRIORITIES: &str = "
                c.schedule, c.carry, coalesce(h.started_tick, c.started_tick) AS started_tick,
                coalesce(h.last_start, c.last_start) AS last_start, c.last_finish, c.parent, c.batch_total,
                c.batch_open, c.batch_failed, c.depth, c.priority
+        FROM chains c LEFT JOIN hot_chains h ON h.epoch = c.epoch;";
+
+/// How a manual run was asked for; and of a rotation, whether a manual run of its chain may not have ended.
+const MANUAL_RUNS: &str = "
+    ALTER TABLE chains ADD COLUMN manual INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE chains ADD COLUMN beside INTEGER NOT NULL DEFAULT 0;
+    UPDATE chains SET beside = 1 WHERE once = 0 AND parent = 0 AND (kind, key) IN
+        (SELECT kind, key FROM chains WHERE once = 1 AND parent = 0 AND state <> 2);
+    DROP VIEW chains_now;
+    CREATE VIEW chains_now AS
+        SELECT c.epoch, c.kind, c.key, c.queue, c.state, c.tick, c.attempt, c.nominal, c.due,
+               coalesce(h.fence, c.fence) AS fence, coalesce(h.lease_until, c.lease_until) AS lease_until,
+               coalesce(h.sent, c.sent) AS sent, c.expected, c.watch_at, c.looks, c.payload, c.once, c.owner,
+               c.schedule, c.carry, coalesce(h.started_tick, c.started_tick) AS started_tick,
+               coalesce(h.last_start, c.last_start) AS last_start, c.last_finish, c.parent, c.batch_total,
+               c.batch_open, c.batch_failed, c.depth, c.priority, c.manual, c.beside
         FROM chains c LEFT JOIN hot_chains h ON h.epoch = c.epoch;";
 
 /// The version of the format that this program knows.

@@ -7,12 +7,13 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::clock::Time;
+use crate::guard::Manual;
 use crate::ledger::traffic::Counters;
 use crate::ledger::{
     Batch, ChainRow, ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint,
     Judgement, LookAgain, Member, NewChain, Sent, SpawnedJob, judge,
 };
-use crate::outcome::Next;
+use crate::outcome::{Next, Verdict};
 use crate::progress::Progress;
 
 pub(super) type Result<T> = rusqlite::Result<T>;
@@ -51,6 +52,7 @@ struct Found {
 struct Held {
     hint: Hint,
     state: ChainState,
+    once: bool,
     owner: Option<String>,
     /// The tick of which a run last started, and when.
     started: (i64, Time),
@@ -80,7 +82,8 @@ impl Store {
     }
 
     fn enroll_one(&mut self, chain: &NewChain, now: Time) -> Result<Enrolled> {
-        let sql = "SELECT epoch, state, queue, payload, owner, schedule, priority FROM chains
+        let sql = "SELECT epoch, state, queue, payload, owner, schedule, priority,
+                          lease_until = 0 AND batch_open = 0 AND started_tick < tick, tick FROM chains
                    WHERE kind = ?1 AND key = ?2 AND once = ?3 AND parent = 0";
         let (owner, schedule) = (chain.owner.as_deref(), chain.schedule.as_deref());
         let found = self
@@ -95,15 +98,18 @@ impl Store {
                     text(5)?.as_deref(),
                 );
                 let rescheduled = chain.reschedules(text(5)?.as_deref());
-                Ok((row.get::<_, i64>(0)?, ChainState::from_number(row.get(1)?), same, rescheduled))
+                let over = row.get::<_, bool>(7)?.then(|| row.get::<_, i64>(8)).transpose()?;
+                Ok((row.get::<_, i64>(0)?, ChainState::from_number(row.get(1)?), same, rescheduled, over))
             })
             .optional()?;
         let (due, watch_at) = (chain.due.as_millis(), chain.watch_at.as_millis());
-        let epoch = match found {
+        let (epoch, tick) = match found {
             None => {
                 let insert = "INSERT INTO chains (kind, key, once, queue, nominal, due, expected, watch_at, payload,
-                                                  owner, schedule, depth, priority)
-                              VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+                                                  owner, schedule, depth, priority, manual, beside)
+                              VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12,
+                                      NOT ?3 AND EXISTS (SELECT 1 FROM chains WHERE kind = ?1 AND key = ?2
+                                                         AND once = 1 AND parent = 0 AND state <> 2))";
                 self.connection.prepare_cached(insert)?.execute(params![
                     chain.kind,
                     chain.key,
@@ -115,19 +121,27 @@ impl Store {
                     owner,
                     schedule,
                     chain.depth,
-                    chain.priority
+                    chain.priority,
+                    chain.manual.number()
                 ])?;
-                self.connection.last_insert_rowid()
+                (self.connection.last_insert_rowid(), 1)
             }
-            Some((old, ChainState::Retired, ..)) => {
+            Some((old, ChainState::Retired, _, _, over)) => {
                 if !chain.revive && !chain.once && !mutant!(EnrollRevives) {
                     return Ok(Enrolled::Retired);
                 }
-                let epoch = self.new_epoch(old, now)?;
+                // The manual runs of a chain are ticks of one epoch, so that their records stay its own. Only one that
+                // was left in the middle is not gone on from.
+                let (epoch, tick) = match over.filter(|_| chain.once) {
+                    Some(tick) => (old, tick),
+                    None => (self.new_epoch(old, now)?, 1),
+                };
                 let revive = "UPDATE chains SET queue = ?2, nominal = ?3, due = ?3, expected = ?3, watch_at = ?4,
-                                                payload = ?5, owner = ?6, schedule = ?7, depth = ?8, priority = ?9, tick = 1,
-                                                state = 0,
-                                                started_tick = 0, last_start = 0, last_finish = 0, carry = NULL
+                                                payload = ?5, owner = ?6, schedule = ?7, depth = ?8, priority = ?9,
+                                                tick = ?10, attempt = 1, sent = 0, looks = 0, manual = ?11, state = 0,
+                                                started_tick = iif(?12, started_tick, 0),
+                                                last_start = iif(?12, last_start, 0),
+                                                last_finish = iif(?12, last_finish, 0), carry = NULL
                               WHERE epoch = ?1";
                 self.connection.prepare_cached(revive)?.execute(params![
                     epoch,
@@ -138,13 +152,16 @@ impl Store {
                     owner,
                     schedule,
                     chain.depth,
-                    chain.priority
+                    chain.priority,
+                    tick,
+                    chain.manual.number(),
+                    epoch == old
                 ])?;
-                epoch
+                (epoch, tick)
             }
             Some(_) if chain.once || chain.only_new => return Ok(Enrolled::Unchanged),
-            Some((_, _, true, _)) => return Ok(Enrolled::Unchanged),
-            Some((epoch, _, _, rescheduled)) => {
+            Some((_, _, true, ..)) => return Ok(Enrolled::Unchanged),
+            Some((epoch, _, _, rescheduled, _)) => {
                 let update = "UPDATE chains SET queue = ?2, payload = ?3, owner = ?4, priority = ?7,
                                                 schedule = CASE WHEN ?6 THEN ?5 ELSE schedule END
                               WHERE epoch = ?1";
@@ -160,12 +177,16 @@ impl Store {
                 return Ok(Enrolled::Updated { rescheduled });
             }
         };
+        if chain.once {
+            let beside = "UPDATE chains SET beside = 1 WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0";
+            self.connection.prepare_cached(beside)?.execute([&chain.kind, &chain.key])?;
+        }
         Ok(Enrolled::Created(Hint {
             kind: chain.kind.clone(),
             key: chain.key.clone(),
             queue: chain.queue.clone(),
             epoch,
-            tick: 1,
+            tick,
             attempt: 1,
             due: chain.due,
             parent: 0,
@@ -232,7 +253,14 @@ impl Store {
                 self.find(newest, [&asked.kind, &asked.key])?
             }
         };
-        let refused = match judge(found.as_ref().map(|f| &f.chain), request, now) {
+        let twin = match found.as_ref().map(|found| &found.chain).filter(|chain| chain.has_twin()) {
+            Some(ChainRow { hint: Hint { kind, key, .. }, once, .. }) => {
+                let other = "kind = ?1 AND key = ?2 AND once <> ?3 AND parent = 0";
+                self.find(other, params![kind, key, once])?
+            }
+            None => None,
+        };
+        let refused = match judge(found.as_ref().map(|f| &f.chain), twin.as_ref().map(|f| &f.chain), request, now) {
             Judgement::Grant(refused) => refused,
             Judgement::Answer(answer) => {
                 if let (Claim::Future, Some(found)) = (&answer, &found) {
@@ -240,12 +268,20 @@ impl Store {
                         .prepare_cached("UPDATE chains SET state = 3 WHERE epoch = ?1 AND state <> 2")?
                         .execute([found.chain.hint.epoch])?;
                 }
+                if let Some(watch_at) = found.as_ref().and_then(|found| found.chain.watch_after(&answer, now)) {
+                    self.connection
+                        .prepare_cached("UPDATE chains SET watch_at = max(watch_at, ?2) WHERE epoch = ?1")?
+                        .execute([asked.epoch, watch_at.as_millis()])?;
+                }
                 return Ok(answer);
             }
         };
-        let Some(Found { chain, fence: previous, payload, owner, carry, batch, depth }) = found else {
+        let Some(Found { mut chain, fence: previous, payload, owner, mut carry, batch, depth }) = found else {
             return Ok(Claim::Idle);
         };
+        if let Some(rotation) = twin.filter(|_| chain.once) {
+            (chain.schedule, carry) = (rotation.chain.schedule, rotation.carry);
+        }
         let lost = chain.lease_until.as_millis() != 0;
         if lost && !mutant!(LostNotMarked) {
             // The holder never finished: its lease ran out.
@@ -307,7 +343,7 @@ impl Store {
     fn find(&self, condition: &str, arguments: impl rusqlite::Params) -> Result<Option<Found>> {
         let sql = format!(
             "SELECT {HINT}, state, nominal, lease_until, sent, once, started_tick, last_start, last_finish, batch_open,
-                    fence, payload, owner, schedule, carry, batch_total, batch_failed, depth
+                    fence, payload, owner, schedule, carry, batch_total, batch_failed, depth, manual, beside
              FROM chains_now WHERE {condition}"
         );
         let found = self.connection.prepare_cached(&sql)?.query_row(arguments, |row| {
@@ -324,6 +360,8 @@ impl Store {
                 last_finish: time(row, at(7))?,
                 batch_open: row.get(at(8))?,
                 schedule: row.get(at(12))?,
+                manual: Manual::from_number(row.get(at(17))?),
+                beside: row.get(at(18))?,
             };
             let batch = Batch { total: row.get(at(14))?, failed: row.get(at(15))? };
             Ok(Found {
@@ -365,6 +403,9 @@ impl Store {
             ])?;
         let Some(held) = held else { return Ok(Finish::Fenced) };
         let successor = self.move_on(f, &held)?;
+        if held.once && held.hint.parent == 0 {
+            self.count_for_rotation(f, &held)?;
+        }
         let Held { hint, owner, .. } = held;
         if let Some(whole) = f.failure() {
             self.record_failure(&hint.kind, &hint.key, &whole, f.at)?;
@@ -383,7 +424,7 @@ impl Store {
     fn held(&self, f: &FinishRequest) -> Result<Option<Held>> {
         let fenced = if mutant!(FinishWithoutFence) { "fence >= ?2" } else { "fence = ?2 AND lease_until <> 0" };
         let sql = format!(
-            "SELECT {HINT}, state, owner, started_tick, last_start FROM chains_now WHERE epoch = ?1 AND {fenced}"
+            "SELECT {HINT}, state, owner, started_tick, last_start, once FROM chains_now WHERE epoch = ?1 AND {fenced}"
         );
         let held = self.connection.prepare_cached(&sql)?.query_row([f.epoch, f.fence], |row| {
             Ok(Held {
@@ -391,6 +432,7 @@ impl Store {
                 state: ChainState::from_number(row.get(AFTER_HINT)?),
                 owner: row.get(AFTER_HINT + 1)?,
                 started: (row.get(AFTER_HINT + 2)?, time(row, AFTER_HINT + 3)?),
+                once: row.get(AFTER_HINT + 4)?,
             })
         });
         held.optional()
@@ -440,6 +482,22 @@ impl Store {
         // What is left to do for it is to send the successor, and to say so.
         self.heat(f.epoch, f.fence, Time::default(), false, held.started)?;
         Ok(Some(Hint { tick, attempt, due, ..held.hint.clone() }))
+    }
+
+    /// A manual run is a run of its chain: the rotation counts it, takes what it hands on, and ends when it says so.
+    fn count_for_rotation(&mut self, f: &FinishRequest, manual: &Held) -> Result<()> {
+        let Hint { kind, key, .. } = &manual.hint;
+        self.cool("SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0", [kind, key])?;
+        let count = "UPDATE chains
+                     SET last_start = iif(?3, max(last_start, ?4), last_start),
+                         last_finish = iif(?3, max(last_finish, ?5), last_finish),
+                         carry = coalesce(?6, carry), beside = iif(?7, 0, beside), state = iif(?8, 2, state)
+                     WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0";
+        let ran = f.ran && !mutant!(ManualNotCounted);
+        let (start, end) = (manual.started.1.as_millis(), f.at.as_millis());
+        let (ended, retired) = (f.next == Next::End, f.verdict == Verdict::Retired);
+        self.connection.prepare_cached(count)?.execute(params![kind, key, ran, start, end, f.carry, ended, retired])?;
+        Ok(())
     }
 
     /// Begins what the tick waits for.

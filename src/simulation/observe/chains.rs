@@ -7,11 +7,12 @@ use tokio::time::Instant;
 
 use super::{Late, Lease, Model, Name, Observer, State};
 use crate::clock::Time;
+use crate::guard::IfRunning;
 use crate::job::Envelope;
 use crate::ledger::{ClaimRequest, Finish, FinishRequest, Grant, LookAgain, Renewal};
 use crate::outcome::Next;
 use crate::simulation::worker::Process;
-use crate::simulation::world::PACED;
+use crate::simulation::world::{COOLDOWN, PACED, if_running};
 
 impl Observer {
     /// The ledger has granted a claim.
@@ -57,6 +58,26 @@ impl Observer {
         {
             wrong.push(("I1", format!("{name}: claimed, though fence {} holds until {}", lease.fence, lease.until)));
         }
+        let free = grant.refused.is_some() || grant.batch.is_some() || hint.parent != 0;
+        if !free && if_running(&hint.key) != IfRunning::Beside {
+            let other = Name { once: !name.once, ..name.clone() };
+            if let Some(lease) = state.chains.get(&other).and_then(|other| other.lease.as_ref())
+                && lease.holds(lease.epoch, grant.at)
+            {
+                let (fence, until) = (lease.fence, lease.until);
+                wrong.push(("I1", format!("{name}: starts, though {other} runs: fence {fence} holds until {until}")));
+            }
+        }
+        let begins = before.is_none_or(|(epoch, tick, _)| (epoch, tick) != (hint.epoch, hint.tick));
+        if !free
+            && begins
+            && hint.kind == "long"
+            && let Some(end) = state.last_end.get(&(hint.kind.clone(), hint.key.clone()))
+            && grant.at.since(*end) < COOLDOWN
+        {
+            wrong.push(("cooldown", format!("{name}: starts {:?} after the run before", grant.at.since(*end))));
+        }
+        let model = state.chains.entry(name.clone()).or_default();
         if model.stopped {
             wrong.push(("I8", format!("{name}: claimed after it was stopped")));
         }
@@ -115,6 +136,9 @@ impl Observer {
         if *finish == Finish::Fenced || !state.written.insert(fence) {
             return;
         }
+        if request.ran && request.parent == 0 {
+            state.last_end.insert((name.kind.clone(), name.key.clone()), request.at);
+        }
         let model = state.chains.entry(name.clone()).or_default();
         // Members are judged by what waits for them, since they end with it.
         let waits = matches!(request.next, Next::End | Next::Gather) || request.parent != 0;
@@ -153,6 +177,8 @@ impl Observer {
     /// An order to stop a chain has been carried out, or one to let it go on is about to be.
     pub fn stopped(&self, kind: &str, key: &str, stopped: bool) {
         let mut state = self.lock();
+        // A chain that begins anew knows nothing of its runs before.
+        state.last_end.remove(&(kind.to_owned(), key.to_owned()));
         for once in [false, true] {
             let name = Name { kind: kind.into(), key: key.into(), once };
             // A single tick is ended by the order, and a later one is another.

@@ -161,6 +161,8 @@ struct JobModel {
 
 #[derive(Default)]
 struct State {
+    /// When a run of an entity's chain last ended, its rotation or a manual one, by kind and key.
+    last_end: BTreeMap<(String, String), Time>,
     chains: BTreeMap<Name, Model>,
     epochs: BTreeMap<i64, Name>,
     finished: BTreeSet<(i64, i64)>,
@@ -240,6 +242,7 @@ impl Observer {
     /// clock may go back.
     pub fn clock_is_set(&self, now: Time) {
         let mut state = self.lock();
+        state.last_end.clear();
         state.running.values_mut().for_each(|running| running.lenient = true);
         state.before_the_clock = state.chains.values().map(|model| model.place.2).max().unwrap_or_default();
         for model in state.chains.values_mut() {
@@ -254,6 +257,7 @@ impl Observer {
     /// then may be gone, and who was stopped may not be.
     pub fn restored(&self) {
         let mut state = self.lock();
+        state.last_end.clear();
         for model in state.chains.values_mut() {
             *model = Model { place: model.place, ..Model::default() };
         }

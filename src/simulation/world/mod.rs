@@ -36,7 +36,7 @@ use crate::simulation::observe::{Observer, Violation};
 use crate::simulation::plan::{Fault, Plan, STORM, Wrong};
 use crate::simulation::worker::{Killed, Process, Traps, Watcher};
 use crate::telemetry::SlotCounts;
-pub use scene::{BRISK, CHAIN_COUNT, PACED, QUEUES, WORKERS};
+pub use scene::{BRISK, CHAIN_COUNT, COOLDOWN, PACED, QUEUES, WORKERS, if_running};
 use scene::{FIRST_KEY, handle, has_its_own_payload, once};
 use verdict::{lossless, touched};
 

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::World;
+use super::scene::if_running;
 use super::scene::{self, CHAINS, OWNER, SECOND_KEY, given_to, is_owned, payload, published};
 use crate::broker::{Broker, Destination, Message};
 use crate::config::Config;
@@ -17,6 +18,7 @@ use crate::engine::sealing::{Mode, take_stock};
 use crate::engine::{Connections, Dispatch};
 use crate::fleet::{FleetOrder, Subject, WorkerState};
 use crate::job::Envelope;
+use crate::job::RunNow;
 use crate::ledger::{Ledger, LedgerError, Order, Which};
 
 /// Why good jobs lie in quarantine, and why others do that may be good once.
@@ -237,10 +239,17 @@ impl World {
         let (kind, _, key) = CHAINS[chain];
         let Ok(mut enroller) = Enroller::new(&self.config, self.operator(), kind, None, true) else { return };
         let observer = self.observer.clone();
+        let asked = RunNow { if_running: Some(if_running(key)), ..RunNow::default() };
         tokio::spawn(async move {
             loop {
-                match enroller.run_once(key).await {
-                    Ok(accepted @ (RunOnce::Accepted | RunOnce::Pending | RunOnce::Ended)) => {
+                match enroller.run_once(key, None, &asked, None).await {
+                    Ok(
+                        accepted @ (RunOnce::Accepted
+                        | RunOnce::Pending
+                        | RunOnce::Ended
+                        | RunOnce::Running
+                        | RunOnce::Cooldown(_)),
+                    ) => {
                         break observer.note(|| format!("operator: run {kind} {key} once: {accepted:?}"));
                     }
                     Ok(other) => break observer.violated("I7", format!("{kind} {key} cannot run once: {other:?}")),

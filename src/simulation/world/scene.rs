@@ -9,6 +9,7 @@ use tokio::time::sleep;
 
 use crate::clock::Entropy;
 use crate::encryption::KEY_BYTES;
+use crate::guard::IfRunning;
 use crate::job::Job;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{FailedItem, Ledger};
@@ -72,6 +73,7 @@ takeover = "redelivery"
 retry = { attempts = 2, backoff = ["2s"] }
 [kinds.long]
 every = "30s"
+cooldown = "4s"
 queue = "gamma"
 timeout = "60s"
 retry = { attempts = 2, backoff = ["7s"] }
@@ -124,6 +126,15 @@ queue = "alpha"
 timeout = "10s"
 retry = { attempts = 3, backoff = ["1s", "3s"] }
 "#;
+
+/// What becomes of a manual run of the chain with this key while its rotation runs: each chain has its way.
+pub fn if_running(key: &str) -> IfRunning {
+    let ways = [IfRunning::Refuse, IfRunning::After, IfRunning::Beside];
+    ways[CHAINS.iter().position(|(_, _, of)| *of == key).unwrap_or_default() % ways.len()]
+}
+
+/// That of the kind `long`.
+pub const COOLDOWN: Duration = Duration::from_secs(4);
 
 /// The chains of a run, by kind, queue and key.
 pub(super) const CHAINS: [(&str, &str, &str); 16] = [

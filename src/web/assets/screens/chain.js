@@ -31,7 +31,7 @@ export const chain = {
         section("What comes", upcoming(told)),
         section("Facts", aboutIt(told))),
       whole && section("Attempts", attempts(ctx, whole)),
-      told && single && section("A single run beside it", why(single), aboutIt(single)),
+      told && single && section("Its manual run", why(single), aboutIt(single)),
       whole && h("div", { class: "columns" },
         section("Payload", json(ctx, "payload", whole.payload)),
         section("Carry", whole.carry === null ? h("p", { class: "empty" }, "No run has handed anything on.") : json(ctx, "carry", whole.carry))),
@@ -93,7 +93,7 @@ function attempts(ctx, told) {
       label: "Attempts, latest first", rows: ctx.state.all ? rows : rows.slice(0, FEW), keyOf: ({ fence }) => String(fence),
       columns: [
         { head: "Started", row: true, cell: ({ started }) => [at(started), h("span", { class: "sub" }, ago(started))] },
-        { head: "Tick", num: true, cell: ({ tick, attempt }) => `${count(tick)}.${attempt}` },
+        { head: "Tick", num: true, cell: ({ tick, attempt, manual }) => [`${count(tick)}.${attempt}`, manual && h("span", { class: "sub" }, "manual run")] },
         { head: "Verdict", cell: verdictMark },
         { head: "Took", num: true, cell: ({ started, finished }) => (finished ? span(instant(finished) - instant(started)) : "runs") },
         { head: "Late by", num: true, cell: ({ started, due }) => (due && started ? lag(instant(started) - instant(due)) : none()) },
@@ -139,7 +139,7 @@ function kept(ctx, failures) {
 }
 
 const ORDERS = [
-  { action: "run", label: "Run once", title: "Run it once more now?", words: "One run beside the rotation, with retries by the kind's policy.",
+  { action: "run", label: "Run once", title: "Run it once more now?", words: "A run of this chain, now, with retries by the kind's policy. It does not shift the rotation, and is refused while that runs, unless the kind says otherwise.",
     offered: ({ state }) => state !== "quarantined" },
   { action: "advance", label: "Advance", title: "Advance it?", words: "Its next tick comes now, and what follows counts from it. A retry that waits comes at once, too.",
     offered: ({ state }) => state === "active" },
