@@ -407,6 +407,13 @@ pub fn cut(course: Option<Course<'_>>, reason: Reason) -> Decision {
     Decision { next, verdict: Verdict::Cut, reason: Some(reason), yields: Yield::default(), left_out }
 }
 
+/// What follows a tick that runs as a one-off job, beside those before it.
+pub fn handed_on(course: Option<Course<'_>>, job: NewJob) -> Decision {
+    let (next, left_out) = course.map_or((Next::End, (0, 0)), |course| course.onward());
+    let yields = Yield { jobs: vec![job], ..Yield::default() };
+    Decision { next, verdict: Verdict::FannedOut, reason: None, yields, left_out }
+}
+
 /// What follows a tick whose batch has come to its end.
 pub fn gathered(course: Option<Course<'_>>, batch: Batch) -> Decision {
     let (next, left_out) = course.map_or((Next::End, (0, 0)), |course| course.onward());

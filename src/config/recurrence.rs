@@ -331,7 +331,15 @@ pub fn check(
         raw::Overlap::Skip => Overlap::Skip,
         raw::Overlap::BufferOne => Overlap::BufferOne,
         raw::Overlap::CancelOther => Overlap::CancelOther,
+        raw::Overlap::Allow => Overlap::Allow,
     };
+    if overlap == Overlap::Allow {
+        let of_one_run = [("cooldown", kind.cooldown.is_some()), ("time_box", kind.time_box.is_some())];
+        for (setting, _) in of_one_run.into_iter().filter(|(_, given)| *given) {
+            problems
+                .add(&at(setting), "does not go with `overlap = \"allow\"`, with which runs go on beside each other");
+        }
+    }
     let policy = match kind.misfire.unwrap_or_default() {
         raw::Misfire::Skip => Catch::Skip,
         raw::Misfire::Coalesce => Catch::Coalesce,

@@ -254,6 +254,10 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
         ("[kinds.k]\nevery = \"1m\"\ntime_box = \"2m\"\n", "kinds.k.time_box: is longer than `every`"),
         ("[kinds.k]\nevery = \"1m\"\ntime_box = \"0%\"\n", "kinds.k.time_box: `0%` is out of range"),
         ("[kinds.k]\nevery = \"1m\"\nnext_in = { min = \"2m\", max = \"1m\" }\n", "kinds.k.next_in: needs a `min`"),
+        (
+            "[kinds.k]\nevery = \"1m\"\nfrom = \"nominal\"\noverlap = \"allow\"\ncooldown = \"5s\"\n",
+            "kinds.k.cooldown: does not go with `overlap = \"allow\"`",
+        ),
         ("[kinds.k]\nunique_until = \"start\"\n", "kinds.k.unique_until: goes with `unique_for`"),
         ("[kinds.k]\ncooldown = \"1m\"\n", "kinds.k.cooldown: goes with a schedule"),
         ("[queues.q]\nlanes = 0\n", "r.toml:2: queues.q.lanes: 0 is out of range; from 1 to 10"),

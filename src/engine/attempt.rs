@@ -13,15 +13,15 @@ use super::outbox::Asking;
 use super::pipeline::{Ended, Permit};
 use super::{Core, QueueRun};
 use crate::clock::{Time, short_duration};
-use crate::config::{KindSettings, OwnSchedule};
+use crate::config::{KindSettings, OwnSchedule, SpawnSettings};
 use crate::encryption::{Field, Place};
 use crate::handler::answer::{EXCERPT, excerpt};
 use crate::job::{self, ChainRef, Envelope, Job, Tick};
 use crate::ledger::{FailedItem, Finish, FinishRequest, Grant, Member};
-use crate::outcome::{self, Course, Decision, Next, Outcome, Verdict, decide};
+use crate::outcome::{self, Course, Decision, NewJob, Next, Outcome, Verdict, decide};
 use crate::progress::Open;
 use crate::reason::{Class, Reason};
-use crate::schedule::{Ran, Schedule, Setting, phase};
+use crate::schedule::{Overlap, Ran, Schedule, Setting, phase};
 use crate::throttle::slots::Word;
 use crate::throttle::upstream::Upstream;
 use crate::throttle::{Slot, Throttle, Want};
@@ -138,6 +138,8 @@ impl Core {
             let bounds = kind.recurrence.as_ref().map_or((Duration::ZERO, Duration::MAX), |r| r.next_in);
             schedule.as_ref().map(|schedule| Course { schedule, ran, setting, bounds })
         };
+        // Nobody waits for the end of such a run.
+        let beside = schedule.as_ref().is_some_and(|schedule| schedule.overlap == Overlap::Allow);
         let (mut members, mut progress) = (Vec::new(), None);
         let mut ran = false;
         // Only a handler has use for them.
@@ -180,6 +182,12 @@ impl Core {
                 drop(permit);
                 (grant.at, *put_off)
             }
+            (None, None, Ok((payload, _))) if beside => {
+                drop(permit);
+                let (kind, key, queue) = (envelope.kind.clone(), envelope.key.clone(), Some(queue.name.to_string()));
+                let job = NewJob { kind, key, payload, queue, ..NewJob::default() };
+                (grant.at, outcome::handed_on(course(grant.at, grant.at), job))
+            }
             (None, None, Ok(contents)) => {
                 ran = true;
                 let limit = claimed.limit(schedule.as_ref());
@@ -210,7 +218,8 @@ impl Core {
             queue: &queue.name,
             owner: grant.owner.as_deref(),
             depth: grant.depth,
-            bounds: kind.spawn,
+            // The bounds are those of the run that follows.
+            bounds: if beside { SpawnSettings { most: 1, depth: u32::MAX } } else { kind.spawn },
             at,
         };
         let mut asked = self.asked(&asking, std::mem::take(&mut decision.yields));
@@ -339,7 +348,7 @@ impl Core {
         }
         // Only that there is something to wait for counts from here on.
         if !members.is_empty() {
-            yields.batch = vec![outcome::NewJob::default()];
+            yields.batch = vec![NewJob::default()];
         }
         members
     }

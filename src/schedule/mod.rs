@@ -74,6 +74,8 @@ pub enum Overlap {
     BufferOne,
     /// The run is ended for the sake of the next.
     CancelOther,
+    /// Each runs as a one-off job, so that the chain goes on at once.
+    Allow,
 }
 
 /// What becomes of occurrences whose time goes by while nothing can start.

@@ -152,10 +152,16 @@ mod run {
         })
         .await;
         let attempts = got(&served, &format!("/chains/sync/{}/attempts?limit=1", segment("eu/1"))).await;
-        assert_eq!((&attempts["attempts"][0]["verdict"], &attempts["more"]), (&json!("done"), &json!(false)));
+        let last = &attempts["attempts"][0];
+        assert_eq!(
+            (&last["verdict"], &last["manual"], &attempts["more"]),
+            (&json!("done"), &json!(true), &json!(true))
+        );
         let fence = &attempts["attempts"][0]["fence"];
         let before = got(&served, &format!("/chains/sync/{}/attempts?before={fence}", segment("eu/1"))).await;
-        assert_eq!(before["attempts"], json!([]));
+        let before = before["attempts"].as_array().unwrap();
+        assert_eq!(before.len(), 1, "the rotation's: one history has both");
+        assert_eq!((&before[0]["verdict"], before[0].get("manual")), (&json!("done"), None));
         let runs = got(&served, "/runs?limit=1&kind=sync").await;
         assert_eq!((&runs["runs"][0]["kind"], runs["after"].is_string()), (&json!("sync"), true));
         let row = got(&served, "/chains?text=eu/1").await["chains"][0].clone();

@@ -6,6 +6,7 @@ use reqwest::Method;
 use roundelay::Outcome;
 use roundelay::broker::{Broker, Destination, Message};
 use roundelay::ledger::{ChainState, ChainView, Ledger};
+use roundelay::outcome::{NewJob, Yield};
 use roundelay::telemetry::Count;
 use serde_json::{Value, json};
 
@@ -32,6 +33,7 @@ handler.exec.argv = ["/bin/true"]
 const CHORES: &str = "roundelay.chores";
 
 on_all!(a_message_begins_and_ends_a_chain);
+on_all!(a_message_runs_a_chain_once_more);
 on_all!(the_api_begins_and_ends_chains_one_or_many);
 
 async fn publish(broker: &dyn Broker, queue: &str, body: &Value) {
@@ -54,6 +56,61 @@ fn retire(key: &str) -> Value {
 
 mod run {
     use super::*;
+
+    pub async fn a_message_runs_a_chain_once_more(ground: Ground) {
+        let mut engine = Watched::attended(&ground, CONFIG).await;
+        let (broker, ledger) = (engine.connections.broker.clone(), engine.connections.ledger.clone());
+        let (broker, ledger, telemetry) = (&*broker, &*ledger, engine.telemetry.clone());
+        let run = |key: &str, run: Value| json!({ "v": 1, "kind": "sync", "key": key, "run": run });
+        let due = json!({ "first_due": ledger.now().as_millis() });
+        publish(broker, CHORES, &enroll("sync", "a", json!("own"), due)).await;
+        let rotation = engine.next().await;
+        // While it runs: refused, or afterwards, on another queue and with another payload.
+        publish(broker, CHORES, &run("a", json!({}))).await;
+        until("it is refused", async || telemetry.get(Count::Dropped) == 1).await;
+        let mut other = run("a", json!({ "queue": "side", "if_running": "after" }));
+        other["payload"] = json!("other");
+        publish(broker, CHORES, &other).await;
+        let manual = async || ledger.chains("sync".into(), "a".into()).await.unwrap().into_iter().find(|c| c.once);
+        until("it is pending", async || manual().await.is_some()).await;
+        publish(broker, CHORES, &run("a", json!({ "if_running": "beside" }))).await;
+        until("there is one at a time", async || telemetry.get(Count::Dropped) == 2).await;
+        let next = chain(ledger, "sync", "a").await.unwrap().hint.tick + 1;
+        rotation.end(Outcome::Done);
+        let second = engine.next().await;
+        assert_eq!((second.job.queue.as_str(), &second.job.payload), ("side", &json!("other")));
+        let sleeping = chain(ledger, "sync", "a").await.unwrap();
+        assert_eq!(sleeping.hint.tick, next, "the rotation has ended before");
+        second.end(Outcome::Done);
+        until("it is over", async || manual().await.is_some_and(|run| run.state == ChainState::Retired)).await;
+        let after = chain(ledger, "sync", "a").await.unwrap();
+        assert_eq!((after.hint.tick, after.hint.due, after.nominal), (next, sleeping.hint.due, sleeping.nominal));
+        assert!(after.last_finish > sleeping.last_finish, "and counts it");
+
+        // An entity without a chain runs with a payload alone, and waits for what it fans out.
+        let mut alone = run("lonely", json!({}));
+        alone["payload"] = json!({ "n": 1 });
+        publish(broker, CHORES, &alone).await;
+        let single = engine.next().await;
+        assert_eq!((single.job.key.as_str(), single.job.queue.as_str()), ("lonely", "work"));
+        let member = NewJob { kind: "plain".into(), key: "part".into(), ..NewJob::default() };
+        single.end(Outcome::DoneWith(Yield { batch: vec![member], ..Yield::default() }));
+        let part = engine.next().await;
+        assert_eq!((part.job.kind.as_str(), part.job.key.as_str()), ("plain", "part"));
+        let lonely = async || ledger.chains("sync".into(), "lonely".into()).await.unwrap().remove(0);
+        assert_eq!(lonely().await.batch, (1, 1));
+        part.end(Outcome::Done);
+        until("its batch is over", async || lonely().await.state == ChainState::Retired).await;
+
+        // What nobody can run is set aside.
+        assert_eq!(telemetry.get(Count::Quarantined), 0);
+        let bad = [run("nobody", json!({})), run("a", json!({ "queue": "wrok" })), run("a", json!({ "priority": 2 }))];
+        for (n, body) in bad.into_iter().enumerate() {
+            publish(broker, CHORES, &body).await;
+            until("it is set aside", async || telemetry.get(Count::Quarantined) == n as u64 + 1).await;
+        }
+        engine.stop().await;
+    }
 
     pub async fn a_message_begins_and_ends_a_chain(ground: Ground) {
         let mut engine = Watched::attended(&ground, CONFIG).await;

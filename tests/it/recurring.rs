@@ -61,13 +61,14 @@ async fn an_interval_is_counted_from_finish_start_or_nominal_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn overlap_skips_buffers_or_cancels() {
+async fn overlap_skips_buffers_cancels_or_runs_beside() {
     let takes = |n| (if n == 0 { s(150) } else { s(10) }, Outcome::Done);
     for (overlap, expected, left_out) in [
         ("skip", vec![(60, 60), (240, 240)], ("done", 2)),
         ("buffer-one", vec![(60, 60), (180, 210), (240, 240)], ("done", 1)),
         // Cut off at its next occurrence, after 5 s of grace.
         ("cancel-other", vec![(60, 60), (120, 125), (180, 180), (240, 240)], ("cut", 0)),
+        ("allow", vec![(60, 60), (120, 120), (180, 180), (240, 240)], ("fanned_out", 0)),
     ] {
         let settings = format!("every = \"1m\"\nfrom = \"nominal\"\noverlap = \"{overlap}\"");
         let mut world = one(&settings, takes).await;

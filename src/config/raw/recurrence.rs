@@ -102,6 +102,8 @@ pub enum Overlap {
     BufferOne,
     /// The run is ended for the next.
     CancelOther,
+    /// They run at the same time, each as a one-off job of its kind and key.
+    Allow,
 }
 
 /// What becomes of occurrences that nothing could start.

@@ -131,7 +131,8 @@ impl<'a> Judge<'a> {
         let mut due = vec![0_u64; seconds];
         let mut came = due.clone();
         let mut seen = BTreeSet::new();
-        let place = |time: Time| usize::try_from(time.since(from).as_secs()).unwrap_or(usize::MAX);
+        // What was due before the beginning is of no second.
+        let place = |time: Time| if time < from { usize::MAX } else { time.since(from).as_secs() as usize };
         for call in self.record.calls.iter().filter(|call| call.mission.is_some()) {
             if let Some(count) = came.get_mut(place(call.began)) {
                 *count += 1;
