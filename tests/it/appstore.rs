@@ -8,8 +8,8 @@ use roundelay::Outcome;
 use roundelay::broker::Depth;
 use roundelay::clock::Time;
 use roundelay::engine::Dispatch;
-use roundelay::engine::enroll::{Enroller, Entity};
-use roundelay::job::Envelope;
+use roundelay::engine::enroll::{Enroller, Entity, RunOnce};
+use roundelay::job::{Envelope, RunNow};
 use roundelay::ledger::{Ledger, NewChain};
 use serde_json::json;
 
@@ -36,15 +36,35 @@ fn all_take(world: &mut World, takes: Duration) {
     }
 }
 
-/// Begins so many chains of a kind on a queue, due at once.
-async fn enroll(world: &World, kind: &str, queue: &str, count: usize) {
+/// The classes of apps, in the order in which they go: what is wanted on demand is a run of the chain on another queue,
+/// and the others are told apart by their chains' priority.
+const CLASSES: [&str; 4] = ["on-demand", "tracked", "competitor", "backlog"];
+
+/// Begins so many chains of a class on a platform, due at once.
+async fn enroll(world: &World, class: &str, platform: &str, count: usize) {
     world.connections.broker.apply(&world.config.topology()).await.unwrap();
     let spread = Some(Duration::ZERO);
-    let mut enroller = Enroller::new(&world.config, world.connections.clone(), kind, spread, true).unwrap();
-    let platform = queue.rsplit('-').next().unwrap();
-    let entity = |n| Entity::new(format!("{platform} {n}"), queue, json!({ "platform": platform }).to_string());
+    let mut enroller = Enroller::new(&world.config, world.connections.clone(), "sync-app", spread, true).unwrap();
+    let priority = CLASSES.iter().rev().position(|name| *name == class).map(|place| place as u8);
+    let (queue, payload) = (format!("sync-tracked-{platform}"), json!({ "platform": platform }).to_string());
+    let entity = |n| Entity { priority, ..Entity::new(format!("{class} {platform} {n}"), &queue, &payload) };
     let tally = enroller.enroll((0..count).map(entity).collect()).await.unwrap();
     assert_eq!((tally.created, tally.unsent), (count as u64, 0));
+}
+
+/// Somebody wants an app now, which has no chain yet.
+async fn wants(world: &World, n: usize) {
+    world.connections.broker.apply(&world.config.topology()).await.unwrap();
+    let mut enroller = Enroller::new(&world.config, world.connections.clone(), "sync-app", None, true).unwrap();
+    let asked = RunNow { queue: Some("sync-on-demand-ios".into()), ..RunNow::default() };
+    let (key, payload) = (format!("on-demand ios {n}"), json!({ "platform": "ios" }));
+    assert_eq!(enroller.run_once(&key, Some(&payload), &asked, None).await.unwrap(), RunOnce::Accepted);
+}
+
+/// When syncs of a class began.
+fn syncs(world: &World, class: &str) -> Vec<Time> {
+    let seen = world.seen("sync-app");
+    seen.iter().filter(|seen| seen.job.key.starts_with(class)).map(|seen| seen.from).collect()
 }
 
 /// Sends a one-off job as `roundelay publish` does.
@@ -61,12 +81,10 @@ fn starts(world: &World, kind: &str) -> Vec<Time> {
     world.seen(kind).iter().map(|seen| seen.from).collect()
 }
 
-const CLASSES: [&str; 4] = ["sync-app-on-demand", "sync-app", "sync-competitor", "sync-backlog"];
-
 /// Of those that began in these minutes, how many were of each class.
 fn shares(world: &World, minutes: std::ops::Range<u32>) -> [f64; 4] {
     let (from, to) = (MONDAY + MINUTE * minutes.start, MONDAY + MINUTE * minutes.end);
-    let of = |kind| starts(world, kind).iter().filter(|at| (from..to).contains(*at)).count() as f64;
+    let of = |class| syncs(world, class).iter().filter(|at| (from..to).contains(*at)).count() as f64;
     let counts = CLASSES.map(of);
     let all: f64 = counts.iter().sum();
     // The throttle is used up, and not passed.
@@ -80,11 +98,11 @@ fn shares(world: &World, minutes: std::ops::Range<u32>) -> [f64; 4] {
 async fn on_demand_goes_before_tracked_before_competitors_before_the_backlog_and_nothing_starves() {
     let mut world = example();
     all_take(&mut world, Duration::from_secs(2));
-    for (kind, count) in [("sync-backlog", 300), ("sync-competitor", 100), ("sync-app", 250)] {
-        enroll(&world, kind, "sync-tracked-ios", count).await;
+    for (class, count) in [("backlog", 300), ("competitor", 100), ("tracked", 250)] {
+        enroll(&world, class, "ios", count).await;
     }
     for n in 0..80 {
-        send(&world, "sync-app-on-demand", "sync-on-demand-ios", &n.to_string()).await;
+        wants(&world, n).await;
     }
     world.start().await;
     world.until(MINUTE * 60).await;
@@ -93,7 +111,7 @@ async fn on_demand_goes_before_tracked_before_competitors_before_the_backlog_and
     // Of the slots that go to it and to higher ones, each class has one in eight: a tenth with all four.
     let [first, tracked, competitor, backlog] = shares(&world, 4..20);
     assert!(first > 0.65 && tracked > 0.085 && competitor > 0.085 && backlog > 0.085, "{first} {tracked}");
-    assert_eq!(starts(&world, CLASSES[0]).len(), 80);
+    assert_eq!(syncs(&world, CLASSES[0]).len(), 80);
     let [none, tracked, competitor, backlog] = shares(&world, 30..60);
     assert!(none == 0.0 && tracked > 0.75 && competitor > 0.1 && backlog > 0.1, "{tracked} {competitor} {backlog}");
     // Waiting has cost no attempt.
@@ -105,19 +123,19 @@ async fn on_demand_goes_before_tracked_before_competitors_before_the_backlog_and
 async fn what_comes_in_goes_before_all_that_waits_in_lower_classes() {
     let mut world = example();
     all_take(&mut world, Duration::from_secs(2));
-    enroll(&world, "sync-backlog", "sync-tracked-ios", 1_000).await;
+    enroll(&world, "backlog", "ios", 1_000).await;
     world.start().await;
     world.until(MINUTE * 10).await;
-    let before = starts(&world, "sync-backlog").len();
-    for kind in ["sync-competitor", "sync-app"] {
-        enroll(&world, kind, "sync-tracked-ios", 3).await;
+    let before = syncs(&world, "backlog").len();
+    for class in ["competitor", "tracked"] {
+        enroll(&world, class, "ios", 3).await;
     }
-    send(&world, "sync-app-on-demand", "sync-on-demand-ios", "1").await;
+    wants(&world, 1).await;
     world.until(MINUTE * 14).await;
     world.stop().await;
-    let after: Vec<Time> = starts(&world, "sync-backlog").into_iter().skip(before).collect();
-    let last = CLASSES[..3].iter().map(|kind| *starts(&world, kind).last().unwrap()).collect::<Vec<_>>();
-    assert_eq!(CLASSES[..3].iter().map(|kind| starts(&world, kind).len()).collect::<Vec<_>>(), [1, 3, 3]);
+    let after: Vec<Time> = syncs(&world, "backlog").into_iter().skip(before).collect();
+    let last = CLASSES[..3].iter().map(|class| *syncs(&world, class).last().unwrap()).collect::<Vec<_>>();
+    assert_eq!(CLASSES[..3].iter().map(|class| syncs(&world, class).len()).collect::<Vec<_>>(), [1, 3, 3]);
     assert!(last.is_sorted(), "{last:?}");
     // One slot was given away already, and one is the backlog's share.
     let between = after.iter().filter(|at| **at < last[2]).count();
@@ -137,19 +155,14 @@ async fn a_platform_whose_handlers_hang_never_delays_the_other() {
             });
         }
         for platform in ["ios", "android"] {
-            for kind in ["sync-app", "sync-backlog"] {
-                enroll(&world, kind, &format!("sync-tracked-{platform}"), 200).await;
+            for class in ["tracked", "backlog"] {
+                enroll(&world, class, platform, 200).await;
             }
         }
         world.start().await;
         world.until(MINUTE * 30).await;
         world.stop().await;
-        let android = |kind| {
-            let seen = world.seen(kind);
-            let of = seen.iter().filter(|seen| seen.job.queue.ends_with("-android"));
-            of.map(|seen| seen.from).collect::<Vec<Time>>()
-        };
-        paces.push(["sync-app", "sync-backlog"].map(android));
+        paces.push(["tracked android", "backlog android"].map(|class| syncs(&world, class)));
     }
     assert!(paces[0].iter().map(Vec::len).sum::<usize>() >= 145);
     assert_eq!(paces[0], paces[1], "as if iOS were not there");
@@ -162,8 +175,8 @@ async fn a_sync_waits_for_its_slot_as_long_as_it_may_and_goes_back_with_all_its_
     let mut world = example_with(|text| text.replace("allow = 5", "allow = 1"));
     all_take(&mut world, Duration::from_secs(2));
     let block = world.config.throttles["sync-ios"].block;
-    for (kind, count) in [("sync-app", 20), ("sync-backlog", 20)] {
-        enroll(&world, kind, "sync-tracked-ios", count).await;
+    for class in ["tracked", "backlog"] {
+        enroll(&world, class, "ios", 20).await;
     }
     world.start().await;
     let snoozed = async || {
@@ -180,7 +193,7 @@ async fn a_sync_waits_for_its_slot_as_long_as_it_may_and_goes_back_with_all_its_
     world.stop().await;
     let all = world.attempts().await;
     assert!(all.iter().all(|attempt| attempt.attempt == 1), "no attempt was charged");
-    assert_eq!(starts(&world, "sync-app").len() + starts(&world, "sync-backlog").len(), 40, "and all of them ran");
+    assert_eq!(starts(&world, "sync-app").len(), 40, "and all of them ran");
 }
 
 /// E6: charts for the user interface do not wait behind those of the throttle.

@@ -44,6 +44,54 @@ async fn channels_keep_their_rules_on_rabbitmq_and_postgres() {
     channels_are_polled(&report);
 }
 
+fn trading_goes_by_its_table(report: &Value) {
+    assert_eq!(report["violations"], json!([]), "{report}");
+    assert_eq!((&report["chains"], &report["forked"], &report["dead"]), (&json!(17), &json!(0), &json!(0)), "{report}");
+    // Two were asked for at once each time, and of these the second is refused.
+    let figures = &report["figures"];
+    assert!(figures["manual"].as_u64() >= Some(3) && figures["refused"].as_u64() >= Some(3), "{report}");
+    assert!(figures["called"]["store-balances"].as_u64() > Some(100), "{report}");
+}
+
+#[tokio::test]
+async fn trading_keeps_its_rules() {
+    trading_goes_by_its_table(&demo(&["trading", "--for", "20s"]).await);
+}
+
+#[tokio::test]
+async fn trading_keeps_its_rules_on_rabbitmq_and_postgres() {
+    let ground = Ground::rabbit_and_postgres().await;
+    let (broker, ledger) = (ground.broker_url(), ground.ledger_url());
+    trading_goes_by_its_table(&demo(&["trading", "--for", "20s", "--broker", &broker, "--ledger", &ledger]).await);
+}
+
+fn stores_are_kept_to(report: &Value) {
+    assert_eq!(report["violations"], json!([]), "{report}");
+    assert_eq!((&report["forked"], &report["dead"]), (&json!(0), &json!(0)), "{report}");
+    let figures = &report["figures"];
+    assert!(figures["unavailable"].as_u64() > Some(10) && figures["on_demand"].as_u64() > Some(3), "{report}");
+    assert!(figures["syncs"]["ios"].as_u64() > Some(15) && figures["syncs"]["android"].as_u64() > Some(15), "{report}");
+}
+
+#[tokio::test]
+async fn appstore_keeps_its_rules() {
+    stores_are_kept_to(&demo(&["appstore", "--for", "15s"]).await);
+}
+
+#[tokio::test]
+async fn appstore_keeps_its_rules_on_rabbitmq_and_postgres() {
+    let ground = Ground::rabbit_and_postgres().await;
+    let (broker, ledger) = (ground.broker_url(), ground.ledger_url());
+    stores_are_kept_to(&demo(&["appstore", "--for", "15s", "--broker", &broker, "--ledger", &ledger]).await);
+}
+
+#[tokio::test]
+async fn a_refresh_beside_an_update_is_told() {
+    let variables = [("ROUNDELAY__KINDS__UPDATE_CHARACTER__IF_RUNNING", "beside")];
+    let said = broken(&["characters", "--for", "15s"], &variables).await;
+    assert!(!said.is_empty(), "{said}");
+}
+
 #[tokio::test]
 async fn a_time_box_of_another_share_is_told() {
     let said = broken(&["channels", "--for", "8s"], &[("ROUNDELAY__KINDS__POLL_SOCIAL_INBOX__TIME_BOX", "90%")]).await;

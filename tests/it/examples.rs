@@ -6,8 +6,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use roundelay::Config;
 use roundelay::clock::Time;
-use roundelay::config::UniqueUntil;
 use roundelay::engine::enroll::{Enroller, Entity};
+use roundelay::guard::IfRunning;
 use roundelay::outcome::Backoff;
 use roundelay::policy::Policy;
 use roundelay::reason::{Class, Mark, Reason};
@@ -88,34 +88,37 @@ const PATIENCE: Duration = Duration::from_secs(300);
 #[test]
 fn the_app_stores_have_their_attempts_and_their_order() {
     let config = Config::parse(EXAMPLES[4].1, "appstore", []).unwrap();
-    let syncs = ["sync-app", "sync-competitor", "sync-backlog", "sync-app-on-demand"];
     let secs = |waits: &[u64]| Backoff::List(waits.iter().copied().map(Duration::from_secs).collect());
-    for (kinds, attempts, waits) in [
-        (&syncs[..], 3, secs(&[30, 60, 120])),
-        (&["chart-snapshot"], 2, secs(&[60, 300])),
-        (&["chart-snapshot-on-demand"], 3, secs(&[30, 60, 120])),
+    for (kind, attempts, waits) in [
+        ("sync-app", 3, secs(&[30, 60, 120])),
+        ("chart-snapshot", 2, secs(&[60, 300])),
+        ("chart-snapshot-on-demand", 3, secs(&[30, 60, 120])),
     ] {
-        for kind in kinds {
-            let retry = &config.kinds[*kind].retry;
-            assert_eq!((retry.attempts, &retry.backoff), (attempts, &waits), "{kind}");
-        }
+        let retry = &config.kinds[kind].retry;
+        assert_eq!((retry.attempts, &retry.backoff), (attempts, &waits), "{kind}");
     }
-    let unique = config.kinds["sync-app-on-demand"].unique.unwrap();
-    assert_eq!((unique.window, unique.until), (Duration::from_secs(3_600), UniqueUntil::Finish));
+    let sync = &config.kinds["sync-app"];
+    assert_eq!(sync.recurrence.as_ref().unwrap().cooldown, Duration::from_secs(3_600), "who asks within an hour is refused");
+    assert_eq!(sync.if_running, IfRunning::Refuse);
     for platform in ["ios", "android"] {
         assert_eq!(config.throttles[&format!("sync-{platform}")].block, PATIENCE);
         let queue = |urgency: &str| &config.queues[&format!("sync-{urgency}-{platform}")];
         let (on_demand, tracked) = (queue("on-demand"), queue("tracked"));
-        let ranks = syncs[..3].iter().map(|kind| tracked.rank(config.kinds[*kind].priority.min(tracked.lanes - 1)));
-        let ranks: Vec<i32> = std::iter::once(on_demand.rank(0)).chain(ranks).collect();
+        assert_eq!(tracked.lanes, 3, "tracked, competitor, backlog");
+        let ranks: Vec<i32> = [on_demand.rank(0), tracked.rank(2), tracked.rank(1), tracked.rank(0)].into();
         assert!(ranks.windows(2).all(|pair| pair[0] > pair[1]), "{ranks:?}");
         assert_eq!(config.queues[&format!("charts-{platform}")].throttle, Some(format!("charts-{platform}")));
         assert_eq!(config.queues[&format!("charts-on-demand-{platform}")].throttle, None);
     }
     let payload = serde_json::json!({ "platform": "android" });
-    let queues = syncs.map(|kind| config.kinds[kind].queue_for(&payload).unwrap().unwrap());
-    let tracked = "sync-tracked-android";
-    assert_eq!(queues, [tracked, tracked, tracked, "sync-on-demand-android"]);
+    assert_eq!(sync.queue_for(&payload).unwrap().unwrap(), "sync-tracked-android");
+    let shape = roundelay::roster::Shape::new(&config, sync).unwrap();
+    let priority = |class: &str| {
+        let row = serde_json::json!({ "platform": "ios", "app_id": "7", "class": class });
+        let serde_json::Value::Object(row) = row else { unreachable!() };
+        shape.entity(row).unwrap().priority
+    };
+    assert_eq!(["tracked", "competitor", "backlog"].map(priority), [Some(2), Some(1), Some(0)]);
 }
 
 /// What is of both platforms is two chains, on queues of their own.
@@ -144,10 +147,6 @@ fn the_app_stores_are_apart_everywhere() {
 #[test]
 fn the_app_stores_have_their_reasons() {
     let config = Config::parse(EXAMPLES[4].1, "appstore", []).unwrap();
-    for kind in ["sync-app", "sync-competitor", "sync-backlog", "sync-app-on-demand"] {
-        let reply = Reason::new(Class::Http4xx, "no").marked(Mark::Status(404));
-        assert_eq!(config.kinds[kind].policies.code(&reply), Some("empty_response"), "{kind}");
-    }
     let sync = &config.kinds["sync-app"];
     let reply = Reason::new(Class::Http4xx, "no").marked(Mark::Status(404));
     let empty = sync.policies.code(&reply).unwrap();
