@@ -17,6 +17,10 @@ use crate::telemetry::Lateness;
 pub const EVERY: Duration = Duration::from_secs(10);
 /// After so long without a word from a worker, it is taken for dead or cut off.
 pub const SILENT: Duration = Duration::from_secs(30);
+/// A set of ten seconds is told within this after its end.
+const TOLD_WITHIN: Duration = Duration::from_secs(2);
+/// With fewer sets than this, their seconds are told one by one.
+const SINGLE: usize = 12;
 /// The seconds of a [`Pulse`].
 pub const SECONDS: usize = 10;
 /// How long pulses are kept, and workers that have fallen silent.
@@ -274,6 +278,8 @@ pub struct Rhythm {
     /// Sets of ten seconds in their order, those without a start included: when they began, how many runs
     /// started, and how late one in a hundred of them was, on the worker where that was longest.
     pub sets: Vec<(Time, u64, Option<f64>)>,
+    /// The same for each second, while that is less than two minutes: a worker that has just begun shows something, too.
+    pub seconds: Vec<(Time, u64, Option<f64>)>,
     /// The busiest second by the mean one; nothing where starts are too rare for that to mean anything.
     pub peak_to_mean: Option<f64>,
     /// Starts in a second, over the last two sets that are over.
@@ -284,8 +290,8 @@ impl Rhythm {
     /// Of what workers have told, which may be of any order, up to `now`.
     pub fn of(pulses: &[Pulse], now: Time) -> Self {
         let set = SECONDS as i64 * 1_000;
-        // The last one that everybody can have told of.
-        let last = (now.as_millis() - EVERY.as_millis() as i64).div_euclid(set) - 1;
+        // The last one that everybody has told of, unless the ledger is slow: then it is a little low for a moment.
+        let last = (now.as_millis() - TOLD_WITHIN.as_millis() as i64).div_euclid(set) - 1;
         let Some(first) = pulses.iter().map(|pulse| pulse.at.as_millis().div_euclid(set)).min() else {
             return Self::default();
         };
@@ -303,6 +309,13 @@ impl Rhythm {
             .zip(seconds.iter().zip(&late))
             .map(|(nth, (seconds, late))| (Time::from_millis((first + nth) * set), seconds.iter().sum::<u64>(), *late));
         let sets: Vec<_> = sets.collect();
+        let each = (0..).zip(seconds.iter().zip(&late)).flat_map(|(nth, (starts, late))| {
+            let begin = (first + nth) * set;
+            (0..).zip(starts).map(move |(second, starts)| (Time::from_millis(begin + second * 1_000), *starts, *late))
+        });
+        // What comes before the first start is of the time before the first worker.
+        let each = each.skip_while(|(_, starts, _)| *starts == 0);
+        let each = if length < SINGLE { each.collect() } else { Vec::new() };
         // The newest and the oldest may not be whole: a worker has begun or ended within them.
         let whole = seconds.get(1..seconds.len().saturating_sub(1)).unwrap_or_default();
         let (count, sum) = (whole.len() * SECONDS, whole.iter().flatten().sum::<u64>());
@@ -311,7 +324,7 @@ impl Rhythm {
         let recent = sets.iter().rev().take(2);
         let per_second =
             recent.clone().map(|(_, starts, _)| *starts).sum::<u64>() as f64 / (recent.len() * SECONDS).max(1) as f64;
-        Self { sets, peak_to_mean: (mean >= 1.0).then(|| busiest as f64 / mean), per_second }
+        Self { sets, seconds: each, peak_to_mean: (mean >= 1.0).then(|| busiest as f64 / mean), per_second }
     }
 }
 
@@ -420,7 +433,10 @@ mod tests {
             pulse(20_000, even, 8.0),
             pulse(50_000, [100; SECONDS], 1.0),
         ];
-        let rhythm = Rhythm::of(&pulses, at(60_500));
+        let rhythm = Rhythm::of(&pulses, at(52_500));
+        assert_eq!(Rhythm::of(&pulses, at(51_500)).sets.len(), 3, "they may not have been told of yet");
+        assert_eq!(rhythm.seconds.len(), 40);
+        assert_eq!(rhythm.seconds[13], (at(23_000), 9, Some(8.0)));
         let expected = [(10_000, 20, Some(3.0)), (20_000, 45, Some(8.0)), (30_000, 0, None), (40_000, 20, Some(3.0))];
         assert_eq!(rhythm.sets, expected.map(|(begun, starts, late)| (at(begun), starts, late)));
         assert!((rhythm.per_second - 1.0).abs() < 1e-9, "{rhythm:?}");
@@ -428,5 +444,12 @@ mod tests {
         assert!((rhythm.peak_to_mean.unwrap() - 4.0).abs() < 1e-9, "{rhythm:?}");
         let rare = Rhythm::of(&[pulse(10_000, [0; SECONDS], 0.0), pulse(20_000, [0; SECONDS], 0.0)], at(90_000));
         assert_eq!(rare.peak_to_mean, None);
+        let mut begins = [0; SECONDS];
+        begins[7] = 4;
+        let begun = Rhythm::of(&[pulse(10_000, begins, 3.0)], at(22_000));
+        let expected = [(17_000, 4, Some(3.0)), (18_000, 0, Some(3.0)), (19_000, 0, Some(3.0))];
+        assert_eq!(begun.seconds, expected.map(|(begun, starts, late)| (at(begun), starts, late)));
+        let long: Vec<Pulse> = (1..20).map(|n| pulse(n * 10_000, even, 1.0)).collect();
+        assert_eq!(Rhythm::of(&long, at(300_000)).seconds, []);
     }
 }

@@ -79,7 +79,7 @@ pub struct Starts {
     /// The busiest second of the last hour by the mean one; nothing where starts are too rare for that to mean
     /// anything.
     pub peak_to_mean: Option<f64>,
-    /// The last hour, the oldest first.
+    /// The last hour, the oldest first: ten seconds each, or single seconds where there are less than two minutes.
     pub hour: Vec<Bucket>,
 }
 
@@ -181,11 +181,12 @@ pub fn overview(facts: &Facts, config: &Config) -> Overview {
             _ => &mut of_workers.draining,
         } += 1;
     }
-    let Rhythm { sets, peak_to_mean, per_second } = rhythm;
+    let Rhythm { sets, seconds, peak_to_mean, per_second } = rhythm;
+    let (sets, length) = if seconds.is_empty() { (sets, SECONDS) } else { (seconds, 1) };
     let bucket = |(at, starts, p99_ms): &(Time, u64, Option<f64>)| Bucket {
         at: (*at).into(),
         starts: *starts,
-        seconds: SECONDS,
+        seconds: length,
         p99_ms: *p99_ms,
     };
     Overview {

@@ -98,7 +98,11 @@ fn the_app_stores_have_their_attempts_and_their_order() {
         assert_eq!((retry.attempts, &retry.backoff), (attempts, &waits), "{kind}");
     }
     let sync = &config.kinds["sync-app"];
-    assert_eq!(sync.recurrence.as_ref().unwrap().cooldown, Duration::from_secs(3_600), "who asks within an hour is refused");
+    assert_eq!(
+        sync.recurrence.as_ref().unwrap().cooldown,
+        Duration::from_secs(3_600),
+        "who asks within an hour is refused"
+    );
     assert_eq!(sync.if_running, IfRunning::Refuse);
     for platform in ["ios", "android"] {
         assert_eq!(config.throttles[&format!("sync-{platform}")].block, PATIENCE);

@@ -199,20 +199,25 @@ mod run {
             publish(broker, CHORES, order).await;
             until(words, async || engine.telemetry.get(Count::Quarantined) > n as u64).await;
         }
-        let reasons: Vec<String> = match &ground.vhost {
-            Some(_) => {
-                let found = broker.shelved("roundelay.quarantine", 100).await.unwrap();
-                let reasons = found.iter().map(|message| message.reason.clone()).collect();
-                for message in found {
-                    message.put_back().await;
+        let reasons = async || -> Vec<String> {
+            match &ground.vhost {
+                Some(_) => {
+                    let found = broker.shelved("roundelay.quarantine", 100).await.unwrap();
+                    let reasons = found.iter().map(|message| message.reason.clone()).collect();
+                    for message in found {
+                        message.put_back().await;
+                    }
+                    reasons
                 }
-                reasons
-            }
-            None => {
-                let shown = ledger.quarantined(None, 100).await.unwrap();
-                shown.into_iter().map(|message| message.reason).collect()
+                None => {
+                    let shown = ledger.quarantined(None, 100).await.unwrap();
+                    shown.into_iter().map(|message| message.reason).collect()
+                }
             }
         };
+        // They are counted before they lie there.
+        until("all are set aside", async || reasons().await.len() == bad.len()).await;
+        let reasons = reasons().await;
         for (order, words) in &bad {
             assert!(reasons.iter().any(|reason| reason.contains(words)), "{words} of {order} is not in {reasons:#?}");
         }

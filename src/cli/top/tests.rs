@@ -123,7 +123,7 @@ fn facts() -> Facts {
             worker("4713-2b3c4d5e6f8c1f0a", -1, WorkerState::Draining, "sync-ios", 1),
         ],
         orders: BTreeMap::from([(Subject::Queue("sync-android".into()), paused)]),
-        rhythm: Rhythm { sets: sets.collect(), peak_to_mean: Some(1.3), per_second: 2.5 },
+        rhythm: Rhythm { sets: sets.collect(), seconds: Vec::new(), peak_to_mean: Some(1.3), per_second: 2.5 },
         recent_late: Some(Lateness { p50: 2.0, p99: 7.0, max: 15.0 }),
         waiting: BTreeMap::from([("ios".into(), 2)]),
         throttled: vec![(
