@@ -136,18 +136,18 @@ pub fn judge(row: Option<&ChainRow>, twin: Option<&ChainRow>, request: &ClaimReq
 /// What the rotation and a manual run of one chain come to beside each other, if that is not their own matter.
 fn beside_twin(row: &ChainRow, twin: Option<&ChainRow>, request: &ClaimRequest, now: Time) -> Option<Judgement> {
     let manual = if row.once { row.manual } else { twin?.manual };
-    let overlaps = if row.once { mutant!(ManualOverlaps) } else { mutant!(RotationOverlaps) };
-    let meets = manual.if_running != IfRunning::Beside && !overlaps && twin.is_some_and(|twin| twin.runs(now));
+    let meets = manual.if_running != IfRunning::Beside && twin.is_some_and(|twin| twin.runs(now));
     let refuses = manual.if_running != IfRunning::After;
-    if meets {
-        // What has started is tried again when there is room.
-        return Some(if row.once && refuses && !row.has_started() {
-            Judgement::Grant(Some(Refusal::Running))
-        } else {
-            Judgement::Answer(Claim::Held { until: now + TURN })
-        });
+    let looks_again = Judgement::Answer(Claim::Held { until: now + TURN });
+    if !row.once {
+        return (meets && !mutant!(RotationOverlaps)).then_some(looks_again);
     }
-    if !row.once || manual.force || row.has_started() || mutant!(ManualIgnoresCooldown) {
+    if meets && !mutant!(ManualOverlaps) {
+        // What has started is tried again when there is room.
+        let refused = refuses && !row.has_started();
+        return Some(if refused { Judgement::Grant(Some(Refusal::Running)) } else { looks_again });
+    }
+    if manual.force || row.has_started() || mutant!(ManualIgnoresCooldown) {
         return None;
     }
     let guard = Guard { cooldown: request.guard.cooldown, ..Guard::default() };
