@@ -68,7 +68,8 @@ impl Observer {
                 wrong.push(("I1", format!("{name}: starts, though {other} runs: fence {fence} holds until {until}")));
             }
         }
-        let begins = before.is_none_or(|(epoch, tick, _)| (epoch, tick) != (hint.epoch, hint.tick));
+        // Of what started before the clock was set, nothing is known any more.
+        let begins = before.is_some_and(|(epoch, tick, _)| (epoch, tick) != (hint.epoch, hint.tick));
         if !free
             && begins
             && hint.kind == "long"
