@@ -17,6 +17,11 @@ use crate::ledger::{SlotAnswer, SlotRequest};
 /// Where that is so long, a slot is asked for only just before it opens, and whoever comes meanwhile with a higher
 /// priority has it: an answer that takes its time makes the start late, and loses nothing.
 const UNHURRIED: Duration = Duration::from_millis(100);
+/// Of workers that wait for the same slot, the one whose first start is due just now asks for it so much later than
+/// one whose first start is overdue for [`OLDEST`]. It is a part of the lead, or far below the slip, so that no slot is lost.
+const HESITATION: Duration = Duration::from_millis(25);
+/// No start is older for the order in which workers ask.
+const OLDEST: Duration = Duration::from_secs(300);
 /// Wishes in one request.
 const MOST: usize = 1_024;
 /// Nobody asks again sooner.
@@ -131,7 +136,9 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         }
         if let Some(again) = answer.again {
             let early = if unhurried { LEAD / 10 } else { LEAD / 2 + ahead };
-            let ask = when(again - early).max(here + SHORTEST);
+            let ask = when(again - early)
+                + line.first_due().map_or(HESITATION, |due| hesitation(throttle.ledger.now().since(due)));
+            let ask = ask.max(here + SHORTEST);
             tokio::select! {
                 biased;
                 // On a busy machine it is later than that, and slots are had as much later.
@@ -143,11 +150,31 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
     }
 }
 
+/// How much later than the others a worker asks whose first start is overdue for so long: the older, the sooner. Whoever
+/// asks first has the slot, and without this it would always be the worker with the shortest way to the ledger. By
+/// logarithms, since a second counts for more among starts that are due just now.
+fn hesitation(overdue: Duration) -> Duration {
+    let age = |overdue: Duration| overdue.min(OLDEST).as_secs_f64().ln_1p();
+    HESITATION.mul_f64(1.0 - age(overdue) / age(OLDEST))
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU32;
 
     use super::*;
+
+    #[test]
+    fn the_line_whose_first_start_is_oldest_asks_first() {
+        // Milliseconds overdue, and the hesitation in microseconds.
+        let table = [(0, 25_000), (100, 24_582), (1_000, 21_964), (10_000, 14_495), (60_000, 7_000), (300_000, 0)];
+        let table = table.into_iter().chain([(900_000, 0)]);
+        for (overdue, later) in table {
+            let hesitates = hesitation(Duration::from_millis(overdue));
+            let off = hesitates.abs_diff(Duration::from_micros(later));
+            assert!(off < Duration::from_micros(500), "{overdue} ms overdue: {hesitates:?}");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_line_is_served_on_after_a_panic() {

@@ -152,6 +152,11 @@ impl Line {
         self.inner().waiting.len()
     }
 
+    /// When the first was due.
+    pub fn first_due(&self) -> Option<Time> {
+        self.inner().waiting.first_key_value().map(|(rank, _)| rank.due)
+    }
+
     /// Those in front, and what they wish for.
     pub fn wishes(&self, most: usize) -> Vec<(Rank, Wish)> {
         let inner = self.inner();
