@@ -1,6 +1,7 @@
 //! Raw settings → checked settings, in one step.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -161,7 +162,9 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             problems.add(&["ledger", "archive"], "must be longer than `history`, after which records come there");
         }
     }
-    let raw::Broker { url, username, password, prefix, management, declare, tls } = raw.broker;
+    let raw::Broker { url, username, password, prefix, management, declare, bulk_rate, tls } = raw.broker;
+    problems.range(&["broker", "bulk_rate"], bulk_rate, 1_000, 1_000_000);
+    let bulk_rate = NonZeroU32::new(bulk_rate).unwrap_or(NonZeroU32::MIN);
     let url = url.with_login(username.as_ref(), password.as_ref());
     // Its user is mostly the broker's, too; a URL that names one means another.
     let management = management.map(|url| match url::Url::parse(url.expose()) {
@@ -205,7 +208,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         return Err(problems.0);
     }
     Ok(Config {
-        broker: BrokerSettings { url: broker, prefix, management, declare, tls },
+        broker: BrokerSettings { url: broker, prefix, management, declare, bulk_rate, tls },
         ledger: LedgerSettings { url: ledger, history: history.0, archive: archive.map(|archive| archive.0) },
         worker: WorkerSettings {
             grace: raw.worker.grace.0,

@@ -29,6 +29,7 @@ mod unpaced;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,6 +109,8 @@ pub struct BrokerSettings {
     pub management: Option<Secret>,
     /// Whether workers, and whoever enrolls, declare what is missing; else they only look whether it is there.
     pub declare: bool,
+    /// Messages in a second that enrolling, or a worker's catch-up, publishes at most.
+    pub bulk_rate: NonZeroU32,
     /// How the broker and its management API are known, and we to them.
     pub tls: BrokerTls,
 }

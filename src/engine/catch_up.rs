@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::{StreamExt, stream};
+use futures_util::StreamExt;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
@@ -283,7 +283,8 @@ async fn overdue_of(core: &Core, queue: &str) -> usize {
 /// could not be sent.
 async fn send_all(core: &Core, sends: Vec<(Hint, Time)>) -> HashSet<i64> {
     let (unsent, failures) = (Mutex::new(HashSet::new()), AtomicUsize::new(0));
-    stream::iter(sends)
+    let pace = core.dispatch.pace.clone();
+    pace.over(sends)
         .for_each_concurrent(IN_FLIGHT, |(hint, due)| {
             let (unsent, failures) = (&unsent, &failures);
             async move {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::Connections;
+use super::pace::Pace;
 use super::sealing::{self, Sealing};
 use crate::broker::lanes::Lanes;
 use crate::broker::topology::Names;
@@ -51,6 +52,8 @@ pub struct Dispatch {
     pub(super) ledger: Arc<dyn Ledger>,
     pub(super) telemetry: Arc<Telemetry>,
     pub(super) sealing: Sealing,
+    /// What is published in bulk waits for it.
+    pub(super) pace: Arc<Pace>,
 }
 
 impl Dispatch {
@@ -64,6 +67,7 @@ impl Dispatch {
             ledger: connections.ledger.clone(),
             telemetry: Arc::default(),
             sealing: Sealing::new(config),
+            pace: Arc::new(Pace::new(config.broker.bulk_rate)),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use futures_util::{StreamExt, stream};
+use futures_util::StreamExt;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -572,7 +572,7 @@ impl Enroller {
             return Ok(0);
         }
         let (dispatch, ledger) = (&self.dispatch, &self.connections.ledger);
-        let sent = stream::iter(hints).map(|hint| {
+        let sent = dispatch.pace.over(hints).map(|hint| {
             let envelope = hint.envelope(ledger.id());
             async move {
                 let sent = dispatch.send(&envelope, &hint.queue, now).await;

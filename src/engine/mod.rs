@@ -20,6 +20,7 @@ pub mod moves;
 mod one_off;
 mod orders;
 mod outbox;
+mod pace;
 mod parts;
 mod pipeline;
 pub mod publish;

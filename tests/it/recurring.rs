@@ -238,6 +238,30 @@ async fn a_chain_may_have_a_schedule_of_its_own() {
     world.stop().await;
 }
 
+/// What begins many chains, or sends their messages again, leaves room for the messages of chains that run.
+#[tokio::test(start_paused = true)]
+async fn first_messages_and_those_sent_again_keep_to_the_bulk_rate() {
+    let text = "broker.bulk_rate = 1000\ncatch_up.spread = \"0s\"\n[queues.q]\nconcurrency = 1000\n\
+                [kinds.k]\nqueue = \"q\"\nevery = \"1d\"\n[kinds.other]\nqueue = \"q\"\nevery = \"1d\"\n";
+    let world = World::new(text, MONDAY);
+    let mut enroller = Enroller::new(&world.config, world.connections.clone(), "other", None, true).unwrap();
+    let begun = tokio::time::Instant::now();
+    enroller.enroll((0..3_000).map(|n| Entity::new(format!("{n}"), "q", "{}")).collect()).await.unwrap();
+    let took = begun.elapsed().as_secs_f64();
+    assert!((2.9..3.1).contains(&took), "{took} s");
+
+    // In the ledger alone: catch-up sends them, since the broker of this worker begins empty.
+    let mut world = World::new(text, MONDAY);
+    world.chains((0..3_000).map(|n| chain("k", &n.to_string(), "q", MONDAY)).collect()).await;
+    world.start().await;
+    for (after, seen) in [(1, 900..=1_100), (2, 1_900..=2_100), (4, 3_000..=3_000)] {
+        world.until(s(after)).await;
+        let n = world.seen("k").len();
+        assert!(seen.contains(&n), "{n} runs within {after} s");
+    }
+    world.stop().await;
+}
+
 // ---- Batches ----
 
 const BATCH: &str = r#"

@@ -33,6 +33,10 @@ pub struct Broker {
     /// to, and refuse to start where something is missing: `roundelay topology apply`, or an import, has declared it
     /// before.
     pub declare: bool,
+    /// How many messages in a second one `enroll`, one sync of a roster, or one worker's catch-up publishes at most,
+    /// so that the messages of chains that run are not late behind them.
+    #[cfg_attr(test, schemars(range(min = 1_000, max = 1_000_000)))]
+    pub bulk_rate: u32,
     /// How the broker and its management API are known over TLS, and we to them.
     pub tls: BrokerTls,
 }
@@ -46,6 +50,7 @@ impl Default for Broker {
             prefix: "roundelay".into(),
             management: None,
             declare: true,
+            bulk_rate: 20_000,
             tls: BrokerTls::default(),
         }
     }
