@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use super::slots::{Breaker, Word};
 use super::{Throttle, Throttles, Want};
+use crate::clock::Time;
 use crate::config::ThrottleSettings;
 use crate::outcome::{LONGEST_WAIT, Outcome};
 use crate::reason::{Class, Reason};
@@ -94,7 +95,8 @@ impl Upstream {
         // Of the throttle that it tries, the run has its leave already.
         let own =
             |(own, its, probe): &(Arc<Throttle>, String, bool)| *probe && its == key && Arc::ptr_eq(own, &throttle);
-        let want = Want { cost, probe: place.own.as_ref().is_some_and(own), ..place.want };
+        // A run that has begun goes before all that have not: it holds a place of its queue until it ends.
+        let want = Want { due: Time::from_millis(0), cost, probe: place.own.as_ref().is_some_and(own), ..place.want };
         // A slot that comes too late is followed by another.
         while !throttle.slot(key, want).await.start().await {}
         Ok(())
