@@ -77,8 +77,10 @@ async fn a_reader_that_leaves_early_is_no_crash() {
     let ground = Ground::embedded();
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_roundelay"));
     command.args(["check", "--config"]).arg(ground.config_file(CONFIG)).stdin(Stdio::null());
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
+    // The reader has left before the command begins, so that no command is too fast for it.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let child = command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
     let output = child.wait_with_output().await.unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(complaint.is_empty() && output.status.code() == Some(1), "{:?}: {complaint}", output.status);
