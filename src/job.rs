@@ -175,6 +175,24 @@ pub struct ChainRef {
     pub priority: Option<u8>,
 }
 
+/// What the runs of a tick are called: `LEDGER-EPOCH-TICK`, the same for each attempt.
+pub fn run_id(ledger: &str, epoch: i64, tick: i64) -> String {
+    format!("{ledger}-{epoch}-{tick}")
+}
+
+impl ChainRef {
+    /// What its runs are called.
+    pub fn run_id(&self) -> String {
+        run_id(&self.ledger, self.epoch, self.tick)
+    }
+
+    /// The epoch and tick of which `run_id` is the [name](run_id); `None` for what is no tick of this ledger.
+    pub fn epoch_and_tick(ledger: &str, run_id: &str) -> Option<(i64, i64)> {
+        let (epoch, tick) = run_id.strip_prefix(ledger)?.strip_prefix('-')?.split_once('-')?;
+        Some((epoch.parse().ok()?, tick.parse().ok()?))
+    }
+}
+
 /// A time that a message was sent again from quarantine. Two copies of one message that are not of the same time are
 /// one job too many.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

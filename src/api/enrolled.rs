@@ -17,6 +17,7 @@ use super::gate::Detail;
 use super::problem::{Problem, Result};
 use crate::clock::Time;
 use crate::config::Config;
+use crate::engine::chores::is_internal;
 use crate::engine::enroll::{Asked, Became, EnrollError, Enroller, Entity};
 use crate::job::Enrolment;
 use crate::ledger::{Ledger, LedgerError, Order, Which};
@@ -121,8 +122,17 @@ pub async fn delete(
     Path((kind, key)): Path<(String, String)>,
     _: Nothing,
 ) -> Result<Json<ChainCame>> {
+    may_end(&kind).map_err(Problem::unprocessable)?;
     let became = end(api.ledger(), kind, key).await?;
     Ok(Json(ChainCame { became }))
+}
+
+/// Chains of the engine's own begin and end with its workers.
+fn may_end(kind: &str) -> std::result::Result<(), String> {
+    match is_internal(kind) {
+        true => Err(format!("{kind} is a kind of the engine's own, whose chains no order ends")),
+        false => Ok(()),
+    }
 }
 
 async fn end(ledger: &dyn Ledger, kind: String, key: String) -> std::result::Result<Became, LedgerError> {
@@ -219,7 +229,10 @@ impl ChainsWanted {
                 continue;
             }
             if retire {
-                sorted.retire.push((n, name));
+                match may_end(&name.0) {
+                    Ok(()) => sorted.retire.push((n, name)),
+                    Err(why) => sorted.refused.push((n, why)),
+                }
                 continue;
             }
             let (kind, key) = name;

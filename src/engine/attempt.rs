@@ -58,6 +58,20 @@ struct Limit {
     cut: Option<String>,
 }
 
+/// How a run has ended.
+pub(super) struct Handled {
+    pub outcome: Outcome,
+    /// Whether the handler was called: a run that got no slot has not been one, so no cooldown counts it.
+    pub called: bool,
+}
+
+impl Handled {
+    /// The handler was not called.
+    fn without_call(outcome: Outcome) -> Self {
+        Self { outcome, called: false }
+    }
+}
+
 /// How a run goes on in time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
@@ -125,7 +139,7 @@ impl Core {
     /// not be reached any more.
     pub(super) async fn attempt(&self, claimed: Claimed<'_>, permit: Permit, lease: &Lease<'_>) -> Option<Ended> {
         let Claimed { queue, kind, envelope, chain, grant, trace } = &claimed;
-        let id = format!("{}-{}-{}", chain.ledger, chain.epoch, chain.tick);
+        let id = chain.run_id();
         if grant.lost {
             self.figures(&envelope.kind).inspect(|figures| figures.lost());
         }
@@ -147,10 +161,13 @@ impl Core {
             (None, None) => self.contents(&claimed),
             _ => Ok(Default::default()),
         };
-        let taken = match (grant.refused, grant.batch) {
-            (None, None) if claimed.is_manual() => self.place_of_manual(kind, envelope, &id).await,
-            _ => None,
+        let may_start = grant.refused.is_none() && grant.batch.is_none();
+        let taken = match may_start && claimed.is_manual() {
+            true => self.place_of_manual(kind, envelope, &id, grant.lost).await,
+            false => None,
         };
+        // A run whose batch has ended had its place before.
+        let has_place = claimed.is_manual() && taken.is_none() && grant.refused.is_none();
         let contents = match taken {
             Some(reason) => Err(Box::new(Decision::end(Verdict::Dropped, reason))),
             None => contents,
@@ -189,10 +206,11 @@ impl Core {
                 (grant.at, outcome::handed_on(course(grant.at, grant.at), job))
             }
             (None, None, Ok(contents)) => {
-                ran = true;
                 let limit = claimed.limit(schedule.as_ref());
                 let desk = self.desk.open(grant.fence);
-                let mut outcome = self.run(&claimed, (&id, &desk), contents, &limit, permit, lease).await;
+                let handled = self.run(&claimed, (&id, &desk), contents, &limit, permit, lease).await;
+                let mut outcome = handled.outcome;
+                ran = handled.called;
                 progress = desk.end();
                 self.life.reached(Point::Handled).await;
                 let at = self.ledger.now();
@@ -253,7 +271,9 @@ impl Core {
         let finish = self.insist("finish", || self.ledger.finish(request.clone())).await;
         trace.ended("finish", finishing);
         self.note(envelope, queue, Some((chain, grant.fence)), &decision, finish == Some(Finish::Fenced), trace);
-        if ran && claimed.is_manual() && decision.next == Next::End {
+        // The place of a fenced run is that of the worker that has taken it over.
+        let over = matches!(finish, Some(Finish::Applied(_))) && decision.next == Next::End;
+        if over && has_place {
             self.end_place(kind, envelope, &id, decision.verdict).await;
         }
         Some(Ended { finish: finish?, at, asked })
@@ -268,7 +288,7 @@ impl Core {
         limit: &Limit,
         permit: Permit,
         lease: &Lease<'_>,
-    ) -> Outcome {
+    ) -> Handled {
         let Claimed { queue, kind, envelope, chain, grant, trace } = claimed;
         let unavailable = match kind.reconcile {
             Some(_) => self.unavailable(&envelope.kind, &envelope.key).await,
@@ -299,9 +319,9 @@ impl Core {
             biased;
             () = lease.lost(), if !mutant!(LostLeaseIgnored) => {
                 let reason = Reason::new(Class::Fenced, "the lease was lost, so the run was ended");
-                Outcome::Snooze { reason, wait: Duration::ZERO }
+                Handled { outcome: Outcome::Snooze { reason, wait: Duration::ZERO }, called: true }
             }
-            outcome = self.handle(queue, job, pace, permit, trace) => outcome,
+            handled = self.handle(queue, job, pace, permit, trace) => handled,
         }
     }
 
@@ -388,15 +408,16 @@ impl Core {
         Pace { late, longest, by }: Pace,
         permit: Permit,
         trace: &Run,
-    ) -> Outcome {
+    ) -> Handled {
         let Some(handler) = self.handlers.get(&job.kind) else {
             let reason = format!("this worker has no handler for {}", job.kind);
-            return Outcome::retry(Reason::new(Class::NoHandler, reason));
+            return Handled::without_call(Outcome::retry(Reason::new(Class::NoHandler, reason)));
         };
         // Held until the handler has ended.
         let Permit { slot, blocked, _room } = permit;
         if let Some(wait) = blocked {
-            return Outcome::Snooze { reason: Reason::new(Class::Slot, "no slot of its throttle in time"), wait };
+            let reason = Reason::new(Class::Slot, "no slot of its throttle in time");
+            return Handled::without_call(Outcome::Snooze { reason, wait });
         }
         let want = Want { priority: queue.priority, due: job.nominal, cost: self.cost_of(&job.kind), probe: false };
         let waiting = trace.begin();
@@ -407,20 +428,20 @@ impl Core {
                 Some(of_key)
             }
             Ok(None) => slot.map(|slot| (slot, String::new())),
-            Err(snooze) => return snooze,
+            Err(snooze) => return Handled::without_call(snooze),
         };
         let mut own = None;
         if slot.is_none() && queue.throttle.is_some() && !mutant!(ThrottleIgnored) {
             // Its throttle had a key when leave was given, and has none now.
             let reason = Reason::new(Class::Slot, "the throttle was configured anew meanwhile");
-            return Outcome::Snooze { reason, wait: Duration::ZERO };
+            return Handled::without_call(Outcome::Snooze { reason, wait: Duration::ZERO });
         }
         if let Some((slot, key)) = slot
             && let Some((throttle, _)) = &queue.throttle
         {
             let Some(probe) = start_with(slot, throttle, &key, want).await else {
                 let reason = Reason::new(Class::Slot, "the slot for it was over, or held, before it could start");
-                return Outcome::Snooze { reason, wait: Duration::ZERO };
+                return Handled::without_call(Outcome::Snooze { reason, wait: Duration::ZERO });
             };
             own = Some((throttle.clone(), key, probe));
             // What it has waited for the slot is not its own time.
@@ -461,7 +482,7 @@ impl Core {
             () = upstream.ended(ruled.as_ref().unwrap_or(&outcome), longest) => {}
             () = self.abort.cancelled() => {}
         }
-        outcome
+        Handled { outcome, called: true }
     }
 }
 

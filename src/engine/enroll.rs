@@ -388,7 +388,8 @@ impl Enroller {
     /// # Errors
     /// That.
     pub fn check(&self, entity: &Entity) -> Result<(), String> {
-        self.rules.check(entity).map(drop)
+        let schedule = self.rules.check(entity)?;
+        self.first_at(entity, &schedule, self.connections.ledger.now(), 0.0).map(drop)
     }
 
     /// Does what [`Self::enroll`] does, and says what became of each entity, and how many first messages could not be
@@ -438,14 +439,19 @@ impl Enroller {
             });
         }
         let (mut each, mut hints, mut rescheduled) = (Vec::with_capacity(chains.len()), Vec::new(), Vec::new());
-        let keys: Vec<String> = chains.iter().map(|chain| chain.key.clone()).collect();
-        for (enrolled, key) in ledger.enroll(chains).await?.into_iter().zip(keys) {
+        let names: Vec<(String, bool)> =
+            chains.iter().map(|chain| (chain.key.clone(), chain.schedule.is_some())).collect();
+        for (enrolled, (key, names_schedule)) in ledger.enroll(chains).await?.into_iter().zip(names) {
             each.push(match enrolled {
                 Enrolled::Created(hint) => {
                     hints.push(hint);
                     Became::Created
                 }
-                Enrolled::Unchanged => Became::Unchanged,
+                Enrolled::Unchanged => {
+                    // An order that is given again, since the worker that had it died before the tick was moved.
+                    rescheduled.extend((self.by_name && names_schedule).then_some((key, None)));
+                    Became::Unchanged
+                }
                 Enrolled::Updated { rescheduled: another } => {
                     rescheduled.extend(another.then_some((key, None)));
                     Became::Updated
@@ -549,7 +555,10 @@ impl Enroller {
         };
         match ledger.enroll(vec![extra]).await?.pop() {
             Some(Enrolled::Created(hint)) => {
-                self.send_first(vec![hint], now).await?;
+                // The run is in the ledger: it comes also when its message is not known to be sent.
+                if let Err(error) = self.send_first(vec![hint], now).await {
+                    tracing::warn!(key, %error, "the message of a manual run is not known to be sent; catch-up sends it");
+                }
                 Ok(RunOnce::Accepted)
             }
             _ => Ok(RunOnce::Pending),
@@ -590,22 +599,25 @@ impl Enroller {
     /// When an entity's first tick is due. Where the schedule has no say in it, first ticks are spread
     /// evenly over the window, without knowing how many there will be: in steps of the golden ratio.
     fn first_due(&mut self, entity: &Entity, schedule: &Schedule, now: Time) -> Result<Time, EnrollError> {
-        let refused = |reason| EnrollError::Entity { key: entity.key.clone(), reason };
-        if let Some(first) = entity.first_due {
-            let ahead = first.since(now) <= FURTHEST;
-            return ahead
-                .then(|| first.max(now))
-                .ok_or_else(|| refused("`first_due` is more than ten years ahead".into()));
-        }
-        self.begun += 1;
-        let window = self.window.or_else(|| schedule.interval(now)).unwrap_or_default();
+        self.begun += u64::from(entity.first_due.is_none());
         let golden = 0.618_033_988_749_894_9_f64;
         let share = if self.by_name { phase(&self.kind, &entity.key) } else { (self.begun as f64 * golden).fract() };
+        let refused = |reason| EnrollError::Entity { key: entity.key.clone(), reason };
+        self.first_at(entity, schedule, now, share).map_err(refused)
+    }
+
+    /// The same, for this share of the window; else why it has no first tick.
+    fn first_at(&self, entity: &Entity, schedule: &Schedule, now: Time, share: f64) -> Result<Time, String> {
+        if let Some(first) = entity.first_due {
+            let ahead = first.since(now) <= FURTHEST;
+            return ahead.then(|| first.max(now)).ok_or_else(|| "`first_due` is more than ten years ahead".into());
+        }
+        let window = self.window.or_else(|| schedule.interval(now)).unwrap_or_default();
         let offset = Duration::from_millis((window.as_millis() as f64 * share) as u64);
         let phase = if schedule.spread_phase { phase(&self.kind, &entity.key) } else { 0.0 };
         let setting = Setting { phase, balance: &self.balance, dice: &self.connections.entropy };
         let first = schedule.first(now, offset, setting);
-        first.map(|first| first.due).ok_or_else(|| refused(format!("its schedule ({schedule}) has no occurrence")))
+        first.map(|first| first.due).ok_or_else(|| format!("its schedule ({schedule}) has no occurrence"))
     }
 }
 

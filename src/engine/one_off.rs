@@ -18,8 +18,8 @@ use super::{Core, QueueRun, reconcile, sealing};
 use crate::broker::Delivery;
 use crate::clock::Time;
 use crate::config::{KindSettings, LONGEST_HELD, Unique, UniqueUntil};
-use crate::job::{self, Envelope, Job};
-use crate::ledger::{ChainState, FailedItem, RunningJob};
+use crate::job::{self, ChainRef, Envelope, Job, run_id};
+use crate::ledger::{ChainState, ChainView, FailedItem, RunningJob};
 use crate::outcome::{Decision, Next, Outcome, Verdict, Yield, decide};
 use crate::progress::Progress;
 use crate::reason::{Class, Reason};
@@ -117,7 +117,7 @@ impl Core {
         };
         self.life.reached(Point::JobTaken).await;
         let pace = Pace { late: now.since(due), longest, by: None };
-        let mut outcome = match self.handle(queue, job, pace, permit, &trace).await {
+        let mut outcome = match self.handle(queue, job, pace, permit, &trace).await.outcome {
             Outcome::DoneWith(Yield { batch, .. }) if !batch.is_empty() => {
                 Outcome::fail(Reason::new(Class::Answer, "only a tick of a chain can wait for a batch"))
             }
@@ -217,9 +217,20 @@ impl Core {
         given
     }
 
-    /// Takes the place of a manual run as the only one of its kind and key; answers why not, if another has it.
-    pub(super) async fn place_of_manual(&self, kind: &KindSettings, envelope: &Envelope, id: &str) -> Option<Reason> {
+    /// Takes the place of a manual run as the only one of its kind and key; answers why not, if another has it. `lost`:
+    /// another worker has begun this attempt before.
+    pub(super) async fn place_of_manual(
+        &self,
+        kind: &KindSettings,
+        envelope: &Envelope,
+        id: &str,
+        lost: bool,
+    ) -> Option<Reason> {
         let unique = kind.unique?;
+        if unique.until == UniqueUntil::Start && (envelope.attempt > 1 || lost) {
+            // The run has started, and so given its place up.
+            return None;
+        }
         let taken = self.place_taken(unique, envelope, id).await?;
         if taken.is_none() && unique.until == UniqueUntil::Start {
             self.give_place(envelope, id).await;
@@ -233,7 +244,13 @@ impl Core {
             let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
             self.ledger.reserve(kind, key, id.to_owned(), unique.window)
         };
-        let holder = self.insist("reserve a place", reserve).await?;
+        let mut holder = self.insist("reserve a place", reserve).await?;
+        if holder != id && unique.until == UniqueUntil::Finish && self.has_ended(&holder, envelope).await? {
+            // The worker died between the run's end and giving its place up.
+            let release = || self.ledger.release(envelope.kind.clone(), envelope.key.clone(), holder.clone());
+            self.insist("give up the place of a run that has ended", release).await?;
+            holder = self.insist("reserve a place", reserve).await?;
+        }
         if holder == id || mutant!(PlaceIgnored) {
             return Some(None);
         }
@@ -243,6 +260,18 @@ impl Core {
         };
         let reason = format!("unique: the job {holder} of the same key {why}");
         Some(Some(Reason::new(Class::Unique, reason)))
+    }
+
+    /// Whether a place is that of a manual run which has ended; `None` when the ledger could not be reached.
+    async fn has_ended(&self, holder: &str, envelope: &Envelope) -> Option<bool> {
+        let ledger = self.ledger.id();
+        if ChainRef::epoch_and_tick(ledger, holder).is_none() {
+            return Some(false);
+        }
+        let chains = || self.ledger.chains(envelope.kind.clone(), envelope.key.clone());
+        let chains = self.insist("look at a manual run", chains).await?;
+        let is_it = |chain: &&ChainView| chain.once && run_id(ledger, chain.hint.epoch, chain.hint.tick) == holder;
+        Some(!chains.iter().find(is_it).is_some_and(|chain| chain.state != ChainState::Retired))
     }
 
     /// What state a job's owner is in, active without one; `None` when the ledger could not be reached.

@@ -6,6 +6,7 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use super::chores::is_internal;
 use super::enroll::{Asked, Became, EnrollError, Enroller, RunOnce};
 use super::life::{Life, Point};
 use super::pipeline::Fate;
@@ -136,6 +137,11 @@ impl Core {
             Order::Enroll(enrolment) => {
                 let enroll = || self.orders.enroll(envelope, enrolment.clone(), &queue.name);
                 self.insist("enroll what a message asks for", enroll).await
+            }
+            // Chains of the engine's own begin and end with its workers.
+            Order::Retire if is_internal(&envelope.kind) => {
+                let why = format!("{} is a kind of the engine's own, whose chains no order ends", envelope.kind);
+                Some(Err(Undone::Bad(BadMessage::Order("retire", why))))
             }
             Order::Retire => {
                 let one =

@@ -312,12 +312,16 @@ async fn report(
     ledger: &dyn Ledger,
     asked: &Asked,
 ) -> Result<ChainReport, LedgerError> {
-    let latest = attempts.iter().find(|attempt| attempt.fence == chain.fence);
+    // Those of the chain's other row may have pushed it out of the last ones.
+    let latest = match attempts.iter().find(|attempt| attempt.fence == chain.fence) {
+        Some(latest) => Some(latest.clone()),
+        None => ledger.history(chain.fence, 1).await?.pop().filter(|last| last.fence == chain.fence),
+    };
     let owner_state = match &chain.owner {
         Some(owner) => ledger.owner(owner.clone()).await?,
         None => ChainState::Active,
     };
-    let worker = latest.map(|attempt| attempt.worker.as_str());
+    let worker = latest.as_ref().map(|attempt| attempt.worker.as_str());
     let opened = opened(&chain, config);
     let held_back = held_back(&chain, &opened.payload, config, ledger).await?;
     let now = ledger.now();
@@ -331,7 +335,7 @@ async fn report(
         why = format!("{sealed}; {why}");
     }
     // Of the attempt that runs, if one does.
-    let progress = latest.filter(|_| chain.lease_until > now).and_then(|last| last.progress.clone());
+    let progress = latest.as_ref().filter(|_| chain.lease_until > now).and_then(|last| last.progress.clone());
     let (schedule, next) = ahead(&chain, config);
     let ChainView { hint, state, nominal, lease_until, sent, once, owner, schedule: own, .. } = chain;
     let ChainView { last_start, last_finish, batch, looks, watch_at, depth, .. } = chain;

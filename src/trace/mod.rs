@@ -148,7 +148,7 @@ impl Recorder {
 /// The id of the run that a message stands for: the same on every attempt.
 fn id_of(envelope: &Envelope) -> String {
     match &envelope.chain {
-        Some(chain) => format!("{}-{}-{}", chain.ledger, chain.epoch, chain.tick),
+        Some(chain) => chain.run_id(),
         None => envelope.id.clone().unwrap_or_default(),
     }
 }

@@ -259,6 +259,7 @@ mod run {
         assert_eq!(delete("sync/eu%2F2").await.is(200).json()["became"], "retired");
         assert_eq!(delete("sync/eu%2F2").await.is(200).json()["became"], "unchanged");
         assert_eq!(delete("sync/never").await.is(200).json()["became"], "unchanged");
+        delete("roundelay.history/attempts").await.says(422, "a kind of the engine's own");
         assert_eq!(delete("gone/x").await.is(200).json()["became"], "unchanged", "its kind may be gone, too");
         assert_eq!(put("sync/eu%2F2", wanted).await.is(201).json()["became"], "created");
         let anew = shown("sync/eu%2F2").await["chain"].clone();
@@ -289,21 +290,30 @@ mod run {
             { "kind": "sync", "key": "m1", "retire": true },
             { "kind": "sync", "key": "m4", "retire": true, "payload": 1 },
             { "kind": "nobody", "key": "m5" },
+            { "kind": "sync", "key": "m6", "first_due": 4_000_000_000_000_u64 },
+            { "kind": "roundelay.history", "key": "attempts", "retire": true },
         ]});
         let came = served.post("/api/v1/chains", &items).await.is(200).json();
         let became: Vec<&Value> = came["chains"].as_array().unwrap().iter().map(|item| &item["became"]).collect();
         let null = Value::Null;
-        let words = ["created", "", "created", "unchanged", "retired", "", "", ""].map(Value::from);
+        let words = ["created", "", "created", "unchanged", "retired", "", "", "", "", ""].map(Value::from);
         let expected: Vec<&Value> = words.iter().map(|word| if *word == "" { &null } else { word }).collect();
         assert_eq!(became, expected, "{came}");
-        for (n, words) in [(1, "there is no [queues.wrok]"), (5, "comes twice"), (6, "alone"), (7, "[kinds.nobody]")] {
+        for (n, words) in [
+            (1, "there is no [queues.wrok]"),
+            (5, "comes twice"),
+            (6, "alone"),
+            (7, "[kinds.nobody]"),
+            (8, "more than ten years ahead"),
+            (9, "a kind of the engine's own"),
+        ] {
             assert!(came["chains"][n]["why"].as_str().unwrap().contains(words), "{came}");
         }
         let counts = ["created", "updated", "unchanged", "retired", "refused"].map(|name| came[name].as_u64().unwrap());
-        assert_eq!(counts, [2, 0, 1, 1, 4]);
+        assert_eq!(counts, [2, 0, 1, 1, 6]);
         let again = served.post("/api/v1/chains", &items).await.is(200).json();
         let counts = ["created", "unchanged", "retired", "refused"].map(|name| again[name].as_u64().unwrap());
-        assert_eq!(counts, [0, 4, 0, 4]);
+        assert_eq!(counts, [0, 4, 0, 6]);
         let many: Vec<Value> = (0..2_500).map(|n| json!({ "kind": "sync", "key": format!("n/{n}") })).collect();
         let came = served.post("/api/v1/chains", &json!({ "chains": many })).await.is(200).json();
         assert_eq!(came["created"], 2_500);
