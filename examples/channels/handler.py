@@ -13,9 +13,13 @@ import json
 import os
 import sys
 import time
-from http.client import HTTPConnection, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+# So many seconds after the deadline a message may still come in that was asked for before. The worker waits for longer,
+# by the kind's `time_box_grace`, and then cuts the run: what that would hand on is lost.
+GRACE = 1
 
 upstream = urlsplit(os.environ["UPSTREAM"])
 
@@ -26,15 +30,18 @@ class Session:
     def __init__(self, path, job):
         self.path, self.until = path, job["deadline"] / 1000
         connect = HTTPSConnection if upstream.scheme == "https" else HTTPConnection
-        self.connection = connect(upstream.netloc, timeout=max(self.left(), 0.1))
-        self.run = {**job["chain"], "attempt": job["attempt"], "deadline": job["deadline"]}
+        self.connection = connect(upstream.netloc)
+        self.run = {**job["chain"], **{name: job[name] for name in ("attempt", "nominal", "deadline")}}
         self.call("sessions")
 
     def left(self):
         return self.until - time.time()
 
-    def call(self, below):
+    def call(self, below, grace=0):
         """True when there was something, False when there is nothing more."""
+        self.connection.timeout = max(self.left() + grace, 0.05)
+        if self.connection.sock:
+            self.connection.sock.settimeout(self.connection.timeout)
         self.connection.request("POST", f"{self.path}/{below}", json.dumps(self.run), {"Content-Type": "application/json"})
         answer = self.connection.getresponse()
         answer.read()
@@ -54,9 +61,9 @@ def run(path, job):
     # What a message may take has to fit in, and so has the answer.
     margin = max(0.05, (job["deadline"] / 1000 - begun) / 10)
     try:
-        while session.left() > margin and session.call(f"messages/{number}"):
+        while session.left() > margin and session.call(f"messages/{number}", GRACE):
             number += 1
-    except (OSError, RuntimeError):
+    except (OSError, HTTPException, RuntimeError):
         # What has been fetched stays fetched: the next run goes on after it.
         if number == first:
             raise

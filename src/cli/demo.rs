@@ -51,8 +51,8 @@ pub struct Demo {
     /// Do without the dashboard, which answers on a free port of 127.0.0.1 meanwhile.
     #[arg(long)]
     no_dashboard: bool,
-    /// Only play the upstream that the system calls, until SIGTERM or SIGINT, and judge by its record: for a worker
-    /// that runs the files of examples/SYSTEM elsewhere. Times are not compressed.
+    /// Only play the upstream that the system calls, until SIGTERM or SIGINT, and judge by its record, which has the
+    /// newest 100,000 calls: for a worker that runs the files of examples/SYSTEM elsewhere. Times are not compressed.
     #[arg(long, conflicts_with_all = ["broker", "ledger", "length"])]
     upstream_only: bool,
     /// Where the upstream answers when nothing else is played.

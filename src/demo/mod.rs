@@ -9,6 +9,7 @@ pub mod channels;
 pub mod characters;
 mod ground;
 pub mod missions;
+mod newest;
 pub mod scale;
 mod second;
 pub mod stage;

@@ -72,11 +72,12 @@ impl Second {
         Self::Here { connection, telemetry, engine: tokio::spawn(engine.run(CancellationToken::new())) }
     }
 
-    /// Starts a worker of this program in `folder`, with the configuration `text`.
+    /// Starts a worker of this program in `folder`, with the configuration `text` and the `ROUNDELAY__…` variables
+    /// `environment`.
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn process(folder: &Path, text: &str) -> Result<Self, StartError> {
+    pub fn process(folder: &Path, text: &str, environment: &[(String, String)]) -> Result<Self, StartError> {
         let setup = |error: &dyn std::fmt::Display| StartError::Setup(format!("the second worker: {error}"));
         let mut table: Table = text.parse().map_err(|error| setup(&error))?;
         // The dashboard is the other worker's.
@@ -86,9 +87,16 @@ impl Second {
         let said = folder.join("second.log");
         let log = fs::File::create(&said).map_err(|error| setup(&error))?;
         let program = std::env::current_exe().map_err(|error| setup(&error))?;
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        // Those of an installation on this machine would have it work on that one's ledger and broker.
+        let foreign = std::env::vars_os().map(|(name, _)| name);
+        for name in foreign.filter(|name| name.to_string_lossy().starts_with("ROUNDELAY__")) {
+            command.env_remove(name);
+        }
+        let child = command
             .args(["worker", "--config"])
             .arg(config)
+            .envs(environment.iter().map(|(name, value)| (name, value)))
             .current_dir(folder)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

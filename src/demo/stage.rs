@@ -87,6 +87,9 @@ pub trait System: Send + Sync {
     fn patience(&self) -> Duration {
         SLACK
     }
+    /// Nothing but the upstream will run, for days perhaps: times stay as they are, and a record is kept of the newest
+    /// calls. Comes before all that follows.
+    fn alone(&mut self) {}
     /// Its configuration with its times compressed.
     ///
     /// # Errors
@@ -122,6 +125,17 @@ pub trait System: Send + Sync {
     async fn judged(&self, stage: &Stage) -> Result<Judged, StartError>;
 }
 
+/// How much of a demo was shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// All that was planned.
+    Whole,
+    /// What there was until it was ended.
+    Ended,
+    /// The upstream alone, for a worker elsewhere of which nothing is known.
+    Alone,
+}
+
 /// A running demo.
 pub struct Stage {
     /// As it runs.
@@ -130,7 +144,7 @@ pub struct Stage {
     pub connections: Connections,
     /// When all chains had begun.
     pub from: Time,
-    /// When it is over.
+    /// When it is over: earlier than planned when it was ended.
     pub to: Time,
     second: Mutex<Option<Second>>,
     /// What the second worker had done when it was killed.
@@ -171,6 +185,15 @@ impl Stage {
     /// Whether somebody has ended it.
     pub fn is_ended(&self) -> bool {
         self.shutdown.is_cancelled()
+    }
+
+    /// How much of it was shown.
+    pub fn shown(&self) -> Shown {
+        match (self.is_alone(), self.is_ended()) {
+            (true, _) => Shown::Alone,
+            (false, true) => Shown::Ended,
+            (false, false) => Shown::Whole,
+        }
     }
 
     /// All chains of the ledger.
@@ -346,7 +369,7 @@ async fn acts(
     let second = match (system.has_second(), &shared) {
         (false, _) => None,
         (true, Some(broker)) => Some(Second::here(broker, &config, &connections)),
-        (true, None) => Some(Second::process(folder, &text)?),
+        (true, None) => Some(Second::process(folder, &text, &settings.environment)?),
     };
     let dashboard = match settings.dashboard {
         true => Some(Dashboard::open(&config, &connections).await?),
@@ -357,7 +380,7 @@ async fn acts(
     }
     let from = connections.clock.now();
     let (second, killed, to) = (Mutex::new(second), Mutex::default(), from + settings.length);
-    let stage = Stage { config, connections, from, to, second, killed, shutdown, alone: false };
+    let mut stage = Stage { config, connections, from, to, second, killed, shutdown, alone: false };
     let began = Instant::now();
     {
         let mut plays = std::pin::pin!(system.plays(&stage));
@@ -374,6 +397,10 @@ async fn acts(
                 ended = &mut engine => ended.map_err(setup)??,
             }
         }
+    }
+    if stage.is_ended() {
+        // What is due from now on never comes.
+        stage.to = stage.to.min(stage.connections.clock.now());
     }
     // One that is still there, because the demo was ended, goes as it would be killed.
     drop(stage.second.lock().await.take());
@@ -417,6 +444,7 @@ pub async fn upstream_only(
     listener: TcpListener,
     shutdown: CancellationToken,
 ) -> Result<Judged, StartError> {
+    system.alone();
     let ground = Ground::new(system.name(), None).await?;
     write_files(&system, ground.folder()).map_err(setup)?;
     let text = configuration(&system, "embedded", &ground, HANDLER).map_err(setup)?;

@@ -243,7 +243,7 @@ impl RunOnce {
             Self::Cooldown(left) => format!(
                 "the last run of {kind} {key} has just ended, and its kind's cooldown lasts {} more; `force` passes it \
                  by, and `if_running` `after` waits for it",
-                short_duration(*left)
+                short_duration(Duration::from_secs_f64(left.as_secs_f64().ceil()))
             ),
             Self::NoChain => {
                 format!("there is no chain {kind} {key}; with a payload it runs without one")

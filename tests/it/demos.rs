@@ -89,13 +89,20 @@ async fn appstore_keeps_its_rules_on_rabbitmq_and_postgres() {
 async fn a_refresh_beside_an_update_is_told() {
     let variables = [("ROUNDELAY__KINDS__UPDATE_CHARACTER__IF_RUNNING", "beside")];
     let said = broken(&["characters", "--for", "15s"], &variables).await;
-    assert!(!said.is_empty(), "{said}");
+    assert!(said.contains("before the one before it had ended"), "{said}");
 }
 
 #[tokio::test]
 async fn a_time_box_of_another_share_is_told() {
     let said = broken(&["channels", "--for", "8s"], &[("ROUNDELAY__KINDS__POLL_SOCIAL_INBOX__TIME_BOX", "90%")]).await;
     assert!(said.contains("half of its interval is"), "{said}");
+}
+
+#[tokio::test]
+async fn a_tolerance_that_drops_too_much_is_told() {
+    let said =
+        broken(&["channels", "--for", "10s"], &[("ROUNDELAY__KINDS__POLL_SOCIAL_INBOX__TOLERANCE", "1ms")]).await;
+    assert!(said.contains("was not polled at") && said.contains("it may start then"), "{said}");
 }
 
 #[tokio::test]
@@ -111,6 +118,14 @@ async fn a_table_with_another_cadence_is_told() {
     let said = broken(&["trading", "--for", "10s"], &variables).await;
     assert!(said.contains("fetch-klines-1h - was not called for"), "{said}");
     assert!(said.contains("neither the table nor an operator asked for"), "{said}");
+}
+
+#[tokio::test]
+async fn a_cooldown_above_the_tables_is_told() {
+    let variables = [("ROUNDELAY__KINDS__CREATE_POSITIONS__COOLDOWN", "20s")];
+    let said = broken(&["trading", "--for", "10s"], &variables).await;
+    assert!(said.contains("create-positions - was not called for"), "{said}");
+    assert!(said.contains("neither ran then nor had ended within its cooldown"), "{said}");
 }
 
 #[tokio::test]

@@ -13,11 +13,16 @@ use roundelay::engine::{Connections, StartError};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{Ground, roundelay};
+use crate::harness::{Ground, roundelay_with};
 
 /// What `roundelay demo` prints with `--json`.
 async fn demo(arguments: &[&str]) -> Value {
-    let output = roundelay(&[&["demo"], arguments, &["--json"]].concat()).await;
+    demo_with(&[], arguments).await
+}
+
+/// Likewise, with these environment variables.
+async fn demo_with(variables: &[(&str, &str)], arguments: &[&str]) -> Value {
+    let output = roundelay_with(variables, &[&["demo"], arguments, &["--json"]].concat()).await;
     assert!(output.ok, "{output:?}");
     output.json()
 }
@@ -65,12 +70,13 @@ async fn characters_keep_their_rules_on_rabbitmq_and_postgres() {
     characters_are_updated(&report);
 }
 
-/// The worker that is killed is a process.
+/// The worker that is killed is a process, and does not go to the ledger of an installation on this machine.
 #[tokio::test]
 async fn missions_keep_their_rules_on_rabbitmq_and_postgres() {
     let ground = Ground::rabbit_and_postgres().await;
     let (broker, ledger) = (ground.broker_url(), ground.ledger_url());
-    let report = demo(&["missions", "--for", "10s", "--broker", &broker, "--ledger", &ledger]).await;
+    let elsewhere = [("ROUNDELAY__LEDGER__URL", "sqlite:///nowhere/installation.db")];
+    let report = demo_with(&elsewhere, &["missions", "--for", "10s", "--broker", &broker, "--ledger", &ledger]).await;
     missions_are_played(&report);
 }
 

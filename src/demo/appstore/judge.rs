@@ -9,6 +9,11 @@ use crate::clock::{Time, short_duration};
 
 /// Times are whole milliseconds, and two programs read them.
 const ROUNDING: Duration = Duration::from_millis(5);
+/// How long the first call of a job may be on its way to a store.
+const WAY: Duration = Duration::from_millis(250);
+/// Of so many windows, one may be too full by a store's own clock: on a busy machine a call is longer on its way, and
+/// those of five syncs that begin together make five windows.
+const BUSY_WINDOWS: usize = 5;
 /// Syncs that may begin between the wish for one and its start: a slot may have been given away already, and one of
 /// eight is the backlog's.
 const BEFORE_ON_DEMAND: usize = 2;
@@ -18,6 +23,8 @@ const BUSY: Duration = Duration::from_secs(2);
 const COMPARED: usize = 5;
 /// After this, what failed has come back once, and what was asked for has begun.
 const LONG: Duration = Duration::from_secs(15);
+/// After this, apps were synced more than once, and wishes of them accepted.
+const ENOUGH: Duration = Duration::from_secs(8);
 
 /// What is asked of a store.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,8 +90,10 @@ pub struct Wish {
     pub store: String,
     /// The app.
     pub app: String,
-    /// When it had been accepted.
+    /// When it had been answered.
     pub at: Time,
+    /// Why not, if it was refused.
+    pub refused: Option<String>,
 }
 
 /// How many starts a store takes in which time.
@@ -113,7 +122,7 @@ pub struct Record {
     pub down: Option<(String, Time, Time)>,
     /// Syncs that were asked for.
     pub wishes: Vec<Wish>,
-    /// When all chains had begun.
+    /// When all chains had begun, or where the record begins, if that is later.
     pub from: Time,
     /// When the engine was told to stop.
     pub to: Time,
@@ -151,6 +160,7 @@ pub fn judge(record: &Record) -> (Vec<String>, Figures) {
         }
     }
     judge.unavailable();
+    judge.wished();
     judge.one_entity();
     judge.other_store();
     judge.on_demand();
@@ -196,29 +206,34 @@ impl<'a> Judge<'a> {
         self.starts.iter().filter(move |start| start.store == store && start.chart == chart)
     }
 
-    /// No window of a store holds more starts than it takes.
+    /// No window of a store holds more starts than it takes: neither by what runs say of their start, nor by the
+    /// store's own clock, which sees a run after its first call's way.
     fn windows(&mut self, store: &str, chart: bool, limit: Limit) {
         let times: Vec<Time> = self.of(store, chart).map(|start| start.job.started).collect();
         let noun = if chart { "charts" } else { "syncs" };
-        let busiest = |per: Duration| {
-            times
-                .iter()
-                .enumerate()
-                .map(|(n, at)| times[n..].partition_point(|next| next.since(*at) < per))
-                .max()
-                .unwrap_or(0)
-        };
-        let most = busiest(limit.per.saturating_sub(ROUNDING));
-        if most > limit.allow {
+        let most = fullness(&times, limit.per.saturating_sub(ROUNDING)).into_iter().max().unwrap_or(0);
+        let (per, allow) = (short_duration(limit.per), limit.allow);
+        let full = self.full_windows(store, chart, limit);
+        if most > allow {
+            self.said.push(format!("{store} was asked for {most} {noun} within {per}, where it takes {allow}."));
+        } else if full * BUSY_WINDOWS > times.len() {
             self.said.push(format!(
-                "{store} was asked for {most} {noun} within {}, where it takes {}.",
-                short_duration(limit.per),
-                limit.allow
+                "{store} was asked for more than {allow} {noun} within {per} {full} times by its own clock, though not by \
+                 what the runs say of their starts."
             ));
         }
         let counts = if chart { &mut self.figures.charts } else { &mut self.figures.syncs };
         counts.insert(store.to_owned(), times.len());
         self.figures.busiest_window.insert(format!("{store} {noun}"), most);
+    }
+
+    /// How many windows are too full when each run has begun shortly before the store saw it.
+    fn full_windows(&self, store: &str, chart: bool, limit: Limit) -> usize {
+        let mut times: Vec<Time> =
+            self.of(store, chart).map(|start| start.job.started.clamp(start.began - WAY, start.began)).collect();
+        times.sort();
+        let fullness = fullness(&times, limit.per.saturating_sub(ROUNDING));
+        fullness.into_iter().filter(|count| *count > limit.allow).count()
     }
 
     /// A country in which an app is not available is never asked for again, by any other job.
@@ -252,6 +267,31 @@ impl<'a> Judge<'a> {
             !start.job.part && found.clone().count() > 0 && found.into_iter().all(|(_, first)| first.id != start.job.id)
         };
         self.figures.synced_again = self.starts.iter().filter(again).count();
+    }
+
+    /// Wishes are accepted, and apps that are not available somewhere are synced again: else there is nothing to judge
+    /// by.
+    fn wished(&mut self) {
+        let wishes = &self.record.wishes;
+        if wishes.is_empty() || self.record.to.since(self.record.from) < ENOUGH {
+            return;
+        }
+        let refused: Vec<&Wish> = wishes.iter().filter(|wish| wish.refused.is_some()).collect();
+        if let Some(first) = refused.first().filter(|_| refused.len() * 2 > wishes.len()) {
+            self.said.push(format!(
+                "{} of {} syncs on demand were refused, so that too few are left to judge by; the first, since {}.",
+                refused.len(),
+                wishes.len(),
+                first.refused.as_deref().unwrap_or_default()
+            ));
+        }
+        if self.figures.synced_again == 0 {
+            self.said.push(
+                "No app that is not available in some country was synced again: nothing shows that the country is left \
+                 out."
+                    .into(),
+            );
+        }
     }
 
     /// An app is one entity: of one kind, and never synced twice at once.
@@ -314,7 +354,7 @@ impl<'a> Judge<'a> {
 
     /// What somebody waits for goes before the backlog.
     fn on_demand(&mut self) {
-        for Wish { store, app, at } in &self.record.wishes {
+        for Wish { store, app, at, .. } in self.record.wishes.iter().filter(|wish| wish.refused.is_none()) {
             let wanted = |start: &&Start<'_>| {
                 start.app == app && start.job.is_on_demand() && start.job.started + ROUNDING >= *at
             };
@@ -393,6 +433,11 @@ impl<'a> Judge<'a> {
             self.said.push(format!("A part of {}'s {} failed, and none was ever fed back.", call.store, call.app));
         }
     }
+}
+
+/// How many of these times lie within `per` from each of them on.
+fn fullness(times: &[Time], per: Duration) -> Vec<usize> {
+    times.iter().enumerate().map(|(n, at)| times[n..].partition_point(|next| next.since(*at) < per)).collect()
 }
 
 fn fetched_chart(call: &Call) -> Option<(&str, &str)> {
@@ -540,7 +585,7 @@ mod tests {
         assert_eq!(charts, ["android was asked for 2 charts within 5s, where it takes 1."]);
     }
 
-    /// A call that was long on its way makes no window fuller than it was.
+    /// A call that was long on its way, as some are on a busy machine, makes no window fuller than it was.
     #[test]
     fn calls_that_come_in_together_have_not_started_together() {
         let found = violations(|record| {
@@ -549,6 +594,73 @@ mod tests {
             }
         });
         assert_eq!(found, [""; 0]);
+    }
+
+    /// Ten syncs that have started by turns, as they say, come in together.
+    #[test]
+    fn a_window_that_is_too_full_by_the_stores_own_clock() {
+        let found = violations(|record| {
+            for call in record.calls.iter_mut().filter(|call| call.store == "ios" && !call.app.is_empty()) {
+                let Some(n) = call.job.id.strip_prefix("ios-").and_then(|n| n.parse::<u64>().ok()) else { continue };
+                let late = millis((9 - n % 10) * 1_010);
+                (call.began, call.ended) = (call.began + late, call.ended + late);
+            }
+        });
+        assert_eq!(
+            found,
+            [
+                "ios was asked for more than 5 syncs within 5s 16 times by its own clock, though not by what the runs say of \
+              their starts."
+            ]
+        );
+    }
+
+    #[test]
+    fn wishes_that_are_refused() {
+        let wish = |refused: Option<&str>| Wish {
+            store: "ios".into(),
+            app: "app-9".into(),
+            at: at(30_000),
+            refused: refused.map(Into::into),
+        };
+        let with = |refused: usize, accepted: usize, to| {
+            let wishes =
+                vec![wish(Some("it has just ended")); refused].into_iter().chain(vec![wish(None); accepted]).collect();
+            violations(|record| (record.wishes, record.to) = (wishes, at(to)))
+        };
+        let said = |refused, of| {
+            format!(
+                "{refused} of {of} syncs on demand were refused, so that too few are left to judge by; the first, since \
+                 it has just ended."
+            )
+        };
+        assert_eq!(with(4, 4, 32_000), [""; 0]);
+        assert_eq!(with(5, 3, 32_000), [said(5, 8)]);
+        assert_eq!(with(8, 0, 8_000), [said(8, 8)]);
+        assert_eq!(with(8, 0, 7_999), [""; 0]);
+    }
+
+    #[test]
+    fn apps_that_are_never_synced_again() {
+        let again = |wishes: Vec<Wish>| {
+            violations(|record| {
+                record.wishes = wishes;
+                record.down = None;
+                // Of the second and third round, those apps that have no listing in `fr`.
+                let again = |call: &Call| {
+                    ["app-0", "app-5"].contains(&call.app.as_str()) && call.job.started > at(10 * 1_010 - 1)
+                };
+                record.calls.retain(|call| !again(call));
+            })
+        };
+        let wish = Wish { store: "ios".into(), app: "app-9".into(), at: at(30_000), refused: None };
+        assert_eq!(again(Vec::new()), [""; 0]);
+        assert_eq!(
+            again(vec![wish]),
+            [
+                "No app that is not available in some country was synced again: nothing shows that the country is left out."
+            ]
+        );
     }
 
     #[test]
@@ -602,7 +714,7 @@ mod tests {
 
     #[test]
     fn a_wish_that_waits_behind_the_backlog() {
-        let wish = Wish { store: "ios".into(), app: "app-9".into(), at: at(10_200) };
+        let wish = Wish { store: "ios".into(), app: "app-9".into(), at: at(10_200), refused: None };
         let with = |started: u64| {
             let wish = wish.clone();
             move |record: &mut Record| {

@@ -10,11 +10,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use axum::Router;
 
+use super::newest::{ALONE, tell_left_out};
 use super::scale::{scaled, shorter};
 use super::stage::{Judged, Language, PREFIX, Stage, System};
 use crate::clock::{Time, short_duration};
 use crate::config::{Config, at_time};
-use crate::engine::enroll::{Enroller, RunOnce};
+use crate::engine::enroll::Enroller;
 use crate::engine::{Connections, StartError};
 use crate::job::RunNow;
 use crate::roster::{Format, rows};
@@ -45,6 +46,8 @@ const SHOWN: &str = "2026-01-05T00:00:00Z";
 pub struct Appstore {
     days: NonZeroU32,
     minutes: u32,
+    /// Calls of which a record is kept; with `None`, all.
+    most: Option<usize>,
     stores: Option<Arc<Stores>>,
     listed: Vec<(String, String)>,
     apps: Vec<(String, String)>,
@@ -62,6 +65,7 @@ impl Appstore {
         Self {
             days: times(DAYS),
             minutes: times(MINUTES).get(),
+            most: None,
             stores: None,
             listed: Vec::new(),
             apps: Vec::new(),
@@ -80,16 +84,31 @@ impl Appstore {
             STORES.iter().zip(allow).map(|(store, allow)| ((*store).to_owned(), limit(allow))).collect()
         };
         let down = *self.down.lock().unwrap_or_else(PoisonError::into_inner);
+        let (calls, from) = self.kept(stage);
         Record {
-            calls: self.calls(),
+            calls,
             syncs: limits(SYNCS),
             charts: limits(CHARTS),
             listed: self.listed.iter().cloned().collect(),
             chart_every: EVERY_CHART / self.days.get(),
             down: down.map(|(from, to)| (DOWN.to_owned(), from, to)),
             wishes: self.wishes.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-            from: stage.from,
+            from,
             to: if stage.is_ended() { stage.from } else { stage.to },
+        }
+    }
+
+    /// The calls that are kept, and when the record of them begins. Of a job some of whose calls are left out nothing
+    /// is judged: it began before.
+    fn kept(&self, stage: &Stage) -> (Vec<Call>, Time) {
+        let mut calls = self.calls();
+        let left_out = self.stores.as_ref().map_or(0, |stores| stores.left_out());
+        match calls.first().map(|oldest| oldest.began) {
+            Some(from) if left_out > 0 => {
+                calls.retain(|call| call.job.started > from);
+                (calls, from)
+            }
+            _ => (calls, stage.from),
         }
     }
 
@@ -103,28 +122,28 @@ impl Appstore {
         let calls = self.calls();
         for store in STORES {
             let asked = self.wishes.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let fresh = |app: &&str| !asked.iter().any(|wish| wish.app == **app);
+            let fresh = |app: &&str| !asked.iter().any(|wish| wish.refused.is_none() && wish.app == **app);
             let known = calls.iter().filter(|call| call.store == store && call.status == 404);
             let known = known.map(|call| call.app.as_str());
             let listed = self.apps.iter().filter(|(of, _)| of == store).map(|(_, app)| app.as_str());
             let Some(app) = known.chain(listed).find(fresh) else { continue };
-            if on_demand(stage, store, app).await? {
-                let wish = Wish { store: store.into(), app: app.into(), at: stage.connections.clock.now() };
-                self.wishes.lock().unwrap_or_else(PoisonError::into_inner).push(wish);
-            }
+            let refused = on_demand(stage, store, app).await?;
+            let wish = Wish { store: store.into(), app: app.into(), at: stage.connections.clock.now(), refused };
+            self.wishes.lock().unwrap_or_else(PoisonError::into_inner).push(wish);
         }
         Ok(())
     }
 }
 
-/// Runs the chain of an app on the queue for what people wait for; answers whether it was accepted.
-async fn on_demand(stage: &Stage, store: &str, app: &str) -> Result<bool, StartError> {
+/// Runs the chain of an app on the queue for what people wait for; answers why not, if it was refused.
+async fn on_demand(stage: &Stage, store: &str, app: &str) -> Result<Option<String>, StartError> {
     let (key, queue) = (format!("{store}/{app}"), format!("{PREFIX}sync-on-demand-{store}"));
     let mut enroller = Enroller::new(&stage.config, stage.connections.clone(), "sync-app", None, true)?;
     // Known or not: an app without a chain runs alone.
     let payload = serde_json::json!({ "platform": store, "app_id": app, "class": "tracked" });
     let asked = RunNow { queue: Some(queue), ..RunNow::default() };
-    Ok(enroller.run_once(&key, Some(&payload), &asked, None).await? == RunOnce::Accepted)
+    let answer = enroller.run_once(&key, Some(&payload), &asked, None).await?;
+    Ok(answer.why_not("sync-app", &key))
 }
 
 /// A column's cells, with another's.
@@ -169,6 +188,10 @@ impl System for Appstore {
         self.minute() * 4
     }
 
+    fn alone(&mut self) {
+        self.most = Some(ALONE);
+    }
+
     fn configuration(&self, text: &str) -> Result<String, String> {
         scaled(text, |path, length| match path {
             ["kinds", _, "every" | "jitter" | "cooldown"] => shorter(length, self.days.get(), Duration::ZERO),
@@ -187,7 +210,7 @@ impl System for Appstore {
         });
         self.listed = charts.collect();
         self.apps = cells(apps, ["platform", "app_id"])?;
-        self.stores = Some(Stores::new(config, connections));
+        self.stores = Some(Stores::new(config, connections, self.most));
         Ok(())
     }
 
@@ -221,6 +244,8 @@ impl System for Appstore {
         let mut figures = serde_json::to_value(&figures).unwrap_or_default();
         let new = |call: &&Call| call.app.starts_with("new-") && call.what == What::Phase("identity".into());
         figures["syncs_of_discovered_apps"] = record.calls.iter().filter(new).count().into();
+        let left_out = self.stores.as_ref().map_or(0, |stores| stores.left_out());
+        tell_left_out(&mut figures, left_out, Some(record.from));
         Ok(Judged { forked: self.stores.as_ref().map_or(0, |stores| stores.forked()), violations, figures })
     }
 }

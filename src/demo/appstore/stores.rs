@@ -16,6 +16,7 @@ use tokio::time::sleep;
 use super::judge::{Call, Job, What};
 use crate::clock::{Clock, Entropy, Time};
 use crate::config::Config;
+use crate::demo::newest::{Newest, repeated};
 use crate::demo::stage::PREFIX;
 use crate::engine::Connections;
 use crate::job::seed;
@@ -39,7 +40,7 @@ pub struct Stores {
 
 #[derive(Default)]
 struct Seen {
-    calls: Vec<Call>,
+    calls: Newest<Call>,
     listings: usize,
     down: Option<&'static str>,
 }
@@ -59,10 +60,12 @@ struct About {
 }
 
 impl Stores {
-    pub fn new(config: &Config, connections: &Connections) -> Arc<Self> {
+    /// They keep the record of so many calls; with `None`, of all.
+    pub fn new(config: &Config, connections: &Connections, most: Option<usize>) -> Arc<Self> {
         let Connections { clock, entropy, .. } = connections.clone();
         let timeouts = config.kinds.iter().map(|(name, kind)| (name.clone(), kind.timeout)).collect();
-        Arc::new(Self { clock, entropy, timeouts, seen: Mutex::default() })
+        let seen = Seen { calls: Newest::new(most), ..Seen::default() };
+        Arc::new(Self { clock, entropy, timeouts, seen: Mutex::new(seen) })
     }
 
     pub fn router(self: Arc<Self>) -> Router {
@@ -78,17 +81,20 @@ impl Stores {
         self.seen().down = store;
     }
 
+    /// In the order in which they came in.
     pub fn calls(&self) -> Vec<Call> {
-        self.seen().calls.clone()
+        self.seen().calls.snapshot()
+    }
+
+    /// How many calls are not kept any more.
+    pub fn left_out(&self) -> u64 {
+        self.seen().calls.left_out()
     }
 
     /// How often an attempt asked for the same again.
     pub fn forked(&self) -> u64 {
-        let mut asked: BTreeMap<(String, u32, String, What), u64> = BTreeMap::new();
-        for Call { job, app, what, .. } in &self.seen().calls {
-            *asked.entry((job.id.clone(), job.attempt, app.clone(), what.clone())).or_default() += 1;
-        }
-        asked.values().map(|count| count - 1).sum()
+        let seen = self.seen();
+        repeated(seen.calls.iter().map(|Call { job, app, what, .. }| (&job.id, job.attempt, app, what)))
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -105,17 +111,17 @@ impl Stores {
             What::Listing(country) => seed("unavailable", &app, country).is_multiple_of(UNAVAILABLE),
             What::Phase(_) | What::Chart(_) => false,
         };
-        let (place, down, broken) = {
+        let (ticket, down, broken) = {
             let mut seen = self.seen();
             let now = self.clock.now();
             let listing = matches!(what, What::Listing(_));
             seen.listings += usize::from(listing);
             let broken = listing && seen.listings.is_multiple_of(BROKEN);
             let down = seen.down.is_some_and(|down| down == store);
-            seen.calls.push(Call { store, app, what, job, began: now, ended: now, status: 0 });
-            (seen.calls.len() - 1, down, broken)
+            let ticket = seen.calls.push(Call { store, app, what, job, began: now, ended: now, status: 0 });
+            (ticket, down, broken)
         };
-        let mut asked = Asked { stores: self.clone(), place, status: 0 };
+        let mut asked = Asked { stores: self.clone(), ticket, status: 0 };
         sleep(if down { HANGS } else { self.entropy.between(Duration::from_millis(5), Duration::from_millis(25)) })
             .await;
         let status = match (down || broken, missing) {
@@ -131,14 +137,14 @@ impl Stores {
 /// A call in progress: it ends when this is dropped, answered or not.
 struct Asked {
     stores: Arc<Stores>,
-    place: usize,
+    ticket: u64,
     status: u16,
 }
 
 impl Drop for Asked {
     fn drop(&mut self) {
         let now = self.stores.clock.now();
-        if let Some(call) = self.stores.seen().calls.get_mut(self.place) {
+        if let Some(call) = self.stores.seen().calls.get_mut(self.ticket) {
             (call.ended, call.status) = (now, self.status);
         }
     }

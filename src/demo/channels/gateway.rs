@@ -1,6 +1,5 @@
 //! Mailboxes, inboxes and nodes: they have messages, and write down who fetches which.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,10 +12,11 @@ use tokio::time::sleep;
 
 use super::judge::{Message, Session};
 use crate::clock::{Clock, Entropy, Time};
+use crate::demo::newest::{Newest, repeated};
 use crate::engine::Connections;
 
 /// The first mailbox is so full that no run comes to its end.
-const FULL: &str = "pop3/post@shop.example";
+pub const FULL: &str = "pop3/post@shop.example";
 /// Messages that wait in any other at first.
 const WAITING: u64 = 3;
 /// A new one comes this often.
@@ -29,11 +29,9 @@ pub struct Gateway {
     seen: Mutex<Seen>,
 }
 
-#[derive(Default)]
 struct Seen {
-    sessions: Vec<Session>,
-    attempts: BTreeMap<(i64, i64, u32), u64>,
-    messages: Vec<Message>,
+    sessions: Newest<Session>,
+    messages: Newest<Message>,
     slow: Option<Duration>,
 }
 
@@ -43,13 +41,16 @@ struct Run {
     epoch: i64,
     tick: i64,
     attempt: u32,
+    nominal: Time,
     deadline: Time,
 }
 
 impl Gateway {
-    pub fn new(connections: &Connections) -> Arc<Self> {
+    /// It keeps the record of so many sessions, and of so many messages; with `None`, of all.
+    pub fn new(connections: &Connections, most: Option<usize>) -> Arc<Self> {
         let Connections { clock, entropy, .. } = connections.clone();
-        Arc::new(Self { began: clock.now(), clock, entropy, seen: Mutex::default() })
+        let seen = Seen { sessions: Newest::new(most), messages: Newest::new(most), slow: None };
+        Arc::new(Self { began: clock.now(), clock, entropy, seen: Mutex::new(seen) })
     }
 
     pub fn router(self: Arc<Self>) -> Router {
@@ -68,12 +69,18 @@ impl Gateway {
 
     pub fn record(&self) -> (Vec<Session>, Vec<Message>) {
         let seen = self.seen();
-        (seen.sessions.clone(), seen.messages.clone())
+        (seen.sessions.snapshot(), seen.messages.snapshot())
+    }
+
+    /// How many sessions are not kept any more, and how many messages.
+    pub fn left_out(&self) -> (u64, u64) {
+        let seen = self.seen();
+        (seen.sessions.left_out(), seen.messages.left_out())
     }
 
     /// How often an attempt began again.
     pub fn forked(&self) -> u64 {
-        self.seen().attempts.values().map(|count| count - 1).sum()
+        repeated(self.seen().sessions.iter().map(|session| (session.run, session.attempt)))
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -81,11 +88,11 @@ impl Gateway {
     }
 
     async fn opens(&self, path: String, run: Run) -> StatusCode {
-        let Run { epoch, tick, attempt, deadline } = run;
+        let Run { epoch, tick, attempt, nominal, deadline } = run;
         let slow = {
             let mut seen = self.seen();
-            *seen.attempts.entry((epoch, tick, attempt)).or_default() += 1;
-            seen.sessions.push(Session { path, run: (epoch, tick), deadline, began: self.clock.now() });
+            let began = self.clock.now();
+            seen.sessions.push(Session { path, run: (epoch, tick), attempt, nominal, deadline, began });
             seen.slow.unwrap_or_default()
         };
         sleep(slow + self.entropy.between(Duration::from_millis(10), Duration::from_millis(40))).await;

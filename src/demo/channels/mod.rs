@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use axum::Router;
 use toml::Table;
 
+use super::newest::{ALONE, tell_left_out};
 use super::scale::{scaled, shorter};
 use super::stage::{Judged, Language, Stage, System};
 use crate::clock::{Time, parse_duration, short_duration};
@@ -18,7 +19,7 @@ use crate::engine::{Connections, StartError};
 use crate::ledger::{Order, Which};
 use crate::roster::{Format, rows};
 use crate::schedule::Rhythm;
-use gateway::Gateway;
+use gateway::{FULL, Gateway};
 use judge::{Record, Task, judge};
 
 /// How much of the system's time a demo shows.
@@ -39,6 +40,8 @@ const KINDS: [(&str, &str); 4] =
 pub struct Channels {
     by: u32,
     length: Duration,
+    /// Sessions of which a record is kept, and messages; with `None`, all.
+    most: Option<usize>,
     tasks: Vec<Task>,
     gateway: Option<Arc<Gateway>>,
     deleted: Mutex<Option<(String, Time)>>,
@@ -49,14 +52,21 @@ impl Channels {
     pub fn new(length: Duration) -> Self {
         let by = SHOWN.as_millis().div_ceil(length.as_millis().max(1));
         let by = u32::try_from(by).unwrap_or(u32::MAX);
-        Self { by, length, tasks: Vec::new(), gateway: None, deleted: Mutex::default() }
+        Self { by, length, most: None, tasks: Vec::new(), gateway: None, deleted: Mutex::default() }
     }
 
     fn record(&self, stage: &Stage) -> Record {
         let (sessions, messages) = self.gateway.as_ref().map(|gateway| gateway.record()).unwrap_or_default();
         let deleted = self.deleted.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let to = if stage.is_ended() { stage.from } else { stage.to };
-        Record { tasks: self.tasks.clone(), sessions, messages, deleted, from: stage.from, to }
+        let (cut_sessions, cut_messages) = self.left_out();
+        let oldest = sessions.first().filter(|_| cut_sessions > 0).map(|oldest| oldest.began);
+        let (from, cut) = (oldest.unwrap_or(stage.from), cut_messages > 0);
+        Record { tasks: self.tasks.clone(), sessions, messages, deleted, from, cut, to }
+    }
+
+    fn left_out(&self) -> (u64, u64) {
+        self.gateway.as_ref().map(|gateway| gateway.left_out()).unwrap_or_default()
     }
 
     /// What did not start, by the ledger, and why.
@@ -84,12 +94,9 @@ fn tasks(config: &Config, kind: &str, path: &str, roster: &str) -> Result<Vec<Ta
             None => settings.schedule.clone(),
         };
         let Rhythm::Every { interval, .. } = schedule.rhythm else { return Err("a task without interval".into()) };
-        tasks.push(Task {
-            path: format!("{path}/{}", cell("id")),
-            owner: cell("channel"),
-            interval,
-            tolerance: Duration::ZERO,
-        });
+        let path = format!("{path}/{}", cell("id"));
+        let full = path == FULL;
+        tasks.push(Task { path, owner: cell("channel"), interval, tolerance: Duration::ZERO, full });
     }
     Ok(tasks)
 }
@@ -133,6 +140,10 @@ impl System for Channels {
         )
     }
 
+    fn alone(&mut self) {
+        self.most = Some(ALONE);
+    }
+
     fn configuration(&self, text: &str) -> Result<String, String> {
         let text = scaled(text, |path, length| match path.last() {
             Some(&"time_box_grace") => length,
@@ -173,7 +184,7 @@ impl System for Channels {
         for task in &mut self.tasks {
             task.tolerance = shorter(tolerance(&task.path), self.by, Duration::ZERO);
         }
-        self.gateway = Some(Gateway::new(connections));
+        self.gateway = Some(Gateway::new(connections, self.most));
         Ok(())
     }
 
@@ -197,11 +208,16 @@ impl System for Channels {
     }
 
     async fn judged(&self, stage: &Stage) -> Result<Judged, StartError> {
-        let (violations, figures) = judge(&self.record(stage));
+        let record = self.record(stage);
+        let (violations, figures) = judge(&record);
         let dropped = self.dropped(stage).await?;
         let mut figures = serde_json::to_value(&figures).unwrap_or_default();
         figures["dropped"] = dropped.len().into();
         figures["dropped_for_example"] = dropped.into_iter().next().unwrap_or_default().into();
+        let (sessions, messages) = self.left_out();
+        let oldest =
+            record.sessions.first().map(|oldest| oldest.began).max(record.messages.first().map(|oldest| oldest.began));
+        tell_left_out(&mut figures, sessions + messages, oldest);
         Ok(Judged { forked: self.gateway.as_ref().map_or(0, |gateway| gateway.forked()), violations, figures })
     }
 }

@@ -1,6 +1,5 @@
 //! The game's API: it answers for characters, forgives so many errors, has a slow spell, and writes down what came in.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use tokio::time::sleep;
 
 use super::judge::{BANNED, Call};
 use crate::clock::{Clock, Entropy, Time};
+use crate::demo::newest::{Newest, repeated};
 use crate::engine::Connections;
 
 /// So many errors within [`WINDOW`] of the first are forgiven.
@@ -30,9 +30,9 @@ pub struct Esi {
 
 #[derive(Default)]
 struct Seen {
-    calls: Vec<Call>,
-    attempts: BTreeMap<(String, u32), u64>,
-    slow: bool,
+    calls: Newest<Call>,
+    /// When it began to be slow, and when it was not any more.
+    slow: Option<(Time, Option<Time>)>,
     /// Errors, and when the first of them was.
     errors: (u32, Time),
     least: Option<u32>,
@@ -75,22 +75,36 @@ impl Seen {
 }
 
 impl Esi {
-    pub fn new(connections: &Connections) -> Arc<Self> {
+    /// Its record keeps at most so many calls.
+    pub fn new(connections: &Connections, most: Option<usize>) -> Arc<Self> {
         let Connections { clock, entropy, .. } = connections.clone();
-        Arc::new(Self { clock, entropy, seen: Mutex::default() })
+        let seen = Mutex::new(Seen { calls: Newest::new(most), ..Seen::default() });
+        Arc::new(Self { clock, entropy, seen })
     }
 
     pub fn router(self: Arc<Self>) -> Router {
         Router::new().route("/characters/{id}/{endpoint}", get(answer)).with_state(self)
     }
 
-    /// Whether it is slow from now on, and fails.
+    /// Whether it is slow from now on, and fails: once.
     pub fn slow(&self, slow: bool) {
-        self.seen().slow = slow;
+        let now = self.clock.now();
+        let mut seen = self.seen();
+        seen.slow = match seen.slow {
+            Some((from, _)) if !slow => Some((from, Some(now))),
+            spell => spell.or(slow.then_some((now, None))),
+        };
     }
 
-    pub fn calls(&self) -> Vec<Call> {
-        self.seen().calls.clone()
+    /// When it began to be slow, and when it was not any more, if it was so yet.
+    pub fn slow_spell(&self) -> Option<(Time, Option<Time>)> {
+        self.seen().slow
+    }
+
+    /// The requests, and how many before them are not kept any more.
+    pub fn calls(&self) -> (Vec<Call>, u64) {
+        let seen = self.seen();
+        (seen.calls.snapshot(), seen.calls.left_out())
     }
 
     /// The fewest errors that were ever left.
@@ -105,36 +119,43 @@ impl Esi {
 
     /// How often an attempt asked again.
     pub fn forked(&self) -> u64 {
-        self.seen().attempts.values().map(|count| count - 1).sum()
+        repeated(self.seen().calls.iter().map(|call| &call.job))
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes down that a request has begun; answers with its place, whether no error is left, and whether it is slow.
-    fn begins(&self, character: String, endpoint: String, run: Run) -> (usize, bool, bool) {
+    /// Writes down that a request has begun; answers with its ticket, whether no error is left, and whether it is slow.
+    fn begins(&self, character: String, endpoint: String, run: Run) -> (u64, bool, bool) {
         let Run { update: Update { epoch, tick, nominal }, id, attempt } = run;
         let now = self.clock.now();
         let mut seen = self.seen();
-        *seen.attempts.entry((id, attempt)).or_default() += 1;
-        let call = Call { character, endpoint, update: (epoch, tick), nominal, began: now, ended: None, status: 0 };
-        seen.calls.push(call);
-        (seen.calls.len() - 1, seen.left(now).0 == 0, seen.slow)
+        let ticket = seen.calls.push(Call {
+            character,
+            endpoint,
+            job: (id, attempt),
+            update: (epoch, tick),
+            nominal,
+            began: now,
+            ended: None,
+            status: 0,
+        });
+        (ticket, seen.left(now).0 == 0, matches!(seen.slow, Some((_, None))))
     }
 }
 
 /// A request in progress: it ends when this is dropped, answered or not.
 struct Asked {
     esi: Arc<Esi>,
-    place: usize,
+    ticket: u64,
     status: u16,
 }
 
 impl Drop for Asked {
     fn drop(&mut self) {
         let now = self.esi.clock.now();
-        if let Some(call) = self.esi.seen().calls.get_mut(self.place) {
+        if let Some(call) = self.esi.seen().calls.get_mut(self.ticket) {
             (call.ended, call.status) = (Some(now), self.status);
         }
     }
@@ -148,8 +169,8 @@ async fn answer(
     let run = headers.get("x-run").and_then(|run| serde_json::from_slice::<Run>(run.as_bytes()).ok());
     let mut status = StatusCode::BAD_REQUEST;
     if let Some(run) = run {
-        let (place, banned, slow) = esi.begins(character, endpoint, run);
-        let mut asked = Asked { esi: esi.clone(), place, status: 0 };
+        let (ticket, banned, slow) = esi.begins(character, endpoint, run);
+        let mut asked = Asked { esi: esi.clone(), ticket, status: 0 };
         let (from, to) = if slow { (150, 350) } else { (20, 60) };
         let lasts = esi.entropy.between(Duration::from_millis(from), Duration::from_millis(to));
         sleep(if banned { Duration::ZERO } else { lasts }).await;

@@ -6,9 +6,12 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::clock::{Time, short_duration};
+use crate::demo::stage::Shown;
 
 /// Times are whole milliseconds.
 const ROUNDING: Duration = Duration::from_millis(5);
+/// On a busy machine an update starts so late, unless the upstream is slow. One that a refresh holds up is later.
+const BUSY: Duration = Duration::from_secs(3);
 /// The status for a caller that comes when no error is left.
 pub const BANNED: u16 = 420;
 /// What there is to fetch of a character.
@@ -21,6 +24,8 @@ pub struct Call {
     pub character: String,
     /// Which part.
     pub endpoint: String,
+    /// Of which job of the update, and at which attempt.
+    pub job: (String, u32),
     /// For which update: the incarnation of its chain, and the occurrence.
     pub update: (i64, i64),
     /// When that update was meant to start.
@@ -40,6 +45,8 @@ pub struct Ask {
     pub character: String,
     /// When.
     pub at: Time,
+    /// Whether an update was running then, or due, by the ledger.
+    pub running: bool,
     /// Whether it was accepted.
     pub accepted: bool,
     /// When the rotation's next update was due, by the ledger at that moment; `None` while one was running.
@@ -57,8 +64,25 @@ pub struct Record {
     pub rotations: BTreeMap<String, i64>,
     /// By those who asked.
     pub asks: Vec<Ask>,
+    /// Whether the demo was long enough that refreshes were to be asked for: of characters at rest, and of others.
+    pub asked_for: bool,
+    /// From when the upstream was slow, and until when that made updates late.
+    pub slow: Option<(Time, Time)>,
+    /// How much of the demo it is of.
+    pub shown: Shown,
     /// When it was over.
     pub to: Time,
+}
+
+/// The rotations by the requests alone: of each character, the incarnation with most updates. A refresh by hand has one.
+pub fn rotations(calls: &[Call]) -> BTreeMap<String, i64> {
+    let mut updates = BTreeMap::<&str, BTreeMap<i64, BTreeSet<i64>>>::new();
+    for Call { character, update: (epoch, tick), .. } in calls {
+        updates.entry(character).or_default().entry(*epoch).or_default().insert(*tick);
+    }
+    let most = |epochs: BTreeMap<i64, BTreeSet<i64>>| epochs.into_iter().max_by_key(|(_, ticks)| ticks.len());
+    let rotation = |(character, epochs): (&str, _)| Some((character.to_owned(), most(epochs)?.0));
+    updates.into_iter().filter_map(rotation).collect()
 }
 
 /// What comes of it, in numbers.
@@ -111,10 +135,13 @@ pub fn judge(record: &Record) -> (Vec<String>, Figures) {
         figures.by_hand += by_hand.len();
         let length = |batch: &Batch| batch.ended.since(batch.began).as_millis() as u64;
         figures.longest_update_ms = batches.iter().map(length).max().unwrap_or_default().max(figures.longest_update_ms);
-        pauses(record, character, &rotating, &mut said, &mut figures);
-        complete(character, &batches, &mut said);
-        asked(record, character, &rotating, &by_hand, &mut said);
+        pauses(record, character, &batches, &mut said, &mut figures);
+        complete(record, character, &batches, &mut said);
+        if record.shown != Shown::Alone {
+            asked(record, character, &rotating, &by_hand, &mut said);
+        }
     }
+    asks(record, &mut said);
     figures.refused = record.asks.iter().filter(|ask| !ask.accepted).count();
     if figures.shortest_pause_ms == u64::MAX {
         figures.shortest_pause_ms = 0;
@@ -153,10 +180,12 @@ fn overlaps(character: &str, batches: &[Batch], said: &mut Vec<String>) {
     }
 }
 
-/// From the end of an update to the next start there is never less than the delay.
-fn pauses(record: &Record, character: &str, rotating: &[&Batch], said: &mut Vec<String>, figures: &mut Figures) {
-    for pair in rotating.windows(2) {
-        let pause = pair[1].began.since(pair[0].ended);
+/// From the end of an update to the next start of its rotation there is never less than the delay.
+fn pauses(record: &Record, character: &str, batches: &[Batch], said: &mut Vec<String>, figures: &mut Figures) {
+    let mut ended = BTreeMap::<i64, Time>::new();
+    for batch in batches {
+        let Some(before) = ended.insert(batch.update.0, batch.ended) else { continue };
+        let pause = batch.began.since(before);
         figures.shortest_pause_ms = figures.shortest_pause_ms.min(pause.as_millis() as u64);
         if pause + ROUNDING < record.delay {
             said.push(format!(
@@ -169,11 +198,13 @@ fn pauses(record: &Record, character: &str, rotating: &[&Batch], said: &mut Vec<
 }
 
 /// All endpoints are asked before another update begins, and each answers once.
-fn complete(character: &str, batches: &[Batch], said: &mut Vec<String>) {
+fn complete(record: &Record, character: &str, batches: &[Batch], said: &mut Vec<String>) {
     for (n, batch) in batches.iter().enumerate() {
+        // An upstream that is alone may have begun, or left out what was before, in the middle of the first.
+        let whole = n + 1 < batches.len() && (n > 0 || record.shown != Shown::Alone);
         for endpoint in ENDPOINTS {
             let of = || batch.calls.iter().filter(|call| call.endpoint == endpoint);
-            if of().count() == 0 && n + 1 < batches.len() {
+            if of().count() == 0 && whole {
                 said.push(format!("{endpoint} of {character} was left out of an update."));
             }
             let answered = of().filter(|call| call.status == 200).count();
@@ -194,11 +225,38 @@ fn asked(record: &Record, character: &str, rotating: &[&Batch], by_hand: &[&Batc
     }
     for ask in asks() {
         let Some(due) = ask.next else { continue };
-        let Some(next) = rotating.iter().find(|batch| batch.nominal > ask.at) else { continue };
-        let moved = if next.nominal > due { next.nominal.since(due) } else { due.since(next.nominal) };
+        let next = rotating.iter().find(|batch| batch.nominal > ask.at);
+        let nominal = next.map_or(due, |next| next.nominal);
+        let moved = if nominal > due { nominal.since(due) } else { due.since(nominal) };
         if moved > ROUNDING {
             said.push(format!("A refresh of {character} moved its next update by {}.", short_duration(moved)));
         }
+        // Whatever the scheduler says: when did it begin?
+        let late = next.map_or(record.to, |next| next.began).since(due);
+        let slow = record.slow.is_some_and(|(from, to)| due <= to && from <= due + BUSY);
+        if late > BUSY && !slow {
+            let late = short_duration(late);
+            said.push(match next {
+                Some(_) => format!("After a refresh of {character} its next update began {late} late."),
+                None => {
+                    format!("After a refresh of {character} its next update had not begun {late} after it was due.")
+                }
+            });
+        }
+    }
+}
+
+/// Refreshes were asked for, those at rest are accepted, and there are some while an update runs.
+fn asks(record: &Record, said: &mut Vec<String>) {
+    if !record.asked_for {
+        return;
+    }
+    let (running, at_rest): (Vec<&Ask>, Vec<&Ask>) = record.asks.iter().partition(|ask| ask.running);
+    if !at_rest.iter().any(|ask| ask.accepted) {
+        said.push(format!("{} refreshes of characters at rest were asked for, and none was accepted.", at_rest.len()));
+    }
+    if running.is_empty() {
+        said.push("No refresh was asked for while an update of its character was running.".into());
     }
 }
 
@@ -216,6 +274,7 @@ mod tests {
         let call = |(n, endpoint): (u64, &&str)| Call {
             character: CHRIBBA.into(),
             endpoint: (*endpoint).into(),
+            job: (format!("{update:?}/{endpoint}"), 1),
             update,
             nominal: at(start),
             began: at(start + 10 + n),
@@ -228,13 +287,17 @@ mod tests {
     /// Updates of 500 ms that follow each other after 3 s, and one by hand in a pause.
     fn perfect() -> Record {
         let rotation = (0..5).flat_map(|n| update((1, n + 1), n as u64 * 3_500, 500));
-        let ask = Ask { character: CHRIBBA.into(), at: at(4_200), accepted: true, next: Some(at(7_000)) };
-        let refused = Ask { at: at(7_100), accepted: false, next: None, ..ask.clone() };
+        let ask =
+            Ask { character: CHRIBBA.into(), at: at(4_200), running: false, accepted: true, next: Some(at(7_000)) };
+        let refused = Ask { at: at(7_100), running: true, accepted: false, next: None, ..ask.clone() };
         Record {
             delay: Duration::from_secs(3),
             calls: rotation.chain(update((2, 1), 4_250, 500)).collect(),
             rotations: [(CHRIBBA.to_owned(), 1)].into(),
             asks: vec![ask, refused],
+            asked_for: true,
+            slow: None,
+            shown: Shown::Whole,
             to: at(15_000),
         }
     }
@@ -325,6 +388,78 @@ mod tests {
             }
         });
         assert_eq!(found, ["A refresh of 196379789 moved its next update by 750ms."]);
+    }
+
+    #[test]
+    fn a_refresh_that_holds_the_rotation_up() {
+        // The scheduler says that nothing was moved.
+        let late = |by: u64, slow: Option<(u64, u64)>| {
+            violations(|record| {
+                record.slow = slow.map(|(from, to)| (at(from), at(to)));
+                for tick in 3..=5 {
+                    shift(record, (1, tick), |time| time + Duration::from_millis(by));
+                }
+                record.calls.iter_mut().filter(|call| call.update == (1, 3)).for_each(|call| call.nominal = at(7_000));
+            })
+        };
+        assert_eq!(late(2_980, None), [""; 0], "a machine may be busy");
+        assert_eq!(late(3_000, None), ["After a refresh of 196379789 its next update began 3010ms late."]);
+        assert_eq!(late(3_000, Some((8_000, 12_000))), [""; 0], "the upstream was slow");
+        assert_eq!(
+            late(3_000, Some((1_000, 6_000))),
+            ["After a refresh of 196379789 its next update began 3010ms late."]
+        );
+        let never = |to: u64| {
+            violations(|record| {
+                record.calls.retain(|call| call.update.1 < 3);
+                record.to = at(to);
+            })
+        };
+        assert_eq!(never(10_000), [""; 0], "it may still begin");
+        let said = "After a refresh of 196379789 its next update had not begun 4s after it was due.";
+        assert_eq!(never(11_000), [said]);
+    }
+
+    #[test]
+    fn refreshes_that_are_never_accepted_or_never_asked_for() {
+        let asks = |change: &dyn Fn(&mut Record)| violations(change);
+        let refused = |record: &mut Record| {
+            record.calls.retain(|call| call.update.0 == 1);
+            (record.asks[0].accepted, record.asks[0].next) = (false, None);
+        };
+        assert_eq!(asks(&refused), ["1 refreshes of characters at rest were asked for, and none was accepted."]);
+        let idle = |record: &mut Record| record.asks.truncate(1);
+        assert_eq!(asks(&idle), ["No refresh was asked for while an update of its character was running."]);
+        let short = |record: &mut Record| {
+            (refused(record), record.asks.clear());
+            record.asked_for = false;
+        };
+        assert_eq!(asks(&short), [""; 0], "the demo was ended before");
+    }
+
+    /// It knows neither who asked nor what was before, and has the rotations by its own record.
+    #[test]
+    fn an_upstream_that_is_alone_judges_what_it_has_seen() {
+        let alone = |change: &dyn Fn(&mut Record)| {
+            violations(|record| {
+                record.calls.retain(|call| call.update != (1, 1) || call.endpoint == "wallet");
+                (record.asked_for, record.shown) = (false, Shown::Alone);
+                record.asks.clear();
+                record.rotations = rotations(&record.calls);
+                assert_eq!(record.rotations, [(CHRIBBA.to_owned(), 1)].into());
+                change(record);
+            })
+        };
+        assert_eq!(alone(&|_| {}), [""; 0]);
+        assert_eq!(
+            alone(&|record| record.delay = Duration::from_millis(3_100)),
+            ["The next update of 196379789 began 3010ms after the end of the last one; the delay is 3100ms."; 4]
+        );
+        // The ledger was replaced: both rotations are judged.
+        assert_eq!(
+            alone(&|record| record.calls.extend([update((3, 1), 18_000, 500), update((3, 2), 19_000, 500)].concat())),
+            ["The next update of 196379789 began 510ms after the end of the last one; the delay is 3s."]
+        );
     }
 
     #[test]

@@ -11,8 +11,9 @@ use async_trait::async_trait;
 use axum::Router;
 use tokio::time::{Instant, sleep};
 
+use super::newest::{ALONE, tell_left_out};
 use super::scale::{scaled, shorter};
-use super::stage::{Judged, Language, PREFIX, Stage, System};
+use super::stage::{Judged, Language, PREFIX, Shown, Stage, System};
 use crate::clock::short_duration;
 use crate::config::Config;
 use crate::engine::enroll::{Enroller, RunOnce};
@@ -20,7 +21,7 @@ use crate::engine::{Connections, StartError};
 use crate::job::RunNow;
 use crate::ledger::Listed;
 use esi::{Esi, FORGIVEN, WINDOW};
-use judge::{Ask, Record, judge};
+use judge::{Ask, Record, judge, rotations};
 
 /// Times are so much shorter: five minutes are three seconds.
 const BY: u32 = 100;
@@ -33,8 +34,11 @@ const KIND: &str = "update-character";
 const SLOW: (f64, f64) = (0.3, 0.55);
 /// When somebody wants a character refreshed that is being updated, likewise.
 const WHILE_IT_RUNS: [f64; 3] = [0.25, 0.45, 0.9];
-/// And one that rests: not when all are late.
-const AT_REST: [f64; 2] = [0.2, 0.9];
+/// And one that rests: not when all are late, and in half a minute so that its next update is due before the slow spell,
+/// or before the end.
+const AT_REST: [f64; 2] = [0.1, 0.8];
+/// A demo of this length asks for all of these.
+const ENOUGH: Duration = Duration::from_secs(10);
 /// So long before its next update a character rests.
 const REST: Duration = Duration::from_millis(2_300);
 /// How long a character is looked for that does what it has to.
@@ -46,6 +50,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The system.
 #[derive(Default)]
 pub struct Characters {
+    alone: bool,
     esi: Option<Arc<Esi>>,
     asks: Mutex<Vec<Ask>>,
 }
@@ -66,7 +71,8 @@ impl Characters {
         let next = views.iter().find(|view| !view.once && !runs).map(|view| view.nominal);
         let mut enroller = Enroller::new(&stage.config, connections.clone(), KIND, None, true)?;
         let accepted = enroller.run_once(character, None, &RunNow::default(), None).await? == RunOnce::Accepted;
-        let ask = Ask { character: character.into(), at, accepted, next: next.filter(|_| accepted) };
+        let next = next.filter(|_| accepted);
+        let ask = Ask { character: character.into(), at, running: runs, accepted, next };
         self.asks.lock().unwrap_or_else(PoisonError::into_inner).push(ask);
         Ok(())
     }
@@ -121,12 +127,25 @@ impl Characters {
         }
     }
 
-    async fn record(&self, stage: &Stage) -> Result<Record, StartError> {
-        let chains = stage.chains().await?.into_iter().filter(|chain| chain.hint.kind == KIND);
-        let rotations: BTreeMap<String, i64> = chains.map(|chain| (chain.hint.key, chain.hint.epoch)).collect();
-        let calls = self.esi.as_ref().map(|esi| esi.calls()).unwrap_or_default();
+    /// The record, and how many requests before it are not kept any more.
+    async fn record(&self, stage: &Stage) -> Result<(Record, u64), StartError> {
+        let (calls, left_out) = self.esi.as_ref().map(|esi| esi.calls()).unwrap_or_default();
+        let shown = stage.shown();
+        let rotations: BTreeMap<String, i64> = match shown {
+            // The chains are in the ledger of a worker elsewhere.
+            Shown::Alone => rotations(&calls),
+            Shown::Whole | Shown::Ended => {
+                let chains = stage.chains().await?.into_iter().filter(|chain| chain.hint.kind == KIND);
+                chains.map(|chain| (chain.hint.key, chain.hint.epoch)).collect()
+            }
+        };
         let asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Ok(Record { delay: DELAY / BY, calls, rotations, asks, to: stage.connections.clock.now() })
+        let asked_for = shown == Shown::Whole && stage.to.since(stage.from) >= ENOUGH;
+        let slow = self.esi.as_ref().and_then(|esi| esi.slow_spell());
+        // What waits for errors to be forgiven is late for so much longer.
+        let slow = slow.map(|(from, to)| (from, to.unwrap_or(stage.to) + WINDOW));
+        let delay = if self.alone { DELAY } else { shorter(DELAY, BY, Duration::ZERO) };
+        Ok((Record { delay, calls, rotations, asks, asked_for, slow, shown, to: stage.to }, left_out))
     }
 }
 
@@ -164,7 +183,14 @@ impl System for Characters {
         WINDOW + TIMEOUT
     }
 
+    fn alone(&mut self) {
+        self.alone = true;
+    }
+
     fn configuration(&self, text: &str) -> Result<String, String> {
+        if self.alone {
+            return Ok(text.to_owned());
+        }
         scaled(text, |path, length| match path {
             [.., "timeout"] => shorter(length, BY, TIMEOUT),
             ["throttles", _, "per"] => length,
@@ -180,7 +206,7 @@ impl System for Characters {
     }
 
     fn prepare(&mut self, _: &mut Config, connections: &Connections) -> Result<(), String> {
-        self.esi = Some(Esi::new(connections));
+        self.esi = Some(Esi::new(connections, self.alone.then_some(ALONE)));
         Ok(())
     }
 
@@ -194,15 +220,17 @@ impl System for Characters {
         stage.at(1.0).await;
         // What was asked for shortly before the end may be late on a busy machine; what never comes is waited for in vain.
         let by = Instant::now() + SETTLE;
-        while Instant::now() < by && !stage.is_ended() && !judge(&self.record(stage).await?).0.is_empty() {
+        while Instant::now() < by && !stage.is_ended() && !judge(&self.record(stage).await?.0).0.is_empty() {
             sleep(Duration::from_millis(500)).await;
         }
         Ok(())
     }
 
     async fn judged(&self, stage: &Stage) -> Result<Judged, StartError> {
-        let (violations, figures) = judge(&self.record(stage).await?);
+        let (record, left_out) = self.record(stage).await?;
+        let (violations, figures) = judge(&record);
         let mut figures = serde_json::to_value(&figures).unwrap_or_default();
+        tell_left_out(&mut figures, left_out, record.calls.first().map(|call| call.began));
         figures["fewest_errors_left"] = self.esi.as_ref().map_or(FORGIVEN, |esi| esi.least_left()).into();
         Ok(Judged { forked: self.esi.as_ref().map_or(0, |esi| esi.forked()), violations, figures })
     }
@@ -223,6 +251,14 @@ mod tests {
         assert_eq!((update.timeout, config.kinds["fetch-endpoint"].timeout), (TIMEOUT, TIMEOUT));
         let window = config.throttles["esi"].limits.window;
         assert_eq!((window.allow, window.per), (100, Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn an_upstream_alone_has_the_system_s_own_times() {
+        let mut characters = Characters::new();
+        characters.alone();
+        let text = characters.files()[0].1;
+        assert_eq!(characters.configuration(text).unwrap(), text);
     }
 
     /// Each row has the queue that its column names, or the kind's.

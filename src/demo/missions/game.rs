@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use super::judge::Call;
 use crate::clock::{Clock, Entropy, Time};
 use crate::config::Config;
+use crate::demo::newest::Newest;
 use crate::engine::Connections;
 
 /// How long after the beginning the time of some missions is up.
@@ -30,9 +31,8 @@ pub struct Game {
     seen: Mutex<Seen>,
 }
 
-#[derive(Default)]
 struct Seen {
-    calls: Vec<Call>,
+    calls: Newest<Call>,
     ended: BTreeSet<String>,
 }
 
@@ -51,13 +51,15 @@ struct Run {
 }
 
 impl Game {
-    pub fn new(config: &Config, connections: &Connections, short: Vec<String>) -> Arc<Self> {
+    /// Its record keeps at most so many calls.
+    pub fn new(config: &Config, connections: &Connections, short: Vec<String>, most: Option<usize>) -> Arc<Self> {
         let Connections { clock, entropy, .. } = connections.clone();
         let kinds: BTreeMap<&str, Duration> =
             config.kinds.iter().map(|(name, kind)| (name.as_str(), kind.timeout)).collect();
         let timeout = |kind: &str| kinds.get(kind).copied().unwrap_or_default();
         let timeouts = (timeout("mission"), timeout("flush-channel"));
-        Arc::new(Self { began: clock.now(), clock, entropy, timeouts, short, seen: Mutex::default() })
+        let seen = Mutex::new(Seen { calls: Newest::new(most), ended: BTreeSet::new() });
+        Arc::new(Self { began: clock.now(), clock, entropy, timeouts, short, seen })
     }
 
     pub fn router(self: Arc<Self>) -> Router {
@@ -68,21 +70,23 @@ impl Game {
             .with_state(self)
     }
 
-    pub fn calls(&self) -> Vec<Call> {
-        self.seen().calls.clone()
+    /// The calls, and how many before them are not kept any more.
+    pub fn calls(&self) -> (Vec<Call>, u64) {
+        let seen = self.seen();
+        (seen.calls.snapshot(), seen.calls.left_out())
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes down that a call has begun; answers with its place.
-    fn begins(&self, channel: String, run: Run) -> usize {
+    /// Writes down that a call has begun; answers with its ticket, and whether its mission is over.
+    fn begins(&self, channel: String, run: Run) -> (u64, bool) {
         let Run { epoch, tick, fence, nominal, deadline, mission, result } = run;
         let timeout = if mission.is_some() { self.timeouts.0 } else { self.timeouts.1 };
         let mut seen = self.seen();
         let over = mission.as_ref().is_some_and(|mission| seen.ended.contains(mission));
-        seen.calls.push(Call {
+        let ticket = seen.calls.push(Call {
             mission,
             channel,
             run: (epoch, tick),
@@ -95,32 +99,31 @@ impl Game {
             result: result.to_string(),
             over,
         });
-        seen.calls.len() - 1
+        (ticket, over)
     }
 }
 
 /// A call in progress: it ends when this is dropped, answered or not.
 struct Playing {
     game: Arc<Game>,
-    place: usize,
+    ticket: u64,
     answered: bool,
 }
 
 impl Drop for Playing {
     fn drop(&mut self) {
         let now = self.game.clock.now();
-        if let Some(call) = self.game.seen().calls.get_mut(self.place) {
+        if let Some(call) = self.game.seen().calls.get_mut(self.ticket) {
             (call.ended, call.answered) = (Some(now), self.answered);
         }
     }
 }
 
 async fn message(State(game): State<Arc<Game>>, Path(channel): Path<String>, Json(run): Json<Run>) -> Json<Value> {
-    let place = game.begins(channel, run);
-    let mut playing = Playing { game: game.clone(), place, answered: false };
+    let (ticket, over) = game.begins(channel, run);
+    let mut playing = Playing { game: game.clone(), ticket, answered: false };
     sleep(game.entropy.between(Duration::from_millis(40), Duration::from_millis(200))).await;
     playing.answered = true;
-    let over = game.seen().calls.get(place).is_some_and(|call| call.over);
     Json(json!({ "over": over }))
 }
 

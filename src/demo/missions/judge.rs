@@ -6,17 +6,23 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::clock::{Time, short_duration};
+use crate::demo::stage::Shown;
 
 /// Times are whole milliseconds, and two programs read them.
 const ROUNDING: Duration = Duration::from_millis(5);
 /// A channel takes a message, and then none for so long.
 const APART: Duration = Duration::from_secs(1);
 const SECOND: Duration = Duration::from_secs(1);
+/// By when they came in, two messages may be so much closer. A throttle counts starts, and on a busy machine one call
+/// is on its way for longer than the next.
+const WAY: Duration = Duration::from_millis(500);
 /// The busiest second has at most so many per cent of what one has on average. Where all ticks are due together it has
 /// hundreds; chance alone makes some 130 of fifty a second, and one time in a hundred 150.
 const FLAT: u64 = 160;
 /// What is due in the last seconds may not have come yet.
 const LATE: Duration = Duration::from_secs(2);
+/// On a busy machine a tick comes so much later than it could.
+const BUSY: Duration = Duration::from_secs(5);
 
 /// A call, as the game has seen it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,10 +61,27 @@ pub struct Record {
     pub missions: BTreeSet<String>,
     /// When a worker was killed.
     pub killed: Option<Time>,
+    /// How much of the demo it is of.
+    pub shown: Shown,
+    /// How long a minute of the game is.
+    pub minute: Duration,
     /// When all chains had begun.
     pub from: Time,
     /// When the demo was over.
     pub to: Time,
+}
+
+impl Record {
+    /// The lock on a tick is half a minute: no other worker takes it over before.
+    fn lease(&self) -> Duration {
+        self.minute / 2
+    }
+
+    /// A mission is never silent for longer: a tick each minute, give or take a quarter, and one whose worker was killed
+    /// waits for the end of its lock.
+    fn silence(&self) -> Duration {
+        self.minute + self.minute / 4 + self.lease() + BUSY
+    }
 }
 
 /// What comes of it, in numbers.
@@ -76,6 +99,8 @@ pub struct Figures {
     pub messages: usize,
     /// The shortest time between two messages of a channel, as their runs began.
     pub closest_ms: u64,
+    /// Likewise, as they came in.
+    pub closest_came_ms: u64,
     /// Ticks that were due per second, on average.
     pub due_per_second: u64,
     /// The busiest second, in per cent of the average: by when ticks were due.
@@ -91,14 +116,14 @@ pub fn judge(record: &Record) -> (Vec<String>, Figures) {
     judge.channels();
     judge.ticks();
     judge.ends();
-    if record.killed.is_none() {
+    if record.shown == Shown::Whole && record.killed.is_none() {
         judge.said.push("No worker was killed.".into());
     }
     (judge.said, judge.figures)
 }
 
-/// Calls that came again although nobody had to repeat them: neither was a worker killed meanwhile, nor did the first one
-/// have no answer.
+/// Calls that came again although no worker had to repeat them: neither was one killed meanwhile, nor did the first call
+/// have no answer. A game alone does not know of kills, but that a tick is taken over when its lock has ended.
 pub fn forked(record: &Record) -> u64 {
     let mut first = BTreeMap::<_, &Call>::new();
     let mut forked = 0;
@@ -107,8 +132,12 @@ pub fn forked(record: &Record) -> u64 {
             first.insert(call.run, call);
             continue;
         };
-        let killed =
-            record.killed.is_some_and(|at| first.started <= at && first.ended.is_none_or(|end| end + SECOND > at));
+        let killed = match record.shown {
+            Shown::Alone => call.started + ROUNDING >= first.started + record.lease(),
+            Shown::Whole | Shown::Ended => {
+                record.killed.is_some_and(|at| first.started <= at && first.ended.is_none_or(|end| end + SECOND > at))
+            }
+        };
         if call.fence == first.fence || (first.answered && !killed) {
             forked += 1;
         }
@@ -151,7 +180,8 @@ impl<'a> Judge<'a> {
         self.figures.due_per_second = due.iter().sum::<u64>().checked_div(seconds as u64).unwrap_or_default();
         self.figures.busiest_due_percent = percent(&due);
         self.figures.busiest_came_percent = percent(&came);
-        if self.figures.busiest_due_percent > FLAT {
+        // A few ticks per second, over hours, have busy seconds by chance.
+        if self.figures.busiest_due_percent > FLAT && self.record.shown != Shown::Alone {
             let (second, most) = due.iter().enumerate().max_by_key(|(_, count)| **count).unwrap_or((0, &0));
             self.said.push(format!(
                 "In second {second}, {most} ticks were due, which is {} % of the {} of a second on average.",
@@ -162,27 +192,32 @@ impl<'a> Judge<'a> {
 
     /// No channel has more than one message in a second, from missions and flushes together.
     fn channels(&mut self) {
+        let started = self.closest("had two messages", |call| call.started, ROUNDING);
+        let came = self.closest("got two messages", |call| call.began, WAY);
+        self.figures.messages = self.record.calls.len();
+        self.figures.closest_ms = started.as_millis() as u64;
+        self.figures.closest_came_ms = came.as_millis() as u64;
+    }
+
+    /// The shortest time between two messages of a channel; says which are closer than they may be by more than `less`.
+    fn closest(&mut self, had: &str, time: impl Fn(&Call) -> Time, less: Duration) -> Duration {
         let mut channels = BTreeMap::<&str, Vec<Time>>::new();
         for call in &self.record.calls {
-            channels.entry(&call.channel).or_default().push(call.started);
+            channels.entry(&call.channel).or_default().push(time(call));
         }
         let mut closest = None::<Duration>;
-        for (channel, mut starts) in channels {
-            starts.sort();
-            for pair in starts.windows(2) {
+        for (channel, mut times) in channels {
+            times.sort();
+            for pair in times.windows(2) {
                 let gap = pair[1].since(pair[0]);
                 closest = Some(closest.map_or(gap, |closest| closest.min(gap)));
-                if gap + ROUNDING < APART {
-                    self.said.push(format!(
-                        "{channel} had two messages within {}; it takes one in {}.",
-                        short_duration(gap),
-                        short_duration(APART)
-                    ));
+                if gap + less < APART {
+                    let (gap, apart) = (short_duration(gap), short_duration(APART));
+                    self.said.push(format!("{channel} {had} within {gap}; it takes one in {apart}."));
                 }
             }
         }
-        self.figures.messages = self.record.calls.len();
-        self.figures.closest_ms = closest.unwrap_or_default().as_millis() as u64;
+        closest.unwrap_or_default()
     }
 
     /// Every tick is resolved, and always to the same result.
@@ -198,16 +233,17 @@ impl<'a> Judge<'a> {
                 results.entry(call.run).or_default().insert(&call.result);
                 *answers.entry(call.run).or_default() += usize::from(call.answered);
             }
-            let Some((last, _)) = results.last_key_value() else {
-                self.said.push(format!("{mission} was never played."));
-                continue;
-            };
+            self.goes_on(mission, of_mission(mission));
+            let Some((last, _)) = results.last_key_value() else { continue };
             self.figures.missions += 1;
             for (run, results) in results.iter().filter(|(_, results)| results.len() > 1) {
                 let results: Vec<&str> = results.iter().copied().collect();
                 self.said.push(format!("Tick {} of {mission} was resolved to {}.", run.1, results.join(" and to ")));
             }
-            for tick in 1..last.1 {
+            // A game that is alone does not know what was before the first tick that came, nor all of that one.
+            let first = results.keys().find(|run| run.0 == last.0).map_or(last.1, |run| run.1);
+            let from = if self.record.shown == Shown::Alone { first + 1 } else { 1 };
+            for tick in from..last.1 {
                 if answers.get(&(last.0, tick)).is_none_or(|answers| *answers == 0) {
                     self.said.push(format!("Tick {tick} of {mission} was never resolved, and tick {} came.", last.1));
                 }
@@ -215,6 +251,26 @@ impl<'a> Judge<'a> {
             self.figures.resolved += answers.values().filter(|answers| **answers > 0).count();
             self.figures.repeated += answers.values().filter(|answers| **answers > 1).count();
         }
+    }
+
+    /// A mission has one tick after the other until it is over. That of a worker elsewhere may have been paused.
+    fn goes_on(&mut self, mission: &str, calls: impl Iterator<Item = &'a Call>) {
+        let Record { from, to, shown, .. } = *self.record;
+        let calls: Vec<&Call> = calls.collect();
+        let last = calls.iter().map(|call| call.began).max();
+        let silent = to.since(last.unwrap_or(from));
+        let over = calls.iter().any(|call| call.over && call.answered);
+        if shown == Shown::Alone || over || silent <= self.record.silence() {
+            return;
+        }
+        self.said.push(match last {
+            None => format!("{mission} was never played."),
+            Some(_) => format!(
+                "{mission} was not played in the last {} s, and is not over; it has a tick every {}.",
+                silent.as_secs(),
+                short_duration(self.record.minute)
+            ),
+        });
     }
 
     /// A mission that was told that it is over has no further tick.
@@ -272,7 +328,15 @@ mod tests {
         calls.push(Call { fence: 9_999, started, began, ended: Some(began + SECOND), ..repeated });
         calls.sort_by_key(|call| call.began);
         let missions = missions.map(|mission| format!("mission-{mission}")).collect();
-        Record { calls, missions, killed: Some(at(3_050)), from: at(0), to: at(24_000) }
+        Record {
+            calls,
+            missions,
+            killed: Some(at(3_050)),
+            shown: Shown::Whole,
+            minute: Duration::from_secs(6),
+            from: at(0),
+            to: at(24_000),
+        }
     }
 
     fn violations(change: impl FnOnce(&mut Record)) -> Vec<String> {
@@ -292,6 +356,7 @@ mod tests {
             repeated: 1,
             messages: 241,
             closest_ms: 1_000,
+            closest_came_ms: 1_000,
             due_per_second: 10,
             busiest_due_percent: 100,
             busiest_came_percent: 109,
@@ -313,17 +378,28 @@ mod tests {
     #[test]
     fn two_messages_of_a_channel_within_a_second() {
         // Missions 1 and 31 share a channel; the second tick of 31 is at 9.0 s, and a flush follows.
-        let flush = |gap: u64| {
+        let flush = |started: u64, came: u64| {
             violations(move |record| {
                 let tick = record.calls.iter().find(|call| call.run == (31, 2)).unwrap();
-                let started = tick.started + Duration::from_millis(gap);
-                let flush =
-                    Call { mission: None, run: (99, 1), fence: 1, started, result: String::new(), ..tick.clone() };
+                let (started, began) =
+                    (tick.started + Duration::from_millis(started), tick.began + Duration::from_millis(came));
+                let flush = Call {
+                    mission: None,
+                    run: (99, 1),
+                    fence: 1,
+                    started,
+                    began,
+                    result: String::new(),
+                    ..tick.clone()
+                };
                 record.calls.push(flush);
             })
         };
-        assert_eq!(flush(1_000), [""; 0]);
-        assert_eq!(flush(960), ["channel-1 had two messages within 960ms; it takes one in 1s."]);
+        assert_eq!(flush(1_000, 1_000), [""; 0]);
+        assert_eq!(flush(960, 960), ["channel-1 had two messages within 960ms; it takes one in 1s."]);
+        // A burst that says it was none.
+        assert_eq!(flush(1_000, 500), [""; 0], "the first was on its way for longer");
+        assert_eq!(flush(1_000, 499), ["channel-1 got two messages within 499ms; it takes one in 1s."]);
     }
 
     #[test]
@@ -355,8 +431,49 @@ mod tests {
     }
 
     #[test]
-    fn nobody_was_killed() {
-        assert_eq!(violations(|record| record.killed = None), ["No worker was killed."]);
+    fn a_mission_that_stops() {
+        let stops = |change: &dyn Fn(&mut Record)| {
+            violations(|record| {
+                record.calls.retain(|call| call.run.0 != 7 || call.run.1 == 1);
+                change(record);
+            })
+        };
+        let said = "mission-7 was not played in the last 23 s, and is not over; it has a tick every 6s.";
+        assert_eq!(stops(&|_| {}), [said]);
+        assert_eq!(stops(&|record| record.to = at(16_000)), [""; 0], "its tick may still come");
+        let over = |record: &mut Record| {
+            record.calls.iter_mut().filter(|call| call.run.0 == 7).for_each(|call| call.over = true)
+        };
+        assert_eq!(stops(&over), [""; 0]);
+        assert_eq!(stops(&|record| record.shown = Shown::Alone), [""; 0], "it may have been paused");
+    }
+
+    #[test]
+    fn no_worker_was_killed() {
+        let none = |shown: Shown| violations(|record| (record.killed, record.shown) = (None, shown));
+        assert_eq!(none(Shown::Whole), ["No worker was killed."]);
+        assert_eq!(none(Shown::Ended), [""; 0], "the demo was ended before");
+        assert_eq!(none(Shown::Alone), [""; 0], "no worker is known");
+    }
+
+    /// Of days, the record has the end; and a few ticks per second are many in some second.
+    #[test]
+    fn a_game_that_is_alone_judges_what_it_has_seen() {
+        let alone = |change: &dyn Fn(&mut Record)| {
+            violations(|record| {
+                record.shown = Shown::Alone;
+                change(record);
+            })
+        };
+        let late = |record: &mut Record| {
+            record.calls.retain(|call| call.run.1 > 1);
+            record.calls.iter_mut().filter(|call| call.run.1 == 2).for_each(|call| call.answered = false);
+        };
+        assert_eq!(alone(&late), [""; 0], "what was before is not known");
+        let together = |record: &mut Record| record.calls.iter_mut().for_each(|call| call.nominal = at(6_000));
+        assert_eq!(alone(&together), [""; 0]);
+        let hole = |record: &mut Record| record.calls.retain(|call| call.run != (7, 3));
+        assert_eq!(alone(&hole), ["Tick 3 of mission-7 was never resolved, and tick 4 came."]);
     }
 
     #[test]
@@ -378,5 +495,15 @@ mod tests {
             again(record, 9_998);
         };
         assert_eq!(forks(&unanswered), 0, "one without an answer is tried again");
+        // A game that is alone has not seen the kill: a lock of half a minute, three seconds, must have ended.
+        let after = |millis: u64| {
+            forks(&|record: &mut Record| {
+                record.shown = Shown::Alone;
+                let again = record.calls.iter().position(|call| call.fence == 9_999).unwrap();
+                let first = record.calls.iter().find(|call| call.run == (31, 1)).unwrap().started;
+                record.calls[again].started = first + Duration::from_millis(millis);
+            })
+        };
+        assert_eq!((after(2_000), after(3_000)), (1, 0));
     }
 }

@@ -12,8 +12,9 @@ use axum::Router;
 use tokio::time::{Instant, sleep};
 use toml::Table;
 
+use super::newest::{ALONE, tell_left_out};
 use super::scale::{scaled, shorter};
-use super::stage::{Judged, Language, Stage, System};
+use super::stage::{Judged, Language, Shown, Stage, System};
 use crate::clock::{Time, short_duration};
 use crate::config::Config;
 use crate::engine::{Connections, StartError};
@@ -38,6 +39,7 @@ const SETTLE: Duration = Duration::from_secs(10);
 /// The system.
 #[derive(Default)]
 pub struct Missions {
+    alone: bool,
     missions: Vec<String>,
     game: Option<Arc<Game>>,
     killed: Mutex<Option<Time>>,
@@ -49,11 +51,20 @@ impl Missions {
         Self::default()
     }
 
-    fn record(&self, stage: &Stage) -> Record {
-        let calls = self.game.as_ref().map(|game| game.calls()).unwrap_or_default();
-        let missions: BTreeSet<String> = self.missions.iter().cloned().collect();
+    /// The record, and how many calls before it are not kept any more.
+    fn record(&self, stage: &Stage) -> (Record, u64) {
+        let (calls, left_out) = self.game.as_ref().map(|game| game.calls()).unwrap_or_default();
+        let shown = stage.shown();
+        // A worker elsewhere may have missions that had ended before, or a roster of its own.
+        let missions: BTreeSet<String> = match shown {
+            Shown::Alone => calls.iter().filter_map(|call| call.mission.clone()).collect(),
+            Shown::Whole | Shown::Ended => self.missions.iter().cloned().collect(),
+        };
         let killed = *self.killed.lock().unwrap_or_else(PoisonError::into_inner);
-        Record { calls, missions, killed, from: stage.from, to: stage.to }
+        let minute = if self.alone { MINUTE } else { shorter(MINUTE, BY, Duration::ZERO) };
+        let oldest = calls.first().filter(|_| left_out > 0);
+        let from = oldest.map_or(stage.from, |call| call.began);
+        (Record { calls, missions, killed, shown, minute, from, to: stage.to }, left_out)
     }
 }
 
@@ -85,7 +96,14 @@ impl System for Missions {
         )
     }
 
+    fn alone(&mut self) {
+        self.alone = true;
+    }
+
     fn configuration(&self, text: &str) -> Result<String, String> {
+        if self.alone {
+            return Ok(text.to_owned());
+        }
         let text = scaled(text, |path, length| match path {
             [.., "timeout"] => shorter(length, BY, TIMEOUT),
             ["throttles", ..] => length,
@@ -104,7 +122,7 @@ impl System for Missions {
         let mission = |row: crate::roster::Row| row.get("mission").and_then(|cell| cell.as_str()).map(str::to_owned);
         self.missions = rows(Format::Csv, roster.as_bytes())?.flatten().filter_map(|(_, row)| mission(row)).collect();
         let short = self.missions.iter().step_by(SHORT).cloned().collect();
-        self.game = Some(Game::new(config, connections, short));
+        self.game = Some(Game::new(config, connections, short, self.alone.then_some(ALONE)));
         Ok(())
     }
 
@@ -123,16 +141,17 @@ impl System for Missions {
         stage.at(1.0).await;
         // On a busy machine the last ticks may be late; what never comes is waited for in vain.
         let by = Instant::now() + SETTLE;
-        while Instant::now() < by && !stage.is_ended() && !judge(&self.record(stage)).0.is_empty() {
+        while Instant::now() < by && !stage.is_ended() && !judge(&self.record(stage).0).0.is_empty() {
             sleep(Duration::from_millis(500)).await;
         }
         Ok(())
     }
 
     async fn judged(&self, stage: &Stage) -> Result<Judged, StartError> {
-        let record = self.record(stage);
+        let (record, left_out) = self.record(stage);
         let (violations, figures) = judge(&record);
-        let figures = serde_json::to_value(&figures).unwrap_or_default();
+        let mut figures = serde_json::to_value(&figures).unwrap_or_default();
+        tell_left_out(&mut figures, left_out, record.calls.first().map(|call| call.began));
         Ok(Judged { forked: forked(&record), violations, figures })
     }
 }
@@ -154,5 +173,13 @@ mod tests {
         let window = config.throttles["channel"].limits.window;
         assert_eq!((window.allow, window.per), (1, Duration::from_millis(1_100)));
         assert_eq!(config.worker.lease, Duration::from_secs(3));
+    }
+
+    #[test]
+    fn an_upstream_alone_has_the_system_s_own_times() {
+        let mut missions = Missions::new();
+        missions.alone();
+        let text = missions.files()[0].1;
+        assert_eq!(missions.configuration(text).unwrap(), text);
     }
 }

@@ -12,6 +12,7 @@ use tokio::time::sleep;
 
 use super::judge::Call;
 use crate::clock::{Clock, Entropy, Time};
+use crate::demo::newest::{Newest, repeated};
 use crate::engine::Connections;
 
 /// The calls that nobody answers, of which command: one that is gated, and one that is not.
@@ -21,7 +22,22 @@ const SYMBOLS: [&str; 6] = ["BTCUSDT", "ETHUSDT", "SOLUSDT", "XRPUSDT", "ADAUSDT
 pub struct Exchanges {
     clock: Clock,
     entropy: Entropy,
-    calls: Mutex<Vec<Call>>,
+    seen: Mutex<Seen>,
+}
+
+struct Seen {
+    calls: Newest<Call>,
+    /// Calls of the commands that hang, those that are not kept any more among them.
+    begun: [usize; HANGS.len()],
+}
+
+impl Seen {
+    /// Counts a call; answers whether it is one that hangs.
+    fn hangs(&mut self, command: &str) -> bool {
+        let Some(place) = HANGS.iter().position(|(hangs, _)| *hangs == command) else { return false };
+        self.begun[place] += 1;
+        self.begun[place] == HANGS[place].1 + 1
+    }
 }
 
 /// Which run the handler says that it is for.
@@ -36,9 +52,11 @@ struct Run {
 }
 
 impl Exchanges {
-    pub fn new(connections: &Connections) -> Arc<Self> {
+    /// They keep the record of so many calls; with `None`, of all.
+    pub fn new(connections: &Connections, most: Option<usize>) -> Arc<Self> {
         let Connections { clock, entropy, .. } = connections.clone();
-        Arc::new(Self { clock, entropy, calls: Mutex::default() })
+        let seen = Seen { calls: Newest::new(most), begun: [0; HANGS.len()] };
+        Arc::new(Self { clock, entropy, seen: Mutex::new(seen) })
     }
 
     pub fn router(self: Arc<Self>) -> Router {
@@ -47,27 +65,28 @@ impl Exchanges {
 
     /// Calls of the table's commands; those for single symbols are the batches' members.
     pub fn calls(&self) -> Vec<Call> {
-        self.all().iter().filter(|call| call.command != "refresh-symbol").cloned().collect()
+        self.seen().calls.iter().filter(|call| call.command != "refresh-symbol").cloned().collect()
     }
 
     /// How often an occurrence was called again.
     pub fn forked(&self) -> u64 {
-        let calls = self.all();
-        let mut runs: Vec<_> = calls.iter().map(|call| call.run).collect();
-        runs.sort();
-        runs.dedup();
-        (calls.len() - runs.len()) as u64
+        repeated(self.seen().calls.iter().map(|call| call.run))
     }
 
-    fn all(&self) -> MutexGuard<'_, Vec<Call>> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    /// How many calls are not kept any more, and when the oldest of the others came in.
+    pub fn left_out(&self) -> (u64, Option<Time>) {
+        let seen = self.seen();
+        (seen.calls.left_out(), seen.calls.iter().next().map(|call| call.began))
     }
 
-    /// Writes down that a call has begun; answers with its place, and whether it is one that hangs.
-    fn begins(&self, command: &str, key: &str, run: &Run) -> (usize, bool) {
-        let mut calls = self.all();
-        let before = calls.iter().filter(|call| call.command == command).count();
-        calls.push(Call {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes down that a call has begun; answers with its ticket, and whether it is one that hangs.
+    fn begins(&self, command: &str, key: &str, run: &Run) -> (u64, bool) {
+        let mut seen = self.seen();
+        let ticket = seen.calls.push(Call {
             command: command.into(),
             key: key.into(),
             run: (run.epoch, run.tick),
@@ -77,21 +96,21 @@ impl Exchanges {
             ended: None,
             answered: false,
         });
-        (calls.len() - 1, HANGS.contains(&(command, before)))
+        (ticket, seen.hangs(command))
     }
 }
 
 /// A call in progress: it ends when this is dropped, answered or not.
 struct Running {
     exchanges: Arc<Exchanges>,
-    place: usize,
+    ticket: u64,
     answered: bool,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         let now = self.exchanges.clock.now();
-        if let Some(call) = self.exchanges.all().get_mut(self.place) {
+        if let Some(call) = self.exchanges.seen().calls.get_mut(self.ticket) {
             (call.ended, call.answered) = (Some(now), self.answered);
         }
     }
@@ -102,8 +121,8 @@ async fn answer(
     Path((command, key)): Path<(String, String)>,
     Json(run): Json<Run>,
 ) -> Json<Value> {
-    let (place, hangs) = exchanges.begins(&command, &key, &run);
-    let mut running = Running { exchanges: exchanges.clone(), place, answered: false };
+    let (ticket, hangs) = exchanges.begins(&command, &key, &run);
+    let mut running = Running { exchanges: exchanges.clone(), ticket, answered: false };
     if hangs {
         std::future::pending::<()>().await;
     }

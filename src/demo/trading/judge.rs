@@ -19,6 +19,14 @@ pub const NIGHT: u64 = 250;
 const UNSTUCK: Duration = Duration::from_secs(5);
 /// Times are whole milliseconds, and two programs read them.
 const ROUNDING: Duration = Duration::from_millis(5);
+/// By how much a busy machine may call late, and be told late of a call's end.
+const BUSY: Duration = Duration::from_secs(5);
+/// Of so many times, one may go by for a reason that the exchanges cannot see: on a busy machine a run may be over
+/// before its call gets to them.
+const UNSEEN: usize = 20;
+/// In a shorter night, `create-positions` has hardly cooled down before it is due again: all that an operator asks for
+/// may be refused.
+const LONG: Duration = Duration::from_secs(15);
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -138,6 +146,8 @@ pub struct Entry {
     pub run: (i64, i64),
     /// When it was due.
     pub due: Time,
+    /// When it ended.
+    pub finished: Option<Time>,
     /// How it ended.
     pub verdict: Option<String>,
     /// Why, unless it worked.
@@ -228,7 +238,7 @@ struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// Each occurrence is called once, or the audit says why not. Returns the calls that the table does not ask for.
+    /// Each occurrence is called once, or the audit says why not and the exchanges have seen it. Returns the calls that the table does not ask for.
     fn rotation(&mut self, line: &Command, key: &str, epoch: i64) -> Vec<&'a Call> {
         let (night, record) = (self.night, self.record);
         let named = |call: &&Call| call.command == line.name && call.key == key;
@@ -264,12 +274,46 @@ impl<'a> Judge<'a> {
                 missing.len(),
                 expected.len()
             ));
+        } else {
+            self.unseen(line, key, &missing, expected.len());
         }
         let add = |sums: &mut BTreeMap<String, usize>, n| *sums.entry(line.name.into()).or_default() += n;
         add(&mut self.figures.expected, expected.len());
         add(&mut self.figures.called, expected.len() - missing.len());
         add(&mut self.figures.skipped, missing.len().min(explained));
         extra
+    }
+
+    /// What the audit says is believed where the exchanges' own record shows it: a cooldown that is longer than the
+    /// table's would be a reason, too.
+    fn unseen(&mut self, line: &Command, key: &str, missing: &[Time], of: usize) {
+        let blocked = self.blocked(line, key);
+        let seen = |time: &&Time| blocked.iter().any(|(from, to)| (from..=to).contains(time));
+        let unseen: Vec<Time> = missing.iter().filter(|time| !seen(time)).copied().collect();
+        let Some(first) = unseen.first().filter(|_| unseen.len() * UNSEEN > of) else { return };
+        self.said.push(format!(
+            "{} {key} was not called for {} of its {of} times, first for {}, though by the exchanges' record it neither \
+             ran then nor had ended within its cooldown.",
+            line.name,
+            unseen.len(),
+            self.night.wall(*first)
+        ));
+    }
+
+    /// When a command could not start, by its calls: from the time that a call was meant for, which a busy machine
+    /// makes late, to its end, of which a busy machine is told late; and within the table's cooldown after that.
+    fn blocked(&self, line: &Command, key: &str) -> Vec<(Time, Time)> {
+        let told = |entry: &Entry| Some((entry.run, entry.finished?));
+        let told: BTreeMap<(i64, i64), Time> = self.record.audit.iter().filter_map(told).collect();
+        let cooldown = self.night.scaled(MINUTE * line.cooldown.unwrap_or_default());
+        let calls = self.record.calls.iter().filter(|call| call.command == line.name && call.key == key);
+        let blocks = |call: &Call| {
+            let from = call.nominal.clamp(call.began - BUSY, call.began);
+            let over = call.over().unwrap_or(self.night.to).max(call.began);
+            let end = told.get(&call.run).map_or(over, |told| (*told).clamp(over, over + BUSY));
+            (from, end + cooldown + ROUNDING)
+        };
+        calls.map(blocks).collect()
     }
 
     /// What the table does not ask for, operators did: each once.
@@ -285,6 +329,14 @@ impl<'a> Judge<'a> {
         let asked: Vec<&Manual> = self.record.manual.iter().filter(|manual| manual.refused.is_none()).collect();
         self.figures.manual = asked.len();
         self.figures.refused = self.record.manual.len() - asked.len();
+        let long = self.night.to.since(self.night.pace.origin) >= LONG;
+        if let Some(last) = self.record.manual.last().filter(|_| long && asked.is_empty()) {
+            self.said.push(format!(
+                "All {} runs by hand were refused, so that nothing shows what they do; the last, since {}.",
+                self.record.manual.len(),
+                last.refused.as_deref().unwrap_or_default()
+            ));
+        }
         if runs.len() > asked.len() {
             let (command, key, run) =
                 runs.iter().next().map_or(("", "", 0), |(c, k, run)| (c.as_str(), k.as_str(), run.1));
@@ -447,7 +499,8 @@ mod tests {
     }
 
     fn entry(run: (i64, i64), due: Time, verdict: &str) -> Entry {
-        Entry { run, due, verdict: Some(verdict.into()), reason: None, left_out: 0 }
+        let finished = Some(due + millis(30));
+        Entry { run, due, finished, verdict: Some(verdict.into()), reason: None, left_out: 0 }
     }
 
     fn violations(change: impl FnOnce(&mut Record)) -> Vec<String> {
@@ -494,22 +547,113 @@ mod tests {
         assert_eq!(no_chain, ["archive-steps has no chain, so it was never called."]);
     }
 
+    /// Of a call that is removed, the audit says this, and that it was skipped.
+    fn skip(record: &mut Record, n: usize, reason: &str) {
+        let run = record.calls.remove(n).run;
+        let entry = record.audit.iter_mut().find(|entry| entry.run == run).unwrap();
+        (entry.verdict, entry.reason) = (Some("skipped".into()), Some(reason.into()));
+    }
+
     #[test]
     fn what_the_audit_explains_is_not_missed() {
         let skipped = violations(|record| {
+            let n = positions(record, 0);
+            record.calls[n].ended = Some(minute(5) - millis(24));
             let n = positions(record, 1);
-            let run = record.calls.remove(n).run;
-            let entry = record.audit.iter_mut().find(|entry| entry.run == run).unwrap();
-            (entry.verdict, entry.reason) = (Some("skipped".into()), Some("cooldown: 24 ms ago".into()));
+            skip(record, n, "cooldown: 24 ms ago");
         });
         assert_eq!(skipped, [""; 0]);
         let left_out = violations(|record| {
+            let n = positions(record, 0);
+            record.calls[n].ended = Some(minute(5) + millis(10));
             let n = positions(record, 1);
             let run = record.calls.remove(n).run;
             record.audit.retain(|entry| entry.run != run);
             record.audit.iter_mut().find(|entry| entry.run == (4, 1)).unwrap().left_out = 1;
         });
         assert_eq!(left_out, [""; 0]);
+    }
+
+    /// What an hourly command could not do is visible in its calls, or it is said.
+    #[test]
+    fn what_the_audit_explains_has_to_be_seen() {
+        // 00:30 and 01:30 are minutes 32 and 92; the cooldown is ten minutes.
+        let between = |change: fn(&mut Call)| {
+            violations(move |record| {
+                let of = |call: &&Call| call.command == "conclude-symbols-direction";
+                let run = record.calls.iter().filter(of).nth(1).unwrap().run;
+                let n = record.calls.iter().position(|call| call.run == run).unwrap();
+                skip(record, n, "cooldown: 3 s ago");
+                let before = record.calls.iter_mut().find(|call| call.run == (run.0, run.1 - 1)).unwrap();
+                change(before);
+            })
+        };
+        let unseen = "conclude-symbols-direction - was not called for 1 of its 4 times, first for 01:30, though by the \
+                      exchanges' record it neither ran then nor had ended within its cooldown.";
+        let table: [(&str, fn(&mut Call), &str); 5] = [
+            ("long over", |_| (), unseen),
+            ("not quite cool", |call| call.ended = Some(minute(83)), ""),
+            ("just cool", |call| call.ended = Some(minute(81)), unseen),
+            ("running", |call| call.ended = Some(minute(91)), ""),
+            ("never over", |call| (call.ended, call.answered) = (None, false), ""),
+        ];
+        for (label, change, expected) in table {
+            let said = between(change).into_iter().filter(|said| said.contains("01:30")).collect::<Vec<_>>();
+            assert_eq!(said.join("\n"), expected, "{label}");
+        }
+    }
+
+    #[test]
+    fn a_late_call_and_a_late_word_of_its_end_are_the_machines_fault() {
+        // The call for 00:00 is made at 00:07, and its end is known to the engine at 00:16 only.
+        let late = violations(|record| {
+            let n = positions(record, 0);
+            let call = &mut record.calls[n];
+            (call.began, call.ended) = (minute(9), Some(minute(9) + millis(20)));
+            let run = call.run;
+            let told = record.audit.iter_mut().find(|entry| entry.run == run).unwrap();
+            told.finished = Some(minute(18));
+            for _ in 0..5 {
+                let n = positions(record, 1);
+                skip(record, n, "cooldown: 1 ms ago");
+            }
+        });
+        assert_eq!(late, [""; 0]);
+    }
+
+    #[test]
+    fn a_cooldown_that_is_too_long() {
+        let said = violations(|record| {
+            // Each fourth is called, as with a cooldown of ten minutes.
+            for n in 0..62 {
+                let n = positions(record, 1 + n / 3);
+                skip(record, n, "cooldown: the last run ended 340ms ago, and 1200ms must go by");
+            }
+        });
+        assert_eq!(
+            said,
+            [
+                "create-positions - was not called for 62 of its 83 times, first for 00:03, though by the exchanges' record \
+              it neither ran then nor had ended within its cooldown."
+            ]
+        );
+    }
+
+    #[test]
+    fn runs_by_hand_that_are_all_refused() {
+        let why = Some("it has just ended".into());
+        let refused = Manual { command: "create-positions".into(), key: "-".into(), refused: why };
+        let asks = |n: usize| violations(|record| record.manual = vec![refused.clone(); n]);
+        assert_eq!(asks(0), [""; 0]);
+        assert_eq!(
+            asks(2),
+            ["All 2 runs by hand were refused, so that nothing shows what they do; the last, since it has just ended."]
+        );
+        let mut record = perfect();
+        record.manual = vec![refused];
+        let short = Night { to: night().pace.origin + LONG - millis(1), ..night() };
+        let said = judge(&short, &record).0;
+        assert!(!said.iter().any(|said| said.contains("by hand")), "{said:?}");
     }
 
     #[test]
@@ -572,7 +716,8 @@ mod tests {
             record.audit.retain(|entry| left.contains(&entry.run));
             record.audit.iter_mut().for_each(|entry| entry.left_out = 99);
         });
-        assert_eq!(all, ["create-positions got stuck at 00:27, and nothing else was called until it was over."]);
+        let said = "create-positions got stuck at 00:27, and nothing else was called until it was over.";
+        assert!(all.iter().any(|violation| violation == said), "{all:?}");
         let for_ever = violations(|record| {
             let n = positions(record, 9);
             hang(record, n);
@@ -581,7 +726,8 @@ mod tests {
             record.audit.retain(|entry| entry.run.0 != hung.0 || entry.run.1 <= hung.1);
             record.audit.iter_mut().find(|entry| entry.run == hung).unwrap().left_out = 99;
         });
-        assert_eq!(for_ever, ["create-positions - got stuck at 00:27, and was not called again."]);
+        let said = "create-positions - got stuck at 00:27, and was not called again.";
+        assert!(for_ever.iter().any(|violation| violation == said), "{for_ever:?}");
     }
 
     #[test]

@@ -11,10 +11,11 @@ use async_trait::async_trait;
 use axum::Router;
 use tokio::time::{Instant, sleep};
 
+use super::newest::{ALONE, tell_left_out};
 use super::scale::{scaled, shorter};
 use super::stage::{Judged, Language, Stage, System};
 use crate::config::{Config, at_time};
-use crate::engine::enroll::{Enroller, RunOnce};
+use crate::engine::enroll::Enroller;
 use crate::engine::{Connections, StartError};
 use crate::job::RunNow;
 use crate::schedule::Pace;
@@ -38,6 +39,8 @@ const ATTEMPTS: u32 = 1_000;
 /// The system.
 pub struct Trading {
     speed: NonZeroU32,
+    /// Calls of which a record is kept; with `None`, all.
+    most: Option<usize>,
     exchanges: Option<Arc<Exchanges>>,
     pace: Option<Pace>,
     manual: Mutex<Vec<Manual>>,
@@ -49,7 +52,7 @@ impl Trading {
         let millis = length.as_millis().max(1);
         let speed = u32::try_from((u128::from(NIGHT) * 60_000).div_ceil(millis)).unwrap_or(u32::MAX);
         let speed = NonZeroU32::new(speed).unwrap_or(NonZeroU32::MIN);
-        Self { speed, exchanges: None, pace: None, manual: Mutex::default() }
+        Self { speed, most: None, exchanges: None, pace: None, manual: Mutex::default() }
     }
 
     fn night(&self, stage: &Stage) -> Result<Night, StartError> {
@@ -62,10 +65,8 @@ impl Trading {
     async fn by_hand(&self, stage: &Stage) -> Result<(), StartError> {
         let mut enroller = Enroller::new(&stage.config, stage.connections.clone(), POSITIONS, None, true)?;
         for _ in 0..2 {
-            let refused = match enroller.run_once("-", None, &RunNow::default(), None).await? {
-                RunOnce::Accepted => None,
-                other => Some(format!("{other:?}")),
-            };
+            let answer = enroller.run_once("-", None, &RunNow::default(), None).await?;
+            let refused = answer.why_not(POSITIONS, "-");
             let manual = Manual { command: POSITIONS.into(), key: "-".into(), refused };
             self.manual.lock().unwrap_or_else(PoisonError::into_inner).push(manual);
         }
@@ -81,6 +82,7 @@ impl Trading {
             audit.extend(page.into_iter().map(|attempt| Entry {
                 run: (attempt.epoch, attempt.tick),
                 due: attempt.due,
+                finished: attempt.finished,
                 verdict: attempt.verdict,
                 reason: attempt.reason,
                 left_out: attempt.overlapped + attempt.misfired,
@@ -119,6 +121,10 @@ impl System for Trading {
         )
     }
 
+    fn alone(&mut self) {
+        self.most = Some(ALONE);
+    }
+
     fn configuration(&self, text: &str) -> Result<String, String> {
         scaled(text, |path, length| match path.last() {
             Some(&"cooldown") => shorter(length, self.speed.get(), Duration::ZERO),
@@ -131,7 +137,7 @@ impl System for Trading {
         let pace = Pace { origin: connections.clock.now() + LEAD, shown: at_time(SHOWN)?, speed: self.speed };
         config.pace_calendar(pace);
         self.pace = Some(pace);
-        self.exchanges = Some(Exchanges::new(connections));
+        self.exchanges = Some(Exchanges::new(connections, self.most));
         Ok(())
     }
 
@@ -163,7 +169,9 @@ impl System for Trading {
             true => judge_calls(&Night { to: stage.to, ..night }, &record),
             false => judge(&night, &record),
         };
-        let figures = serde_json::to_value(&figures).unwrap_or_default();
+        let mut figures = serde_json::to_value(&figures).unwrap_or_default();
+        let (left_out, oldest) = self.exchanges.as_ref().map(|exchanges| exchanges.left_out()).unwrap_or_default();
+        tell_left_out(&mut figures, left_out, oldest);
         let forked = self.exchanges.as_ref().map_or(0, |exchanges| exchanges.forked());
         Ok(Judged { forked, violations, figures })
     }
