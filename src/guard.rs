@@ -114,6 +114,8 @@ pub enum Refusal {
     },
     /// The rotation of its chain runs.
     Running,
+    /// Its chain has ended.
+    Ended,
     /// The tick was due so long ago.
     Late {
         /// How long.
@@ -160,6 +162,7 @@ impl fmt::Display for Refusal {
                 write!(f, "cooldown: the last run ended {} ago, and {} must go by", d(since), d(least))
             }
             Self::Running => f.write_str("running: the rotation of its chain ran, and `if_running` was `refuse`"),
+            Self::Ended => f.write_str("ended: its chain has ended; `roundelay enroll --revive` begins it anew"),
             Self::Late { by } => write!(f, "misfire: it was due {} ago", d(by)),
         }
     }

@@ -435,6 +435,7 @@ fn told(refusal: Refusal) -> (Reason, Verdict) {
         Refusal::TooSoon { .. } => (Class::Tolerance, Verdict::Dropped),
         Refusal::Cooldown { .. } => (Class::Cooldown, Verdict::Skipped),
         Refusal::Running => (Class::Running, Verdict::Skipped),
+        Refusal::Ended => (Class::Ended, Verdict::Skipped),
         Refusal::Late { .. } => (Class::Misfire, Verdict::Skipped),
     };
     (Reason::new(class, refusal.to_string()), verdict)
@@ -446,7 +447,7 @@ pub fn refused(course: Course<'_>, refusal: Refusal, place: f64) -> Decision {
     let (mut next, mut left_out) = course.onward();
     let (mut reason, mut verdict) = told(refusal);
     match refusal {
-        Refusal::TooSoon { .. } | Refusal::Cooldown { .. } | Refusal::Running => {}
+        Refusal::TooSoon { .. } | Refusal::Cooldown { .. } | Refusal::Running | Refusal::Ended => {}
         Refusal::Late { by } => {
             let misfire = &course.schedule.misfire;
             if misfire.policy == Catch::Skip || misfire.window.is_some_and(|window| by > window) {

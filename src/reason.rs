@@ -153,6 +153,8 @@ classes! {
     Cooldown = "cooldown",
     /// The rotation of its chain ran.
     Running = "running",
+    /// Its chain had ended.
+    Ended = "ended",
     /// It came too late.
     Misfire = "misfire",
     /// Its time was up.

@@ -45,9 +45,17 @@ pub struct ChainRow {
 
 impl ChainRow {
     /// Whether a claim has to look at the other row of its chain: a manual run at the rotation, and a rotation at the
-    /// manual run that may not have ended.
+    /// manual run that may not have ended. In its first tick a rotation looks whatever it says: where both began at the
+    /// same moment, in transactions that did not see each other, it does not know of the other.
     pub fn has_twin(&self) -> bool {
-        self.hint.parent == 0 && (self.once || self.beside)
+        self.hint.parent == 0 && (self.once || self.beside || self.hint.tick == 1)
+    }
+
+    /// Of this row and its twin the rotation, by its epoch, if it has to be told that a manual run may not have ended.
+    /// Of two rows that began without seeing each other, one is claimed first, and that claim or the next sees both.
+    pub fn untold(&self, twin: &Self) -> Option<i64> {
+        let (rotation, manual) = if self.once { (twin, self) } else { (self, twin) };
+        (!rotation.beside && manual.state != ChainState::Retired).then_some(rotation.hint.epoch)
     }
 
     /// Whether a run of it has not ended.
@@ -60,10 +68,11 @@ impl ChainRow {
         self.started_tick == self.hint.tick
     }
 
-    /// When catch-up looks after a chain that was answered with [`Claim::Held`] for another reason than its own lease.
-    pub fn watch_after(&self, answer: &Claim, now: Time) -> Option<Time> {
+    /// When the message of a chain comes again that was answered with [`Claim::Held`] for another reason than its own
+    /// lease, and when catch-up looks after it.
+    pub fn put_off(&self, answer: &Claim, now: Time) -> Option<(Time, Time)> {
         match answer {
-            Claim::Held { until } if self.lease_until <= now => Some(*until + WATCH),
+            Claim::Held { until } if self.lease_until <= now => Some((*until, *until + WATCH)),
             _ => None,
         }
     }
@@ -141,6 +150,10 @@ fn beside_twin(row: &ChainRow, twin: Option<&ChainRow>, request: &ClaimRequest, 
     let looks_again = Judgement::Answer(Claim::Held { until: now + TURN });
     if !row.once {
         return (meets && !mutant!(RotationOverlaps)).then_some(looks_again);
+    }
+    // The chain has ended since the run was accepted. What has started goes on, as every run of a chain that ends.
+    if twin.is_some_and(|twin| twin.state == ChainState::Retired) && !row.has_started() {
+        return Some(Judgement::Grant(Some(Refusal::Ended)));
     }
     if meets && !mutant!(ManualOverlaps) {
         // What has started is tried again when there is room.
@@ -320,9 +333,11 @@ mod tests {
         let runs = |row: &ChainRow| ChainRow { lease_until: Time::from_millis(10_001), ..row.clone() };
         let looks_again = Judgement::Answer(Claim::Held { until: Time::from_millis(11_000) });
         let (grant, running) = (Judgement::Grant(None), Judgement::Grant(Some(Refusal::Running)));
+        let over = Judgement::Grant(Some(Refusal::Ended));
         let cooldown = |secs| Guard { cooldown: Duration::from_secs(secs), ..Guard::default() };
         // The rotation's last run ended at 960 ms.
         let (cool, hot) = (cooldown(9), cooldown(10));
+        let (gone, gone_held) = (ended(&idle), ended(&held));
         let since = Duration::from_millis(9_040);
         let too_soon = Judgement::Grant(Some(Refusal::Cooldown { since, least: Duration::from_secs(10) }));
         let when_cool = Judgement::Answer(Claim::Held { until: Time::from_millis(10_960) });
@@ -339,6 +354,12 @@ mod tests {
             ("after, when the cooldown is over", &after, Some(&idle), hot, when_cool),
             ("by force", &manual(IfRunning::Refuse, true), Some(&idle), hot, grant.clone()),
             ("another attempt", &begun(&refuse), Some(&idle), hot, grant.clone()),
+            ("the chain has ended", &after, Some(&gone), cool, over.clone()),
+            ("also where it would have been refused", &refuse, Some(&gone_held), cool, over.clone()),
+            ("or run beside", &beside, Some(&gone_held), cool, over.clone()),
+            ("also by force", &manual(IfRunning::After, true), Some(&gone), hot, over),
+            ("what has started before the end goes on", &begun(&after), Some(&gone), cool, grant.clone()),
+            ("when nothing else runs", &begun(&after), Some(&gone_held), cool, looks_again.clone()),
             ("a rotation waits for a manual run", &idle, Some(&runs(&refuse)), cool, looks_again.clone()),
             ("of either sort", &idle, Some(&runs(&after)), cool, looks_again),
             ("not for one that runs beside it", &idle, Some(&runs(&beside)), cool, grant.clone()),
@@ -348,6 +369,46 @@ mod tests {
             let request = ClaimRequest { guard, ..ask(3, 2) };
             assert_eq!(judge(Some(row), twin, &request, now), expected, "{label}");
         }
+    }
+
+    #[test]
+    fn a_table_of_twins() {
+        let in_tick = |tick, row: &ChainRow| ChainRow { hint: Hint { tick, ..row.hint.clone() }, ..row.clone() };
+        let (rotation, told) = (row(), ChainRow { beside: true, ..row() });
+        let manual = ChainRow { once: true, hint: Hint { epoch: 6, ..row().hint }, ..row() };
+        let looks = [
+            ("a rotation alone", &rotation, false),
+            ("in its first tick", &in_tick(1, &rotation), true),
+            ("a rotation that was told", &told, true),
+            ("a manual run", &manual, true),
+            ("a member of a batch", &ChainRow { hint: Hint { parent: 4, ..row().hint }, ..in_tick(1, &manual) }, false),
+        ];
+        for (label, row, expected) in looks {
+            assert_eq!(row.has_twin(), expected, "{label}");
+        }
+        let to_be_told = [
+            ("neither saw the other begin", &rotation, &manual, Some(5)),
+            ("it was told", &told, &manual, None),
+            ("the manual run has ended", &rotation, &ended(&manual), None),
+            ("it is paused", &rotation, &ChainRow { state: ChainState::Paused, ..manual.clone() }, Some(5)),
+        ];
+        for (label, rotation, manual, expected) in to_be_told {
+            assert_eq!(rotation.untold(manual), expected, "{label}");
+            assert_eq!(manual.untold(rotation), expected, "{label}, the other way round");
+        }
+    }
+
+    #[test]
+    fn who_is_put_off_for_another_row_is_looked_after_later() {
+        let (now, until) = (Time::from_millis(10_000), Time::from_millis(11_000));
+        let held = Claim::Held { until };
+        assert_eq!(row().put_off(&held, now), Some((until, Time::from_millis(21_000))));
+        assert_eq!(held_until(11_000).put_off(&held, now), None, "catch-up sees its own lease");
+        assert_eq!(row().put_off(&Claim::Idle, now), None);
+    }
+
+    fn ended(row: &ChainRow) -> ChainRow {
+        ChainRow { state: ChainState::Retired, ..row.clone() }
     }
 
     fn held_until(millis: i64) -> ChainRow {

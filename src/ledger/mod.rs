@@ -279,8 +279,9 @@ pub trait Ledger:
     /// When the ledger cannot be read.
     async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError>;
 
-    /// Active chains that were due before `before` and are not being run, longest overdue first,
-    /// and quarantined ones.
+    /// Active chains that were due before `before`, are not being run, and do not wait for the other row of their chain
+    /// (a rotation for a manual run, or that for the rotation or for the cooldown), longest overdue first, and
+    /// quarantined ones.
     ///
     /// # Errors
     /// When the ledger cannot be read.

@@ -542,7 +542,7 @@ pub struct Which {
     pub like: Option<String>,
     /// Those of this platform queue.
     pub queue: Option<String>,
-    /// Those that tick, were due before this, and that nobody runs.
+    /// Those that tick, were due before this, that nobody runs, and that do not wait for the other row of their chain.
     pub late_before: Option<Time>,
     /// Those in this state.
     pub state: Option<ChainState>,
@@ -682,7 +682,7 @@ pub struct Census {
     pub quarantined_messages: i64,
     /// One-off jobs kept in the ledger.
     pub kept_jobs: i64,
-    /// When the longest overdue chain was due.
+    /// When the longest overdue chain was due, of those that do not wait for the other row of their chain.
     pub oldest_due: Option<Time>,
 }
 
@@ -697,7 +697,8 @@ pub struct QueueCensus {
     pub running: i64,
     /// Due, and not being run.
     pub due: i64,
-    /// Of these, due for longer than the slack.
+    /// Of these, due for longer than the slack, but for those that wait for the other row of their chain: the rotation
+    /// for a manual run, or that for the rotation or for the cooldown.
     pub overdue: i64,
     /// With a successor not known to have been sent.
     pub unsent: i64,
@@ -728,14 +729,14 @@ pub enum LedgerError {
 }
 
 impl QueueCensus {
-    /// Counts an active chain.
-    pub fn count(&mut self, lease_until: Time, due: Time, sent: bool, now: Time, slack: Duration) {
+    /// Counts an active chain. `waits`: for the other row of its chain, so it is due, and nothing is wrong.
+    pub fn count(&mut self, lease_until: Time, due: Time, sent: bool, waits: bool, now: Time, slack: Duration) {
         if lease_until > now {
             self.running += 1;
             return;
         }
         *(if due > now { &mut self.sleeping } else { &mut self.due }) += 1;
-        self.overdue += i64::from(due + slack <= now);
+        self.overdue += i64::from(due + slack <= now && !waits);
         self.unsent += i64::from(!sent);
     }
 }

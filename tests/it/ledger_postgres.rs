@@ -174,6 +174,97 @@ async fn two_workers_in_each_others_way_grant_every_tick_once() {
     }
 }
 
+/// A manual run of a chain, due now.
+async fn manual(ledger: &dyn Ledger, key: &str) -> Hint {
+    let run = NewChain { once: true, ..chain(key, ledger.now()) };
+    match ledger.enroll(vec![run]).await.unwrap().remove(0) {
+        Enrolled::Created(hint) => hint,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Their transactions can run beside each other, and then neither sees the other's row.
+#[tokio::test]
+async fn a_rotation_and_a_manual_run_that_did_not_see_each_other_begin_meet_when_they_are_claimed() {
+    let schema = Schema::new().await;
+    let ledger = open(&schema.url).await.unwrap();
+    let raw = schema.raw().await;
+    let untold = async || raw.batch_execute("UPDATE chains SET beside = false").await.unwrap();
+    let told = async |key: &str| -> bool {
+        let sql = "SELECT beside FROM chains WHERE key = $1 AND NOT once";
+        raw.query_one(sql, &[&key]).await.unwrap().get(0)
+    };
+    let claim = async |hint: &Hint| ledger.claim(ask(hint, "w")).await.unwrap();
+    let granted = async |hint: &Hint| match claim(hint).await {
+        Claim::Granted(grant) if grant.refused.is_none() => grant.fence,
+        other => panic!("{hint:?}: {other:?}"),
+    };
+    let over = async |run: &Hint, fence| {
+        let over = FinishRequest { next: Next::End, ..done(run, fence, ledger.now()) };
+        assert_eq!(ledger.finish(over).await.unwrap(), Finish::Applied(Vec::new()));
+    };
+    // The rotation has ticked before the manual run is claimed.
+    let first = begun(&*ledger, ["a".to_owned()].into_iter()).await.remove(0);
+    let fence = granted(&first).await;
+    let run = manual(&*ledger, "a").await;
+    let Finish::Applied(mut next) = ledger.finish(done(&first, fence, ledger.now())).await.unwrap() else { panic!() };
+    let second = next.remove(0);
+    untold().await;
+    let fence = granted(&run).await;
+    assert!(told("a").await, "by the manual run's claim");
+    assert!(matches!(claim(&second).await, Claim::Held { .. }), "the rotation starts while the manual run runs");
+    over(&run, fence).await;
+    assert!(!told("a").await, "it is over");
+    granted(&second).await;
+
+    // The manual run runs before the rotation is there to be told.
+    let run = manual(&*ledger, "b").await;
+    let fence = granted(&run).await;
+    let rotation = begun(&*ledger, ["b".to_owned()].into_iter()).await.remove(0);
+    untold().await;
+    assert!(matches!(claim(&rotation).await, Claim::Held { .. }), "the rotation starts while the manual run runs");
+    assert!(told("b").await, "by its own claim");
+    over(&run, fence).await;
+    assert!(!told("b").await, "it is over");
+    granted(&rotation).await;
+
+    // A chain without a manual run is told of none.
+    let alone = begun(&*ledger, ["c".to_owned()].into_iter()).await.remove(0);
+    granted(&alone).await;
+    assert!(!told("c").await);
+}
+
+/// A program ends many chains at once, by a message for each.
+#[tokio::test(flavor = "multi_thread")]
+async fn very_many_orders_at_once_open_few_connections() {
+    const CHAINS: usize = 64;
+    let schema = Schema::new().await;
+    let ledger = open(&schema.url).await.unwrap();
+    begun(&*ledger, (0..CHAINS).map(|n| n.to_string())).await;
+    let raw = schema.raw().await;
+    let open = async || -> i64 {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
+        raw.query_one(sql, &[&schema.name]).await.unwrap().get(0)
+    };
+    let before = open().await;
+    let mut orders = JoinSet::new();
+    for n in 0..CHAINS {
+        let ledger = ledger.clone();
+        orders.spawn(async move {
+            let one = Which { kind: Some("sync".into()), key: Some(n.to_string()), ..Which::default() };
+            ledger.steer(one, Order::Retire).await.unwrap()
+        });
+    }
+    let orders = tokio::spawn(timeout(SOON, orders.join_all()));
+    let mut most = 0;
+    while !orders.is_finished() {
+        most = most.max(open().await - before);
+    }
+    assert_eq!(orders.await.unwrap().expect("they are carried out"), [1; CHAINS]);
+    // One that has been closed may be seen for a moment longer.
+    assert!(most < 16, "{most} more connections than before");
+}
+
 /// Asks until it is answered, as the engine does.
 async fn insist<T, F: Future<Output = Result<T, LedgerError>>>(ask: impl Fn() -> F) -> T {
     loop {
@@ -529,7 +620,7 @@ async fn what_is_asked_all_the_time_reads_no_table_from_end_to_end() {
         (row.get::<_, i64>(0), row.get::<_, i64>(1))
     };
     let claimed = hint.clone();
-    let table: [(&str, Asked<'_>); 9] = [
+    let table: [(&str, Asked<'_>); 10] = [
         ("opening", Box::new(|_| async {}.boxed())),
         (
             "a tick",
@@ -596,6 +687,16 @@ async fn what_is_asked_all_the_time_reads_no_table_from_end_to_end() {
                 async move {
                     let which = Which { owner: Some("owner-10".into()), ..Which::default() };
                     assert_eq!(ledger.matching(which, Order::Pause).await.unwrap(), 1_000);
+                }
+                .boxed()
+            }),
+        ),
+        (
+            "the end of a chain",
+            Box::new(|ledger| {
+                async move {
+                    let which = Which { kind: Some("sync".into()), key: Some("00009".into()), ..Which::default() };
+                    assert_eq!(ledger.steer(which, Order::Retire).await.unwrap(), 1);
                 }
                 .boxed()
             }),

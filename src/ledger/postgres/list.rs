@@ -7,7 +7,7 @@ use super::connect::words;
 use super::failed::{failure, failure_columns};
 use super::group::hint;
 use super::reader::Reader;
-use super::views::{attempt, time};
+use super::views::{attempt, time, waits_for_twin};
 use crate::clock::Time;
 use crate::ledger::look::sql_like;
 use crate::ledger::{
@@ -58,7 +58,10 @@ impl Reader {
                     " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2)
                       AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4)
                       AND ($5::text IS NULL OR queue = $5)
-                      AND ($6::int8 IS NULL OR (state = 0 AND due < $6 AND lease_until <= $8 AND batch_open = 0))
+                      AND ($6::int8 IS NULL OR (state = 0 AND due < $6 AND lease_until <= $8 AND batch_open = 0
+                                                AND NOT ",
+                    waits_for_twin!("$8"),
+                    "))
                       AND ($7::int8 IS NULL OR state = $7) AND parent = 0 AND $8 IS NOT NULL"
                 )
             };
@@ -93,7 +96,10 @@ impl Reader {
                      AND ($3::text IS NULL OR key LIKE $3)
                      AND ($7::int8 IS NULL OR state = $7) AND (NOT $8 OR lease_until > $9)
                      AND ($11::text IS NULL OR queue = $11)
-                     AND ($12::int8 IS NULL OR (state = 0 AND due < $12 AND lease_until <= $9 AND batch_open = 0))
+                     AND ($12::int8 IS NULL OR (state = 0 AND due < $12 AND lease_until <= $9 AND batch_open = 0
+                                                AND NOT ",
+            waits_for_twin!("$9"),
+            "))
                    ORDER BY kind, key LIMIT $10"
         );
         let ((after_kind, after_key), last) = filter.range(after);

@@ -39,6 +39,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::try_join_all;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use super::{
@@ -60,6 +61,9 @@ use verbs::{Accept, Enroll, Flush, ForgetJobs, KeepJob, Look, MarkSent, RecordFa
 
 /// Lanes for the verbs of single chains. While one waits for its commit, the other works.
 const LANES: usize = 2;
+/// So many connections at most of their own have verbs that may take longer than a group: a program may end very many
+/// chains at once, by a message or a request for each.
+const OWN_CONNECTIONS: usize = 4;
 /// How long the migrations may take, or another worker's that is waited for.
 const MIGRATIONS: Duration = Duration::from_secs(120);
 
@@ -80,6 +84,8 @@ pub struct PostgresLedger {
     rest: Lane,
     reader: Reader,
     desk: Desk,
+    /// Leave to open a connection of one's own.
+    own: Semaphore,
     counters: Arc<Counters>,
 }
 
@@ -100,7 +106,7 @@ impl PostgresLedger {
         let rest = lane().await?;
         let reader = Reader::open(&address, counters.clone()).await?;
         let desk = Desk::new(&address, clock.clone(), counters.clone());
-        Ok(Self { id, clock, address, chains, rest, reader, desk, counters })
+        Ok(Self { id, clock, address, chains, rest, reader, desk, own: Semaphore::new(OWN_CONNECTIONS), counters })
     }
 
     /// Opens the ledger only to look at it: nothing is created, written or brought up to date, and every verb that
@@ -130,12 +136,18 @@ impl PostgresLedger {
         let counters = Arc::<Counters>::default();
         let reader = Reader::open(&address, counters.clone()).await?;
         let desk = Desk::new(&address, clock.clone(), counters.clone());
-        Ok(Self { id, clock, address, chains: Vec::new(), rest: Lane::closed(), reader, desk, counters })
+        let (rest, own) = (Lane::closed(), Semaphore::new(OWN_CONNECTIONS));
+        Ok(Self { id, clock, address, chains: Vec::new(), rest, reader, desk, own, counters })
     }
 
     /// The clock that follows the server's.
     pub fn clock(&self) -> Clock {
         Clock::Followed(self.clock.clone())
+    }
+
+    /// Waits for leave to open a connection of one's own, and keeps it.
+    async fn own(&self) -> Result<SemaphorePermit<'_>, LedgerError> {
+        self.own.acquire().await.map_err(|_| LedgerError::Closed)
     }
 
     fn lane(&self, epoch: i64) -> &Lane {
@@ -319,6 +331,7 @@ impl Ledger for PostgresLedger {
     }
 
     async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+        let _leave = self.own().await?;
         orders::steer(&self.address, &which, order).await
     }
 

@@ -9,6 +9,7 @@ use tokio_postgres::{Error, Transaction};
 use super::connect::{Address, Session, Use, passes, words};
 use super::group::hint;
 use super::reader::Reader;
+use super::views::waits_for_twin;
 use crate::clock::Time;
 use crate::ledger::look::sql_like;
 use crate::ledger::{ChainState, Hint, LedgerError, Order, Which};
@@ -31,7 +32,9 @@ macro_rules! sql {
             " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2) ",
             "AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4) ",
             "AND ($5::text IS NULL OR queue = $5) AND ($6::int8 IS NULL OR (state = 0 AND chains.due < $6 ",
-            "AND lease_until <= (SELECT ms FROM now) AND batch_open = 0)) ",
+            "AND lease_until <= (SELECT ms FROM now) AND batch_open = 0 AND NOT ",
+            waits_for_twin!("(SELECT ms FROM now)"),
+            ")) ",
             "AND ($7::int8 IS NULL OR state = $7) AND parent = 0 ",
             $($tail)?
         )
@@ -80,7 +83,17 @@ fn statements(order: Order) -> Vec<&'static str> {
                 "state = 1"
             ),
         ],
-        Order::Retire => vec![lock!("state <> 2"), sql!("UPDATE chains SET state = 2 WHERE", "state <> 2")],
+        Order::Retire => vec![
+            lock!("state <> 2"),
+            // What they wait for is wanted no more. Who runs it cannot finish it. Only these are looked at: chains that
+            // have ended before are very many in the end, and wait for nothing.
+            sql!(
+                "DELETE FROM chains WHERE parent <> 0 AND parent IN (SELECT epoch FROM chains WHERE",
+                "state <> 2 AND batch_total > 0",
+                ")"
+            ),
+            sql!("UPDATE chains SET state = 2, batch_open = 0, batch_total = 0 WHERE", "state <> 2"),
+        ],
         Order::Recover => recover!("state = 3"),
         Order::RecoverAll => recover!("state <> 2"),
     }
@@ -109,13 +122,11 @@ async fn attempted(session: &mut Session, which: &Which, order: Order) -> Result
     for sql in statements(order) {
         changed = transaction.execute(sql, &[kind, key, owner, &like, queue, &late_before, &state]).await?;
     }
-    // What a chain waits for that has ended or begun anew is wanted no more. Who runs it cannot finish it.
+    // What a chain has waited for that begins anew is wanted no more. Who runs it cannot finish it.
     let members = "DELETE FROM chains m WHERE m.parent <> 0 AND NOT EXISTS
                        (SELECT FROM chains p WHERE p.epoch = m.parent AND p.state <> 2)";
-    if matches!(order, Order::Retire | Order::Recover | Order::RecoverAll) {
+    if matches!(order, Order::Recover | Order::RecoverAll) {
         transaction.execute(members, &[]).await?;
-        let waits = "UPDATE chains SET batch_open = 0, batch_total = 0 WHERE state = 2 AND batch_open > 0";
-        transaction.execute(waits, &[]).await?;
     }
     if let Some(owner) = which.whole_owner() {
         steer_owner(&transaction, owner, order).await?;

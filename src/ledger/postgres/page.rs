@@ -207,6 +207,11 @@ impl Page {
         self.by_name.get(&name).and_then(|both| both[usize::from(once)]).map(|at| &mut self.rows[at])
     }
 
+    /// The chain of this name, or its manual run, that begins with this group.
+    pub(super) fn begins(&mut self, kind: &str, key: &str, once: bool) -> Option<&mut Inserted> {
+        self.writes.inserted.get_mut(&(kind.to_owned(), key.to_owned(), once, 0))
+    }
+
     /// Of both that may have this name, the one that began last.
     pub(super) fn newest_named(&mut self, kind: &str, key: &str) -> Option<&mut Held> {
         let name = (kind.to_owned(), key.to_owned());

@@ -32,6 +32,7 @@ impl Rosters for PostgresLedger {
     }
 
     async fn depart(&self, epochs: Vec<i64>) -> Result<u64, LedgerError> {
+        let _leave = self.own().await?;
         let mut session = self.address.connect(Use::Long(DEPART)).await?;
         for attempt in 1.. {
             match timeout(DEPART, attempted(&mut session, &epochs)).await {

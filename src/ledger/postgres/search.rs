@@ -12,7 +12,7 @@ use super::connect::words;
 use super::failed::fits;
 use super::group::hint;
 use super::list::{listed, listed_columns};
-use super::views::{attempt, time};
+use super::views::{attempt, time, waits_for_twin};
 use crate::clock::Time;
 use crate::ledger::look::sql_like;
 use crate::ledger::{
@@ -66,7 +66,9 @@ impl Search for PostgresLedger {
                 AND ($3::text IS NULL OR key LIKE $3)
                 AND ($7::int8 IS NULL OR state = $7) AND (NOT $8 OR lease_until > $9)
                 AND ($11::text IS NULL OR queue = $11)
-                AND ($12::int8 IS NULL OR (state = 0 AND due < $12 AND lease_until <= $9 AND batch_open = 0))
+                AND ($12::int8 IS NULL OR (state = 0 AND due < $12 AND lease_until <= $9 AND batch_open = 0 AND NOT ",
+            waits_for_twin!("$9"),
+            "))
               ORDER BY kind, key LIMIT $10"
         );
         if self.is_narrow(&filter).await? {

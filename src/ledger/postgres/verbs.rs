@@ -36,15 +36,28 @@ fn wants_twin(page: &mut Page, epoch: i64, wanted: &mut Wanted) {
     }
 }
 
+impl ClaimRequest {
+    fn is_of_a_first_tick(&self) -> bool {
+        self.hint.parent == 0 && self.hint.tick == 1
+    }
+}
+
 impl Verb for ClaimRequest {
     type Answer = Claim;
 
     fn wants(&self, wanted: &mut Wanted) {
         wanted.epoch(self.hint.epoch, true);
         wanted.fences += 1;
+        // In a first tick the other row is looked for whatever the chain's own says, so it costs no further round trip.
+        if self.is_of_a_first_tick() {
+            wanted.names.insert((self.hint.kind.clone(), self.hint.key.clone()));
+        }
     }
 
     fn wants_further(&self, page: &mut Page, wanted: &mut Wanted) {
+        if self.is_of_a_first_tick() {
+            return;
+        }
         // Seldom: the chain has begun anew since, or this is an older copy of the ledger.
         if self.hint.parent == 0 && page.epoch(self.hint.epoch).is_none() {
             wanted.names.insert((self.hint.kind.clone(), self.hint.key.clone()));
@@ -61,13 +74,17 @@ impl Verb for ClaimRequest {
         };
         let twin = found.as_ref().filter(|held| held.chain.has_twin()).and_then(|held| page.twin(&held.chain).cloned());
         let rows = (found.as_ref().map(|held| &held.chain), twin.as_ref().map(|held| &held.chain));
+        let untold = rows.0.zip(rows.1).and_then(|(chain, twin)| chain.untold(twin));
+        if let Some(rotation) = untold.and_then(|rotation| page.epoch(rotation)) {
+            (rotation.chain.beside, rotation.moved) = (true, true);
+        }
         let refused = match judge(rows.0, rows.1, self, now) {
             Judgement::Grant(refused) => refused,
             Judgement::Answer(answer) => {
-                if let Some(watch_at) = found.as_ref().and_then(|found| found.chain.watch_after(&answer, now))
+                if let Some((comes, watch_at)) = found.as_ref().and_then(|found| found.chain.put_off(&answer, now))
                     && let Some(held) = page.epoch(asked.epoch)
                 {
-                    held.watch_at = held.watch_at.max(watch_at);
+                    (held.expected, held.watch_at) = (held.expected.max(comes), held.watch_at.max(watch_at));
                     held.moved = true;
                 }
                 if let (Claim::Future, Some(found)) = (&answer, found)
@@ -173,7 +190,9 @@ impl Verb for FinishRequest {
             if self.carry.is_some() {
                 (held.carry, held.carries) = (self.carry.clone(), true);
             }
-            let members = i64::try_from(self.members.len()).unwrap_or(i64::MAX);
+            // What a retired chain would wait for is wanted no more.
+            let members = if held.chain.state == ChainState::Retired { 0 } else { self.members.len() };
+            let members = i64::try_from(members).unwrap_or(i64::MAX);
             (held.batch_total, held.chain.batch_open, held.batch_failed) = (members, members, 0);
             (held.expected, held.watch_at, held.looks) = (due, self.watch_at(), 0);
             held.moved = true;
@@ -204,7 +223,9 @@ impl Verb for FinishRequest {
         if self.from_batch {
             page.writes.over.push(self.epoch);
         }
-        messages.extend(begin_members(page, owner.as_deref(), self));
+        if state != ChainState::Retired {
+            messages.extend(begin_members(page, owner.as_deref(), self));
+        }
         messages.extend(ended_member(page, self));
         messages.extend((state == ChainState::Active && self.next != Next::Gather).then_some(hint));
         Finish::Applied(messages)
@@ -222,10 +243,14 @@ fn count_for_rotation(page: &mut Page, finish: &FinishRequest, manual: &ChainRow
         (rotation.carry, rotation.carries) = (finish.carry.clone(), true);
     }
     rotation.chain.beside &= finish.next != Next::End;
+    rotation.moved = true;
     if finish.verdict == Verdict::Retired {
         rotation.chain.state = ChainState::Retired;
+        // What it waits for is wanted no more. Who runs it cannot finish it.
+        (rotation.batch_total, rotation.chain.batch_open) = (0, 0);
+        let epoch = rotation.chain.hint.epoch;
+        page.writes.over.push(epoch);
     }
-    rotation.moved = true;
 }
 
 /// Begins what the tick waits for.
@@ -347,18 +372,22 @@ impl Verb for Enroll {
 
 fn enroll(page: &mut Page, chain: &NewChain) -> Enrolled {
     let enrolled = enroll_one(page, chain);
-    if chain.once
-        && matches!(enrolled, Enrolled::Created(_))
-        && let Some(rotation) = page.named(&chain.kind, &chain.key, false)
-    {
-        (rotation.chain.beside, rotation.moved) = (true, true);
+    if chain.once && matches!(enrolled, Enrolled::Created(_)) {
+        if let Some(rotation) = page.named(&chain.kind, &chain.key, false) {
+            (rotation.chain.beside, rotation.moved) = (true, true);
+        } else if let Some(rotation) = page.begins(&chain.kind, &chain.key, false) {
+            rotation.beside = true;
+        }
     }
     enrolled
 }
 
 fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
     let runs = |manual: &mut Held| manual.chain.state != ChainState::Retired;
-    let beside = !chain.once && page.named(&chain.kind, &chain.key, true).is_some_and(runs);
+    // It may have begun long ago, or in the same group.
+    let beside = !chain.once
+        && (page.named(&chain.kind, &chain.key, true).is_some_and(runs)
+            || page.begins(&chain.kind, &chain.key, true).is_some());
     let found = page.named(&chain.kind, &chain.key, chain.once);
     let created = |epoch, tick| {
         Enrolled::Created(Hint {
@@ -374,8 +403,7 @@ fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
         })
     };
     let Some(held) = found else {
-        let name = (chain.kind.clone(), chain.key.clone(), chain.once, 0);
-        if let Some(twin) = page.writes.inserted.get_mut(&name) {
+        if let Some(twin) = page.begins(&chain.kind, &chain.key, chain.once) {
             // Twice in one group.
             let same = chain.is_like(
                 (&twin.queue, twin.priority),
@@ -409,7 +437,7 @@ fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
             manual: chain.manual,
             beside,
         };
-        page.writes.inserted.insert(name, new);
+        page.writes.inserted.insert((chain.kind.clone(), chain.key.clone(), chain.once, 0), new);
         return created(epoch, 1);
     };
     if held.chain.state == ChainState::Retired {

@@ -21,6 +21,27 @@ pub(super) fn time(row: &Row, column: usize) -> std::result::Result<Time, Error>
     row.try_get(column).map(Time::from_millis)
 }
 
+/// Whether a row of `chains` that is due waits for the other row of its chain: for the end of its run, or, a manual run,
+/// for the end of the cooldown that it has been put off to. Asked only of rows that can have such a row beside them, so
+/// that it costs the others nothing.
+macro_rules! waits_for_twin {
+    ($now:literal) => {
+        concat!(
+            "(CASE WHEN chains.parent = 0 AND (chains.once OR chains.beside) THEN
+                  (chains.once AND chains.expected > ",
+            $now,
+            ") OR EXISTS (
+                  SELECT FROM chains t
+                  WHERE t.kind = chains.kind AND t.key = chains.key AND t.once <> chains.once AND t.parent = 0
+                    AND (t.lease_until > ",
+            $now,
+            " OR t.batch_open > 0) AND (CASE WHEN t.once THEN t.manual ELSE chains.manual END) & 3 <> 2)
+              ELSE false END)"
+        )
+    };
+}
+pub(super) use waits_for_twin;
+
 impl Reader {
     pub(super) async fn overdue(&self, queue: String, kinds: Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>> {
         let sql =
@@ -80,11 +101,14 @@ impl Reader {
     }
 
     pub(super) async fn late(&self, before: Time, now: Time, limit: u32) -> Result<Vec<LateChain>> {
-        let sql =
+        let sql = concat!(
             "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, sent, looks, watch_at, lease_until,
-                          (SELECT worker FROM attempts WHERE attempts.fence = chains.fence), priority
-                   FROM chains WHERE state = 3 OR (state = 0 AND due < $1 AND lease_until <= $2 AND batch_open = 0)
-                   ORDER BY due LIMIT $3";
+                    (SELECT worker FROM attempts WHERE attempts.fence = chains.fence), priority
+             FROM chains
+             WHERE state = 3 OR (state = 0 AND due < $1 AND lease_until <= $2 AND batch_open = 0 AND NOT ",
+            waits_for_twin!("$2"),
+            ") ORDER BY due LIMIT $3"
+        );
         let late = |row: &Row| {
             Ok(LateChain {
                 hint: hint(row)?,
@@ -113,13 +137,17 @@ impl Reader {
     }
 
     pub(super) async fn census(&self, now: Time, slack: Duration) -> Result<Census> {
-        let queues = "SELECT queue, count(*) FILTER (WHERE batch_open = 0 AND lease_until > $1),
+        let queues = concat!(
+            "SELECT queue, count(*) FILTER (WHERE batch_open = 0 AND lease_until > $1),
                              count(*) FILTER (WHERE batch_open = 0 AND lease_until <= $1 AND due > $1),
                              count(*) FILTER (WHERE batch_open = 0 AND lease_until <= $1 AND due <= $1),
-                             count(*) FILTER (WHERE batch_open = 0 AND lease_until <= $1 AND due <= $2),
+                             count(*) FILTER (WHERE batch_open = 0 AND lease_until <= $1 AND due <= $2 AND NOT ",
+            waits_for_twin!("$1"),
+            "),
                              count(*) FILTER (WHERE batch_open = 0 AND lease_until <= $1 AND NOT sent),
                              count(*) FILTER (WHERE batch_open > 0)
-                      FROM chains WHERE state = 0 GROUP BY queue ORDER BY queue";
+                      FROM chains WHERE state = 0 GROUP BY queue ORDER BY queue"
+        );
         let queue = |row: &Row| {
             Ok(QueueCensus {
                 queue: row.try_get(0)?,
@@ -133,17 +161,21 @@ impl Reader {
         };
         let (now, overdue_before) = (now.as_millis(), (now - slack).as_millis());
         let queues = self.rows(queues, &[&now, &overdue_before], queue).await?;
-        let counts = "SELECT (SELECT count(*) FROM chains WHERE state = 1),
+        let counts = concat!(
+            "SELECT (SELECT count(*) FROM chains WHERE state = 1),
                              (SELECT count(*) FROM chains WHERE state = 2 AND NOT once),
                              (SELECT count(*) FROM chains WHERE state = 3),
                              (SELECT count(*) FROM failures),
                              (SELECT count(*) FROM quarantine),
                              (SELECT count(*) FROM jobs),
                              (SELECT min(due) FROM chains WHERE state = 0 AND due <= $1 AND lease_until <= $1
-                                                             AND batch_open = 0),
+                                                             AND batch_open = 0 AND NOT ",
+            waits_for_twin!("$1"),
+            "),
                              (SELECT count(*) FROM failures f
                               JOIN chains c ON c.kind = f.kind AND c.key = f.key AND NOT c.once AND c.parent = 0
-                              WHERE f.permanent AND f.item = '' AND c.state = 2 AND c.last_finish = f.last_at)";
+                              WHERE f.permanent AND f.item = '' AND c.state = 2 AND c.last_finish = f.last_at)"
+        );
         let count = |row: &Row| {
             Ok(Census {
                 queues: Vec::new(),

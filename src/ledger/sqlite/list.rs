@@ -23,7 +23,7 @@ impl Store {
         let state = state.map(|state| state as i64);
         // Who runs what is in another table meanwhile, and matters to those only that ask for it.
         let chains = if late_before.is_some() { "chains_now" } else { "chains" };
-        let sql = format!("SELECT count(*) FROM {chains} WHERE {states} AND {}", which_of(which));
+        let sql = format!("SELECT count(*) FROM {chains} AS chains WHERE {states} AND {}", which_of(which));
         let count = |row: &Row<'_>| row.get::<_, i64>(0);
         let parameters = params![kind, key, owner, like, queue, late_before, state, now.as_millis()];
         let count = self.connection.prepare_cached(&sql)?.query_row(parameters, count)?;

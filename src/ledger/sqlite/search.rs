@@ -11,7 +11,7 @@ use super::failed::FITS;
 use super::list::{LISTED, listed};
 use super::orders::which_of;
 use super::store::{HINT, Result, Store, hint, time};
-use super::views::{ATTEMPT, attempt};
+use super::views::{ATTEMPT, attempt, waits_for_twin};
 use crate::clock::Time;
 use crate::ledger::look::sqlite_glob;
 use crate::ledger::{
@@ -44,7 +44,8 @@ impl Store {
             "SELECT {LISTED} FROM chains_now AS chains WHERE epoch = ?1
                  AND (?2 IS NULL OR owner = ?2) AND (?3 IS NULL OR queue = ?3) AND (?4 IS NULL OR state = ?4)
                  AND (NOT ?5 OR lease_until > ?7)
-                 AND (?6 IS NULL OR (state = 0 AND due < ?6 AND lease_until <= ?7 AND batch_open = 0))"
+                 AND (?6 IS NULL OR (state = 0 AND due < ?6 AND lease_until <= ?7 AND batch_open = 0 AND NOT {waits}))",
+            waits = waits_for_twin!("?7")
         );
         let Which { key, owner, like, queue, late_before, .. } = &filter.which;
         let like = like.as_deref().map(WildMatch::new);

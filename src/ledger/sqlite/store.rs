@@ -260,6 +260,10 @@ impl Store {
             }
             None => None,
         };
+        let rows = found.as_ref().zip(twin.as_ref());
+        if let Some(rotation) = rows.and_then(|(found, twin)| found.chain.untold(&twin.chain)) {
+            self.connection.prepare_cached("UPDATE chains SET beside = 1 WHERE epoch = ?1")?.execute([rotation])?;
+        }
         let refused = match judge(found.as_ref().map(|f| &f.chain), twin.as_ref().map(|f| &f.chain), request, now) {
             Judgement::Grant(refused) => refused,
             Judgement::Answer(answer) => {
@@ -268,10 +272,11 @@ impl Store {
                         .prepare_cached("UPDATE chains SET state = 3 WHERE epoch = ?1 AND state <> 2")?
                         .execute([found.chain.hint.epoch])?;
                 }
-                if let Some(watch_at) = found.as_ref().and_then(|found| found.chain.watch_after(&answer, now)) {
-                    self.connection
-                        .prepare_cached("UPDATE chains SET watch_at = max(watch_at, ?2) WHERE epoch = ?1")?
-                        .execute([asked.epoch, watch_at.as_millis()])?;
+                if let Some((comes, watch_at)) = found.as_ref().and_then(|found| found.chain.put_off(&answer, now)) {
+                    let put_off = "UPDATE chains SET expected = max(expected, ?2), watch_at = max(watch_at, ?3)
+                                   WHERE epoch = ?1";
+                    let values = [asked.epoch, comes.as_millis(), watch_at.as_millis()];
+                    self.connection.prepare_cached(put_off)?.execute(values)?;
                 }
                 return Ok(answer);
             }
@@ -406,7 +411,7 @@ impl Store {
         if held.once && held.hint.parent == 0 {
             self.count_for_rotation(f, &held)?;
         }
-        let Held { hint, owner, .. } = held;
+        let Held { hint, owner, state, .. } = held;
         if let Some(whole) = f.failure() {
             self.record_failure(&hint.kind, &hint.key, &whole, f.at)?;
         }
@@ -414,7 +419,9 @@ impl Store {
         if f.from_batch {
             self.drop_members(f.epoch)?;
         }
-        messages.extend(self.begin_members(&hint, owner.as_deref(), f)?);
+        if state != ChainState::Retired {
+            messages.extend(self.begin_members(&hint, owner.as_deref(), f)?);
+        }
         messages.extend(self.ended_member(f)?);
         messages.extend(successor);
         Ok(Finish::Applied(messages))
@@ -471,7 +478,8 @@ impl Store {
             f.ran,
             f.at.as_millis(),
             f.carry,
-            f.members.len() as i64,
+            // What a retired chain would wait for is wanted no more.
+            if state == ChainState::Retired { 0 } else { f.members.len() as i64 },
             held.started.0,
             held.started.1.as_millis()
         ])?;
@@ -487,15 +495,23 @@ impl Store {
     /// A manual run is a run of its chain: the rotation counts it, takes what it hands on, and ends when it says so.
     fn count_for_rotation(&mut self, f: &FinishRequest, manual: &Held) -> Result<()> {
         let Hint { kind, key, .. } = &manual.hint;
-        self.cool("SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0", [kind, key])?;
+        let rotation = "SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0";
+        self.cool(rotation, [kind, key])?;
+        let (ended, retired) = (f.next == Next::End, f.verdict == Verdict::Retired);
+        if retired {
+            // What it waits for is wanted no more. Who runs it cannot finish it.
+            let epoch =
+                self.connection.prepare_cached(rotation)?.query_row([kind, key], |row| row.get(0)).optional()?;
+            epoch.map_or(Ok(()), |epoch| self.drop_members(epoch))?;
+        }
         let count = "UPDATE chains
                      SET last_start = iif(?3, max(last_start, ?4), last_start),
                          last_finish = iif(?3, max(last_finish, ?5), last_finish),
-                         carry = coalesce(?6, carry), beside = iif(?7, 0, beside), state = iif(?8, 2, state)
+                         carry = coalesce(?6, carry), beside = iif(?7, 0, beside), state = iif(?8, 2, state),
+                         batch_open = iif(?8, 0, batch_open), batch_total = iif(?8, 0, batch_total)
                      WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0";
         let ran = f.ran && !mutant!(ManualNotCounted);
         let (start, end) = (manual.started.1.as_millis(), f.at.as_millis());
-        let (ended, retired) = (f.next == Next::End, f.verdict == Verdict::Retired);
         self.connection.prepare_cached(count)?.execute(params![kind, key, ran, start, end, f.carry, ended, retired])?;
         Ok(())
     }

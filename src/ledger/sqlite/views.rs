@@ -13,6 +13,27 @@ use crate::ledger::{
 };
 use crate::progress::Progress;
 
+/// Whether a row of `chains` that is due waits for the other row of its chain: for the end of its run, or, a manual run,
+/// for the end of the cooldown that it has been put off to. Asked only of rows that can have such a row beside them, so
+/// that it costs the others nothing.
+macro_rules! waits_for_twin {
+    ($now:literal) => {
+        concat!(
+            "CASE WHEN chains.parent = 0 AND (chains.once OR chains.beside) THEN
+                 (chains.once AND chains.expected > ",
+            $now,
+            ") OR EXISTS (
+                 SELECT 1 FROM chains_now t
+                 WHERE t.kind = chains.kind AND t.key = chains.key AND t.once <> chains.once AND t.parent = 0
+                   AND (t.lease_until > ",
+            $now,
+            " OR t.batch_open > 0) AND iif(t.once, t.manual, chains.manual) & 3 <> 2)
+             ELSE 0 END"
+        )
+    };
+}
+pub(super) use waits_for_twin;
+
 impl Store {
     pub fn overdue(&self, queue: &str, kinds: &Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>> {
         let sql = format!(
@@ -71,8 +92,10 @@ impl Store {
         let sql = format!(
             "SELECT {HINT}, state, sent, looks, watch_at, lease_until,
                     (SELECT worker FROM attempts WHERE attempts.fence = chains.fence)
-             FROM chains_now AS chains WHERE state = 3 OR (state = 0 AND due < ?1 AND lease_until <= ?2 AND batch_open = 0 {also})
+             FROM chains_now AS chains
+             WHERE state = 3 OR (state = 0 AND due < ?1 AND lease_until <= ?2 AND batch_open = 0 AND NOT {waits} {also})
              ORDER BY due LIMIT ?3",
+            waits = waits_for_twin!("?2"),
             also = if mutant!(UnsentNotLate) { "AND sent = 1" } else { "" }
         );
         let mut select = self.connection.prepare_cached(&sql)?;
@@ -105,13 +128,16 @@ impl Store {
     pub fn census(&self, now: Time, slack: Duration) -> Result<Census> {
         // One pass in the order of the file. Grouping in SQL would sort all chains, and going by an
         // index would fetch each from another page: both take several times as long.
-        let sql =
-            "SELECT state, queue, coalesce(h.lease_until, c.lease_until), due, coalesce(h.sent, c.sent), batch_open
-                   FROM chains c NOT INDEXED LEFT JOIN hot_chains h USING (epoch) WHERE state <> 2 OR once = 0";
+        let sql = concat!(
+            "SELECT state, queue, coalesce(h.lease_until, chains.lease_until), due, coalesce(h.sent, chains.sent),
+                    batch_open, ",
+            waits_for_twin!("?1"),
+            " FROM chains NOT INDEXED LEFT JOIN hot_chains h USING (epoch) WHERE state <> 2 OR once = 0"
+        );
         let mut census = Census::default();
         let mut queues: BTreeMap<String, QueueCensus> = BTreeMap::new();
         let mut select = self.connection.prepare_cached(sql)?;
-        let mut rows = select.query([])?;
+        let mut rows = select.query([now.as_millis()])?;
         while let Some(row) = rows.next()? {
             match ChainState::from_number(row.get(0)?) {
                 ChainState::Paused => census.paused += 1,
@@ -128,8 +154,9 @@ impl Store {
                         queue.waiting += 1;
                         continue;
                     }
-                    queue.count(lease_until, due, sent, now, slack);
-                    if lease_until <= now && due <= now {
+                    let waits = row.get(6)?;
+                    queue.count(lease_until, due, sent, waits, now, slack);
+                    if lease_until <= now && due <= now && !waits {
                         census.oldest_due = Some(census.oldest_due.map_or(due, |oldest| oldest.min(due)));
                     }
                 }

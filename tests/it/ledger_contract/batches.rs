@@ -143,6 +143,44 @@ async fn members_go_with_the_chain_that_waits_for_them() {
     }
 }
 
+#[tokio::test]
+async fn a_chain_that_has_ended_waits_for_nothing() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let view = async |key: &str| ledger.chains("sync".into(), key.into()).await.unwrap().remove(0);
+        // A manual run beside it finds out that its entity is gone.
+        let (_, members) = fanned_out(ledger, "a", 2).await;
+        let runs = granted(ledger, &members[0], LEASE).await;
+        let beside = manual(ledger, "a", Manual { if_running: IfRunning::Beside, force: true }).await;
+        let grant = granted(ledger, &beside, LEASE).await;
+        let gone = end(&beside, grant.fence, ledger.now(), Next::End, Verdict::Retired);
+        assert_eq!(ledger.finish(gone).await.unwrap(), applied(None));
+        let chain = view("a").await;
+        assert_eq!((chain.batch, chain.state), ((0, 0), ChainState::Retired));
+        assert_eq!(ledger.claim(ask(&members[1], LEASE)).await.unwrap(), Claim::Idle);
+        let done = end(&members[0], runs.fence, ledger.now(), Next::End, Verdict::Done);
+        assert_eq!(ledger.finish(done).await.unwrap(), Finish::Fenced);
+        // It ends while it runs, and the run fans out.
+        let hint = begun(ledger, "b").await;
+        let grant = granted(ledger, &hint, LEASE).await;
+        assert_eq!(ledger.steer(which("b"), Order::Retire).await.unwrap(), 1);
+        let members = vec![member(0, ledger.now())];
+        let gather = end(&hint, grant.fence, ledger.now(), Next::Gather, Verdict::FannedOut);
+        assert_eq!(ledger.finish(FinishRequest { members, ..gather }).await.unwrap(), applied(None));
+        assert_eq!(view("b").await.batch, (0, 0));
+        // Another's batch goes on, whatever ends.
+        let (other, members) = fanned_out(ledger, "c", 1).await;
+        let anew = NewChain { revive: true, ..super::chain("b", ledger.now()) };
+        ledger.enroll(vec![anew]).await.unwrap();
+        assert_eq!(ledger.steer(which("b"), Order::Retire).await.unwrap(), 1);
+        assert_eq!(view("c").await.batch, (1, 1));
+        assert_eq!(ended(ledger, &members[0], Verdict::Done).await[0].epoch, other.epoch);
+        let kinds = Kinds { all: vec!["sync".into(), "part".into()], recurring: vec!["sync".into()] };
+        let left = ledger.messages(vec!["work".into()], kinds, 0, 10).await.unwrap();
+        assert_eq!(left.iter().map(|hint| hint.key.as_str()).collect::<Vec<_>>(), ["c"], "no member is left");
+    }
+}
+
 /// Also when an operator retires the chain, and when it has left its roster: what runs then is recorded as
 /// lost at the end of its lease, and not left open for good.
 #[tokio::test]

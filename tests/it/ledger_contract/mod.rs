@@ -10,6 +10,7 @@ mod list;
 mod running;
 mod search;
 mod throttles;
+mod twins;
 
 use std::collections::BTreeSet;
 use std::path::Path;

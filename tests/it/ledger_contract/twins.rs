@@ -1,0 +1,196 @@
+//! The two rows of a chain: its rotation and its manual run, which see each other.
+
+use roundelay::ledger::{EFFORT, Filter};
+
+use super::*;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn of(if_running: IfRunning) -> Manual {
+    Manual { if_running, force: false }
+}
+
+async fn is_held(ledger: &dyn Ledger, hint: &Hint) -> bool {
+    matches!(ledger.claim(ask(hint, LEASE)).await.unwrap(), Claim::Held { .. })
+}
+
+async fn over(ledger: &dyn Ledger, run: &Hint, fence: i64) {
+    let done = end(run, fence, ledger.now(), Next::End, Verdict::Done);
+    assert_eq!(ledger.finish(done).await.unwrap(), applied(None));
+}
+
+/// Whichever of the two runs, the other waits for it, in the first tick and in those that follow.
+async fn wait_for_each_other(ledger: &dyn Ledger, rotation: Hint, run: Hint) {
+    let mut rotation = rotation;
+    let mut run = run;
+    for tick_of in 1..=2 {
+        let manual_grant = granted(ledger, &run, LEASE).await;
+        assert!(is_held(ledger, &rotation).await, "tick {tick_of}: the rotation starts while the manual run runs");
+        over(ledger, &run, manual_grant.fence).await;
+        let grant = granted(ledger, &rotation, LEASE).await;
+        run = manual(ledger, &rotation.key, of(IfRunning::After)).await;
+        assert!(is_held(ledger, &run).await, "tick {tick_of}: the manual run starts while the rotation runs");
+        rotation = finished(ledger, &rotation, grant.fence, tick(ledger.now())).await;
+    }
+}
+
+#[tokio::test]
+async fn a_rotation_and_a_manual_run_that_begin_in_one_transaction_wait_for_each_other() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        for (key, manual_first) in [("a", false), ("b", true)] {
+            let mut both = vec![chain(key, ledger.now()), NewChain { once: true, ..chain(key, ledger.now()) }];
+            if manual_first {
+                both.reverse();
+            }
+            let begun = ledger.enroll(both).await.unwrap();
+            let [Enrolled::Created(first), Enrolled::Created(second)] = &begun[..] else { panic!("{begun:?}") };
+            let (rotation, run) = if manual_first { (second, first) } else { (first, second) };
+            wait_for_each_other(ledger, rotation.clone(), run.clone()).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rotation_and_a_manual_run_that_two_workers_begin_at_once_wait_for_each_other() {
+    for opened in shared().await {
+        let other = opened.again().await;
+        for n in 0..10 {
+            let key = n.to_string();
+            let (rotation, run) = tokio::join!(begun(&*opened.ledger, &key), manual(&*other, &key, Manual::default()));
+            wait_for_each_other(&*opened.ledger, rotation, run).await;
+        }
+    }
+}
+
+/// Also where the rotation runs in its first tick before the manual run is claimed.
+#[tokio::test]
+async fn a_manual_run_that_begins_with_a_rotation_is_refused_while_that_runs() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let both = vec![NewChain { once: true, ..chain("a", ledger.now()) }, chain("a", ledger.now())];
+        let begun = ledger.enroll(both).await.unwrap();
+        let [Enrolled::Created(run), Enrolled::Created(rotation)] = &begun[..] else { panic!("{begun:?}") };
+        granted(ledger, rotation, LEASE).await;
+        assert_eq!(granted(ledger, run, LEASE).await.refused, Some(Refusal::Running));
+    }
+}
+
+#[tokio::test]
+async fn a_manual_run_that_has_not_started_ends_with_its_chain() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let gone = async |rotation: &Hint, fence| {
+            let retire = end(rotation, fence, ledger.now(), Next::End, Verdict::Retired);
+            assert_eq!(ledger.finish(retire).await.unwrap(), applied(None));
+        };
+        // It waits for the rotation, which finds out that the entity is gone.
+        let rotation = begun(ledger, "a").await;
+        let grant = granted(ledger, &rotation, LEASE).await;
+        let run = manual(ledger, "a", Manual { if_running: IfRunning::After, force: true }).await;
+        assert!(is_held(ledger, &run).await);
+        gone(&rotation, grant.fence).await;
+        let refused = granted(ledger, &run, LEASE).await;
+        assert_eq!(refused.refused, Some(Refusal::Ended));
+        // A worker that dies before it has written that leaves nothing that could start.
+        let over = ClaimRequest { takeover: true, ..ask(&run, LEASE) };
+        let Claim::Granted(again) = ledger.claim(over).await.unwrap() else { panic!("it hangs") };
+        assert_eq!(again.refused, Some(Refusal::Ended));
+        let skipped = end(&run, again.fence, ledger.now(), Next::End, Verdict::Skipped);
+        assert_eq!(ledger.finish(FinishRequest { ran: false, ..skipped }).await.unwrap(), applied(None));
+        let records = ledger.attempts(refused.fence, 10).await.unwrap();
+        assert_eq!(records.iter().map(|record| record.verdict.as_deref()).collect::<Vec<_>>(), [Some("skipped")]);
+        let states = ledger.chains("sync".into(), "a".into()).await.unwrap();
+        assert!(states.iter().all(|chain| chain.state == ChainState::Retired), "{states:?}");
+        let later = ledger.now() + HOUR;
+        assert_eq!(ledger.overdue("work".into(), recurring("sync"), later, 10).await.unwrap(), [], "nothing is left");
+
+        // What has started goes on: another attempt, and a run that is taken over.
+        for (key, dies) in [("b", false), ("c", true)] {
+            let rotation = begun(ledger, key).await;
+            let grant = granted(ledger, &rotation, LEASE).await;
+            let mut run = manual(ledger, key, of(IfRunning::Beside)).await;
+            let first = granted(ledger, &run, if dies { Duration::ZERO } else { LEASE }).await;
+            if !dies {
+                let due = ledger.now();
+                let retry = Next::Attempt { attempt: 2, due };
+                run = written(ledger, end(&run, first.fence, due, retry, Verdict::Retried)).await;
+            }
+            gone(&rotation, grant.fence).await;
+            let second = granted(ledger, &run, LEASE).await;
+            assert_eq!((second.refused, second.lost), (None, dies), "{key}");
+        }
+        // And one of an entity that has no chain waits for none.
+        let alone = manual(ledger, "d", Manual::default()).await;
+        assert_eq!(granted(ledger, &alone, LEASE).await.refused, None);
+    }
+}
+
+#[tokio::test]
+async fn who_waits_for_the_other_row_of_its_chain_is_not_overdue() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let now = ledger.now();
+        let begun = async |key: &str, ago| match ledger.enroll(vec![chain(key, now - ago)]).await.unwrap().remove(0) {
+            Enrolled::Created(hint) => hint,
+            other => panic!("{other:?}"),
+        };
+        let late = async || -> BTreeSet<i64> {
+            let late = ledger.late(ledger.now() + SLACK, 100).await.unwrap();
+            late.iter().map(|late| late.hint.epoch).collect()
+        };
+        let counted = async || {
+            let census = ledger.census(Duration::ZERO).await.unwrap();
+            let queue = census.queues.into_iter().find(|queue| queue.queue == "work").unwrap();
+            (queue.due, queue.overdue, census.oldest_due)
+        };
+        let lost = begun("lost", HOUR).await;
+        let waits = begun("waits", HOUR * 2).await;
+        let run = manual(ledger, "waits", Manual::default()).await;
+        assert_eq!(late().await, [lost.epoch, waits.epoch, run.epoch].into(), "as yet they wait for a worker");
+        let grant = granted(ledger, &run, LEASE).await;
+        assert!(is_held(ledger, &waits).await);
+        assert_eq!(late().await, [lost.epoch].into());
+        assert_eq!(counted().await, (2, 1, Some(lost.due)));
+        // Lists and orders go by the same.
+        let which = Which { late_before: Some(ledger.now()), ..Which::default() };
+        let filter = Filter { which: which.clone(), condition: None };
+        let listed = ledger.list(filter.clone(), None, 10).await.unwrap();
+        assert_eq!(listed.iter().map(|chain| chain.hint.epoch).collect::<Vec<_>>(), [lost.epoch]);
+        let found = ledger.search(filter, None, 10, EFFORT).await.unwrap().found;
+        assert_eq!(found.iter().map(|chain| chain.hint.epoch).collect::<Vec<_>>(), [lost.epoch]);
+        assert_eq!(ledger.matching(which.clone(), Order::Pause).await.unwrap(), 1);
+        assert_eq!(ledger.steer(which.clone(), Order::Pause).await.unwrap(), 1);
+        assert_eq!(
+            ledger.steer(Which { key: Some("lost".into()), ..Which::default() }, Order::Resume).await.unwrap(),
+            1
+        );
+        // When the run has ended it waits for nothing any more.
+        over(ledger, &run, grant.fence).await;
+        assert_eq!(late().await, [lost.epoch, waits.epoch].into());
+        assert_eq!(counted().await, (2, 2, Some(waits.due)));
+        // Nor does it wait for a run beside which it may start.
+        let both = begun("both", HOUR).await;
+        let beside = manual(ledger, "both", of(IfRunning::Beside)).await;
+        granted(ledger, &beside, LEASE).await;
+        assert_eq!(late().await, [lost.epoch, waits.epoch, both.epoch].into());
+
+        // A manual run waits for the end of the rotation, and then for that of the cooldown.
+        let grant = granted(ledger, &waits, LEASE).await;
+        let after = manual(ledger, "waits", of(IfRunning::After)).await;
+        assert!(is_held(ledger, &after).await);
+        assert_eq!(late().await, [lost.epoch, both.epoch].into());
+        finished(ledger, &waits, grant.fence, tick(ledger.now() + HOUR)).await;
+        let cooling = ClaimRequest { guard: Guard { cooldown: HOUR, ..Guard::default() }, ..ask(&after, LEASE) };
+        let Claim::Held { until } = ledger.claim(cooling).await.unwrap() else { panic!("it does not wait") };
+        assert!(until > ledger.now() + HOUR / 2, "{until}");
+        assert_eq!(late().await, [lost.epoch, both.epoch].into());
+        assert_eq!(counted().await.1, 2);
+        // Catch-up knows when its message comes.
+        let looked = async |at| {
+            let overdue = ledger.overdue("work".into(), recurring("sync"), at, 100).await.unwrap();
+            overdue.into_iter().find(|chain| chain.hint.epoch == after.epoch).map(|chain| chain.expected)
+        };
+        assert_eq!((looked(until).await, looked(until + SLACK).await), (None, Some(until)));
+    }
+}
