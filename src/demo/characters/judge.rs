@@ -431,7 +431,8 @@ mod tests {
         let idle = |record: &mut Record| record.asks.truncate(1);
         assert_eq!(asks(&idle), ["No refresh was asked for while an update of its character was running."]);
         let short = |record: &mut Record| {
-            (refused(record), record.asks.clear());
+            refused(record);
+            record.asks.clear();
             record.asked_for = false;
         };
         assert_eq!(asks(&short), [""; 0], "the demo was ended before");

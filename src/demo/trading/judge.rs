@@ -590,7 +590,8 @@ mod tests {
         };
         let unseen = "conclude-symbols-direction - was not called for 1 of its 4 times, first for 01:30, though by the \
                       exchanges' record it neither ran then nor had ended within its cooldown.";
-        let table: [(&str, fn(&mut Call), &str); 5] = [
+        type Change = fn(&mut Call);
+        let table: [(&str, Change, &str); 5] = [
             ("long over", |_| (), unseen),
             ("not quite cool", |call| call.ended = Some(minute(83)), ""),
             ("just cool", |call| call.ended = Some(minute(81)), unseen),
