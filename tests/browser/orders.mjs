@@ -37,7 +37,11 @@ async function order(page, hash, button, fields, words) {
   await page.locator(button).first().click();
   if (fields !== null) {
     await page.waitForSelector("dialog .confirm");
-    for (const [name, value] of Object.entries(fields)) await page.fill(`dialog [name=${name}]`, value);
+    for (const [name, value] of Object.entries(fields)) {
+      const field = page.locator(`dialog [name=${name}]`);
+      const chooses = await field.evaluate((one) => one.tagName === "SELECT");
+      await (chooses ? field.selectOption(value) : typeof value === "boolean" ? field.setChecked(value) : field.fill(value));
+    }
     // Where the number has to be typed, it is the one that the dialog states.
     const typed = page.locator("dialog [name=typed]");
     if (await typed.count()) {
@@ -72,6 +76,10 @@ async function oneChain(page, token) {
   await order(page, place, ".title >> text=Advance…", {}, "is due now");
   await order(page, place, ".title >> text=Run once…", {}, "runs one time more");
   await until("it has run beside its rotation", token, path, ({ single }) => single?.attempts[0]?.verdict === "done");
+  const asked = { if_running: "beside", queue: "work", priority: "0", payload: "{\"by\":\"hand\"}", force: true };
+  await order(page, place, ".title >> text=Run once…", asked, "runs one time more");
+  await until("it has run with a payload of its own", token, path, ({ single }) =>
+    single?.tick === 2 && single.payload?.by === "hand" && single.attempts[0]?.verdict === "done");
   await order(page, place, "text=Publish…", { payload: "{\"a\":1}", delay: "10m" }, "published");
   const gone = `#/chains/sync/${encodeURIComponent("eu/2")}`;
   await order(page, gone, ".title >> text=Retire…", {}, "has ended");

@@ -106,11 +106,12 @@ export async function publish(ctx, known = {}) {
   });
 }
 
-function asJson(typed) {
+/** What was typed as JSON; a refusal that the dialog shows when it is none. */
+export function asJson(typed) {
   try {
     return JSON.parse(typed);
   } catch (error) {
-    throw Object.assign(new Error(error.message), { title: "The payload is not JSON", detail: error.message, status: 422 });
+    throw Object.assign(new Error(error.message), { title: "This is not JSON", detail: error.message, status: 422 });
   }
 }
 

@@ -6,7 +6,7 @@ import { path } from "../api.js";
 import { count, instant, span } from "../format.js";
 import { ago, at, both, button, facts, json, lag, link, long, mark, notice, none, outcomeOf, progress, section, table, text, to,
   toneOf, verdictMark } from "../parts.js";
-import { act, publish, steer, tell } from "../steering.js";
+import { act, asJson, publish, steer, tell } from "../steering.js";
 
 export const chain = {
   title: "Chain",
@@ -139,7 +139,19 @@ function kept(ctx, failures) {
 }
 
 const ORDERS = [
-  { action: "run", label: "Run once", title: "Run it once more now?", words: "A run of this chain, now, with retries by the kind's policy. It does not shift the rotation, and is refused while that runs, unless the kind says otherwise.",
+  { action: "run", label: "Run once", title: "Run it once more now?", words: "A run of this chain, now, with retries by the kind's policy. It does not shift the rotation.",
+    fields: [
+      { name: "if_running", label: "While the rotation runs", options: [["", "as the kind says"], ["refuse", "refuse it"],
+        ["after", "run it afterwards"], ["beside", "run it at the same time"]] },
+      { name: "queue", label: "Queue", hint: "Empty: the chain's." },
+      { name: "priority", label: "Priority", inputmode: "numeric", hint: "0 to 9. Empty: the chain's." },
+      { name: "payload", label: "Payload (JSON)", type: "textarea", hint: "Empty: the chain's." },
+      { name: "force", label: "Also within the cooldown", type: "checkbox", value: false },
+    ],
+    content: ({ if_running, queue, priority, payload, force }) => ({
+      if_running: if_running || null, queue: queue.trim() || null, priority: priority.trim() ? asJson(priority) : null,
+      payload: payload.trim() ? asJson(payload) : null, force,
+    }),
     offered: ({ state }) => state !== "quarantined" },
   { action: "advance", label: "Advance", title: "Advance it?", words: "Its next tick comes now, and what follows counts from it. A retry that waits comes at once, too.",
     offered: ({ state }) => state === "active" },
@@ -155,11 +167,11 @@ function orders(ctx) {
   const [kind, key] = ctx.place.segments;
   const where = (action) => `${address(ctx)}/${action}`;
   return [
-    told && ORDERS.filter(({ offered }) => offered(told)).map(({ action, label, title, words, danger }) => act(
+    told && ORDERS.filter(({ offered }) => offered(told)).map(({ action, label, title, words, danger, fields, content }) => act(
       title ? `${label}…` : label,
       () => (title
         ? steer(ctx, {
-          title, danger, confirm: label, where: where(action),
+          title, danger, fields, content, confirm: label, where: where(action),
           body: [h("p", { class: "asks" }, text(kind, 100), " ", h("strong", null, text(key, 512))), h("p", { class: "hint" }, words)],
         })
         : tell(ctx, "POST", where(action), {})),
