@@ -4,6 +4,8 @@
 //   UPSTREAM=https://exchange.example PHP_CLI_SERVER_WORKERS=16 php -S 127.0.0.1:8000 handler.php
 //
 // Needs nothing but PHP. What it gets and may answer is in docs/handlers.md.
+// In production put php-fpm behind a web server: PHP's own gives a process a second request at times while the first
+// is not over.
 
 /** The exchange could not do it; the command is tried again, or left to its next occurrence, by the kind's `retry`. */
 class Unreachable extends RuntimeException

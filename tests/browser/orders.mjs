@@ -79,7 +79,7 @@ async function oneChain(page, token) {
   const asked = { if_running: "beside", queue: "work", priority: "0", payload: "{\"by\":\"hand\"}", force: true };
   await order(page, place, ".title >> text=Run once…", asked, "runs one time more");
   await until("it has run with a payload of its own", token, path, ({ single }) =>
-    single?.tick === 2 && single.payload?.by === "hand" && single.attempts[0]?.verdict === "done");
+    single?.payload?.by === "hand" && single.attempts[0]?.tick === 2 && single.attempts[0].verdict === "done");
   await order(page, place, "text=Publish…", { payload: "{\"a\":1}", delay: "10m" }, "published");
   const gone = `#/chains/sync/${encodeURIComponent("eu/2")}`;
   await order(page, gone, ".title >> text=Retire…", {}, "has ended");

@@ -275,7 +275,7 @@ impl<'a> Judge<'a> {
                 expected.len()
             ));
         } else {
-            self.unseen(line, key, &missing, expected.len());
+            self.unseen(line, (key, epoch), &missing, expected.len());
         }
         let add = |sums: &mut BTreeMap<String, usize>, n| *sums.entry(line.name.into()).or_default() += n;
         add(&mut self.figures.expected, expected.len());
@@ -286,8 +286,11 @@ impl<'a> Judge<'a> {
 
     /// What the audit says is believed where the exchanges' own record shows it: a cooldown that is longer than the
     /// table's would be a reason, too.
-    fn unseen(&mut self, line: &Command, key: &str, missing: &[Time], of: usize) {
-        let blocked = self.blocked(line, key);
+    fn unseen(&mut self, line: &Command, (key, epoch): (&str, i64), missing: &[Time], of: usize) {
+        let mut blocked = self.blocked(line, key);
+        let cooldown = self.night.scaled(MINUTE * line.cooldown.unwrap_or_default());
+        let waited = self.behind_a_stuck_one(|entry| entry.run.0 == epoch);
+        blocked.extend(waited.into_iter().map(|(from, to)| (from, to + cooldown + ROUNDING)));
         let seen = |time: &&Time| blocked.iter().any(|(from, to)| (from..=to).contains(time));
         let unseen: Vec<Time> = missing.iter().filter(|time| !seen(time)).copied().collect();
         let Some(first) = unseen.first().filter(|_| unseen.len() * UNSEEN > of) else { return };
@@ -298,6 +301,21 @@ impl<'a> Judge<'a> {
             unseen.len(),
             self.night.wall(*first)
         ));
+    }
+
+    /// When runs took place, by the audit, that failed before their call came to an exchange, while another call was stuck
+    /// there: PHP's server gives a process two requests at times, and the second waits until the first is over. That no
+    /// exchange has seen them is not the table's fault; that one was stuck, the exchanges have seen.
+    fn behind_a_stuck_one(&self, of: impl Fn(&Entry) -> bool) -> Vec<(Time, Time)> {
+        let called: BTreeSet<(i64, i64)> = self.record.calls.iter().map(|call| call.run).collect();
+        let stuck = self.record.calls.iter().filter(|call| !call.answered);
+        let stuck: Vec<(Time, Option<Time>)> = stuck.map(|call| (call.began, call.over())).collect();
+        let failed = |entry: &&Entry| matches!(entry.verdict.as_deref(), Some("failed" | "retried"));
+        let waited = self.record.audit.iter().filter(failed).filter(|entry| of(entry) && !called.contains(&entry.run));
+        let spans = waited.filter_map(|entry| Some((entry.due, entry.finished?)));
+        spans
+            .filter(|(due, end)| stuck.iter().any(|(from, to)| from <= end && to.is_none_or(|to| *due <= to)))
+            .collect()
     }
 
     /// When a command could not start, by its calls: from the time that a call was meant for, which a busy machine
@@ -347,7 +365,9 @@ impl<'a> Judge<'a> {
                 asked.len()
             ));
         }
-        if runs.len() < asked.len() {
+        let table: BTreeSet<i64> = self.record.rotations.iter().map(|(.., epoch)| *epoch).collect();
+        let waited = self.behind_a_stuck_one(|entry| !table.contains(&entry.run.0)).len();
+        if runs.len() + waited < asked.len() {
             self.said.push(format!(
                 "{} runs were asked for and accepted, and {} were called.",
                 asked.len(),
@@ -602,6 +622,39 @@ mod tests {
             let said = between(change).into_iter().filter(|said| said.contains("01:30")).collect::<Vec<_>>();
             assert_eq!(said.join("\n"), expected, "{label}");
         }
+    }
+
+    /// A run that fails before it comes to an exchange is believed while a call is stuck there, and not otherwise.
+    #[test]
+    fn a_run_behind_a_stuck_call_is_the_servers_fault() {
+        let night = |stuck: bool| {
+            violations(move |record| {
+                // The run for 00:30 waits for a quarter of an hour of the wall clock, so those for 00:31 to 00:44 are left out.
+                let gone: Vec<Time> = (32..=46).map(minute).collect();
+                record.calls.retain(|call| call.command != "recover-stale" || !gone.contains(&call.nominal));
+                record.audit.retain(|entry| entry.run.0 != 1 || !gone[1..].contains(&entry.due));
+                let first = record.audit.iter_mut().find(|entry| (entry.run.0, entry.due) == (1, gone[0])).unwrap();
+                (first.verdict, first.finished) = (Some("failed".into()), Some(minute(46)));
+                (first.reason, first.left_out) = (Some("no answer by the deadline".into()), 14);
+                let of = |call: &&mut Call| call.command == "create-positions" && call.nominal == minute(32);
+                let other = record.calls.iter_mut().find(of).unwrap();
+                if stuck {
+                    (other.answered, other.ended) = (false, Some(minute(45)));
+                    let passed = |call: &Call| {
+                        call.command == "create-positions" && (minute(33)..=minute(47)).contains(&call.nominal)
+                    };
+                    let runs: Vec<(i64, i64)> =
+                        record.calls.iter().filter(|call| passed(call)).map(|call| call.run).collect();
+                    record.calls.retain(|call| !passed(call));
+                    record.audit.retain(|entry| !runs.contains(&entry.run));
+                    record.audit.iter_mut().find(|entry| entry.run == (4, 11)).unwrap().left_out = runs.len() as u32;
+                }
+            })
+        };
+        let unseen = "recover-stale - was not called for 15 of its 251 times, first for 00:30, though by the exchanges' \
+                      record it neither ran then nor had ended within its cooldown.";
+        assert_eq!(night(false), [unseen]);
+        assert_eq!(night(true), [""; 0]);
     }
 
     #[test]
