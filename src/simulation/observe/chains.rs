@@ -68,8 +68,8 @@ impl Observer {
                 wrong.push(("I1", format!("{name}: starts, though {other} runs: fence {fence} holds until {until}")));
             }
         }
-        // Of what started before the clock was set, nothing is known any more.
-        let begins = before.is_some_and(|(epoch, tick, _)| (epoch, tick) != (hint.epoch, hint.tick));
+        // A tick that has been claimed before is not held up any more, also if it was before the clock was set.
+        let begins = (epoch, tick) != (hint.epoch, hint.tick);
         if !free
             && begins
             && hint.kind == "long"
