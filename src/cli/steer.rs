@@ -214,6 +214,11 @@ impl Recover {
     }
 }
 
+/// Without it, clap makes a JSON string of the text.
+fn as_json(text: &str) -> Result<Value, String> {
+    serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))
+}
+
 /// Runs a chain one time more, now.
 ///
 /// It is a run of the chain, which nothing loses and nothing doubles, with retries by the kind's policy: its attempts are
@@ -234,7 +239,7 @@ pub struct Run {
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=9))]
     priority: Option<u8>,
     /// What the handler gets, as JSON, in place of the chain's. With it, also an entity without a chain runs.
-    #[arg(long, value_name = "JSON")]
+    #[arg(long, value_name = "JSON", value_parser = as_json)]
     payload: Option<Value>,
     /// While the rotation runs: `refuse`, run `after` it, or `beside` it. By default as the kind says it.
     #[arg(long, value_name = "HOW")]

@@ -595,6 +595,13 @@ async fn an_operator_steers_chains_by_command() {
     assert_eq!(ok(run("recover", &config, &["--json"]).await).json(), json!({ "recovered": 0 }));
     let all = ok(run("recover", &config, &["--all", "--json"]).await).json();
     assert_eq!(all, json!({ "recovered": 4 }), "three chains, and the single tick beside one");
+
+    // An entity without a chain runs with a payload, which the handler gets as it was said.
+    ok(run("run", &config, &["sync", "lonely", "--payload", r#"{"n":[1]}"#]).await);
+    let lonely = ok(run("show", &config, &["sync", "lonely", "--json"]).await).json();
+    assert_eq!(lonely["single"]["payload"], json!({ "n": [1] }), "{lonely}");
+    let wrong = run("run", &config, &["sync", "a", "--payload", "{n:1}"]).await;
+    assert!(wrong.code == Some(2) && wrong.stderr.contains("it is not JSON"), "{wrong:?}");
 }
 
 // ---- simulate ----
