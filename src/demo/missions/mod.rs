@@ -141,7 +141,11 @@ impl System for Missions {
         stage.at(1.0).await;
         // On a busy machine the last ticks may be late; what never comes is waited for in vain.
         let by = Instant::now() + SETTLE;
-        while Instant::now() < by && !stage.is_ended() && !judge(&self.record(stage).0).0.is_empty() {
+        let settled = || {
+            let (violations, figures) = judge(&self.record(stage).0);
+            violations.is_empty() && figures.missions == self.missions.len()
+        };
+        while Instant::now() < by && !stage.is_ended() && !settled() {
             sleep(Duration::from_millis(500)).await;
         }
         Ok(())
