@@ -383,19 +383,23 @@ async fn acts(
     let mut stage = Stage { config, connections, from, to, second, killed, shutdown, alone: false };
     let began = Instant::now();
     {
-        let mut plays = std::pin::pin!(system.plays(&stage));
-        let mut at = began;
-        loop {
-            at += Duration::from_secs(1);
-            tokio::select! {
-                played = &mut plays => break played?,
-                () = sleep_until(at) => {
-                    let moment = Moment::now(began.elapsed(), &*stage.connections.ledger, &telemetry, None).await?;
-                    told(Told::Moment(&moment));
+        // Beside the play, not between its steps: the play may wait for the same connection to the ledger.
+        let moments = async {
+            let mut at = began;
+            loop {
+                at += Duration::from_secs(1);
+                sleep_until(at).await;
+                match Moment::now(began.elapsed(), &*stage.connections.ledger, &telemetry, None).await {
+                    Ok(moment) => told(Told::Moment(&moment)),
+                    Err(error) => break error,
                 }
-                () = stage.shutdown.cancelled() => break,
-                ended = &mut engine => ended.map_err(setup)??,
             }
+        };
+        tokio::select! {
+            played = system.plays(&stage) => played?,
+            error = moments => return Err(error),
+            () = stage.shutdown.cancelled() => {}
+            ended = &mut engine => ended.map_err(setup)??,
         }
     }
     if stage.is_ended() {
