@@ -88,7 +88,7 @@ pub trait System: Send + Sync {
         SLACK
     }
     /// Nothing but the upstream will run, for days perhaps: times stay as they are, and a record is kept of the newest
-    /// calls. Comes before all that follows.
+    /// calls. Called before the other methods.
     fn alone(&mut self) {}
     /// Its configuration with its times compressed.
     ///
@@ -128,7 +128,7 @@ pub trait System: Send + Sync {
 /// How much of a demo was shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// All that was planned.
+    /// The whole of the planned length.
     Whole,
     /// What there was until it was ended.
     Ended,

@@ -20,7 +20,7 @@ async fn demo(arguments: &[&str]) -> Value {
     demo_with(&[], arguments).await
 }
 
-/// Likewise, with these environment variables.
+/// The report of a demo with these environment variables.
 async fn demo_with(variables: &[(&str, &str)], arguments: &[&str]) -> Value {
     let output = roundelay_with(variables, &[&["demo"], arguments, &["--json"]].concat()).await;
     assert!(output.ok, "{output:?}");

@@ -99,7 +99,7 @@ pub struct Figures {
     pub messages: usize,
     /// The shortest time between two messages of a channel, as their runs began.
     pub closest_ms: u64,
-    /// Likewise, as they came in.
+    /// The shortest time between two messages of a channel, as they came in.
     pub closest_came_ms: u64,
     /// Ticks that were due per second, on average.
     pub due_per_second: u64,
