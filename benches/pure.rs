@@ -4,6 +4,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use roundelay::calendar::Calendar;
 use roundelay::clock::{Entropy, Time};
 use roundelay::job::Envelope;
 use roundelay::ladder::{Ladder, rungs_of_interval};
@@ -60,7 +61,8 @@ fn schedules(criterion: &mut Criterion) {
             b.iter(|| {
                 now = now + Duration::from_millis(6);
                 let ran = Ran { nominal: now, started: now, finished: now };
-                schedule.next(ran, Setting { phase: 0.5, balance: &balance, dice: &dice })
+                schedule
+                    .next(ran, Setting { phase: 0.5, balance: &balance, dice: &dice, calendar: &Calendar::default() })
             });
         });
     }
@@ -73,7 +75,7 @@ fn outcomes(criterion: &mut Criterion) {
     criterion.bench_function("outcome/decide", |b| {
         b.iter(|| {
             let ran = Ran { nominal: NOW, started: NOW, finished: NOW };
-            let setting = Setting { phase: 0.0, balance: &balance, dice: &dice };
+            let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, calendar: &Calendar::default() };
             let course = Course { schedule: &schedule, ran, setting, bounds: (Duration::ZERO, Duration::MAX) };
             decide(Some(course), &retry, 1, black_box(Outcome::Done), NOW, &ladder, &dice)
         });

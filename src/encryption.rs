@@ -98,6 +98,13 @@ pub enum Unopened {
     /// It is not of the form that it says it is.
     #[error("is no sealed text that this engine can read: it was damaged, or a newer engine has written it")]
     Damaged,
+    /// It is not sealed, and only what is sealed is taken here.
+    #[error(
+        "is in the clear, and encryption.seal requires sealed ones: whoever has no key may have written it. Look at it; \
+         `roundelay encryption --reseal` seals what lies in the ledger, and the API and `roundelay publish` seal what \
+         they are given"
+    )]
+    Plain,
 }
 
 /// The bytes of one key; gone from memory when it is dropped.
@@ -137,6 +144,8 @@ impl fmt::Debug for Key {
 pub struct Keyring {
     keys: BTreeMap<String, Key>,
     seal: Option<String>,
+    /// What is plain is refused.
+    strict: bool,
 }
 
 /// Whether a text is sealed, and with which key.
@@ -186,8 +195,19 @@ impl Keyring {
     pub fn new(keys: BTreeMap<String, Key>, seal: Option<String>) -> Result<Self, String> {
         match seal {
             Some(name) if !keys.contains_key(&name) => Err(name),
-            seal => Ok(Self { keys, seal }),
+            seal => Ok(Self { keys, seal, strict: false }),
         }
+    }
+
+    /// The same keys, which from now on take nothing that is plain, or again do.
+    #[must_use]
+    pub fn strict(self, strict: bool) -> Self {
+        Self { strict: strict && self.seal.is_some(), ..self }
+    }
+
+    /// Whether what is plain is refused.
+    pub fn is_strict(&self) -> bool {
+        self.strict
     }
 
     /// The name of the key that seals what is new.
@@ -216,7 +236,8 @@ impl Keyring {
         }
         let others = self.names().filter(|name| self.seal() != Some(name));
         let mut forms: Vec<String> = others.filter_map(|name| self.sealed_with(name, place, text.as_bytes())).collect();
-        if self.seal.is_some() {
+        // Where it would be refused, what says the same in the clear is not as it should be.
+        if self.seal.is_some() && !self.strict {
             forms.push(text.to_owned());
         }
         forms
@@ -230,13 +251,14 @@ impl Keyring {
         Some(form)
     }
 
-    /// The text itself: what is plain is it already.
+    /// The text itself: what is plain is it already, as far as that is taken.
     ///
     /// # Errors
     /// [`Unopened`], with the name of the key that is wanted.
     pub fn opened<'t>(&self, place: Place<'_>, text: &'t str) -> Result<Cow<'t, str>, Unopened> {
         if !is_sealed(text.as_bytes()) {
-            return Ok(Cow::Borrowed(text));
+            // What says nothing is never sealed.
+            return if self.strict && text != "null" { Err(Unopened::Plain) } else { Ok(Cow::Borrowed(text)) };
         }
         let opened = self.opened_bytes(place, text.as_bytes())?;
         String::from_utf8(opened).map(Cow::Owned).map_err(|_| Unopened::Damaged)
@@ -400,6 +422,19 @@ mod tests {
         assert_eq!(off.other_forms(PLACE, TEXT), [in_1, k2.sealed(PLACE, TEXT.into())]);
         assert!(Keyring::default().other_forms(PLACE, TEXT).is_empty());
         assert!(both.other_forms(PLACE, "null").is_empty());
+    }
+
+    #[test]
+    fn who_is_strict_takes_nothing_in_the_clear() {
+        let strict = ring(&[("k1", 1), ("k2", 2)], Some("k2")).strict(true);
+        assert_eq!(strict.opened(PLACE, TEXT), Err(Unopened::Plain));
+        assert_eq!(strict.opened(PLACE, "null").unwrap(), "null", "it says nothing");
+        let in_1 = ring(&[("k1", 1)], Some("k1")).sealed(PLACE, TEXT.into());
+        assert_eq!(strict.opened(PLACE, &in_1).unwrap(), TEXT, "also with a key that seals no more");
+        assert_eq!(strict.other_forms(PLACE, TEXT), [in_1]);
+        assert_eq!(strict.sealed(PLACE, TEXT.into()), ring(&[("k2", 2)], Some("k2")).sealed(PLACE, TEXT.into()));
+        assert_eq!(strict.strict(false).opened(PLACE, TEXT).unwrap(), TEXT);
+        assert!(!ring(&[("k1", 1)], None).strict(true).is_strict(), "who seals nothing requires nothing");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use reqwest::StatusCode;
 
+use crate::calendar::Calendar;
 use crate::clock::{Entropy, Time};
 use crate::config::{Config, OwnSchedule};
 use crate::handler::{answer, http};
@@ -87,7 +88,12 @@ pub fn schedule(data: &[u8]) {
     // Between 1970 and 2262.
     let now = Time::from_millis(i64::from_le_bytes(*begin).rem_euclid(9_200_000_000_000));
     let (balance, dice) = (Balance::default(), Entropy::seeded(1));
-    let setting = Setting { phase: crate::schedule::phase("kind", "key"), balance: &balance, dice: &dice };
+    let setting = Setting {
+        phase: crate::schedule::phase("kind", "key"),
+        balance: &balance,
+        dice: &dice,
+        calendar: &Calendar::default(),
+    };
     let Some(mut occurrence) = schedule.first(now, Duration::ZERO, setting) else { return };
     for _ in 0..4 {
         let started = occurrence.due.max(now);

@@ -116,6 +116,8 @@ pub enum Refusal {
     Running,
     /// Its chain has ended.
     Ended,
+    /// Too many workers have ended while they ran it.
+    Deaths,
     /// The tick was due so long ago.
     Late {
         /// How long.
@@ -163,6 +165,7 @@ impl fmt::Display for Refusal {
             }
             Self::Running => f.write_str("running: the rotation of its chain ran, and `if_running` was `refuse`"),
             Self::Ended => f.write_str("ended: its chain has ended; `roundelay enroll --revive` begins it anew"),
+            Self::Deaths => f.write_str(crate::deaths::SET_ASIDE),
             Self::Late { by } => write!(f, "misfire: it was due {} ago", d(by)),
         }
     }

@@ -3,6 +3,7 @@
 //! The format is documented for other languages in `docs/messages.md`, with a JSON Schema in
 //! `docs/message.schema.json` that the tests hold this module against.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::broker::lanes::MOST_LANES;
+use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::encryption::{Unopened, is_sealed, longest};
 use crate::guard::IfRunning;
@@ -57,9 +59,14 @@ pub struct Envelope {
     /// the queue that the message arrives on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
-    /// Not before this time. Absent: at once.
+    /// Not before this time. Absent: at once. As it travels, it is the time of the clock that `clock` says; inside the
+    /// engine ([`Envelope::read_at`]) it is the ledger's steady time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due: Option<Time>,
+    /// By how many milliseconds the clock that `due` is of is ahead of the ledger's time. The engine writes 0. Absent, it
+    /// is the wall clock, as it is set when the message is looked at; but a chain's hint is always the ledger's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock: Option<i64>,
     /// Which try this is, from 1.
     #[serde(default = "first", skip_serializing_if = "is_first")]
     pub attempt: u32,
@@ -280,9 +287,15 @@ pub enum BadMessage {
     /// `kind`, `key`, `queue`, `id` or `attempt` is out of range.
     #[error("{0}")]
     Field(String),
+    /// The AMQP library cannot take it; what is wrong is told by who has looked before.
+    #[error("the AMQP properties cannot be read: {0}")]
+    Unreadable(String),
     /// The message has been dead-lettered again and again.
     #[error("dead-lettered {0} times; it goes round in circles")]
     Circles(usize),
+    /// Too many workers have died over it: see [`crate::deaths`].
+    #[error("{0}")]
+    Deaths(&'static str),
     /// What it orders cannot be done.
     #[error("`{0}` cannot be done: {1}")]
     Order(&'static str, String),
@@ -346,6 +359,7 @@ impl Envelope {
             key: key.into(),
             queue: None,
             due: None,
+            clock: None,
             attempt: 1,
             id: Some(id),
             payload,
@@ -431,6 +445,32 @@ impl Envelope {
         Ok(envelope)
     }
 
+    /// What came in a message, or lay in the ledger, as the engine has it: due by the ledger's time.
+    #[must_use]
+    pub fn read_at(self, calendar: &Calendar) -> Self {
+        let by_wall = self.chain.is_none() && self.clock.is_none();
+        let ahead = if by_wall { calendar.ahead() } else { self.clock.unwrap_or(0) };
+        let due = self.due.map(|due| Time::from_millis(due.as_millis().saturating_sub(ahead)));
+        let clock = self.clock.and(due).map(|_| 0);
+        Self { due, clock, ..self }
+    }
+
+    /// The same as it is to travel. What another program wants by the wall clock goes on being that.
+    pub fn travelling(&self, calendar: &Calendar) -> Cow<'_, Self> {
+        let by_wall = self.chain.is_none() && self.clock.is_none() && calendar.ahead() != 0;
+        match self.due.filter(|_| by_wall) {
+            Some(due) => Cow::Owned(Self { due: Some(calendar.wall(due)), ..self.clone() }),
+            None => Cow::Borrowed(self),
+        }
+    }
+
+    /// The same, due at `due` of the ledger's time.
+    #[must_use]
+    pub fn due_at(self, due: Time) -> Self {
+        let clock = self.chain.is_none().then_some(0);
+        Self { due: Some(due), clock, ..self }
+    }
+
     /// The message body.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("an envelope has only string keys, so it is always JSON")
@@ -458,6 +498,7 @@ impl Envelope {
             ("chain", self.chain.is_some()),
             ("sealed", self.sealed.is_some()),
             ("due", self.due.is_some()),
+            ("clock", self.clock.is_some()),
             ("owner", self.owner.is_some()),
             ("attempt", self.attempt != 1),
             ("depth", self.depth != 0),
@@ -569,9 +610,9 @@ pub struct Job {
     /// How long after the deadline the run is aborted. A run with a time box should have ended by its
     /// deadline, and one that has not is given this much longer.
     pub grace: Duration,
-    /// When this tick was meant to run.
+    /// When this tick was meant to run, by the wall clock.
     pub nominal: Time,
-    /// When the handler is stopped.
+    /// When the handler is stopped, by the wall clock as it is set when the run begins.
     pub deadline: Time,
     /// Derived from kind, key and tick (or id), the same on every attempt: for handlers that roll
     /// dice and must roll the same again. See [`seed`].
@@ -672,6 +713,34 @@ mod tests {
         hint.queue = Some("q".into());
         assert_eq!(Envelope::decode(&hint.encode()).unwrap(), hint);
         assert_eq!(hint.message_id(), "l-7-3-2");
+    }
+
+    #[test]
+    fn a_due_time_is_read_by_its_own_clock() {
+        let calendar = Calendar::default().set(Time::from_millis(0), 3_600_000);
+        let read = |fields: &str| {
+            let body = format!(r#"{{"v":1,"kind":"k","key":"x",{fields}}}"#);
+            Envelope::decode(body.as_bytes()).unwrap().read_at(&calendar)
+        };
+        let chain = r#""chain":{"ledger":"l","epoch":1,"tick":1}"#;
+        for (fields, due, travels) in [
+            // Another program's: the wall clock's, and stays that.
+            (String::from(r#""due":3700000"#), 100_000, (3_700_000, None)),
+            // The engine's, whatever the wall clock is set to.
+            (r#""due":100000,"clock":0"#.into(), 100_000, (100_000, Some(0))),
+            (r#""due":100000,"clock":-500"#.into(), 100_500, (100_500, Some(0))),
+            (format!(r#""due":100000,{chain}"#), 100_000, (100_000, None)),
+            (format!(r#""due":100000,"clock":500,{chain}"#), 99_500, (99_500, Some(0))),
+        ] {
+            let envelope = read(&fields);
+            assert_eq!(envelope.due, Some(Time::from_millis(due)), "{fields}");
+            let sent = envelope.travelling(&calendar);
+            assert_eq!((sent.due, sent.clock), (Some(Time::from_millis(travels.0)), travels.1), "{fields}");
+            assert_eq!(sent.into_owned().read_at(&calendar), envelope, "{fields}");
+        }
+        assert_eq!(read(r#""clock":5"#).clock, None, "nothing is due by it");
+        let later = read(r#""due":3700000"#).due_at(Time::from_millis(7));
+        assert_eq!((later.due, later.clock), (Some(Time::from_millis(7)), Some(0)));
     }
 
     #[test]

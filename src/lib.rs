@@ -30,7 +30,8 @@
 //! 10. [`schedule`]: when next (pure).
 //! 11. [`ladder`]: a delay becomes hops over rungs (pure).
 //!
-//! Beside them, [`clock`] is the only reader of time and randomness, [`encryption`] seals what lies in ledger and
+//! Beside them, [`clock`] is the only reader of time and randomness, [`calendar`] is how the wall clock stands to the
+//! ledger's time (pure), [`encryption`] seals what lies in ledger and
 //! queues (pure), [`telemetry`] counts, [`trace`] tells collectors
 //! of runs, [`progress`] is
 //! how far runs say they have come, [`fleet`] is what workers say of themselves and what was ordered of them,
@@ -88,8 +89,10 @@ macro_rules! mutant {
 pub mod api;
 pub mod bench;
 pub mod broker;
+pub mod calendar;
 pub mod clock;
 pub mod config;
+pub mod deaths;
 pub mod demo;
 pub mod encryption;
 pub mod engine;
@@ -103,6 +106,7 @@ pub mod inspect;
 pub mod job;
 pub mod ladder;
 pub mod ledger;
+mod listen;
 pub mod monitor;
 #[cfg(test)]
 mod mutant;

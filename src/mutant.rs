@@ -52,6 +52,16 @@ mutants! {
     NotedBeforeSent,
     /// A message that finds its tick held is dropped.
     HeldIsDropped,
+    /// A claim whose answer was lost is made again while another message of the chain makes its own.
+    ClaimsCross,
+    /// What workers have died over runs again and again.
+    DeathsNotCounted,
+    /// What two workers have died over runs beside other such runs.
+    SuspectsTogether,
+    /// While the broker is away no chain runs.
+    BeatStops,
+    /// What an outage has left unsent waits for catch-up.
+    UnsentForgotten,
     /// A start does not wait for its throttle.
     ThrottleIgnored,
     /// A slot is used however late.
@@ -88,8 +98,10 @@ mutants! {
     UnsentNotLate,
     /// Leases are not renewed.
     LeaseNotRenewed,
-    /// A lease is renewed for whoever asks.
-    RenewWithoutFence,
+    /// A worker goes on with a session that it could not keep up.
+    LapsedGoesOn,
+    /// A worker is taken for dead after a third of its lease.
+    SilenceTooShort,
     /// A run goes on when its lease is lost.
     LostLeaseIgnored,
     /// A redelivered message takes the tick over, whatever its kind says.

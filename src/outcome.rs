@@ -436,6 +436,7 @@ fn told(refusal: Refusal) -> (Reason, Verdict) {
         Refusal::Cooldown { .. } => (Class::Cooldown, Verdict::Skipped),
         Refusal::Running => (Class::Running, Verdict::Skipped),
         Refusal::Ended => (Class::Ended, Verdict::Skipped),
+        Refusal::Deaths => (Class::Lost, Verdict::Failed),
         Refusal::Late { .. } => (Class::Misfire, Verdict::Skipped),
     };
     (Reason::new(class, refusal.to_string()), verdict)
@@ -447,7 +448,7 @@ pub fn refused(course: Course<'_>, refusal: Refusal, place: f64) -> Decision {
     let (mut next, mut left_out) = course.onward();
     let (mut reason, mut verdict) = told(refusal);
     match refusal {
-        Refusal::TooSoon { .. } | Refusal::Cooldown { .. } | Refusal::Running | Refusal::Ended => {}
+        Refusal::TooSoon { .. } | Refusal::Cooldown { .. } | Refusal::Running | Refusal::Ended | Refusal::Deaths => {}
         Refusal::Late { by } => {
             let misfire = &course.schedule.misfire;
             if misfire.policy == Catch::Skip || misfire.window.is_some_and(|window| by > window) {
@@ -467,6 +468,7 @@ pub fn refused(course: Course<'_>, refusal: Refusal, place: f64) -> Decision {
 mod tests {
     use super::*;
 
+    use crate::calendar::Calendar;
     use crate::schedule::{Balance, Misfire};
 
     /// Every 300 s after the finish.
@@ -489,7 +491,7 @@ mod tests {
     /// What follows a run of `schedule` that was due and started at 900 s and ended at 1,000 s.
     fn ended(schedule: Option<&Schedule>, retry: &RetryPolicy, attempt: u32, outcome: Outcome) -> Decision {
         let (balance, dice) = (Balance::default(), Entropy::seeded(1));
-        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice };
+        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, calendar: &Calendar::default() };
         let ran = Ran { nominal: at(900), started: at(900), finished: at(1_000) };
         let bounds = (Duration::from_secs(1), LONGEST_WAIT);
         let course = schedule.map(|schedule| Course { schedule, ran, setting, bounds });
@@ -618,7 +620,7 @@ mod tests {
     fn a_table_of_refusals() {
         let s = Duration::from_secs;
         let (balance, dice) = (Balance::default(), Entropy::seeded(1));
-        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice };
+        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, calendar: &Calendar::default() };
         let ran = Ran { nominal: at(900), started: at(1_000), finished: at(1_000) };
         let with = |policy, window: Option<u64>, spread| Schedule {
             rhythm: Rhythm::Every { interval: s(60), from: CountedFrom::Nominal },

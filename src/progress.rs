@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use crate::clock::{Entropy, Time};
+use crate::clock::{self, Time};
 use crate::handler::answer::excerpt;
 use crate::ledger::{Ledger, LedgerError, RunningJob};
 
@@ -128,7 +128,6 @@ impl Report {
 /// Takes the reports of a worker's runs.
 pub struct Desk {
     ledger: Arc<dyn Ledger>,
-    entropy: Entropy,
     worker: String,
     /// What the URLs that reports can be POSTed to begin with; absent when nothing listens.
     base: Option<String>,
@@ -156,9 +155,9 @@ struct State {
 
 impl Desk {
     /// A desk that writes to `ledger`. Reports are also taken at URLs that begin with `base`.
-    pub fn new(ledger: Arc<dyn Ledger>, entropy: Entropy, worker: &str, base: Option<String>) -> Arc<Self> {
+    pub fn new(ledger: Arc<dyn Ledger>, worker: &str, base: Option<String>) -> Arc<Self> {
         let (worker, state) = (worker.to_owned(), Mutex::default());
-        Arc::new(Self { ledger, entropy, worker, base, state, news: Notify::new() })
+        Arc::new(Self { ledger, worker, base, state, news: Notify::new() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -179,8 +178,11 @@ impl Desk {
 
     /// A run begins that has this claim.
     pub fn open(self: &Arc<Self>, fence: i64) -> Open {
-        // Two of them cannot be guessed: 128 bits.
-        let token = self.base.as_ref().map(|_| self.entropy.token() + &self.entropy.token());
+        // 128 bits that nobody can guess, whatever else he knows of this process.
+        let token = self
+            .base
+            .as_ref()
+            .map(|_| clock::secret()[..16].iter().map(|byte| format!("{byte:02x}")).collect::<String>());
         let mut state = self.state();
         state.runs.insert(fence, None);
         if let Some(token) = &token {
@@ -199,6 +201,11 @@ impl Desk {
         state.fresh.insert(fence, progress);
         drop(state);
         self.news.notify_one();
+    }
+
+    /// Whether a run goes on that has this token in its URL.
+    pub fn knows(&self, token: &str) -> bool {
+        self.state().tokens.contains_key(token)
     }
 
     /// Takes a report that came to the URL with this token; answers whether its run goes on.
@@ -349,7 +356,7 @@ impl fmt::Debug for Reporter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
+    use crate::clock::{Clock, Entropy};
     use crate::config::LedgerUrl;
     use crate::ledger::sqlite::SqliteLedger;
 
@@ -409,7 +416,12 @@ mod tests {
         let entropy = Entropy::seeded(1);
         let ledger =
             SqliteLedger::open(&LedgerUrl::Memory, Clock::starting_at(Time::from_millis(7)), &entropy).unwrap();
-        let desk = Desk::new(Arc::new(ledger), entropy, "w", Some("http://here".into()));
+        let base = || Some("http://here".to_owned());
+        let ledger: Arc<dyn Ledger> = Arc::new(ledger);
+        // Nothing that two workers have in common makes the URLs, such as a seed.
+        let twin = Desk::new(ledger.clone(), "w", base());
+        let desk = Desk::new(ledger, "w", base());
+        assert_ne!(twin.open(1).reporter().url(), desk.open(1).reporter().url());
         let (one, other) = (desk.open(1), desk.open(2));
         let (reporter, theirs) = (one.reporter(), other.reporter());
         let token =

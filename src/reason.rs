@@ -135,6 +135,8 @@ classes! {
     HttpOther = "http_other",
     /// A program could not be started, or was lost track of.
     Start = "start",
+    /// The worker could open no more files, for a connection or a program.
+    Files = "files",
     /// A program ended with an exit code other than 0.
     Exit = "exit",
     /// A program was killed by a signal.

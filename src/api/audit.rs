@@ -13,6 +13,7 @@ use super::extract::Query;
 use super::page;
 use super::problem::Result;
 use super::words::At;
+use crate::calendar::Calendar;
 use crate::ledger::Scope;
 use crate::ledger::access::{AuditEntry, NewAuditEntry};
 
@@ -60,11 +61,11 @@ pub struct Entry {
     status: Option<u16>,
 }
 
-impl From<AuditEntry> for Entry {
-    fn from(AuditEntry { number, at, entry }: AuditEntry) -> Self {
+impl Entry {
+    fn of(AuditEntry { number, at, entry }: AuditEntry, calendar: &Calendar) -> Self {
         let NewAuditEntry { actor, scope, action, target, detail, status } = entry;
         let detail = serde_json::from_str(&detail).unwrap_or(Value::String(detail));
-        Self { number, at: at.into(), actor, scope, action, target, detail, status }
+        Self { number, at: At::of(at, calendar), actor, scope, action, target, detail, status }
     }
 }
 
@@ -81,5 +82,8 @@ pub async fn list(State(api): State<Arc<Api>>, Query(which): Query<Which>) -> Re
     let more = found.len() > limit as usize;
     found.truncate(limit as usize);
     let after = found.last().filter(|_| more).map(|last| page::after(&last.number));
-    Ok(Json(Audit { entries: found.into_iter().map(Entry::from).collect(), after }))
+    Ok(Json(Audit {
+        entries: found.into_iter().map(|entry| Entry::of(entry, &api.ledger().calendar())).collect(),
+        after,
+    }))
 }

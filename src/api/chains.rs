@@ -72,7 +72,7 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
     let sought = Sought { kind, owner, queue, text, state };
     let found = chains::page(&sought, after, limit, &api.config(), api.ledger()).await?;
     Ok(Json(ChainPage {
-        now: api.ledger().now().into(),
+        now: At::of(api.ledger().now(), &api.ledger().calendar()),
         chains: found.found,
         after: found.after.as_ref().map(page::after),
         complete: found.complete,
@@ -142,7 +142,8 @@ pub async fn attempts(
     let mut found = chain::attempts(ledger, &chains, before, limit + 1).await?;
     let more = found.len() > limit as usize;
     found.truncate(limit as usize);
-    let mut attempts: Vec<AttemptReport> = found.into_iter().map(AttemptReport::from).collect();
+    let mut attempts: Vec<AttemptReport> =
+        found.into_iter().map(|one| AttemptReport::of(one, &api.ledger().calendar())).collect();
     if let Some(manual) = chains.iter().find(|chain| chain.once) {
         chain::mark_manual(&mut attempts, manual.hint.epoch);
     }
@@ -322,7 +323,7 @@ pub async fn advance(
         }
         moves::Advance::NoChain => return Err(unknown(&kind, &key)),
         moves::Advance::Refused(chain) => {
-            let why = why_not_advanced(&chain, api.ledger().now());
+            let why = why_not_advanced(&chain, (api.ledger().now(), &api.ledger().calendar()));
             return Err(Problem::conflict(format!("{kind} {key}: {why}")));
         }
     };

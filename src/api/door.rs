@@ -17,7 +17,7 @@ use tracing::Instrument;
 
 use super::gate::{Client, Gate};
 use super::problem::{Problem, Result};
-use super::server::Peer;
+use crate::listen::Peer;
 
 /// Nothing from elsewhere, nothing inline, no frames, no forms.
 pub const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
@@ -73,7 +73,7 @@ impl Gate {
     /// is, and from whom.
     fn admit(&self, request: &mut Request) -> Result<bool> {
         let host = self.site.host(request.uri(), request.headers())?;
-        self.site.direct(request.headers())?;
+        self.site.direct(request.version(), request.headers())?;
         let Peer(peer) = *request.extensions().get().ok_or_else(Problem::broken)?;
         let client = Client(self.site.client(peer, request.headers()));
         let by_name = !host.is_loopback();

@@ -109,8 +109,8 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
     let more = found.len() > limit as usize;
     found.truncate(limit as usize);
     let place = found.last().filter(|_| more).map(|last| page::after(&(&last.kind, &last.key, &last.item)));
-    let (config, now) = (api.config(), api.ledger().now());
-    let failures = found.into_iter().map(|failure| FailureReport::new(failure, &config, now)).collect();
+    let (config, now, calendar) = (api.config(), api.ledger().now(), api.ledger().calendar());
+    let failures = found.into_iter().map(|failure| FailureReport::new(failure, &config, now, &calendar)).collect();
     Ok(Json(Failed { failures, after: place }))
 }
 
@@ -126,7 +126,9 @@ pub struct Reasons {
     responses((status = 200, description = "All reasons", body = Reasons)))]
 pub async fn reasons(State(api): State<Arc<Api>>, Query(filter): Query<FailedFilter>) -> Result<Json<Reasons>> {
     let reasons = api.counting().reasons(filter.seen()).await?;
-    Ok(Json(Reasons { reasons: reasons.into_iter().map(ReasonRow::from).collect() }))
+    Ok(Json(Reasons {
+        reasons: reasons.into_iter().map(|count| ReasonRow::of(count, &api.ledger().calendar())).collect(),
+    }))
 }
 
 /// What is wanted of failures.

@@ -18,12 +18,13 @@ use super::Api;
 use super::actor::Authenticator;
 use super::endpoints::routes_and_rules;
 use super::gate::Gate;
-use super::server::{Peer, router};
+use super::server::router;
 use super::site::Site;
 use crate::clock::{Clock, Entropy};
 use crate::config::{Config, LedgerUrl};
 use crate::ledger::Scope;
 use crate::ledger::sqlite::SqliteLedger;
+use crate::listen::Peer;
 
 const CONFIG: &str = r#"
     broker.url = "embedded"

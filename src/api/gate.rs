@@ -36,8 +36,9 @@ use super::Api;
 use super::actor::{Actor, Authenticator};
 use super::endpoints::{Needs, Rules};
 use super::problem::{Problem, Result};
-use super::site::{self, Host, Site};
+use super::site::{self, Site};
 use crate::ledger::access::{Begun, Hash, KeptAnswer, KeyedRequest, NewAuditEntry};
+use crate::listen::host::Host;
 
 /// How long a request with a key is held without a word of its server.
 const LEASE: Duration = Duration::from_secs(30);

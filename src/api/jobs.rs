@@ -82,6 +82,10 @@ pub async fn publish(
         "kind": published.kind, "key": published.key, "id": published.id, "queue": published.queue,
         "owner": published.owner,
     });
-    let answer = JobPublished { id: published.id, queue: published.queue, due: published.due.map(At) };
+    let answer = JobPublished {
+        id: published.id,
+        queue: published.queue,
+        due: published.due.map(|due| At::of(due, &api.ledger().calendar())),
+    };
     Ok((StatusCode::CREATED, Detail(told), Json(answer)))
 }

@@ -109,7 +109,14 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
     messages.extend(kept.into_iter().map(|message| {
         let QuarantinedMessage { number, at, from, reason, body } = message;
         let body = told(&keys, &body);
-        Unusable { number: Some(number), at: Some(at.into()), from, reason, body, place: "ledger" }
+        Unusable {
+            number: Some(number),
+            at: Some(At::of(at, &api.ledger().calendar())),
+            from,
+            reason,
+            body,
+            place: "ledger",
+        }
     }));
     Ok(Json(Quarantine { messages, after, ready }))
 }

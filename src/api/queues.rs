@@ -43,8 +43,8 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Queues>> {
     let empty = Census::default();
     let (census, counted_at) = facts.census.as_ref().map_or((&empty, None), |(census, at)| (census, Some(*at)));
     Ok(Json(Queues {
-        now: facts.now.into(),
-        counted_at: counted_at.map(At),
+        now: At::of(facts.now, &facts.calendar),
+        counted_at: counted_at.map(|at| At::of(at, &facts.calendar)),
         broker_why: facts.asked.error().map(str::to_owned),
         queues: queues(&facts, census, &api.config()),
     }))

@@ -50,8 +50,9 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
     let said = |text: Option<String>| text.filter(|text| !text.is_empty());
     let filter = RunFilter { verdict: said(verdict), kind: said(kind) };
     let found = api.ledger().runs(filter, before, limit, EFFORT).await?;
+    let calendar = api.ledger().calendar();
     Ok(Json(Runs {
-        runs: found.found.into_iter().map(AttemptReport::from).collect(),
+        runs: found.found.into_iter().map(|one| AttemptReport::named(one, &calendar)).collect(),
         after: found.after.as_ref().map(page::after),
         complete: found.complete,
     }))

@@ -7,14 +7,32 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use axum::http::header::{CONTENT_TYPE, HOST, ORIGIN};
-use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderName, StatusCode, Uri};
+use axum::http::header::{CONTENT_TYPE, ORIGIN};
+use axum::http::{HeaderMap, HeaderName, StatusCode, Uri, Version};
 
 use super::problem::{Problem, Result};
+use crate::listen::host::{self, Host, ip};
 
-/// What proxies add to requests.
-const FORWARDED: [&str; 5] = ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"];
+/// What proxies and the networks before them add to requests, besides all that begins with [`FORWARDED_BY`].
+const FORWARDED: [&str; 16] = [
+    "forwarded",
+    "via",
+    "x-real-ip",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "x-original-forwarded-for",
+    "x-original-host",
+    "x-envoy-external-address",
+    "x-azure-clientip",
+    "x-appengine-user-ip",
+    "cf-connecting-ip",
+    "cf-ray",
+    "true-client-ip",
+    "fastly-client-ip",
+    "cdn-loop",
+    "proxy-connection",
+];
+const FORWARDED_BY: &str = "x-forwarded-";
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
@@ -31,54 +49,9 @@ pub struct Site {
     pub behind_proxy: bool,
 }
 
-/// A host as a request names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
-    /// In small letters; an IPv6 address is in brackets.
-    pub name: String,
-    /// If it is named.
-    pub port: Option<u16>,
-}
-
-impl Host {
-    fn read(text: &str) -> Option<Self> {
-        let authority: Authority = text.parse().ok()?;
-        // Neither a user, nor a port that is none.
-        let port = text.strip_prefix(authority.host())?;
-        let port = match port.strip_prefix(':') {
-            None if port.is_empty() => None,
-            None => return None,
-            Some(port) => Some(port.parse().ok()?),
-        };
-        Some(Self { name: authority.host().to_ascii_lowercase(), port })
-    }
-
-    fn ip(&self) -> Option<IpAddr> {
-        ip(&self.name)
-    }
-
-    /// Whether it is a name of the machine for itself.
-    pub fn is_loopback(&self) -> bool {
-        self.name == "localhost" || self.ip().is_some_and(|ip| ip.is_loopback())
-    }
-}
-
-fn ip(name: &str) -> Option<IpAddr> {
-    let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
-    Some(bare.parse::<IpAddr>().ok()?.to_canonical())
-}
-
 /// The only value of a header; nothing where it is absent.
 fn only<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h str>> {
-    let mut values = headers.get_all(name).iter();
-    match (values.next(), values.next()) {
-        (None, _) => Ok(None),
-        (Some(value), None) => {
-            let text = value.to_str().map_err(|_| Problem::bad_request(format!("the header {name} is not ASCII")))?;
-            Ok(Some(text))
-        }
-        _ => Err(Problem::bad_request(format!("the header {name} is there more than once"))),
-    }
+    host::only(headers, name).map_err(Problem::bad_request)
 }
 
 impl Site {
@@ -87,12 +60,8 @@ impl Site {
     /// # Errors
     /// When it is none of this server's, or cannot be told.
     pub fn host(&self, uri: &Uri, headers: &HeaderMap) -> Result<Host> {
-        let named = only(headers, &HOST)?.ok_or_else(|| Problem::bad_request("there is no header Host"))?;
-        let host = Host::read(named).ok_or_else(|| Problem::bad_request("the header Host is not a host"))?;
-        // What stands in the request's first line would go before the header.
-        if uri.authority().is_some_and(|authority| Host::read(authority.as_str()).as_ref() != Some(&host)) {
-            return Err(Problem::bad_request("the request line names another host than the header Host"));
-        }
+        let host = Host::of(uri, headers).map_err(Problem::bad_request)?;
+        let host = host.ok_or_else(|| Problem::bad_request("there is no header Host"))?;
         let configured =
             || self.hosts.iter().any(|name| *name == host.name || (host.ip().is_some() && ip(name) == host.ip()));
         if host.is_loopback() || host.ip() == Some(self.address.to_canonical()) || configured() {
@@ -106,17 +75,24 @@ impl Site {
     }
 
     /// Refuses what came through a proxy that the configuration does not know of: whoever calls it would be taken
-    /// for somebody on this machine.
+    /// for somebody on this machine. One that adds no header is told by HTTP/1.0, which no browser speaks any more, nor
+    /// any client of today; nginx with nothing but `proxy_pass` does.
     ///
     /// # Errors
     /// When it did.
-    pub fn direct(&self, headers: &HeaderMap) -> Result<()> {
-        match FORWARDED.iter().find(|name| headers.contains_key(**name)) {
-            Some(name) if !self.behind_proxy => Err(Problem::bad_request(format!(
-                "the header {name} says that this came through a proxy; set api.behind_proxy = true in the configuration"
-            ))),
-            _ => Ok(()),
+    pub fn direct(&self, version: Version, headers: &HeaderMap) -> Result<()> {
+        if self.behind_proxy {
+            return Ok(());
         }
+        let added = |name: &&HeaderName| FORWARDED.contains(&name.as_str()) || name.as_str().starts_with(FORWARDED_BY);
+        let what = match headers.keys().find(added) {
+            Some(name) => format!("the header {name}"),
+            None if version < Version::HTTP_11 => "HTTP/1.0".into(),
+            None => return Ok(()),
+        };
+        Err(Problem::bad_request(format!(
+            "{what} says that this came through a proxy; set api.behind_proxy = true in the configuration"
+        )))
     }
 
     /// From which address a request comes: behind a proxy, the one that the proxy has added last.
@@ -286,9 +262,14 @@ mod tests {
         let peer: IpAddr = "127.0.0.1".parse().unwrap();
         let known = Site { behind_proxy: true, ..site() };
         let through = headers(&[("x-forwarded-for", "6.6.6.6, 198.51.100.9")]);
-        assert!(site().direct(&through).is_err() && known.direct(&through).is_ok());
-        assert!(site().direct(&headers(&[("forwarded", "for=1.2.3.4")])).is_err());
-        assert!(site().direct(&headers(&[])).is_ok());
+        let (new, old) = (Version::HTTP_11, Version::HTTP_10);
+        for name in FORWARDED.iter().chain(&["x-forwarded-for", "x-forwarded-by-anybody"]) {
+            let through = headers(&[(*name, "1.2.3.4")]);
+            assert!(site().direct(new, &through).is_err() && known.direct(new, &through).is_ok(), "{name}");
+        }
+        assert!(site().direct(new, &headers(&[("x-forwarding", "1.2.3.4")])).is_ok());
+        assert!(site().direct(new, &headers(&[])).is_ok());
+        assert!(site().direct(old, &headers(&[])).is_err() && known.direct(old, &headers(&[])).is_ok());
         assert_eq!(site().client(peer, &through), peer);
         assert_eq!(known.client(peer, &through).to_string(), "198.51.100.9", "the proxy adds at the end");
         for odd in ["unknown", "", "1.2.3.4:5"] {

@@ -19,13 +19,14 @@ use super::actor::Authenticator;
 use super::endpoints::{Needs, Rules};
 use super::gate::Gate;
 use super::problem::Problem;
-use super::server::{Peer, router};
+use super::server::router;
 use super::site::Site;
 use super::{Actor, Api};
 use crate::clock::{Clock, Entropy};
 use crate::config::{Config, LedgerUrl};
 use crate::ledger::Scope;
 use crate::ledger::sqlite::SqliteLedger;
+use crate::listen::Peer;
 
 /// The way to `routes`, of which those in `rules` are known.
 struct Way {

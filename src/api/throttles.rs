@@ -32,7 +32,7 @@ pub struct Throttles {
     responses((status = 200, description = "All throttles", body = Throttles)))]
 pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Throttles>> {
     let throttles = all(&api.config(), api.ledger()).await?;
-    Ok(Json(Throttles { now: api.ledger().now().into(), throttles }))
+    Ok(Json(Throttles { now: At::of(api.ledger().now(), &api.ledger().calendar()), throttles }))
 }
 
 /// Which of its keys.
@@ -98,7 +98,7 @@ pub async fn hold(
         return Err(Problem::unprocessable("for: from 1ms to 366d is possible"));
     }
     let orders = order(&api, &actor, name.clone(), ThrottleOrder::Hold { span, why }).await?;
-    let until = time(orders.held_until());
+    let until = At::of(time(orders.held_until()), &api.ledger().calendar());
     Ok(Json(Words { words: format!("{name}: nothing starts until {until}; what runs finishes") }))
 }
 

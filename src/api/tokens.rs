@@ -14,6 +14,7 @@ use super::actor::{check_token_name, new_token, token_hash};
 use super::extract::{Body, Nothing, Path};
 use super::problem::{Problem, Result};
 use super::words::{At, Words};
+use crate::calendar::Calendar;
 use crate::clock::{Time, parse_duration};
 use crate::ledger::access::{MOST_TOKENS, NewToken, Token, TokenCreated};
 use crate::ledger::{Ledger, LedgerError, Scope};
@@ -42,11 +43,12 @@ pub struct TokenView {
     last_used: Option<At>,
 }
 
-impl From<Token> for TokenView {
-    fn from(token: Token) -> Self {
+impl TokenView {
+    fn of(token: Token, calendar: &Calendar) -> Self {
+        let at = |time| At::of(time, calendar);
         let Token { id, name, scope, created, expires, last_used } = token;
-        let (expires, last_used) = (expires.map(At), last_used.map(At));
-        Self { id, name, scope, created: created.into(), expires, last_used }
+        let (expires, last_used) = (expires.map(at), last_used.map(at));
+        Self { id, name, scope, created: at(created), expires, last_used }
     }
 }
 
@@ -130,7 +132,9 @@ pub async fn create_token(
 #[utoipa::path(get, path = "/tokens", tag = "access", responses((status = 200, description = "All tokens", body = Tokens)))]
 pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Tokens>> {
     let tokens = api.ledger().tokens().await?;
-    Ok(Json(Tokens { tokens: tokens.into_iter().map(TokenView::from).collect() }))
+    Ok(Json(Tokens {
+        tokens: tokens.into_iter().map(|token| TokenView::of(token, &api.ledger().calendar())).collect(),
+    }))
 }
 
 /// Creates a token.
@@ -147,7 +151,7 @@ pub async fn create(
     let lasts = expires_in.as_deref().map(parse_duration).transpose();
     let lasts = lasts.map_err(|why| Problem::unprocessable(format!("expires_in: {why}")))?;
     let (secret, token) = create_token(api.ledger(), &name, scope, lasts).await?;
-    Ok((StatusCode::CREATED, Json(TokenMade { secret, token: token.into() })))
+    Ok((StatusCode::CREATED, Json(TokenMade { secret, token: TokenView::of(token, &api.ledger().calendar()) })))
 }
 
 /// Revokes a token: from now on it is worth nothing.

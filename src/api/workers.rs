@@ -27,10 +27,10 @@ pub struct Workers {
 #[utoipa::path(get, path = "/workers", tag = "workers",
     responses((status = 200, description = "All workers", body = Workers)))]
 pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Workers>> {
-    let now = api.ledger().now();
+    let (now, calendar) = (api.ledger().now(), api.ledger().calendar());
     let workers = api.ledger().workers().await?;
-    let workers = workers.into_iter().map(|worker| WorkerReport::new(worker, now)).collect();
-    Ok(Json(Workers { now: now.into(), workers }))
+    let workers = workers.into_iter().map(|worker| WorkerReport::new(worker, now, &calendar)).collect();
+    Ok(Json(Workers { now: At::of(now, &calendar), workers }))
 }
 
 async fn order(api: &Api, actor: &Actor, worker: &str, order: FleetOrder) -> Result<()> {

@@ -75,7 +75,7 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
     ground.enroll(keys, Some(Duration::ZERO), |_| {}).await?;
     let ledger = &ground.first().ledger;
     // Those that other measurements have left.
-    while ledger.forget_idle(AT_ONCE, None).await? > 0 {}
+    while ledger.forget_idle(AT_ONCE).await? > 0 {}
     let (memory_before, size_before) = (resident(), ledger.size().await?);
 
     note("lets each of them start once");
@@ -102,7 +102,7 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
     note("forgets them");
     sleep(IDLE).await;
     let begin = Instant::now();
-    while ledger.forget_idle(AT_ONCE, None).await? > 0 {}
+    while ledger.forget_idle(AT_ONCE).await? > 0 {}
     let forgot = begin.elapsed().as_secs_f64();
     let (memory_after, size_after) = (resident(), ledger.size().await?);
     workers.stop().await?;

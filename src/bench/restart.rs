@@ -181,6 +181,7 @@ async fn fill(ground: &Ground, chains: usize) -> Result<(), StartError> {
             queue: QUEUE.into(),
             payload: "{}".into(),
             priority: None,
+            nominal: due,
             due,
             watch_at: due,
             revive: false,

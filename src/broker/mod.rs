@@ -80,6 +80,8 @@ pub struct Delivery {
     pub id: Option<Box<str>>,
     /// The span that has sent it, if it says so.
     pub trace: Option<Box<Carried>>,
+    /// Why what came with the body could not be read, where it could not.
+    pub unreadable: Option<Box<str>>,
     /// None once it was let go.
     settle: Mutex<Option<Box<dyn Settle>>>,
 }
@@ -87,7 +89,16 @@ pub struct Delivery {
 impl Delivery {
     /// A delivery whose fate `settle` reports to the broker.
     pub fn new(body: Bytes, queue: Arc<str>, redelivered: bool, deaths: usize, settle: Box<dyn Settle>) -> Self {
-        Self { body, queue, redelivered, deaths, id: None, trace: None, settle: Mutex::new(Some(settle)) }
+        Self {
+            body,
+            queue,
+            redelivered,
+            deaths,
+            id: None,
+            trace: None,
+            unreadable: None,
+            settle: Mutex::new(Some(settle)),
+        }
     }
 
     /// The same, with this AMQP message id; an empty one is none.
@@ -100,6 +111,12 @@ impl Delivery {
     #[must_use]
     pub fn traced(self, trace: Option<Box<Carried>>) -> Self {
         Self { trace, ..self }
+    }
+
+    /// The same, of which no more than the body could be read, and why.
+    #[must_use]
+    pub fn unreadable(self, why: Option<&str>) -> Self {
+        Self { unreadable: why.map(Into::into), ..self }
     }
 
     /// Whether it can still be settled. When its connection has died it cannot, and the broker

@@ -7,6 +7,7 @@ use roundelay::clock::short_duration;
 use roundelay::config::{
     BrokerUrl, HandlerSettings, KindSettings, LedgerUrl, RosterDatabase, RosterSource, Scope, Unpaced, unpaced,
 };
+use roundelay::handler::http;
 use serde_json::json;
 
 use super::{ConfigFile, screen};
@@ -43,6 +44,9 @@ impl Check {
         };
         let topology = config.topology();
         let past = unpaced(&config);
+        let raw =
+            |kind: &KindSettings| matches!(&kind.handler, HandlerSettings::Http(settings) if http::is_raw(settings));
+        let raw: Vec<&String> = config.kinds.iter().filter(|(_, kind)| raw(kind)).map(|(name, _)| name).collect();
         if self.json {
             let each = |Unpaced { queue, upstream, kinds, throttles }: &Unpaced| json!({ "queue": queue, "upstream": upstream, "kinds": kinds, "throttles": throttles });
             let report = json!({
@@ -50,7 +54,7 @@ impl Check {
                 "queues": config.queues.keys().collect::<Vec<_>>(),
                 "kinds": config.kinds.keys().collect::<Vec<_>>(),
                 "rungs": config.ladder.rungs().len(), "broker_queues": topology.queues.len(),
-                "unpaced": past.iter().map(each).collect::<Vec<_>>(),
+                "unpaced": past.iter().map(each).collect::<Vec<_>>(), "raw_urls": raw,
             });
             return screen::json(&report);
         }
@@ -95,6 +99,12 @@ impl Check {
             out!(
                 "note    queue {queue} has no throttle, and {kinds} on it calls {upstream}, which elsewhere goes by the \
                  throttle {throttles}; if that is not meant, set queues.{queue}.throttle"
+            );
+        }
+        for name in raw {
+            out!(
+                "note    kinds.{name}.handler.http.url has `raw` behind the host: whoever names a key or gives a payload says \
+                 which path is called, with which parameters; leave `raw` out where that is not meant"
             );
         }
         Ok(())

@@ -69,8 +69,9 @@ impl Encryption {
         }
         if unopened > 0 {
             bail!(
-                "{} texts do not open here: give this program, and all workers, the keys that they are sealed with, under encryption.keys",
-                grouped(unopened)
+                "{} texts do not open here: give this program, and all workers, the keys that they are sealed with, under encryption.keys{}",
+                grouped(unopened),
+                if keys.is_strict() { "; plain ones, which encryption.seal refuses, `--reseal` seals" } else { "" }
             );
         }
         Ok(())

@@ -3,7 +3,9 @@
 use anyhow::{Error, anyhow, bail};
 use clap::{Args, Subcommand};
 use roundelay::Config;
+use roundelay::calendar::Calendar;
 use roundelay::inspect::failures::{next_retry_at, reconciles, then};
+use roundelay::inspect::words::At;
 use roundelay::ledger::{Failure, FailureFilter, FailurePlace, Ledger};
 use serde_json::{Value, json};
 
@@ -174,7 +176,8 @@ impl List {
         let next = failures.last().filter(|_| more).map(|last| json!([last.kind, last.key, last.item]).to_string());
         let now = ledger.now();
         if self.which.json {
-            let failures: Vec<Value> = failures.iter().map(|failure| row(failure, &config)).collect();
+            let failures: Vec<Value> =
+                failures.iter().map(|failure| row(failure, &config, &ledger.calendar())).collect();
             return screen::json(&json!({ "failures": failures, "after": next }));
         }
         if failures.is_empty() {
@@ -215,21 +218,23 @@ impl Show {
         let mut failures = ledger.failures_of(self.kind.clone(), self.key.clone()).await?;
         failures.retain(|failure| self.item.as_ref().is_none_or(|item| *item == failure.item));
         if self.json {
-            let failures: Vec<Value> = failures.iter().map(|failure| row(failure, &config)).collect();
+            let failures: Vec<Value> =
+                failures.iter().map(|failure| row(failure, &config, &ledger.calendar())).collect();
             return screen::json(&json!({ "failures": failures }));
         }
         if failures.is_empty() {
             config.kind(&self.kind).map_err(Error::msg)?;
             bail!("nothing of {} {} has failed, or it is not kept any more", self.kind, self.key);
         }
-        let now = ledger.now();
+        let (now, calendar) = (ledger.now(), ledger.calendar());
         for failure in &failures {
             let Failure { kind, key, item, reason, times, attempts, first_at, last_at, .. } = failure;
             let part = if item.is_empty() { "the whole of it".to_owned() } else { item.clone() };
             out!("{kind} {key}: {part}");
             field("reason", reason);
             field("code", name_of(failure));
-            field("failed", &format!("{} times from {first_at} to {last_at}", grouped(*times)));
+            let (first, last) = (At::of(*first_at, &calendar), At::of(*last_at, &calendar));
+            field("failed", &format!("{} times from {first} to {last}", grouped(*times)));
             field("attempts", &format!("{} count", grouped(*attempts)));
             field("then", &then(failure, &config, now));
             if let Some(job) = &failure.fed {
@@ -323,11 +328,13 @@ fn name_of(failure: &Failure) -> &str {
     failure.code.as_deref().unwrap_or("-")
 }
 
-fn row(failure: &Failure, config: &Config) -> Value {
+pub(super) fn row(failure: &Failure, config: &Config, calendar: &Calendar) -> Value {
+    let at = |time| At::of(time, calendar);
+    let next = if failure.item.is_empty() { failure.next_retry_at } else { next_retry_at(failure, config) };
     let mut row = json!(failure);
-    if !failure.item.is_empty() {
-        row["next_retry_at"] = json!(next_retry_at(failure, config));
-    }
+    row["first_at"] = json!(at(failure.first_at));
+    row["last_at"] = json!(at(failure.last_at));
+    row["next_retry_at"] = json!(next.map(at));
     row
 }
 

@@ -205,6 +205,7 @@ impl ListQueues {
         let waits = waiting("asking the broker");
         let (orders, asked) = (ledger.fleet_orders().await?, Asked::once(&config).await);
         drop(waits);
+        let calendar = ledger.calendar();
         let known = Known {
             config: &config,
             census: &census,
@@ -213,6 +214,7 @@ impl ListQueues {
             workers: &workers,
             orders: &orders,
             now: ledger.now(),
+            calendar: &calendar,
         };
         let queues = known.reports();
         if self.json {
@@ -300,22 +302,23 @@ impl ListWorkers {
         let config = self.config.load()?;
         let ledger = ledger(&config).await?;
         let workers = ledger.workers().await?;
-        let now = ledger.now();
-        let workers: Vec<WorkerReport> = workers.into_iter().map(|worker| WorkerReport::new(worker, now)).collect();
+        let (now, calendar) = (ledger.now(), ledger.calendar());
+        let workers: Vec<WorkerReport> =
+            workers.into_iter().map(|worker| WorkerReport::new(worker, now, &calendar)).collect();
         if self.json {
             return screen::json(&json!({ "workers": workers }));
         }
         if workers.is_empty() {
             out!("no worker runs on this ledger, or has within the last hour");
         }
-        workers.iter().for_each(|worker| print_worker(worker, now));
+        workers.iter().for_each(|worker| print_worker(worker, calendar.wall(now)));
         Ok(())
     }
 }
 
 fn print_worker(worker: &WorkerReport, now: Time) {
     let WorkerReport { worker: name, host, pid, version, state, leases, .. } = worker;
-    let (seen, up) = (rough(now.since(worker.seen.0)), rough(now.since(worker.started.0)));
+    let (seen, up) = (rough(now.since(worker.seen.shown())), rough(now.since(worker.started.shown())));
     out!("{name}  {state}, heard of {seen} ago");
     out!(
         "  process {pid} on {host}, version {version}, for {up}; {leases} leases, {:.1} starts/s",

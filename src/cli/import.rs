@@ -109,7 +109,7 @@ struct Source {
 #[derive(Args)]
 struct Service {
     /// Where jobs are POSTed to: handler.http.url of all kinds, which may be a template.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000/{{ kind | urlencode }}")]
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000/{{ kind }}")]
     handler_url: String,
 }
 

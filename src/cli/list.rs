@@ -3,8 +3,10 @@
 use anyhow::{Error, anyhow};
 use clap::{Args, ValueEnum};
 use roundelay::Config;
+use roundelay::calendar::Calendar;
 use roundelay::clock::Time;
-use roundelay::inspect::words::{self, doing_of, rough, word};
+use roundelay::inspect::overslept::{self, schedules};
+use roundelay::inspect::words::{self, At, doing_of, rough, word};
 use roundelay::ledger::{ChainState, Condition, Filter, Listed, OwnerCensus, Place, Which};
 use serde_json::{Value, json};
 
@@ -67,7 +69,8 @@ enum State {
     Retired,
     /// An older copy of the ledger was restored, and they wait for `roundelay recover`.
     Quarantined,
-    /// They tick, are due for longer than catch_up.slack, and nobody runs them.
+    /// They tick, are due for longer than catch_up.slack, and nobody runs them; or they sleep for longer than their
+    /// schedules can explain.
     Late,
     /// A worker runs them.
     Running,
@@ -107,17 +110,24 @@ impl List {
         };
         let after = self.after.as_deref().map(place).transpose()?;
         let waits = waiting("looking for chains");
-        let chains = ledger.list(Filter { which, condition }, after, self.limit + 1).await?;
+        let filter = Filter { which, condition };
+        let mut chains = ledger.list(filter.clone(), after.clone(), self.limit + 1).await?;
+        if matches!(self.state, Some(State::Late)) {
+            let queues = config.queues.keys().cloned().chain([config.topology().names.chores()]);
+            let slept = overslept::look(&*ledger, queues, &schedules(&config)).await?;
+            chains = overslept::among(chains, slept, &filter, (after.as_ref(), None), self.limit as usize + 1);
+        }
         drop(waits);
-        self.print(&config, chains, now)
+        self.print(&config, chains, (now, &ledger.calendar()))
     }
 
-    fn print(&self, config: &Config, mut chains: Vec<Listed>, now: Time) -> anyhow::Result<()> {
+    fn print(&self, config: &Config, mut chains: Vec<Listed>, at: (Time, &Calendar)) -> anyhow::Result<()> {
+        let now = at.0;
         let more = chains.len() > self.limit as usize;
         chains.truncate(self.limit as usize);
         let next = chains.last().filter(|_| more).map(|last| format!("{} {}", last.hint.kind, last.hint.key));
         if self.json {
-            let chains: Vec<Value> = chains.iter().map(|chain| row(chain, config, now)).collect();
+            let chains: Vec<Value> = chains.iter().map(|chain| row(chain, config, at)).collect();
             return screen::json(&json!({ "chains": chains, "after": next }));
         }
         if chains.is_empty() {
@@ -134,7 +144,7 @@ impl List {
         ]);
         for chain in &chains {
             let Listed { hint, owner, .. } = chain;
-            let doing = doing_of(chain, config, now);
+            let doing = doing_of(chain, config, at);
             let because = |why: &String| format!("unavailable: {why}");
             table.row([
                 Cell::from(&hint.kind),
@@ -222,13 +232,15 @@ fn schedule(chain: &Listed, config: &Config) -> String {
     words::schedule(&chain.hint.kind, chain.schedule.as_deref(), config).unwrap_or_else(|| "none".into())
 }
 
-fn row(chain: &Listed, config: &Config, now: Time) -> Value {
+fn row(chain: &Listed, config: &Config, (now, calendar): (Time, &Calendar)) -> Value {
     let Listed { hint, nominal, owner, schedule, last_start, last_finish, batch, .. } = chain;
-    let known = |time: &Time| Some(*time).filter(|time| *time != Time::default());
+    let known = |time: &Time| At::known(*time, calendar);
+    let (due, own) = (At::of(hint.due, calendar), schedule.as_deref());
+    let nominal = words::shown_nominal((&hint.kind, &hint.key), *nominal, own, config, calendar);
     json!({
         "kind": hint.kind, "key": hint.key, "queue": hint.queue, "epoch": hint.epoch, "tick": hint.tick,
-        "attempt": hint.attempt, "due": hint.due, "nominal": nominal, "state": word(chain.state),
-        "doing": doing_of(chain, config, now), "owner": owner,
+        "attempt": hint.attempt, "due": due, "nominal": nominal, "state": word(chain.state),
+        "doing": doing_of(chain, config, (now, calendar)), "owner": owner,
         "own_schedule": schedule.as_deref().and_then(|own| serde_json::from_str::<Value>(own).ok()),
         "last_start": known(last_start), "last_finish": known(last_finish),
         "batch": (batch.1 > 0).then(|| json!({ "open": batch.0, "total": batch.1 })),

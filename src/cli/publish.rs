@@ -7,6 +7,7 @@ use clap::Args;
 use roundelay::clock::{Entropy, parse_duration};
 use roundelay::engine::Connections;
 use roundelay::engine::publish::Publication;
+use roundelay::inspect::words::At;
 use serde_json::{Value, json};
 
 use super::progress::waiting;
@@ -55,10 +56,11 @@ impl Publish {
         let published = job.send(&config, &connections).await.context("failed to publish")?;
         connections.broker.close().await;
         drop(waits);
+        let due = published.due.map(|due| At::of(due, &connections.ledger.calendar()));
         if json {
-            screen::json(&json!({ "id": published.id, "queue": published.queue, "due": published.due }))?;
+            screen::json(&json!({ "id": published.id, "queue": published.queue, "due": due }))?;
         } else {
-            let due = published.due.map_or("now".to_owned(), |due| format!("due {due}"));
+            let due = due.map_or("now".to_owned(), |due| format!("due {due}"));
             out!("published {} {} as {} to {}, {due}", published.kind, published.key, published.id, published.queue);
         }
         Ok(())

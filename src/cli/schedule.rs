@@ -8,6 +8,7 @@ use roundelay::clock::parse_duration;
 use roundelay::config::OwnSchedule;
 use roundelay::engine::Connections;
 use roundelay::engine::moves::{Mover, Replanned};
+use roundelay::inspect::words::At;
 use roundelay::ledger::{ChainState, Filter, Which};
 use roundelay::schedule::{Rhythm, Schedule};
 use serde_json::json;
@@ -92,7 +93,8 @@ impl ScheduleCommand {
             let Some(chain) = connections.ledger.list(filter, None, 1).await?.pop() else {
                 bail!("there is no chain {} {} any more", self.kind, self.key);
             };
-            let due = chain.hint.due;
+            let calendar = connections.ledger.calendar();
+            let due = At::of(chain.hint.due, &calendar);
             let replanned = mover.replan(std::slice::from_ref(&chain), of_kind, false).await?;
             let words = match replanned.first() {
                 Some(Replanned::Runs | Replanned::Changed) if Instant::now() < give_up => {
@@ -103,9 +105,10 @@ impl ScheduleCommand {
                     return Ok(Followed { due: None, words: "it still runs".into() });
                 }
                 Some(Replanned::Moved(due)) => {
+                    let due = At::of(*due, &calendar);
                     let paused = chain.state == ChainState::Paused;
                     let words = if paused { " once it is resumed (it is paused)" } else { "" };
-                    return Ok(Followed { due: Some(*due), words: format!("its next tick comes at {due}{words}") });
+                    return Ok(Followed { due: Some(due), words: format!("its next tick comes at {due}{words}") });
                 }
                 Some(Replanned::Underway) => {
                     format!("its tick has begun and is tried again at {due}, and the next one follows the schedule")
@@ -137,6 +140,6 @@ impl ScheduleCommand {
 
 /// What came of moving the next tick; without a due time it could not be.
 struct Followed {
-    due: Option<roundelay::clock::Time>,
+    due: Option<At>,
     words: String,
 }

@@ -56,7 +56,7 @@ impl Show {
         if self.json {
             return screen::json(&entity);
         }
-        let now = entity.now.0;
+        let now = entity.now.shown();
         if let Some(chain) = &entity.chain {
             print(chain, now);
         }
@@ -67,7 +67,7 @@ impl Show {
         }
         for job in &entity.running {
             out!("one-off job {} on {}, attempt {}, by {}:", job.id, job.queue, job.attempt, job.worker);
-            field("running", &format!("{}, {} ago", job.progress, rough(now.since(job.progress.at.0))));
+            field("running", &format!("{}, {} ago", job.progress, rough(now.since(job.progress.at.shown()))));
             field("started", &when(job.started, now));
         }
         print_failures(&entity.failures);
@@ -81,7 +81,7 @@ fn print(chain: &ChainReport, now: Time) {
     tinted(if *state == "quarantined" { Tint::Wrong } else { Tint::Heading }, format_args!("{title}"));
     field("why", &chain.why);
     if let Some(progress) = &chain.progress {
-        field("running", &format!("{progress}, {} ago", rough(now.since(progress.at.0))));
+        field("running", &format!("{progress}, {} ago", rough(now.since(progress.at.shown()))));
     }
     if let Some(owner) = &chain.owner {
         let state = chain.owner_state.filter(|state| *state != "active").unwrap_or_default();
@@ -122,7 +122,8 @@ fn print(chain: &ChainReport, now: Time) {
 }
 
 /// A time, and how far away it is.
-fn when(At(time): At, now: Time) -> String {
+fn when(at: At, now: Time) -> String {
+    let time = at.shown();
     if time > now {
         format!("{time} (in {})", rough(time.since(now)))
     } else {
@@ -140,8 +141,9 @@ fn cut(text: &str) -> String {
 fn in_words(attempt: &AttemptReport) -> String {
     let AttemptReport { tick, attempt: nth, worker, due, started, finished, verdict, reason, .. } = attempt;
     let verdict = verdict.as_deref().unwrap_or("has not ended");
-    let took = finished.map_or(String::new(), |end| format!(" after {} ms", end.0.since(started.0).as_millis()));
-    let late = started.0.since(due.0);
+    let took =
+        finished.map_or(String::new(), |end| format!(" after {} ms", end.shown().since(started.shown()).as_millis()));
+    let late = started.shown().since(due.shown());
     let late = if late.as_secs() > 0 { format!(", {} late", rough(late)) } else { String::new() };
     let reason = reason.as_deref().map_or(String::new(), |reason| format!(": {reason}"));
     let mut left_out = String::new();

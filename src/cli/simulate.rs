@@ -82,13 +82,15 @@ impl Simulate {
             screen::json(&report)?;
         } else {
             out!(
-                "{} seeds, {} with violations; {} ticks, {} faults, {} of {} crash points, {:.3} years",
+                "{} seeds, {} with violations; {} ticks, {} faults, {} of {} crash points, {} of {} blows at them, {:.3} years",
                 report.seeds,
                 report.violations,
                 report.ticks,
                 report.faults,
                 report.crash_points_hit,
                 report.crash_points_total,
+                report.blows_hit,
+                report.blows_total,
                 report.simulated_years
             );
         }

@@ -1,15 +1,20 @@
 //! `roundelay status`
 
+use std::sync::Arc;
+
 use anyhow::ensure;
 use clap::Args;
 use roundelay::Config;
 use roundelay::broker::Depth;
+use roundelay::calendar::Calendar;
 use roundelay::clock::Time;
 use roundelay::config::LedgerUrl;
 use roundelay::engine::Connections;
 use roundelay::inspect::broker::Asked;
 use roundelay::inspect::failures::then;
-use roundelay::ledger::{Census, ChainState, Failure, LateChain};
+use roundelay::inspect::overslept::{self, Overslept, schedules};
+use roundelay::inspect::words::At;
+use roundelay::ledger::{Census, ChainState, ChainView, Failure, Holder, LateChain, Ledger, LedgerError, Listed};
 use roundelay::monitor::stuck;
 use roundelay::monitor::throttled::Throttled;
 use serde_json::{Value, json};
@@ -47,9 +52,10 @@ impl Status {
         }
         let waits = waiting("asking the ledger");
         let ledger = Connections::ledger(&config).await?;
-        let (now, slack) = (ledger.now(), config.catch_up.slack);
-        let census = ledger.census(slack).await?;
+        let (now, calendar, slack) = (ledger.now(), ledger.calendar(), config.catch_up.slack);
+        let (census, slept) = overslept::census(&*ledger, slack, &schedules(&config)).await?;
         let late = ledger.late(now - slack, STUCK).await?;
+        let slept = some_overslept(&*ledger, slept).await?;
         let failures = ledger.failures(FAILURES).await?;
         let throttles = Throttled::look(config.throttles.clone(), &*ledger).await?;
         let throttles = Throttles::new(throttles, &census, &config);
@@ -59,10 +65,14 @@ impl Status {
         let stuck = late.into_iter().map(|chain| {
             let queue = &chain.hint.queue;
             let why = stuck::why(&chain, &config, broker.waiting(queue), throttles.of(queue, &config), now);
-            Stuck { chain, why }
+            Stuck { chain, since: None, why }
         });
-        let stuck = stuck.collect();
-        let report = Report { now, census, stuck, throttles, failures, broker };
+        let slept = slept.into_iter().map(|(chain, begun, since)| {
+            let why = stuck::overslept(chain.hint.due, begun, &calendar);
+            Stuck { chain, since: Some(since), why }
+        });
+        let stuck = stuck.chain(slept).collect();
+        let report = Report { now, calendar, census, stuck, throttles, failures, broker };
         if self.json {
             return screen::json(&report.json(&config));
         }
@@ -94,20 +104,39 @@ impl Throttles {
     }
 }
 
+/// What there is to tell of some of these: the chain, whether its tick has begun, and since when it is overdue.
+async fn some_overslept(
+    ledger: &dyn Ledger,
+    found: Vec<Overslept>,
+) -> Result<Vec<(LateChain, bool, Time)>, LedgerError> {
+    let mut all = Vec::new();
+    for Overslept { chain: Listed { hint, started_tick, .. }, since } in found.into_iter().take(STUCK as usize) {
+        let views = ledger.chains(hint.kind.clone(), hint.key.clone()).await?;
+        // It may have been moved meanwhile.
+        let Some(view) = views.into_iter().find(|view| view.hint == hint) else { continue };
+        let ChainView { hint, state, sent, looks, watch_at, holder, .. } = view;
+        let begun = started_tick >= hint.tick || hint.attempt > 1;
+        all.push((LateChain { hint, state, sent, looks, watch_at, holder, worker: None, reason: None }, begun, since));
+    }
+    Ok(all)
+}
+
 struct Stuck {
     chain: LateChain,
+    /// Since when it is overdue, if its due time does not say so.
+    since: Option<Time>,
     why: String,
 }
 
 impl Stuck {
-    fn json(&self) -> Value {
-        let LateChain { hint, state, sent, looks, watch_at, lease_until, worker } = &self.chain;
+    fn json(&self, calendar: &Calendar) -> Value {
+        let at = |time: Time| At::of(time, calendar);
+        let LateChain { hint, state, sent, looks, watch_at, holder, worker, reason: _ } = &self.chain;
         let state = if *state == ChainState::Quarantined { "quarantined" } else { "overdue" };
-        let lease_until = Some(lease_until).filter(|until| **until != Time::default());
         json!({
             "kind": hint.kind, "key": hint.key, "queue": hint.queue, "epoch": hint.epoch, "tick": hint.tick,
-            "attempt": hint.attempt, "due": hint.due, "state": state, "sent": sent, "looks": looks,
-            "watch_at": watch_at, "lease_until": lease_until, "worker": worker, "why": self.why,
+            "attempt": hint.attempt, "due": at(hint.due), "state": state, "sent": sent, "looks": looks,
+            "watch_at": at(*watch_at), "lost": *holder == Holder::Gone, "worker": worker, "overslept_since": self.since.map(at), "why": self.why,
         })
     }
 }
@@ -115,6 +144,7 @@ impl Stuck {
 /// All there is to show.
 struct Report {
     now: Time,
+    calendar: Arc<Calendar>,
     census: Census,
     stuck: Vec<Stuck>,
     throttles: Throttles,
@@ -133,9 +163,14 @@ impl Report {
             .filter_map(|(queue, depth)| Some((queue, depth.as_ref().ok()?)))
             .map(|(queue, depth)| (queue.clone(), json!({ "ready": depth.ready, "consumers": depth.consumers })))
             .collect();
+        let at = |time: Time| At::of(time, &self.calendar);
+        let mut ledger = json!(self.census);
+        ledger["oldest_due"] = json!(self.census.oldest_due.map(at));
+        let failures = self.failures.iter().map(|failure| super::failed::row(failure, config, &self.calendar));
+        let failures: Vec<Value> = failures.collect();
         json!({
-            "ledger": self.census,
-            "stuck": self.stuck.iter().map(Stuck::json).collect::<Vec<_>>(),
+            "ledger": ledger,
+            "stuck": self.stuck.iter().map(|stuck| stuck.json(&self.calendar)).collect::<Vec<_>>(),
             "throttles": self.throttles.0.iter().map(|(throttled, words)| {
                 let mut told = described(throttled, config);
                 told["in_the_way"] = json!(words);
@@ -143,7 +178,7 @@ impl Report {
             }).collect::<Vec<_>>(),
             "broker": depths,
             "broker_error": self.broker.error(),
-            "failures": self.failures,
+            "failures": failures,
         })
     }
 
@@ -223,23 +258,24 @@ impl Report {
         let overdue: i64 = self.census.queues.iter().map(|queue| queue.overdue).sum();
         if self.stuck.is_empty() {
             if let Some(due) = self.census.oldest_due {
-                out!("the chain that waits longest was due at {due}");
+                out!("the chain that waits longest was due at {}", At::of(due, &self.calendar));
             }
             return;
         }
         let stuck = grouped(overdue + self.census.quarantined);
         let these = if self.stuck.len() < STUCK as usize { "they are" } else { "those that wait longest are" };
         screen::tinted(Tint::Wrong, format_args!("{stuck} chains are stuck; {these}:"));
-        for Stuck { chain: LateChain { hint, .. }, why } in &self.stuck {
-            let for_how_long = std::time::Duration::from_secs(self.now.since(hint.due).as_secs());
+        for Stuck { chain: LateChain { hint, .. }, since, why } in &self.stuck {
+            let due = since.unwrap_or(hint.due);
+            let for_how_long = std::time::Duration::from_secs(self.now.since(due).as_secs());
             out!(
-                "  {} {} on {}, tick {}, attempt {}, due at {} ({} ago): {why}",
+                "  {} {} on {}, tick {}, attempt {}, {} at {due} ({} ago): {why}",
                 hint.kind,
                 hint.key,
                 hint.queue,
                 hint.tick,
                 hint.attempt,
-                hint.due,
+                if since.is_some() { "meant to be due" } else { "due" },
                 humantime::format_duration(for_how_long)
             );
         }

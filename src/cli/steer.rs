@@ -170,7 +170,10 @@ impl Chains {
     }
 }
 
-/// Lets chains go on after an older copy of the ledger was restored.
+/// Lets chains go on that were set aside.
+///
+/// A chain over which three workers have died is quarantined, so that no fourth does: `roundelay show` says so. When its
+/// handler or payload is mended, this command lets it go on.
 ///
 /// A message that is ahead of the ledger shows that the ledger was restored from an older copy.
 /// Its chain is quarantined then: it does not tick, and `roundelay status` shows it. This command
@@ -313,7 +316,10 @@ impl Advance {
             }
             moves::Advance::NoChain => bail!("there is no chain {kind} {key}; `roundelay enroll` begins chains"),
             moves::Advance::Refused(chain) => {
-                bail!("{kind} {key}: {}", why_not_advanced(&chain, connections.ledger.now()))
+                bail!(
+                    "{kind} {key}: {}",
+                    why_not_advanced(&chain, (connections.ledger.now(), &connections.ledger.calendar()))
+                )
             }
         }
         Ok(())

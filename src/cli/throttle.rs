@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use roundelay::Config;
 use roundelay::clock::{parse_duration, short_duration};
 use roundelay::config::{Scope, ThrottleSettings};
+use roundelay::inspect::words::At;
 use roundelay::ledger::Ledger;
 use roundelay::monitor::throttled::{Throttled, time};
 use roundelay::throttle::orders::{LONGEST, Orders, ThrottleOrder, check_limits};
@@ -229,7 +230,10 @@ impl Hold {
         ensure!(!why.trim().is_empty(), "--why needs a word for those who wonder why nothing runs");
         ensure!(span >= Duration::from_millis(1) && span <= LONGEST, "--for must be from 1ms to 366d");
         let (throttle, orders) = about.order(|_, _, _| Ok(ThrottleOrder::Hold { span, why })).await?;
-        let words = format!("nothing starts until {}; what runs finishes", time(orders.held_until()));
+        let words = format!(
+            "nothing starts until {}; what runs finishes",
+            At::of(time(orders.held_until()), &throttle.ledger.calendar())
+        );
         throttle.tell(&[&words]).await
     }
 }
@@ -310,11 +314,11 @@ fn print(throttled: &Throttled, config: &Config) {
     field("allows", &limits(settings, orders));
     field("burst", &throttled.limits.burst.to_string());
     if let Some(said) = &orders.limits {
-        field("ordered", &format!("by {}, at {}", said.by, time(said.at)));
+        field("ordered", &format!("by {}, at {}", said.by, throttled.at(said.at)));
     }
     if let Some(hold) = orders.hold.as_ref().filter(|hold| hold.until > throttled.now) {
-        let until = format!("until {} ({})", time(hold.until), throttled.from_now(hold.until));
-        field("held", &format!("{until} by {}, since {}: {}", hold.by, time(hold.at), hold.why));
+        let until = format!("until {} ({})", throttled.at(hold.until), throttled.from_now(hold.until));
+        field("held", &format!("{until} by {}, since {}: {}", hold.by, throttled.at(hold.at), hold.why));
     }
     field("queues", &queues(name, config).join(", "));
     if !throttled.is_counted_here() {
@@ -328,17 +332,17 @@ fn print(throttled: &Throttled, config: &Config) {
     for (key, view) in keys.iter().take(KEYS) {
         let label = if settings.key.is_some() { format!("`{key}`: ") } else { String::new() };
         let held = view.held.as_ref().map_or_else(String::new, |held| {
-            format!("; held until {} ({}): {}", time(held.until), throttled.from_now(held.until), held.why)
+            format!("; held until {} ({}): {}", throttled.at(held.until), throttled.from_now(held.until), held.why)
         });
         let mut also = String::new();
         if view.probing {
             also.push_str("; one start at a time tries");
         }
         if let Some((apart, until)) = view.budget {
-            also.push_str(&format!("; one every {} by its budget, until {}", rounded(apart), time(until)));
+            also.push_str(&format!("; one every {} by its budget, until {}", rounded(apart), throttled.at(until)));
         }
         if let Some(until) = view.gentle_until {
-            also.push_str(&format!("; reopens gently until {}", time(until)));
+            also.push_str(&format!("; reopens gently until {}", throttled.at(until)));
         }
         let next = throttled.from_now(view.opens);
         field("used", &format!("{label}{}; the next slot opens {next}{held}{also}", used(view)));
@@ -393,17 +397,17 @@ fn waits(throttled: &Throttled, config: &Config) -> Vec<String> {
 /// All about a throttle, for machines.
 pub fn described(throttled: &Throttled, config: &Config) -> Value {
     let Throttled { name, settings, limits, orders, remembered, .. } = throttled;
-    let ordered = orders.limits.as_ref().map(|said| json!({ "by": said.by, "at": time(said.at) }));
+    let ordered = orders.limits.as_ref().map(|said| json!({ "by": said.by, "at": throttled.at(said.at) }));
     let hold = orders.hold.as_ref().filter(|hold| hold.until > throttled.now);
     let hold =
-        hold.map(|hold| json!({ "until": time(hold.until), "why": hold.why, "by": hold.by, "at": time(hold.at) }));
-    let keys: Vec<Value> = throttled.keys.iter().map(|(key, view)| of_key(key, view)).collect();
+        hold.map(|hold| json!({ "until": throttled.at(hold.until), "why": hold.why, "by": hold.by, "at": throttled.at(hold.at) }));
+    let keys: Vec<Value> = throttled.keys.iter().map(|(key, view)| of_key(key, view, throttled)).collect();
     json!({
         "throttle": name, "queues": queues(name, config), "scope": if throttled.is_counted_here() { "fleet" } else { "worker" },
         "key": settings.key.as_ref().map(ToString::to_string), "keys": remembered,
         "limits": in_json(limits), "configured": in_json(&settings.limits), "ordered": ordered, "hold": hold,
         "in_the_way": throttled.in_the_way(None), "waits": waits(throttled, config), "states": keys,
-        "now": time(throttled.now),
+        "now": throttled.at(throttled.now),
     })
 }
 
@@ -412,17 +416,18 @@ fn in_json(limits: &Limits) -> Value {
     json!({ "windows": limits.windows().map(window).collect::<Vec<_>>(), "burst": limits.burst })
 }
 
-fn of_key(key: &str, view: &View) -> Value {
+fn of_key(key: &str, view: &View, throttled: &Throttled) -> Value {
     let used: Vec<Value> = view
         .used
         .iter()
         .map(|(window, used)| json!({ "used": used, "allow": window.allow, "per_ms": window.per.as_millis() as u64 }))
         .collect();
-    let held = view.held.as_ref().map(|held| json!({ "until": time(held.until), "why": held.why, "by": held.by }));
+    let held =
+        view.held.as_ref().map(|held| json!({ "until": throttled.at(held.until), "why": held.why, "by": held.by }));
     let budget =
-        view.budget.map(|(apart, until)| json!({ "apart_ms": apart.as_millis() as u64, "until": time(until) }));
+        view.budget.map(|(apart, until)| json!({ "apart_ms": apart.as_millis() as u64, "until": throttled.at(until) }));
     json!({
-        "key": key, "windows": used, "opens": time(view.opens), "held": held, "probing": view.probing,
-        "budget": budget, "gentle_until": view.gentle_until.map(time), "waiting": view.waiting,
+        "key": key, "windows": used, "opens": throttled.at(view.opens), "held": held, "probing": view.probing,
+        "budget": budget, "gentle_until": view.gentle_until.map(|until| throttled.at(until)), "waiting": view.waiting,
     })
 }

@@ -6,8 +6,10 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::{Args, Subcommand};
 use roundelay::api::create_token;
+use roundelay::calendar::Calendar;
 use roundelay::clock::{Time, parse_duration};
 use roundelay::engine::Connections;
+use roundelay::inspect::words::At;
 use roundelay::ledger::access::Token;
 use roundelay::ledger::{Ledger, Scope};
 use serde_json::{Value, json};
@@ -90,9 +92,11 @@ impl Create {
         let ledger = open(&self.config).await?;
         let (secret, token) = create_token(&*ledger, &self.name, self.scope, self.expires).await?;
         if self.json {
-            return screen::json(&json!({ "secret": secret, "token": shown(&token) }));
+            return screen::json(&json!({ "secret": secret, "token": shown(&token, &ledger.calendar()) }));
         }
-        let until = token.expires.map_or("for ever".to_owned(), |expires| format!("until {expires}"));
+        let calendar = ledger.calendar();
+        let until = token.expires.map(|expires| format!("until {}", At::of(expires, &calendar)));
+        let until = until.unwrap_or_else(|| "for ever".into());
         let Token { name, scope, .. } = &token;
         screen::note(format_args!("created the token {name} with the scope {scope}, {until}; it is shown only now:"));
         screen::exact(format_args!("{secret}"));
@@ -105,9 +109,11 @@ impl List {
         let ledger = open(&self.config).await?;
         let tokens = ledger.tokens().await?;
         if self.json {
-            return screen::json(&json!({ "tokens": tokens.iter().map(shown).collect::<Vec<Value>>() }));
+            return screen::json(
+                &json!({ "tokens": tokens.iter().map(|token| shown(token, &ledger.calendar())).collect::<Vec<Value>>() }),
+            );
         }
-        let now = ledger.now();
+        let (now, calendar) = (ledger.now(), ledger.calendar());
         if tokens.is_empty() {
             out!("there are no tokens; `roundelay token create` makes one");
             return Ok(());
@@ -120,13 +126,15 @@ impl List {
             Column::text("last used"),
         ]);
         for token in &tokens {
-            let time = |time: Option<Time>, never: &str| time.map_or(never.to_owned(), |time| time.to_string());
+            let time = |time: Option<Time>, never: &str| {
+                time.map_or(never.to_owned(), |time| At::of(time, &calendar).to_string())
+            };
             let over = !token.is_valid(now);
             let expires = time(token.expires, "never") + if over { " (over)" } else { "" };
             table.row([
                 Cell::from(&token.name),
                 token.scope.name().into(),
-                token.created.to_string().into(),
+                At::of(token.created, &calendar).to_string().into(),
                 Cell::from(expires).tinted_if(over, Tint::Notable),
                 time(token.last_used, "never").into(),
             ]);
@@ -150,9 +158,10 @@ impl Revoke {
     }
 }
 
-fn shown(token: &Token) -> Value {
+fn shown(token: &Token, calendar: &Calendar) -> Value {
+    let at = |time: Time| At::of(time, calendar);
     let Token { id, name, scope, created, expires, last_used } = token;
-    json!({ "id": id, "name": name, "scope": scope, "created": created, "expires": expires, "last_used": last_used })
+    json!({ "id": id, "name": name, "scope": scope, "created": at(*created), "expires": expires.map(at), "last_used": last_used.map(at) })
 }
 
 async fn open(config: &ConfigFile) -> anyhow::Result<Arc<dyn Ledger>> {

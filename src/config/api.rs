@@ -92,11 +92,7 @@ pub(super) fn check(problems: &mut Problems, raw: raw::Api) -> ApiSettings {
     if raw.name.is_empty() || raw.name.chars().count() > LONGEST_NAME || raw.name.chars().any(char::is_control) {
         problems.add(&["api", "name"], format!("1 to {LONGEST_NAME} characters, none of them a control character"));
     }
-    for host in &raw.hosts {
-        if let Err(message) = host_name(host) {
-            problems.add(&["api", "hosts"], message);
-        }
-    }
+    let hosts = hosts(problems, "api", &raw.hosts);
     let (short, long) = (Duration::from_millis(100), Duration::from_secs(300));
     problems.range(&["api", "patience"], raw.patience.0, short, long);
     if raw.tls.is_some() && raw.behind_proxy {
@@ -105,7 +101,7 @@ pub(super) fn check(problems: &mut Problems, raw: raw::Api) -> ApiSettings {
     let settings = ApiSettings {
         name: raw.name,
         listen,
-        hosts: raw.hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
+        hosts,
         anonymous: raw.anonymous,
         tls: raw.tls.map(|tls| TlsSettings { certificate: tls.certificate.into(), key: tls.key.into() }),
         behind_proxy: raw.behind_proxy,
@@ -120,6 +116,16 @@ pub(super) fn check(problems: &mut Problems, raw: raw::Api) -> ApiSettings {
         }
     }
     settings
+}
+
+/// The names of `[part]` by which it is called, in small letters.
+pub(super) fn hosts(problems: &mut Problems, part: &str, raw: &[String]) -> BTreeSet<String> {
+    for host in raw {
+        if let Err(message) = host_name(host) {
+            problems.add(&[part, "hosts"], message);
+        }
+    }
+    raw.iter().map(|host| host.to_ascii_lowercase()).collect()
 }
 
 /// Whether `host` is a name or an IP address, as the `Host` of a request has it, without a port.

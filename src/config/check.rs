@@ -191,6 +191,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             .add(&["worker", "callback"], "the base URL by which handlers reach `listen`, such as http://host:9464");
     }
 
+    let hosts = api::hosts(&mut problems, "worker", &raw.worker.hosts);
     let api = api::check(&mut problems, raw.api);
     let tracing = tracing::check(&mut problems, raw.tracing);
     let encryption = encryption::check(&mut problems, raw.encryption);
@@ -215,6 +216,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             lease: raw.worker.lease.0,
             listen,
             callback: raw.worker.callback.map(|url| url.trim_end_matches('/').to_owned()),
+            hosts,
         },
         api,
         catch_up: CatchUpSettings {

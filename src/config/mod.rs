@@ -26,7 +26,7 @@ mod throttle;
 mod tracing;
 mod unpaced;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -166,6 +166,8 @@ pub struct WorkerSettings {
     pub listen: Option<SocketAddr>,
     /// What handlers reach that by, without a slash at the end; absent, what follows from the address.
     pub callback: Option<String>,
+    /// By which names it is called there, in small letters and without ports, beside those that are always answered.
+    pub hosts: BTreeSet<String>,
 }
 
 /// `[catch_up]`

@@ -8,17 +8,16 @@ use serde::{Deserialize, Serialize};
 
 use super::check::{LONGEST_TIMEOUT, Problems, TEN_YEARS};
 use super::raw;
+use crate::calendar::Calendar;
 use crate::clock::{Time, parse_duration, short_duration};
 use crate::guard::Guard;
 use crate::ladder::rungs_of_interval;
 use crate::outcome::LONGEST_WAIT;
-use crate::schedule::{Catch, Cron, From, Misfire, Overlap, Rhythm, Schedule};
+use crate::schedule::{Catch, Cron, From, MISFIRE_WINDOW, Misfire, Overlap, Rhythm, Schedule};
 
 /// What is later than this part of `misfire_spread` is spread: much less than what an outage holds up, and
 /// more than an ordinary queue does.
 const SPREAD_FROM: u32 = 60;
-/// How late an occurrence may be that misfires are skipped for, unless the configuration says so.
-const MISFIRE_WINDOW: Duration = Duration::from_secs(60);
 
 /// When chains of a kind recur.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,11 +76,11 @@ impl Recurrence {
 
     /// How long a run that starts at `now` may take, and how long it is waited for then. `schedule` is that of its
     /// chain, whose interval a share is of. A box is never longer than a worker can keep the run's message.
-    pub fn time_box(&self, schedule: &Schedule, now: Time) -> Option<(Duration, Duration)> {
+    pub fn time_box(&self, schedule: &Schedule, now: Time, calendar: &Calendar) -> Option<(Duration, Duration)> {
         let TimeBox { length, grace } = self.time_box?;
         let length = match length {
             Length::Fixed(length) => length,
-            Length::Share(share) => schedule.interval(now)?.mul_f64(share),
+            Length::Share(share) => schedule.interval(now, calendar)?.mul_f64(share),
         };
         Some((length.min(LONGEST_TIMEOUT), grace))
     }

@@ -1,17 +1,19 @@
 //! An attempt that has been claimed: whether its handler runs, how it ends, and what is written.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use serde_json::Value;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::lease::Lease;
 use super::life::Point;
 use super::outbox::Asking;
 use super::pipeline::{Ended, Permit};
+use super::vitals::Lease;
 use super::{Core, QueueRun};
+use crate::calendar::Calendar;
 use crate::clock::{Time, short_duration};
 use crate::config::{KindSettings, OwnSchedule, SpawnSettings};
 use crate::encryption::{Field, Place};
@@ -45,6 +47,8 @@ pub(super) struct Claimed<'a> {
     pub(super) chain: &'a ChainRef,
     pub(super) grant: Grant,
     pub(super) trace: &'a Run,
+    /// How the wall clock stands to the ledger's time.
+    pub(super) calendar: Arc<Calendar>,
 }
 
 /// By when a run has to be over.
@@ -72,11 +76,15 @@ impl Handled {
     }
 }
 
-/// How a run goes on in time.
+/// How a run goes on in the ledger's time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// How long after it was due it was claimed.
-    pub late: Duration,
+    /// When it was due.
+    pub due: Time,
+    /// When it was claimed.
+    pub at: Time,
+    /// When it ends, unless it has to wait for a slot first.
+    pub deadline: Time,
     /// How long it may take.
     pub longest: Duration,
     /// When it ends even if it could take longer.
@@ -108,24 +116,34 @@ impl Claimed<'_> {
         }
     }
 
+    /// When it should have started, by the wall clock.
+    fn shown_nominal(&self) -> Time {
+        let nominal = self.grant.nominal;
+        match self.schedule().filter(|_| self.calendar.ahead() != 0) {
+            Some(schedule) => schedule.shown_nominal(nominal, self.phase(Some(&schedule)), &self.calendar),
+            None => self.calendar.wall(nominal),
+        }
+    }
+
     /// The chain's place in its interval. Hashed only for those who ask.
     fn phase(&self, schedule: Option<&Schedule>) -> f64 {
         let spread = schedule.is_some_and(|schedule| schedule.spread_phase);
         if spread { phase(&self.envelope.kind, &self.envelope.key) } else { 0.0 }
     }
 
-    fn limit(&self, schedule: Option<&Schedule>) -> Limit {
+    fn limit(&self, schedule: Option<&Schedule>, setting: Setting<'_>) -> Limit {
         let (at, longest) = (self.grant.at, self.kind.timeout);
         let mut limit = Limit { deadline: at + longest, longest, grace: Duration::ZERO, cut: None };
         let of_chain = if self.is_manual() { self.schedule_of_chain() } else { schedule.cloned() };
         let Some(of_chain) = of_chain else { return limit };
-        let time_box = self.kind.recurrence.as_ref().and_then(|recurrence| recurrence.time_box(&of_chain, at));
+        let time_box =
+            self.kind.recurrence.as_ref().and_then(|recurrence| recurrence.time_box(&of_chain, at, &self.calendar));
         if let Some((length, grace)) = time_box {
             let cut = format!("its time box of {} was up", short_duration(length));
             limit = Limit { deadline: at + length, longest: length, grace, cut: Some(cut) };
         }
         let Some(schedule) = schedule else { return limit };
-        let next = schedule.cancelled_at(self.grant.nominal, at, self.phase(Some(schedule)));
+        let next = schedule.cancelled_at(self.grant.nominal, at, setting);
         if let Some(deadline) = next.filter(|next| *next < limit.deadline && !mutant!(OverlapNotEnded)) {
             let cut = Some("overlap: it had to make room for the next occurrence".into());
             limit = Limit { deadline, grace: CANCEL_GRACE, cut, ..limit };
@@ -138,7 +156,7 @@ impl Core {
     /// Runs a claimed attempt, unless a guard says no, and writes its end. `None` when the ledger could
     /// not be reached any more.
     pub(super) async fn attempt(&self, claimed: Claimed<'_>, permit: Permit, lease: &Lease<'_>) -> Option<Ended> {
-        let Claimed { queue, kind, envelope, chain, grant, trace } = &claimed;
+        let Claimed { queue, kind, envelope, chain, grant, trace, .. } = &claimed;
         let id = chain.run_id();
         if grant.lost {
             self.figures(&envelope.kind).inspect(|figures| figures.lost());
@@ -146,8 +164,11 @@ impl Core {
         let schedule = claimed.schedule();
         let balance = queue.balances.of(&envelope.kind);
         let phase = claimed.phase(schedule.as_ref());
+        // The wall clock may be set while it runs.
+        let calendar = OnceLock::new();
         let course = |started: Time, finished: Time| {
-            let setting = Setting { phase, balance: &balance, dice: &self.entropy };
+            let calendar = &**calendar.get_or_init(|| self.ledger.calendar());
+            let setting = Setting { phase, balance: &balance, dice: &self.entropy, calendar };
             let ran = Ran { nominal: grant.nominal, started, finished };
             let bounds = kind.recurrence.as_ref().map_or((Duration::ZERO, Duration::MAX), |r| r.next_in);
             schedule.as_ref().map(|schedule| Course { schedule, ran, setting, bounds })
@@ -206,7 +227,8 @@ impl Core {
                 (grant.at, outcome::handed_on(course(grant.at, grant.at), job))
             }
             (None, None, Ok(contents)) => {
-                let limit = claimed.limit(schedule.as_ref());
+                let setting = Setting { phase, balance: &balance, dice: &self.entropy, calendar: &claimed.calendar };
+                let limit = claimed.limit(schedule.as_ref(), setting);
                 let desk = self.desk.open(grant.fence);
                 let handled = self.run(&claimed, (&id, &desk), contents, &limit, permit, lease).await;
                 let mut outcome = handled.outcome;
@@ -289,7 +311,7 @@ impl Core {
         permit: Permit,
         lease: &Lease<'_>,
     ) -> Handled {
-        let Claimed { queue, kind, envelope, chain, grant, trace } = claimed;
+        let Claimed { queue, kind, envelope, chain, grant, trace, calendar } = claimed;
         let unavailable = match kind.reconcile {
             Some(_) => self.unavailable(&envelope.kind, &envelope.key).await,
             None => Vec::new(),
@@ -304,8 +326,8 @@ impl Core {
             owner: grant.owner.clone(),
             carry,
             unavailable,
-            nominal: grant.nominal,
-            deadline: limit.deadline,
+            nominal: claimed.shown_nominal(),
+            deadline: calendar.wall(limit.deadline),
             grace: limit.grace,
             seed: job::seed(&envelope.kind, &envelope.key, &chain.tick.to_string()),
             payload,
@@ -314,7 +336,7 @@ impl Core {
             span: HandlerSpan::default(),
         };
         let by = limit.cut.is_some().then_some(limit.deadline);
-        let pace = Pace { late: grant.at.since(grant.due), longest: limit.longest, by };
+        let pace = Pace { due: grant.due, at: grant.at, deadline: limit.deadline, longest: limit.longest, by };
         tokio::select! {
             biased;
             () = lease.lost(), if !mutant!(LostLeaseIgnored) => {
@@ -405,7 +427,7 @@ impl Core {
         &self,
         queue: &QueueRun,
         mut job: Job,
-        Pace { late, longest, by }: Pace,
+        Pace { due, at, mut deadline, longest, by }: Pace,
         permit: Permit,
         trace: &Run,
     ) -> Handled {
@@ -419,7 +441,7 @@ impl Core {
             let reason = Reason::new(Class::Slot, "no slot of its throttle in time");
             return Handled::without_call(Outcome::Snooze { reason, wait });
         }
-        let want = Want { priority: queue.priority, due: job.nominal, cost: self.cost_of(&job.kind), probe: false };
+        let want = Want { priority: queue.priority, due, cost: self.cost_of(&job.kind), probe: false };
         let waiting = trace.begin();
         let slot = match self.slot_of_key(queue, &job, want).await {
             Ok(Some(of_key)) => {
@@ -446,13 +468,15 @@ impl Core {
             own = Some((throttle.clone(), key, probe));
             // What it has waited for the slot is not its own time.
             let until = self.ledger.now() + longest;
-            job.deadline = by.map_or(until, |by| by.min(until));
+            deadline = by.map_or(until, |by| by.min(until));
+            job.deadline = self.ledger.calendar().wall(deadline);
         }
         let upstream = Upstream::new(self.throttles.clone(), own, want);
         job.upstream = upstream.clone();
-        let patience = job.deadline.since(self.ledger.now()) + job.grace;
+        let patience = deadline.since(self.ledger.now()) + job.grace;
         let kind = self.kind(&job.kind);
-        let (_running, figures, since) = (queue.figures.started(late), self.figures(&job.kind), Instant::now());
+        let (_running, figures, since) =
+            (queue.figures.started(at.since(due)), self.figures(&job.kind), Instant::now());
         job.span = trace.handler();
         let (span, handling) = (job.span.clone(), trace.begin());
         let run = AssertUnwindSafe(handler.run(job)).catch_unwind();

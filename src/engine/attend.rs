@@ -55,6 +55,7 @@ pub async fn run(core: Arc<Core>) {
         let now = core.ledger.now().as_millis();
         sleep(Duration::from_millis((SECOND - now.rem_euclid(SECOND)).unsigned_abs())).await;
         told.count(&core);
+        core.telemetry.notices.tell();
         nth += 1;
         if nth % READ == 0 && !mutant!(OrdersUnread) {
             match timeout(PATIENCE, core.ledger.fleet_orders()).await {
@@ -175,7 +176,7 @@ impl Told {
             state,
             queues,
             kinds: kinds.collect(),
-            leases: core.leases.count(),
+            leases: core.vitals.count(),
         }
     }
 }

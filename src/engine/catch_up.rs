@@ -18,13 +18,14 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use super::life::Point;
-use super::{Core, QueueRun};
+use super::{Core, QueueRun, outage};
 use crate::broker::{Depth, PublishError};
 use crate::clock::Time;
 use crate::job::Envelope;
-use crate::ledger::{Hint, LookAgain, Overdue};
+use crate::ledger::{Held, Hint, Holder, LedgerError, Left, LookAgain, Overdue};
 use crate::schedule::spread;
 use crate::telemetry::Count;
 use crate::trace::Run;
@@ -41,6 +42,25 @@ const IN_FLIGHT: usize = 128;
 const LISTEN: Duration = Duration::from_secs(1);
 /// Small backlogs are not stretched over the whole window: this much of it for each chain.
 const SHARE: Duration = Duration::from_millis(5);
+/// What a worker had begun that is gone is sent again within this, however much it is:
+const ADOPTED_WITHIN: Duration = Duration::from_millis(500);
+/// what it may have had in hand besides, if that is late by this;
+const IN_HAND: Duration = Duration::from_secs(1);
+/// at once, and once more after this, for claims that were on their way when it ended.
+const ADOPTED_AGAIN: Duration = Duration::from_secs(3);
+/// A worker that is silent and has not ended goes on to be given messages, above all those between hops, until the broker
+/// has missed its heartbeats: this often the others look which chains are late,
+const SILENT_EVERY: Duration = Duration::from_secs(1);
+/// and for so long.
+const SILENT_FOR: Duration = Duration::from_secs(30);
+/// What was sent again so lately, and has not been claimed, is left alone: else each worker would send a message of its own.
+const SENT_AGAIN: Duration = Duration::from_secs(5);
+/// What the ledger or the broker did not answer is asked again after this.
+const ADOPTED_LATER: Duration = Duration::from_secs(1);
+/// After an outage it is looked this often which messages are unsent,
+const UNSENT_EVERY: Duration = Duration::from_secs(1);
+/// and those are sent that were due this long ago: what a finish has to send itself, it has sent by then.
+const UNSENT_AFTER: Duration = Duration::from_millis(500);
 /// The longest pause between two looks at a chain whose message was sent again.
 const LONGEST_LOOK: Duration = Duration::from_secs(3_600);
 /// Between two looks at a chain whose message waits its turn, at most: so long for each message that waits. What lies
@@ -53,11 +73,11 @@ const SHORTEST_TURN: Duration = Duration::from_secs(30);
 const LONGEST_TURN: Duration = Duration::from_secs(600);
 
 /// Sweeps until `shutdown`.
-pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
+pub async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: CancellationToken) {
     let keeps = core.dispatch.broker.keeps_messages();
     let work = async {
         if !keeps {
-            report("re-create the messages of all chains", re_create(&core).await);
+            report(&core, "re-create the messages of all chains", re_create(&core).await);
         }
         // Nobody else sets it.
         let _ = core.ready.set(());
@@ -66,25 +86,48 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
         // The first round waits a moment, so that what the queues hold can show itself.
         let mut round = Instant::now() + LISTEN;
         let mut waves: BTreeMap<&str, Wave> = BTreeMap::new();
-        let mut seen = (core.ledger.now(), Instant::now());
+        let mut adoptions = Adoptions::default();
+        let mut unsent = Instant::now();
         loop {
             let next = waves.values().map(|wave| wave.next).fold(round, Instant::min);
+            let next = adoptions.at.iter().copied().fold(next, Instant::min);
+            let next = if core.outage.has_unsent(core.ledger.now()) { next.min(unsent) } else { next };
             tokio::select! {
                 biased;
                 () = sleep_until(next) => {}
                 () = core.kept.notified() => {
-                    report("take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
+                    report(&core, "take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
+                    continue;
+                }
+                () = core.orphaned.notified() => {
+                    adoptions.asked(Instant::now(), core.silent.swap(false, Ordering::Relaxed) && keeps);
                     continue;
                 }
             }
-            // Where a queue has come is told in the ledger's time. When that is set forward, what was to
-            // arrive just now would seem to be hours away, and be left alone for as long as may be.
-            let (now, at) = (core.ledger.now(), Instant::now());
-            let set_forward = now.since(seen.0).saturating_sub(at - seen.1);
-            if set_forward > core.catch_up.slack {
-                core.queues.values().flatten().for_each(|queue| queue.clock_was_set(set_forward));
+            let at = Instant::now();
+            if adoptions.take(at) {
+                let (silent, mut failed, mut waits) = (adoptions.silent(at), false, false);
+                for (queue, lanes) in &core.queues {
+                    let adopted = adopt(&core, queue, lanes, silent, &tasks).await;
+                    (failed, waits) = (failed || adopted.is_err(), waits || adopted == Ok(true));
+                    report(&core, &format!("take over what was left on the queue {queue}"), adopted);
+                }
+                if failed {
+                    adoptions.failed(Instant::now());
+                } else if waits {
+                    adoptions.waits(Instant::now());
+                }
             }
-            seen = (now, at);
+            if unsent <= at {
+                unsent = at + UNSENT_EVERY;
+                if core.outage.has_unsent(core.ledger.now()) && !core.outage.lasts() {
+                    for queue in core.queues.keys() {
+                        let sent = send_unsent(&core, queue).await;
+                        report(&core, &format!("send what is unsent on the queue {queue}"), sent);
+                    }
+                }
+            }
+            let at = Instant::now();
             let is_round = at >= round;
             for (queue, lanes) in &core.queues {
                 let wave = waves.get(queue.as_str()).copied();
@@ -96,18 +139,18 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
                     Ok(Some(wave)) => waves.insert(queue, wave),
                     Ok(None) | Err(_) => waves.remove(queue.as_str()),
                 };
-                report(&format!("catch up on the queue {queue}"), looked);
+                report(&core, &format!("catch up on the queue {queue}"), looked);
             }
             if !is_round {
                 continue;
             }
             round = at + every;
-            if keeps && !mutant!(OutboxNotEmptied) {
-                report("empty the outbox", empty_outbox(&core).await);
+            if keeps && !core.outage.lasts() && !mutant!(OutboxNotEmptied) {
+                report(&core, "empty the outbox", empty_outbox(&core).await);
             } else if !keeps {
-                report("take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
+                report(&core, "take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
             }
-            report("end what was left unfinished", core.ledger.end_left(PER_LOOK).await);
+            report(&core, "end what was left unfinished", core.ledger.end_left(PER_LOOK).await);
         }
     };
     tokio::select! {
@@ -117,8 +160,54 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
     }
 }
 
-fn report<T, E: std::fmt::Display>(what: &str, result: Result<T, E>) {
-    if let Err(error) = result {
+/// When to take over what is left of workers that are gone (pure).
+#[derive(Debug, Default)]
+struct Adoptions {
+    at: Vec<Instant>,
+    /// Until then the broker may give messages to a worker that is silent.
+    silent_until: Option<Instant>,
+}
+
+impl Adoptions {
+    /// A worker is gone, or silent.
+    fn asked(&mut self, now: Instant, silent: bool) {
+        self.at.extend([now, now + ADOPTED_AGAIN]);
+        if silent {
+            let times = |nth: u32| (now + SILENT_EVERY * nth).min(now + SILENT_FOR);
+            self.at.extend((1..=SILENT_FOR.as_secs() as u32 / SILENT_EVERY.as_secs() as u32).map(times));
+            self.silent_until = Some(now + SILENT_FOR);
+        }
+    }
+
+    /// Whether what is late may be in the hands of a silent worker.
+    fn silent(&self, now: Instant) -> bool {
+        self.silent_until.is_some_and(|until| now <= until)
+    }
+
+    /// Whether it is to be done now, once for all that asked for it.
+    fn take(&mut self, now: Instant) -> bool {
+        let before = self.at.len();
+        self.at.retain(|adoption| *adoption > now);
+        self.at.len() < before
+    }
+
+    /// It was not done: sweeps would come to it only after slack.
+    fn failed(&mut self, now: Instant) {
+        self.at.push(now + ADOPTED_LATER);
+    }
+
+    /// Something was left alone because it was sent so lately.
+    fn waits(&mut self, now: Instant) {
+        if self.at.is_empty() {
+            self.at.push(now + SENT_AGAIN);
+        }
+    }
+}
+
+fn report<T, E: std::fmt::Display>(core: &Core, what: &str, result: Result<T, E>) {
+    if let Err(error) = result
+        && core.telemetry.notices.begins(&format!("failing to {what}"))
+    {
         tracing::warn!(%error, "failed to {what}; the next sweep tries again");
     }
 }
@@ -144,16 +233,15 @@ fn plan(
     slack: Duration,
     offset: Duration,
 ) -> Plan {
-    if chain.lease_until > now {
-        return Plan::Wait { until: chain.lease_until + slack };
-    }
-    if held {
+    if chain.holder.runs() || held {
         return Plan::Wait { until: now + slack };
     }
     // Where the queue must have come before the message counts as lost. Looking moves `watch_at`
     // and not this, so a queue that lags behind for ever hides nothing for ever.
     let past = chain.expected + slack;
-    if chain.sent && depth.ready > 0 && frontier.is_none_or(|frontier| frontier < past) {
+    // The message of one whose holder is gone has been delivered, wherever the queue has come.
+    let delivered = chain.holder == Holder::Gone;
+    if chain.sent && !delivered && depth.ready > 0 && frontier.is_none_or(|frontier| frontier < past) {
         // A backlog that stays as long as it is takes this long to get there. Where nothing came in for a while, or
         // the queue was closed, it is there much sooner.
         let distance = frontier.map_or(slack, |frontier| past.since(frontier));
@@ -193,22 +281,21 @@ async fn look(
 ) -> Result<Option<Wave>, String> {
     let (now, slack, begun) = (core.ledger.now(), core.catch_up.slack, Instant::now());
     let overdue = core.ledger.overdue(queue.to_owned(), core.kinds(), now, PER_LOOK).await;
-    let overdue = overdue.map_err(|error| error.to_string())?;
+    let mut overdue = overdue.map_err(|error| error.to_string())?;
     if overdue.is_empty() {
         return Ok(None);
     }
     core.life.reached(Point::OverdueRead).await;
-    let full = overdue.len() == PER_LOOK as usize;
-    // Each lane has come as far as it has.
-    let mut come = Vec::with_capacity(lanes.len());
-    for lane in lanes {
-        let depth = core.dispatch.broker.depth(&lane.source).await.map_err(|error| error.to_string())?;
-        come.push((depth, lane.frontier()));
+    give_up(core, &mut overdue).await.map_err(|error| error.to_string())?;
+    if core.outage.lasts() {
+        // What is due runs from the ledger.
+        return Ok(None);
     }
+    let full = overdue.len() == PER_LOOK as usize;
+    let come = come(core, lanes).await?;
     let planned = |n: usize, offset: Duration| {
         let chain = &overdue[n];
-        let lane = core.dispatch.lanes.lane(queue, &chain.hint.kind, chain.hint.priority);
-        let (depth, frontier) = come.get(usize::from(lane)).copied().unwrap_or_default();
+        let (depth, frontier) = of_lane(core, queue, chain, &come);
         plan(chain, depth, frontier, core.holds(chain.hint.epoch) > 0, now, slack, offset)
     };
     let share = match share {
@@ -224,6 +311,35 @@ async fn look(
     let turn = share.saturating_mul(u32::try_from(workers).unwrap_or(u32::MAX));
     let window = turn.saturating_mul(overdue.len() as u32);
     let plans: Vec<Plan> = (0..overdue.len()).map(|n| planned(n, spread(n, overdue.len(), window))).collect();
+    let sent = send_planned(core, queue, now, overdue, plans, window).await?;
+    Ok(match sent {
+        // Another worker was faster with all of these, and there are more: this one is a part of the wave, too.
+        Sent::NothingMine { wanted } => (full && wanted).then(|| Wave { share, next: Instant::now() }),
+        Sent::All => full.then_some(Wave { share, next: begun + window }),
+    })
+}
+
+/// What became of plans.
+enum Sent {
+    /// Others were faster with all of those that were to be sent, if there were any.
+    NothingMine {
+        /// Whether there were.
+        wanted: bool,
+    },
+    /// Everything that was this worker's to send.
+    All,
+}
+
+/// Writes what is planned, and sends what this worker was the first to write.
+async fn send_planned(
+    core: &Core,
+    queue: &str,
+    now: Time,
+    overdue: Vec<Overdue>,
+    plans: Vec<Plan>,
+    window: Duration,
+) -> Result<Sent, String> {
+    let slack = core.catch_up.slack;
     let looks: Vec<LookAgain> = (overdue.iter().zip(&plans))
         .map(|(chain, plan)| {
             let (to, looks, expected) = match *plan {
@@ -242,13 +358,9 @@ async fn look(
             _ => None,
         })
         .collect();
-    if mutant!(CatchUpSleeps) {
-        return Ok(None);
-    }
-    if sends.is_empty() {
-        // Another worker was faster with all of these, and there are more: this one is a part of the wave, too.
-        let more = full && plans.iter().any(|plan| matches!(plan, Plan::Send { .. }));
-        return Ok(more.then(|| Wave { share, next: Instant::now() }));
+    if sends.is_empty() || mutant!(CatchUpSleeps) {
+        let wanted = plans.iter().any(|plan| matches!(plan, Plan::Send { .. })) && !mutant!(CatchUpSleeps);
+        return Ok(Sent::NothingMine { wanted });
     }
     tracing::info!(
         queue, chains = sends.len(), over = ?window,
@@ -256,13 +368,118 @@ async fn look(
     );
     let unsent = send_all(core, sends).await;
     if unsent.is_empty() {
-        return Ok(full.then_some(Wave { share, next: begun + window }));
+        return Ok(Sent::All);
     }
     // What could not be sent is looked at soon, and as if this look had not been.
     let again = (overdue.iter().zip(looks)).filter(|(chain, _)| unsent.contains(&chain.hint.epoch));
     let again = again.map(|(chain, look)| LookAgain { from: look.to, to: now + slack, looks: chain.looks, ..look });
     core.ledger.look_again(again.collect()).await.map_err(|error| error.to_string())?;
     Err(format!("{} messages could not be sent", unsent.len()))
+}
+
+/// Chains that this worker is said to run, though it does not: a claim whose answer was lost, and that nobody made again.
+/// Nobody else can tell.
+async fn give_up(core: &Core, overdue: &mut [Overdue]) -> Result<(), LedgerError> {
+    let Some(session) = core.vitals.session() else { return Ok(()) };
+    // Whoever works on a chain has its message in hand, from before the claim until after the finish.
+    let left = |chain: &Overdue| chain.holder.runs() && chain.claim.0 == session && core.holds(chain.hint.epoch) == 0;
+    let claims = overdue.iter().filter(|chain| left(chain));
+    let claims: Vec<Held> = claims.map(|chain| Held { epoch: chain.hint.epoch, fence: chain.claim.1 }).collect();
+    if claims.is_empty() {
+        return Ok(());
+    }
+    core.ledger.give_up(session, claims.clone()).await?;
+    for chain in overdue.iter_mut().filter(|chain| claims.iter().any(|claim| claim.epoch == chain.hint.epoch)) {
+        chain.holder = Holder::Gone;
+    }
+    Ok(())
+}
+
+/// Sends the messages of chains whose holders are gone, and, where one of these was `silent`, of those whose messages it
+/// may have in hand: a worker that stands still keeps what the broker has given it, and may be given what is sent, so
+/// then this worker runs those for which it has room straight from the ledger. What has been late for longer is left to
+/// the sweeps, which spread it. Answers whether something was left for a later look.
+async fn adopt(
+    core: &Arc<Core>,
+    queue: &str,
+    lanes: &[Arc<QueueRun>],
+    silent: bool,
+    tasks: &TaskTracker,
+) -> Result<bool, String> {
+    // Where it is closed, those for whom it is not do so.
+    if core.outage.lasts() || !lanes.iter().any(|lane| lane.flow().open) {
+        return Ok(false);
+    }
+    let (now, slack) = (core.ledger.now(), core.catch_up.slack);
+    let late = if silent { now - IN_HAND } else { Time::default() };
+    let left = Left { until: now + slack, late, unsent: Time::default() };
+    let orphans = core.ledger.orphans(queue.to_owned(), core.kinds(), left, PER_LOOK).await;
+    let mut orphans = orphans.map_err(|error| error.to_string())?;
+    let oldest = now - core.vitals.length() * 3;
+    let was_sent_again = |chain: &Overdue| chain.looks > 0 && chain.expected + SENT_AGAIN > now;
+    let waits = orphans.iter().any(|chain| chain.holder == Holder::Gone && was_sent_again(chain));
+    orphans.retain(|chain| !was_sent_again(chain) && (chain.holder == Holder::Gone || chain.hint.due > oldest));
+    if orphans.is_empty() {
+        return Ok(waits);
+    }
+    core.life.reached(Point::OrphansRead).await;
+    let come = come(core, lanes).await?;
+    let planned = |chain: Overdue| {
+        let (depth, frontier) = of_lane(core, queue, &chain, &come);
+        let held = core.holds(chain.hint.epoch) > 0;
+        let plan = plan(&chain, depth, frontier, held, now, IN_HAND, Duration::ZERO);
+        matches!(plan, Plan::Send { .. }).then_some(chain)
+    };
+    let mut orphans: Vec<Overdue> = orphans.into_iter().filter_map(planned).collect();
+    if silent {
+        orphans = outage::take_late(core, queue, lanes, orphans, tasks).await.map_err(|error| error.to_string())?;
+    }
+    let most = if silent { core.catch_up.spread } else { ADOPTED_WITHIN };
+    let window = SHARE.saturating_mul(orphans.len() as u32).min(most);
+    let send = |n: usize| {
+        let due = now + spread(n, orphans.len(), window);
+        Plan::Send { due, look_at: due + slack }
+    };
+    let plans = (0..orphans.len()).map(send).collect();
+    send_planned(core, queue, now, orphans, plans, window).await.map(|_| waits)
+}
+
+/// Sends what this worker has left unsent, and what others have, as it falls due: the broker was away.
+async fn send_unsent(core: &Core, queue: &str) -> Result<(), String> {
+    loop {
+        let (now, slack) = (core.ledger.now(), core.catch_up.slack);
+        let left = Left { until: now + slack, late: Time::default(), unsent: now - UNSENT_AFTER };
+        let left = core.ledger.orphans(queue.to_owned(), core.kinds(), left, PER_LOOK).await;
+        let mut left = left.map_err(|error| error.to_string())?;
+        let full = left.len() == PER_LOOK as usize;
+        left.retain(|chain| !chain.sent && core.holds(chain.hint.epoch) == 0);
+        if left.is_empty() {
+            return Ok(());
+        }
+        // By then it is noted that they are sent.
+        let plans = left.iter().map(|chain| Plan::Send { due: chain.hint.due, look_at: now + slack + ADOPTED_AGAIN });
+        let plans = plans.collect();
+        send_planned(core, queue, now, left, plans, Duration::ZERO).await?;
+        if !full {
+            return Ok(());
+        }
+    }
+}
+
+/// How much waits in each lane, and how far it has come.
+async fn come(core: &Core, lanes: &[Arc<QueueRun>]) -> Result<Vec<(Depth, Option<Time>)>, String> {
+    let mut come = Vec::with_capacity(lanes.len());
+    for lane in lanes {
+        let depth = core.dispatch.broker.depth(&lane.source).await.map_err(|error| error.to_string())?;
+        come.push((depth, lane.frontier()));
+    }
+    Ok(come)
+}
+
+/// That of the lane on which a chain's message comes.
+fn of_lane(core: &Core, queue: &str, chain: &Overdue, come: &[(Depth, Option<Time>)]) -> (Depth, Option<Time>) {
+    let lane = core.dispatch.lanes.lane(queue, &chain.hint.kind, chain.hint.priority);
+    come.get(usize::from(lane)).copied().unwrap_or_default()
 }
 
 /// How many chains of a queue are overdue. 0 when they cannot be counted: then they are sent faster, not never.
@@ -302,7 +519,8 @@ async fn send_all(core: &Core, sends: Vec<(Hint, Time)>) -> HashSet<i64> {
                         core.ledger.mark_sent(hint.sent());
                     }
                     Err(error) => {
-                        if failures.fetch_add(1, Ordering::Relaxed) < MOST_FAILURES {
+                        failures.fetch_add(1, Ordering::Relaxed);
+                        if core.telemetry.notices.begins("messages that catch-up could not send") {
                             tracing::warn!(
                                 kind = hint.kind, key = hint.key, epoch = hint.epoch, tick = hint.tick, %error,
                                 "catch-up could not send a message; it is looked after again"
@@ -357,10 +575,7 @@ async fn empty_outbox(core: &Core) -> Result<(), String> {
         after = last.number;
         let mut envelopes = Vec::new();
         for job in jobs.iter().filter(|job| job.kept_at <= left_before) {
-            match Envelope::decode(&job.body) {
-                Ok(envelope) => envelopes.push(envelope),
-                Err(bad) => tracing::error!(number = job.number, %bad, "a job kept in the ledger cannot be read"),
-            }
+            envelopes.extend(core.kept(job).await);
         }
         core.send_spawned(envelopes, &Run::default()).await;
     }
@@ -368,21 +583,22 @@ async fn empty_outbox(core: &Core) -> Result<(), String> {
 
 /// Publishes one-off jobs that other programs have put in the ledger, or that an earlier run left.
 async fn take_up_jobs(core: &Core, up_to: &mut i64) -> Result<(), String> {
+    let first = *up_to == 0;
     loop {
         let jobs = core.ledger.kept_jobs(*up_to, PER_PAGE).await.map_err(|error| error.to_string())?;
         if jobs.is_empty() {
             return Ok(());
         }
         for job in jobs {
-            let sent = match Envelope::decode(&job.body) {
-                Ok(envelope) => {
+            let sent = match core.kept(&job).await {
+                Some(envelope) => {
+                    if let Some(id) = envelope.id.as_deref().filter(|_| first) {
+                        core.suspects.found(id);
+                    }
                     let queue = envelope.queue.clone().unwrap_or_default();
                     core.dispatch.send(&envelope, &queue, core.ledger.now()).await
                 }
-                Err(bad) => {
-                    tracing::error!(number = job.number, %bad, "a job kept in the ledger cannot be read");
-                    Ok(())
-                }
+                None => Ok(()),
             };
             if let Err(error) = sent {
                 return Err(format!("the job with number {} in the ledger: {error}", job.number));
@@ -400,7 +616,7 @@ mod tests {
         Time::from_millis(secs * 1_000)
     }
 
-    fn chain(sent: bool, watch_at: i64, looks: u32, lease_until: i64) -> Overdue {
+    fn chain(sent: bool, watch_at: i64, looks: u32, holder: Holder) -> Overdue {
         let hint = Hint {
             kind: "k".into(),
             key: "x".into(),
@@ -412,7 +628,35 @@ mod tests {
             parent: 0,
             priority: None,
         };
-        Overdue { hint, sent, expected: at(100), watch_at: at(watch_at), looks, lease_until: at(lease_until) }
+        Overdue { hint, sent, expected: at(100), watch_at: at(watch_at), looks, holder, claim: (0, 0) }
+    }
+
+    #[test]
+    fn what_could_not_be_taken_over_is_taken_over_later() {
+        let begin = Instant::now();
+        let at = |secs: f64| begin + Duration::from_secs_f64(secs);
+        let mut adoptions = Adoptions::default();
+        assert!(!adoptions.take(begin), "nobody is gone");
+        adoptions.asked(begin, false);
+        adoptions.asked(begin, false);
+        assert!(adoptions.take(begin) && !adoptions.take(begin), "once for both");
+        assert!(!adoptions.take(at(2.9)) && adoptions.take(at(3.0)), "and once more");
+        adoptions.failed(at(3.2));
+        assert!(!adoptions.take(at(4.1)) && adoptions.take(at(4.2)), "again, since it failed");
+        assert!(!adoptions.take(at(600.0)));
+    }
+
+    #[test]
+    fn as_long_as_the_broker_may_give_messages_to_a_silent_worker_it_is_looked_what_is_late() {
+        let begin = Instant::now();
+        let at = |secs: u64| begin + Duration::from_secs(secs);
+        let mut adoptions = Adoptions::default();
+        adoptions.asked(begin, true);
+        let looks: Vec<u64> = (0..60).filter(|secs| adoptions.take(at(*secs))).collect();
+        assert_eq!(looks, (0..=30).collect::<Vec<u64>>());
+        assert!(adoptions.silent(at(30)) && !adoptions.silent(at(31)));
+        adoptions.asked(at(100), false);
+        assert!(adoptions.take(at(100)) && !adoptions.silent(at(100)), "it has ended, and holds nothing");
     }
 
     #[test]
@@ -424,33 +668,82 @@ mod tests {
         let (full, deep) = (Depth { ready: 5, consumers: 1 }, Depth { ready: 4_000, consumers: 1 });
         let deepest = Depth { ready: 1_000_000, consumers: 1 };
         let table = [
-            ("queue empty: lost", chain(true, 130, 0, 0), empty, at(0), false, send(203, 233)),
-            ("queue past it: lost", chain(true, 130, 0, 0), full, at(130), false, send(203, 233)),
-            ("queue not there yet: waits its turn", chain(true, 130, 0, 0), full, at(129), false, wait(230)),
-            ("looked at before: the same yardstick", chain(true, 190, 0, 0), full, at(130), false, send(203, 233)),
-            ("far behind: looks when it may be there", chain(true, 190, 0, 0), deep, at(30), false, wait(300)),
-            ("farther than its depth allows for", chain(true, 190, 0, 0), deep, at(-9_000), false, wait(320)),
-            ("very far behind", chain(true, 190, 0, 0), deepest, at(-9_000), false, wait(800)),
+            ("queue empty: lost", chain(true, 130, 0, Holder::Nobody), empty, at(0), false, send(203, 233)),
+            ("queue past it: lost", chain(true, 130, 0, Holder::Nobody), full, at(130), false, send(203, 233)),
+            (
+                "queue not there yet: waits its turn",
+                chain(true, 130, 0, Holder::Nobody),
+                full,
+                at(129),
+                false,
+                wait(230),
+            ),
+            (
+                "looked at before: the same yardstick",
+                chain(true, 190, 0, Holder::Nobody),
+                full,
+                at(130),
+                false,
+                send(203, 233),
+            ),
+            (
+                "far behind: looks when it may be there",
+                chain(true, 190, 0, Holder::Nobody),
+                deep,
+                at(30),
+                false,
+                wait(300),
+            ),
+            (
+                "farther than its depth allows for",
+                chain(true, 190, 0, Holder::Nobody),
+                deep,
+                at(-9_000),
+                false,
+                wait(320),
+            ),
+            ("very far behind", chain(true, 190, 0, Holder::Nobody), deepest, at(-9_000), false, wait(800)),
             (
                 "far behind with next to nothing in it: looks soon",
-                chain(true, 190, 0, 0),
+                chain(true, 190, 0, Holder::Nobody),
                 full,
                 at(30),
                 false,
                 wait(230),
             ),
-            ("never sent: sent whatever the queue holds", chain(false, 130, 0, 0), full, at(0), false, send(203, 233)),
-            ("in hand", chain(true, 130, 0, 0), empty, at(0), true, wait(230)),
-            ("being run", chain(true, 130, 0, 250), empty, at(0), false, wait(280)),
-            ("lease over", chain(true, 130, 0, 199), empty, at(0), false, send(203, 233)),
-            ("sent again before: more patience", chain(true, 130, 2, 0), empty, at(0), false, send(203, 323)),
-            ("patience has an end", chain(true, 130, 60, 0), empty, at(0), false, send(203, 3_803)),
+            (
+                "never sent: sent whatever the queue holds",
+                chain(false, 130, 0, Holder::Nobody),
+                full,
+                at(0),
+                false,
+                send(203, 233),
+            ),
+            ("in hand", chain(true, 130, 0, Holder::Nobody), empty, at(0), true, wait(230)),
+            ("being run", chain(true, 130, 0, Holder::Alive), empty, at(0), false, wait(230)),
+            (
+                "its holder is gone: sent whatever the queue holds",
+                chain(true, 130, 0, Holder::Gone),
+                full,
+                at(0),
+                false,
+                send(203, 233),
+            ),
+            (
+                "sent again before: more patience",
+                chain(true, 130, 2, Holder::Nobody),
+                empty,
+                at(0),
+                false,
+                send(203, 323),
+            ),
+            ("patience has an end", chain(true, 130, 60, Holder::Nobody), empty, at(0), false, send(203, 3_803)),
         ];
         for (label, chain, depth, frontier, held, expected) in table {
             let plan = plan(&chain, depth, Some(frontier), held, at(200), slack, Duration::from_secs(3));
             assert_eq!(plan, expected, "{label}");
         }
-        let unknown = plan(&chain(true, 130, 0, 0), full, None, false, at(200), slack, Duration::ZERO);
+        let unknown = plan(&chain(true, 130, 0, Holder::Nobody), full, None, false, at(200), slack, Duration::ZERO);
         assert_eq!(unknown, wait(230), "nothing is known of the queue yet");
     }
 
@@ -472,7 +765,7 @@ mod tests {
 
     #[test]
     fn what_is_not_due_yet_is_sent_for_its_time() {
-        let mut chain = chain(false, 50, 0, 0);
+        let mut chain = chain(false, 50, 0, Holder::Nobody);
         chain.hint.due = at(900);
         let plan = plan(&chain, Depth::default(), Some(at(0)), false, at(200), Duration::from_secs(30), Duration::ZERO);
         assert_eq!(plan, Plan::Send { due: at(900), look_at: at(930) });

@@ -27,7 +27,6 @@ use crate::job::{Envelope, Job};
 use crate::ledger::{LedgerError, NewChain, SpawnedJob};
 use crate::outcome::Outcome;
 use crate::roster::{self, SyncError, Wishes};
-use crate::throttle::Pulse;
 
 /// What the names of the engine's own kinds begin with.
 const INTERNAL: &str = "roundelay.";
@@ -153,6 +152,7 @@ impl Chores {
             payload: "null".into(),
             priority: None,
             forms: Vec::new(),
+            nominal: now,
             due: now,
             watch_at: now,
             // It ended when a worker's configuration did not have it.
@@ -236,6 +236,7 @@ impl Chores {
         let mut sent = Vec::with_capacity(jobs.len());
         for SpawnedJob { id, body } in jobs {
             let Ok(envelope) = Envelope::decode(&body) else { continue };
+            let envelope = envelope.read_at(&self.connections.ledger.calendar());
             let queue = envelope.queue.clone().unwrap_or_default();
             match dispatch.send(&envelope, &queue, self.connections.ledger.now()).await {
                 Ok(()) => sent.push(id),
@@ -277,9 +278,7 @@ impl Chores {
     /// Forgets what throttles remember of long ago: as many rows as there are keys.
     async fn forget_idle(&self, until: Time) -> Result<(), LedgerError> {
         let ledger = &self.connections.ledger;
-        // By a clock that was set, what has just started seems to have started long ago.
-        let known = Pulse::settled(ledger).await?;
-        while ledger.now() < until && ledger.forget_idle(RECORDS, known).await? > 0 {}
+        while ledger.now() < until && ledger.forget_idle(RECORDS).await? > 0 {}
         Ok(())
     }
 }

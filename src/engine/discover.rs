@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::Core;
 use super::outbox::Asking;
+use crate::calendar::Calendar;
 use crate::clock::{Entropy, Time};
 use crate::config::{OwnSchedule, SpawnSettings};
 use crate::encryption::{Field, Place};
@@ -48,15 +49,21 @@ pub(super) fn bound(yields: &mut Yield, bounds: SpawnSettings, depth: u32, kind:
     Some(FailedItem::refused("spawn", reason))
 }
 
-/// When the first tick of a discovered chain is due: at a place in its window that follows from its
+/// When the first tick of a discovered chain is due, nominally and really: at a place in its window that follows from its
 /// name, unless its schedule has a say in it. `None` for a schedule that has no occurrence any more.
-fn first_due(schedule: &Schedule, spread: Option<Duration>, name: (&str, &str), now: Time) -> Option<Time> {
+fn first_due(
+    schedule: &Schedule,
+    spread: Option<Duration>,
+    name: (&str, &str),
+    now: Time,
+    calendar: &Calendar,
+) -> Option<(Time, Time)> {
     let place = phase(name.0, name.1);
-    let window = spread.or_else(|| schedule.interval(now)).unwrap_or_default();
+    let window = spread.or_else(|| schedule.interval(now, calendar)).unwrap_or_default();
     // No dice are rolled for a first tick.
     let (balance, dice) = (Balance::default(), Entropy::seeded(0));
-    let setting = Setting { phase: place, balance: &balance, dice: &dice };
-    schedule.first(now, window.mul_f64(place), setting).map(|first| first.due)
+    let setting = Setting { phase: place, balance: &balance, dice: &dice, calendar };
+    schedule.first(now, window.mul_f64(place), setting).map(|first| (first.nominal, first.due))
 }
 
 impl Core {
@@ -77,7 +84,8 @@ impl Core {
             Some(own) => of_kind.with_own(own)?,
             None => of_kind.schedule,
         };
-        let due = first_due(&schedule, spread, (&kind, &key), asking.at)
+        let calendar = self.ledger.calendar();
+        let (nominal, due) = first_due(&schedule, spread, (&kind, &key), asking.at, &calendar)
             .ok_or_else(|| format!("its schedule ({schedule}) has no occurrence"))?;
         let payload = self.keys().sealed(Place::new(Field::Payload, &kind, &key), payload.to_string());
         Ok(NewChain {
@@ -88,6 +96,7 @@ impl Core {
             payload,
             // One that is there stays as it is.
             forms: Vec::new(),
+            nominal,
             due,
             watch_at: due + self.catch_up.slack,
             revive: false,
@@ -144,7 +153,7 @@ mod tests {
     fn first_ticks_are_spread_by_name_and_a_repeated_run_gives_the_same() {
         let (s, now) = (Duration::from_secs, Time::from_millis(1_000_000));
         let hourly = Schedule::fixed_delay(s(3_600), Duration::ZERO);
-        let due = |key: &str, spread| first_due(&hourly, spread, ("k", key), now).unwrap();
+        let due = |key: &str, spread| first_due(&hourly, spread, ("k", key), now, &Calendar::default()).unwrap().1;
         let mut tenths = [0; 10];
         for n in 0..10_000 {
             let key = n.to_string();
@@ -157,6 +166,7 @@ mod tests {
         assert!(tenths.iter().all(|count| (850..1_150).contains(count)), "{tenths:?}");
         assert_eq!(due("a", Some(Duration::ZERO)), now, "at once");
         let at = |at| Schedule { rhythm: Rhythm::At(at), ..hourly.clone() };
-        assert_eq!(first_due(&at(now + s(7)), Some(s(5)), ("k", "a"), now), Some(now + s(7)), "the calendar's word");
+        let first = first_due(&at(now + s(7)), Some(s(5)), ("k", "a"), now, &Calendar::default());
+        assert_eq!(first, Some((now + s(7), now + s(7))), "the calendar's word");
     }
 }

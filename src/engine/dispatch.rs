@@ -110,7 +110,8 @@ impl Dispatch {
                 (Destination::Rung { rung, then: self.rearm.clone() }, hops)
             }
         };
-        let message = Message::new(to, &sealing::sealed(&self.sealing.keys(), envelope));
+        let envelope = envelope.travelling(&self.ledger.calendar());
+        let message = Message::new(to, &sealing::sealed(&self.sealing.keys(), &envelope));
         match self.broker.publish(message).await {
             Err(PublishError::Unknown(_)) if mutant!(UnknownIsConfirmed) => {}
             Err(PublishError::Refused(_)) if mutant!(RefusedIsConfirmed) => {}

@@ -18,7 +18,7 @@ use crate::encryption::is_sealed;
 use crate::guard::{IfRunning, Manual};
 use crate::job::{BadMessage, Enrolment, RunNow, check_name, check_priority};
 use crate::ledger::{ChainState, Enrolled, Hint, LedgerError, NewChain};
-use crate::schedule::{Balance, Schedule, Setting, phase};
+use crate::schedule::{Balance, FURTHEST, Schedule, Setting, phase};
 
 /// First messages published at the same time.
 const IN_FLIGHT: usize = 512;
@@ -26,8 +26,6 @@ const IN_FLIGHT: usize = 512;
 const GRACE: Duration = Duration::from_secs(30);
 /// Chains that run are waited for so long when their schedules have changed.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// No first tick is due later than this.
-const FURTHEST: Duration = Duration::from_secs(3_660 * 86_400);
 /// A roster's first ticks begin at one of so many places in their window.
 const ANYWHERE: usize = 1_000_000;
 
@@ -47,8 +45,8 @@ pub struct Entity {
     /// A schedule of its own, as JSON text: see [`OwnSchedule`]. Without one, a chain that is there keeps
     /// what it has, unless the kind's rosters say its schedule: then it has its kind's.
     pub schedule: Option<String>,
-    /// When the first tick of a chain that begins is due, in place of a time that its schedule gives. A chain that is
-    /// there keeps its rhythm.
+    /// When the first tick of a chain that begins is due, by the wall clock, in place of a time that its schedule gives.
+    /// A chain that is there keeps its rhythm.
     pub first_due: Option<Time>,
 }
 
@@ -417,7 +415,7 @@ impl Enroller {
         let mut chains = Vec::with_capacity(entities.len());
         for (entity, schedule) in entities.into_iter().zip(schedules) {
             let revive = self.revive || returned.contains(&entity.key);
-            let due = self.first_due(&entity, &schedule, now)?;
+            let (nominal, due) = self.first_due(&entity, &schedule, now)?;
             let (payload, forms) = sealing::payload(&keys, (&self.kind, &entity.key), entity.payload);
             chains.push(NewChain {
                 kind: self.kind.clone(),
@@ -426,6 +424,7 @@ impl Enroller {
                 priority: entity.priority,
                 payload,
                 forms,
+                nominal,
                 due,
                 watch_at: if self.publishes { due.max(watch_at) } else { watch_at },
                 revive,
@@ -499,7 +498,7 @@ impl Enroller {
         }
         let manual = Manual { if_running: asked.if_running.unwrap_or(self.if_running), force: asked.force };
         if let Some(rotation) = rotation.filter(|_| manual.if_running != IfRunning::After) {
-            let runs = rotation.lease_until > now || rotation.batch.0 > 0;
+            let runs = rotation.holder.runs() || rotation.batch.0 > 0;
             if runs && manual.if_running == IfRunning::Refuse {
                 return Ok(RunOnce::Running);
             }
@@ -542,6 +541,7 @@ impl Enroller {
             queue,
             payload,
             forms: Vec::new(),
+            nominal: now,
             due: now,
             watch_at: if self.publishes { now + GRACE } else { now },
             revive: false,
@@ -596,9 +596,9 @@ impl Enroller {
         Ok(unsent)
     }
 
-    /// When an entity's first tick is due. Where the schedule has no say in it, first ticks are spread
+    /// When an entity's first tick is due, nominally and really. Where the schedule has no say in it, first ticks are spread
     /// evenly over the window, without knowing how many there will be: in steps of the golden ratio.
-    fn first_due(&mut self, entity: &Entity, schedule: &Schedule, now: Time) -> Result<Time, EnrollError> {
+    fn first_due(&mut self, entity: &Entity, schedule: &Schedule, now: Time) -> Result<(Time, Time), EnrollError> {
         self.begun += u64::from(entity.first_due.is_none());
         let golden = 0.618_033_988_749_894_9_f64;
         let share = if self.by_name { phase(&self.kind, &entity.key) } else { (self.begun as f64 * golden).fract() };
@@ -607,17 +607,23 @@ impl Enroller {
     }
 
     /// The same, for this share of the window; else why it has no first tick.
-    fn first_at(&self, entity: &Entity, schedule: &Schedule, now: Time, share: f64) -> Result<Time, String> {
-        if let Some(first) = entity.first_due {
-            let ahead = first.since(now) <= FURTHEST;
-            return ahead.then(|| first.max(now)).ok_or_else(|| "`first_due` is more than ten years ahead".into());
-        }
-        let window = self.window.or_else(|| schedule.interval(now)).unwrap_or_default();
-        let offset = Duration::from_millis((window.as_millis() as f64 * share) as u64);
+    fn first_at(&self, entity: &Entity, schedule: &Schedule, now: Time, share: f64) -> Result<(Time, Time), String> {
+        let calendar = self.connections.ledger.calendar();
         let phase = if schedule.spread_phase { phase(&self.kind, &entity.key) } else { 0.0 };
-        let setting = Setting { phase, balance: &self.balance, dice: &self.connections.entropy };
+        if let Some(first) = entity.first_due {
+            let due = calendar.steady(first).max(now);
+            if due.since(now) > FURTHEST {
+                return Err("`first_due` is more than ten years ahead".into());
+            }
+            return Ok((schedule.nominal_of(due, phase, &calendar), due));
+        }
+        let window = self.window.or_else(|| schedule.interval(now, &calendar)).unwrap_or_default();
+        let offset = Duration::from_millis((window.as_millis() as f64 * share) as u64);
+        let setting = Setting { phase, balance: &self.balance, dice: &self.connections.entropy, calendar: &calendar };
         let first = schedule.first(now, offset, setting);
-        first.map(|first| first.due).ok_or_else(|| format!("its schedule ({schedule}) has no occurrence"))
+        first
+            .map(|first| (first.nominal, first.due))
+            .ok_or_else(|| format!("its schedule ({schedule}) has no occurrence"))
     }
 }
 

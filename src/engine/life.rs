@@ -59,8 +59,18 @@ pub enum Point {
     Obeyed,
     /// A message has gone on from one hop to the next, and has not been acknowledged.
     Rearmed,
-    /// Leases have been renewed.
+    /// A session has begun in the ledger, and nothing is claimed for it.
+    SessionBegun,
+    /// The ledger has heard that this worker lives.
     Renewed,
+    /// Sessions of workers that are gone are over in the ledger, and nothing of what they have left is looked for.
+    OthersEnded,
+    /// The session is over in the ledger, and the engine has not ended.
+    SessionEnded,
+    /// Catch-up has read which chains a worker has left that is gone, and noted nothing.
+    OrphansRead,
+    /// The broker is away, and a due chain is this worker's to run, which has not begun to.
+    HandedOut,
     /// Catch-up has read what is overdue, and noted nothing.
     OverdueRead,
     /// Catch-up has noted when it looks again, and sent nothing.
@@ -73,7 +83,7 @@ pub enum Point {
 
 impl Point {
     /// All of them.
-    pub const ALL: [Point; 29] = [
+    pub const ALL: [Point; 34] = [
         Point::Declared,
         Point::Delivered,
         Point::Permitted,
@@ -98,7 +108,12 @@ impl Point {
         Point::Enrolled,
         Point::Obeyed,
         Point::Rearmed,
+        Point::SessionBegun,
         Point::Renewed,
+        Point::OthersEnded,
+        Point::SessionEnded,
+        Point::OrphansRead,
+        Point::HandedOut,
         Point::OverdueRead,
         Point::LookNoted,
         Point::Resent,

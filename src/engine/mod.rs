@@ -1,7 +1,7 @@
 //! The engine: everything between a configuration and chains that stay alive.
 //!
 //! `pipeline` is a job's life from delivery to acknowledgement, `outbox` and `discover` see to what runs
-//! ask for, [`sealing`] seals and opens what users have given, [`retried`] sends messages again from quarantine, [`Dispatch`] puts messages on
+//! ask for, `outage` runs chains from the ledger while the broker is away, [`sealing`] seals and opens what users have given, [`retried`] sends messages again from quarantine, [`Dispatch`] puts messages on
 //! the ladder, `rearm` sends them on when a hop is over, `catch_up` re-creates messages that
 //! were lost, [`enroll`] begins chains, [`moves`] brings ticks to other times, `reload` follows a
 //! changed configuration, `attend` says how the worker is and does what operators have ordered of it and of its
@@ -14,11 +14,11 @@ pub mod chores;
 mod discover;
 mod dispatch;
 pub mod enroll;
-mod lease;
 pub mod life;
 pub mod moves;
 mod one_off;
 mod orders;
+mod outage;
 mod outbox;
 mod pace;
 mod parts;
@@ -31,8 +31,11 @@ mod reload;
 pub mod retried;
 mod room;
 pub mod sealing;
+mod suspects;
 pub mod topology_guard;
 mod valve;
+mod vitals;
+mod wall;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, TryLockError};
@@ -56,26 +59,29 @@ use crate::fleet::{FleetOrders, Flow};
 use crate::handler::Handler;
 use crate::handler::exec::ExecHandler;
 use crate::handler::http::{self, HttpHandler};
+use crate::ledger::comeback::Comeback;
 use crate::ledger::postgres::PostgresLedger;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{Kinds, Ledger, LedgerError};
 use crate::monitor::{self, Listener, Monitor, Subject};
 use crate::progress::Desk;
-use crate::schedule::Balances;
+use crate::schedule::{Balances, Schedule};
 use crate::telemetry::{KindFigures, Telemetry};
 use crate::throttle::Throttles;
 use crate::trace::{Export, Tracer};
 use chores::Chores;
 pub use dispatch::Dispatch;
-use lease::Leases;
 use life::{Life, Point, Probe};
 use orders::Orders;
+use outage::Outage;
 use parts::Parts;
 use queue::{QueueRun, consume, work};
 #[cfg(test)]
 pub use reload::comes_to;
 use room::Room;
+use suspects::Suspects;
 use valve::Valve;
+use vitals::Vitals;
 
 /// Messages that the rearm consumer holds at most; each sleeps there for at most
 /// [`crate::ladder::IN_PROCESS`], so this many pass in a fifth of a second. Each may be as large as
@@ -148,7 +154,11 @@ pub(crate) async fn open_ledger(config: &Config, entropy: &Entropy) -> Result<(A
             let clock = ledger.clock();
             Ok((Arc::new(ledger), clock))
         }
-        file => Ok((Arc::new(SqliteLedger::open(file, Clock::System, entropy)?), Clock::System)),
+        file => {
+            let ledger = SqliteLedger::open(file, Clock::System, entropy)?;
+            let clock = ledger.clock();
+            Ok((Arc::new(ledger), clock))
+        }
     }
 }
 
@@ -328,7 +338,7 @@ impl Engine {
     /// [`StartError`] when it cannot begin. Once it runs, a broker or a ledger that goes away is
     /// waited for; only [`StartError::Broken`] ends it, in good order.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), StartError> {
-        let listener = monitor::bind(self.config.worker.listen).await?;
+        let listener = monitor::bind(&self.config.worker).await?;
         let api_listener = match self.config.api.listen {
             Some(address) => Some(api::Listener::bind(&self.config.api, address).await?),
             None => None,
@@ -373,6 +383,7 @@ impl Engine {
         core.life.reached(Point::Declared).await;
         // All are there before one begins, so that a start that fails leaves nothing running.
         attend::obey(&core, &core.ledger.fleet_orders().await?);
+        let keeper = vitals::begin(&core).await?;
         let mut consumers = Vec::new();
         for queue in core.queues.values().flatten() {
             let flow = queue.flow();
@@ -391,15 +402,18 @@ impl Engine {
         }
         let rearm = consume(core.clone(), rearm, tasks.clone(), stop.clone(), rearm::live);
         parts.spawn("deliveries between hops", core.life.bind(rearm));
-        parts.spawn("catch-up", core.life.bind(catch_up::run(core.clone(), stop.clone())));
+        let outage = outage::run(core.clone(), tasks.clone(), stop.clone());
+        parts.spawn("running from the ledger", core.life.bind(outage));
+        parts.spawn("catch-up", core.life.bind(catch_up::run(core.clone(), tasks.clone(), stop.clone())));
         if let Some((fresh, config)) = fresh {
             let reload = reload::run(core.clone(), api, config, fresh, stop.clone());
             parts.spawn("following the configuration", core.life.bind(reload));
         }
+        parts.spawn("following the wall clock", core.life.bind(wall::run(core.clone(), stop.clone())));
         // What runs keeps its lease until it has ended, also while the worker stops.
-        lasting.spawn("heartbeats", core.life.bind(lease::beat(core.clone())));
+        lasting.spawn("heartbeats", core.life.bind(keeper.keep(core.clone())));
         lasting.spawn("writing of progress", core.life.bind(core.desk.clone().keep_writing()));
-        lasting.spawn("watching the clock of throttles", core.life.bind(core.throttles.pulse()));
+        lasting.spawn("reading the ledger's clock", core.life.bind(read_clock(core.clone())));
         let mut attending = Parts::default();
         if self.attends {
             attending.spawn("reading what operators order", core.life.bind(attend::run(core.clone())));
@@ -435,6 +449,7 @@ impl Engine {
         if self.attends {
             attend::leave(&core).await;
         }
+        vitals::end(&core).await;
         core.dispatch.broker.close().await;
         if let Err(error) = core.ledger.flush().await {
             tracing::debug!(%error, "failed to flush the ledger; some messages will be sent twice");
@@ -446,9 +461,9 @@ impl Engine {
 
     /// What the configuration wants recorded. Simulated time means nothing to a collector.
     fn tracer(&self, connections: &Connections, worker: &str) -> Result<(Tracer, Export), StartError> {
-        let settings = match connections.clock {
-            Clock::Virtual { .. } => &TracingSettings { otlp: None, ..self.config.tracing.clone() },
-            Clock::System | Clock::Followed(_) => &self.config.tracing,
+        let settings = match connections.clock.is_virtual() {
+            true => &TracingSettings { otlp: None, ..self.config.tracing.clone() },
+            false => &self.config.tracing,
         };
         let system = if connections.broker.keeps_messages() { "rabbitmq" } else { "roundelay" };
         Tracer::start(settings, (worker, system), &connections.entropy, &self.telemetry)
@@ -495,6 +510,9 @@ impl Engine {
             self.handlers.insert(name.clone(), handler);
         }
         let throttles = Throttles::new(&config.throttles, &connections.ledger, &self.telemetry, self.gated);
+        let vitals = Arc::new(Vitals::new(config.worker.lease));
+        let lives = vitals.clone();
+        throttles.only_while(move || lives.session().is_some());
         let wanted = |name: &String| self.queues.as_ref().is_none_or(|queues| queues.contains(name));
         let dispatch = Dispatch { telemetry: self.telemetry.clone(), ..Dispatch::new(config, &connections) };
         let queues = config.queues.iter().filter(|(name, _)| wanted(name)).map(|(name, settings)| {
@@ -518,6 +536,7 @@ impl Engine {
                     .as_ref()
                     .and_then(|name| Some((throttles.get(name)?, self.telemetry.throttle(name)))),
                 figures: self.telemetry.queue(name),
+                handed_out: Arc::default(),
                 frontier: AtomicI64::new(i64::MIN),
                 balances: balances.clone(),
             };
@@ -544,6 +563,7 @@ impl Engine {
                 room: Room::new(most),
                 throttle: None,
                 figures: self.telemetry.queue(&name),
+                handed_out: Arc::default(),
                 frontier: AtomicI64::new(i64::MIN),
                 balances: Arc::default(),
             };
@@ -560,7 +580,8 @@ impl Engine {
             worker: worker.into(),
             known_queues,
             figures: kinds.keys().map(|name| (name.clone(), self.telemetry.kind(name))).collect(),
-            kinds: RwLock::new(Arc::new(shared(kinds))),
+            kinds: Arc::new(RwLock::new(Arc::new(shared(kinds)))),
+            comeback: Comeback::default(),
             handlers: std::mem::take(&mut self.handlers),
             queues,
             throttles,
@@ -569,13 +590,17 @@ impl Engine {
             grace: self.config.worker.grace,
             dispatch,
             topology: self.config.topology(),
-            desk: Desk::new(connections.ledger.clone(), entropy.clone(), worker, base),
+            desk: Desk::new(connections.ledger.clone(), worker, base),
             ledger: connections.ledger,
             entropy,
             telemetry: self.telemetry.clone(),
             ready: self.ready.clone(),
             in_hand: Mutex::default(),
-            leases: Leases::new(self.config.worker.lease),
+            vitals,
+            orphaned: Notify::new(),
+            silent: AtomicBool::new(false),
+            outage: Outage::default(),
+            suspects: Suspects::default(),
             tracer: Tracer::default(),
             kept: Notify::new(),
             life,
@@ -585,6 +610,16 @@ impl Engine {
             stopping,
             abort: CancellationToken::new(),
         })
+    }
+}
+
+/// Reads the ledger's clock once a second.
+async fn read_clock(core: Arc<Core>) {
+    loop {
+        if let Err(error) = core.ledger.read_clock().await {
+            tracing::debug!(%error, "the ledger's clock cannot be read");
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }
 
@@ -633,6 +668,20 @@ async fn have_ended(tasks: &TaskTracker, grace: Duration) -> bool {
     }
 }
 
+/// The schedule of a kind, or of the engine's own.
+fn schedules_of(kinds: SharedKinds) -> impl Fn(&str) -> Option<Schedule> {
+    move |kind| {
+        if chores::is_internal(kind) {
+            return Some(Schedule::fixed_delay(Duration::ZERO, Duration::ZERO));
+        }
+        let kinds = kinds.read().unwrap_or_else(PoisonError::into_inner);
+        Some(kinds.get(kind)?.recurrence.as_ref()?.schedule.clone())
+    }
+}
+
+/// Kinds' settings, which are replaced while the worker runs.
+type SharedKinds = Arc<RwLock<Arc<BTreeMap<String, Arc<KindSettings>>>>>;
+
 /// Each kind's settings, to be held on to while they are replaced.
 fn shared(kinds: BTreeMap<String, KindSettings>) -> BTreeMap<String, Arc<KindSettings>> {
     kinds.into_iter().map(|(name, kind)| (name, Arc::new(kind))).collect()
@@ -642,7 +691,9 @@ fn shared(kinds: BTreeMap<String, KindSettings>) -> BTreeMap<String, Arc<KindSet
 struct Core {
     worker: Arc<str>,
     /// Those of the configuration as it was last read.
-    kinds: RwLock<Arc<BTreeMap<String, Arc<KindSettings>>>>,
+    kinds: SharedKinds,
+    /// Whether the ledger takes claims and finishes.
+    comeback: Comeback,
     /// By kind.
     figures: HashMap<String, KindFigures>,
     handlers: HashMap<String, Arc<dyn Handler>>,
@@ -664,8 +715,16 @@ struct Core {
     telemetry: Arc<Telemetry>,
     ready: Arc<SetOnce<()>>,
     /// Epochs of chains whose messages this worker holds, with how many of them.
-    in_hand: Mutex<HashMap<i64, u32>>,
-    leases: Leases,
+    in_hand: Mutex<HashMap<i64, Held>>,
+    vitals: Arc<Vitals>,
+    /// A session of another worker is over, and may have left chains.
+    orphaned: Notify,
+    /// One of them was silent: its worker may have messages in hand still.
+    silent: AtomicBool,
+    /// Whether the broker is away, so that the ledger is in charge.
+    outage: Outage,
+    /// Keeps apart what was in hand when workers died.
+    suspects: Suspects,
     /// Records what becomes of deliveries.
     tracer: Tracer,
     /// Takes what runs report.
@@ -687,6 +746,16 @@ struct Core {
 struct InHand<'a> {
     core: &'a Core,
     epoch: i64,
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// The messages of one chain in this worker's hand.
+#[derive(Default)]
+struct Held {
+    messages: u32,
+    /// Held while one of them asks for its claim: a claim whose answer was lost may be made again only while no other
+    /// message can have claimed the tick.
+    turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Core {
@@ -703,6 +772,7 @@ impl Core {
             throttles: self.throttles.clone(),
             queues: queues.map(|(name, throttle)| (name.clone(), throttle.clone())).collect(),
             slack: self.catch_up.slack,
+            schedule_of: Arc::new(schedules_of(self.kinds.clone())),
             ready: self.ready.clone(),
             stop: self.stopping.clone(),
             desk: self.desk.clone(),
@@ -711,8 +781,10 @@ impl Core {
     }
 
     fn in_hand(&self, epoch: i64) -> InHand<'_> {
-        *self.in_hand.lock().unwrap_or_else(PoisonError::into_inner).entry(epoch).or_default() += 1;
-        InHand { core: self, epoch }
+        let mut held = self.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = held.entry(epoch).or_default();
+        held.messages += 1;
+        InHand { core: self, epoch, turn: held.turn.clone() }
     }
 
     /// The settings of a kind.
@@ -734,16 +806,16 @@ impl Core {
     /// How many messages of this chain are in this worker's hand.
     fn holds(&self, epoch: i64) -> u32 {
         let held = self.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
-        held.get(&epoch).copied().unwrap_or_default()
+        held.get(&epoch).map_or(0, |held| held.messages)
     }
 }
 
 impl Drop for InHand<'_> {
     fn drop(&mut self) {
         let mut held = self.core.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = held.get_mut(&self.epoch) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(of_chain) = held.get_mut(&self.epoch) {
+            of_chain.messages -= 1;
+            if of_chain.messages == 0 {
                 held.remove(&self.epoch);
             }
         }

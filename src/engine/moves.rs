@@ -10,6 +10,7 @@ use tokio::time::sleep;
 
 use super::dispatch::Dispatch;
 use super::{Connections, Core};
+use crate::calendar::Calendar;
 use crate::clock::{Entropy, Time};
 use crate::config::{Config, OwnSchedule};
 use crate::ledger::{ChainState, ChainView, Filter, Hint, Ledger, LedgerError, Listed, Move, Which};
@@ -23,6 +24,20 @@ const GRACE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(200);
 /// And at last.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Why ticks are moved.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Change {
+    /// A schedule is another. What is overdue by that of a fleet is spread over the interval.
+    Schedule {
+        /// Whether it is a whole fleet's.
+        fleet: bool,
+    },
+    /// The wall clock was set. What it was set across is spread over so long.
+    Clock(Duration),
+    /// None is known; but some sleep for longer than their schedules can explain.
+    Overslept,
+}
 
 /// Moves ticks.
 pub struct Mover {
@@ -129,11 +144,25 @@ impl Mover {
         of_kind: &Schedule,
         fleet: bool,
     ) -> Result<Vec<Replanned>, LedgerError> {
-        let now = self.ledger.now();
+        self.follow(page, of_kind, Change::Schedule { fleet }).await
+    }
+
+    /// Moves the next ticks of rotations of one kind, whose schedule is `of_kind`, to where they belong after a change.
+    /// One answer for each.
+    ///
+    /// # Errors
+    /// When the ledger cannot be written.
+    pub(super) async fn follow(
+        &self,
+        page: &[Listed],
+        of_kind: &Schedule,
+        change: Change,
+    ) -> Result<Vec<Replanned>, LedgerError> {
+        let (now, calendar) = (self.ledger.now(), self.ledger.calendar());
         let mut moves = Vec::new();
         let mut answers = Vec::with_capacity(page.len());
         for chain in page {
-            let answer = self.plan(chain, of_kind, fleet, now);
+            let answer = self.plan(chain, of_kind, change, (now, &calendar));
             if let Replanned::Moved(due) = answer.0 {
                 let watch_at = if self.publishes { now + GRACE } else { now };
                 let Hint { epoch, tick, due: from, .. } = chain.hint;
@@ -177,8 +206,7 @@ impl Mover {
             for (key, tick) in std::mem::take(&mut waiting) {
                 let which = Which { kind: Some(kind.into()), key: Some(key), ..Which::default() };
                 let mut page = self.ledger.list(Filter { which, condition: None }, None, 1).await?;
-                let now = self.ledger.now();
-                page.retain(|chain| tick.is_none_or(|tick| chain.hint.tick == tick) || chain.lease_until <= now);
+                page.retain(|chain| tick.is_none_or(|tick| chain.hint.tick == tick) || !chain.holder.runs());
                 let answers = self.replan(&page, of_kind, true).await?;
                 for (chain, answer) in page.into_iter().zip(answers) {
                     match answer {
@@ -197,13 +225,19 @@ impl Mover {
         }
     }
 
-    fn plan(&self, chain: &Listed, of_kind: &Schedule, fleet: bool, now: Time) -> (Replanned, Time) {
+    fn plan(
+        &self,
+        chain: &Listed,
+        of_kind: &Schedule,
+        change: Change,
+        (now, calendar): (Time, &Calendar),
+    ) -> (Replanned, Time) {
         let Listed { hint, nominal, last_start, last_finish, .. } = chain;
         let stays = |answer| (answer, *nominal);
         if !matches!(chain.state, ChainState::Active | ChainState::Paused) {
             return stays(Replanned::Stays);
         }
-        if chain.lease_until > now {
+        if chain.holder.runs() {
             return stays(Replanned::Runs);
         }
         if chain.batch.0 > 0 || hint.attempt > 1 || chain.started_tick >= hint.tick {
@@ -220,9 +254,22 @@ impl Mover {
             phase: if schedule.spread_phase { place } else { 0.0 },
             balance: &self.balance,
             dice: &self.entropy,
+            calendar,
         };
         let asleep = Asleep { nominal: *nominal, due: hint.due, last_start: *last_start, last_finish: *last_finish };
-        match schedule.moved(asleep, now, fleet.then_some(place), setting) {
+        let moved = match change {
+            Change::Schedule { fleet } => schedule.moved(asleep, now, fleet.then_some(place), setting),
+            Change::Clock(spread) => {
+                let own = schedule.misfire.spread;
+                schedule.set(asleep, now, (if own.is_zero() { spread } else { own }, place), setting)
+            }
+            Change::Overslept if schedule.overslept(asleep, false, now, place, calendar).is_none() => Moved::Fits,
+            Change::Overslept => match schedule.set(asleep, now, (Duration::ZERO, 0.0), setting) {
+                Moved::Fits => schedule.moved(asleep, now, None, setting),
+                moved => moved,
+            },
+        };
+        match moved {
             Moved::Fits => stays(Replanned::Stays),
             Moved::Over => stays(Replanned::Over),
             Moved::To { nominal, due } => (Replanned::Moved(due), nominal),

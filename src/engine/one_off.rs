@@ -1,7 +1,7 @@
 //! The life of a one-off job: a message that is complete in itself.
 //!
 //! ```text
-//! due? ─ first of its retries ─ owner ─ unique ─ slot ─ owner ─ handler ─ decide ─ what it asks for ─ next message ─ acknowledge
+//! due? ─ first of its retries ─ owner ─ unique ─ deaths ─ slot ─ owner ─ handler ─ decide ─ what it asks for ─ next message ─ acknowledge
 //! ```
 //!
 //! It has no claim, so it runs at least once, on the broker's guarantees.
@@ -53,14 +53,19 @@ impl Core {
             let named = Envelope { id: Some(self.entropy.token()), ..envelope };
             return self.send_job(&named, &queue.name, self.ledger.now(), &Run::default()).await;
         }
+        let named = envelope.id.is_some();
         let id = envelope.id.get_or_insert_with(|| self.entropy.token()).clone();
         let trace = self.tracer.run(&envelope, &queue.name, || self.ledger.now());
         let unique = kind.unique.filter(|_| !part);
         if let Some(fate) = self.unique_says(unique, &envelope, queue, &id, &trace).await {
             return fate;
         }
+        let released = match self.released(&kind, (&envelope, named), queue, delivery).await {
+            Ok(released) => released,
+            Err(fate) => return fate,
+        };
         let waiting = trace.begin();
-        let Some(permit) = self.permit(queue, &envelope.kind, envelope.due, delivery).await else {
+        let Some(permit) = self.permit(queue, &envelope.kind, envelope.due, (delivery, false)).await else {
             return Fate::Requeue;
         };
         trace.spent("permit", (waiting, trace.begin()), || queue.paced_by());
@@ -84,7 +89,10 @@ impl Core {
                 Err(fate) => return fate,
             },
         };
-        let now = self.ledger.now();
+        if !self.taken_in_hand(&released, queue).await {
+            return Fate::Requeue;
+        }
+        let (now, calendar) = (self.ledger.now(), self.ledger.calendar());
         let due = envelope.due.unwrap_or(now);
         let desk = self.desk.open_job(RunningJob {
             id: id.clone(),
@@ -107,8 +115,8 @@ impl Core {
             owner: envelope.owner.clone(),
             carry: serde_json::Value::Null,
             unavailable: Vec::new(),
-            nominal: due,
-            deadline: now + longest,
+            nominal: calendar.wall(due),
+            deadline: calendar.wall(now + longest),
             grace: Duration::ZERO,
             payload: envelope.payload.clone(),
             reporter: desk.reporter(),
@@ -116,7 +124,7 @@ impl Core {
             span: HandlerSpan::default(),
         };
         self.life.reached(Point::JobTaken).await;
-        let pace = Pace { late: now.since(due), longest, by: None };
+        let pace = Pace { due, at: now, deadline: now + longest, longest, by: None };
         let mut outcome = match self.handle(queue, job, pace, permit, &trace).await.outcome {
             Outcome::DoneWith(Yield { batch, .. }) if !batch.is_empty() => {
                 Outcome::fail(Reason::new(Class::Answer, "only a tick of a chain can wait for a batch"))
@@ -124,6 +132,10 @@ impl Core {
             outcome => outcome,
         };
         drop(desk);
+        if !self.out_of_hand(&released).await {
+            return Fate::Requeue;
+        }
+        drop(released);
         self.life.reached(Point::JobHandled).await;
         let at = self.ledger.now();
         kind.policies.judge(&kind.retry, &mut outcome, (&envelope.kind, &envelope.key), at);
@@ -168,11 +180,11 @@ impl Core {
             Next::End | Next::Tick { .. } | Next::Gather => self.job_ended(&kind, &envelope, &id, decision, at).await,
             Next::Attempt { .. } if mutant!(RetryIsDropped) => Fate::Ack,
             Next::Attempt { attempt, due } => {
-                let again = Envelope { attempt, due: Some(due), ..envelope };
+                let again = Envelope { attempt, ..envelope.due_at(due) };
                 self.send_job(&again, &queue.name, at, &trace).await
             }
             Next::Snooze { due } => {
-                let again = Envelope { due: Some(due), ..envelope };
+                let again = envelope.due_at(due);
                 self.send_job(&again, &queue.name, at, &trace).await
             }
         }
@@ -304,7 +316,7 @@ impl Core {
             }
             Some(_) => {
                 let due = self.ledger.now() + OWNER_PAUSED;
-                let later = Envelope { due: Some(due), ..envelope.clone() };
+                let later = envelope.clone().due_at(due);
                 let reason = Reason::new(Class::Owner, format!("its owner {owner} is paused"));
                 self.says_no(envelope, queue, Verdict::Snoozed, reason, trace);
                 self.send_job(&later, &queue.name, self.ledger.now(), trace).await
@@ -381,7 +393,9 @@ impl Core {
                 Fate::Ack
             }
             Err(error) => {
-                tracing::warn!(kind = envelope.kind, key = envelope.key, %error, "a job could not be sent again; its message is kept");
+                if self.telemetry.notices.begins("jobs that could not be sent again") {
+                    tracing::warn!(kind = envelope.kind, key = envelope.key, %error, "a job could not be sent again; its message is kept");
+                }
                 Fate::Requeue
             }
         }

@@ -12,6 +12,7 @@ use super::Core;
 use super::discover::bound;
 use super::life::Point;
 use super::sealing;
+use crate::broker::PublishError;
 use crate::clock::Time;
 use crate::config::SpawnSettings;
 use crate::encryption::Keyring;
@@ -120,12 +121,9 @@ impl Core {
         if size > MAX_PAYLOAD {
             return Err(format!("its payload has {size} bytes; at most {MAX_PAYLOAD} are possible"));
         }
-        let envelope = Envelope {
-            queue: Some(queue),
-            due: (!job.delay.is_zero()).then(|| at + job.delay),
-            owner: job.owner,
-            ..Envelope::job(&job.kind, &job.key, job.payload, id)
-        };
+        let envelope =
+            Envelope { queue: Some(queue), owner: job.owner, ..Envelope::job(&job.kind, &job.key, job.payload, id) };
+        let envelope = if job.delay.is_zero() { envelope } else { envelope.due_at(at + job.delay) };
         // By the engine's own reader: what is accepted here is not refused there.
         Envelope::decode(&envelope.encode()).map_err(|bad| bad.to_string())
     }
@@ -149,13 +147,20 @@ impl Core {
         let sent = stream::iter(envelopes).map(|mut envelope| async move {
             let queue = envelope.queue.clone().unwrap_or_default();
             let sending = trace.sends(&mut envelope, &queue, || self.ledger.now());
-            let sent = self.dispatch.send(&envelope, &queue, self.ledger.now()).await;
+            let sent = tokio::select! {
+                biased;
+                // Kept in the outbox until then.
+                () = self.outage.begins() => Err(PublishError::Unknown("the broker is away".into())),
+                sent = self.dispatch.send(&envelope, &queue, self.ledger.now()) => sent,
+            };
             trace.sent(sending, sent.is_ok());
             match sent {
                 Ok(()) => envelope.id,
                 Err(error) => {
                     let Envelope { kind, key, .. } = &envelope;
-                    tracing::warn!(kind, key, %error, "a job that a run asked for could not be sent; catch-up sends it");
+                    if self.telemetry.notices.begins("jobs that runs asked for and that could not be sent") {
+                        tracing::warn!(kind, key, %error, "a job that a run asked for could not be sent; catch-up sends it");
+                    }
                     None
                 }
             }

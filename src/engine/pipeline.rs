@@ -4,7 +4,7 @@
 //! decode ─ early? ─ slot ─ claim ─ handler ─ decide ─ finish ─ successor ─ acknowledge
 //!   │        │              │                            │
 //!   │        └ rearm        ├ stale: send what follows   └ fenced: nothing of it counts
-//!   └ quarantine            ├ held: look again later
+//!   └ quarantine            ├ it runs already, or has to wait for a manual run
 //!                           ├ idle: nothing to do
 //!                           └ of the future, or of another chain: quarantine
 //! ```
@@ -12,6 +12,7 @@
 //! Nothing is acknowledged before what follows from it is safe: the successor confirmed by the
 //! broker, or known to the ledger as unsent.
 
+use std::borrow::Cow;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,10 +27,14 @@ use super::life::Point;
 use super::outbox::Asked;
 use super::retried::lies_as;
 use super::room::Place;
-use super::{Core, QueueRun, sealing};
+use super::suspects::Kept;
+use super::vitals::Term;
+use super::{Core, InHand, QueueRun, sealing};
 use crate::broker::{Delivery, Destination, Message};
 use crate::clock::Time;
 use crate::config::{LONGEST_HELD, Takeover};
+use crate::deaths::{self, SET_ASIDE};
+use crate::guard::Refusal;
 use crate::job::{BadMessage, ChainRef, Envelope, MAX_DEATHS};
 use crate::ladder::Hop;
 use crate::ledger::{Claim, ClaimRequest, Finish, Hint, LedgerError};
@@ -43,18 +48,21 @@ use crate::trace::Run;
 pub(super) const PUBLISH_PATIENCE: Duration = Duration::from_secs(60);
 /// The first wait between attempts to reach a ledger that does not answer.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// These waits grow to this.
-const LEDGER_PAUSE: Duration = Duration::from_secs(5);
+/// These waits grow to this, but one of those who wait asks sooner, and the others hear when it is answered.
+const LEDGER_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a message waits for its turn in a worker before it goes back to its queue, to come
 /// again. RabbitMQ closes the channel of a consumer that keeps one for 30 minutes, and a handler
 /// may take 24 of them.
-const MOST_WAITING: Duration = Duration::from_secs(5 * 60 + 10);
+pub(super) const MOST_WAITING: Duration = Duration::from_secs(5 * 60 + 10);
 
 /// Of that, what is left for writing that it is put off.
 const TIME_TO_SAY: Duration = Duration::from_secs(5);
 /// Whoever has no slot is put off for this long at least.
 const SHORTEST_BLOCK: Duration = Duration::from_secs(1);
+
+/// What may not run beside what runs just now comes again after so long, within these.
+const SUSPECT_WAITS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
 
 /// Messages of one finish published at the same time.
 const IN_FLIGHT: usize = 64;
@@ -72,14 +80,17 @@ pub(super) struct Permit {
     pub(super) slot: Option<Slot>,
     /// It has no slot, nor one soon: whoever would start is put off for so long.
     pub(super) blocked: Option<Duration>,
-    pub(super) _room: Place,
+    /// None for what does not start.
+    pub(super) _room: Option<Place>,
 }
 
-/// The answer to a claim, and when it was asked for.
+/// The answer to a claim, and the session for which it was made.
 struct Answered {
     permit: Permit,
     claim: Claim,
-    asked: Instant,
+    term: Arc<Term>,
+    /// What must not run beside it is kept away.
+    _kept: Option<Kept>,
 }
 
 /// An attempt whose end was written or refused.
@@ -133,11 +144,20 @@ impl Core {
 
     /// Decodes and checks.
     pub(super) fn read(&self, delivery: &Delivery) -> Result<Envelope, BadMessage> {
+        if let Some(why) = &delivery.unreadable {
+            return Err(BadMessage::Unreadable(why.to_string()));
+        }
         if delivery.deaths > MAX_DEATHS {
             return Err(BadMessage::Circles(delivery.deaths));
         }
-        let body = sealing::whole(&self.keys(), &delivery.body).map_err(BadMessage::Sealed)?;
-        let envelope = Envelope { trace: delivery.trace.clone(), ..Envelope::decode(&body)? };
+        let keys = self.keys();
+        let body = sealing::whole(&keys, &delivery.body).map_err(BadMessage::Sealed)?;
+        let envelope = Envelope::decode(&body)?.read_at(&self.ledger.calendar());
+        let envelope = Envelope { trace: delivery.trace.clone(), ..envelope };
+        // What is sealed as a whole shows who has written it.
+        if matches!(body, Cow::Borrowed(_)) {
+            sealing::check(&keys, &envelope).map_err(BadMessage::Sealed)?;
+        }
         if self.kind(&envelope.kind).is_none() {
             return Err(BadMessage::UnknownKind(envelope.kind));
         }
@@ -153,7 +173,7 @@ impl Core {
 
     /// The life of a chain's tick.
     async fn tick(&self, queue: &QueueRun, envelope: &Envelope, chain: &ChainRef, delivery: &Delivery) -> Fate {
-        let _in_hand = self.in_hand(chain.epoch);
+        let in_hand = self.in_hand(chain.epoch);
         let due = envelope.due.unwrap_or_default();
         queue.progressed_to(due.min(self.ledger.now()));
         if let Some(fate) = self.wait_until_due(envelope, &queue.name).await {
@@ -178,23 +198,29 @@ impl Core {
         let request = ClaimRequest {
             hint,
             worker: self.worker.clone(),
-            lease: self.leases.length,
+            session: 0,
+            again: false,
             takeover,
             guard: kind.recurrence.as_ref().map(|recurrence| recurrence.guard(self.catch_up.slack)).unwrap_or_default(),
             recurs: kind.recurrence.is_some(),
+            prepared: 0,
         };
         let trace = self.tracer.run(envelope, &queue.name, || self.ledger.now());
-        let Some(answered) = self.claim(queue, delivery, request, &trace).await else {
+        let Some(answered) = self.claim(queue, delivery, &in_hand, request, &trace).await else {
             let closed = mutant!(ClosedAcknowledges) && !queue.flow().open;
             return if mutant!(StopAcknowledges) || closed { Fate::Ack } else { Fate::Requeue };
         };
-        let Answered { permit, claim, asked } = answered;
+        let Answered { permit, claim, term, _kept } = answered;
         match claim {
             Claim::Granted(grant) => {
                 self.life.reached(Point::Claimed).await;
+                if grant.refused == Some(Refusal::Deaths) {
+                    self.set_aside(envelope, queue, "it has ended as failed");
+                }
                 let late = self.ledger.now().since(due);
-                let lease = self.leases.hold(chain.epoch, grant.fence, asked);
-                let claimed = Claimed { queue, kind: &kind, envelope, chain, grant, trace: &trace };
+                let lease = self.vitals.hold(term, chain.epoch, grant.fence);
+                let calendar = self.ledger.calendar();
+                let claimed = Claimed { queue, kind: &kind, envelope, chain, grant, trace: &trace, calendar };
                 let ended = letting_go(delivery, self.attempt(claimed, permit, &lease)).await;
                 drop(lease);
                 match ended {
@@ -220,7 +246,11 @@ impl Core {
                     _ => Fate::Ack,
                 }
             }
-            Claim::Held { until } => {
+            Claim::Runs => {
+                self.telemetry.count(Count::Idle);
+                Fate::Ack
+            }
+            Claim::Waits { until } => {
                 drop(permit);
                 self.telemetry.count(Count::Idle);
                 if mutant!(HeldIsDropped) {
@@ -228,6 +258,16 @@ impl Core {
                 }
                 let later = Envelope { due: Some(until), ..envelope.clone() };
                 self.put_off(&later, &queue.name).await
+            }
+            Claim::Suspected(_) => {
+                drop(permit);
+                let due = self.ledger.now() + self.entropy.between(SUSPECT_WAITS.0, SUSPECT_WAITS.1);
+                let later = Envelope { due: Some(due), ..envelope.clone() };
+                self.put_off(&later, &queue.name).await
+            }
+            Claim::SetAside => {
+                self.set_aside(envelope, queue, "look at it, and let it go on by `roundelay recover`");
+                Fate::Ack
             }
             Claim::Early(hint) => {
                 drop(permit);
@@ -256,35 +296,102 @@ impl Core {
         &self,
         queue: &QueueRun,
         delivery: &Delivery,
+        in_hand: &InHand<'_>,
         request: ClaimRequest,
         trace: &Run,
     ) -> Option<Answered> {
-        let mut pause = FIRST_PAUSE;
+        let (mut pause, mut again) = (FIRST_PAUSE, false);
+        // A claim whose answer was lost is made again as what it was.
+        let (mut kept, mut prepared) = (None, 0);
+        let may_be_stale = queue.throttle.is_some() && (delivery.redelivered || self.outage.leaves_stale());
+        if may_be_stale && self.is_past(&request.hint).await {
+            return self.claim_stale(queue, delivery, in_hand, request).await;
+        }
         loop {
             let waiting = trace.begin();
-            let permit = self.permit(queue, &request.hint.kind, Some(request.hint.due), delivery).await?;
+            let permit = self.permit(queue, &request.hint.kind, Some(request.hint.due), (delivery, true)).await?;
             self.life.reached(Point::Permitted).await;
             let permitted = trace.begin();
-            let asked = Instant::now();
-            let error = match self.ledger.claim(request.clone()).await {
+            let turn = if mutant!(ClaimsCross) { None } else { Some(in_hand.turn.lock().await) };
+            let (term, answer) = loop {
+                // While this worker cannot show that it lives, it claims nothing: also when its turn, or the answer
+                // before, has taken longer than its lease.
+                let term = tokio::select! {
+                    biased;
+                    term = self.vitals.term() => term,
+                    () = self.put_back(queue) => return None,
+                };
+                let again_alone = again && self.holds(in_hand.epoch) == 1;
+                let session = term.session();
+                let request = ClaimRequest { session, again: again_alone, prepared, ..request.clone() };
+                again = true;
+                let answer = self.ledger.claim(request).await;
+                let Ok(Claim::Suspected(deaths)) = answer else { break (term, answer) };
+                drop(kept.take());
+                match deaths::company(deaths).and_then(|company| self.suspects.keep(company)) {
+                    Some(guard) => (kept, prepared) = (Some(guard), deaths),
+                    // It comes again later, and others start meanwhile.
+                    None => break (term, answer),
+                }
+            };
+            drop(turn);
+            let error = match answer {
                 Ok(claim) => {
+                    self.comeback.answered();
                     trace.spent("permit", (waiting, permitted), || queue.paced_by());
                     trace.ended("claim", permitted);
-                    return Some(Answered { permit, claim, asked });
+                    return Some(Answered { permit, claim, term, _kept: kept });
                 }
                 Err(LedgerError::Closed) => return None,
                 Err(error) => error,
             };
             // A slot is for now. Kept until the ledger is back, they would all start at once.
             drop(permit);
-            tracing::warn!(%error, "failed to claim; trying again in {pause:?}");
+            if self.telemetry.notices.begins("claims that the ledger does not take") {
+                tracing::warn!(%error, "failed to claim; trying again until the ledger answers");
+            }
             tokio::select! {
                 biased;
-                () = sleep(pause) => {}
+                () = self.comeback.wait(pause) => {}
                 () = self.put_back(queue) => return None,
             }
             pause = (pause * 2).min(LEDGER_PAUSE);
         }
+    }
+
+    /// Whether the ledger is past this tick or attempt, as far as it tells at once. After an outage, messages come for
+    /// most chains that run has gone past, and each would take a slot along and hand it back, until that was too old.
+    async fn is_past(&self, hint: &Hint) -> bool {
+        if hint.parent != 0 {
+            return false;
+        }
+        let Ok(chains) = self.ledger.chains(hint.kind.clone(), hint.key.clone()).await else { return false };
+        let chain = chains.into_iter().find(|chain| chain.hint.epoch == hint.epoch);
+        chain.is_some_and(|chain| (chain.hint.tick, chain.hint.attempt) > (hint.tick, hint.attempt))
+    }
+
+    /// The claim of what the ledger is past, which needs no leave to start: a chain never goes back.
+    async fn claim_stale(
+        &self,
+        queue: &QueueRun,
+        delivery: &Delivery,
+        in_hand: &InHand<'_>,
+        request: ClaimRequest,
+    ) -> Option<Answered> {
+        let (kind, due) = (request.hint.kind.clone(), request.hint.due);
+        let turn = in_hand.turn.lock().await;
+        let term = tokio::select! {
+            biased;
+            term = self.vitals.term() => term,
+            () = self.put_back(queue) => return None,
+        };
+        let claim = self.ledger.claim(ClaimRequest { session: term.session(), ..request }).await.ok()?;
+        drop(turn);
+        let permit = match &claim {
+            Claim::Granted(_) => self.permit(queue, &kind, Some(due), (delivery, true)).await?,
+            _ => Permit { slot: None, blocked: None, _room: None },
+        };
+        Some(Answered { permit, claim, term, _kept: None })
     }
 
     /// Sends what a finish asks for: the successor of the chain with this epoch, on which hangs whether its
@@ -330,8 +437,17 @@ impl Core {
             tokio::spawn(self.life.bind(send));
             return Fate::Ack;
         }
-        let sent = self.dispatch.send_surely(&envelope, &successor.queue, decided, PUBLISH_PATIENCE).await;
-        trace.sent(sending, sent.is_ok());
+        let sent = tokio::select! {
+            biased;
+            // The ledger knows that the successor is unsent, and is in charge until the broker is back.
+            () = self.outage.begins() => None,
+            sent = self.dispatch.send_surely(&envelope, &successor.queue, decided, PUBLISH_PATIENCE) => Some(sent),
+        };
+        trace.sent(sending, matches!(sent, Some(Ok(()))));
+        if !matches!(sent, Some(Ok(()))) {
+            self.outage.left_unsent(successor.due);
+        }
+        let Some(sent) = sent else { return Fate::Ack };
         match sent {
             Ok(()) => {
                 self.life.reached(Point::SuccessorSent).await;
@@ -340,10 +456,12 @@ impl Core {
                 Fate::Ack
             }
             Err(error) => {
-                tracing::warn!(
-                    kind = successor.kind, key = successor.key, epoch = successor.epoch, tick = successor.tick, %error,
-                    "a successor could not be sent; it is sent when its predecessor is delivered again, or by catch-up"
-                );
+                if self.telemetry.notices.begins("successors that could not be sent") {
+                    tracing::warn!(
+                        kind = successor.kind, key = successor.key, epoch = successor.epoch, tick = successor.tick, %error,
+                        "a successor could not be sent; it is sent when its predecessor is delivered again, or by catch-up"
+                    );
+                }
                 if mutant!(AckUnsent) { Fate::Ack } else { Fate::Requeue }
             }
         }
@@ -366,6 +484,10 @@ impl Core {
 
     /// Sends the same message again for its (later) due time.
     pub(super) async fn put_off(&self, envelope: &Envelope, queue: &str) -> Fate {
+        if self.outage.lasts() && envelope.chain.is_some() {
+            // The ledger is in charge, and hands the chain out when that is due.
+            return Fate::Ack;
+        }
         self.telemetry.count(Count::Rearmed);
         let now = self.ledger.now();
         let mut envelope = Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
@@ -395,7 +517,7 @@ impl Core {
         queue: &QueueRun,
         kind: &str,
         due: Option<Time>,
-        delivery: &Delivery,
+        (delivery, tick): (&Delivery, bool),
     ) -> Option<Permit> {
         let since = Instant::now();
         let wait = async {
@@ -404,7 +526,7 @@ impl Core {
                 let mut blocked = None;
                 let slot = match &queue.throttle {
                     // Asked once more below, since this can take long too.
-                    Some(_) if !delivery.is_alive() => return None,
+                    Some(_) if !self.counts(delivery, tick) => return None,
                     Some((throttle, figures)) if !mutant!(ThrottleIgnored) && throttle.settings().key.is_none() => {
                         let _waiting = figures.wait();
                         let due = due.unwrap_or_else(|| self.ledger.now());
@@ -423,7 +545,7 @@ impl Core {
                     }
                     _ => None,
                 };
-                return delivery.is_alive().then_some(Permit { slot, blocked, _room: room });
+                return self.counts(delivery, tick).then_some(Permit { slot, blocked, _room: Some(room) });
             }
         };
         tokio::select! {
@@ -434,9 +556,16 @@ impl Core {
         }
     }
 
+    /// Whether a delivery is still this worker's to run. One of a connection that is gone comes again; but while the
+    /// broker is away nothing comes, and the claim decides who runs a tick. So workers go on with those in hand until
+    /// the ledger hands out others.
+    fn counts(&self, delivery: &Delivery, tick: bool) -> bool {
+        delivery.is_alive() || (tick && self.dispatch.broker.away().is_some())
+    }
+
     /// Waits until what has not started is to go back to its queue: the worker stops, or takes nothing more from
     /// this queue.
-    async fn put_back(&self, queue: &QueueRun) {
+    pub(super) async fn put_back(&self, queue: &QueueRun) {
         tokio::select! {
             biased;
             () = self.stopping.cancelled() => {}
@@ -487,6 +616,11 @@ impl Core {
                 ("fenced", Class::Fenced, "somebody else had claimed it meanwhile; nothing of this run counts")
             }
         };
+        // Each of them is in the ledger, with its reason.
+        let cause = format!("runs of {} that end as {word}: {}", envelope.kind, class.as_str());
+        if !self.telemetry.notices.begins(&cause) {
+            return;
+        }
         tracing::info!(
             kind = envelope.kind,
             key = envelope.key,
@@ -503,6 +637,21 @@ impl Core {
         );
     }
 
+    /// Counts and logs that a run is set aside since workers have died over it.
+    pub(super) fn set_aside(&self, envelope: &Envelope, queue: &QueueRun, then: &str) {
+        self.telemetry.count(Count::SetAside);
+        if self.telemetry.notices.begins("runs that workers have died over") {
+            tracing::error!(
+                kind = envelope.kind,
+                key = envelope.key,
+                id = envelope.id,
+                queue = &*queue.name,
+                reason = SET_ASIDE,
+                "set aside; {then}"
+            );
+        }
+    }
+
     /// Puts a message that cannot be used where a person finds it.
     pub(super) async fn quarantine(&self, delivery: &Delivery, bad: &BadMessage) -> Fate {
         self.telemetry.count(Count::Quarantined);
@@ -512,7 +661,9 @@ impl Core {
         let keys = self.keys();
         let (from, reason) = (delivery.queue.to_string(), bad.told(keys.seal().is_some()));
         let body = sealing::set_aside(&keys, &delivery.body);
-        tracing::warn!(queue = from, reason, bytes = delivery.body.len(), "quarantined");
+        if self.telemetry.notices.begins(&format!("messages of the queue {from} that cannot be used")) {
+            tracing::warn!(queue = from, reason, bytes = delivery.body.len(), "quarantined");
+        }
         let job = Envelope::decode(&delivery.body).ok().filter(|envelope| envelope.chain.is_none());
         let job = job.and_then(|job| job.id);
         let kept = if self.dispatch.broker.keeps_messages() {
@@ -531,7 +682,9 @@ impl Core {
                 Fate::Ack
             }
             Err(error) => {
-                tracing::warn!(error, "the quarantine could not be reached; the message stays where it is");
+                if self.telemetry.notices.begins("messages that the quarantine did not take") {
+                    tracing::warn!(error, "the quarantine could not be reached; the message stays where it is");
+                }
                 sleep(Duration::from_secs(1)).await;
                 Fate::Requeue
             }
@@ -548,14 +701,19 @@ impl Core {
         let mut pause = FIRST_PAUSE;
         loop {
             match ask().await {
-                Ok(answer) => return Some(answer),
+                Ok(answer) => {
+                    self.comeback.answered();
+                    return Some(answer);
+                }
                 Err(LedgerError::Closed) => return None,
                 Err(_) if mutant!(FinishGivesUp) => return None,
                 Err(error) => {
-                    tracing::warn!(%error, "failed to {verb}; trying again in {pause:?}");
+                    if self.telemetry.notices.begins(&format!("failing to {verb}")) {
+                        tracing::warn!(%error, "failed to {verb}; trying again until the ledger answers");
+                    }
                     tokio::select! {
                         biased;
-                        () = sleep(pause) => {}
+                        () = self.comeback.wait(pause) => {}
                         () = self.abort.cancelled() => return None,
                     }
                     pause = (pause * 2).min(LEDGER_PAUSE);

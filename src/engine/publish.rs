@@ -99,8 +99,10 @@ impl Checked {
         let mut envelope = Envelope::job(kind, key, payload.clone(), id.clone());
         envelope.queue = Some(self.queue.clone());
         envelope.owner.clone_from(owner);
-        envelope.due = due;
-        envelope
+        match due {
+            Some(due) => envelope.due_at(due),
+            None => envelope,
+        }
     }
 
     /// Publishes it.

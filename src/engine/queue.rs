@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
@@ -40,6 +40,8 @@ pub(super) struct QueueRun {
     pub(super) room: Arc<Room>,
     pub(super) throttle: Option<(Arc<Throttle>, Arc<ThrottleFigures>)>,
     pub(super) figures: Arc<QueueFigures>,
+    /// Ticks in hand that came from the ledger, without a message.
+    pub(super) handed_out: Arc<AtomicUsize>,
     /// The latest due time among the messages that came from this queue. Messages enter a queue
     /// when they are due, so whatever was due well before this has been delivered, or is lost.
     pub(super) frontier: AtomicI64,
@@ -84,13 +86,6 @@ impl QueueRun {
 
     pub(super) fn progressed_to(&self, due: Time) {
         self.frontier.fetch_max(due.as_millis(), Ordering::Relaxed);
-    }
-
-    /// The clock by which messages are due has been set forward.
-    pub(super) fn clock_was_set(&self, forward: Duration) {
-        let forward = i64::try_from(forward.as_millis()).unwrap_or(i64::MAX);
-        let moved = |due: i64| (due != i64::MIN).then(|| due.saturating_add(forward));
-        let _ = self.frontier.fetch_update(Ordering::Relaxed, Ordering::Relaxed, moved);
     }
 
     /// `None` before the first message.

@@ -156,7 +156,7 @@ impl Core {
             None => Err(Fate::Requeue),
             Some(Hold::Taken(failure)) => Ok(*failure),
             Some(Hold::Held(until)) => {
-                let later = Envelope { due: Some(until), ..envelope.clone() };
+                let later = envelope.clone().due_at(until);
                 Err(self.send_job(&later, &queue.name, self.ledger.now(), &Run::default()).await)
             }
             Some(Hold::Gone) => {

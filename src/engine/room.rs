@@ -59,6 +59,11 @@ impl Room {
         self.pass_on();
     }
 
+    /// How many places nobody has.
+    pub fn free(&self) -> usize {
+        usize::try_from(self.inner().free).unwrap_or(0)
+    }
+
     /// Waits for a place. A wait that is given up costs none.
     pub async fn enter(self: &Arc<Self>, lane: u8) -> Place {
         let place = {

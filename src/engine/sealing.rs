@@ -26,10 +26,11 @@ use super::{Core, QueueRun};
 use crate::clock::Time;
 use crate::config::Config;
 use crate::encryption::{Field, Form, Keyring, Place, Unopened, form, has_the_form, is_sealed};
-use crate::job::{Envelope, Sealed};
-use crate::ledger::{Content, Ledger, LedgerError, Replacement, Shelf};
+use crate::job::{BadMessage, Envelope, Sealed};
+use crate::ledger::{Content, KeptJob, Ledger, LedgerError, Replacement, Shelf};
 use crate::outcome::{Decision, Verdict};
 use crate::reason::{Class, Reason};
+use crate::telemetry::Count as Counted;
 use crate::trace::Run;
 
 /// What does not open is looked at again after this long,
@@ -87,6 +88,7 @@ pub fn sealed<'e>(keys: &Keyring, envelope: &'e Envelope) -> Cow<'e, Envelope> {
         key: envelope.key.clone(),
         queue: envelope.queue.clone(),
         due: envelope.due,
+        clock: envelope.clock,
         attempt: envelope.attempt,
         id: envelope.id.clone(),
         payload: Value::Null,
@@ -116,6 +118,16 @@ pub fn open(keys: &Keyring, envelope: &mut Envelope) -> Result<(), Unopened> {
     let payload = json(&keys.opened(place_of(envelope), text)?)?;
     (envelope.payload, envelope.sealed) = (payload, None);
     Ok(())
+}
+
+/// Refuses the payload of a job, or of an order, that is plain where that is not taken: whoever can publish, or write
+/// the ledger, may have put it there. A chain's message has none that counts.
+///
+/// # Errors
+/// [`Unopened::Plain`].
+pub(super) fn check(keys: &Keyring, envelope: &Envelope) -> Result<(), Unopened> {
+    let plain = envelope.chain.is_none() && envelope.sealed.is_none() && !envelope.payload.is_null();
+    if keys.is_strict() && plain { Err(Unopened::Plain) } else { Ok(()) }
 }
 
 /// What was sealed was JSON.
@@ -194,6 +206,40 @@ impl Core {
         Ok((open(Field::Payload, "its payload", &grant.payload)?, carry))
     }
 
+    /// A job that is kept in the ledger, to be sent; nothing when it cannot be. One that is plain where that is not
+    /// taken is set aside: sent, it would be sealed.
+    pub(super) async fn kept(&self, job: &KeptJob) -> Option<Envelope> {
+        let number = job.number;
+        let envelope = match Envelope::decode(&job.body) {
+            Ok(envelope) => envelope.read_at(&self.ledger.calendar()),
+            Err(bad) => {
+                tracing::error!(number, %bad, "a job kept in the ledger cannot be read");
+                return None;
+            }
+        };
+        let Err(why) = check(&self.keys(), &envelope) else { return Some(envelope) };
+        let Some(id) = envelope.id else {
+            tracing::error!(number, %why, "a job kept in the ledger has no id, and stays there: its payload cannot be used");
+            return None;
+        };
+        let reason = BadMessage::Sealed(why).to_string();
+        tracing::warn!(
+            number,
+            kind = envelope.kind,
+            key = envelope.key,
+            reason,
+            "quarantined: it was kept in the ledger"
+        );
+        self.telemetry.count(Counted::Quarantined);
+        let body = set_aside(&self.keys(), &Bytes::copy_from_slice(&job.body)).to_vec();
+        let from = envelope.queue.unwrap_or_default();
+        let now = self.ledger.now();
+        if let Err(error) = self.ledger.quarantine(from, reason, body, Some(id), now).await {
+            tracing::warn!(number, %error, "the quarantine could not be reached; the job stays where it is");
+        }
+        None
+    }
+
     /// Puts a job off that does not open.
     pub(super) async fn put_off_sealed(&self, mut envelope: Envelope, queue: &QueueRun, why: &Unopened) -> Fate {
         let now = self.ledger.now();
@@ -201,7 +247,7 @@ impl Core {
             // Whoever published it may have written anything.
             let since = sealed.since.unwrap_or(now).min(now);
             sealed.since = Some(since);
-            envelope.due = Some(now + wait(since, now));
+            (envelope.due, envelope.clock) = (Some(now + wait(since, now)), Some(0));
         }
         let reason = Reason::new(Class::Sealed, format!("its payload {why}"));
         self.says_no(&envelope, queue, Verdict::Snoozed, reason, &Run::default());
@@ -248,6 +294,8 @@ pub async fn take_stock(
     most: u64,
     mut progress: impl FnMut(u64),
 ) -> Result<Inventory, LedgerError> {
+    // Who writes them anew takes them for good, as they are.
+    let keys = &keys.clone().strict(keys.is_strict() && mode == Mode::Look);
     let mut inventory = Inventory::default();
     for shelf in Shelf::ALL {
         let (mut after, mut seen) = (0, 0);
@@ -316,7 +364,8 @@ fn state(keys: &Keyring, shelf: Shelf, content: Content) -> Option<Stated> {
             (false, Ok(mut envelope)) => {
                 let name = envelope.sealed.as_ref().and_then(|sealed| named(&sealed.text));
                 let since = envelope.sealed.as_ref().and_then(|sealed| sealed.since);
-                let anew = open(keys, &mut envelope).map(|()| {
+                let opened = check(keys, &envelope).and_then(|()| open(keys, &mut envelope));
+                let anew = opened.map(|()| {
                     let mut anew = sealed(keys, &envelope).into_owned();
                     if let Some(sealed) = &mut anew.sealed {
                         sealed.since = since;

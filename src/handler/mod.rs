@@ -9,10 +9,17 @@ pub mod exec;
 pub mod http;
 pub mod wire;
 
+use std::error::Error;
+use std::fs::File;
+use std::io;
+use std::time::Duration;
+
 use async_trait::async_trait;
+use nix::errno::Errno;
 
 use crate::job::Job;
 use crate::outcome::Outcome;
+use crate::reason::{Class, Reason};
 use crate::throttle::upstream::Advice;
 
 /// Runs jobs of one kind. The engine drops the future at the job's deadline and records a retry.
@@ -40,4 +47,36 @@ where
 fn not_followed(job: &Job, why: &str) -> Option<Advice> {
     tracing::warn!(kind = job.kind, key = job.key, job = job.id, "the throttle was told nothing: {why}");
     None
+}
+
+/// How long a run is left alone for which this process had no file.
+const UNTIL_FILES: Duration = Duration::from_secs(5);
+
+/// Whether this says that the process, or its machine, can open no more files.
+fn says_no_files(error: &io::Error) -> bool {
+    matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EMFILE | Errno::ENFILE))
+}
+
+/// That no more files can be opened here, if that is at the bottom of an error, or nothing can be opened now: a name that
+/// could not be looked up for that reason says only that it was not found.
+fn out_of_files(error: &(dyn Error + 'static)) -> Option<io::Error> {
+    let (mut said, mut cause) = (false, Some(error));
+    while let Some(error) = cause {
+        said |= error.downcast_ref().is_some_and(says_no_files);
+        cause = error.source();
+    }
+    match File::open("/dev/null") {
+        Err(now) if said || says_no_files(&now) => Some(now),
+        // Meanwhile there is one again.
+        _ => said.then(|| Errno::EMFILE.into()),
+    }
+}
+
+/// Nothing was done, and the job is not to blame: its run is put off, and no attempt charged.
+fn no_more_files(what: &str, error: &io::Error) -> Outcome {
+    let text = format!(
+        "{what}: no more files can be opened here ({error}); raise the limit of this worker (`ulimit -n`, LimitNOFILE= of \
+         systemd), or lower the concurrency of its queues"
+    );
+    Outcome::Snooze { reason: Reason::new(Class::Files, text), wait: UNTIL_FILES }
 }

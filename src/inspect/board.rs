@@ -13,8 +13,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::broker::Asked;
+use super::overslept::{self, schedules};
 use super::throttles::waiting;
 use crate::broker::{Broker, Rates};
+use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::config::Config;
 use crate::fleet::{EVERY, FleetOrders, KEPT, Rhythm, SILENT, Subject};
@@ -37,6 +39,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Facts {
     /// When the ledger was last asked, by its clock.
     pub now: Time,
+    /// How the wall clock stands to that.
+    pub calendar: Arc<Calendar>,
     /// The chains, and when they were counted.
     pub census: Option<(Census, Time)>,
     /// How full the broker's queues are.
@@ -65,6 +69,7 @@ impl Default for Facts {
     fn default() -> Self {
         Self {
             now: Time::default(),
+            calendar: Arc::default(),
             census: None,
             asked: Asked::Depths(BTreeMap::new()),
             asked_at: None,
@@ -83,6 +88,7 @@ impl Default for Facts {
 /// What the ledger answers quickly.
 struct Quick {
     now: Time,
+    calendar: Arc<Calendar>,
     workers: Vec<SeenWorker>,
     orders: BTreeMap<Subject, FleetOrders>,
     rhythm: Rhythm,
@@ -93,7 +99,11 @@ struct Quick {
 
 impl Quick {
     async fn ask(config: &Config, ledger: &dyn Ledger) -> Result<Self, LedgerError> {
-        let now = ledger.now();
+        // Where no worker runs in this process, nobody else does. A ledger that is only looked at is told nothing.
+        if let Err(error) = ledger.read_clock().await {
+            tracing::debug!(%error, "the ledger's clock cannot be read");
+        }
+        let (now, calendar) = (ledger.now(), ledger.calendar());
         let (workers, orders) = (ledger.workers().await?, ledger.fleet_orders().await?);
         let pulses = ledger.pulses(now - KEPT).await?;
         let rhythm = Rhythm::of(&pulses, now);
@@ -107,13 +117,14 @@ impl Quick {
             Some((of.name.clone(), of.in_the_way(Some(count))?))
         });
         let throttled = throttled.collect();
-        Ok(Self { now, workers, orders, rhythm, recent_late, waiting, throttled })
+        Ok(Self { now, calendar, workers, orders, rhythm, recent_late, waiting, throttled })
     }
 
     fn put(self, facts: &mut Facts) {
-        let Self { now, workers, orders, rhythm, recent_late, waiting, throttled } = self;
+        let Self { now, calendar, workers, orders, rhythm, recent_late, waiting, throttled } = self;
         facts.ledger_why = None;
-        (facts.now, facts.workers, facts.orders) = (now, workers, orders);
+        (facts.now, facts.calendar) = (now, calendar);
+        (facts.workers, facts.orders) = (workers, orders);
         (facts.rhythm, facts.recent_late) = (rhythm, recent_late);
         (facts.waiting, facts.throttled) = (waiting, throttled);
     }
@@ -168,8 +179,10 @@ impl Board {
         let count = async {
             loop {
                 let (config, begun) = (config(), Instant::now());
-                match timeout(PATIENCE, counting.census(config.catch_up.slack)).await {
-                    Ok(Ok(census)) => {
+                let of_kind = schedules(&config);
+                let counted = overslept::census(counting, config.catch_up.slack, &of_kind);
+                match timeout(PATIENCE, counted).await {
+                    Ok(Ok((census, _))) => {
                         let now = counting.now();
                         self.change(|facts| facts.census = Some((census, now)));
                     }

@@ -9,8 +9,10 @@ use utoipa::ToSchema;
 use super::broker::Asked;
 use super::chains::Batch;
 use super::failures::FailureReport;
+use super::overslept::{self, schedules};
 use super::queues::closed_words;
-use super::words::{At, Come, doing, schedule_of_kind, word};
+use super::words::{At, Come, doing, schedule_of_kind, shown_nominal, word};
+use crate::calendar::Calendar;
 use crate::clock::{Entropy, Time};
 use crate::config::{Config, OwnSchedule};
 use crate::encryption::{Field, Place};
@@ -91,8 +93,6 @@ pub struct ChainReport {
     pub own_schedule: Option<Value>,
     /// Its occurrences after the next, if runs took no time; without jitter, which nobody knows before.
     pub next: Vec<At>,
-    /// The end of its lease.
-    pub lease_until: Option<At>,
     /// Whether its message is known to have been sent.
     pub sent: bool,
     /// How often catch-up has sent it.
@@ -158,8 +158,9 @@ pub struct AttemptReport {
     pub progress: Option<Come>,
 }
 
-impl From<AttemptRecord> for AttemptReport {
-    fn from(record: AttemptRecord) -> Self {
+impl AttemptReport {
+    /// Of a record.
+    pub fn of(record: AttemptRecord, calendar: &Calendar) -> Self {
         let AttemptRecord { fence, epoch, tick, attempt, worker, due, started, finished, .. } = record;
         let AttemptRecord { verdict, reason, overlapped, misfired, progress, .. } = record;
         Self {
@@ -171,22 +172,21 @@ impl From<AttemptRecord> for AttemptReport {
             tick,
             attempt,
             worker,
-            due: due.into(),
-            started: started.into(),
-            finished: finished.map(At),
+            due: At::of(due, calendar),
+            started: At::of(started, calendar),
+            finished: finished.map(|at| At::of(at, calendar)),
             verdict,
             reason,
             overlapped,
             misfired,
-            progress: progress.map(Come::from),
+            progress: progress.map(|progress| Come::of(progress, calendar)),
         }
     }
-}
 
-impl From<NamedAttempt> for AttemptReport {
-    fn from(NamedAttempt { record, name }: NamedAttempt) -> Self {
+    /// Of a record, with the name of its chain.
+    pub fn named(NamedAttempt { record, name }: NamedAttempt, calendar: &Calendar) -> Self {
         let (kind, key) = name.unzip();
-        Self { kind, key, ..record.into() }
+        Self { kind, key, ..Self::of(record, calendar) }
     }
 }
 
@@ -211,10 +211,11 @@ pub struct RunningReport {
     pub progress: Come,
 }
 
-impl From<RunningJob> for RunningReport {
-    fn from(job: RunningJob) -> Self {
+impl RunningReport {
+    fn of(job: RunningJob, calendar: &Calendar) -> Self {
         let RunningJob { id, worker, kind, key, queue, attempt, started, progress } = job;
-        Self { id, worker, kind, key, queue, attempt, started: started.into(), progress: progress.into() }
+        let (started, progress) = (At::of(started, calendar), Come::of(progress, calendar));
+        Self { id, worker, kind, key, queue, attempt, started, progress }
     }
 }
 
@@ -233,7 +234,7 @@ pub async fn look(
     let chains = ledger.chains(kind.into(), key.into()).await?;
     let failures = ledger.failures_of(kind.into(), key.into()).await?;
     let running = ledger.running(kind.into(), key.into()).await?;
-    let now = ledger.now();
+    let (now, calendar) = (ledger.now(), ledger.calendar());
     let (mut rotation, mut single) = (None, None);
     let all = attempts(ledger, &chains, None, last.max(1)).await?;
     for chain in chains {
@@ -250,11 +251,11 @@ pub async fn look(
         mark_manual(&mut rotation.attempts, single.epoch);
     }
     Ok(Entity {
-        now: now.into(),
+        now: At::of(now, &calendar),
         chain: rotation,
         single,
-        failures: failures.into_iter().map(|failure| FailureReport::new(failure, config, now)).collect(),
-        running: running.into_iter().map(RunningReport::from).collect(),
+        failures: failures.into_iter().map(|failure| FailureReport::new(failure, config, now, &calendar)).collect(),
+        running: running.into_iter().map(|job| RunningReport::of(job, &calendar)).collect(),
     })
 }
 
@@ -321,12 +322,19 @@ async fn report(
         Some(owner) => ledger.owner(owner.clone()).await?,
         None => ChainState::Active,
     };
-    let worker = latest.as_ref().map(|attempt| attempt.worker.as_str());
     let opened = opened(&chain, config);
     let held_back = held_back(&chain, &opened.payload, config, ledger).await?;
     let now = ledger.now();
     let waiting = asked.waiting(&chain.hint.queue);
-    let mut why = stuck::doing(&chain, worker, owner_state, config, waiting, held_back.as_deref(), now);
+    let mut why = stuck::doing(
+        &chain,
+        latest.as_ref(),
+        owner_state,
+        config,
+        waiting,
+        held_back.as_deref(),
+        (now, &ledger.calendar()),
+    );
     let unavailable = unavailable(&chain, failures);
     if let Some(reason) = &unavailable {
         why = format!("its entity is unavailable: {reason}; {why}");
@@ -335,13 +343,17 @@ async fn report(
         why = format!("{sealed}; {why}");
     }
     // Of the attempt that runs, if one does.
-    let progress = latest.as_ref().filter(|_| chain.lease_until > now).and_then(|last| last.progress.clone());
-    let (schedule, next) = ahead(&chain, config);
-    let ChainView { hint, state, nominal, lease_until, sent, once, owner, schedule: own, .. } = chain;
+    let progress = latest.as_ref().filter(|_| chain.holder.runs()).and_then(|last| last.progress.clone());
+    let calendar = ledger.calendar();
+    let (schedule, next) = ahead(&chain, config, &calendar);
+    let nominal =
+        shown_nominal((&chain.hint.kind, &chain.hint.key), chain.nominal, chain.schedule.as_deref(), config, &calendar);
+    let has_overslept = overslept::since(&chain, &schedules(config), (now, &calendar)).is_some();
+    let ChainView { hint, state, holder, sent, once, owner, schedule: own, .. } = chain;
     let ChainView { last_start, last_finish, batch, looks, watch_at, depth, .. } = chain;
     let value = |text: String| serde_json::from_str::<Value>(&text).unwrap_or(Value::String(text));
     Ok(ChainReport {
-        doing: doing(state, lease_until, batch.0, hint.due, config.catch_up.slack, now),
+        doing: if has_overslept { "late" } else { doing(state, holder, batch.0, hint.due, config.catch_up.slack, now) },
         kind: hint.kind,
         key: hint.key,
         queue: hint.queue,
@@ -349,30 +361,29 @@ async fn report(
         epoch: hint.epoch,
         tick: hint.tick,
         attempt: hint.attempt,
-        due: hint.due.into(),
-        nominal: nominal.into(),
+        due: At::of(hint.due, &calendar),
+        nominal: At::wall(nominal),
         state: word(state),
         once,
         why,
         unavailable,
-        progress: progress.map(Come::from),
+        progress: progress.map(|progress| Come::of(progress, &calendar)),
         depth,
         owner_state: owner.as_ref().map(|_| word(owner_state)),
         owner,
         schedule,
         own_schedule: own.map(value),
-        next: next.into_iter().map(At).collect(),
-        lease_until: At::known(lease_until),
+        next: next.into_iter().map(|due| At::of(due, &calendar)).collect(),
         sent,
         looks,
-        watch_at: watch_at.into(),
-        last_start: At::known(last_start),
-        last_finish: At::known(last_finish),
+        watch_at: At::of(watch_at, &calendar),
+        last_start: At::known(last_start, &calendar),
+        last_finish: At::known(last_finish, &calendar),
         sealed: opened.sealed,
         carry: opened.carry,
         payload: opened.payload,
         batch: Batch::of(batch),
-        attempts: attempts.into_iter().map(AttemptReport::from).collect(),
+        attempts: attempts.into_iter().map(|record| AttemptReport::of(record, &calendar)).collect(),
     })
 }
 
@@ -412,7 +423,7 @@ async fn held_back(
     let ChainView { hint, owner, .. } = chain;
     let orders = ledger.fleet_orders().await?.remove(&Subject::Queue(hint.queue.clone())).unwrap_or_default();
     if let Some(closed) = &orders.closed {
-        return Ok(Some(closed_words(&hint.queue, closed)));
+        return Ok(Some(closed_words(&hint.queue, closed, &ledger.calendar())));
     }
     let name = config.queues.get(&hint.queue).and_then(|queue| queue.throttle.as_ref());
     let Some((name, settings)) = name.and_then(|name| Some((name, config.throttles.get(name)?))) else {
@@ -434,7 +445,7 @@ fn unavailable(chain: &ChainView, failures: &[Failure]) -> Option<String> {
 
 /// The schedule of a chain in words, and its occurrences after the next tick if runs took no time. Without
 /// jitter, which nobody knows before.
-fn ahead(chain: &ChainView, config: &Config) -> (Option<String>, Vec<Time>) {
+fn ahead(chain: &ChainView, config: &Config, calendar: &Calendar) -> (Option<String>, Vec<Time>) {
     let Some(of_kind) = schedule_of_kind(config, &chain.hint.kind).filter(|_| !chain.once) else {
         return (None, Vec::new());
     };
@@ -454,7 +465,7 @@ fn ahead(chain: &ChainView, config: &Config) -> (Option<String>, Vec<Time>) {
     let schedule = Schedule { jitter: Duration::ZERO, ..schedule };
     let (balance, dice) = (Balance::default(), Entropy::seeded(0));
     let place = if schedule.spread_phase { phase(&chain.hint.kind, &chain.hint.key) } else { 0.0 };
-    let setting = Setting { phase: place, balance: &balance, dice: &dice };
+    let setting = Setting { phase: place, balance: &balance, dice: &dice, calendar };
     let mut ran = Ran { nominal: chain.nominal, started: chain.hint.due, finished: chain.hint.due };
     let mut next = Vec::new();
     while next.len() < AHEAD
@@ -467,18 +478,21 @@ fn ahead(chain: &ChainView, config: &Config) -> (Option<String>, Vec<Time>) {
 }
 
 /// Why a tick cannot be brought forward.
-pub fn why_not_advanced(chain: &ChainView, now: Time) -> String {
+pub fn why_not_advanced(chain: &ChainView, (now, calendar): (Time, &Calendar)) -> String {
     match chain.state {
         ChainState::Paused => "it is paused; `roundelay resume` lets it go on".into(),
         ChainState::Retired => "it has ended; `roundelay enroll --revive` begins it anew".into(),
         ChainState::Quarantined => "it is quarantined; see `roundelay recover --help`".into(),
-        ChainState::Active if chain.lease_until > now => "it runs already".into(),
+        ChainState::Active if chain.holder.runs() => "it runs already".into(),
         ChainState::Active if chain.batch.0 > 0 => {
             let (open, total) = chain.batch;
             format!("it waits for its batch, of which {open} of {total} jobs have not ended")
         }
         ChainState::Active if chain.hint.due <= now => {
-            format!("it is due already, since {}; `roundelay show` says why it does not run", chain.hint.due)
+            format!(
+                "it is due already, since {}; `roundelay show` says why it does not run",
+                At::of(chain.hint.due, calendar)
+            )
         }
         ChainState::Active => "somebody else has just changed it; try again".into(),
     }

@@ -4,7 +4,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::words::{At, doing_of, schedule, word};
+use super::overslept::{self, schedules};
+use super::words::{At, doing_of, schedule, shown_nominal, word};
+use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::config::Config;
 use crate::ledger::{
@@ -87,30 +89,32 @@ pub struct Recent {
     pub late_ms: u64,
 }
 
-impl From<AttemptRecord> for Recent {
-    fn from(record: AttemptRecord) -> Self {
+impl Recent {
+    fn of(record: AttemptRecord, calendar: &Calendar) -> Self {
         let AttemptRecord { verdict, started, finished, due, .. } = record;
         let millis = |to: Time, from: Time| u64::try_from(to.since(from).as_millis()).unwrap_or(u64::MAX);
         let took_ms = finished.map(|end| millis(end, started));
-        Self { verdict, started: started.into(), took_ms, late_ms: millis(started, due) }
+        Self { verdict, started: At::of(started, calendar), took_ms, late_ms: millis(started, due) }
     }
 }
 
 impl ChainRow {
     /// Of a listed chain, without its attempts.
-    pub fn new(chain: Listed, config: &Config, now: Time) -> Self {
-        let doing = doing_of(&chain, config, now);
+    pub fn new(chain: Listed, config: &Config, now: Time, calendar: &Calendar) -> Self {
+        let overslept = overslept::since(&chain, &schedules(config), (now, calendar));
+        let doing = doing_of(&chain, config, (now, calendar));
         let schedule = schedule(&chain.hint.kind, chain.schedule.as_deref(), config);
         let Listed { hint, state, nominal, owner, schedule: own, last_start, last_finish, batch, unavailable, .. } =
             chain;
-        let lag = if matches!(doing, "due" | "late") { now.since(hint.due) } else { Default::default() };
+        let lag =
+            if matches!(doing, "due" | "late") { now.since(overslept.unwrap_or(hint.due)) } else { Default::default() };
         Self {
             state: word(state),
             doing,
-            due: hint.due.into(),
-            nominal: nominal.into(),
-            last_start: At::known(last_start),
-            last_finish: At::known(last_finish),
+            due: At::of(hint.due, calendar),
+            nominal: At::wall(shown_nominal((&hint.kind, &hint.key), nominal, own.as_deref(), config, calendar)),
+            last_start: At::known(last_start, calendar),
+            last_finish: At::known(last_finish, calendar),
             lag_ms: u64::try_from(lag.as_millis()).unwrap_or(u64::MAX),
             schedule,
             own_schedule: own.as_deref().and_then(|own| serde_json::from_str(own).ok()),
@@ -155,7 +159,8 @@ pub enum State {
     Retired,
     /// An older copy of the ledger was restored.
     Quarantined,
-    /// They tick, are due for longer than `catch_up.slack`, and nobody runs them.
+    /// They tick, are due for longer than `catch_up.slack`, and nobody runs them; or they sleep for longer than their
+    /// schedules can explain.
     Late,
     /// A worker runs them.
     Running,
@@ -211,14 +216,28 @@ pub async fn page(
     config: &Config,
     ledger: &dyn Ledger,
 ) -> Result<Found<ChainRow, Place>, LedgerError> {
-    let now = ledger.now();
-    let Found { found, after, complete } = ledger.search(sought.filter(config, now), after, limit, EFFORT).await?;
+    let (now, calendar) = (ledger.now(), ledger.calendar());
+    let filter = sought.filter(config, now);
+    let Found { mut found, after: on, complete } = ledger.search(filter.clone(), after.clone(), limit, EFFORT).await?;
+    let (mut more, mut complete) = (on, complete);
+    if sought.state == Some(State::Late) {
+        let queues = config.queues.keys().cloned().chain([config.topology().names.chores()]);
+        let slept = overslept::look(ledger, queues, &schedules(config)).await?;
+        let fitting = found.len() + slept.len();
+        found = overslept::among(found, slept, &filter, (after.as_ref(), more.as_ref()), fitting);
+        if found.len() > limit as usize {
+            // Those behind come with the next page, which begins after the last of this one.
+            found.truncate(limit as usize);
+            more = found.last().map(|last| (last.hint.kind.clone(), last.hint.key.clone()));
+            complete = true;
+        }
+    }
     let histories = ledger.histories(found.iter().map(|chain| chain.fence).collect(), RECENT).await?;
     let found = found.into_iter().zip(histories).map(|(chain, history)| ChainRow {
-        recent: history.into_iter().rev().map(Recent::from).collect(),
-        ..ChainRow::new(chain, config, now)
+        recent: history.into_iter().rev().map(|record| Recent::of(record, &calendar)).collect(),
+        ..ChainRow::new(chain, config, now, &calendar)
     });
-    Ok(Found { found: found.collect(), after, complete })
+    Ok(Found { found: found.collect(), after: more, complete })
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::words::{At, rough};
+use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::config::Config;
 use crate::ledger::{Failure, ReasonCount};
@@ -41,7 +42,7 @@ pub struct FailureReport {
 
 impl FailureReport {
     /// Of a kept failure, at `now`.
-    pub fn new(failure: Failure, config: &Config, now: Time) -> Self {
+    pub fn new(failure: Failure, config: &Config, now: Time, calendar: &Calendar) -> Self {
         let (next, then) = (next_retry_at(&failure, config), then(&failure, config, now));
         let Failure { kind, key, item, reason, code, times, attempts, first_at, last_at, next_retry_at, .. } = failure;
         let next = if item.is_empty() { next_retry_at } else { next };
@@ -53,9 +54,9 @@ impl FailureReport {
             reason,
             times,
             attempts,
-            first_at: first_at.into(),
-            last_at: last_at.into(),
-            next_retry_at: next.map(At),
+            first_at: At::of(first_at, calendar),
+            last_at: At::of(last_at, calendar),
+            next_retry_at: next.map(|at| At::of(at, calendar)),
             permanent: failure.permanent,
             fed: failure.fed,
             then,
@@ -82,10 +83,11 @@ pub struct ReasonRow {
     pub example: String,
 }
 
-impl From<ReasonCount> for ReasonRow {
-    fn from(count: ReasonCount) -> Self {
+impl ReasonRow {
+    /// Of what the ledger has counted.
+    pub fn of(count: ReasonCount, calendar: &Calendar) -> Self {
         let ReasonCount { kind, code, permanent, parts, wholes, last_at, example } = count;
-        Self { kind, code, permanent, parts, wholes, last_at: last_at.into(), example }
+        Self { kind, code, permanent, parts, wholes, last_at: At::of(last_at, calendar), example }
     }
 }
 

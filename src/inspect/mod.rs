@@ -5,6 +5,7 @@
 //!
 //! - [`overview`]: all chains in figures, and what is wrong, in words. [`board`] keeps what it needs up to date.
 //! - [`chains`] and [`chain`]: many in rows, and all about one.
+//! - [`overslept`]: chains whose due times lie further ahead than their schedules can explain; they count as overdue.
 //! - [`queues`], [`throttles`], [`workers`], [`failures`], [`ladder`]: what lies between a chain and its run.
 //! - [`broker`]: how full its queues are, or why nobody knows.
 //! - [`doctor`]: the ground that all of it stands on: broker, ledger, clocks, this machine; what is wrong there, and
@@ -18,6 +19,7 @@ pub mod chains;
 pub mod doctor;
 pub mod failures;
 pub mod ladder;
+pub mod overslept;
 pub mod overview;
 pub mod queues;
 pub mod throttles;

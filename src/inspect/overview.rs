@@ -169,7 +169,7 @@ fn counts(census: &Census, chores: &str) -> Counts {
 
 /// Puts it together from what is known.
 pub fn overview(facts: &Facts, config: &Config) -> Overview {
-    let Facts { now, census, asked, workers, rhythm, recent_late, waiting, .. } = facts;
+    let Facts { now, calendar, census, asked, workers, rhythm, recent_late, waiting, .. } = facts;
     let empty = Census::default();
     let (census, counted_at) = census.as_ref().map_or((&empty, None), |(census, at)| (census, Some(*at)));
     let chains = counts(census, &config.topology().names.chores());
@@ -184,20 +184,20 @@ pub fn overview(facts: &Facts, config: &Config) -> Overview {
     let Rhythm { sets, seconds, peak_to_mean, per_second } = rhythm;
     let (sets, length) = if seconds.is_empty() { (sets, SECONDS) } else { (seconds, 1) };
     let bucket = |(at, starts, p99_ms): &(Time, u64, Option<f64>)| Bucket {
-        at: (*at).into(),
+        at: At::of(*at, calendar),
         starts: *starts,
         seconds: length,
         p99_ms: *p99_ms,
     };
     Overview {
-        now: (*now).into(),
-        counted_at: counted_at.map(At),
+        now: At::of(*now, calendar),
+        counted_at: counted_at.map(|at| At::of(at, calendar)),
         chains,
         waiting_for_slot: waiting.values().sum(),
         failures: census.failures,
         quarantined_messages: census.quarantined_messages,
         kept_jobs: census.kept_jobs,
-        oldest_due: census.oldest_due.map(At),
+        oldest_due: census.oldest_due.map(|at| At::of(at, calendar)),
         starts: Starts {
             per_second: *per_second,
             peak_to_mean: *peak_to_mean,
@@ -215,7 +215,13 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
     let mut all = Vec::new();
     let mut say = |level, screen, what: String| all.push(Trouble { level, what, see: Place { screen, query: None } });
     if let Some(why) = facts.asked.error() {
-        say(Level::Error, "queues", format!("the broker cannot be asked: {why}"));
+        say(
+            Level::Error,
+            "queues",
+            format!(
+                "the broker cannot be asked: {why}. Workers without it run chains from the ledger; one-off jobs wait"
+            ),
+        );
     }
     if workers.working + workers.draining == 0 && chains.total > 0 {
         let words = match workers.silent {
@@ -235,7 +241,7 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
             } else {
                 String::new()
             };
-            let (by, at, why) = (&paused.by, paused.at.0, &paused.why);
+            let (by, at, why) = (&paused.by, paused.at, &paused.why);
             say(Level::Warning, "queues", format!("the queue {name} is paused by {by} since {at}: {why}{waits}"));
         } else if queue.consumers == Some(0) && (queue.ready.unwrap_or(0) > 0 || waiting > 0) {
             say(
@@ -286,7 +292,8 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
     };
     let oldest = census
         .oldest_due
-        .map_or_else(String::new, |due| format!("; the longest since {due}, for {}", rough(facts.now.since(due))));
+        .map(|due| (At::of(due, &facts.calendar), rough(facts.now.since(due))))
+        .map_or_else(String::new, |(due, span)| format!("; the longest since {due}, for {span}"));
     chains_that(
         chains.overdue,
         Level::Error,
@@ -314,6 +321,7 @@ pub fn queues(facts: &Facts, census: &Census, config: &Config) -> Vec<QueueRepor
         workers: &facts.workers,
         orders: &facts.orders,
         now: facts.now,
+        calendar: &facts.calendar,
     };
     known.reports()
 }
@@ -384,6 +392,7 @@ mod tests {
             running: 3,
             due: 2,
             overdue: 1,
+            overslept: 0,
             unsent: 1,
             waiting: 4,
         };

@@ -9,6 +9,7 @@ use super::broker::Asked;
 use super::words::{At, Late};
 use crate::broker;
 use crate::broker::lanes::Lanes;
+use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::config::Config;
 use crate::fleet::{Closed, FleetOrders, SILENT, Subject};
@@ -86,16 +87,17 @@ pub struct Paused {
     pub why: String,
 }
 
-impl From<&Closed> for Paused {
-    fn from(closed: &Closed) -> Self {
+impl Paused {
+    fn of(closed: &Closed, calendar: &Calendar) -> Self {
         let Closed { why, by, at } = closed.clone();
-        Self { by, at: at.into(), why }
+        Self { by, at: At::of(at, calendar), why }
     }
 }
 
 /// Why a queue that an operator has paused lets nothing start.
-pub fn closed_words(queue: &str, closed: &Closed) -> String {
+pub fn closed_words(queue: &str, closed: &Closed, calendar: &Calendar) -> String {
     let Closed { why, by, at } = closed;
+    let at = At::of(*at, calendar);
     format!("its queue is paused by {by} since {at}: {why} (`roundelay queue resume {queue}` lets it go on)")
 }
 
@@ -120,6 +122,8 @@ pub struct Known<'a> {
     pub orders: &'a BTreeMap<Subject, FleetOrders>,
     /// The time by which workers are silent.
     pub now: Time,
+    /// How the wall clock stands to it.
+    pub calendar: &'a Calendar,
 }
 
 impl Known<'_> {
@@ -174,7 +178,7 @@ impl Known<'_> {
                 workers,
                 utilisation: (places > 0).then(|| (running as f64 / places as f64).min(1.0)),
             },
-            paused: orders.and_then(|orders| orders.closed.as_ref()).map(Paused::from),
+            paused: orders.and_then(|orders| orders.closed.as_ref()).map(|closed| Paused::of(closed, self.calendar)),
             throttle: settings.and_then(|settings| settings.throttle.clone()),
             priority: settings.map_or(0, |settings| settings.priority),
         }
@@ -240,6 +244,7 @@ mod tests {
             workers: &workers,
             orders: &BTreeMap::from([(Subject::Queue("work".into()), orders)]),
             now: at(100),
+            calendar: &Calendar::default(),
         };
         let [work, gone] = &known.reports()[..] else { panic!("two queues") };
         assert_eq!((work.queue.as_str(), work.sleeping, work.due, work.overdue), ("work", 7, 2, 1));
@@ -247,7 +252,7 @@ mod tests {
         assert_eq!((work.starts_per_second, work.late_ms.map(|late| late.p99)), (3.0, Some(20.0)));
         let concurrency = Concurrency { configured: 4, ordered: Some(9), workers: 1, utilisation: Some(1.0) };
         assert_eq!(work.concurrency, concurrency);
-        let paused = Paused { by: "ann".into(), at: at(50).into(), why: "down".into() };
+        let paused = Paused { by: "ann".into(), at: At::wall(at(50)), why: "down".into() };
         assert_eq!((&work.paused, &*work.throttle.clone().unwrap(), work.priority), (&Some(paused), "ios", 2));
         assert_eq!((gone.queue.as_str(), gone.sleeping, gone.concurrency.utilisation), ("gone", 1, None));
     }

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use super::words::At;
 use crate::config::Config;
 use crate::ledger::{Ledger, LedgerError, SeenWorker};
-use crate::monitor::throttled::{Throttled, time};
+use crate::monitor::throttled::Throttled;
 use crate::throttle::slots::{Limits, View, Window};
 
 /// A throttle, as it is.
@@ -155,8 +155,8 @@ pub fn waiting(workers: &[SeenWorker], config: &Config) -> BTreeMap<String, i64>
 impl ThrottleReport {
     /// Of a throttle that was looked at, for whose slots so many wait.
     pub fn new(throttled: &Throttled, waiting: i64, config: &Config) -> Self {
-        let Throttled { name, settings, limits, orders, keys, remembered, now } = throttled;
-        let hold = orders.hold.as_ref().filter(|hold| hold.until > *now);
+        let Throttled { name, settings, limits, orders, keys, remembered, .. } = throttled;
+        let hold = orders.hold.as_ref().filter(|hold| hold.until > throttled.now);
         Self {
             name: name.clone(),
             scope: if throttled.is_counted_here() { "fleet" } else { "worker" },
@@ -167,11 +167,11 @@ impl ThrottleReport {
                 per_ms: said.per_ms,
                 burst: said.burst,
                 by: said.by.clone(),
-                at: time(said.at).into(),
+                at: throttled.at(said.at),
             }),
             configured: configured(&settings.limits),
             hold: hold.map(|hold| Hold {
-                until: time(hold.until).into(),
+                until: throttled.at(hold.until),
                 why: hold.why.clone(),
                 by: Some(hold.by.clone()),
             }),
@@ -183,7 +183,7 @@ impl ThrottleReport {
                 .as_ref()
                 .map(|budget| BudgetHeaders { remaining: budget.remaining.clone(), reset: budget.reset.clone() }),
             remembered: *remembered,
-            keys: keys.iter().map(|(key, view)| KeyReport::new(key, view)).collect(),
+            keys: keys.iter().map(|(key, view)| KeyReport::new(key, view, throttled)).collect(),
         }
     }
 }
@@ -198,7 +198,7 @@ fn millis(span: std::time::Duration) -> u64 {
 }
 
 impl KeyReport {
-    fn new(key: &str, view: &View) -> Self {
+    fn new(key: &str, view: &View, throttled: &Throttled) -> Self {
         let window = |(window, used): &(Window, u32)| WindowReport {
             allow: window.allow,
             per_ms: millis(window.per),
@@ -207,15 +207,15 @@ impl KeyReport {
         Self {
             key: key.into(),
             windows: view.used.iter().map(window).collect(),
-            opens: time(view.opens).into(),
+            opens: throttled.at(view.opens),
             held: view.held.as_ref().map(|held| Hold {
-                until: time(held.until).into(),
+                until: throttled.at(held.until),
                 why: held.why.clone(),
                 by: held.by.clone(),
             }),
-            gentle_until: view.gentle_until.map(|until| time(until).into()),
+            gentle_until: view.gentle_until.map(|until| throttled.at(until)),
             probing: view.probing,
-            budget: view.budget.map(|(apart, until)| Budget { apart_ms: millis(apart), until: time(until).into() }),
+            budget: view.budget.map(|(apart, until)| Budget { apart_ms: millis(apart), until: throttled.at(until) }),
         }
     }
 }

@@ -6,30 +6,42 @@ use std::time::Duration;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::overslept::{self, schedules};
+use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::config::{Config, OwnSchedule};
 use crate::engine::chores::is_internal;
-use crate::ledger::{ChainState, Listed};
+use crate::ledger::{ChainState, Holder, Listed};
 use crate::progress::Progress;
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, phase};
 use crate::telemetry::Lateness;
 
-/// A time: milliseconds since 1970, as in messages. For people it is RFC 3339.
+/// A time of the wall clock: milliseconds since 1970, as other programs write them. For people it is RFC 3339. All times
+/// that are shown are such; the ledger's become that here, and nowhere else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
 #[serde(transparent)]
 #[schema(value_type = i64, example = 1_790_000_000_123_i64)]
-pub struct At(pub Time);
-
-impl From<Time> for At {
-    fn from(time: Time) -> Self {
-        Self(time)
-    }
-}
+pub struct At(Time);
 
 impl At {
-    /// A time that may never have come, which the ledger has as zero.
-    pub fn known(time: Time) -> Option<Self> {
-        Some(Self(time)).filter(|at| at.0 != Time::default())
+    /// What the wall clock shows at `time` of the ledger, as it is set now.
+    pub fn of(time: Time, calendar: &Calendar) -> Self {
+        Self(calendar.wall(time))
+    }
+
+    /// The same of a time that may never have come, which the ledger has as zero.
+    pub fn known(time: Time, calendar: &Calendar) -> Option<Self> {
+        (time != Time::default()).then(|| Self::of(time, calendar))
+    }
+
+    /// What is a time of the wall clock already.
+    pub const fn wall(wall: Time) -> Self {
+        Self(wall)
+    }
+
+    /// The time that the wall clock shows: to compare with others of its kind.
+    pub const fn shown(self) -> Time {
+        self.0
     }
 }
 
@@ -75,10 +87,11 @@ pub struct Come {
     pub at: At,
 }
 
-impl From<Progress> for Come {
-    fn from(progress: Progress) -> Self {
+impl Come {
+    /// Of what the ledger has.
+    pub fn of(progress: Progress, calendar: &Calendar) -> Self {
         let Progress { phase, done, total, at } = progress;
-        Self { phase, done, total, at: at.into() }
+        Self { phase, done, total, at: At::of(at, calendar) }
     }
 }
 
@@ -108,14 +121,14 @@ pub fn word(state: ChainState) -> &'static str {
 /// batch has not ended.
 pub fn doing(
     state: ChainState,
-    lease_until: Time,
+    holder: Holder,
     batch_open: i64,
     due: Time,
     slack: Duration,
     now: Time,
 ) -> &'static str {
     match state {
-        ChainState::Active if lease_until > now => "runs",
+        ChainState::Active if holder.runs() => "runs",
         ChainState::Active if batch_open > 0 => "gathers",
         ChainState::Active if due > now => "sleeps",
         ChainState::Active if due + slack <= now => "late",
@@ -124,9 +137,12 @@ pub fn doing(
     }
 }
 
-/// What a listed chain is doing, in a word.
-pub fn doing_of(chain: &Listed, config: &Config, now: Time) -> &'static str {
-    doing(chain.state, chain.lease_until, chain.batch.0, chain.hint.due, config.catch_up.slack, now)
+/// What a listed chain is doing, in a word. One that has overslept is late.
+pub fn doing_of(chain: &Listed, config: &Config, (now, calendar): (Time, &Calendar)) -> &'static str {
+    if overslept::since(chain, &schedules(config), (now, calendar)).is_some() {
+        return "late";
+    }
+    doing(chain.state, chain.holder, chain.batch.0, chain.hint.due, config.catch_up.slack, now)
 }
 
 /// The schedule of a kind, if it has one. The engine's own kinds are in no configuration, and their chains have
@@ -136,6 +152,30 @@ pub fn schedule_of_kind(config: &Config, kind: &str) -> Option<Schedule> {
         return Some(Schedule::fixed_delay(Duration::ZERO, Duration::ZERO));
     }
     Some(config.kinds.get(kind)?.recurrence.as_ref()?.schedule.clone())
+}
+
+/// The schedule of a chain of a kind, which may have one of its own. One that cannot be used counts as none.
+pub fn schedule_of((kind, own): (&str, Option<&str>), config: &Config) -> Option<Schedule> {
+    let of_kind = schedule_of_kind(config, kind)?;
+    let own = own.and_then(|own| OwnSchedule::parse(own).ok()?.apply(&of_kind).ok());
+    Some(own.unwrap_or(of_kind))
+}
+
+/// A chain's nominal time by the wall clock: the ledger keeps it so where the chain's schedule follows that.
+pub fn shown_nominal(
+    (kind, key): (&str, &str),
+    nominal: Time,
+    own: Option<&str>,
+    config: &Config,
+    calendar: &Calendar,
+) -> Time {
+    match schedule_of((kind, own), config) {
+        Some(schedule) => {
+            let place = if schedule.spread_phase { phase(kind, key) } else { 0.0 };
+            schedule.shown_nominal(nominal, place, calendar)
+        }
+        None => calendar.wall(nominal),
+    }
 }
 
 /// The schedule of a chain of `kind`, which may have one of its `own`, in words.
@@ -157,20 +197,21 @@ mod tests {
     #[test]
     fn a_table_of_what_chains_are_doing() {
         let at = Time::from_millis;
+        let (no, runs, gone) = (Holder::Nobody, Holder::Alive, Holder::Gone);
         let slack = Duration::from_secs(30);
         let table = [
-            (ChainState::Active, 200_000, 1, 0, "runs"),
-            (ChainState::Active, 0, 1, 0, "gathers"),
-            (ChainState::Active, 0, 0, 100_001, "sleeps"),
-            (ChainState::Active, 0, 0, 100_000, "due"),
-            (ChainState::Active, 99_999, 0, 70_001, "due"),
-            (ChainState::Active, 0, 0, 70_000, "late"),
-            (ChainState::Paused, 200_000, 0, 0, "paused"),
-            (ChainState::Retired, 0, 0, 0, "retired"),
-            (ChainState::Quarantined, 0, 0, 0, "quarantined"),
+            (ChainState::Active, runs, 1, 0, "runs"),
+            (ChainState::Active, no, 1, 0, "gathers"),
+            (ChainState::Active, no, 0, 100_001, "sleeps"),
+            (ChainState::Active, no, 0, 100_000, "due"),
+            (ChainState::Active, gone, 0, 70_001, "due"),
+            (ChainState::Active, no, 0, 70_000, "late"),
+            (ChainState::Paused, runs, 0, 0, "paused"),
+            (ChainState::Retired, no, 0, 0, "retired"),
+            (ChainState::Quarantined, no, 0, 0, "quarantined"),
         ];
-        for (state, lease, open, due, expected) in table {
-            assert_eq!(doing(state, at(lease), open, at(due), slack, at(100_000)), expected);
+        for (state, holder, open, due, expected) in table {
+            assert_eq!(doing(state, holder, open, at(due), slack, at(100_000)), expected);
         }
     }
 }

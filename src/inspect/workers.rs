@@ -5,6 +5,7 @@ use utoipa::ToSchema;
 
 use super::queues::is_silent;
 use super::words::{At, Late};
+use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::fleet::{QueuePresence, WorkerState};
 use crate::ledger::SeenWorker;
@@ -68,7 +69,7 @@ pub fn state(worker: &SeenWorker, now: Time) -> &'static str {
 
 impl WorkerReport {
     /// Of a worker, at `now`.
-    pub fn new(worker: SeenWorker, now: Time) -> Self {
+    pub fn new(worker: SeenWorker, now: Time, calendar: &Calendar) -> Self {
         let state = state(&worker, now);
         let SeenWorker { presence, seen } = worker;
         let starts = |queue: &&QueuePresence| queue.starts_per_second > 0.0;
@@ -89,8 +90,8 @@ impl WorkerReport {
             host: presence.host,
             pid: presence.pid,
             version: presence.version,
-            started: presence.started.into(),
-            seen: seen.into(),
+            started: At::of(presence.started, calendar),
+            seen: At::of(seen, calendar),
             state,
             kinds: presence.kinds,
             leases: presence.leases,

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::words::{ChainState, Claim, ClaimRequest, Hint};
+use super::words::{ChainState, Claim, ClaimRequest, Hint, Holder};
 use crate::clock::Time;
 use crate::config::OwnSchedule;
+use crate::deaths::{self, Company, SUSPECTED};
 use crate::guard::{Guard, IfRunning, Manual, Past, Refusal};
 
 /// A rotation and a manual run that wait for each other look again after this.
@@ -21,8 +22,13 @@ pub struct ChainRow {
     pub state: ChainState,
     /// When the tick was first due.
     pub nominal: Time,
-    /// The end of its lease; zero when it has none.
-    pub lease_until: Time,
+    /// Who has claimed it.
+    pub holder: Holder,
+    /// For which session; zero when nobody has.
+    pub session: i64,
+    /// How many workers have died while they ran this attempt, the holder among them. Only counted when that is gone, or
+    /// to be taken over.
+    pub deaths: u32,
     /// Whether the current message is known to have been sent.
     pub sent: bool,
     /// See [`super::NewChain::once`].
@@ -44,6 +50,12 @@ pub struct ChainRow {
 }
 
 impl ChainRow {
+    /// When catch-up looks at the latest at a chain that was claimed after its holder had gone, however patient it has
+    /// become: if this holder goes, too, the chain must be found again.
+    pub fn watched_after_death(now: Time) -> Time {
+        now + WATCH
+    }
+
     /// Whether a claim has to look at the other row of its chain: a manual run at the rotation, and a rotation at the
     /// manual run that may not have ended. In its first tick a rotation looks whatever it says: where both began at the
     /// same moment, in transactions that did not see each other, it does not know of the other.
@@ -59,8 +71,8 @@ impl ChainRow {
     }
 
     /// Whether a run of it has not ended.
-    fn runs(&self, now: Time) -> bool {
-        self.lease_until > now || self.batch_open > 0
+    fn runs(&self) -> bool {
+        self.holder.runs() || self.batch_open > 0
     }
 
     /// Whether its tick has been started before.
@@ -68,11 +80,10 @@ impl ChainRow {
         self.started_tick == self.hint.tick
     }
 
-    /// When the message of a chain comes again that was answered with [`Claim::Held`] for another reason than its own
-    /// lease, and when catch-up looks after it.
-    pub fn put_off(&self, answer: &Claim, now: Time) -> Option<(Time, Time)> {
+    /// When the message of a chain comes again that was answered with [`Claim::Waits`], and when catch-up looks after it.
+    pub fn put_off(answer: &Claim) -> Option<(Time, Time)> {
         match answer {
-            Claim::Held { until } if self.lease_until <= now => Some((*until, *until + WATCH)),
+            Claim::Waits { until } => Some((*until, *until + WATCH)),
             _ => None,
         }
     }
@@ -116,8 +127,12 @@ pub fn judge(row: Option<&ChainRow>, twin: Option<&ChainRow>, request: &ClaimReq
     if place < current && !mutant!(ClaimIgnoresTick) {
         return answer(Claim::Stale((!row.sent).then(|| row.hint.clone())));
     }
-    if row.lease_until > now && !request.takeover && !mutant!(ClaimIgnoresLease) {
-        return answer(Claim::Held { until: row.lease_until });
+    // One whose answer was lost is made again.
+    let again = request.again && row.session == request.session;
+    // Of a suspect it has to be certain that the holder has died.
+    let takeover = request.takeover && row.deaths <= SUSPECTED;
+    if row.holder.runs() && !takeover && !again && !mutant!(ClaimIgnoresLease) {
+        return answer(Claim::Runs);
     }
     if row.batch_open > 0 && !mutant!(BatchNotAwaited) {
         return answer(Claim::Idle);
@@ -131,6 +146,9 @@ pub fn judge(row: Option<&ChainRow>, twin: Option<&ChainRow>, request: &ClaimReq
             Claim::Early(row.hint.clone())
         });
     }
+    if !again && let Some(judgement) = after_deaths(row, request) {
+        return judgement;
+    }
     if row.hint.parent == 0
         && let Some(judgement) = beside_twin(row, twin, request, now)
     {
@@ -142,12 +160,23 @@ pub fn judge(row: Option<&ChainRow>, twin: Option<&ChainRow>, request: &ClaimReq
     Judgement::Grant(if asked_before { None } else { guard.refuses(past, now) })
 }
 
+/// What becomes of an attempt that workers have died over, if it does not simply run again. A single tick has no next one
+/// that could be held up, so it ends.
+fn after_deaths(row: &ChainRow, request: &ClaimRequest) -> Option<Judgement> {
+    match deaths::company(row.deaths) {
+        None if row.once => Some(Judgement::Grant(Some(Refusal::Deaths))),
+        None => Some(Judgement::Answer(Claim::SetAside)),
+        Some(Company::Any) => None,
+        Some(_) => (row.deaths > request.prepared).then_some(Judgement::Answer(Claim::Suspected(row.deaths))),
+    }
+}
+
 /// What the rotation and a manual run of one chain come to beside each other, if that is not their own matter.
 fn beside_twin(row: &ChainRow, twin: Option<&ChainRow>, request: &ClaimRequest, now: Time) -> Option<Judgement> {
     let manual = if row.once { row.manual } else { twin?.manual };
-    let meets = manual.if_running != IfRunning::Beside && twin.is_some_and(|twin| twin.runs(now));
+    let meets = manual.if_running != IfRunning::Beside && twin.is_some_and(ChainRow::runs);
     let refuses = manual.if_running != IfRunning::After;
-    let looks_again = Judgement::Answer(Claim::Held { until: now + TURN });
+    let looks_again = Judgement::Answer(Claim::Waits { until: now + TURN });
     if !row.once {
         return (meets && !mutant!(RotationOverlaps)).then_some(looks_again);
     }
@@ -171,7 +200,7 @@ fn beside_twin(row: &ChainRow, twin: Option<&ChainRow>, request: &ClaimRequest, 
     Some(if refuses {
         Judgement::Grant(Some(refusal))
     } else {
-        Judgement::Answer(Claim::Held { until: last_finish + guard.cooldown })
+        Judgement::Answer(Claim::Waits { until: last_finish + guard.cooldown })
     })
 }
 
@@ -195,7 +224,9 @@ mod tests {
             hint,
             state: ChainState::Active,
             nominal: Time::from_millis(900),
-            lease_until: Time::from_millis(0),
+            holder: Holder::Nobody,
+            session: 0,
+            deaths: 0,
             sent: true,
             once: false,
             manual: Manual::default(),
@@ -213,10 +244,12 @@ mod tests {
         ClaimRequest {
             hint,
             worker: "w".into(),
-            lease: Duration::from_secs(1),
+            session: 1,
+            again: false,
             takeover: false,
             guard: Guard::default(),
             recurs: true,
+            prepared: 0,
         }
     }
 
@@ -273,13 +306,8 @@ mod tests {
                 answer(Claim::Idle),
             ),
             ("retired", changed(|r| r.state = ChainState::Retired), ask(2, 2), answer(Claim::Idle)),
-            (
-                "held",
-                changed(|r| r.lease_until = Time::from_millis(1_001)),
-                ask(3, 2),
-                answer(Claim::Held { until: Time::from_millis(1_001) }),
-            ),
-            ("lease over", changed(|r| r.lease_until = Time::from_millis(1_000)), ask(3, 2), Judgement::Grant(None)),
+            ("it runs", changed(|r| r.holder = Holder::Alive), ask(3, 2), answer(Claim::Runs)),
+            ("its holder is gone", changed(|r| r.holder = Holder::Gone), ask(3, 2), Judgement::Grant(None)),
             (
                 "put off since",
                 changed(|r| r.hint.due = Time::from_millis(1_500)),
@@ -302,7 +330,12 @@ mod tests {
             answer(Claim::Early(later.hint.clone())),
             "its own message, early"
         );
-        let held = changed(|r| r.lease_until = Time::from_millis(1_001));
+        let held = changed(|r| r.holder = Holder::Alive);
+        let mine = ChainRow { session: 1, ..held.clone() };
+        let again = ClaimRequest { again: true, ..ask(3, 2) };
+        assert_eq!(judge(Some(&mine), None, &ask(3, 2), now), answer(Claim::Runs), "by this session");
+        assert_eq!(judge(Some(&mine), None, &again, now), Judgement::Grant(None), "whose answer was lost");
+        assert_eq!(judge(Some(&held), None, &again, now), answer(Claim::Runs), "another session has made it since");
         let over = ClaimRequest { takeover: true, ..ask(3, 2) };
         assert_eq!(judge(Some(&held), None, &over, now), Judgement::Grant(None), "taken over");
         assert_eq!(judge(None, None, &ask(1, 1), now), answer(Claim::Future), "a chain that the ledger does not know");
@@ -317,10 +350,43 @@ mod tests {
             "begun anew after the ledger's copy"
         );
     }
+
+    #[test]
+    fn a_table_of_ticks_that_workers_have_died_over() {
+        let now = Time::from_millis(1_000);
+        let of = |deaths, once| ChainRow { holder: Holder::Gone, deaths, once, ..row() };
+        let alive = |deaths| ChainRow { holder: Holder::Alive, session: 1, ..of(deaths, false) };
+        let prepared = |prepared| ClaimRequest { prepared, ..ask(3, 2) };
+        let takeover = |prepared| ClaimRequest { takeover: true, prepared, ..ask(3, 2) };
+        let (grant, answer) = (Judgement::Grant(None), Judgement::Answer);
+        let suspected = |deaths| answer(Claim::Suspected(deaths));
+        let table = [
+            ("one", of(1, false), prepared(0), suspected(1)),
+            ("for which the asker is prepared", of(1, false), prepared(1), grant.clone()),
+            ("and for more", of(1, false), prepared(2), grant.clone()),
+            ("two", of(2, false), prepared(0), suspected(2)),
+            ("another since it was told", of(2, false), prepared(1), suspected(2)),
+            ("two, prepared", of(2, false), prepared(2), grant.clone()),
+            ("three", of(3, false), prepared(0), answer(Claim::SetAside)),
+            ("prepared or not", of(3, false), prepared(3), answer(Claim::SetAside)),
+            ("and more", of(4, false), prepared(2), answer(Claim::SetAside)),
+            ("a single tick is suspected likewise", of(2, true), prepared(1), suspected(2)),
+            ("and ends", of(3, true), prepared(2), Judgement::Grant(Some(Refusal::Deaths))),
+            ("its holder lives", alive(3), prepared(0), answer(Claim::Runs)),
+            ("it is taken over", alive(1), takeover(1), grant.clone()),
+            ("as a suspect", alive(2), takeover(0), suspected(2)),
+            ("the last holder may live", alive(3), takeover(2), answer(Claim::Runs)),
+            ("whose answer was lost", alive(3), ClaimRequest { again: true, ..prepared(0) }, grant),
+        ];
+        for (label, row, request, expected) in table {
+            assert_eq!(judge(Some(&row), None, &request, now), expected, "{label}");
+        }
+    }
+
     #[test]
     fn a_table_of_rotations_and_manual_runs_beside_each_other() {
         let now = Time::from_millis(10_000);
-        let (idle, held, batch) = (row(), held_until(10_001), waiting());
+        let (idle, held, batch) = (row(), running(), waiting());
         let manual = |if_running, force| ChainRow {
             once: true,
             manual: Manual { if_running, force },
@@ -330,8 +396,8 @@ mod tests {
         let (refuse, after) = (manual(IfRunning::Refuse, false), manual(IfRunning::After, false));
         let beside = manual(IfRunning::Beside, false);
         let begun = |row: &ChainRow| ChainRow { started_tick: 3, ..row.clone() };
-        let runs = |row: &ChainRow| ChainRow { lease_until: Time::from_millis(10_001), ..row.clone() };
-        let looks_again = Judgement::Answer(Claim::Held { until: Time::from_millis(11_000) });
+        let runs = |row: &ChainRow| ChainRow { holder: Holder::Alive, ..row.clone() };
+        let looks_again = Judgement::Answer(Claim::Waits { until: Time::from_millis(11_000) });
         let (grant, running) = (Judgement::Grant(None), Judgement::Grant(Some(Refusal::Running)));
         let over = Judgement::Grant(Some(Refusal::Ended));
         let cooldown = |secs| Guard { cooldown: Duration::from_secs(secs), ..Guard::default() };
@@ -340,7 +406,7 @@ mod tests {
         let (gone, gone_held) = (ended(&idle), ended(&held));
         let since = Duration::from_millis(9_040);
         let too_soon = Judgement::Grant(Some(Refusal::Cooldown { since, least: Duration::from_secs(10) }));
-        let when_cool = Judgement::Answer(Claim::Held { until: Time::from_millis(10_960) });
+        let when_cool = Judgement::Answer(Claim::Waits { until: Time::from_millis(10_960) });
         let table = [
             ("refused while the rotation runs", &refuse, Some(&held), cool, running.clone()),
             ("and while it waits for its batch", &refuse, Some(&batch), cool, running),
@@ -400,19 +466,17 @@ mod tests {
 
     #[test]
     fn who_is_put_off_for_another_row_is_looked_after_later() {
-        let (now, until) = (Time::from_millis(10_000), Time::from_millis(11_000));
-        let held = Claim::Held { until };
-        assert_eq!(row().put_off(&held, now), Some((until, Time::from_millis(21_000))));
-        assert_eq!(held_until(11_000).put_off(&held, now), None, "catch-up sees its own lease");
-        assert_eq!(row().put_off(&Claim::Idle, now), None);
+        let until = Time::from_millis(11_000);
+        assert_eq!(ChainRow::put_off(&Claim::Waits { until }), Some((until, Time::from_millis(21_000))));
+        assert_eq!((ChainRow::put_off(&Claim::Runs), ChainRow::put_off(&Claim::Idle)), (None, None));
     }
 
     fn ended(row: &ChainRow) -> ChainRow {
         ChainRow { state: ChainState::Retired, ..row.clone() }
     }
 
-    fn held_until(millis: i64) -> ChainRow {
-        ChainRow { lease_until: Time::from_millis(millis), ..row() }
+    fn running() -> ChainRow {
+        ChainRow { holder: Holder::Alive, session: 9, ..row() }
     }
 
     fn waiting() -> ChainRow {

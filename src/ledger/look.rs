@@ -1,6 +1,6 @@
 //! What operators ask about many chains, and how chains are moved in time.
 
-use super::words::{ChainState, Hint, Which};
+use super::words::{ChainState, Hint, Holder, Which};
 use crate::clock::Time;
 
 /// Above every name that a kind or a key can have.
@@ -57,8 +57,8 @@ pub struct Listed {
     pub fence: i64,
     /// When the tick is nominally due.
     pub nominal: Time,
-    /// The end of its lease; zero when it has none.
-    pub lease_until: Time,
+    /// Who has claimed it.
+    pub holder: Holder,
     /// See [`super::NewChain::owner`].
     pub owner: Option<String>,
     /// See [`super::NewChain::schedule`].
@@ -116,7 +116,31 @@ pub(super) fn sqlite_glob(pattern: &str) -> String {
     pattern.replace('[', "[[]")
 }
 
-/// Likewise, as SQL's LIKE takes it.
+/// Whether `text` fits a `pattern`, with `*` for anything and `?` for one character.
+pub fn fits_pattern(pattern: &str, text: &str) -> bool {
+    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
+    // Where the last star is, and how far what it stands for has come.
+    let (mut p, mut t, mut star) = (0, 0, None);
+    while t < text.len() {
+        match pattern.get(p) {
+            Some('*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(letter) if *letter == '?' || *letter == text[t] => (p, t) = (p + 1, t + 1),
+            _ => match star {
+                Some((at, come)) => {
+                    star = Some((at, come + 1));
+                    (p, t) = (at + 1, come + 1);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|letter| *letter == '*')
+}
+
+/// `pattern` as SQL's LIKE takes it.
 pub(super) fn sql_like(pattern: &str) -> String {
     let mut like = String::with_capacity(pattern.len() + 8);
     for letter in pattern.chars() {
@@ -138,6 +162,27 @@ mod tests {
     fn only_stars_and_question_marks_mean_something_in_a_pattern() {
         assert_eq!(sqlite_glob("eu/*[1]?"), "eu/*[[]1]?");
         assert_eq!(sql_like(r"eu/*100%_\?"), r"eu/%100\%\_\\_");
+    }
+
+    #[test]
+    fn a_table_of_patterns() {
+        let table = [
+            ("", "", true),
+            ("", "a", false),
+            ("*", "", true),
+            ("eu/*", "eu/app-1", true),
+            ("eu/*", "us/app-1", false),
+            ("*-1", "eu/app-1-1", true),
+            ("*a*b*c", "xaxbxbxc", true),
+            ("*a*b*c", "xaxcxbx", false),
+            ("app-?", "app-1", true),
+            ("app-?", "app-", false),
+            ("a[1]", "a[1]", true),
+            ("é?", "éß", true),
+        ];
+        for (pattern, text, fits) in table {
+            assert_eq!(fits_pattern(pattern, text), fits, "{pattern} {text}");
+        }
     }
 
     #[test]

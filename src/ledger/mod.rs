@@ -3,9 +3,9 @@
 //! Messages are replaceable hints; what the ledger says counts. Each verb is one transaction.
 //!
 //! - [`words`](self) and `look`: what the verbs take and answer.
-//! - [`Rosters`], [`History`], [`Failures`], [`Slots`], [`Running`] and [`Fleet`]: the verbs that rosters need, those
-//!   that keep the history within bounds, those for what has failed, those of throttles, those of one-off jobs that
-//!   report, and those of workers and of what was ordered of them. [`Search`]: the verbs behind screens.
+//! - [`Rosters`], [`History`], [`Failures`], [`Slots`], [`Sessions`], [`Running`] and [`Fleet`]: the verbs that
+//!   rosters need, those that keep the history within bounds, those for what has failed, those of throttles, those of
+//!   workers' leases, those of one-off jobs that report, and those of workers and of what was ordered of them. [`Search`]: the verbs behind screens.
 //!   [`Contents`]: those that write what users have given in another form.
 //!   [`Access`]: those of the API, for who may use it. [`Measured`]: how much all that is.
 //! - [`judge`] decides about a claim purely, so that every ledger decides alike.
@@ -13,25 +13,30 @@
 //! - [`postgres`]: a server that many workers share, written in groups too.
 
 pub mod access;
+pub mod comeback;
 mod contents;
 mod failed;
 mod fleet;
 mod history;
 mod judge;
 mod look;
+mod mark;
 pub mod postgres;
 mod rosters;
 mod running;
 mod search;
+mod sessions;
 mod slots;
 pub mod sqlite;
 mod traffic;
 mod words;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::progress::Progress;
 pub use access::{Access, Scope};
@@ -41,10 +46,11 @@ pub use fleet::{Fleet, SeenWorker};
 pub use history::History;
 pub use judge::{ChainRow, Judgement, judge};
 pub(crate) use look::LAST;
-pub use look::{Condition, Filter, Listed, Move, OwnerCensus, Place};
+pub use look::{Condition, Filter, Listed, Move, OwnerCensus, Place, fits_pattern};
 pub use rosters::{Enlisted, Rosters};
 pub use running::{Running, RunningJob};
 pub use search::{EFFORT, Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
+pub use sessions::{Beat, Session, Sessions};
 pub use slots::{SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
 pub use traffic::{Measured, Size, Traffic};
 pub use words::*;
@@ -56,13 +62,23 @@ pub(crate) const RETRIED: &str = "roundelay.retried";
 /// Keeps the truth.
 #[async_trait]
 pub trait Ledger:
-    Rosters + History + Failures + Slots + Running + Fleet + Search + Contents + Access + Measured + Send + Sync
+    Rosters + History + Failures + Slots + Sessions + Running + Fleet + Search + Contents + Access + Measured + Send + Sync
 {
     /// Names this ledger; chains' messages carry it.
     fn id(&self) -> &str;
 
-    /// The time that decides dues and leases.
+    /// The time that decides dues and leases. It is steady: it neither goes back nor jumps when a clock is set.
     fn now(&self) -> Time;
+
+    /// How the wall clock stands to that time, as far as this process has noticed.
+    fn calendar(&self) -> Arc<Calendar>;
+
+    /// Reads the clocks, and notes it for all who use the ledger if the wall clock was set. A worker does so once a
+    /// second.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read, or what is new is not known to be written.
+    async fn read_clock(&self) -> Result<(), LedgerError>;
 
     /// Begins chains that do not exist yet, and brings payload and queue of the others up to date.
     /// One answer for each, in order.
@@ -81,15 +97,8 @@ pub trait Ledger:
     /// Asks to run an attempt.
     ///
     /// # Errors
-    /// When it is not known to be written; a claim that was, unheard, ends with its lease.
+    /// When it is not known to be written; a claim that was, unheard, ends with its session.
     async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError>;
-
-    /// Extends claims by `lease` from now, unless somebody else has claimed the chain since, or the
-    /// run was finished. Answers, for each, whether it still holds.
-    ///
-    /// # Errors
-    /// When nothing of it is known to be written.
-    async fn renew(&self, leases: Vec<Renewal>, lease: Duration) -> Result<Vec<bool>, LedgerError>;
 
     /// Writes the end of a run, and with it the jobs that it asks for.
     ///
@@ -253,6 +262,14 @@ pub trait Ledger:
     /// # Errors
     /// When the ledger cannot be read.
     async fn list(&self, filter: Filter, after: Option<Place>, limit: u32) -> Result<Vec<Listed>, LedgerError>;
+
+    /// Rotations of a queue that tick: those that catch-up looks after last, and those that sleep although it should have
+    /// looked after them; those that are due last first. However many there are, these are found at once: at most `limit`
+    /// of each sort are looked at.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn furthest(&self, queue: String, limit: u32) -> Result<Vec<Listed>, LedgerError>;
 
     /// Owners after this one, in their order.
     ///

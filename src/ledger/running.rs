@@ -1,7 +1,8 @@
 //! The verbs of one-off jobs that run and say how far they have come.
 //!
 //! A one-off job has no record while it runs: its message is complete. One that reports has a row here as
-//! long as its worker says that it goes on, so that others can see it.
+//! long as its worker says that it goes on, so that others can see it. One that is delivered again is noted before it
+//! runs, with the session that has it in hand, so that it is known over which jobs workers die.
 
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use async_trait::async_trait;
 
 use super::LedgerError;
 use crate::clock::Time;
+use crate::deaths::Hands;
 use crate::progress::Progress;
 
 /// A one-off job that runs.
@@ -53,4 +55,22 @@ pub trait Running {
     /// # Errors
     /// When the ledger cannot be read.
     async fn running(&self, kind: String, key: String) -> Result<Vec<RunningJob>, LedgerError>;
+
+    /// In whose hands the job of this name was that has not come to an end there, besides `session`.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn hands(&self, job: String, session: i64) -> Result<Hands, LedgerError>;
+
+    /// Notes that a session has a job in hand.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn take_in_hand(&self, job: String, session: i64) -> Result<(), LedgerError>;
+
+    /// Forgets in whose hands a job was: a run of it has come to its end.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn out_of_hand(&self, job: String) -> Result<(), LedgerError>;
 }

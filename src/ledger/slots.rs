@@ -2,11 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::LedgerError;
-use crate::clock::short_duration;
-use crate::throttle::clock::Known;
 use crate::throttle::orders::{Orders, ThrottleOrder};
 use crate::throttle::slots::{Answer, Ask, Limits, Micros, State, Wish, Word};
 use async_trait::async_trait;
@@ -26,18 +23,14 @@ pub struct SlotRequest {
     pub wishes: Vec<Wish>,
     /// How long answers take: see [`Ask::ahead`].
     pub ahead: Micros,
-    /// What the asker knows of the ledger's clock.
-    pub known: Option<Known>,
 }
 
 /// What a throttle answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotAnswer {
-    /// The ledger's clock when it was decided.
+    /// The ledger's time when it was decided.
     pub now: Micros,
-    /// How far that has been set in all, as far as anybody has told.
-    pub set: Micros,
-    /// What it says, with times by the ledger's clock.
+    /// What it says, with times of the ledger.
     pub answer: Answer,
     /// What is allowed: by an operator's word, or else as configured.
     pub limits: Arc<Limits>,
@@ -52,7 +45,7 @@ pub struct ThrottleRow {
     pub throttle: String,
     /// Which of its keys; empty without.
     pub key: String,
-    /// What it remembers, with times by the ledger's clock.
+    /// What it remembers, with times of the ledger.
     pub state: State,
     /// How many keys of the throttle are remembered, this one included.
     pub keys: u64,
@@ -94,26 +87,25 @@ pub trait Slots {
     /// When it is not known to be written.
     async fn order_throttle(&self, name: String, order: ThrottleOrder, by: String) -> Result<Orders, LedgerError>;
 
-    /// What the ledger's clock shows, in microseconds since 1970, and how far it has been set in all, as far as
-    /// anybody has told: whoever asks as well.
-    ///
-    /// # Errors
-    /// When it cannot be read, or what the asker tells of it is not known to be written.
-    async fn throttle_clock(&self, known: Option<Known>) -> Result<(Micros, Micros), LedgerError>;
-
     /// Forgets throttles and keys that are as good as new, at most `limit`; answers how many.
     ///
     /// # Errors
     /// When it is not known to be written.
-    async fn forget_idle(&self, limit: u32, known: Option<Known>) -> Result<usize, LedgerError>;
+    async fn forget_idle(&self, limit: u32) -> Result<usize, LedgerError>;
 }
 
-/// Serves a request on what is remembered and ordered, when the ledger's clock shows `now` and has been `set` so far
-/// in all (pure).
-pub fn serve(state: &mut State, orders: &Orders, request: &SlotRequest, now: Micros, set: Micros) -> SlotAnswer {
+/// Serves a request on what is remembered and ordered, at `now` of the ledger (pure). `known_since` is since when the
+/// ledger can tell here how much time has passed, if that is not for long: see [`crate::clock::Followed::known_since`].
+pub fn serve(
+    state: &mut State,
+    orders: &Orders,
+    request: &SlotRequest,
+    now: Micros,
+    known_since: Option<Micros>,
+) -> SlotAnswer {
     let limits = orders.limits(&request.limits).into_owned();
-    let can_tell = state.is_known_since(Known::can_tell_since(request.known.as_ref()));
-    let time = if can_tell { state.turn_to(&limits, now - set) } else { now - set };
+    let can_tell = known_since.is_none_or(|since| state.is_known_since(since, now));
+    let time = if can_tell { state.turn_to(&limits, now) } else { now };
     state.obey(&limits, time, orders);
     for word in &request.heard {
         state.hear(&limits, time, &word.clone().moved(time));
@@ -123,8 +115,7 @@ pub fn serve(state: &mut State, orders: &Orders, request: &SlotRequest, now: Mic
         true => state.grant(&limits, &Ask { now: time, ahead, wishes }),
         false => state.cannot_tell(time),
     };
-    let answer = answer.moved(set);
-    SlotAnswer { now, set, answer, limits, orders: orders.version }
+    SlotAnswer { now, answer, limits, orders: orders.version }
 }
 
 /// What a row of the table holds. What cannot be read is taken for a throttle that has just handed
@@ -138,12 +129,6 @@ pub(super) fn state(text: &str, request: &SlotRequest, now: Micros) -> State {
         state.hear(&request.limits, now, &Word::Hold { until, why });
         state
     })
-}
-
-/// For the log.
-pub(super) fn was_set(by: Micros) -> String {
-    let (length, way) = (Duration::from_micros(by.unsigned_abs()), if by < 0 { "back" } else { "forward" });
-    format!("the ledger's clock was set {way} by {}; throttles count on as if it was not", short_duration(length))
 }
 
 /// As a row of the table holds it.

@@ -37,6 +37,34 @@ impl ChainState {
     }
 }
 
+/// Who has claimed a chain, and not finished.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Holder {
+    /// Nobody.
+    #[default]
+    Nobody,
+    /// A session of a worker that goes on: it runs.
+    Alive,
+    /// A session that is over: the run never came to its end, and the next claim takes the chain over.
+    Gone,
+}
+
+impl Holder {
+    /// As queries tell it.
+    pub(super) fn from_number(number: i64) -> Self {
+        match number {
+            0 => Self::Nobody,
+            1 => Self::Alive,
+            _ => Self::Gone,
+        }
+    }
+
+    /// Whether it runs.
+    pub fn runs(self) -> bool {
+        self == Self::Alive
+    }
+}
+
 /// A chain to begin.
 #[derive(Clone, Debug)]
 pub struct NewChain {
@@ -52,6 +80,8 @@ pub struct NewChain {
     pub payload: String,
     /// Other forms of the same payload: a chain that has one of these has this payload, and keeps it as it is.
     pub forms: Vec<String>,
+    /// When its first tick is nominally due: by the wall clock, where its schedule follows that.
+    pub nominal: Time,
     /// When its first tick is due.
     pub due: Time,
     /// When catch-up looks after it, if its first message has not been marked as sent by then.
@@ -145,6 +175,7 @@ impl Hint {
             key: self.key.clone(),
             queue: Some(self.queue.clone()),
             due: Some(self.due),
+            clock: None,
             attempt: self.attempt,
             id: None,
             payload: serde_json::Value::Null,
@@ -192,19 +223,23 @@ pub struct ClaimRequest {
     pub hint: Hint,
     /// Who asks.
     pub worker: Arc<str>,
-    /// For how long the claim holds.
-    pub lease: Duration,
-    /// Claim it even from a holder whose lease has not ended, because that holder is taken for dead.
+    /// The session for which the claim is to hold: see [`super::Sessions`].
+    pub session: i64,
+    /// It was asked for before, and what became of that is not known: nobody else of this session can have claimed it.
+    pub again: bool,
+    /// Claim it even from a holder whose session goes on, because that holder is taken for dead.
     pub takeover: bool,
     /// What a tick of the rotation has to satisfy before it starts.
     pub guard: Guard,
     /// Whether the kind has a schedule. Without one, only single ticks can be claimed.
     pub recurs: bool,
+    /// For so many deaths of workers over this attempt: the worker keeps it from the company that it must not have then.
+    pub prepared: u32,
 }
 
-/// A holder that lives on.
+/// A claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Renewal {
+pub struct Held {
     /// The chain's incarnation.
     pub epoch: i64,
     /// The claim.
@@ -216,11 +251,17 @@ pub struct Renewal {
 pub enum Claim {
     /// Run it.
     Granted(Grant),
-    /// Somebody runs it, until then at the latest.
-    Held {
-        /// When the lease ends.
+    /// It runs already, so the message says nothing new: if that run is cut off, the tick's message is sent again.
+    Runs,
+    /// It has to wait for the other row of its chain.
+    Waits {
+        /// When to ask again.
         until: Time,
     },
+    /// So many workers have died while they ran it: it is to be asked for again by who is prepared for that.
+    Suspected(u32),
+    /// Too many have. The chain is quarantined now.
+    SetAside,
     /// It is due later than the message says; this is the message that counts.
     Early(Hint),
     /// The chain is past this. When the message that follows is not known to have been sent, here
@@ -460,8 +501,21 @@ pub struct Overdue {
     pub watch_at: Time,
     /// How often catch-up has sent this message already.
     pub looks: u32,
-    /// The end of its lease; zero when it has none.
-    pub lease_until: Time,
+    /// Who has claimed it.
+    pub holder: Holder,
+    /// For which session, and by which claim.
+    pub claim: (i64, i64),
+}
+
+/// Which chains to look for that a worker, or the broker, may have left lying.
+#[derive(Clone, Copy, Debug)]
+pub struct Left {
+    /// Those that catch-up looks after until then; of these, all whose holders are gone,
+    pub until: Time,
+    /// those that were due before this and that are not claimed,
+    pub late: Time,
+    /// and, of the ones whose messages are not known to be sent, those that were due before this.
+    pub unsent: Time,
 }
 
 /// Catch-up's note on a chain: when to look again. Refused when somebody else was faster.
@@ -587,10 +641,12 @@ pub struct LateChain {
     pub looks: u32,
     /// When catch-up looks next.
     pub watch_at: Time,
-    /// The end of its last lease; zero when its last run was finished.
-    pub lease_until: Time,
+    /// Who has claimed it: nobody, or a session that is over.
+    pub holder: Holder,
     /// Who claimed it last, if anybody has and the record is kept.
     pub worker: Option<String>,
+    /// Why it was set aside, if its last run was lost.
+    pub reason: Option<String>,
 }
 
 /// A chain, for a person.
@@ -604,8 +660,8 @@ pub struct ChainView {
     pub payload: String,
     /// When the tick was first due.
     pub nominal: Time,
-    /// The end of its lease; zero when it has none.
-    pub lease_until: Time,
+    /// Who has claimed it.
+    pub holder: Holder,
     /// The last claim.
     pub fence: i64,
     /// Whether its message is known to have been sent.
@@ -626,6 +682,8 @@ pub struct ChainView {
     pub last_start: Time,
     /// When a run last ended; likewise.
     pub last_finish: Time,
+    /// The tick of which a run last started.
+    pub started_tick: i64,
     /// Members of the batch that it waits for: those that have not ended, and all. Zero without one.
     pub batch: (i64, i64),
     /// See [`NewChain::depth`].
@@ -697,9 +755,11 @@ pub struct QueueCensus {
     pub running: i64,
     /// Due, and not being run.
     pub due: i64,
-    /// Of these, due for longer than the slack, but for those that wait for the other row of their chain: the rotation
+    /// Of these, due for longer than the slack, and those that have overslept, but for those that wait for the other row of their chain: the rotation
     /// for a manual run, or that for the rotation or for the cooldown.
     pub overdue: i64,
+    /// Of these, those whose due times lie further ahead than their schedules can explain, as far as they were looked at.
+    pub overslept: i64,
     /// With a successor not known to have been sent.
     pub unsent: i64,
     /// Waiting for the end of their batch.
@@ -728,10 +788,20 @@ pub enum LedgerError {
     Closed,
 }
 
+impl Census {
+    /// A chain that was counted among those that sleep is overdue `since` then: its due time means nothing.
+    pub fn overslept(&mut self, queue: &str, since: Time) {
+        let Some(queue) = self.queues.iter_mut().find(|of| of.queue == queue) else { return };
+        queue.sleeping = (queue.sleeping - 1).max(0);
+        (queue.due, queue.overdue, queue.overslept) = (queue.due + 1, queue.overdue + 1, queue.overslept + 1);
+        self.oldest_due = Some(self.oldest_due.map_or(since, |oldest| oldest.min(since)));
+    }
+}
+
 impl QueueCensus {
     /// Counts an active chain. `waits`: for the other row of its chain, so it is due, and nothing is wrong.
-    pub fn count(&mut self, lease_until: Time, due: Time, sent: bool, waits: bool, now: Time, slack: Duration) {
-        if lease_until > now {
+    pub fn count(&mut self, holder: Holder, due: Time, sent: bool, waits: bool, now: Time, slack: Duration) {
+        if holder.runs() {
             self.running += 1;
             return;
         }

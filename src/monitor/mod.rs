@@ -15,7 +15,6 @@ pub mod stuck;
 pub mod throttled;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -27,6 +26,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::broker::Broker;
 use crate::clock::Time;
+use crate::config::WorkerSettings;
+use crate::inspect::overslept::{self, Schedules};
 use crate::ledger::{Ledger, LedgerError};
 use crate::progress::Desk;
 use crate::telemetry::Telemetry;
@@ -64,6 +65,8 @@ pub struct Subject {
     pub queues: BTreeMap<String, Option<String>>,
     /// After so long a due chain counts as overdue.
     pub slack: Duration,
+    /// Knows the schedules of kinds, as they are configured now.
+    pub schedule_of: Arc<Schedules<'static>>,
     /// Set once it consumes.
     pub ready: Arc<SetOnce<()>>,
     /// Cancelled when it stops.
@@ -172,13 +175,14 @@ impl Watch {
     /// Reads what chains do, and sees that it could be written.
     async fn ask(&self) -> Result<(), LedgerError> {
         let begun = Instant::now();
-        let census = self.subject.ledger.census(self.subject.slack).await?;
+        let Subject { ledger, slack, schedule_of, .. } = &self.subject;
+        let (census, _) = overslept::census(&**ledger, *slack, &**schedule_of).await?;
         let throttles = Throttled::look(self.subject.throttles.settings(), &*self.subject.ledger).await?;
         let Subject { telemetry, ledger, queues, .. } = &self.subject;
         let (workers, orders) = (ledger.workers().await?, ledger.fleet_orders().await?);
         telemetry.throttled(&throttles);
         telemetry.fleet(queues, &workers, &orders, ledger.now());
-        telemetry.census(&census, ledger.now(), begun.elapsed());
+        telemetry.census(&census, (ledger.now(), &ledger.calendar()), begun.elapsed());
         ledger.flush().await
     }
 
@@ -247,9 +251,9 @@ fn stuck(round: Duration) -> Option<String> {
 ///
 /// # Errors
 /// When it cannot be had.
-pub async fn bind(address: Option<SocketAddr>) -> Result<Option<Listener>, BindError> {
-    match address {
-        Some(address) => Listener::bind(address).await.map(Some),
+pub async fn bind(settings: &WorkerSettings) -> Result<Option<Listener>, BindError> {
+    match settings.listen {
+        Some(address) => Listener::bind(address, settings).await.map(Some),
         None => Ok(None),
     }
 }

@@ -6,13 +6,26 @@
 use std::time::Duration;
 
 use crate::broker::Depth;
+use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::config::Config;
+use crate::deaths::CLASS;
 use crate::engine::chores::is_internal;
-use crate::ledger::{ChainState, ChainView, LateChain};
+use crate::inspect::overslept::{schedules, since};
+use crate::inspect::words::At;
+use crate::ledger::{AttemptRecord, ChainState, ChainView, Holder, LateChain};
 
 /// A look at a chain is late, and not just about to happen, after so many sweeps without it.
 const SWEEPS: u32 = 3;
+
+/// What is wrong with a chain that sleeps for longer than it may.
+pub const OVERSLEPT: &str = "it is overdue: its due time lies further ahead than its schedule can explain";
+
+/// Why it does not run, for a person.
+pub fn overslept(due: Time, begun: bool, calendar: &Calendar) -> String {
+    let then = if begun { "workers bring it forward" } else { "workers move it" };
+    format!("{OVERSLEPT} ({}): {then} within a minute", At::of(due, calendar))
+}
 
 /// What is known of the broker.
 #[derive(Clone, Copy, Debug)]
@@ -27,26 +40,27 @@ pub enum Waiting<'a> {
     Depth(Depth),
 }
 
-/// What a chain is doing, or why it does nothing, for a person. `worker` claimed it last; `owner` is what was
+/// What a chain is doing, or why it does nothing, for a person. `last` is its last attempt; `owner` is what was
 /// said of its owner as a whole; `throttle` is why its queue's throttle lets nothing start.
 pub fn doing(
     chain: &ChainView,
-    worker: Option<&str>,
+    last: Option<&AttemptRecord>,
     owner: ChainState,
     config: &Config,
     broker: Waiting<'_>,
     throttle: Option<&str>,
-    now: Time,
+    (now, calendar): (Time, &Calendar),
 ) -> String {
-    let ChainView { hint, state, lease_until, batch: (open, total), .. } = chain;
+    let ChainView { hint, state, holder, batch: (open, total), .. } = chain;
     let late = || LateChain {
         hint: hint.clone(),
         state: *state,
         sent: chain.sent,
         looks: chain.looks,
         watch_at: chain.watch_at,
-        lease_until: *lease_until,
-        worker: worker.map(str::to_owned),
+        holder: *holder,
+        worker: last.map(|last| last.worker.clone()),
+        reason: last.filter(|last| last.verdict.as_deref() == Some("lost")).and_then(|last| last.reason.clone()),
     };
     let of_owner = chain.owner.as_deref().unwrap_or_default();
     match (state, owner) {
@@ -54,11 +68,14 @@ pub fn doing(
             return format!("its owner is paused; `roundelay resume --owner {of_owner}` lets all of hers go on");
         }
         (ChainState::Retired, ChainState::Retired) => return format!("it has ended, as all of its owner, {of_owner}"),
-        (ChainState::Active, _) if *lease_until <= now && *open > 0 => {
+        (ChainState::Active, _) if !holder.runs() && *open > 0 => {
             return format!("it waits for its batch: {open} of {total} jobs have not ended");
         }
-        (ChainState::Active, _) if *lease_until <= now && hint.due > now => {
-            let until = format!("{} ({} from now)", hint.due, rough(hint.due.since(now)));
+        (ChainState::Active, _) if !holder.runs() && hint.due > now => {
+            if since(chain, &schedules(config), (now, calendar)).is_some() {
+                return overslept(hint.due, chain.started_tick >= hint.tick || hint.attempt > 1, calendar);
+            }
+            let until = format!("{} ({} from now)", At::of(hint.due, calendar), rough(hint.due.since(now)));
             if let Some(left) = left_alone(&late(), config).filter(|_| !chain.once) {
                 return format!("it sleeps until {until}, and then {left}");
             }
@@ -87,21 +104,24 @@ pub fn why(chain: &LateChain, config: &Config, broker: Waiting<'_>, throttle: Op
         ChainState::Paused => return "it is paused; `roundelay resume` lets it go on".into(),
         ChainState::Retired => return "it has ended".into(),
         ChainState::Quarantined => {
+            if let Some(why) = chain.reason.as_ref().filter(|why| why.starts_with(CLASS)) {
+                return format!("it is set aside: {why}; `roundelay recover` lets it go on");
+            }
             return "it is quarantined: a message of it was ahead of the ledger, so an older copy of the ledger was restored; `roundelay recover` lets it go on"
                 .into();
         }
     }
-    if chain.lease_until > now {
+    if chain.holder.runs() {
         let worker = chain.worker.as_deref().unwrap_or("a worker");
-        return format!("it runs on {worker}, whose lease ends at {}", chain.lease_until);
+        return format!("it runs on {worker}");
     }
     if let Some(left) = left_alone(chain, config) {
         return left;
     }
     let mut told: Vec<String> = throttle.map(str::to_owned).into_iter().collect();
-    if chain.lease_until != Time::default() {
+    if chain.holder == Holder::Gone {
         let worker = chain.worker.as_deref().unwrap_or("a worker");
-        told.push(format!("its last run, on {worker}, never ended, and the lease ran out at {}", chain.lease_until));
+        told.push(format!("its last run, on {worker}, never ended: that worker is gone"));
     }
     match broker {
         Waiting::Away(_) => told.push("the broker does not answer".into()),
@@ -181,6 +201,7 @@ fn next_look(chain: &LateChain, every: Duration, now: Time) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::deaths::SET_ASIDE;
     use crate::ledger::Hint;
 
     const fn at(secs: i64) -> Time {
@@ -199,8 +220,26 @@ mod tests {
             parent: 0,
             priority: None,
         };
-        let (sent, looks, watch_at, lease_until) = (true, 0, at(1_010), Time::default());
-        LateChain { hint, state: ChainState::Active, sent, looks, watch_at, lease_until, worker: None }
+        let (sent, looks, watch_at, holder) = (true, 0, at(1_010), Holder::Nobody);
+        LateChain { hint, state: ChainState::Active, sent, looks, watch_at, holder, worker: None, reason: None }
+    }
+
+    fn lost() -> AttemptRecord {
+        AttemptRecord {
+            fence: 7,
+            epoch: 1,
+            tick: 3,
+            attempt: 1,
+            worker: String::new(),
+            due: at(100),
+            started: at(100),
+            finished: Some(at(200)),
+            verdict: Some("lost".into()),
+            reason: Some(SET_ASIDE.into()),
+            overlapped: 0,
+            misfired: 0,
+            progress: None,
+        }
     }
 
     #[test]
@@ -208,13 +247,13 @@ mod tests {
         let config = "[queues.work]\n[kinds.sync]\nevery = \"1m\"\n[kinds.report]\n";
         let config = Config::parse(config, "r.toml", []).unwrap();
         let view = |change: fn(&mut ChainView)| {
-            let LateChain { hint, state, sent, looks, watch_at, lease_until, .. } = chain();
+            let LateChain { hint, state, sent, looks, watch_at, holder, .. } = chain();
             let mut view = ChainView {
                 hint,
                 state,
                 payload: "null".into(),
                 nominal: at(100),
-                lease_until,
+                holder,
                 fence: 7,
                 sent,
                 looks,
@@ -225,6 +264,7 @@ mod tests {
                 carry: None,
                 last_start: at(40),
                 last_finish: at(40),
+                started_tick: 2,
                 batch: (0, 0),
                 depth: 0,
             };
@@ -233,9 +273,14 @@ mod tests {
         };
         let table = [
             (
-                view(|c| c.hint.due = at(1_065)),
+                view(|c| (c.hint.due, c.nominal) = (at(1_065), at(1_065))),
                 ChainState::Active,
                 "it sleeps until 1970-01-01T00:17:45.000Z (1m 5s from",
+            ),
+            (
+                view(|c| c.hint.due = at(100_000)),
+                ChainState::Active,
+                "it is overdue: its due time lies further ahead than its schedule can explain (1970-01-02T03:46:40.000Z): workers move",
             ),
             (
                 view(|c| (c.hint.due, c.hint.attempt) = (at(1_065), 2)),
@@ -247,7 +292,7 @@ mod tests {
                 ChainState::Active,
                 "it sleeps until 1970-01-01T00:17:45.000Z (1m 5s from now), and then its kind is not in this",
             ),
-            (view(|c| c.lease_until = at(1_030)), ChainState::Active, "it runs on w-1, whose lease ends at"),
+            (view(|c| c.holder = Holder::Alive), ChainState::Active, "it runs on w-1"),
             (view(|c| c.batch = (3, 10)), ChainState::Active, "it waits for its batch: 3 of 10 jobs have not ended"),
             (view(|c| c.state = ChainState::Paused), ChainState::Active, "it is paused; `roundelay resume` lets it"),
             (
@@ -256,10 +301,13 @@ mod tests {
                 "its owner is paused; `roundelay resume --owner ann` lets all of hers go on",
             ),
             (view(|c| c.state = ChainState::Retired), ChainState::Retired, "it has ended, as all of its owner, ann"),
+            (view(|c| c.state = ChainState::Quarantined), ChainState::Active, "it is set aside: deaths: three workers"),
             (view(|_| ()), ChainState::Active, "the broker does not answer; its message was sent; catch-up looks next"),
         ];
         for (chain, owner, beginning) in table {
-            let told = doing(&chain, Some("w-1"), owner, &config, Waiting::Away("refused"), None, at(1_000));
+            let time = (at(1_000), &Calendar::default());
+            let last = AttemptRecord { worker: "w-1".into(), ..lost() };
+            let told = doing(&chain, Some(&last), owner, &config, Waiting::Away("refused"), None, time);
             assert!(told.starts_with(beginning), "`{told}` should begin with `{beginning}`");
         }
     }
@@ -280,11 +328,7 @@ mod tests {
             (with(|c| c.state = ChainState::Paused), full, "it is paused"),
             (with(|c| c.state = ChainState::Retired), full, "it has ended"),
             (with(|c| c.state = ChainState::Quarantined), full, "it is quarantined: a message of it was ahead"),
-            (
-                with(|c| (c.lease_until, c.worker) = (at(1_030), Some("w-1".into()))),
-                full,
-                "it runs on w-1, whose lease ends at 1970-01-01T00:17:10.000Z",
-            ),
+            (with(|c| (c.holder, c.worker) = (Holder::Alive, Some("w-1".into()))), full, "it runs on w-1"),
             (with(|c| c.hint.kind = "old".into()), full, "its kind is not in this configuration"),
             (with(|c| c.hint.kind = "report".into()), full, "its kind has no schedule in this configuration"),
             (
@@ -296,10 +340,9 @@ mod tests {
             ),
             (with(|c| c.hint.queue = "gone".into()), Waiting::Embedded, "its queue is not in this configuration"),
             (
-                with(|c| (c.lease_until, c.worker) = (at(900), Some("w-1".into()))),
+                with(|c| (c.holder, c.worker) = (Holder::Gone, Some("w-1".into()))),
                 empty,
-                "its last run, on w-1, never ended, and the lease ran out at 1970-01-01T00:15:00.000Z; its message \
-                 was sent, and none waits on its queue: it is in a worker's hand, or lost; catch-up looks next at \
+                "its last run, on w-1, never ended: that worker is gone; its message was sent, and none waits on its queue: it is in a worker's hand, or lost; catch-up looks next at \
                  1970-01-01T00:16:50.000Z",
             ),
             (
@@ -349,7 +392,7 @@ mod tests {
         );
         // What runs has its slot, and what is paused waits for none.
         let mut running = chain();
-        running.lease_until = at(1_030);
+        running.holder = Holder::Alive;
         assert!(why(&running, &config, Waiting::Embedded, throttle, at(1_000)).starts_with("it runs on"));
         running.state = ChainState::Paused;
         assert!(why(&running, &config, Waiting::Embedded, throttle, at(1_000)).starts_with("it is paused"));

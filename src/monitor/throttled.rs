@@ -7,8 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::calendar::Calendar;
 use crate::clock::{Time, short_duration};
 use crate::config::{Scope, ThrottleSettings};
+use crate::inspect::words::At;
 use crate::ledger::{Ledger, LedgerError};
 use crate::throttle::orders::Orders;
 use crate::throttle::slots::{Limits, Micros, State, View};
@@ -36,9 +38,16 @@ pub struct Throttled {
     pub remembered: u64,
     /// When it was looked at, in microseconds by the ledger's clock.
     pub now: Micros,
+    /// How the wall clock stood to that.
+    pub calendar: Arc<Calendar>,
 }
 
 impl Throttled {
+    /// A time of the throttle as the wall clock shows it.
+    pub fn at(&self, micros: Micros) -> At {
+        At::of(time(micros), &self.calendar)
+    }
+
     /// Looks at throttles.
     ///
     /// # Errors
@@ -88,7 +97,7 @@ impl Throttled {
         if let Some(key) = key.filter(|_| keys.is_empty()) {
             keys.push((key, State::default().view(&limits, now, &orders)));
         }
-        Ok(Self { name, settings, limits, orders, keys, remembered, now })
+        Ok(Self { name, settings, limits, orders, keys, remembered, now, calendar: ledger.calendar() })
     }
 
     /// Why starts wait for it, if they do, for a person. `waiting` is how many do, if that is known.
@@ -121,7 +130,7 @@ impl Throttled {
         let next = format!("the next slot opens {}", self.from_now(view.opens));
         if let Some(held) = &view.held {
             let by = held.by.as_ref().map_or_else(String::new, |by| format!(" (by order of {by})"));
-            let until = format!("{} ({})", time(held.until), self.from_now(held.until));
+            let until = format!("{} ({})", self.at(held.until), self.from_now(held.until));
             return Some(format!("{what} is held until {until}: {}{by}", held.why));
         }
         if view.probing {
@@ -132,7 +141,7 @@ impl Throttled {
         }
         if let Some((apart, until)) = view.budget {
             let apart = short(apart);
-            let until = time(until);
+            let until = self.at(until);
             return Some(format!(
                 "{what} lets one start every {apart}, so that its upstream's budget lasts until {until}: {next}"
             ));
@@ -143,7 +152,7 @@ impl Throttled {
             .map(|(window, used)| format!("{used} of {} in {}", window.allow, short_duration(window.per)))
             .collect();
         let gently = view.gentle_until.map_or_else(String::new, |until| {
-            format!(", since it was held before and reopens gently until {}", time(until))
+            format!(", since it was held before and reopens gently until {}", self.at(until))
         });
         Some(format!("{what} is used up ({}){gently}: {next}", used.join(", ")))
     }
@@ -195,7 +204,16 @@ mod tests {
         let view = state.view(&limits, now + S, &all);
         let keys: Vec<(String, View)> = keys.iter().map(|key| ((*key).to_owned(), view.clone())).collect();
         let remembered = keys.len() as u64;
-        Throttled { name: "ios".into(), settings, limits, orders: all, keys, remembered, now: now + S }
+        Throttled {
+            name: "ios".into(),
+            settings,
+            limits,
+            orders: all,
+            keys,
+            remembered,
+            now: now + S,
+            calendar: Arc::default(),
+        }
     }
 
     #[test]

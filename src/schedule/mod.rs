@@ -5,17 +5,25 @@
 //! by while a run still runs is for [`Overlap`], what goes by while nothing could start at all (an
 //! outage, a backlog) is for [`Misfire`]. Nothing of that needs a clock of its own: when a run has
 //! ended, the grid says what has gone by since its nominal time, and what comes next.
+//!
+//! Times are the ledger's steady time, with one exception: the nominal times of what follows the wall clock (cron
+//! expressions, `at`) are wall times. They stay what they are when the wall clock is set, so a chain's next occurrence
+//! is known whenever that was, and only when it is due has to be worked out anew ([`Schedule::set`]). Occurrences that
+//! the wall clock has shown before it was set back are left out, as if they were not there.
 
 mod balance;
 mod cron;
 mod moved;
+mod set;
 
 use std::time::Duration;
 
 pub use balance::{Balance, Balances};
 pub use cron::{Cron, Pace};
 pub use moved::{Asleep, Moved};
+pub use set::{FURTHEST, MISFIRE_WINDOW};
 
+use crate::calendar::Calendar;
 use crate::clock::{Entropy, Time, short_duration};
 use crate::job;
 use crate::ladder::{jitter_points, jitter_rungs};
@@ -50,7 +58,7 @@ pub enum Rhythm {
     },
     /// The calendar.
     Cron(Cron),
-    /// This one time, and then the end.
+    /// This one time of the wall clock, and then the end.
     At(Time),
 }
 
@@ -103,7 +111,7 @@ pub enum Catch {
 /// A tick that has come to its end, as far as the next one depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ran {
-    /// When it should have started.
+    /// When it should have started: by the wall clock, where the schedule follows that.
     pub nominal: Time,
     /// When it did.
     pub started: Time,
@@ -114,7 +122,7 @@ pub struct Ran {
 /// The next tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occurrence {
-    /// Its place on the grid.
+    /// Its place on the grid: by the wall clock, where the schedule follows that.
     pub nominal: Time,
     /// When it may start: the nominal time with its jitter, or at once.
     pub due: Time,
@@ -123,6 +131,33 @@ pub struct Occurrence {
     /// Occurrences left out because nothing could start.
     pub misfired: u32,
 }
+
+/// What has gone by until a run ended, on the grid that its schedule follows.
+struct Passed<'a> {
+    /// The occurrence that ran.
+    anchor: Time,
+    /// How far the grid had come when it started.
+    started: Time,
+    /// And when it ended.
+    finished: Time,
+    /// What comes next comes after this.
+    from: Time,
+    /// The wall clock was set forward meanwhile.
+    leapt: bool,
+    /// What had come before the occurrence that ran.
+    seen: Option<Seen<'a>>,
+}
+
+/// What the wall clock showed in stretches that had ended `by` then.
+#[derive(Clone, Copy)]
+struct Seen<'a> {
+    calendar: &'a Calendar,
+    by: Time,
+}
+
+/// The end of time.
+const END: Time = Time::from_millis(i64::MAX);
+const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// Occurrences within a stretch of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -141,6 +176,8 @@ pub struct Setting<'a> {
     pub balance: &'a Balance,
     /// Dice.
     pub dice: &'a Entropy,
+    /// How the wall clock stands to time.
+    pub calendar: &'a Calendar,
 }
 
 /// The place of a chain in its interval, from 0 up to 1: always the same, and evenly distributed.
@@ -162,11 +199,11 @@ impl Schedule {
 
     /// How long from one occurrence to the next, about: the interval, or the distance of the two
     /// occurrences of the calendar that come after `now`. `None` for what comes once.
-    pub fn interval(&self, now: Time) -> Option<Duration> {
+    pub fn interval(&self, now: Time, calendar: &Calendar) -> Option<Duration> {
         match &self.rhythm {
             Rhythm::Every { interval, .. } => Some(*interval),
             Rhythm::Cron(cron) => {
-                let next = cron.after(now)?;
+                let next = cron.after(self.wall(now, calendar))?;
                 Some(cron.after(next)?.since(next))
             }
             Rhythm::At(_) => None,
@@ -180,52 +217,141 @@ impl Schedule {
             Rhythm::At(at) => *at,
             Rhythm::Every { from: From::Nominal, .. } if self.spread_phase => self.after(now, now, setting.phase)?,
             Rhythm::Every { .. } => now + offset,
-            Rhythm::Cron(_) => self.after(now, now, setting.phase)?,
+            Rhythm::Cron(_) => {
+                let now = self.wall(now, setting.calendar);
+                self.unseen(now, now, setting.phase, self.seen(setting, END))?
+            }
         };
-        Some(Occurrence { nominal, due: nominal, overlapped: 0, misfired: 0 })
+        Some(Occurrence { nominal, due: self.steady(nominal, setting.calendar), overlapped: 0, misfired: 0 })
     }
 
     /// The tick that follows `ran`; `None` when nothing does.
     pub fn next(&self, ran: Ran, setting: Setting<'_>) -> Option<Occurrence> {
-        if let Rhythm::Every { interval, from: From::Finish } = self.rhythm {
-            let due = ran.finished + self.delay(interval, ran.finished, setting);
-            return Some(Occurrence { nominal: due, due, overlapped: 0, misfired: 0 });
+        match &self.rhythm {
+            Rhythm::At(_) => return None,
+            Rhythm::Every { interval, from: From::Finish } => {
+                let due = ran.finished + self.delay(*interval, ran.finished, setting);
+                return Some(Occurrence { nominal: due, due, overlapped: 0, misfired: 0 });
+            }
+            Rhythm::Every { .. } | Rhythm::Cron(_) => {}
         }
-        let anchor = match self.rhythm {
-            Rhythm::Every { from: From::Start, .. } => ran.started,
-            _ => ran.nominal,
-        };
-        let late = self.missed(anchor, anchor, ran.started, setting.phase);
-        let meanwhile = self.missed(anchor, anchor.max(ran.started), ran.finished, setting.phase);
+        let Passed { anchor, started, finished, from, leapt, seen } = self.passed(ran, setting);
+        let phase = setting.phase;
+        let mut late = self.missed(anchor, (anchor, started), phase, seen);
+        let mut meanwhile = self.missed(anchor, (anchor.max(started), finished), phase, seen);
         let at_once =
             |nominal, overlapped, misfired| Some(Occurrence { nominal, due: ran.finished, overlapped, misfired });
+        let in_time = |nominal: Time| self.misfire.window.is_none_or(|window| finished.since(nominal) <= window);
         if self.misfire.policy == Catch::All {
-            let oldest = self.misfire.window.map_or(anchor, |window| anchor.max(ran.finished - window));
-            let kept = self.missed(anchor, oldest, ran.started, setting.phase);
+            let oldest = self.misfire.window.map_or(anchor, |window| anchor.max(finished - window));
+            let up_to = if leapt { finished } else { started };
+            let kept = self.missed(anchor, (oldest, up_to), phase, seen);
             if let Some(nominal) = kept.first {
                 let wait = self.misfire.spread / kept.count;
                 let due = ran.finished + wait;
-                return Some(Occurrence { nominal, due, overlapped: 0, misfired: late.count - kept.count });
+                let passed = if leapt { late.count + meanwhile.count } else { late.count };
+                return Some(Occurrence { nominal, due, overlapped: 0, misfired: passed.saturating_sub(kept.count) });
             }
+        } else if leapt {
+            // Nothing could start at the times that the wall clock was set across.
+            if let Some(last) = meanwhile.last.filter(|last| self.misfire.policy == Catch::Coalesce && in_time(*last)) {
+                return at_once(last, 0, late.count + meanwhile.count - 1);
+            }
+            late.count += meanwhile.count;
+            meanwhile = Missed::default();
         }
         match (self.overlap, meanwhile.last) {
             (Overlap::BufferOne | Overlap::CancelOther, Some(last)) => at_once(last, meanwhile.count - 1, late.count),
             _ => {
-                // A run that began early, within its jitter or by an operator's wish, may end before its own time.
-                let nominal = self.after(anchor, ran.finished.max(anchor), setting.phase)?;
+                let nominal = match seen {
+                    Some(_) => self.pending(from, (ran.started, anchor + MILLISECOND), setting)?,
+                    None => self.after(anchor, from, phase)?,
+                };
                 let due = self.bent(nominal, ran.finished, setting);
                 Some(Occurrence { nominal, due, overlapped: meanwhile.count, misfired: late.count })
             }
         }
     }
 
+    /// What has gone by until a run ended, on the grid that the schedule follows.
+    fn passed<'a>(&self, ran: Ran, setting: Setting<'a>) -> Passed<'a> {
+        let Ran { nominal, started, finished } = ran;
+        if !self.follows_the_wall() {
+            let anchor = if matches!(self.rhythm, Rhythm::Every { from: From::Start, .. }) { started } else { nominal };
+            // A run that began early, within its jitter or by an operator's wish, may end before its own time.
+            return Passed { anchor, started, finished, from: finished.max(anchor), leapt: false, seen: None };
+        }
+        let calendar = setting.calendar;
+        let anchor = self.shown_nominal(nominal, setting.phase, calendar);
+        let came = calendar.came_to(anchor, started);
+        let since = came.unwrap_or(started);
+        let now = calendar.wall(finished);
+        Passed {
+            anchor,
+            started: calendar.highest(since, started),
+            finished: calendar.highest(since, finished),
+            // The clock may have been set back since.
+            from: if came.is_some() { now } else { now.max(anchor) },
+            leapt: calendar.leaps().any(|leap| started < leap.at && leap.at <= finished),
+            seen: self.seen(setting, since),
+        }
+    }
+
+    /// Whether its occurrences are times of the wall clock. A calendar that runs faster than time is one of its own.
+    pub fn follows_the_wall(&self) -> bool {
+        match &self.rhythm {
+            Rhythm::Every { .. } => false,
+            Rhythm::Cron(cron) => cron.pace().is_none(),
+            Rhythm::At(_) => true,
+        }
+    }
+
+    /// What the grid has at `time`, as the wall clock is set now.
+    fn wall(&self, time: Time, calendar: &Calendar) -> Time {
+        if self.follows_the_wall() { calendar.wall(time) } else { time }
+    }
+
+    /// When the grid comes to `nominal`, likewise.
+    fn steady(&self, nominal: Time, calendar: &Calendar) -> Time {
+        if self.follows_the_wall() { calendar.steady(nominal) } else { nominal }
+    }
+
+    /// A chain's `nominal` time as the wall clock shows it. What is no occurrence of a schedule that follows the wall
+    /// clock was given by somebody else, such as a run that said when the next one is to come, and is steady.
+    pub fn shown_nominal(&self, nominal: Time, phase: f64, calendar: &Calendar) -> Time {
+        let is_wall = || self.follows_the_wall() && self.is_occurrence(nominal, phase);
+        if calendar.stretches().is_empty() || is_wall() { nominal } else { calendar.showed(nominal) }
+    }
+
+    /// The nominal time, as a chain keeps it, of what is to come at `due`, whoever says so.
+    pub fn nominal_of(&self, due: Time, phase: f64, calendar: &Calendar) -> Time {
+        let wall = self.wall(due, calendar);
+        if self.follows_the_wall() && self.is_occurrence(wall, phase) { wall } else { due }
+    }
+
+    /// Whether `nominal` is one of the times of a schedule that follows the wall clock.
+    fn is_occurrence(&self, nominal: Time, phase: f64) -> bool {
+        match &self.rhythm {
+            Rhythm::At(at) => *at == nominal,
+            _ => self.after(nominal, nominal - MILLISECOND, phase) == Some(nominal),
+        }
+    }
+
+    /// What the wall clock has shown by `by` before it was set back.
+    fn seen<'a>(&self, setting: Setting<'a>, by: Time) -> Option<Seen<'a>> {
+        let seen = Seen { calendar: setting.calendar, by };
+        (self.follows_the_wall() && setting.calendar.stretches().len() > 1).then_some(seen)
+    }
+
     /// When a run that started at `started` has to make room for the next occurrence.
-    pub fn cancelled_at(&self, nominal: Time, started: Time, phase: f64) -> Option<Time> {
+    pub fn cancelled_at(&self, nominal: Time, started: Time, setting: Setting<'_>) -> Option<Time> {
         if self.overlap != Overlap::CancelOther {
             return None;
         }
         let anchor = if matches!(self.rhythm, Rhythm::Every { from: From::Start, .. }) { started } else { nominal };
-        self.after(anchor, started, phase)
+        let (time, calendar) = (self.wall(started, setting.calendar), setting.calendar);
+        let next = self.unseen(anchor, time, setting.phase, self.seen(setting, END))?;
+        Some(self.steady(next, calendar))
     }
 
     /// A delay after the end of a run. A jittered one has one of the interval's own rungs, 10 ms shorter, so
@@ -242,11 +368,12 @@ impl Schedule {
     /// When the occurrence of `nominal` is due, as seen at `now`: somewhere within the jitter, before
     /// the next nominal time and not before now.
     fn bent(&self, nominal: Time, now: Time, setting: Setting<'_>) -> Time {
+        let next = self.after(nominal, nominal, setting.phase).map_or(self.jitter, |next| next.since(nominal));
+        let nominal = self.steady(nominal, setting.calendar);
         if self.jitter.is_zero() {
             return nominal.max(now);
         }
-        let next = self.after(nominal, nominal, setting.phase).map_or(self.jitter, |next| next.since(nominal));
-        let jitter = self.jitter.min(next.saturating_sub(Duration::from_millis(1)));
+        let jitter = self.jitter.min(next.saturating_sub(MILLISECOND));
         let window = ((nominal - jitter).since(now), (nominal + jitter).since(now));
         let points: Vec<Duration> = jitter_points(nominal - jitter, jitter).map(|point| point.since(now)).collect();
         now + setting.balance.choose(now, window, &points, setting.dice)
@@ -284,9 +411,18 @@ impl Schedule {
         Time::from_millis(anchor.saturating_add(steps.saturating_mul(interval)))
     }
 
+    /// The first occurrence after `time` that was not `seen` before.
+    fn unseen(&self, anchor: Time, time: Time, phase: f64, seen: Option<Seen<'_>>) -> Option<Time> {
+        let mut next = self.after(anchor, time, phase)?;
+        while let Some(until) = seen.and_then(|seen| seen.calendar.shown_until(next, seen.by)) {
+            next = self.after(anchor, until - MILLISECOND, phase)?;
+        }
+        Some(next)
+    }
+
     /// Occurrences after `from` and up to `to`.
-    fn missed(&self, anchor: Time, from: Time, to: Time, phase: f64) -> Missed {
-        let Some(first) = self.after(anchor, from, phase).filter(|first| *first <= to) else {
+    fn missed(&self, anchor: Time, (from, to): (Time, Time), phase: f64, seen: Option<Seen<'_>>) -> Missed {
+        let Some(first) = self.unseen(anchor, from, phase, seen).filter(|first| *first <= to) else {
             return Missed::default();
         };
         if let Rhythm::Every { interval, .. } = self.rhythm {
@@ -297,7 +433,8 @@ impl Schedule {
             return Missed { count, first: Some(first), last: Some(last) };
         }
         let (mut count, mut last) = (1, first);
-        while let Some(next) = self.after(anchor, last, phase).filter(|next| *next <= to && count < MOST_COUNTED) {
+        while let Some(next) = self.unseen(anchor, last, phase, seen).filter(|next| *next <= to && count < MOST_COUNTED)
+        {
             (count, last) = (count + 1, next);
         }
         if count == MOST_COUNTED

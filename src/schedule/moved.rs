@@ -6,13 +6,13 @@
 
 use std::time::Duration;
 
-use super::{From, Rhythm, Schedule, Setting};
+use super::{From, MILLISECOND, Rhythm, Schedule, Setting};
 use crate::clock::Time;
 
 /// A chain whose next tick has not started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asleep {
-    /// When that tick is nominally due.
+    /// When that tick is nominally due: by the wall clock, where the schedule follows that.
     pub nominal: Time,
     /// When it is due.
     pub due: Time,
@@ -43,11 +43,14 @@ impl Schedule {
     /// a fleet, at the chain's own `share` (from 0 to 1) of the interval from now on, so that it is no herd.
     pub fn moved(&self, asleep: Asleep, now: Time, share: Option<f64>, setting: Setting<'_>) -> Moved {
         match &self.rhythm {
-            Rhythm::At(at) if *at <= now => Moved::Over,
-            Rhythm::At(at) if asleep.due == *at => Moved::Fits,
-            Rhythm::At(at) => Moved::To { nominal: *at, due: *at },
+            Rhythm::At(at) => match setting.calendar.steady(*at) {
+                due if due <= now => Moved::Over,
+                due if (asleep.nominal, asleep.due) == (*at, due) => Moved::Fits,
+                due => Moved::To { nominal: *at, due },
+            },
             Rhythm::Every { interval, from: From::Finish } => self.moved_delay(*interval, asleep, now, share, setting),
-            Rhythm::Every { .. } | Rhythm::Cron(_) => self.moved_on_grid(asleep, now, setting),
+            Rhythm::Every { .. } => self.moved_on_grid(asleep, now, setting),
+            Rhythm::Cron(_) => self.moved_on_calendar(asleep, now, setting),
         }
     }
 
@@ -81,10 +84,19 @@ impl Schedule {
         // Where the grid has no place of its own, the last start is a point of it.
         let anchor = if asleep.last_start == Time::default() { asleep.nominal } else { asleep.last_start };
         let Some(next) = self.after(anchor, now, setting.phase) else { return Moved::Over };
-        let Asleep { nominal, due, .. } = asleep;
-        let just_before = nominal - Duration::from_millis(1);
-        let on_grid = self.after(anchor, just_before, setting.phase) == Some(nominal);
-        if on_grid && nominal <= next && (nominal - self.jitter..=nominal + self.jitter).contains(&due) {
+        let on_grid = self.after(anchor, asleep.nominal - MILLISECOND, setting.phase) == Some(asleep.nominal);
+        self.moved_to(next, on_grid, asleep, now, setting)
+    }
+
+    fn moved_on_calendar(&self, asleep: Asleep, now: Time, setting: Setting<'_>) -> Moved {
+        let Asleep { nominal, last_start, .. } = asleep;
+        let wall = self.wall(now, setting.calendar);
+        let Some(next) = self.pending(wall, (last_start, nominal), setting) else { return Moved::Over };
+        self.moved_to(next, self.is_occurrence(nominal, setting.phase), asleep, now, setting)
+    }
+
+    fn moved_to(&self, next: Time, on_grid: bool, asleep: Asleep, now: Time, setting: Setting<'_>) -> Moved {
+        if on_grid && asleep.nominal <= next && self.explains(asleep.nominal, asleep.due, setting) {
             return Moved::Fits;
         }
         Moved::To { nominal: next, due: self.bent(next, now, setting) }
@@ -95,6 +107,7 @@ impl Schedule {
 mod tests {
     use super::super::{Balance, Catch, Cron, Misfire, Overlap};
     use super::*;
+    use crate::calendar::Calendar;
     use crate::clock::Entropy;
 
     const MINUTE: i64 = 60_000;
@@ -127,8 +140,9 @@ mod tests {
     }
 
     fn ask(schedule: &Schedule, asleep: Asleep, share: Option<f64>) -> Moved {
-        let (balance, dice) = (Balance::default(), Entropy::seeded(1));
-        schedule.moved(asleep, at(0), share, Setting { phase: 0.25, balance: &balance, dice: &dice })
+        let (balance, dice, calendar) = (Balance::default(), Entropy::seeded(1), Calendar::default());
+        let setting = Setting { phase: 0.25, balance: &balance, dice: &dice, calendar: &calendar };
+        schedule.moved(asleep, at(0), share, setting)
     }
 
     #[test]

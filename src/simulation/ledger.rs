@@ -6,21 +6,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
+use super::astray::{Claims, Fate, OVERTAKEN};
 use super::observe::Observer;
 use super::worker::Process;
 use super::world::Weather;
+use crate::calendar::Calendar;
 use crate::clock::Time;
+use crate::deaths::Hands;
 use crate::fleet::{FleetOrder, FleetOrders, Presence, Pulse, Subject};
 use crate::ledger::access::{
     AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, NewAuditEntry, NewToken, Token, TokenCreated,
 };
 use crate::ledger::*;
 use crate::progress::Progress;
-use crate::throttle::clock::Known;
 use crate::throttle::orders::{Orders, ThrottleOrder};
-use crate::throttle::slots::Micros;
 
 /// One process's way to the ledger.
 pub struct SimulatedLedger {
@@ -30,6 +31,8 @@ pub struct SimulatedLedger {
     pub weather: Arc<Weather>,
     /// Who is told.
     pub observer: Arc<Observer>,
+    /// Of these some go astray.
+    pub claims: Arc<Claims>,
     /// Whose it is.
     pub process: Arc<Process>,
 }
@@ -42,12 +45,12 @@ impl SimulatedLedger {
         verb: impl Future<Output = Result<T, LedgerError>>,
     ) -> Result<T, LedgerError> {
         self.travel().await;
-        if self.weather.ledger_down() {
+        if self.weather.ledger_down() || !self.process.has_ledger() {
             return Err(LedgerError::Statement("it is away".into()));
         }
         let answer = verb.await;
         self.travel().await;
-        if writes && answer.is_ok() && self.weather.hide_answer() {
+        if !self.process.has_ledger() || writes && answer.is_ok() && self.weather.hide_answer() {
             return Err(LedgerError::Statement("the connection broke, who knows when".into()));
         }
         answer
@@ -99,12 +102,66 @@ impl Slots for SimulatedLedger {
         self.through(true, self.inner.order_throttle(name, order, by)).await
     }
 
-    async fn throttle_clock(&self, known: Option<Known>) -> Result<(Micros, Micros), LedgerError> {
-        self.through(true, self.inner.throttle_clock(known)).await
+    async fn forget_idle(&self, limit: u32) -> Result<usize, LedgerError> {
+        self.through(true, self.inner.forget_idle(limit)).await
+    }
+}
+
+#[async_trait]
+impl Sessions for SimulatedLedger {
+    async fn begin_session(&self, worker: String, lease: Duration) -> Result<i64, LedgerError> {
+        let verb = async {
+            let session = self.inner.begin_session(worker, lease).await?;
+            self.observer.session_began(session, &self.process);
+            Ok(session)
+        };
+        let asked = Instant::now();
+        let session = self.through(true, verb).await?;
+        self.observer.kept_up(session, asked, lease);
+        Ok(session)
     }
 
-    async fn forget_idle(&self, limit: u32, known: Option<Known>) -> Result<usize, LedgerError> {
-        self.through(true, self.inner.forget_idle(limit, known)).await
+    async fn beat(&self, session: i64, dead: Vec<(i64, i64)>) -> Result<Beat, LedgerError> {
+        let verb = async {
+            let mut beat = self.inner.beat(session, dead).await?;
+            beat.ended.iter().for_each(|ended| self.observer.taken_for_dead(*ended, &self.process));
+            for other in &mut beat.others {
+                other.gone = self.observer.is_gone(other.session, &self.process);
+            }
+            Ok(beat)
+        };
+        let asked = Instant::now();
+        let beat = self.through(true, verb).await?;
+        if beat.alive {
+            self.observer.renewed(session, asked);
+        }
+        Ok(beat)
+    }
+
+    async fn end_session(&self, session: i64) -> Result<(), LedgerError> {
+        let verb = async {
+            self.inner.end_session(session).await?;
+            self.observer.session_ended(session);
+            Ok(())
+        };
+        self.through(true, verb).await
+    }
+
+    async fn hold(&self, claims: Vec<Held>) -> Result<Vec<bool>, LedgerError> {
+        self.through(false, self.inner.hold(claims)).await
+    }
+
+    async fn give_up(&self, session: i64, claims: Vec<Held>) -> Result<(), LedgerError> {
+        let verb = async {
+            self.inner.give_up(session, claims.clone()).await?;
+            self.observer.gave_up(&claims);
+            Ok(())
+        };
+        self.through(true, verb).await
+    }
+
+    async fn orphans(&self, queue: String, kinds: Kinds, left: Left, limit: u32) -> Result<Vec<Overdue>, LedgerError> {
+        self.through(false, self.inner.orphans(queue, kinds, left, limit)).await
     }
 }
 
@@ -285,6 +342,18 @@ impl Running for SimulatedLedger {
         self.through(true, self.inner.note_running(worker, jobs, ended, hold)).await
     }
 
+    async fn hands(&self, job: String, session: i64) -> Result<Hands, LedgerError> {
+        self.through(false, self.inner.hands(job, session)).await
+    }
+
+    async fn take_in_hand(&self, job: String, session: i64) -> Result<(), LedgerError> {
+        self.through(true, self.inner.take_in_hand(job, session)).await
+    }
+
+    async fn out_of_hand(&self, job: String) -> Result<(), LedgerError> {
+        self.through(true, self.inner.out_of_hand(job)).await
+    }
+
     async fn running(&self, kind: String, key: String) -> Result<Vec<RunningJob>, LedgerError> {
         self.through(false, self.inner.running(kind, key)).await
     }
@@ -344,6 +413,14 @@ impl Ledger for SimulatedLedger {
         self.inner.now()
     }
 
+    fn calendar(&self) -> Arc<Calendar> {
+        self.inner.calendar()
+    }
+
+    async fn read_clock(&self) -> Result<(), LedgerError> {
+        self.through(false, self.inner.read_clock()).await
+    }
+
     async fn enroll(&self, chains: Vec<NewChain>) -> Result<Vec<Enrolled>, LedgerError> {
         self.through(true, self.inner.enroll(chains)).await
     }
@@ -365,16 +442,21 @@ impl Ledger for SimulatedLedger {
             }
             Ok(claim)
         };
-        self.through(true, verb).await
-    }
-
-    async fn renew(&self, leases: Vec<Renewal>, lease: Duration) -> Result<Vec<bool>, LedgerError> {
-        let verb = async {
-            let kept = self.inner.renew(leases.clone(), lease).await?;
-            self.observer.renewed(&leases, &kept, self.inner.now() + lease);
-            Ok(kept)
-        };
-        self.through(true, verb).await
+        self.observer.asks(&self.process, request.session);
+        match self.claims.fate(&self.process, &request) {
+            Fate::Arrives => self.through(true, verb).await,
+            Fate::Lost => Err(LedgerError::Statement("the connection broke before".into())),
+            Fate::Overtaken { fault } => {
+                self.claims.tell(&self.process, &request, fault);
+                sleep(OVERTAKEN).await;
+                self.through(true, verb).await
+            }
+            Fate::Unheard { fault } => {
+                self.through(true, verb).await?;
+                self.claims.tell(&self.process, &request, fault);
+                Err(LedgerError::Statement("the connection broke after".into()))
+            }
+        }
     }
 
     async fn finish(&self, request: FinishRequest) -> Result<Finish, LedgerError> {
@@ -538,6 +620,10 @@ impl Ledger for SimulatedLedger {
 
     async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError> {
         self.through(false, self.inner.chains(kind, key)).await
+    }
+
+    async fn furthest(&self, queue: String, limit: u32) -> Result<Vec<Listed>, LedgerError> {
+        self.through(false, self.inner.furthest(queue, limit)).await
     }
 
     async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError> {

@@ -8,12 +8,13 @@
 //! `docs/proof.md`.
 //!
 //! - [`plan`]: what goes wrong.
-//! - `world`: one run. `worker`, `ledger`: the engine's processes and what lies between them and the
+//! - `world`: one run. `worker`, `ledger`, `astray`: the engine's processes and what lies between them and the
 //!   ledger; the broker's faults are the embedded broker's own.
 //! - `observe`: what happened, and whether it may.
 //! - [`paced`]: a throttle that workers share, over days.
 //! - [`forecast`]: no faults, but somebody's configuration.
 
+mod astray;
 pub mod forecast;
 mod ledger;
 #[cfg(test)]
@@ -35,7 +36,7 @@ use serde::Serialize;
 
 use crate::engine::life::Point;
 pub use observe::Violation;
-use plan::Plan;
+use plan::{Blow, Plan};
 pub use world::Outcomes;
 
 /// One seed in so many is run twice, to see that it comes to the same.
@@ -56,17 +57,22 @@ pub struct Report {
     pub ticks: u64,
     /// Faults that were injected.
     pub faults: u64,
-    /// Crash points at which somebody was killed.
+    /// Crash points at which a worker was killed.
     pub crash_points_hit: usize,
     /// Crash points that there are.
     pub crash_points_total: usize,
+    /// At each of them a worker can be killed, frozen, or cut off from broker, ledger or both: so many of these
+    /// came about.
+    pub blows_hit: usize,
+    /// So many there are.
+    pub blows_total: usize,
     /// How much time passed in all simulations together.
     pub simulated_years: f64,
     /// Messages of one chain at the same time, at the 99.9th percentile of all looks.
     pub messages_p999: usize,
     /// The same without the seeds in which a fault itself doubles messages.
     pub messages_p999_undoubled: usize,
-    /// Crash points at which nobody was killed.
+    /// Crash points at which no worker was killed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub crash_points_missed: Vec<String>,
     /// The seeds that failed.
@@ -170,7 +176,7 @@ struct Total {
     failed: Vec<u64>,
     ticks: u64,
     faults: u64,
-    killed_at: BTreeMap<Point, u64>,
+    struck_at: BTreeMap<(Point, Blow), u64>,
     messages: BTreeMap<usize, u64>,
     messages_undoubled: BTreeMap<usize, u64>,
     length: Duration,
@@ -186,7 +192,7 @@ impl Total {
         self.ticks += outcomes.ticks;
         self.faults += outcomes.faults;
         self.length += outcomes.length;
-        outcomes.killed_at.iter().for_each(|(point, n)| *self.killed_at.entry(*point).or_default() += n);
+        outcomes.struck_at.iter().for_each(|(at, n)| *self.struck_at.entry(*at).or_default() += n);
         let doubles = plan_of(seed).doubles();
         for (count, n) in &outcomes.messages {
             *self.messages.entry(*count).or_default() += n;
@@ -199,18 +205,21 @@ impl Total {
 
     fn report(mut self, seeds: u64) -> Report {
         self.failed.sort_unstable();
-        let missed = Point::ALL.iter().filter(|point| !self.killed_at.contains_key(point));
+        let missed: Vec<&Point> =
+            Point::ALL.iter().filter(|point| !self.struck_at.contains_key(&(**point, Blow::Kill))).collect();
         Report {
             seeds,
             violations: self.failed.len() as u64,
             ticks: self.ticks,
             faults: self.faults,
-            crash_points_hit: self.killed_at.len(),
+            crash_points_hit: Point::ALL.len() - missed.len(),
             crash_points_total: Point::ALL.len(),
+            blows_hit: self.struck_at.len(),
+            blows_total: Point::ALL.len() * Blow::ALL.len(),
             simulated_years: self.length.as_secs_f64() / (365.25 * 86_400.0),
             messages_p999: p999(&self.messages),
             messages_p999_undoubled: p999(&self.messages_undoubled),
-            crash_points_missed: missed.map(|point| format!("{point:?}")).collect(),
+            crash_points_missed: missed.iter().map(|point| format!("{point:?}")).collect(),
             failed_seeds: self.failed,
         }
     }

@@ -11,7 +11,7 @@ use crate::mutant::{self, Mutant};
 /// So many seeds are enough for each.
 const SEEDS: u64 = 1_000;
 /// Where the dice begin, behind the enumerated crash points.
-const FIRST: u64 = (super::plan::SINGLES + super::plan::PAIRS) as u64;
+const FIRST: u64 = (super::plan::SINGLES + super::plan::PAIRS + super::plan::OTHERS) as u64;
 
 /// What a mutant was caught by.
 #[derive(Debug, PartialEq)]

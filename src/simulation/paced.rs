@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use super::astray::Claims;
 use super::ledger::SimulatedLedger;
 use super::observe::{Observer, Violation};
 use super::worker::{Process, Watcher};
@@ -111,7 +112,6 @@ impl Fault {
             7 => Self::AnswersLost { writes: 1 + dice.below(10) },
             _ => {
                 let size = [2_000, 15_000, 90_000, 3_600_000][dice.below(4)];
-                // Back by less: for that long nothing is due.
                 Self::Clock { millis: if dice.below(2) == 0 { size } else { -size.min(90_000) } }
             }
         }
@@ -210,7 +210,7 @@ impl World {
         let config = Config::parse(&text, "the simulation's configuration", [])
             .map_err(|error| StartError::Setup(error.to_string()))?;
         let dice = Entropy::seeded(settings.seed);
-        let clock = Clock::starting_at(Time::from_millis(1_800_000_000_000));
+        let clock = Clock::of_server(Time::from_millis(1_800_000_000_000));
         let ledger = Arc::new(SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &dice)?);
         let broker = EmbeddedBroker::new(Names::new(&config.broker.prefix));
         broker.apply(&config.topology()).await?;
@@ -231,7 +231,7 @@ impl World {
             dice,
             broker,
             ledger,
-            observer: Observer::new(false, None, BTreeSet::new()),
+            observer: Observer::new(false, None, BTreeSet::new(), Arc::default()),
             begun: Instant::now(),
             starts: Arc::default(),
             workers: Vec::new(),
@@ -249,6 +249,7 @@ impl World {
             inner: self.ledger.clone(),
             weather: self.weather.clone(),
             observer: self.observer.clone(),
+            claims: Arc::new(Claims::new(mpsc::unbounded_channel().0)),
             process: process.clone(),
         };
         let connections = Connections {
@@ -257,7 +258,7 @@ impl World {
             clock: self.clock.clone(),
             entropy: Entropy::seeded(self.dice.below(usize::MAX) as u64),
         };
-        let watcher = Watcher { process: process.clone(), traps: Arc::default(), killed: mpsc::unbounded_channel().0 };
+        let watcher = Watcher { process: process.clone(), traps: Arc::default(), struck: mpsc::unbounded_channel().0 };
         let (starts, begun, dice) = (self.starts.clone(), self.begun, self.dice.clone());
         let engine = Engine::new(self.config.clone())
             .connections(connections)
@@ -313,10 +314,7 @@ impl World {
             }
             Fault::AnswersLost { writes } => self.weather.hide(writes),
             Fault::Clock { millis } => {
-                self.observer.clock_is_set(self.clock.now());
                 self.clock.set_forward(millis);
-                // Set back, nothing is due for so long.
-                sleep(Duration::from_millis(u64::try_from(-millis).unwrap_or(0))).await;
             }
         }
     }

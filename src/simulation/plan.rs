@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::clock::{Entropy, short_duration};
 use crate::engine::life::Point;
+use crate::simulation::world::LONG;
 
 /// How long things go wrong.
 pub const STORM: Duration = Duration::from_secs(240);
@@ -18,16 +19,12 @@ const LULL: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // The fields are named, and explained with their variant.
 pub enum Fault {
-    /// A worker's process is killed. It starts again a while later.
-    Kill { worker: usize, away: Duration },
-    /// Whichever worker comes to `point` for the `nth` time from then on is killed there.
-    KillAt { point: Point, nth: usize, away: Duration },
-    /// A worker's process is stopped by SIGSTOP, and goes on.
-    Freeze { worker: usize, length: Duration },
+    /// Something befalls a worker, for so long.
+    Strike { worker: usize, blow: Blow, length: Duration },
+    /// The same befalls whichever worker comes to `point` for the `nth` time from then on, there.
+    StrikeAt { point: Point, nth: usize, blow: Blow, length: Duration },
     /// A worker is told to stop, and another starts.
     Restart { worker: usize },
-    /// A worker's connection to the broker breaks.
-    Cut { worker: usize, away: Duration },
     /// The broker is away.
     BrokerDown { length: Duration },
     /// The broker takes no message, as when its queues are full.
@@ -36,6 +33,8 @@ pub enum Fault {
     LedgerDown { length: Duration },
     /// The next writes are committed, but whoever asked for them is told that they failed.
     LedgerUnknown { writes: usize },
+    /// Something befalls the `nth` claim from now on. A connection that is lost with it is so for this long.
+    Claim { how: Astray, nth: usize, length: Duration },
     /// The ledger takes long.
     LedgerSlow { length: Duration, latency: Duration },
     /// The next publishes go wrong.
@@ -74,6 +73,8 @@ pub enum Fault {
     /// Good jobs lie in quarantine, and an operator sends what is there again; perhaps she dies before she has taken
     /// it away, and another comes.
     Retry { jobs: usize, dies: bool },
+    /// Each worker that runs this chain dies over it, until its handler is mended in the end.
+    Deadly { chain: usize },
     /// The ledger is replaced by the copy that was made `age` before, the workers start again, and
     /// an operator tells it so.
     Restore { age: Duration },
@@ -86,9 +87,63 @@ impl Fault {
         match self {
             Self::Publish { how: Wrong::Twice | Wrong::UnknownButKept | Wrong::Slow, count } => *count,
             Self::Duplicate { .. } => 1,
+            // To each worker.
+            Self::Claim { how: Astray::Overtaken, .. } => 3,
+            // What each of three workers leaves is sent again at once, and once more.
+            Self::Deadly { .. } => 6,
             _ => 0,
         }
     }
+}
+
+/// What befalls a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Blow {
+    /// Its process is killed, and starts again.
+    Kill,
+    /// Its process is stopped by SIGSTOP, and goes on.
+    Freeze,
+    /// It cannot reach the broker.
+    LoseBroker,
+    /// It cannot reach the ledger.
+    LoseLedger,
+    /// It can reach neither.
+    LoseBoth,
+}
+
+impl Blow {
+    /// All of them.
+    pub const ALL: [Blow; 5] = [Blow::Kill, Blow::Freeze, Blow::LoseBroker, Blow::LoseLedger, Blow::LoseBoth];
+
+    /// Whether a worker is without the broker meanwhile.
+    pub fn takes_broker(self) -> bool {
+        matches!(self, Self::LoseBroker | Self::LoseBoth)
+    }
+
+    /// Whether a worker is without the ledger meanwhile.
+    pub fn takes_ledger(self) -> bool {
+        matches!(self, Self::LoseLedger | Self::LoseBoth)
+    }
+
+    fn length(self, dice: &Entropy) -> Duration {
+        let (shortest, longest) = match self {
+            Self::Kill => (100, 25_000),
+            Self::Freeze => (1_000, 50_000),
+            Self::LoseBroker | Self::LoseLedger | Self::LoseBoth => (0, 25_000),
+        };
+        dice.between(Duration::from_millis(shortest), Duration::from_millis(longest))
+    }
+}
+
+/// What befalls a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Astray {
+    /// It does not reach the ledger. While it is made again, its message comes to each worker once more, and that
+    /// claim is faster.
+    Overtaken,
+    /// It is written. Its answer is lost, and with it the worker's connection to the broker, which delivers the
+    /// message to another.
+    Unheard,
 }
 
 /// How a publish goes wrong.
@@ -124,25 +179,34 @@ pub struct Plan {
     pub faults: Vec<Planned>,
 }
 
+/// Of so many seeds one has several manual runs of a chain whose runs are long, so that they meet its rotation.
+const MANUAL: usize = 8;
+/// Of so many seeds one has a claim that goes astray in each of the two ways.
+const ASTRAY: usize = 8;
+/// Answers that are lost together with a connection come in seeds from this one on only: the engine does not stand them
+/// yet. Such a claim may be kept until its worker loses the broker (seed 1,000,000 and those after it show it).
+const UNHEARD_FROM: u64 = 1_000_000;
 /// Seeds in front that have one crash each, at one point after the other.
 pub const SINGLES: usize = Point::ALL.len();
 /// Seeds after these that have two crashes each, at every pair of points.
 pub const PAIRS: usize = SINGLES * SINGLES;
+/// Seeds after these in each of which something else befalls a worker, at one point after the other.
+pub const OTHERS: usize = SINGLES * (Blow::ALL.len() - 1);
 
 impl Plan {
-    /// The plan of `seed`. The first seeds enumerate the crash points, singly and in pairs; all
-    /// others roll dice.
+    /// The plan of `seed`. The first seeds enumerate the crash points, singly and in pairs, and what else befalls a
+    /// worker at them; all others roll dice.
     pub fn of(seed: u64, workers: usize, queues: usize, chains: usize) -> Self {
         let dice = Entropy::seeded(seed ^ 0x706c_616e);
         let index = usize::try_from(seed).unwrap_or(usize::MAX);
-        let crash = |point: Point, at: Duration| Planned {
+        let strike = |point: Point, blow: Blow, at: Duration| Planned {
             at,
-            fault: Fault::KillAt { point, nth: 1 + dice.below(4), away: away(&dice) },
+            fault: Fault::StrikeAt { point, nth: 1 + dice.below(4), blow, length: blow.length(&dice) },
         };
         let further = |count: usize| (0..count).map(|_| roll(&dice, workers, queues, chains)).collect::<Vec<_>>();
         let mut faults = if index < SINGLES {
             let point = Point::ALL[index];
-            let mut faults = vec![crash(point, LULL)];
+            let mut faults = vec![strike(point, Blow::Kill, LULL)];
             faults.extend(leads_to(point, &dice, workers));
             faults.extend(further(3));
             faults
@@ -150,9 +214,16 @@ impl Plan {
             let pair = index - SINGLES;
             let (first, second) = (Point::ALL[pair / SINGLES], Point::ALL[pair % SINGLES]);
             let later = LULL + dice.between(Duration::ZERO, Duration::from_secs(60));
-            let mut faults = vec![crash(first, LULL), crash(second, later)];
+            let mut faults = vec![strike(first, Blow::Kill, LULL), strike(second, Blow::Kill, later)];
             faults.extend(leads_to(first, &dice, workers).chain(leads_to(second, &dice, workers)));
             faults.extend(further(2));
+            faults
+        } else if index < SINGLES + PAIRS + OTHERS {
+            let (point, blow) = ((index - SINGLES - PAIRS) % SINGLES, (index - SINGLES - PAIRS) / SINGLES);
+            let (point, blow) = (Point::ALL[point], Blow::ALL[1 + blow]);
+            let mut faults = vec![strike(point, blow, LULL)];
+            faults.extend(leads_to(point, &dice, workers));
+            faults.extend(further(3));
             faults
         } else {
             (0..3 + dice.below(14)).map(|_| roll(&dice, workers, queues, chains)).collect()
@@ -160,6 +231,30 @@ impl Plan {
         // By dice of their own, so that all else goes wrong as it would without them.
         let people = Entropy::seeded(seed ^ 0x6f72_6472);
         faults.extend((0..people.below(4)).map(|_| order(&people, workers)));
+        let deaths = Entropy::seeded(seed ^ 0xdead);
+        if deaths.below(3) == 0 {
+            let at = deaths.between(LULL, STORM / 2);
+            faults.push(Planned { at, fault: Fault::Deadly { chain: deaths.below(chains) } });
+        }
+        let manual = Entropy::seeded(seed ^ 0x3a11);
+        if manual.below(MANUAL) == 0 {
+            let chain = LONG.start + manual.below(LONG.len());
+            let at =
+                |n: u32| LULL + Duration::from_secs(40) * n + manual.between(Duration::ZERO, Duration::from_secs(40));
+            faults.extend((0..4).map(|n| Planned { at: at(n), fault: Fault::RunOnce { chain } }));
+        }
+        let astray = Entropy::seeded(seed ^ 0xa57a);
+        let how = match astray.below(ASTRAY) {
+            0 => Some(Astray::Overtaken),
+            1 if seed >= UNHEARD_FROM => Some(Astray::Unheard),
+            _ => None,
+        };
+        faults.extend(how.map(|how| {
+            let at = astray.between(LULL, STORM - Duration::from_secs(60));
+            // While it is away the delivery counts, and its claim is made again.
+            let length = astray.between(Duration::ZERO, Duration::from_millis(40));
+            Planned { at, fault: Fault::Claim { how, nth: 1 + astray.below(10), length } }
+        }));
         faults.sort_by_key(|planned| planned.at);
         Self { faults }
     }
@@ -177,21 +272,20 @@ impl Plan {
 
 /// Points that lie off the ordinary way need something that leads there, some times.
 fn leads_to(point: Point, dice: &Entropy, workers: usize) -> impl Iterator<Item = Planned> {
-    let fault = match point {
-        Point::Stopping | Point::Delivered => Some(Fault::Restart { worker: dice.below(workers) }),
-        Point::SetAside => Some(Fault::Poison { queue: dice.below(3), count: 5 }),
-        Point::Stale | Point::PutOff => Some(Fault::Duplicate { queue: dice.below(8) }),
-        Point::OverdueRead | Point::LookNoted | Point::Resent => Some(Fault::Lose { queue: dice.below(8) }),
-        _ => None,
+    let (worker, queue, secs) = (dice.below(workers), dice.below(3), Duration::from_secs);
+    let faults = match point {
+        Point::Stopping | Point::Delivered | Point::SessionBegun | Point::SessionEnded => {
+            vec![Fault::Restart { worker }]
+        }
+        Point::SetAside => vec![Fault::Poison { queue, count: 5 }],
+        Point::Stale | Point::PutOff => vec![Fault::Duplicate { queue: dice.below(8) }],
+        Point::OthersEnded => vec![Fault::Strike { worker, blow: Blow::ALL[dice.below(2)], length: secs(15) }],
+        Point::HandedOut => vec![Fault::BrokerDown { length: dice.between(secs(3), secs(15)) }],
+        Point::OverdueRead | Point::LookNoted | Point::Resent => vec![Fault::Lose { queue: dice.below(8) }],
+        _ => Vec::new(),
     };
-    let times: Vec<Duration> = (1..=6)
-        .map(|n| LULL + Duration::from_secs(25 * n) + dice.between(Duration::ZERO, Duration::from_secs(5)))
-        .collect();
-    fault.into_iter().flat_map(move |fault| times.clone().into_iter().map(move |at| Planned { at, fault }))
-}
-
-fn away(dice: &Entropy) -> Duration {
-    dice.between(Duration::from_millis(100), Duration::from_secs(25))
+    let times: Vec<Duration> = (1..=6).map(|n| LULL + secs(25 * n) + dice.between(Duration::ZERO, secs(5))).collect();
+    faults.into_iter().flat_map(move |fault| times.clone().into_iter().map(move |at| Planned { at, fault }))
 }
 
 fn roll(dice: &Entropy, workers: usize, queues: usize, chains: usize) -> Planned {
@@ -199,12 +293,15 @@ fn roll(dice: &Entropy, workers: usize, queues: usize, chains: usize) -> Planned
     let at = dice.between(LULL, STORM - secs(60));
     let (worker, queue, chain) = (dice.below(workers), dice.below(queues), dice.below(chains));
     let point = Point::ALL[dice.below(Point::ALL.len())];
+    let strike = |blow: Blow| Fault::Strike { worker, blow, length: blow.length(dice) };
+    let strike_at = |blow: Blow| Fault::StrikeAt { point, nth: 1 + dice.below(20), blow, length: blow.length(dice) };
     let fault = match dice.below(41) {
-        0..=2 => Fault::Kill { worker, away: away(dice) },
-        3..=9 => Fault::KillAt { point, nth: 1 + dice.below(20), away: away(dice) },
-        10..=11 => Fault::Freeze { worker, length: dice.between(secs(1), secs(50)) },
+        0..=2 => strike(Blow::Kill),
+        3..=7 => strike_at(Blow::Kill),
+        8..=9 => strike_at(Blow::ALL[1 + dice.below(4)]),
+        10..=11 => strike(Blow::Freeze),
         12 => Fault::Restart { worker },
-        13..=14 => Fault::Cut { worker, away: dice.between(Duration::ZERO, secs(20)) },
+        13..=14 => strike(Blow::ALL[2 + dice.below(3)]),
         // Now and then for longer than publishes are tried again.
         15 if dice.below(2) == 0 => Fault::BrokerFull { length: dice.between(secs(1), secs(110)) },
         15..=16 => Fault::BrokerDown { length: dice.between(secs(1), secs(50)) },
@@ -232,7 +329,7 @@ fn roll(dice: &Entropy, workers: usize, queues: usize, chains: usize) -> Planned
         31 => Fault::DeleteQueue { queue, away: dice.between(secs(1), secs(40)) },
         32 => {
             let size = [2_000, 15_000, 90_000, 3_600_000][dice.below(4)];
-            // Back by less: for that long nothing is due.
+            // Back by less: for that long no time of the wall clock is due that has not been.
             Fault::Clock { millis: if dice.below(2) == 0 { size } else { -size.min(20_000) } }
         }
         33 => Fault::Poison { queue, count: 1 + dice.below(30) },
@@ -269,21 +366,38 @@ impl fmt::Display for Planned {
     }
 }
 
+impl fmt::Display for Blow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kill => "is killed",
+            Self::Freeze => "is frozen",
+            Self::LoseBroker => "loses the broker",
+            Self::LoseLedger => "loses the ledger",
+            Self::LoseBoth => "loses broker and ledger",
+        })
+    }
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = short_duration;
         match self {
-            Self::Kill { worker, away } => write!(f, "worker {worker} is killed, for {}", s(*away)),
-            Self::KillAt { point, nth, away } => {
-                write!(f, "whoever comes to {point:?} for time {nth} from now is killed there, for {}", s(*away))
+            Self::Strike { worker, blow, length } => write!(f, "worker {worker} {blow} for {}", s(*length)),
+            Self::StrikeAt { point, nth, blow, length } => {
+                write!(f, "the worker that comes to {point:?} for time {nth} from now {blow} there, for {}", s(*length))
             }
-            Self::Freeze { worker, length } => write!(f, "worker {worker} is frozen for {}", s(*length)),
             Self::Restart { worker } => write!(f, "worker {worker} is told to stop, and starts again"),
-            Self::Cut { worker, away } => write!(f, "worker {worker} loses the broker for {}", s(*away)),
             Self::BrokerDown { length } => write!(f, "the broker is away for {}", s(*length)),
             Self::BrokerFull { length } => write!(f, "the broker refuses everything for {}", s(*length)),
             Self::LedgerDown { length } => write!(f, "the ledger is away for {}", s(*length)),
             Self::LedgerUnknown { writes } => write!(f, "{writes} writes are committed and reported as failed"),
+            Self::Claim { how: Astray::Overtaken, nth, .. } => {
+                write!(f, "claim {nth} from now is lost, and overtaken by another of its chain when it is made again")
+            }
+            Self::Claim { how: Astray::Unheard, nth, length } => {
+                let length = s(*length);
+                write!(f, "the answer to claim {nth} from now is lost, and its worker loses the broker for {length}")
+            }
             Self::LedgerSlow { length, latency } => {
                 write!(f, "the ledger takes {} for everything, for {}", s(*latency), s(*length))
             }
@@ -314,6 +428,7 @@ impl fmt::Display for Fault {
                 let how = if *dies { "by somebody who dies over it" } else { "once" };
                 write!(f, "{jobs} good jobs lie in quarantine, and all of it is sent again {how}")
             }
+            Self::Deadly { chain } => write!(f, "whoever runs chain {chain} dies over it"),
             Self::Restore { age } => write!(f, "the ledger is replaced by a copy {} old", s(*age)),
         }
     }

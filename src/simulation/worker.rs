@@ -5,12 +5,16 @@ use std::future::{pending, poll_fn};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
+use tokio::task::yield_now;
 use tokio::time::Instant;
 
+use super::plan::Blow;
 use crate::engine::life::{Point, Probe};
+use crate::ledger::Hint;
 
 /// A simulated process: one run of a worker, from its start to its end.
 pub struct Process {
@@ -22,6 +26,8 @@ pub struct Process {
     frozen: AtomicBool,
     /// When it last went on after it had stood still.
     thawed: Mutex<Option<Instant>>,
+    /// Until then it cannot reach the ledger.
+    without_ledger: Mutex<Option<Instant>>,
     /// Tasks to wake when it goes on.
     asleep: Mutex<Vec<Waker>>,
 }
@@ -30,7 +36,8 @@ impl Process {
     /// A process that runs.
     pub fn new(worker: usize, run: usize) -> Arc<Self> {
         let (dead, frozen) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(Self { worker, run, dead, frozen, thawed: Mutex::default(), asleep: Mutex::default() })
+        let (thawed, without_ledger, asleep) = Default::default();
+        Arc::new(Self { worker, run, dead, frozen, thawed, without_ledger, asleep })
     }
 
     /// From now on nothing that it does has an effect.
@@ -49,6 +56,17 @@ impl Process {
         *self.thawed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         let asleep = std::mem::take(&mut *self.asleep.lock().unwrap_or_else(PoisonError::into_inner));
         asleep.into_iter().for_each(Waker::wake);
+    }
+
+    /// It cannot reach the ledger for so long.
+    pub fn lose_ledger(&self, length: Duration) {
+        let mut until = self.without_ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        *until = (*until).max(Some(Instant::now() + length));
+    }
+
+    /// Whether it can reach the ledger, if that is there.
+    pub fn has_ledger(&self) -> bool {
+        self.without_ledger.lock().unwrap_or_else(PoisonError::into_inner).is_none_or(|until| until <= Instant::now())
     }
 
     /// Whether it can do anything now.
@@ -93,35 +111,36 @@ impl Process {
     }
 }
 
-/// Crash points: how often each was reached, and at which somebody is to be killed.
+/// Crash points: how often each was reached, and at which something is to befall a worker.
 #[derive(Default)]
 pub struct Traps {
     armed: Mutex<Vec<Trap>>,
     reached: Mutex<BTreeMap<Point, u64>>,
-    sprung: Mutex<BTreeMap<Point, u64>>,
+    sprung: Mutex<BTreeMap<(Point, Blow), u64>>,
 }
 
 struct Trap {
     point: Point,
-    /// Counts down to the crash.
+    blow: Blow,
+    /// Counts down to the blow.
     left: usize,
     /// The number of the fault.
     fault: usize,
 }
 
 impl Traps {
-    /// Whoever comes to `point` for the `nth` time from now on is killed there.
-    pub fn arm(&self, fault: usize, point: Point, nth: usize) {
-        self.lock().push(Trap { point, left: nth.max(1), fault });
+    /// This befalls the worker that comes to `point` for the `nth` time from now on.
+    pub fn arm(&self, fault: usize, (point, blow): (Point, Blow), nth: usize) {
+        self.lock().push(Trap { point, blow, left: nth.max(1), fault });
     }
 
-    /// Nobody is killed any more.
+    /// Nothing befalls any worker any more.
     pub fn disarm(&self) {
         self.lock().clear();
     }
 
-    /// How often somebody was killed at each point.
-    pub fn sprung(&self) -> BTreeMap<Point, u64> {
+    /// How often what befell a worker at each point.
+    pub fn sprung(&self) -> BTreeMap<(Point, Blow), u64> {
         self.sprung.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -130,8 +149,8 @@ impl Traps {
         self.reached.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The number of the fault that kills whoever comes to `point` now.
-    fn step_on(&self, point: Point) -> Option<usize> {
+    /// What befalls the worker that comes to `point` now, and the number of the fault.
+    fn step_on(&self, point: Point) -> Option<(Blow, usize)> {
         *self.reached.lock().unwrap_or_else(PoisonError::into_inner).entry(point).or_default() += 1;
         let mut armed = self.lock();
         let mut found = None;
@@ -143,8 +162,8 @@ impl Traps {
             }
         }
         let trap = armed.remove(found?);
-        *self.sprung.lock().unwrap_or_else(PoisonError::into_inner).entry(point).or_default() += 1;
-        Some(trap.fault)
+        *self.sprung.lock().unwrap_or_else(PoisonError::into_inner).entry((point, trap.blow)).or_default() += 1;
+        Some((trap.blow, trap.fault))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Trap>> {
@@ -152,14 +171,16 @@ impl Traps {
     }
 }
 
-/// Somebody was killed at a crash point.
-pub struct Killed {
+/// Something has befallen a worker at a crash point.
+pub struct Struck {
     /// Which worker.
     pub worker: usize,
     /// Which run of it.
     pub run: usize,
-    /// By which fault.
-    pub fault: usize,
+    /// By which fault; `None` when the worker has ended by itself.
+    pub fault: Option<usize>,
+    /// With the claim of this message.
+    pub claim: Option<Hint>,
 }
 
 /// Watches one process.
@@ -168,8 +189,8 @@ pub struct Watcher {
     pub process: Arc<Process>,
     /// The traps of all.
     pub traps: Arc<Traps>,
-    /// Told of the kill, to bury it and to start the next.
-    pub killed: mpsc::UnboundedSender<Killed>,
+    /// Told of what has befallen it, to see to what follows.
+    pub struck: mpsc::UnboundedSender<Struck>,
 }
 
 impl Probe for Watcher {
@@ -177,11 +198,16 @@ impl Probe for Watcher {
         if !self.process.is_alive() {
             return Box::pin(pending());
         }
-        let Some(fault) = self.traps.step_on(point) else { return Box::pin(std::future::ready(())) };
+        let Some((blow, fault)) = self.traps.step_on(point) else { return Box::pin(std::future::ready(())) };
         let Process { worker, run, .. } = *self.process;
-        self.process.kill();
-        let _ = self.killed.send(Killed { worker, run, fault });
-        Box::pin(pending())
+        let _ = self.struck.send(Struck { worker, run, fault: Some(fault), claim: None });
+        if blow == Blow::Kill {
+            self.process.kill();
+            return Box::pin(pending());
+        }
+        // The process stands still until the world has seen to it.
+        self.process.freeze();
+        Box::pin(yield_now())
     }
 
     fn hold(&self, task: BoxFuture<'static, ()>) -> BoxFuture<'static, ()> {

@@ -17,6 +17,7 @@ use prometheus_client::registry::Registry;
 
 use super::{COUNTS, Count};
 use crate::broker::rabbit::certificates::Certificate;
+use crate::calendar::Calendar;
 use crate::clock::{Time, short_duration};
 use crate::ledger::Census;
 use crate::monitor::throttled::Throttled;
@@ -123,6 +124,10 @@ pub struct Families {
     kept_jobs: Gauge,
     census_at: Seconds,
     census_took: Seconds,
+    /// How the wall clock stands to the ledger's time.
+    clock_ahead: Seconds,
+    clock_sets: Gauge,
+    clock_set_at: Seconds,
     ledger_up: Gauge,
     broker_up: Gauge,
     certificates: Family<ByWhose, Seconds>,
@@ -168,6 +173,9 @@ impl Families {
             kept_jobs: Gauge::default(),
             census_at: Seconds::default(),
             census_took: Seconds::default(),
+            clock_ahead: Seconds::default(),
+            clock_sets: Gauge::default(),
+            clock_set_at: Seconds::default(),
             ledger_up: Gauge::default(),
             broker_up: Gauge::default(),
             certificates: Family::default(),
@@ -215,6 +223,12 @@ impl Families {
             (Count::Idle, "idle_messages", "Messages for chains that do not tick or are being run"),
             (Count::Requeued, "requeued_messages", "Messages given back to the broker to come again"),
             (Count::Quarantined, "quarantined_messages", "Messages that could not be used"),
+            (Count::SetAside, "set_aside", "Runs that were set aside because workers died over them"),
+            (
+                Count::HandedOut,
+                "handed_out_ticks",
+                "Ticks that ran from the ledger: the broker was away, or another worker silent",
+            ),
             (Count::Resent, "resent_messages", "Messages that catch-up sent again"),
             (Count::Republished, "republished_messages", "Publishes that had to be repeated"),
             (Count::SpansSent, "spans_sent", "Spans that the collector of traces has taken"),
@@ -236,6 +250,21 @@ impl Families {
         to.register("ledger_up", "Whether the ledger can be read and written", self.ledger_up.clone());
         to.register("census_timestamp_seconds", "When the ledger was last counted", self.census_at.clone());
         to.register("census_duration_seconds", "How long the last count took", self.census_took.clone());
+        to.register(
+            "clock_ahead_seconds",
+            "By how much the wall clock is ahead of the ledger's steady time; negative when it is behind",
+            self.clock_ahead.clone(),
+        );
+        to.register(
+            "clock_sets",
+            "How often the wall clock was set, as far as the ledger remembers (32 times at most)",
+            self.clock_sets.clone(),
+        );
+        to.register(
+            "clock_set_timestamp_seconds",
+            "When the wall clock was last set, by what it showed then; 0 if it never was",
+            self.clock_set_at.clone(),
+        );
         to.register("broker_up", "Whether the broker is connected and takes messages", self.broker_up.clone());
         to.register(
             "broker_certificate_expiry_timestamp_seconds",
@@ -297,7 +326,7 @@ impl Families {
         *before = windows;
     }
 
-    pub fn census(&self, census: &Census, at: Time, took: Duration) {
+    pub fn census(&self, census: &Census, (at, calendar): (Time, &Calendar), took: Duration) {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let chains = |state, queue: &str| ByState { state, queue: queue.to_owned() };
         for gone in counted.iter().filter(|queue| !census.queues.iter().any(|q| q.queue == **queue)) {
@@ -325,7 +354,10 @@ impl Families {
         self.failures.set(census.failures);
         self.quarantined.set(census.quarantined_messages);
         self.kept_jobs.set(census.kept_jobs);
-        self.census_at.set(seconds(at));
+        self.census_at.set(seconds(calendar.wall(at)));
+        self.clock_ahead.set(calendar.ahead() as f64 / 1_000.0);
+        self.clock_sets.set(i64::try_from(calendar.sets().count()).unwrap_or(i64::MAX));
+        self.clock_set_at.set(calendar.last_set().map_or(0.0, |at| seconds(calendar.showed(at))));
         self.census_took.set(took.as_secs_f64());
     }
 }
@@ -346,9 +378,14 @@ mod tests {
         let queue = |name: &str| QueueCensus { queue: name.into(), sleeping: 3, overdue: 1, ..QueueCensus::default() };
         let (at, took) = (Time::from_millis(90_500), Duration::from_millis(250));
         let before = Census { queues: vec![queue("a"), queue("b")], ..Census::default() };
-        telemetry.census(&before, at, took);
+        let never = Calendar::default();
+        telemetry.census(&before, (at, &never), took);
         let oldest_due = Some(Time::from_millis(60_500));
-        telemetry.census(&Census { queues: vec![queue("b")], paused: 7, oldest_due, ..before }, at, took);
+        telemetry.census(
+            &Census { queues: vec![queue("b")], paused: 7, oldest_due, ..before },
+            (at, &never.set(Time::from_millis(60_000), 3_600_000)),
+            took,
+        );
         let text = telemetry.render();
         assert!(!text.contains("queue=\"a\""), "{text}");
         for line in [
@@ -356,7 +393,10 @@ mod tests {
             "roundelay_chains{state=\"paused\",queue=\"\"} 7",
             "roundelay_chains_overdue{queue=\"b\"} 1",
             "roundelay_oldest_overdue_seconds 30.0",
-            "roundelay_census_timestamp_seconds 90.5",
+            "roundelay_census_timestamp_seconds 3690.5",
+            "roundelay_clock_ahead_seconds 3600.0",
+            "roundelay_clock_sets 1",
+            "roundelay_clock_set_timestamp_seconds 3660.0",
             "roundelay_census_duration_seconds 0.25",
         ] {
             assert!(text.lines().any(|l| l == line), "no `{line}` in {text}");

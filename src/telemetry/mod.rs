@@ -5,6 +5,7 @@
 //!   at its start, so that a run looks up no label: it adds to atomics and to short histograms.
 //! - `fleet`: the workers of the ledger and the queues that they take from.
 //! - `process`: what this process takes of the machine.
+//! - `notices`: what goes into the log of what happens again and again.
 //! - `lateness`: quantiles for people, beside the histograms for Prometheus.
 //! - `text`: how it is written for Prometheus.
 
@@ -12,6 +13,7 @@ mod families;
 mod figures;
 mod fleet;
 mod lateness;
+mod notices;
 pub(crate) mod process;
 pub mod text;
 
@@ -23,6 +25,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 
 use crate::broker::rabbit::certificates::Certificate;
+use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::fleet::{FleetOrders, Subject};
 use crate::ledger::{Census, SeenWorker};
@@ -33,11 +36,14 @@ pub use figures::{KindFigures, QueueFigures, Running, SlotCounts, ThrottleFigure
 use fleet::FleetFamilies;
 pub(crate) use lateness::Latenesses;
 pub use lateness::{Lateness, QueueReport};
+pub use notices::Notices;
 use process::Process;
 
 /// Counts since the engine started.
 #[derive(Debug)]
 pub struct Telemetry {
+    /// What goes into the log of what happens again and again.
+    pub notices: Arc<Notices>,
     registry: Registry,
     families: Families,
     fleet: FleetFamilies,
@@ -86,6 +92,10 @@ pub enum Count {
     Requeued,
     /// Messages that catch-up sent again.
     Resent,
+    /// Runs that were set aside because workers died over them.
+    SetAside,
+    /// Ticks that the ledger has handed out while the broker was away.
+    HandedOut,
     /// Publishes that had to be repeated.
     Republished,
     /// Spans that a collector has taken.
@@ -102,7 +112,8 @@ impl Default for Telemetry {
         let (families, mut registry) = Families::register(&counts);
         let process = Process::register(&mut registry);
         let fleet = FleetFamilies::register(registry.sub_registry_with_prefix("roundelay"));
-        Self { registry, families, fleet, process, counts, queues: Mutex::default(), throttles: Mutex::default() }
+        let (notices, queues, throttles) = (Arc::default(), Mutex::default(), Mutex::default());
+        Self { notices, registry, families, fleet, process, counts, queues, throttles }
     }
 }
 
@@ -181,8 +192,8 @@ impl Telemetry {
         self.families.introduce(worker, at);
     }
 
-    /// What the ledger has answered, at this time and after so long.
-    pub fn census(&self, census: &Census, at: Time, took: Duration) {
+    /// What the ledger has answered, at this time of its own and after so long.
+    pub fn census(&self, census: &Census, at: (Time, &Calendar), took: Duration) {
         self.families.census(census, at, took);
     }
 

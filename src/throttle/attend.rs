@@ -26,9 +26,12 @@ const OLDEST: Duration = Duration::from_secs(300);
 const MOST: usize = 1_024;
 /// Nobody asks again sooner.
 const SHORTEST: Duration = Duration::from_millis(1);
+/// How often it is looked whether this worker can claim again: one that has stood still for longer than its lease begins
+/// another session first. What waits in it is the oldest of all, so it would ask first, and waste every slot until then.
+const UNABLE: Duration = Duration::from_millis(20);
 /// The first wait after the ledger has not answered.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// These waits grow to this.
+/// These waits grow to this, but of all lines one asks sooner, and the others hear when it is answered.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Serves a line as [`attend`] does, and goes on when that has broken off: nobody else would begin again, and whoever
@@ -53,7 +56,13 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
     loop {
         line.pass_on();
         let told = line.words();
-        let (ranks, wishes): (Vec<Rank>, Vec<Wish>) = line.wishes(MOST).into_iter().unzip();
+        let able = throttle.settings().scope == Scope::Worker || throttle.board.is_able();
+        if !able && told.is_empty() {
+            sleep(UNABLE).await;
+            continue;
+        }
+        let wishes = if able { line.wishes(MOST) } else { Vec::new() };
+        let (ranks, wishes): (Vec<Rank>, Vec<Wish>) = wishes.into_iter().unzip();
         if wishes.is_empty() && told.is_empty() {
             let mut lines = throttle.lines();
             if !line.close_if_empty() {
@@ -75,24 +84,25 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             limits: settings.limits.clone(),
             heard: told.iter().map(|(word, _)| word.clone().moved(-throttle.here())).collect(),
             wishes,
-            known: throttle.pulse.known(),
             ahead,
         };
-        let SlotAnswer { now, set, answer, limits, orders } = match throttle.ask(request, settings.scope).await {
+        let SlotAnswer { now, answer, limits, orders } = match throttle.ask(request, settings.scope).await {
             Ok(answer) => answer,
             Err(error) => {
                 line.keep(told);
                 planned = None;
-                tracing::warn!(throttle = throttle.name, key, %error, "no slots while the ledger does not answer; trying again in {pause:?}");
-                sleep(pause).await;
+                if throttle.board.notices.begins("requests for slots that the ledger did not answer") {
+                    tracing::warn!(throttle = throttle.name, key, %error, "no slots while the ledger does not answer");
+                }
+                throttle.board.comeback.wait(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
                 continue;
             }
         };
         pause = FIRST_PAUSE;
+        throttle.board.comeback.answered();
         let here = Instant::now();
-        // The clock by which slots open, as it shows by now. What the ledger is known to show may be wrong for a
-        // moment when that is set: then it shows no less than it did.
+        // The clock by which slots open, as it shows by now; no less than when it was decided.
         let took = i64::try_from((here - asked).as_micros()).unwrap_or(i64::MAX / 2);
         let shows = match settings.scope {
             Scope::Fleet => throttle.ledger.now().as_millis() * 1_000,
@@ -101,9 +111,6 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         let clock = if shows <= now.saturating_add(took) { shows.max(now) } else { now };
         throttle.took(here - asked.min(planned.take().unwrap_or(asked)));
         line.learn(here, now, &answer);
-        if settings.scope == Scope::Fleet {
-            throttle.pulse.learn((asked, here), now, set);
-        }
         for (_, done) in told {
             // Whoever has gone needs to know nothing more.
             let _ = done.send(());

@@ -6,7 +6,7 @@
 //! second for all throttles and keys of this worker together.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
@@ -14,6 +14,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::orders::Orders;
 use crate::ledger::Ledger;
+use crate::ledger::comeback::Comeback;
+use crate::telemetry::Notices;
 
 /// How old what was read may be.
 const FRESH: Duration = Duration::from_secs(1);
@@ -23,6 +25,11 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Where orders are looked up.
 pub struct Board {
     ledger: Arc<dyn Ledger>,
+    pub notices: Arc<Notices>,
+    /// Whether the ledger answers those who ask for slots.
+    pub comeback: Comeback,
+    /// Whether what starts here could be claimed; without it, always.
+    able: OnceLock<Box<dyn Fn() -> bool + Send + Sync>>,
     read: Mutex<Read>,
 }
 
@@ -33,8 +40,19 @@ struct Read {
 }
 
 impl Board {
-    pub fn new(ledger: Arc<dyn Ledger>) -> Self {
-        Self { ledger, read: Mutex::default() }
+    pub fn new(ledger: Arc<dyn Ledger>, notices: Arc<Notices>) -> Self {
+        Self { ledger, notices, comeback: Comeback::default(), able: OnceLock::new(), read: Mutex::default() }
+    }
+
+    /// From now on slots are asked for only while this is true.
+    pub fn only_while(&self, able: impl Fn() -> bool + Send + Sync + 'static) {
+        // Whoever said so first stays with it.
+        let _ = self.able.set(Box::new(able));
+    }
+
+    /// Whether what starts here could be claimed.
+    pub fn is_able(&self) -> bool {
+        self.able.get().is_none_or(|able| able())
     }
 
     /// The orders of a throttle, not much older than a second while the ledger answers.

@@ -11,12 +11,10 @@
 
 mod attend;
 mod board;
-pub mod clock;
 mod gate;
 pub mod key;
 mod line;
 pub mod orders;
-mod pulse;
 pub mod slots;
 pub mod upstream;
 
@@ -32,10 +30,8 @@ use crate::config::{Scope, ThrottleSettings};
 use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
 use crate::telemetry::{SlotCounts, Telemetry};
 use board::Board;
-use clock::Known;
 use gate::Gate;
 use line::{Line, Rank};
-pub use pulse::Pulse;
 use slots::{Limits, MOST_AHEAD, Micros, State, Word};
 
 /// Of the time in which a slot may be used, this part is left to a start's way to the upstream.
@@ -53,7 +49,7 @@ const FEW: usize = 1_000;
 #[derive(Clone, Default)]
 pub struct Throttles {
     by_name: BTreeMap<String, Arc<Throttle>>,
-    pulse: Option<Arc<Pulse>>,
+    board: Option<Arc<Board>>,
 }
 
 impl Throttles {
@@ -64,23 +60,19 @@ impl Throttles {
         telemetry: &Telemetry,
         gated: bool,
     ) -> Self {
-        let (board, pulse) = (Arc::new(Board::new(ledger.clone())), Arc::new(Pulse::new(ledger.clone())));
+        let board = Arc::new(Board::new(ledger.clone(), telemetry.notices.clone()));
         let throttle = |(name, settings): (&String, &ThrottleSettings)| {
             let (ledger, counts) = (ledger.clone(), telemetry.slots(name));
-            (name.clone(), Throttle::new(name, settings.clone(), ledger, board.clone(), pulse.clone(), counts, gated))
+            (name.clone(), Throttle::new(name, settings.clone(), ledger, board.clone(), counts, gated))
         };
-        let by_name: BTreeMap<_, _> = settings.iter().map(throttle).collect();
-        Self { pulse: Some(pulse).filter(|_| !by_name.is_empty()), by_name }
+        Self { by_name: settings.iter().map(throttle).collect(), board: Some(board) }
     }
 
-    /// Looks at the ledger's clock for good, if there are throttles that go by it.
-    pub fn pulse(&self) -> impl Future<Output = ()> + use<> {
-        let pulse = self.pulse.clone();
-        async move {
-            match pulse {
-                Some(pulse) => pulse.beat().await,
-                None => std::future::pending().await,
-            }
+    /// Slots for all workers are asked for only while this is true: who has none to claim by would take them from those
+    /// who have.
+    pub fn only_while(&self, able: impl Fn() -> bool + Send + Sync + 'static) {
+        if let Some(board) = &self.board {
+            board.only_while(able);
         }
     }
 
@@ -112,7 +104,6 @@ pub struct Throttle {
     limits: RwLock<Option<Arc<Limits>>>,
     ledger: Arc<dyn Ledger>,
     board: Arc<Board>,
-    pulse: Arc<Pulse>,
     counts: SlotCounts,
     /// What it remembers, by key, when each worker counts for itself.
     own: Mutex<HashMap<String, State>>,
@@ -202,7 +193,6 @@ impl Throttle {
         settings: ThrottleSettings,
         ledger: Arc<dyn Ledger>,
         board: Arc<Board>,
-        pulse: Arc<Pulse>,
         counts: SlotCounts,
         gated: bool,
     ) -> Arc<Self> {
@@ -212,7 +202,6 @@ impl Throttle {
             limits: RwLock::default(),
             ledger,
             board,
-            pulse,
             counts,
             own: Mutex::default(),
             began: Instant::now(),
@@ -372,17 +361,16 @@ impl Throttle {
         self.here().saturating_add(i64::try_from(wait.as_micros()).unwrap_or(i64::MAX))
     }
 
-    async fn ask(&self, mut request: SlotRequest, scope: Scope) -> Result<SlotAnswer, LedgerError> {
+    async fn ask(&self, request: SlotRequest, scope: Scope) -> Result<SlotAnswer, LedgerError> {
         if scope == Scope::Worker {
             let orders = self.board.of(&self.name).await;
             let orders = orders.moved(self.here() - self.there());
             let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-            let (now, at) = (self.here(), Instant::now());
+            let now = self.here();
             if own.len() > FEW && own.len().is_power_of_two() {
                 own.retain(|_, state| state.idle_at(&orders.limits(&request.limits)) > now);
             }
-            request.known = Some(Known::learned(None, (at, at), now, 0).for_long());
-            return Ok(serve(own.entry(request.key.clone()).or_default(), &orders, &request, now, 0));
+            return Ok(serve(own.entry(request.key.clone()).or_default(), &orders, &request, now, None));
         }
         let answers = self.ledger.slots(vec![request]).await?;
         answers.into_iter().next().ok_or(LedgerError::Closed)
@@ -401,10 +389,9 @@ impl Throttle {
         i64::try_from(self.began.elapsed().as_micros()).unwrap_or(i64::MAX - 1) + 1
     }
 
-    /// The ledger's clock.
+    /// The ledger's time.
     fn there(&self) -> Micros {
-        let known = self.pulse.known().map(|known| known.shows(Instant::now()));
-        known.unwrap_or_else(|| self.ledger.now().as_millis() * 1_000)
+        self.ledger.now().as_millis() * 1_000
     }
 
     fn lines(&self) -> MutexGuard<'_, HashMap<String, Arc<Line>>> {
@@ -467,8 +454,8 @@ mod tests {
 
     fn throttle(settings: ThrottleSettings) -> Arc<Throttle> {
         let ledger = ledger();
-        let (board, pulse) = (Arc::new(Board::new(ledger.clone())), Arc::new(Pulse::new(ledger.clone())));
-        Throttle::new("t", settings, ledger, board, pulse, SlotCounts::default(), true)
+        let board = Arc::new(Board::new(ledger.clone(), Arc::default()));
+        Throttle::new("t", settings, ledger, board, SlotCounts::default(), true)
     }
 
     /// A throttle of each scope.
@@ -497,9 +484,9 @@ mod tests {
         let clock = Clock::starting_at(Time::from_millis(1_700_000_000_000));
         let ledger = SqliteLedger::open(&LedgerUrl::Sqlite(file.clone()), clock, &Entropy::seeded(1)).unwrap();
         let ledger: Arc<dyn Ledger> = Arc::new(ledger);
-        let (board, pulse) = (Arc::new(Board::new(ledger.clone())), Arc::new(Pulse::new(ledger.clone())));
+        let board = Arc::new(Board::new(ledger.clone(), Arc::default()));
         let counts = SlotCounts::default();
-        let throttle = Throttle::new("t", settings(5, 60, 1, Scope::Fleet), ledger, board, pulse, counts.clone(), true);
+        let throttle = Throttle::new("t", settings(5, 60, 1, Scope::Fleet), ledger, board, counts.clone(), true);
         let thief = rusqlite::Connection::open(&file).unwrap();
         let mut starts = 0;
         for _ in 0..120 {
@@ -638,7 +625,6 @@ mod tests {
                 limits: throttle.settings().limits.clone(),
                 heard: vec![Word::Release],
                 wishes: Vec::new(),
-                known: None,
                 ahead: 0,
             };
             // By another worker.
@@ -646,6 +632,32 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(6)).await;
             assert!(throttle.slot_within("k", want(0, 0), patience).await.is_ok());
         }
+    }
+
+    /// It has stood still for longer than its lease, and all that waits in it is overdue, so it would be the first to ask.
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_that_cannot_claim_takes_no_slot_and_still_says_what_it_has_heard() {
+        let able = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let all = BTreeMap::from([("t".to_owned(), settings(1, 1, 1, Scope::Fleet))]);
+        let ledger = ledger();
+        let throttles = Throttles::new(&all, &ledger, &Telemetry::default(), true);
+        let its = able.clone();
+        throttles.only_while(move || its.load(Ordering::Relaxed));
+        let throttle = throttles.get("t").unwrap();
+        let waits = tokio::spawn({
+            let throttle = throttle.clone();
+            async move { throttle.slot("", want(0, 0)).await.start().await }
+        });
+        sleep(Duration::from_secs(5)).await;
+        throttle.tell("", Word::Release).await;
+        assert!(!waits.is_finished());
+        assert_eq!(throttle.counts.granted.get(), 0);
+        let other = Throttles::new(&all, &ledger, &Telemetry::default(), true).get("t").unwrap();
+        let start = Instant::now();
+        assert!(other.slot("", want(0, 0)).await.start().await);
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        able.store(true, Ordering::Relaxed);
+        assert!(waits.await.unwrap());
     }
 
     #[tokio::test(start_paused = true)]

@@ -29,7 +29,7 @@ mod view;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-use super::clock::UNLIKE;
+use crate::clock::UNLIKE;
 pub use breaker::Breaker;
 use breaker::Circuit;
 use holds::Holds;
@@ -38,7 +38,7 @@ use pace::Pace;
 pub use told::Word;
 pub use view::{Held, View};
 
-/// Microseconds since 1970, by the clock of throttles: see [`clock`](super::clock).
+/// Microseconds since 1970, by the ledger's steady time.
 pub type Micros = i64;
 
 /// Slots are handed out so long before they open.
@@ -49,6 +49,8 @@ pub const MOST_AHEAD: Micros = 2_000_000;
 const GRACE: Micros = 250_000;
 /// A throttle whose upstream does not work, and for which nobody asks any more, is remembered for so long.
 const BROKEN: Micros = 86_400_000_000;
+/// A ledger that has waited for its own answers may be unsure of the time by as much.
+const UNSURE: Micros = 60_000_000;
 /// Whoever cannot tell yet how much time has passed asks again after so long.
 const CANNOT_TELL: Micros = 500_000;
 /// A slot that is another's is asked for again no sooner.
@@ -267,8 +269,9 @@ impl State {
     }
 
     /// Whether somebody can tell how long ago all that is remembered was, who can do so of what was `since`.
-    pub fn is_known_since(&self, since: Micros) -> bool {
-        self.seen == 0 || self.seen >= since
+    pub fn is_known_since(&self, since: Micros, now: Micros) -> bool {
+        // Who has seen a later time knows better.
+        self.seen == 0 || (self.seen >= since && self.seen <= now + UNLIKE)
     }
 
     /// The answer to those who cannot: as much may have started just now, however long ago that seems to be.
@@ -277,10 +280,10 @@ impl State {
         Answer { again: Some(now + CANNOT_TELL), held_until, failing: self.circuit.failures > 0, ..Answer::default() }
     }
 
-    /// It is `now`, or a little later: time never goes back. It would if nobody was there who knew that the ledger's
-    /// clock was set back: then it has stood still.
+    /// It is `now`, or a little later: time never goes back. The ledger may know less of it for a moment than it did; but
+    /// when it is behind by much, it was begun anew with another time, and has stood still.
     pub fn turn_to(&mut self, limits: &Limits, now: Micros) -> Micros {
-        if self.seen - now > UNLIKE {
+        if self.seen - now > UNSURE {
             self.holds.as_ordered.1 += now - self.seen;
             self.shift(now - self.seen);
         }
@@ -321,8 +324,9 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
+    use crate::calendar::Calendar;
+    use crate::clock::{Followed, Seen};
     use crate::ledger::{SlotRequest, serve};
-    use crate::throttle::clock::{Known, follow};
     use crate::throttle::orders::Orders;
 
     const S: Micros = 1_000_000;
@@ -581,28 +585,31 @@ mod tests {
         }
     }
 
-    /// A throttle in a ledger whose clock is set now and then, and is `off` by so much.
+    /// A throttle in a ledger on a server whose clock is set now and then, and is `off` by so much.
     struct Kept {
         start: Instant,
         state: State,
         off: Micros,
-        set: Micros,
+        /// How far that has been set in all, and how often it was corrected.
+        set: (Micros, i64),
     }
 
     impl Kept {
         fn new() -> Self {
-            Self { start: Instant::now(), state: State::default(), off: 0, set: 0 }
+            Self { start: Instant::now(), state: State::default(), off: 0, set: (0, 0) }
         }
 
-        fn instant(&self, at: Micros) -> Instant {
-            self.start + Duration::from_micros((at - START) as u64)
-        }
-
-        /// Its clock is read at `at`, by somebody who asks at the one time and is answered at the other.
-        fn look(&mut self, at: Micros, (asked, answered): (Micros, Micros), known: Option<Known>) -> Known {
-            let (now, asked, answered) = (at + self.off, self.instant(asked), self.instant(answered));
-            self.set = follow(self.set, now, (asked, answered), known.as_ref());
-            Known::learned(known, (asked, answered), now, self.set)
+        /// Its clock is read at `at`, by somebody who asks at the one time and is answered at the other. Answers with
+        /// the ledger's time.
+        fn look(&mut self, at: Micros, read: (Micros, Micros), by: &mut Option<Followed>) -> Micros {
+            let instant = |at: Micros| self.start + Duration::from_micros((at - START) as u64);
+            let (asked, answered) = (instant(read.0), instant(read.1));
+            let (set, version) = self.set;
+            let seen = Seen { server: at + self.off, set, version, asked, answered };
+            let followed = by.get_or_insert_with(|| Followed::new(seen, Calendar::default()));
+            let reading = followed.read(seen);
+            self.set = reading.correction.map_or(self.set, |set| (set, version + 1));
+            reading.micros
         }
 
         /// Likewise, slots are asked for: when they open, by a clock that is right, and when to ask again.
@@ -610,10 +617,10 @@ mod tests {
             &mut self,
             limits: &Limits,
             (at, ahead): (Micros, Micros),
-            (asked, answered): (Micros, Micros),
-            known: Option<Known>,
+            read: (Micros, Micros),
+            by: &mut Option<Followed>,
             wishes: &[Wish],
-        ) -> (Known, Vec<Micros>, Option<Micros>) {
+        ) -> (Vec<Micros>, Option<Micros>) {
             let request = SlotRequest {
                 throttle: "t".into(),
                 key: String::new(),
@@ -621,13 +628,18 @@ mod tests {
                 heard: Vec::new(),
                 wishes: wishes.to_vec(),
                 ahead,
-                known,
             };
-            let known = self.look(at, (asked, answered), known);
-            let answer = serve(&mut self.state, &Orders::default(), &request, at + self.off, self.set).answer;
-            let answer = answer.moved(-self.off);
-            (known, answer.slots.into_iter().map(|slot| slot.1).collect(), answer.again)
+            let time = self.look(at, read, by);
+            let known_since = by.as_ref().and_then(Followed::known_since);
+            let answer =
+                serve(&mut self.state, &Orders::default(), &request, time, known_since).answer.moved(at - time);
+            (answer.slots.into_iter().map(|slot| slot.1).collect(), answer.again)
         }
+    }
+
+    /// Has known the clock for as long as anybody.
+    fn for_long(followed: &Option<Followed>) {
+        (0..3).for_each(|_| followed.iter().for_each(Followed::looked));
     }
 
     /// Askers wait for each other's transactions, for seconds when one of them is frozen; answers take their time,
@@ -644,23 +656,25 @@ mod tests {
             };
             let (slip, wishes) = (limits.slip().as_micros() as Micros, wishes(3, 0));
             let mut kept = Kept::new();
-            let mut askers: Vec<(Micros, Option<Known>)> = (0..20).map(|n| (START + n * 10_000, None)).collect();
+            let mut askers: Vec<(Micros, Option<Followed>)> = (0..20).map(|n| (START + n * 10_000, None)).collect();
             let (mut free, mut starts) = (START, Vec::new());
             while let Some(place) = (0..askers.len()).min_by_key(|n| askers[*n].0)
                 && askers[place].0 < START + 1_200 * S
             {
-                let (asked, known) = askers[place];
+                let asked = askers[place].0;
                 let read = asked.max(free) + roll(4_000);
                 // Now and then whoever holds the lock is frozen, or whoever gets the answer.
                 free = read + if roll(300) == 0 { roll(3 * S) } else { roll(8_000) };
                 let here = free + if roll(100) == 0 { roll(10 * S) } else { roll(20_000) };
-                let (known, slots, again) = kept.grant(&limits, (read, 0), (asked, here), known, &wishes);
+                let by = &mut askers[place].1;
+                let (slots, again) = kept.grant(&limits, (read, 0), (asked, here), by, &wishes);
+                // Nobody has known it for longer.
+                for_long(by);
                 starts
                     .extend(slots.iter().filter(|opens| here <= **opens + slip * 3 / 4).map(|opens| *opens.max(&here)));
                 let again = again.map_or(here, |again| again - LEAD / 2).max(here + 1_000);
                 let away = if roll(150) == 0 { roll(40 * S) } else { 0 };
-                // Nobody has known it for longer.
-                askers[place] = (again + away, Some(known.for_long()));
+                askers[place].0 = again + away;
             }
             starts.sort_unstable();
             let (most, allow) = (most(&starts, limits.window.per), limits.window.allow);
@@ -688,7 +702,7 @@ mod tests {
             let limits = Limits { burst: burst.min(allow), also: also.into_iter().collect(), ..limits(allow, 20, 1) };
             let slip = limits.slip().as_micros() as Micros;
             let (mut kept, mut real) = (Kept::new(), START + 10 * S);
-            let mut workers = [None; 4];
+            let mut workers = [const { None }; 4];
             let (mut looks, mut set) = ([0; 4], false);
             let mut starts = Vec::new();
             for (n, (worker, wait, event, wanted, late)) in steps.into_iter().enumerate() {
@@ -711,15 +725,15 @@ mod tests {
                 if n % 3 == 0 {
                     set = false;
                     for worker in 0..4 {
-                        let known = kept.look(real, at(worker), workers[worker]);
+                        kept.look(real, at(worker), &mut workers[worker]);
                         looks[worker] += 1;
-                        let new = worker > 0 && looks[worker] < 3;
-                        workers[worker] = Some(if new { known } else { known.for_long() });
+                        if worker == 0 || looks[worker] >= 3 {
+                            for_long(&workers[worker]);
+                        }
                     }
                 }
                 let wishes = wishes(wanted, worker as i32 % 2);
-                let (known, slots, _) = kept.grant(&limits, (real, ahead[worker]), at(worker), workers[worker], &wishes);
-                workers[worker] = Some(known);
+                let (slots, _) = kept.grant(&limits, (real, ahead[worker]), at(worker), &mut workers[worker], &wishes);
                 if event == 5 {
                     continue; // Killed, with its slots.
                 }

@@ -20,6 +20,8 @@ pub struct Ground {
     pub nodes: Vec<Node>,
     /// Where PostgreSQL listens.
     pub database: SocketAddr,
+    /// What PostgreSQL's environment has, beside what it always has: NAME=value.
+    surroundings: Vec<String>,
     client: reqwest::Client,
 }
 
@@ -37,17 +39,33 @@ pub struct Node {
 impl Ground {
     /// Starts everything below `folder`.
     pub async fn start(folder: &Path, version: &str) -> anyhow::Result<Self> {
+        Self::start_with(folder, version, NODES, Vec::new()).await
+    }
+
+    /// Likewise, with so many broker nodes, and PostgreSQL in these surroundings.
+    pub async fn start_with(
+        folder: &Path,
+        version: &str,
+        nodes: usize,
+        surroundings: Vec<String>,
+    ) -> anyhow::Result<Self> {
         let (rabbit, postgres) = (folder.join("rabbitmq"), folder.join("postgres"));
-        let cluster = NODES.to_string();
-        let arguments = ["--version", version, "--cluster", &cluster];
-        let (started, database) =
-            tokio::join!(script("rabbitmq", "start", &rabbit, &arguments), script("postgres", "start", &postgres, &[]));
+        let cluster = nodes.to_string();
+        let mut arguments = vec!["--version", version];
+        if nodes > 1 {
+            arguments.extend(["--cluster", &*cluster]);
+        }
+        let within = within(&surroundings);
+        let (started, database) = tokio::join!(
+            script("rabbitmq", "start", &rabbit, &arguments),
+            script("postgres", "start", &postgres, &within)
+        );
         started?;
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(10)).build()?;
         let local = |port: &str| -> anyhow::Result<SocketAddr> { Ok(format!("127.0.0.1:{port}").parse()?) };
         let node = |number: usize| -> anyhow::Result<Node> {
-            let settings = std::fs::read_to_string(rabbit.join(number.to_string()).join("settings"))?;
+            let settings = std::fs::read_to_string(node_folder(&rabbit, number, nodes).join("settings"))?;
             Ok(Node {
                 number,
                 name: format!("{}@localhost", value(&settings, "name")?),
@@ -55,10 +73,10 @@ impl Ground {
                 management: local(value(&settings, "management_port")?)?,
             })
         };
-        let nodes = (1..=NODES).map(node).collect::<Result<_, _>>()?;
+        let nodes = (1..=nodes).map(node).collect::<Result<_, _>>()?;
         let database = url::Url::parse(value(&database?, "DATABASE_URL")?)?;
         let database = local(&database.port().context("DATABASE_URL has a port")?.to_string())?;
-        Ok(Self { folder: folder.to_owned(), nodes, database, client })
+        Ok(Self { folder: folder.to_owned(), nodes, database, surroundings, client })
     }
 
     /// The database's URL at this port: its own, or that of a link to it.
@@ -68,8 +86,7 @@ impl Ground {
 
     /// `start`, `stop` or `kill` a node.
     pub async fn node(&self, verb: &str, number: usize) -> anyhow::Result<()> {
-        let folder = self.folder.join("rabbitmq").join(number.to_string());
-        script("rabbitmq", verb, &folder, &[]).await.map(drop)
+        script("rabbitmq", verb, &self.node_folder(number), &[]).await.map(drop)
     }
 
     /// Likewise, all nodes.
@@ -79,8 +96,7 @@ impl Ground {
 
     /// Runs rabbitmqctl on a node.
     pub async fn ctl(&self, number: usize, arguments: &[&str]) -> anyhow::Result<()> {
-        let folder = self.folder.join("rabbitmq").join(number.to_string());
-        script("rabbitmq", "ctl", &folder, arguments).await.map(drop)
+        script("rabbitmq", "ctl", &self.node_folder(number), arguments).await.map(drop)
     }
 
     /// Ends PostgreSQL as it ends itself after a crash of one of its processes: at once, without a
@@ -94,7 +110,11 @@ impl Ground {
     }
 
     pub async fn start_database(&self) -> anyhow::Result<()> {
-        script("postgres", "start", &self.folder.join("postgres"), &[]).await.map(drop)
+        script("postgres", "start", &self.folder.join("postgres"), &within(&self.surroundings)).await.map(drop)
+    }
+
+    fn node_folder(&self, number: usize) -> PathBuf {
+        node_folder(&self.folder.join("rabbitmq"), number, self.nodes.len())
     }
 
     /// Asks the management API of whichever node answers. The status is for the caller to judge.
@@ -135,10 +155,20 @@ impl Ground {
     pub async fn end(folder: &Path) {
         for service in ["rabbitmq", "postgres"].into_iter().filter(|name| folder.join(name).join("settings").exists()) {
             if let Err(error) = script(service, "kill", &folder.join(service), &[]).await {
-                eprintln!("chaos: {service} could not be ended: {error:#}");
+                eprintln!("{service} could not be ended: {error:#}");
             }
         }
     }
+}
+
+/// Where a node of so many lives: one that is alone has no folder of its own.
+fn node_folder(rabbit: &Path, number: usize, nodes: usize) -> PathBuf {
+    if nodes == 1 { rabbit.to_owned() } else { rabbit.join(number.to_string()) }
+}
+
+/// The arguments that start PostgreSQL in these surroundings.
+fn within(surroundings: &[String]) -> Vec<&str> {
+    surroundings.iter().flat_map(|variable| ["--env", variable]).collect()
 }
 
 /// Runs one of the scripts in deploy/local to its end, and answers what it printed.

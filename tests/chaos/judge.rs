@@ -96,17 +96,19 @@ const FROZEN: &str = "worker frozen";
 const NOTICED: i64 = 22_000;
 
 /// From when to when, in milliseconds since 1970.
-type Span = (i64, i64);
+pub type Span = (i64, i64);
 
-fn meet(a: Span, b: Span) -> bool {
+/// Whether they have a moment in common.
+pub fn meet(a: Span, b: Span) -> bool {
     a.0 <= b.1 && b.0 <= a.1
 }
 
 /// A call with its end, `None` while it lasts.
-struct Seen<'a> {
-    at: i64,
-    end: Option<(i64, bool)>,
-    call: &'a Call,
+pub struct Seen<'a> {
+    pub at: i64,
+    /// When, and whether it was answered.
+    pub end: Option<(i64, bool)>,
+    pub call: &'a Call,
 }
 
 impl Seen<'_> {
@@ -117,27 +119,29 @@ impl Seen<'_> {
 
 /// The log in the order in which the judge needs it.
 #[derive(Default)]
-struct Record<'a> {
+pub struct Record<'a> {
     /// Calls by chain, in the order in which they came.
-    chains: BTreeMap<i64, Vec<Seen<'a>>>,
+    pub chains: BTreeMap<i64, Vec<Seen<'a>>>,
     once: HashSet<&'a str>,
     accepted: Vec<&'a str>,
     killed: HashMap<&'a str, i64>,
     frozen: HashMap<&'a str, Vec<Span>>,
-    faults: Vec<Fault<'a>>,
-    over: i64,
+    pub faults: Vec<Fault<'a>>,
+    /// When it ended.
+    pub over: i64,
 }
 
-struct Fault<'a> {
-    number: usize,
-    kind: &'a str,
-    target: &'a str,
-    span: Span,
+/// What was broken, from when to when.
+pub struct Fault<'a> {
+    pub number: usize,
+    pub kind: &'a str,
+    pub target: &'a str,
+    pub span: Span,
 }
 
 impl Fault<'_> {
     /// It hits one worker and leaves everything else as it is.
-    fn is_of_a_worker(&self) -> bool {
+    pub fn is_of_a_worker(&self) -> bool {
         self.kind.starts_with("worker ")
     }
 
@@ -155,10 +159,13 @@ impl Fault<'_> {
     }
 }
 
-fn record(log: &[Line]) -> Record<'_> {
+/// Puts a log into that order.
+pub fn record(log: &[Line]) -> Record<'_> {
     let mut record = Record { over: log.last().map_or(0, |line| line.at.as_millis()), ..Record::default() };
     // Where each call is: its chain and its place there.
     let mut places: HashMap<u64, (i64, usize)> = HashMap::new();
+    // By the caller's port: its latest call.
+    let mut callers: HashMap<u16, (i64, usize)> = HashMap::new();
     for line in log {
         let at = line.at.as_millis();
         match &line.entry {
@@ -166,6 +173,7 @@ fn record(log: &[Line]) -> Record<'_> {
                 Some(epoch) => {
                     let calls = record.chains.entry(epoch).or_default();
                     places.insert(call.call, (epoch, calls.len()));
+                    callers.insert(call.peer, (epoch, calls.len()));
                     calls.push(Seen { at, end: None, call });
                 }
                 None => {
@@ -174,7 +182,12 @@ fn record(log: &[Line]) -> Record<'_> {
             },
             Entry::End { call, answered } => {
                 if let Some((epoch, place)) = places.get(call) {
-                    record.chains.get_mut(epoch).expect("it has this call")[*place].end = Some((at, *answered));
+                    record.chains.get_mut(epoch).expect("it has this call")[*place].end.get_or_insert((at, *answered));
+                }
+            }
+            Entry::Left { peer } => {
+                if let Some((epoch, place)) = callers.get(peer) {
+                    record.chains.get_mut(epoch).expect("it has this call")[*place].end.get_or_insert((at, false));
                 }
             }
             Entry::Worker { worker, did: Did::Killed } => drop(record.killed.insert(worker, at)),
@@ -186,7 +199,7 @@ fn record(log: &[Line]) -> Record<'_> {
                     span.1 = at;
                 }
             }
-            Entry::Worker { did: Did::Start, .. } | Entry::Calm => {}
+            Entry::Worker { did: Did::Start, .. } | Entry::Set { .. } | Entry::Calm => {}
             Entry::Broke { number, fault, target } => {
                 record.faults.push(Fault { number: *number, kind: fault, target, span: (at, i64::MAX) });
             }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use bytes::Bytes;
 use roundelay::broker::rabbit::RabbitBroker;
 use roundelay::broker::{Broker, Destination, Message};
@@ -14,7 +15,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::judge::{Attempt, Chain};
-use super::log::{Entry, Writer};
+use super::log::{Call, Entry, Writer};
 
 /// A kind of the configuration. Its queue has the same name.
 pub struct Kind {
@@ -47,6 +48,17 @@ pub const SLACK: Duration = Duration::from_secs(3);
 pub const LEASE: Duration = Duration::from_secs(6);
 /// How long it can take at most from one call of a chain in order to the next.
 pub const CYCLE: Duration = Duration::from_secs(20);
+
+/// How long a call of the kind `long` takes: longer than a lease.
+const LONG: Duration = Duration::from_secs(9);
+
+/// How long a call takes, and what it is answered.
+pub fn manner(call: &Call) -> (Duration, StatusCode) {
+    let dice = call.fence.unwrap_or(0).unsigned_abs();
+    let length = if call.kind == "long" { LONG } else { Duration::from_millis(50 + dice * 37 % 250) };
+    // A few fail, and are tried again.
+    (length, if dice % 29 == 7 { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::OK })
+}
 
 /// Writes the workers' configuration.
 pub fn write_config(folder: &Path, receiver: std::net::SocketAddr) -> anyhow::Result<PathBuf> {

@@ -36,6 +36,10 @@ pub enum Entry {
     Broke { number: usize, fault: String, target: String },
     /// Whatever it broke is as it was.
     Healed { number: usize },
+    /// The caller at this port has ended its connection, over a link that carries nothing of it.
+    Left { peer: u16 },
+    /// A clock was set: it is so many milliseconds ahead of this log's from here on.
+    Set { ahead: i64 },
     /// The broker confirmed a one-off job.
     Accepted { id: String },
     /// No more faults from here on.
@@ -62,6 +66,12 @@ pub struct Call {
     /// Until when its caller waits, as that says.
     #[serde(default)]
     pub deadline: Option<Time>,
+    /// Its nominal time.
+    #[serde(default)]
+    pub nominal: Option<Time>,
+    /// The port that it came from.
+    #[serde(default)]
+    pub peer: u16,
 }
 
 /// Appends to the log. Clones append to the same file.

@@ -129,7 +129,7 @@ fn open_to_services(folder: &Path) -> anyhow::Result<()> {
 async fn on(ground: Ground, folder: &Path, seed: u64, arguments: &Arguments) -> anyhow::Result<Value> {
     let (log_path, seen) = (folder.join("receiver.log"), Seen::default());
     let log = Writer::open(&log_path)?;
-    let config = load::write_config(folder, receiver::start(log.clone(), seen.clone())?)?;
+    let config = load::write_config(folder, receiver::start(log.clone(), seen.clone(), load::manner)?)?;
 
     // The driver's own way to the broker is never broken.
     let link = Link::open(ground.nodes.iter().map(|node| node.amqp).collect()).await?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -29,6 +29,10 @@ pub enum Mode {
     Slow(Duration),
 }
 
+/// Is told of a client that has ended its connection while the link carried nothing of it: the port by which its
+/// server knows it. The server is never told, nor gets what was under way.
+pub type Witness = Arc<dyn Fn(u16) + Send + Sync>;
+
 /// A place to connect to that leads to one of several servers.
 pub struct Link {
     /// Where clients connect.
@@ -44,13 +48,22 @@ impl Link {
 
     /// Likewise, at this address of the machine's.
     pub async fn open_at(address: IpAddr, servers: Vec<SocketAddr>) -> std::io::Result<Self> {
+        Self::open_with(address, servers, None).await
+    }
+
+    /// Likewise, with somebody who sees which clients give up.
+    pub async fn open_watched(servers: Vec<SocketAddr>, witness: Witness) -> std::io::Result<Self> {
+        Self::open_with(Ipv4Addr::LOCALHOST.into(), servers, Some(witness)).await
+    }
+
+    async fn open_with(address: IpAddr, servers: Vec<SocketAddr>, witness: Option<Witness>) -> std::io::Result<Self> {
         let listener = TcpListener::bind((address, 0)).await?;
         let port = listener.local_addr()?.port();
         let (mode, watched) = watch::channel(Mode::Open);
         let (servers, turn) = (Arc::new(servers), Arc::new(AtomicUsize::new(0)));
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(carry(client, servers.clone(), turn.clone(), watched.clone()));
+                tokio::spawn(carry(client, servers.clone(), turn.clone(), watched.clone(), witness.clone()));
             }
         });
         Ok(Self { port, mode })
@@ -68,6 +81,7 @@ async fn carry(
     servers: Arc<Vec<SocketAddr>>,
     turn: Arc<AtomicUsize>,
     mut mode: watch::Receiver<Mode>,
+    witness: Option<Witness>,
 ) {
     let first = *mode.borrow_and_update();
     if first == Mode::Cut {
@@ -78,13 +92,19 @@ async fn carry(
         return ignore(from_client, mode).await;
     }
     let Some(server) = reach(&servers, &turn).await else { return };
+    let port = server.local_addr().map_or(0, |address| address.port());
     let (mut from_server, mut to_server) = server.into_split();
     let broken = {
         let up = pump(&mut from_client, &mut to_server, mode.clone(), Side::Client);
         let down = pump(&mut from_server, &mut to_client, mode.clone(), Side::Server);
         tokio::select! {
-            () = up => return,
-            () = down => return,
+            up = up => {
+                if up == Ended::Unheard && let Some(witness) = witness {
+                    witness(port);
+                }
+                return;
+            }
+            _ = down => return,
             broken = mode.wait_for(|mode| matches!(mode, Mode::Cut | Mode::HalfOpen)) => broken.is_ok_and(|mode| *mode == Mode::HalfOpen),
         }
     };
@@ -115,8 +135,17 @@ enum Side {
     Server,
 }
 
+/// How a direction came to its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// Whoever receives it can know.
+    Openly,
+    /// While nothing was carried.
+    Unheard,
+}
+
 /// Carries one direction until it ends.
-async fn pump(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, mut mode: watch::Receiver<Mode>, side: Side) {
+async fn pump(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, mut mode: watch::Receiver<Mode>, side: Side) -> Ended {
     let flows = |mode: &Mode| match (mode, side) {
         (Mode::Hole { from_client, .. }, Side::Client) => !from_client,
         (Mode::Hole { from_server, .. }, Side::Server) => !from_server,
@@ -124,24 +153,57 @@ async fn pump(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, mut mode: watch
     };
     let mut buffer = vec![0; 16 * 1024];
     loop {
-        if mode.wait_for(flows).await.is_err() {
-            return;
+        if let Err(ended) = until_it_flows(from, &mut mode, flows, side).await {
+            return ended;
         }
         let read = tokio::select! {
             read = from.read(&mut buffer) => read,
             changed = mode.changed() => match changed {
                 Ok(()) => continue,
-                Err(_) => return,
+                Err(_) => return Ended::Openly,
             },
         };
-        let Ok(length @ 1..) = read else { return };
+        let Ok(length @ 1..) = read else { return Ended::Openly };
         // What was read just before the hole opened falls into it, too.
-        let Ok(now) = mode.wait_for(flows).await.map(|mode| *mode) else { return };
+        let now = match until_it_flows(from, &mut mode, flows, side).await {
+            Ok(now) => now,
+            Err(ended) => return ended,
+        };
         if let Mode::Slow(delay) = now {
             sleep(delay).await;
         }
         if to.write_all(&buffer[..length]).await.is_err() {
-            return;
+            return Ended::Openly;
+        }
+    }
+}
+
+/// Waits until the link carries this direction, or its sender is seen to be gone.
+async fn until_it_flows(
+    from: &OwnedReadHalf,
+    mode: &mut watch::Receiver<Mode>,
+    flows: impl Fn(&Mode) -> bool,
+    side: Side,
+) -> Result<Mode, Ended> {
+    let gone = async {
+        match side {
+            Side::Client => left(from).await,
+            Side::Server => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        now = mode.wait_for(|mode| flows(mode)) => now.map(|mode| *mode).map_err(|_| Ended::Openly),
+        () = gone => Err(Ended::Unheard),
+    }
+}
+
+/// Waits until the other side has ended the connection, and reads nothing.
+async fn left(from: &OwnedReadHalf) {
+    loop {
+        match from.ready(Interest::READABLE).await {
+            Ok(ready) if !ready.is_read_closed() => sleep(Duration::from_millis(5)).await,
+            _ => return,
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use roundelay::clock::Time;
@@ -16,8 +16,8 @@ use tokio::time::sleep;
 
 use super::log::{Call, Entry, Writer};
 
-/// How long a call of the kind `long` takes: longer than a lease.
-const LONG: Duration = Duration::from_secs(9);
+/// Decides how long a call takes, and what it is answered.
+pub type Manner = fn(&Call) -> (Duration, StatusCode);
 
 /// What the driver may ask the receiver while it runs; the judge reads the log instead.
 #[derive(Clone, Default)]
@@ -66,17 +66,17 @@ impl Seen {
 }
 
 /// Starts it on a free port.
-pub fn start(log: Writer, seen: Seen) -> std::io::Result<SocketAddr> {
+pub fn start(log: Writer, seen: Seen, manner: Manner) -> std::io::Result<SocketAddr> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
-    let desk = Desk { log, seen, next: Arc::default() };
+    let desk = Desk { log, seen, manner, next: Arc::default() };
     std::thread::Builder::new().name("receiver".into()).spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async move {
             let listener = tokio::net::TcpListener::from_std(listener).expect("the listener is of this thread");
             let app = Router::new().route("/", post(receive)).with_state(desk);
-            axum::serve(listener, app).await
+            axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
         })
     })?;
     Ok(address)
@@ -91,6 +91,7 @@ fn moment(text: &str) -> Option<Time> {
 struct Desk {
     log: Writer,
     seen: Seen,
+    manner: Manner,
     next: Arc<AtomicU64>,
 }
 
@@ -107,7 +108,11 @@ impl Drop for Ending<'_> {
     }
 }
 
-async fn receive(State(desk): State<Desk>, headers: HeaderMap) -> StatusCode {
+async fn receive(
+    State(desk): State<Desk>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+) -> StatusCode {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let number = |name: &str| text(name).and_then(|text| text.parse::<i64>().ok());
     let call = Call {
@@ -121,14 +126,14 @@ async fn receive(State(desk): State<Desk>, headers: HeaderMap) -> StatusCode {
         tick: number("roundelay-tick"),
         fence: number("roundelay-fence"),
         deadline: text("roundelay-deadline").and_then(moment),
+        nominal: text("roundelay-nominal").and_then(moment),
+        peer: peer.port(),
     };
     desk.seen.note(&call);
-    let dice = call.fence.unwrap_or(0).unsigned_abs();
-    let length = if call.kind == "long" { LONG } else { Duration::from_millis(50 + dice * 37 % 250) };
+    let (length, status) = (desk.manner)(&call);
     let mut ending = Ending { log: &desk.log, call: call.call, answered: false };
     desk.log.write(Entry::Call(call));
     sleep(length).await; // The work.
     ending.answered = true;
-    // A few fail, and are tried again.
-    if dice % 29 == 7 { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::OK }
+    status
 }

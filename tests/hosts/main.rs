@@ -126,7 +126,7 @@ async fn on(folder: &Path, arguments: &Arguments) -> anyhow::Result<Value> {
     let ground = Ground::start(folder, &arguments.rabbitmq).await?;
     let (log_path, seen) = (folder.join("receiver.log"), Seen::default());
     let log = Writer::open(&log_path)?;
-    let receiver = receiver::start(log.clone(), seen.clone())?;
+    let receiver = receiver::start(log.clone(), seen.clone(), chaos_load::manner)?;
     let config = load::write_config(folder)?;
 
     let nodes: Vec<_> = ground.nodes.iter().map(|node| node.amqp).collect();

@@ -1,5 +1,7 @@
 //! Users with no more rights than they need, on a real broker: what each must do works, and everything else is refused.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -495,6 +497,90 @@ async fn new_secrets(folder: &Path, node: &Node) {
     std::fs::write(folder.join("ledger-url"), format!("sqlite://{}/../ledger.db\n", folder.display())).unwrap();
 }
 
+/// What a folder has: the path of each file below it, its mode, and what it says.
+fn files(folder: &Path) -> BTreeMap<PathBuf, (u32, String)> {
+    let mut all = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in std::fs::read_dir(next).unwrap().map(Result::unwrap) {
+            let (path, data) = (entry.path(), entry.metadata().unwrap());
+            if data.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            all.insert(path.strip_prefix(folder).unwrap().to_owned(), (data.mode() & 0o777, text));
+        }
+    }
+    all
+}
+
+#[tokio::test]
+async fn the_compose_file_s_passwords_are_made_once_and_each_service_gets_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let services = ["topology", "workers", "tokens", "publishers", "examples", "rabbitmq", "postgres", "grafana"];
+    for name in services.map(|name| format!("for/{name}")).into_iter().chain(["kept".into(), "given".into()]) {
+        std::fs::create_dir_all(at(&name)).unwrap();
+    }
+    let give = async || {
+        let script = compose_file("deploy/compose/give-secrets");
+        let arguments = [at("kept"), at("given"), at("for")];
+        let done = Command::new(script).args(arguments).stdin(Stdio::null()).output().await.unwrap();
+        assert!(done.status.success(), "{done:?}");
+        String::from_utf8(done.stderr).unwrap()
+    };
+    // A start that was broken off has left a part.
+    std::fs::create_dir(at("kept/making")).unwrap();
+    std::fs::write(at("kept/making/worker-url"), "half").unwrap();
+    assert!(give().await.contains("made passwords"));
+    let (kept, first) = (files(&at("kept")), files(&at("for")));
+    assert!(kept.keys().all(|path| path.starts_with("made")) && kept.values().all(|(mode, _)| *mode == 0o600));
+    assert_eq!(std::fs::metadata(at("kept/made")).unwrap().mode() & 0o777, 0o700);
+    let made = |name: &str| kept[Path::new("made").join(name).as_path()].1.clone();
+    let expected = [
+        ("topology/broker-url", "topology-url"),
+        ("topology/management-url", "management-url"),
+        ("topology/ledger-url", "ledger-url"),
+        ("workers/broker-url", "worker-url"),
+        ("workers/management-url", "management-url"),
+        ("workers/ledger-url", "ledger-url"),
+        ("tokens/ledger-url", "ledger-url"),
+        ("publishers/publisher-url", "publisher-url"),
+        ("examples/broker-url", "examples-url"),
+        ("rabbitmq/10-users.json", "users.json"),
+        ("postgres/postgres-password", "postgres-password"),
+        ("grafana/grafana-password", "grafana-password"),
+    ];
+    let given: BTreeMap<PathBuf, (u32, String)> =
+        expected.iter().map(|(path, name)| (path.into(), (0o444, made(name)))).collect();
+    assert_eq!(first, given, "to nobody more than that");
+    let password = |url: String| url::Url::parse(url.trim()).unwrap().password().unwrap().to_owned();
+    let all: BTreeSet<String> = ["topology-url", "worker-url", "publisher-url", "examples-url", "management-url"]
+        .map(|name| password(made(name)))
+        .into_iter()
+        .chain(["operator-password", "postgres-password", "grafana-password"].map(|name| made(name).trim().to_owned()))
+        .collect();
+    assert!(all.len() == 8 && all.iter().all(|word| word.len() == 32), "each is another: {all:?}");
+    assert_eq!(password(made("ledger-url")), made("postgres-password").trim());
+    // They are the same at every start.
+    assert!(!give().await.contains("made"));
+    assert_eq!((files(&at("kept")), files(&at("for"))), (kept, first.clone()));
+    // Until somebody has others in a folder of his own.
+    std::fs::remove_dir(at("given")).unwrap();
+    let script = compose_file("deploy/compose/new-secrets");
+    assert!(Command::new(script).arg(at("given")).output().await.unwrap().status.success());
+    give().await;
+    let theirs = files(&at("for"));
+    assert!(theirs.keys().eq(first.keys()) && theirs.iter().all(|(path, file)| first[path] != *file));
+    assert_eq!(theirs[Path::new("workers/broker-url")].1, files(&at("given"))[Path::new("worker-url")].1);
+    // What is checked in is no password.
+    let pattern = "(amqp|postgres)://[^/:@]+:[A-Za-z0-9]+@";
+    let known =
+        Command::new("grep").args(["-rlE", pattern]).arg(compose_file("deploy/compose")).output().await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&known.stdout), "");
+}
+
 /// docker-compose.yml without Docker: RabbitMQ boots for the first time with what is mounted there, and the real
 /// program does with the secrets of each service what the service does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -509,7 +595,13 @@ async fn the_compose_file_s_users_are_there_when_its_broker_boots_and_are_enough
     new_secrets(&first, &node).await;
     let definitions = node.folder.join("definitions");
     std::fs::create_dir(&definitions).unwrap();
-    std::fs::copy(first.join("users.json"), definitions.join("10-users.json")).unwrap();
+    // As the service `secrets` gives them to the broker, whose user is another.
+    let give = |folder: &Path| {
+        let given = definitions.join("10-users.json");
+        std::fs::copy(folder.join("users.json"), &given).unwrap();
+        std::fs::set_permissions(given, std::fs::Permissions::from_mode(0o444)).unwrap();
+    };
+    give(&first);
     for (mounted, from) in [("20-permissions.json", "permissions.json"), ("30-examples.json", "examples.json")] {
         std::fs::copy(compose_file("deploy/compose").join(from), definitions.join(mounted)).unwrap();
     }
@@ -563,9 +655,11 @@ async fn the_compose_file_s_users_are_there_when_its_broker_boots_and_are_enough
 
     let running = Observed::start_in(&config, &["--queues", "sync-ios"], &worker.variables()).await;
     until("the roster's chains run by themselves", async || text(&ran).contains(", tick 1, attempt 1")).await;
-    let done =
-        running.metrics().await.get("roundelay_attempts_total{kind=\"sync-app\",verdict=\"done\",reason=\"none\"}");
-    assert!(done >= 1.0, "{done}");
+    until("their ends are counted", async || {
+        let done = "roundelay_attempts_total{kind=\"sync-app\",verdict=\"done\",reason=\"none\"}";
+        running.metrics().await.get(done) >= 1.0
+    })
+    .await;
 
     // A program that publishes, as the examples do: it asks for the queue first.
     let url = publisher.url("publisher-url");
@@ -607,7 +701,7 @@ async fn the_compose_file_s_users_are_there_when_its_broker_boots_and_are_enough
     // Other passwords hold as soon as it boots again with them.
     let second = folder.path().join("second");
     new_secrets(&second, &node).await;
-    std::fs::copy(second.join("users.json"), definitions.join("10-users.json")).unwrap();
+    give(&second);
     node.call("restart", &[]).await;
     assert!(Connection::connect(&worker.url("worker-url"), ConnectionProperties::default()).await.is_err());
     node.shell(&format!("rabbitmqctl import_definitions {}", node.inside("definitions/20-permissions.json"))).await;

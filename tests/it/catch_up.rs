@@ -128,6 +128,7 @@ fn unsent(key: &str, queue: &str, now: Time) -> NewChain {
         queue,
         payload: "{}".into(),
         priority: None,
+        nominal: now,
         due: now,
         watch_at: now,
         revive: false,

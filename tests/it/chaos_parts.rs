@@ -6,10 +6,10 @@
 mod faults;
 #[path = "../chaos/judge.rs"]
 #[allow(dead_code, reason = "the chaos test uses the rest")]
-mod judge;
+pub mod judge;
 #[path = "../chaos/log.rs"]
 #[allow(dead_code, reason = "the chaos test uses the rest")]
-mod log;
+pub mod log;
 #[path = "../chaos/proxy.rs"]
 #[allow(dead_code, reason = "the chaos test uses the rest")]
 mod proxy;
@@ -68,6 +68,8 @@ impl Story {
             tick: Some(tick),
             fence: Some(fence),
             deadline: None,
+            nominal: None,
+            peer: 0,
         };
         let end_entry = Entry::End { call: self.calls, answered: true };
         self.at(at, Entry::Call(call)).at(end, end_entry)
@@ -209,6 +211,8 @@ fn a_call_without_an_attempt_and_a_job_without_a_call_are_found() {
         tick: None,
         fence: None,
         deadline: None,
+        nominal: None,
+        peer: 0,
     };
     let ruling = story.at(1_500, Entry::Call(seen)).judged(5_000, 6_000);
     assert_eq!(findings(&ruling), [0, 0, 1, 1], "{ruling:?}");
@@ -340,6 +344,30 @@ async fn a_hole_swallows_one_direction_and_gives_back_what_it_held() {
     assert_eq!(heard(&mut server, QUIET).await, None);
     link.set(Mode::Open);
     assert_eq!(heard(&mut server, SOON).await, Some(Some(b'a')));
+}
+
+#[tokio::test]
+async fn who_leaves_through_a_hole_is_seen_and_what_it_sent_is_gone() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (seen, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let witness = std::sync::Arc::new(move |peer| seen.send(peer).unwrap());
+    let link = Link::open_watched(vec![listener.local_addr().unwrap()], witness).await.unwrap();
+    let mut client = TcpStream::connect(("127.0.0.1", link.port)).await.unwrap();
+    let (mut server, peer) = timeout(SOON, listener.accept()).await.expect("the link connects").unwrap();
+    let hole = Mode::Hole { from_client: true, from_server: true };
+    link.set(hole);
+    client.write_all(b"a").await.unwrap();
+    assert!(timeout(QUIET, told.recv()).await.is_err(), "it is still there");
+    drop(client);
+    assert_eq!(timeout(SOON, told.recv()).await.expect("it is seen"), Some(peer.port()));
+    link.set(Mode::Open);
+    assert_eq!(heard(&mut server, SOON).await, Some(None));
+    // Who leaves while the link carries it says so itself.
+    let client = TcpStream::connect(("127.0.0.1", link.port)).await.unwrap();
+    let (mut server, _) = timeout(SOON, listener.accept()).await.expect("the link connects").unwrap();
+    drop(client);
+    assert_eq!(heard(&mut server, SOON).await, Some(None));
+    assert!(timeout(QUIET, told.recv()).await.is_err());
 }
 
 #[tokio::test]

@@ -119,6 +119,28 @@ handler.http.url = "http://127.0.0.1:8000/refresh/{{ key }}"
 }
 
 #[tokio::test]
+async fn check_says_where_a_job_s_own_values_go_into_a_url_as_they_stand() {
+    let ground = Ground::embedded();
+    let text = r#"
+[queues.work]
+[kinds.sync]
+handler.http.url = "http://127.0.0.1:8000/sync/{{ key | raw }}"
+[kinds.host]
+handler.http.url = "http://{{ payload.host | raw }}/{{ key }}"
+[kinds.plain]
+handler.http.url = "http://127.0.0.1:8000/{{ key }}/{{ payload.raw }}?at={{ kind | urlencode }}"
+"#;
+    let config = ground.config_file(text);
+    let output = ok(run("check", &config, &[]).await);
+    let note = "note    kinds.sync.handler.http.url has `raw` behind the host: whoever names a key or gives a payload says \
+                which path is called, with which parameters; leave `raw` out where that is not meant";
+    let notes: Vec<&str> = output.stdout.lines().filter(|line| line.starts_with("note")).collect();
+    assert_eq!(notes, [note]);
+    let report = ok(run("check", &config, &["--json"]).await).json();
+    assert_eq!(report["raw_urls"], json!(["sync"]));
+}
+
+#[tokio::test]
 async fn check_names_file_line_key_and_the_nearest_key_for_all_errors_at_once() {
     let ground = Ground::embedded();
     // Two lines come before it: those with broker.url and ledger.url.
@@ -375,6 +397,64 @@ async fn status_says_which_chains_are_stuck_and_why() {
     let config = ground.config_file(&text.replace("every = \"1h\"", ""));
     let why = stuck(&config).await.remove(0)["why"].clone();
     assert!(why.as_str().unwrap().starts_with("its kind has no schedule in this configuration"), "{why}");
+}
+
+/// Nobody has put it off, and an interval of three seconds explains no due time a day ahead.
+#[tokio::test]
+async fn a_chain_that_sleeps_for_longer_than_its_schedule_can_explain_is_overdue_wherever_one_looks() {
+    for ground in [Ground::rabbit().await, Ground::rabbit_and_postgres().await] {
+        let config = ground.config_file(&CONFIG.replace("1h", "3s"));
+        ok(run("topology apply", &config, &[]).await);
+        let roster = ground.path("roster.csv");
+        std::fs::write(&roster, "key\nx\n").unwrap();
+        ok(run("enroll", &config, &["--kind", "sync", "--spread", "0s", roster.to_str().unwrap()]).await);
+        let mut worker = worker(&config);
+        // Not the engine's own.
+        let chain = async || ok(run("list", &config, &["--key", "x", "--json"]).await).json()["chains"][0].clone();
+        until("it has run", || async { !chain().await["last_finish"].is_null() }).await;
+        stop(&mut worker).await;
+        assert_ne!(chain().await["doing"], json!("late"));
+        put_off(&ground, 86_400_000).await;
+
+        let report = ok(run("status", &config, &["--json"]).await).json();
+        let queue = &report["ledger"]["queues"];
+        let queue = queue.as_array().unwrap().iter().find(|queue| queue["queue"] == json!("work")).unwrap();
+        for (what, count) in [("sleeping", 0), ("due", 1), ("overdue", 1), ("overslept", 1)] {
+            assert_eq!(queue[what], json!(count), "{what} of {queue}");
+        }
+        let stuck = &report["stuck"][0];
+        assert_eq!((&stuck["key"], &stuck["state"]), (&json!("x"), &json!("overdue")), "{stuck}");
+        assert!(stuck["overslept_since"].as_i64().unwrap() < stuck["due"].as_i64().unwrap() - 80_000_000, "{stuck}");
+        let words = "it is overdue: its due time lies further ahead than its schedule can explain";
+        assert!(stuck["why"].as_str().unwrap().starts_with(words), "{stuck}");
+        let shown = ok(run("status", &config, &[]).await).stdout;
+        assert!(shown.contains("1 chains are stuck; they are:\n  sync x on work, tick "), "{shown}");
+        assert!(shown.contains(words), "{shown}");
+        assert!(ok(run("show", &config, &["sync", "x"]).await).stdout.contains(words));
+
+        let late = async |more: &[&str]| {
+            let all = [&["--state", "late", "--json"], more].concat();
+            ok(run("list", &config, &all).await).json()["chains"].as_array().unwrap().len()
+        };
+        assert_eq!(chain().await["doing"], json!("late"));
+        assert_eq!((late(&[]).await, late(&["--key", "x*"]).await, late(&["--queue", "work"]).await), (1, 1, 1));
+        assert_eq!((late(&["--key", "y*"]).await, late(&["--queue", "side"]).await), (0, 0));
+        let doctor = run("doctor", &config, &["--json"]).await.json();
+        let found =
+            doctor["findings"].as_array().unwrap().iter().find(|found| found["what"] == json!("overdue chains"));
+        let found = found.unwrap_or_else(|| panic!("nothing of overdue chains in {doctor:#}"));
+        assert_ne!(found["result"], json!("good"), "{found}");
+        assert!(found["seen"].as_str().unwrap().contains(words), "{found}");
+    }
+}
+
+/// Writes into the ledger, past all workers, that every chain but the engine's own is due so much later.
+pub async fn put_off(ground: &Ground, millis: i64) {
+    let sql = format!("UPDATE chains SET due = due + {millis} WHERE kind NOT LIKE 'roundelay.%'");
+    match &ground.schema {
+        Some(schema) => schema.raw().await.batch_execute(&sql).await.unwrap(),
+        None => rusqlite::Connection::open(ground.path("ledger.db")).unwrap().execute_batch(&sql).unwrap(),
+    }
 }
 
 // ---- topology ----

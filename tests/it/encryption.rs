@@ -45,6 +45,7 @@ on_all!(keys_change_under_workers_that_run);
 on_all!(what_cannot_be_used_lies_sealed_and_is_sent_again);
 on_all!(what_only_looks_sealed_is_data);
 on_all!(a_key_that_comes_later_is_read_on_sighup);
+on_all!(what_is_in_the_clear_is_refused_where_it_must_be_sealed);
 
 fn key(byte: u8) -> String {
     STANDARD.encode([byte; 64])
@@ -477,6 +478,61 @@ mod run {
         got(&run.job, "good", 1);
         run.end(Outcome::Done);
         engine.stop().await;
+    }
+
+    pub async fn what_is_in_the_clear_is_refused_where_it_must_be_sealed(ground: Ground) {
+        let before = Watched::start(&ground, &text("", &[])).await;
+        for name in ["robin", "robin-again"] {
+            enroll(&before, name).await;
+        }
+        before.stop_with(|run| run.end(Outcome::Snooze { reason: "later".into(), wait: Duration::ZERO })).await;
+        let keys = [("k1", 1)];
+        let mut engine = Watched::start(&ground, &text("require", &keys)).await;
+        let config = ground.config_file(&text("require", &keys));
+        // What lies plain in the ledger might be anybody's: it waits.
+        let why = async |name: &str| told("show", &config, &["sync", name]).await["chain"]["why"].to_string();
+        until("both are put off", || async {
+            let both = [why("robin").await, why("robin-again").await];
+            both.iter().all(|why| why.contains("its payload is in the clear, and encryption.seal requires"))
+        })
+        .await;
+        let stock = run("encryption", &config, &["--json"]).await;
+        assert_eq!((stock.code, unopened(&stock.json())), (Some(1), 2), "{stock:?}");
+        assert!(stock.stderr.contains("--reseal"), "{stock:?}");
+        let doctor = run("doctor", &config, &["--json"]).await.json();
+        let found = doctor["findings"].as_array().unwrap().iter().find(|it| it["what"] == "encryption").unwrap();
+        assert!(found["result"] == "bad" && found["fix"].to_string().contains("--reseal"), "{found}");
+        // What others publish in the clear is set aside, whole; what says nothing says nothing wrong.
+        for name in ["job-1", "job-2"] {
+            let job = json!({ "v": 1, "kind": "sync", "key": name, "id": name, "payload": payload(name) });
+            foreign(&engine, job.to_string().into_bytes()).await;
+        }
+        let order = json!({ "v": 1, "kind": "sync", "key": "ordered", "payload": payload("x"), "enroll": {} });
+        foreign(&engine, order.to_string().into_bytes()).await;
+        until("they are set aside", || async { engine.telemetry.get(Count::Quarantined) == 3 }).await;
+        foreign(&engine, json!({ "v": 1, "kind": "found", "key": "nothing" }).to_string().into_bytes()).await;
+        publish(&engine, "robin-once", payload("robin-once"), None).await;
+        let mut came = Vec::new();
+        for _ in 0..2 {
+            let run = engine.next().await;
+            came.push((run.job.key.clone(), run.job.payload.clone(), run.job.attempt));
+            run.end(Outcome::Done);
+        }
+        came.sort_by(|a, b| a.0.cmp(&b.0));
+        let expected = [("nothing".into(), Value::Null, 1), ("robin-once".into(), payload("robin-once"), 1)];
+        assert_eq!(came, expected);
+        // Whoever has a key and enrolls once more says what it is to be.
+        assert_eq!(enroll(&engine, "robin-again").await.updated, 1);
+        let again = engine.next().await;
+        got(&again.job, "robin-again", 1);
+        again.end(Outcome::Done);
+        // Or an operator takes what is there for good.
+        told("encryption", &config, &["--reseal"]).await;
+        let robin = engine.next().await;
+        got(&robin.job, "robin", 1);
+        robin.end(Outcome::Done);
+        engine.stop().await;
+        lies_sealed_in_rows(&ground).await;
     }
 
     pub async fn a_key_that_comes_later_is_read_on_sighup(ground: Ground) {

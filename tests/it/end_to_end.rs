@@ -357,6 +357,7 @@ mod run {
             queue: "work".into(),
             payload: "{}".into(),
             priority: None,
+            nominal: ledger.now(),
             due: ledger.now(),
             watch_at: ledger.now() + Duration::from_secs(3_600),
             revive: false,
@@ -376,10 +377,12 @@ mod run {
         let claim = ClaimRequest {
             hint: hint.clone(),
             worker: "another".into(),
-            lease: Duration::from_secs(60),
+            session: 7,
+            again: false,
             takeover: false,
             guard: Guard::default(),
             recurs: true,
+            prepared: 0,
         };
         let Claim::Granted(grant) = ledger.claim(claim).await.unwrap() else { panic!("not granted") };
         let finish = FinishRequest {

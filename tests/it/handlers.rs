@@ -219,11 +219,19 @@ mod http_handler {
     #[tokio::test]
     async fn urls_are_constant_or_rendered() {
         let (url, mut seen) = server(ok).await;
-        let payload = json!({"platform": "npm", "id": 17, "deep": {"er": ["x", "y"]}});
+        let payload = json!({"platform": "npm", "id": 17, "deep": {"er": ["x", "y"]}, "evil": "1&admin=true#"});
         let table = [
             ("/a/b%20c?d=@e", "npm/@types/node", "/a/b%20c?d=@e"),
             ("/{{ payload.platform }}/{{ key | urlencode }}", "npm/@types/node", "/npm/npm%2F%40types%2Fnode"),
-            ("/{{ key }}", "npm/@types/node", "/npm/@types/node"),
+            ("/{{ key }}", "npm/@types/node", "/npm%2F%40types%2Fnode"),
+            ("/{{ key | raw }}", "npm/@types/node", "/npm/@types/node"),
+            (
+                "/base/{{ key }}?x={{ payload.evil }}",
+                "../../admin/delete",
+                "/base/..%2F..%2Fadmin%2Fdelete?x=1%26admin%3Dtrue%23",
+            ),
+            ("/x?at={{ key }}", "..", "/x?at=.."),
+            ("/{{ key }}{{ key }}", "...", "/......"),
             ("/{{ key | urlencode }}", "a b?c#d&e=ñ.~-_", "/a%20b%3Fc%23d%26e%3D%C3%B1.~-_"),
             ("/{{ kind }}/{{ queue }}/{{ payload.id }}", "k", "/sync/sync-npm/17"),
             ("/{{ payload.deep.er[1] }}{% if payload.id > 5 %}/big{% endif %}", "k", "/y/big"),
@@ -242,8 +250,15 @@ mod http_handler {
             ("http://h/{{ payload.name }}", "k", json!({"name": null}), "missing: payload.name"),
             ("http://h/{{ payload.name | urlencode }}", "k", json!({"name": null}), "missing: payload.name"),
             ("http://h/{{ key | urlencode }}/x", "..", Value::Null, "\"..\" cannot be a segment of a path"),
-            ("{{ key }}", "file:///etc/passwd", Value::Null, "not an http or https URL but file"),
-            ("{{ key }}", "//host/x", Value::Null, "not a URL: relative URL without a base"),
+            ("http://h/{{ key }}", ".", Value::Null, "\".\" cannot be a segment of a path"),
+            ("http://h/{{ key }}{{ key }}", ".", Value::Null, "\"..\" cannot be a segment of a path"),
+            ("http://h/{{ key | urlencode }}{{ key|urlencode }}/x", ".", Value::Null, "\"..\" cannot be a segment"),
+            ("http://h/%2e{{ key }}?x", ".", Value::Null, "\"%2e.\" cannot be a segment of a path"),
+            ("http://h/a/{{ key | raw }}", "b/../../c", Value::Null, "\"..\" cannot be a segment of a path"),
+            ("http://h/a/{{ key | raw }}", "b\\.\t.\\c", Value::Null, "\"..\" cannot be a segment of a path"),
+            ("http://h/{{ payload.name | raw }}", "k", json!({"name": null}), "missing: payload.name"),
+            ("{{ key | raw }}", "file:///etc/passwd", Value::Null, "not an http or https URL but file"),
+            ("{{ key | raw }}", "//host/x", Value::Null, "not a URL: relative URL without a base"),
             ("http://u:secret@{{ key }}/", "a b", Value::Null, "not a URL: invalid international domain name"),
         ];
         for (url, key, payload, part) in table {

@@ -255,6 +255,7 @@ pub fn chain(key: &str, due: Time) -> NewChain {
         queue: "work".into(),
         payload: "{}".into(),
         priority: None,
+        nominal: due,
         due,
         watch_at: due + SLACK,
         revive: false,

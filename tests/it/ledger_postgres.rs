@@ -13,16 +13,16 @@ use roundelay::config::Secret;
 use roundelay::guard::Guard;
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::{
-    ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Filter, Finish, FinishRequest, Hint, History, Kinds, Ledger,
-    LedgerError, LookAgain, Measured, NewChain, Order, Renewal, SlotRequest, Slots, Which,
+    ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Filter, Finish, FinishRequest, Held, Hint, History, Kinds,
+    Ledger, LedgerError, LookAgain, Measured, NewChain, Order, Sessions, SlotRequest, Slots, Which,
 };
 use roundelay::outcome::{Next, Verdict};
 use roundelay::throttle::slots::{Limits, Window, Wish};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::{SLACK, SOON, Schema, chain, until};
@@ -48,10 +48,12 @@ fn ask(hint: &Hint, worker: &str) -> ClaimRequest {
     ClaimRequest {
         hint: hint.clone(),
         worker: worker.into(),
-        lease: LEASE,
+        session: 7,
+        again: false,
         takeover: false,
         guard: Guard::default(),
         recurs: true,
+        prepared: 2,
     }
 }
 
@@ -106,7 +108,7 @@ async fn ten_workers_may_start_at_once_on_an_empty_database() {
     assert_eq!(ledgers[3].census(SLACK).await.unwrap().queues[0].due, 100);
 }
 
-/// Claims, finishes, notes, renewals, looks and enrollments of two workers on the same chains, all
+/// Claims, finishes, notes, looks and enrollments of two workers on the same chains, all
 /// at once: nothing is granted twice and nothing fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_workers_in_each_others_way_grant_every_tick_once() {
@@ -117,6 +119,7 @@ async fn two_workers_in_each_others_way_grant_every_tick_once() {
     let hints = begun(&*workers[0], (0..CHAINS).map(|n| n.to_string())).await;
     let mut runs = JoinSet::new();
     for (w, worker) in workers.iter().enumerate() {
+        let session = worker.begin_session(w.to_string(), LEASE).await.unwrap();
         let mut mine = hints.clone();
         mine.rotate_left(w * CHAINS / 2);
         for mut hint in mine {
@@ -124,11 +127,11 @@ async fn two_workers_in_each_others_way_grant_every_tick_once() {
             runs.spawn(async move {
                 let mut granted = Vec::new();
                 while hint.tick <= TICKS {
-                    match worker.claim(ask(&hint, &w.to_string())).await.unwrap() {
+                    match worker.claim(ClaimRequest { session, ..ask(&hint, &w.to_string()) }).await.unwrap() {
                         Claim::Granted(grant) => {
                             granted.push((hint.epoch, hint.tick, grant.fence));
-                            let renewal = Renewal { epoch: hint.epoch, fence: grant.fence };
-                            assert_eq!(worker.renew(vec![renewal], LEASE).await.unwrap(), [true]);
+                            let claim = Held { epoch: hint.epoch, fence: grant.fence };
+                            assert_eq!(worker.hold(vec![claim]).await.unwrap(), [true]);
                             let finish = worker.finish(done(&hint, grant.fence, grant.at)).await.unwrap();
                             let Finish::Applied(mut sent) = finish else { panic!("{finish:?}") };
                             let next = sent.remove(0);
@@ -136,7 +139,7 @@ async fn two_workers_in_each_others_way_grant_every_tick_once() {
                             hint = next;
                         }
                         Claim::Stale(_) => hint.tick += 1,
-                        Claim::Held { .. } => tokio::task::yield_now().await,
+                        Claim::Runs => tokio::task::yield_now().await,
                         other => panic!("{other:?}"),
                     }
                 }
@@ -174,6 +177,29 @@ async fn two_workers_in_each_others_way_grant_every_tick_once() {
     }
 }
 
+/// A statement that waits for a row sees the row as it is then, but the sessions as they were before it waited.
+#[tokio::test]
+async fn a_session_that_began_while_a_claim_waited_for_the_chain_is_seen_by_that_claim() {
+    let schema = Schema::new().await;
+    let ledger = open(&schema.url).await.unwrap();
+    let hint = begun(&*ledger, ["x".to_owned()].into_iter()).await.remove(0);
+    let early = ledger.begin_session("early".into(), LEASE).await.unwrap();
+    let mut raw = schema.raw().await;
+    let other = raw.transaction().await.unwrap();
+    other.execute("SELECT FROM chains WHERE epoch = $1 FOR UPDATE", &[&hint.epoch]).await.unwrap();
+    let claim = tokio::spawn({
+        let (ledger, hint) = (ledger.clone(), hint.clone());
+        async move { ledger.claim(ClaimRequest { session: early, ..ask(&hint, "early") }).await.unwrap() }
+    });
+    let waits =
+        "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid)))";
+    until("the claim waits", async || other.query_one(waits, &[]).await.unwrap().get(0)).await;
+    let late = ledger.begin_session("late".into(), LEASE).await.unwrap();
+    other.execute("UPDATE chains SET holder = $2 WHERE epoch = $1", &[&hint.epoch, &late]).await.unwrap();
+    other.commit().await.unwrap();
+    assert_eq!(claim.await.unwrap(), Claim::Runs, "the chain is held by a session that goes on");
+}
+
 /// A manual run of a chain, due now.
 async fn manual(ledger: &dyn Ledger, key: &str) -> Hint {
     let run = NewChain { once: true, ..chain(key, ledger.now()) };
@@ -194,7 +220,8 @@ async fn a_rotation_and_a_manual_run_that_did_not_see_each_other_begin_meet_when
         let sql = "SELECT beside FROM chains WHERE key = $1 AND NOT once";
         raw.query_one(sql, &[&key]).await.unwrap().get(0)
     };
-    let claim = async |hint: &Hint| ledger.claim(ask(hint, "w")).await.unwrap();
+    let session = ledger.begin_session("w".into(), LEASE).await.unwrap();
+    let claim = async |hint: &Hint| ledger.claim(ClaimRequest { session, ..ask(hint, "w") }).await.unwrap();
     let granted = async |hint: &Hint| match claim(hint).await {
         Claim::Granted(grant) if grant.refused.is_none() => grant.fence,
         other => panic!("{hint:?}: {other:?}"),
@@ -212,7 +239,7 @@ async fn a_rotation_and_a_manual_run_that_did_not_see_each_other_begin_meet_when
     untold().await;
     let fence = granted(&run).await;
     assert!(told("a").await, "by the manual run's claim");
-    assert!(matches!(claim(&second).await, Claim::Held { .. }), "the rotation starts while the manual run runs");
+    assert!(matches!(claim(&second).await, Claim::Waits { .. }), "the rotation starts while the manual run runs");
     over(&run, fence).await;
     assert!(!told("a").await, "it is over");
     granted(&second).await;
@@ -222,7 +249,7 @@ async fn a_rotation_and_a_manual_run_that_did_not_see_each_other_begin_meet_when
     let fence = granted(&run).await;
     let rotation = begun(&*ledger, ["b".to_owned()].into_iter()).await.remove(0);
     untold().await;
-    assert!(matches!(claim(&rotation).await, Claim::Held { .. }), "the rotation starts while the manual run runs");
+    assert!(matches!(claim(&rotation).await, Claim::Waits { .. }), "the rotation starts while the manual run runs");
     assert!(told("b").await, "by its own claim");
     over(&run, fence).await;
     assert!(!told("b").await, "it is over");
@@ -430,6 +457,8 @@ enum Passing {
     All,
     /// Nothing, and nobody is told.
     Nothing,
+    /// What is asked, and no answers.
+    NoAnswers,
     /// All but the answer to a commit; then the connection is cut.
     NoAnswerToACommit,
 }
@@ -474,7 +503,8 @@ async fn pass(near: TcpStream, far: TcpStream, mut watched: watch::Receiver<Pass
                 }
             }
             Ok(n) = from_far.read(&mut answered) => {
-                if n == 0 || watched.wait_for(|state| *state != Passing::Nothing).await.is_err() {
+                let passes = |state: &Passing| !matches!(state, Passing::Nothing | Passing::NoAnswers);
+                if n == 0 || watched.wait_for(passes).await.is_err() {
                     return;
                 }
                 if to_near.write_all(&answered[..n]).await.is_err() {
@@ -518,6 +548,29 @@ async fn a_commit_whose_answer_is_lost_is_found_out_about() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_cut_off_with_chains_locked_soon_keeps_no_other_waiting() {
+    let schema = Schema::new().await;
+    let (wire, url) = wired(&schema).await;
+    let (cut_off, other) = (open(&url).await.unwrap(), open(&schema.url).await.unwrap());
+    let hints = begun(&*other, ["a".to_owned(), "b".to_owned()].into_iter()).await;
+    wire.state.send(Passing::NoAnswers).unwrap();
+    let unheard = tokio::spawn({
+        let request = ask(&hints[0], "cut off");
+        async move { cut_off.claim(request).await }
+    });
+    let raw = schema.raw().await;
+    let free = async || raw.query("SELECT epoch FROM chains FOR UPDATE SKIP LOCKED", &[]).await.unwrap().len();
+    until("the chain is locked", async || free().await == 1).await;
+    let asked = Instant::now();
+    // Of one group: the one of them that nobody has locked has to wait, too.
+    let claims = join_all(hints.iter().map(|hint| other.claim(ask(hint, "other")))).await;
+    let granted = claims.iter().filter(|claim| matches!(claim, Ok(Claim::Granted(_)))).count();
+    assert_eq!(granted, 2, "{claims:?}");
+    assert!(asked.elapsed() < Duration::from_secs(3), "after {:?}", asked.elapsed());
+    unheard.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_does_not_answer_is_an_error_within_bounds_and_then_it_goes_on() {
     let schema = Schema::new().await;
     let (wire, url) = wired(&schema).await;
@@ -537,6 +590,67 @@ async fn a_server_that_does_not_answer_is_an_error_within_bounds_and_then_it_goe
     assert!(matches!(ledger.claim(ask(&hint, "w")).await.unwrap(), Claim::Granted(_)), "nothing was granted unheard");
 }
 
+/// A schema whose clock can be set: before that of the server it finds one of its own, which is so far ahead.
+async fn with_clock() -> (Schema, String) {
+    let schema = Schema::new().await;
+    let own = "CREATE TABLE own_clock (ahead interval NOT NULL);
+               INSERT INTO own_clock VALUES ('0');
+               CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql AS
+                   'SELECT pg_catalog.clock_timestamp() + ahead FROM own_clock'";
+    schema.raw().await.batch_execute(own).await.unwrap();
+    let url = format!("{}%2Cpg_catalog", schema.url);
+    (schema, url)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_servers_clock_that_is_set_moves_no_ledger() {
+    let (schema, url) = with_clock().await;
+    let (ledger, other) = (open(&url).await.unwrap(), open(&url).await.unwrap());
+    let raw = schema.raw().await;
+    let settled = async || {
+        for _ in 0..3 {
+            ledger.read_clock().await.unwrap();
+            other.read_clock().await.unwrap();
+        }
+    };
+    settled().await;
+    let far = |one: Time, other: Time| (one.as_millis() - other.as_millis()).abs();
+    let hint = begun(&*ledger, std::iter::once("a".to_owned())).await.remove(0);
+    assert_eq!(ledger.slots(vec![slot_of(1)]).await.unwrap()[0].answer.slots.len(), 1);
+    let mut ahead = 0;
+    for (n, hours) in [1, -1, 24, -24, -1, 1].into_iter().enumerate() {
+        ahead += hours;
+        let before = ledger.now();
+        raw.execute("UPDATE own_clock SET ahead = make_interval(hours => $1)", &[&ahead]).await.unwrap();
+        // Whichever verb first comes across it decides by the right time, and corrects what is remembered.
+        if n % 2 == 0 {
+            let Claim::Granted(grant) = ledger.claim(ask(&hint, "w")).await.unwrap() else { panic!("{hours}") };
+            assert!(far(grant.at, before) < 5_000, "{hours}: {} and {before}", grant.at);
+            let again = FinishRequest { next: Next::Snooze { due: grant.at }, ..done(&hint, grant.fence, grant.at) };
+            assert!(matches!(ledger.finish(again).await.unwrap(), Finish::Applied(_)));
+        } else {
+            let told = ledger.slots(vec![slot_of(1)]).await.unwrap().remove(0);
+            assert!((told.now / 1_000 - before.as_millis()).abs() < 5_000, "{hours}: {told:?}");
+        }
+        assert!((ledger.calendar().ahead() - i64::from(ahead) * 3_600_000).abs() < 5_000, "{:?}", ledger.calendar());
+        // The others have it from the ledger.
+        settled().await;
+        assert_eq!(other.calendar().ahead(), ledger.calendar().ahead());
+        assert!(far(other.now(), ledger.now()) < 500 && far(other.now(), before) < 10_000, "{hours}");
+    }
+    let sets: i64 = raw.query_one("SELECT count(*) FROM clock_sets", &[]).await.unwrap().get(0);
+    assert_eq!(sets, 6, "each is remembered once");
+    // While nobody is there: what has been told is not taken back.
+    let last = ledger.now();
+    raw.execute("UPDATE ledger_clock SET seen = $1", &[&(last.as_millis() * 1_000)]).await.unwrap();
+    drop((ledger, other));
+    raw.execute("UPDATE own_clock SET ahead = make_interval(hours => -48)", &[]).await.unwrap();
+    let late = open(&url).await.unwrap();
+    late.read_clock().await.unwrap();
+    assert!(late.now() >= last && far(late.now(), last) < 10_000, "{} and {last}", late.now());
+    assert!((late.calendar().ahead() + 48 * 3_600_000).abs() < 20_000, "{:?}", late.calendar());
+}
+
 /// Has `body` done whenever slots are written.
 async fn when_slots_are_written(schema: &Schema, body: &str) {
     let sql = format!(
@@ -554,7 +668,6 @@ fn slot_of(key: usize) -> SlotRequest {
         limits: Arc::new(Limits { window, burst: 1, also: Vec::new() }),
         heard: Vec::new(),
         wishes: vec![Wish { priority: 0, cost: 1, probe: false }],
-        known: None,
         ahead: 0,
     }
 }
@@ -629,8 +742,8 @@ async fn what_is_asked_all_the_time_reads_no_table_from_end_to_end() {
                 async move {
                     let now = ledger.now();
                     let Claim::Granted(grant) = ledger.claim(ask(&hint, "w")).await.unwrap() else { panic!("granted") };
-                    let renewal = Renewal { epoch: hint.epoch, fence: grant.fence };
-                    assert_eq!(ledger.renew(vec![renewal], LEASE).await.unwrap(), [true]);
+                    let claim = Held { epoch: hint.epoch, fence: grant.fence };
+                    assert_eq!(ledger.hold(vec![claim]).await.unwrap(), [true]);
                     assert!(matches!(ledger.finish(done(&hint, grant.fence, now)).await.unwrap(), Finish::Applied(_)));
                 }
                 .boxed()
@@ -719,4 +832,35 @@ async fn what_is_asked_all_the_time_reads_no_table_from_end_to_end() {
         assert!(rows < 100, "{label} has read {rows} rows from end to end");
         assert!(["opening", "an owner"].contains(&label) || by_index > before.1, "{label}: by no index");
     }
+}
+
+/// The address leads to this machine, and is none of loopback's.
+#[tokio::test]
+async fn beyond_this_machine_a_server_must_show_who_it_is_unless_the_url_says_otherwise() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("postgres://u:canary@0.0.0.0:{}/d", listener.local_addr().unwrap().port());
+    // Who stands in the way says that there is no TLS, and listens.
+    let (heard, mut told) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let heard = heard.clone();
+            tokio::spawn(async move {
+                let (mut asked, mut all) = ([0; 8], Vec::new());
+                stream.read_exact(&mut asked).await.unwrap();
+                if asked == [0, 0, 0, 8, 4, 210, 22, 47] {
+                    stream.write_all(b"N").await.unwrap();
+                }
+                let _ = timeout(Duration::from_secs(1), stream.read_to_end(&mut all)).await;
+                let _ = heard.send(String::from_utf8_lossy(&all).into_owned());
+            });
+        }
+    });
+    let refused = |url: String| async move { open(&url).await.map(drop).unwrap_err().to_string() };
+    let alone = refused(url.clone()).await;
+    for words in ["server does not support TLS", "verify-full", "sslrootcert=FILE", "sslmode=disable"] {
+        assert!(alone.contains(words) && !alone.contains("canary"), "{words}: {alone}");
+    }
+    assert_eq!(told.recv().await.unwrap(), "", "it is not told who wants what");
+    refused(format!("{url}?sslmode=prefer")).await;
+    assert!(told.recv().await.unwrap().contains("user"), "whoever wants that has said so");
 }

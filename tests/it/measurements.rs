@@ -43,9 +43,12 @@ async fn asleep(chains: usize, chores: bool) -> (Traffic, u64) {
 #[tokio::test(start_paused = true)]
 async fn chains_that_sleep_cost_nothing_however_many_there_are() {
     let (few, published) = asleep(3, false).await;
-    assert_eq!((few.writes, few.slots, published), (0, 0, 0));
-    // Once a second: for jobs that other processes put there, what is overdue, and what was left unfinished.
-    assert!(few.reads > 0 && few.reads <= 3 * HOURS.as_secs() + 3, "{few:?}");
+    assert_eq!((few.slots, published), (0, 0));
+    // Twice a second the worker says that it lives: in memory by a write, which a mark spares a file.
+    assert!(few.writes <= 2 * HOURS.as_secs() + 2, "{few:?}");
+    // And sees whether others do. Once a second: for jobs that other processes put there, what is overdue, and what was
+    // left unfinished. Every half minute: the chains that sleep longest.
+    assert!(few.reads > 0 && few.reads <= 5 * HOURS.as_secs() + HOURS.as_secs() / 30 + 5, "{few:?}");
     assert_eq!(asleep(3_000, false).await, (few, 0));
 }
 
@@ -172,11 +175,12 @@ async fn the_benchmark_of_restarts_sees_each_overdue_chain_tick_once() {
 
 #[tokio::test]
 async fn the_benchmark_of_flatness_is_flat_and_repeats_itself() {
-    let settings = ["flat", "--chains", "1000", "--settle", "2m", "--for", "3m"];
+    // By then an outage of two intervals has been smoothed out.
+    let settings = ["flat", "--chains", "1000", "--settle", "4m", "--for", "3m"];
     let reports = bench(&settings).await;
     for report in reports.as_array().unwrap() {
         let peak_to_mean = report["peak_to_mean"].as_f64().unwrap();
-        assert!((1.0..1.6).contains(&peak_to_mean), "{report}");
+        assert!((1.0..1.2).contains(&peak_to_mean), "{report}");
         // 1,000 each minute, three minutes.
         assert!((2_850..3_150).contains(&report["starts"].as_u64().unwrap()), "{report}");
     }

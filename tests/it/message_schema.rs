@@ -48,6 +48,9 @@ fn a_table_of_bodies() {
         with("due", json!(i64::MIN)),
         with("due", json!(i64::MAX)),
         with("due", json!(null)),
+        with("clock", json!(0)),
+        with("clock", json!(i64::MIN)),
+        with("clock", json!(null)),
         with("attempt", json!(u32::MAX)),
         with("depth", json!(0)),
         with("depth", json!(u32::MAX)),
@@ -105,6 +108,7 @@ fn a_table_of_bodies() {
         with("key", json!("\u{85}")),
         with("queue", json!("")),
         with("due", json!("2026-01-01T00:00:00Z")),
+        with("clock", json!(1.5)),
         with("due", json!(1.5)),
         with("due", json!(u64::MAX)),
         with("attempt", json!(0)),
@@ -137,6 +141,7 @@ fn a_table_of_bodies() {
         with("run", json!({ "force": null })),
         json!({ "v": 1, "kind": "k", "key": "x", "run": {}, "retire": {} }),
         json!({ "v": 1, "kind": "k", "key": "x", "run": {}, "due": 1 }),
+        json!({ "v": 1, "kind": "k", "key": "x", "run": {}, "clock": 1 }),
         with("retire", json!({ "why": "x" })),
         json!({ "v": 1, "kind": "k", "key": "x", "enroll": {}, "retire": {} }),
         json!({ "v": 1, "kind": "k", "key": "x", "enroll": {}, "due": 1 }),
@@ -208,7 +213,7 @@ fn envelope() -> impl Strategy<Value = Envelope> {
     (
         (name(), name(), some(name().boxed()), some(name().boxed()), some(name().boxed())),
         (
-            prop::option::of(any::<i64>()),
+            (prop::option::of(any::<i64>()), prop::option::of(any::<i64>())),
             1u32..,
             json_value(),
             prop_oneof![Just(0), any::<u32>()],
@@ -217,30 +222,33 @@ fn envelope() -> impl Strategy<Value = Envelope> {
             prop::option::of(("sealed:[^\\p{Cc}]{0,20}", prop::option::of(any::<i64>()))),
         ),
     )
-        .prop_map(|((kind, key, queue, id, owner), (due, attempt, payload, depth, retries, chain, sealed))| {
-            Envelope {
-                v: 1,
-                kind,
-                key,
-                queue,
-                due: due.map(Time::from_millis),
-                attempt,
-                id,
-                // What is sealed stands in place of the payload, and a hint has neither.
-                payload: if sealed.is_some() && chain.is_none() { Value::Null } else { payload },
-                sealed: sealed
-                    .filter(|_| chain.is_none())
-                    .map(|(text, since)| Sealed { text, since: since.map(Time::from_millis) }),
-                owner,
-                depth,
-                retries,
-                chain,
-                enroll: None,
-                retire: None,
-                run: None,
-                trace: None,
-            }
-        })
+        .prop_map(
+            |((kind, key, queue, id, owner), ((due, clock), attempt, payload, depth, retries, chain, sealed))| {
+                Envelope {
+                    v: 1,
+                    kind,
+                    key,
+                    queue,
+                    due: due.map(Time::from_millis),
+                    clock,
+                    attempt,
+                    id,
+                    // What is sealed stands in place of the payload, and a hint has neither.
+                    payload: if sealed.is_some() && chain.is_none() { Value::Null } else { payload },
+                    sealed: sealed
+                        .filter(|_| chain.is_none())
+                        .map(|(text, since)| Sealed { text, since: since.map(Time::from_millis) }),
+                    owner,
+                    depth,
+                    retries,
+                    chain,
+                    enroll: None,
+                    retire: None,
+                    run: None,
+                    trace: None,
+                }
+            },
+        )
 }
 
 /// An envelope, or an order.
@@ -283,8 +291,8 @@ fn message() -> impl Strategy<Value = Envelope> {
 /// orders.
 fn nearly() -> impl Strategy<Value = Value> {
     let field = prop::sample::select(vec![
-        "v", "kind", "key", "queue", "due", "attempt", "id", "payload", "sealed", "owner", "depth", "retries", "chain",
-        "enroll", "retire", "run", "x",
+        "v", "kind", "key", "queue", "due", "clock", "attempt", "id", "payload", "sealed", "owner", "depth", "retries",
+        "chain", "enroll", "retire", "run", "x",
     ]);
     let inner =
         prop::sample::select(vec!["ledger", "epoch", "tick", "parent", "priority", "queue", "owner", "force", "x"]);

@@ -71,6 +71,16 @@ impl Observed {
         Self { process: worker, log, address }
     }
 
+    /// The number of its process.
+    pub fn pid(&self) -> u32 {
+        self.process.id().unwrap()
+    }
+
+    /// Where it answers.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
     pub async fn get(&self, path: &str) -> (StatusCode, String) {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
@@ -146,7 +156,7 @@ fn documented() -> BTreeSet<String> {
     names.filter(metric).filter(|name| !name.contains(' ')).map(str::to_owned).collect()
 }
 
-async fn enroll(config: &Path, folder: &Path, kind: &str) {
+pub async fn enroll(config: &Path, folder: &Path, kind: &str) {
     let roster = folder.join(format!("{kind}.csv"));
     std::fs::write(&roster, "key\nx\n").unwrap();
     let arguments =
@@ -291,6 +301,36 @@ handler.exec.argv = ["/bin/true"]
     let output = roundelay(&["status", "--config", config.to_str().unwrap(), "--json"]).await;
     let why = output.json()["stuck"][0]["why"].clone();
     assert!(why.as_str().unwrap().starts_with("its message is not known to have been sent"), "{why}");
+}
+
+/// So do those whose due times mean nothing, to a worker that does not look after them.
+#[tokio::test]
+async fn a_chain_that_sleeps_for_longer_than_its_schedule_can_explain_shows_within_a_minute() {
+    for ground in [Ground::rabbit().await, Ground::rabbit_and_postgres().await] {
+        let config = ground.config_file(
+            r#"
+[queues.work]
+[queues.side]
+[kinds.sync]
+queue = "side"
+every = "3s"
+handler.exec.argv = ["/bin/true"]
+"#,
+        );
+        ok("topology apply", &config, &[]).await;
+        let worker = Observed::start_with(&config, &["--queues", "side"]).await;
+        enroll(&config, ground.folder.path(), "sync").await;
+        let runs = async || worker.metrics().await.get("roundelay_handler_duration_seconds_count{kind=\"sync\"}");
+        until("it has run", || async { runs().await >= 1.0 }).await;
+        drop(worker);
+        let other = Observed::start_with(&config, &["--queues", "work"]).await;
+        crate::cli::put_off(&ground, 86_400_000).await;
+        let shows = async |name: &str| other.metrics().await.get(name);
+        let overdue = || async { shows("roundelay_chains_overdue{queue=\"side\"}").await == 1.0 };
+        until("it shows", overdue).await;
+        assert_eq!(shows("roundelay_chains{state=\"sleeping\",queue=\"side\"}").await, 0.0);
+        assert!(shows("roundelay_oldest_overdue_seconds").await < 600.0, "not by its due time");
+    }
 }
 
 #[tokio::test]

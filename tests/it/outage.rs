@@ -1,5 +1,6 @@
 //! The broker goes away and comes back, under a running worker.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use roundelay::Outcome;
@@ -8,7 +9,7 @@ use roundelay::job::Envelope;
 use roundelay::telemetry::Count;
 use serde_json::json;
 
-use crate::harness::{Ground, Vhost, Watched, until};
+use crate::harness::{Ground, Schema, Vhost, Watched, until};
 use crate::node::Node;
 
 const CONFIG: &str = r#"
@@ -31,7 +32,7 @@ async fn a_worker_outlives_a_broker_that_stops_and_one_that_is_killed() {
     for n in 0..chains {
         engine.enroll(&format!("chain-{n}"), "work").await;
     }
-    let mut last = std::collections::BTreeMap::new();
+    let mut last = BTreeMap::new();
     for verb in ["stop", "kill"] {
         let mut runs = Vec::new();
         // Every chain is running when the broker goes; the runs end while it is away, so that
@@ -42,12 +43,12 @@ async fn a_worker_outlives_a_broker_that_stops_and_one_that_is_killed() {
             runs.push(run);
         }
         node.call(verb, &[]).await;
-        let failed = engine.telemetry.get(Count::Republished);
+        let before = engine.telemetry.get(Count::HandedOut);
         runs.into_iter().for_each(|run| run.end(Outcome::Done));
-        until("the worker noticed", || async { engine.telemetry.get(Count::Republished) > failed }).await;
+        until("chains run from the ledger", || async { engine.telemetry.get(Count::HandedOut) > before }).await;
         node.call("start", &[]).await;
         // Each chain ticks on, twice.
-        let mut went_on = std::collections::BTreeMap::new();
+        let mut went_on = BTreeMap::new();
         while went_on.len() < chains || went_on.values().any(|ticks| *ticks < 2) {
             let run = engine.next().await;
             check(&mut last, &run.job.key, run.tick());
@@ -58,8 +59,78 @@ async fn a_worker_outlives_a_broker_that_stops_and_one_that_is_killed() {
     engine.stop().await;
 }
 
+/// Messages are hints, and the ledger knows which chains are due: while the broker is away both workers run them from
+/// there, and a one-off job waits.
+#[tokio::test]
+async fn chains_run_from_the_ledger_while_the_broker_is_away() {
+    let (mut sqlite, mut postgres) = (Ground::embedded(), Ground::embedded());
+    let node = Node::start(sqlite.folder.path(), &[]).await;
+    postgres.schema = Some(Schema::new().await);
+    for ground in [&mut sqlite, &mut postgres] {
+        // A topology of its own for each.
+        let vhost = Vhost::existing("%2f", node.env("AMQP_URL"), node.env("RABBITMQ_MANAGEMENT_URL"));
+        let config = match ground.schema {
+            None => format!("broker.prefix = \"one\"\n{}", CONFIG.replace("work", "work-one")),
+            Some(_) => format!("broker.prefix = \"other\"\n{}", CONFIG.replace("work", "work-other")),
+        };
+        let queue = if ground.schema.is_none() { "work-one" } else { "work-other" };
+        ground.vhost = Some(vhost);
+        let mut workers = [Watched::start(ground, &config).await, Watched::start(ground, &config).await];
+        let chains = 30;
+        for n in 0..chains {
+            workers[0].enroll(&format!("chain-{n}"), queue).await;
+        }
+        let mut last = BTreeMap::new();
+        runs_each(&mut workers, chains, 2, &mut last).await;
+        let late = Envelope::job("sync", "job", json!(null), "job".into());
+        let rung = Destination::Rung { rung: Duration::from_millis(500), then: queue.into() };
+        node.call("kill", &[]).await;
+        runs_each(&mut workers, chains, 4, &mut last).await;
+        for worker in &workers {
+            assert!(worker.telemetry.get(Count::HandedOut) > 0, "one worker did it all");
+        }
+        assert!(workers[0].broker().publish(Message::new(rung.clone(), &late)).await.is_err(), "the broker is there");
+        node.call("start", &[]).await;
+        until("the broker takes messages", || async {
+            workers[0].broker().publish(Message::new(rung.clone(), &late)).await.is_ok()
+        })
+        .await;
+        until("both workers have the broker back", || async { workers.iter().all(|w| w.broker().away().is_none()) })
+            .await;
+        let handed_out = |workers: &[Watched]| workers.iter().map(|w| w.telemetry.get(Count::HandedOut)).sum::<u64>();
+        runs_each(&mut workers, chains, 2, &mut last).await;
+        let before = handed_out(&workers);
+        runs_each(&mut workers, chains, 2, &mut last).await;
+        assert_eq!(handed_out(&workers), before, "the broker is there, and the ledger hands chains out");
+        assert!(last.contains_key("job"), "the job never came");
+        for worker in workers {
+            worker.stop_with(|run| run.end(Outcome::Done)).await;
+        }
+    }
+}
+
+/// Lets every chain run `times` times more, on whichever worker, each run ending at once.
+async fn runs_each(workers: &mut [Watched; 2], chains: usize, times: i64, last: &mut BTreeMap<String, i64>) {
+    let ends: BTreeMap<String, i64> = (0..chains)
+        .map(|n| format!("chain-{n}"))
+        .map(|key| (key.clone(), last.get(&key).unwrap_or(&0) + times))
+        .collect();
+    while ends.iter().any(|(key, end)| last.get(key).unwrap_or(&0) < end) {
+        let [one, other] = &mut *workers;
+        let run = tokio::select! {
+            run = one.next() => run,
+            run = other.next() => run,
+        };
+        match run.job.tick {
+            Some(_) => check(last, &run.job.key, run.tick()),
+            None => drop(last.insert(run.job.key.clone(), 1)),
+        }
+        run.end(Outcome::Done);
+    }
+}
+
 /// Each tick runs once and in order: nothing is lost, nothing doubled.
-fn check(last: &mut std::collections::BTreeMap<String, i64>, key: &str, tick: i64) {
+fn check(last: &mut BTreeMap<String, i64>, key: &str, tick: i64) {
     let before = last.insert(key.to_owned(), tick).unwrap_or(0);
     assert_eq!(tick, before + 1, "{key}: tick {tick} after {before}");
 }
@@ -85,7 +156,7 @@ async fn what_waits_in_a_worker_when_its_connection_dies_runs_once() {
     .await;
     let interrupted = running.job.key.clone();
     running.end(Outcome::Done);
-    let mut runs = std::collections::BTreeMap::from([(interrupted.clone(), 1)]);
+    let mut runs = BTreeMap::from([(interrupted.clone(), 1)]);
     for _ in 0..6 {
         let run = engine.next().await;
         *runs.entry(run.job.key.clone()).or_insert(0) += 1;

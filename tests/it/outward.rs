@@ -167,7 +167,7 @@ async fn a_job_cannot_make_the_worker_call_what_is_not_public() {
     };
     let config = ground.config_file(
         &(String::from("[queues.work]\n")
-            + &kind("free", &format!("{{{{ payload.host }}}}:{port}/{{{{ key }}}}"), "")
+            + &kind("free", &format!("{{{{ payload.host | raw }}}}:{port}/{{{{ key }}}}"), "")
             + &kind("named", &format!("{{{{ payload.host }}}}:{port}/"), "handler.http.allow = [\"localhost\"]")
             + &kind("metadata", "169.254.169.254/latest", "")
             + &kind("own", &format!("localhost:{port}/{{{{ key }}}}"), "")),

@@ -404,7 +404,7 @@ async fn a_source_that_is_silent_keeps_nothing_else_waiting() {
     let ledger = &*ledger;
     let chore = async |kind: &str, key: &str| ledger.chains(kind.into(), key.into()).await.unwrap().pop();
     until("the source is being asked", async || {
-        chore("roundelay.roster", "slow").await.is_some_and(|chain| chain.lease_until > ledger.now())
+        chore("roundelay.roster", "slow").await.is_some_and(|chain| chain.holder.runs())
     })
     .await;
     write(&list, "key\na\nb\n");

@@ -93,7 +93,7 @@ handler.exec = {{ argv = ["/bin/sh", "-c", "echo $ROUNDELAY_KEY >> {}"], env = {
         let limits = settings.throttles["upstream"].limits.clone();
         let heard = vec![Word::Hold { until: 3_600_000_000, why: "HTTP 429".into() }];
         let (throttle, key) = ("upstream".into(), String::new());
-        let request = SlotRequest { throttle, key, limits, heard, wishes: Vec::new(), known: None, ahead: 0 };
+        let request = SlotRequest { throttle, key, limits, heard, wishes: Vec::new(), ahead: 0 };
         ledger.slots(vec![request]).await.unwrap();
         ok("advance", &config, &["sync", "b"]).await;
         until("a worker wants a slot for it", async || state().await["waits"] == json!(["work"])).await;

@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::harness::{Ground, roundelay, until};
 use crate::monitoring::Observed;
 use crate::support::receiver::{Receiver, Reply};
-use crate::support::windows::{Limit, judge, quantile, used};
+use crate::support::windows::{Limit, judge, quantile, up, used, used_in};
 use crate::support::workers::{Place, Plan, Workers};
 
 // ---- The judge ----
@@ -59,6 +59,22 @@ fn the_judge_sees_how_much_of_a_limit_is_used() {
         assert!((used(&starts, sixty, minute.0, minute.1) - share).abs() < 1e-9, "{why}");
     }
     assert_eq!(used(&every(1_000), sixty, minute.1, minute.1), 0.0, "no time, no use");
+    let secs = |spans: &[(u64, u64)]| -> Vec<_> {
+        spans.iter().map(|(from, to)| (Duration::from_secs(*from), Duration::from_secs(*to))).collect()
+    };
+    for (out, left, why) in [
+        (vec![], 60, "nothing was away"),
+        (vec![(10, 20), (30, 35)], 45, "twice"),
+        (vec![(30, 35), (10, 20)], 45, "in any order"),
+        (vec![(10, 40), (20, 30), (35, 45)], 25, "over each other"),
+        (vec![(50, 90)], 50, "beyond the end"),
+        (vec![(0, 60)], 0, "all the time"),
+    ] {
+        assert_eq!(up(minute, &secs(&out)).as_secs(), left, "{why}");
+    }
+    let half = at(&(0..=30).map(|n| n * 1_000).collect::<Vec<_>>());
+    assert!((used_in(&half, sixty, minute, &secs(&[(30, 60)])) - 1.0).abs() < 1e-9, "all of the time that there was");
+    assert_eq!(used_in(&half, sixty, minute, &secs(&[(0, 60)])), 0.0, "no time, no use");
 }
 
 #[test]

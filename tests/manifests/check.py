@@ -433,7 +433,7 @@ def systems(problems, project, services, known, program):
             problems.expect(url.startswith("http://127.0.0.1:8000/"), at, f"calls {url}, where its handler does not answer")
             file = kind.get("roster", {}).get("file")
             problems.expect(file is None or (folder / file).is_file(), at, f"there is no roster {file}")
-        check_configuration(problems, at, program, text, {**worker["environment"], "ROUNDELAY__BROKER__URL_FILE": known["examples-url"]["file"]})
+        check_configuration(problems, at, program, text, {**worker["environment"], "ROUNDELAY__BROKER__URL_FILE": str(given_to(known, worker)["broker-url"])})
         apart = worker["environment"]
         problems.expect(apart["ROUNDELAY__BROKER__PREFIX"] == system and f"/{system}.db" in apart["ROUNDELAY__LEDGER__URL"], at, "shares its ledger or its prefix")
         door = mounts(services["door"])["/etc/caddy/Caddyfile"].read_text()
@@ -451,13 +451,15 @@ def users_of_broker(problems, project, scratch, services, secrets, text, program
     permissions = (project / made).read_text()
     problems.expect(permissions == shown.stdout, made, "is not what `roundelay topology users --definitions --config deploy/compose/roundelay.toml` prints")
     names = {permission["user"] for permission in json.loads(permissions)["permissions"]}
-    # Compose leaves out those that no service of the file uses.
-    named = yaml.safe_load((project / "docker-compose.yml").read_text())["secrets"]
-    problems.expect(set(named) - set(secrets) == {"publisher-url"}, at, f"secrets that no service uses: {sorted(set(named) - set(secrets))}")
-    for folder in (project / "deploy/compose/secrets", scratch / "secrets"):
+    # Nobody's password is known to others: what is checked in has none.
+    problems.expect(not (project / "deploy/compose/secrets").exists(), at, "there are secrets in deploy/compose/secrets")
+    for folder in (scratch / "secrets", scratch / "kept/made"):
         there = {path.name for path in folder.iterdir()}
+        given = {file.read_text() for file in secrets.values()}
         # A person logs in as the operator, and no service does.
-        problems.expect(there == set(named) | {"operator-password"}, at, f"{folder} has {sorted(there)}, and the secrets are {sorted(named)}")
+        left = {path.name for path in folder.iterdir() if path.read_text() not in given}
+        problems.expect(left == {"operator-password"} or folder.name == "secrets", at, f"no service gets {sorted(left)} of {sorted(there)}")
+        problems.expect(all(path.stat().st_mode & 0o077 == 0 for path in [folder, *folder.iterdir()]), at, f"others may read in {folder}")
         users = {user["name"]: user for user in json.loads((folder / "users.json").read_text())["users"]}
         problems.expect(set(users) == names | {"examples"}, at, f"{folder}: users {sorted(users)}, and {made} is for {sorted(names)}")
         for name, user in users.items():
@@ -475,20 +477,42 @@ def users_of_broker(problems, project, scratch, services, secrets, text, program
     problems.expect((granted["user"], granted["vhost"]) == ("examples", "examples"), at, f"the user examples: {granted}")
     (folder,) = re.findall(r"^load_definitions = (.*)$", conf, re.M)
     broker = services["rabbitmq"]
-    mounted = {mount["target"]: mount["source"] for mount in broker["volumes"]} | {s["target"]: s["source"] for s in broker["secrets"]}
+    mounted = {mount["target"]: mount["source"] for mount in broker["volumes"] if mount["type"] == "bind"} | {
+        f"{folder}/{name}": name for name in given_to(secrets, broker, folder)
+    }
     imported = [mounted[target] for target in sorted(mounted) if os.path.dirname(target) == folder]
-    problems.expect(imported == ["users.json", str(project / made), str(project / "deploy/compose/examples.json")], at, f"RabbitMQ imports {imported}: users come first, then what they may do")
+    problems.expect(imported == ["10-users.json", str(project / made), str(project / "deploy/compose/examples.json")], at, f"RabbitMQ imports {imported}: users come first, then what they may do")
     included = [source for target, source in mounted.items() if target.startswith("/etc/rabbitmq/conf.d/")]
     problems.expect(included == [str(project / "deploy/compose/definitions.conf")], at, f"RabbitMQ's conf.d has {included}")
 
 
+def made(scratch, services):
+    """What the service `secrets` puts into each volume: the files, by volume and name."""
+    service = services["secrets"]
+    volumes = {mount["target"].removeprefix("/for/"): mount["source"] for mount in service["volumes"] if mount["target"].startswith("/for/")}
+    for name in ("kept", "given", *(f"for/{folder}" for folder in volumes)):
+        (scratch / name).mkdir(parents=True)
+    script = mounts(service)["/project/deploy"] / service["entrypoint"][0].removeprefix("/project/deploy/")
+    subprocess.run([script, scratch / "kept", scratch / "given", scratch / "for"], check=True, capture_output=True)
+    return {(volume, path.name): path for folder, volume in volumes.items() for path in (scratch / "for" / folder).iterdir()}
+
+
+def given_to(secrets, service, folder="/run/secrets"):
+    """The secrets that a service sees in this folder, by name."""
+    (volume,) = [mount["source"] for mount in service["volumes"] if mount["target"] == folder and mount["type"] == "volume"] or [None]
+    return {name: file for (of, name), file in secrets.items() if of == volume}
+
+
 def compose(problems, project, scratch, file, dockerfile, program):
-    services, secrets = file["services"], file["secrets"]
+    services = file["services"]
+    secrets = made(scratch, services)
+    mounted = [mount["source"] for name, service in services.items() if name != "secrets" for mount in service.get("volumes", []) if mount["type"] == "volume"]
+    unused = {volume for volume, _ in secrets} - set(mounted)
+    problems.expect(unused == {"for-publishers"}, "docker-compose.yml", f"secrets that no service uses: {sorted(unused)}")
+    problems.expect("secrets" not in mounted, "docker-compose.yml", "a service has all passwords")
     text = (project / "deploy/compose/roundelay.toml").read_text()
     settings = tomllib.loads(text)
     workers = {}
-    for secret in secrets.values():
-        problems.expect(os.path.isfile(secret["file"]), "docker-compose.yml", f"there is no {secret['file']}")
     users_of_broker(problems, project, scratch, services, secrets, text, program)
     images_built_once(problems, services)
     not_idle(problems, project, services)
@@ -514,15 +538,14 @@ def compose(problems, project, scratch, file, dockerfile, program):
         env = {key: value for key, value in (service.get("environment") or {}).items()}
         for key, value in env.items():
             if str(value).startswith("/run/secrets/"):
-                given = {(s.get("target") or s["source"]).removeprefix("/run/secrets/"): s["source"] for s in service["secrets"]}
-                source = given.get(value.removeprefix("/run/secrets/"))
+                source = given_to(secrets, service).get(value.removeprefix("/run/secrets/"))
                 problems.expect(source, at, f"{key} is {value}, and the service has no such secret")
-                env[key] = secrets[source]["file"] if source else value
+                env[key] = str(source or value)
         check_configuration(problems, at, program, text, env)
         # Each is the user that it needs to be: only one declares, and tokens are the ledger's alone.
-        given = {s.get("target", "").removeprefix("/run/secrets/"): s["source"] for s in service["secrets"]}
-        user = {"topology": "topology-url", "list": None}.get(command[0], "worker-url")
-        problems.expect(given.get("broker-url") == user, at, f"goes to the broker by {given.get('broker-url')}, not by {user}")
+        url = given_to(secrets, service).get("broker-url")
+        user, whose = {"topology": "topology", "list": None}.get(command[0], "worker"), url and urllib.parse.urlsplit(url.read_text()).username
+        problems.expect(whose == user, at, f"goes to the broker as {whose}, not as {user}")
         if command[0] == "worker":
             problems.expect(settings["broker"].get("declare") is False, at, "its user may not declare, and broker.declare is not false")
             workers[name] = option(command, "--queues")
@@ -540,7 +563,7 @@ def compose(problems, project, scratch, file, dockerfile, program):
     consumed(problems, "docker-compose.yml", set(settings["queues"]), workers)
 
 
-def unit(problems, project, file, program):
+def unit(problems, project, scratch, file, program):
     """A service of systemd: what it starts, what it reads, how long it has to stop."""
     at = f"deploy/systemd/{file.name}"
     lines = [line.split("=", 1) for line in file.read_text().splitlines() if "=" in line and line[0] not in "#["]
@@ -564,7 +587,7 @@ def unit(problems, project, file, program):
     problems.expect(values("KillMode") == ["mixed"], at, "tells the programs that handlers have started to stop, too")
     env = dict(value.split("=", 1) for value in values("Environment"))
     credentials = {value.split(":")[0] for value in values("LoadCredential")}
-    secrets = project / "deploy/compose/secrets"
+    secrets = scratch / "secrets"
     for key, value in env.items():
         if value.startswith("%d/"):
             problems.expect(value[3:] in credentials, at, f"{key} is {value}, and no credential is of that name")
@@ -626,7 +649,7 @@ def main():
     compose(problems, project, scratch, file, dockerfile, given.program)
     local(problems, json.loads((scratch / "local.json").read_text()), file)
     for found in sorted((project / "deploy/systemd").glob("*.service")):
-        unit(problems, project, found, given.program)
+        unit(problems, project, scratch, found, given.program)
     versions(problems, project, file, dockerfile, objects)
     for told in problems.told:
         print(told, file=sys.stderr)

@@ -133,9 +133,16 @@ pub struct Schema {
     /// A ledger's URL that leads to it. Its connections bear its name.
     pub url: String,
     database: String,
+    /// It outlives the test.
+    keep: bool,
 }
 
 impl Schema {
+    /// That of a server which the test ends itself.
+    pub fn existing(url: String) -> Self {
+        Self { name: "public".into(), database: url.clone(), url, keep: true }
+    }
+
     pub async fn new() -> Self {
         let database = std::env::var("DATABASE_URL").unwrap_or_else(|_| {
             panic!("DATABASE_URL is not set: these tests need a real PostgreSQL; start them with tests/run")
@@ -144,7 +151,7 @@ impl Schema {
         let name = format!("roundelay_test_{}_{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let mark = if database.contains('?') { '&' } else { '?' };
         let url = format!("{database}{mark}application_name={name}&options=-csearch_path%3D{name}");
-        let schema = Self { name, url, database };
+        let schema = Self { name, url, database, keep: false };
         postgres(&schema.database).await.batch_execute(&format!("CREATE SCHEMA {}", schema.name)).await.unwrap();
         schema
     }
@@ -165,6 +172,9 @@ impl Schema {
 
 impl Drop for Schema {
     fn drop(&mut self) {
+        if self.keep {
+            return;
+        }
         let (database, drop) = (self.database.clone(), format!("DROP SCHEMA {} CASCADE", self.name));
         let run = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -58,6 +58,30 @@ pub fn used(starts: &[Duration], limit: Limit, from: Duration, to: Duration) -> 
     if most > 0.0 { many as f64 / most } else { 0.0 }
 }
 
+/// Likewise, but for the time in which nothing could start: spans that may overlap.
+pub fn used_in(
+    starts: &[Duration],
+    limit: Limit,
+    (from, to): (Duration, Duration),
+    out: &[(Duration, Duration)],
+) -> f64 {
+    let whole = to.saturating_sub(from).as_secs_f64();
+    let share = up((from, to), out).as_secs_f64() / whole;
+    if share > 0.0 { used(starts, limit, from, to) / share } else { 0.0 }
+}
+
+/// How much of a span is in none of the others.
+pub fn up((from, to): (Duration, Duration), out: &[(Duration, Duration)]) -> Duration {
+    let mut out = out.to_vec();
+    out.sort_unstable();
+    let (mut at, mut up) = (from, Duration::ZERO);
+    for (begin, end) in out {
+        up += begin.min(to).saturating_sub(at);
+        at = at.max(end);
+    }
+    up + to.saturating_sub(at)
+}
+
 /// The smallest value that is not below the share `of` of all; none of none.
 pub fn quantile(values: &[f64], of: f64) -> Option<f64> {
     let mut sorted = values.to_vec();

@@ -1,7 +1,8 @@
 //! A scenario's workers, what they have to do, and whom they call.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -14,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use crate::support::ground::Ground;
 use crate::support::receiver::{Call, Receiver, Script};
 use crate::support::windows::{Limit, Ruling, judge, used};
-use crate::support::workers::{Place, Plan, Workers, roundelay};
+use crate::support::workers::{Did, Place, Plan, Workers, roundelay};
 
 /// How long anything may take that has no length of its own.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -35,6 +36,8 @@ pub enum Ledger {
 pub struct Fleet {
     pub receiver: Receiver,
     pub workers: Workers,
+    /// What became of which worker when.
+    told: Arc<Mutex<Vec<(Duration, String, Did)>>>,
     ground: Ground,
 }
 
@@ -67,6 +70,17 @@ impl Fleet {
             Ledger::Postgres => Ground::rabbit_and_postgres().await,
             Ledger::Sqlite => Ground::rabbit().await,
         };
+        Self::on(ground, workers, (text, kinds), script, chains).await
+    }
+
+    /// Likewise, on this ground.
+    pub async fn on(
+        ground: Ground,
+        workers: usize,
+        (text, kinds): (&str, &[&str]),
+        script: Script,
+        chains: &[Chains<'_>],
+    ) -> anyhow::Result<Self> {
         if let Some(schema) = &ground.schema {
             let room: String = schema.raw().await.query_one("SHOW max_connections", &[]).await?.get(0);
             let needed = CONNECTIONS * workers + SPARE;
@@ -100,8 +114,31 @@ impl Fleet {
             apart: APART,
             place: Place::default(),
         };
-        let workers = Workers::start(plan, Arc::new(|_: &str, _| ())).await;
-        Ok(Self { receiver, workers, ground })
+        let (told, its) = (Arc::<Mutex<Vec<_>>>::default(), receiver.clone());
+        let notes = told.clone();
+        let tell = move |worker: &str, did| {
+            notes.lock().unwrap_or_else(PoisonError::into_inner).push((its.now(), worker.to_owned(), did));
+        };
+        let workers = Workers::start(plan, Arc::new(tell)).await;
+        Ok(Self { receiver, workers, told, ground })
+    }
+
+    /// When none of the workers was awake.
+    pub fn idle(&self) -> Vec<(Duration, Duration)> {
+        let (mut awake, mut since, mut spans) = (BTreeSet::new(), None, Vec::new());
+        for (at, worker, did) in self.told.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            match did {
+                Did::Start | Did::Thawed => awake.insert(worker.clone()),
+                Did::Killed | Did::Frozen => awake.remove(worker),
+            };
+            if awake.is_empty() {
+                since = Some(*at);
+            } else if let Some(since) = since.take() {
+                spans.push((since, *at));
+            }
+        }
+        spans.extend(since.map(|since| (since, self.receiver.now())));
+        spans
     }
 
     /// A connection to publish by.

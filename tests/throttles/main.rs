@@ -1,8 +1,9 @@
 //! Throttles on the real thing: worker processes on RabbitMQ and PostgreSQL (or SQLite), judged from the log of
 //! an independent receiver. `tests/run --throttles` runs it.
 //!
-//! - [`fleet`]: the workers, what they have to do, and whom they call; [`strikes`]: kills and freezes them.
-//! - [`rates`], [`priority`], [`hold`], [`outage`], [`keyed`]: the scenarios.
+//! - [`fleet`]: the workers, what they have to do, and whom they call; [`strikes`]: kills and freezes them;
+//!   [`services`]: a broker and a server to be killed.
+//! - [`rates`], [`storm`], [`priority`], [`hold`], [`outage`], [`keyed`]: the scenarios.
 //! - [`support`]: shared with other tests; there the judge is, in `windows.rs`.
 
 mod fleet;
@@ -11,6 +12,8 @@ mod keyed;
 mod outage;
 mod priority;
 mod rates;
+mod services;
+mod storm;
 mod strikes;
 #[path = "../support/mod.rs"]
 #[allow(clippy::unwrap_used, dead_code, reason = "the integration tests use the rest")]
@@ -35,7 +38,8 @@ struct Arguments {
     /// its own.
     #[arg(long = "for", value_name = "DURATION", default_value = "5m", value_parser = parse_duration)]
     length: Duration,
-    /// Only scenarios in whose names this is, such as "windows"; may be given several times.
+    /// Only scenarios in whose names this is, such as "windows"; may be given several times. Those with "storm" in
+    /// their names are only played so.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
     /// Who is killed and frozen when. Random by default; a run prints its own.
@@ -66,14 +70,25 @@ struct Shown {
     figures: Value,
 }
 
-const SCENARIOS: &[&str] =
-    &["windows-postgres-3", "windows-postgres-20", "windows-sqlite-3", "priority", "hold", "outage", "keyed"];
+const SCENARIOS: &[&str] = &[
+    "windows-postgres-3",
+    "windows-postgres-20",
+    "windows-sqlite-3",
+    "storm-postgres",
+    "storm-sqlite",
+    "priority",
+    "hold",
+    "outage",
+    "keyed",
+];
 
 async fn play(name: &str, task: Task) -> anyhow::Result<Shown> {
     match name {
         "windows-postgres-3" => rates::run(Ledger::Postgres, 3, task).await,
         "windows-postgres-20" => rates::run(Ledger::Postgres, 20, task).await,
         "windows-sqlite-3" => rates::run(Ledger::Sqlite, 3, task).await,
+        "storm-postgres" => storm::run(Ledger::Postgres, task).await,
+        "storm-sqlite" => storm::run(Ledger::Sqlite, task).await,
         "priority" => priority::run(task).await,
         "hold" => hold::run(task).await,
         "outage" => outage::run(task).await,
@@ -87,7 +102,9 @@ fn main() -> ExitCode {
 
 async fn run(arguments: &Arguments) -> anyhow::Result<Value> {
     let seed = arguments.seed.unwrap_or_else(|| Entropy::from_os().below(1 << 40) as u64);
-    let wanted = |name: &&&str| arguments.only.is_empty() || arguments.only.iter().any(|text| name.contains(text));
+    // What does not hold yet is played when it is asked for.
+    let usual = |name: &str| arguments.only.is_empty() && !name.starts_with("storm");
+    let wanted = |name: &&&str| usual(name) || arguments.only.iter().any(|text| name.contains(text));
     let names: Vec<&&str> = SCENARIOS.iter().filter(wanted).collect();
     ensure!(!names.is_empty(), "there is no scenario with {:?} in its name; there are {SCENARIOS:?}", arguments.only);
     if !arguments.json {

@@ -22,12 +22,20 @@ const FREEZES: [(u64, u64); 2] = [(500, 4_000), (8_000, 20_000)];
 pub struct Strikes {
     kills: usize,
     freezes: usize,
+    /// When, and for how long it was frozen.
+    when: Vec<(Duration, Option<Duration>)>,
 }
 
 impl Strikes {
     /// For the report.
     pub fn figures(&self) -> Value {
         json!({ "killed": self.kills, "frozen": self.freezes })
+    }
+
+    /// When they came, in milliseconds, and how long each freeze was.
+    pub fn when(&self) -> Vec<Value> {
+        let millis = |length: Duration| length.as_millis() as u64;
+        self.when.iter().map(|(at, length)| json!([millis(*at), length.map(millis)])).collect()
     }
 }
 
@@ -58,6 +66,7 @@ pub async fn strike(fleet: &Fleet, seed: u64, length: Duration) -> Strikes {
         if ready.len() < 2 {
             continue;
         }
+        strikes.when.push((fleet.receiver.now(), (!kill).then_some(length)));
         let seat = ready[(which * ready.len() as f64) as usize % ready.len()];
         if kill {
             strikes.kills += usize::from(fleet.workers.kill(seat, |_| ()).is_some());

@@ -435,6 +435,10 @@ impl Broker for EmbeddedConnection {
         Ok(shelved.collect())
     }
 
+    fn away(&self) -> Option<String> {
+        (self.line.standing() == Standing::Away).then(|| "the broker is away".into())
+    }
+
     async fn close(&self) {
         self.line.unless_dead().await;
         self.node.change(|state, outbox| state.end(&self.line, Standing::Closed, outbox));

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::certificates::Certificates;
+use super::sieve::stream::{self, Sieved};
 use crate::broker::BrokerError;
 use crate::clock::Entropy;
 use crate::config::BrokerTls;
@@ -103,13 +104,16 @@ impl Address {
     /// Certificates are read anew each time, so that they can be renewed while this goes on.
     pub(super) async fn dial(&self, name: &str) -> lapin::Result<Connection> {
         let properties = ConnectionProperties::default().with_connection_name(name.into());
-        let runtime = lapin::runtime::default_runtime()?;
+        let tokio = lapin::runtime::default_runtime()?;
         let at = self.clone();
-        let connect = async move |uri: AMQPUri, runtime| {
+        let connect = async move |uri: AMQPUri, _| {
+            let longest = uri.query.frame_max.unwrap_or_default();
+            // What the broker hands on may be nothing that lapin can read.
+            let sieved = |stream| Ok(AsyncTcpStream::Plain(Sieved::new(stream, longest)));
             let plain = AMQPUri { scheme: AMQPScheme::AMQP, ..uri };
-            let stream = plain.connect_async(&runtime).await?;
+            let stream = plain.connect_async(&tokio).await?;
             if !at.is_encrypted() {
-                return Ok(stream);
+                return sieved(stream);
             }
             at.certificates.look(&at.tls);
             let connector = RustlsConnector::from(tls::client(&at.tls).map_err(std::io::Error::other)?);
@@ -118,11 +122,11 @@ impl Address {
                 at.certificates.shown(stream.get_ref().1.peer_certificates().unwrap_or_default());
             }
             at.certificates.look(&at.tls);
-            Ok(stream)
+            sieved(stream)
         };
         // Its type is too deep for the compiler to look through wherever it is awaited.
         let connecting: BoxFuture<'_, _> =
-            Box::pin(Connection::connector(self.uri.clone(), runtime, connect, properties));
+            Box::pin(Connection::connector(self.uri.clone(), stream::runtime(), connect, properties));
         connecting.await
     }
 

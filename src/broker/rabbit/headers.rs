@@ -1,7 +1,8 @@
-//! Headers of messages in which a trace travels.
+//! Headers of messages: in which a trace travels, and which say that the others could not be read.
 
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 
+use super::sieve;
 use crate::clock::Time;
 use crate::trace::context::{Carried, Context};
 
@@ -34,6 +35,11 @@ pub(super) fn read(headers: &FieldTable) -> Option<Carried> {
         _ => None,
     };
     Some(Carried { context, published })
+}
+
+/// Why the message's own properties could not be read, where these are in their place.
+pub(super) fn unreadable(headers: &FieldTable) -> Option<&str> {
+    text(headers, sieve::UNREADABLE)
 }
 
 fn text<'a>(headers: &'a FieldTable, name: &str) -> Option<&'a str> {

@@ -1,6 +1,7 @@
 //! RabbitMQ, over lapin.
 //!
 //! - `connection`: one supervised connection; it comes back by itself. [`certificates`]: when those of TLS end.
+//! - `sieve`: what comes from the broker, before lapin reads it: messages that lapin cannot read stop nothing.
 //! - `publish`: one task, one channel; `attempt` is one message's way to its verdict, and
 //!   `attribution` says whose a return is.
 //! - `consume`: a queue that keeps flowing through reconnections and server-side cancellations; `settle`
@@ -28,6 +29,7 @@ mod publish;
 mod remove;
 mod settle;
 mod shelf;
+mod sieve;
 pub mod users;
 
 use std::collections::BTreeMap;

@@ -8,8 +8,10 @@ use lapin::types::AMQPValue;
 use lapin::{Acker, Channel, Connection};
 
 use super::connection::{in_words, short};
+use super::headers::unreadable;
 use super::settle::requeue;
 use crate::broker::{BrokerError, Shelved};
+use crate::job::BadMessage;
 
 /// So many go by one channel: of more, one that closes may forget that they were acknowledged, since a quorum queue's
 /// log confirms only so many at a time.
@@ -41,7 +43,10 @@ pub(super) async fn fetch(connection: &Connection, queue: &str, most: usize) -> 
         found.push(Shelved {
             id,
             from: text("roundelay-from"),
-            reason: text("roundelay-reason"),
+            reason: match unreadable(&headers) {
+                Some(why) => BadMessage::Unreadable(why.into()).to_string(),
+                None => text("roundelay-reason"),
+            },
             body: Bytes::from(message.delivery.data),
             settle: Box::new(Held { acker: message.delivery.acker, _open: open.clone() }),
         });

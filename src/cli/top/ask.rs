@@ -11,8 +11,10 @@ use roundelay::engine::moves::{self, Mover};
 use roundelay::fleet::{FleetOrder, Subject};
 use roundelay::inspect::chain::{AttemptReport, look, why_not_advanced};
 use roundelay::inspect::chains::{self, ChainRow, Sought, State as Doing};
+use roundelay::inspect::overslept::{self, Overslept, schedules};
 use roundelay::inspect::throttles;
-use roundelay::ledger::{ChainState, EFFORT, LateChain, Ledger, Order as ChainOrder, RunFilter, Which};
+use roundelay::inspect::words::At;
+use roundelay::ledger::{ChainState, EFFORT, LateChain, Ledger, Listed, Order as ChainOrder, RunFilter, Which};
 use roundelay::monitor::throttled::time;
 use roundelay::throttle::orders::ThrottleOrder;
 use tokio::sync::{mpsc, watch};
@@ -134,18 +136,28 @@ async fn answer(api: &Api, wanted: &Wanted) -> anyhow::Result<Option<Answer>> {
         Wanted::Nothing => None,
         Wanted::Throttles => Some(Answer::Throttles(throttles::all(&config, ledger).await?)),
         Wanted::Chains(Show::Late) => {
-            let now = ledger.now();
+            let (now, calendar) = (ledger.now(), ledger.calendar());
             let late = ledger.late(now - config.catch_up.slack, ROWS).await?;
             let more = late.len() >= ROWS as usize;
-            let rows = late.into_iter().map(|LateChain { hint, state, .. }| Row {
-                doing: if state == ChainState::Quarantined { "quarantined" } else { "late" },
-                late: Some(now.since(hint.due)),
-                due: hint.due,
+            let queues = config.queues.keys().cloned().chain([config.topology().names.chores()]);
+            let slept = overslept::look(ledger, queues, &schedules(&config)).await?;
+            let slept = slept.into_iter().map(|Overslept { chain: Listed { hint, .. }, since }| Row {
+                doing: "late",
+                late: Some(now.since(since)),
+                due: calendar.wall(hint.due),
                 kind: hint.kind,
                 key: hint.key,
                 queue: hint.queue,
             });
-            Some(Answer::Chains(rows.collect(), more))
+            let rows = late.into_iter().map(|LateChain { hint, state, .. }| Row {
+                doing: if state == ChainState::Quarantined { "quarantined" } else { "late" },
+                late: Some(now.since(hint.due)),
+                due: calendar.wall(hint.due),
+                kind: hint.kind,
+                key: hint.key,
+                queue: hint.queue,
+            });
+            Some(Answer::Chains(rows.chain(slept).collect(), more))
         }
         Wanted::Chains(show) => {
             let state = match show {
@@ -156,7 +168,7 @@ async fn answer(api: &Api, wanted: &Wanted) -> anyhow::Result<Option<Answer>> {
             let found = chains::page(&Sought { state, ..Sought::default() }, None, ROWS, &config, ledger).await?;
             let row = |ChainRow { kind, key, queue, doing, due, lag_ms, .. }| Row {
                 late: (lag_ms > 0).then(|| Duration::from_millis(lag_ms)),
-                due: due.0,
+                due: due.shown(),
                 kind,
                 key,
                 queue,
@@ -171,8 +183,8 @@ async fn answer(api: &Api, wanted: &Wanted) -> anyhow::Result<Option<Answer>> {
         }
         Wanted::Runs(verdict) => {
             let filter = RunFilter { verdict: verdict.map(str::to_owned), kind: None };
-            let found = ledger.runs(filter, None, ROWS, EFFORT).await?;
-            Some(Answer::Runs(found.found.into_iter().map(AttemptReport::from).collect()))
+            let (found, calendar) = (ledger.runs(filter, None, ROWS, EFFORT).await?, ledger.calendar());
+            Some(Answer::Runs(found.found.into_iter().map(|one| AttemptReport::named(one, &calendar)).collect()))
         }
     })
 }
@@ -207,7 +219,10 @@ async fn give(api: &Api, Order { deed, span, why }: Order, by: &str) -> anyhow::
         Deed::Hold(throttle) => {
             config.throttle(&throttle).map_err(Error::msg)?;
             let orders = ledger.order_throttle(throttle.clone(), ThrottleOrder::Hold { span, why }, by).await?;
-            format!("{throttle}: nothing starts until {}; what runs finishes", time(orders.held_until()))
+            format!(
+                "{throttle}: nothing starts until {}; what runs finishes",
+                At::of(time(orders.held_until()), &api.ledger().calendar())
+            )
         }
         Deed::Release(throttle) => {
             config.throttle(&throttle).map_err(Error::msg)?;
@@ -258,6 +273,8 @@ async fn advance(api: &Api, kind: &str, key: &str) -> anyhow::Result<String> {
             Ok(format!("{kind} {key} is due now; a worker's catch-up sends its message"))
         }
         moves::Advance::NoChain => bail!("there is no chain {kind} {key}"),
-        moves::Advance::Refused(chain) => bail!("{kind} {key}: {}", why_not_advanced(&chain, api.ledger().now())),
+        moves::Advance::Refused(chain) => {
+            bail!("{kind} {key}: {}", why_not_advanced(&chain, (api.ledger().now(), &api.ledger().calendar())))
+        }
     }
 }

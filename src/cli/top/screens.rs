@@ -113,7 +113,7 @@ fn hour(sets: &[Bucket], now: Time, parts: usize) -> Vec<Option<f64>> {
     let mut sums = vec![(0_u64, 0_usize); parts];
     let begin = now.as_millis() - HOUR;
     for Bucket { at, starts, seconds, .. } in sets {
-        let place = ((at.0.as_millis() - begin) * parts as i64).div_euclid(HOUR);
+        let place = ((at.shown().as_millis() - begin) * parts as i64).div_euclid(HOUR);
         if let Some((sum, length)) = usize::try_from(place).ok().and_then(|place| sums.get_mut(place)) {
             *sum += starts;
             *length += seconds;
@@ -207,7 +207,7 @@ impl View<'_> {
     }
 
     fn rhythm(&self, told: &Overview) -> Vec<Line<'static>> {
-        let parts = hour(&told.starts.hour, told.now.0, self.columns.saturating_sub(2).min(360));
+        let parts = hour(&told.starts.hour, told.now.shown(), self.columns.saturating_sub(2).min(360));
         let highest = parts.iter().flatten().copied().fold(0.0, f64::max);
         let words =
             format!("{}, and the last hour, with {} at its highest", rate(told.starts.per_second), rate(highest));
@@ -243,13 +243,14 @@ impl View<'_> {
         ];
         let apart = apart.iter().filter(|(number, _)| *number > 0);
         let apart: Vec<String> = apart.map(|(number, word)| format!("{} {word}", count(*number, 9))).collect();
-        let counted = of.counted_at.map_or_else(|| "not yet".into(), |at| when(at.0, now));
+        let counted = of.counted_at.map_or_else(|| "not yet".into(), |at| when(at.shown(), now));
         let chains = if apart.is_empty() {
             format!("counted {counted}")
         } else {
             format!("{}; counted {counted}", apart.join(", "))
         };
-        let oldest = of.oldest_due.map_or_else(|| "nothing is due".into(), |due| format!("since {}", when(due.0, now)));
+        let oldest =
+            of.oldest_due.map_or_else(|| "nothing is due".into(), |due| format!("since {}", when(due.shown(), now)));
         let columns = self.columns;
         [("lateness", late), ("flatness", flat), ("oldest due", oldest), ("workers", working), ("chains", chains)]
             .into_iter()
@@ -347,7 +348,7 @@ impl View<'_> {
         let mut say = |name: &str, text: String, style| lines.extend(told(name, &text, self.columns, style));
         say("queue", of.queue.clone(), self.paint.head());
         if let Some(paused) = &of.paused {
-            let words = format!("by {}, {}: {}", paused.by, when(paused.at.0, self.state.now), paused.why);
+            let words = format!("by {}, {}: {}", paused.by, when(paused.at.shown(), self.state.now), paused.why);
             say("PAUSED", words, self.paint.warn());
         }
         let late = of.late_ms.map_or_else(String::new, |late| format!(", late by {} (p99)", millis(late.p99)));
@@ -441,7 +442,7 @@ impl View<'_> {
                 short_duration(Duration::from_millis(window.per_ms))
             );
             let held = match (&key.held, n) {
-                (Some(held), 0) => format!("  held, {}", self.left(held.until.0)),
+                (Some(held), 0) => format!("  held, {}", self.left(held.until.shown())),
                 _ => String::new(),
             };
             Line::from(vec![
@@ -464,7 +465,11 @@ impl View<'_> {
         let held = of.hold.iter().chain(of.keys.iter().filter_map(|key| key.held.as_ref())).next();
         if let Some(hold) = held {
             let by = hold.by.as_ref().map_or_else(|| " by its upstream's word".into(), |by| format!(" by {by}"));
-            say("HELD", format!("until {}{by}: {}", when(hold.until.0, self.state.now), hold.why), self.paint.bad());
+            say(
+                "HELD",
+                format!("until {}{by}: {}", when(hold.until.shown(), self.state.now), hold.why),
+                self.paint.bad(),
+            );
         }
         match &of.in_the_way {
             Some(why) if held.is_none() => say("in the way", why.clone(), self.paint.warn()),
@@ -480,7 +485,7 @@ impl View<'_> {
             );
             say(
                 "limits",
-                format!("{limits}, ordered by {}, {}", ordered.by, when(ordered.at.0, self.state.now)),
+                format!("{limits}, ordered by {}, {}", ordered.by, when(ordered.at.shown(), self.state.now)),
                 Style::new(),
             );
         }
@@ -554,7 +559,7 @@ impl View<'_> {
         for job in &entity.running {
             let words = format!(
                 "{} of a one-off job on {}, by {}: {}",
-                when(job.started.0, now),
+                when(job.started.shown(), now),
                 job.queue,
                 job.worker,
                 job.progress
@@ -567,7 +572,7 @@ impl View<'_> {
                 "{part}{} (×{}, {}); {}",
                 failure.reason,
                 failure.times,
-                when(failure.last_at.0, now),
+                when(failure.last_at.shown(), now),
                 failure.then
             );
             rest.extend(told("FAILED", &words, self.columns, self.paint.warn()));
@@ -582,17 +587,21 @@ impl View<'_> {
         let mut lines = Vec::new();
         let mut say = |name: &str, text: String, style| lines.extend(told(name, &text, self.columns, style));
         let doing = match of.doing {
-            "late" | "due" => format!("{}, for {}", of.doing, whole(now.since(of.due.0))),
+            "late" | "due" => format!("{}, for {}", of.doing, whole(now.since(of.due.shown()))),
             other => other.to_owned(),
         };
         let style = if of.doing == "late" || of.state == "quarantined" { self.paint.bad() } else { self.paint.head() };
         say("does", format!("{doing}, on the queue {}", of.queue), style);
         say("why", of.why.clone(), Style::new());
         if let Some(progress) = &of.progress {
-            say("has come to", format!("{progress}, {}", when(progress.at.0, now)), Style::new());
+            say("has come to", format!("{progress}, {}", when(progress.at.shown(), now)), Style::new());
         }
         if of.state != "retired" {
-            say("next", format!("tick {}, attempt {}, due {}", of.tick, of.attempt, when(of.due.0, now)), Style::new());
+            say(
+                "next",
+                format!("tick {}, attempt {}, due {}", of.tick, of.attempt, when(of.due.shown(), now)),
+                Style::new(),
+            );
         }
         if let Some(schedule) = &of.schedule {
             say("schedule", schedule.clone(), Style::new());
@@ -612,12 +621,12 @@ impl View<'_> {
             let reason = attempt.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
             let words = format!(
                 "{} tick {}.{} {}{}, {} late, on {}{reason}",
-                clock(attempt.started.0, now),
+                clock(attempt.started.shown(), now),
                 attempt.tick,
                 attempt.attempt,
                 outcome(attempt),
                 took(attempt).map_or_else(String::new, |took| format!(" after {took}")),
-                short(ms(attempt.started.0.since(attempt.due.0))),
+                short(ms(attempt.started.shown().since(attempt.due.shown()))),
                 attempt.worker,
             );
             say(name, words, self.stress(attempt));
@@ -664,8 +673,8 @@ impl View<'_> {
         vec![
             plain(&of.worker),
             state,
-            plain(whole(now.since(of.seen.0))),
-            plain(whole(now.since(of.started.0))),
+            plain(whole(now.since(of.seen.shown()))),
+            plain(whole(now.since(of.started.shown()))),
             plain(format!("{running}/{places}")),
             plain(count(of.leases as i64, 6)),
             plain(rate(of.starts_per_second)),
@@ -708,7 +717,7 @@ impl View<'_> {
             format!("the {} {which}, newest first ({live})", runs.len())
         };
         let now = self.state.now;
-        let time = runs.iter().map(|run| width(&clock(run.started.0, now))).max().unwrap_or(8).max(8);
+        let time = runs.iter().map(|run| width(&clock(run.started.shown(), now))).max().unwrap_or(8).max(8);
         let columns = [
             Column::words("started", time),
             Column::name("chain"),
@@ -724,9 +733,9 @@ impl View<'_> {
     }
 
     fn run(&self, of: &AttemptReport) -> Vec<Cell> {
-        let late = short(ms(of.started.0.since(of.due.0)));
+        let late = short(ms(of.started.shown().since(of.due.shown())));
         vec![
-            plain(clock(of.started.0, self.state.now)),
+            plain(clock(of.started.shown(), self.state.now)),
             plain(name(of)),
             plain(format!("{}.{}", of.tick, of.attempt)),
             (outcome(of), self.stress(of)),
@@ -780,7 +789,7 @@ fn outcome(of: &AttemptReport) -> String {
 }
 
 fn took(of: &AttemptReport) -> Option<String> {
-    of.finished.map(|end| short(ms(end.0.since(of.started.0))))
+    of.finished.map(|end| short(ms(end.shown().since(of.started.shown()))))
 }
 
 #[cfg(test)]
@@ -790,7 +799,12 @@ mod tests {
     #[test]
     fn the_hour_is_divided_evenly_and_what_is_not_known_is_not_zero() {
         let at = |secs: i64| Time::from_millis(secs * 1_000);
-        let bucket = |secs, starts| Bucket { at: at(secs).into(), starts, seconds: 10, p99_ms: None };
+        let bucket = |secs, starts| Bucket {
+            at: roundelay::inspect::words::At::wall(at(secs)),
+            starts,
+            seconds: 10,
+            p99_ms: None,
+        };
         // Of the time before the hour nothing is shown; two sets of a part are averaged.
         let sets =
             [bucket(10_000 - 3_610, 99), bucket(10_000 - 1_800, 20), bucket(10_000 - 1_790, 40), bucket(9_990, 0)];

@@ -477,7 +477,7 @@ fn learn(state: &mut State, clock: Time, facts: &Facts) {
     if let Some(why) = &facts.ledger_why {
         state.board.take(Err(why.clone()), state.now);
     } else if facts.now != Time::default() {
-        let before = state.board.value().map(|board| board.overview.now.0);
+        let before = state.board.value().map(|board| board.overview.now.shown());
         if before != Some(facts.now) {
             state.ahead = facts.now.as_millis().saturating_sub(clock.as_millis());
             state.now = facts.now;
@@ -502,7 +502,11 @@ fn learn(state: &mut State, clock: Time, facts: &Facts) {
     let board = Board {
         overview: overview(facts, &state.config),
         queues: queues(&with_last, census, &state.config),
-        workers: facts.workers.iter().map(|worker| WorkerReport::new(worker.clone(), facts.now)).collect(),
+        workers: facts
+            .workers
+            .iter()
+            .map(|worker| WorkerReport::new(worker.clone(), facts.now, &facts.calendar))
+            .collect(),
     };
     state.board.last = Some((board, at));
     if facts.ledger_why.is_none() {

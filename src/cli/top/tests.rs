@@ -16,6 +16,7 @@ use roundelay::inspect::board::Facts;
 use roundelay::inspect::broker::Asked;
 use roundelay::inspect::chain::{AttemptReport, ChainReport, Entity};
 use roundelay::inspect::throttles::{ConfiguredLimits, Hold, KeyReport, ThrottleReport, WindowReport};
+use roundelay::inspect::words::At;
 use roundelay::ledger::{Census, QueueCensus, SeenWorker};
 use roundelay::telemetry::Lateness;
 use serde_json::Value;
@@ -94,6 +95,7 @@ fn facts() -> Facts {
         running: 3,
         due,
         overdue,
+        overslept: 0,
         unsent: 0,
         waiting: 0,
     };
@@ -111,6 +113,7 @@ fn facts() -> Facts {
     let sets = (0..300).map(|n| (at(-3_004 + n * 10), 10 + n as u64 % 30, Some(7.0)));
     Facts {
         now: at(0),
+        calendar: Default::default(),
         asked_at: Some(at(-2)),
         census: Some((census, at(-4))),
         asked: Asked::Depths(
@@ -139,13 +142,13 @@ fn throttles() -> Vec<ThrottleReport> {
     let key = |windows, held| KeyReport {
         key: String::new(),
         windows,
-        opens: at(1).into(),
+        opens: At::wall(at(1)),
         held,
         gentle_until: None,
         probing: false,
         budget: None,
     };
-    let hold = Hold { until: at(1_200).into(), why: "they are down".into(), by: Some("ann@ops".into()) };
+    let hold = Hold { until: At::wall(at(1_200)), why: "they are down".into(), by: Some("ann@ops".into()) };
     let throttle = |name: &str, keys, hold: Option<Hold>, in_the_way: Option<&str>| ThrottleReport {
         name: name.into(),
         scope: "fleet",
@@ -200,9 +203,9 @@ fn attempt(fence: i64, key: &str, verdict: Option<&str>, reason: Option<&str>) -
         tick: fence,
         attempt: 1,
         worker: "4711-8c1f0a2b3c4d5e6f".into(),
-        due: at(-10).into(),
-        started: Time::from_millis(at(-10).as_millis() + 7).into(),
-        finished: verdict.map(|_| at(-9).into()),
+        due: At::wall(at(-10)),
+        started: At::wall(Time::from_millis(at(-10).as_millis() + 7)),
+        finished: verdict.map(|_| At::wall(at(-9))),
         verdict: verdict.map(str::to_owned),
         reason: reason.map(str::to_owned),
         overlapped: 0,
@@ -228,8 +231,8 @@ fn entity() -> Entity {
         epoch: 1,
         tick: 10,
         attempt: 1,
-        due: at(-164).into(),
-        nominal: at(-164).into(),
+        due: At::wall(at(-164)),
+        nominal: At::wall(at(-164)),
         state: "active",
         doing: "late",
         once: false,
@@ -244,10 +247,9 @@ fn entity() -> Entity {
         schedule: Some("every 60m, as its kind".into()),
         own_schedule: None,
         next: Vec::new(),
-        lease_until: None,
         sent: true,
         looks: 0,
-        watch_at: at(26).into(),
+        watch_at: At::wall(at(26)),
         last_start: None,
         last_finish: None,
         sealed: None,
@@ -259,7 +261,7 @@ fn entity() -> Entity {
             attempt(8, "ios/maps", Some("done"), None),
         ],
     };
-    Entity { now: at(0).into(), chain: Some(chain), single: None, failures: Vec::new(), running: Vec::new() }
+    Entity { now: At::wall(at(0)), chain: Some(chain), single: None, failures: Vec::new(), running: Vec::new() }
 }
 
 /// With everything known.

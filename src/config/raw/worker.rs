@@ -14,8 +14,9 @@ pub struct Worker {
     /// below the time that your supervisor waits before it kills.
     #[cfg_attr(test, schemars(extend("x-least" = "0s", "x-most" = "24m")))]
     pub grace: Text,
-    /// How long a claim holds without a heartbeat. A worker renews its claims three times in this time. One that was
-    /// killed loses them when it is over, and then another runs the same ticks.
+    /// How long a worker may be silent. It says once a second that it lives, for all its runs together. One that cannot
+    /// say so ends its runs shortly before this is over, and then others run the same ticks. Where the operating system
+    /// shows that a worker has ended, others do not wait for it.
     #[cfg_attr(test, schemars(extend("x-least" = "3s", "x-most" = "1h")))]
     pub lease: Text,
     /// Address and port where the worker answers `/metrics`, `/healthz` and `/readyz`, to whoever reaches it. Each
@@ -24,11 +25,15 @@ pub struct Worker {
     /// What handlers reach `listen` by, as a URL: each job then says where its run can report how far it has come. By
     /// default it is the address in `listen`; where that is `0.0.0.0`, there is none.
     pub callback: Option<String>,
+    /// By which names with a dot `listen` is called, beside the host of `callback` and this machine's own name. By an
+    /// address, or by a name without a dot, it is always answered. Requests for others are refused, so that no page in
+    /// a browser reads there by a name that is made to lead to it. Without scheme and port.
+    pub hosts: Vec<String>,
 }
 
 impl Default for Worker {
     fn default() -> Self {
-        Self { grace: secs(30), lease: secs(30), listen: None, callback: None }
+        Self { grace: secs(30), lease: secs(6), listen: None, callback: None, hosts: Vec::new() }
     }
 }
 

@@ -66,8 +66,7 @@ impl Characters {
         let connections = &stage.connections;
         let views = connections.ledger.chains(KIND.into(), character.into()).await?;
         let at = connections.ledger.now();
-        let runs =
-            views.iter().any(|view| view.once || view.lease_until > at || view.batch.0 > 0 || view.nominal <= at);
+        let runs = views.iter().any(|view| view.once || view.holder.runs() || view.batch.0 > 0 || view.nominal <= at);
         let next = views.iter().find(|view| !view.once && !runs).map(|view| view.nominal);
         let mut enroller = Enroller::new(&stage.config, connections.clone(), KIND, None, true)?;
         let accepted = enroller.run_once(character, None, &RunNow::default(), None).await? == RunOnce::Accepted;

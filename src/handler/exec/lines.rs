@@ -72,7 +72,7 @@ mod tests {
         let entropy = Entropy::seeded(1);
         let clock = Clock::starting_at(Time::from_millis(7));
         let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock, &entropy).unwrap();
-        let open = Desk::new(Arc::new(ledger), entropy, "w", None).open(1);
+        let open = Desk::new(Arc::new(ledger), "w", None).open(1);
         let mut lines = Lines::new(open.reporter());
         text.as_bytes().chunks(size).for_each(|piece| lines.look(piece));
         lines.end();

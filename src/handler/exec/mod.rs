@@ -26,7 +26,7 @@ use self::lines::Lines;
 use self::program::{LIMITER, Unstartable};
 use self::tail::Tail;
 use super::answer::{self, EXCERPT};
-use super::{Handler, not_followed, wire};
+use super::{Handler, no_more_files, not_followed, out_of_files, wire};
 use crate::clock::Clock;
 use crate::config::ExecSettings;
 use crate::job::Job;
@@ -126,6 +126,9 @@ impl ExecHandler {
     }
 
     fn cannot_start(&self, error: &std::io::Error) -> Outcome {
+        if let Some(error) = out_of_files(error) {
+            return no_more_files(&format!("cannot start {}", self.program), &error);
+        }
         // A missing folder gives the same error as a missing program, so both are named.
         let folder = self.settings.cwd.as_ref().map(|folder| format!(" in {}", folder.display())).unwrap_or_default();
         let limiter = if self.settings.limits.any() && !Path::new(LIMITER).exists() {
@@ -140,7 +143,7 @@ impl ExecHandler {
 #[async_trait]
 impl Handler for ExecHandler {
     async fn run(&self, job: Job) -> Outcome {
-        let left = job.deadline.since(self.clock.now());
+        let left = job.deadline.since(self.clock.wall());
         if left.is_zero() {
             return Outcome::retry(Reason::new(Class::Timeout, "the deadline had passed before the start"));
         }

@@ -29,7 +29,7 @@ use self::signature::Signer;
 pub use self::status::{Reply, outcome_of};
 use self::target::Target;
 use super::answer::{self, KEPT};
-use super::{Handler, wire};
+use super::{Handler, no_more_files, out_of_files, wire};
 use crate::clock::Clock;
 use crate::config::{HttpSettings, Secret};
 use crate::job::Job;
@@ -85,6 +85,11 @@ pub fn check(settings: &HttpSettings) -> Result<(), HttpError> {
     target::check(settings.url.expose())
 }
 
+/// Whether the URL lets a job's own values choose path and parameters.
+pub fn is_raw(settings: &HttpSettings) -> bool {
+    target::is_raw_behind_host(settings.url.expose())
+}
+
 fn signer(settings: &HttpSettings) -> Result<Signer, HttpError> {
     Signer::new(settings.sign.iter().map(Secret::expose)).map_err(HttpError::Sign)
 }
@@ -121,13 +126,17 @@ impl HttpHandler {
         headers::identify(request.headers_mut(), job);
         job.span.calls(request.url());
         let body = wire::encode(job);
-        self.signer.sign(request.headers_mut(), &job.id, self.clock.now(), &body);
+        self.signer.sign(request.headers_mut(), &job.id, self.clock.wall(), &body);
         *request.body_mut() = Some(body.into());
         let mut response = match self.client.execute(request).await {
             Ok(response) => response,
             Err(error) => {
                 let refused = client::refusal(&error).map(|refused| refuse(job, refused));
-                return refused.unwrap_or_else(|| Outcome::retry(explain(&error)));
+                let put_off = || {
+                    let lacks = if error.is_connect() { out_of_files(&error) } else { None };
+                    lacks.map(|error| no_more_files("cannot connect", &error))
+                };
+                return refused.or_else(put_off).unwrap_or_else(|| Outcome::retry(explain(&error)));
             }
         };
         job.span.answered(response.status().as_u16());
@@ -141,7 +150,7 @@ impl HttpHandler {
         let text = |name: HeaderName| text_of(response.headers(), name.as_str());
         let reply =
             Reply { status: response.status(), retry_after: text(RETRY_AFTER), location: text(LOCATION), body: &body };
-        let now = self.clock.now();
+        let now = self.clock.wall();
         if let Some(advice) = advice::of(&reply, &|name| text_of(response.headers(), name), job, now) {
             job.upstream.note(advice);
         }
@@ -164,7 +173,7 @@ impl HttpHandler {
 #[async_trait]
 impl Handler for HttpHandler {
     async fn run(&self, job: Job) -> Outcome {
-        let left = job.deadline.since(self.clock.now());
+        let left = job.deadline.since(self.clock.wall());
         if left.is_zero() {
             return Outcome::retry(Reason::new(Class::Timeout, "the deadline had passed before the call"));
         }

@@ -1,10 +1,13 @@
 //! Where a job is POSTed to: a constant URL, or a template that is compiled once.
+//!
+//! Whoever names a key, or gives a payload, chooses values and not where they stand: what a template writes is encoded,
+//! so that it is part of one segment of a path, or of one parameter, unless the template says `raw`.
 
 use std::fmt;
 
 use minijinja::value::Serde;
-use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value, context, escape_formatter};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value, context};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use reqwest::header::{AUTHORIZATION, HeaderMap};
 use reqwest::{Client, Request};
 use url::Url;
@@ -12,8 +15,8 @@ use url::Url;
 use super::HttpError;
 use crate::job::Job;
 
-/// What `urlencode` leaves alone: the unreserved characters of RFC 3986. `/` is not among them, so
-/// that a key is one segment of a path whatever it holds.
+/// What is encoded: all but the unreserved characters of RFC 3986. `/` is not among them, so that a key is one
+/// segment of a path whatever it holds.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Makes the requests of one kind, all but their job.
@@ -53,6 +56,7 @@ impl Target {
             Self::Constant(request) => request.try_clone().ok_or_else(|| "the request has a body".into()),
             Self::Template(template) => {
                 let url = template.render(job).map_err(|error| template.explain(&error, job))?;
+                stays(&url)?;
                 request(client, parse(&url)?, &template.headers)
             }
         }
@@ -65,6 +69,25 @@ pub fn check(url: &str) -> Result<(), HttpError> {
         return Template::new(url, HeaderMap::new()).map(drop);
     }
     parse(url).map(drop).map_err(HttpError::Url)
+}
+
+/// Whether the text of a template says, behind the host, that values stand as they are.
+pub fn is_raw_behind_host(url: &str) -> bool {
+    let Some(authority) = url.find("://").map(|at| at + 3) else { return false };
+    // What begins within a tag is no end of the host.
+    let (mut rest, mut behind) = (&url[authority..], false);
+    while let Some(tag) = rest.find("{{").into_iter().chain(rest.find("{%")).min() {
+        behind |= rest[..tag].contains(['/', '\\', '?', '#']);
+        let end = rest[tag..].find(['}']).map_or(rest.len(), |end| tag + end);
+        let mut filters = rest[tag..end].split('|').skip(1).map(str::trim_start);
+        let named =
+            |filter: &str| filter.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next() == Some("raw");
+        if behind && filters.any(named) {
+            return true;
+        }
+        rest = &rest[end..];
+    }
+    false
 }
 
 /// Scheme, host and port, where the configuration says them, whatever the job.
@@ -93,6 +116,11 @@ impl Template {
         environment.set_undefined_behavior(UndefinedBehavior::Strict);
         environment.set_formatter(write);
         environment.add_filter("urlencode", urlencode);
+        environment.add_filter("raw", raw);
+        // They would write what is not encoded, by other names.
+        for name in ["safe", "escape", "e"] {
+            environment.remove_filter(name);
+        }
         environment
             .add_template_owned(Self::NAME, text.to_owned())
             .map_err(|error| HttpError::Template(error.to_string()))?;
@@ -150,26 +178,55 @@ fn is_missing(name: &str, job: &Job) -> bool {
     rooted && path.try_fold(&job.payload, |value, field| value.get(field)).is_none_or(serde_json::Value::is_null)
 }
 
-/// Writes a value into the URL. A null would read `none` there, and call something else.
-fn write(out: &mut minijinja::Output<'_>, state: &mut minijinja::State<'_, '_>, value: &Value) -> Result<(), Error> {
-    if value.is_none() {
-        return Err(Error::new(ErrorKind::InvalidOperation, "a null has no place in a URL"));
+/// Writes a value into the URL: encoded, unless it has been already, or is to stand as it is.
+fn write(out: &mut minijinja::Output<'_>, _: &mut minijinja::State<'_, '_>, value: &Value) -> Result<(), Error> {
+    if value.is_undefined() {
+        return Ok(());
     }
-    escape_formatter(out, state, value)
+    let text = text(value)?;
+    let written = if value.is_safe() { out.write_str(&text) } else { write!(out, "{}", encoded(&text)) };
+    written.map_err(|_| ErrorKind::WriteFailure.into())
 }
 
-fn urlencode(value: &Value) -> Result<String, Error> {
-    let text = match value.as_str() {
-        Some(text) => text.to_owned(),
-        None if value.is_undefined() => return Err(ErrorKind::UndefinedError.into()),
-        None if value.is_none() => return Err(Error::new(ErrorKind::InvalidOperation, "a null has no place in a URL")),
-        None => value.to_string(),
-    };
-    // However they are encoded, URLs take these for "here" and "one up": a key could lead elsewhere.
-    if text == "." || text == ".." {
-        return Err(Error::new(ErrorKind::InvalidOperation, format!("{text:?} cannot be a segment of a path")));
+fn encoded(text: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(text, RESERVED)
+}
+
+/// A value as text. A null would read `none`, and call something else.
+fn text(value: &Value) -> Result<String, Error> {
+    match value.as_str() {
+        Some(text) => Ok(text.to_owned()),
+        None if value.is_undefined() => Err(ErrorKind::UndefinedError.into()),
+        None if value.is_none() => Err(Error::new(ErrorKind::InvalidOperation, "a null has no place in a URL")),
+        None => Ok(value.to_string()),
     }
-    Ok(utf8_percent_encode(&text, RESERVED).to_string())
+}
+
+/// What is written anyhow; from when it had to be asked for.
+fn urlencode(value: &Value) -> Result<Value, Error> {
+    match value.is_safe() {
+        true => Ok(value.clone()),
+        false => text(value).map(|text| Value::from_safe_string(encoded(&text).to_string())),
+    }
+}
+
+/// The value as it stands, slashes and all.
+fn raw(value: &Value) -> Result<Value, Error> {
+    text(value).map(Value::from_safe_string)
+}
+
+/// Refuses a path with a segment that URLs take for "here" or "one up", however it is encoded: a job's values would
+/// lead elsewhere.
+fn stays(url: &str) -> Result<(), String> {
+    // As whoever parses URLs sees it: without these, and with backslashes for slashes.
+    let url: String = url.chars().filter(|c| !matches!(c, '\t' | '\n' | '\r')).collect();
+    let after = url.split_once(':').map_or("", |(_, rest)| rest).trim_start_matches(['/', '\\']);
+    let end = after.find(['?', '#']).unwrap_or(after.len());
+    let mut segments = after[..end].split(['/', '\\']).skip(1);
+    match segments.find(|segment| [".", ".."].contains(&segment.to_ascii_lowercase().replace("%2e", ".").as_str())) {
+        Some(segment) => Err(format!("{segment:?} cannot be a segment of a path")),
+        None => Ok(()),
+    }
 }
 
 pub(super) fn parse(text: &str) -> Result<Url, String> {
@@ -215,6 +272,24 @@ mod tests {
         ];
         for (url, expected) in table {
             assert_eq!(origin(url).as_ref().map(Url::as_str), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn where_values_stand_as_they_are() {
+        let table = [
+            ("http://h/{{ key | raw }}", true),
+            ("http://h?{{key|raw}}", true),
+            ("http://h/{% if payload.x|raw %}x{% endif %}", true),
+            ("http://{{ payload.host }}/a/{{ key | urlencode | raw }}", true),
+            ("http://{{ payload.host | raw }}/{{ key }}", false),
+            ("http://{{ payload['a/b'] | raw }}/{{ key }}", false),
+            ("http://h/{{ key | rawer }}/{{ payload.raw }}/raw", false),
+            ("http://h/{{ key }} | raw", false),
+            ("http://h/a", false),
+        ];
+        for (url, expected) in table {
+            assert_eq!(is_raw_behind_host(url), expected, "{url}");
         }
     }
 }

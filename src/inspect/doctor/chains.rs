@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::machine::files_of;
 use super::{Answer, Area, Facts, Finding, Grade, some, span, word};
 use crate::broker::topology::Names;
+use crate::calendar::Calendar;
 use crate::clock::{Clock, Time};
 use crate::config::{BrokerUrl, Config, LedgerUrl};
 use crate::engine::chores::is_internal;
@@ -16,6 +17,7 @@ use crate::engine::sealing::{Inventory, Mode, take_stock};
 use crate::engine::topology_guard;
 use crate::fleet::{FleetOrders, Subject, host};
 use crate::inspect::broker::Asked;
+use crate::inspect::overslept::{self, Overslept, schedules};
 use crate::inspect::queues::is_silent;
 use crate::ledger::access::Token;
 use crate::ledger::postgres::PostgresLedger;
@@ -45,6 +47,8 @@ pub struct ChainFacts {
     pub census: Census,
     /// Some that are late, or quarantined, the longest first.
     pub late: Vec<LateChain>,
+    /// Those whose due times lie further ahead than their schedules can explain, the longest overdue first.
+    pub overslept: Vec<Overslept>,
     /// A chain that ticks of each kind: kind and key.
     pub kinds: Vec<(String, String)>,
     /// The workers.
@@ -57,6 +61,8 @@ pub struct ChainFacts {
     pub throttles: BTreeMap<String, Orders>,
     /// Throttles that let nothing start, and why.
     pub throttled: BTreeMap<String, String>,
+    /// How the wall clock stands to the ledger's time.
+    pub calendar: Arc<Calendar>,
     /// What the workers have agreed on.
     pub agreed: Option<String>,
     /// Who may use the API.
@@ -93,9 +99,12 @@ async fn ask(config: &Config, ledger: &dyn Ledger) -> Result<ChainFacts, LedgerE
     let limits = limits.collect();
     let throttled = Throttled::look(config.throttles.clone(), ledger).await?;
     let throttled = throttled.iter().filter_map(|of| Some((of.name.clone(), of.in_the_way(None)?)));
+    let (census, overslept) = overslept::census(ledger, config.catch_up.slack, &schedules(config)).await?;
     Ok(ChainFacts {
         now,
-        census: ledger.census(config.catch_up.slack).await?,
+        calendar: ledger.calendar(),
+        census,
+        overslept,
         late: ledger.late(now - config.catch_up.slack, LATE).await?,
         kinds: kinds(ledger).await?,
         limits,
@@ -176,7 +185,15 @@ fn encryption(chains: &ChainFacts, config: &Config) -> Vec<Finding> {
              `roundelay encryption` looks at everything",
         ));
     }
-    if keys.seal().is_some() && plain > 0 {
+    if keys.is_strict() && plain > 0 {
+        all.push(Finding::bad(
+            Area::Chains,
+            what,
+            format!("of {looked_at} texts that were looked at, {plain} are plain, and encryption.seal requires sealed ones"),
+            "the chains and jobs that they belong to wait, or go to quarantine: somebody without a key may have written them",
+            "see whether they are yours (`roundelay show KIND KEY`), then `roundelay encryption --reseal`",
+        ));
+    } else if keys.seal().is_some() && plain > 0 {
         all.push(Finding::warning(
             Area::Chains,
             what,
@@ -315,26 +332,35 @@ fn overdue(chains: &ChainFacts, config: &Config, asked: &Asked) -> Vec<Finding> 
     let (mut all, what) = (Vec::new(), "overdue chains");
     let Census { queues, quarantined, oldest_due, .. } = &chains.census;
     let count: i64 = queues.iter().map(|queue| queue.overdue).sum();
-    let late = chains.late.iter().filter(|chain| chain.state == ChainState::Active);
-    let told: Vec<String> = late
-        .take(2)
-        .map(|chain| {
-            let hint = &chain.hint;
-            let throttle = config.queues.get(&hint.queue).and_then(|queue| queue.throttle.as_ref());
-            let throttle = throttle.and_then(|name| chains.throttled.get(name)).map(String::as_str);
-            let why = stuck::why(chain, config, asked.waiting(&hint.queue), throttle, chains.now);
-            format!("{} {}: {why}", hint.kind, hint.key)
-        })
-        .collect();
+    let one = |chain: &LateChain| {
+        let hint = &chain.hint;
+        let throttle = config.queues.get(&hint.queue).and_then(|queue| queue.throttle.as_ref());
+        let throttle = throttle.and_then(|name| chains.throttled.get(name)).map(String::as_str);
+        let why = stuck::why(chain, config, asked.waiting(&hint.queue), throttle, chains.now);
+        format!("{} {}: {why}", hint.kind, hint.key)
+    };
+    let slept = |Overslept { chain, .. }: &Overslept| {
+        let hint = &chain.hint;
+        let begun = chain.started_tick >= hint.tick || hint.attempt > 1;
+        format!("{} {}: {}", hint.kind, hint.key, stuck::overslept(hint.due, begun, &chains.calendar))
+    };
+    // Two of them, after how many there are.
+    let told = |state| {
+        let late = chains.late.iter().filter(|chain| chain.state == state).take(2).map(one);
+        let slept = chains.overslept.iter().filter(|_| state == ChainState::Active).take(2).map(slept);
+        let some: Vec<String> = late.chain(slept).collect();
+        if some.is_empty() { String::new() } else { format!(". {}", some.join(". ")) }
+    };
     match oldest_due.filter(|_| count > 0) {
         None => all.push(Finding::good(Area::Chains, what, "none")),
         Some(oldest) => {
             let late = chains.now.since(oldest);
-            let seen = format!("{count}, the longest for {}. {}", span(late.as_millis() as i64), told.join(". "));
+            let longest = span(late.as_millis() as i64);
+            let seen = format!("{count}, the longest for {longest}{}", told(ChainState::Active));
             let fix = "`roundelay status` shows more of them, and `roundelay show KIND KEY` all about one; with nothing in \
                        their way, start more workers";
             let follows = "what they keep fresh is not";
-            let finding = Finding::bad(Area::Chains, what, seen.trim_end(), follows, fix);
+            let finding = Finding::bad(Area::Chains, what, seen, follows, fix);
             // Catch-up has not had its time yet.
             let patience = config.catch_up.slack + config.catch_up.every * SWEEPS + config.catch_up.spread;
             all.push(if late > patience { finding } else { finding.softened() });
@@ -344,9 +370,10 @@ fn overdue(chains: &ChainFacts, config: &Config, asked: &Asked) -> Vec<Finding> 
         all.push(Finding::bad(
             Area::Chains,
             "quarantined chains",
-            format!("{quarantined}"),
-            "messages of them were ahead of the ledger: an older copy of it was restored. They do not tick",
-            "`roundelay recover` lets them go on, in a new epoch; read on restores in docs/operations.md first",
+            format!("{quarantined}{}", told(ChainState::Quarantined)),
+            "they do not tick: workers died over them, or their messages were ahead of the ledger, of which an older copy was restored",
+            "mend the handlers or payloads of those that workers died over; `roundelay recover` lets them go on, in a new \
+             epoch; read on restores in docs/operations.md first",
         ));
     }
     all
@@ -473,6 +500,7 @@ mod tests {
     use crate::broker::Depth;
     use crate::engine::sealing::Count;
     use crate::fleet::{FleetOrder, Presence, QueuePresence, WorkerState};
+    use crate::ledger::Holder;
     use crate::ledger::{Hint, QueueCensus, Shelf};
     use crate::telemetry::Lateness;
     use crate::throttle::orders::ThrottleOrder;
@@ -512,6 +540,7 @@ mod tests {
     fn healthy() -> ChainFacts {
         let queue = QueueCensus { queue: "work".into(), sleeping: 3, ..QueueCensus::default() };
         ChainFacts {
+            calendar: Arc::default(),
             now: NOW,
             census: Census { queues: vec![queue], ..Census::default() },
             kinds: vec![("roundelay.history".into(), "attempts".into()), ("sync".into(), "a".into())],
@@ -592,8 +621,9 @@ mod tests {
             chains.census.oldest_due = Some(due);
             let (kind, key, queue) = ("sync".into(), "a".into(), "work".into());
             let hint = Hint { kind, key, queue, epoch: 1, tick: 1, attempt: 1, due, parent: 0, priority: None };
-            let (state, lease_until) = (ChainState::Active, Time::default());
-            let chain = LateChain { hint, state, sent: true, looks: 0, watch_at: due, lease_until, worker: None };
+            let (state, holder) = (ChainState::Active, Holder::Nobody);
+            let chain =
+                LateChain { hint, state, sent: true, looks: 0, watch_at: due, holder, worker: None, reason: None };
             chains.late.push(chain);
         };
         let full = depths(1, 0);

@@ -1,20 +1,23 @@
 //! Clocks: which of them differ, and whether that matters.
 //!
-//! Dues and leases are judged by the ledger's clock alone: PostgreSQL's, or with SQLite this machine's, which all its
-//! workers share. Epochs and fences are numbers at or above the microseconds since 1970, so they never go back; but
-//! a clock that has gone back lets everything sleep until it has caught up. Rungs sleep by the broker's clock, for
-//! which only a step counts. Handlers, logs, certificates and what an upstream says of times go by this machine's.
+//! Dues and leases are judged by the ledger's steady time, which no setting of a clock moves. The wall clock, which is
+//! PostgreSQL's, or with SQLite this machine's, is for cron expressions and `at`. Rungs sleep by the broker's clock, for
+//! which only a step counts. Logs, certificates and what an upstream says of times go by this machine's.
+
+use std::time::Duration;
 
 use super::ledger::LedgerFacts;
 use super::machine::Synchronised;
 use super::{Area, Facts, Finding, span};
+use crate::calendar::{Calendar, set_words};
 use crate::clock::Time;
-use crate::fleet::KEPT;
 
 /// Two clocks that are kept right differ by less.
 const APART: i64 = 2_000;
 /// So far apart, times that are compared mean nothing any more.
 const FAR_APART: i64 = 60_000;
+/// So long ago a setting is worth a warning.
+const LATELY: Duration = Duration::from_secs(24 * 3_600);
 /// The management API tells whole seconds, and looks at its clock once in a second.
 const COARSE: i64 = 2_000;
 
@@ -36,6 +39,38 @@ fn words(ahead: i64) -> String {
         0 => "the same, as far as can be told".into(),
         1.. => format!("ahead of this machine's by {}", span(ahead)),
         _ => format!("behind this machine's by {}", span(ahead)),
+    }
+}
+
+/// Whether the wall clock was set lately, by how much, and when.
+fn of_sets(now: Time, calendar: &Calendar) -> Finding {
+    let what = "settings of the wall clock";
+    let Some((since, by, ahead)) = calendar.sets().next_back() else {
+        return Finding::good(Area::Clock, what, "it has not been set since the ledger is there");
+    };
+    let often = match calendar.sets().count() {
+        1 => "once".into(),
+        count => format!("{count} times"),
+    };
+    let stands = match ahead {
+        0 => "shows the ledger's time again".into(),
+        1.. => format!("is {} ahead of the ledger's steady time", span(ahead)),
+        _ => format!("is {} behind the ledger's steady time", span(-ahead)),
+    };
+    let words = set_words(by);
+    let seen =
+        format!("{words} at {}, has been set {often} as far as is remembered, and {stands}", calendar.wall(since));
+    match now.since(since) < LATELY && by.abs() >= APART {
+        true => Finding::warning(
+            Area::Clock,
+            what,
+            seen,
+            "intervals, backoffs, leases and throttles go on as if it had not been; occurrences of cron expressions and `at` \
+             that it was set across have misfired, and those that come twice run once",
+            "see that the clock is right now, and keep it so: `timedatectl set-ntp true`, or chrony; nothing else is to be \
+             done",
+        ),
+        false => Finding::good(Area::Clock, what, seen),
     }
 }
 
@@ -65,8 +100,8 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
             let reading = &server.clock;
             let apart = ahead(reading.before, reading.told, reading.after, 1);
             let (what, seen) = ("PostgreSQL's clock", words(apart));
-            let follows = "dues and leases go by PostgreSQL's clock alone, so chains run on time; but handlers, logs and \
-                           what an upstream says of times go by this machine's";
+            let follows = "cron expressions and `at` go by PostgreSQL's clock; but logs and what an upstream says of \
+                           times go by this machine's";
             all.push(match apart.abs() {
                 FAR_APART.. => Finding::bad(Area::Clock, what, seen, follows, SET),
                 APART.. => Finding::warning(Area::Clock, what, seen, follows, SET),
@@ -83,34 +118,24 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
         LedgerFacts::Server(Err(_)) | LedgerFacts::Memory => None,
     };
     if let Some((now, Some(highest), whose)) = ledger {
+        // The ledger's numbers begin at its own time, where that is known.
+        let now = facts.chains.as_ref().map_or(now, |chains| chains.now);
         // A ledger that was just opened has given a few numbers above the time of that.
         let back = highest / 1_000 - now.as_millis();
         let what = "time of the ledger";
         all.push(match back {
-            APART.. => Finding::bad(
+            APART.. => Finding::warning(
                 Area::Clock,
                 what,
                 format!("{whose} is {} behind the time at which the ledger was last opened", span(back)),
-                "it was set back, or was wrong then; chains sleep and leases hold for so much longer",
+                "it was set back, or was wrong then: that holds nothing up, but cron expressions and `at` follow it",
                 format!("set the clock right; after a restore, read on epochs in docs/operations.md ({SET})"),
             ),
             _ => Finding::good(Area::Clock, what, "it has never been opened later than now"),
         });
     }
     if let Ok(chains) = &facts.chains {
-        let latest = chains.workers.iter().max_by_key(|worker| worker.seen);
-        let ahead_of = latest.map(|worker| (worker, worker.seen.as_millis() - chains.now.as_millis()));
-        if let Some((worker, ahead @ APART..)) = ahead_of {
-            // Who has said so later than now is heard of for as long again.
-            let kept = span(KEPT.as_millis() as i64 + ahead);
-            all.push(Finding::bad(
-                Area::Clock,
-                "workers' words",
-                format!("the worker {} was heard of {} from now", worker.presence.worker, span(ahead)),
-                format!("the ledger's clock was set back; a worker that died would pass for alive, for up to {kept}"),
-                "set the clock right, and start the workers again",
-            ));
-        }
+        all.push(of_sets(chains.now, &chains.calendar));
     }
     let told = facts.broker.as_ref().map(|broker| broker.told.as_ref());
     if let Some(Some(Ok(Ok(told)))) = told
@@ -174,9 +199,30 @@ mod tests {
         assert_eq!(about(&with(Some(now * 1_000)), "time of the ledger").result, Grade::Good);
         let findings = with(Some((now + 3_600_000) * 1_000));
         let finding = about(&findings, "time of the ledger");
-        assert_eq!(finding.result, Grade::Bad);
+        assert_eq!(finding.result, Grade::Warning);
         assert!(finding.seen.contains("1h behind"), "{finding:?}");
         have_fixes(&findings);
         assert!(with(None).iter().all(|finding| finding.what != "time of the ledger"));
+    }
+
+    #[test]
+    fn a_table_of_settings_of_the_wall_clock() {
+        let day = 24 * 3_600_000;
+        let set =
+            |sets: &[(i64, i64)]| sets.iter().fold(Calendar::default(), |all, (at_, ahead)| all.set(at(*at_), *ahead));
+        let table = [
+            (Calendar::default(), Grade::Good, "has not been set"),
+            (set(&[(5_000, -7_200_000)]), Grade::Warning, "set back by 2h"),
+            (set(&[(5_000, -7_200_000)]), Grade::Warning, "2h behind the ledger's steady time"),
+            (set(&[(5_000, 7_200_000), (6_000, 0)]), Grade::Warning, "set 2 times as far as is remembered, and shows"),
+            (set(&[(5_000, 1_500)]), Grade::Good, "forward by 1s 500ms"),
+        ];
+        for (calendar, grade, words) in table {
+            let finding = of_sets(at(10_000), &calendar);
+            assert_eq!(finding.result, grade, "{words}");
+            assert!(finding.seen.contains(words), "{words}: {}", finding.seen);
+            have_fixes(&[finding]);
+            assert_eq!(of_sets(at(10_000 + day), &calendar).result, Grade::Good, "{words}, long ago");
+        }
     }
 }

@@ -15,10 +15,10 @@ use crate::ledger::access::{
     REQUESTS_KEPT, Scope, Token, TokenCreated, USE_NOTED_EVERY,
 };
 
-/// The server's time in milliseconds.
+/// The ledger's time in milliseconds.
 macro_rules! now {
     () => {
-        "floor(extract(epoch FROM clock_timestamp()) * 1000)::int8"
+        "ledger_millis()"
     };
 }
 

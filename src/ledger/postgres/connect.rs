@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::error::Error as _;
+use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
-use tokio_postgres::config::TargetSessionAttrs;
+use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config, Error, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -26,8 +27,7 @@ const SILENCE: Duration = Duration::from_secs(15);
 /// A ledger needs this version, which knows what became of a transaction.
 const OLDEST: i32 = 130_000;
 
-/// Set on every connection. A worker that freezes with rows locked is put out by the server, so
-/// that no other waits long for them. Everything here finds its rows by their names: a plan that
+/// Set on every connection. Everything here finds its rows by their names: a plan that
 /// was made while the tables were small must not go through all of them when they have grown. To
 /// compile such statements takes longer than to execute them; the server would, wherever a table
 /// without an index is read in spite of [`BY_INDEX`], which it takes for very expensive.
@@ -48,8 +48,13 @@ const BY_INDEX: &str = "
 /// Set by those who only look.
 const READ_ONLY: &str = "SET default_transaction_read_only = on";
 
-/// Added where a worker that freezes would keep all others from starting anything.
+/// Added for those that lock rows. A worker that freezes or is cut off with chains locked keeps every group waiting in
+/// which another has one of these, and that is soon all of them: so it is put out by the server, before the others' lock
+/// timeouts.
 const PUT_OUT_SOON: &str = "SET idle_in_transaction_session_timeout = '2s'";
+/// The same for slots. Nothing of a throttle starts anywhere while its row is locked, and a transaction takes two
+/// statements only.
+const PUT_OUT_AT_ONCE: &str = "SET idle_in_transaction_session_timeout = '500ms'";
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,20 +74,32 @@ pub(super) enum Use {
 pub(super) struct Address {
     config: Config,
     tls: MakeRustlsConnect,
+    /// The URL says nothing of encryption, and leads beyond this machine.
+    unsaid: bool,
     pub(super) shown: String,
     /// Connections only look: nothing can be written on them, and a standby will do.
     looks: bool,
 }
 
-/// Looks whether `url` can be used, without using it.
-pub(super) fn parse(url: &str) -> Result<(Config, Mode, Option<String>), String> {
+/// What a URL says.
+pub(super) struct Route {
+    pub(super) config: Config,
+    mode: Mode,
+    /// A PEM file.
+    authorities: Option<String>,
+    /// The URL says nothing of encryption, and leads beyond this machine.
+    unsaid: bool,
+}
+
+/// Reads `url`, without using it.
+pub(super) fn parse(url: &str) -> Result<Route, String> {
     let (base, query) = url.split_once('?').unwrap_or((url, ""));
-    let (mut mode, mut authorities, mut others) = (Mode::Prefer, None, Vec::new());
+    let (mut said, mut authorities, mut others) = (None, None, Vec::new());
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let value = percent_encoding::percent_decode_str(value).decode_utf8_lossy();
         match name {
-            "sslmode" => mode = Mode::parse(&value)?,
+            "sslmode" => said = Some(Mode::parse(&value)?),
             "sslrootcert" => authorities = Some(value.into_owned()),
             _ => others.push(pair),
         }
@@ -93,6 +110,9 @@ pub(super) fn parse(url: &str) -> Result<(Config, Mode, Option<String>), String>
     if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
         return Err("not a PostgreSQL URL: it names no host".into());
     }
+    // Whoever stands between two machines can answer for the server, and say that it has no TLS.
+    let usual = if is_here(&config) { Mode::Prefer } else { Mode::VerifyFull };
+    let mode = said.unwrap_or(usual);
     config.ssl_mode(mode.negotiation());
     if config.get_connect_timeout().is_none() {
         config.connect_timeout(CONNECT_HOST);
@@ -102,15 +122,57 @@ pub(super) fn parse(url: &str) -> Result<(Config, Mode, Option<String>), String>
     }
     // A server that takes no writes is as good as none; with several hosts the next one is tried.
     config.target_session_attrs(TargetSessionAttrs::ReadWrite).tcp_user_timeout(SILENCE).keepalives_idle(SILENCE);
-    Ok((config, mode, authorities))
+    Ok(Route { config, mode, authorities, unsaid: said.is_none() && usual == Mode::VerifyFull })
+}
+
+/// Whether all hosts are this machine: by loopback, or a socket in its file system.
+fn is_here(config: &Config) -> bool {
+    let (hosts, addresses) = (config.get_hosts(), config.get_hostaddrs());
+    let here = |host: &Host| match host {
+        Host::Tcp(name) => {
+            let bare = name.trim_start_matches('[').trim_end_matches(']');
+            name.eq_ignore_ascii_case("localhost")
+                || bare.parse().is_ok_and(|ip: IpAddr| ip.to_canonical().is_loopback())
+        }
+        Host::Unix(_) => true,
+    };
+    // An address goes before the name beside it.
+    let named = hosts.iter().skip(addresses.len()).all(here);
+    named && addresses.iter().all(|address| address.to_canonical().is_loopback())
+}
+
+impl Route {
+    /// What makes its TLS connections.
+    pub(super) fn connector(&self) -> Result<MakeRustlsConnect, String> {
+        tls::connector(self.mode, self.authorities.as_deref()).map_err(|why| explain(self.unsaid, why))
+    }
+
+    /// What an error on the way there means.
+    pub(super) fn words(&self, error: &Error) -> String {
+        explain(self.unsaid, words(error))
+    }
+}
+
+/// What went wrong, and what there is to choose where the URL has left it to us.
+fn explain(unsaid: bool, words: String) -> String {
+    let of_tls = ["TLS", "certificate", "sslrootcert"].iter().any(|word| words.contains(word));
+    if !unsaid || !of_tls {
+        return words;
+    }
+    format!(
+        "{words}; the host is not this machine, so sslmode is verify-full where the URL does not say otherwise: name \
+         the server's authority (?sslrootcert=FILE), or, where nobody else is in the network between, say so \
+         (?sslmode=disable, or ?sslmode=require for encryption with whoever answers)"
+    )
 }
 
 impl Address {
     /// Reads a `postgres://` URL and the certificates that it names.
     pub(super) fn new(url: &Secret) -> Result<Self, String> {
-        let (config, mode, authorities) = parse(url.expose())?;
-        let tls = tls::connector(mode, authorities.as_deref())?;
-        Ok(Self { config, tls, shown: url.to_string(), looks: false })
+        let route = parse(url.expose())?;
+        let tls = route.connector()?;
+        let Route { config, unsaid, .. } = route;
+        Ok(Self { config, tls, unsaid, shown: url.to_string(), looks: false })
     }
 
     /// The same, for those who only look.
@@ -155,10 +217,10 @@ impl Address {
             }
             session.client.batch_execute(SETTINGS).await?;
             match usage {
-                Use::Write => session.client.batch_execute(BY_INDEX).await?,
-                Use::Slots => {
+                Use::Write | Use::Slots => {
+                    let put_out = if usage == Use::Slots { PUT_OUT_AT_ONCE } else { PUT_OUT_SOON };
                     session.client.batch_execute(BY_INDEX).await?;
-                    session.client.batch_execute(PUT_OUT_SOON).await?;
+                    session.client.batch_execute(put_out).await?;
                 }
                 Use::Read => {}
                 Use::Long(most) => {
@@ -171,9 +233,14 @@ impl Address {
         };
         match timeout(CONNECT_WITHIN, work).await {
             Ok(Ok(session)) => Ok(session),
-            Ok(Err(error)) => Err(self.failed(words(&error))),
+            Ok(Err(error)) => Err(self.failed(self.words(&error))),
             Err(_) => Err(self.failed(format!("no answer within {} s", CONNECT_WITHIN.as_secs()))),
         }
+    }
+
+    /// What an error on the way there means.
+    pub(super) fn words(&self, error: &Error) -> String {
+        explain(self.unsaid, words(error))
     }
 
     pub(super) fn failed(&self, reason: impl Into<String>) -> LedgerError {
@@ -258,6 +325,38 @@ pub(super) fn ends_session(error: &Error) -> bool {
                 SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
             ];
             over.contains(code) || code.code().starts_with("08")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beyond_this_machine_encryption_is_not_left_to_the_server() {
+        let table = [
+            ("postgres://u@localhost/d", Mode::Prefer, false),
+            ("postgres://u@LocalHost:5433/d", Mode::Prefer, false),
+            ("postgres://u@127.0.0.1/d", Mode::Prefer, false),
+            ("postgres://u@[::1]/d", Mode::Prefer, false),
+            ("postgres://u@%2Fvar%2Frun%2Fpostgresql/d", Mode::Prefer, false),
+            ("postgres://u@db.example/d?hostaddr=127.0.0.1", Mode::Prefer, false),
+            ("postgres://u@localhost/d?hostaddr=192.0.2.1", Mode::VerifyFull, true),
+            ("postgres://u@db.example/d", Mode::VerifyFull, true),
+            ("postgres://u@postgres/d", Mode::VerifyFull, true),
+            ("postgres://u@192.0.2.1/d?application_name=x", Mode::VerifyFull, true),
+            ("postgres://u@localhost,db.example/d", Mode::VerifyFull, true),
+            ("postgres://u@127.0.0.1.example/d", Mode::VerifyFull, true),
+            ("postgres://u@db.example/d?sslmode=disable", Mode::Disable, false),
+            ("postgres://u@db.example/d?sslmode=prefer", Mode::Prefer, false),
+            ("postgres://u@db.example/d?sslmode=require", Mode::Require, false),
+            ("postgres://u@localhost/d?sslmode=verify-full", Mode::VerifyFull, false),
+        ];
+        for (url, mode, unsaid) in table {
+            let route = parse(url).unwrap();
+            assert_eq!((route.mode, route.unsaid), (mode, unsaid), "{url}");
+            assert_eq!(route.config.get_ssl_mode(), mode.negotiation(), "{url}");
         }
     }
 }

@@ -114,7 +114,8 @@ const FEW: i64 = 10_000;
 /// When it cannot be asked.
 pub async fn look(url: &Secret) -> Result<SeenServer, Unasked> {
     let address = Address::new(url).map_err(|words| Unasked { code: None, words })?.for_looking();
-    let (client, task) = address.dial().await.map_err(unasked)?;
+    let unreached = |error: Error| Unasked { words: address.words(&error), ..unasked(error) };
+    let (client, task) = address.dial().await.map_err(unreached)?;
     let seen = ask(&client).await.map_err(unasked);
     task.abort();
     seen

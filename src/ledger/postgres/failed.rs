@@ -43,10 +43,10 @@ macro_rules! fits {
 
 pub(super) use fits;
 
-/// The server's time, in milliseconds.
+/// The ledger's time, in milliseconds.
 macro_rules! now {
     () => {
-        "floor(extract(epoch FROM clock_timestamp()) * 1000)::int8"
+        "ledger_millis()"
     };
 }
 

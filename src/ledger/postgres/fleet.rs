@@ -17,7 +17,7 @@ const ORDER: Duration = Duration::from_secs(60);
 
 /// One statement for all of it. Waits for nobody: what another worker forgets just now is forgotten all the same.
 const ATTEND: &str = "
-    WITH now AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 AS ms),
+    WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms),
          silent AS (
              DELETE FROM workers WHERE worker IN (
                  SELECT worker FROM workers, now WHERE seen < ms - $5 AND worker <> $1 FOR UPDATE OF workers SKIP LOCKED)

@@ -7,7 +7,7 @@ use tokio::task::AbortHandle;
 use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::{Client, Error, RowStream};
 
-use super::{connect, tls};
+use super::connect;
 use crate::config::Secret;
 
 /// How long the server works on the query at most.
@@ -27,10 +27,10 @@ impl Foreign {
     /// # Errors
     /// What the server, or the way to it, says.
     pub(crate) async fn select(url: &Secret, query: &str) -> Result<Self, String> {
-        let (mut config, mode, authorities) = connect::parse(url.expose())?;
-        config.target_session_attrs(TargetSessionAttrs::Any);
-        let connector = tls::connector(mode, authorities.as_deref())?;
-        let (client, connection) = config.connect(connector).await.map_err(told)?;
+        let mut route = connect::parse(url.expose())?;
+        route.config.target_session_attrs(TargetSessionAttrs::Any);
+        let connected = route.config.connect(route.connector()?).await;
+        let (client, connection) = connected.map_err(|error| route.words(&error))?;
         let connection = tokio::spawn(async move { drop(connection.await) }).abort_handle();
         // The server knows how its types look in JSON. The line's end closes a comment in the query.
         let sql = format!("SELECT to_json(entity)::text FROM ({query}\n) AS entity");

@@ -3,21 +3,23 @@
 //! verbs of the group, and the statements of a round trip follow each other without waiting.
 
 use futures_util::future::{BoxFuture, FutureExt, join_all, join3};
+use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row, Statement};
 
+use super::clock;
 use super::connect::{Session, ends_session, passes, words};
 use super::page::{Held, Page, Wanted};
 use super::write::{self, Column, Part};
-use crate::clock::{Followed, Time};
+use crate::clock::{Followed, Seen, Time};
 use crate::guard::Manual;
-use crate::ledger::{ChainRow, ChainState, Hint};
+use crate::ledger::{ChainRow, ChainState, Hint, Holder};
 
 /// Locks chains, always in the order of their epochs, so that two transactions never wait for each
 /// other. The locked table stands alone: from a join, a row that another transaction has changed
 /// while this one waited for it can be missing.
 const LOCK: &str = "
-    SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, nominal, lease_until, sent, once, fence, watch_at,
+    SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, nominal, holder, sent, once, fence, watch_at,
            looks, expected, started_tick, last_start, last_finish, batch_total, batch_open, batch_failed, owner, schedule,
            CASE WHEN $2::bool OR epoch = ANY ($3::int8[]) THEN payload ELSE '' END,
            CASE WHEN $2::bool OR epoch = ANY ($3::int8[]) THEN carry END, depth, priority, manual, beside
@@ -26,12 +28,26 @@ const LOCK: &str = "
         SELECT named.epoch FROM unnest($4::text[], $5::text[]) AS n (kind, key)
         JOIN chains named ON named.kind = n.kind AND named.key = n.key AND named.parent = 0))
     ORDER BY epoch FOR UPDATE";
-/// The time, the transaction, and numbers from the sequences. Asked after all locks are had: so a
-/// chain's fences rise, and no lease is judged by the time before the wait for a lock.
+/// The time, the transaction, numbers from the sequences, and the sessions that go on. Asked after all locks are had: so
+/// a chain's fences rise, and no lease is judged by the time before the wait for a lock. A statement that waits for a
+/// row gets the row as it is then, and everything else as it was before: by the sessions from before the wait, the
+/// holder would seem gone that has begun and claimed meanwhile.
 const NUMBERS: &str = "
     SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_current_xact_id()::text,
            ARRAY(SELECT nextval('fences') FROM generate_series(1, $1::int8)),
-           ARRAY(SELECT nextval('epochs') FROM generate_series(1, $2::int8))";
+           ARRAY(SELECT nextval('epochs') FROM generate_series(1, $2::int8)), (SELECT set_by FROM ledger_clock),
+           (SELECT version FROM ledger_clock), ARRAY(SELECT session FROM sessions)";
+/// How many workers have died over the attempts of these claims, as [`crate::ledger::sqlite`] counts it.
+const DEATHS: &str = "
+    WITH RECURSIVE claims AS (
+        SELECT fence AS last, previous, epoch, tick, attempt, verdict, reason, 1 AS nth FROM attempts
+        WHERE fence = ANY ($1::int8[])
+        UNION ALL
+        SELECT c.last, a.previous, a.epoch, a.tick, a.attempt, a.verdict, a.reason, c.nth + 1
+        FROM claims c JOIN attempts a
+            ON a.fence = c.previous AND a.epoch = c.epoch AND a.tick = c.tick AND a.attempt = c.attempt
+        WHERE a.verdict IN ('lost', 'fenced') AND c.nth < 32)
+    SELECT last, count(*) FROM claims WHERE verdict IS NULL OR (verdict = 'lost' AND reason IS NULL) GROUP BY last";
 /// What nearly every group needs, prepared before the first one waits for it.
 pub(super) const USUAL: [&str; 5] = [LOCK, NUMBERS, write::MOVE, write::BEGIN_ATTEMPTS, write::END_ATTEMPTS];
 
@@ -92,7 +108,7 @@ pub(super) trait Decisions: Send {
 pub(super) async fn transact(
     session: &Session,
     verbs: &mut dyn Decisions,
-    clock: &Followed,
+    followed: &Followed,
     manner: Manner,
     committing: &mut Option<String>,
 ) -> Result<(), Failed> {
@@ -103,6 +119,7 @@ pub(super) async fn transact(
     let (fences, epochs) = (wanted.fences, wanted.new_epochs);
     let parameters: [&(dyn ToSql + Sync); 2] = [&fences, &epochs];
     let ask = || session.client.query_one(&numbers, &parameters);
+    let mut asked = Instant::now();
     let (begun, locked, mut told) =
         join3(session.client.batch_execute(manner.begin()), lock(session, &wanted), ask()).await;
     begun?;
@@ -112,12 +129,30 @@ pub(super) async fn transact(
     verbs.wants_further(&mut page, &mut further);
     if !further.names.is_empty() {
         lock(session, &further).await?.into_iter().try_for_each(|row| held(&row).map(|held| page.add(held)))?;
+        asked = Instant::now();
         told = ask().await;
     }
     let told = told?;
-    let (micros, xid): (i64, String) = (told.try_get(0)?, told.try_get(1)?);
-    clock.observe(micros);
-    page.begin(Time::from_millis(micros.div_euclid(1_000)), told.try_get(2)?, told.try_get(3)?);
+    let xid: String = told.try_get(1)?;
+    let seen = Seen {
+        server: told.try_get(0)?,
+        set: told.try_get(4)?,
+        version: told.try_get(5)?,
+        asked,
+        answered: Instant::now(),
+    };
+    let sessions: Vec<i64> = told.try_get(6)?;
+    page.judge_holders(&sessions);
+    let left_over = page.left_over(&wanted.taken_over);
+    if !left_over.is_empty() {
+        let deaths = session.statement(DEATHS).await?;
+        for row in session.client.query(&deaths, &[&left_over]).await? {
+            page.count_deaths(row.try_get(0)?, small(row.try_get(1)?));
+        }
+    }
+    let reading = followed.read(seen);
+    clock::correct(&session.client, &seen, reading).await?;
+    page.begin(reading.time(), told.try_get(2)?, told.try_get(3)?);
     verbs.decide(&mut page);
     write(session, &page, xid, committing).await
 }
@@ -132,13 +167,17 @@ async fn lock(session: &Session, wanted: &Wanted) -> Result<Vec<Row>, Error> {
 
 fn held(row: &Row) -> Result<Held, Error> {
     let time = |column: usize| row.try_get(column).map(Time::from_millis);
+    let session: i64 = row.try_get(10)?;
     Ok(Held {
         found_as: row.try_get(0)?,
         chain: ChainRow {
             hint: hint(row)?,
             state: ChainState::from_number(row.try_get(8)?),
             nominal: time(9)?,
-            lease_until: time(10)?,
+            // Until it is known which sessions go on.
+            holder: if session == 0 { Holder::Nobody } else { Holder::Alive },
+            session,
+            deaths: 0,
             sent: row.try_get(11)?,
             once: row.try_get(12)?,
             started_tick: row.try_get(17)?,

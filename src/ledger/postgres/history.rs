@@ -29,18 +29,20 @@ impl Reader {
     /// Places of unique jobs, and of retries, that are over say nothing any more.
     async fn forget_places(&self, before: Time) -> Result<(), LedgerError> {
         let delete = "DELETE FROM uniques WHERE until <= $1";
-        self.execute(delete, &[&before.as_millis()]).await.map(drop)
+        self.execute(delete, &[&before.as_millis()]).await?;
+        // Of jobs that have never come again.
+        self.execute("DELETE FROM in_hand WHERE at <= $1", &[&before.as_millis()]).await.map(drop)
     }
 }
 
 #[async_trait]
 impl History for PostgresLedger {
     async fn end_left(&self, limit: u32) -> Result<(), LedgerError> {
-        let left = "WITH now AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 AS ms),
+        let left = "WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms),
                          held AS MATERIALIZED (SELECT epoch, fence FROM chains
-                              WHERE left_held AND lease_until <= (SELECT ms FROM now)
+                              WHERE left_held AND holder NOT IN (SELECT session FROM sessions)
                               ORDER BY epoch LIMIT $1 FOR UPDATE),
-                         free AS (UPDATE chains c SET lease_until = 0 FROM held WHERE c.epoch = held.epoch)
+                         free AS (UPDATE chains c SET holder = 0 FROM held WHERE c.epoch = held.epoch)
                     UPDATE attempts a SET finished = now.ms, verdict = 'lost'
                     FROM held, now WHERE a.fence = held.fence AND a.finished IS NULL";
         self.reader.execute(left, &[&i64::from(limit)]).await.map(drop)

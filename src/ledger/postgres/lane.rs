@@ -39,7 +39,7 @@ const GROUP: Duration = Duration::from_secs(20);
 const TRIES: u32 = 6;
 /// The pauses between attempts to connect: the first, doubled up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LAST_PAUSE: Duration = Duration::from_secs(2);
+const LAST_PAUSE: Duration = Duration::from_millis(200);
 /// For how long the server is asked what became of a commit.
 const RESOLVE: Duration = Duration::from_secs(5);
 

@@ -7,7 +7,7 @@ use super::connect::words;
 use super::failed::{failure, failure_columns};
 use super::group::hint;
 use super::reader::Reader;
-use super::views::{attempt, time, waits_for_twin};
+use super::views::{attempt, holder, time, waits_for_twin};
 use crate::clock::Time;
 use crate::ledger::look::sql_like;
 use crate::ledger::{
@@ -19,7 +19,8 @@ type Result<T> = std::result::Result<T, LedgerError>;
 /// The columns that [`listed`] reads, of `chains`.
 macro_rules! listed_columns {
     () => {
-        "epoch, kind, key, queue, tick, attempt, due, parent, state, fence, nominal, lease_until, owner, schedule,
+        "epoch, kind, key, queue, tick, attempt, due, parent, state, fence, nominal,
+         CASE WHEN holder = 0 THEN 0 WHEN holder IN (SELECT session FROM sessions) THEN 1 ELSE 2 END::int8, owner, schedule,
          last_start, last_finish, started_tick, batch_open, batch_total,
          -- Of the run that ended it, and of none before.
          CASE WHEN state = 2 THEN
@@ -37,7 +38,7 @@ pub(super) fn listed(row: &Row) -> std::result::Result<Listed, Error> {
         state: ChainState::from_number(row.try_get(8)?),
         fence: row.try_get(9)?,
         nominal: time(row, 10)?,
-        lease_until: time(row, 11)?,
+        holder: holder(row, 11)?,
         owner: row.try_get(12)?,
         schedule: row.try_get(13)?,
         last_start: time(row, 14)?,
@@ -58,7 +59,7 @@ impl Reader {
                     " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2)
                       AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4)
                       AND ($5::text IS NULL OR queue = $5)
-                      AND ($6::int8 IS NULL OR (state = 0 AND due < $6 AND lease_until <= $8 AND batch_open = 0
+                      AND ($6::int8 IS NULL OR (state = 0 AND due < $6 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0
                                                 AND NOT ",
                     waits_for_twin!("$8"),
                     "))
@@ -94,9 +95,9 @@ impl Reader {
                    WHERE (kind, key) > ($4, $5) AND kind <= $6 AND NOT once AND parent = 0
                      AND ($1::text IS NULL OR key = $1) AND ($2::text IS NULL OR owner = $2)
                      AND ($3::text IS NULL OR key LIKE $3)
-                     AND ($7::int8 IS NULL OR state = $7) AND (NOT $8 OR lease_until > $9)
+                     AND ($7::int8 IS NULL OR state = $7) AND (NOT $8 OR holder IN (SELECT session FROM sessions))
                      AND ($11::text IS NULL OR queue = $11)
-                     AND ($12::int8 IS NULL OR (state = 0 AND due < $12 AND lease_until <= $9 AND batch_open = 0
+                     AND ($12::int8 IS NULL OR (state = 0 AND due < $12 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0
                                                 AND NOT ",
             waits_for_twin!("$9"),
             "))
@@ -110,6 +111,23 @@ impl Reader {
         let parameters: [&(dyn ToSql + Sync); 12] =
             [key, owner, &like, &after_kind, &after_key, &last, &state, &running, &now, &limit, queue, &late_before];
         self.rows(sql, &parameters, listed).await
+    }
+
+    pub(super) async fn furthest(&self, queue: String, now: Time, limit: u32) -> Result<Vec<Listed>> {
+        let sql = concat!(
+            "SELECT ",
+            listed_columns!(),
+            " FROM chains
+              WHERE NOT once AND parent = 0 AND epoch IN (
+                  SELECT epoch FROM (SELECT epoch FROM chains WHERE queue = $1 AND state = 0
+                                     ORDER BY watch_at DESC LIMIT $2::int8) last
+                  UNION ALL
+                  SELECT epoch FROM (SELECT epoch, due FROM chains WHERE queue = $1 AND state = 0 AND watch_at < $3
+                                     ORDER BY watch_at LIMIT $2::int8) first WHERE due > $3)
+              ORDER BY due DESC"
+        );
+        let (limit, now) = (i64::from(limit), now.as_millis());
+        self.rows(sql, &[&queue, &limit, &now], listed).await
     }
 
     pub(super) async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>> {
@@ -177,14 +195,14 @@ impl Reader {
                    held AS MATERIALIZED (
                        SELECT epoch FROM chains WHERE epoch IN (SELECT epoch FROM moves) ORDER BY epoch FOR UPDATE),
                    now AS MATERIALIZED (
-                       SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 AS ms, count(*) FROM held)
+                       SELECT ledger_millis() AS ms, count(*) FROM held)
                    UPDATE chains c
                    SET nominal = m.nominal, due = m.due, expected = m.due, watch_at = m.watch_at, sent = false,
                        looks = 0
                    FROM moves m, now
                    WHERE c.epoch = m.epoch AND c.tick = m.tick AND c.due = m.was AND c.due > now.ms AND c.attempt = 1
                      AND c.started_tick < c.tick AND c.state IN (0, 1) AND NOT c.once AND c.parent = 0
-                     AND c.lease_until <= now.ms AND c.batch_open = 0
+                     AND c.holder NOT IN (SELECT session FROM sessions) AND c.batch_open = 0
                    RETURNING c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent, c.priority";
         let column = |of: fn(&Move) -> i64| moves.iter().map(of).collect::<Vec<i64>>();
         let (epochs, ticks) = (column(|m| m.epoch), column(|m| m.tick));

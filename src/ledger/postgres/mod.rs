@@ -10,6 +10,7 @@
 //! Only the server's clock decides. What [`Ledger::now`] tells follows it.
 
 mod access;
+mod clock;
 mod connect;
 mod contents;
 pub mod examine;
@@ -27,6 +28,7 @@ mod rosters;
 mod running;
 mod schema;
 mod search;
+mod sessions;
 mod slots;
 mod tls;
 mod traffic;
@@ -35,6 +37,7 @@ mod views;
 mod write;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -45,10 +48,12 @@ use tokio::time::timeout;
 use super::{
     AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, FailedItem, Failure, Filter, Finish,
     FinishRequest, Hint, KeptJob, Kinds, LateChain, Ledger, LedgerError, Listed, LookAgain, Move, NewChain, Order,
-    Overdue, OwnerCensus, Place, Renewal, Sent, SpawnedJob, Which,
+    Overdue, OwnerCensus, Place, Sent, SpawnedJob, Which,
 };
-use crate::clock::{Clock, Entropy, Followed, Time};
+use crate::calendar::Calendar;
+use crate::clock::{Clock, Entropy, Followed, Seen, Time};
 use crate::config::Secret;
+use crate::ledger::mark::Marks;
 use crate::ledger::traffic::Counters;
 use crate::progress::Progress;
 use connect::{Address, Use, words};
@@ -57,7 +62,7 @@ use lane::Lane;
 use page::Quarantined;
 use reader::Reader;
 use slots::Desk;
-use verbs::{Accept, Enroll, Flush, ForgetJobs, KeepJob, Look, MarkSent, RecordFailure, Renew};
+use verbs::{Accept, Enroll, Flush, ForgetJobs, KeepJob, Look, MarkSent, RecordFailure};
 
 /// Lanes for the verbs of single chains. While one waits for its commit, the other works.
 const LANES: usize = 2;
@@ -77,12 +82,17 @@ pub(crate) fn check_url(url: &str) -> Result<(), String> {
 pub struct PostgresLedger {
     id: String,
     clock: Arc<Followed>,
+    /// When the time was last noted, in milliseconds.
+    noted: AtomicI64,
     address: Address,
     /// A chain's verbs always take the same.
     chains: Vec<Lane>,
     /// For verbs about many chains, or none, which would hold up the others.
     rest: Lane,
     reader: Reader,
+    /// For what workers need to know of each other: a long query would keep it waiting.
+    pulse: Reader,
+    marks: Marks,
     desk: Desk,
     /// Leave to open a connection of one's own.
     own: Semaphore,
@@ -96,17 +106,20 @@ impl PostgresLedger {
     /// [`LedgerError::Open`] with what to do.
     pub async fn open(url: &Secret, entropy: &Entropy) -> Result<Self, LedgerError> {
         let address = Address::new(url).map_err(|reason| LedgerError::Open { path: url.to_string(), reason })?;
-        let (id, micros) = timeout(MIGRATIONS * 2, prepare(&address, entropy))
+        let (id, seen, calendar) = timeout(MIGRATIONS * 2, prepare(&address, entropy))
             .await
             .map_err(|_| address.failed("it does not answer"))??;
-        let clock = Arc::new(Followed::new(micros));
+        let clock = Arc::new(Followed::new(seen, calendar));
         let counters = Arc::<Counters>::default();
         let lane = || Lane::open(&address, clock.clone(), counters.clone());
         let chains = try_join_all((0..LANES).map(|_| lane())).await?;
         let rest = lane().await?;
         let reader = Reader::open(&address, counters.clone()).await?;
+        let pulse = reader.again();
         let desk = Desk::new(&address, clock.clone(), counters.clone());
-        Ok(Self { id, clock, address, chains, rest, reader, desk, own: Semaphore::new(OWN_CONNECTIONS), counters })
+        let (marks, own) = (Marks::shared(format!("roundelay-{id}-"), entropy), Semaphore::new(OWN_CONNECTIONS));
+        let noted = AtomicI64::default();
+        Ok(Self { id, clock, noted, address, chains, rest, reader, pulse, marks, desk, own, counters })
     }
 
     /// Opens the ledger only to look at it: nothing is created, written or brought up to date, and every verb that
@@ -120,24 +133,28 @@ impl PostgresLedger {
         let session = address.connect(Use::Read).await?;
         let asked = async {
             let sql = "SELECT (SELECT value FROM meta WHERE name = 'ledger_id'),
-                              (SELECT value FROM meta WHERE name = 'ledger_version'),
-                              floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
+                              (SELECT value FROM meta WHERE name = 'ledger_version')";
             let row = session.client.query_one(sql, &[]).await?;
-            Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
+            Ok((row.try_get(0)?, row.try_get(1)?))
         };
-        let (id, version, micros): (String, String, i64) =
+        let (id, version): (String, String) =
             asked.await.map_err(|error: tokio_postgres::Error| address.failed(words(&error)))?;
         if version != schema::VERSION.to_string() {
             let known = schema::VERSION;
             let words = format!("its format is version {version}, and this program looks at version {known}");
             return Err(address.failed(words));
         }
-        let clock = Arc::new(Followed::new(micros));
+        let (seen, calendar) =
+            clock::first(&session.client, false).await.map_err(|error| address.failed(words(&error)))?;
+        let clock = Arc::new(Followed::new(seen, calendar));
         let counters = Arc::<Counters>::default();
         let reader = Reader::open(&address, counters.clone()).await?;
         let desk = Desk::new(&address, clock.clone(), counters.clone());
         let (rest, own) = (Lane::closed(), Semaphore::new(OWN_CONNECTIONS));
-        Ok(Self { id, clock, address, chains: Vec::new(), rest, reader, desk, own, counters })
+        let pulse = reader.again();
+        let marks = Marks::new(None, String::new(), &Entropy::seeded(0));
+        let noted = AtomicI64::default();
+        Ok(Self { id, clock, noted, address, chains: Vec::new(), rest, reader, pulse, marks, desk, own, counters })
     }
 
     /// The clock that follows the server's.
@@ -194,14 +211,13 @@ impl OwnSchema {
     }
 }
 
-/// Brings the schema up to date; answers with the ledger's id and the server's time.
-async fn prepare(address: &Address, entropy: &Entropy) -> Result<(String, i64), LedgerError> {
+/// Brings the schema up to date; answers with the ledger's id, the server's time, and what is known of its clock.
+async fn prepare(address: &Address, entropy: &Entropy) -> Result<(String, Seen, Calendar), LedgerError> {
     let mut session = address.connect(Use::Long(MIGRATIONS)).await?;
     session.check_version().await.map_err(|reason| address.failed(reason))?;
     let id = schema::migrate(&mut session, entropy).await.map_err(|reason| address.failed(reason))?;
-    let now = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
-    let micros = session.client.query_one(now, &[]).await.and_then(|row| row.try_get(0));
-    Ok((id, micros.map_err(|error| address.failed(words(&error)))?))
+    let (seen, calendar) = clock::first(&session.client, true).await.map_err(|error| address.failed(words(&error)))?;
+    Ok((id, seen, calendar))
 }
 
 #[async_trait]
@@ -214,6 +230,14 @@ impl Ledger for PostgresLedger {
         self.clock.now()
     }
 
+    fn calendar(&self) -> Arc<Calendar> {
+        self.clock().calendar()
+    }
+
+    async fn read_clock(&self) -> Result<(), LedgerError> {
+        self.read().await
+    }
+
     async fn enroll(&self, chains: Vec<NewChain>) -> Result<Vec<Enrolled>, LedgerError> {
         self.rest.write(Enroll(chains)).await
     }
@@ -224,10 +248,6 @@ impl Ledger for PostgresLedger {
 
     async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError> {
         self.lane(request.hint.epoch).write(request).await
-    }
-
-    async fn renew(&self, leases: Vec<Renewal>, lease: Duration) -> Result<Vec<bool>, LedgerError> {
-        self.rest.write(Renew { leases, lease }).await
     }
 
     async fn finish(&self, request: FinishRequest) -> Result<Finish, LedgerError> {
@@ -357,6 +377,10 @@ impl Ledger for PostgresLedger {
 
     async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError> {
         self.reader.chains(kind, key).await
+    }
+
+    async fn furthest(&self, queue: String, limit: u32) -> Result<Vec<Listed>, LedgerError> {
+        self.reader.furthest(queue, self.now(), limit).await
     }
 
     async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError> {

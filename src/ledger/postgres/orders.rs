@@ -25,14 +25,14 @@ const TRIES: u32 = 5;
 macro_rules! sql {
     ($head:literal, $state:literal $(, $tail:literal)?) => {
         concat!(
-            "WITH now AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 AS ms) ",
+            "WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms) ",
             $head,
             " ",
             $state,
             " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2) ",
             "AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4) ",
             "AND ($5::text IS NULL OR queue = $5) AND ($6::int8 IS NULL OR (state = 0 AND chains.due < $6 ",
-            "AND lease_until <= (SELECT ms FROM now) AND batch_open = 0 AND NOT ",
+            "AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND NOT ",
             waits_for_twin!("(SELECT ms FROM now)"),
             ")) ",
             "AND ($7::int8 IS NULL OR state = $7) AND parent = 0 ",
@@ -57,12 +57,12 @@ fn statements(order: Order) -> Vec<&'static str> {
                 lock!($state),
                 sql!(
                     "UPDATE attempts a SET finished = now.ms, verdict = 'lost' FROM chains, now
-                     WHERE a.fence = chains.fence AND a.finished IS NULL AND lease_until <> 0 AND",
+                     WHERE a.fence = chains.fence AND a.finished IS NULL AND holder <> 0 AND",
                     $state
                 ),
                 sql!(
                     "UPDATE chains
-                     SET epoch = nextval('epochs'), attempt = 1, sent = false, looks = 0, lease_until = 0,
+                     SET epoch = nextval('epochs'), attempt = 1, sent = false, looks = 0, holder = 0,
                          batch_total = 0, batch_open = 0, batch_failed = 0, nominal = now.ms, due = now.ms, expected = now.ms, watch_at = now.ms,
                          state = CASE state WHEN 1 THEN 1 ELSE 0 END
                      FROM now WHERE",
@@ -147,7 +147,7 @@ async fn steer_owner(transaction: &Transaction<'_>, owner: &str, order: Order) -
         Order::Recover | Order::RecoverAll => return Ok(()),
     };
     let upsert = "INSERT INTO owners (owner, state, at)
-                  VALUES ($1, $2, floor(extract(epoch FROM clock_timestamp()) * 1000)::int8)
+                  VALUES ($1, $2, ledger_millis())
                   ON CONFLICT (owner) DO UPDATE SET state = excluded.state, at = excluded.at WHERE owners.state <> 2";
     transaction.execute(upsert, &[&owner, &(state as i64)]).await?;
     Ok(())
@@ -167,7 +167,7 @@ impl Reader {
         window: Duration,
     ) -> Result<String, LedgerError> {
         // Who finds it taken changes nothing, and is told by whom.
-        let take = "WITH now AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 AS ms)
+        let take = "WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms)
                     INSERT INTO uniques AS u (kind, key, id, until) SELECT $1, $2, $3, ms + $4 FROM now
                     ON CONFLICT (kind, key) DO UPDATE
                     SET id = CASE WHEN u.until <= (SELECT ms FROM now) THEN excluded.id ELSE u.id END,
@@ -204,12 +204,11 @@ impl Reader {
         slack: Duration,
     ) -> Result<Option<Hint>, LedgerError> {
         // What is due already has its message, or catch-up sends it.
-        let advance =
-            "WITH now AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 AS ms)
+        let advance = "WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms)
                        UPDATE chains SET due = ms, expected = ms, watch_at = ms + $3, sent = false, looks = 0
                        FROM now
                        WHERE kind = $1 AND key = $2 AND NOT once AND parent = 0
-                         AND state = 0 AND lease_until <= ms AND batch_open = 0 AND due > ms
+                         AND state = 0 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND due > ms
                        RETURNING epoch, kind, key, queue, tick, attempt, due, parent, priority";
         let slack = i64::try_from(slack.as_millis()).unwrap_or(i64::MAX);
         let rows = self.query(advance, &[&kind, &key, &slack]).await?;

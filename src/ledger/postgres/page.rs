@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::clock::Time;
+use crate::deaths::SET_ASIDE;
 use crate::guard::Manual;
-use crate::ledger::{ChainRow, ChainState, FailedItem, Hint};
+use crate::ledger::{ChainRow, ChainState, FailedItem, Hint, Holder};
 
 /// What is to be locked, and what is to be taken from the sequences.
 #[derive(Debug, Default)]
@@ -17,6 +18,8 @@ pub(super) struct Wanted {
     pub(super) epochs: BTreeMap<i64, bool>,
     /// Chains by kind and key, with their payload.
     pub(super) names: HashSet<(String, String)>,
+    /// Chains whose holders are to be taken for dead.
+    pub(super) taken_over: HashSet<i64>,
     /// How many fences, at most.
     pub(super) fences: i64,
     /// How many epochs, at most.
@@ -62,6 +65,7 @@ pub(super) struct Inserted {
     pub(super) epoch: i64,
     pub(super) queue: String,
     pub(super) priority: Option<u8>,
+    pub(super) nominal: Time,
     pub(super) due: Time,
     pub(super) watch_at: Time,
     pub(super) payload: String,
@@ -180,6 +184,28 @@ impl Page {
         self.rows.push(row);
     }
 
+    /// Tells which sessions go on, now that all locks are had: what others hold is left over.
+    pub(super) fn judge_holders(&mut self, sessions: &[i64]) {
+        for row in self.rows.iter_mut().filter(|row| row.is_held() && !sessions.contains(&row.chain.session)) {
+            row.chain.holder = Holder::Gone;
+        }
+    }
+
+    /// The last claims of chains whose holders are gone, or are to be taken for that.
+    pub(super) fn left_over(&self, taken_over: &HashSet<i64>) -> Vec<i64> {
+        let left = |row: &&Held| match row.chain.holder {
+            Holder::Gone => true,
+            Holder::Alive => taken_over.contains(&row.found_as),
+            Holder::Nobody => false,
+        };
+        self.rows.iter().filter(left).map(|row| row.fence).collect()
+    }
+
+    /// So many workers have died over the attempt of this claim.
+    pub(super) fn count_deaths(&mut self, fence: i64, deaths: u32) {
+        self.rows.iter_mut().filter(|row| row.fence == fence).for_each(|row| row.chain.deaths = deaths);
+    }
+
     /// Gives the numbers that verbs may take, and the time.
     pub(super) fn begin(&mut self, now: Time, fences: Vec<i64>, epochs: Vec<i64>) {
         (self.now, self.fences, self.epochs) = (now, fences.into_iter(), epochs.into_iter());
@@ -236,13 +262,13 @@ impl Page {
         let at = self.by_epoch.remove(&old)?;
         self.by_epoch.insert(new, at);
         let row = &mut self.rows[at];
-        if row.chain.lease_until != Time::default() {
-            lost(&mut self.writes, row.fence, self.now);
+        if row.chain.session != 0 {
+            lost(&mut self.writes, row.fence, None, self.now);
         }
         row.chain.hint.epoch = new;
         row.chain.hint.attempt = 1;
         row.chain.sent = false;
-        row.chain.lease_until = Time::default();
+        row.release();
         (row.batch_total, row.chain.batch_open, row.batch_failed) = (0, 0, 0);
         self.writes.over.push(old);
         row.looks = 0;
@@ -251,8 +277,19 @@ impl Page {
     }
 
     /// The holder of this fence never finished.
-    pub(super) fn lost(&mut self, fence: i64) {
-        lost(&mut self.writes, fence, self.now);
+    pub(super) fn lost(&mut self, fence: i64, reason: Option<&str>) {
+        lost(&mut self.writes, fence, reason, self.now);
+    }
+
+    /// Too many workers have died while they ran the tick of this chain: it waits for a person.
+    pub(super) fn set_aside(&mut self, epoch: i64) {
+        let now = self.now;
+        let Some(held) = self.epoch(epoch) else { return };
+        held.become_state(ChainState::Quarantined);
+        held.release();
+        let (fence, Hint { kind, key, .. }) = (held.fence, held.chain.hint.clone());
+        self.lost(fence, Some(SET_ASIDE));
+        self.failed(&kind, &key, &FailedItem::new("", SET_ASIDE.to_owned()), now);
     }
 
     /// Notes a failure of an entity.
@@ -281,12 +318,12 @@ impl Page {
     }
 }
 
-fn lost(writes: &mut Writes, fence: i64, at: Time) {
+fn lost(writes: &mut Writes, fence: i64, reason: Option<&str>, at: Time) {
     // An end that the group has written already stands.
     writes.ended.entry(fence).or_insert(Ended {
         at,
         verdict: "lost",
-        reason: None,
+        reason: reason.map(Into::into),
         left_out: (0, 0),
         progress: None,
         only_if_open: true,
@@ -302,7 +339,17 @@ impl Held {
 
     /// Whether somebody has it, and has not finished.
     pub(super) fn is_held(&self) -> bool {
-        self.chain.lease_until != Time::default()
+        self.chain.session != 0
+    }
+
+    /// A session has it from now on.
+    pub(super) fn hold(&mut self, session: i64) {
+        (self.chain.session, self.chain.holder) = (session, Holder::Alive);
+    }
+
+    /// Nobody has it any more.
+    pub(super) fn release(&mut self) {
+        (self.chain.session, self.chain.holder) = (0, Holder::Nobody);
     }
 
     /// Sets its state.

@@ -41,6 +41,12 @@ impl Reader {
         Ok(Self { address: address.clone(), counters, state: Mutex::new(State { session, away: None }) })
     }
 
+    /// Another to the same server, which connects when it is first asked.
+    pub(super) fn again(&self) -> Self {
+        let state = Mutex::new(State { session: None, away: None });
+        Self { address: self.address.clone(), counters: self.counters.clone(), state }
+    }
+
     /// Asks, and once more on a new connection if the first one is lost.
     pub(super) async fn query(
         &self,

@@ -8,17 +8,18 @@ use tokio_postgres::{Error, Row};
 use super::PostgresLedger;
 use super::connect::words;
 use crate::clock::Time;
+use crate::deaths::Hands;
 use crate::ledger::{LedgerError, Running, RunningJob};
 use crate::progress::Progress;
 
 /// Waits for nobody: what another worker forgets just now is forgotten all the same.
 const FORGET: &str = "DELETE FROM running WHERE (id, worker) IN (
                           SELECT id, worker FROM running
-                          WHERE until <= floor(extract(epoch FROM clock_timestamp()) * 1000)::int8
+                          WHERE until <= ledger_millis()
                              OR (worker = $1 AND id = ANY ($2::text[]))
                           FOR UPDATE SKIP LOCKED)";
 const NOTE: &str = "INSERT INTO running (id, worker, kind, key, queue, attempt, started, progress, until)
-                    SELECT u.*, floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 + $9
+                    SELECT u.*, ledger_millis() + $9
                     FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::int8[], $7::int8[],
                                 $8::text[]) AS u
                     ON CONFLICT (id, worker) DO UPDATE
@@ -26,8 +27,13 @@ const NOTE: &str = "INSERT INTO running (id, worker, kind, key, queue, attempt, 
                         until = excluded.until";
 const SELECT: &str = "SELECT id, worker, kind, key, queue, attempt, started, progress FROM running
                       WHERE kind = $1 AND key = $2
-                        AND until > floor(extract(epoch FROM clock_timestamp()) * 1000)::int8
+                        AND until > ledger_millis()
                       ORDER BY started, id, worker";
+
+const HANDS: &str =
+    "SELECT count(*) FILTER (WHERE session NOT IN (SELECT session FROM sessions)), count(*) FROM in_hand
+                     WHERE job = $1 AND session <> $2";
+const TAKE: &str = "INSERT INTO in_hand (job, session, at) VALUES ($1, $2, ledger_millis()) ON CONFLICT DO NOTHING";
 
 #[async_trait]
 impl Running for PostgresLedger {
@@ -71,5 +77,25 @@ impl Running for PostgresLedger {
         let rows = self.reader.query(SELECT, &[&kind, &key]).await?;
         let jobs: Result<_, Error> = rows.iter().map(job).collect();
         jobs.map_err(|error| LedgerError::Statement(words(&error)))
+    }
+
+    async fn hands(&self, job: String, session: i64) -> Result<Hands, LedgerError> {
+        let rows = self.reader.query(HANDS, &[&job, &session]).await?;
+        let told = |error: Error| LedgerError::Statement(words(&error));
+        let number = |column: usize| match rows.first() {
+            Some(row) => row.try_get::<_, i64>(column).map_err(told),
+            None => Ok(0),
+        };
+        let (over, all) = (number(0)?, number(1)?);
+        let small = |number: i64| u32::try_from(number).unwrap_or(u32::MAX);
+        Ok(Hands { over: small(over), open: small(all - over) })
+    }
+
+    async fn take_in_hand(&self, job: String, session: i64) -> Result<(), LedgerError> {
+        self.reader.execute(TAKE, &[&job, &session]).await.map(drop)
+    }
+
+    async fn out_of_hand(&self, job: String) -> Result<(), LedgerError> {
+        self.reader.execute("DELETE FROM in_hand WHERE job = $1", &[&job]).await.map(drop)
     }
 }

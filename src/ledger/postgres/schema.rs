@@ -6,7 +6,7 @@ use super::connect::{Session, words};
 use crate::clock::Entropy;
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 14] = [
+const MIGRATIONS: [&str; 17] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out
     // of order. Text is compared byte by byte, so that an index does not depend on the system's
     // locales. Pages have room to spare, since most updates (a claim changes no indexed column) can
@@ -124,6 +124,9 @@ const MIGRATIONS: [&str; 14] = [
     UNIQUES_BY_UNTIL,
     PRIORITIES,
     MANUAL_RUNS,
+    STEADY_TIME,
+    SESSIONS,
+    IN_HAND,
 ];
 
 /// Places that stay taken for a whole window are forgotten when that is over, with the history.
@@ -274,6 +277,51 @@ const MANUAL_RUNS: &str = "
     UPDATE chains r SET beside = true FROM chains m
     WHERE m.once AND m.parent = 0 AND m.state <> 2 AND r.kind = m.kind AND r.key = m.key AND NOT r.once AND r.parent = 0";
 
+/// The ledger's time is that of the server less how far its clock has been set, as throttles have had it. What chains
+/// have by the clock itself is brought to that. `clock_sets` has from when on the wall clock was ahead by how much.
+const STEADY_TIME: &str = "
+    UPDATE chains SET nominal = nominal - set_by / 1000, due = due - set_by / 1000, expected = expected - set_by / 1000,
+                      watch_at = watch_at - set_by / 1000, lease_until = greatest(lease_until - set_by / 1000, 0),
+                      last_start = greatest(last_start - set_by / 1000, 0),
+                      last_finish = greatest(last_finish - set_by / 1000, 0)
+    FROM throttle_clock WHERE set_by <> 0;
+    ALTER TABLE throttle_clock RENAME TO ledger_clock;
+    ALTER TABLE ledger_clock ADD COLUMN seen int8 NOT NULL DEFAULT 0, ADD COLUMN version int8 NOT NULL DEFAULT 0;
+    CREATE TABLE clock_sets (since int8 NOT NULL, ahead int8 NOT NULL);
+    CREATE FUNCTION ledger_millis() RETURNS int8 LANGUAGE sql AS
+        'SELECT (floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8 - set_by) / 1000 FROM ledger_clock';
+    INSERT INTO clock_sets SELECT ledger_millis(), set_by / 1000 FROM ledger_clock WHERE set_by <> 0;";
+
+/// Chains are held by sessions of workers. Those of an older version are given the time that their leases had.
+const SESSIONS: &str = "
+    ALTER TABLE chains RENAME COLUMN lease_until TO holder;
+    CREATE TABLE sessions (
+        session int8 PRIMARY KEY,
+        worker  text NOT NULL,
+        lease   int8 NOT NULL,
+        mark    text NOT NULL,
+        beat    int8 NOT NULL DEFAULT 0
+    ) WITH (fillfactor = 50);
+    UPDATE chains SET holder = 1 WHERE holder <> 0;
+    INSERT INTO sessions (session, worker, lease, mark) SELECT 1, 'workers of an older version', 30000, ''
+        WHERE EXISTS (SELECT FROM chains WHERE holder = 1);
+    CREATE OR REPLACE FUNCTION member_leaves() RETURNS trigger LANGUAGE plpgsql AS $body$
+        BEGIN
+            UPDATE attempts SET finished = ledger_millis(), verdict = 'lost'
+            WHERE fence = OLD.fence AND finished IS NULL;
+            RETURN NULL;
+        END $body$;";
+
+/// Which sessions have had a one-off job in hand that was delivered again, without its coming to an end there.
+const IN_HAND: &str = r#"
+    CREATE TABLE in_hand (
+        job     text COLLATE "C" NOT NULL,
+        session int8 NOT NULL,
+        at      int8 NOT NULL,
+        PRIMARY KEY (job, session)
+    );
+    CREATE INDEX in_hand_by_age ON in_hand (at);"#;
+
 /// The sequences of epochs and fences go on from at least now, in microseconds since 1970. So they
 /// never go back, not even when the database was replaced by an older copy of itself: the numbers
 /// that were given since then are all smaller. They stay below 2^53, which every JSON parser can
@@ -287,22 +335,25 @@ const BEHIND: &str = "last_value + 1000000 < floor(extract(epoch FROM clock_time
 pub(super) const VERSION: usize = MIGRATIONS.len();
 
 /// The ledger's tables. Others in the same schema are somebody else's.
-pub(super) const TABLES: [&str; 20] = [
+pub(super) const TABLES: [&str; 23] = [
     "attempts",
     "attempts_archive",
     "audit",
     "chains",
+    "clock_sets",
     "departed",
     "failures",
     "fleet_orders",
+    "in_hand",
     "jobs",
+    "ledger_clock",
     "meta",
     "owners",
     "pulses",
     "quarantine",
     "requests",
     "running",
-    "throttle_clock",
+    "sessions",
     "throttle_orders",
     "throttles",
     "tokens",
@@ -416,6 +467,15 @@ mod tests {
             created.extend(after("CREATE TABLE "));
             for gone in after("DROP TABLE ") {
                 created.remove(gone);
+            }
+            for renamed in step.split("ALTER TABLE ").skip(1).filter(|rest| rest.contains(" RENAME TO ")) {
+                let mut words = renamed.split([' ', ';']);
+                if let (Some(before), Some("RENAME"), Some("TO"), Some(after)) =
+                    (words.next(), words.next(), words.next(), words.next())
+                {
+                    created.remove(before);
+                    created.insert(after);
+                }
             }
         }
         assert_eq!(created, BTreeSet::from(TABLES));

@@ -64,9 +64,9 @@ impl Search for PostgresLedger {
                     ORDER BY kind, key LIMIT $13) chains
               WHERE ($1::text IS NULL OR key = $1) AND ($2::text IS NULL OR owner = $2)
                 AND ($3::text IS NULL OR key LIKE $3)
-                AND ($7::int8 IS NULL OR state = $7) AND (NOT $8 OR lease_until > $9)
+                AND ($7::int8 IS NULL OR state = $7) AND (NOT $8 OR holder IN (SELECT session FROM sessions))
                 AND ($11::text IS NULL OR queue = $11)
-                AND ($12::int8 IS NULL OR (state = 0 AND due < $12 AND lease_until <= $9 AND batch_open = 0 AND NOT ",
+                AND ($12::int8 IS NULL OR (state = 0 AND due < $12 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND NOT ",
             waits_for_twin!("$9"),
             "))
               ORDER BY kind, key LIMIT $10"
@@ -196,7 +196,7 @@ impl Search for PostgresLedger {
     async fn retry_quarantined(&self, number: i64, id: String, body: Vec<u8>) -> Result<bool> {
         let retry = "WITH taken AS (DELETE FROM quarantine WHERE number = $1 RETURNING number)
                      INSERT INTO jobs (id, body, kept_at)
-                     SELECT $2, $3, floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 FROM taken
+                     SELECT $2, $3, ledger_millis() FROM taken
                      ON CONFLICT (id) DO UPDATE SET body = excluded.body, kept_at = excluded.kept_at";
         Ok(self.reader.execute(retry, &[&number, &id, &body]).await? > 0)
     }
@@ -207,20 +207,20 @@ impl Search for PostgresLedger {
 
     async fn advance_all(&self, which: Which, limit: u32, slack: Duration) -> Result<Vec<Hint>> {
         // Like everybody it locks the chains in the order of their epochs first.
-        let sql = "WITH now AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 AS ms),
+        let sql = "WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms),
                    chosen AS MATERIALIZED (
                        SELECT epoch FROM chains, now
                        WHERE ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2)
                          AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4)
                          AND ($5::text IS NULL OR queue = $5)
                          AND ($6::int8 IS NULL OR due < $6) AND ($9::int8 IS NULL OR state = $9)
-                         AND NOT once AND parent = 0 AND state = 0 AND lease_until <= ms AND batch_open = 0 AND due > ms
+                         AND NOT once AND parent = 0 AND state = 0 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND due > ms
                        LIMIT $8),
                    held AS MATERIALIZED (
                        SELECT epoch FROM chains WHERE epoch IN (SELECT epoch FROM chosen) ORDER BY epoch FOR UPDATE)
                    UPDATE chains c SET due = ms, expected = ms, watch_at = ms + $7, sent = false, looks = 0
                    FROM held, now
-                   WHERE c.epoch = held.epoch AND c.state = 0 AND c.lease_until <= ms AND c.batch_open = 0 AND c.due > ms
+                   WHERE c.epoch = held.epoch AND c.state = 0 AND c.holder NOT IN (SELECT session FROM sessions) AND c.batch_open = 0 AND c.due > ms
                    RETURNING c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent, c.priority";
         let Which { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));

@@ -14,12 +14,12 @@ use tokio::time::{Instant, timeout};
 use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
+use super::clock;
 use super::connect::{Address, Session, Use, words};
-use crate::clock::Followed;
-use crate::ledger::slots::{orders, orders_text, state, text, was_set};
+use crate::clock::{Followed, Seen};
+use crate::ledger::slots::{orders, orders_text, state, text};
 use crate::ledger::traffic::Counters;
 use crate::ledger::{LedgerError, SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
-use crate::throttle::clock::{Known, follow};
 use crate::throttle::orders::{Orders, ThrottleOrder};
 use crate::throttle::slots::{Micros, State};
 
@@ -37,10 +37,7 @@ const NOW: &str = "
     SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8,
            ARRAY(SELECT name FROM throttle_orders WHERE name = ANY ($1) ORDER BY name),
            ARRAY(SELECT orders FROM throttle_orders WHERE name = ANY ($1) ORDER BY name),
-           (SELECT set_by FROM throttle_clock)";
-const CLOCK: &str = "
-    SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8, set_by FROM throttle_clock";
-const CLOCK_WAS_SET: &str = "UPDATE throttle_clock SET set_by = greatest(set_by, $1)";
+           (SELECT set_by FROM ledger_clock), (SELECT version FROM ledger_clock)";
 const ADD: &str = "
     INSERT INTO throttles (name, key, state, idle_at)
     SELECT name, key, '{}', 0 FROM unnest($1::text[], $2::text[]) AS new (name, key) ORDER BY name, key
@@ -138,12 +135,15 @@ impl Desk {
             told = session.client.query_one(&now, &[&names]).await?;
         }
         // Locks may have been waited for in between.
-        let read = (asked, Instant::now());
-        let now: Micros = told.try_get(0)?;
-        self.clock.observe(now);
-        let was: Micros = told.try_get(3)?;
-        let known = requests.iter().map(|request| request.known.as_ref());
-        let set = known.fold(was, |set, known| follow(set, now, read, known));
+        let seen = Seen {
+            server: told.try_get(0)?,
+            set: told.try_get(3)?,
+            version: told.try_get(4)?,
+            asked,
+            answered: Instant::now(),
+        };
+        let reading = self.clock.read(seen);
+        let (now, known_since): (Micros, _) = (reading.micros, self.clock.known_since());
         let (ordered, by_order): (Vec<String>, Vec<String>) = (told.try_get(1)?, told.try_get(2)?);
         let ordered: BTreeMap<String, Orders> = ordered
             .into_iter()
@@ -162,9 +162,9 @@ impl Desk {
             let found = rows.entry((&request.throttle, &request.key)).or_default();
             let remembered = found.get_or_insert_with(|| {
                 let text = texts.remove(&(request.throttle.clone(), request.key.clone())).unwrap_or_default();
-                state(&text, request, now - set)
+                state(&text, request, now)
             });
-            let answer = serve(remembered, ordered.get(&request.throttle).unwrap_or(&none), request, now, set);
+            let answer = serve(remembered, ordered.get(&request.throttle).unwrap_or(&none), request, now, known_since);
             let idle_at = remembered.idle_at(&answer.limits);
             (answer, idle_at)
         });
@@ -177,10 +177,7 @@ impl Desk {
         let texts: Vec<String> = rows.values().flatten().map(text).collect();
         let idle: Vec<Micros> = idle.into_values().collect();
         let write = session.statement(WRITE).await?;
-        if set != was {
-            tracing::warn!("{}", was_set(set - was));
-            session.client.execute(CLOCK_WAS_SET, &[&set]).await?;
-        }
+        clock::correct(&session.client, &seen, reading).await?;
         let (written, committed) = futures_util::future::join(
             session.client.execute(&write, &[&names, &keys, &texts, &idle]),
             session.client.batch_execute("COMMIT"),
@@ -200,7 +197,7 @@ impl Slots for PostgresLedger {
     }
 
     async fn throttles(&self, limit: u32) -> Result<Vec<ThrottleRow>, LedgerError> {
-        let sql = "SELECT name, key, state, keys, (SELECT set_by FROM throttle_clock) FROM (
+        let sql = "SELECT name, key, state, keys FROM (
                        SELECT *, row_number() OVER (PARTITION BY name ORDER BY key) AS place,
                               count(*) OVER (PARTITION BY name) AS keys
                        FROM throttles) placed
@@ -209,18 +206,17 @@ impl Slots for PostgresLedger {
     }
 
     async fn throttle(&self, name: String, key: Option<String>, limit: u32) -> Result<Vec<ThrottleRow>, LedgerError> {
-        let sql = "SELECT name, key, state, (SELECT count(*) FROM throttles WHERE name = $1) AS keys,
-                          (SELECT set_by FROM throttle_clock)
+        let sql = "SELECT name, key, state, (SELECT count(*) FROM throttles WHERE name = $1) AS keys
                    FROM throttles
                    WHERE name = $1 AND ($2::text IS NULL OR key = $2) ORDER BY idle_at DESC, key LIMIT $3";
         told(&self.reader.query(sql, &[&name, &key, &i64::from(limit)]).await?)
     }
 
     async fn throttle_orders(&self) -> Result<BTreeMap<String, Orders>, LedgerError> {
-        let rows = self.reader.query("SELECT name, orders, set_by FROM throttle_orders, throttle_clock", &[]).await?;
+        let rows = self.reader.query("SELECT name, orders FROM throttle_orders", &[]).await?;
         let read = |row: &Row| {
             let (name, text): (String, String) = (row.try_get(0)?, row.try_get(1)?);
-            let orders = orders(&text, &name).moved(row.try_get(2)?);
+            let orders = orders(&text, &name);
             Ok((name, orders))
         };
         rows.iter().map(read).collect::<Result<_, Error>>().map_err(|error| LedgerError::Statement(words(&error)))
@@ -236,30 +232,18 @@ impl Slots for PostgresLedger {
         }
     }
 
-    async fn throttle_clock(&self, known: Option<Known>) -> Result<(Micros, Micros), LedgerError> {
-        let asked = Instant::now();
-        let rows = self.reader.query(CLOCK, &[]).await?;
-        let read = (asked, Instant::now());
-        let words = |error: Error| LedgerError::Statement(words(&error));
-        let row = rows.first().ok_or_else(|| LedgerError::Statement("the table throttle_clock is empty".into()))?;
-        let (now, was): (Micros, Micros) = (row.try_get(0).map_err(words)?, row.try_get(1).map_err(words)?);
-        self.clock.observe(now);
-        let set = follow(was, now, read, known.as_ref());
-        if set != was {
-            tracing::warn!("{}", was_set(set - was));
-            self.reader.execute(CLOCK_WAS_SET, &[&set]).await?;
+    async fn forget_idle(&self, limit: u32) -> Result<usize, LedgerError> {
+        self.read().await?;
+        // By a clock that may have been set, what has just started may seem to have started long ago.
+        if self.clock.known_since().is_some() {
+            return Ok(0);
         }
-        Ok((now, set))
-    }
-
-    async fn forget_idle(&self, limit: u32, known: Option<Known>) -> Result<usize, LedgerError> {
-        let (now, set) = self.throttle_clock(known).await?;
         // Rows that somebody has locked are in use.
         let sql = "DELETE FROM throttles WHERE (name, key) IN (
                        SELECT name, key FROM throttles
                        WHERE idle_at <= $2
                        LIMIT $1 FOR UPDATE SKIP LOCKED)";
-        let forgotten = self.reader.execute(sql, &[&i64::from(limit), &(now - set)]).await?;
+        let forgotten = self.reader.execute(sql, &[&i64::from(limit), &self.clock.micros()]).await?;
         Ok(usize::try_from(forgotten).unwrap_or(usize::MAX))
     }
 }
@@ -269,25 +253,23 @@ async fn give(session: &mut Session, name: &str, order: &ThrottleOrder, by: &str
     let transaction = session.client.transaction().await?;
     let begin = "INSERT INTO throttle_orders (name, orders) VALUES ($1, '{}') ON CONFLICT DO NOTHING";
     transaction.execute(begin, &[&name]).await?;
-    let read = "SELECT orders, floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8, set_by
-                FROM throttle_orders, throttle_clock WHERE name = $1 FOR UPDATE OF throttle_orders";
+    let read = "SELECT orders, ledger_millis() FROM throttle_orders WHERE name = $1 FOR UPDATE";
     let row = transaction.query_one(read, &[&name]).await?;
     let mut all = orders(row.try_get(0)?, name);
-    let (now, set): (Micros, Micros) = (row.try_get(1)?, row.try_get(2)?);
-    all.add(order, by, now - set);
+    all.add(order, by, row.try_get::<_, Micros>(1)? * 1_000);
     let write = "UPDATE throttle_orders SET orders = $2 WHERE name = $1";
     transaction.execute(write, &[&name, &orders_text(&all)]).await?;
     transaction.commit().await?;
     // Whoever locks a row from now on reads the order after that; whoever has locked one before may not.
     let lock = "SELECT count(*) FROM (SELECT FROM throttles WHERE name = $1 ORDER BY key FOR SHARE) locked";
     session.client.query_one(lock, &[&name]).await?;
-    Ok(all.moved(set))
+    Ok(all)
 }
 
 fn told(rows: &[Row]) -> Result<Vec<ThrottleRow>, LedgerError> {
     let read = |row: &Row| {
         let text: String = row.try_get(2)?;
-        let state = serde_json::from_str::<State>(&text).unwrap_or_default().moved(row.try_get(4)?);
+        let state = serde_json::from_str::<State>(&text).unwrap_or_default();
         let keys = row.try_get::<_, i64>(3)?.unsigned_abs();
         Ok(ThrottleRow { throttle: row.try_get(0)?, key: row.try_get(1)?, state, keys })
     };

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use super::page::{Begun, Ended, Held, Inserted, Job, Page, Quarantined, Wanted};
 use crate::clock::Time;
+use crate::deaths::UNHEARD;
 use crate::guard::Manual;
 use crate::ledger::{
     Batch, ChainRow, ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint,
-    Judgement, LookAgain, Member, NewChain, Renewal, Sent, SpawnedJob, judge,
+    Judgement, LookAgain, Member, NewChain, Sent, SpawnedJob, judge,
 };
 use crate::outcome::{Next, Verdict};
 use crate::progress::Progress;
@@ -48,6 +49,9 @@ impl Verb for ClaimRequest {
     fn wants(&self, wanted: &mut Wanted) {
         wanted.epoch(self.hint.epoch, true);
         wanted.fences += 1;
+        if self.takeover {
+            wanted.taken_over.insert(self.hint.epoch);
+        }
         // In a first tick the other row is looked for whatever the chain's own says, so it costs no further round trip.
         if self.is_of_a_first_tick() {
             wanted.names.insert((self.hint.kind.clone(), self.hint.key.clone()));
@@ -81,7 +85,7 @@ impl Verb for ClaimRequest {
         let refused = match judge(rows.0, rows.1, self, now) {
             Judgement::Grant(refused) => refused,
             Judgement::Answer(answer) => {
-                if let Some((comes, watch_at)) = found.as_ref().and_then(|found| found.chain.put_off(&answer, now))
+                if let Some((comes, watch_at)) = ChainRow::put_off(&answer)
                     && let Some(held) = page.epoch(asked.epoch)
                 {
                     (held.expected, held.watch_at) = (held.expected.max(comes), held.watch_at.max(watch_at));
@@ -93,14 +97,18 @@ impl Verb for ClaimRequest {
                 {
                     held.become_state(ChainState::Quarantined);
                 }
+                if answer == Claim::SetAside {
+                    page.set_aside(asked.epoch);
+                }
                 return answer;
             }
         };
         let (Some(found), Some(fence)) = (found, page.take_fence()) else { return Claim::Idle };
         let lost = found.is_held();
         if lost {
-            // The holder never finished: its lease ran out.
-            page.lost(found.fence);
+            // The holder never finished, and is gone; or never had the answer.
+            let unheard = (self.again && found.chain.session == self.session).then_some(UNHEARD);
+            page.lost(found.fence, unheard);
         }
         page.writes.begun.push(Begun {
             fence,
@@ -113,7 +121,10 @@ impl Verb for ClaimRequest {
         });
         if let Some(held) = page.epoch(asked.epoch) {
             held.fence = fence;
-            held.chain.lease_until = now + self.lease;
+            if lost {
+                (held.looks, held.watch_at) = (0, held.watch_at.min(ChainRow::watched_after_death(now)));
+            }
+            held.hold(self.session);
             // What is claimed has been sent, whether or not the note of it has come.
             held.chain.sent = true;
             if refused.is_none() && held.batch_total == 0 {
@@ -182,7 +193,7 @@ impl Verb for FinishRequest {
             }
             let hint = &mut held.chain.hint;
             (hint.tick, hint.attempt, hint.due) = (tick, attempt, due);
-            held.chain.lease_until = Time::default();
+            held.release();
             held.chain.sent = self.next == Next::Gather;
             if self.ran {
                 held.chain.last_finish = self.at;
@@ -208,7 +219,7 @@ impl Verb for FinishRequest {
             only_if_open: false,
         };
         // An end that is written stays: whoever was not told of it may ask again when the chain has moved on.
-        if page.writes.ended.get(&self.fence).is_none_or(|there| there.verdict == "lost") {
+        if page.writes.ended.get(&self.fence).is_none_or(|there| there.verdict == "lost" && there.reason.is_none()) {
             page.writes.ended.insert(self.fence, ended);
         }
         let Some((chain, owner)) = written else { return Finish::Fenced };
@@ -262,6 +273,7 @@ fn begin_members(page: &mut Page, owner: Option<&str>, finish: &FinishRequest) -
             epoch,
             queue: queue.clone(),
             priority: None,
+            nominal: *due,
             due: *due,
             watch_at: *due + finish.slack,
             payload: payload.clone(),
@@ -325,33 +337,6 @@ fn accept(
         _ => None,
     });
     begun.collect()
-}
-
-/// [`crate::ledger::Ledger::renew`]
-pub(super) struct Renew {
-    pub(super) leases: Vec<Renewal>,
-    pub(super) lease: Duration,
-}
-
-impl Verb for Renew {
-    type Answer = Vec<bool>;
-
-    fn wants(&self, wanted: &mut Wanted) {
-        self.leases.iter().for_each(|lease| wanted.epoch(lease.epoch, false));
-    }
-
-    fn decide(&self, page: &mut Page) -> Vec<bool> {
-        let until = page.now + self.lease;
-        let mut renew = |lease: &Renewal| match page.epoch(lease.epoch) {
-            Some(held) if held.fence == lease.fence && held.is_held() => {
-                held.chain.lease_until = until;
-                held.moved = true;
-                true
-            }
-            _ => false,
-        };
-        self.leases.iter().map(&mut renew).collect()
-    }
 }
 
 /// [`crate::ledger::Ledger::enroll`]
@@ -428,6 +413,7 @@ fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
             epoch,
             queue: chain.queue.clone(),
             priority: chain.priority,
+            nominal: chain.nominal,
             due: chain.due,
             watch_at: chain.watch_at,
             payload: chain.payload.clone(),
@@ -458,7 +444,7 @@ fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
         (held.moved, held.renamed, held.chain.manual) = (true, true, chain.manual);
         let hint = &mut held.chain.hint;
         (hint.tick, hint.due, hint.queue, hint.priority) = (tick, chain.due, chain.queue.clone(), chain.priority);
-        (held.chain.nominal, held.chain.state) = (chain.due, ChainState::Active);
+        (held.chain.nominal, held.chain.state) = (chain.nominal, ChainState::Active);
         (held.expected, held.watch_at, held.payload) = (chain.due, chain.watch_at, chain.payload.clone());
         (held.owner, held.chain.schedule) = (chain.owner.clone(), chain.schedule.clone());
         held.depth = chain.depth;

@@ -10,8 +10,8 @@ use super::group::{hint, small};
 use super::reader::Reader;
 use crate::clock::Time;
 use crate::ledger::{
-    AttemptRecord, Census, ChainState, ChainView, Failure, Hint, KeptJob, Kinds, LateChain, LedgerError, Overdue,
-    QueueCensus,
+    AttemptRecord, Census, ChainState, ChainView, Failure, Hint, Holder, KeptJob, Kinds, LateChain, LedgerError,
+    Overdue, QueueCensus,
 };
 use crate::progress::Progress;
 
@@ -20,6 +20,19 @@ type Result<T> = std::result::Result<T, LedgerError>;
 pub(super) fn time(row: &Row, column: usize) -> std::result::Result<Time, Error> {
     row.try_get(column).map(Time::from_millis)
 }
+
+/// Who has claimed a row of `chains`, as [`holder`] reads it.
+macro_rules! holder_of {
+    () => {
+        "CASE WHEN chains.holder = 0 THEN 0 WHEN chains.holder IN (SELECT session FROM sessions) THEN 1 ELSE 2 END::int8"
+    };
+}
+
+pub(super) fn holder(row: &Row, column: usize) -> std::result::Result<Holder, Error> {
+    row.try_get(column).map(Holder::from_number)
+}
+
+pub(super) use holder_of;
 
 /// Whether a row of `chains` that is due waits for the other row of its chain: for the end of its run, or, a manual run,
 /// for the end of the cooldown that it has been put off to. Asked only of rows that can have such a row beside them, so
@@ -33,9 +46,7 @@ macro_rules! waits_for_twin {
             ") OR EXISTS (
                   SELECT FROM chains t
                   WHERE t.kind = chains.kind AND t.key = chains.key AND t.once <> chains.once AND t.parent = 0
-                    AND (t.lease_until > ",
-            $now,
-            " OR t.batch_open > 0) AND (CASE WHEN t.once THEN t.manual ELSE chains.manual END) & 3 <> 2)
+                    AND (t.holder IN (SELECT session FROM sessions) OR t.batch_open > 0) AND (CASE WHEN t.once THEN t.manual ELSE chains.manual END) & 3 <> 2)
               ELSE false END)"
         )
     };
@@ -44,22 +55,14 @@ pub(super) use waits_for_twin;
 
 impl Reader {
     pub(super) async fn overdue(&self, queue: String, kinds: Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>> {
-        let sql =
-            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, sent, watch_at, looks, lease_until, expected,
-                          priority
-                   FROM chains WHERE state = 0 AND queue = $1 AND watch_at <= $2 AND kind = ANY ($3)
-                     AND (once OR kind = ANY ($4))
-                   ORDER BY watch_at LIMIT $5";
-        let overdue = |row: &Row| {
-            Ok(Overdue {
-                hint: hint(row)?,
-                sent: row.try_get(8)?,
-                watch_at: time(row, 9)?,
-                looks: small(row.try_get(10)?),
-                lease_until: time(row, 11)?,
-                expected: time(row, 12)?,
-            })
-        };
+        let sql = concat!(
+            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, sent, watch_at, looks, ",
+            holder_of!(),
+            ", expected, holder, fence, priority
+             FROM chains WHERE state = 0 AND queue = $1 AND watch_at <= $2 AND kind = ANY ($3)
+               AND (once OR kind = ANY ($4))
+             ORDER BY watch_at LIMIT $5"
+        );
         let parameters: [&(dyn ToSql + Sync); 5] =
             [&queue, &now.as_millis(), &kinds.all, &kinds.recurring, &i64::from(limit)];
         self.rows(sql, &parameters, overdue).await
@@ -92,20 +95,26 @@ impl Reader {
     }
 
     pub(super) async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>> {
-        let sql =
-            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, payload, nominal, lease_until, fence,
-                          sent, once, owner, schedule, carry, last_start, last_finish, batch_open, batch_total, looks,
-                          watch_at, depth, priority
-                   FROM chains WHERE kind = $1 AND key = $2 AND parent = 0 ORDER BY once";
+        let sql = concat!(
+            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, payload, nominal, ",
+            holder_of!(),
+            ", fence, sent, once, owner, schedule, carry, last_start, last_finish, batch_open, batch_total, looks,
+               watch_at, depth, priority, started_tick
+             FROM chains WHERE kind = $1 AND key = $2 AND parent = 0 ORDER BY once"
+        );
         self.rows(sql, &[&kind, &key], chain).await
     }
 
     pub(super) async fn late(&self, before: Time, now: Time, limit: u32) -> Result<Vec<LateChain>> {
         let sql = concat!(
-            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, sent, looks, watch_at, lease_until,
-                    (SELECT worker FROM attempts WHERE attempts.fence = chains.fence), priority
+            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, sent, looks, watch_at, ",
+            "CASE WHEN chains.holder = 0 THEN 0
+                  WHEN chains.holder IN (SELECT session FROM sessions WHERE beat > $2::int8 - 40000) THEN 1
+                  ELSE 2 END::int8",
+            ", (SELECT worker FROM attempts WHERE attempts.fence = chains.fence),
+             (SELECT reason FROM attempts WHERE attempts.fence = chains.fence AND verdict = 'lost'), priority
              FROM chains
-             WHERE state = 3 OR (state = 0 AND due < $1 AND lease_until <= $2 AND batch_open = 0 AND NOT ",
+             WHERE state = 3 OR (state = 0 AND due < $1 AND holder NOT IN (SELECT session FROM sessions WHERE beat > $2::int8 - 40000) AND batch_open = 0 AND NOT ",
             waits_for_twin!("$2"),
             ") ORDER BY due LIMIT $3"
         );
@@ -116,8 +125,9 @@ impl Reader {
                 sent: row.try_get(9)?,
                 looks: small(row.try_get(10)?),
                 watch_at: time(row, 11)?,
-                lease_until: time(row, 12)?,
+                holder: holder(row, 12)?,
                 worker: row.try_get(13)?,
+                reason: row.try_get(14)?,
             })
         };
         self.rows(sql, &[&before.as_millis(), &now.as_millis(), &i64::from(limit)], late).await
@@ -138,13 +148,13 @@ impl Reader {
 
     pub(super) async fn census(&self, now: Time, slack: Duration) -> Result<Census> {
         let queues = concat!(
-            "SELECT queue, count(*) FILTER (WHERE batch_open = 0 AND lease_until > $1),
-                             count(*) FILTER (WHERE batch_open = 0 AND lease_until <= $1 AND due > $1),
-                             count(*) FILTER (WHERE batch_open = 0 AND lease_until <= $1 AND due <= $1),
-                             count(*) FILTER (WHERE batch_open = 0 AND lease_until <= $1 AND due <= $2 AND NOT ",
+            "SELECT queue, count(*) FILTER (WHERE batch_open = 0 AND holder IN (SELECT session FROM sessions WHERE beat > $1::int8 - 40000)),
+                             count(*) FILTER (WHERE batch_open = 0 AND holder NOT IN (SELECT session FROM sessions WHERE beat > $1::int8 - 40000) AND due > $1),
+                             count(*) FILTER (WHERE batch_open = 0 AND holder NOT IN (SELECT session FROM sessions WHERE beat > $1::int8 - 40000) AND due <= $1),
+                             count(*) FILTER (WHERE batch_open = 0 AND holder NOT IN (SELECT session FROM sessions WHERE beat > $1::int8 - 40000) AND due <= $2 AND NOT ",
             waits_for_twin!("$1"),
             "),
-                             count(*) FILTER (WHERE batch_open = 0 AND lease_until <= $1 AND NOT sent),
+                             count(*) FILTER (WHERE batch_open = 0 AND holder NOT IN (SELECT session FROM sessions WHERE beat > $1::int8 - 40000) AND NOT sent),
                              count(*) FILTER (WHERE batch_open > 0)
                       FROM chains WHERE state = 0 GROUP BY queue ORDER BY queue"
         );
@@ -155,6 +165,7 @@ impl Reader {
                 sleeping: row.try_get(2)?,
                 due: row.try_get(3)?,
                 overdue: row.try_get(4)?,
+                overslept: 0,
                 unsent: row.try_get(5)?,
                 waiting: row.try_get(6)?,
             })
@@ -168,7 +179,7 @@ impl Reader {
                              (SELECT count(*) FROM failures),
                              (SELECT count(*) FROM quarantine),
                              (SELECT count(*) FROM jobs),
-                             (SELECT min(due) FROM chains WHERE state = 0 AND due <= $1 AND lease_until <= $1
+                             (SELECT min(due) FROM chains WHERE state = 0 AND due <= $1 AND holder NOT IN (SELECT session FROM sessions WHERE beat > $1::int8 - 40000)
                                                              AND batch_open = 0 AND NOT ",
             waits_for_twin!("$1"),
             "),
@@ -204,13 +215,25 @@ impl Reader {
     }
 }
 
+pub(super) fn overdue(row: &Row) -> std::result::Result<Overdue, Error> {
+    Ok(Overdue {
+        hint: hint(row)?,
+        sent: row.try_get(8)?,
+        watch_at: time(row, 9)?,
+        looks: small(row.try_get(10)?),
+        holder: holder(row, 11)?,
+        expected: time(row, 12)?,
+        claim: (row.try_get(13)?, row.try_get(14)?),
+    })
+}
+
 fn chain(row: &Row) -> std::result::Result<ChainView, Error> {
     Ok(ChainView {
         hint: hint(row)?,
         state: ChainState::from_number(row.try_get(8)?),
         payload: row.try_get(9)?,
         nominal: time(row, 10)?,
-        lease_until: time(row, 11)?,
+        holder: holder(row, 11)?,
         fence: row.try_get(12)?,
         sent: row.try_get(13)?,
         once: row.try_get(14)?,
@@ -223,6 +246,7 @@ fn chain(row: &Row) -> std::result::Result<ChainView, Error> {
         looks: small(row.try_get(22)?),
         watch_at: time(row, 23)?,
         depth: small(row.try_get(24)?),
+        started_tick: row.try_get("started_tick")?,
     })
 }
 

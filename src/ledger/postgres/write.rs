@@ -8,14 +8,14 @@ use crate::clock::Time;
 pub(super) const MOVE: &str = "
     UPDATE chains c
     SET state = u.state, tick = u.tick, attempt = u.attempt, nominal = u.nominal, due = u.due, fence = u.fence,
-        lease_until = u.lease_until, sent = u.sent, expected = u.expected, watch_at = u.watch_at, looks = u.looks,
+        holder = u.holder, sent = u.sent, expected = u.expected, watch_at = u.watch_at, looks = u.looks,
         started_tick = u.started_tick, last_start = u.last_start, last_finish = u.last_finish,
         batch_total = u.batch_total, batch_open = u.batch_open, batch_failed = u.batch_failed,
         beside = u.beside
     FROM unnest($1::int8[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::int8[],
                 $9::bool[], $10::int8[], $11::int8[], $12::int8[], $13::int8[], $14::int8[], $15::int8[],
                 $16::int8[], $17::int8[], $18::int8[], $19::bool[])
-         AS u (epoch, state, tick, attempt, nominal, due, fence, lease_until, sent, expected, watch_at, looks,
+         AS u (epoch, state, tick, attempt, nominal, due, fence, holder, sent, expected, watch_at, looks,
                started_tick, last_start, last_finish, batch_total, batch_open, batch_failed, beside)
     WHERE c.epoch = u.epoch";
 const RENAME: &str = "
@@ -34,12 +34,12 @@ const DROP_MEMBERS: &str = "DELETE FROM chains WHERE parent <> 0 AND parent = AN
 const INSERT: &str = "
     INSERT INTO chains (epoch, kind, key, once, parent, queue, nominal, due, expected, watch_at, payload, owner, schedule,
                         depth, priority, manual, beside)
-    SELECT epoch, kind, key, once, parent, queue, due, due, due, watch_at, payload, owner, schedule, depth, priority,
+    SELECT epoch, kind, key, once, parent, queue, nominal, due, due, watch_at, payload, owner, schedule, depth, priority,
            manual, beside
     FROM unnest($1::int8[], $2::text[], $3::text[], $4::bool[], $5::int8[], $6::text[], $7::int8[], $8::int8[],
-                $9::text[], $10::text[], $11::text[], $12::int8[], $13::int8[], $14::int8[], $15::bool[])
+                $9::text[], $10::text[], $11::text[], $12::int8[], $13::int8[], $14::int8[], $15::bool[], $16::int8[])
          AS u (epoch, kind, key, once, parent, queue, due, watch_at, payload, owner, schedule, depth, priority, manual,
-               beside)";
+               beside, nominal)";
 pub(super) const BEGIN_ATTEMPTS: &str = "
     INSERT INTO attempts (fence, epoch, tick, attempt, previous, worker, due, started)
     SELECT fence, epoch, tick, attempt, previous, worker, due, $8::int8
@@ -51,7 +51,7 @@ pub(super) const END_ATTEMPTS: &str = "
                           progress = coalesce(u.progress, a.progress)
     FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::bool[], $6::int8[], $7::int8[], $8::text[])
          AS u (fence, finished, verdict, reason, only_if_open, overlapped, misfired, progress)
-    WHERE a.fence = u.fence AND (a.finished IS NULL OR (a.verdict = 'lost' AND NOT u.only_if_open))";
+    WHERE a.fence = u.fence AND (a.finished IS NULL OR (a.verdict = 'lost' AND a.reason IS NULL AND NOT u.only_if_open))";
 /// What is permanent for a part stays so, whatever is told of it later; of a whole entity the last word counts.
 /// While a job is under way for a part, that job is waited for.
 const FAILURES: &str = "
@@ -132,7 +132,7 @@ fn moved(page: &Page) -> Option<Part<'_>> {
             column(&rows, |row| row.chain.nominal.as_millis()),
             column(&rows, |row| row.chain.hint.due.as_millis()),
             column(&rows, |row| row.fence),
-            column(&rows, |row| row.chain.lease_until.as_millis()),
+            column(&rows, |row| row.chain.session),
             column(&rows, |row| row.chain.sent),
             column(&rows, |row| row.expected.as_millis()),
             column(&rows, |row| row.watch_at.as_millis()),
@@ -199,6 +199,7 @@ fn inserted(page: &Page) -> Option<Part<'_>> {
             column(&rows, |(_, new)| new.priority.map(i64::from)),
             column(&rows, |(_, new)| new.manual.number()),
             column(&rows, |(_, new)| new.beside),
+            column(&rows, |(_, new)| new.nominal.as_millis()),
         ],
     })
 }

@@ -14,28 +14,27 @@ use crate::ledger::{History, LedgerError};
 const OLD: &str = "fence IN (SELECT fence FROM attempts ORDER BY fence LIMIT ?2)
                    AND coalesce(finished, started + 86400000) < ?1";
 
-/// Chains whose holders had no right to them any more, by `?1`.
-const LEFT: &str = "state <> 0 AND lease_until <> 0 AND lease_until <= ?1";
+/// Chains that do not tick, and whose holders are gone.
+const LEFT: &str = "state <> 0 AND holder <> 0 AND holder NOT IN (SELECT session FROM sessions)";
 
 impl Store {
-    pub(super) fn any_left(&self, now: Time) -> Result<bool> {
+    pub(super) fn any_left(&self) -> Result<bool> {
         let any = format!(
             "SELECT EXISTS (SELECT 1 FROM chains WHERE {LEFT})
                  OR EXISTS (SELECT 1 FROM hot_chains h CROSS JOIN chains USING (epoch) WHERE {hot})",
-            hot = LEFT.replace("lease_until", "h.lease_until")
+            hot = LEFT.replace("holder", "h.holder")
         );
-        self.connection.prepare_cached(&any)?.query_row([now.as_millis()], |row| row.get(0))
+        self.connection.prepare_cached(&any)?.query_row([], |row| row.get(0))
     }
 
     pub(super) fn end_left(&mut self, now: Time, limit: u32) -> Result<()> {
         self.cool_all()?;
         let left = format!(
-            "UPDATE chains SET lease_until = 0 WHERE epoch IN (SELECT epoch FROM chains WHERE {LEFT} LIMIT ?2)
+            "UPDATE chains SET holder = 0 WHERE epoch IN (SELECT epoch FROM chains WHERE {LEFT} LIMIT ?1)
              RETURNING fence"
         );
         let mut left = self.connection.prepare_cached(&left)?;
-        let fences: Vec<i64> =
-            left.query_map(params![now.as_millis(), limit], |row| row.get(0))?.collect::<Result<_>>()?;
+        let fences: Vec<i64> = left.query_map([limit], |row| row.get(0))?.collect::<Result<_>>()?;
         for fence in fences {
             self.connection
                 .prepare_cached(
@@ -68,6 +67,8 @@ impl Store {
     fn forget_places(&mut self, before: Time) -> Result<()> {
         let delete = "DELETE FROM uniques WHERE until <= ?1";
         self.connection.prepare_cached(delete)?.execute([before.as_millis()])?;
+        // Of jobs that have never come again.
+        self.connection.prepare_cached("DELETE FROM in_hand WHERE at <= ?1")?.execute([before.as_millis()])?;
         Ok(())
     }
 
@@ -107,9 +108,8 @@ impl Store {
 impl History for SqliteLedger {
     async fn end_left(&self, limit: u32) -> std::result::Result<(), LedgerError> {
         let clock = self.clock.clone();
-        let now = clock.now();
         // Every sweep asks, and mostly there is none: then nothing is written, and nobody waits for the lock.
-        if !self.read(move |store| store.any_left(now)).await? {
+        if !self.read(Store::any_left).await? {
             return Ok(());
         }
         self.writer.write(move |store| store.end_left(clock.now(), limit)).await

@@ -1,7 +1,7 @@
 //! The part of a chain that its runs change, apart from the chain while it is hot.
 //!
 //! A chain is hot from its claim until its successor has been sent. Then a row of `hot_chains` stands for five of
-//! its columns, and the chain's own `lease_until` is 0. Sleeping chains have no such row, so the table is small,
+//! its columns, and the chain's own `holder` is 0. Sleeping chains have no such row, so the table is small,
 //! and many runs write to the same few pages of it; each chain lies on a page of its own among very many, which
 //! is written once in a tick instead of three times. `chains_now` shows every chain as it is.
 //!
@@ -13,7 +13,7 @@ use rusqlite::params;
 
 use super::store::{Result, Store};
 use crate::clock::Time;
-use crate::ledger::{Renewal, Sent};
+use crate::ledger::Sent;
 
 impl Store {
     /// Says of a chain what a run changes of it.
@@ -21,13 +21,13 @@ impl Store {
         &mut self,
         epoch: i64,
         fence: i64,
-        until: Time,
+        holder: i64,
         sent: bool,
         (tick, start): (i64, Time),
     ) -> Result<()> {
-        let replace = "REPLACE INTO hot_chains (epoch, fence, lease_until, sent, started_tick, last_start)
+        let replace = "REPLACE INTO hot_chains (epoch, fence, holder, sent, started_tick, last_start)
                        VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
-        let values = params![epoch, fence, until.as_millis(), sent, tick, start.as_millis()];
+        let values = params![epoch, fence, holder, sent, tick, start.as_millis()];
         self.connection.prepare_cached(replace)?.execute(values)?;
         Ok(())
     }
@@ -37,8 +37,8 @@ impl Store {
     pub(super) fn cool(&mut self, epochs: &str, arguments: impl rusqlite::Params + Copy) -> Result<()> {
         let hot = format!("(SELECT h.epoch FROM ({epochs}) AS these CROSS JOIN hot_chains h ON h.epoch = these.epoch)");
         let write = format!(
-            "UPDATE chains SET (fence, lease_until, sent, started_tick, last_start) =
-                 (SELECT fence, lease_until, sent, started_tick, last_start FROM hot_chains h
+            "UPDATE chains SET (fence, holder, sent, started_tick, last_start) =
+                 (SELECT fence, holder, sent, started_tick, last_start FROM hot_chains h
                   WHERE h.epoch = chains.epoch)
              WHERE epoch IN {hot}"
         );
@@ -56,7 +56,7 @@ impl Store {
 
     pub fn mark_sent(&mut self, s: Sent) -> Result<()> {
         let place = params![s.epoch, s.tick, s.attempt, s.due.as_millis()];
-        let cool = "DELETE FROM hot_chains WHERE epoch = ?1 AND lease_until = 0 AND sent = 0 AND EXISTS
+        let cool = "DELETE FROM hot_chains WHERE epoch = ?1 AND holder = 0 AND sent = 0 AND EXISTS
                         (SELECT 1 FROM chains WHERE epoch = ?1 AND tick = ?2 AND attempt = ?3 AND due = ?4)";
         if self.connection.prepare_cached(cool)?.execute(place)? == 0 {
             let mark = "UPDATE chains SET sent = 1
@@ -64,20 +64,6 @@ impl Store {
             self.connection.prepare_cached(mark)?.execute(place)?;
         }
         Ok(())
-    }
-
-    pub fn renew(&mut self, leases: &[Renewal], until: Time) -> Result<Vec<bool>> {
-        let fenced = if mutant!(RenewWithoutFence) { "?2 = ?2" } else { "fence = ?2" };
-        let update = |table: &str| {
-            format!("UPDATE {table} SET lease_until = ?3 WHERE epoch = ?1 AND {fenced} AND lease_until <> 0")
-        };
-        let mut hot = self.connection.prepare_cached(&update("hot_chains"))?;
-        let mut cool = self.connection.prepare_cached(&update("chains"))?;
-        let mut renew = |r: &Renewal| {
-            let values = params![r.epoch, r.fence, until.as_millis()];
-            Ok(hot.execute(values)? == 1 || cool.execute(values)? == 1 || mutant!(RenewWithoutFence))
-        };
-        leases.iter().map(&mut renew).collect()
     }
 }
 
@@ -95,8 +81,8 @@ mod tests {
     use crate::guard::Guard;
     use crate::ledger::sqlite::{configure, schema};
     use crate::ledger::{
-        ChainView, Claim, ClaimRequest, Filter, FinishRequest, Hint, Kinds, LookAgain, Member, Move, NewChain, Order,
-        Which,
+        ChainView, Claim, ClaimRequest, Filter, FinishRequest, Held, Hint, Kinds, LookAgain, Member, Move, NewChain,
+        Order, Which,
     };
     use crate::outcome::{Next, Verdict};
 
@@ -107,10 +93,11 @@ mod tests {
     /// What is done with one of the chains.
     #[derive(Clone, Copy, Debug)]
     enum Verb {
-        Claim { lease: u64 },
+        Claim { by: u64 },
         Finish { next: u8, stale: bool },
         Mark { stale: bool },
-        Renew { stale: bool },
+        GiveUp { stale: bool },
+        Over,
         Steer(Order),
         Advance,
         Reschedule,
@@ -127,10 +114,11 @@ mod tests {
         let order =
             prop::sample::select(vec![Order::Pause, Order::Resume, Order::Retire, Order::Recover, Order::RecoverAll]);
         prop_oneof![
-            6 => (0..90_u64).prop_map(|lease| Verb::Claim { lease }),
+            6 => (0..90_u64).prop_map(|by| Verb::Claim { by }),
             6 => (0..6_u8, prop::bool::weighted(0.1)).prop_map(|(next, stale)| Verb::Finish { next, stale }),
             4 => prop::bool::weighted(0.2).prop_map(|stale| Verb::Mark { stale }),
-            2 => any::<bool>().prop_map(|stale| Verb::Renew { stale }),
+            2 => any::<bool>().prop_map(|stale| Verb::GiveUp { stale }),
+            2 => Just(Verb::Over),
             2 => order.prop_map(Verb::Steer),
             1 => Just(Verb::Advance),
             1 => Just(Verb::Reschedule),
@@ -159,6 +147,7 @@ mod tests {
             queue: "work".into(),
             payload: "{}".into(),
             priority: None,
+            nominal: now,
             due: now,
             watch_at: now + SLACK,
             revive: true,
@@ -180,6 +169,8 @@ mod tests {
         /// With whether a batch had been waited for.
         fences: Vec<(Hint, i64, bool)>,
         sent: Vec<Sent>,
+        /// That of the worker.
+        session: i64,
     }
 
     fn finish((hint, fence, from_batch): &(Hint, i64, bool), now: Time, next: u8) -> FinishRequest {
@@ -230,12 +221,12 @@ mod tests {
         let which = Which { kind: Some("sync".into()), key: Some(key.into()), ..Which::default() };
         let pick = |stale: bool, count: usize| count.checked_sub(if stale { 2 } else { 1 });
         match verb {
-            Verb::Claim { lease } => {
+            Verb::Claim { by } => {
                 // Of the chain, or of one of its members.
                 let members = store.messages(&["work".into()], &kinds(), 0, 100).unwrap();
                 let hint = members.into_iter().rfind(|hint| hint.key == key || hint.parent != 0);
                 let Some(hint) = hint.or_else(|| seen.hints.last().cloned()) else { return String::new() };
-                let claim = store.claim(&request(hint.clone(), lease), now).unwrap();
+                let claim = store.claim(&request(hint.clone(), by, seen.session), now).unwrap();
                 if let Claim::Granted(grant) = &claim {
                     seen.fences.push((hint.clone(), grant.fence, grant.batch.is_some()));
                 }
@@ -255,11 +246,18 @@ mod tests {
                 store.mark_sent(seen.sent[n]).unwrap();
                 String::new()
             }
-            Verb::Renew { stale } => {
+            Verb::GiveUp { stale } => {
                 let Some(n) = pick(stale, seen.fences.len()) else { return String::new() };
                 let (hint, fence, _) = &seen.fences[n];
-                let lease = Renewal { epoch: hint.epoch, fence: *fence };
-                format!("{:?}", store.renew(&[lease], now + Duration::from_secs(60)).unwrap())
+                let claim = [Held { epoch: hint.epoch, fence: *fence }];
+                let held = store.hold(&claim).unwrap();
+                store.give_up(seen.session, &claim, now).unwrap();
+                format!("{held:?} {:?}", store.hold(&claim).unwrap())
+            }
+            Verb::Over => {
+                let ended = store.end_sessions(&[(seen.session, None)]).unwrap();
+                seen.session = store.begin_session("w", SLACK, "", now).unwrap();
+                format!("{ended:?}")
             }
             Verb::Steer(order) => format!("{:?}", store.steer(&which, order, now).unwrap()),
             Verb::Advance => format!("{:?}", store.advance("sync", key, now, SLACK).unwrap()),
@@ -299,11 +297,11 @@ mod tests {
             Verb::Ahead => {
                 let Some(hint) = seen.hints.last() else { return String::new() };
                 let hint = Hint { tick: hint.tick + 1_000, ..hint.clone() };
-                format!("{:?}", store.claim(&request(hint, 60), now).unwrap())
+                format!("{:?}", store.claim(&request(hint, 61, seen.session), now).unwrap())
             }
             Verb::Enroll => format!("{:?}", store.enroll(&[new_chain(key, now)], now).unwrap()),
             Verb::EndLeft => {
-                let any = store.any_left(now).unwrap();
+                let any = store.any_left().unwrap();
                 store.end_left(now, 10).unwrap();
                 format!("{any}")
             }
@@ -311,10 +309,18 @@ mod tests {
         }
     }
 
-    fn request(hint: Hint, lease: u64) -> ClaimRequest {
-        let lease = Duration::from_secs(lease);
-        let takeover = lease.as_secs().is_multiple_of(5);
-        ClaimRequest { hint, worker: "w".into(), lease, takeover, guard: Guard::default(), recurs: true }
+    fn request(hint: Hint, by: u64, session: i64) -> ClaimRequest {
+        let (takeover, again) = (by.is_multiple_of(5), by.is_multiple_of(7));
+        ClaimRequest {
+            hint,
+            worker: "w".into(),
+            session,
+            again,
+            takeover,
+            guard: Guard::default(),
+            recurs: true,
+            prepared: 9,
+        }
     }
 
     fn kinds() -> Kinds {
@@ -345,6 +351,8 @@ mod tests {
             let (mut hot, mut cool) = (store(), store());
             let (mut seen, mut also) = (Seen::default(), Seen::default());
             let mut now = BEGIN;
+            seen.session = hot.begin_session("w", SLACK, "", now).unwrap();
+            also.session = cool.begin_session("w", SLACK, "", now).unwrap();
             for key in KEYS {
                 let chain = new_chain(key, now);
                 prop_assert_eq!(hot.enroll(from_ref(&chain), now).unwrap(), cool.enroll(from_ref(&chain), now).unwrap());
@@ -360,7 +368,7 @@ mod tests {
                 cool.cool_all().unwrap();
                 prop_assert_eq!(&answers[0], &answers[1], "{:?}", verb);
                 prop_assert_eq!(state(&hot, now), state(&cool, now), "after {:?}", verb);
-                let apart = "SELECT count(*) FROM hot_chains JOIN chains USING (epoch) WHERE chains.lease_until <> 0";
+                let apart = "SELECT count(*) FROM hot_chains JOIN chains USING (epoch) WHERE chains.holder <> 0";
                 let apart: i64 = hot.connection.query_row(apart, [], |row| row.get(0)).unwrap();
                 prop_assert_eq!(apart, 0);
                 let orphans = "SELECT count(*) FROM hot_chains WHERE epoch NOT IN (SELECT epoch FROM chains)";

@@ -4,7 +4,7 @@ use rusqlite::{OptionalExtension, Row, params};
 
 use super::failed::{FAILURE, failure};
 use super::orders::{WHICH, which_of};
-use super::store::{AFTER_HINT, HINT, Result, Store, hint, time};
+use super::store::{AFTER_HINT, HINT, Result, Store, hint, holder, time};
 use super::views::{ATTEMPT, attempt};
 use crate::clock::Time;
 use crate::ledger::look::sqlite_glob;
@@ -34,6 +34,21 @@ impl Store {
         self.list_by(WHICH, filter, after, now, limit)
     }
 
+    pub fn furthest(&self, queue: &str, now: Time, limit: u32) -> Result<Vec<Listed>> {
+        let sql = format!(
+            "SELECT {LISTED} FROM chains_now AS chains
+             WHERE once = 0 AND epoch IN (
+                 SELECT epoch FROM (SELECT epoch FROM chains WHERE queue = ?1 AND state = 0
+                                    ORDER BY watch_at DESC LIMIT ?2)
+                 UNION ALL
+                 SELECT epoch FROM (SELECT epoch, due FROM chains WHERE queue = ?1 AND state = 0 AND watch_at < ?3
+                                    ORDER BY watch_at LIMIT ?2) WHERE due > ?3)
+             ORDER BY due DESC"
+        );
+        let mut select = self.connection.prepare_cached(&sql)?;
+        select.query_map(params![queue, limit, now.as_millis()], listed)?.collect()
+    }
+
     /// Likewise, where `which` is [`WHICH`] or narrower.
     pub(super) fn list_by(
         &self,
@@ -51,7 +66,7 @@ impl Store {
             "SELECT {LISTED}
              FROM chains_now AS chains
              WHERE (kind, key) > (?9, ?10) AND kind <= ?11 AND once = 0 AND {which}{resting}
-               AND (NOT ?12 OR lease_until > ?8)
+               AND (NOT ?12 OR holder IN (SELECT session FROM sessions))
              ORDER BY kind, key LIMIT ?13"
         );
         let Which { kind, key, owner, like, queue, late_before, .. } = &filter.which;
@@ -136,7 +151,7 @@ impl Store {
         let sql = format!(
             "UPDATE chains SET nominal = ?4, due = ?5, expected = ?5, watch_at = ?6, sent = 0, looks = 0
              WHERE epoch = ?1 AND tick = ?2 AND due = ?3 AND due > ?7 AND attempt = 1 AND started_tick < tick
-               AND state IN (0, 1) AND once = 0 AND parent = 0 AND lease_until <= ?7 AND batch_open = 0
+               AND state IN (0, 1) AND once = 0 AND parent = 0 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0
              RETURNING {HINT}"
         );
         self.cool_all()?;
@@ -150,8 +165,8 @@ impl Store {
 }
 
 /// The columns that [`listed`] reads, of `chains`.
-pub(super) const LISTED: &str =
-    "epoch, kind, key, queue, tick, attempt, due, parent, priority, state, fence, nominal, lease_until, owner,
+pub(super) const LISTED: &str = "epoch, kind, key, queue, tick, attempt, due, parent, priority, state, fence, nominal,
+     CASE WHEN holder = 0 THEN 0 WHEN holder IN (SELECT session FROM sessions) THEN 1 ELSE 2 END, owner,
     schedule, last_start, last_finish, started_tick, batch_open, batch_total,
     -- Of the run that ended it, and of none before.
     iif(state = 2, (SELECT coalesce(f.code || ': ', '') || f.reason FROM failures f
@@ -165,7 +180,7 @@ pub(super) fn listed(row: &Row<'_>) -> Result<Listed> {
         state: ChainState::from_number(row.get(at(0))?),
         fence: row.get(at(1))?,
         nominal: time(row, at(2))?,
-        lease_until: time(row, at(3))?,
+        holder: holder(row, at(3))?,
         owner: row.get(at(4))?,
         schedule: row.get(at(5))?,
         last_start: time(row, at(6))?,

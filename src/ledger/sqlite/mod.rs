@@ -3,6 +3,7 @@
 //! must not lie on a network file system. [`examine`] is for whoever only looks at it.
 
 mod access;
+mod clock;
 mod contents;
 pub mod examine;
 mod failed;
@@ -15,6 +16,7 @@ mod rosters;
 mod running;
 mod schema;
 mod search;
+mod sessions;
 mod slots;
 mod store;
 mod traffic;
@@ -22,6 +24,7 @@ mod views;
 mod writer;
 
 use std::path::Path;
+use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -33,10 +36,12 @@ use rusqlite::{Connection, OpenFlags};
 use super::{
     AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, FailedItem, Failure, Filter, Finish,
     FinishRequest, Hint, KeptJob, Kinds, LateChain, Ledger, LedgerError, Listed, LookAgain, Move, NewChain, Order,
-    Overdue, OwnerCensus, Place, Renewal, Sent, SpawnedJob, Which,
+    Overdue, OwnerCensus, Place, Sent, SpawnedJob, Which,
 };
+use crate::calendar::Calendar;
 use crate::clock::{Clock, Entropy, Time};
 use crate::config::LedgerUrl;
+use crate::ledger::mark::Marks;
 use crate::ledger::traffic::Counters;
 use crate::progress::Progress;
 use store::Store;
@@ -59,8 +64,16 @@ pub struct SqliteLedger {
     clock: Clock,
     writer: Writer,
     reader: Arc<Mutex<Store>>,
+    /// Reads what workers need to know of each other, and waits for no long query.
+    pulse: Arc<Mutex<Store>>,
     counters: Arc<Counters>,
     late: Lateness,
+    /// Beside the file; none in memory.
+    marks: Arc<Marks>,
+    /// When a beat was last written into the table, in milliseconds.
+    told: AtomicI64,
+    /// When its time was last noted, in milliseconds.
+    noted: AtomicI64,
 }
 
 impl SqliteLedger {
@@ -84,7 +97,8 @@ impl SqliteLedger {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
             return Err(format!("the folder {} does not exist; create it", folder.display()));
         }
-        let open = || -> Result<(Connection, String, Connection), schema::MigrateError> {
+        type Opened = (Connection, String, Clock, [Connection; 2]);
+        let open = move || -> Result<Opened, schema::MigrateError> {
             let mut connection = Connection::open(path)?;
             connection.busy_timeout(PATIENCE)?;
             connection.pragma_update(None, "journal_mode", "WAL")?;
@@ -93,19 +107,38 @@ impl SqliteLedger {
             connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
             configure(&connection)?;
             let id = schema::migrate(&mut connection, entropy, clock.now())?;
+            let clock = clock::open(&mut connection, clock, entropy)?;
             let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-            let reader = Connection::open_with_flags(path, flags)?;
-            reader.busy_timeout(PATIENCE)?;
-            configure(&reader)?;
-            Ok((connection, id, reader))
+            let reads = || -> rusqlite::Result<Connection> {
+                let reader = Connection::open_with_flags(path, flags)?;
+                reader.busy_timeout(PATIENCE)?;
+                configure(&reader)?;
+                Ok(reader)
+            };
+            let readers = [reads()?, reads()?];
+            Ok((connection, id, clock, readers))
         };
-        let (connection, id, reader) = open().map_err(|error| error.to_string())?;
+        let (connection, id, clock, readers) = open().map_err(|error| error.to_string())?;
         let counters = Arc::<Counters>::default();
         let writer = Store::new(connection, counters.clone());
         let late = Lateness::default();
         let writer = Writer::spawn(writer, late.clone()).map_err(|error| error.to_string())?;
-        let reader = Arc::new(Mutex::new(Store::new(reader, counters.clone())));
-        Ok(Self { id, clock, writer, reader, counters, late })
+        let [reader, pulse] = readers.map(|reader| Arc::new(Mutex::new(Store::new(reader, counters.clone()))));
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let marks = Arc::new(Marks::new(Some(folder.to_owned()), format!("{name}.worker-"), entropy));
+        Ok(Self {
+            id,
+            clock,
+            writer,
+            reader,
+            pulse,
+            counters,
+            late,
+            marks,
+            told: AtomicI64::default(),
+            noted: AtomicI64::default(),
+        })
     }
 
     fn memory(clock: Clock, entropy: &Entropy) -> Result<Self, schema::MigrateError> {
@@ -115,15 +148,20 @@ impl SqliteLedger {
     fn in_memory(mut connection: Connection, clock: Clock, entropy: &Entropy) -> Result<Self, schema::MigrateError> {
         configure(&connection)?;
         let id = schema::migrate(&mut connection, entropy, clock.now())?;
+        let clock = clock::open(&mut connection, clock, entropy)?;
         let counters = Arc::<Counters>::default();
         let store = Arc::new(Mutex::new(Store::new(connection, counters.clone())));
         Ok(Self {
             id,
             clock,
             writer: Writer::Inline(store.clone()),
+            pulse: store.clone(),
             reader: store,
             counters,
             late: Lateness::default(),
+            marks: Arc::new(Marks::new(None, String::new(), entropy)),
+            told: AtomicI64::default(),
+            noted: AtomicI64::default(),
         })
     }
 
@@ -146,9 +184,21 @@ impl SqliteLedger {
             let known = schema::VERSION;
             return Err(failed(format!("its format is version {version}, and this program looks at version {known}")));
         }
+        let clock = clock::look(&connection, clock).map_err(|error| failed(error.to_string()))?;
         let counters = Arc::<Counters>::default();
         let reader = Arc::new(Mutex::new(Store::new(connection, counters.clone())));
-        Ok(Self { id, clock, writer: Writer::Nowhere, reader, counters, late: Lateness::default() })
+        Ok(Self {
+            id,
+            clock,
+            writer: Writer::Nowhere,
+            pulse: reader.clone(),
+            reader,
+            counters,
+            late: Lateness::default(),
+            marks: Arc::new(Marks::new(None, String::new(), &Entropy::seeded(0))),
+            told: AtomicI64::default(),
+            noted: AtomicI64::default(),
+        })
     }
 
     /// A copy in memory of what is committed now, opened as a restored backup is.
@@ -165,12 +215,25 @@ impl SqliteLedger {
         copy().map_err(|error| LedgerError::Statement(error.to_string()))
     }
 
+    /// The clock of this ledger.
+    pub fn clock(&self) -> Clock {
+        self.clock.clone()
+    }
+
     async fn read<T, F>(&self, query: F) -> Result<T, LedgerError>
     where
         T: Send + 'static,
         F: FnOnce(&Store) -> rusqlite::Result<T> + Send + 'static,
     {
-        let reader = self.reader.clone();
+        self.read_of(&self.reader, query).await
+    }
+
+    async fn read_of<T, F>(&self, reader: &Arc<Mutex<Store>>, query: F) -> Result<T, LedgerError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Store) -> rusqlite::Result<T> + Send + 'static,
+    {
+        let reader = reader.clone();
         self.counters.read();
         let run = move || {
             let store = reader.lock().unwrap_or_else(PoisonError::into_inner);
@@ -205,6 +268,14 @@ impl Ledger for SqliteLedger {
         self.clock.now()
     }
 
+    fn calendar(&self) -> Arc<Calendar> {
+        self.clock.calendar()
+    }
+
+    async fn read_clock(&self) -> Result<(), LedgerError> {
+        self.look_at_clock().await
+    }
+
     async fn enroll(&self, chains: Vec<NewChain>) -> Result<Vec<Enrolled>, LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.enroll(&chains, clock.now())).await
@@ -218,11 +289,6 @@ impl Ledger for SqliteLedger {
         let clock = self.clock.clone();
         self.late.of_claim(clock.now().since(request.hint.due));
         self.writer.write(move |store| store.claim(&request, clock.now())).await
-    }
-
-    async fn renew(&self, leases: Vec<Renewal>, lease: Duration) -> Result<Vec<bool>, LedgerError> {
-        let clock = self.clock.clone();
-        self.writer.write(move |store| store.renew(&leases, clock.now() + lease)).await
     }
 
     async fn finish(&self, request: FinishRequest) -> Result<Finish, LedgerError> {
@@ -359,6 +425,11 @@ impl Ledger for SqliteLedger {
 
     async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError> {
         self.read(move |store| store.chains(&kind, &key)).await
+    }
+
+    async fn furthest(&self, queue: String, limit: u32) -> Result<Vec<Listed>, LedgerError> {
+        let now = self.now();
+        self.read(move |store| store.furthest(&queue, now, limit)).await
     }
 
     async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError> {

@@ -15,7 +15,7 @@ use crate::ledger::{ChainState, Hint, Order, Which};
 pub(super) const WHICH: &str = concat!(
     "(?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR key = ?2)
      AND (?3 IS NULL OR owner = ?3) AND (?4 IS NULL OR key GLOB ?4) AND (?5 IS NULL OR queue = ?5)
-     AND (?6 IS NULL OR (state = 0 AND due < ?6 AND lease_until <= ?8 AND batch_open = 0 AND NOT ",
+     AND (?6 IS NULL OR (state = 0 AND due < ?6 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND NOT ",
     waits_for_twin!("?8"),
     ")) AND (?7 IS NULL OR state = ?7) AND parent = 0"
 );
@@ -145,7 +145,7 @@ impl Store {
         let advance = format!(
             "UPDATE chains SET due = ?3, expected = ?3, watch_at = ?4, sent = 0, looks = 0
                        WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0
-                         AND state = 0 AND lease_until <= ?3 AND batch_open = 0 AND due > ?3
+                         AND state = 0 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND due > ?3
                        RETURNING {HINT}"
         );
         let (now, watch_at) = (now.as_millis(), (now + slack).as_millis());

@@ -8,6 +8,7 @@ use rusqlite::params;
 use super::SqliteLedger;
 use super::store::{Result, Store};
 use crate::clock::Time;
+use crate::deaths::Hands;
 use crate::ledger::{LedgerError, Running, RunningJob};
 use crate::progress::Progress;
 
@@ -36,6 +37,24 @@ impl Store {
             insert.execute(params![id, worker, kind, key, queue, attempt, started, progress, until])?;
         }
         Ok(())
+    }
+
+    fn hands(&self, job: &str, session: i64) -> Result<Hands> {
+        let sql = "SELECT count(*) FILTER (WHERE session NOT IN (SELECT session FROM sessions)), count(*) FROM in_hand
+                   WHERE job = ?1 AND session <> ?2";
+        self.connection.prepare_cached(sql)?.query_row(params![job, session], |row| {
+            let (over, all): (u32, u32) = (row.get(0)?, row.get(1)?);
+            Ok(Hands { over, open: all - over })
+        })
+    }
+
+    fn take_in_hand(&mut self, job: &str, session: i64, now: Time) -> Result<()> {
+        let sql = "INSERT OR IGNORE INTO in_hand (job, session, at) VALUES (?1, ?2, ?3)";
+        self.connection.prepare_cached(sql)?.execute(params![job, session, now.as_millis()]).map(drop)
+    }
+
+    fn out_of_hand(&mut self, job: &str) -> Result<()> {
+        self.connection.prepare_cached("DELETE FROM in_hand WHERE job = ?1")?.execute([job]).map(drop)
     }
 
     fn running(&self, kind: &str, key: &str, now: Time) -> Result<Vec<RunningJob>> {
@@ -74,5 +93,18 @@ impl Running for SqliteLedger {
     async fn running(&self, kind: String, key: String) -> std::result::Result<Vec<RunningJob>, LedgerError> {
         let clock = self.clock.clone();
         self.read(move |store| store.running(&kind, &key, clock.now())).await
+    }
+
+    async fn hands(&self, job: String, session: i64) -> std::result::Result<Hands, LedgerError> {
+        self.read(move |store| store.hands(&job, session)).await
+    }
+
+    async fn take_in_hand(&self, job: String, session: i64) -> std::result::Result<(), LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.take_in_hand(&job, session, clock.now())).await
+    }
+
+    async fn out_of_hand(&self, job: String) -> std::result::Result<(), LedgerError> {
+        self.writer.write(move |store| store.out_of_hand(&job)).await
     }
 }

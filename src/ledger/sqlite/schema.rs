@@ -5,7 +5,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use crate::clock::{Entropy, Time};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 16] = [
+const MIGRATIONS: [&str; 19] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -128,6 +128,9 @@ const MIGRATIONS: [&str; 16] = [
     UNIQUES_BY_UNTIL,
     PRIORITIES,
     MANUAL_RUNS,
+    STEADY_TIME,
+    SESSIONS,
+    IN_HAND,
 ];
 
 /// Places that stay taken for a whole window are forgotten when that is over, with the history.
@@ -319,6 +322,63 @@ const MANUAL_RUNS: &str = "
                c.batch_open, c.batch_failed, c.depth, c.priority, c.manual, c.beside
         FROM chains c LEFT JOIN hot_chains h ON h.epoch = c.epoch;";
 
+/// What the ledger's time was when the machine was started, by the boot's name; the last time that was seen; and from
+/// when on the wall clock was ahead by how much. How far the clock was set before, only throttles knew: what chains have
+/// by the clock itself is brought to that.
+const STEADY_TIME: &str = "
+    UPDATE chains SET nominal = nominal - set_by / 1000, due = due - set_by / 1000, expected = expected - set_by / 1000,
+                      watch_at = watch_at - set_by / 1000, lease_until = max(lease_until - set_by / 1000, 0),
+                      last_start = max(last_start - set_by / 1000, 0), last_finish = max(last_finish - set_by / 1000, 0)
+    FROM throttle_clock WHERE set_by <> 0;
+    UPDATE hot_chains SET lease_until = max(lease_until - set_by / 1000, 0),
+                          last_start = max(last_start - set_by / 1000, 0)
+    FROM throttle_clock WHERE set_by <> 0;
+    CREATE TABLE clock_sets (since INTEGER NOT NULL, ahead INTEGER NOT NULL);
+    INSERT INTO clock_sets SELECT 0, set_by / 1000 FROM throttle_clock WHERE set_by <> 0;
+    CREATE TABLE ledger_clock (boot TEXT NOT NULL, base INTEGER NOT NULL, seen INTEGER NOT NULL);
+    INSERT INTO ledger_clock VALUES ('', 0, 0);
+    DROP TABLE throttle_clock;";
+
+/// Chains are held by sessions of workers. Those of an older version are given the time that their leases had.
+const SESSIONS: &str = "
+    DROP VIEW chains_now;
+    DROP TRIGGER member_leaves;
+    ALTER TABLE chains RENAME COLUMN lease_until TO holder;
+    ALTER TABLE hot_chains RENAME COLUMN lease_until TO holder;
+    CREATE TABLE sessions (
+        session INTEGER PRIMARY KEY AUTOINCREMENT,
+        worker  TEXT    NOT NULL,
+        lease   INTEGER NOT NULL,
+        mark    TEXT    NOT NULL,
+        beat    INTEGER NOT NULL DEFAULT 0
+    );
+    UPDATE chains SET holder = 1 WHERE holder <> 0;
+    UPDATE hot_chains SET holder = 1 WHERE holder <> 0;
+    INSERT INTO sessions (session, worker, lease, mark) SELECT 1, 'workers of an older version', 30000, ''
+        WHERE EXISTS (SELECT 1 FROM chains WHERE holder = 1) OR EXISTS (SELECT 1 FROM hot_chains WHERE holder = 1);
+    CREATE TRIGGER member_leaves AFTER DELETE ON chains WHEN old.holder <> 0 BEGIN
+        UPDATE attempts SET finished = max(started, (SELECT seen FROM ledger_clock)), verdict = 'lost'
+        WHERE fence = old.fence AND finished IS NULL;
+    END;
+    CREATE VIEW chains_now AS
+        SELECT c.epoch, c.kind, c.key, c.queue, c.state, c.tick, c.attempt, c.nominal, c.due,
+               coalesce(h.fence, c.fence) AS fence, coalesce(h.holder, c.holder) AS holder,
+               coalesce(h.sent, c.sent) AS sent, c.expected, c.watch_at, c.looks, c.payload, c.once, c.owner,
+               c.schedule, c.carry, coalesce(h.started_tick, c.started_tick) AS started_tick,
+               coalesce(h.last_start, c.last_start) AS last_start, c.last_finish, c.parent, c.batch_total,
+               c.batch_open, c.batch_failed, c.depth, c.priority, c.manual, c.beside
+        FROM chains c LEFT JOIN hot_chains h ON h.epoch = c.epoch;";
+
+/// Which sessions have had a one-off job in hand that was delivered again, without its coming to an end there.
+const IN_HAND: &str = "
+    CREATE TABLE in_hand (
+        job     TEXT    NOT NULL,
+        session INTEGER NOT NULL,
+        at      INTEGER NOT NULL,
+        PRIMARY KEY (job, session)
+    ) WITHOUT ROWID;
+    CREATE INDEX in_hand_by_age ON in_hand (at);";
+
 /// The version of the format that this program knows.
 pub const VERSION: u32 = MIGRATIONS.len() as u32;
 
@@ -359,7 +419,7 @@ pub fn migrate(connection: &mut Connection, entropy: &Entropy, now: Time) -> Res
     let token = entropy.token();
     transaction.execute("INSERT OR IGNORE INTO meta (name, value) VALUES ('ledger_id', ?1)", [&token])?;
     let id = transaction.query_row("SELECT value FROM meta WHERE name = 'ledger_id'", [], |row| row.get(0))?;
-    for table in ["chains", "attempts"] {
+    for table in ["chains", "attempts", "sessions"] {
         let now = if mutant!(SequencesGoBack) { Time::default() } else { now };
         transaction.execute(
             "INSERT INTO sqlite_sequence (name, seq)

@@ -43,8 +43,8 @@ impl Store {
         let row = format!(
             "SELECT {LISTED} FROM chains_now AS chains WHERE epoch = ?1
                  AND (?2 IS NULL OR owner = ?2) AND (?3 IS NULL OR queue = ?3) AND (?4 IS NULL OR state = ?4)
-                 AND (NOT ?5 OR lease_until > ?7)
-                 AND (?6 IS NULL OR (state = 0 AND due < ?6 AND lease_until <= ?7 AND batch_open = 0 AND NOT {waits}))",
+                 AND (NOT ?5 OR holder IN (SELECT session FROM sessions))
+                 AND (?6 IS NULL OR (state = 0 AND due < ?6 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND NOT {waits}))",
             waits = waits_for_twin!("?7")
         );
         let Which { key, owner, like, queue, late_before, .. } = &filter.which;
@@ -180,7 +180,7 @@ impl Store {
         let sql = format!(
             "UPDATE chains SET due = ?8, expected = ?8, watch_at = ?9, sent = 0, looks = 0
              WHERE epoch IN (SELECT epoch FROM chains
-                             WHERE {fits} AND once = 0 AND state = 0 AND lease_until <= ?8 AND batch_open = 0
+                             WHERE {fits} AND once = 0 AND state = 0 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0
                                AND due > ?8
                              LIMIT ?10)
              RETURNING {HINT}"

@@ -7,10 +7,11 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::clock::Time;
+use crate::deaths::{SET_ASIDE, UNHEARD};
 use crate::guard::Manual;
 use crate::ledger::traffic::Counters;
 use crate::ledger::{
-    Batch, ChainRow, ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint,
+    Batch, ChainRow, ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint, Holder,
     Judgement, LookAgain, Member, NewChain, Sent, SpawnedJob, judge,
 };
 use crate::outcome::{Next, Verdict};
@@ -31,11 +32,28 @@ pub struct Store {
     pub slots: bool,
 }
 
+/// How many workers have died over the attempt of a claim, its own among them: back to where something was heard of the
+/// attempt. Whoever was taken for dead, and has come to an end after all, is `fenced`; `lost` for a reason of its own is
+/// what nobody died over.
+const DEATHS: &str = "
+    WITH RECURSIVE claims AS (
+        SELECT previous, epoch, tick, attempt, verdict, reason, 1 AS nth FROM attempts WHERE fence = ?1
+        UNION ALL
+        SELECT a.previous, a.epoch, a.tick, a.attempt, a.verdict, a.reason, c.nth + 1
+        FROM claims c JOIN attempts a
+            ON a.fence = c.previous AND a.epoch = c.epoch AND a.tick = c.tick AND a.attempt = c.attempt
+        WHERE a.verdict IN ('lost', 'fenced') AND c.nth < 32)
+    SELECT count(*) FROM claims WHERE verdict IS NULL OR (verdict = 'lost' AND reason IS NULL)";
+
 impl Store {
     pub fn new(connection: Connection, counters: Arc<Counters>) -> Self {
         Self { connection, counters, slots: false }
     }
 }
+
+/// Who has claimed a chain, as [`holder`] reads it.
+pub(super) const HOLDER: &str =
+    "CASE WHEN holder = 0 THEN 0 WHEN holder IN (SELECT session FROM sessions) THEN 1 ELSE 2 END";
 
 /// A chain as a claim finds it, with what only this ledger needs.
 struct Found {
@@ -62,6 +80,10 @@ pub(super) fn time(row: &Row<'_>, column: usize) -> Result<Time> {
     row.get(column).map(Time::from_millis)
 }
 
+pub(super) fn holder(row: &Row<'_>, column: usize) -> Result<Holder> {
+    row.get(column).map(Holder::from_number)
+}
+
 pub(super) fn hint(row: &Row<'_>) -> Result<Hint> {
     Ok(Hint {
         epoch: row.get(0)?,
@@ -83,7 +105,7 @@ impl Store {
 
     fn enroll_one(&mut self, chain: &NewChain, now: Time) -> Result<Enrolled> {
         let sql = "SELECT epoch, state, queue, payload, owner, schedule, priority,
-                          lease_until = 0 AND batch_open = 0 AND started_tick < tick, tick FROM chains
+                          holder = 0 AND batch_open = 0 AND started_tick < tick, tick FROM chains
                    WHERE kind = ?1 AND key = ?2 AND once = ?3 AND parent = 0";
         let (owner, schedule) = (chain.owner.as_deref(), chain.schedule.as_deref());
         let found = self
@@ -107,7 +129,7 @@ impl Store {
             None => {
                 let insert = "INSERT INTO chains (kind, key, once, queue, nominal, due, expected, watch_at, payload,
                                                   owner, schedule, depth, priority, manual, beside)
-                              VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12,
+                              VALUES (?1, ?2, ?3, ?4, ?13, ?5, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12,
                                       NOT ?3 AND EXISTS (SELECT 1 FROM chains WHERE kind = ?1 AND key = ?2
                                                          AND once = 1 AND parent = 0 AND state <> 2))";
                 self.connection.prepare_cached(insert)?.execute(params![
@@ -122,7 +144,8 @@ impl Store {
                     schedule,
                     chain.depth,
                     chain.priority,
-                    chain.manual.number()
+                    chain.manual.number(),
+                    chain.nominal.as_millis()
                 ])?;
                 (self.connection.last_insert_rowid(), 1)
             }
@@ -136,7 +159,7 @@ impl Store {
                     Some(tick) => (old, tick),
                     None => (self.new_epoch(old, now)?, 1),
                 };
-                let revive = "UPDATE chains SET queue = ?2, nominal = ?3, due = ?3, expected = ?3, watch_at = ?4,
+                let revive = "UPDATE chains SET queue = ?2, nominal = ?13, due = ?3, expected = ?3, watch_at = ?4,
                                                 payload = ?5, owner = ?6, schedule = ?7, depth = ?8, priority = ?9,
                                                 tick = ?10, attempt = 1, sent = 0, looks = 0, manual = ?11, state = 0,
                                                 started_tick = iif(?12, started_tick, 0),
@@ -155,7 +178,8 @@ impl Store {
                     chain.priority,
                     tick,
                     chain.manual.number(),
-                    epoch == old
+                    epoch == old,
+                    chain.nominal.as_millis()
                 ])?;
                 (epoch, tick)
             }
@@ -201,22 +225,20 @@ impl Store {
         self.connection
             .prepare_cached(
                 "UPDATE attempts SET finished = ?2, verdict = 'lost' WHERE finished IS NULL
-                 AND fence = (SELECT fence FROM chains WHERE epoch = ?1 AND lease_until <> 0)",
+                 AND fence = (SELECT fence FROM chains WHERE epoch = ?1 AND holder <> 0)",
             )?
             .execute(params![old, now.as_millis()])?;
         self.drop_members(old)?;
         if mutant!(EpochReused) {
-            self.connection.execute(
-                "UPDATE chains SET attempt = 1, sent = 0, looks = 0, lease_until = 0 WHERE epoch = ?1",
-                [old],
-            )?;
+            self.connection
+                .execute("UPDATE chains SET attempt = 1, sent = 0, looks = 0, holder = 0 WHERE epoch = ?1", [old])?;
             return Ok(old);
         }
         let take = "UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'chains' RETURNING seq";
         let epoch: i64 = self.connection.prepare_cached(take)?.query_row([], |row| row.get(0))?;
         self.connection
             .prepare_cached(
-                "UPDATE chains SET epoch = ?2, attempt = 1, sent = 0, looks = 0, lease_until = 0,
+                "UPDATE chains SET epoch = ?2, attempt = 1, sent = 0, looks = 0, holder = 0,
                                    batch_total = 0, batch_open = 0, batch_failed = 0
                  WHERE epoch = ?1",
             )?
@@ -244,7 +266,7 @@ impl Store {
 
     pub fn claim(&mut self, request: &ClaimRequest, now: Time) -> Result<Claim> {
         let asked = &request.hint;
-        let found = match self.find("epoch = ?1", [asked.epoch])? {
+        let mut found = match self.find("epoch = ?1", [asked.epoch])? {
             Some(found) => Some(found),
             None if asked.parent != 0 => None,
             // Seldom: the chain has begun anew since, or this is an older copy of the ledger.
@@ -253,6 +275,11 @@ impl Store {
                 self.find(newest, [&asked.kind, &asked.key])?
             }
         };
+        let is_left = |chain: &ChainRow| chain.holder == Holder::Gone || (chain.holder.runs() && request.takeover);
+        if let Some(found) = found.as_mut().filter(|found| is_left(&found.chain)) {
+            let deaths = self.connection.prepare_cached(DEATHS)?.query_row([found.fence], |row| row.get(0));
+            found.chain.deaths = deaths?;
+        }
         let twin = match found.as_ref().map(|found| &found.chain).filter(|chain| chain.has_twin()) {
             Some(ChainRow { hint: Hint { kind, key, .. }, once, .. }) => {
                 let other = "kind = ?1 AND key = ?2 AND once <> ?3 AND parent = 0";
@@ -272,7 +299,10 @@ impl Store {
                         .prepare_cached("UPDATE chains SET state = 3 WHERE epoch = ?1 AND state <> 2")?
                         .execute([found.chain.hint.epoch])?;
                 }
-                if let Some((comes, watch_at)) = found.as_ref().and_then(|found| found.chain.put_off(&answer, now)) {
+                if let (Claim::SetAside, Some(found)) = (&answer, &found) {
+                    self.set_aside(&found.chain.hint, found.fence, now)?;
+                }
+                if let Some((comes, watch_at)) = ChainRow::put_off(&answer).filter(|_| found.is_some()) {
                     let put_off = "UPDATE chains SET expected = max(expected, ?2), watch_at = max(watch_at, ?3)
                                    WHERE epoch = ?1";
                     let values = [asked.epoch, comes.as_millis(), watch_at.as_millis()];
@@ -287,14 +317,16 @@ impl Store {
         if let Some(rotation) = twin.filter(|_| chain.once) {
             (chain.schedule, carry) = (rotation.chain.schedule, rotation.carry);
         }
-        let lost = chain.lease_until.as_millis() != 0;
+        let lost = chain.holder != Holder::Nobody;
         if lost && !mutant!(LostNotMarked) {
-            // The holder never finished: its lease ran out.
+            // The holder never finished, and is gone; or never had the answer.
+            let unheard = (request.again && chain.session == request.session).then_some(UNHEARD);
             self.connection
                 .prepare_cached(
-                    "UPDATE attempts SET finished = ?2, verdict = 'lost' WHERE fence = ?1 AND finished IS NULL",
+                    "UPDATE attempts SET finished = ?2, verdict = 'lost', reason = ?3
+                     WHERE fence = ?1 AND finished IS NULL",
                 )?
-                .execute(params![previous, now.as_millis()])?;
+                .execute(params![previous, now.as_millis(), unheard])?;
         }
         self.connection
             .prepare_cached(
@@ -319,13 +351,14 @@ impl Store {
         }
         if lost {
             // What is hot says who holds it now.
-            let epoch = [request.hint.epoch];
-            self.connection.prepare_cached("UPDATE chains SET lease_until = 0 WHERE epoch = ?1")?.execute(epoch)?;
+            let values = [request.hint.epoch, ChainRow::watched_after_death(now).as_millis()];
+            let free = "UPDATE chains SET holder = 0, looks = 0, watch_at = min(watch_at, ?2) WHERE epoch = ?1";
+            self.connection.prepare_cached(free)?.execute(values)?;
         }
         let starts = refused.is_none() && batch.is_none();
         let (tick, start) = if starts { (chain.hint.tick, now) } else { (chain.started_tick, chain.last_start) };
         // What is claimed has been sent, whether or not the note of it has come.
-        self.heat(request.hint.epoch, fence, now + request.lease, true, (tick, start))?;
+        self.heat(request.hint.epoch, fence, request.session, true, (tick, start))?;
         Ok(Claim::Granted(Grant {
             fence,
             last_start: chain.last_start,
@@ -344,11 +377,22 @@ impl Store {
         }))
     }
 
+    /// Too many workers have died while they ran a tick: its chain waits for a person.
+    fn set_aside(&mut self, hint: &Hint, fence: i64, now: Time) -> Result<()> {
+        self.cool("SELECT ?1 AS epoch", [hint.epoch])?;
+        let set_aside = "UPDATE chains SET state = 3, holder = 0 WHERE epoch = ?1";
+        self.connection.prepare_cached(set_aside)?.execute([hint.epoch])?;
+        let lost = "UPDATE attempts SET finished = ?2, verdict = 'lost', reason = ?3
+                    WHERE fence = ?1 AND finished IS NULL";
+        self.connection.prepare_cached(lost)?.execute(params![fence, now.as_millis(), SET_ASIDE])?;
+        self.record_failure(&hint.kind, &hint.key, &FailedItem::new("", SET_ASIDE.to_owned()), now)
+    }
+
     /// The first chain for which `condition` holds.
     fn find(&self, condition: &str, arguments: impl rusqlite::Params) -> Result<Option<Found>> {
         let sql = format!(
-            "SELECT {HINT}, state, nominal, lease_until, sent, once, started_tick, last_start, last_finish, batch_open,
-                    fence, payload, owner, schedule, carry, batch_total, batch_failed, depth, manual, beside
+            "SELECT {HINT}, state, nominal, {HOLDER}, sent, once, started_tick, last_start, last_finish, batch_open,
+                    fence, payload, owner, schedule, carry, batch_total, batch_failed, depth, manual, beside, holder
              FROM chains_now WHERE {condition}"
         );
         let found = self.connection.prepare_cached(&sql)?.query_row(arguments, |row| {
@@ -357,7 +401,9 @@ impl Store {
                 hint: hint(row)?,
                 state: ChainState::from_number(row.get(at(0))?),
                 nominal: time(row, at(1))?,
-                lease_until: time(row, at(2))?,
+                holder: holder(row, at(2))?,
+                session: row.get(at(19))?,
+                deaths: 0,
                 sent: row.get(at(3))?,
                 once: row.get(at(4))?,
                 started_tick: row.get(at(5))?,
@@ -385,7 +431,7 @@ impl Store {
     pub fn finish(&mut self, f: &FinishRequest) -> Result<Finish> {
         let held = self.held(f)?;
         if held.is_none() {
-            let left = self.find("epoch = ?1 AND fence = ?2 AND lease_until = 0", [f.epoch, f.fence])?;
+            let left = self.find("epoch = ?1 AND fence = ?2 AND holder = 0", [f.epoch, f.fence])?;
             if let Some(answer) = left.and_then(|found| f.written_before(&found.chain)) {
                 return Ok(answer);
             }
@@ -395,7 +441,7 @@ impl Store {
             .prepare_cached(
                 "UPDATE attempts SET finished = ?2, verdict = ?3, reason = ?4, overlapped = ?5, misfired = ?6,
                                      progress = coalesce(?7, progress)
-                 WHERE fence = ?1 AND (verdict IS NULL OR verdict = 'lost')",
+                 WHERE fence = ?1 AND (verdict IS NULL OR (verdict = 'lost' AND reason IS NULL))",
             )?
             .execute(params![
                 f.fence,
@@ -429,7 +475,7 @@ impl Store {
 
     /// The chain that whoever finishes holds, if it is held by nobody else.
     fn held(&self, f: &FinishRequest) -> Result<Option<Held>> {
-        let fenced = if mutant!(FinishWithoutFence) { "fence >= ?2" } else { "fence = ?2 AND lease_until <> 0" };
+        let fenced = if mutant!(FinishWithoutFence) { "fence >= ?2" } else { "fence = ?2 AND holder <> 0" };
         let sql = format!(
             "SELECT {HINT}, state, owner, started_tick, last_start, once FROM chains_now WHERE epoch = ?1 AND {fenced}"
         );
@@ -459,7 +505,7 @@ impl Store {
         // `nominal` stays with a tick through its attempts and moves with the next one.
         let sql = "UPDATE chains
                    SET tick = ?3, attempt = ?4, due = ?5, nominal = coalesce(?6, nominal), fence = ?2,
-                       lease_until = 0, sent = ?8, expected = ?5, watch_at = ?7, looks = 0, state = ?9,
+                       holder = 0, sent = ?8, expected = ?5, watch_at = ?7, looks = 0, state = ?9,
                        started_tick = ?14, last_start = ?15,
                        last_finish = iif(?10, ?11, last_finish), carry = coalesce(?12, carry),
                        batch_total = ?13, batch_open = ?13, batch_failed = 0
@@ -488,7 +534,7 @@ impl Store {
             return Ok(None);
         }
         // What is left to do for it is to send the successor, and to say so.
-        self.heat(f.epoch, f.fence, Time::default(), false, held.started)?;
+        self.heat(f.epoch, f.fence, 0, false, held.started)?;
         Ok(Some(Hint { tick, attempt, due, ..held.hint.clone() }))
     }
 

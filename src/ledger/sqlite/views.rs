@@ -1,15 +1,16 @@
 //! The verbs that only read, in SQL.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::failed::{FAILURE, failure};
-use super::store::{AFTER_HINT, HINT, Result, Store, hint, time};
+use super::store::{AFTER_HINT, HINT, HOLDER, Result, Store, hint, holder, time};
 use crate::clock::Time;
 use crate::ledger::{
-    AttemptRecord, Census, ChainState, ChainView, Failure, Hint, KeptJob, Kinds, LateChain, Overdue, QueueCensus,
+    AttemptRecord, Census, ChainState, ChainView, Failure, Hint, Holder, KeptJob, Kinds, LateChain, Overdue,
+    QueueCensus,
 };
 use crate::progress::Progress;
 
@@ -25,19 +26,21 @@ macro_rules! waits_for_twin {
             ") OR EXISTS (
                  SELECT 1 FROM chains_now t
                  WHERE t.kind = chains.kind AND t.key = chains.key AND t.once <> chains.once AND t.parent = 0
-                   AND (t.lease_until > ",
-            $now,
-            " OR t.batch_open > 0) AND iif(t.once, t.manual, chains.manual) & 3 <> 2)
+                   AND (t.holder IN (SELECT session FROM sessions) OR t.batch_open > 0) AND iif(t.once, t.manual, chains.manual) & 3 <> 2)
              ELSE 0 END"
         )
     };
 }
 pub(super) use waits_for_twin;
 
+/// The sessions of workers that were heard of within 40 seconds: what somebody sees who only looks, where perhaps no worker
+/// is left to end the others. `?2` is now.
+const HEARD: &str = "(SELECT session FROM sessions WHERE beat > ?2 - 40000)";
+
 impl Store {
     pub fn overdue(&self, queue: &str, kinds: &Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>> {
         let sql = format!(
-            "SELECT {HINT}, sent, watch_at, looks, lease_until, expected FROM chains_now
+            "SELECT {HINT}, sent, watch_at, looks, {HOLDER}, expected, holder, fence FROM chains_now
              WHERE state = 0 AND queue = ?1 AND watch_at <= ?2 AND kind IN rarray(?3) AND (once OR kind IN rarray(?4))
              ORDER BY watch_at LIMIT ?5"
         );
@@ -90,10 +93,12 @@ impl Store {
 
     pub fn late(&self, before: Time, now: Time, limit: u32) -> Result<Vec<LateChain>> {
         let sql = format!(
-            "SELECT {HINT}, state, sent, looks, watch_at, lease_until,
-                    (SELECT worker FROM attempts WHERE attempts.fence = chains.fence)
+            "SELECT {HINT}, state, sent, looks, watch_at, iif(holder = 0, 0, iif(holder IN {HEARD}, 1, 2)),
+                    (SELECT worker FROM attempts WHERE attempts.fence = chains.fence),
+                    (SELECT reason FROM attempts WHERE attempts.fence = chains.fence AND verdict = 'lost')
              FROM chains_now AS chains
-             WHERE state = 3 OR (state = 0 AND due < ?1 AND lease_until <= ?2 AND batch_open = 0 AND NOT {waits} {also})
+             WHERE state = 3 OR (state = 0 AND due < ?1 AND holder NOT IN {HEARD} AND batch_open = 0
+                                 AND NOT {waits} {also})
              ORDER BY due LIMIT ?3",
             waits = waits_for_twin!("?2"),
             also = if mutant!(UnsentNotLate) { "AND sent = 1" } else { "" }
@@ -106,8 +111,9 @@ impl Store {
                 sent: row.get(AFTER_HINT + 1)?,
                 looks: row.get(AFTER_HINT + 2)?,
                 watch_at: time(row, AFTER_HINT + 3)?,
-                lease_until: time(row, AFTER_HINT + 4)?,
+                holder: holder(row, AFTER_HINT + 4)?,
                 worker: row.get(AFTER_HINT + 5)?,
+                reason: row.get(AFTER_HINT + 6)?,
             })
         })?;
         rows.collect()
@@ -129,11 +135,12 @@ impl Store {
         // One pass in the order of the file. Grouping in SQL would sort all chains, and going by an
         // index would fetch each from another page: both take several times as long.
         let sql = concat!(
-            "SELECT state, queue, coalesce(h.lease_until, chains.lease_until), due, coalesce(h.sent, chains.sent),
+            "SELECT state, queue, coalesce(h.holder, chains.holder) AS holder, due, coalesce(h.sent, chains.sent),
                     batch_open, ",
             waits_for_twin!("?1"),
             " FROM chains NOT INDEXED LEFT JOIN hot_chains h USING (epoch) WHERE state <> 2 OR once = 0"
         );
+        let alive: HashSet<i64> = self.sessions_heard_of(now)?;
         let mut census = Census::default();
         let mut queues: BTreeMap<String, QueueCensus> = BTreeMap::new();
         let mut select = self.connection.prepare_cached(sql)?;
@@ -144,7 +151,12 @@ impl Store {
                 ChainState::Retired => census.retired += 1,
                 ChainState::Quarantined => census.quarantined += 1,
                 ChainState::Active => {
-                    let (lease_until, due, sent) = (time(row, 2)?, time(row, 3)?, row.get(4)?);
+                    let (due, sent) = (time(row, 3)?, row.get(4)?);
+                    let holder = match row.get(2)? {
+                        0 => Holder::Nobody,
+                        session if alive.contains(&session) => Holder::Alive,
+                        _ => Holder::Gone,
+                    };
                     let name = row.get_ref(1)?.as_str()?;
                     let queue = match queues.get_mut(name) {
                         Some(queue) => queue,
@@ -155,8 +167,8 @@ impl Store {
                         continue;
                     }
                     let waits = row.get(6)?;
-                    queue.count(lease_until, due, sent, waits, now, slack);
-                    if lease_until <= now && due <= now && !waits {
+                    queue.count(holder, due, sent, waits, now, slack);
+                    if !holder.runs() && due <= now && !waits {
                         census.oldest_due = Some(census.oldest_due.map_or(due, |oldest| oldest.min(due)));
                     }
                 }
@@ -202,8 +214,9 @@ pub(super) fn attempt(row: &Row<'_>) -> Result<AttemptRecord> {
 }
 
 /// The columns that [`chain`] reads after those of the hint.
-const CHAIN: &str = "state, payload, nominal, lease_until, fence, sent, once, owner, schedule, carry, last_start,
-                     last_finish, batch_open, batch_total, looks, watch_at, depth";
+const CHAIN: &str = "state, payload, nominal,
+    CASE WHEN holder = 0 THEN 0 WHEN holder IN (SELECT session FROM sessions) THEN 1 ELSE 2 END, fence, sent, once, owner, schedule, carry, last_start,
+                     last_finish, batch_open, batch_total, looks, watch_at, depth, started_tick";
 
 fn chain(row: &Row<'_>) -> Result<ChainView> {
     let at = |column| AFTER_HINT + column;
@@ -212,7 +225,7 @@ fn chain(row: &Row<'_>) -> Result<ChainView> {
         state: ChainState::from_number(row.get(at(0))?),
         payload: row.get(at(1))?,
         nominal: time(row, at(2))?,
-        lease_until: time(row, at(3))?,
+        holder: holder(row, at(3))?,
         fence: row.get(at(4))?,
         sent: row.get(at(5))?,
         once: row.get(at(6))?,
@@ -225,17 +238,19 @@ fn chain(row: &Row<'_>) -> Result<ChainView> {
         looks: row.get(at(14))?,
         watch_at: time(row, at(15))?,
         depth: row.get(at(16))?,
+        started_tick: row.get(at(17))?,
     })
 }
 
-fn overdue(row: &Row<'_>) -> Result<Overdue> {
+pub(super) fn overdue(row: &Row<'_>) -> Result<Overdue> {
     Ok(Overdue {
         hint: hint(row)?,
         sent: row.get(AFTER_HINT)?,
         watch_at: time(row, AFTER_HINT + 1)?,
         looks: row.get(AFTER_HINT + 2)?,
-        lease_until: time(row, AFTER_HINT + 3)?,
+        holder: holder(row, AFTER_HINT + 3)?,
         expected: time(row, AFTER_HINT + 4)?,
+        claim: (row.get(AFTER_HINT + 5)?, row.get(AFTER_HINT + 6)?),
     })
 }
 

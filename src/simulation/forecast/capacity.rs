@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::Plan;
 use super::model::Model;
 use super::words::{grouped, list, rates, spoken, spoken_seconds};
+use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::config::{KindSettings, Scope};
 use crate::outcome::Backoff;
@@ -39,7 +40,7 @@ struct Load {
 /// where that is the calendar.
 pub(super) fn interval(kind: &KindSettings, begin: Time) -> Option<Duration> {
     let Rhythm::Cron(cron) = &kind.recurrence.as_ref()?.schedule.rhythm else {
-        return kind.recurrence.as_ref()?.schedule.interval(begin);
+        return kind.recurrence.as_ref()?.schedule.interval(begin, &Calendar::default());
     };
     let first = cron.after(begin)?;
     let last = (0..OCCURRENCES).try_fold(first, |at, _| cron.after(at))?;
@@ -65,7 +66,10 @@ pub(super) fn period(kind: &KindSettings, begin: Time) -> Option<f64> {
 
 /// The mean length of a run.
 fn mean(kind: &KindSettings, begin: Time) -> Duration {
-    let limit = kind.recurrence.as_ref().and_then(|recurrence| recurrence.time_box(&recurrence.schedule, begin));
+    let limit = kind
+        .recurrence
+        .as_ref()
+        .and_then(|recurrence| recurrence.time_box(&recurrence.schedule, begin, &Calendar::default()));
     Model::new(&kind.model).mean(limit.map_or(kind.timeout, |(limit, _)| limit))
 }
 

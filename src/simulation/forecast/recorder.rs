@@ -126,7 +126,7 @@ impl Handler for Recorder {
         let _running = Running(self);
         let (length, fails) = self.model.roll(at, &self.dice);
         // A good handler of a kind with a time box goes on in its next run.
-        let left = if self.boxed { job.deadline.since(self.clock.now()) } else { Duration::MAX };
+        let left = if self.boxed { job.deadline.since(self.clock.wall()) } else { Duration::MAX };
         sleep(length.min(left)).await;
         if fails {
             return Outcome::retry("the model's dice");

@@ -1,22 +1,30 @@
-//! Chains: what the ledger has granted, renewed, finished and looked for again, held against what is noted of each
-//! (I1, I7, I8, I9, schedule, batch).
+//! Chains: what the ledger has granted, finished, given up and looked for again, held against what is noted of each
+//! (I1, I7, I8, I9, schedule, cron, batch).
 
 use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Late, Lease, Model, Name, Observer, State};
+use super::{Late, Lease, Model, Name, Observer};
 use crate::clock::Time;
+use crate::deaths::{MOST_DEATHS, SUSPECTED};
+use crate::engine::life::Point;
 use crate::guard::IfRunning;
 use crate::job::Envelope;
-use crate::ledger::{ClaimRequest, Finish, FinishRequest, Grant, LookAgain, Renewal};
+use crate::ledger::{ClaimRequest, Finish, FinishRequest, Grant, Held, LookAgain};
 use crate::outcome::Next;
 use crate::simulation::worker::Process;
 use crate::simulation::world::{COOLDOWN, PACED, if_running};
 
+/// Within so long of a claim it may not be known that its holder has ended.
+const KNOWN: Duration = Duration::from_secs(60);
+
 impl Observer {
     /// The ledger has granted a claim.
-    pub fn granted(&self, process: &Process, request: &ClaimRequest, grant: &Grant) {
+    pub fn granted(&self, process: &Arc<Process>, request: &ClaimRequest, grant: &Grant) {
         let at = self.start.elapsed();
         let hint = &request.hint;
         let mut name = Name { kind: hint.kind.clone(), key: hint.key.clone(), once: grant.once };
@@ -45,6 +53,20 @@ impl Observer {
                 wrong.push(("batch", format!("{name}: has waited for {total}, and is told of {:?}", grant.batch)));
             }
         }
+        // Whatever this worker dies of, no more than one suspect is there to be blamed.
+        let beside = |(other, model): (&Name, &Model)| {
+            let lease = model.lease.as_ref()?;
+            let touched = lease.prepared > 0 && request.prepared > 0;
+            let suspects = touched && lease.prepared.max(request.prepared) >= SUSPECTED;
+            (*other != name && lease.session == request.session && suspects).then(|| other.clone())
+        };
+        if let Some(other) = state.chains.iter().find_map(beside).filter(|_| grant.refused.is_none()) {
+            let deaths = request.prepared;
+            wrong.push((
+                "deaths",
+                format!("{name}: after {deaths} deaths it runs beside {other}, which was there, too"),
+            ));
+        }
         let model = state.chains.entry(name.clone()).or_default();
         let (before, (epoch, tick, fence)) = (model.start, model.place);
         if grant.fence <= fence || (hint.epoch, hint.tick) < (epoch, tick) {
@@ -54,22 +76,25 @@ impl Observer {
         if request.takeover && hint.kind != "steady" {
             wrong.push(("I1", format!("{name}: taken over, though its kind waits for leases")));
         }
-        if let Some(lease) = model.lease.as_ref().filter(|lease| lease.holds(hint.epoch, grant.at) && !request.takeover)
-        {
-            wrong.push(("I1", format!("{name}: claimed, though fence {} holds until {}", lease.fence, lease.until)));
+        // One whose answer was lost may be made again, by the session that it was made for.
+        let again = |lease: &Lease| request.again && lease.session == request.session;
+        let other = model.lease.clone().filter(|lease| lease.epoch == hint.epoch && !request.takeover && !again(lease));
+        if let Some(lease) = other.filter(|lease| !state.over.contains(&lease.session)) {
+            let Lease { fence, session, .. } = lease;
+            wrong.push(("I1", format!("{name}: claimed, though fence {fence} is of session {session}, which goes on")));
         }
         let free = grant.refused.is_some() || grant.batch.is_some() || hint.parent != 0;
         if !free && if_running(&hint.key) != IfRunning::Beside {
             let other = Name { once: !name.once, ..name.clone() };
             if let Some(lease) = state.chains.get(&other).and_then(|other| other.lease.as_ref())
-                && lease.holds(lease.epoch, grant.at)
+                && !state.over.contains(&lease.session)
             {
-                let (fence, until) = (lease.fence, lease.until);
-                wrong.push(("I1", format!("{name}: starts, though {other} runs: fence {fence} holds until {until}")));
+                wrong.push(("I1", format!("{name}: starts, though {other} runs, by fence {}", lease.fence)));
             }
         }
         // A tick that has been claimed before is not held up any more, also if it was before the clock was set.
-        let begins = (epoch, tick) != (hint.epoch, hint.tick);
+        // So does one that an older copy of the ledger has begun anew.
+        let begins = tick != hint.tick || (epoch != hint.epoch && !state.restored);
         if !free
             && begins
             && hint.kind == "long"
@@ -77,6 +102,9 @@ impl Observer {
             && grant.at.since(*end) < COOLDOWN
         {
             wrong.push(("cooldown", format!("{name}: starts {:?} after the run before", grant.at.since(*end))));
+        }
+        if hint.kind == "timed" && !grant.once && begins && !state.occurrences.insert((hint.epoch, grant.nominal)) {
+            wrong.push(("cron", format!("{name}: the occurrence of {} comes twice", grant.nominal)));
         }
         let model = state.chains.entry(name.clone()).or_default();
         if model.stopped {
@@ -95,10 +123,12 @@ impl Observer {
             model.start = before;
         }
         model.place = (hint.epoch, hint.tick, grant.fence);
-        model.lease =
-            Some(Lease { epoch: hint.epoch, fence: grant.fence, until: grant.at + request.lease, over: false });
+        let (epoch, fence, session, process) = (hint.epoch, grant.fence, request.session, process.clone());
+        let (prepared, since) = (request.prepared, Instant::now());
+        model.lease = Some(Lease { epoch, fence, session, process, since, prepared });
         model.due = Some(grant.due).filter(|_| hint.parent == 0);
         state.epochs.insert(hint.epoch, name.clone());
+        state.left.remove(&hint.epoch);
         if !grant.once {
             let (late, queue) = (grant.at.since(grant.due), hint.queue.clone());
             state.claims.push((Instant::now(), Late { late, name, queue }));
@@ -106,20 +136,89 @@ impl Observer {
         wrong.into_iter().for_each(|(invariant, what)| state.violated(at, invariant, what));
     }
 
-    /// The ledger has renewed leases.
-    pub fn renewed(&self, leases: &[Renewal], kept: &[bool], until: Time) {
+    /// A session has begun, which goes on as long as its process can show that it lives.
+    pub fn session_began(&self, session: i64, process: &Arc<Process>) {
+        self.lock().sessions.insert(session, process.clone());
+    }
+
+    /// A session is over: somebody has said so, and the ledger has written it.
+    pub fn session_ended(&self, session: i64) {
+        self.lock().over.insert(session);
+    }
+
+    /// A worker has heard that its session has begun, for which it had asked then.
+    pub fn kept_up(&self, session: i64, asked: Instant, lease: Duration) {
+        self.lock().kept.insert(session, (asked, lease));
+    }
+
+    /// A worker has heard that its session goes on, for which it had asked then.
+    pub fn renewed(&self, session: i64, asked: Instant) {
+        if let Some((kept, _)) = self.lock().kept.get_mut(&session) {
+            *kept = asked;
+        }
+    }
+
+    /// A worker asks for a claim. It must not for a session that others may have ended.
+    pub fn asks(&self, process: &Process, session: i64) {
         let at = self.start.elapsed();
         let mut state = self.lock();
-        let State { chains, epochs, .. } = &mut *state;
-        let mut wrong = Vec::new();
-        for (renewal, _) in leases.iter().zip(kept).filter(|(_, kept)| **kept) {
-            let Some(name) = epochs.get(&renewal.epoch) else { continue };
-            match chains.get_mut(name).and_then(|model| model.lease.as_mut()) {
-                Some(lease) if lease.fence == renewal.fence => (lease.until, lease.over) = (until, false),
-                _ => wrong.push(format!("{name}: fence {} is renewed, and is not the last", renewal.fence)),
+        let Some((asked, lease)) = state.kept.get(&session).copied() else { return };
+        let silent = asked.elapsed();
+        if silent >= lease {
+            let what = format!("worker {} claims for a session that it has not kept up for {silent:?}", process.worker);
+            state.violated(at, "lease", what);
+        }
+    }
+
+    /// A worker has ended another's session. It must not while that counts on it.
+    pub fn taken_for_dead(&self, session: i64, by: &Process) {
+        let at = self.start.elapsed();
+        let mut state = self.lock();
+        state.over.insert(session);
+        let (Some(other), Some((asked, lease))) = (state.sessions.get(&session), state.kept.get(&session)) else {
+            return;
+        };
+        let silent = asked.elapsed();
+        if other.is_alive() && silent < *lease {
+            let what = format!("worker {} ends the session of {}, silent for {silent:?}", by.worker, other.worker);
+            state.violated(at, "lease", what);
+        }
+    }
+
+    /// Whether a process can see that the one of a session has ended: those of the first two workers are on one machine.
+    pub fn is_gone(&self, session: i64, seen_by: &Process) -> bool {
+        const TOGETHER: usize = 2;
+        let state = self.lock();
+        let other = state.sessions.get(&session);
+        seen_by.worker < TOGETHER && other.is_some_and(|other| other.worker < TOGETHER && !other.is_alive())
+    }
+
+    /// Claims are given up that nobody works on.
+    pub fn gave_up(&self, claims: &[Held]) {
+        let mut state = self.lock();
+        for claim in claims {
+            let Some(name) = state.epochs.get(&claim.epoch).cloned() else { continue };
+            if let Some(model) = state.chains.get_mut(&name)
+                && model.lease.as_ref().is_some_and(|lease| lease.fence == claim.fence)
+            {
+                model.lease = None;
+                state.left.insert(claim.epoch);
             }
         }
-        wrong.into_iter().for_each(|what| state.violated(at, "I1", what));
+    }
+
+    /// A worker has died over this tick.
+    pub fn died_over(&self, (kind, key): (&str, &str), epoch: i64, tick: i64) {
+        let at = self.start.elapsed();
+        let mut state = self.lock();
+        state.note(at, || format!("a worker dies over {kind} {key} {epoch}-{tick}"));
+        let deaths = state.deaths.entry((epoch, tick)).or_default();
+        *deaths += 1;
+        let deaths = *deaths;
+        // What an operator has paused and resumed meanwhile runs once more.
+        if deaths > MOST_DEATHS + u32::from(self.touched.contains(key)) {
+            state.violated(at, "deaths", format!("{kind} {key}: {deaths} workers have died over tick {tick} in a row"));
+        }
     }
 
     /// The ledger has answered a finish.
@@ -137,6 +236,7 @@ impl Observer {
         if *finish == Finish::Fenced || !state.written.insert(fence) {
             return;
         }
+        state.deaths.remove(&(epoch, tick));
         if request.ran && request.parent == 0 {
             state.last_end.insert((name.kind.clone(), name.key.clone()), request.at);
         }
@@ -194,6 +294,17 @@ impl Observer {
         self.lock().chains.entry(name).or_default().retired = true;
     }
 
+    /// An operator is about to let a chain go on that was set aside.
+    pub fn recovered(&self, kind: &str, key: &str) {
+        let name = Name { kind: kind.into(), key: key.into(), once: false };
+        self.lock().chains.entry(name).or_default().due = None;
+    }
+
+    /// From now on chains may have no message: the broker is away, and they run from the ledger.
+    pub fn runs_without_messages(&self) {
+        self.lock().without_messages = true;
+    }
+
     /// Catch-up sends messages again. If nobody but the engine can lose any, they must be there.
     pub fn looked(&self, looks: &[LookAgain], mine: &[bool]) {
         let Some(broker) = &self.lossless else { return };
@@ -206,6 +317,10 @@ impl Observer {
             broker.census().iter().filter_map(|held| Some(Envelope::decode(&held.body).ok()?.chain?.epoch)).collect();
         let at = self.start.elapsed();
         let mut state = self.lock();
+        // What ran from the ledger had no message of its own, and its worker may have died before it sent the next one.
+        if state.without_messages || self.traps.reached().contains_key(&Point::HandedOut) {
+            return;
+        }
         for epoch in epochs.into_iter().filter(|epoch| !there.contains(epoch)) {
             // What has waited for a batch is sent by the last of its members, or else by catch-up.
             if state.batches.contains_key(&epoch) {
@@ -213,26 +328,37 @@ impl Observer {
             }
             let name = state.epochs.get(&epoch).cloned();
             let Some(name) = name.filter(|name| !name.once && !self.touched.contains(&name.key)) else { continue };
+            // What says again that a tick is due that runs is dropped; when that run is cut off, it is sent again.
+            let lease = state.chains.get(&name).and_then(|model| model.lease.as_ref());
+            let is_over = |lease: &Lease| state.over.contains(&lease.session) || !lease.process.is_alive();
+            if state.left.contains(&epoch) || lease.is_some_and(is_over) {
+                continue;
+            }
             state.violated(at, "I9", format!("{name}: its message is gone, and only the engine can have lost it"));
         }
     }
 
-    /// Chains that were due before `before`, and that nobody holds at `now`. Those that operators
+    /// Chains that were due before `before`, and that no living process holds. Those that operators
     /// stop are left out: an order takes effect some time before it has been carried out.
-    pub fn stuck(&self, before: Time, now: Time) -> Vec<Name> {
+    pub fn stuck(&self, before: Time) -> Vec<Name> {
         let state = self.lock();
-        let held = |model: &Model| model.lease.as_ref().is_some_and(|lease| lease.until > now);
+        // That a holder has just ended cannot be known yet.
+        let held = |model: &Model| {
+            model.lease.as_ref().is_some_and(|lease| lease.process.is_alive() || lease.since.elapsed() < KNOWN)
+        };
         let stuck = |name: &Name, model: &Model| {
             let due = model.due.filter(|_| !model.retired);
-            due.is_some_and(|due| due < before) && !held(model) && !self.touched.contains(&name.key)
+            // While workers die over another chain, it may be claimed late and lose its worker at once.
+            let claimed = model.start.is_some_and(|(_, _, at)| at >= before);
+            due.is_some_and(|due| due < before) && !claimed && !held(model) && !self.touched.contains(&name.key)
         };
         state.chains.iter().filter(|(name, model)| stuck(name, model)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// How late the claims after `from` were.
-    pub fn late_since(&self, from: Instant) -> Vec<Late> {
+    /// How late the claims of that time were.
+    pub fn claims(&self, within: Range<Instant>) -> Vec<Late> {
         let state = self.lock();
-        state.claims.iter().filter(|(at, _)| *at >= from).map(|(_, late)| late.clone()).collect()
+        state.claims.iter().filter(|(at, _)| within.contains(at)).map(|(_, late)| late.clone()).collect()
     }
 
     /// Kinds and keys of chains that were discovered before then, by a run whose end is written.

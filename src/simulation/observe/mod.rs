@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::worker::Process;
+use super::worker::{Process, Traps};
 use crate::broker::embedded::EmbeddedBroker;
 use crate::clock::{Time, short_duration};
 
@@ -83,19 +83,15 @@ struct Model {
     start: Option<(i64, i64, Time)>,
 }
 
+#[derive(Clone)]
 struct Lease {
     epoch: i64,
     fence: i64,
-    until: Time,
-    /// It had run out when the clock was set, perhaps back.
-    over: bool,
-}
-
-impl Lease {
-    /// Whether a claim in this epoch has to wait for it. That of an earlier epoch means nothing.
-    fn holds(&self, epoch: i64, now: Time) -> bool {
-        self.epoch == epoch && self.until > now && !self.over
-    }
+    session: i64,
+    process: Arc<Process>,
+    since: Instant,
+    /// For how many deaths over the attempt the worker was prepared.
+    prepared: u32,
 }
 
 struct Running {
@@ -161,11 +157,19 @@ struct JobModel {
 
 #[derive(Default)]
 struct State {
+    /// Chains may have no message.
+    without_messages: bool,
+    /// An older copy of the ledger has taken its place.
+    restored: bool,
     /// When a run of an entity's chain last ended, its rotation or a manual one, by kind and key.
     last_end: BTreeMap<(String, String), Time>,
     chains: BTreeMap<Name, Model>,
     epochs: BTreeMap<i64, Name>,
     finished: BTreeSet<(i64, i64)>,
+    /// Occurrences of the wall clock that ticks have begun with, by epoch.
+    occurrences: BTreeSet<(i64, Time)>,
+    /// How many workers have died over a tick, by epoch and tick, since something was heard of it.
+    deaths: BTreeMap<(i64, i64), u32>,
     /// Batches that chains wait for, by their epochs: members in all, and those that have ended.
     batches: BTreeMap<i64, (usize, usize)>,
     /// Ids of the jobs that runs of chains have asked for, by their fences.
@@ -186,8 +190,13 @@ struct State {
     learned: BTreeMap<(usize, usize), Learned>,
     /// What runs, by queue, worker and run.
     busy: BTreeMap<(String, usize, usize), usize>,
-    /// The highest fence when the ledger's clock was last set.
-    before_the_clock: i64,
+    /// The processes of sessions, and the sessions that are over.
+    sessions: BTreeMap<i64, Arc<Process>>,
+    over: BTreeSet<i64>,
+    /// When its worker last asked for a session what was then answered, and its lease.
+    kept: BTreeMap<i64, (Instant, Duration)>,
+    /// Chains whose claims were given up, until they are claimed again.
+    left: BTreeSet<i64>,
     runs: u64,
     jobs: BTreeMap<String, JobModel>,
     /// When a tick of a chain last ended.
@@ -209,6 +218,7 @@ pub struct Observer {
     start: Instant,
     /// The broker, if nobody but the engine itself can lose messages there.
     lossless: Option<EmbeddedBroker>,
+    traps: Arc<Traps>,
     /// Keys of chains whose messages an operator takes away.
     touched: BTreeSet<String>,
     state: Mutex<State>,
@@ -216,9 +226,9 @@ pub struct Observer {
 
 impl Observer {
     /// An observer that has seen nothing, and keeps a log of what it sees if it is wanted.
-    pub fn new(log: bool, lossless: Option<EmbeddedBroker>, touched: BTreeSet<String>) -> Arc<Self> {
+    pub fn new(log: bool, lossless: Option<EmbeddedBroker>, touched: BTreeSet<String>, traps: Arc<Traps>) -> Arc<Self> {
         let state = State { log: log.then(Vec::new), ..State::default() };
-        Arc::new(Self { start: Instant::now(), lossless, touched, state: Mutex::new(state) })
+        Arc::new(Self { start: Instant::now(), lossless, touched, traps, state: Mutex::new(state) })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -237,27 +247,14 @@ impl Observer {
         self.lock().violated(at, invariant, what);
     }
 
-    /// The ledger's clock is about to be set, and shows `now`. Whoever has claimed something by then may
-    /// still run, or only begin to, when somebody else does. What is over by then stays so, though the
-    /// clock may go back.
-    pub fn clock_is_set(&self, now: Time) {
-        let mut state = self.lock();
-        state.last_end.clear();
-        state.running.values_mut().for_each(|running| running.lenient = true);
-        state.before_the_clock = state.chains.values().map(|model| model.place.2).max().unwrap_or_default();
-        for model in state.chains.values_mut() {
-            model.start = None;
-            if let Some(lease) = &mut model.lease {
-                lease.over |= lease.until <= now;
-            }
-        }
-    }
-
     /// The ledger was replaced by an older copy, and all workers are dead: what was accepted since
     /// then may be gone, and who was stopped may not be.
     pub fn restored(&self) {
         let mut state = self.lock();
+        state.restored = true;
         state.last_end.clear();
+        // An older copy may know some of them again.
+        state.over.clear();
         for model in state.chains.values_mut() {
             *model = Model { place: model.place, ..Model::default() };
         }

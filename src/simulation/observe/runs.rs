@@ -55,7 +55,6 @@ impl Observer {
         state.starts.entry(place.clone()).or_default().push(Instant::now());
         state.starts_in(at, &place, process);
         if let Some(tick) = job.tick {
-            let lenient = lenient || tick.fence <= state.before_the_clock;
             let other = state.running.values().find(|running| {
                 let same = running.name == name && running.epoch == tick.epoch;
                 same && running.process.is_awake() && !running.lenient && !lenient

@@ -28,20 +28,29 @@ use crate::config::{Config, LedgerUrl};
 use crate::engine::life::Point;
 use crate::engine::{Connections, Engine, StartError};
 use crate::fleet::{FleetOrder, Subject};
-use crate::job::Job;
+use crate::job::{Job, Tick};
 use crate::ledger::Ledger;
 use crate::ledger::sqlite::SqliteLedger;
+use crate::simulation::astray::Claims;
 use crate::simulation::ledger::SimulatedLedger;
 use crate::simulation::observe::{Observer, Violation};
-use crate::simulation::plan::{Fault, Plan, STORM, Wrong};
-use crate::simulation::worker::{Killed, Process, Traps, Watcher};
+use crate::simulation::plan::{Astray, Blow, Fault, Plan, STORM, Wrong};
+use crate::simulation::worker::{Process, Struck, Traps, Watcher};
 use crate::telemetry::SlotCounts;
-pub use scene::{BRISK, CHAIN_COUNT, COOLDOWN, PACED, QUEUES, WORKERS, if_running};
+pub use scene::{BRISK, CHAIN_COUNT, COOLDOWN, LONG, PACED, QUEUES, WORKERS, if_running};
 use scene::{FIRST_KEY, handle, has_its_own_payload, once};
 use verdict::{lossless, touched};
 
 /// How long nothing goes wrong at the end.
 const CALM: Duration = Duration::from_secs(240);
+/// Then the broker is away for so long, and nothing else is wrong,
+const OUTAGE: Duration = Duration::from_secs(40);
+/// and is back for so long.
+const BACK: Duration = Duration::from_secs(30);
+/// A run's whole length.
+const LENGTH: Duration = STORM.saturating_add(CALM).saturating_add(OUTAGE).saturating_add(BACK);
+/// In the calm a worker that has ended starts again after this.
+const SOON: Duration = Duration::from_millis(100);
 /// How often the world is looked at.
 const LOOK: Duration = Duration::from_secs(5);
 /// What lies between everybody and the ledger.
@@ -104,8 +113,8 @@ pub struct Outcomes {
     pub ticks: u64,
     /// Faults that were injected.
     pub faults: u64,
-    /// How often somebody was killed at each point.
-    pub killed_at: BTreeMap<Point, u64>,
+    /// How often what befell a worker at each point.
+    pub struck_at: BTreeMap<(Point, Blow), u64>,
     /// How often each point was reached.
     pub reached: BTreeMap<Point, u64>,
     /// How often there were so many messages of one chain.
@@ -153,6 +162,8 @@ enum Event {
     Look,
     Heal,
     Poison,
+    Outage,
+    Mend { again: u32 },
 }
 
 /// Keys of the kind `asked`. What is confirmed will be so, unless a fault takes the message away.
@@ -195,10 +206,11 @@ struct World {
     full: Arc<AtomicBool>,
     observer: Arc<Observer>,
     traps: Arc<Traps>,
+    claims: Arc<Claims>,
     workers: Vec<Worker>,
     /// What became of the slots of each throttle in each process.
     slots: Vec<SlotCounts>,
-    killed: (mpsc::UnboundedSender<Killed>, mpsc::UnboundedReceiver<Killed>),
+    struck: (mpsc::UnboundedSender<Struck>, mpsc::UnboundedReceiver<Struck>),
     events: BTreeMap<(Instant, u64), Event>,
     numbers: u64,
     faults: u64,
@@ -209,6 +221,8 @@ struct World {
     poison: Arc<Mutex<BTreeSet<Vec<u8>>>>,
     /// Bodies that may be found there, since nobody knows whether they were published.
     perhaps: Arc<Mutex<BTreeSet<Vec<u8>>>>,
+    /// Keys of chains over which the workers that run them die.
+    deadly: Arc<Mutex<BTreeSet<String>>>,
     messages: BTreeMap<usize, u64>,
     /// Chains that were ordered by messages.
     ordered: Arc<Mutex<Ordered>>,
@@ -240,7 +254,7 @@ impl World {
         let text = scene::config(seals(seed).then_some(FIRST_KEY));
         let config = Config::parse(&text, "the simulation's configuration", []).map_err(|e| e.to_string())?;
         let begin = Time::from_millis(1_800_000_000_000);
-        let clock = Clock::starting_at(begin);
+        let clock = Clock::of_server(begin);
         let dice = Entropy::seeded(seed);
         let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &dice).map_err(|e| e.to_string())?;
         let names = Names::new(&config.broker.prefix);
@@ -266,6 +280,9 @@ impl World {
                 Some(Wrong::Slow) => PublishFault::Slow(Duration::from_millis(500 + rolls.below(20_000) as u64)),
             }
         });
+        let traps: Arc<Traps> = Arc::default();
+        let struck = mpsc::unbounded_channel();
+        let claims = Arc::new(Claims::new(struck.0.clone()));
         Ok(Self {
             seed,
             plan: plan.clone(),
@@ -279,11 +296,12 @@ impl World {
             weather: Arc::new(weather),
             wrong,
             full,
-            observer: Observer::new(log, lossless(plan).then(|| broker_copy.clone()), touched(plan)),
-            traps: Arc::default(),
+            observer: Observer::new(log, lossless(plan).then(|| broker_copy.clone()), touched(plan), traps.clone()),
+            traps,
+            claims,
             workers: (0..WORKERS).map(|_| Worker { runs: 0, live: None }).collect(),
             slots: Vec::new(),
-            killed: mpsc::unbounded_channel(),
+            struck,
             events: BTreeMap::new(),
             numbers: 0,
             faults: 0,
@@ -291,6 +309,7 @@ impl World {
             published: 0,
             poison: Arc::default(),
             perhaps: Arc::default(),
+            deadly: Arc::default(),
             messages: BTreeMap::new(),
             ordered: Arc::default(),
             calm: Arc::default(),
@@ -325,12 +344,12 @@ impl World {
         if self.plan.faults.iter().any(|planned| matches!(planned.fault, Fault::Restore { .. })) {
             self.at(begun, Event::Copy);
         }
-        let end = begun + STORM + CALM;
+        let end = begun + LENGTH;
         loop {
             let next = self.events.first_key_value().map_or(end, |(key, _)| key.0);
             tokio::select! {
                 biased;
-                Some(killed) = self.killed.1.recv() => self.bury(&killed),
+                Some(struck) = self.struck.1.recv() => self.see_to(&struck),
                 () = sleep_until(next.min(end)) => {
                     if next >= end {
                         break;
@@ -345,10 +364,10 @@ impl World {
             violations: self.observer.violations(),
             ticks: self.observer.ticks(),
             faults: self.faults,
-            killed_at: self.traps.sprung(),
+            struck_at: self.traps.sprung(),
             reached: self.traps.reached(),
             messages: std::mem::take(&mut self.messages),
-            length: STORM + CALM,
+            length: LENGTH,
             trace: self.observer.trace(),
             log: self.observer.log(),
         }
@@ -372,6 +391,7 @@ impl World {
             inner: self.ledger.clone(),
             weather: self.weather.clone(),
             observer: self.observer.clone(),
+            claims: self.claims.clone(),
             process: process.clone(),
         };
         let connections = Connections {
@@ -391,7 +411,7 @@ impl World {
         let process = Process::new(worker, self.workers[worker].runs);
         self.observer.note(|| format!("worker {worker}.{} starts", process.run));
         let (connection, connections) = self.connections(&process);
-        let watcher = Watcher { process: process.clone(), traps: self.traps.clone(), killed: self.killed.0.clone() };
+        let watcher = Watcher { process: process.clone(), traps: self.traps.clone(), struck: self.struck.0.clone() };
         let mut engine = Engine::new(self.config.clone())
             .connections(connections)
             .without_chores()
@@ -402,14 +422,24 @@ impl World {
             let (observer, process, seed) = (self.observer.clone(), process.clone(), self.seed);
             let lenient = kind.takeover == crate::config::Takeover::Redelivery;
             let attempts = kind.retry.attempts;
-            let ledger = self.ledger.clone();
+            let (ledger, deadly, struck) = (self.ledger.clone(), self.deadly.clone(), self.struck.0.clone());
             engine = engine.handler(name, move |job: Job| {
                 let (observer, process, ledger) = (observer.clone(), process.clone(), ledger.clone());
+                let dies =
+                    job.tick.filter(|_| deadly.lock().unwrap_or_else(PoisonError::into_inner).contains(&job.key));
+                let struck = struck.clone();
                 async move {
                     let once = once(&ledger, &job).await;
                     let run = observer.started(&process, &job, once, lenient, ledger.now());
                     if !has_its_own_payload(&job) {
                         observer.violated("sealed", format!("{} {} gets {}", job.kind, job.key, job.payload));
+                    }
+                    if let Some(Tick { epoch, tick, .. }) = dies {
+                        observer.died_over((&job.kind, &job.key), epoch, tick);
+                        process.kill();
+                        let Process { worker, run, .. } = *process;
+                        let _ = struck.send(Struck { worker, run, fault: None, claim: None });
+                        std::future::pending::<()>().await;
                     }
                     let outcome = handle(seed, &job, run.number).await;
                     observer.ended(&job, &outcome, job.attempt >= attempts);
@@ -421,7 +451,7 @@ impl World {
         let stop = CancellationToken::new();
         let (run, token, observer) = (engine.run(stop.clone()), stop.clone(), self.observer.clone());
         let (starting, calm) = (process.clone(), self.calm.clone());
-        let killed = self.killed.0.clone();
+        let struck = self.struck.0.clone();
         let life = async move {
             let ended = run.await;
             let (worker, run) = (starting.worker, starting.run);
@@ -434,7 +464,7 @@ impl World {
                 other => observer.violated("engine", format!("worker {worker}.{run} ended by itself: {other:?}")),
             }
             starting.kill();
-            let _ = killed.send(Killed { worker, run, fault: usize::MAX });
+            let _ = struck.send(Struck { worker, run, fault: None, claim: None });
         };
         let engine = tokio::spawn(process.hold(Box::pin(life)));
         self.workers[worker].live = Some(Live { process, connection, stop, engine });
@@ -448,18 +478,26 @@ impl World {
         live.engine.abort();
     }
 
-    /// Ends what is left of a worker that was killed at a crash point, or has ended.
-    fn bury(&mut self, killed: &Killed) {
-        let current = self.workers[killed.worker].live.as_ref().map(|live| live.process.run);
-        if current != Some(killed.run) {
+    /// What follows when something has befallen a worker at a crash point, or a worker has ended.
+    fn see_to(&mut self, struck: &Struck) {
+        let worker = struck.worker;
+        let current = self.workers[worker].live.as_ref().map(|live| live.process.run);
+        if current != Some(struck.run) {
             return;
         }
-        self.kill(killed.worker);
-        let away = match self.plan.faults.get(killed.fault).map(|planned| planned.fault) {
-            Some(Fault::KillAt { away, .. }) => away,
-            _ => Duration::from_secs(1),
-        };
-        let away = if self.healed.is_some() { Duration::from_millis(100) } else { away };
-        self.after(away, Event::Start { worker: killed.worker });
+        match struck.fault.and_then(|fault| self.plan.faults.get(fault)).map(|planned| planned.fault) {
+            Some(Fault::StrikeAt { blow, length, .. }) => self.strike(worker, blow, length),
+            Some(Fault::Claim { how: Astray::Unheard, length, .. }) => self.strike(worker, Blow::LoseBroker, length),
+            Some(Fault::Claim { how: Astray::Overtaken, .. }) => {
+                if let Some(hint) = &struck.claim {
+                    self.send_to_each(hint);
+                }
+            }
+            _ => {
+                self.kill(worker);
+                let away = if self.healed.is_some() { SOON } else { Duration::from_secs(1) };
+                self.after(away, Event::Start { worker });
+            }
+        }
     }
 }

@@ -20,6 +20,7 @@ use crate::fleet::{FleetOrder, Subject, WorkerState};
 use crate::job::Envelope;
 use crate::job::RunNow;
 use crate::ledger::{Ledger, LedgerError, Order, Which};
+use crate::simulation::plan::Fault;
 
 /// Why good jobs lie in quarantine, and why others do that may be good once.
 pub(super) const MENDED: &str = "this was mended";
@@ -240,6 +241,7 @@ impl World {
         let Ok(mut enroller) = Enroller::new(&self.config, self.operator(), kind, None, true) else { return };
         let observer = self.observer.clone();
         let asked = RunNow { if_running: Some(if_running(key)), ..RunNow::default() };
+        let deadly = self.plan.faults.iter().any(|planned| matches!(planned.fault, Fault::Deadly { .. }));
         tokio::spawn(async move {
             loop {
                 match enroller.run_once(key, None, &asked, None).await {
@@ -251,6 +253,10 @@ impl World {
                         | RunOnce::Cooldown(_)),
                     ) => {
                         break observer.note(|| format!("operator: run {kind} {key} once: {accepted:?}"));
+                    }
+                    // Workers have died over it.
+                    Ok(RunOnce::Quarantined) if deadly => {
+                        break observer.note(|| format!("operator: {kind} {key} is set aside, and is not run once"));
                     }
                     Ok(other) => break observer.violated("I7", format!("{kind} {key} cannot run once: {other:?}")),
                     Err(_) => sleep(Duration::from_millis(700)).await,

@@ -1,5 +1,6 @@
 //! What is played: the workers' configuration, the chains, and what their handlers do.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -96,6 +97,11 @@ overlap = "cancel-other"
 queue = "gamma"
 timeout = "60s"
 retry = { attempts = 2, backoff = ["2s"] }
+[kinds.timed]
+cron = "* * * * *"
+queue = "gamma"
+timeout = "10s"
+retry = { attempts = 2, backoff = ["2s"] }
 [kinds.asked]
 every = "30s"
 queue = "gamma"
@@ -137,7 +143,7 @@ pub fn if_running(key: &str) -> IfRunning {
 pub const COOLDOWN: Duration = Duration::from_secs(4);
 
 /// The chains of a run, by kind, queue and key.
-pub(super) const CHAINS: [(&str, &str, &str); 16] = [
+pub(super) const CHAINS: [(&str, &str, &str); 17] = [
     ("quick", "alpha", "a"),
     ("quick", "alpha", "b"),
     ("quick", "alpha", "c"),
@@ -154,7 +160,14 @@ pub(super) const CHAINS: [(&str, &str, &str); 16] = [
     ("wide", "gamma", "n"),
     ("wide", "gamma", "o"),
     ("brisk", "gamma", "p"),
+    ("timed", "gamma", "q"),
 ];
+
+/// Those of the kind `long`, by their numbers.
+pub const LONG: Range<usize> = 9..12;
+
+/// No chain sleeps for longer: the longest interval with its jitter and what is left of the clock's last minute.
+pub const LONGEST_SLEEP: Duration = Duration::from_secs(61);
 
 /// To whom some chains and jobs belong.
 pub(super) const OWNER: &str = "guild";

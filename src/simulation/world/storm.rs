@@ -8,14 +8,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::people::{MENDED, UNKNOWN};
-use super::scene::{CHAIN_COUNT, PLATFORM, VARIANTS, WORKERS};
-use super::verdict::STEADY;
-use super::{CALM, Event, LOOK, Ordered, World};
-use crate::broker::Broker;
+use super::scene::{CHAIN_COUNT, CHAINS, PLATFORM, VARIANTS, WORKERS};
+use super::verdict::{MENDING, STEADY, died_over};
+use super::{CALM, Event, LOOK, OUTAGE, Ordered, World};
+use crate::broker::{Broker, Destination, Message};
+use crate::deaths::CLASS;
 use crate::fleet::{FleetOrder, Subject};
 use crate::job::Envelope;
-use crate::ledger::{Ledger, Order, Which};
-use crate::simulation::plan::{Fault, Planned};
+use crate::ledger::{Hint, Ledger, Order, Which};
+use crate::simulation::plan::{Blow, Fault, Planned, STORM};
 
 /// So many jobs lie in quarantine when nothing goes wrong any more.
 const MENDED_LATE: usize = 3;
@@ -78,6 +79,13 @@ impl World {
                 self.after(LOOK, Event::Look);
             }
             Event::Heal => self.heal().await,
+            Event::Outage => {
+                self.observer.note(|| "the broker is away".into());
+                self.observer.runs_without_messages();
+                self.broker.stop();
+                self.after(OUTAGE, Event::BrokerUp);
+            }
+            Event::Mend { again } => self.mend(again).await,
             Event::Poison => (0..3).for_each(|queue| self.poison(["alpha", "beta", "gamma"][queue].into(), 20)),
         }
     }
@@ -85,26 +93,11 @@ impl World {
     async fn fault(&mut self, n: usize, planned: Planned) {
         self.doubled += planned.fault.doubled();
         match planned.fault {
-            Fault::Kill { worker, away } => {
-                self.kill(worker);
-                self.after(away, Event::Start { worker });
-            }
-            Fault::KillAt { point, nth, .. } => self.traps.arm(n, point, nth),
-            Fault::Freeze { worker, length } => {
-                if let Some(live) = &self.workers[worker].live {
-                    live.process.freeze();
-                    let process = live.process.clone();
-                    self.after(length, Event::Thaw(process));
-                }
-            }
+            Fault::Strike { worker, blow, length } => self.strike(worker, blow, length),
+            Fault::StrikeAt { point, nth, blow, .. } => self.traps.arm(n, (point, blow), nth),
             Fault::Restart { worker } => {
                 if let Some(live) = &self.workers[worker].live {
                     live.stop.cancel();
-                }
-            }
-            Fault::Cut { worker, away } => {
-                if let Some(live) = &self.workers[worker].live {
-                    live.connection.cut(away);
                 }
             }
             Fault::BrokerDown { length } => {
@@ -122,6 +115,7 @@ impl World {
             Fault::LedgerUnknown { writes } => {
                 self.weather.hidden.fetch_add(writes, Ordering::Relaxed);
             }
+            Fault::Claim { how, nth, .. } => self.claims.arm(n, how, nth),
             Fault::LedgerSlow { length, latency } => {
                 self.weather.slow.store(latency.as_millis() as u64, Ordering::Relaxed);
                 self.after(length, Event::LedgerFast);
@@ -160,7 +154,6 @@ impl World {
                 }
             }
             Fault::Clock { millis } => {
-                self.observer.clock_is_set(self.ledger.now());
                 self.clock.set_forward(millis);
             }
             Fault::Poison { queue, count } => {
@@ -201,8 +194,47 @@ impl World {
                     self.after(Duration::from_secs(9), Event::Retry { reasons: &[MENDED, UNKNOWN], dies: false });
                 }
             }
+            Fault::Deadly { chain } => {
+                let mut deadly = self.deadly.lock().unwrap_or_else(PoisonError::into_inner);
+                deadly.insert(CHAINS[chain].2.to_owned());
+            }
             Fault::Restore { age } => self.restore(age).await,
         }
+    }
+
+    /// Something befalls a worker. In the calm nothing does, and what began before is over.
+    pub(super) fn strike(&mut self, worker: usize, blow: Blow, length: Duration) {
+        let length = length.min((self.begun + STORM).saturating_duration_since(Instant::now()));
+        if blow == Blow::Kill {
+            self.kill(worker);
+            return self.after(length, Event::Start { worker });
+        }
+        let Some(live) = &self.workers[worker].live else { return };
+        let process = live.process.clone();
+        if blow.takes_broker() {
+            live.connection.cut(length);
+        }
+        if blow.takes_ledger() {
+            process.lose_ledger(length);
+        }
+        if blow == Blow::Freeze {
+            process.freeze();
+            self.after(length, Event::Thaw(process));
+        } else {
+            process.thaw();
+        }
+    }
+
+    /// The message comes again, to each worker.
+    pub(super) fn send_to_each(&self, hint: &Hint) {
+        let (connection, body) = (self.broker.connect(), hint.envelope(self.ledger.id()).encode());
+        let queue = hint.queue.clone();
+        tokio::spawn(async move {
+            for n in 0..WORKERS {
+                let (to, body) = (Destination::Queue(queue.clone()), body.clone().into());
+                let _ = connection.publish(Message { to, id: format!("again-{n}"), body, trace: None }).await;
+            }
+        });
     }
 
     /// A queue that holds messages, for a fault that names the `n`-th; not where a person looks.
@@ -231,6 +263,7 @@ impl World {
         self.healed = Some(Instant::now());
         self.calm.store(true, Ordering::Relaxed);
         self.traps.disarm();
+        self.claims.disarm();
         self.broker.start();
         self.full.store(false, Ordering::Relaxed);
         self.weather.down.store(0, Ordering::Relaxed);
@@ -253,11 +286,33 @@ impl World {
         (0..WORKERS).for_each(|worker| self.start(worker));
         self.take_orders_back(Duration::ZERO);
         self.healed_at = self.ledger.now();
+        // What workers have died over is set aside when it is claimed next.
+        self.deadly.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.after(Duration::ZERO, Event::Mend { again: 7 });
+        self.after(CALM, Event::Outage);
         self.after(STEADY, Event::Poison);
         // Two in a row die over it, and the third does not.
         self.after(STEADY, Event::Mended);
         for (secs, dies) in [(3, true), (6, true), (9, false)] {
             self.after(STEADY + Duration::from_secs(secs), Event::Retry { reasons: &[MENDED], dies });
+        }
+    }
+
+    /// An operator lets go on what was set aside since workers have died over it.
+    async fn mend(&mut self, again: u32) {
+        let late = self.ledger.late(self.ledger.now(), 1_000).await.unwrap_or_default();
+        for Hint { kind, key, .. } in late.into_iter().filter(died_over).map(|chain| chain.hint) {
+            self.observer.note(|| format!("operator: recovers {kind} {key}"));
+            // It is due anew.
+            self.observer.recovered(&kind, &key);
+            let which = Which { kind: Some(kind), key: Some(key), ..Which::default() };
+            if let Err(error) = self.ledger.steer(which, Order::Recover).await {
+                self.observer.violated("world", format!("what was set aside cannot be recovered: {error}"));
+            }
+        }
+        self.retry(&[CLASS], false);
+        if again > 0 {
+            self.after(MENDING / 8, Event::Mend { again: again - 1 });
         }
     }
 

@@ -7,16 +7,18 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::scene::{CHAINS, is_owned};
-use super::{CALM, LOOK, World};
+use super::scene::{CHAINS, LONGEST_SLEEP, is_owned};
+use super::{CALM, LOOK, OUTAGE, World};
 use crate::broker::embedded::HeldState;
+use crate::clock::Time;
 use crate::config::Config;
+use crate::deaths::CLASS;
 use crate::encryption::is_sealed;
 use crate::engine::sealing::{self, Mode, take_stock};
 use crate::job::Envelope;
-use crate::ledger::{ChainState, ChainView, Ledger, LedgerError};
+use crate::ledger::{ChainState, ChainView, LateChain, Ledger, LedgerError};
 use crate::simulation::observe::Late;
-use crate::simulation::plan::{Fault, Plan};
+use crate::simulation::plan::{Astray, Fault, Plan};
 
 /// By then a chain that is due must have been claimed, once nothing goes wrong any more: R of I2.
 const RECOVERY: Duration = Duration::from_secs(60);
@@ -24,12 +26,14 @@ const RECOVERY: Duration = Duration::from_secs(60);
 pub(super) const STEADY: Duration = Duration::from_secs(150);
 /// How late a run may start then, though unusable messages come in, beside what it waits for a slot.
 const ON_TIME: Duration = Duration::from_secs(3);
+/// So long operators let go on what workers have died over.
+pub(super) const MENDING: Duration = Duration::from_secs(80);
 /// A chain that has been stuck for so long must be shown.
 const SHOWN: Duration = Duration::from_secs(60);
 /// Within so long a worker reads what operators have ordered.
 const READ: Duration = Duration::from_secs(4);
 /// So many messages of one chain no storm may bring about.
-const MOST_MESSAGES: usize = 6;
+const MOST_MESSAGES: usize = 8;
 
 impl World {
     /// Looks at the world from outside, every few seconds.
@@ -57,7 +61,7 @@ impl World {
             Err(error) => return self.observer.violated("world", format!("cannot look: {error}")),
         };
         // What `status` lists and the metrics count, against what the observer knows by itself.
-        let stuck = self.observer.stuck(now - slack - SHOWN, now);
+        let stuck = self.observer.stuck(now - slack - SHOWN);
         for name in &stuck {
             if !late.iter().any(|chain| (&chain.hint.kind, &chain.hint.key) == (&name.kind, &name.key)) {
                 self.observer.violated("I11", format!("{name} is stuck, and nobody is shown that"));
@@ -68,6 +72,7 @@ impl World {
             let what = format!("{} chains are stuck, and {overdue} are counted as overdue", stuck.len());
             self.observer.violated("I11", what);
         }
+        self.look_for_long_sleep(now).await;
         let Some(healed) = self.healed else { return };
         for live in self.workers.iter().filter_map(|worker| worker.live.as_ref()) {
             let read = self.observer.last_read(&live.process);
@@ -78,7 +83,8 @@ impl World {
         }
         for chain in &late {
             let (kind, key) = (&chain.hint.kind, &chain.hint.key);
-            if chain.state == ChainState::Quarantined {
+            let mended = died_over(chain) && healed.elapsed() < MENDING;
+            if chain.state == ChainState::Quarantined && !mended {
                 self.observer
                     .violated("I7", format!("{kind} {key} is quarantined, and nobody restored a ledger since"));
             }
@@ -108,6 +114,10 @@ impl World {
                 }
             }
         }
+        if healed.elapsed() >= CALM {
+            // The ledger runs chains that have no message.
+            return;
+        }
         for (kind, _, key) in CHAINS {
             let chains = match self.ledger.chains(kind.into(), key.into()).await {
                 Ok(chains) => chains,
@@ -133,11 +143,29 @@ impl World {
         }
     }
 
+    /// Whether a chain sleeps for longer than its schedule can explain: a clock that was set is no reason.
+    async fn look_for_long_sleep(&self, now: Time) {
+        for (kind, _, key) in CHAINS {
+            let chains = self.ledger.chains(kind.into(), key.into()).await.unwrap_or_default();
+            // What follows the wall clock is moved when a worker has noticed that the clock was set.
+            let settled = kind != "timed" || self.healed.is_some_and(|healed| healed.elapsed() > RECOVERY);
+            let sleeps = chains.iter().filter(|chain| chain.state == ChainState::Active && !chain.once && settled);
+            for chain in sleeps.filter(|chain| chain.hint.due > now + LONGEST_SLEEP) {
+                let what = format!("{kind} {key} sleeps for {:?} from now", chain.hint.due.since(now));
+                self.observer.violated("sleep", what);
+            }
+        }
+    }
+
     /// What must be true at the end.
     pub(super) async fn judge(&mut self) {
         if let Some(healed) = self.healed {
-            for Late { late, name, queue } in self.observer.late_since(healed + STEADY) {
-                if late > may_be_late(&self.config, &queue) {
+            let steady = self.observer.claims(healed + STEADY..healed + CALM + OUTAGE);
+            let back = self.observer.claims(healed + CALM + OUTAGE..Instant::now());
+            // One-off jobs have waited for the broker, and use the first slots.
+            let (steady, back) = (steady.into_iter().map(|late| (late, 1)), back.into_iter().map(|late| (late, 3)));
+            for (Late { late, name, queue }, windows) in steady.chain(back) {
+                if late > may_be_late(&self.config, &queue, windows) {
                     let what = format!("{name} starts {late:?} late on {queue}, though nothing is wrong any more");
                     self.observer.violated("I10", what);
                 }
@@ -175,7 +203,9 @@ impl World {
             }
         }
         let found: BTreeSet<String> = unrouted.iter().filter_map(|body| Envelope::decode(body).ok()?.id).collect();
-        for id in self.observer.lost_jobs(Instant::now() - RECOVERY).into_iter().filter(|id| !found.contains(id)) {
+        for id in
+            self.observer.lost_jobs(Instant::now() - OUTAGE - RECOVERY).into_iter().filter(|id| !found.contains(id))
+        {
             self.observer.violated("I4", format!("the job {id} was accepted, and never came to an end"));
         }
         self.judge_orders(&found).await;
@@ -308,13 +338,18 @@ impl World {
     }
 }
 
+/// Whether a chain was set aside since workers have died over it.
+pub(super) fn died_over(chain: &LateChain) -> bool {
+    chain.state == ChainState::Quarantined && chain.reason.as_ref().is_some_and(|why| why.starts_with(CLASS))
+}
+
 /// How late a claim from this queue may be in the steady calm. Where the queue has a throttle the claim is made
-/// once its slot is had, and the throttle has its window full now and then. It counts where the message waits,
+/// once its slot is had, and the throttle has so many windows full now and then. It counts where the message waits,
 /// and not where its chain began: chains get other queues. Also a tick that only gathers its batch waits like
 /// this, since nothing but its claim says that it runs no handler.
-fn may_be_late(config: &Config, queue: &str) -> Duration {
+fn may_be_late(config: &Config, queue: &str, windows: u32) -> Duration {
     let throttle = config.queues.get(queue).and_then(|queue| config.throttles.get(queue.throttle.as_ref()?));
-    ON_TIME + throttle.map_or(Duration::ZERO, |throttle| throttle.limits.longest())
+    ON_TIME + throttle.map_or(Duration::ZERO, |throttle| throttle.limits.longest() * windows)
 }
 
 /// Whether no message is lost in this plan but by the engine's own doing. Then catch-up never has
@@ -323,15 +358,16 @@ pub(super) fn lossless(plan: &Plan) -> bool {
     !plan.faults.iter().any(|planned| {
         use Fault::*;
         matches!(planned.fault, Purge { .. } | Lose { .. } | DeleteQueue { .. } | Restore { .. } | Clock { .. })
+            // Meanwhile chains run from the ledger, and their successors are unsent.
+            || matches!(planned.fault, BrokerDown { .. } | Claim { how: Astray::Unheard, .. })
+            || matches!(planned.fault, Strike { blow, .. } | StrikeAt { blow, .. } if blow.takes_broker())
     })
 }
 
 /// Chains whose messages an operator takes away or leaves to catch-up.
 pub(super) fn touched(plan: &Plan) -> BTreeSet<String> {
     let chains = plan.faults.iter().flat_map(|planned| match planned.fault {
-        Fault::Pause { chain, .. } | Fault::Retire { chain, .. } | Fault::RunOnce { chain } => {
-            vec![CHAINS[chain].2.into()]
-        }
+        Fault::Pause { chain, .. } | Fault::Retire { chain, .. } => vec![CHAINS[chain].2.into()],
         Fault::PauseOwner { .. } => {
             CHAINS.iter().filter(|(.., key)| is_owned(key)).map(|(.., key)| (*key).into()).collect()
         }
@@ -376,9 +412,9 @@ mod tests {
             parent: 0,
             priority: None,
         };
-        let lease = Duration::from_secs(9);
         let (worker, guard) = ("w".into(), Guard::default());
-        let request = ClaimRequest { hint, worker, lease, takeover: false, guard, recurs: true };
+        let request =
+            ClaimRequest { hint, worker, session: 1, again: false, takeover: false, guard, recurs: true, prepared: 0 };
         let grant = Grant {
             fence: 1,
             last_start: due,

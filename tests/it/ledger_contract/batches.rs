@@ -34,7 +34,7 @@ async fn a_tick_waits_for_all_its_members_and_is_finished_once() {
         let ledger = &*opened.ledger;
         let (hint, members) = fanned_out(ledger, "a", 3).await;
         assert_eq!(members.len(), 3);
-        assert_eq!(ledger.claim(ask(&hint, LEASE)).await.unwrap(), Claim::Idle, "it waits");
+        assert_eq!(ledger.claim(ask(ledger, &hint, LEASE).await).await.unwrap(), Claim::Idle, "it waits");
         assert_eq!(ended(ledger, &members[1], Verdict::Failed).await, []);
         // One that is tried again has not ended.
         let grant = granted(ledger, &members[0], LEASE).await;
@@ -44,7 +44,7 @@ async fn a_tick_waits_for_all_its_members_and_is_finished_once() {
         let again = written(ledger, again).await;
         assert_eq!(again.parent, hint.epoch);
         assert_eq!(ended(ledger, &again, Verdict::Done).await, []);
-        assert_eq!(ledger.claim(ask(&hint, LEASE)).await.unwrap(), Claim::Idle);
+        assert_eq!(ledger.claim(ask(ledger, &hint, LEASE).await).await.unwrap(), Claim::Idle);
         // Whoever was not told that a member has ended asks again, and it is counted once.
         let grant = granted(ledger, &members[2], LEASE).await;
         let last = end(&members[2], grant.fence, ledger.now(), Next::End, Verdict::Done);
@@ -61,7 +61,7 @@ async fn a_tick_waits_for_all_its_members_and_is_finished_once() {
         assert_eq!((next.epoch, next.tick), (hint.epoch, 2));
         assert_eq!(ledger.finish(request).await.unwrap(), applied(next.clone()), "exactly once");
         // A message of a member that is gone runs nothing, and is no alarm.
-        assert_eq!(ledger.claim(ask(&members[1], LEASE)).await.unwrap(), Claim::Idle);
+        assert_eq!(ledger.claim(ask(ledger, &members[1], LEASE).await).await.unwrap(), Claim::Idle);
         let grant = granted(ledger, &next, LEASE).await;
         assert_eq!(grant.batch, None);
     }
@@ -126,7 +126,7 @@ async fn members_go_with_the_chain_that_waits_for_them() {
         let done = end(&members[0], runs.fence, ledger.now(), Next::End, Verdict::Done);
         assert_eq!(ledger.finish(done).await.unwrap(), applied(None), "they go on while it is paused");
         assert_eq!(ledger.steer(which("a"), Order::Retire).await.unwrap(), 1);
-        assert_eq!(ledger.claim(ask(&members[1], LEASE)).await.unwrap(), Claim::Idle);
+        assert_eq!(ledger.claim(ask(ledger, &members[1], LEASE).await).await.unwrap(), Claim::Idle);
         // A new epoch has nothing to do with a batch of the one before.
         let (hint, members) = fanned_out(ledger, "b", 2).await;
         let runs = granted(ledger, &members[0], LEASE).await;
@@ -136,7 +136,7 @@ async fn members_go_with_the_chain_that_waits_for_them() {
         let done = end(&members[0], runs.fence, ledger.now(), Next::End, Verdict::Done);
         assert_eq!(ledger.finish(done).await.unwrap(), Finish::Fenced);
         assert_eq!(verdict().await, "fenced");
-        assert_eq!(ledger.claim(ask(&members[1], LEASE)).await.unwrap(), Claim::Idle);
+        assert_eq!(ledger.claim(ask(ledger, &members[1], LEASE).await).await.unwrap(), Claim::Idle);
         let chain = ledger.chains("sync".into(), "b".into()).await.unwrap().remove(0);
         assert_eq!((chain.batch, chain.state), ((0, 0), ChainState::Active));
         assert!(chain.hint.epoch > hint.epoch);
@@ -157,7 +157,7 @@ async fn a_chain_that_has_ended_waits_for_nothing() {
         assert_eq!(ledger.finish(gone).await.unwrap(), applied(None));
         let chain = view("a").await;
         assert_eq!((chain.batch, chain.state), ((0, 0), ChainState::Retired));
-        assert_eq!(ledger.claim(ask(&members[1], LEASE)).await.unwrap(), Claim::Idle);
+        assert_eq!(ledger.claim(ask(ledger, &members[1], LEASE).await).await.unwrap(), Claim::Idle);
         let done = end(&members[0], runs.fence, ledger.now(), Next::End, Verdict::Done);
         assert_eq!(ledger.finish(done).await.unwrap(), Finish::Fenced);
         // It ends while it runs, and the run fans out.
@@ -208,13 +208,13 @@ async fn what_members_run_when_their_chain_ends_is_recorded_as_lost() {
             assert_eq!(ended, 1);
             let lost = record(runs.fence).await;
             assert_eq!((lost.fence, lost.verdict.as_deref()), (runs.fence, Some("lost")), "departs: {departs}");
-            assert_eq!(lost.finished, Some(runs.at + LEASE), "departs: {departs}");
+            assert!(lost.finished.is_some_and(|finished| finished >= runs.at), "departs: {departs}: {lost:?}");
             assert_eq!(record(ran.fence).await.verdict.as_deref(), Some("done"), "departs: {departs}");
             // Whoever runs it comes too late, and nobody begins the one that had not started.
             let done = end(&members[0], runs.fence, ledger.now(), Next::End, Verdict::Done);
             assert_eq!(ledger.finish(done).await.unwrap(), Finish::Fenced);
             assert_eq!(record(runs.fence).await.verdict.as_deref(), Some("fenced"), "departs: {departs}");
-            assert_eq!(ledger.claim(ask(&members[2], LEASE)).await.unwrap(), Claim::Idle);
+            assert_eq!(ledger.claim(ask(ledger, &members[2], LEASE).await).await.unwrap(), Claim::Idle);
         }
         assert_eq!(record(others.fence).await.verdict, None, "another's batch goes on");
     }

@@ -4,12 +4,12 @@ use roundelay::guard::Refusal;
 
 use super::*;
 
-fn guarded(hint: &Hint, guard: Guard) -> ClaimRequest {
-    ClaimRequest { guard, ..ask(hint, LEASE) }
+async fn guarded(ledger: &dyn Ledger, hint: &Hint, guard: Guard) -> ClaimRequest {
+    ClaimRequest { guard, ..ask(ledger, hint, LEASE).await }
 }
 
 async fn refused(ledger: &dyn Ledger, hint: &Hint, guard: Guard) -> (Grant, Refusal) {
-    match ledger.claim(guarded(hint, guard)).await.unwrap() {
+    match ledger.claim(guarded(ledger, hint, guard).await).await.unwrap() {
         Claim::Granted(grant) => {
             let refusal = grant.refused.unwrap_or_else(|| panic!("it may run: {grant:?}"));
             (grant, refusal)
@@ -25,7 +25,7 @@ async fn a_guard_is_asked_once_for_each_tick_and_a_refused_one_leaves_the_last_s
         let hour = Duration::from_secs(3_600);
         let tolerance = Guard { interval: hour, tolerance: Some(Duration::ZERO), ..Guard::default() };
         let first = begun(ledger, "a").await;
-        let grant = match ledger.claim(guarded(&first, tolerance)).await.unwrap() {
+        let grant = match ledger.claim(guarded(ledger, &first, tolerance).await).await.unwrap() {
             Claim::Granted(grant) if grant.refused.is_none() => grant,
             other => panic!("the first is not too soon after another: {other:?}"),
         };
@@ -33,7 +33,9 @@ async fn a_guard_is_asked_once_for_each_tick_and_a_refused_one_leaves_the_last_s
         let due = ledger.now();
         let retry = end(&first, grant.fence, due, Next::Attempt { attempt: 2, due }, Verdict::Retried);
         let second = written(ledger, retry).await;
-        let Claim::Granted(again) = ledger.claim(guarded(&second, tolerance)).await.unwrap() else { panic!() };
+        let Claim::Granted(again) = ledger.claim(guarded(ledger, &second, tolerance).await).await.unwrap() else {
+            panic!()
+        };
         assert_eq!(again.refused, None, "what has started is tried again whatever guards say");
         let next = finished(ledger, &second, again.fence, tick(ledger.now())).await;
         for _ in 0..2 {
@@ -69,7 +71,9 @@ async fn a_cooldown_counts_from_the_end_of_a_run_and_an_interval_of_its_own_goes
         assert_eq!(grant.schedule.as_deref(), Some(r#"{"every":"1ms"}"#));
         let next = finished(ledger, &hint, grant.fence, tick(ledger.now())).await;
         let tolerance = Guard { interval: hour, tolerance: Some(Duration::from_millis(1)), ..Guard::default() };
-        let Claim::Granted(grant) = ledger.claim(guarded(&next, tolerance)).await.unwrap() else { panic!() };
+        let Claim::Granted(grant) = ledger.claim(guarded(ledger, &next, tolerance).await).await.unwrap() else {
+            panic!()
+        };
         assert_eq!(grant.refused, None, "its own interval is over");
     }
 }
@@ -189,7 +193,7 @@ async fn a_tick_that_is_brought_forward_is_the_same_tick() {
         assert_eq!(grant.nominal, due, "its place in the schedule stays");
         let third = finished(ledger, &sooner, grant.fence, tick(due)).await;
         // The message that has slept all the time is of a tick that is past.
-        assert_eq!(ledger.claim(ask(&next, LEASE)).await.unwrap(), Claim::Stale(Some(third)));
+        assert_eq!(ledger.claim(ask(ledger, &next, LEASE).await).await.unwrap(), Claim::Stale(Some(third)));
         assert_eq!(advance("unknown").await, None);
     }
 }
@@ -199,11 +203,11 @@ async fn the_rotation_of_a_kind_without_a_schedule_is_not_claimed_and_its_single
     for opened in all().await {
         let ledger = &*opened.ledger;
         let hint = begun(ledger, "a").await;
-        let request = |hint: &Hint| ClaimRequest { recurs: false, ..ask(hint, LEASE) };
-        assert_eq!(ledger.claim(request(&hint)).await.unwrap(), Claim::NoSchedule);
+        let request = async |hint: &Hint| ClaimRequest { recurs: false, ..ask(ledger, hint, LEASE).await };
+        assert_eq!(ledger.claim(request(&hint).await).await.unwrap(), Claim::NoSchedule);
         let once = NewChain { once: true, ..chain("a", ledger.now()) };
         let Enrolled::Created(once) = ledger.enroll(vec![once]).await.unwrap().remove(0) else { panic!() };
-        assert!(matches!(ledger.claim(request(&once)).await.unwrap(), Claim::Granted(_)));
+        assert!(matches!(ledger.claim(request(&once).await).await.unwrap(), Claim::Granted(_)));
         // And catch-up finds just these.
         let kinds = Kinds { all: vec!["sync".into()], recurring: Vec::new() };
         let then = ledger.now() + SLACK + LEASE;

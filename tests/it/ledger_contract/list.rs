@@ -196,11 +196,11 @@ async fn a_tick_is_moved_only_while_it_is_the_one_that_was_seen_and_sleeps() {
         assert_eq!(place, (near, near, false, near + SLACK, 0));
         // Later again; the message of the time before is early, and then one that is not needed.
         let later = one(to(&a, near, far)).await.unwrap();
-        let early = ledger.claim(ask(&Hint { due: near, ..a.clone() }, LEASE)).await.unwrap();
+        let early = ledger.claim(ask(ledger, &Hint { due: near, ..a.clone() }, LEASE).await).await.unwrap();
         assert_eq!(early, Claim::Early(later.clone()));
         ledger.mark_sent(later.sent());
         ledger.flush().await.unwrap();
-        assert_eq!(ledger.claim(ask(&Hint { due: near, ..a }, LEASE)).await.unwrap(), Claim::Stale(None));
+        assert_eq!(ledger.claim(ask(ledger, &Hint { due: near, ..a }, LEASE).await).await.unwrap(), Claim::Stale(None));
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod access;
 mod batches;
+mod deaths;
 mod discovered;
 mod failed;
 mod fleet;
@@ -23,8 +24,8 @@ use roundelay::guard::{Guard, IfRunning, Manual, Refusal};
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::sqlite::SqliteLedger;
 use roundelay::ledger::{
-    ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint, Kinds, Ledger,
-    LedgerError, LookAgain, NewChain, Order, Renewal, SpawnedJob, Which,
+    ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Held, Hint, Holder, Kinds,
+    Ledger, LedgerError, Left, LookAgain, NewChain, Order, SpawnedJob, Which,
 };
 use roundelay::outcome::{Next, Verdict};
 use tempfile::TempDir;
@@ -97,19 +98,29 @@ async fn begun(ledger: &dyn Ledger, key: &str) -> Hint {
     }
 }
 
-fn ask(hint: &Hint, lease: Duration) -> ClaimRequest {
+/// A session that goes on; or, without a lease, one that was over before it claimed anything.
+async fn session(ledger: &dyn Ledger, lease: Duration) -> i64 {
+    match lease {
+        Duration::ZERO => 7,
+        lease => ledger.begin_session("worker-1".into(), lease).await.unwrap(),
+    }
+}
+
+async fn ask(ledger: &dyn Ledger, hint: &Hint, lease: Duration) -> ClaimRequest {
     ClaimRequest {
         hint: hint.clone(),
         worker: "worker-1".into(),
-        lease,
+        session: session(ledger, lease).await,
+        again: false,
         takeover: false,
         guard: Guard::default(),
         recurs: true,
+        prepared: 2,
     }
 }
 
 async fn granted(ledger: &dyn Ledger, hint: &Hint, lease: Duration) -> Grant {
-    match ledger.claim(ask(hint, lease)).await.unwrap() {
+    match ledger.claim(ask(ledger, hint, lease).await).await.unwrap() {
         Claim::Granted(grant) => grant,
         other => panic!("not granted: {other:?}"),
     }
@@ -209,7 +220,7 @@ async fn a_chains_own_priority_is_in_all_its_messages() {
         let grant = granted(ledger, &first, LEASE).await;
         let next = finished(ledger, &first, grant.fence, tick(ledger.now())).await;
         assert_eq!(next.priority, Some(2), "of the successor");
-        let stale = ledger.claim(ask(&first, LEASE)).await.unwrap();
+        let stale = ledger.claim(ask(ledger, &first, LEASE).await).await.unwrap();
         assert_eq!(stale, Claim::Stale(Some(next.clone())), "of a successor that is sent again");
         let later = ledger.now() + SLACK * 10;
         let overdue = ledger.overdue("work".into(), recurring("sync"), later, 10).await.unwrap();
@@ -239,8 +250,8 @@ async fn a_tick_is_claimed_once_and_finished_once() {
         let hint = begun(ledger, "a").await;
         let grant = granted(ledger, &hint, LEASE).await;
         assert_eq!((grant.nominal, grant.due), (hint.due, hint.due));
-        let held = ledger.claim(ask(&hint, LEASE)).await.unwrap();
-        assert_eq!(held, Claim::Held { until: grant.at + LEASE });
+        let held = ledger.claim(ask(ledger, &hint, LEASE).await).await.unwrap();
+        assert_eq!(held, Claim::Runs);
 
         let due = ledger.now() + LEASE;
         let next = finished(ledger, &hint, grant.fence, tick(due)).await;
@@ -251,19 +262,19 @@ async fn a_tick_is_claimed_once_and_finished_once() {
         assert_eq!(records[0].verdict.as_deref(), Some("done"));
 
         // Nobody has said that the successor was sent: whoever comes late must send it.
-        assert_eq!(ledger.claim(ask(&hint, LEASE)).await.unwrap(), Claim::Stale(Some(next.clone())));
+        assert_eq!(ledger.claim(ask(ledger, &hint, LEASE).await).await.unwrap(), Claim::Stale(Some(next.clone())));
         ledger.mark_sent(next.sent());
         ledger.flush().await.unwrap();
         assert_eq!(ledger.finish(again).await.unwrap(), applied(None), "and sent since");
-        assert_eq!(ledger.claim(ask(&hint, LEASE)).await.unwrap(), Claim::Stale(None));
-        assert_eq!(ledger.claim(ask(&next, LEASE)).await.unwrap(), Claim::Early(next.clone()));
+        assert_eq!(ledger.claim(ask(ledger, &hint, LEASE).await).await.unwrap(), Claim::Stale(None));
+        assert_eq!(ledger.claim(ask(ledger, &next, LEASE).await).await.unwrap(), Claim::Early(next.clone()));
         let ahead = Hint { tick: 3, ..next.clone() };
-        assert_eq!(ledger.claim(ask(&ahead, LEASE)).await.unwrap(), Claim::Future);
+        assert_eq!(ledger.claim(ask(ledger, &ahead, LEASE).await).await.unwrap(), Claim::Future);
         let stranger = Hint { key: "b".into(), ..next.clone() };
         let other = Claim::Other { kind: "sync".into(), key: "a".into() };
-        assert_eq!(ledger.claim(ask(&stranger, LEASE)).await.unwrap(), other);
+        assert_eq!(ledger.claim(ask(ledger, &stranger, LEASE).await).await.unwrap(), other);
         let unknown = Hint { epoch: next.epoch + 1, ..next };
-        assert_eq!(ledger.claim(ask(&unknown, LEASE)).await.unwrap(), Claim::Future);
+        assert_eq!(ledger.claim(ask(ledger, &unknown, LEASE).await).await.unwrap(), Claim::Future);
     }
 }
 
@@ -320,9 +331,9 @@ async fn attempts_and_snoozes_stay_within_their_tick() {
         let snoozed = written(ledger, snooze).await;
         assert_eq!((snoozed.tick, snoozed.attempt, snoozed.due), (1, 2, later));
         // The message of before the snooze has the same identity but for its due time.
-        assert_eq!(ledger.claim(ask(&second, LEASE)).await.unwrap(), Claim::Early(snoozed.clone()));
+        assert_eq!(ledger.claim(ask(ledger, &second, LEASE).await).await.unwrap(), Claim::Early(snoozed.clone()));
         ledger.mark_sent(snoozed.sent());
-        assert_eq!(ledger.claim(ask(&second, LEASE)).await.unwrap(), Claim::Stale(None));
+        assert_eq!(ledger.claim(ask(ledger, &second, LEASE).await).await.unwrap(), Claim::Stale(None));
     }
 }
 
@@ -334,7 +345,7 @@ async fn a_chain_that_ended_stays_so_and_its_reason_is_kept() {
         let grant = granted(ledger, &hint, LEASE).await;
         let retire = end(&hint, grant.fence, ledger.now(), Next::End, Verdict::Retired);
         assert_eq!(ledger.finish(retire).await.unwrap(), applied(None));
-        assert_eq!(ledger.claim(ask(&hint, LEASE)).await.unwrap(), Claim::Idle);
+        assert_eq!(ledger.claim(ask(ledger, &hint, LEASE).await).await.unwrap(), Claim::Idle);
         assert_eq!(ledger.enroll(vec![chain("a", ledger.now())]).await.unwrap(), [Enrolled::Retired]);
         let failures = ledger.failures(10).await.unwrap();
         assert_eq!(failures.len(), 1);
@@ -448,8 +459,8 @@ async fn who_left_the_roster_is_remembered_until_it_begins_anew() {
         assert_eq!(ledger.enlisted("other".into(), String::new(), 9).await.unwrap(), []);
 
         assert_eq!(ledger.depart(vec![b.epoch, c.epoch, c.epoch + 99]).await.unwrap(), 1, "c had ended before");
-        assert_eq!(ledger.claim(ask(&b, LEASE)).await.unwrap(), Claim::Idle);
-        assert_eq!(ledger.claim(ask(&extra, LEASE)).await.unwrap(), Claim::Idle, "nor the single tick");
+        assert_eq!(ledger.claim(ask(ledger, &b, LEASE).await).await.unwrap(), Claim::Idle);
+        assert_eq!(ledger.claim(ask(ledger, &extra, LEASE).await).await.unwrap(), Claim::Idle, "nor the single tick");
         let departed = async || {
             let keys = ["a", "b", "c", "x"].map(String::from).into();
             ledger.departed("sync".into(), keys).await.unwrap()
@@ -485,24 +496,88 @@ async fn jobs_are_kept_until_they_are_forgotten() {
 }
 
 #[tokio::test]
-async fn a_lease_is_renewed_by_its_holder_only() {
+async fn a_claim_holds_as_long_as_its_session() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         let (a, b) = (begun(ledger, "a").await, begun(ledger, "b").await);
-        let (first, other) = (granted(ledger, &a, Duration::ZERO).await, granted(ledger, &b, LEASE).await);
-        let renewal = |hint: &Hint, fence| Renewal { epoch: hint.epoch, fence };
-        let both = vec![renewal(&a, first.fence), renewal(&b, first.fence), renewal(&b, other.fence)];
-        assert_eq!(ledger.renew(both, LEASE).await.unwrap(), [true, false, true], "over, but nobody has taken it");
-        assert!(matches!(ledger.claim(ask(&a, LEASE)).await.unwrap(), Claim::Held { .. }), "it holds again");
-        // Somebody who knows better takes it over.
-        let over = ClaimRequest { takeover: true, ..ask(&a, LEASE) };
-        let Claim::Granted(second) = ledger.claim(over).await.unwrap() else { panic!("not taken over") };
-        assert_eq!(ledger.renew(vec![renewal(&a, first.fence)], LEASE).await.unwrap(), [false]);
+        let (mine, yours) = (session(ledger, LEASE).await, session(ledger, LEASE).await);
+        let of = async |session, hint: &Hint| {
+            let request = ClaimRequest { session, ..ask(ledger, hint, Duration::ZERO).await };
+            ledger.claim(request).await.unwrap()
+        };
+        let Claim::Granted(first) = of(mine, &a).await else { panic!("not granted") };
+        let Claim::Granted(other) = of(mine, &b).await else { panic!("not granted") };
+        assert_eq!((of(yours, &a).await, of(mine, &a).await), (Claim::Runs, Claim::Runs));
+        let held = |hint: &Hint, fence| Held { epoch: hint.epoch, fence };
+        let claims = vec![held(&a, first.fence), held(&b, first.fence), held(&b, other.fence)];
+        assert_eq!(ledger.hold(claims.clone()).await.unwrap(), [true, false, true]);
+        // Each says that it lives; a session ends if it was not heard of since, and only then.
+        let looked = ledger.beat(yours, Vec::new()).await.unwrap();
+        let seen = looked.others.iter().find(|other| other.session == mine).unwrap().clone();
+        assert!(looked.alive && !seen.gone && (seen.worker.as_str(), seen.lease) == ("worker-1", LEASE), "{looked:?}");
+        assert!(ledger.beat(mine, Vec::new()).await.unwrap().alive);
+        let heard = ledger.beat(yours, vec![(mine, seen.beat)]).await.unwrap();
+        let again = heard.others.iter().find(|other| other.session == mine).unwrap().clone();
+        assert!(heard.ended.is_empty() && again.beat > seen.beat, "{heard:?}");
+        let orphans = async || {
+            let kinds = Kinds { all: vec!["sync".into()], recurring: vec!["sync".into()] };
+            let now = ledger.now();
+            let left = Left { until: now + SLACK * 2, late: now - SLACK, unsent: Time::default() };
+            let orphans = ledger.orphans("work".into(), kinds, left, 10).await.unwrap();
+            let mut orphans: Vec<_> =
+                orphans.into_iter().map(|chain| (chain.hint.epoch, chain.claim, chain.holder)).collect();
+            orphans.sort_by_key(|orphan| orphan.0);
+            orphans
+        };
+        assert_eq!(orphans().await, []);
+        assert_eq!(ledger.beat(yours, vec![(mine, again.beat)]).await.unwrap().ended, [mine]);
+        assert!(!ledger.beat(mine, Vec::new()).await.unwrap().alive, "it is over for good");
+        let left = [(a.epoch, (mine, first.fence), Holder::Gone), (b.epoch, (mine, other.fence), Holder::Gone)];
+        assert_eq!(orphans().await, left);
+        // Nobody has taken them yet, so an end still counts, and what another has claimed is no more anybody else's.
+        assert_eq!(ledger.hold(claims.clone()).await.unwrap(), [true, false, true]);
+        finished(ledger, &b, other.fence, tick(ledger.now())).await;
+        let Claim::Granted(second) = of(yours, &a).await else { panic!("not taken over") };
+        assert!(second.lost);
+        assert_eq!(ledger.hold(claims).await.unwrap(), [false, false, false]);
         let records = ledger.attempts(first.fence - 1, 10).await.unwrap();
         assert_eq!(records[0].verdict.as_deref(), Some("lost"));
-        assert_eq!((records[2].fence, records[2].verdict.as_deref()), (second.fence, None));
-        finished(ledger, &a, second.fence, tick(ledger.now())).await;
-        assert_eq!(ledger.renew(vec![renewal(&a, second.fence)], LEASE).await.unwrap(), [false], "finished");
+        // Somebody who knows better takes it over.
+        let over = ClaimRequest { takeover: true, ..ask(ledger, &a, LEASE).await };
+        let Claim::Granted(third) = ledger.claim(over).await.unwrap() else { panic!("not taken over") };
+        assert_eq!(ledger.hold(vec![held(&a, second.fence), held(&a, third.fence)]).await.unwrap(), [false, true]);
+        finished(ledger, &a, third.fence, tick(ledger.now())).await;
+        assert_eq!(ledger.hold(vec![held(&a, third.fence)]).await.unwrap(), [false], "finished");
+        ledger.end_session(yours).await.unwrap();
+        assert!(!ledger.beat(yours, Vec::new()).await.unwrap().alive);
+    }
+}
+
+#[tokio::test]
+async fn a_claim_whose_answer_was_lost_is_made_again_or_given_up() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let hint = begun(ledger, "a").await;
+        let (mine, yours) = (session(ledger, LEASE).await, session(ledger, LEASE).await);
+        let of = async |session, again| {
+            let request = ClaimRequest { session, again, ..ask(ledger, &hint, Duration::ZERO).await };
+            ledger.claim(request).await.unwrap()
+        };
+        let Claim::Granted(unheard) = of(mine, false).await else { panic!("not granted") };
+        assert_eq!((of(mine, false).await, of(yours, true).await), (Claim::Runs, Claim::Runs));
+        let Claim::Granted(again) = of(mine, true).await else { panic!("not granted") };
+        assert!(again.fence > unheard.fence && again.lost);
+        let held = |fence| vec![Held { epoch: hint.epoch, fence }];
+        // Only by who holds it, and only that claim.
+        for (session, fence) in [(yours, again.fence), (mine, unheard.fence)] {
+            ledger.give_up(session, held(fence)).await.unwrap();
+            assert_eq!(ledger.hold(held(again.fence)).await.unwrap(), [true]);
+        }
+        ledger.give_up(mine, held(again.fence)).await.unwrap();
+        assert_eq!(ledger.hold(held(again.fence)).await.unwrap(), [false]);
+        let records = ledger.attempts(unheard.fence - 1, 10).await.unwrap();
+        assert_eq!(records.iter().map(|record| record.verdict.as_deref()).collect::<Vec<_>>(), [Some("lost"); 2]);
+        assert!(matches!(of(yours, false).await, Claim::Granted(_)));
     }
 }
 
@@ -550,7 +625,7 @@ async fn nothing_is_claimed_once_a_chain_is_paused_or_retired() {
         let done = end(&a, grant.fence, due, tick(due), Verdict::Done);
         assert_eq!(ledger.finish(done).await.unwrap(), applied(None));
         let second = Hint { tick: 2, due, ..a.clone() };
-        assert_eq!(ledger.claim(ask(&second, LEASE)).await.unwrap(), Claim::Idle);
+        assert_eq!(ledger.claim(ask(ledger, &second, LEASE).await).await.unwrap(), Claim::Idle);
         assert!(
             ledger
                 .overdue("work".into(), recurring("sync"), due + SLACK * 2, 10)
@@ -566,7 +641,7 @@ async fn nothing_is_claimed_once_a_chain_is_paused_or_retired() {
 
         let everything = Which { kind: Some("sync".into()), key: None, ..Which::default() };
         assert_eq!(ledger.steer(everything.clone(), Order::Retire).await.unwrap(), 2);
-        assert_eq!(ledger.claim(ask(&b, LEASE)).await.unwrap(), Claim::Idle);
+        assert_eq!(ledger.claim(ask(ledger, &b, LEASE).await).await.unwrap(), Claim::Idle);
         for order in [Order::Resume, Order::Pause, Order::Recover, Order::RecoverAll, Order::Retire] {
             assert_eq!(ledger.steer(everything.clone(), order).await.unwrap(), 0, "{order:?}: they have ended");
         }
@@ -590,7 +665,7 @@ async fn a_chain_that_begins_anew_has_nothing_to_do_with_what_it_was() {
         assert_eq!(ledger.attempts(0, 10).await.unwrap()[0].verdict.as_deref(), Some("lost"));
         let late = end(&old, grant.fence, now, tick(now), Verdict::Done);
         assert_eq!(ledger.finish(late).await.unwrap(), Finish::Fenced);
-        assert_eq!(ledger.claim(ask(&old, LEASE)).await.unwrap(), Claim::Idle);
+        assert_eq!(ledger.claim(ask(ledger, &old, LEASE).await).await.unwrap(), Claim::Idle);
         let second = granted(ledger, &new, LEASE).await;
         assert!(second.fence > grant.fence);
     }
@@ -606,9 +681,9 @@ async fn a_single_tick_beside_the_rotation_is_refused_while_there_is_one() {
         assert_eq!(ledger.enroll(vec![extra.clone()]).await.unwrap(), [Enrolled::Unchanged], "one is pending");
         let grant = granted(ledger, &first, LEASE).await;
         assert_eq!((grant.once, grant.payload.as_str()), (true, "[7]"));
-        let held = ledger.claim(ask(&rotation, LEASE)).await.unwrap();
+        let held = ledger.claim(ask(ledger, &rotation, LEASE).await).await.unwrap();
         assert!(
-            matches!(held, Claim::Held { until } if until <= ledger.now() + SECOND),
+            matches!(held, Claim::Waits { until } if until <= ledger.now() + SECOND),
             "the rotation waits: {held:?}"
         );
         let done = end(&first, grant.fence, ledger.now(), Next::End, Verdict::Done);
@@ -621,7 +696,7 @@ async fn a_single_tick_beside_the_rotation_is_refused_while_there_is_one() {
         assert_eq!(ledger.census(SLACK).await.unwrap().retired, 0, "the chain has not ended");
         let Enrolled::Created(second) = ledger.enroll(vec![extra.clone()]).await.unwrap().remove(0) else { panic!() };
         assert_eq!((second.epoch, second.tick), (first.epoch, 2), "its record goes on");
-        assert_eq!(ledger.claim(ask(&first, LEASE)).await.unwrap(), Claim::Stale(Some(second.clone())));
+        assert_eq!(ledger.claim(ask(ledger, &first, LEASE).await).await.unwrap(), Claim::Stale(Some(second.clone())));
         let grant = granted(ledger, &second, LEASE).await;
         let records = ledger.history(grant.fence, 10).await.unwrap();
         assert_eq!(
@@ -632,7 +707,7 @@ async fn a_single_tick_beside_the_rotation_is_refused_while_there_is_one() {
         ledger.steer(which("a"), Order::Retire).await.unwrap();
         let Enrolled::Created(third) = ledger.enroll(vec![extra]).await.unwrap().remove(0) else { panic!() };
         assert!(third.epoch > second.epoch && third.tick == 1, "{third:?}");
-        assert_eq!(ledger.claim(ask(&second, LEASE)).await.unwrap(), Claim::Idle);
+        assert_eq!(ledger.claim(ask(ledger, &second, LEASE).await).await.unwrap(), Claim::Idle);
         granted(ledger, &third, LEASE).await;
     }
 }
@@ -653,21 +728,25 @@ async fn a_manual_run_is_a_run_of_its_chain() {
         let rotation = begun(ledger, "a").await;
         let grant = granted(ledger, &rotation, LEASE).await;
         let cooldown = Duration::from_secs(3_600);
-        let ask = |hint: &Hint| ClaimRequest { guard: Guard { cooldown, ..Guard::default() }, ..ask(hint, LEASE) };
+        let guard = Guard { cooldown, ..Guard::default() };
+        let ask = async |hint: &Hint| ClaimRequest { guard, ..ask(ledger, hint, LEASE).await };
         let of = |if_running, force| Manual { if_running, force };
         // While the rotation runs: refused, afterwards, or beside it.
         let refused = manual(ledger, "a", Manual::default()).await;
-        let Claim::Granted(no) = ledger.claim(ask(&refused)).await.unwrap() else { panic!() };
+        let Claim::Granted(no) = ledger.claim(ask(&refused).await).await.unwrap() else { panic!() };
         assert_eq!(no.refused, Some(Refusal::Running));
         let skipped = end(&refused, no.fence, ledger.now(), Next::End, Verdict::Skipped);
         assert_eq!(ledger.finish(FinishRequest { ran: false, ..skipped }).await.unwrap(), applied(None));
         let beside = manual(ledger, "a", of(IfRunning::Beside, true)).await;
-        let Claim::Granted(yes) = ledger.claim(ask(&beside)).await.unwrap() else { panic!() };
+        let Claim::Granted(yes) = ledger.claim(ask(&beside).await).await.unwrap() else { panic!() };
         assert_eq!((yes.refused, yes.once), (None, true));
         let done = |hint: &Hint, fence| end(hint, fence, ledger.now(), Next::End, Verdict::Done);
         assert_eq!(ledger.finish(done(&beside, yes.fence)).await.unwrap(), applied(None));
         let after = manual(ledger, "a", of(IfRunning::After, false)).await;
-        assert!(matches!(ledger.claim(ask(&after)).await.unwrap(), Claim::Held { .. }), "it waits for the rotation");
+        assert!(
+            matches!(ledger.claim(ask(&after).await).await.unwrap(), Claim::Waits { .. }),
+            "it waits for the rotation"
+        );
         let due = ledger.now();
         let next = FinishRequest {
             carry: Some("\"page 2\"".into()),
@@ -675,7 +754,9 @@ async fn a_manual_run_is_a_run_of_its_chain() {
         };
         let Finish::Applied(messages) = ledger.finish(next).await.unwrap() else { panic!() };
         let rotation = messages[0].clone();
-        let Claim::Held { until } = ledger.claim(ask(&after)).await.unwrap() else { panic!("and for the cooldown") };
+        let Claim::Waits { until } = ledger.claim(ask(&after).await).await.unwrap() else {
+            panic!("and for the cooldown")
+        };
         assert!(until > due + cooldown / 2, "{until}");
         ledger.steer(which("a"), Order::Retire).await.unwrap();
         let revived = NewChain { revive: true, ..chain("a", ledger.now()) };
@@ -684,13 +765,13 @@ async fn a_manual_run_is_a_run_of_its_chain() {
         // What one hands on, the other gets; and both are counted.
         let view = async || ledger.chains("sync".into(), "a".into()).await.unwrap().remove(0);
         let run = manual(ledger, "a", Manual::default()).await;
-        let Claim::Granted(grant) = ledger.claim(ask(&run)).await.unwrap() else { panic!() };
+        let Claim::Granted(grant) = ledger.claim(ask(&run).await).await.unwrap() else { panic!() };
         let handed_on = FinishRequest { carry: Some("\"page 3\"".into()), ..done(&run, grant.fence) };
         assert_eq!(ledger.finish(handed_on).await.unwrap(), applied(None));
         let rotation = view().await;
         assert_eq!((rotation.carry.as_deref(), rotation.last_start), (Some("\"page 3\""), grant.at));
         assert!(rotation.last_finish >= grant.at, "{rotation:?}");
-        let Claim::Granted(refused) = ledger.claim(ask(&rotation.hint)).await.unwrap() else { panic!() };
+        let Claim::Granted(refused) = ledger.claim(ask(&rotation.hint).await).await.unwrap() else { panic!() };
         assert!(matches!(refused.refused, Some(Refusal::Cooldown { .. })), "the rotation counts it: {refused:?}");
         let again = manual(ledger, "a", of(IfRunning::Refuse, true)).await;
         assert_eq!((again.epoch, again.tick), (run.epoch, run.tick + 1));
@@ -698,7 +779,7 @@ async fn a_manual_run_is_a_run_of_its_chain() {
         let due = ledger.now();
         let skipped = end(&rotation.hint, refused.fence, due, Next::Tick { nominal: due, due }, Verdict::Skipped);
         ledger.finish(FinishRequest { ran: false, ..skipped }).await.unwrap();
-        let Claim::Granted(grant) = ledger.claim(ask(&again)).await.unwrap() else { panic!() };
+        let Claim::Granted(grant) = ledger.claim(ask(&again).await).await.unwrap() else { panic!() };
         assert_eq!((grant.refused, grant.carry.as_deref()), (None, Some("\"page 3\"")));
         let gone = end(&again, grant.fence, ledger.now(), Next::End, Verdict::Retired);
         ledger.finish(FinishRequest { reason: Some("no such app".into()), ..gone }).await.unwrap();
@@ -713,7 +794,8 @@ async fn a_rotation_that_begins_while_a_manual_run_runs_alone_waits_for_it() {
         let alone = manual(ledger, "a", Manual::default()).await;
         let grant = granted(ledger, &alone, LEASE).await;
         let rotation = begun(ledger, "a").await;
-        assert!(matches!(ledger.claim(ask(&rotation, LEASE)).await.unwrap(), Claim::Held { .. }));
+        let waits = ledger.claim(ask(ledger, &rotation, LEASE).await).await.unwrap();
+        assert!(matches!(waits, Claim::Waits { .. }), "{waits:?}");
         let done = end(&alone, grant.fence, ledger.now(), Next::End, Verdict::Done);
         assert_eq!(ledger.finish(done).await.unwrap(), applied(None));
         granted(ledger, &rotation, LEASE).await;
@@ -726,8 +808,12 @@ async fn a_message_from_the_future_quarantines_its_chain_until_it_is_recovered()
         let ledger = &*opened.ledger;
         let (a, b) = (begun(ledger, "a").await, begun(ledger, "b").await);
         let ahead = Hint { tick: 5, ..a.clone() };
-        assert_eq!(ledger.claim(ask(&ahead, LEASE)).await.unwrap(), Claim::Future);
-        assert_eq!(ledger.claim(ask(&a, LEASE)).await.unwrap(), Claim::Idle, "nothing runs until somebody decides");
+        assert_eq!(ledger.claim(ask(ledger, &ahead, LEASE).await).await.unwrap(), Claim::Future);
+        assert_eq!(
+            ledger.claim(ask(ledger, &a, LEASE).await).await.unwrap(),
+            Claim::Idle,
+            "nothing runs until somebody decides"
+        );
         assert_eq!(ledger.census(SLACK).await.unwrap().quarantined, 1);
         let late = ledger.late(ledger.now() - SLACK, 10).await.unwrap();
         assert_eq!(
@@ -739,7 +825,7 @@ async fn a_message_from_the_future_quarantines_its_chain_until_it_is_recovered()
         let view = ledger.chains("sync".into(), "a".into()).await.unwrap().remove(0);
         assert_eq!((view.state, view.sent), (ChainState::Active, false));
         assert!(view.hint.epoch > b.epoch);
-        assert_eq!(ledger.claim(ask(&ahead, LEASE)).await.unwrap(), Claim::Idle, "the old time is over");
+        assert_eq!(ledger.claim(ask(ledger, &ahead, LEASE).await).await.unwrap(), Claim::Idle, "the old time is over");
         granted(ledger, &view.hint, LEASE).await;
 
         // After a restore that is known of, all of them; who is paused stays so.
@@ -749,12 +835,12 @@ async fn a_message_from_the_future_quarantines_its_chain_until_it_is_recovered()
         assert_eq!(state("a").await.state, ChainState::Paused);
         let b_now = state("b").await;
         assert!(b_now.hint.epoch > view.hint.epoch && b_now.state == ChainState::Active);
-        assert_eq!(ledger.claim(ask(&b, LEASE)).await.unwrap(), Claim::Idle);
+        assert_eq!(ledger.claim(ask(ledger, &b, LEASE).await).await.unwrap(), Claim::Idle);
         let lost = ledger.attempts(0, 10).await.unwrap();
         assert_eq!(lost[0].verdict.as_deref(), Some("lost"), "it ran while the epoch ended");
         let unknown = Hint { key: "never seen".into(), ..b };
         assert_eq!(
-            ledger.claim(ask(&Hint { epoch: b_now.hint.epoch + 7, ..unknown }, LEASE)).await.unwrap(),
+            ledger.claim(ask(ledger, &Hint { epoch: b_now.hint.epoch + 7, ..unknown }, LEASE).await).await.unwrap(),
             Claim::Future
         );
     }
@@ -842,13 +928,13 @@ async fn two_workers_of_one_ledger_share_its_chains() {
             for worker in workers.clone() {
                 let hint = hint.clone();
                 runs.spawn(async move {
-                    match worker.claim(ask(&hint, LEASE)).await.unwrap() {
+                    match worker.claim(ask(&*worker, &hint, LEASE).await).await.unwrap() {
                         Claim::Granted(grant) => {
                             let due = grant.at + LEASE;
                             finished(&*worker, &hint, grant.fence, tick(due)).await;
                             Some((hint.epoch, grant.fence))
                         }
-                        Claim::Held { .. } | Claim::Stale(_) => None,
+                        Claim::Runs | Claim::Stale(_) => None,
                         other => panic!("{other:?}"),
                     }
                 });
@@ -871,7 +957,8 @@ async fn a_locked_file_is_an_error_for_all_at_once_and_then_goes_on() {
     let other = rusqlite::Connection::open(path).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     let began = tokio::time::Instant::now();
-    let claims = (0..8).map(|_| opened.ledger.claim(ask(&hint, LEASE)));
+    let request = ask(&*opened.ledger, &hint, Duration::ZERO).await;
+    let claims = (0..8).map(|_| opened.ledger.claim(request.clone()));
     for claim in futures_util::future::join_all(claims).await {
         assert!(matches!(&claim, Err(LedgerError::Statement(said)) if said.contains("locked")), "{claim:?}");
     }

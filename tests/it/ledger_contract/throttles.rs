@@ -1,10 +1,8 @@
 //! Slots for all workers.
 
 use roundelay::ledger::{SlotAnswer, SlotRequest};
-use roundelay::throttle::clock::Known;
 use roundelay::throttle::orders::ThrottleOrder;
 use roundelay::throttle::slots::{Limits, Window, Wish, Word};
-use tokio::time::Instant;
 
 use super::*;
 
@@ -13,19 +11,19 @@ fn request(key: &str, per: Duration, slots: usize) -> SlotRequest {
     let limits = Arc::new(Limits { window: Window { allow: 10, per }, burst: 1, also: Vec::new() });
     let wishes = vec![Wish { priority: 0, cost: 1, probe: false }; slots];
     let (throttle, key) = ("upstream".into(), key.into());
-    SlotRequest { throttle, key, limits, heard: Vec::new(), wishes, known: None, ahead: 0 }
+    SlotRequest { throttle, key, limits, heard: Vec::new(), wishes, ahead: 0 }
 }
 
-/// What somebody knows of the ledger's clock who has known it for long.
-async fn known(ledger: &dyn Ledger) -> Known {
-    let asked = Instant::now();
-    let (now, set) = ledger.throttle_clock(None).await.unwrap();
-    Known::learned(None, (asked, Instant::now()), now, set).for_long()
+/// From now on this process knows the ledger's clock for long.
+async fn settled(ledger: &dyn Ledger) {
+    for _ in 0..3 {
+        ledger.read_clock().await.unwrap();
+    }
 }
 
 async fn ask(ledger: &dyn Ledger, request: SlotRequest) -> SlotAnswer {
-    let known = Some(known(ledger).await);
-    ledger.slots(vec![SlotRequest { known, ..request }]).await.unwrap().remove(0)
+    settled(ledger).await;
+    ledger.slots(vec![request]).await.unwrap().remove(0)
 }
 
 #[tokio::test]
@@ -36,9 +34,10 @@ async fn a_slot_is_handed_out_once_whoever_asks() {
         for _ in 0..6 {
             let ledger = opened.again().await;
             workers.spawn(async move {
-                let (mut got, known) = (0, Some(known(&*ledger).await));
+                let mut got = 0;
+                settled(&*ledger).await;
                 for _ in 0..5 {
-                    let requests = ["a", "b", "a"].map(|key| SlotRequest { known, ..request(key, hour, 2) }).into();
+                    let requests = ["a", "b", "a"].map(|key| request(key, hour, 2)).into();
                     let answers = ledger.slots(requests).await.unwrap();
                     got += answers.iter().map(|answer| answer.answer.slots.len()).sum::<usize>();
                     assert!(answers.iter().all(|answer| answer.answer.again.is_some()));
@@ -81,48 +80,7 @@ async fn a_hold_holds_for_all_and_what_is_as_good_as_new_is_forgotten() {
 
 /// One row is as good as new within a moment.
 async fn until_forgotten(ledger: &dyn Ledger) {
-    until("one was forgotten", async || ledger.forget_idle(10, None).await.unwrap() == 1).await;
-}
-
-#[tokio::test]
-async fn a_ledger_remembers_how_far_its_clock_was_set_and_tells_times_by_its_clock() {
-    for opened in shared().await {
-        let (ledger, other) = (&*opened.ledger, opened.again().await);
-        let minute = Duration::from_secs(60);
-        let moment = Duration::from_millis(1);
-        ask(ledger, request("idle", moment, 1)).await;
-        ask(ledger, request("a", minute, 10)).await;
-        let heard = vec![Word::Hold { until: 3_600_000_000, why: "a ban".into() }];
-        let until = ask(ledger, SlotRequest { heard, ..request("b", minute, 0) }).await.now + 3_600_000_000;
-        // By what this worker knows, the clock shows an hour and a half too much; by what the throttles have seen, no
-        // time has passed.
-        let by = 5_400_000_000;
-        let asked = Instant::now();
-        let (now, set) = ledger.throttle_clock(None).await.unwrap();
-        let known = Some(Known::learned(None, (asked, Instant::now()), now - by, set).for_long());
-        let near = |is: i64, wanted: i64| (is - wanted).abs() < 5_000_000;
-
-        assert_eq!(other.forget_idle(10, known).await.unwrap(), 0, "by the clock of throttles, nothing is idle yet");
-        let (_, set) = other.throttle_clock(None).await.unwrap();
-        assert!(near(set, by), "{set}");
-        assert_eq!(ask(&*other, request("a", minute, 1)).await.answer.slots.len(), 0, "the window is full");
-        let held = ask(&*other, request("b", minute, 1)).await;
-        assert!(near(held.answer.held_until.unwrap(), until), "{held:?}");
-        let rows = ledger.throttle("upstream".into(), Some("b".into()), 1).await.unwrap();
-        assert!(near(rows[0].state.held().0, until));
-        // Who has not known it for long gets nothing where others had something, and all where nobody had.
-        let of = async |key: &str| {
-            let answer = other.slots(vec![request(key, minute, 1)]).await.unwrap().remove(0);
-            (answer.answer.slots.len(), answer.answer.again.is_some())
-        };
-        assert_eq!((of("a").await, of("new").await), ((0, true), (1, false)));
-
-        let hold = ThrottleOrder::Hold { span: minute, why: "they are down".into() };
-        let held = other.order_throttle("upstream".into(), hold, "ann".into()).await.unwrap();
-        assert!(near(held.held_until(), ledger.now().as_millis() * 1_000 + 60_000_000), "{held:?}");
-        assert!(ask(ledger, request("c", minute, 1)).await.answer.again >= Some(held.held_until() - 1_000));
-        assert_eq!(ledger.throttle_orders().await.unwrap()["upstream"], held);
-    }
+    until("one was forgotten", async || ledger.forget_idle(10).await.unwrap() == 1).await;
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ fn of(if_running: IfRunning) -> Manual {
 }
 
 async fn is_held(ledger: &dyn Ledger, hint: &Hint) -> bool {
-    matches!(ledger.claim(ask(hint, LEASE)).await.unwrap(), Claim::Held { .. })
+    matches!(ledger.claim(ask(ledger, hint, LEASE).await).await.unwrap(), Claim::Waits { .. })
 }
 
 async fn over(ledger: &dyn Ledger, run: &Hint, fence: i64) {
@@ -93,7 +93,7 @@ async fn a_manual_run_that_has_not_started_ends_with_its_chain() {
         let refused = granted(ledger, &run, LEASE).await;
         assert_eq!(refused.refused, Some(Refusal::Ended));
         // A worker that dies before it has written that leaves nothing that could start.
-        let over = ClaimRequest { takeover: true, ..ask(&run, LEASE) };
+        let over = ClaimRequest { takeover: true, ..ask(ledger, &run, LEASE).await };
         let Claim::Granted(again) = ledger.claim(over).await.unwrap() else { panic!("it hangs") };
         assert_eq!(again.refused, Some(Refusal::Ended));
         let skipped = end(&run, again.fence, ledger.now(), Next::End, Verdict::Skipped);
@@ -181,8 +181,9 @@ async fn who_waits_for_the_other_row_of_its_chain_is_not_overdue() {
         assert!(is_held(ledger, &after).await);
         assert_eq!(late().await, [lost.epoch, both.epoch].into());
         finished(ledger, &waits, grant.fence, tick(ledger.now() + HOUR)).await;
-        let cooling = ClaimRequest { guard: Guard { cooldown: HOUR, ..Guard::default() }, ..ask(&after, LEASE) };
-        let Claim::Held { until } = ledger.claim(cooling).await.unwrap() else { panic!("it does not wait") };
+        let cooling =
+            ClaimRequest { guard: Guard { cooldown: HOUR, ..Guard::default() }, ..ask(ledger, &after, LEASE).await };
+        let Claim::Waits { until } = ledger.claim(cooling).await.unwrap() else { panic!("it does not wait") };
         assert!(until > ledger.now() + HOUR / 2, "{until}");
         assert_eq!(late().await, [lost.epoch, both.epoch].into());
         assert_eq!(counted().await.1, 2);

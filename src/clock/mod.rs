@@ -3,15 +3,26 @@
 //! Everything else is handed a [`Clock`] or an [`Entropy`], so that a test or a simulation decides
 //! what time it is and which dice fall. `clippy.toml` forbids the ordinary sources elsewhere.
 
+mod followed;
+mod machine;
+mod server;
+
 use std::fmt;
 use std::ops::{Add, Sub};
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
+
+use crate::calendar::Calendar;
+pub use followed::{Followed, Reading, Seen, UNLIKE};
+pub use machine::{Boot, Machine};
+pub use server::Server;
+
+/// Microseconds since 1970, by a ledger's time.
+type Micros = i64;
 
 /// A point in time: whole milliseconds since the Unix epoch, UTC. That is the resolution of the
 /// broker's timers, of the ledger and of the message format.
@@ -63,11 +74,15 @@ impl fmt::Display for Time {
     }
 }
 
-/// Tells the time: the machine's, a server's, or a virtual one that follows tokio's (paused) clock.
+/// Tells the time.
 #[derive(Clone, Debug)]
 pub enum Clock {
-    /// The machine's wall clock.
+    /// The machine's wall clock, which anybody may set.
     System,
+    /// The steady time of a ledger on this machine.
+    Machine(Arc<Machine>),
+    /// The steady time of a ledger on a server, as that told it last.
+    Followed(Arc<Followed>),
     /// `base` plus what tokio's clock has advanced since `start`. With tokio's time paused, time
     /// jumps to the next timer whenever nothing else can run.
     Virtual {
@@ -75,41 +90,100 @@ pub enum Clock {
         base: Time,
         /// The tokio instant at which it showed that.
         start: tokio::time::Instant,
-        /// By how many milliseconds it has been set forward since; shared by its clones.
-        set: Arc<AtomicI64>,
+        /// How the wall clock stands to it; shared by its clones.
+        wall: Arc<Wall>,
     },
-    /// Another machine's, as it told it last.
-    Followed(Arc<Followed>),
+    /// The steady time of a ledger on a server whose clock goes by tokio's, and can be set.
+    Server(Arc<Server>),
+}
+
+/// What a process knows of the wall clock.
+#[derive(Debug, Default)]
+pub struct Wall(Mutex<Arc<Calendar>>);
+
+impl Wall {
+    /// With this known of it.
+    pub fn new(calendar: Calendar) -> Self {
+        Self(Mutex::new(Arc::new(calendar)))
+    }
+
+    /// What is known.
+    pub fn calendar(&self) -> Arc<Calendar> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// More is known.
+    pub fn learn(&self, calendar: Calendar) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(calendar);
+    }
 }
 
 impl Clock {
     /// A clock that shows `base` now and then follows tokio's.
     pub fn starting_at(base: Time) -> Self {
-        Self::Virtual { base, start: tokio::time::Instant::now(), set: Arc::default() }
+        Self::Virtual { base, start: tokio::time::Instant::now(), wall: Arc::default() }
     }
 
-    /// Sets a virtual clock and its clones forward, or with a negative number back, as an operator
-    /// may do with the machine's. Does nothing to the machine's.
+    /// The same, by a server's wall clock that shows `base` now.
+    pub fn of_server(base: Time) -> Self {
+        Self::Server(Arc::new(Server::starting_at(base)))
+    }
+
+    /// Sets the wall clock beside a virtual clock and its clones, or that of its server, forward, or with a negative
+    /// number back, as an operator may do with the machine's. Does nothing to the machine's.
     pub fn set_forward(&self, millis: i64) {
-        if let Clock::Virtual { set, .. } = self {
-            set.fetch_add(millis, Ordering::Relaxed);
+        match self {
+            Clock::Virtual { wall, .. } => {
+                let before = wall.calendar();
+                wall.learn(before.set(self.now(), before.ahead().saturating_add(millis)));
+            }
+            Clock::Server(server) => server.set_forward(millis),
+            Clock::System | Clock::Machine(_) | Clock::Followed(_) => {}
         }
+    }
+
+    /// Whether it goes by tokio's, which may be paused.
+    pub fn is_virtual(&self) -> bool {
+        matches!(self, Clock::Virtual { .. } | Clock::Server(_))
     }
 
     /// The time now.
-    #[allow(clippy::disallowed_methods)]
     pub fn now(&self) -> Time {
         match self {
-            Clock::System => {
-                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                Time(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
-            }
-            Clock::Virtual { base, start, set } => {
-                Time((*base + start.elapsed()).0.saturating_add(set.load(Ordering::Relaxed)))
-            }
+            Clock::System => wall_now(),
+            Clock::Machine(machine) => machine.now(),
             Clock::Followed(followed) => followed.now(),
+            Clock::Virtual { base, start, .. } => *base + start.elapsed(),
+            Clock::Server(server) => server.now(),
         }
     }
+
+    /// What the wall clock shows now, as far as is known.
+    pub fn wall(&self) -> Time {
+        self.calendar().wall(self.now())
+    }
+
+    /// How the wall clock stands to it. The wall clock itself stands to itself as ever.
+    pub fn calendar(&self) -> Arc<Calendar> {
+        match self {
+            Clock::System => Arc::default(),
+            Clock::Machine(machine) => machine.wall.calendar(),
+            Clock::Followed(followed) => followed.wall.calendar(),
+            Clock::Virtual { wall, .. } => wall.calendar(),
+            Clock::Server(server) => server.calendar(),
+        }
+    }
+}
+
+fn micros(length: Duration) -> Micros {
+    i64::try_from(length.as_micros()).unwrap_or(i64::MAX / 4)
+}
+
+/// What the machine's wall clock shows.
+#[allow(clippy::disallowed_methods)]
+fn wall_now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
 }
 
 /// The time since it was made, by tokio's clock: that of all rate limiters of [`governor`], so that simulation steers
@@ -129,67 +203,6 @@ impl governor::clock::Clock for Elapsed {
     fn now(&self) -> Duration {
         self.0.elapsed()
     }
-}
-
-/// For how long the best observation of a followed clock counts, at least; then a newer one does,
-/// so that clocks of slightly different speed do not drift apart.
-const FOLLOW: Duration = Duration::from_secs(10);
-
-/// Follows the clock of a server: what it told, plus what has gone by here since. Never goes back,
-/// whatever either machine's wall clock does.
-///
-/// What is heard was true some time ago, so the observation that makes it latest is the best one.
-/// The time told here is behind the server's by the time that the fastest answer took, and not
-/// ahead of it: who waits until something is due here finds it due there.
-#[derive(Debug)]
-pub struct Followed {
-    start: tokio::time::Instant,
-    state: Mutex<Following>,
-}
-
-#[derive(Debug)]
-struct Following {
-    /// The server's microseconds since 1970 at `start`, by the best observation of this stretch of
-    /// time, and of the one before.
-    best: i64,
-    before: i64,
-    /// When this stretch began.
-    since: Duration,
-    /// The latest time that was told.
-    told: Time,
-}
-
-impl Followed {
-    /// Follows a server that has just told `micros` since 1970.
-    pub fn new(micros: i64) -> Self {
-        let state = Following { best: micros, before: micros, since: Duration::ZERO, told: Time::default() };
-        Self { start: tokio::time::Instant::now(), state: Mutex::new(state) }
-    }
-
-    /// Notes that the server has just told `micros` since 1970.
-    pub fn observe(&self, micros: i64) {
-        let elapsed = self.start.elapsed();
-        let at_start = micros.saturating_sub(in_micros(elapsed));
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if elapsed.saturating_sub(state.since) > FOLLOW {
-            (state.before, state.best, state.since) = (state.best, at_start, elapsed);
-        } else {
-            state.best = state.best.max(at_start);
-        }
-    }
-
-    /// The server's time now.
-    pub fn now(&self) -> Time {
-        let elapsed = in_micros(self.start.elapsed());
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let micros = state.best.max(state.before).saturating_add(elapsed);
-        state.told = state.told.max(Time(micros.div_euclid(1_000)));
-        state.told
-    }
-}
-
-fn in_micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// A source of randomness; clones share one stream. Seeded, it repeats itself exactly.
@@ -310,28 +323,6 @@ mod tests {
         assert_eq!(t.since(Time::from_millis(2_000)), Duration::ZERO);
         assert_eq!((Time::from_millis(i64::MAX) + Duration::from_secs(1)).as_millis(), i64::MAX);
         assert_eq!(Time::from_millis(0).to_string(), "1970-01-01T00:00:00.000Z");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_followed_clock_takes_the_best_of_what_it_heard_and_never_goes_back() {
-        let second = Duration::from_secs(1);
-        let clock = Followed::new(5_000_900);
-        assert_eq!(clock.now().as_millis(), 5_000);
-        tokio::time::advance(second).await;
-        assert_eq!(clock.now().as_millis(), 6_000, "it runs on by itself");
-        clock.observe(5_900_000);
-        assert_eq!(clock.now().as_millis(), 6_000, "an answer that took long tells nothing");
-        clock.observe(6_050_000);
-        assert_eq!(clock.now().as_millis(), 6_050);
-        // The server's clock was set back. What was told stays told, and is caught up with.
-        for _ in 0..3 {
-            tokio::time::advance(FOLLOW + second).await;
-            clock.observe(1_000_000);
-        }
-        let told = clock.now();
-        assert!(told.as_millis() >= 6_050);
-        clock.observe(told.as_millis() * 1_000 + 500_000);
-        assert_eq!(clock.now().as_millis(), told.as_millis() + 500);
     }
 
     #[test]

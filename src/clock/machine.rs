@@ -1,0 +1,102 @@
+//! The steady time of a ledger on this machine.
+//!
+//! The kernel counts the time since the machine was started, also while it is suspended, and nobody sets that
+//! clock. All processes of the machine read the same. So a ledger remembers what its time was when the machine
+//! started, and all who open it agree on the time to the millisecond, whatever the wall clock shows.
+
+use std::time::Duration;
+
+use super::{Time, Wall, wall_now};
+use crate::calendar::Calendar;
+
+/// A wall clock that differs by no more from what is known of it has not been set.
+const UNLIKE: i64 = 100;
+
+/// One run of this machine from its start on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Boot {
+    /// Names it, unlike any other.
+    pub id: String,
+    /// Where the kernel does not tell, a process has a time of its own.
+    began: Option<tokio::time::Instant>,
+}
+
+impl Boot {
+    /// The one that goes on. Where the kernel does not tell it, this process stands for it, by the name `otherwise`.
+    pub fn current(otherwise: &str) -> Self {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        match id.trim() {
+            id if !id.is_empty() && kernel().is_some() => Self { id: id.to_owned(), began: None },
+            _ => Self { id: otherwise.to_owned(), began: Some(tokio::time::Instant::now()) },
+        }
+    }
+
+    /// How long it has lasted.
+    fn elapsed(&self) -> Duration {
+        match self.began {
+            Some(began) => began.elapsed(),
+            None => kernel().unwrap_or_default(),
+        }
+    }
+}
+
+/// The kernel's clock that nobody sets and that goes on while the machine is suspended. A time namespace, as few
+/// containers have one, may show another.
+#[cfg(target_os = "linux")]
+fn kernel() -> Option<Duration> {
+    let told = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).ok()?;
+    Some(Duration::from(told))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn kernel() -> Option<Duration> {
+    None
+}
+
+/// Tells a ledger's time by this machine.
+#[derive(Debug)]
+pub struct Machine {
+    boot: Boot,
+    /// The ledger's time when the machine was started.
+    base: Time,
+    pub(super) wall: Wall,
+}
+
+impl Machine {
+    /// By a ledger that remembers `base` for this boot of the machine.
+    pub fn known(boot: Boot, base: Time, calendar: Calendar) -> Self {
+        Self { boot, base, wall: Wall::new(calendar) }
+    }
+
+    /// Of a ledger that is opened for the first time since the machine has started, or ever: the wall clock tells how
+    /// long that took, and is believed as far as time would not go back. `seen` is the last time that the ledger has
+    /// told.
+    pub fn started(boot: Boot, seen: Time, calendar: Calendar) -> Self {
+        let now = calendar.steady(wall_now()).max(seen);
+        let base = now - boot.elapsed();
+        Self::known(boot, base, calendar)
+    }
+
+    /// What the ledger is to remember for this boot.
+    pub fn base(&self) -> Time {
+        self.base
+    }
+
+    /// The time now.
+    pub fn now(&self) -> Time {
+        self.base + self.boot.elapsed()
+    }
+
+    /// Whether the wall clock has been set: what is known of it then, for the ledger to remember.
+    pub fn was_set(&self) -> Option<Calendar> {
+        let calendar = self.wall.calendar();
+        let (now, shown) = (self.now(), wall_now());
+        let ahead = shown.as_millis() - now.as_millis();
+        ((ahead - calendar.ahead()).abs() > UNLIKE).then(|| calendar.set(now, ahead))
+    }
+
+    /// What the ledger remembers of the wall clock.
+    pub fn learn(&self, calendar: Calendar) {
+        self.wall.learn(calendar);
+    }
+}

@@ -1,0 +1,86 @@
+//! A server's wall clock in virtual time, and what a ledger on that server takes for the time.
+//!
+//! So simulations go the way of [`Followed`] when somebody sets the clock.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::time::Instant;
+
+use super::{Followed, Micros, Seen, Time, micros};
+use crate::calendar::Calendar;
+
+/// The clock, and who follows it.
+#[derive(Debug)]
+pub struct Server {
+    base: Time,
+    start: Instant,
+    set: Mutex<Set>,
+    followed: Followed,
+}
+
+/// How far the clock has been set in all, in microseconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Set {
+    really: Micros,
+    /// As far as the ledger remembers, and how often that was corrected.
+    remembered: (Micros, i64),
+}
+
+impl Server {
+    /// It shows `base` now, and is right.
+    pub(super) fn starting_at(base: Time) -> Self {
+        let now = Instant::now();
+        let seen = Seen { server: base.as_millis() * 1_000, set: 0, version: 0, asked: now, answered: now };
+        Self { base, start: now, set: Mutex::default(), followed: Followed::new(seen, Calendar::default()) }
+    }
+
+    /// Sets it forward, or with a negative number back.
+    pub(super) fn set_forward(&self, millis: i64) {
+        self.lock().really += millis * 1_000;
+    }
+
+    /// The ledger's time now, by a reading.
+    pub(super) fn now(&self) -> Time {
+        let mut set = self.lock();
+        let (now, shows) = (Instant::now(), self.base.as_millis() * 1_000 + micros(self.start.elapsed()));
+        let (remembered, version) = set.remembered;
+        let seen = Seen { server: shows + set.really, set: remembered, version, asked: now, answered: now };
+        let reading = self.followed.read(seen);
+        if let Some(correction) = reading.correction {
+            set.remembered = (correction, version + 1);
+        }
+        reading.time()
+    }
+
+    /// How the wall clock stands to it.
+    pub(super) fn calendar(&self) -> Arc<Calendar> {
+        self.followed.wall.calendar()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Set> {
+        self.set.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn time_goes_on_while_the_clock_is_set_there_and_back() {
+        let begin = Time::from_millis(1_800_000_000_000);
+        let (server, mut off) = (Server::starting_at(begin), 0);
+        for (n, by) in [0, 2_000, -20_000, 3_600_000, -3_600_000, 90_000].into_iter().enumerate() {
+            server.set_forward(by);
+            off += by;
+            tokio::time::advance(Duration::from_secs(7)).await;
+            let passed = Duration::from_secs(7 * (n as u64 + 1));
+            let late = (begin + passed).as_millis() - server.now().as_millis();
+            // By the rates of clocks.
+            assert!((0..=50).contains(&late), "{by}: {late}");
+            assert!((server.calendar().ahead() - off).abs() <= 50, "{by}: {:?}", server.calendar());
+        }
+    }
+}
