@@ -98,6 +98,10 @@ mutants! {
     UnsentNotLate,
     /// Leases are not renewed.
     LeaseNotRenewed,
+    /// A claim whose answer was lost, and that nobody made again, is kept.
+    KeptForGood,
+    /// A claim that waits for its turn is made for the session of before.
+    SessionBeforeTurn,
     /// A worker goes on with a session that it could not keep up.
     LapsedGoesOn,
     /// A worker is taken for dead after a third of its lease.

@@ -280,13 +280,14 @@ async fn look(
     share: Option<Duration>,
 ) -> Result<Option<Wave>, String> {
     let (now, slack, begun) = (core.ledger.now(), core.catch_up.slack, Instant::now());
-    let overdue = core.ledger.overdue(queue.to_owned(), core.kinds(), now, PER_LOOK).await;
+    let session = core.vitals.session();
+    let overdue = core.ledger.overdue(queue.to_owned(), core.kinds(), now, session, PER_LOOK).await;
     let mut overdue = overdue.map_err(|error| error.to_string())?;
     if overdue.is_empty() {
         return Ok(None);
     }
     core.life.reached(Point::OverdueRead).await;
-    give_up(core, &mut overdue).await.map_err(|error| error.to_string())?;
+    give_up(core, session, &mut overdue).await.map_err(|error| error.to_string())?;
     if core.outage.lasts() {
         // What is due runs from the ledger.
         return Ok(None);
@@ -379,8 +380,8 @@ async fn send_planned(
 
 /// Chains that this worker is said to run, though it does not: a claim whose answer was lost, and that nobody made again.
 /// Nobody else can tell.
-async fn give_up(core: &Core, overdue: &mut [Overdue]) -> Result<(), LedgerError> {
-    let Some(session) = core.vitals.session() else { return Ok(()) };
+async fn give_up(core: &Core, session: Option<i64>, overdue: &mut [Overdue]) -> Result<(), LedgerError> {
+    let Some(session) = session.filter(|_| !mutant!(KeptForGood)) else { return Ok(()) };
     // Whoever works on a chain has its message in hand, from before the claim until after the finish.
     let left = |chain: &Overdue| chain.holder.runs() && chain.claim.0 == session && core.holds(chain.hint.epoch) == 0;
     let claims = overdue.iter().filter(|chain| left(chain));

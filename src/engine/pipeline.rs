@@ -312,6 +312,7 @@ impl Core {
             let permit = self.permit(queue, &request.hint.kind, Some(request.hint.due), (delivery, true)).await?;
             self.life.reached(Point::Permitted).await;
             let permitted = trace.begin();
+            let early = if mutant!(SessionBeforeTurn) { self.vitals.session() } else { None };
             let turn = if mutant!(ClaimsCross) { None } else { Some(in_hand.turn.lock().await) };
             let (term, answer) = loop {
                 // While this worker cannot show that it lives, it claims nothing: also when its turn, or the answer
@@ -322,7 +323,7 @@ impl Core {
                     () = self.put_back(queue) => return None,
                 };
                 let again_alone = again && self.holds(in_hand.epoch) == 1;
-                let session = term.session();
+                let session = early.unwrap_or_else(|| term.session());
                 let request = ClaimRequest { session, again: again_alone, prepared, ..request.clone() };
                 again = true;
                 let answer = self.ledger.claim(request).await;

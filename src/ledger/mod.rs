@@ -116,11 +116,20 @@ pub trait Ledger:
     /// When it is not known to be written.
     async fn flush(&self) -> Result<(), LedgerError>;
 
-    /// The chains of this queue and these kinds to look after at `now`, longest overdue first.
+    /// The chains of this queue and these kinds to look after at `now`, longest overdue first. Those that a worker runs
+    /// are left out, unless it is this session's: only the holder can tell a run from a claim whose answer was lost, and
+    /// looks of others, which move `watch_at`, would keep it from looking.
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn overdue(&self, queue: String, kinds: Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>, LedgerError>;
+    async fn overdue(
+        &self,
+        queue: String,
+        kinds: Kinds,
+        now: Time,
+        session: Option<i64>,
+        limit: u32,
+    ) -> Result<Vec<Overdue>, LedgerError>;
 
     /// Writes when to look again; answers, for each, whether nobody else was faster.
     ///

@@ -14,6 +14,9 @@ use crate::ledger::ClaimRequest;
 /// How long a claim is on its way that another message of its chain overtakes.
 pub const OVERTAKEN: Duration = Duration::from_millis(300);
 
+/// How long a claim is on its way that is stuck, and its worker has lost the ledger: longer than a lease.
+pub const STUCK: Duration = Duration::from_secs(11);
+
 /// The claims of all workers.
 pub struct Claims {
     struck: mpsc::UnboundedSender<Struck>,
@@ -37,6 +40,11 @@ pub enum Fate {
     Lost,
     /// It is on its way for long, and the message comes again meanwhile.
     Overtaken {
+        /// By which fault.
+        fault: usize,
+    },
+    /// It is on its way for longer than a lease, and does not reach the ledger.
+    Stuck {
         /// By which fault.
         fault: usize,
     },
@@ -80,6 +88,7 @@ impl Claims {
                 state.lost.insert(place, fault);
                 Fate::Lost
             }
+            Astray::Stuck => Fate::Stuck { fault },
             Astray::Unheard => Fate::Unheard { fault },
         }
     }

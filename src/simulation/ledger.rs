@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::{Instant, sleep};
 
-use super::astray::{Claims, Fate, OVERTAKEN};
+use super::astray::{Claims, Fate, OVERTAKEN, STUCK};
 use super::observe::Observer;
 use super::worker::Process;
 use super::world::Weather;
@@ -451,6 +451,12 @@ impl Ledger for SimulatedLedger {
                 sleep(OVERTAKEN).await;
                 self.through(true, verb).await
             }
+            Fate::Stuck { fault } => {
+                self.claims.tell(&self.process, &request, fault);
+                sleep(STUCK).await;
+                self.process.live().await;
+                Err(LedgerError::Statement("the connection broke before".into()))
+            }
             Fate::Unheard { fault } => {
                 self.through(true, verb).await?;
                 self.claims.tell(&self.process, &request, fault);
@@ -478,8 +484,15 @@ impl Ledger for SimulatedLedger {
         self.through(true, self.inner.flush()).await
     }
 
-    async fn overdue(&self, queue: String, kinds: Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>, LedgerError> {
-        self.through(false, self.inner.overdue(queue, kinds, now, limit)).await
+    async fn overdue(
+        &self,
+        queue: String,
+        kinds: Kinds,
+        now: Time,
+        session: Option<i64>,
+        limit: u32,
+    ) -> Result<Vec<Overdue>, LedgerError> {
+        self.through(false, self.inner.overdue(queue, kinds, now, session, limit)).await
     }
 
     async fn look_again(&self, looks: Vec<LookAgain>) -> Result<Vec<bool>, LedgerError> {

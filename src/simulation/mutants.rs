@@ -31,6 +31,12 @@ fn hunt(mutant: Mutant) -> Option<Caught> {
             Err(_) => Some("panic".into()),
         };
         if let Some(invariant) = invariant {
+            let without = super::run(seed, None, false).violations;
+            assert_eq!(
+                without,
+                [],
+                "seed {seed} violates this without any sabotage, so it proves nothing of {mutant:?}"
+            );
             return Some(Caught { invariant, seeds: n + 1 });
         }
     }

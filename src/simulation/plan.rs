@@ -88,7 +88,7 @@ impl Fault {
             Self::Publish { how: Wrong::Twice | Wrong::UnknownButKept | Wrong::Slow, count } => *count,
             Self::Duplicate { .. } => 1,
             // To each worker.
-            Self::Claim { how: Astray::Overtaken, .. } => 3,
+            Self::Claim { how: Astray::Overtaken | Astray::Stuck, .. } => 3,
             // What each of three workers leaves is sent again at once, and once more.
             Self::Deadly { .. } => 6,
             _ => 0,
@@ -141,6 +141,9 @@ pub enum Astray {
     /// It does not reach the ledger. While it is made again, its message comes to each worker once more, and that
     /// claim is faster.
     Overtaken,
+    /// It is on its way until its worker's session has lapsed, and does not reach the ledger. Meanwhile the chain's
+    /// message comes to each worker once more, and waits there for its turn.
+    Stuck,
     /// It is written. Its answer is lost, and with it the worker's connection to the broker, which delivers the
     /// message to another.
     Unheard,
@@ -181,11 +184,8 @@ pub struct Plan {
 
 /// Of so many seeds one has several manual runs of a chain whose runs are long, so that they meet its rotation.
 const MANUAL: usize = 8;
-/// Of so many seeds one has a claim that goes astray in each of the two ways.
+/// Of so many seeds one has a claim that goes astray in each of the ways.
 const ASTRAY: usize = 8;
-/// Answers that are lost together with a connection come in seeds from this one on only: the engine does not stand them
-/// yet. Such a claim may be kept until its worker loses the broker (seed 1,000,000 and those after it show it).
-const UNHEARD_FROM: u64 = 1_000_000;
 /// Seeds in front that have one crash each, at one point after the other.
 pub const SINGLES: usize = Point::ALL.len();
 /// Seeds after these that have two crashes each, at every pair of points.
@@ -246,7 +246,8 @@ impl Plan {
         let astray = Entropy::seeded(seed ^ 0xa57a);
         let how = match astray.below(ASTRAY) {
             0 => Some(Astray::Overtaken),
-            1 if seed >= UNHEARD_FROM => Some(Astray::Unheard),
+            1 => Some(Astray::Unheard),
+            2 => Some(Astray::Stuck),
             _ => None,
         };
         faults.extend(how.map(|how| {
@@ -393,6 +394,12 @@ impl fmt::Display for Fault {
             Self::LedgerUnknown { writes } => write!(f, "{writes} writes are committed and reported as failed"),
             Self::Claim { how: Astray::Overtaken, nth, .. } => {
                 write!(f, "claim {nth} from now is lost, and overtaken by another of its chain when it is made again")
+            }
+            Self::Claim { how: Astray::Stuck, nth, .. } => {
+                write!(
+                    f,
+                    "claim {nth} from now is on its way until its worker's session has lapsed, while another waits"
+                )
             }
             Self::Claim { how: Astray::Unheard, nth, length } => {
                 let length = s(*length);

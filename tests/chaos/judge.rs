@@ -1,7 +1,8 @@
 //! Judges a run (pure), from nothing but the receiver's log and the ledger's rows.
 //!
 //! - **dead**: a chain was not called for longer than it may take after it was due and the faults
-//!   around that had healed.
+//!   around that had healed; or it does not tick any more, and was not set aside as it has to be
+//!   when three workers in a row were killed, frozen or cut off while they ran it.
 //! - **forked**: two processes, neither of them killed or frozen meanwhile, were in the same chain
 //!   at once, although its kind waits for the lease to end; or a tick was finished twice; or one
 //!   fence was used for two calls; or a fence came after a higher one of the same chain.
@@ -11,6 +12,9 @@
 //! And it measures, for each fault, how long the chains that it hit took to be called again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use roundelay::deaths::MOST_DEATHS;
+use roundelay::ledger::ChainState;
 
 use super::log::{Call, Did, Entry, Line};
 
@@ -44,8 +48,7 @@ pub struct Chain {
     pub epoch: i64,
     pub kind: String,
     pub key: String,
-    /// It is active.
-    pub active: bool,
+    pub state: ChainState,
     pub due: i64,
 }
 
@@ -78,6 +81,8 @@ pub struct Ruling {
     /// Calls that ran beside another of their chain, because a connection broke and the kind does
     /// not wait for the lease.
     pub beside: usize,
+    /// Chains that were set aside since three workers in a row died over them.
+    pub set_aside: usize,
     /// The longest time that a chain was due and was not called, in milliseconds.
     pub latest: i64,
 }
@@ -248,12 +253,16 @@ pub fn judge(log: &[Line], chains: &[Chain], attempts: &[Attempt], rules: &Rules
     }
     forks_among_finishes(attempts, &mut ruling);
     // Nobody pauses or retires any.
-    let stopped = chains.iter().filter(|chain| !chain.active);
-    ruling.dead.extend(stopped.map(|Chain { kind, key, .. }| format!("{kind} {key} does not tick any more")));
+    let stopped = chains.iter().filter(|chain| chain.state != ChainState::Active);
+    let (set_aside, stopped): (Vec<&Chain>, Vec<&Chain>) = stopped.partition(|chain| is_set_aside(&record, chain));
+    ruling.set_aside = set_aside.len();
+    ruling
+        .dead
+        .extend(stopped.into_iter().map(|Chain { kind, key, .. }| format!("{kind} {key} does not tick any more")));
     let known: HashSet<i64> = chains.iter().map(|chain| chain.epoch).collect();
     let gone = record.chains.keys().filter(|epoch| !known.contains(epoch));
     ruling.dead.extend(gone.map(|epoch| format!("the chain {epoch} was called and is not in the ledger")));
-    for chain in chains.iter().filter(|chain| chain.active) {
+    for chain in chains.iter().filter(|chain| chain.state == ChainState::Active) {
         deaths(&record, chain, &rows, rules, &mut ruling);
     }
     let lost = record.accepted.iter().filter(|id| !record.once.contains(**id));
@@ -261,6 +270,20 @@ pub fn judge(log: &[Line], chains: &[Chain], attempts: &[Attempt], rules: &Rules
     ruling.recoveries =
         record.faults.iter().flat_map(|fault| recoveries(&record, fault, &rows, rules)).collect::<Vec<_>>();
     ruling
+}
+
+/// Whether the chain was rightly set aside: of its last three calls none was answered, and each worker was struck, or
+/// everybody was cut off, meanwhile.
+fn is_set_aside(record: &Record, chain: &Chain) -> bool {
+    let calls = record.chains.get(&chain.epoch).map(Vec::as_slice).unwrap_or_default();
+    let died = |seen: &Seen| {
+        let span = seen.span(record.over);
+        !seen.answered()
+            && (record.was_struck(&seen.call.worker, span) || record.outages().any(|fault| meet(fault.felt(), span)))
+    };
+    chain.state == ChainState::Quarantined
+        && calls.len() >= MOST_DEATHS as usize
+        && calls[calls.len() - MOST_DEATHS as usize..].iter().all(died)
 }
 
 fn told(seen: &Seen, what: &str) -> String {

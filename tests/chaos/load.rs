@@ -10,6 +10,7 @@ use bytes::Bytes;
 use roundelay::broker::rabbit::RabbitBroker;
 use roundelay::broker::{Broker, Destination, Message};
 use roundelay::job::Envelope;
+use roundelay::ledger::ChainState;
 use serde_json::json;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -147,7 +148,7 @@ pub async fn rows(database: &str) -> anyhow::Result<(Vec<Chain>, Vec<Attempt>)> 
         epoch: row.get(0),
         kind: row.get(1),
         key: row.get(2),
-        active: row.get::<_, i64>(3) == 0,
+        state: ChainState::from_number(row.get(3)),
         due: row.get(4),
     });
     let attempts = client.query("SELECT fence, epoch, tick, due, started, verdict FROM attempts", &[]).await?;

@@ -14,6 +14,7 @@ mod ground;
 mod judge;
 mod load;
 mod log;
+#[allow(dead_code, reason = "the pauses' test uses the rest")]
 mod proxy;
 mod receiver;
 mod report;

@@ -65,7 +65,7 @@ pub fn report(course: &Course, ruling: &Ruling) -> Value {
         .collect();
     let happened: Map<String, Value> =
         course.faults.iter().map(|(fault, (happened, _))| (fault.name().to_owned(), json!(happened))).collect();
-    let Ruling { dead, forked, unrecorded, lost, calls, accepted, beside, latest, .. } = ruling;
+    let Ruling { dead, forked, unrecorded, lost, calls, accepted, beside, latest, set_aside, .. } = ruling;
     let sound = [dead, forked, unrecorded, lost].iter().all(|findings| findings.is_empty());
     let passed = sound && missing.is_empty() && slow.is_empty() && course.stuck_workers == 0 && calls.0 > 0;
     let shown = |findings: &Vec<String>| findings.iter().take(SHOWN).cloned().collect::<Vec<_>>();
@@ -81,6 +81,7 @@ pub fn report(course: &Course, ruling: &Ruling) -> Value {
         "forked": forked.len(),
         "unrecorded": unrecorded.len(),
         "beside": beside,
+        "set_aside": set_aside,
         "latest_ms": latest,
         "poison": { "confirmed": course.poison.0, "in_quarantine": course.poison.1 },
         "stuck_workers": course.stuck_workers,

@@ -147,7 +147,7 @@ fn unsent(key: &str, queue: &str, now: Time) -> NewChain {
 async fn looked_after(engine: &Watched, queue: &str) -> Overdue {
     let far = engine.ledger().now() + Duration::from_secs(7_200);
     let kinds = roundelay::ledger::Kinds { all: vec!["sync".into()], recurring: vec!["sync".into()] };
-    engine.ledger().overdue(queue.into(), kinds, far, 10).await.unwrap().remove(0)
+    engine.ledger().overdue(queue.into(), kinds, far, None, 10).await.unwrap().remove(0)
 }
 
 #[tokio::test]

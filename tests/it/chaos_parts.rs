@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use roundelay::clock::{Entropy, Time};
+use roundelay::ledger::ChainState;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -56,6 +57,11 @@ impl Story {
     }
 
     fn unclaimed(&mut self, epoch: i64, tick: i64, fence: i64, worker: &str, at: i64, end: i64) -> &mut Self {
+        let end_entry = Entry::End { call: self.calls + 1, answered: true };
+        self.unanswered(epoch, tick, fence, worker, at).at(end, end_entry)
+    }
+
+    fn unanswered(&mut self, epoch: i64, tick: i64, fence: i64, worker: &str, at: i64) -> &mut Self {
         self.calls += 1;
         let call = Call {
             call: self.calls,
@@ -71,8 +77,7 @@ impl Story {
             nominal: None,
             peer: 0,
         };
-        let end_entry = Entry::End { call: self.calls, answered: true };
-        self.at(at, Entry::Call(call)).at(end, end_entry)
+        self.at(at, Entry::Call(call))
     }
 
     fn worker(&mut self, at: i64, worker: &str, did: Did) -> &mut Self {
@@ -90,7 +95,8 @@ impl Story {
     fn judged(&mut self, due: i64, over: i64) -> Ruling {
         self.at(over, Entry::Over);
         self.log.sort_by_key(|line| line.at);
-        let chain = |epoch: i64, kind: &str| Chain { epoch, kind: kind.into(), key: "k".into(), active: true, due };
+        let (key, state) = ("k".to_owned(), ChainState::Active);
+        let chain = |epoch: i64, kind: &str| Chain { epoch, kind: kind.into(), key: key.clone(), state, due };
         let rules = Rules { slack: 3_000, patience: 60_000, longest: 180_000, redelivery: ["fast".to_owned()].into() };
         judge::judge(&self.log, &[chain(1, "slow"), chain(2, "fast")], &self.attempts, &rules)
     }
@@ -221,13 +227,39 @@ fn a_call_without_an_attempt_and_a_job_without_a_call_are_found() {
 
 #[test]
 fn chains_that_were_stopped_or_are_not_there_any_more_are_dead() {
-    let rules = || Rules { slack: 3_000, patience: 60_000, longest: 180_000, redelivery: Default::default() };
     let mut story = Story::default();
     story.call(1, 1, 10, "w1-1", 1_000, 1_200).call(3, 1, 11, "w1-1", 1_000, 1_200).at(2_000, Entry::Over);
-    let chain = |active| Chain { epoch: 1, kind: "slow".into(), key: "k".into(), active, due: 9_000 };
-    let dead = |active| judge::judge(&story.log, &[chain(active)], &story.attempts, &rules()).dead;
-    assert_eq!(dead(true), ["the chain 3 was called and is not in the ledger"]);
-    assert_eq!(dead(false).len(), 2, "{:?}", dead(false));
+    let chain = |state| Chain { epoch: 1, kind: "slow".into(), key: "k".into(), state, due: 9_000 };
+    let dead = |state| judge::judge(&story.log, &[chain(state)], &story.attempts, &rules()).dead;
+    assert_eq!(dead(ChainState::Active), ["the chain 3 was called and is not in the ledger"]);
+    for state in [ChainState::Paused, ChainState::Retired, ChainState::Quarantined] {
+        assert_eq!(dead(state).len(), 2, "{:?}", dead(state));
+    }
+}
+
+#[test]
+fn a_chain_is_rightly_set_aside_after_three_calls_whose_workers_were_killed() {
+    // How many of the calls were of workers that were killed meanwhile, and whether the chain was dead.
+    let table = [(0, 1), (2, 1), (3, 0)];
+    for (killed, expected) in table {
+        let mut story = Story::default();
+        for n in 0..3 {
+            let (at, worker) = (1_000 + 10_000 * n, format!("w1-{n}"));
+            story.claim(1, 1, 10 + n, at, at, "lost").unanswered(1, 1, 10 + n, &worker, at);
+            if n < killed {
+                story.worker(at + 500, &worker, Did::Killed);
+            }
+        }
+        story.at(60_000, Entry::Over);
+        let chain =
+            Chain { epoch: 1, kind: "slow".into(), key: "k".into(), state: ChainState::Quarantined, due: 1_000 };
+        let ruling = judge::judge(&story.log, &[chain], &story.attempts, &rules());
+        assert_eq!((ruling.dead.len(), ruling.set_aside), (expected, 1 - expected), "{killed}: {ruling:?}");
+    }
+}
+
+fn rules() -> Rules {
+    Rules { slack: 3_000, patience: 60_000, longest: 180_000, redelivery: Default::default() }
 }
 
 #[test]

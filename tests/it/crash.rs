@@ -9,6 +9,9 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::routing::post;
+use roundelay::broker::Broker;
+use roundelay::broker::rabbit::RabbitBroker;
+use roundelay::broker::topology::Names;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -103,14 +106,7 @@ queue = "work"
     let reached = highest(&before);
 
     let mut second = worker(&config);
-    until("every chain has gone on for three ticks", || async {
-        let now = highest(&calls());
-        (0..CHAINS).all(|n| {
-            let key = format!("chain-{n}");
-            now.get(&key).is_some_and(|tick| *tick >= reached.get(&key).unwrap_or(&0) + 3)
-        })
-    })
-    .await;
+    until("every chain has gone on for three ticks", || async { are_past(&highest(&calls()), &reached, 3) }).await;
     end(&mut second).await;
 
     // Within one life nothing is called twice. Across the kill, only a tick that was claimed and
@@ -129,6 +125,69 @@ queue = "work"
         }
     }
     none_left_out(&all);
+}
+
+/// RabbitMQ goes on to give messages to a worker that stands still, until it has missed its heartbeats. Meanwhile the
+/// other worker runs what is late from the ledger.
+#[tokio::test]
+async fn chains_go_on_while_a_worker_is_frozen_that_the_broker_still_believes_in() {
+    use nix::sys::signal::{Signal, kill};
+
+    let ground = Ground::rabbit_and_postgres().await;
+    let (receiver, port) = serve(watch::channel(1).1).await;
+    let config = ground.config_file(&format!(
+        r#"
+worker.lease = "3s"
+[queues.work]
+concurrency = 64
+prefetch = 64
+[kinds.sync]
+handler.http.url = "http://127.0.0.1:{port}/"
+every = "400ms"
+timeout = "2s"
+queue = "work"
+"#
+    ));
+    enroll(&ground, &config).await;
+    let workers = [worker(&config), worker(&config)];
+    let vhost = ground.vhost.as_ref().unwrap();
+    let broker = RabbitBroker::connect(&vhost.amqp, Names::new("roundelay")).await.unwrap();
+    let consumers = || async { broker.depth("work").await.unwrap().consumers };
+    let reached = || highest(&receiver.calls.lock().unwrap());
+    until("both consume", || async { consumers().await == 2 }).await;
+    let before = reached();
+    until("every chain runs", || async { are_past(&reached(), &before, 3) }).await;
+
+    let frozen = nix::unistd::Pid::from_raw(workers[0].id().unwrap() as i32);
+    kill(frozen, Signal::SIGSTOP).unwrap();
+    // What was on its way when it stopped has come in by then, and its successors have gone to both.
+    sleep(Duration::from_secs(1)).await;
+    let before = reached();
+    let both = || async { assert_eq!(consumers().await, 2, "the broker has taken its messages back") };
+    until("every chain goes on", || async {
+        both().await;
+        are_past(&reached(), &before, 3)
+    })
+    .await;
+    kill(frozen, Signal::SIGCONT).unwrap();
+
+    let before = reached();
+    until("every chain goes on with both", || async { are_past(&reached(), &before, 3) }).await;
+    let calls = receiver.calls.lock().unwrap().clone();
+    none_left_out(&calls);
+    let mut fences = HashMap::new();
+    for Call { key, tick, fence, .. } in &calls {
+        let before = fences.insert((key, tick), *fence);
+        assert!(before.is_none_or(|before| before < *fence), "{key} tick {tick}: from fence {before:?} to {fence}");
+    }
+}
+
+/// Whether every chain has come so many ticks further.
+fn are_past(now: &BTreeMap<String, i64>, before: &BTreeMap<String, i64>, ticks: i64) -> bool {
+    (0..CHAINS).all(|n| {
+        let key = format!("chain-{n}");
+        now.get(&key).is_some_and(|tick| *tick >= before.get(&key).unwrap_or(&0) + ticks)
+    })
 }
 
 #[tokio::test]

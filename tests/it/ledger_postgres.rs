@@ -152,7 +152,7 @@ async fn two_workers_in_each_others_way_grant_every_tick_once() {
             for _ in 0..20 {
                 let now = worker.now();
                 worker.enroll((0..CHAINS).rev().map(|n| chain(&n.to_string(), now)).collect()).await.unwrap();
-                let overdue = worker.overdue("work".into(), recurring(), now + LEASE, 1_000).await.unwrap();
+                let overdue = worker.overdue("work".into(), recurring(), now + LEASE, None, 1_000).await.unwrap();
                 let look = |chain: &roundelay::ledger::Overdue| LookAgain {
                     epoch: chain.hint.epoch,
                     from: chain.watch_at,
@@ -754,7 +754,7 @@ async fn what_is_asked_all_the_time_reads_no_table_from_end_to_end() {
             Box::new(|ledger| {
                 async move {
                     let now = ledger.now() + Duration::from_secs(60);
-                    assert_eq!(ledger.overdue("work".into(), recurring(), now, 1_000).await.unwrap().len(), 1);
+                    assert_eq!(ledger.overdue("work".into(), recurring(), now, None, 1_000).await.unwrap().len(), 1);
                     ledger.end_left(1_000).await.unwrap();
                     assert!(ledger.kept_jobs(0, 1_000).await.unwrap().is_empty());
                 }

@@ -8,6 +8,8 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use rusqlite::{Connection, OpenFlags};
 
+use roundelay::ledger::ChainState;
+
 use crate::judge::{Attempt, Chain};
 use crate::log::Call;
 use crate::support::windows::Limit;
@@ -103,8 +105,8 @@ pub fn rows(file: &Path) -> anyhow::Result<(Vec<Chain>, Vec<Attempt>)> {
     let ledger = Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
     let mut chains = ledger.prepare("SELECT epoch, kind, key, state, due FROM chains")?;
     let chains = chains.query_map([], |row| {
-        let active = row.get::<_, i64>(3)? == 0;
-        Ok(Chain { epoch: row.get(0)?, kind: row.get(1)?, key: row.get(2)?, active, due: row.get(4)? })
+        let state = ChainState::from_number(row.get(3)?);
+        Ok(Chain { epoch: row.get(0)?, kind: row.get(1)?, key: row.get(2)?, state, due: row.get(4)? })
     })?;
     let mut attempts = ledger.prepare("SELECT fence, epoch, tick, due, started, verdict FROM attempts")?;
     let attempts = attempts.query_map([], |row| {

@@ -262,8 +262,15 @@ impl Ledger for PostgresLedger {
         try_join_all(self.chains.iter().map(|lane| lane.write(Flush))).await.map(drop)
     }
 
-    async fn overdue(&self, queue: String, kinds: Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>, LedgerError> {
-        self.reader.overdue(queue, kinds, now, limit).await
+    async fn overdue(
+        &self,
+        queue: String,
+        kinds: Kinds,
+        now: Time,
+        session: Option<i64>,
+        limit: u32,
+    ) -> Result<Vec<Overdue>, LedgerError> {
+        self.reader.overdue(queue, kinds, now, session, limit).await
     }
 
     async fn look_again(&self, looks: Vec<LookAgain>) -> Result<Vec<bool>, LedgerError> {

@@ -54,17 +54,25 @@ macro_rules! waits_for_twin {
 pub(super) use waits_for_twin;
 
 impl Reader {
-    pub(super) async fn overdue(&self, queue: String, kinds: Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>> {
+    pub(super) async fn overdue(
+        &self,
+        queue: String,
+        kinds: Kinds,
+        now: Time,
+        session: Option<i64>,
+        limit: u32,
+    ) -> Result<Vec<Overdue>> {
         let sql = concat!(
             "SELECT epoch, kind, key, queue, tick, attempt, due, parent, sent, watch_at, looks, ",
             holder_of!(),
             ", expected, holder, fence, priority
              FROM chains WHERE state = 0 AND queue = $1 AND watch_at <= $2 AND kind = ANY ($3)
                AND (once OR kind = ANY ($4))
+               AND (holder IN (0, $6) OR holder NOT IN (SELECT session FROM sessions))
              ORDER BY watch_at LIMIT $5"
         );
-        let parameters: [&(dyn ToSql + Sync); 5] =
-            [&queue, &now.as_millis(), &kinds.all, &kinds.recurring, &i64::from(limit)];
+        let (now, limit, session) = (now.as_millis(), i64::from(limit), session.unwrap_or_default());
+        let parameters: [&(dyn ToSql + Sync); 6] = [&queue, &now, &kinds.all, &kinds.recurring, &limit, &session];
         self.rows(sql, &parameters, overdue).await
     }
 

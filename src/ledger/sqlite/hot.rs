@@ -333,7 +333,7 @@ mod tests {
         let chains: Vec<_> = KEYS.iter().map(|key| store.chains("sync", key).unwrap()).collect();
         let messages = store.messages(&["work".into()], &kinds(), 0, 100).unwrap();
         let later = now + Duration::from_secs(1_000);
-        let overdue = store.overdue("work", &kinds(), later, 100).unwrap();
+        let overdue = store.overdue("work", &kinds(), later, None, 100).unwrap();
         let late = store.late(later, now, 100).unwrap();
         let listed = store.list(&Filter::default(), None, now, 100).unwrap();
         let census = store.census(now, SLACK).unwrap();

@@ -303,8 +303,15 @@ impl Ledger for SqliteLedger {
         self.writer.write(|_| Ok(())).await
     }
 
-    async fn overdue(&self, queue: String, kinds: Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>, LedgerError> {
-        self.read(move |store| store.overdue(&queue, &kinds, now, limit)).await
+    async fn overdue(
+        &self,
+        queue: String,
+        kinds: Kinds,
+        now: Time,
+        session: Option<i64>,
+        limit: u32,
+    ) -> Result<Vec<Overdue>, LedgerError> {
+        self.read(move |store| store.overdue(&queue, &kinds, now, session, limit)).await
     }
 
     async fn look_again(&self, looks: Vec<LookAgain>) -> Result<Vec<bool>, LedgerError> {

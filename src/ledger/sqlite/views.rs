@@ -38,18 +38,23 @@ pub(super) use waits_for_twin;
 const HEARD: &str = "(SELECT session FROM sessions WHERE beat > ?2 - 40000)";
 
 impl Store {
-    pub fn overdue(&self, queue: &str, kinds: &Kinds, now: Time, limit: u32) -> Result<Vec<Overdue>> {
+    pub fn overdue(
+        &self,
+        queue: &str,
+        kinds: &Kinds,
+        now: Time,
+        session: Option<i64>,
+        limit: u32,
+    ) -> Result<Vec<Overdue>> {
         let sql = format!(
             "SELECT {HINT}, sent, watch_at, looks, {HOLDER}, expected, holder, fence FROM chains_now
              WHERE state = 0 AND queue = ?1 AND watch_at <= ?2 AND kind IN rarray(?3) AND (once OR kind IN rarray(?4))
+                   AND (holder IN (0, ?6) OR holder NOT IN (SELECT session FROM sessions))
              ORDER BY watch_at LIMIT ?5"
         );
-        let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(
-            params![queue, now.as_millis(), text_array(&kinds.all), text_array(&kinds.recurring), limit],
-            overdue,
-        )?;
-        rows.collect()
+        let (all, recurring) = (text_array(&kinds.all), text_array(&kinds.recurring));
+        let values = params![queue, now.as_millis(), all, recurring, limit, session.unwrap_or_default()];
+        self.connection.prepare_cached(&sql)?.query_map(values, overdue)?.collect()
     }
 
     pub fn messages(&self, queues: &[String], kinds: &Kinds, after: i64, limit: u32) -> Result<Vec<Hint>> {

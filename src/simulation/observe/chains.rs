@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Late, Lease, Model, Name, Observer};
+use super::{Late, Lease, Lossless, Model, Name, Observer};
 use crate::clock::Time;
 use crate::deaths::{MOST_DEATHS, SUSPECTED};
 use crate::engine::life::Point;
@@ -307,7 +307,7 @@ impl Observer {
 
     /// Catch-up sends messages again. If nobody but the engine can lose any, they must be there.
     pub fn looked(&self, looks: &[LookAgain], mine: &[bool]) {
-        let Some(broker) = &self.lossless else { return };
+        let Some(Lossless { broker, stopped }) = &self.lossless else { return };
         let sent = looks.iter().zip(mine).filter(|(look, mine)| **mine && look.expected.is_some());
         let epochs: Vec<i64> = sent.map(|(look, _)| look.epoch).collect();
         if epochs.is_empty() {
@@ -327,7 +327,7 @@ impl Observer {
                 continue;
             }
             let name = state.epochs.get(&epoch).cloned();
-            let Some(name) = name.filter(|name| !name.once && !self.touched.contains(&name.key)) else { continue };
+            let Some(name) = name.filter(|name| !name.once && !stopped.contains(&name.key)) else { continue };
             // What says again that a tick is due that runs is dropped; when that run is cut off, it is sent again.
             let lease = state.chains.get(&name).and_then(|model| model.lease.as_ref());
             let is_over = |lease: &Lease| state.over.contains(&lease.session) || !lease.process.is_alive();

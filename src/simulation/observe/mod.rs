@@ -213,20 +213,27 @@ struct State {
     log: Option<Vec<String>>,
 }
 
+/// A broker in which nobody but the engine itself can lose messages.
+pub struct Lossless {
+    /// The broker.
+    pub broker: EmbeddedBroker,
+    /// But for those of chains with these keys, which an operator takes away.
+    pub stopped: BTreeSet<String>,
+}
+
 /// Sees everything.
 pub struct Observer {
     start: Instant,
-    /// The broker, if nobody but the engine itself can lose messages there.
-    lossless: Option<EmbeddedBroker>,
+    lossless: Option<Lossless>,
     traps: Arc<Traps>,
-    /// Keys of chains whose messages an operator takes away.
+    /// Keys of chains that an operator stops, begins anew, or runs by hand.
     touched: BTreeSet<String>,
     state: Mutex<State>,
 }
 
 impl Observer {
     /// An observer that has seen nothing, and keeps a log of what it sees if it is wanted.
-    pub fn new(log: bool, lossless: Option<EmbeddedBroker>, touched: BTreeSet<String>, traps: Arc<Traps>) -> Arc<Self> {
+    pub fn new(log: bool, lossless: Option<Lossless>, touched: BTreeSet<String>, traps: Arc<Traps>) -> Arc<Self> {
         let state = State { log: log.then(Vec::new), ..State::default() };
         Arc::new(Self { start: Instant::now(), lossless, touched, traps, state: Mutex::new(state) })
     }

@@ -31,15 +31,15 @@ use crate::fleet::{FleetOrder, Subject};
 use crate::job::{Job, Tick};
 use crate::ledger::Ledger;
 use crate::ledger::sqlite::SqliteLedger;
-use crate::simulation::astray::Claims;
+use crate::simulation::astray::{Claims, STUCK};
 use crate::simulation::ledger::SimulatedLedger;
-use crate::simulation::observe::{Observer, Violation};
+use crate::simulation::observe::{Lossless, Observer, Violation};
 use crate::simulation::plan::{Astray, Blow, Fault, Plan, STORM, Wrong};
 use crate::simulation::worker::{Process, Struck, Traps, Watcher};
 use crate::telemetry::SlotCounts;
 pub use scene::{BRISK, CHAIN_COUNT, COOLDOWN, LONG, PACED, QUEUES, WORKERS, if_running};
 use scene::{FIRST_KEY, handle, has_its_own_payload, once};
-use verdict::{lossless, touched};
+use verdict::{is_lossless, stopped, touched};
 
 /// How long nothing goes wrong at the end.
 const CALM: Duration = Duration::from_secs(240);
@@ -260,7 +260,7 @@ impl World {
         let names = Names::new(&config.broker.prefix);
         let weather = Weather::new(Entropy::seeded(seed ^ 0x1a7e));
         let broker = EmbeddedBroker::new(names.clone());
-        let broker_copy = broker.clone();
+        let lossless = is_lossless(plan).then(|| Lossless { broker: broker.clone(), stopped: stopped(plan) });
         let wrong = Arc::new(Mutex::new(Vec::new()));
         let full = Arc::new(AtomicBool::new(false));
         let (queue, rolls, refuses) = (wrong.clone(), Entropy::seeded(seed ^ 0x510), full.clone());
@@ -296,7 +296,7 @@ impl World {
             weather: Arc::new(weather),
             wrong,
             full,
-            observer: Observer::new(log, lossless(plan).then(|| broker_copy.clone()), touched(plan), traps.clone()),
+            observer: Observer::new(log, lossless, touched(plan), traps.clone()),
             traps,
             claims,
             workers: (0..WORKERS).map(|_| Worker { runs: 0, live: None }).collect(),
@@ -488,7 +488,10 @@ impl World {
         match struck.fault.and_then(|fault| self.plan.faults.get(fault)).map(|planned| planned.fault) {
             Some(Fault::StrikeAt { blow, length, .. }) => self.strike(worker, blow, length),
             Some(Fault::Claim { how: Astray::Unheard, length, .. }) => self.strike(worker, Blow::LoseBroker, length),
-            Some(Fault::Claim { how: Astray::Overtaken, .. }) => {
+            Some(Fault::Claim { how, .. }) => {
+                if how == Astray::Stuck {
+                    self.strike(worker, Blow::LoseLedger, STUCK);
+                }
                 if let Some(hint) = &struck.claim {
                     self.send_to_each(hint);
                 }

@@ -354,7 +354,7 @@ fn may_be_late(config: &Config, queue: &str, windows: u32) -> Duration {
 
 /// Whether no message is lost in this plan but by the engine's own doing. Then catch-up never has
 /// to send what is not there, however often workers crash.
-pub(super) fn lossless(plan: &Plan) -> bool {
+pub(super) fn is_lossless(plan: &Plan) -> bool {
     !plan.faults.iter().any(|planned| {
         use Fault::*;
         matches!(planned.fault, Purge { .. } | Lose { .. } | DeleteQueue { .. } | Restore { .. } | Clock { .. })
@@ -364,8 +364,17 @@ pub(super) fn lossless(plan: &Plan) -> bool {
     })
 }
 
-/// Chains whose messages an operator takes away or leaves to catch-up.
+/// Chains that an operator stops, begins anew, or runs by hand.
 pub(super) fn touched(plan: &Plan) -> BTreeSet<String> {
+    let manual = plan.faults.iter().filter_map(|planned| match planned.fault {
+        Fault::RunOnce { chain } => Some(CHAINS[chain].2.into()),
+        _ => None,
+    });
+    manual.chain(stopped(plan)).collect()
+}
+
+/// Chains whose messages an operator takes away or leaves to catch-up.
+pub(super) fn stopped(plan: &Plan) -> BTreeSet<String> {
     let chains = plan.faults.iter().flat_map(|planned| match planned.fault {
         Fault::Pause { chain, .. } | Fault::Retire { chain, .. } => vec![CHAINS[chain].2.into()],
         Fault::PauseOwner { .. } => {

@@ -96,7 +96,7 @@ async fn catch_up_sends_members_and_not_what_waits_for_them_and_the_gathering_wh
         let (hint, members) = fanned_out(ledger, "a", 2).await;
         let kinds = || Kinds { all: vec!["sync".into(), "part".into()], recurring: vec!["sync".into()] };
         let overdue = async |now| {
-            let found = ledger.overdue("work".into(), kinds(), now, 10).await.unwrap();
+            let found = ledger.overdue("work".into(), kinds(), now, None, 10).await.unwrap();
             found.into_iter().map(|chain| chain.hint.epoch).collect::<BTreeSet<_>>()
         };
         let late = ledger.now() + SLACK + LEASE;
@@ -231,7 +231,7 @@ async fn a_batch_that_ends_while_its_chain_is_paused_is_gathered_afterwards() {
         assert_eq!(ended(ledger, &members[0], Verdict::Done).await, []);
         ledger.steer(which, Order::Resume).await.unwrap();
         let kinds = recurring("sync");
-        let found = ledger.overdue("work".into(), kinds, ledger.now() + LEASE, 10).await.unwrap();
+        let found = ledger.overdue("work".into(), kinds, ledger.now() + LEASE, None, 10).await.unwrap();
         assert_eq!(found.iter().map(|chain| chain.hint.epoch).collect::<Vec<_>>(), [hint.epoch]);
         assert_eq!(granted(ledger, &found[0].hint, LEASE).await.batch, Some(Batch { total: 1, failed: 0 }));
     }

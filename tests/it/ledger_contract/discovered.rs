@@ -42,7 +42,7 @@ async fn discovered_chains_begin_with_the_end_of_the_run_and_not_without() {
         assert!(gone.epoch < new.hint.epoch);
         // Asked again, because the answer was lost, it is as before; catch-up has what was not sent.
         assert!(matches!(ledger.finish(finish(grant.fence)).await.unwrap(), Finish::Applied(own) if own.len() == 1));
-        let overdue = ledger.overdue("work".into(), recurring("sync"), due + SLACK * 2, 10).await.unwrap();
+        let overdue = ledger.overdue("work".into(), recurring("sync"), due + SLACK * 2, None, 10).await.unwrap();
         assert!(overdue.iter().any(|chain| chain.hint == messages[0] && !chain.sent), "{overdue:?}");
         // A job that is no tick of a chain begins chains likewise.
         let accept = async || {

@@ -211,7 +211,7 @@ async fn the_rotation_of_a_kind_without_a_schedule_is_not_claimed_and_its_single
         // And catch-up finds just these.
         let kinds = Kinds { all: vec!["sync".into()], recurring: Vec::new() };
         let then = ledger.now() + SLACK + LEASE;
-        let found = ledger.overdue("work".into(), kinds, then, 10).await.unwrap();
+        let found = ledger.overdue("work".into(), kinds, then, None, 10).await.unwrap();
         assert_eq!(found.iter().map(|chain| chain.hint.epoch).collect::<Vec<_>>(), [once.epoch]);
     }
 }

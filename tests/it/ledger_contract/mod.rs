@@ -223,7 +223,7 @@ async fn a_chains_own_priority_is_in_all_its_messages() {
         let stale = ledger.claim(ask(ledger, &first, LEASE).await).await.unwrap();
         assert_eq!(stale, Claim::Stale(Some(next.clone())), "of a successor that is sent again");
         let later = ledger.now() + SLACK * 10;
-        let overdue = ledger.overdue("work".into(), recurring("sync"), later, 10).await.unwrap();
+        let overdue = ledger.overdue("work".into(), recurring("sync"), later, None, 10).await.unwrap();
         assert!(overdue.len() == 2 && overdue.iter().all(|chain| chain.hint.priority == Some(2)), "{overdue:?}");
         let all = ledger.messages(vec!["work".into()], recurring("sync"), 0, 10).await.unwrap();
         assert!(all.len() == 2 && all.iter().all(|hint| hint.priority == Some(2)), "{all:?}");
@@ -365,7 +365,8 @@ async fn catch_up_finds_what_nobody_claimed_and_one_of_several_lookers_wins() {
         finished(ledger, &asleep, grant.fence, tick(ledger.now() + LEASE)).await;
 
         let (queues, kinds) = (|| vec!["work".to_owned()], || recurring("sync"));
-        let look = async |queue: &str, kinds: Kinds, now| ledger.overdue(queue.into(), kinds, now, 10).await.unwrap();
+        let look =
+            async |queue: &str, kinds: Kinds, now| ledger.overdue(queue.into(), kinds, now, None, 10).await.unwrap();
         let then = lost.due + SLACK;
         assert_eq!(look("work", kinds(), then - Duration::from_millis(1)).await, []);
         assert_eq!(look("other", kinds(), then).await, []);
@@ -628,14 +629,14 @@ async fn nothing_is_claimed_once_a_chain_is_paused_or_retired() {
         assert_eq!(ledger.claim(ask(ledger, &second, LEASE).await).await.unwrap(), Claim::Idle);
         assert!(
             ledger
-                .overdue("work".into(), recurring("sync"), due + SLACK * 2, 10)
+                .overdue("work".into(), recurring("sync"), due + SLACK * 2, None, 10)
                 .await
                 .unwrap()
                 .iter()
                 .all(|c| c.hint.key == "b")
         );
         assert_eq!(ledger.steer(which("a"), Order::Resume).await.unwrap(), 1);
-        let overdue = ledger.overdue("work".into(), recurring("sync"), ledger.now(), 10).await.unwrap();
+        let overdue = ledger.overdue("work".into(), recurring("sync"), ledger.now(), None, 10).await.unwrap();
         assert_eq!(overdue.iter().map(|c| (c.hint.clone(), c.sent)).collect::<Vec<_>>(), [(second.clone(), false)]);
         granted(ledger, &second, LEASE).await;
 

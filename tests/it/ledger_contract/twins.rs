@@ -103,7 +103,11 @@ async fn a_manual_run_that_has_not_started_ends_with_its_chain() {
         let states = ledger.chains("sync".into(), "a".into()).await.unwrap();
         assert!(states.iter().all(|chain| chain.state == ChainState::Retired), "{states:?}");
         let later = ledger.now() + HOUR;
-        assert_eq!(ledger.overdue("work".into(), recurring("sync"), later, 10).await.unwrap(), [], "nothing is left");
+        assert_eq!(
+            ledger.overdue("work".into(), recurring("sync"), later, None, 10).await.unwrap(),
+            [],
+            "nothing is left"
+        );
 
         // What has started goes on: another attempt, and a run that is taken over.
         for (key, dies) in [("b", false), ("c", true)] {
@@ -189,7 +193,7 @@ async fn who_waits_for_the_other_row_of_its_chain_is_not_overdue() {
         assert_eq!(counted().await.1, 2);
         // Catch-up knows when its message comes.
         let looked = async |at| {
-            let overdue = ledger.overdue("work".into(), recurring("sync"), at, 100).await.unwrap();
+            let overdue = ledger.overdue("work".into(), recurring("sync"), at, None, 100).await.unwrap();
             overdue.into_iter().find(|chain| chain.hint.epoch == after.epoch).map(|chain| chain.expected)
         };
         assert_eq!((looked(until).await, looked(until + SLACK).await), (None, Some(until)));
