@@ -265,7 +265,15 @@ pub enum PublishError {
 /// What went wrong with the broker; phrased to follow "failed to …: ".
 #[derive(Debug, thiserror::Error)]
 pub enum BrokerError {
-    /// It cannot be reached, or refuses these credentials.
+    /// Nothing answers at its address: it is away, or starts, or the way there is broken.
+    #[error("cannot connect to {url}: {reason}")]
+    Away {
+        /// The address, without credentials.
+        url: String,
+        /// What the client says.
+        reason: String,
+    },
+    /// It refuses these credentials, or the URL or the files of `broker.tls` are wrong.
     #[error("cannot connect to {url}: {reason}")]
     Connect {
         /// The address, without credentials.

@@ -75,18 +75,13 @@ use life::{Life, Point, Probe};
 use orders::Orders;
 use outage::Outage;
 use parts::Parts;
-use queue::{QueueRun, consume, work};
+use queue::{QueueRun, work};
 #[cfg(test)]
 pub use reload::comes_to;
 use room::Room;
 use suspects::Suspects;
 use valve::Valve;
 use vitals::Vitals;
-
-/// Messages that the rearm consumer holds at most; each sleeps there for at most
-/// [`crate::ladder::IN_PROCESS`], so this many pass in a fifth of a second. Each may be as large as
-/// the broker lets it be, so there is a limit.
-const REARM_PREFETCH: u16 = 500;
 
 /// Why an engine cannot start; phrased to follow "failed to start: ".
 #[derive(Debug, thiserror::Error)]
@@ -133,6 +128,23 @@ impl Connections {
         let entropy = Entropy::from_os();
         let (ledger, clock) = open_ledger(config, &entropy).await?;
         let broker = connect_broker(config).await?;
+        Ok(Self { broker, ledger, clock, entropy })
+    }
+
+    /// Connects a worker. Where nothing answers at the broker's address, one whose ledger knows chains begins without
+    /// the broker: there is work for it. Else the address is as likely to be wrong.
+    ///
+    /// # Errors
+    /// [`StartError`], with what to do.
+    pub async fn of_worker(config: &Config) -> Result<Self, StartError> {
+        let entropy = Entropy::from_os();
+        let (ledger, clock) = open_ledger(config, &entropy).await?;
+        let broker: Arc<dyn Broker> = match connect_broker(config).await {
+            Err(StartError::Broker(away @ BrokerError::Away { .. })) if knows_chains(&*ledger, config).await? => {
+                Arc::new(RabbitBroker::absent(&config.broker, &away.to_string())?)
+            }
+            connected => connected?,
+        };
         Ok(Self { broker, ledger, clock, entropy })
     }
 
@@ -345,7 +357,7 @@ impl Engine {
         };
         let connections = match self.connections.take() {
             Some(connections) => connections,
-            None => Connections::open(&self.config).await?,
+            None => Connections::of_worker(&self.config).await?,
         };
         let stop = shutdown.child_token();
         let fresh = self.configurations.take().map(|fresh| (fresh, self.config.clone()));
@@ -371,8 +383,17 @@ impl Engine {
         });
         let _alone = alone(&self.config, &*core.dispatch.broker)?;
         topology_guard::check(&*core.ledger, &self.config, core.dispatch.broker.keeps_messages()).await?;
-        core.dispatch.broker.apply(&core.topology).await?;
-        core.dispatch.broker.verify(&core.topology).await?;
+        let away = core.dispatch.broker.away();
+        let without = match away {
+            Some(_) => knows_chains(&*core.ledger, &self.config).await?,
+            None => false,
+        };
+        if without {
+            let why = away.unwrap_or_default();
+            tracing::warn!(why, "this worker begins without the broker: chains run from the ledger, one-off jobs wait");
+        } else {
+            core.declare().await?;
+        }
         if let Some(chores) = &core.chores {
             chores.begin().await?;
         }
@@ -387,21 +408,29 @@ impl Engine {
         let mut consumers = Vec::new();
         for queue in core.queues.values().flatten() {
             let flow = queue.flow();
-            let consumer = match flow.open {
+            let consumer = match flow.open && !without {
                 true => Some(core.dispatch.broker.consume(&queue.source, flow.prefetch).await?),
                 false => None,
             };
             consumers.push((queue.clone(), flow, consumer));
         }
-        let rearm = core.dispatch.broker.consume(&core.topology.names.rearm(), REARM_PREFETCH).await?;
+        let hops = core.topology.names.rearm();
+        let rearm = match without {
+            true => None,
+            false => Some(core.dispatch.broker.consume(&hops, rearm::PREFETCH).await?),
+        };
         topology_guard::note_sealing(&*core.ledger, self.config.encryption.seal().is_some()).await?;
         let tasks = TaskTracker::new();
         for (queue, flow, consumer) in consumers {
             let name = format!("deliveries of the queue {}", queue.source);
             parts.spawn(name, core.life.bind(work(core.clone(), queue, flow, consumer, tasks.clone(), stop.clone())));
         }
-        let rearm = consume(core.clone(), rearm, tasks.clone(), stop.clone(), rearm::live);
+        let rearm = rearm::work(core.clone(), rearm, tasks.clone(), stop.clone());
         parts.spawn("deliveries between hops", core.life.bind(rearm));
+        if without {
+            let declaring = outage::declare_late(core.clone(), stop.clone());
+            parts.spawn("declaring the topology", core.life.bind(declaring));
+        }
         let outage = outage::run(core.clone(), tasks.clone(), stop.clone());
         parts.spawn("running from the ledger", core.life.bind(outage));
         parts.spawn("catch-up", core.life.bind(catch_up::run(core.clone(), tasks.clone(), stop.clone())));
@@ -595,6 +624,7 @@ impl Engine {
             entropy,
             telemetry: self.telemetry.clone(),
             ready: self.ready.clone(),
+            declared: SetOnce::new(),
             in_hand: Mutex::default(),
             vitals,
             orphaned: Notify::new(),
@@ -611,6 +641,14 @@ impl Engine {
             abort: CancellationToken::new(),
         })
     }
+}
+
+/// Whether a worker has had something to do for this configuration before.
+async fn knows_chains(ledger: &dyn Ledger, config: &Config) -> Result<bool, LedgerError> {
+    let all: Vec<String> = config.kinds.keys().cloned().collect();
+    let kinds = Kinds { recurring: all.clone(), all };
+    let found = ledger.messages(config.queues.keys().cloned().collect(), kinds, 0, 1).await?;
+    Ok(!found.is_empty())
 }
 
 /// Reads the ledger's clock once a second.
@@ -714,6 +752,8 @@ struct Core {
     entropy: Entropy,
     telemetry: Arc<Telemetry>,
     ready: Arc<SetOnce<()>>,
+    /// The topology is there: a worker that began without the broker declares it later.
+    declared: SetOnce<()>,
     /// Epochs of chains whose messages this worker holds, with how many of them.
     in_hand: Mutex<HashMap<i64, Held>>,
     vitals: Arc<Vitals>,
@@ -759,6 +799,15 @@ struct Held {
 }
 
 impl Core {
+    /// Declares the topology, and refuses a broker on which messages would be lost.
+    async fn declare(&self) -> Result<(), BrokerError> {
+        self.dispatch.broker.apply(&self.topology).await?;
+        self.dispatch.broker.verify(&self.topology).await?;
+        // Nobody else sets it.
+        let _ = self.declared.set(());
+        Ok(())
+    }
+
     /// What is to be watched of this worker.
     fn subject(&self) -> Subject {
         // The engine's own queue is not told of by workers, and cannot be paused.

@@ -131,6 +131,36 @@ pub(super) async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: Cancellat
     }
 }
 
+/// Declares the topology once the broker is there, for a worker that has begun without it. What the broker then refuses
+/// ends the worker: it would not have begun.
+pub(super) async fn declare_late(core: Arc<Core>, shutdown: CancellationToken) {
+    let declare = async {
+        loop {
+            while core.dispatch.broker.away().is_some() {
+                sleep(PERIOD).await;
+            }
+            match core.declare().await {
+                Ok(()) => return true,
+                Err(error) if core.dispatch.broker.away().is_some() => {
+                    tracing::debug!(%error, "the broker has gone again while the topology was declared");
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the broker is back, and its topology is refused");
+                    return false;
+                }
+            }
+        }
+    };
+    let declared = tokio::select! {
+        biased;
+        () = shutdown.cancelled() => return,
+        declared = declare => declared,
+    };
+    if declared {
+        shutdown.cancelled().await;
+    }
+}
+
 /// Waits until the broker has been away for a moment, and answers why. A broker of this process goes with the process.
 async fn away(core: &Core) -> String {
     let mut since = None;

@@ -132,22 +132,34 @@ pub(super) async fn work(
             continue;
         }
         tracing::info!(queue = queue.source, ?flow, "taking jobs from the queue");
-        let again = tokio::select! {
-            biased;
-            () = shutdown.cancelled() => return,
-            again = core.dispatch.broker.consume(&queue.source, flow.prefetch) => again,
-        };
-        match again {
-            Ok(again) => consumer = Some(again),
+        let Some(again) = self::consumer(&core, &queue.source, flow.prefetch, &shutdown).await else { return };
+        consumer = again;
+    }
+}
+
+/// Consumes a queue of the broker, once that is there with its topology; `Some(None)` when this did not succeed and is to
+/// be tried again, and nothing at `shutdown`.
+pub(super) async fn consumer(
+    core: &Core,
+    source: &str,
+    prefetch: u16,
+    shutdown: &CancellationToken,
+) -> Option<Option<Consumer>> {
+    let consume = async {
+        core.declared.wait().await;
+        match core.dispatch.broker.consume(source, prefetch).await {
+            Ok(consumer) => Some(consumer),
             Err(error) => {
-                tracing::warn!(queue = queue.source, %error, "failed to consume the queue; trying again");
-                tokio::select! {
-                    biased;
-                    () = shutdown.cancelled() => return,
-                    () = tokio::time::sleep(AGAIN) => {}
-                }
+                tracing::warn!(queue = source, %error, "failed to consume the queue; trying again");
+                tokio::time::sleep(AGAIN).await;
+                None
             }
         }
+    };
+    tokio::select! {
+        biased;
+        () = shutdown.cancelled() => None,
+        consumer = consume => Some(consumer),
     }
 }
 

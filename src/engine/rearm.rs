@@ -3,12 +3,34 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Core;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
 use super::life::Point;
 use super::pipeline::Fate;
-use crate::broker::Delivery;
+use super::{Core, queue};
+use crate::broker::{Consumer, Delivery};
 use crate::job::BadMessage;
 use crate::telemetry::Count;
+
+/// Messages held at most; each sleeps here for at most [`crate::ladder::IN_PROCESS`], so this many pass in a fifth of a
+/// second. Each may be as large as the broker lets it be, so there is a limit.
+pub(super) const PREFETCH: u16 = 500;
+
+/// Works through the rearm queue, until `shutdown`. Without a consumer, it makes one once the broker is there.
+pub(super) async fn work(core: Arc<Core>, consumer: Option<Consumer>, tasks: TaskTracker, shutdown: CancellationToken) {
+    let consumer = match consumer {
+        Some(consumer) => consumer,
+        None => loop {
+            match queue::consumer(&core, &core.topology.names.rearm(), PREFETCH, &shutdown).await {
+                Some(Some(consumer)) => break consumer,
+                Some(None) => {}
+                None => return,
+            }
+        },
+    };
+    queue::consume(core, consumer, tasks, shutdown, live).await;
+}
 
 /// Lives one delivery of the rearm queue.
 pub async fn live(core: Arc<Core>, delivery: Delivery) {

@@ -140,7 +140,7 @@ async fn chains_go_on_while_a_worker_is_frozen_that_the_broker_still_believes_in
 worker.lease = "3s"
 [queues.work]
 concurrency = 64
-prefetch = 64
+prefetch = 1000
 [kinds.sync]
 handler.http.url = "http://127.0.0.1:{port}/"
 every = "400ms"

@@ -86,7 +86,7 @@ impl Watched {
 
     async fn begin(ground: &Ground, text: &str, change: impl FnOnce(Engine) -> Engine) -> Self {
         let config = ground.config(text);
-        let connections = Connections::open(&config).await.unwrap();
+        let connections = Connections::of_worker(&config).await.unwrap();
         let (seen, runs) = mpsc::unbounded_channel();
         let mut engine = change(Engine::new(config.clone()).connections(connections.clone()));
         for kind in config.kinds.keys() {
@@ -99,8 +99,10 @@ impl Watched {
         }
         let telemetry = engine.telemetry();
         let stop = CancellationToken::new();
-        // The topology is there before anything is published by the test.
-        connections.broker.apply(&config.topology()).await.unwrap();
+        // The topology is there before anything is published by the test, if the broker is.
+        if connections.broker.away().is_none() {
+            connections.broker.apply(&config.topology()).await.unwrap();
+        }
         let ready = engine.ready();
         let mut engine = tokio::spawn(engine.run(stop.clone()));
         tokio::select! {

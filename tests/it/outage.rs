@@ -9,7 +9,7 @@ use roundelay::job::Envelope;
 use roundelay::telemetry::Count;
 use serde_json::json;
 
-use crate::harness::{Ground, Schema, Vhost, Watched, until};
+use crate::harness::{Ground, Run, Schema, Vhost, Watched, until};
 use crate::node::Node;
 
 const CONFIG: &str = r#"
@@ -89,6 +89,20 @@ async fn chains_run_from_the_ledger_while_the_broker_is_away() {
         for worker in &workers {
             assert!(worker.telemetry.get(Count::HandedOut) > 0, "one worker did it all");
         }
+        // One that begins now goes on in the same way. Nothing is enrolled anew, and no message comes.
+        let [one, other] = workers;
+        let ends = |run: Run| {
+            check(&mut last, &run.job.key, run.tick());
+            run.end(Outcome::Done);
+        };
+        other.stop_with(ends).await;
+        let mut workers = [one, Watched::start(ground, &config).await];
+        assert!(workers[1].broker().away().is_some());
+        runs_each(&mut workers, chains, 2, &mut last).await;
+        until("the worker that began without the broker runs chains", || async {
+            workers[1].telemetry.get(Count::HandedOut) > 0
+        })
+        .await;
         assert!(workers[0].broker().publish(Message::new(rung.clone(), &late)).await.is_err(), "the broker is there");
         node.call("start", &[]).await;
         until("the broker takes messages", || async {

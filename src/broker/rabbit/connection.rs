@@ -170,6 +170,7 @@ impl Address {
     /// Opens a connection that the management UI shows as `name`.
     async fn open(&self, name: &str) -> Result<Connection, BrokerError> {
         let failed = |reason: String| BrokerError::Connect { url: self.shown.clone(), reason };
+        let away = |reason: String| BrokerError::Away { url: self.shown.clone(), reason };
         match timeout(CONNECT_WITHIN, self.dial(name)).await {
             Ok(Ok(connection)) => Ok(connection),
             // The broker says so at its end, if at all, and often only breaks the connection off.
@@ -177,8 +178,9 @@ impl Address {
                 "{}; our own certificate has ended: renew broker.tls.certificate",
                 in_words(&error)
             ))),
+            Ok(Err(error)) if is_away(&error) => Err(away(in_words(&error))),
             Ok(Err(error)) => Err(failed(in_words(&error))),
-            Err(_) => Err(failed(format!("no answer within {} s", CONNECT_WITHIN.as_secs()))),
+            Err(_) => Err(away(format!("no answer within {} s", CONNECT_WITHIN.as_secs()))),
         }
     }
 }
@@ -196,6 +198,17 @@ pub(super) fn in_words(error: &lapin::Error) -> String {
         ErrorKind::IOError(error) => error.to_string(),
         ErrorKind::InvalidChannelState(..) | ErrorKind::InvalidConnectionState(_) => "the connection is closed".into(),
         _ => error.to_string(),
+    }
+}
+
+/// Whether nothing was there that could be wrong: files, certificates and names that do not exist come as other kinds.
+fn is_away(error: &lapin::Error) -> bool {
+    use std::io::ErrorKind::{InvalidData, InvalidInput, NotFound, Other, PermissionDenied};
+    match error.kind() {
+        ErrorKind::IOError(error) => {
+            !matches!(error.kind(), InvalidData | InvalidInput | NotFound | Other | PermissionDenied)
+        }
+        _ => false,
     }
 }
 
@@ -229,13 +242,26 @@ impl Link {
     /// The first attempt is the only one that can fail: wrong addresses and passwords have to be
     /// told to whoever starts the program, not retried behind their back.
     pub(super) async fn connect(address: Address, name: String, entropy: Entropy) -> Result<Self, BrokerError> {
-        let connection = Arc::new(address.open(&name).await?);
-        let (line_out, line) = watch::channel(Line::Up(connection.clone()));
+        let connection = address.open(&name).await?;
+        Ok(Self::keep(address, name, entropy, Ok(connection)))
+    }
+
+    /// A connection to a broker that was away at the first attempt, and why.
+    pub(super) fn absent(address: Address, name: String, entropy: Entropy, why: String) -> Self {
+        Self::keep(address, name, entropy, Err(why))
+    }
+
+    fn keep(address: Address, name: String, entropy: Entropy, first: Result<Connection, String>) -> Self {
+        let first = first.map(Arc::new);
+        let (line_out, line) = watch::channel(match &first {
+            Ok(connection) => Line::Up(connection.clone()),
+            Err(why) => Line::Away(why.as_str().into()),
+        });
         let (blocked_out, blocked) = watch::channel(false);
         let stop = CancellationToken::new();
         let keeper = Keeper { address, name, entropy, line: line_out, blocked: blocked_out, stop: stop.clone() };
-        tokio::spawn(keeper.keep(connection));
-        Ok(Self { line, blocked, stop })
+        tokio::spawn(keeper.keep(first.ok()));
+        Self { line, blocked, stop }
     }
 
     /// Follows the connection's state.
@@ -318,16 +344,20 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn keep(self, mut connection: Arc<Connection>) {
-        while let Some(reason) = self.watch_over(&connection).await {
-            warn!(connection = %self.name, broker = %self.address.shown, %reason, "lost the broker; reconnecting");
-            self.line.send_replace(Line::Away(reason.into()));
-            self.blocked.send_replace(false);
+    async fn keep(self, mut connection: Option<Arc<Connection>>) {
+        loop {
+            if let Some(connection) = &connection {
+                let Some(reason) = self.watch_over(connection).await else { break };
+                warn!(connection = %self.name, broker = %self.address.shown, %reason, "lost the broker; reconnecting");
+                self.line.send_replace(Line::Away(reason.into()));
+                self.blocked.send_replace(false);
+            }
             let Some(fresh) = self.reopen().await else { break };
-            connection = Arc::new(fresh);
-            self.line.send_replace(Line::Up(connection.clone()));
+            let fresh = Arc::new(fresh);
+            self.line.send_replace(Line::Up(fresh.clone()));
+            connection = Some(fresh);
         }
-        if connection.status().connected() {
+        if let Some(connection) = connection.filter(|connection| connection.status().connected()) {
             let _ = timeout(CLOSE_WITHIN, connection.close(200, "closed by roundelay".into())).await;
         }
         self.line.send_replace(Line::Closed);

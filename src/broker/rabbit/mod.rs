@@ -92,6 +92,20 @@ pub fn check_url(url: &str) -> Result<(), String> {
     }
 }
 
+fn address_of(settings: &BrokerSettings) -> Result<Address, BrokerError> {
+    match &settings.url {
+        BrokerUrl::Amqp(url) => Ok(Address::parse(url.expose())?.with_tls(settings.tls.clone())),
+        BrokerUrl::Embedded => {
+            Err(BrokerError::Other("the embedded broker is in a worker's process, and nowhere else".into()))
+        }
+    }
+}
+
+/// How the management UI names a connection; the number tells workers on one machine apart.
+fn shown_as(what: &str) -> String {
+    format!("roundelay {what} {}", std::process::id())
+}
+
 /// Whether a URL that can be read asks for a login with a certificate.
 pub fn logs_in_by_certificate(url: &str) -> bool {
     Address::parse(url).is_ok_and(|address| address.logs_in_by_certificate())
@@ -118,7 +132,7 @@ impl RabbitBroker {
     /// Connects to an `amqp://` or `amqps://` URL.
     ///
     /// # Errors
-    /// [`BrokerError::Connect`], without the password.
+    /// [`BrokerError::Away`] or [`BrokerError::Connect`], without the password.
     pub async fn connect(url: &str, names: Names) -> Result<Self, BrokerError> {
         Self::connect_with(url, names, Patience::default()).await
     }
@@ -126,7 +140,7 @@ impl RabbitBroker {
     /// Connects, with other limits on how long things may take.
     ///
     /// # Errors
-    /// [`BrokerError::Connect`], without the password.
+    /// [`BrokerError::Away`] or [`BrokerError::Connect`], without the password.
     pub async fn connect_with(url: &str, names: Names, patience: Patience) -> Result<Self, BrokerError> {
         Self::at(Address::parse(url)?, names, patience).await
     }
@@ -134,7 +148,7 @@ impl RabbitBroker {
     /// Connects to the RabbitMQ of a configuration.
     ///
     /// # Errors
-    /// [`BrokerError::Connect`], without the password.
+    /// [`BrokerError::Away`] or [`BrokerError::Connect`], without the password.
     pub async fn open(settings: &BrokerSettings) -> Result<Self, BrokerError> {
         Self::open_with(settings, Patience::default()).await
     }
@@ -142,28 +156,41 @@ impl RabbitBroker {
     /// Connects to the RabbitMQ of a configuration, with other limits on how long things may take.
     ///
     /// # Errors
-    /// [`BrokerError::Connect`], without the password.
+    /// [`BrokerError::Away`] or [`BrokerError::Connect`], without the password.
     pub async fn open_with(settings: &BrokerSettings, patience: Patience) -> Result<Self, BrokerError> {
-        let BrokerUrl::Amqp(url) = &settings.url else {
-            return Err(BrokerError::Other("the embedded broker is in a worker's process, and nowhere else".into()));
-        };
-        let address = Address::parse(url.expose())?.with_tls(settings.tls.clone());
-        let broker = Self::at(address, Names::new(&settings.prefix), patience).await?;
-        Ok(Self { declares: settings.declare, management: settings.management.clone(), ..broker })
+        let broker = Self::at(address_of(settings)?, Names::new(&settings.prefix), patience).await?;
+        Ok(broker.configured(settings))
+    }
+
+    /// The RabbitMQ of a configuration, which is away, and `why`. It is connected to once it is there.
+    ///
+    /// # Errors
+    /// [`BrokerError::Connect`] when its URL cannot be read.
+    pub fn absent(settings: &BrokerSettings, why: &str) -> Result<Self, BrokerError> {
+        let (address, entropy) = (address_of(settings)?, Entropy::from_os());
+        let link = |what: &str| Link::absent(address.clone(), shown_as(what), entropy.clone(), why.into());
+        let links = (link("publish"), link("consume"));
+        let names = Names::new(&settings.prefix);
+        Ok(Self::on(links, address.clone(), names, Patience::default(), entropy.clone()).configured(settings))
+    }
+
+    fn configured(self, settings: &BrokerSettings) -> Self {
+        Self { declares: settings.declare, management: settings.management.clone(), ..self }
     }
 
     async fn at(address: Address, names: Names, patience: Patience) -> Result<Self, BrokerError> {
         let entropy = Entropy::from_os();
-        // The management UI shows these names; the number tells workers on one machine apart.
-        let link = |what: &str| {
-            let name = format!("roundelay {what} {}", std::process::id());
-            Link::connect(address.clone(), name, entropy.clone())
-        };
-        let (publishing, consuming) = (link("publish").await?, link("consume").await?);
+        let link = |what: &str| Link::connect(address.clone(), shown_as(what), entropy.clone());
+        let links = (link("publish").await?, link("consume").await?);
+        Ok(Self::on(links, address.clone(), names, patience, entropy.clone()))
+    }
+
+    fn on(links: (Link, Link), address: Address, names: Names, patience: Patience, entropy: Entropy) -> Self {
+        let (publishing, consuming) = links;
         let publisher = Publisher::start(&publishing, names, patience);
         let watch = address.clone().watch_certificates(patience.certificate);
         let watch = address.is_encrypted().then(|| AbortOnDropHandle::new(tokio::spawn(watch)));
-        Ok(Self {
+        Self {
             address,
             publisher,
             publishing,
@@ -174,7 +201,7 @@ impl RabbitBroker {
             declares: true,
             settlements: Backlog::default(),
             _watch: watch,
-        })
+        }
     }
 
     /// Lets [`Broker::verify`] look at the management API, given by its base URL.

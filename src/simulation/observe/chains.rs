@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Late, Lease, Lossless, Model, Name, Observer};
+use crate::broker::embedded::EmbeddedBroker;
 use crate::clock::Time;
 use crate::deaths::{MOST_DEATHS, SUSPECTED};
 use crate::engine::life::Point;
@@ -22,11 +23,18 @@ use crate::simulation::world::{COOLDOWN, PACED, if_running};
 /// Within so long of a claim it may not be known that its holder has ended.
 const KNOWN: Duration = Duration::from_secs(60);
 
+/// The epochs of the chains that have a message in this broker, delivered or not.
+fn chains_in(broker: &EmbeddedBroker) -> BTreeSet<i64> {
+    broker.census().iter().filter_map(|held| Some(Envelope::decode(&held.body).ok()?.chain?.epoch)).collect()
+}
+
 impl Observer {
     /// The ledger has granted a claim.
     pub fn granted(&self, process: &Arc<Process>, request: &ClaimRequest, grant: &Grant) {
         let at = self.start.elapsed();
         let hint = &request.hint;
+        let may_lack = self.lossless.as_ref().filter(|_| self.traps.reached().contains_key(&Point::HandedOut));
+        let handed_out = may_lack.is_some_and(|lossless| !chains_in(&lossless.broker).contains(&hint.epoch));
         let mut name = Name { kind: hint.kind.clone(), key: hint.key.clone(), once: grant.once };
         if hint.parent != 0 {
             // Members of different batches may have the same name.
@@ -128,6 +136,11 @@ impl Observer {
         model.lease = Some(Lease { epoch, fence, session, process, since, prepared });
         model.due = Some(grant.due).filter(|_| hint.parent == 0);
         state.epochs.insert(hint.epoch, name.clone());
+        if handed_out {
+            state.handed_out.insert(hint.epoch);
+        } else {
+            state.handed_out.remove(&hint.epoch);
+        }
         state.left.remove(&hint.epoch);
         if !grant.once {
             let (late, queue) = (grant.at.since(grant.due), hint.queue.clone());
@@ -313,15 +326,17 @@ impl Observer {
         if epochs.is_empty() {
             return;
         }
-        let there: BTreeSet<i64> =
-            broker.census().iter().filter_map(|held| Some(Envelope::decode(&held.body).ok()?.chain?.epoch)).collect();
+        let there = chains_in(broker);
         let at = self.start.elapsed();
         let mut state = self.lock();
-        // What ran from the ledger had no message of its own, and its worker may have died before it sent the next one.
-        if state.without_messages || self.traps.reached().contains_key(&Point::HandedOut) {
+        if state.without_messages {
             return;
         }
         for epoch in epochs.into_iter().filter(|epoch| !there.contains(epoch)) {
+            // What ran from the ledger had no message, and its worker may have died before it sent the next one.
+            if state.handed_out.contains(&epoch) {
+                continue;
+            }
             // What has waited for a batch is sent by the last of its members, or else by catch-up.
             if state.batches.contains_key(&epoch) {
                 continue;
