@@ -8,8 +8,11 @@
 //! A session is over for good. A worker whose session has lapsed, or was ended by others, begins another.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -162,8 +165,18 @@ impl Lease<'_> {
         self.claimed.finishes.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until the run must end, because the chain is another's, or is about to be.
+    /// Waits until the run must end, because the chain is another's, or is about to be. The time is looked at whenever the
+    /// run goes on: when a process has stood still, timers fire only after whatever else was ready.
     pub async fn lost(&self) {
+        let mut ended = pin!(self.ended());
+        poll_fn(|context| match self.vitals.has_lapsed(&self.term) {
+            true => Poll::Ready(()),
+            false => ended.as_mut().poll(context),
+        })
+        .await;
+    }
+
+    async fn ended(&self) {
         loop {
             let ends = *self.term.ends();
             tokio::select! {

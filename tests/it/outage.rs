@@ -98,11 +98,12 @@ async fn chains_run_from_the_ledger_while_the_broker_is_away() {
         other.stop_with(ends).await;
         let mut workers = [one, Watched::start(ground, &config).await];
         assert!(workers[1].broker().away().is_some());
-        runs_each(&mut workers, chains, 2, &mut last).await;
-        until("the worker that began without the broker runs chains", || async {
-            workers[1].telemetry.get(Count::HandedOut) > 0
-        })
-        .await;
+        let mut rounds = 0;
+        while workers[1].telemetry.get(Count::HandedOut) == 0 {
+            rounds += 1;
+            assert!(rounds <= 60, "the worker that began without the broker runs no chain");
+            runs_each(&mut workers, chains, 1, &mut last).await;
+        }
         assert!(workers[0].broker().publish(Message::new(rung.clone(), &late)).await.is_err(), "the broker is there");
         node.call("start", &[]).await;
         until("the broker takes messages", || async {
