@@ -136,10 +136,9 @@ impl Observer {
         model.lease = Some(Lease { epoch, fence, session, process, since, prepared });
         model.due = Some(grant.due).filter(|_| hint.parent == 0);
         state.epochs.insert(hint.epoch, name.clone());
-        if handed_out {
-            state.handed_out.insert(hint.epoch);
-        } else {
-            state.handed_out.remove(&hint.epoch);
+        let left = state.handed_out.remove(&hint.epoch).unwrap_or_default().saturating_sub(1).max(u8::from(handed_out));
+        if left > 0 {
+            state.handed_out.insert(hint.epoch, left);
         }
         state.left.remove(&hint.epoch);
         if !grant.once {
@@ -321,8 +320,11 @@ impl Observer {
     /// Catch-up sends messages again. If nobody but the engine can lose any, they must be there.
     pub fn looked(&self, looks: &[LookAgain], mine: &[bool]) {
         let Some(Lossless { broker, stopped }) = &self.lossless else { return };
-        let sent = looks.iter().zip(mine).filter(|(look, mine)| **mine && look.expected.is_some());
-        let epochs: Vec<i64> = sent.map(|(look, _)| look.epoch).collect();
+        let mine = looks.iter().zip(mine).filter(|(_, mine)| **mine);
+        let (sent, others): (Vec<_>, Vec<_>) = mine.map(|(look, _)| look).partition(|look| look.expected.is_some());
+        // It may be handed out: through the claim that follows, and until the next one.
+        self.lock().handed_out.extend(others.iter().map(|look| (look.epoch, 2)));
+        let epochs: Vec<i64> = sent.iter().map(|look| look.epoch).collect();
         if epochs.is_empty() {
             return;
         }
@@ -334,7 +336,7 @@ impl Observer {
         }
         for epoch in epochs.into_iter().filter(|epoch| !there.contains(epoch)) {
             // What ran from the ledger had no message, and its worker may have died before it sent the next one.
-            if state.handed_out.contains(&epoch) {
+            if state.handed_out.contains_key(&epoch) {
                 continue;
             }
             // What has waited for a batch is sent by the last of its members, or else by catch-up.

@@ -159,8 +159,9 @@ struct JobModel {
 struct State {
     /// Chains may have no message.
     without_messages: bool,
-    /// Epochs of chains that were last claimed without a message, because a worker had handed them out from the ledger.
-    handed_out: BTreeSet<i64>,
+    /// Epochs of chains that may have been claimed without a message of their own, because a worker had handed them out
+    /// from the ledger, and for how many claims more that is to be thought.
+    handed_out: BTreeMap<i64, u8>,
     /// An older copy of the ledger has taken its place.
     restored: bool,
     /// When a run of an entity's chain last ended, its rotation or a manual one, by kind and key.
