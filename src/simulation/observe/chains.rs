@@ -321,7 +321,8 @@ impl Observer {
     pub fn looked(&self, looks: &[LookAgain], mine: &[bool]) {
         let Some(Lossless { broker, stopped }) = &self.lossless else { return };
         let mine = looks.iter().zip(mine).filter(|(_, mine)| **mine);
-        let (sent, others): (Vec<_>, Vec<_>) = mine.map(|(look, _)| look).partition(|look| look.expected.is_some());
+        let (sent, others): (Vec<&LookAgain>, Vec<&LookAgain>) =
+            mine.map(|(look, _)| look).partition(|look| look.expected.is_some());
         // It may be handed out: through the claim that follows, and until the next one.
         self.lock().handed_out.extend(others.iter().map(|look| (look.epoch, 2)));
         let epochs: Vec<i64> = sent.iter().map(|look| look.epoch).collect();
