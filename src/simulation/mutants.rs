@@ -9,7 +9,7 @@ use std::thread;
 use crate::mutant::{self, Mutant};
 
 /// So many seeds are enough for each.
-const SEEDS: u64 = 4_000;
+const SEEDS: u64 = 1_000;
 /// Where the dice begin, behind the enumerated crash points.
 const FIRST: u64 = (super::plan::SINGLES + super::plan::PAIRS + super::plan::OTHERS) as u64;
 
