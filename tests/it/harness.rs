@@ -171,6 +171,11 @@ impl Watched {
         timeout(SOON, stopped).await.expect("the engine stops");
     }
 
+    /// Waits until the engine ends by itself.
+    pub async fn ended(self) -> Result<(), StartError> {
+        timeout(SOON, self.engine).await.expect("the engine ends").unwrap()
+    }
+
     /// Stops in good order.
     pub async fn stop(self) {
         self.stop.cancel();

@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use roundelay::Outcome;
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
 use roundelay::broker::{Destination, Message};
+use roundelay::engine::{Connections, StartError};
 use roundelay::job::Envelope;
 use roundelay::telemetry::Count;
+use roundelay::{Config, Outcome};
 use serde_json::json;
 
 use crate::harness::{Ground, Run, Schema, Vhost, Watched, until};
@@ -122,6 +125,64 @@ async fn chains_run_from_the_ledger_while_the_broker_is_away() {
             worker.stop_with(|run| run.end(Outcome::Done)).await;
         }
     }
+}
+
+/// A broker that is away is one thing; a wrong address, and one that refuses, are errors that somebody must mend.
+#[tokio::test]
+async fn only_a_worker_whose_ledger_knows_chains_begins_without_the_broker() {
+    let mut ground = Ground::rabbit().await;
+    let engine = Watched::start(&ground, CONFIG).await;
+    engine.enroll("chain", "work").await;
+    engine.stop_with(|run| run.end(Outcome::Done)).await;
+
+    let address = url::Url::parse(&ground.vhost.as_ref().unwrap().amqp).unwrap();
+    let (mut wrong_password, mut nobody) = (address.clone(), address);
+    wrong_password.set_password(Some("wrong")).unwrap();
+    // Nothing answers at this port.
+    nobody.set_port(Some(1)).unwrap();
+    let elsewhere = format!("ledger.url = \"sqlite://{}\"", ground.path("other.db").display());
+    let mut begins = async |amqp: &url::Url, ledger: Option<&str>| {
+        ground.vhost.as_mut().unwrap().amqp = amqp.to_string();
+        let mut text = ground.config_text(CONFIG);
+        if let Some(ledger) = ledger {
+            text = text
+                .lines()
+                .filter(|line| !line.starts_with("ledger.url"))
+                .fold(ledger.to_owned(), |all, line| all + "\n" + line);
+        }
+        let config = Config::parse(&text, "the test's configuration", []).unwrap();
+        Connections::of_worker(&config).await.map(|connections| connections.broker.away().is_some())
+    };
+    assert!(begins(&nobody, None).await.unwrap(), "it has found a broker at port 1");
+    for (amqp, ledger, expected) in
+        [(&wrong_password, None, "ACCESS_REFUSED"), (&nobody, Some(&*elsewhere), "Connection refused")]
+    {
+        let error = begins(amqp, ledger).await.unwrap_err();
+        assert!(matches!(error, StartError::Broker(_)) && error.to_string().contains(expected), "{error}");
+    }
+}
+
+/// As it would not have begun had the broker been there.
+#[tokio::test]
+async fn a_worker_that_began_without_the_broker_ends_when_its_topology_is_refused() {
+    let mut ground = Ground::embedded();
+    let node = Node::start(ground.folder.path(), &[]).await;
+    ground.vhost = Some(Vhost::existing("%2f", node.env("AMQP_URL"), node.env("RABBITMQ_MANAGEMENT_URL")));
+    let engine = Watched::start(&ground, CONFIG).await;
+    engine.enroll("chain", "work").await;
+    engine.stop_with(|run| run.end(Outcome::Done)).await;
+    let vhost = ground.vhost.as_ref().unwrap();
+    vhost.delete_queue("work").await;
+    let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    vhost.raw().await.queue_declare("work".into(), durable, FieldTable::default()).await.unwrap();
+    node.call("stop", &[]).await;
+
+    let mut engine = Watched::start(&ground, CONFIG).await;
+    engine.next().await.end(Outcome::Done);
+    node.call("start", &[]).await;
+    let ended = engine.ended().await;
+    let Err(StartError::Broken(why)) = ended else { panic!("{ended:?}") };
+    assert!(why.contains("declaring the topology"), "{why}");
 }
 
 /// Lets every chain run `times` times more, on whichever worker, each run ending at once.

@@ -207,11 +207,13 @@ async fn the_rotation_of_a_kind_without_a_schedule_is_not_claimed_and_its_single
         assert_eq!(ledger.claim(request(&hint).await).await.unwrap(), Claim::NoSchedule);
         let once = NewChain { once: true, ..chain("a", ledger.now()) };
         let Enrolled::Created(once) = ledger.enroll(vec![once]).await.unwrap().remove(0) else { panic!() };
-        assert!(matches!(ledger.claim(request(&once).await).await.unwrap(), Claim::Granted(_)));
+        let claim = request(&once).await;
+        let session = Some(claim.session);
+        assert!(matches!(ledger.claim(claim).await.unwrap(), Claim::Granted(_)));
         // And catch-up finds just these.
         let kinds = Kinds { all: vec!["sync".into()], recurring: Vec::new() };
         let then = ledger.now() + SLACK + LEASE;
-        let found = ledger.overdue("work".into(), kinds, then, None, 10).await.unwrap();
+        let found = ledger.overdue("work".into(), kinds, then, session, 10).await.unwrap();
         assert_eq!(found.iter().map(|chain| chain.hint.epoch).collect::<Vec<_>>(), [once.epoch]);
     }
 }

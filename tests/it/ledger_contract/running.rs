@@ -1,4 +1,4 @@
-//! One-off jobs that run and report.
+//! What runs: chains, which hang on their workers' sessions, and one-off jobs, which report.
 
 use roundelay::ledger::RunningJob;
 use roundelay::progress::Progress;
@@ -45,5 +45,34 @@ async fn a_running_job_is_seen_as_long_as_its_worker_speaks_of_it() {
         assert_eq!(running(ledger).await, []);
         note("b", &[theirs], &[], LEASE).await;
         assert_eq!(running(ledger).await.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn only_its_own_session_is_told_of_a_chain_that_runs_for_long() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let (runs, waits) = (begun(ledger, "runs").await, begun(ledger, "waits").await);
+        let [mine, other] = [session(ledger, LEASE).await, session(ledger, LEASE).await];
+        let overdue = async |session: Option<i64>| {
+            let then = ledger.now() + SLACK + LEASE;
+            let found = ledger.overdue("work".into(), recurring("sync"), then, session, 10).await.unwrap();
+            found.into_iter().map(|chain| (chain.hint.epoch, chain.claim)).collect::<BTreeSet<_>>()
+        };
+        let both = BTreeSet::from([(runs.epoch, (0, 0)), (waits.epoch, (0, 0))]);
+        assert_eq!(overdue(None).await, both);
+        assert_eq!(overdue(Some(other)).await, both);
+
+        let request = ClaimRequest { session: mine, ..ask(ledger, &runs, Duration::ZERO).await };
+        let Claim::Granted(grant) = ledger.claim(request).await.unwrap() else { panic!("not granted") };
+        let waiting = BTreeSet::from([(waits.epoch, (0, 0))]);
+        assert_eq!(overdue(None).await, waiting);
+        assert_eq!(overdue(Some(other)).await, waiting);
+        let with_mine = BTreeSet::from([(runs.epoch, (mine, grant.fence)), (waits.epoch, (0, 0))]);
+        assert_eq!(overdue(Some(mine)).await, with_mine, "it may be a claim whose answer was lost");
+
+        ledger.end_session(mine).await.unwrap();
+        assert_eq!(overdue(Some(other)).await, with_mine, "nobody runs it any more");
+        assert_eq!(overdue(None).await, with_mine);
     }
 }
