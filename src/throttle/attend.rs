@@ -2,7 +2,6 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -77,7 +76,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         let settings = throttle.settings();
         let asked = Instant::now();
         let unhurried = settings.limits.slip() / ON_THE_WAY >= UNHURRIED;
-        let ahead = if unhurried { 0 } else { throttle.latency.load(Ordering::Relaxed) };
+        let ahead = if unhurried { 0 } else { throttle.latency().expected() };
         let request = SlotRequest {
             throttle: throttle.name.clone(),
             key: key.clone(),
@@ -109,7 +108,8 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
             Scope::Worker => throttle.here(),
         };
         let clock = if shows <= now.saturating_add(took) { shows.max(now) } else { now };
-        throttle.took(here - asked.min(planned.take().unwrap_or(asked)));
+        let late = here - asked.min(planned.take().unwrap_or(asked));
+        throttle.latency().heard(i64::try_from(late.as_micros()).unwrap_or(i64::MAX));
         line.learn(here, now, &answer);
         for (_, done) in told {
             // Whoever has gone needs to know nothing more.
@@ -167,7 +167,7 @@ fn hesitation(overdue: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
 

@@ -13,13 +13,13 @@ mod attend;
 mod board;
 mod gate;
 pub mod key;
+mod latency;
 mod line;
 pub mod orders;
 pub mod slots;
 pub mod upstream;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
@@ -31,13 +31,12 @@ use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
 use crate::telemetry::{SlotCounts, Telemetry};
 use board::Board;
 use gate::Gate;
+use latency::Latency;
 use line::{Line, Rank};
-use slots::{Limits, MOST_AHEAD, Micros, State, Word};
+use slots::{Limits, Micros, State, Word};
 
 /// Of the time in which a slot may be used, this part is left to a start's way to the upstream.
 const ON_THE_WAY: u32 = 4;
-/// With each answer, what is known of how long they take fades by one part of so many.
-const FORGETS: i64 = 32;
 /// A slot was handed out before a hold if it opens so much earlier than that ends: clocks are not all alike.
 const HANDED_OUT_AFTER: Duration = Duration::from_millis(200);
 /// Whoever is put off looks again after so long, since what holds him may be released.
@@ -108,8 +107,7 @@ pub struct Throttle {
     /// What it remembers, by key, when each worker counts for itself.
     own: Mutex<HashMap<String, State>>,
     began: Instant,
-    /// How long the ledger's answers take, in microseconds: as the slowest of the last ones.
-    latency: AtomicI64,
+    latency: Mutex<Latency>,
     /// Who waits, by key.
     lines: Mutex<HashMap<String, Arc<Line>>>,
     /// By which this worker counts its starts apart from whoever hands slots out.
@@ -205,7 +203,7 @@ impl Throttle {
             counts,
             own: Mutex::default(),
             began: Instant::now(),
-            latency: AtomicI64::new(0),
+            latency: Mutex::default(),
             lines: Mutex::default(),
             gate: Mutex::default(),
             gated,
@@ -376,12 +374,8 @@ impl Throttle {
         answers.into_iter().next().ok_or(LedgerError::Closed)
     }
 
-    /// The ledger's answer has come so long after it was to be asked. The slowest of the last ones counts, since
-    /// a slot whose answer comes too late is lost.
-    fn took(&self, answer: Duration) {
-        let took = i64::try_from(answer.as_micros()).map_or(MOST_AHEAD, |took| took.min(MOST_AHEAD));
-        let slowest = |before: i64| Some(took.max(before - before / FORGETS));
-        let _ = self.latency.fetch_update(Ordering::Relaxed, Ordering::Relaxed, slowest);
+    fn latency(&self) -> MutexGuard<'_, Latency> {
+        self.latency.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// This worker's clock, which nobody sets. It never shows the beginning of time, which a throttle takes for never.
@@ -419,6 +413,7 @@ async fn heard(told: tokio::sync::oneshot::Receiver<()>) {
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroU32;
+    use std::sync::atomic::Ordering;
 
     use governor::clock::Clock as _;
     use governor::middleware::NoOpMiddleware;
