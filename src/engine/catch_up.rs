@@ -164,12 +164,12 @@ pub async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: CancellationToke
 #[derive(Debug, Default)]
 struct Adoptions {
     at: Vec<Instant>,
-    /// Until then the broker may give messages to a worker that is silent.
+    /// Until then the broker may give messages to a worker that is silent, or keep what is due: it has just come back.
     silent_until: Option<Instant>,
 }
 
 impl Adoptions {
-    /// A worker is gone, or silent.
+    /// A worker is gone, or silent; or the broker was.
     fn asked(&mut self, now: Instant, silent: bool) {
         self.at.extend([now, now + ADOPTED_AGAIN]);
         if silent {
@@ -179,7 +179,7 @@ impl Adoptions {
         }
     }
 
-    /// Whether what is late may be in the hands of a silent worker.
+    /// Whether what is late may be in the hands of a silent worker, or still with the broker.
     fn silent(&self, now: Instant) -> bool {
         self.silent_until.is_some_and(|until| now <= until)
     }

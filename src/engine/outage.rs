@@ -6,8 +6,9 @@
 //! the ledger, which is in charge of every chain until the broker is back. Then catch-up sends what is unsent as it
 //! falls due, and messages that come back with the broker are stale.
 //!
-//! Late chains of a silent worker are handed out in the same way ([`take_late`]), since the broker may give their messages
-//! to that worker again.
+//! Late chains are handed out in the same way ([`take_late`]) while a worker is silent, since the broker may give their
+//! messages to that worker again; and for a moment after an outage, since queues of a broker that has just begun may keep
+//! messages that are due.
 //!
 //! One-off jobs are in no ledger but in their messages: they wait for the broker.
 
@@ -120,6 +121,9 @@ pub(super) async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: Cancellat
             let (begun, before) = (Instant::now(), core.telemetry.get(Count::HandedOut));
             hand_out(&core, &tasks).await;
             core.outage.set(false);
+            // RabbitMQ answers some seconds before its queues pass on what has slept on them.
+            core.silent.store(true, Ordering::Relaxed);
+            core.orphaned.notify_one();
             let (lasted, ticks) = (begun.elapsed(), core.telemetry.get(Count::HandedOut) - before);
             tracing::info!(?lasted, ticks, "the broker is back");
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
+use reqwest::Method;
 use roundelay::broker::{Destination, Message};
 use roundelay::engine::{Connections, StartError};
 use roundelay::job::Envelope;
@@ -125,6 +126,40 @@ async fn chains_run_from_the_ledger_while_the_broker_is_away() {
             worker.stop_with(|run| run.end(Outcome::Done)).await;
         }
     }
+}
+
+/// As RabbitMQ does for some seconds after it was killed: it answers, and its delay queues pass nothing on. Here they
+/// cannot, since the way to the platform queue is taken from them.
+#[tokio::test]
+async fn chains_go_on_while_a_broker_that_is_back_keeps_what_is_due() {
+    let mut ground = Ground::embedded();
+    let node = Node::start(ground.folder.path(), &[]).await;
+    ground.vhost = Some(Vhost::existing("%2f", node.env("AMQP_URL"), node.env("RABBITMQ_MANAGEMENT_URL")));
+    // Sweeps would come to it after the test.
+    let config = CONFIG.replace("slack = \"3s\"", "slack = \"1h\"");
+    let mut engine = Watched::start(&ground, &config).await;
+    let chains = 20;
+    let mut last = BTreeMap::new();
+    for n in 0..chains {
+        engine.enroll(&format!("chain-{n}"), "work").await;
+    }
+    let mut rounds = async |engine: &mut Watched, rounds: usize| {
+        for _ in 0..chains * rounds {
+            let run = engine.next().await;
+            check(&mut last, &run.job.key, run.tick());
+            run.end(Outcome::Done);
+        }
+    };
+    rounds(&mut engine, 1).await;
+    node.call("kill", &[]).await;
+    until("the ledger is in charge", || async { engine.telemetry.get(Count::HandedOut) > 0 }).await;
+    node.call("start", &[]).await;
+    let binding = format!("bindings/{0}/e/roundelay.jobs/q/work/work", ground.vhost.as_ref().unwrap().name);
+    ground.vhost.as_ref().unwrap().call(Method::DELETE, &binding, json!(null)).await;
+    // Those that were under way end meanwhile, and wait to be looked at.
+    until("the broker is back", || async { engine.broker().away().is_none() }).await;
+    rounds(&mut engine, 6).await;
+    engine.stop_with(|run| run.end(Outcome::Done)).await;
 }
 
 /// A broker that is away is one thing; a wrong address, and one that refuses, are errors that somebody must mend.
