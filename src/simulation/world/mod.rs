@@ -45,8 +45,8 @@ use verdict::{is_lossless, stopped, touched};
 const CALM: Duration = Duration::from_secs(240);
 /// Then the broker is away for so long, and nothing else is wrong,
 const OUTAGE: Duration = Duration::from_secs(40);
-/// and is back for so long.
-const BACK: Duration = Duration::from_secs(30);
+/// and is back for so long: what is due in the first half minute would be found among what a silent worker may hold.
+const BACK: Duration = Duration::from_secs(60);
 /// A run's whole length.
 const LENGTH: Duration = STORM.saturating_add(CALM).saturating_add(OUTAGE).saturating_add(BACK);
 /// In the calm a worker that has ended starts again after this.
