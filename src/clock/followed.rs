@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Micros, Time, Wall, micros};
+use super::{Micros, Time, Wall, instant, micros};
 use crate::calendar::Calendar;
 
 /// A clock that is off by no more was not set: clocks are not all alike.
@@ -33,9 +33,9 @@ pub struct Seen {
     pub set: i64,
     /// How often that was corrected.
     pub version: i64,
-    /// When it was asked for.
+    /// When it was asked for, by [`instant`].
     pub asked: Instant,
-    /// When the answer was there.
+    /// When the answer was there, by the same.
     pub answered: Instant,
 }
 
@@ -206,7 +206,7 @@ impl Followed {
     /// The ledger's time now, in microseconds. It is behind by what the fastest answer took, and not ahead: who
     /// waits until something is due here finds it due there.
     pub fn micros(&self) -> Micros {
-        let elapsed = micros(self.start.elapsed());
+        let elapsed = micros(instant().saturating_duration_since(self.start));
         let state = self.lock();
         state.best.max(state.before).saturating_add(elapsed)
     }

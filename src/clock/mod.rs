@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::calendar::Calendar;
 pub use followed::{Followed, Reading, Seen, UNLIKE};
-pub use machine::{Boot, Machine};
+pub use machine::{Boot, Machine, instant};
 pub use server::Server;
 
 /// Microseconds since 1970, by a ledger's time.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
-use super::{Followed, Micros, Seen, Time, micros};
+use super::{Followed, Micros, Seen, Time, instant, micros};
 use crate::calendar::Calendar;
 
 /// The clock, and who follows it.
@@ -29,7 +29,7 @@ struct Set {
 impl Server {
     /// It shows `base` now, and is right.
     pub(super) fn starting_at(base: Time) -> Self {
-        let now = Instant::now();
+        let now = instant();
         let seen = Seen { server: base.as_millis() * 1_000, set: 0, version: 0, asked: now, answered: now };
         Self { base, start: now, set: Mutex::default(), followed: Followed::new(seen, Calendar::default()) }
     }
@@ -42,7 +42,8 @@ impl Server {
     /// The ledger's time now, by a reading.
     pub(super) fn now(&self) -> Time {
         let mut set = self.lock();
-        let (now, shows) = (Instant::now(), self.base.as_millis() * 1_000 + micros(self.start.elapsed()));
+        let now = instant();
+        let shows = self.base.as_millis() * 1_000 + micros(now.saturating_duration_since(self.start));
         let (remembered, version) = set.remembered;
         let seen = Seen { server: shows + set.really, set: remembered, version, asked: now, answered: now };
         let reading = self.followed.read(seen);

@@ -40,6 +40,11 @@ const PER_LOOK: u32 = 1_000;
 /// Catch-up looks for unsent messages until so long after the last of them was due.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// A worker that has begun without the broker ends when its topology is refused as often as this,
+const REFUSALS: u32 = 3;
+/// each time after this.
+const BETWEEN_REFUSALS: Duration = Duration::from_secs(1);
+
 /// Messages from before an outage come for so long after it.
 const STALE: Duration = Duration::from_secs(60);
 
@@ -135,10 +140,11 @@ pub(super) async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: Cancellat
     }
 }
 
-/// Declares the topology once the broker is there, for a worker that has begun without it. What the broker then refuses
-/// ends the worker: it would not have begun.
+/// Declares the topology once the broker is there, for a worker that has begun without it. What the broker refuses again
+/// and again ends the worker: it would not have begun. Once may be because the broker has just begun itself.
 pub(super) async fn declare_late(core: Arc<Core>, shutdown: CancellationToken) {
     let declare = async {
+        let mut refused = 0;
         loop {
             while core.dispatch.broker.away().is_some() {
                 sleep(PERIOD).await;
@@ -149,10 +155,15 @@ pub(super) async fn declare_late(core: Arc<Core>, shutdown: CancellationToken) {
                     tracing::debug!(%error, "the broker has gone again while the topology was declared");
                 }
                 Err(error) => {
-                    tracing::error!(%error, "the broker is back, and its topology is refused");
-                    return false;
+                    refused += 1;
+                    if refused == REFUSALS {
+                        tracing::error!(%error, "the broker is back, and its topology is refused");
+                        return false;
+                    }
+                    tracing::debug!(%error, refused, "the topology is refused; trying again");
                 }
             }
+            sleep(BETWEEN_REFUSALS).await;
         }
     };
     let declared = tokio::select! {

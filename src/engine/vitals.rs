@@ -16,11 +16,12 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::Core;
 use super::life::Point;
+use crate::clock::instant;
 use crate::ledger::{Held, LedgerError, Session};
 use crate::telemetry::Count;
 
@@ -34,7 +35,7 @@ const PER_LOOK: usize = 1_000;
 /// A session of this worker.
 pub struct Term {
     session: i64,
-    /// On this worker's clock, counted from when it last asked, so no later than anybody else's.
+    /// On this worker's clock, by [`instant`], counted from when it last asked, so no later than anybody else's.
     ends: Mutex<Instant>,
     over: CancellationToken,
 }
@@ -131,7 +132,7 @@ impl Vitals {
     }
 
     fn has_lapsed(&self, term: &Term) -> bool {
-        term.over.is_cancelled() || (Instant::now() + self.margin() >= *term.ends() && !mutant!(LapsedGoesOn))
+        term.over.is_cancelled() || (instant() + self.margin() >= *term.ends() && !mutant!(LapsedGoesOn))
     }
 
     fn claims(&self) -> MutexGuard<'_, BTreeMap<i64, Arc<Claimed>>> {
@@ -183,7 +184,7 @@ impl Lease<'_> {
                 biased;
                 () = self.claimed.lost.cancelled() => return,
                 () = self.term.over.cancelled() => return,
-                () = sleep_until(ends - self.vitals.margin()) => {}
+                () = sleep(ends.saturating_duration_since(instant() + self.vitals.margin())) => {}
             }
             if *self.term.ends() == ends {
                 return;
@@ -264,7 +265,7 @@ impl Keeper {
             before.over.cancel();
             self.before.push(before.session);
         }
-        let asked = Instant::now();
+        let asked = instant();
         let session = core.ledger.begin_session(core.worker.to_string(), vitals.length).await?;
         core.life.reached(Point::SessionBegun).await;
         let term = Term { session, ends: Mutex::new(asked + vitals.length), over: CancellationToken::new() };
@@ -298,7 +299,8 @@ impl Keeper {
                 }
                 return self.begin(core).await;
             };
-            let asked = Instant::now();
+            // That this machine was suspended ends its own lease, and says nothing about others.
+            let (asked, looked) = (instant(), Instant::now());
             let beat = core.ledger.beat(term.session, std::mem::take(&mut dead)).await?;
             core.life.reached(Point::Renewed).await;
             if !beat.alive {
@@ -316,7 +318,7 @@ impl Keeper {
                 core.silent.store(true, Ordering::Relaxed);
             }
             let before = self.others.sessions();
-            dead = self.others.look((asked, Instant::now()), &beat.others);
+            dead = self.others.look((looked, Instant::now()), &beat.others);
             for session in &beat.ended {
                 tracing::warn!(session, "a worker has ended or stands still; others run what it has left");
             }

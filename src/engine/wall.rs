@@ -40,6 +40,8 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
             // It may have been set while no worker ran.
             follow(&core).await;
         }
+        // When to look again after it was set, and how many chains were moved since.
+        let mut again = None::<(Instant, u64)>;
         loop {
             sleep(EVERY).await;
             if mended.elapsed() >= MEND {
@@ -49,15 +51,17 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
                 }
             }
             let calendar = core.ledger.calendar();
-            if calendar == known {
-                continue;
+            let before = again.map_or(0, |(_, moved)| moved);
+            if calendar != known {
+                tell(&known, &calendar);
+                known = calendar;
+                // A clock that is set once more meanwhile is followed at once, too.
+                again = Some((Instant::now() + NOTICED, before + follow(&core).await));
+            } else if again.is_some_and(|(at, _)| at <= Instant::now()) {
+                again = None;
+                let moved = before + follow(&core).await;
+                tracing::info!(moved, "sleeping chains of cron expressions and `at` follow the wall clock");
             }
-            tell(&known, &calendar);
-            known = calendar;
-            let moved = follow(&core).await;
-            sleep(NOTICED).await;
-            let moved = moved + follow(&core).await;
-            tracing::info!(moved, "sleeping chains of cron expressions and `at` follow the wall clock");
         }
     };
     tokio::select! {

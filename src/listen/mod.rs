@@ -70,9 +70,14 @@ impl Served {
     /// Answers whoever connects, for ever; `connections` has those that are open.
     pub async fn accept<T>(&self, listener: &TcpListener, connections: &mut JoinSet<()>) -> T {
         let places = Places::new(self.bounds);
+        let mut failed = 0_u64;
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => {
+                    if failed > 0 {
+                        tracing::info!(failed, "connections are accepted again");
+                        failed = 0;
+                    }
                     let peer = peer.ip().to_canonical();
                     // Told nothing: it would take as long as what it is refused for.
                     let Some(place) = places.take(peer) else { continue };
@@ -86,7 +91,10 @@ impl Served {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    if failed == 0 {
+                        tracing::warn!(%error, "connections cannot be accepted; trying again every {PAUSE:?}");
+                    }
+                    failed += 1;
                     sleep(PAUSE).await;
                 }
             }

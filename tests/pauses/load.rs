@@ -125,6 +125,9 @@ pub struct Wall {
 impl Wall {
     /// One that is right.
     pub fn new(folder: &Path, library: PathBuf) -> anyhow::Result<Self> {
+        // The dynamic linker only warns of a library that is not there, and no clock would be set.
+        let missing = || format!("there is no {}: install Debian's package faketime", library.display());
+        anyhow::ensure!(library.is_file(), missing());
         let wall = Self { file: folder.join("wall-clock"), library };
         wall.set(0)?;
         Ok(wall)

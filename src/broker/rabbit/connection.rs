@@ -4,12 +4,14 @@
 //! terms, and nothing here could then tell an old channel from a new one. Instead everyone who
 //! needs a channel follows the [`Line`] and makes a fresh one after each reconnection.
 
+use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
+use lapin::options::BasicQosOptions;
 use lapin::tcp::{AMQPUriTcpExt, RustlsConnector};
 use lapin::uri::{AMQPScheme, AMQPUri, SASLMechanism};
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties, ErrorKind, Event};
@@ -38,6 +40,11 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 const HEARTBEAT_SECONDS: u16 = 10;
 /// How often the connection's state is looked at, since not every loss comes with an event.
 const PULSE: Duration = Duration::from_millis(500);
+/// How often the broker is asked whether it answers: heartbeats tell only after twice their time that it does not.
+const PROBE: Duration = Duration::from_secs(1);
+/// A broker that has not answered for so long is away, until it answers or the connection is lost. The connection stays:
+/// a broker that is only slow would have to hand out everything once more.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Where the broker is, and who we are to it. Shown without the credentials.
 #[derive(Clone)]
@@ -233,6 +240,7 @@ pub(super) enum Line {
 pub(super) struct Link {
     line: watch::Receiver<Line>,
     blocked: watch::Receiver<bool>,
+    silent: watch::Receiver<bool>,
     stop: CancellationToken,
 }
 
@@ -258,10 +266,19 @@ impl Link {
             Err(why) => Line::Away(why.as_str().into()),
         });
         let (blocked_out, blocked) = watch::channel(false);
+        let (silent_out, silent) = watch::channel(false);
         let stop = CancellationToken::new();
-        let keeper = Keeper { address, name, entropy, line: line_out, blocked: blocked_out, stop: stop.clone() };
+        let keeper = Keeper {
+            address,
+            name,
+            entropy,
+            line: line_out,
+            blocked: blocked_out,
+            silent: silent_out,
+            stop: stop.clone(),
+        };
         tokio::spawn(keeper.keep(first.ok()));
-        Self { line, blocked, stop }
+        Self { line, blocked, silent, stop }
     }
 
     /// Follows the connection's state.
@@ -274,10 +291,10 @@ impl Link {
         self.blocked.clone()
     }
 
-    /// Why it is not up; nothing when it is.
+    /// Why it is of no use; nothing when it is up and the broker answers.
     pub(super) fn away(&self) -> Option<String> {
         match &*self.line.borrow() {
-            Line::Up(_) => None,
+            Line::Up(_) => self.silent.borrow().then(|| "the broker does not answer".to_owned()),
             Line::Away(reason) => Some(format!("the broker is away: {reason}")),
             Line::Closed => Some("the connection has been closed".into()),
         }
@@ -340,6 +357,7 @@ struct Keeper {
     entropy: Entropy,
     line: watch::Sender<Line>,
     blocked: watch::Sender<bool>,
+    silent: watch::Sender<bool>,
     stop: CancellationToken,
 }
 
@@ -351,6 +369,7 @@ impl Keeper {
                 warn!(connection = %self.name, broker = %self.address.shown, %reason, "lost the broker; reconnecting");
                 self.line.send_replace(Line::Away(reason.into()));
                 self.blocked.send_replace(false);
+                self.silent.send_replace(false);
             }
             let Some(fresh) = self.reopen().await else { break };
             let fresh = Arc::new(fresh);
@@ -369,10 +388,12 @@ impl Keeper {
         let mut pulse = interval(PULSE);
         pulse.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut reason = None;
+        let mut probing = pin!(self.probe(connection));
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return None,
                 _ = pulse.tick() => {}
+                never = &mut probing => match never {},
                 Some(event) = events.next() => match event {
                     Event::ConnectionBlocked(why) => self.set_blocked(Some(&why)),
                     Event::ConnectionUnblocked => self.set_blocked(None),
@@ -385,6 +406,40 @@ impl Keeper {
                 return Some(reason.unwrap_or_else(|| "the connection is closed".into()));
             }
         }
+    }
+
+    /// Asks the broker again and again, on a channel of its own, whether it answers.
+    async fn probe(&self, connection: &Connection) -> Infallible {
+        loop {
+            if let Some(Ok(channel)) = self.answer(connection.create_channel()).await {
+                let ask = || channel.basic_qos(1, BasicQosOptions::default());
+                while !matches!(self.answer(ask()).await, Some(Err(_))) {
+                    sleep(PROBE).await;
+                }
+            }
+            sleep(PROBE).await;
+        }
+    }
+
+    /// What the broker answers. It is silent from when it has not answered for a while until it does; one that has blocked
+    /// the connection does not read what is asked, and is not asked.
+    async fn answer<T>(&self, asked: impl Future<Output = lapin::Result<T>>) -> Option<lapin::Result<T>> {
+        if *self.blocked.borrow() {
+            return None;
+        }
+        let mut asked = pin!(asked);
+        if let Ok(answer) = timeout(ANSWERS_WITHIN, &mut asked).await {
+            return Some(answer);
+        }
+        if !*self.blocked.borrow() {
+            warn!(connection = %self.name, "the broker has not answered for {ANSWERS_WITHIN:?}");
+            self.silent.send_replace(true);
+        }
+        let answer = asked.await;
+        if self.silent.send_replace(false) {
+            info!(connection = %self.name, "the broker answers again");
+        }
+        Some(answer)
     }
 
     fn set_blocked(&self, why: Option<&str>) {

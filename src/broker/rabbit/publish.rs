@@ -13,7 +13,7 @@ use futures_util::stream::FuturesUnordered;
 use lapin::options::ConfirmSelectOptions;
 use lapin::{Channel, Connection, Error, ErrorKind};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, interval_at, sleep, timeout};
+use tokio::time::{Instant, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -34,6 +34,12 @@ const TRIES: u8 = 4;
 /// How long an exchange that was found absent is taken to be. Every publish to an absent exchange
 /// closes the channel, and a stream of them would bring publishing to a halt for all.
 const ABSENT_FOR: Duration = Duration::from_secs(1);
+/// A channel on which nothing has been confirmed for so long, though something was published, is given up: a message that
+/// reached RabbitMQ before the leader of its quorum queue was there, as just after a start, keeps all others on the channel
+/// waiting. What was in flight goes out once more on the next channel.
+const STALL: Duration = Duration::from_secs(5);
+/// How often it is looked for that.
+const LOOK: Duration = Duration::from_secs(1);
 /// How long those in flight may take to end once their channel has.
 const WIND_UP: Duration = Duration::from_secs(1);
 
@@ -61,7 +67,7 @@ impl Publisher {
             blocked: blocked.clone(),
             absent: absent.clone(),
             finish: finish.clone(),
-            stall: patience.confirmation,
+            stall: STALL.min(patience.confirmation),
         };
         let ended = finished.clone().drop_guard();
         tokio::spawn(async move {
@@ -135,8 +141,6 @@ enum End {
     Finished,
     /// It broke. These were in flight, each with what lapin says.
     Broken(Vec<(Job, Error)>),
-    /// Confirmations have ceased altogether.
-    Stalled,
 }
 
 /// The publishing task.
@@ -165,10 +169,6 @@ impl Desk {
             match self.serve(&channel).await {
                 End::Finished => return,
                 End::Broken(jobs) => self.judge(jobs, connection.status().connected()),
-                End::Stalled => {
-                    warn!(in_flight = MOST_IN_FLIGHT, "no confirmations from the broker; opening a new channel");
-                    let _ = timeout(WIND_UP, channel.close(200, "no confirmations".into())).await;
-                }
             }
         }
     }
@@ -196,15 +196,19 @@ impl Desk {
         let send = |job| attempt(channel, &returns, job);
         let mut flying: FuturesUnordered<_> = std::mem::take(&mut self.again).into_iter().map(send).collect();
         let mut taken = Vec::new();
-        let mut look = interval_at(Instant::now() + self.stall, self.stall);
-        let (mut progress, mut open) = (false, true);
+        let mut look = interval(LOOK.min(self.stall));
+        // Since when nothing has been confirmed, though something is in flight.
+        let (mut stalled, mut open) = (Instant::now(), true);
         let mut blocked = *self.blocked.borrow_and_update();
         while open || !flying.is_empty() {
             let room = MOST_IN_FLIGHT.saturating_sub(flying.len());
+            if flying.is_empty() {
+                stalled = Instant::now();
+            }
             tokio::select! {
                 biased;
                 Some(tried) = flying.next() => match tried {
-                    Tried::Told => progress = true,
+                    Tried::Told => stalled = Instant::now(),
                     Tried::Again(job) if job.tries < TRIES => flying.push(send(job)),
                     Tried::Again(job) => job.end(Err(PublishError::Unknown("other messages were returned".into()))),
                     Tried::Broken(job, error) => return wind_up(flying, vec![(job, error)]).await,
@@ -222,14 +226,18 @@ impl Desk {
                         }
                     }
                 }
-                Ok(()) = self.blocked.changed() => blocked = *self.blocked.borrow_and_update(),
+                Ok(()) = self.blocked.changed() => {
+                    (blocked, stalled) = (*self.blocked.borrow_and_update(), Instant::now());
+                }
                 _ = self.line.changed() => return wind_up(flying, Vec::new()).await,
                 () = self.finish.cancelled(), if !self.waiting.is_closed() => self.waiting.close(),
                 _ = look.tick() => {
-                    if flying.len() >= MOST_IN_FLIGHT && !progress {
-                        return End::Stalled;
+                    if !blocked && stalled.elapsed() >= self.stall {
+                        let in_flight = flying.len();
+                        warn!(in_flight, "the broker has confirmed nothing for {:?}; opening a new channel", self.stall);
+                        let _ = timeout(WIND_UP, channel.close(200, "no confirmations".into())).await;
+                        return wind_up(flying, Vec::new()).await;
                     }
-                    progress = false;
                 }
             }
         }

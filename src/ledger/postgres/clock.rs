@@ -8,7 +8,7 @@ use tokio_postgres::{Client, Error, Row};
 use super::PostgresLedger;
 use super::connect::words;
 use crate::calendar::{Calendar, Stretch};
-use crate::clock::{Reading, Seen, Time};
+use crate::clock::{Reading, Seen, Time, instant};
 use crate::ledger::LedgerError;
 
 /// A reading: what the server's clock shows, and how far that has been set in all.
@@ -29,13 +29,7 @@ const SETS: &str = "SELECT since, ahead FROM clock_sets ORDER BY since";
 
 /// The reading that a row of [`READ`] is.
 pub(super) fn seen(row: &Row, asked: Instant) -> Result<Seen, Error> {
-    Ok(Seen {
-        server: row.try_get(0)?,
-        set: row.try_get(1)?,
-        version: row.try_get(2)?,
-        asked,
-        answered: Instant::now(),
-    })
+    Ok(Seen { server: row.try_get(0)?, set: row.try_get(1)?, version: row.try_get(2)?, asked, answered: instant() })
 }
 
 /// Writes how far the server's clock has been set, if a reading has shown that.
@@ -52,7 +46,7 @@ pub(super) async fn first(client: &Client, writes: bool) -> Result<(Seen, Calend
     let stretches =
         rows.iter().map(|row| Ok(Stretch { since: Time::from_millis(row.try_get(0)?), ahead: row.try_get(1)? }));
     let mut calendar = Calendar::new(stretches.collect::<Result<_, Error>>()?);
-    let asked = Instant::now();
+    let asked = instant();
     let row = client.query_one(READ, &[]).await?;
     let mut first = seen(&row, asked)?;
     let last: i64 = client.query_one(LAST, &[]).await?.try_get(0)?;
@@ -72,7 +66,7 @@ impl PostgresLedger {
     /// Reads the server's clock.
     pub(super) async fn read(&self) -> Result<(), LedgerError> {
         let failed = |error: Error| LedgerError::Statement(words(&error));
-        let asked = Instant::now();
+        let asked = instant();
         let rows = self.reader.query(READ, &[]).await?;
         let row = rows.first().ok_or_else(|| LedgerError::Statement("the table ledger_clock is empty".into()))?;
         let seen = seen(row, asked).map_err(failed)?;

@@ -3,7 +3,6 @@
 //! verbs of the group, and the statements of a round trip follow each other without waiting.
 
 use futures_util::future::{BoxFuture, FutureExt, join_all, join3};
-use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row, Statement};
 
@@ -11,7 +10,7 @@ use super::clock;
 use super::connect::{Session, ends_session, passes, words};
 use super::page::{Held, Page, Wanted};
 use super::write::{self, Column, Part};
-use crate::clock::{Followed, Seen, Time};
+use crate::clock::{Followed, Seen, Time, instant};
 use crate::guard::Manual;
 use crate::ledger::{ChainRow, ChainState, Hint, Holder};
 
@@ -119,7 +118,7 @@ pub(super) async fn transact(
     let (fences, epochs) = (wanted.fences, wanted.new_epochs);
     let parameters: [&(dyn ToSql + Sync); 2] = [&fences, &epochs];
     let ask = || session.client.query_one(&numbers, &parameters);
-    let mut asked = Instant::now();
+    let mut asked = instant();
     let (begun, locked, mut told) =
         join3(session.client.batch_execute(manner.begin()), lock(session, &wanted), ask()).await;
     begun?;
@@ -129,18 +128,13 @@ pub(super) async fn transact(
     verbs.wants_further(&mut page, &mut further);
     if !further.names.is_empty() {
         lock(session, &further).await?.into_iter().try_for_each(|row| held(&row).map(|held| page.add(held)))?;
-        asked = Instant::now();
+        asked = instant();
         told = ask().await;
     }
     let told = told?;
     let xid: String = told.try_get(1)?;
-    let seen = Seen {
-        server: told.try_get(0)?,
-        set: told.try_get(4)?,
-        version: told.try_get(5)?,
-        asked,
-        answered: Instant::now(),
-    };
+    let seen =
+        Seen { server: told.try_get(0)?, set: told.try_get(4)?, version: told.try_get(5)?, asked, answered: instant() };
     let sessions: Vec<i64> = told.try_get(6)?;
     page.judge_holders(&sessions);
     let left_over = page.left_over(&wanted.taken_over);

@@ -10,13 +10,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::join3;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
 use super::clock;
 use super::connect::{Address, Session, Use, words};
-use crate::clock::{Followed, Seen};
+use crate::clock::{Followed, Seen, instant};
 use crate::ledger::slots::{orders, orders_text, state, text};
 use crate::ledger::traffic::Counters;
 use crate::ledger::{LedgerError, SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
@@ -118,7 +118,7 @@ impl Desk {
         let (names, keys): (Vec<&str>, Vec<&str>) = rows.keys().copied().unzip();
         let (lock, now) = (session.statement(LOCK).await?, session.statement(NOW).await?);
         let client = &session.client;
-        let mut asked = Instant::now();
+        let mut asked = instant();
         let (begun, locked, told) = join3(
             client.batch_execute("BEGIN"),
             client.query(&lock, &[&names, &keys]),
@@ -131,7 +131,7 @@ impl Desk {
             let add = session.statement(ADD).await?;
             session.client.execute(&add, &[&names, &keys]).await?;
             locked = session.client.query(&lock, &[&names, &keys]).await?;
-            asked = Instant::now();
+            asked = instant();
             told = session.client.query_one(&now, &[&names]).await?;
         }
         // Locks may have been waited for in between.
@@ -140,7 +140,7 @@ impl Desk {
             set: told.try_get(3)?,
             version: told.try_get(4)?,
             asked,
-            answered: Instant::now(),
+            answered: instant(),
         };
         let reading = self.clock.read(seen);
         let (now, known_since): (Micros, _) = (reading.micros, self.clock.known_since());
