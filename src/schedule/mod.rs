@@ -158,6 +158,8 @@ struct Seen<'a> {
 /// The end of time.
 const END: Time = Time::from_millis(i64::MAX);
 const MILLISECOND: Duration = Duration::from_millis(1);
+/// What is known of a setting of the clock may be wrong by as much.
+const UNLIKE: Duration = Duration::from_micros(crate::clock::UNLIKE.unsigned_abs());
 
 /// Occurrences within a stretch of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -285,15 +287,20 @@ impl Schedule {
         let anchor = self.shown_nominal(nominal, setting.phase, calendar);
         let came = calendar.came_to(anchor, started);
         let since = came.unwrap_or(started);
-        let now = calendar.wall(finished);
+        let (now, seen) = (calendar.wall(finished), self.seen(setting, since));
+        // It began early; or it was due by a clock that was set back just before it, and others come first.
+        let others_come = || self.unseen(anchor, now, setting.phase, seen).is_some_and(|next| next < anchor);
+        // Settings are known to within some milliseconds, so an occurrence may run a little before the clock shows it.
+        let early = now < anchor && anchor <= now + UNLIKE * 2;
+        let back = (came.is_some() && !early) || (self.was_next(anchor, setting) && others_come());
         Passed {
             anchor,
             started: calendar.highest(since, started),
             finished: calendar.highest(since, finished),
             // The clock may have been set back since.
-            from: if came.is_some() { now } else { now.max(anchor) },
+            from: if back { now } else { now.max(anchor) },
             leapt: calendar.leaps().any(|leap| started < leap.at && leap.at <= finished),
-            seen: self.seen(setting, since),
+            seen,
         }
     }
 

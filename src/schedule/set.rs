@@ -126,7 +126,7 @@ impl Schedule {
 
     /// Whether `nominal`, which is still to come, was the next occurrence at some time that the wall clock showed
     /// before it was set. One that lies farther ahead was given by somebody who wanted that.
-    fn was_next(&self, nominal: Time, setting: Setting<'_>) -> bool {
+    pub(super) fn was_next(&self, nominal: Time, setting: Setting<'_>) -> bool {
         let before = nominal - MILLISECOND;
         matches!(self.rhythm, Rhythm::Cron(_))
             && setting.calendar.earlier().any(|(begin, end)| {
@@ -383,6 +383,13 @@ mod tests {
                 calendar(&[(150, -60)]),
                 (0, 160, 161),
                 (60, 161, 0, 0),
+            ),
+            (
+                "there and back, just before it ran by the wrong time",
+                of(Coalesce),
+                calendar(&[(30, day), (59, 0)]),
+                (day + 60, 60, 61),
+                (120, 120, 0, 0),
             ),
             ("somebody's own time", of(Coalesce), back, (61, 61, 62), (60, 120, 0, 0)),
         ];
