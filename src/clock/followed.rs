@@ -23,6 +23,8 @@ const RATES: Micros = 1_000;
 const FOLLOW: Duration = Duration::from_secs(10);
 /// After so many looks, one a second, everybody who has known the clock longer has corrected what there was.
 const SETTLED: u32 = 3;
+/// Between two looks that count, at least.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(900);
 
 /// A reading of a server's clock.
 #[derive(Clone, Copy, Debug)]
@@ -132,6 +134,8 @@ struct Following {
     version: i64,
     /// Since when this process knows it, until that is long enough ago; and how often it has looked.
     since: (Option<Micros>, u32),
+    /// The last look that counted.
+    looked: Option<Instant>,
     /// The ledger's microseconds at `start`, by the best reading of this stretch of time, and of the one before.
     best: Micros,
     before: Micros,
@@ -150,6 +154,7 @@ impl Followed {
             set: seen.set,
             version: seen.version,
             since: (Some(shows), 0),
+            looked: None,
             best: shows,
             before: shows,
             stretch: Duration::ZERO,
@@ -188,9 +193,14 @@ impl Followed {
         }
     }
 
-    /// A second has gone by with the clock read: see [`Self::known_since`].
-    pub fn looked(&self) {
+    /// The clock was read at `now`. What counts is one look a second, however often it is read: see
+    /// [`Self::known_since`].
+    pub fn looked(&self, now: Instant) {
         let mut state = self.lock();
+        if state.looked.is_some_and(|last| now.saturating_duration_since(last) < BETWEEN_LOOKS) {
+            return;
+        }
+        state.looked = Some(now);
         state.since.1 += 1;
         if state.since.1 >= SETTLED {
             state.since.0 = None;
@@ -400,11 +410,11 @@ mod tests {
     fn who_is_new_knows_it_after_three_looks() {
         let start = Instant::now();
         let clock = Followed::new(seen(start, (0, 0), 0, 0), Calendar::default());
-        for _ in 0..2 {
-            clock.looked();
-            assert_eq!(clock.known_since(), Some(SHOWN));
+        for millis in [0, 10, 500, 1_000, 1_500] {
+            clock.looked(start + Duration::from_millis(millis));
+            assert_eq!(clock.known_since(), Some(SHOWN), "one look a second counts");
         }
-        clock.looked();
+        clock.looked(start + Duration::from_secs(2));
         assert_eq!(clock.known_since(), None);
     }
 }

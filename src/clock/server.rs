@@ -39,8 +39,13 @@ impl Server {
         self.lock().really += millis * 1_000;
     }
 
-    /// The ledger's time now, by a reading.
+    /// The ledger's time now, by the readings so far.
     pub(super) fn now(&self) -> Time {
+        self.followed.now()
+    }
+
+    /// Reads the server's clock. Until then nobody knows that it was set.
+    pub fn read(&self) {
         let mut set = self.lock();
         let now = instant();
         let shows = self.base.as_millis() * 1_000 + micros(now.saturating_duration_since(self.start));
@@ -50,7 +55,6 @@ impl Server {
         if let Some(correction) = reading.correction {
             set.remembered = (correction, version + 1);
         }
-        reading.time()
     }
 
     /// How the wall clock stands to it.
@@ -74,10 +78,14 @@ mod tests {
         let begin = Time::from_millis(1_800_000_000_000);
         let (server, mut off) = (Server::starting_at(begin), 0);
         for (n, by) in [0, 2_000, -20_000, 3_600_000, -3_600_000, 90_000].into_iter().enumerate() {
+            let before = (server.now(), server.calendar());
             server.set_forward(by);
             off += by;
             tokio::time::advance(Duration::from_secs(7)).await;
+            assert_eq!(server.now(), before.0 + Duration::from_secs(7), "{by}: it goes on by what was read before");
+            assert_eq!(server.calendar(), before.1);
             let passed = Duration::from_secs(7 * (n as u64 + 1));
+            server.read();
             let late = (begin + passed).as_millis() - server.now().as_millis();
             // By the rates of clocks.
             assert!((0..=50).contains(&late), "{by}: {late}");

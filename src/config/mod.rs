@@ -332,6 +332,11 @@ pub enum Takeover {
 }
 
 impl KindSettings {
+    /// Whether its chains follow the wall clock, but for those with a schedule of their own.
+    pub fn follows_the_wall(&self) -> bool {
+        self.recurrence.as_ref().is_some_and(|recurrence| recurrence.schedule.follows_the_wall())
+    }
+
     /// The queue for a job with this payload, if the kind names one.
     ///
     /// # Errors

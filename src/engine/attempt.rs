@@ -235,6 +235,10 @@ impl Core {
                 ran = handled.called;
                 progress = desk.end();
                 self.life.reached(Point::Handled).await;
+                // It may have been set meanwhile.
+                if schedule.as_ref().is_some_and(Schedule::follows_the_wall) {
+                    self.read_wall_clock().await;
+                }
                 let at = self.ledger.now();
                 let course = course(grant.at, at);
                 let decision = match limit.cut {

@@ -567,15 +567,15 @@ async fn re_create(core: &Core) -> Result<(), String> {
     Ok(())
 }
 
-/// Sends jobs that a run asked for and a crash left in the ledger.
+/// Sends jobs that a run asked for and that a crash, or an outage, left in the ledger.
 async fn empty_outbox(core: &Core) -> Result<(), String> {
     let (mut after, left_before) = (0, core.ledger.now() - core.catch_up.slack);
     loop {
-        let jobs = core.ledger.kept_jobs(after, PER_PAGE).await.map_err(|error| error.to_string())?;
+        let jobs = core.ledger.take_jobs(after, left_before, PER_PAGE).await.map_err(|error| error.to_string())?;
         let Some(last) = jobs.last() else { return Ok(()) };
         after = last.number;
         let mut envelopes = Vec::new();
-        for job in jobs.iter().filter(|job| job.kept_at <= left_before) {
+        for job in &jobs {
             envelopes.extend(core.kept(job).await);
         }
         core.send_spawned(envelopes, &Run::default()).await;

@@ -630,6 +630,7 @@ impl Engine {
             orphaned: Notify::new(),
             silent: AtomicBool::new(false),
             outage: Outage::default(),
+            wall: wall::Followed::default(),
             suspects: Suspects::default(),
             tracer: Tracer::default(),
             kept: Notify::new(),
@@ -763,6 +764,7 @@ struct Core {
     silent: AtomicBool,
     /// Whether the broker is away, so that the ledger is in charge.
     outage: Outage,
+    wall: wall::Followed,
     /// Keeps apart what was in hand when workers died.
     suspects: Suspects,
     /// Records what becomes of deliveries.

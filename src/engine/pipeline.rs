@@ -311,6 +311,9 @@ impl Core {
             let waiting = trace.begin();
             let permit = self.permit(queue, &request.hint.kind, Some(request.hint.due), (delivery, true)).await?;
             self.life.reached(Point::Permitted).await;
+            if self.kind(&request.hint.kind).is_some_and(|kind| kind.follows_the_wall()) && !mutant!(OldClockBelieved) {
+                self.wall_clock_is_followed().await;
+            }
             let permitted = trace.begin();
             let early = if mutant!(SessionBeforeTurn) { self.vitals.session() } else { None };
             let turn = if mutant!(ClaimsCross) { None } else { Some(in_hand.turn.lock().await) };

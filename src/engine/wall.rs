@@ -8,12 +8,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::Core;
 use super::moves::{Advance, Change, Mover, Replanned};
 use crate::calendar::{Calendar, set_words};
+use crate::clock::Time;
 use crate::inspect::overslept::{self, PER_QUEUE};
 use crate::ledger::{Filter, LedgerError, Listed, Place, Which};
 use crate::schedule::Schedule;
@@ -31,6 +33,52 @@ const PER_PAGE: u32 = 1_000;
 /// Where few have misfired, they are not spread over the whole window: this much of it for each chain.
 const SHARE: Duration = Duration::from_millis(5);
 
+/// A tick waits for so long, at most, until the chains of all kinds are moved.
+const FOLLOWED_WITHIN: Duration = Duration::from_secs(5);
+/// And for so long until the ledger's clock is read.
+const READ_WITHIN: Duration = Duration::from_secs(1);
+
+/// How far chains have followed the wall clock, for ticks that are about to start.
+pub(super) struct Followed {
+    /// The last time that it was set, as far as chains have been moved since.
+    up_to: watch::Sender<Option<Time>>,
+    /// It was set again.
+    set: Notify,
+    /// When a reading of the ledger's clock was last begun.
+    read: tokio::sync::Mutex<Option<Instant>>,
+}
+
+impl Default for Followed {
+    fn default() -> Self {
+        Self { up_to: watch::Sender::new(None), set: Notify::new(), read: tokio::sync::Mutex::default() }
+    }
+}
+
+impl Core {
+    /// Reads the ledger's clock, unless another task begins to meanwhile. If it cannot be read, so be it: it is read
+    /// once a second.
+    pub(super) async fn read_wall_clock(&self) {
+        let asked = Instant::now();
+        let mut read = self.wall.read.lock().await;
+        if read.is_none_or(|begun| begun < asked) {
+            *read = Some(Instant::now());
+            let _ = timeout(READ_WITHIN, self.ledger.read_clock()).await;
+        }
+    }
+
+    /// A tick of a schedule that follows the wall clock is about to start. If that was set a moment ago, its time may
+    /// not have come: waits until sleeping chains are moved, so that the ledger knows.
+    pub(super) async fn wall_clock_is_followed(&self) {
+        self.read_wall_clock().await;
+        let mut up_to = self.wall.up_to.subscribe();
+        let is_followed = |up_to: &Option<Time>| *up_to >= self.ledger.calendar().last_set();
+        if !is_followed(&up_to.borrow_and_update()) {
+            self.wall.set.notify_one();
+            let _ = timeout(FOLLOWED_WITHIN, up_to.wait_for(is_followed)).await;
+        }
+    }
+}
+
 /// Looks whether the wall clock was set, until `shutdown`.
 pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
     let work = async {
@@ -39,11 +87,12 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
         if !known.stretches().is_empty() {
             // It may have been set while no worker ran.
             follow(&core).await;
+            core.wall.up_to.send_replace(known.last_set());
         }
         // When to look again after it was set, and how many chains were moved since.
         let mut again = None::<(Instant, u64)>;
         loop {
-            sleep(EVERY).await;
+            let _ = timeout(EVERY, core.wall.set.notified()).await;
             if mended.elapsed() >= MEND {
                 mended = Instant::now();
                 if let Err(error) = mend(&core).await {
@@ -57,6 +106,7 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
                 known = calendar;
                 // A clock that is set once more meanwhile is followed at once, too.
                 again = Some((Instant::now() + NOTICED, before + follow(&core).await));
+                core.wall.up_to.send_replace(known.last_set());
             } else if again.is_some_and(|(at, _)| at <= Instant::now()) {
                 again = None;
                 let moved = before + follow(&core).await;

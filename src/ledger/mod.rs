@@ -188,6 +188,13 @@ pub trait Ledger:
     /// When the ledger cannot be read.
     async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>, LedgerError>;
 
+    /// Takes kept jobs with numbers above `after`, up to `limit` of them, to send them: those that were kept, or last
+    /// taken, at `before` or earlier. They count as kept from now, so of several workers one sends a job.
+    ///
+    /// # Errors
+    /// When it is not known to be written. Then the jobs may count as taken, and are found again later.
+    async fn take_jobs(&self, after: i64, before: Time, limit: u32) -> Result<Vec<KeptJob>, LedgerError>;
+
     /// Keeps jobs and failed parts that a run without a chain asks for, and begins chains that it has
     /// discovered, in one transaction. Answers the first messages of those that are new.
     ///

@@ -541,7 +541,7 @@ pub struct KeptJob {
     pub number: i64,
     /// The message body.
     pub body: Vec<u8>,
-    /// Since when.
+    /// Since when; or when a worker last took the job to send it.
     pub kept_at: Time,
 }
 

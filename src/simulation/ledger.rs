@@ -83,7 +83,12 @@ impl Rosters for SimulatedLedger {
 #[async_trait]
 impl Slots for SimulatedLedger {
     async fn slots(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotAnswer>, LedgerError> {
-        self.through(true, self.inner.slots(requests)).await
+        let verb = async {
+            // As PostgreSQL's does, which a worker asks for the time with each of these.
+            self.inner.read_clock().await?;
+            self.inner.slots(requests).await
+        };
+        self.through(true, verb).await
     }
 
     async fn throttles(&self, limit: u32) -> Result<Vec<ThrottleRow>, LedgerError> {
@@ -539,6 +544,10 @@ impl Ledger for SimulatedLedger {
 
     async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
         self.through(false, self.inner.kept_jobs(after, limit)).await
+    }
+
+    async fn take_jobs(&self, after: i64, before: Time, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
+        self.through(true, self.inner.take_jobs(after, before, limit)).await
     }
 
     async fn accept(

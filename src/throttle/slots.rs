@@ -639,7 +639,10 @@ mod tests {
 
     /// Has known the clock for as long as anybody.
     fn for_long(followed: &Option<Followed>) {
-        (0..3).for_each(|_| followed.iter().for_each(Followed::looked));
+        let start = Instant::now();
+        for secs in 0..3 {
+            followed.iter().for_each(|followed| followed.looked(start + Duration::from_secs(secs)));
+        }
     }
 
     /// Askers wait for each other's transactions, for seconds when one of them is frozen; answers take their time,

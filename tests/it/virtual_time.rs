@@ -69,9 +69,17 @@ impl Probe for Pause {
 impl World {
     /// A world with this configuration, in which nothing runs yet.
     pub fn new(config: &str, begin: Time) -> Self {
+        Self::by(Clock::starting_at(begin), config, begin)
+    }
+
+    /// The same, with a ledger whose time is that of a server. Workers learn that its clock was set when they read it.
+    pub fn on_server(config: &str, begin: Time) -> Self {
+        Self::by(Clock::of_server(begin), config, begin)
+    }
+
+    fn by(clock: Clock, config: &str, begin: Time) -> Self {
         let text = format!("ledger.url = \"sqlite://:memory:\"\n{config}");
         let config = Config::parse(&text, "the test's configuration", []).unwrap_or_else(|error| panic!("{error}"));
-        let clock = Clock::starting_at(begin);
         let entropy = Entropy::seeded(7);
         let ledger = Arc::new(SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &entropy).unwrap());
         let broker = EmbeddedBroker::new(Names::new(&config.broker.prefix));

@@ -37,7 +37,10 @@ const DAY: i64 = 24 * HOUR;
 
 /// A worker, and a chain of each kind.
 async fn world() -> World {
-    let mut world = World::new(CONFIG, MONDAY);
+    started(World::new(CONFIG, MONDAY)).await
+}
+
+async fn started(mut world: World) -> World {
     for kind in ["steady", "minutely", "hourly", "once"] {
         let enroller = Enroller::new(&world.config, world.connections.clone(), kind, Some(s(1)), true);
         enroller.unwrap().enroll(vec![Entity::new("x", "q", "null")]).await.unwrap();
@@ -80,8 +83,17 @@ async fn whatever_the_clock_is_set_to_intervals_go_on_and_each_occurrence_runs_o
         ("an hour back, and right again", vec![(5_430, -HOUR), (6_030, HOUR)], vec![1, 2, 3], 1),
         ("a day forward, and right again", vec![(5_430, DAY), (6_030, -DAY)], vec![1, 2, 3], 1),
         ("a day back, and right again", vec![(5_430, -DAY), (6_030, DAY)], vec![1, 2, 3], 1),
+        // What was about to start by the clock as it was does not start.
+        ("7 s forward, and right again just before a minute", vec![(5_395, 7), (5_452, -7)], vec![1, 2, 3], 1),
+        (
+            "an hour forward, and right again just before a minute",
+            vec![(5_430, HOUR), (6_059, -HOUR)],
+            vec![1, 2, 3],
+            1,
+        ),
+        ("an hour back, just before a minute", vec![(5_459, -HOUR)], vec![1, 2], 1),
     ] {
-        let mut world = world().await;
+        let mut world = started(World::on_server(CONFIG, MONDAY)).await;
         play(&world, &set, end).await;
         let steady = world.seen("steady");
         let gaps = steady.windows(2).map(|pair| pair[1].from.since(pair[0].from));

@@ -71,7 +71,7 @@ impl PostgresLedger {
         let row = rows.first().ok_or_else(|| LedgerError::Statement("the table ledger_clock is empty".into()))?;
         let seen = seen(row, asked).map_err(failed)?;
         let reading = self.clock.read(seen);
-        self.clock.looked();
+        self.clock.looked(asked);
         let noted = self.noted.load(Ordering::Relaxed);
         if reading.time().as_millis() >= noted + SEEN_EVERY {
             self.reader.execute(SEEN, &[&reading.micros]).await?;

@@ -314,6 +314,10 @@ impl Ledger for PostgresLedger {
         self.reader.kept_jobs(after, limit).await
     }
 
+    async fn take_jobs(&self, after: i64, before: Time, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
+        self.reader.take_jobs(after, before, limit).await
+    }
+
     async fn accept(
         &self,
         kind: String,

@@ -98,8 +98,18 @@ impl Reader {
 
     pub(super) async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>> {
         let sql = "SELECT number, body, kept_at FROM jobs WHERE number > $1 ORDER BY number LIMIT $2";
-        let job = |row: &Row| Ok(KeptJob { number: row.try_get(0)?, body: row.try_get(1)?, kept_at: time(row, 2)? });
-        self.rows(sql, &[&after, &i64::from(limit)], job).await
+        self.rows(sql, &[&after, &i64::from(limit)], kept_job).await
+    }
+
+    /// What another worker takes or forgets at this moment is left to that worker.
+    pub(super) async fn take_jobs(&self, after: i64, before: Time, limit: u32) -> Result<Vec<KeptJob>> {
+        let sql = "WITH taken AS (
+                       UPDATE jobs SET kept_at = ledger_millis() WHERE number IN (
+                           SELECT number FROM jobs WHERE number > $1 AND kept_at <= $2 ORDER BY number LIMIT $3
+                           FOR UPDATE SKIP LOCKED)
+                       RETURNING number, body, kept_at)
+                   SELECT number, body, kept_at FROM taken ORDER BY number";
+        self.rows(sql, &[&after, &before.as_millis(), &i64::from(limit)], kept_job).await
     }
 
     pub(super) async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>> {
@@ -221,6 +231,10 @@ impl Reader {
         let told = |error: Error| LedgerError::Statement(super::connect::words(&error));
         self.query(sql, parameters).await?.iter().map(read).collect::<std::result::Result<_, _>>().map_err(told)
     }
+}
+
+fn kept_job(row: &Row) -> std::result::Result<KeptJob, Error> {
+    Ok(KeptJob { number: row.try_get(0)?, body: row.try_get(1)?, kept_at: time(row, 2)? })
 }
 
 pub(super) fn overdue(row: &Row) -> std::result::Result<Overdue, Error> {

@@ -78,7 +78,14 @@ impl SqliteLedger {
     /// Looks whether the wall clock was set; of several processes that notice, each writes what it has seen, and all
     /// have what was written first.
     pub(super) async fn look_at_clock(&self) -> std::result::Result<(), LedgerError> {
-        let Clock::Machine(machine) = &self.clock else { return Ok(()) };
+        let machine = match &self.clock {
+            Clock::Machine(machine) => machine,
+            Clock::Server(server) => {
+                server.read();
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
         let (machine, now) = (machine.clone(), machine.now());
         let noted = self.noted.load(Ordering::Relaxed);
         if machine.was_set().is_none() && now.as_millis() < noted + NOTE_EVERY {

@@ -356,6 +356,11 @@ impl Ledger for SqliteLedger {
         self.read(move |store| store.kept_jobs(after, limit)).await
     }
 
+    async fn take_jobs(&self, after: i64, before: Time, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
+        let now = self.now();
+        self.writer.write(move |store| store.take_jobs(after, before, now, limit)).await
+    }
+
     async fn accept(
         &self,
         kind: String,

@@ -9,10 +9,11 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use crate::clock::Time;
 use crate::deaths::{SET_ASIDE, UNHEARD};
 use crate::guard::Manual;
+use crate::ledger::sqlite::views::kept_job;
 use crate::ledger::traffic::Counters;
 use crate::ledger::{
     Batch, ChainRow, ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint, Holder,
-    Judgement, LookAgain, Member, NewChain, Sent, SpawnedJob, judge,
+    Judgement, KeptJob, LookAgain, Member, NewChain, Sent, SpawnedJob, judge,
 };
 use crate::outcome::{Next, Verdict};
 use crate::progress::Progress;
@@ -681,6 +682,17 @@ impl Store {
             )?
             .execute(params![id, body, now.as_millis()])?;
         Ok(())
+    }
+
+    pub fn take_jobs(&mut self, after: i64, before: Time, now: Time, limit: u32) -> Result<Vec<KeptJob>> {
+        let sql = "UPDATE jobs SET kept_at = ?3 WHERE number IN
+                       (SELECT number FROM jobs WHERE number > ?1 AND kept_at <= ?2 ORDER BY number LIMIT ?4)
+                   RETURNING number, body, kept_at";
+        let mut take = self.connection.prepare_cached(sql)?;
+        let taken = take.query_map(params![after, before.as_millis(), now.as_millis(), limit], kept_job)?;
+        let mut taken: Vec<KeptJob> = taken.collect::<Result<_>>()?;
+        taken.sort_unstable_by_key(|job| job.number);
+        Ok(taken)
     }
 
     pub fn forget_jobs(&mut self, ids: &[String]) -> Result<()> {

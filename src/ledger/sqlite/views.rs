@@ -82,9 +82,7 @@ impl Store {
     pub fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>> {
         let sql = "SELECT number, body, kept_at FROM jobs WHERE number > ?1 ORDER BY number LIMIT ?2";
         let mut select = self.connection.prepare_cached(sql)?;
-        let rows = select.query_map(params![after, limit], |row| {
-            Ok(KeptJob { number: row.get(0)?, body: row.get(1)?, kept_at: time(row, 2)? })
-        })?;
+        let rows = select.query_map(params![after, limit], kept_job)?;
         rows.collect()
     }
 
@@ -257,6 +255,10 @@ pub(super) fn overdue(row: &Row<'_>) -> Result<Overdue> {
         expected: time(row, AFTER_HINT + 4)?,
         claim: (row.get(AFTER_HINT + 5)?, row.get(AFTER_HINT + 6)?),
     })
+}
+
+pub(super) fn kept_job(row: &Row<'_>) -> Result<KeptJob> {
+    Ok(KeptJob { number: row.get(0)?, body: row.get(1)?, kept_at: time(row, 2)? })
 }
 
 pub(super) fn text_array(values: &[String]) -> rusqlite::vtab::array::Array {

@@ -81,6 +81,11 @@ impl Observer {
         lost.map(|(id, _)| id.clone()).collect()
     }
 
+    /// Whether the ledger accepted a job by `before`, and not again since.
+    pub fn accepted_by(&self, id: &str, before: Instant) -> bool {
+        self.lock().jobs.get(id).and_then(|job| job.expected).is_some_and(|since| since <= before)
+    }
+
     /// Kinds and keys of jobs that failed for good before then. One whose message an operator threw away may
     /// have failed without anybody being left to write that down.
     pub fn failed_jobs(&self, before: Instant) -> Vec<(String, String)> {

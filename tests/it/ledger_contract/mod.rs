@@ -497,6 +497,30 @@ async fn jobs_are_kept_until_they_are_forgotten() {
 }
 
 #[tokio::test]
+async fn of_several_workers_one_takes_a_kept_job_to_send_it() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let bodies =
+            |jobs: Vec<roundelay::ledger::KeptJob>| -> Vec<u8> { jobs.iter().map(|job| job.body[0]).collect() };
+        for (id, body) in [("a", b"1"), ("b", b"2"), ("c", b"3")] {
+            ledger.keep_job(id.into(), body.to_vec()).await.unwrap();
+        }
+        let newest = async || ledger.kept_jobs(0, 10).await.unwrap().iter().map(|job| job.kept_at).max().unwrap();
+        let kept = newest().await;
+        until("the ledger's time goes on", async || ledger.now() > kept + Duration::from_millis(50)).await;
+        assert_eq!(bodies(ledger.take_jobs(0, kept - SLACK, 10).await.unwrap()), b"", "their runs may still send them");
+        let first = ledger.take_jobs(0, kept, 2).await.unwrap();
+        let after = first.last().unwrap().number;
+        assert_eq!(bodies(first), b"12", "as many as were asked for");
+        assert_eq!(bodies(ledger.take_jobs(0, kept, 10).await.unwrap()), b"3", "what nobody has taken");
+        assert_eq!(bodies(ledger.take_jobs(0, kept, 10).await.unwrap()), b"");
+        assert_eq!(bodies(ledger.kept_jobs(0, 10).await.unwrap()), b"123", "they are kept until they are forgotten");
+        let taken = newest().await;
+        assert_eq!(bodies(ledger.take_jobs(after, taken, 10).await.unwrap()), b"3", "its taker may have died");
+    }
+}
+
+#[tokio::test]
 async fn a_claim_holds_as_long_as_its_session() {
     for opened in all().await {
         let ledger = &*opened.ledger;
