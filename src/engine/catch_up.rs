@@ -363,10 +363,13 @@ async fn send_planned(
         let wanted = plans.iter().any(|plan| matches!(plan, Plan::Send { .. })) && !mutant!(CatchUpSleeps);
         return Ok(Sent::NothingMine { wanted });
     }
-    tracing::info!(
-        queue, chains = sends.len(), over = ?window,
-        "sending messages again for chains that are overdue"
-    );
+    let cause = format!("chains of the queue {queue} that are overdue; their messages are sent again");
+    if core.telemetry.notices.begins_with(&cause, sends.len()) {
+        tracing::info!(
+            queue, chains = sends.len(), over = ?window,
+            "sending messages again for chains that are overdue"
+        );
+    }
     let unsent = send_all(core, sends).await;
     if unsent.is_empty() {
         return Ok(Sent::All);

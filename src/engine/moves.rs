@@ -243,7 +243,7 @@ impl Mover {
         if chain.batch.0 > 0 || hint.attempt > 1 || chain.started_tick >= hint.tick {
             return stays(Replanned::Underway);
         }
-        if hint.due <= now {
+        if hint.due <= now && !matches!(change, Change::Clock(_)) {
             return stays(Replanned::Stays);
         }
         let own = chain.schedule.as_deref().map(|own| OwnSchedule::parse(own).and_then(|own| own.apply(of_kind)));

@@ -213,28 +213,31 @@ impl Core {
         let envelope = match Envelope::decode(&job.body) {
             Ok(envelope) => envelope.read_at(&self.ledger.calendar()),
             Err(bad) => {
-                tracing::error!(number, %bad, "a job kept in the ledger cannot be read");
+                if self.telemetry.notices.begins("kept jobs that cannot be read") {
+                    tracing::error!(number, %bad, "a job kept in the ledger cannot be read");
+                }
                 return None;
             }
         };
         let Err(why) = check(&self.keys(), &envelope) else { return Some(envelope) };
-        let Some(id) = envelope.id else {
-            tracing::error!(number, %why, "a job kept in the ledger has no id, and stays there: its payload cannot be used");
+        let Some(id) = envelope.id.clone() else {
+            if self.telemetry.notices.begins("kept jobs that have no id") {
+                tracing::error!(number, %why, "a job kept in the ledger has no id, and stays there: its payload cannot be used");
+            }
             return None;
         };
         let reason = BadMessage::Sealed(why).to_string();
-        tracing::warn!(
-            number,
-            kind = envelope.kind,
-            key = envelope.key,
-            reason,
-            "quarantined: it was kept in the ledger"
-        );
+        if self.telemetry.notices.begins("kept jobs that cannot be used") {
+            let Envelope { kind, key, .. } = &envelope;
+            tracing::warn!(number, kind, key, reason, "quarantined: it was kept in the ledger");
+        }
         self.telemetry.count(Counted::Quarantined);
         let body = set_aside(&self.keys(), &Bytes::copy_from_slice(&job.body)).to_vec();
         let from = envelope.queue.unwrap_or_default();
         let now = self.ledger.now();
-        if let Err(error) = self.ledger.quarantine(from, reason, body, Some(id), now).await {
+        if let Err(error) = self.ledger.quarantine(from, reason, body, Some(id), now).await
+            && self.telemetry.notices.begins("kept jobs that the quarantine did not take")
+        {
             tracing::warn!(number, %error, "the quarantine could not be reached; the job stays where it is");
         }
         None

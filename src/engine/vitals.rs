@@ -362,7 +362,13 @@ async fn check(core: &Core) {
             // Otherwise it has just finished, or is about to hear that it has.
             if !claimed.finishes.load(Ordering::Relaxed) && core.vitals.claims().contains_key(&fence) {
                 core.telemetry.count(Count::LeaseLost);
-                tracing::warn!(epoch, fence, "a claim was lost: somebody else has claimed the tick, or it began anew");
+                if core.telemetry.notices.begins("claims that were lost") {
+                    tracing::warn!(
+                        epoch,
+                        fence,
+                        "a claim was lost: another worker has the tick, or its chain began anew"
+                    );
+                }
                 claimed.lost.cancel();
             }
         }

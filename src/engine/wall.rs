@@ -142,6 +142,7 @@ async fn mend(core: &Core) -> Result<(), LedgerError> {
         for chain in core.ledger.furthest(queue.clone(), PER_QUEUE).await? {
             by_kind.entry(chain.hint.kind.clone()).or_default().push(chain);
         }
+        core.read_wall_clock().await;
         for (kind, page) in by_kind {
             let schedule = core.kind(&kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
             let Some(schedule) = schedule else { continue };
@@ -199,6 +200,8 @@ async fn follow_kind(core: &Core, kind: &str, schedule: &Schedule) -> Result<u64
     loop {
         let filter = Filter { which: Which { kind: Some(kind.into()), ..Which::default() }, condition: None };
         let page = core.ledger.list(filter, after, PER_PAGE).await?;
+        // Else chains that others have moved since would be moved back, by the clock as it was.
+        core.read_wall_clock().await;
         let sleeping = u32::try_from(page.len()).unwrap_or(PER_PAGE);
         let spread = core.catch_up.spread.min(SHARE * sleeping);
         let answers = mover.follow(&page, schedule, Change::Clock(spread)).await?;

@@ -254,7 +254,8 @@ pub trait Ledger:
     /// When it is not known to be written.
     async fn set_schedule(&self, kind: String, key: String, schedule: Option<String>) -> Result<bool, LedgerError>;
 
-    /// Moves the next ticks of rotations; answers, for each, with its message, or that it was not moved.
+    /// Moves the next ticks of rotations that are as they were seen and have not started; answers, for each, with its
+    /// message, or that it was not moved.
     ///
     /// # Errors
     /// When nothing of it is known to be written.

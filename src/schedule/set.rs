@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::{Asleep, Catch, END, MILLISECOND, Moved, Rhythm, Schedule, Setting};
+use super::{Asleep, Catch, END, MILLISECOND, Moved, Rhythm, Schedule, Setting, UNLIKE};
 use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::outcome::LONGEST_WAIT;
@@ -47,6 +47,10 @@ impl Schedule {
                 None => self.pending(wall, (last_start, nominal), setting).map_or(Moved::Over, to),
             };
         }
+        if due <= now && !self.was_explained(nominal, due, setting) {
+            // An operator wants it now.
+            return Moved::Fits;
+        }
         match self.was_next(nominal, setting) {
             true => self.pending(wall, (last_start, nominal), setting),
             false => Some(nominal),
@@ -56,12 +60,12 @@ impl Schedule {
         })
     }
 
-    /// Whether `nominal` was due then as the wall clock was set before.
+    /// Whether `nominal` was due then as the wall clock was set before, which workers know to within [`UNLIKE`].
     fn was_explained(&self, nominal: Time, due: Time, setting: Setting<'_>) -> bool {
         let mut before = setting.calendar.stretches().iter().rev().skip(1).map(|stretch| stretch.ahead);
         before.any(|ahead| {
             let meant = Time::from_millis(nominal.as_millis().saturating_sub(ahead));
-            (meant - self.jitter..=meant + self.jitter).contains(&due)
+            (meant - self.jitter - UNLIKE..=meant + self.jitter + UNLIKE).contains(&due)
         })
     }
 
@@ -237,6 +241,7 @@ mod tests {
         let day = 24 * 60;
         let (back, forward) = (calendar(&[(30, -60)]), calendar(&[(30, 60)]));
         let (day_ahead, there_and_back) = (calendar(&[(30, day)]), calendar(&[(30, day), (50, 0)]));
+        let right_again = calendar(&[(30, 60), (60, 0)]);
         let of = |policy, window| by(cron("@hourly"), policy, window);
         let started = |minute| Asleep { last_start: at(minute), ..asleep(60 + day, 60) };
         let never = Asleep { last_start: Time::default(), last_finish: Time::default(), ..asleep(60 + day, 60) };
@@ -280,6 +285,9 @@ mod tests {
             ),
             ("there and back, none had", of(Skip, None), started(0), 50, there_and_back.clone(), to(60, 60)),
             ("there and back, never ran", hourly(), never, 50, there_and_back.clone(), to(60, 60)),
+            // It was due at 60 by a clock that was then set right: its time has not come.
+            ("due by the clock as it was", hourly(), asleep(120, 60), 61, right_again.clone(), to(120, 120)),
+            ("made due by an operator", hourly(), asleep(120, 50), 61, right_again.clone(), Moved::Fits),
             ("an operator's own wish", hourly(), asleep(300, 300), 31, back.clone(), to(300, 360)),
             ("put off, since its time had come", hourly(), asleep(0, 40), 31, back.clone(), Moved::Fits),
             ("somebody else's time", hourly(), asleep(61, 61), 31, back.clone(), Moved::Fits),

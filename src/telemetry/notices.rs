@@ -28,6 +28,8 @@ pub struct Notices {
 struct Lasting {
     since: Instant,
     last: Instant,
+    /// How many it concerned when it began, and in all.
+    first: u64,
     count: u64,
     /// When it was last told of, how many it had concerned by then, and how long to wait before the next line.
     told: (Instant, u64),
@@ -60,7 +62,12 @@ pub enum Line {
 impl Notices {
     /// Whether a cause begins with this, so that it deserves a line of its own, with all that is known of it.
     pub fn begins(&self, cause: &str) -> bool {
-        self.note(cause, Instant::now())
+        self.begins_with(cause, 1)
+    }
+
+    /// The same for a cause that concerns so many at once.
+    pub fn begins_with(&self, cause: &str, times: usize) -> bool {
+        self.note(cause, u64::try_from(times).unwrap_or(u64::MAX), Instant::now())
     }
 
     /// Logs what there is to say of causes that go on, and of those that are over.
@@ -77,14 +84,15 @@ impl Notices {
         }
     }
 
-    fn note(&self, cause: &str, now: Instant) -> bool {
+    fn note(&self, cause: &str, times: u64, now: Instant) -> bool {
         let mut causes = self.lock();
         let cause = if causes.len() >= MOST && !causes.contains_key(cause) { OTHERS } else { cause };
         if let Some(lasting) = causes.get_mut(cause) {
-            (lasting.count, lasting.last) = (lasting.count + 1, now);
+            (lasting.count, lasting.last) = (lasting.count.saturating_add(times), now);
             return false;
         }
-        causes.insert(cause.into(), Lasting { since: now, last: now, count: 1, told: (now, 1), pause: FIRST });
+        let told = (now, times);
+        causes.insert(cause.into(), Lasting { since: now, last: now, first: times, count: times, told, pause: FIRST });
         true
     }
 
@@ -95,7 +103,7 @@ impl Notices {
             let over = now.saturating_duration_since(lasting.last) >= QUIET;
             let lasted = lasting.last - lasting.since;
             // What was told of whole needs no end.
-            if over && lasting.count > 1 {
+            if over && lasting.count > lasting.first {
                 lines.push(Line::Over { cause: cause.clone(), times: lasting.count, lasted });
             } else if !over && lasting.count > lasting.told.1 && now - lasting.told.0 >= lasting.pause {
                 let times = (lasting.count - lasting.told.1, lasting.count);
@@ -126,7 +134,7 @@ mod tests {
         let secs = |millis: u64| start + Duration::from_millis(millis);
         let (mut begun, mut lines) = (0, Vec::new());
         for millis in (0..3_600_000).step_by(100) {
-            begun += u64::from(notices.note("the ledger does not answer", secs(millis)));
+            begun += u64::from(notices.note("the ledger does not answer", 1, secs(millis)));
             if millis % 1_000 == 0 {
                 lines.extend(notices.look(secs(millis)));
             }
@@ -146,16 +154,16 @@ mod tests {
         let cause = "the ledger does not answer".to_owned();
         let lasted = Duration::from_millis(3_599_900);
         assert_eq!(notices.look(secs(3_615_000)), [Line::Over { cause, times: 36_000, lasted }]);
-        assert!(notices.note("the ledger does not answer", secs(3_616_000)), "and may begin again");
+        assert!(notices.note("the ledger does not answer", 1, secs(3_616_000)), "and may begin again");
     }
 
     #[test]
     fn what_happens_once_is_one_line_and_very_many_causes_are_not_very_many_lines() {
         let (notices, start) = (Notices::default(), Instant::now());
-        let begun = (0..10_000).filter(|n| notices.note(&format!("cause {}", n % 1_000), start)).count();
+        let begun = (0..10_000).filter(|n| notices.note(&format!("cause {}", n % 1_000), 1, start)).count();
         assert_eq!(begun, MOST + 1);
         let once = Notices::default();
-        assert!(once.note("once", start));
+        assert!(once.note("once", 3, start));
         assert_eq!(once.look(start + QUIET), []);
         assert!(once.lock().is_empty());
     }

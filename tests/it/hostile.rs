@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use roundelay::Outcome;
-use roundelay::broker::Shelved;
+use roundelay::broker::{Destination, Message, Shelved};
 use roundelay::telemetry::Count;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,6 +14,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 use crate::harness::{Ground, SOON, Watched, roundelay_with, until};
+use crate::monitoring::Observed;
 use crate::served::{Served, token};
 
 /// What a person finds it within.
@@ -297,6 +299,48 @@ async fn a_routing_key_in_another_encoding() {
         from: "work",
     })
     .await;
+}
+
+/// As many that cannot be used as a publisher with a bug writes: all are kept, and one can still read the log.
+#[tokio::test]
+async fn ten_thousand_that_cannot_be_used_are_a_few_lines_of_log() {
+    const ALL: u64 = 10_000;
+    let ground = Ground::rabbit().await;
+    let config = ground.config_file(CONFIG);
+    let parsed = roundelay::Config::load(&config).unwrap();
+    let connections = roundelay::engine::Connections::open(&parsed).await.unwrap();
+    let broker = &connections.broker;
+    broker.apply(&parsed.topology()).await.unwrap();
+    let worker = Observed::start(&config).await;
+    let bodies = [
+        "not JSON".to_owned(),
+        json!({ "v": 1, "kind": "nobody", "key": "a" }).to_string(),
+        json!({ "v": 99, "kind": "sync", "key": "a" }).to_string(),
+        json!({ "v": 1, "kind": "sync", "key": "a", "queue": "nowhere" }).to_string(),
+    ];
+    futures_util::stream::iter(0..ALL)
+        .for_each_concurrent(128, async |n| {
+            let to = Destination::Queue("work".into());
+            let body = bodies[n as usize % bodies.len()].clone().into();
+            broker.publish(Message { to, id: n.to_string(), body, trace: None }).await.unwrap();
+        })
+        .await;
+    let quarantine = parsed.topology().names.quarantine();
+    until("all are kept", || async { broker.depth(&quarantine).await.unwrap().ready == ALL }).await;
+    let (_, metrics) = worker.get("/metrics").await;
+    assert!(metrics.contains(&format!("roundelay_quarantined_messages_total {ALL}")), "{metrics}");
+    let log = worker.log.lock().unwrap();
+    let about_them: Vec<String> = log
+        .iter()
+        .map(Value::to_string)
+        .filter(|line| line.contains("quarantine") || line.contains("cannot be used"))
+        .collect();
+    assert!(
+        (1..=20).contains(&about_them.len()) && log.len() < 40,
+        "{} of {}: {about_them:#?}",
+        about_them.len(),
+        log.len()
+    );
 }
 
 // ---- Who looks at queues that nobody consumes ----

@@ -194,13 +194,12 @@ impl Reader {
                            AS m (epoch, tick, was, nominal, due, watch_at)),
                    held AS MATERIALIZED (
                        SELECT epoch FROM chains WHERE epoch IN (SELECT epoch FROM moves) ORDER BY epoch FOR UPDATE),
-                   now AS MATERIALIZED (
-                       SELECT ledger_millis() AS ms, count(*) FROM held)
+                   locked AS MATERIALIZED (SELECT count(*) FROM held)
                    UPDATE chains c
                    SET nominal = m.nominal, due = m.due, expected = m.due, watch_at = m.watch_at, sent = false,
                        looks = 0
-                   FROM moves m, now
-                   WHERE c.epoch = m.epoch AND c.tick = m.tick AND c.due = m.was AND c.due > now.ms AND c.attempt = 1
+                   FROM moves m, locked
+                   WHERE c.epoch = m.epoch AND c.tick = m.tick AND c.due = m.was AND c.attempt = 1
                      AND c.started_tick < c.tick AND c.state IN (0, 1) AND NOT c.once AND c.parent = 0
                      AND c.holder NOT IN (SELECT session FROM sessions) AND c.batch_open = 0
                    RETURNING c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent, c.priority";

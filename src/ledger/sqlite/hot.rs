@@ -273,7 +273,7 @@ mod tests {
                     watch_at: to + SLACK,
                 };
                 let moves: Vec<Move> = chains.iter().map(|chain| one(&chain.hint)).collect();
-                format!("{:?}", store.reschedule(&moves, now).unwrap())
+                format!("{:?}", store.reschedule(&moves).unwrap())
             }
             Verb::Depart => {
                 let epochs: Vec<i64> = store.chains("sync", key).unwrap().iter().map(|c| c.hint.epoch).collect();

@@ -147,18 +147,18 @@ impl Store {
         Ok(self.connection.prepare_cached(sql)?.execute(params![kind, key, schedule])? == 1)
     }
 
-    pub fn reschedule(&mut self, moves: &[Move], now: Time) -> Result<Vec<Option<Hint>>> {
+    pub fn reschedule(&mut self, moves: &[Move]) -> Result<Vec<Option<Hint>>> {
         let sql = format!(
             "UPDATE chains SET nominal = ?4, due = ?5, expected = ?5, watch_at = ?6, sent = 0, looks = 0
-             WHERE epoch = ?1 AND tick = ?2 AND due = ?3 AND due > ?7 AND attempt = 1 AND started_tick < tick
+             WHERE epoch = ?1 AND tick = ?2 AND due = ?3 AND attempt = 1 AND started_tick < tick
                AND state IN (0, 1) AND once = 0 AND parent = 0 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0
              RETURNING {HINT}"
         );
         self.cool_all()?;
         let mut update = self.connection.prepare_cached(&sql)?;
         let mut one = |Move { epoch, tick, from, nominal, due, watch_at }: &Move| {
-            let [from, nominal, due, watch_at, now] = [*from, *nominal, *due, *watch_at, now].map(Time::as_millis);
-            update.query_row(params![epoch, tick, from, nominal, due, watch_at, now], hint).optional()
+            let [from, nominal, due, watch_at] = [*from, *nominal, *due, *watch_at].map(Time::as_millis);
+            update.query_row(params![epoch, tick, from, nominal, due, watch_at], hint).optional()
         };
         moves.iter().map(&mut one).collect()
     }

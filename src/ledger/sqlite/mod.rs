@@ -404,8 +404,7 @@ impl Ledger for SqliteLedger {
     }
 
     async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>, LedgerError> {
-        let clock = self.clock.clone();
-        self.writer.write(move |store| store.reschedule(&moves, clock.now())).await
+        self.writer.write(move |store| store.reschedule(&moves)).await
     }
 
     async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
