@@ -28,8 +28,6 @@ macro_rules! mutants {
 }
 
 mutants! {
-    /// A tick that follows the wall clock does not look whether that was set a moment ago.
-    OldClockBelieved,
     /// A message is acknowledged before its successor is confirmed.
     AckBeforeConfirm,
     /// A message is acknowledged although its successor could not be sent.

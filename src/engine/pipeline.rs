@@ -311,7 +311,7 @@ impl Core {
             let waiting = trace.begin();
             let permit = self.permit(queue, &request.hint.kind, Some(request.hint.due), (delivery, true)).await?;
             self.life.reached(Point::Permitted).await;
-            if self.kind(&request.hint.kind).is_some_and(|kind| kind.follows_the_wall()) && !mutant!(OldClockBelieved) {
+            if self.kind(&request.hint.kind).is_some_and(|kind| kind.follows_the_wall()) {
                 self.wall_clock_is_followed().await;
             }
             let permitted = trace.begin();
