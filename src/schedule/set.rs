@@ -51,8 +51,10 @@ impl Schedule {
             // An operator wants it now.
             return Moved::Fits;
         }
+        // What the clock has come to since it was set has not run.
+        let since = calendar.last_set().map_or(now, |set| set.max(last_start).min(now));
         match self.was_next(nominal, setting) {
-            true => self.pending(wall, (last_start, nominal), setting),
+            true => self.pending(calendar.wall(since), (last_start, nominal), setting),
             false => Some(nominal),
         }
         .map_or(Moved::Over, |next| {
@@ -134,7 +136,8 @@ impl Schedule {
         let before = nominal - MILLISECOND;
         matches!(self.rhythm, Rhythm::Cron(_))
             && setting.calendar.earlier().any(|(begin, end)| {
-                let last = before.min(end - MILLISECOND);
+                // The last of them may have run just before the clock was set, and that is known to within this.
+                let last = before.min(end + UNLIKE);
                 begin <= last && self.after(nominal, last, setting.phase) == Some(nominal)
             })
     }
@@ -287,6 +290,22 @@ mod tests {
             ("there and back, never ran", hourly(), never, 50, there_and_back.clone(), to(60, 60)),
             // It was due at 60 by a clock that was then set right: its time has not come.
             ("due by the clock as it was", hourly(), asleep(120, 60), 61, right_again.clone(), to(120, 120)),
+            (
+                "ran in the moment in which it was set",
+                hourly(),
+                asleep(180, 120),
+                61,
+                right_again.clone(),
+                to(120, 120),
+            ),
+            (
+                "and so late that another time has come",
+                hourly(),
+                asleep(120, 60),
+                125,
+                right_again.clone(),
+                to(120, 125),
+            ),
             ("made due by an operator", hourly(), asleep(120, 50), 61, right_again.clone(), Moved::Fits),
             ("an operator's own wish", hourly(), asleep(300, 300), 31, back.clone(), to(300, 360)),
             ("put off, since its time had come", hourly(), asleep(0, 40), 31, back.clone(), Moved::Fits),
