@@ -244,7 +244,7 @@ mod tests {
         let day = 24 * 60;
         let (back, forward) = (calendar(&[(30, -60)]), calendar(&[(30, 60)]));
         let (day_ahead, there_and_back) = (calendar(&[(30, day)]), calendar(&[(30, day), (50, 0)]));
-        let right_again = calendar(&[(30, 60), (60, 0)]);
+        let (right_again, three_and_back) = (calendar(&[(30, 60), (60, 0)]), calendar(&[(30, 180), (100, 0)]));
         let of = |policy, window| by(cron("@hourly"), policy, window);
         let started = |minute| Asleep { last_start: at(minute), ..asleep(60 + day, 60) };
         let never = Asleep { last_start: Time::default(), last_finish: Time::default(), ..asleep(60 + day, 60) };
@@ -298,14 +298,8 @@ mod tests {
                 right_again.clone(),
                 to(120, 120),
             ),
-            (
-                "and so late that another time has come",
-                hourly(),
-                asleep(120, 60),
-                125,
-                right_again.clone(),
-                to(120, 125),
-            ),
+            ("and its time has come meanwhile", hourly(), asleep(120, 60), 125, right_again.clone(), Moved::Fits),
+            ("another time has come meanwhile", hourly(), asleep(300, 120), 121, three_and_back, to(120, 121)),
             ("made due by an operator", hourly(), asleep(120, 50), 61, right_again.clone(), Moved::Fits),
             ("an operator's own wish", hourly(), asleep(300, 300), 31, back.clone(), to(300, 360)),
             ("put off, since its time had come", hourly(), asleep(0, 40), 31, back.clone(), Moved::Fits),
