@@ -312,7 +312,11 @@ impl Core {
             let permit = self.permit(queue, &request.hint.kind, Some(request.hint.due), (delivery, true)).await?;
             self.life.reached(Point::Permitted).await;
             if self.kind(&request.hint.kind).is_some_and(|kind| kind.follows_the_wall()) {
-                self.wall_clock_is_followed().await;
+                tokio::select! {
+                    biased;
+                    () = self.put_back(queue) => return None,
+                    () = self.wall_clock_is_followed() => {}
+                }
             }
             let permitted = trace.begin();
             let early = if mutant!(SessionBeforeTurn) { self.vitals.session() } else { None };

@@ -61,8 +61,9 @@ impl Core {
         let asked = Instant::now();
         let mut read = self.wall.read.lock().await;
         if read.is_none_or(|begun| begun < asked) {
-            *read = Some(Instant::now());
+            let begun = Instant::now();
             let _ = timeout(READ_WITHIN, self.ledger.read_clock()).await;
+            *read = Some(begun);
         }
     }
 
