@@ -85,10 +85,11 @@ pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
     let work = async {
         let mut known = core.ledger.calendar();
         let mut mended = Instant::now();
+        // Ticks wait for what is noticed from here on: with very many chains a look at all of them takes long.
+        core.wall.up_to.send_replace(known.last_set());
         if !known.stretches().is_empty() {
             // It may have been set while no worker ran.
             follow(&core).await;
-            core.wall.up_to.send_replace(known.last_set());
         }
         // When to look again after it was set, and how many chains were moved since.
         let mut again = None::<(Instant, u64)>;
