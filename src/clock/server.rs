@@ -44,7 +44,7 @@ impl Server {
         self.followed.now()
     }
 
-    /// Reads the server's clock. Until then nobody knows that it was set.
+    /// Reads the server's clock. Workers learn by a reading that it was set.
     pub fn read(&self) {
         let mut set = self.lock();
         let now = instant();

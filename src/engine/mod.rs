@@ -630,7 +630,7 @@ impl Engine {
             orphaned: Notify::new(),
             silent: AtomicBool::new(false),
             outage: Outage::default(),
-            wall: wall::Followed::default(),
+            wall: wall::UpToDate::default(),
             suspects: Suspects::default(),
             tracer: Tracer::default(),
             kept: Notify::new(),
@@ -764,7 +764,7 @@ struct Core {
     silent: AtomicBool,
     /// Whether the broker is away, so that the ledger is in charge.
     outage: Outage,
-    wall: wall::Followed,
+    wall: wall::UpToDate,
     /// Keeps apart what was in hand when workers died.
     suspects: Suspects,
     /// Records what becomes of deliveries.

@@ -586,7 +586,7 @@ impl Core {
         self.kind(kind).map_or(1, |kind| kind.cost)
     }
 
-    /// Counts how an attempt ended, and logs it unless it worked: one line for each. `claim` is the
+    /// Counts how an attempt ended, and logs it unless it worked, as one of its cause. `claim` is the
     /// chain's tick and its fence, `fenced` whether somebody else had claimed it meanwhile, so that
     /// nothing of it counts.
     pub(super) fn note(

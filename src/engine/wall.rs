@@ -39,7 +39,7 @@ const FOLLOWED_WITHIN: Duration = Duration::from_secs(5);
 const READ_WITHIN: Duration = Duration::from_secs(1);
 
 /// How far chains have followed the wall clock, for ticks that are about to start.
-pub(super) struct Followed {
+pub(super) struct UpToDate {
     /// The last time that it was set, as far as chains have been moved since.
     up_to: watch::Sender<Option<Time>>,
     /// It was set again.
@@ -48,7 +48,7 @@ pub(super) struct Followed {
     read: tokio::sync::Mutex<Option<Instant>>,
 }
 
-impl Default for Followed {
+impl Default for UpToDate {
     fn default() -> Self {
         Self { up_to: watch::Sender::new(None), set: Notify::new(), read: tokio::sync::Mutex::default() }
     }

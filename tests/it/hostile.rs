@@ -314,7 +314,7 @@ async fn ten_thousand_that_cannot_be_used_are_a_few_lines_of_log() {
     let worker = Observed::start(&config).await;
     let bodies = [
         "not JSON".to_owned(),
-        json!({ "v": 1, "kind": "nobody", "key": "a" }).to_string(),
+        json!({ "v": 1, "kind": "unknown", "key": "a" }).to_string(),
         json!({ "v": 99, "kind": "sync", "key": "a" }).to_string(),
         json!({ "v": 1, "kind": "sync", "key": "a", "queue": "nowhere" }).to_string(),
     ];

@@ -331,7 +331,7 @@ impl World {
         }
         let left = self.ledger.kept_jobs(0, 100).await?;
         let id = |job: &KeptJob| Envelope::decode(&job.body).ok().and_then(|envelope| envelope.id);
-        // Who has taken a job to send it has moved its time.
+        // A worker that takes a job to send it moves its time.
         let accepted =
             |job: &KeptJob| id(job).is_some_and(|id| self.observer.accepted_by(&id, Instant::now() - OUTAGE));
         for job in left.iter().filter(|job| now.since(job.kept_at) > RECOVERY || accepted(job)) {

@@ -512,7 +512,7 @@ async fn of_several_workers_one_takes_a_kept_job_to_send_it() {
         let first = ledger.take_jobs(0, kept, 2).await.unwrap();
         let after = first.last().unwrap().number;
         assert_eq!(bodies(first), b"12", "as many as were asked for");
-        assert_eq!(bodies(ledger.take_jobs(0, kept, 10).await.unwrap()), b"3", "what nobody has taken");
+        assert_eq!(bodies(ledger.take_jobs(0, kept, 10).await.unwrap()), b"3", "the job that is not taken yet");
         assert_eq!(bodies(ledger.take_jobs(0, kept, 10).await.unwrap()), b"");
         assert_eq!(bodies(ledger.kept_jobs(0, 10).await.unwrap()), b"123", "they are kept until they are forgotten");
         let taken = newest().await;
