@@ -227,8 +227,11 @@ impl Record<'_> {
     /// Whether the process was killed or frozen at some time in `span`, so that what it had begun
     /// may overlap with what others did.
     fn was_struck(&self, worker: &str, span: Span) -> bool {
-        self.killed.get(worker).is_some_and(|at| *at <= span.1)
-            || self.frozen.get(worker).is_some_and(|spans| spans.iter().any(|frozen| meet(*frozen, span)))
+        self.killed.get(worker).is_some_and(|at| *at <= span.1) || self.was_frozen(worker, span)
+    }
+
+    fn was_frozen(&self, worker: &str, span: Span) -> bool {
+        self.frozen.get(worker).is_some_and(|spans| spans.iter().any(|frozen| meet(*frozen, span)))
     }
 
     /// Faults that keep everybody from working.
@@ -272,13 +275,15 @@ pub fn judge(log: &[Line], chains: &[Chain], attempts: &[Attempt], rules: &Rules
     ruling
 }
 
-/// Whether the chain was rightly set aside: of its last three calls none was answered, and each worker was struck, or
-/// everybody was cut off, meanwhile.
+/// Whether the chain was rightly set aside: no worker got an answer to one of its last three calls, and each worker was
+/// struck, or everybody was cut off, meanwhile.
 fn is_set_aside(record: &Record, chain: &Chain) -> bool {
     let calls = record.chains.get(&chain.epoch).map(Vec::as_slice).unwrap_or_default();
     let died = |seen: &Seen| {
         let span = seen.span(record.over);
-        !seen.answered()
+        // A worker that is frozen reads its answer when its lease is over.
+        let got_it = seen.answered() && !record.was_frozen(&seen.call.worker, span);
+        !got_it
             && (record.was_struck(&seen.call.worker, span) || record.outages().any(|fault| meet(fault.felt(), span)))
     };
     chain.state == ChainState::Quarantined

@@ -238,19 +238,36 @@ fn chains_that_were_stopped_or_are_not_there_any_more_are_dead() {
 }
 
 #[test]
-fn a_chain_is_rightly_set_aside_after_three_calls_whose_workers_were_killed() {
-    // How many of the calls were of workers that were killed meanwhile, and whether the chain was dead.
-    let table = [(0, 1), (2, 1), (3, 0)];
-    for (killed, expected) in table {
+fn a_chain_is_rightly_set_aside_after_three_calls_whose_workers_were_struck() {
+    // How many of the calls were of workers that were killed meanwhile, how long the others were frozen if they were
+    // (their calls are answered after 2 s), and whether the chain was dead.
+    let table = [
+        (0, None, 1),
+        (2, None, 1),
+        (3, None, 0),
+        (2, Some((500, 9_000)), 0),
+        (0, Some((500, 9_000)), 0),
+        // An answer that came before the frost was read.
+        (2, Some((2_500, 9_000)), 1),
+    ];
+    for (killed, frozen, expected) in table {
         let mut story = Story::default();
         for n in 0..3 {
             let (at, worker) = (1_000 + 10_000 * n, format!("w1-{n}"));
-            story.claim(1, 1, 10 + n, at, at, "lost").unanswered(1, 1, 10 + n, &worker, at);
-            if n < killed {
-                story.worker(at + 500, &worker, Did::Killed);
+            story.claim(1, 1, 10 + n, at, at, "lost");
+            match frozen {
+                _ if n < killed => {
+                    story.unanswered(1, 1, 10 + n, &worker, at).worker(at + 500, &worker, Did::Killed);
+                }
+                Some((from, to)) => {
+                    story.unclaimed(1, 1, 10 + n, &worker, at, at + 2_000);
+                    story.worker(at + from, &worker, Did::Frozen).worker(at + to, &worker, Did::Thawed);
+                }
+                None => drop(story.unanswered(1, 1, 10 + n, &worker, at)),
             }
         }
         story.at(60_000, Entry::Over);
+        story.log.sort_by_key(|line| line.at);
         let chain =
             Chain { epoch: 1, kind: "slow".into(), key: "k".into(), state: ChainState::Quarantined, due: 1_000 };
         let ruling = judge::judge(&story.log, &[chain], &story.attempts, &rules());

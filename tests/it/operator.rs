@@ -59,7 +59,7 @@ fn worker(ground: &Ground, config: &Path, log: &str) -> Child {
         .unwrap()
 }
 
-fn signal(worker: &Child, signal: Signal) {
+pub fn signal(worker: &Child, signal: Signal) {
     kill(Pid::from_raw(worker.id().unwrap() as i32), signal).unwrap();
 }
 
