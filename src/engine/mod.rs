@@ -464,14 +464,14 @@ impl Engine {
         stop.cancel();
         tracing::info!(grace = ?core.grace, running = tasks.len(), "stopping: finishing what runs");
         core.life.reached(Point::Stopping).await;
-        parts.all_ended().await;
+        parts.all_ended(PARTS_STOP).await;
         tasks.close();
         if !have_ended(&tasks, core.grace).await {
             tracing::warn!(running = tasks.len(), "the grace is over: the rest is put off and runs again elsewhere");
             core.abort.cancel();
             let _ = tokio::time::timeout(ABORT, tasks.wait()).await;
         }
-        answering.all_ended().await;
+        answering.all_ended(PARTS_STOP).await;
         // One-off jobs that have ended go on nowhere.
         core.desk.write().await;
         drop(attending);
@@ -685,6 +685,8 @@ fn alone(config: &Config, broker: &dyn Broker) -> Result<Option<File>, StartErro
 /// Orders of programs that are held beside the engine's own chores.
 const ORDERS: u16 = 64;
 
+/// How long what takes messages, and what answers over HTTP, may take to stop.
+const PARTS_STOP: Duration = Duration::from_secs(5);
 /// How long aborted jobs may take to put themselves off.
 const ABORT: Duration = Duration::from_secs(10);
 

@@ -1,8 +1,10 @@
 //! The tasks that an engine cannot do without: when one ends before its time, that is noticed, by its name.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use tokio::task::{Id, JoinSet};
+use tokio::time::timeout;
 
 /// Some of them. They end when this is dropped.
 #[derive(Default)]
@@ -29,17 +31,26 @@ impl Parts {
         format!("{}: {why}", self.names.get(&id).map_or("a task", String::as_str))
     }
 
-    /// Waits until all have ended.
-    pub async fn all_ended(&mut self) {
-        while self.tasks.join_next().await.is_some() {}
+    /// Waits until all have ended. A task that has not after `limit` is named in the log and dropped, so that it cannot
+    /// keep the worker from stopping.
+    pub async fn all_ended(&mut self, limit: Duration) {
+        let ended = async {
+            while let Some(ended) = self.tasks.join_next_with_id().await {
+                self.names.remove(&ended.map_or_else(|error| error.id(), |(id, ())| id));
+            }
+        };
+        if timeout(limit, ended).await.is_err() {
+            for task in self.names.values() {
+                tracing::warn!(task, after = ?limit, "a task of the worker did not stop; the worker stops without it");
+            }
+            self.tasks.shutdown().await;
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use tokio::time::timeout;
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -54,5 +65,31 @@ mod tests {
         parts.spawn("three", async { panic!("by chance") });
         let why = parts.one_ended().await;
         assert!(why.starts_with("three: ") && why.contains("by chance"), "{why}");
+    }
+
+    /// Says that it was dropped.
+    struct Dropped(std::sync::mpsc::Sender<()>);
+
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_does_not_stop_is_dropped() {
+        let (dropped, is_dropped) = std::sync::mpsc::channel();
+        let (mut parts, begun) = (Parts::default(), Instant::now());
+        parts.spawn("stops", tokio::time::sleep(Duration::from_secs(2)));
+        parts.spawn("does not", async move {
+            let _dropped = Dropped(dropped);
+            std::future::pending().await
+        });
+        parts.all_ended(Duration::from_secs(5)).await;
+        assert_eq!(begun.elapsed(), Duration::from_secs(5));
+        assert_eq!(is_dropped.try_recv(), Ok(()));
+        parts.spawn("stops", tokio::time::sleep(Duration::from_secs(2)));
+        parts.all_ended(Duration::from_secs(5)).await;
+        assert_eq!(begun.elapsed(), Duration::from_secs(7), "nothing is waited for that has ended");
     }
 }
