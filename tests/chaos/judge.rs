@@ -257,7 +257,8 @@ pub fn judge(log: &[Line], chains: &[Chain], attempts: &[Attempt], rules: &Rules
     forks_among_finishes(attempts, &mut ruling);
     // Nobody pauses or retires any.
     let stopped = chains.iter().filter(|chain| chain.state != ChainState::Active);
-    let (set_aside, stopped): (Vec<&Chain>, Vec<&Chain>) = stopped.partition(|chain| is_set_aside(&record, chain));
+    let (set_aside, stopped): (Vec<&Chain>, Vec<&Chain>) =
+        stopped.partition(|chain| is_set_aside(&record, chain, attempts));
     ruling.set_aside = set_aside.len();
     ruling
         .dead
@@ -275,10 +276,14 @@ pub fn judge(log: &[Line], chains: &[Chain], attempts: &[Attempt], rules: &Rules
     ruling
 }
 
-/// Whether the chain was rightly set aside: no worker got an answer to one of its last three calls, and each worker was
-/// struck, or everybody was cut off, meanwhile.
-fn is_set_aside(record: &Record, chain: &Chain) -> bool {
-    let calls = record.chains.get(&chain.epoch).map(Vec::as_slice).unwrap_or_default();
+/// Whether the chain was rightly set aside: the ledger gave up its last tick three times, and each call of that tick that
+/// the receiver saw got no answer, as its worker was struck, or everybody was cut off, meanwhile. A worker that was
+/// struck between its claim and its call is in the ledger alone.
+fn is_set_aside(record: &Record, chain: &Chain, attempts: &[Attempt]) -> bool {
+    let of_chain = || attempts.iter().filter(|row| row.epoch == chain.epoch);
+    let last = of_chain().map(|row| row.tick).max();
+    let lost: Vec<&Attempt> =
+        of_chain().filter(|row| Some(row.tick) == last && row.verdict.as_deref() == Some("lost")).collect();
     let died = |seen: &Seen| {
         let span = seen.span(record.over);
         // A worker that is frozen reads its answer when its lease is over.
@@ -286,9 +291,9 @@ fn is_set_aside(record: &Record, chain: &Chain) -> bool {
         !got_it
             && (record.was_struck(&seen.call.worker, span) || record.outages().any(|fault| meet(fault.felt(), span)))
     };
-    chain.state == ChainState::Quarantined
-        && calls.len() >= MOST_DEATHS as usize
-        && calls[calls.len() - MOST_DEATHS as usize..].iter().all(died)
+    let calls = record.chains.get(&chain.epoch).map(Vec::as_slice).unwrap_or_default();
+    let mut of_lost = calls.iter().filter(|seen| lost.iter().any(|row| Some(row.fence) == seen.call.fence));
+    chain.state == ChainState::Quarantined && lost.len() >= MOST_DEATHS as usize && of_lost.all(died)
 }
 
 fn told(seen: &Seen, what: &str) -> String {

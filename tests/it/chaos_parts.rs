@@ -238,24 +238,28 @@ fn chains_that_were_stopped_or_are_not_there_any_more_are_dead() {
 }
 
 #[test]
-fn a_chain_is_rightly_set_aside_after_three_calls_whose_workers_were_struck() {
-    // How many of the calls were of workers that were killed meanwhile, how long the others were frozen if they were
-    // (their calls are answered after 2 s), and whether the chain was dead.
+fn a_chain_is_rightly_set_aside_after_three_claims_whose_workers_were_struck() {
+    // How many claims were given up, how many of them called, how many of the callers were killed meanwhile, how long the
+    // others were frozen if they were (their calls are answered after 2 s), and whether the chain was dead.
     let table = [
-        (0, None, 1),
-        (2, None, 1),
-        (3, None, 0),
-        (2, Some((500, 9_000)), 0),
-        (0, Some((500, 9_000)), 0),
+        (3, 3, 0, None, 1),
+        (3, 3, 2, None, 1),
+        (3, 3, 3, None, 0),
+        (3, 3, 2, Some((500, 9_000)), 0),
+        (3, 3, 0, Some((500, 9_000)), 0),
         // An answer that came before the frost was read.
-        (2, Some((2_500, 9_000)), 1),
+        (3, 3, 2, Some((2_500, 9_000)), 1),
+        // The third worker was killed between its claim and its call, which the ledger alone can tell.
+        (3, 2, 2, None, 0),
+        (2, 2, 2, None, 1),
     ];
-    for (killed, frozen, expected) in table {
+    for (claimed, called, killed, frozen, expected) in table {
         let mut story = Story::default();
-        for n in 0..3 {
+        for n in 0..claimed {
             let (at, worker) = (1_000 + 10_000 * n, format!("w1-{n}"));
             story.claim(1, 1, 10 + n, at, at, "lost");
             match frozen {
+                _ if n >= called => {}
                 _ if n < killed => {
                     story.unanswered(1, 1, 10 + n, &worker, at).worker(at + 500, &worker, Did::Killed);
                 }
@@ -271,7 +275,8 @@ fn a_chain_is_rightly_set_aside_after_three_calls_whose_workers_were_struck() {
         let chain =
             Chain { epoch: 1, kind: "slow".into(), key: "k".into(), state: ChainState::Quarantined, due: 1_000 };
         let ruling = judge::judge(&story.log, &[chain], &story.attempts, &rules());
-        assert_eq!((ruling.dead.len(), ruling.set_aside), (expected, 1 - expected), "{killed}: {ruling:?}");
+        let case = format!("{claimed} claimed, {called} called, {killed} killed, frozen {frozen:?}");
+        assert_eq!((ruling.dead.len(), ruling.set_aside), (expected, 1 - expected), "{case}: {ruling:?}");
     }
 }
 
