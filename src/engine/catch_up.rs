@@ -151,6 +151,7 @@ pub async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: CancellationToke
                 report(&core, "take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
             }
             report(&core, "end what was left unfinished", core.ledger.end_left(PER_LOOK).await);
+            report(&core, "give up claims on chains that do not tick", give_up_at_rest(&core).await);
         }
     };
     tokio::select! {
@@ -399,6 +400,14 @@ async fn give_up(core: &Core, session: Option<i64>, overdue: &mut [Overdue]) -> 
     Ok(())
 }
 
+/// Gives up such claims on chains that were paused or retired since, at which no catch-up looks.
+async fn give_up_at_rest(core: &Core) -> Result<(), LedgerError> {
+    let Some(session) = core.vitals.session() else { return Ok(()) };
+    let mut claims = core.ledger.left_with(session, PER_LOOK).await?;
+    claims.retain(|claim| core.holds(claim.epoch) == 0);
+    if claims.is_empty() { Ok(()) } else { core.ledger.give_up(session, claims).await }
+}
+
 /// Sends the messages of chains whose holders are gone, and, where one of these was `silent`, of those whose messages it
 /// may have in hand: a worker that stands still keeps what the broker has given it, and may be given what is sent, so
 /// then this worker runs those for which it has room straight from the ledger. What has been late for longer is left to
@@ -577,6 +586,7 @@ async fn empty_outbox(core: &Core) -> Result<(), String> {
         let jobs = core.ledger.take_jobs(after, left_before, PER_PAGE).await.map_err(|error| error.to_string())?;
         let Some(last) = jobs.last() else { return Ok(()) };
         after = last.number;
+        core.life.reached(Point::OutboxTaken).await;
         let mut envelopes = Vec::new();
         for job in &jobs {
             envelopes.extend(core.kept(job).await);

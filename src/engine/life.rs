@@ -49,6 +49,8 @@ pub enum Point {
     JobSentAgain,
     /// A member of a batch is sent, and others may not be.
     MemberSent,
+    /// Jobs in the outbox are this worker's to send, and none is sent.
+    OutboxTaken,
     /// A job that a run asked for is confirmed, and still in the outbox.
     SpawnedSent,
     /// Jobs that a run asked for are sent and taken out of the outbox.
@@ -83,7 +85,7 @@ pub enum Point {
 
 impl Point {
     /// All of them.
-    pub const ALL: [Point; 34] = [
+    pub const ALL: [Point; 35] = [
         Point::Declared,
         Point::Delivered,
         Point::Permitted,
@@ -103,6 +105,7 @@ impl Point {
         Point::PlaceGivenAfter,
         Point::JobSentAgain,
         Point::MemberSent,
+        Point::OutboxTaken,
         Point::SpawnedSent,
         Point::SpawnedForgotten,
         Point::Enrolled,

@@ -31,8 +31,8 @@ impl Parts {
         format!("{}: {why}", self.names.get(&id).map_or("a task", String::as_str))
     }
 
-    /// Waits until all have ended. A task that has not after `limit` is named in the log and dropped, so that it cannot
-    /// keep the worker from stopping.
+    /// Waits until all have ended. A task that has not after `limit` is named in the log and aborted, so that it cannot
+    /// keep the worker from stopping. Nobody waits for its end, as a task that blocks its thread has none.
     pub async fn all_ended(&mut self, limit: Duration) {
         let ended = async {
             while let Some(ended) = self.tasks.join_next_with_id().await {
@@ -43,7 +43,7 @@ impl Parts {
             for task in self.names.values() {
                 tracing::warn!(task, after = ?limit, "a task of the worker did not stop; the worker stops without it");
             }
-            self.tasks.shutdown().await;
+            self.tasks.abort_all();
         }
     }
 }
@@ -67,27 +67,18 @@ mod tests {
         assert!(why.starts_with("three: ") && why.contains("by chance"), "{why}");
     }
 
-    /// Says that it was dropped.
-    struct Dropped(std::sync::mpsc::Sender<()>);
-
-    impl Drop for Dropped {
-        fn drop(&mut self) {
-            let _ = self.0.send(());
-        }
-    }
-
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_does_not_stop_is_dropped() {
-        let (dropped, is_dropped) = std::sync::mpsc::channel();
+    async fn a_task_that_does_not_stop_is_aborted() {
+        let (kept, dropped) = tokio::sync::oneshot::channel::<()>();
         let (mut parts, begun) = (Parts::default(), Instant::now());
         parts.spawn("stops", tokio::time::sleep(Duration::from_secs(2)));
         parts.spawn("does not", async move {
-            let _dropped = Dropped(dropped);
+            let _kept = kept;
             std::future::pending().await
         });
         parts.all_ended(Duration::from_secs(5)).await;
         assert_eq!(begun.elapsed(), Duration::from_secs(5));
-        assert_eq!(is_dropped.try_recv(), Ok(()));
+        assert!(dropped.await.is_err(), "what it held is dropped");
         parts.spawn("stops", tokio::time::sleep(Duration::from_secs(2)));
         parts.all_ended(Duration::from_secs(5)).await;
         assert_eq!(begun.elapsed(), Duration::from_secs(7), "nothing is waited for that has ended");

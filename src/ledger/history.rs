@@ -5,7 +5,7 @@
 
 use async_trait::async_trait;
 
-use super::LedgerError;
+use super::{Held, LedgerError};
 use crate::clock::Time;
 
 /// Keeps the history within bounds. Each verb does a bounded part of the work, so that no claim
@@ -18,6 +18,13 @@ pub trait History {
     /// # Errors
     /// When it is not known to be written.
     async fn end_left(&self, limit: u32) -> Result<(), LedgerError>;
+
+    /// Claims of a session on chains that do not tick, at most `limit`. The session's worker gives up those that it
+    /// does not run ([`super::Sessions::give_up`]): it never heard of them, and nobody claims such a chain again.
+    ///
+    /// # Errors
+    /// When the ledger does not answer.
+    async fn left_with(&self, session: i64, limit: u32) -> Result<Vec<Held>, LedgerError>;
 
     /// Moves records of attempts that ended before `before` to the archive, looking at the `limit`
     /// oldest. What [`super::Ledger::prune`] would delete, this keeps, with the chain's name.

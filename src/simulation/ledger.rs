@@ -275,6 +275,10 @@ impl History for SimulatedLedger {
         self.through(true, self.inner.end_left(limit)).await
     }
 
+    async fn left_with(&self, session: i64, limit: u32) -> Result<Vec<Held>, LedgerError> {
+        self.through(false, self.inner.left_with(session, limit)).await
+    }
+
     async fn archive(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
         self.through(true, self.inner.archive(before, limit)).await
     }

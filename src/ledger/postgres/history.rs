@@ -1,11 +1,12 @@
 //! What keeps the history within bounds, in SQL: single statements, each a transaction by itself.
 
 use async_trait::async_trait;
+use tokio_postgres::Row;
 
 use super::PostgresLedger;
 use super::reader::Reader;
 use crate::clock::Time;
-use crate::ledger::{History, LedgerError};
+use crate::ledger::{Held, History, LedgerError};
 
 /// Those of the `$2` oldest attempts that ended before `$1`. Attempts end about in the order of
 /// their fences, so only the oldest are looked at; mostly the very first that has an end is young,
@@ -46,6 +47,12 @@ impl History for PostgresLedger {
                     UPDATE attempts a SET finished = now.ms, verdict = 'lost'
                     FROM held, now WHERE a.fence = held.fence AND a.finished IS NULL";
         self.reader.execute(left, &[&i64::from(limit)]).await.map(drop)
+    }
+
+    async fn left_with(&self, session: i64, limit: u32) -> Result<Vec<Held>, LedgerError> {
+        let left = "SELECT epoch, fence FROM chains WHERE left_held AND holder = $1 LIMIT $2";
+        let claim = |row: &Row| Ok(Held { epoch: row.try_get(0)?, fence: row.try_get(1)? });
+        self.reader.rows(left, &[&session, &i64::from(limit)], claim).await
     }
 
     async fn archive(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {

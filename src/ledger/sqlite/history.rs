@@ -6,7 +6,7 @@ use rusqlite::{OptionalExtension, params};
 use super::SqliteLedger;
 use super::store::{Result, Store};
 use crate::clock::Time;
-use crate::ledger::{History, LedgerError};
+use crate::ledger::{Held, History, LedgerError};
 
 /// Those of the `?2` oldest attempts that ended before `?1`. Attempts end about in the order of
 /// their fences, so only the oldest are looked at. One that has no end a day after it began was cut
@@ -93,6 +93,15 @@ impl Store {
         self.connection.prepare_cached(&delete)?.execute(params![before.as_millis(), limit])
     }
 
+    fn left_with(&self, session: i64, limit: u32) -> Result<Vec<Held>> {
+        let left = "SELECT epoch, fence FROM chains WHERE state <> 0 AND holder <> 0 AND holder = ?1
+                    UNION ALL SELECT epoch, h.fence FROM hot_chains h CROSS JOIN chains USING (epoch)
+                    WHERE state <> 0 AND h.holder = ?1
+                    LIMIT ?2";
+        let claim = |row: &rusqlite::Row| Ok(Held { epoch: row.get(0)?, fence: row.get(1)? });
+        self.connection.prepare_cached(left)?.query_map(params![session, limit], claim)?.collect()
+    }
+
     fn expire(&mut self, before: Time, limit: u32) -> Result<usize> {
         self.connection
             .prepare_cached(
@@ -113,6 +122,10 @@ impl History for SqliteLedger {
             return Ok(());
         }
         self.writer.write(move |store| store.end_left(clock.now(), limit)).await
+    }
+
+    async fn left_with(&self, session: i64, limit: u32) -> std::result::Result<Vec<Held>, LedgerError> {
+        self.read(move |store| store.left_with(session, limit)).await
     }
 
     async fn archive(&self, before: Time, limit: u32) -> std::result::Result<usize, LedgerError> {

@@ -886,6 +886,37 @@ async fn the_record_of_a_holder_that_died_on_a_chain_that_ended_ends_too() {
 }
 
 #[tokio::test]
+async fn a_session_is_told_its_claims_on_chains_that_do_not_tick() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let (mine, yours) = (session(ledger, LEASE).await, session(ledger, LEASE).await);
+        let mut fences = Vec::new();
+        for (key, session) in [("ticks", mine), ("paused", mine), ("retired", mine), ("yours", yours)] {
+            let hint = begun(ledger, key).await;
+            let request = ClaimRequest { session, ..ask(ledger, &hint, Duration::ZERO).await };
+            let Claim::Granted(grant) = ledger.claim(request).await.unwrap() else { panic!("not granted") };
+            fences.push(grant.fence);
+        }
+        for (key, order) in [("paused", Order::Pause), ("retired", Order::Retire), ("yours", Order::Retire)] {
+            ledger.steer(which(key), order).await.unwrap();
+        }
+        let left = async |session, limit| {
+            let mut left = ledger.left_with(session, limit).await.unwrap();
+            left.sort_by_key(|claim| claim.fence);
+            left.iter().map(|claim| claim.fence).collect::<Vec<_>>()
+        };
+        assert_eq!(left(mine, 10).await, fences[1..3]);
+        assert_eq!((left(mine, 1).await.len(), left(yours, 10).await), (1, vec![fences[3]]));
+        let claims = ledger.left_with(mine, 10).await.unwrap();
+        ledger.give_up(mine, claims).await.unwrap();
+        assert_eq!(left(mine, 10).await, [0; 0]);
+        let records = ledger.attempts(0, 10).await.unwrap();
+        let open: Vec<i64> = records.iter().filter(|record| record.verdict.is_none()).map(|r| r.fence).collect();
+        assert_eq!(open, [fences[0], fences[3]]);
+    }
+}
+
+#[tokio::test]
 async fn workers_agree_on_one_topology() {
     for opened in all().await {
         let ledger = &*opened.ledger;
