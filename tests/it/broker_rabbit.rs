@@ -18,6 +18,7 @@ use roundelay::ladder::Ladder;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::chaos_parts::proxy::{Link, Mode};
 use crate::harness::{SOON, Vhost};
 
 const PREFIX: &str = "r";
@@ -465,6 +466,24 @@ async fn consuming_survives_the_deletion_of_its_queue() {
     before.ack().await;
     after.ack().await;
     ready(&broker, "work", 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_that_subscribes_anew_over_a_dead_network_is_cancelled_at_once() {
+    let vhost = Vhost::new().await;
+    let mut url = url::Url::parse(&vhost.amqp).unwrap();
+    let link = Link::open(url.socket_addrs(|| Some(5672)).unwrap()).await.unwrap();
+    url.set_host(Some("127.0.0.1")).unwrap();
+    url.set_port(Some(link.port)).unwrap();
+    let broker = RabbitBroker::connect(url.as_str(), Names::new(PREFIX)).await.unwrap();
+    broker.apply(&topology(&["work"], &[])).await.unwrap();
+    let consumer = broker.consume("work", 5).await.unwrap();
+    // The broker says that the queue is gone, and hears nothing any more.
+    link.set(Mode::Hole { from_client: true, from_server: false });
+    vhost.delete_queue("work").await;
+    // Long enough to be waiting for the answer; a cancellation that came earlier would be easier.
+    sleep(Duration::from_secs(2)).await;
+    timeout(Duration::from_secs(5), consumer.cancel()).await.expect("it waits for no answer");
 }
 
 /// RabbitMQ 3.10 forgets consumers without a word when a queue is deleted and at once declared

@@ -12,7 +12,7 @@ pub mod judge;
 pub mod log;
 #[path = "../chaos/proxy.rs"]
 #[allow(dead_code, reason = "the chaos test uses the rest")]
-mod proxy;
+pub mod proxy;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

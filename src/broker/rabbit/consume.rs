@@ -207,7 +207,12 @@ impl Tap {
                     Line::Away(_) | Line::Closed => return None,
                 },
             };
-            match Flow::open(&connection, &self.queue, self.prefetch, &self.backlog).await {
+            // Over a network that is dead the answer does not come before the heartbeats have noticed.
+            let opened = tokio::select! {
+                _ = self.cancelled.recv() => return None,
+                opened = Flow::open(&connection, &self.queue, self.prefetch, &self.backlog) => opened,
+            };
+            match opened {
                 Ok(flow) => return Some(flow),
                 Err(error) => {
                     let reason = in_words(&error);
