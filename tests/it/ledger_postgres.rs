@@ -25,6 +25,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::chaos_parts::proxy::{Link, Mode};
 use crate::harness::{SLACK, SOON, Schema, chain, until};
 
 const LEASE: Duration = Duration::from_secs(60);
@@ -588,6 +589,31 @@ async fn a_server_that_does_not_answer_is_an_error_within_bounds_and_then_it_goe
     until("it answers again", async || ledger.flush().await.is_ok()).await;
     until("it can be read again", async || ledger.census(SLACK).await.is_ok()).await;
     assert!(matches!(ledger.claim(ask(&hint, "w")).await.unwrap(), Claim::Granted(_)), "nothing was granted unheard");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_on_which_a_caller_gave_up_is_not_asked_again() {
+    let schema = Schema::new().await;
+    let mut url = url::Url::parse(&schema.url).unwrap();
+    let link = Link::open(url.socket_addrs(|| Some(5432)).unwrap()).await.unwrap();
+    url.set_host(Some("127.0.0.1")).unwrap();
+    url.set_port(Some(link.port)).unwrap();
+    let ledger = open(url.as_str()).await.unwrap();
+    let session = ledger.begin_session("w".into(), LEASE).await.unwrap();
+    // A worker gives up sooner than the ledger does, or its lease would end.
+    let beat = async || timeout(Duration::from_secs(2), ledger.beat(session, Vec::new())).await;
+    // Connections carry nothing any more, and nobody says so.
+    link.set(Mode::HalfOpen);
+    assert!(beat().await.is_err(), "nothing answers");
+    // New ones work.
+    link.set(Mode::Open);
+    for _ in 0..10 {
+        if let Ok(heard) = beat().await {
+            assert!(heard.unwrap().alive);
+            return;
+        }
+    }
+    panic!("the dead connection was asked each time");
 }
 
 /// A schema whose clock can be set: before that of the server it finds one of its own, which is so far ahead.

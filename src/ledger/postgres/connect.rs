@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::error::Error as _;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config, Error, Statement};
@@ -210,7 +211,7 @@ impl Address {
         let work = async {
             let (client, task) = self.dial().await?;
             // Owned from here on, so that it is closed if anything below fails.
-            let session = Session { client, task, statements: Mutex::default() };
+            let session = Session { client, task, statements: Mutex::default(), silent: AtomicBool::new(false) };
             match self.looks {
                 true => session.client.batch_execute(READ_ONLY).await?,
                 false => schema::raise(&session.client).await?,
@@ -253,9 +254,46 @@ pub(super) struct Session {
     pub(super) client: Client,
     task: AbortHandle,
     statements: Mutex<HashMap<&'static str, Statement>>,
+    /// A caller has given up waiting for an answer: see [`Waiting`].
+    silent: AtomicBool,
+}
+
+/// How long a caller waits for an answer before its giving up says something of the connection.
+const UNANSWERED: Duration = Duration::from_secs(1);
+
+/// A caller that waits for an answer, and may be given up itself. A network that is dead says nothing, and who gives up
+/// sooner than the connection's own time limit would else find the same dead connection each time.
+pub(super) struct Waiting<'a> {
+    session: &'a Session,
+    since: Instant,
+}
+
+impl Waiting<'_> {
+    /// The server has answered, or the caller knows that it has not.
+    pub(super) fn end(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if self.since.elapsed() >= UNANSWERED {
+            self.session.silent.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Session {
+    /// Begins to wait for an answer.
+    pub(super) fn wait(&self) -> Waiting<'_> {
+        Waiting { session: self, since: Instant::now() }
+    }
+
+    /// Whether it can be asked, as far as is known.
+    pub(super) fn is_open(&self) -> bool {
+        !self.client.is_closed() && !self.silent.load(Ordering::Relaxed)
+    }
+
     /// The statement, prepared when it is first asked for.
     pub(super) async fn statement(&self, sql: &'static str) -> Result<Statement, Error> {
         let known = |statements: &Mutex<HashMap<&'static str, Statement>>| {

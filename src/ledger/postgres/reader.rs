@@ -61,7 +61,10 @@ impl Reader {
                 let statement = session.statement(sql).await?;
                 session.client.query(&statement, parameters).await
             };
-            last = match timeout(QUERY, work).await {
+            let waiting = session.wait();
+            let answer = timeout(QUERY, work).await;
+            waiting.end();
+            last = match answer {
                 Ok(Ok(rows)) => return Ok(rows),
                 Ok(Err(error)) if !ends_session(&error) => return Err(LedgerError::Statement(words(&error))),
                 Ok(Err(error)) => words(&error),
@@ -83,7 +86,10 @@ impl Reader {
             let statement = session.statement(sql).await?;
             session.client.execute(&statement, parameters).await
         };
-        let error = match timeout(QUERY, work).await {
+        let waiting = session.wait();
+        let answer = timeout(QUERY, work).await;
+        waiting.end();
+        let error = match answer {
             Ok(Ok(rows)) => {
                 self.counters.wrote(false);
                 return Ok(rows);
@@ -102,7 +108,7 @@ impl Reader {
     /// for that one and take what came of it.
     async fn session(&self) -> Result<Arc<Session>, LedgerError> {
         let mut state = self.state.lock().await;
-        if let Some(session) = state.session.as_ref().filter(|session| !session.client.is_closed()) {
+        if let Some(session) = state.session.as_ref().filter(|session| session.is_open()) {
             return Ok(session.clone());
         }
         state.session = None;

@@ -143,7 +143,7 @@ impl Observer {
         state.left.remove(&hint.epoch);
         if !grant.once {
             let (late, queue) = (grant.at.since(grant.due), hint.queue.clone());
-            state.claims.push((Instant::now(), Late { late, name, queue }));
+            state.claims.push(Late { at: Instant::now(), late, name, queue });
         }
         wrong.into_iter().for_each(|(invariant, what)| state.violated(at, invariant, what));
     }
@@ -376,7 +376,7 @@ impl Observer {
     /// How late the claims of that time were.
     pub fn claims(&self, within: Range<Instant>) -> Vec<Late> {
         let state = self.lock();
-        state.claims.iter().filter(|(at, _)| within.contains(at)).map(|(_, late)| late.clone()).collect()
+        state.claims.iter().filter(|claim| within.contains(&claim.at)).cloned().collect()
     }
 
     /// Kinds and keys of chains that were discovered before then, by a run whose end is written.

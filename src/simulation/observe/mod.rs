@@ -59,6 +59,8 @@ impl fmt::Display for Name {
 /// How late a chain was claimed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Late {
+    /// When it was claimed.
+    pub at: Instant,
     /// After its due time; zero if it was not late.
     pub late: Duration,
     /// Which chain.
@@ -211,7 +213,7 @@ struct State {
     violations: Vec<Violation>,
     ticks: u64,
     /// Claims of chains, each with when it was.
-    claims: Vec<(Instant, Late)>,
+    claims: Vec<Late>,
     trace: DefaultHasher,
     log: Option<Vec<String>>,
 }

@@ -160,12 +160,10 @@ impl World {
     /// What must be true at the end.
     pub(super) async fn judge(&mut self) {
         if let Some(healed) = self.healed {
-            let steady = self.observer.claims(healed + STEADY..healed + CALM + OUTAGE);
-            let back = self.observer.claims(healed + CALM + OUTAGE..Instant::now());
-            // One-off jobs have waited for the broker, and use the first slots.
-            let (steady, back) = (steady.into_iter().map(|late| (late, 1)), back.into_iter().map(|late| (late, 3)));
-            for (Late { late, name, queue }, windows) in steady.chain(back) {
-                if late > may_be_late(&self.config, &queue, windows) {
+            let starts = self.starts();
+            for claim in self.observer.claims(healed + STEADY..Instant::now()) {
+                if claim.late > may_be_late(&self.config, &claim, &starts) {
+                    let Late { late, name, queue, .. } = claim;
                     let what = format!("{name} starts {late:?} late on {queue}, though nothing is wrong any more");
                     self.observer.violated("I10", what);
                 }
@@ -275,6 +273,19 @@ impl World {
         Ok(())
     }
 
+    /// When runs started under each throttle, of all processes, in order.
+    fn starts(&self) -> BTreeMap<&str, Vec<Instant>> {
+        let mut starts: BTreeMap<&str, Vec<Instant>> = BTreeMap::new();
+        for ((queue, ..), of_process) in self.observer.starts() {
+            let throttle = self.config.queues.get(&queue).and_then(|queue| queue.throttle.as_deref());
+            if let Some(throttle) = throttle {
+                starts.entry(throttle).or_default().extend(of_process);
+            }
+        }
+        starts.values_mut().for_each(|starts| starts.sort_unstable());
+        starts
+    }
+
     /// Whether all processes together have started no more than a throttle allows, in no window of its
     /// length, and no worker's own gate has refused one. A ledger that was restored does not know what it had
     /// handed out since.
@@ -286,16 +297,8 @@ impl World {
         if refused > 0 {
             self.observer.violated("gate", format!("workers' own gates have refused {refused} starts that had slots"));
         }
-        let mut starts: BTreeMap<&String, Vec<Instant>> = BTreeMap::new();
-        for ((queue, ..), of_process) in self.observer.starts() {
-            let throttle = self.config.queues.get(&queue).and_then(|queue| queue.throttle.as_ref());
-            if let Some(throttle) = throttle {
-                starts.entry(throttle).or_default().extend(of_process);
-            }
-        }
-        for (name, mut starts) in starts {
+        for (name, starts) in self.starts() {
             let Some(throttle) = self.config.throttles.get(name) else { continue };
-            starts.sort_unstable();
             for window in throttle.limits.windows() {
                 let allowed = window.allow as usize;
                 let crowded = starts.windows(allowed + 1).find(|starts| starts[allowed] - starts[0] < window.per);
@@ -347,13 +350,20 @@ pub(super) fn died_over(chain: &LateChain) -> bool {
     chain.state == ChainState::Quarantined && chain.reason.as_ref().is_some_and(|why| why.starts_with(CLASS))
 }
 
-/// How late a claim from this queue may be in the steady calm. Where the queue has a throttle the claim is made
-/// once its slot is had, and the throttle has so many windows full now and then. It counts where the message waits,
-/// and not where its chain began: chains get other queues. Also a tick that only gathers its batch waits like
-/// this, since nothing but its claim says that it runs no handler.
-fn may_be_late(config: &Config, queue: &str, windows: u32) -> Duration {
-    let throttle = config.queues.get(queue).and_then(|queue| config.throttles.get(queue.throttle.as_ref()?));
-    ON_TIME + throttle.map_or(Duration::ZERO, |throttle| throttle.limits.longest() * windows)
+/// How late a claim may be in the steady calm. Where its queue has a throttle the claim is made once its slot is had:
+/// that may take the throttle's longest window, and as many more as were used up by others since the tick was due, as by
+/// one-off jobs that have waited for the broker. It counts where the message waits, and not where its chain began: chains
+/// get other queues. Also a tick that only gathers its batch waits like this, since nothing but its claim says that it
+/// runs no handler.
+fn may_be_late(config: &Config, claim: &Late, starts: &BTreeMap<&str, Vec<Instant>>) -> Duration {
+    let named = config.queues.get(&claim.queue).and_then(|queue| queue.throttle.as_deref());
+    let Some((name, throttle)) = named.and_then(|name| Some((name, config.throttles.get(name)?))) else {
+        return ON_TIME;
+    };
+    let meanwhile = claim.at.checked_sub(claim.late).unwrap_or(claim.at)..claim.at;
+    let others = starts.get(name).map_or(0, |starts| starts.iter().filter(|start| meanwhile.contains(start)).count());
+    let full = others / throttle.limits.window.allow.max(1) as usize;
+    ON_TIME + throttle.limits.longest() * u32::try_from(1 + full).unwrap_or(u32::MAX)
 }
 
 /// Whether no message is lost in this plan but by the engine's own doing. Then catch-up never has
@@ -409,6 +419,7 @@ mod tests {
     use crate::clock::Time;
     use crate::guard::Guard;
     use crate::ledger::{ClaimRequest, Grant, Hint};
+    use crate::simulation::observe::Name;
     use crate::simulation::worker::Process;
 
     /// A claim of the chain `wide n` from this queue, so late.
@@ -462,6 +473,22 @@ mod tests {
             let violations = world.observer.violations();
             let late = violations.iter().any(|violation| violation.invariant == "I10");
             assert_eq!(late, too_late, "{queue}, {seconds} s: {violations:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn windows_that_others_used_up_explain_why_a_claim_is_late() {
+        let world = World::new(1, &Plan { faults: Vec::new() }, false).unwrap();
+        let (at, late) = (Instant::now() + Duration::from_secs(60), Duration::from_secs(20));
+        let name = Name { kind: "quick".into(), key: "a".into(), once: false };
+        // Starts while it waited, and before.
+        for (queue, meanwhile, before, seconds) in
+            [("gamma", 10, 0, 3), ("alpha", 0, 10, 13), ("alpha", 9, 0, 13), ("alpha", 10, 0, 23), ("alpha", 20, 9, 33)]
+        {
+            let claim = Late { at, late, name: name.clone(), queue: queue.into() };
+            let starts = [vec![at - late * 2; before], vec![at - late / 2; meanwhile]].concat();
+            let may = may_be_late(&world.config, &claim, &BTreeMap::from([("upstream", starts)]));
+            assert_eq!(may, Duration::from_secs(seconds), "{queue}, {meanwhile}");
         }
     }
 }
