@@ -1,7 +1,7 @@
 //! The life of a one-off job: a message that is complete in itself.
 //!
 //! ```text
-//! due? ─ first of its retries ─ owner ─ unique ─ deaths ─ slot ─ owner ─ handler ─ decide ─ what it asks for ─ next message ─ acknowledge
+//! due? ─ first of its retries ─ owner ─ unique ─ deaths ─ slot ─ in hand ─ owner ─ handler ─ decide ─ what it asks for ─ next message ─ acknowledge
 //! ```
 //!
 //! It has no claim, so it runs at least once, on the broker's guarantees.
@@ -69,10 +69,17 @@ impl Core {
             return Fate::Requeue;
         };
         trace.spent("permit", (waiting, trace.begin()), || queue.paced_by());
-        // It may have waited for room and slot for minutes, and its owner may have been paused meanwhile.
+        if !self.taken_in_hand(&released, queue).await {
+            return Fate::Requeue;
+        }
+        // It may have waited for room, slot and ledger for minutes, and its owner may have been paused meanwhile.
         let owner = self.owner_of(&envelope).await;
         if !lets_start(owner) {
             drop(permit);
+            // It does not run, so nobody can die over it.
+            if !self.out_of_hand(&released).await {
+                return Fate::Requeue;
+            }
             return self.owner_says_no(&kind, &envelope, queue, owner, &trace).await;
         }
         if unique.is_some_and(|unique| unique.until == UniqueUntil::Start) {
@@ -86,12 +93,10 @@ impl Core {
             false => None,
             true => match self.hold_part(&envelope, queue, (&id, longest)).await {
                 Ok(failure) => Some(failure),
-                Err(fate) => return fate,
+                Err(fate) if self.out_of_hand(&released).await => return fate,
+                Err(_) => return Fate::Requeue,
             },
         };
-        if !self.taken_in_hand(&released, queue).await {
-            return Fate::Requeue;
-        }
         let (now, calendar) = (self.ledger.now(), self.ledger.calendar());
         let due = envelope.due.unwrap_or(now);
         let desk = self.desk.open_job(RunningJob {

@@ -624,7 +624,7 @@ pub enum Order {
     /// before mean nothing any more.
     Recover,
     /// After an older copy of the ledger was restored: all that have not ended begin a new epoch;
-    /// paused ones stay paused.
+    /// paused ones stay paused. The next manual run of a chain begins one, too.
     RecoverAll,
 }
 

@@ -254,6 +254,12 @@ impl Stage {
         sleep(UNNOTICED).await;
         let ledger = self.ground.database_url(self.ground.database.port());
         load::roundelay(&self.config, &self.broker_url, &ledger, &["topology", "apply"]).await?;
+        // What came while an exchange was there and its bindings were not.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while let Err(error) = load::send_back_unrouted(&self.broker_url).await {
+            ensure!(Instant::now() < deadline, "{error:#}");
+            sleep(Duration::from_millis(500)).await;
+        }
         self.healed(number);
         Ok(())
     }

@@ -278,12 +278,13 @@ pub fn judge(log: &[Line], chains: &[Chain], attempts: &[Attempt], rules: &Rules
 
 /// Whether the chain was rightly set aside: the ledger gave up its last tick three times, and each call of that tick that
 /// the receiver saw got no answer, as its worker was struck, or everybody was cut off, meanwhile. A worker that was
-/// struck between its claim and its call is in the ledger alone.
+/// struck between its claim and its call is in the ledger alone. One that was frozen says when it wakes up that it was
+/// too late (`fenced`).
 fn is_set_aside(record: &Record, chain: &Chain, attempts: &[Attempt]) -> bool {
     let of_chain = || attempts.iter().filter(|row| row.epoch == chain.epoch);
     let last = of_chain().map(|row| row.tick).max();
-    let lost: Vec<&Attempt> =
-        of_chain().filter(|row| Some(row.tick) == last && row.verdict.as_deref() == Some("lost")).collect();
+    let given_up = |row: &&Attempt| matches!(row.verdict.as_deref(), Some("lost" | "fenced"));
+    let lost: Vec<&Attempt> = of_chain().filter(|row| Some(row.tick) == last && given_up(row)).collect();
     let died = |seen: &Seen| {
         let span = seen.span(record.over);
         // A worker that is frozen reads its answer when its lease is over.

@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::bail;
 use axum::http::StatusCode;
 use bytes::Bytes;
+use lapin::Confirmation;
+use lapin::options::{BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions};
 use roundelay::broker::rabbit::RabbitBroker;
 use roundelay::broker::{Broker, Destination, Message};
 use roundelay::job::Envelope;
@@ -137,6 +140,30 @@ pub async fn poison(broker: &RabbitBroker, queue: &str, count: usize) -> usize {
         broker.publish(Message { to, id: format!("poison-{number}"), body, trace: None })
     });
     futures_util::future::join_all(publish).await.into_iter().filter(Result::is_ok).count()
+}
+
+/// Moves what lies in `roundelay.unrouted` to where it was for.
+pub async fn send_back_unrouted(broker: &str) -> anyhow::Result<()> {
+    let connection = lapin::Connection::connect(broker, lapin::ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
+    channel.confirm_select(ConfirmSelectOptions::default()).await?;
+    while let Some(got) = channel.basic_get("roundelay.unrouted".into(), BasicGetOptions::default()).await? {
+        let message = got.delivery;
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let sent = channel.basic_publish(
+            "roundelay.jobs".into(),
+            message.routing_key.clone(),
+            options,
+            &message.data,
+            message.properties.clone(),
+        );
+        match sent.await?.await? {
+            Confirmation::Ack(None) => message.acker.ack(BasicAckOptions::default()).await?,
+            answer => bail!("the broker does not take a message for {} back: {answer:?}", message.routing_key),
+        };
+    }
+    connection.close(200, "".into()).await?;
+    Ok(())
 }
 
 /// The ledger's rows of all chains and attempts.

@@ -257,7 +257,8 @@ fn a_chain_is_rightly_set_aside_after_three_claims_whose_workers_were_struck() {
         let mut story = Story::default();
         for n in 0..claimed {
             let (at, worker) = (1_000 + 10_000 * n, format!("w1-{n}"));
-            story.claim(1, 1, 10 + n, at, at, "lost");
+            let wakes_up = frozen.is_some() && n >= killed;
+            story.claim(1, 1, 10 + n, at, at, if wakes_up { "fenced" } else { "lost" });
             match frozen {
                 _ if n >= called => {}
                 _ if n < killed => {

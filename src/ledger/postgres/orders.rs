@@ -54,7 +54,6 @@ fn statements(order: Order) -> Vec<&'static str> {
     macro_rules! recover {
         ($state:literal) => {
             vec![
-                lock!($state),
                 sql!(
                     "UPDATE attempts a SET finished = now.ms, verdict = 'lost' FROM chains, now
                      WHERE a.fence = chains.fence AND a.finished IS NULL AND holder <> 0 AND",
@@ -94,8 +93,16 @@ fn statements(order: Order) -> Vec<&'static str> {
             ),
             sql!("UPDATE chains SET state = 2, batch_open = 0, batch_total = 0 WHERE", "state <> 2"),
         ],
-        Order::Recover => recover!("state = 3"),
-        Order::RecoverAll => recover!("state <> 2"),
+        Order::Recover => [vec![lock!("state = 3")], recover!("state = 3")].concat(),
+        Order::RecoverAll => {
+            let over = vec![
+                lock!("(state <> 2 OR (once AND started_tick < tick))"),
+                // The ticks that follow in the epoch of a manual run that is over may have run since the copy: the next
+                // one begins an epoch of its own, as after one that was left in the middle.
+                sql!("UPDATE chains SET started_tick = tick WHERE", "state = 2 AND once AND started_tick < tick"),
+            ];
+            [over, recover!("state <> 2")].concat()
+        }
     }
 }
 

@@ -56,6 +56,7 @@ impl Store {
         if let Some(owner) = which.whole_owner() {
             self.steer_owner(owner, order, at)?;
         }
+        let parameters = params![kind, key, owner, like, queue, late_before, state, now];
         let states = match order {
             Order::Pause => "1 WHERE state = 0",
             Order::Resume => {
@@ -64,9 +65,15 @@ impl Store {
             }
             Order::Retire => "2, batch_open = 0, batch_total = 0 WHERE state <> 2",
             Order::Recover => return self.recover(which, "state = 3", at),
-            Order::RecoverAll => return self.recover(which, "state <> 2", at),
+            Order::RecoverAll => {
+                // The ticks that follow in the epoch of a manual run that is over may have run since the copy: the next
+                // one begins an epoch of its own, as after one that was left in the middle.
+                let part = "UPDATE chains SET started_tick = tick WHERE state = 2 AND once = 1 AND started_tick < tick";
+                let part = format!("{part} AND {}", which_of(which));
+                self.connection.prepare_cached(&part)?.execute(parameters)?;
+                return self.recover(which, "state <> 2", at);
+            }
         };
-        let parameters = params![kind, key, owner, like, queue, late_before, state, now];
         if order == Order::Retire {
             // What they wait for is wanted no more. Who runs it cannot finish it.
             self.connection.prepare_cached(&drop_members_of(which))?.execute(parameters)?;

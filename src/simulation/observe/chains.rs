@@ -103,8 +103,12 @@ impl Observer {
         // A tick that has been claimed before is not held up any more, also if it was before the clock was set.
         // So does one that an older copy of the ledger has begun anew.
         let begins = tick != hint.tick || (epoch != hint.epoch && !state.restored);
+        // That need not be the last one that was seen here: the copy may know that an earlier one has started.
+        let copied = state.restored && epoch != hint.epoch;
+        let started = copied && state.begun.contains(&(name.clone(), hint.tick));
         if !free
             && begins
+            && !started
             && hint.kind == "long"
             && let Some(end) = state.last_end.get(&(hint.kind.clone(), hint.key.clone()))
             && grant.at.since(*end) < COOLDOWN
@@ -113,6 +117,9 @@ impl Observer {
         }
         if hint.kind == "timed" && !grant.once && begins && !state.occurrences.insert((hint.epoch, grant.nominal)) {
             wrong.push(("cron", format!("{name}: the occurrence of {} comes twice", grant.nominal)));
+        }
+        if grant.refused.is_none() {
+            state.begun.insert((name.clone(), hint.tick));
         }
         let model = state.chains.entry(name.clone()).or_default();
         if model.stopped {

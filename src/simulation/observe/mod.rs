@@ -171,6 +171,8 @@ struct State {
     chains: BTreeMap<Name, Model>,
     epochs: BTreeMap<i64, Name>,
     finished: BTreeSet<(i64, i64)>,
+    /// Ticks of chains that have started, in whatever epoch: an older copy of the ledger may know of it.
+    begun: BTreeSet<(Name, i64)>,
     /// Occurrences of the wall clock that ticks have begun with, by epoch.
     occurrences: BTreeSet<(i64, Time)>,
     /// How many workers have died over a tick, by epoch and tick, since something was heard of it.

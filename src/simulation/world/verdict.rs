@@ -351,10 +351,10 @@ pub(super) fn died_over(chain: &LateChain) -> bool {
 }
 
 /// How late a claim may be in the steady calm. Where its queue has a throttle the claim is made once its slot is had:
-/// that may take the throttle's longest window, and as many more as were used up by others since the tick was due, as by
-/// one-off jobs that have waited for the broker. It counts where the message waits, and not where its chain began: chains
-/// get other queues. Also a tick that only gathers its batch waits like this, since nothing but its claim says that it
-/// runs no handler.
+/// that may take the throttle's longest window, and the spacing of slots for each start of others since the tick was due,
+/// as of one-off jobs that have waited for the broker. It counts where the message waits, and not where its chain began:
+/// chains get other queues. Also a tick that only gathers its batch waits like this, since nothing but its claim says that
+/// it runs no handler.
 fn may_be_late(config: &Config, claim: &Late, starts: &BTreeMap<&str, Vec<Instant>>) -> Duration {
     let named = config.queues.get(&claim.queue).and_then(|queue| queue.throttle.as_deref());
     let Some((name, throttle)) = named.and_then(|name| Some((name, config.throttles.get(name)?))) else {
@@ -362,8 +362,7 @@ fn may_be_late(config: &Config, claim: &Late, starts: &BTreeMap<&str, Vec<Instan
     };
     let meanwhile = claim.at.checked_sub(claim.late).unwrap_or(claim.at)..claim.at;
     let others = starts.get(name).map_or(0, |starts| starts.iter().filter(|start| meanwhile.contains(start)).count());
-    let full = others / throttle.limits.window.allow.max(1) as usize;
-    ON_TIME + throttle.limits.longest() * u32::try_from(1 + full).unwrap_or(u32::MAX)
+    ON_TIME + throttle.limits.longest() + throttle.limits.spacing() * u32::try_from(others).unwrap_or(u32::MAX)
 }
 
 /// Whether no message is lost in this plan but by the engine's own doing. Then catch-up never has
@@ -477,13 +476,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn windows_that_others_used_up_explain_why_a_claim_is_late() {
+    async fn starts_of_others_explain_why_a_claim_is_late() {
         let world = World::new(1, &Plan { faults: Vec::new() }, false).unwrap();
         let (at, late) = (Instant::now() + Duration::from_secs(60), Duration::from_secs(20));
         let name = Name { kind: "quick".into(), key: "a".into(), once: false };
         // Starts while it waited, and before.
         for (queue, meanwhile, before, seconds) in
-            [("gamma", 10, 0, 3), ("alpha", 0, 10, 13), ("alpha", 9, 0, 13), ("alpha", 10, 0, 23), ("alpha", 20, 9, 33)]
+            [("gamma", 10, 0, 3), ("alpha", 0, 10, 13), ("alpha", 9, 0, 22), ("alpha", 20, 9, 33)]
         {
             let claim = Late { at, late, name: name.clone(), queue: queue.into() };
             let starts = [vec![at - late * 2; before], vec![at - late / 2; meanwhile]].concat();

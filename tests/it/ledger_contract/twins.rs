@@ -199,3 +199,35 @@ async fn who_waits_for_the_other_row_of_its_chain_is_not_overdue() {
         assert_eq!((looked(until).await, looked(until + SLACK).await), (None, Some(until)));
     }
 }
+
+/// What runs between a copy of the ledger and its restore, the copy does not know of: after `RecoverAll` no manual run has
+/// an epoch and tick that another may have had.
+#[tokio::test]
+async fn after_a_restore_manual_runs_do_not_go_on_in_their_epoch() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        begun(ledger, "a").await;
+        let run = manual(ledger, "a", of(IfRunning::Beside)).await;
+        over(ledger, &run, granted(ledger, &run, LEASE).await.fence).await;
+        assert_eq!(ledger.steer(which("b"), Order::RecoverAll).await.unwrap(), 0, "of another chain");
+        let second = manual(ledger, "a", of(IfRunning::Beside)).await;
+        assert_eq!((second.epoch, second.tick), (run.epoch, run.tick + 1));
+        over(ledger, &second, granted(ledger, &second, LEASE).await.fence).await;
+
+        assert_eq!(ledger.steer(which("a"), Order::RecoverAll).await.unwrap(), 1, "the rotation");
+        let lost = Hint { tick: second.tick + 1, ..second.clone() };
+        assert_eq!(ledger.claim(ask(ledger, &lost, LEASE).await).await.unwrap(), Claim::Idle, "it has ended");
+        let anew = manual(ledger, "a", of(IfRunning::Beside)).await;
+        assert!(anew.epoch > second.epoch, "{anew:?}");
+        assert_eq!((anew.tick, anew.attempt), (1, 1));
+        for tick in second.tick + 1..second.tick + 3 {
+            let lost = Hint { tick, ..second.clone() };
+            let answer = ledger.claim(ask(ledger, &lost, LEASE).await).await.unwrap();
+            assert_eq!(answer, Claim::Idle, "the old time is over");
+        }
+        over(ledger, &anew, granted(ledger, &anew, LEASE).await.fence).await;
+        // From there on they go on as before.
+        let next = manual(ledger, "a", of(IfRunning::Beside)).await;
+        assert_eq!((next.epoch, next.tick), (anew.epoch, anew.tick + 1));
+    }
+}
