@@ -90,7 +90,7 @@ pub struct Ruling {
 /// A chain that is called so soon after it was due was not kept from it, in milliseconds.
 const ON_TIME: i64 = 500;
 
-/// How long the answer to a claim may be on its way over a slow network, in milliseconds.
+/// How long the answer to a claim, or to a finish, may be on its way over a slow network, in milliseconds.
 const ANSWERED: i64 = 2_000;
 
 /// The name of the fault that freezes a worker.
@@ -276,8 +276,8 @@ pub fn judge(log: &[Line], chains: &[Chain], attempts: &[Attempt], rules: &Rules
     ruling
 }
 
-/// Whether the chain was rightly set aside: the ledger gave up its last tick three times, and each call of that tick that
-/// the receiver saw got no answer, as its worker was struck, or everybody was cut off, meanwhile. A worker that was
+/// Whether the chain was rightly set aside: the ledger gave up its last tick three times, and during each call of that
+/// tick that the receiver saw, or soon after its answer, its worker was struck, or everybody was cut off. A worker that was
 /// struck between its claim and its call is in the ledger alone. One that was frozen says when it wakes up that it was
 /// too late (`fenced`).
 fn is_set_aside(record: &Record, chain: &Chain, attempts: &[Attempt]) -> bool {
@@ -286,11 +286,10 @@ fn is_set_aside(record: &Record, chain: &Chain, attempts: &[Attempt]) -> bool {
     let given_up = |row: &&Attempt| matches!(row.verdict.as_deref(), Some("lost" | "fenced"));
     let lost: Vec<&Attempt> = of_chain().filter(|row| Some(row.tick) == last && given_up(row)).collect();
     let died = |seen: &Seen| {
-        let span = seen.span(record.over);
-        // A worker that is frozen reads its answer when its lease is over.
-        let got_it = seen.answered() && !record.was_frozen(&seen.call.worker, span);
-        !got_it
-            && (record.was_struck(&seen.call.worker, span) || record.outages().any(|fault| meet(fault.felt(), span)))
+        let (begun, ended) = seen.span(record.over);
+        // An answer is worth nothing before its worker has written it.
+        let span = (begun, if seen.answered() { ended + ANSWERED } else { ended });
+        record.was_struck(&seen.call.worker, span) || record.outages().any(|fault| meet(fault.felt(), span))
     };
     let calls = record.chains.get(&chain.epoch).map(Vec::as_slice).unwrap_or_default();
     let mut of_lost = calls.iter().filter(|seen| lost.iter().any(|row| Some(row.fence) == seen.call.fence));
