@@ -14,11 +14,11 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::broker::lanes::MOST_LANES;
 use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::encryption::{Unopened, is_sealed, longest};
 use crate::guard::IfRunning;
+use crate::lanes::MOST_LANES;
 use crate::progress::{Report, Reporter};
 use crate::throttle::upstream::{Advice, PermitError, Upstream};
 use crate::trace::HandlerSpan;

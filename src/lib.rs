@@ -28,7 +28,8 @@
 //! 9. [`outcome`]: what happened, and for which [`reason`], becomes what follows (pure); a [`policy`] may
 //!    say so by the reason.
 //! 10. [`schedule`]: when next (pure).
-//! 11. [`ladder`]: a delay becomes hops over rungs (pure).
+//! 11. [`ladder`]: a delay becomes hops over rungs (pure); [`topology`] names what there is on the broker for that, and
+//!     [`lanes`] which of a platform queue's queues a message takes (pure).
 //!
 //! Beside them, [`clock`] is the only reader of time and randomness, [`calendar`] is how the wall clock stands to the
 //! ledger's time (pure), [`encryption`] seals what lies in ledger and
@@ -105,6 +106,7 @@ pub mod import;
 pub mod inspect;
 pub mod job;
 pub mod ladder;
+pub mod lanes;
 pub mod ledger;
 mod listen;
 pub mod monitor;
@@ -120,6 +122,7 @@ pub mod simulation;
 pub mod telemetry;
 pub mod throttle;
 mod tls;
+pub mod topology;
 pub mod trace;
 mod web;
 

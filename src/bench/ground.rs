@@ -13,7 +13,6 @@ use tokio_util::sync::CancellationToken;
 use super::chains::{KIND, QUEUE};
 use crate::broker::Broker;
 use crate::broker::embedded::EmbeddedBroker;
-use crate::broker::topology::Names;
 use crate::config::{BrokerUrl, Config};
 use crate::engine::enroll::{Enroller, Entity};
 use crate::engine::life::Probe;
@@ -23,6 +22,7 @@ use crate::ledger::{Order, Traffic, Which};
 use crate::outcome::Outcome;
 use crate::roster::{self, Format, SyncError, Wishes};
 use crate::telemetry::{Latenesses, Telemetry};
+use crate::topology::Names;
 
 /// Entities enrolled in one transaction.
 const BATCH: usize = 1_000;

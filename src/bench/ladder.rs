@@ -16,7 +16,6 @@ use super::chains::{KIND, QUEUE, histogram, micros_now};
 use super::ground::{self, Ground};
 use crate::broker::Broker;
 use crate::broker::embedded::EmbeddedBroker;
-use crate::broker::topology::Names;
 use crate::clock::{Clock, Entropy, Time, short_duration};
 use crate::config::{Config, LedgerUrl};
 use crate::engine::{Connections, Dispatch, StartError};
@@ -24,6 +23,7 @@ use crate::job::{Envelope, Job};
 use crate::ledger::sqlite::SqliteLedger;
 use crate::schedule::spread;
 use crate::telemetry::Lateness;
+use crate::topology::Names;
 
 /// When virtual time begins; any time will do.
 const FROM: Time = Time::from_millis(1_800_000_000_000);

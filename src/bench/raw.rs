@@ -19,13 +19,13 @@ use tokio_util::task::TaskTracker;
 
 use super::chains::{KIND, Meter, QUEUE};
 use crate::broker::embedded::EmbeddedBroker;
-use crate::broker::topology::{Names, Topology};
 use crate::broker::{Broker, BrokerError, Destination, Message};
 use crate::clock::{Clock, Time};
 use crate::engine::StartError;
 use crate::job::Envelope;
 use crate::ladder::Ladder;
 use crate::ledger::Hint;
+use crate::topology::{Names, Topology};
 
 /// What the names of exchanges and queues begin with.
 const WORK: &str = "roundelay-bench-raw.work";

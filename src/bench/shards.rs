@@ -18,13 +18,13 @@ use super::ground::{self, Ground};
 use super::raw::{Course, RawLoop};
 use super::round;
 use crate::broker::rabbit::certificates::Certificate;
-use crate::broker::topology::Topology;
 use crate::broker::{Broker, BrokerError, Consumer, Depth, Destination, Message, PublishError, Rates, Shelved};
 use crate::clock::short_duration;
 use crate::config::Config;
 use crate::engine::{StartError, topology_guard};
 use crate::job::Job;
 use crate::ladder::jitter_rungs;
+use crate::topology::Topology;
 
 /// The most platform queues that are compared.
 pub const MOST_QUEUES: usize = super::raw::MOST_SHARDS;

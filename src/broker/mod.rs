@@ -3,12 +3,9 @@
 //! - [`rabbit`]: RabbitMQ over lapin, for production.
 //! - [`embedded`]: the same topology in this process, for development, single machines, tests and
 //!   simulation. It keeps nothing: the ledger re-creates every chain's message.
-//! - [`lanes`]: which of a platform queue's queues a message takes.
 
 pub mod embedded;
-pub mod lanes;
 pub mod rabbit;
-pub mod topology;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,9 +17,9 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::job::Envelope;
+use crate::topology::Topology;
 use crate::trace::context::Carried;
 use rabbit::certificates::Certificate;
-use topology::Topology;
 
 /// Where a message is published to.
 #[derive(Clone, Debug, PartialEq, Eq)]

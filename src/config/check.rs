@@ -22,14 +22,14 @@ use super::{
     BrokerSettings, BrokerTls, BrokerUrl, CatchUpSettings, Config, HandlerSettings, HttpSettings, KindSettings,
     LedgerSettings, LedgerUrl, QueueSettings, Secret, SpawnSettings, Takeover, TlsSettings, Unique, WorkerSettings,
 };
-use crate::broker::lanes::MOST_LANES;
 use crate::broker::rabbit;
-use crate::broker::topology::Names;
 use crate::handler::http::{self, HttpError, Reach};
 use crate::job::check_name;
 use crate::ladder::Ladder;
+use crate::lanes::MOST_LANES;
 use crate::ledger::postgres;
 use crate::outcome::{Backoff, RetryPolicy};
+use crate::topology::Names;
 
 /// The longest interval and backoff that may be configured.
 pub const TEN_YEARS: Duration = Duration::from_secs(10 * 366 * 86_400);

@@ -46,16 +46,16 @@ pub use secret::Secret;
 pub use tracing::TracingSettings;
 pub use unpaced::{Unpaced, unpaced};
 
-use crate::broker::lanes::{Lanes, MOST_LANES};
-use crate::broker::topology::{Names, Topology};
 use crate::encryption::Keyring;
 use crate::handler::http::Reach;
 use crate::ladder::Ladder;
+use crate::lanes::{Lanes, MOST_LANES};
 use crate::outcome::RetryPolicy;
 use crate::policy::Policies;
 use crate::schedule::{Pace, Rhythm};
 use crate::throttle::key::KeyPath;
 use crate::throttle::slots::{Breaker, Limits};
+use crate::topology::{Names, Topology};
 
 /// Checked settings: what they name exists, and what they ask for is possible.
 /// ```
@@ -568,9 +568,16 @@ impl Config {
         Topology::new(Names::new(&self.broker.prefix), self.broker_queues(), &self.ladder)
     }
 
+    /// The lanes of its platform queues.
+    pub fn lanes(&self) -> Lanes {
+        let queues = self.queues.iter().map(|(name, queue)| (name, queue.lanes));
+        let kinds = self.kinds.iter().map(|(name, kind)| (name, kind.priority));
+        Lanes::new(&self.broker.prefix, queues, kinds)
+    }
+
     /// The broker's queues behind the platform queues.
     pub fn broker_queues(&self) -> Vec<String> {
-        let lanes = Lanes::new(self);
+        let lanes = self.lanes();
         self.queues.keys().flat_map(|queue| lanes.queues(queue)).collect()
     }
 }

@@ -26,13 +26,13 @@ use toml::Table;
 use super::ground::{Dashboard, Ground};
 use super::second::{Killed, Second};
 use crate::broker::embedded::EmbeddedBroker;
-use crate::broker::topology::Names;
 use crate::clock::Time;
 use crate::config::{BrokerUrl, Config};
 use crate::engine::{Connections, Engine, StartError};
 use crate::ledger::{Census, ChainState, Filter, Ledger, Listed};
 use crate::roster::{Wishes, from_source};
 use crate::telemetry::{Count, Lateness, QueueReport, Telemetry};
+use crate::topology::Names;
 
 /// Queues of the demo on a broker that others may use are called so.
 pub const PREFIX: &str = "demo-";

@@ -19,7 +19,6 @@ use async_trait::async_trait;
 
 use super::enroll::EnrollError;
 use super::{Connections, Dispatch, reconcile};
-use crate::broker::topology::Names;
 use crate::clock::{Time, short_duration};
 use crate::config::{Config, KindSettings, LONGEST_HELD, OwnSchedule, Scope, internal_kind};
 use crate::handler::Handler;
@@ -27,6 +26,7 @@ use crate::job::{Envelope, Job};
 use crate::ledger::{LedgerError, NewChain, SpawnedJob};
 use crate::outcome::Outcome;
 use crate::roster::{self, SyncError, Wishes};
+use crate::topology::Names;
 
 /// What the names of the engine's own kinds begin with.
 const INTERNAL: &str = "roundelay.";

@@ -8,15 +8,15 @@ use tokio::time::sleep;
 use super::Connections;
 use super::pace::Pace;
 use super::sealing::{self, Sealing};
-use crate::broker::lanes::Lanes;
-use crate::broker::topology::Names;
 use crate::broker::{Broker, Destination, Message, PublishError};
 use crate::clock::Time;
 use crate::config::Config;
 use crate::job::Envelope;
 use crate::ladder::{Hop, Ladder};
+use crate::lanes::Lanes;
 use crate::ledger::Ledger;
 use crate::telemetry::{Count, Telemetry};
+use crate::topology::Names;
 
 /// A delay decided this long ago may still use the exact rung it was meant for, and be late by
 /// that much; after longer the remainder is climbed anew.
@@ -62,7 +62,7 @@ impl Dispatch {
         Self {
             broker: connections.broker.clone(),
             ladder: config.ladder.clone(),
-            lanes: Lanes::new(config),
+            lanes: config.lanes(),
             rearm: Names::new(&config.broker.prefix).rearm(),
             ledger: connections.ledger.clone(),
             telemetry: Arc::default(),

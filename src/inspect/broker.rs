@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::broker::lanes::Lanes;
 use crate::broker::{Broker, Depth};
 use crate::config::Config;
 use crate::engine::Connections;
@@ -44,7 +43,7 @@ impl Asked {
         if !broker.keeps_messages() {
             return Self::Embedded;
         }
-        let (mut depths, lanes) = (BTreeMap::new(), Lanes::new(config));
+        let (mut depths, lanes) = (BTreeMap::new(), config.lanes());
         for queue in queues {
             let mut all = Ok(Depth { ready: 0, consumers: u64::MAX });
             for lane in lanes.queues(&queue) {

@@ -8,7 +8,6 @@ use utoipa::ToSchema;
 use super::broker::Asked;
 use super::words::{At, Late};
 use crate::broker;
-use crate::broker::lanes::Lanes;
 use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::config::Config;
@@ -155,7 +154,7 @@ impl Known<'_> {
             }
         }
         let depth = self.asked.depth(name);
-        let lanes = Lanes::new(self.config);
+        let lanes = self.config.lanes();
         let rates = lanes.queues(name).filter_map(|lane| self.rates.get(&lane));
         let rates = rates.map(|of| Rates { into: of.published, out: of.delivered });
         let rates = rates.reduce(|a, b| Rates { into: a.into + b.into, out: a.out + b.out });

@@ -16,9 +16,9 @@ use minijinja::{Environment, UndefinedBehavior};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use crate::broker::lanes::MOST_LANES;
 use crate::config::{Config, KindSettings, OwnSchedule};
 use crate::engine::enroll::{Entity, Rules};
+use crate::lanes::MOST_LANES;
 pub use sync::{Report, Sync, SyncError, Wishes, from_source};
 
 /// One row, by column.

@@ -23,7 +23,6 @@ use super::world::Weather;
 use crate::bench::windows;
 use crate::broker::Broker;
 use crate::broker::embedded::{EmbeddedBroker, EmbeddedConnection};
-use crate::broker::topology::Names;
 use crate::clock::{Clock, Entropy, Time, short_duration};
 use crate::config::{Config, LedgerUrl};
 use crate::engine::enroll::{Enroller, Entity};
@@ -32,6 +31,7 @@ use crate::job::Job;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::outcome::Outcome;
 use crate::telemetry::SlotCounts;
+use crate::topology::Names;
 
 const KIND: &str = "call";
 const QUEUE: &str = "calls";

@@ -12,9 +12,9 @@ use lapin::options::{BasicConsumeOptions, BasicGetOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use reqwest::Method;
 use roundelay::broker::rabbit::{Finding, Patience, RabbitBroker, Weight, definitions};
-use roundelay::broker::topology::{Argument, Names, Topology};
 use roundelay::broker::{Broker, BrokerError, Consumer, Delivery, Destination, Message, PublishError};
 use roundelay::ladder::Ladder;
+use roundelay::topology::{Argument, Names, Topology};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 

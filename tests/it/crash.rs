@@ -11,7 +11,7 @@ use axum::http::HeaderMap;
 use axum::routing::post;
 use roundelay::broker::Broker;
 use roundelay::broker::rabbit::RabbitBroker;
-use roundelay::broker::topology::Names;
+use roundelay::topology::Names;
 use tokio::sync::watch;
 use tokio::time::sleep;
 

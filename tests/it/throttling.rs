@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use roundelay::broker::embedded::EmbeddedBroker;
-use roundelay::broker::topology::Names;
 use roundelay::clock::{Clock, Entropy, Time};
 use roundelay::config::LedgerUrl;
 use roundelay::engine::enroll::{Enroller, Entity};
@@ -14,6 +13,7 @@ use roundelay::job::Job;
 use roundelay::ledger::sqlite::SqliteLedger;
 use roundelay::simulation::paced;
 use roundelay::telemetry::{Count, Telemetry};
+use roundelay::topology::Names;
 use roundelay::{Config, Engine, Outcome};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use reqwest::{Method, StatusCode};
 use roundelay::Config;
 use roundelay::broker::rabbit::RabbitBroker;
-use roundelay::broker::topology::Names;
+use roundelay::topology::Names;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};

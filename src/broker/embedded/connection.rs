@@ -23,8 +23,8 @@ use super::queue::{Label, Stored};
 use super::state::{NoWay, State, no_queue};
 use crate::broker::rabbit::Patience;
 use crate::broker::rabbit::check::refuse_wrong;
-use crate::broker::topology::{Names, Topology};
 use crate::broker::{Broker, BrokerError, Consumer, Depth, Destination, Message, PublishError, Shelved};
+use crate::topology::{Names, Topology};
 
 /// How a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

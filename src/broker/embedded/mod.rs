@@ -29,8 +29,8 @@ pub use connection::EmbeddedConnection;
 pub use fault::{Held, HeldState, PublishFault};
 
 use super::rabbit::Patience;
-use super::topology::{Names, Topology};
 use super::{Broker, BrokerError, Consumer, Depth, Message, PublishError};
+use crate::topology::{Names, Topology};
 use node::Node;
 
 /// Whose behaviour it has, where versions differ.

@@ -7,7 +7,7 @@ use super::EmbeddedBroker;
 use super::settings::{Definition, Settings};
 use super::state::{Routes, State};
 use crate::broker::rabbit::check::{SeenExchange, SeenQueue, Snapshot, arguments};
-use crate::broker::topology::Argument;
+use crate::topology::Argument;
 
 /// A policy.
 pub(super) struct Policy {

@@ -11,8 +11,8 @@ use super::consumer::{Flow, Tag};
 use super::node::Outbox;
 use super::rung::Dying;
 use super::settings::Settings;
-use crate::broker::topology::Argument;
 use crate::broker::{Delivery, Message};
+use crate::topology::Argument;
 use crate::trace::context::Carried;
 
 /// What a message in quarantine says of itself, beside its body.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::Profile;
-use crate::broker::topology::Argument;
+use crate::topology::Argument;
 
 /// The definition of a policy.
 pub(super) type Definition = Map<String, Value>;
@@ -104,8 +104,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::broker::topology::{Names, Topology};
     use crate::ladder::Ladder;
+    use crate::topology::{Names, Topology};
 
     fn settings(profile: Profile, queue: &str, policy: Value) -> Settings {
         let topology = Topology::new(Names::new("r"), ["work"], &Ladder::new([Duration::from_secs(7)]));

@@ -15,8 +15,8 @@ use super::node::Outbox;
 use super::policy::Policy;
 use super::queue::{Attached, Queue, Return, Stored};
 use super::settings::argument_text;
-use crate::broker::topology::{Exchange, ExchangeKind, Topology};
 use crate::broker::{BrokerError, Delivery, Depth};
+use crate::topology::{Exchange, ExchangeKind, Topology};
 
 /// How long RabbitMQ 3.10 takes to tell consumers that their queue has been deleted. When it is
 /// declared again before, it never does.

@@ -8,8 +8,8 @@ use tokio::sync::oneshot;
 
 use super::attribution::{Returns, one_more_round};
 use super::headers;
-use crate::broker::topology::Names;
 use crate::broker::{Destination, Message, PublishError};
+use crate::topology::Names;
 
 /// How much of the reason for a quarantine is kept, in bytes.
 const MOST_OF_A_REASON: usize = 4_096;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 pub(in crate::broker) use super::definitions::arguments;
 use super::policies;
 use crate::broker::BrokerError;
-use crate::broker::topology::{Argument, Binding, Topology};
+use crate::topology::{Argument, Binding, Topology};
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -216,8 +216,8 @@ pub(super) mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::broker::topology::Names;
     use crate::ladder::Ladder;
+    use crate::topology::Names;
 
     pub(in super::super) fn topology() -> Topology {
         Topology::new(Names::new("r"), ["work"], &Ladder::new([]))
@@ -225,11 +225,11 @@ pub(super) mod tests {
 
     /// A broker that has exactly what it must have.
     pub(in super::super) fn exact(topology: &Topology) -> Snapshot {
-        let exchange = |e: &crate::broker::topology::Exchange| {
+        let exchange = |e: &crate::topology::Exchange| {
             let seen = SeenExchange { kind: e.kind.as_str().into(), durable: true, arguments: arguments(&e.arguments) };
             (e.name.clone(), seen)
         };
-        let queue = |q: &crate::broker::topology::Queue| {
+        let queue = |q: &crate::topology::Queue| {
             let (arguments, effective_policy) = (arguments(&q.arguments), Some(Map::new()));
             (q.name.clone(), SeenQueue { durable: true, arguments, effective_policy, ..SeenQueue::default() })
         };

@@ -9,8 +9,8 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ErrorKind};
 
 use super::connection::{in_words, short};
-use crate::broker::topology::{Argument, Binding, Exchange, ExchangeKind, Queue, Topology};
 use crate::broker::{BrokerError, Depth};
+use crate::topology::{Argument, Binding, Exchange, ExchangeKind, Queue, Topology};
 
 /// How many channels declare at the same time. The broker creates a quorum queue in several
 /// milliseconds, most of which it waits for its disk.

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::broker::topology::{Argument, Topology};
+use crate::topology::{Argument, Topology};
 
 /// Everything in the topology, sorted by name, for that virtual host.
 pub fn definitions(topology: &Topology, vhost: &str) -> Value {
@@ -70,8 +70,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::broker::topology::Names;
     use crate::ladder::Ladder;
+    use crate::topology::Names;
 
     #[test]
     fn the_export_is_stable_and_complete() {

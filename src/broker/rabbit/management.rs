@@ -14,9 +14,9 @@ use url::Url;
 use super::check::{SeenExchange, SeenQueue, Snapshot};
 use super::connection::install_tls_provider;
 use crate::broker::Rates;
-use crate::broker::topology::Topology;
 use crate::config::BrokerTls;
 use crate::tls;
+use crate::topology::Topology;
 
 /// How long one request may take.
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);

@@ -43,10 +43,10 @@ pub use check::{Finding, Weight};
 pub use definitions::definitions;
 pub use management::memory_of_nodes;
 
-use super::topology::{Names, Topology};
 use super::{Broker, BrokerError, Consumer, Depth, Message, PublishError, Rates, Shelved};
 use crate::clock::Entropy;
 use crate::config::{BrokerSettings, BrokerUrl, Secret};
+use crate::topology::{Names, Topology};
 use certificates::Certificate;
 use connection::{Address, Link, up};
 use management::Place;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::check::{Finding, SeenQueue, Snapshot, Weight};
-use crate::broker::topology::Topology;
+use crate::topology::Topology;
 
 /// What a policy must not set on the engine's queues, and what happens if it does.
 const HARMFUL: [(&str, &str); 9] = [

@@ -21,8 +21,8 @@ use super::Patience;
 use super::attempt::{Job, Tried, Verdict, attempt};
 use super::attribution::Returns;
 use super::connection::{Line, Link, in_words, up};
-use crate::broker::topology::Names;
 use crate::broker::{Message, PublishError};
+use crate::topology::Names;
 
 /// How many publishes may wait for their confirmation on the channel.
 const MOST_IN_FLIGHT: usize = 4_096;

@@ -5,7 +5,7 @@ use lapin::options::{ExchangeDeleteOptions, QueueDeleteOptions};
 
 use super::connection::{in_words, short};
 use crate::broker::BrokerError;
-use crate::broker::topology::Topology;
+use crate::topology::Topology;
 
 /// Deletes all queues, then all exchanges. What is absent already does not matter to the broker.
 pub(super) async fn remove(connection: &Connection, topology: &Topology) -> Result<(), BrokerError> {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::examine::Permissions;
-use crate::broker::topology::Topology;
+use crate::topology::Topology;
 
 /// A user's part in the deployment. Users bear the names of their parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -148,8 +148,8 @@ mod tests {
     use regex_lite::Regex;
 
     use super::*;
-    use crate::broker::topology::Names;
     use crate::ladder::Ladder;
+    use crate::topology::Names;
 
     fn topology() -> Topology {
         Topology::new(Names::new("r.x"), ["sync-ios", "r.x.lane.1.sync-ios", "w.b"], &Ladder::new([]))

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use super::machine::files_of;
 use super::{Answer, Area, Facts, Finding, Grade, some, span, word};
-use crate::broker::topology::Names;
 use crate::calendar::Calendar;
 use crate::clock::{Clock, Time};
 use crate::config::{BrokerUrl, Config, LedgerUrl};
@@ -26,6 +25,7 @@ use crate::ledger::{Census, ChainState, Condition, Filter, LAST, LateChain, Ledg
 use crate::monitor::stuck;
 use crate::monitor::throttled::Throttled;
 use crate::throttle::orders::Orders;
+use crate::topology::Names;
 
 /// Late chains that are looked at.
 const LATE: u32 = 20;

@@ -17,8 +17,6 @@ use super::recorder::{Recorder, Span};
 use super::report::{self, Report, Seen};
 use crate::broker::Broker;
 use crate::broker::embedded::EmbeddedBroker;
-use crate::broker::lanes::Lanes;
-use crate::broker::topology::Names;
 use crate::clock::{Clock, Entropy};
 use crate::config::{Config, LedgerUrl};
 use crate::engine::StartError;
@@ -26,6 +24,7 @@ use crate::engine::enroll::Enroller;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{Kinds, Ledger};
 use crate::schedule::{From, Rhythm};
+use crate::topology::Names;
 
 /// Nobody reads the history of a forecast; removing it more often would take longer than what it is about.
 const REMEMBERED: Duration = Duration::from_secs(50);
@@ -111,7 +110,7 @@ async fn play(mut plan: Plan, progress: impl Fn(Duration) -> bool) -> Result<Rep
     enrolling.extend(enroll(&mut plan, &fleet, false)?);
 
     let mut backlogs: BTreeMap<String, u64> = BTreeMap::new();
-    let lanes = Lanes::new(&plan.config);
+    let lanes = plan.config.lanes();
     for (at, event) in timetable(&plan) {
         sleep_until(begun + at.min(plan.length)).await;
         if at >= plan.length {

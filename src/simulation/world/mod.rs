@@ -22,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::broker::Broker;
 use crate::broker::embedded::{EmbeddedBroker, EmbeddedConnection, PublishFault};
-use crate::broker::topology::Names;
 use crate::clock::{Clock, Entropy, Time};
 use crate::config::{Config, LedgerUrl};
 use crate::engine::life::Point;
@@ -37,6 +36,7 @@ use crate::simulation::observe::{Lossless, Observer, Violation};
 use crate::simulation::plan::{Astray, Blow, Fault, Plan, STORM, Wrong};
 use crate::simulation::worker::{Process, Struck, Traps, Watcher};
 use crate::telemetry::SlotCounts;
+use crate::topology::Names;
 pub use scene::{BRISK, CHAIN_COUNT, COOLDOWN, LONG, PACED, QUEUES, WORKERS, if_running};
 use scene::{FIRST_KEY, handle, has_its_own_payload, once};
 use verdict::{is_lossless, stopped, touched};

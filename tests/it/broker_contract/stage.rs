@@ -11,10 +11,10 @@ use lapin::{BasicProperties, Confirmation};
 use reqwest::Method;
 use roundelay::broker::embedded::{EmbeddedBroker, EmbeddedConnection, Profile};
 use roundelay::broker::rabbit::{Patience, RabbitBroker};
-use roundelay::broker::topology::{Argument, Binding, Names, Queue, Topology};
 use roundelay::broker::{Broker, Destination, Message};
 use roundelay::config::Secret;
 use roundelay::ladder::Ladder;
+use roundelay::topology::{Argument, Binding, Names, Queue, Topology};
 use serde_json::{Value, json};
 
 use crate::harness::{Vhost, until};

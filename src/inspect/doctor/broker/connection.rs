@@ -3,9 +3,9 @@
 use super::permissions::Needs;
 use crate::broker::rabbit::certificates::{Certificate, Soon};
 use crate::broker::rabbit::examine::{Negotiated, Place, Reached};
-use crate::broker::topology::Topology;
 use crate::clock::Time;
 use crate::inspect::doctor::{Answer, Area, Finding, word};
+use crate::topology::Topology;
 
 /// Channels of a connection that a worker needs beside one for each queue.
 const OWN_CHANNELS: usize = 16;

@@ -2,8 +2,8 @@
 
 use super::permissions::{Needs, permissions};
 use crate::broker::rabbit::examine::{Node, Place, Told, Untold, Withheld};
-use crate::broker::topology::Topology;
 use crate::inspect::doctor::{Answer, Area, Finding, size, some, word};
+use crate::topology::Topology;
 
 /// A node with less free disk than this above its limit may raise the alarm any day.
 const LITTLE_DISK: u64 = 1 << 30;

@@ -63,8 +63,8 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
 mod tests {
     use super::*;
     use crate::broker::rabbit::examine::{Feature, Node, Permissions};
-    use crate::broker::topology::{Names, Topology};
     use crate::ladder::Ladder;
+    use crate::topology::{Names, Topology};
 
     pub(super) fn needs() -> Needs {
         Needs::of(&topology(), true)

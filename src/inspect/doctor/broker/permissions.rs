@@ -6,8 +6,8 @@ use regex_lite::Regex;
 
 use crate::broker::rabbit::examine::{Permissions, Place, Told, Withheld};
 use crate::broker::rabbit::users::Role;
-use crate::broker::topology::Topology;
 use crate::inspect::doctor::{Area, Finding, some, word};
+use crate::topology::Topology;
 
 /// What a worker's user must be allowed.
 pub(super) struct Needs(Permissions);

@@ -1,9 +1,9 @@
 //! Whether exchanges and queues are as they must be, and whether those are empty that should be (pure).
 
 use crate::broker::rabbit::{Weight, check};
-use crate::broker::topology::{Names, Topology};
 use crate::inspect::broker::Asked;
 use crate::inspect::doctor::{Answer, Area, Finding, Grade, some};
+use crate::topology::{Names, Topology};
 
 /// What differs from the topology.
 pub(super) fn declared(found: &Answer<Vec<check::Finding>>, is_in: bool, topology: &Topology) -> Vec<Finding> {

@@ -8,8 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use super::topology::Names;
-use crate::config::Config;
+use crate::topology::Names;
 
 /// More are of no use, and each is a queue on the broker.
 pub const MOST_LANES: u8 = 10;
@@ -25,14 +24,18 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// Those of `config`.
-    pub fn new(config: &Config) -> Self {
-        let queues = config.queues.iter().map(|(name, queue)| (name.clone(), queue.lanes));
-        let priorities = config.kinds.iter().map(|(name, kind)| (name.clone(), kind.priority));
+    /// Those of queues, each with how many lanes it has, and of kinds, each with its priority. `prefix` begins the names
+    /// of the broker's queues.
+    pub fn new<'a>(
+        prefix: &str,
+        queues: impl IntoIterator<Item = (&'a String, u8)>,
+        kinds: impl IntoIterator<Item = (&'a String, u8)>,
+    ) -> Self {
+        let (queues, kinds) = (queues.into_iter(), kinds.into_iter());
         Self {
-            names: Names::new(&config.broker.prefix),
-            queues: queues.filter(|(_, lanes)| *lanes > 1).collect(),
-            priorities: priorities.filter(|(_, priority)| *priority > 0).collect(),
+            names: Names::new(prefix),
+            queues: queues.filter(|(_, lanes)| *lanes > 1).map(|(name, lanes)| (name.clone(), lanes)).collect(),
+            priorities: kinds.filter(|(_, priority)| *priority > 0).map(|(name, of)| (name.clone(), of)).collect(),
         }
     }
 
@@ -65,9 +68,8 @@ mod tests {
 
     #[test]
     fn a_table_of_lanes() {
-        let text =
-            "[queues.work]\nlanes = 3\n[queues.other]\n[kinds.a]\npriority = 2\n[kinds.b]\npriority = 1\n[kinds.c]";
-        let lanes = Lanes::new(&Config::parse(text, "test", []).unwrap());
+        let [work, other, a, b, c] = ["work", "other", "a", "b", "c"].map(str::to_owned);
+        let lanes = Lanes::new("roundelay", [(&work, 3), (&other, 1)], [(&a, 2), (&b, 1), (&c, 0)]);
         for (queue, kind, own, expected) in [
             ("work", "a", None, "roundelay.lane.2.work"),
             ("work", "b", None, "roundelay.lane.1.work"),
