@@ -2,7 +2,6 @@
 //! (I1, I7, I8, I9, schedule, cron, batch).
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -380,10 +379,10 @@ impl Observer {
         state.chains.iter().filter(|(name, model)| stuck(name, model)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// How late the claims of that time were.
-    pub fn claims(&self, within: Range<Instant>) -> Vec<Late> {
+    /// How late the claims since then were.
+    pub fn claims(&self, since: Instant) -> Vec<Late> {
         let state = self.lock();
-        state.claims.iter().filter(|claim| within.contains(&claim.at)).cloned().collect()
+        state.claims.iter().filter(|claim| claim.at >= since).cloned().collect()
     }
 
     /// Kinds and keys of chains that were discovered before then, by a run whose end is written.
