@@ -400,7 +400,7 @@ async fn give_up(core: &Core, session: Option<i64>, overdue: &mut [Overdue]) -> 
     Ok(())
 }
 
-/// Gives up such claims on chains that were paused or retired since, at which no catch-up looks.
+/// Gives up claims of this worker that it does not run, on chains that no catch-up looks at: paused or retired since.
 async fn give_up_at_rest(core: &Core) -> Result<(), LedgerError> {
     let Some(session) = core.vitals.session() else { return Ok(()) };
     let mut claims = core.ledger.left_with(session, PER_LOOK).await?;

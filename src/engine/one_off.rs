@@ -76,7 +76,7 @@ impl Core {
         let owner = self.owner_of(&envelope).await;
         if !lets_start(owner) {
             drop(permit);
-            // It does not run, so nobody can die over it.
+            // The job does not run, so no worker can die over it.
             if !self.out_of_hand(&released).await {
                 return Fate::Requeue;
             }
