@@ -9,9 +9,10 @@
 //! A one-off job has no record that its progress could be kept with. Of those that report, the desk keeps a
 //! row in the ledger while they run; the rows of a worker that has died are soon forgotten.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -161,7 +162,7 @@ impl Desk {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// A run of a one-off job begins.

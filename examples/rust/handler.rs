@@ -4,12 +4,13 @@
 //!
 //!     cargo run --example handler
 //!
-//! Needs axum, serde_json and tokio. With WEBHOOK_SECRET, the `sign` of the kind, only calls that are signed with it are
-//! answered; that needs standardwebhooks. What it gets and may answer is in docs/handlers.md.
+//! Needs axum, parking_lot, serde_json and tokio. With WEBHOOK_SECRET, the `sign` of the kind, only calls that are
+//! signed with it are answered; that needs standardwebhooks. What it gets and may answer is in docs/handlers.md.
 
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::error::Error;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::State;
@@ -40,7 +41,7 @@ fn answer(job: &Value, marks: &Mutex<Marks>) -> Response {
     let (Some(id), Some(key)) = (job["id"].as_str(), job["key"].as_str()) else {
         return Json(json!({ "outcome": "fail", "reason": "this is no job" })).into_response();
     };
-    let mut marks = marks.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut marks = marks.lock();
     if marks.done.contains(id) {
         return Json(json!({ "outcome": "done" })).into_response();
     }

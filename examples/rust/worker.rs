@@ -2,11 +2,12 @@
 //!
 //!     cargo run --example worker -- roundelay.toml
 //!
-//! Needs roundelay, tokio and tokio-util.
+//! Needs parking_lot, roundelay, tokio and tokio-util.
 
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::error::Error;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use roundelay::{Config, Engine, Job, Outcome};
@@ -21,7 +22,7 @@ struct Marks {
 }
 
 fn sync(job: &Job, marks: &Mutex<Marks>) -> Outcome {
-    let mut marks = marks.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut marks = marks.lock();
     if marks.done.contains(&job.id) {
         return Outcome::Done;
     }

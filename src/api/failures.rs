@@ -3,11 +3,12 @@
 //! Nobody guesses 256 bits. But each guess is a look into the ledger, and a forgotten program with a token that was
 //! revoked asks for ever. A token that was good before is not held up by others that come from the same address.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash as Key;
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use governor::clock::{Clock, Reference};
@@ -35,7 +36,7 @@ struct Arrivals<K>(Arc<Mutex<HashMap<K, Nanos>>>);
 
 impl<K> Arrivals<K> {
     fn by_key(&self) -> MutexGuard<'_, HashMap<K, Nanos>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -163,7 +164,7 @@ impl Failures {
     }
 
     fn good(&self) -> MutexGuard<'_, HashSet<Hash>> {
-        self.good.lock().unwrap_or_else(PoisonError::into_inner)
+        self.good.lock()
     }
 }
 

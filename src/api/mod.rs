@@ -48,7 +48,8 @@ mod tokens;
 mod words;
 mod workers;
 
-use std::sync::{Arc, PoisonError, RwLock};
+use parking_lot::RwLock;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::OnceCell;
@@ -145,12 +146,12 @@ impl Api {
 
     /// The configuration, as it was last read.
     pub fn config(&self) -> Arc<Config> {
-        self.config.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.config.read().clone()
     }
 
     /// The configuration was read again.
     pub fn take_over(&self, config: Config) {
-        *self.config.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+        *self.config.write() = Arc::new(config);
     }
 
     /// Keeps the truth.

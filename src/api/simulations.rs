@@ -1,9 +1,10 @@
 //! What a configuration will do: the simulator, one run at a time.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::Json;
@@ -42,7 +43,7 @@ pub struct Simulations {
 
 impl Simulations {
     fn runs(&self) -> MutexGuard<'_, Vec<Arc<Run>>> {
-        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.runs.lock()
     }
 
     fn find(&self, id: &str) -> Result<Arc<Run>> {
@@ -62,7 +63,7 @@ struct Run {
 
 impl Run {
     fn ended(&self) -> MutexGuard<'_, Option<std::result::Result<Value, String>>> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ended.lock()
     }
 }
 

@@ -1,7 +1,8 @@
 //! Chains with a handler that does nothing, in turn with the raw loop.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -115,11 +116,11 @@ impl Meter {
     pub(super) fn cycle(&self, due: Time) {
         let late = micros_now().saturating_sub(due.as_millis().saturating_mul(1_000));
         let late = u64::try_from(late).unwrap_or(0);
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(late);
+        self.0.lock().saturating_record(late);
     }
 
     fn take(&self) -> Histogram<u64> {
-        let mut histogram = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut histogram = self.0.lock();
         let taken = histogram.clone();
         histogram.reset();
         taken

@@ -2,8 +2,9 @@
 //!
 //! On a broker, those that one can wait for. On the embedded one in virtual time, all of them.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -124,7 +125,7 @@ async fn measure(
             let Some(arrived) = job.payload.as_u64().and_then(|n| all.get(usize::try_from(n).ok()?)) else { return };
             let late = now_micros() - job.nominal.as_millis() * 1_000;
             arrived.early.fetch_add(u64::from(late < 0), Ordering::Relaxed);
-            let mut histogram = arrived.late.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut histogram = arrived.late.lock();
             histogram.saturating_record(u64::try_from(late).unwrap_or(0));
             if open.fetch_sub(1, Ordering::Relaxed) == 1 {
                 done.notify_one();
@@ -154,7 +155,7 @@ async fn measure(
         .iter()
         .zip(all.iter())
         .map(|(delay, arrived)| {
-            let late = arrived.late.lock().unwrap_or_else(PoisonError::into_inner);
+            let late = arrived.late.lock();
             Report {
                 delay_ms: *delay,
                 hops: config.ladder.hops(Duration::from_millis(*delay)),

@@ -1,6 +1,7 @@
 //! A worker that starts when all chains are overdue and no message of them is anywhere: what catch-up makes of it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -87,7 +88,7 @@ struct Counted {
 impl Ticks {
     fn tick(&self) {
         let at = self.begin.elapsed();
-        let mut counted = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = self.inner.lock();
         counted.first.get_or_insert(at);
         let second = usize::try_from(at.as_secs()).unwrap_or(usize::MAX - 1);
         if counted.seconds.len() <= second {
@@ -127,7 +128,7 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
     workers.stop().await?;
     note("ends them");
     ground.clear().await?;
-    let counted = ticks.inner.lock().unwrap_or_else(PoisonError::into_inner);
+    let counted = ticks.inner.lock();
     let first = counted.first.unwrap_or_default();
     let (mean, peak) = evenness(&counted.seconds, first.as_secs() as usize);
     Ok(Report {
@@ -162,7 +163,7 @@ async fn most_memory(ticks: &Ticks) -> Result<Option<u64>, StartError> {
             _ = look.tick() => most = most.max(resident()),
             told = &mut alive => {
                 if told.is_err() {
-                    let count = ticks.inner.lock().unwrap_or_else(PoisonError::into_inner).count;
+                    let count = ticks.inner.lock().count;
                     return Err(StartError::Setup(format!("{count} of {} have ticked, and then no more", ticks.all)));
                 }
                 alive = Box::pin(timeout(PATIENCE, ticks.progress.notified()));

@@ -5,8 +5,9 @@
 //! neighbouring delays. A quorum queue is one process of the broker's, so several can do at the same time what one
 //! does in turn, if there are cores for it.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -222,11 +223,11 @@ struct Slept(Arc<Mutex<(bool, BTreeMap<Duration, u64>)>>);
 impl Slept {
     /// Counts from now on, or no more.
     fn count(&self, so: bool) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).0 = so;
+        self.0.lock().0 = so;
     }
 
     fn on(&self, rung: Duration) {
-        let (counts, rungs) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (counts, rungs) = &mut *self.0.lock();
         if *counts {
             *rungs.entry(rung).or_default() += 1;
         }
@@ -234,7 +235,7 @@ impl Slept {
 
     /// The share of the rung that had most, from 0 to 1.
     fn busiest(&self) -> f64 {
-        let (_, rungs) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, rungs) = &*self.0.lock();
         let all: u64 = rungs.values().sum();
         rungs.values().max().map_or(0.0, |most| *most as f64 / all as f64)
     }

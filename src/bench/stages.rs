@@ -3,8 +3,9 @@
 //! The engine says when it comes to a point of a tick's life, as it does to simulations. Each tick is one task, so
 //! the time between two points of the same task is the time of the stage between them.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -51,7 +52,7 @@ struct Inner {
 
 impl Clock {
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Forgets what has been so far.

@@ -3,7 +3,8 @@
 //! Handlers do nothing but note when they started. What is judged is these times alone: every window of the
 //! throttle's length, wherever it begins.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -121,7 +122,7 @@ impl Starts {
     }
 
     fn note(&self) {
-        let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut at = self.at.lock();
         at.push(self.micros());
         if at.len() == 1 {
             self.first.send_replace(true);
@@ -130,7 +131,7 @@ impl Starts {
 
     /// Those from `begin` on and before `end`, in their order.
     fn between(&self, begin: i64, end: i64) -> Vec<i64> {
-        let at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = self.at.lock();
         let mut at: Vec<i64> = at.iter().filter(|at| (begin..end).contains(*at)).copied().collect();
         at.sort_unstable();
         at

@@ -7,9 +7,10 @@
 pub mod embedded;
 pub mod rabbit;
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -119,13 +120,13 @@ impl Delivery {
     /// Whether it can still be settled. When its connection has died it cannot, and the broker
     /// delivers the message again: whoever has not begun to work on it should leave it.
     pub fn is_alive(&self) -> bool {
-        self.settle.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(|settle| settle.is_alive())
+        self.settle.lock().as_ref().is_none_or(|settle| settle.is_alive())
     }
 
     /// Acknowledges it before its work is done, for work that takes longer than a broker lets a consumer keep a
     /// message and that is safe without it. Settling it afterwards does nothing.
     pub async fn let_go(&self) {
-        let settle = self.settle.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let settle = self.settle.lock().take();
         if let Some(settle) = settle {
             settle.ack().await;
         }
@@ -146,7 +147,7 @@ impl Delivery {
 
     /// What settles it, apart from it; none once it was let go.
     pub(crate) fn into_settle(self) -> Option<Box<dyn Settle>> {
-        self.settle.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.settle.into_inner()
     }
 }
 

@@ -1,7 +1,7 @@
 //! What is shown while one waits, on standard error, and only on a terminal.
 
+use parking_lot::Mutex;
 use std::io::{IsTerminal, Write};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, WeakProgressBar};
@@ -62,7 +62,7 @@ impl Drop for Waiting {
 
 /// Does something that writes to the terminal, without the bar in the way.
 pub fn aside<R>(write: impl FnOnce() -> R) -> R {
-    let drawn = DRAWN.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(WeakProgressBar::upgrade);
+    let drawn = DRAWN.lock().as_ref().and_then(WeakProgressBar::upgrade);
     match drawn {
         Some(bar) => bar.suspend(write),
         None => write(),
@@ -95,5 +95,5 @@ fn style(template: &str) -> ProgressStyle {
 }
 
 fn remember(bar: &ProgressBar) {
-    *DRAWN.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.downgrade());
+    *DRAWN.lock() = Some(bar.downgrade());
 }

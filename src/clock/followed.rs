@@ -6,7 +6,7 @@
 //! notices it writes beside the reading, so the others read both, and believe it: of several who notice at once, the
 //! first decides. A reading that nobody has corrected yet is corrected here before anything is decided by it.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -230,7 +230,7 @@ impl Followed {
     }
 
     fn lock(&self) -> MutexGuard<'_, Following> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

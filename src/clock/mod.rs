@@ -7,9 +7,10 @@ mod followed;
 mod machine;
 mod server;
 
+use parking_lot::Mutex;
 use std::fmt;
 use std::ops::{Add, Sub};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rand::rngs::StdRng;
@@ -109,12 +110,12 @@ impl Wall {
 
     /// What is known.
     pub fn calendar(&self) -> Arc<Calendar> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     /// More is known.
     pub fn learn(&self, calendar: Calendar) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(calendar);
+        *self.0.lock() = Arc::new(calendar);
     }
 }
 
@@ -251,7 +252,7 @@ impl Entropy {
     }
 
     fn draw<T>(&self, f: impl FnOnce(&mut StdRng) -> T) -> T {
-        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.0.lock())
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! So simulations go the way of [`Followed`] when somebody sets the clock.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
@@ -63,7 +64,7 @@ impl Server {
     }
 
     fn lock(&self) -> MutexGuard<'_, Set> {
-        self.set.lock().unwrap_or_else(PoisonError::into_inner)
+        self.set.lock()
     }
 }
 

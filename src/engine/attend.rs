@@ -1,8 +1,8 @@
 //! Says how this worker is, and does what operators have ordered of it and of its queues.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
@@ -46,7 +46,7 @@ fn platform_queues(core: &Core) -> impl Iterator<Item = (&String, &Vec<Arc<super
 pub async fn run(core: Arc<Core>) {
     let (mut told, mut nth) = (Told::begin(&core), 0);
     loop {
-        *core.attended.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *core.attended.lock() = Some(Instant::now());
         match timeout(PATIENCE, told.tell(&core)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, "the ledger does not take how this worker is"),

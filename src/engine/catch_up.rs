@@ -10,9 +10,10 @@
 //! Many at once are spread over a window, so that whoever the handlers call is not flooded. More than
 //! one look holds make a wave: look follows look at an even rate, which the workers share.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -539,13 +540,13 @@ async fn send_all(core: &Core, sends: Vec<(Hint, Time)>) -> HashSet<i64> {
                                 "catch-up could not send a message; it is looked after again"
                             );
                         }
-                        unsent.lock().unwrap_or_else(PoisonError::into_inner).insert(hint.epoch);
+                        unsent.lock().insert(hint.epoch);
                     }
                 }
             }
         })
         .await;
-    unsent.into_inner().unwrap_or_else(PoisonError::into_inner)
+    unsent.into_inner()
 }
 
 /// Sends the messages of all chains, for a broker that begins empty: those due by now spread over

@@ -12,7 +12,8 @@
 //! | `roundelay.history` | `archive` | deletes from the archive |
 //! | `roundelay.history` | `throttles` | forgets throttles and keys of which nothing has started for long |
 
-use std::sync::{Arc, PoisonError, RwLock};
+use parking_lot::RwLock;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -103,11 +104,11 @@ impl Chores {
 
     /// The configuration was read again.
     pub(super) fn take_over(&self, config: Config) {
-        *self.config.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+        *self.config.write() = Arc::new(config);
     }
 
     fn config(&self) -> Arc<Config> {
-        self.config.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.config.read().clone()
     }
 
     fn chores(&self) -> Vec<Chore> {

@@ -37,10 +37,11 @@ mod valve;
 mod vitals;
 mod wall;
 
+use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, TryLockError};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::sync::{Notify, SetOnce, mpsc};
@@ -715,7 +716,7 @@ fn schedules_of(kinds: SharedKinds) -> impl Fn(&str) -> Option<Schedule> {
         if chores::is_internal(kind) {
             return Some(Schedule::fixed_delay(Duration::ZERO, Duration::ZERO));
         }
-        let kinds = kinds.read().unwrap_or_else(PoisonError::into_inner);
+        let kinds = kinds.read();
         Some(kinds.get(kind)?.recurrence.as_ref()?.schedule.clone())
     }
 }
@@ -834,7 +835,7 @@ impl Core {
     }
 
     fn in_hand(&self, epoch: i64) -> InHand<'_> {
-        let mut held = self.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.in_hand.lock();
         let held = held.entry(epoch).or_default();
         held.messages += 1;
         InHand { core: self, epoch, turn: held.turn.clone() }
@@ -842,7 +843,7 @@ impl Core {
 
     /// The settings of a kind.
     fn kind(&self, name: &str) -> Option<Arc<KindSettings>> {
-        self.kinds.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        self.kinds.read().get(name).cloned()
     }
 
     fn figures(&self, kind: &str) -> Option<&KindFigures> {
@@ -851,21 +852,21 @@ impl Core {
 
     /// The kinds whose chains this worker looks after.
     fn kinds(&self) -> Kinds {
-        let kinds = self.kinds.read().unwrap_or_else(PoisonError::into_inner);
+        let kinds = self.kinds.read();
         let recurring = kinds.iter().filter(|(_, kind)| kind.recurrence.is_some()).map(|(name, _)| name.clone());
         Kinds { all: kinds.keys().cloned().collect(), recurring: recurring.collect() }
     }
 
     /// How many messages of this chain are in this worker's hand.
     fn holds(&self, epoch: i64) -> u32 {
-        let held = self.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = self.in_hand.lock();
         held.get(&epoch).map_or(0, |held| held.messages)
     }
 }
 
 impl Drop for InHand<'_> {
     fn drop(&mut self) {
-        let mut held = self.core.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.core.in_hand.lock();
         if let Some(of_chain) = held.get_mut(&self.epoch) {
             of_chain.messages -= 1;
             if of_chain.messages == 0 {

@@ -3,7 +3,8 @@
 //! An order is done as soon as it comes: it waits for no room and no slot, and takes none. Its message is acknowledged
 //! only when the ledger has it, so what the broker has confirmed will be so; one that comes again changes nothing more.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use parking_lot::RwLock;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::chores::is_internal;
@@ -44,7 +45,7 @@ impl Orders {
 
     /// The configuration was read again.
     pub(super) fn take_over(&self, config: Config) {
-        *self.config.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+        *self.config.write() = Arc::new(config);
     }
 
     /// Sees to it that the chain of the envelope's kind and key is there. A chain that has ended begins anew.
@@ -55,7 +56,7 @@ impl Orders {
         queue: &str,
     ) -> Result<Result<Became, Undone>, LedgerError> {
         let bad = |why: String| Ok(Err(Undone::Bad(BadMessage::Order("enroll", why))));
-        let config = self.config.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let config = self.config.read().clone();
         let kind = &envelope.kind;
         let settings = match config.kind(kind) {
             Ok(settings) => settings,
@@ -90,7 +91,7 @@ impl Orders {
         asked: &RunNow,
         queue: &str,
     ) -> Result<Result<RunOnce, Undone>, LedgerError> {
-        let config = self.config.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let config = self.config.read().clone();
         let arrived_on = config.queues.contains_key(queue).then_some(queue);
         let mut enroller = match Enroller::new(&config, self.connections.clone(), &envelope.kind, None, true) {
             Ok(enroller) => enroller.within(self.life.clone()),

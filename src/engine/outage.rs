@@ -12,8 +12,9 @@
 //!
 //! One-off jobs are in no ledger but in their messages: they wait for the broker.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -100,13 +101,13 @@ impl Outage {
 
     /// Whether messages may come that the ledger has gone past: the broker has just come back with them.
     pub(super) fn leaves_stale(&self) -> bool {
-        let ended = *self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = *self.ended.lock();
         ended.is_some_and(|ended| ended.elapsed() < STALE)
     }
 
     fn set(&self, lasts: bool) {
         if !lasts {
-            *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+            *self.ended.lock() = Some(Instant::now());
         }
         self.lasts.store(lasts, Ordering::Relaxed);
         self.begins.notify_waiters();

@@ -6,7 +6,7 @@
 //! out. Each worker that is told does so, and finds most of it done by the others.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -107,7 +107,7 @@ fn take_over(core: &Core, change: Change) {
             "this has changed in the configuration, and stays as it was until the worker is started again"
         );
     }
-    let mut current = core.kinds.write().unwrap_or_else(PoisonError::into_inner);
+    let mut current = core.kinds.write();
     // The engine's own kinds stay.
     let mut next = BTreeMap::clone(&current);
     next.extend(super::shared(kinds));

@@ -12,9 +12,10 @@
 //!
 //! What does not open is put off: it costs no attempt and holds nothing up, and it runs when there is a key for it.
 
+use parking_lot::RwLock;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -54,12 +55,12 @@ impl Sealing {
 
     /// Those that count now.
     pub fn keys(&self) -> Arc<Keyring> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.read().clone()
     }
 
     /// From now on these count.
     pub(super) fn take_over(&self, keys: Arc<Keyring>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        *self.0.write() = keys;
     }
 }
 

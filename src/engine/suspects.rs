@@ -3,9 +3,10 @@
 //! A one-off job has no record in the ledger while it runs, and costs none. Only one that is delivered again, so that
 //! a worker had it in hand before, is noted there before it runs, and forgotten when that has come to an end.
 
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
@@ -54,11 +55,11 @@ impl Suspects {
 
     /// The job was in the ledger when this worker began.
     pub(super) fn found(&self, id: &str) {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner).insert(hash(id));
+        self.found.lock().insert(hash(id));
     }
 
     fn was_found(&self, id: Option<&str>) -> bool {
-        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = self.found.lock();
         id.is_some_and(|id| found.contains(&hash(id)))
     }
 }

@@ -1,7 +1,7 @@
 //! How much a queue lets through: what operators order is waited for by whoever works it, and by each of its
 //! messages that has not started.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 use tokio::sync::Notify;
 
@@ -44,7 +44,7 @@ impl Valve {
     }
 
     fn inner(&self) -> MutexGuard<'_, Flow> {
-        self.flow.lock().unwrap_or_else(PoisonError::into_inner)
+        self.flow.lock()
     }
 }
 
@@ -66,7 +66,7 @@ mod tests {
                 let (valve, woken) = (valve.clone(), woken.clone());
                 tokio::spawn(async move {
                     valve.until(|flow| !flow.open).await;
-                    woken.lock().unwrap().push(number);
+                    woken.lock().push(number);
                 })
             })
             .collect();
@@ -75,7 +75,7 @@ mod tests {
         for one in waiting {
             one.await.unwrap();
         }
-        assert!(woken.lock().unwrap().is_sorted(), "woken in the order {:?}", woken.lock().unwrap());
+        assert!(woken.lock().is_sorted(), "woken in the order {:?}", woken.lock());
     }
 
     #[tokio::test(start_paused = true)]

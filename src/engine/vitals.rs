@@ -7,11 +7,12 @@
 //!
 //! A session is over for good. A worker whose session has lapsed, or was ended by others, begins another.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -42,7 +43,7 @@ pub struct Term {
 
 impl Term {
     fn ends(&self) -> MutexGuard<'_, Instant> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ends.lock()
     }
 
     /// Names it in the ledger.
@@ -136,7 +137,7 @@ impl Vitals {
     }
 
     fn claims(&self) -> MutexGuard<'_, BTreeMap<i64, Arc<Claimed>>> {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+        self.claims.lock()
     }
 
     /// Whether a run of this session has not come to its end here. What is left of one that has is to write it.
@@ -155,7 +156,7 @@ impl Vitals {
     }
 
     fn terms(&self) -> MutexGuard<'_, Option<Arc<Term>>> {
-        self.term.lock().unwrap_or_else(PoisonError::into_inner)
+        self.term.lock()
     }
 }
 

@@ -5,11 +5,11 @@
 //! Where the file cannot be seen (another machine, another container), nothing is known. In the file stands a number
 //! that its worker raises: by that, the others see that it does not stand still.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError, remove_file};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::clock::{Boot, Entropy, Time};
 
@@ -156,7 +156,7 @@ impl Marks {
     }
 
     fn kept(&self) -> MutexGuard<'_, HashMap<i64, Mark>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock()
     }
 }
 

@@ -14,8 +14,9 @@ mod listener;
 pub mod stuck;
 pub mod throttled;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -210,7 +211,7 @@ impl Watch {
         let silent = facts.asked_at.elapsed() > SILENT;
         let census = silent.then(|| format!("the ledger has not been asked since {}", facts.asked));
         facts.census.note(census, now);
-        let round = attended.lock().unwrap_or_else(PoisonError::into_inner).map(|at| at.elapsed());
+        let round = attended.lock().map(|at| at.elapsed());
         facts.orders.note(round.filter(|_| !stop.is_cancelled()).and_then(stuck), now);
         let ready = facts.all().iter().all(|part| part.is_up());
         telemetry.up(facts.broker.is_up(), facts.ledger.is_up() && facts.census.is_up(), ready);
@@ -236,7 +237,7 @@ impl Watch {
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.facts.lock()
     }
 }
 

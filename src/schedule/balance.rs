@@ -23,8 +23,9 @@
 //! The candidates are few, since each is a queue at the broker. When thousands of runs end within a
 //! moment, all candidates are full, and a place between them is worth the second hop that it costs.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::{Entropy, Time};
@@ -52,7 +53,7 @@ pub struct Balances(Mutex<BTreeMap<Box<str>, Arc<Balance>>>);
 impl Balances {
     /// That of a kind.
     pub fn of(&self, kind: &str) -> Arc<Balance> {
-        let mut balances = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut balances = self.0.lock();
         if let Some(balance) = balances.get(kind) {
             return balance.clone();
         }
@@ -99,7 +100,7 @@ impl Balance {
     ) -> Duration {
         let width = (high.saturating_sub(low)).as_secs_f64().max(0.001);
         let place = |delay: Duration| (delay.saturating_sub(low).as_secs_f64() / width).clamp(0.0, 1.0);
-        let mut given = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given = self.0.lock();
         given.forget(now);
         if high.saturating_sub(low) < Duration::from_millis(MOMENT_MS as u64) {
             let chosen = if candidates.is_empty() { low } else { candidates[dice.below(candidates.len())] };
@@ -134,13 +135,13 @@ impl Balance {
 
     /// Notes a due time that was given out otherwise.
     pub fn note(&self, due: Time) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).note(due);
+        self.0.lock().note(due);
     }
 
     /// A place in a window for one of many that are spread over it at the same time, from 0 up to 1:
     /// steps of the golden ratio, which fill it evenly however many there are.
     pub fn place(&self) -> f64 {
-        let mut given = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given = self.0.lock();
         given.places += 1;
         (given.places as f64 * 0.618_033_988_749_894_9).fract()
     }
@@ -281,7 +282,7 @@ mod tests {
             let now = Time::from_millis(n * 100);
             balance.choose(now, window, &[window.0, Duration::from_secs(2), window.1], &dice);
         }
-        let given = balance.0.lock().unwrap();
+        let given = balance.0.lock();
         assert!(given.moments.len() < 20 && given.ahead.len() < 3);
         drop(given);
         assert_eq!(balance.choose(Time::default(), window, &[], &dice), window.0);

@@ -1,8 +1,8 @@
 //! Claims that go astray: what befalls one together with something else at the same moment. Dice that roll the two
 //! apart come to it too seldom.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -100,6 +100,6 @@ impl Claims {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

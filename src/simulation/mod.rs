@@ -25,9 +25,8 @@ pub mod plan;
 mod worker;
 mod world;
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -157,7 +156,7 @@ pub fn campaign(
                             what: "the same seed came to two different ends".into(),
                         });
                     }
-                    let known = total.lock().unwrap_or_else(PoisonError::into_inner).add(seed, &outcomes);
+                    let known = total.lock().add(seed, &outcomes);
                     if let (Some(violation), true) = (outcomes.violations.first(), known < REPORTED) {
                         let smallest = shrink(seed, violation.invariant);
                         let plan = plan_of(seed);
@@ -168,7 +167,7 @@ pub fn campaign(
             });
         }
     });
-    total.into_inner().unwrap_or_else(PoisonError::into_inner).report(seeds)
+    total.into_inner().report(seeds)
 }
 
 #[derive(Default)]

@@ -5,8 +5,9 @@
 //! slow, answers of it are lost, its clock is set. Every window of the throttle's length is judged, by when
 //! handlers started; how much of it was used counts while nothing is wrong, and has not been for a while.
 
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -170,7 +171,7 @@ async fn play(settings: &Settings) -> Result<Report, StartError> {
         faults += 1;
         wrong.push((from, world.begun.elapsed() + RECOVERY));
     }
-    let starts = std::mem::take(&mut *world.starts.lock().unwrap_or_else(PoisonError::into_inner));
+    let starts = std::mem::take(&mut *world.starts.lock());
     let calm = calm(settings, &wrong);
     let judged = windows::judge(&starts, settings.allow as usize, settings.per);
     let used = windows::used(&starts, 0, settings.allow as usize, settings.per, &calm);
@@ -266,7 +267,7 @@ impl World {
             .probe(Arc::new(watcher))
             .handler(KIND, move |_: Job| {
                 let at = i64::try_from(begun.elapsed().as_micros()).unwrap_or(i64::MAX);
-                starts.lock().unwrap_or_else(PoisonError::into_inner).push(at);
+                starts.lock().push(at);
                 let takes = Duration::from_millis(dice.below(5_000) as u64);
                 async move {
                     sleep(takes).await;

@@ -1,9 +1,10 @@
 //! A worker in a simulation: the real engine, which can be killed at any point and frozen.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::future::{pending, poll_fn};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
@@ -53,20 +54,20 @@ impl Process {
     /// As SIGCONT does.
     pub fn thaw(&self) {
         self.frozen.store(false, Ordering::Relaxed);
-        *self.thawed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-        let asleep = std::mem::take(&mut *self.asleep.lock().unwrap_or_else(PoisonError::into_inner));
+        *self.thawed.lock() = Some(Instant::now());
+        let asleep = std::mem::take(&mut *self.asleep.lock());
         asleep.into_iter().for_each(Waker::wake);
     }
 
     /// It cannot reach the ledger for so long.
     pub fn lose_ledger(&self, length: Duration) {
-        let mut until = self.without_ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut until = self.without_ledger.lock();
         *until = (*until).max(Some(Instant::now() + length));
     }
 
     /// Whether it can reach the ledger, if that is there.
     pub fn has_ledger(&self) -> bool {
-        self.without_ledger.lock().unwrap_or_else(PoisonError::into_inner).is_none_or(|until| until <= Instant::now())
+        self.without_ledger.lock().is_none_or(|until| until <= Instant::now())
     }
 
     /// Whether it can do anything now.
@@ -81,13 +82,13 @@ impl Process {
 
     /// Whether it runs, and can have noticed what went on while it stood still.
     pub fn is_awake(&self) -> bool {
-        let thawed = *self.thawed.lock().unwrap_or_else(PoisonError::into_inner);
+        let thawed = *self.thawed.lock();
         self.is_running() && thawed != Some(Instant::now())
     }
 
     /// Whether it stood still at any time from `since` on.
     pub fn stood_still(&self, since: Instant) -> bool {
-        let thawed = *self.thawed.lock().unwrap_or_else(PoisonError::into_inner);
+        let thawed = *self.thawed.lock();
         !self.is_running() || thawed.is_some_and(|thawed| thawed >= since)
     }
 
@@ -105,7 +106,7 @@ impl Process {
             if process.is_running() {
                 return task.as_mut().poll(context);
             }
-            process.asleep.lock().unwrap_or_else(PoisonError::into_inner).push(context.waker().clone());
+            process.asleep.lock().push(context.waker().clone());
             Poll::Pending
         }))
     }
@@ -141,17 +142,17 @@ impl Traps {
 
     /// How often what befell a worker at each point.
     pub fn sprung(&self) -> BTreeMap<(Point, Blow), u64> {
-        self.sprung.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.sprung.lock().clone()
     }
 
     /// How often each point was reached.
     pub fn reached(&self) -> BTreeMap<Point, u64> {
-        self.reached.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.reached.lock().clone()
     }
 
     /// What befalls the worker that comes to `point` now, and the number of the fault.
     fn step_on(&self, point: Point) -> Option<(Blow, usize)> {
-        *self.reached.lock().unwrap_or_else(PoisonError::into_inner).entry(point).or_default() += 1;
+        *self.reached.lock().entry(point).or_default() += 1;
         let mut armed = self.lock();
         let mut found = None;
         for (n, trap) in armed.iter_mut().enumerate().filter(|(_, trap)| trap.point == point) {
@@ -162,12 +163,12 @@ impl Traps {
             }
         }
         let trap = armed.remove(found?);
-        *self.sprung.lock().unwrap_or_else(PoisonError::into_inner).entry((point, trap.blow)).or_default() += 1;
+        *self.sprung.lock().entry((point, trap.blow)).or_default() += 1;
         Some((trap.blow, trap.fault))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Trap>> {
-        self.armed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Vec<Trap>> {
+        self.armed.lock()
     }
 }
 

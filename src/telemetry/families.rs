@@ -3,8 +3,7 @@
 //! Labels are names from the configuration and words from closed sets: nothing that a publisher, a
 //! handler or an upstream says becomes one.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use parking_lot::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -318,7 +317,7 @@ impl Families {
             self.ordered.get_or_create(&label).set(throttled.orders.limits.is_some().into());
             self.keys.get_or_create(&label).set(i64::try_from(throttled.remembered).unwrap_or(i64::MAX));
         }
-        let mut before = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut before = self.windows.lock();
         for gone in before.iter().filter(|window| !windows.contains(window)) {
             self.allowed.remove(gone);
             self.used.remove(gone);
@@ -327,7 +326,7 @@ impl Families {
     }
 
     pub fn census(&self, census: &Census, (at, calendar): (Time, &Calendar), took: Duration) {
-        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = self.counted.lock();
         let chains = |state, queue: &str| ByState { state, queue: queue.to_owned() };
         for gone in counted.iter().filter(|queue| !census.queues.iter().any(|q| q.queue == **queue)) {
             for state in ["sleeping", "due", "running"] {

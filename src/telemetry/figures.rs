@@ -1,7 +1,8 @@
 //! What is counted for one queue, one kind, one throttle: handles on the metrics with their labels
 //! filled in, so that a run pays for no look-up.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
@@ -69,7 +70,7 @@ impl QueueFigures {
 
     /// Takes the latenesses since they were last taken.
     pub(crate) fn take_recent(&self) -> Latenesses {
-        let mut all = self.latenesses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.latenesses.lock();
         let recent = std::mem::take(&mut *self.recent());
         all.add(&recent);
         recent
@@ -77,7 +78,7 @@ impl QueueFigures {
 
     /// All latenesses so far.
     pub(super) fn latenesses(&self) -> MutexGuard<'_, Latenesses> {
-        let mut all = self.latenesses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.latenesses.lock();
         let mut recent = self.recent();
         if !recent.is_empty() {
             all.add(&recent);
@@ -87,7 +88,7 @@ impl QueueFigures {
     }
 
     fn recent(&self) -> MutexGuard<'_, Latenesses> {
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recent.lock()
     }
 }
 
@@ -237,7 +238,7 @@ impl ThrottleFigures {
 
     /// How long was waited.
     pub(super) fn waits(&self) -> MutexGuard<'_, Latenesses> {
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waits.lock()
     }
 }
 

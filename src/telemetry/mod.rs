@@ -17,8 +17,9 @@ mod notices;
 pub(crate) mod process;
 pub mod text;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
@@ -250,10 +251,10 @@ impl Telemetry {
     }
 
     fn throttles(&self) -> MutexGuard<'_, BTreeMap<String, Arc<ThrottleFigures>>> {
-        self.throttles.lock().unwrap_or_else(PoisonError::into_inner)
+        self.throttles.lock()
     }
 
     fn queues(&self) -> MutexGuard<'_, BTreeMap<String, Arc<QueueFigures>>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queues.lock()
     }
 }

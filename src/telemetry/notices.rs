@@ -1,8 +1,8 @@
 //! A log that one can read: each cause is a line when it begins, a line now and then with how many it concerns, and a
 //! line when it is over. Counters and the ledger say the rest.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -116,7 +116,7 @@ impl Notices {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Lasting>> {
-        self.causes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.causes.lock()
     }
 }
 

@@ -19,8 +19,9 @@ pub mod orders;
 pub mod slots;
 pub mod upstream;
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -213,11 +214,11 @@ impl Throttle {
 
     /// Its settings now.
     pub fn settings(&self) -> Arc<ThrottleSettings> {
-        self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.settings.read().clone()
     }
 
     fn take_over(&self, settings: ThrottleSettings) {
-        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
+        *self.settings.write() = Arc::new(settings);
         self.note(None);
         // Whoever waits by the old ones asks again by these.
         self.lines().values().for_each(|line| line.hurry());
@@ -225,12 +226,12 @@ impl Throttle {
 
     /// The limits in force: by an operator's word, if this worker has heard of one, or else as configured.
     pub fn limits(&self) -> Arc<Limits> {
-        let heard = self.limits.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let heard = self.limits.read().clone();
         heard.unwrap_or_else(|| self.settings().limits.clone())
     }
 
     fn note(&self, limits: Option<Arc<Limits>>) {
-        *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
+        *self.limits.write() = limits;
     }
 
     /// The gate for starts of this cost under these limits. Other limits, and a larger cost than any before, make
@@ -239,7 +240,7 @@ impl Throttle {
         if !self.gated {
             return None;
         }
-        let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gate = self.gate.lock();
         if !gate.as_ref().is_some_and(|gate| gate.is_for(limits, cost)) {
             *gate = Gate::new(limits.clone(), cost).map(Arc::new);
         }
@@ -363,7 +364,7 @@ impl Throttle {
         if scope == Scope::Worker {
             let orders = self.board.of(&self.name).await;
             let orders = orders.moved(self.here() - self.there());
-            let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut own = self.own.lock();
             let now = self.here();
             if own.len() > FEW && own.len().is_power_of_two() {
                 own.retain(|_, state| state.idle_at(&orders.limits(&request.limits)) > now);
@@ -375,7 +376,7 @@ impl Throttle {
     }
 
     fn latency(&self) -> MutexGuard<'_, Latency> {
-        self.latency.lock().unwrap_or_else(PoisonError::into_inner)
+        self.latency.lock()
     }
 
     /// This worker's clock, which nobody sets. It never shows the beginning of time, which a throttle takes for never.
@@ -389,7 +390,7 @@ impl Throttle {
     }
 
     fn lines(&self) -> MutexGuard<'_, HashMap<String, Arc<Line>>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lines.lock()
     }
 }
 

@@ -4,8 +4,9 @@
 //! run has an [`Upstream`], a handle on its throttle, and the word spreads through the ledger: a hold
 //! until a time, what remains of a budget, what a call has cost, whether it failed or worked.
 
+use parking_lot::Mutex;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join3;
@@ -138,7 +139,7 @@ impl Upstream {
     /// a ledger that is slow takes nothing of the run's time.
     pub fn note(&self, advice: Advice) {
         if let Some(place) = &self.0 {
-            place.said.lock().unwrap_or_else(PoisonError::into_inner).push(advice);
+            place.said.lock().push(advice);
         }
     }
 
@@ -146,7 +147,7 @@ impl Upstream {
     /// policy of its reason. `longest` is how long a run may take.
     pub(crate) async fn ended(&self, outcome: &Outcome, longest: Duration) {
         let Some(place) = &self.0 else { return };
-        let said = std::mem::take(&mut *place.said.lock().unwrap_or_else(PoisonError::into_inner));
+        let said = std::mem::take(&mut *place.said.lock());
         for advice in said {
             // It is on its way at once, whatever becomes of the wait for those who hear it.
             let _ = timeout(HEARD_WITHIN, self.tell(&advice)).await;

@@ -1,8 +1,9 @@
 //! Brings spans to a collector, over HTTP. Whoever has spans never waits for that: what there is no room for is
 //! dropped, and counted.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
@@ -75,7 +76,7 @@ impl Outlet {
     }
 
     fn waiting(&self) -> MutexGuard<'_, VecDeque<Span>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 }
 

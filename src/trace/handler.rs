@@ -1,6 +1,7 @@
 //! The span of a handler's run, while it runs.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 
 use super::context::Context;
 
@@ -67,6 +68,6 @@ impl HandlerSpan {
 
 impl Handling {
     fn call(&self) -> MutexGuard<'_, Option<Call>> {
-        self.call.lock().unwrap_or_else(PoisonError::into_inner)
+        self.call.lock()
     }
 }

@@ -15,8 +15,9 @@ mod handler;
 mod otlp;
 pub mod span;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::borrow::Cow;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
@@ -359,7 +360,7 @@ impl Run {
 
 impl Recording {
     fn notes(&self) -> MutexGuard<'_, Notes> {
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.notes.lock()
     }
 
     fn internal(&self, own: &Context, name: &'static str, (start, end): (u64, u64), attributes: Vec<Attribute>) {
@@ -401,7 +402,7 @@ impl Drop for Run {
                 attributes.push(("error.type", class.as_str().into()));
             }
         }
-        let mut spans = notes.into_inner().unwrap_or_else(PoisonError::into_inner).spans;
+        let mut spans = notes.into_inner().spans;
         spans.push(Span {
             context: own,
             parent,

@@ -1,10 +1,11 @@
 //! Carries the faults out, one at a time, and has the log say what was broken and when it was
 //! whole again.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -67,7 +68,7 @@ impl Stage {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         self.say(&format!("{} {target}", fault.name()));
         self.log.write(Entry::Broke { number, fault: fault.name().into(), target: target.into() });
-        *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry(fault).or_default() += 1;
+        *self.counts.lock().entry(fault).or_default() += 1;
         number
     }
 
@@ -84,7 +85,7 @@ impl Stage {
 
     /// How often a fault has happened so far.
     pub fn count(&self, fault: Fault) -> usize {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner).get(&fault).copied().unwrap_or(0)
+        self.counts.lock().get(&fault).copied().unwrap_or(0)
     }
 
     /// Does it to a worker that is at work; does nothing if there is none.

@@ -3,10 +3,11 @@
 //! The receiver writes what it saw, and the driver has it write down what was done to whom, so
 //! that one file by one clock holds all that the judge needs beside the ledger.
 
+use parking_lot::Mutex;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use roundelay::clock::{Clock, Time};
 use serde::{Deserialize, Serialize};
@@ -87,7 +88,7 @@ impl Writer {
     /// Appends a line. A log that cannot be written proves nothing, so that ends the run.
     pub fn write(&self, entry: Entry) {
         // The time is read under the lock, so that the lines are in its order.
-        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = self.0.lock();
         let line = Line { at: Clock::System.now(), entry };
         let mut text = serde_json::to_string(&line).expect("lines are JSON");
         text.push('\n');

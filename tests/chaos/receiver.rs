@@ -1,10 +1,11 @@
 //! Who is called: an HTTP server on a thread of its own that appends what it saw to the log and
 //! then takes its time. It knows nothing of the engine.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Router;
@@ -60,8 +61,8 @@ impl Seen {
         }
     }
 
-    fn counts(&self) -> std::sync::MutexGuard<'_, Counts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn counts(&self) -> parking_lot::MutexGuard<'_, Counts> {
+        self.0.lock()
     }
 }
 

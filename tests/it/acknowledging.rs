@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -74,7 +75,7 @@ async fn tapped(amqp: &str) -> (String, Arc<Mutex<Vec<Ack>>>) {
             tokio::spawn(async move {
                 let (mut frames, mut buffer) = (Frames::default(), vec![0; 65_536]);
                 while let Ok(length @ 1..) = from_client.read(&mut buffer).await {
-                    notes.lock().unwrap().extend(frames.acks(&buffer[..length]));
+                    notes.lock().extend(frames.acks(&buffer[..length]));
                     if to_server.write_all(&buffer[..length]).await.is_err() {
                         break;
                     }
@@ -117,7 +118,7 @@ async fn deliveries_that_end_together_are_acknowledged_with_one_frame() {
     let third = five.remove(2);
     join_all(five.into_iter().map(Delivery::ack)).await;
     timeout(SOON, async {
-        while acks.lock().unwrap().len() < 4 {
+        while acks.lock().len() < 4 {
             sleep(LOOK).await;
         }
     })
@@ -126,7 +127,7 @@ async fn deliveries_that_end_together_are_acknowledged_with_one_frame() {
     third.ack().await;
     broker.close().await;
     assert_eq!(left(&vhost).await, 0);
-    assert_eq!(*acks.lock().unwrap(), [(20, true), (22, true), (24, false), (25, false), (23, false)]);
+    assert_eq!(*acks.lock(), [(20, true), (22, true), (24, false), (25, false), (23, false)]);
 }
 
 /// What was handed over is written before the connection closes, however much it is. Whether the broker still
@@ -146,7 +147,7 @@ async fn closing_writes_all_acknowledgements_that_were_handed_over() {
     broker.close().await;
     drop(even);
     let expected: Vec<Ack> = (1..=150).map(|n| (2 * n, false)).collect();
-    assert_eq!(*acks.lock().unwrap(), expected);
+    assert_eq!(*acks.lock(), expected);
 }
 
 /// How many messages the queue holds once nobody consumes from it any more.

@@ -656,7 +656,7 @@ async fn a_ledger_that_cannot_be_used_is_no_fault_of_the_request() {
     // The log says why, under the same id.
     let id = answer.header("x-request-id");
     let said = |line: &Value| line.to_string().contains("a newer program") && line.to_string().contains(id);
-    until("the log says why", async || served.log.lock().unwrap().iter().any(said)).await;
+    until("the log says why", async || served.log.lock().iter().any(said)).await;
     set(version);
     let answer = served.ask(Method::POST, "/api/v1/jobs", &key, Some(job("a").to_string())).await.is(201);
     assert_eq!(answer.header("idempotent-replayed"), "", "it was not done before");

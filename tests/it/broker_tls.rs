@@ -129,7 +129,7 @@ handler.exec = {{ argv = ["/bin/sh", "-c", "echo $ROUNDELAY_KEY >> {folder}/ran"
 
 /// Whether a line of the log has all of `words` somewhere.
 fn logged(worker: &Observed, words: &[&str]) -> bool {
-    let log = worker.log.lock().unwrap();
+    let log = worker.log.lock();
     log.iter().map(Value::to_string).any(|line| words.iter().all(|words| line.contains(words)))
 }
 

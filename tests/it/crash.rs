@@ -1,8 +1,9 @@
 //! Real workers that are killed, or replaced one after the other, judged from what an independent
 //! receiver saw.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -49,12 +50,12 @@ async fn receive(State(receiver): State<Receiver>, headers: HeaderMap) -> &'stat
         answered: false,
     };
     let position = {
-        let mut calls = receiver.calls.lock().unwrap();
+        let mut calls = receiver.calls.lock();
         calls.push(call);
         calls.len() - 1
     };
     sleep(Duration::from_millis(30)).await; // The work; a kill finds some of it in progress.
-    receiver.calls.lock().unwrap()[position].answered = true;
+    receiver.calls.lock()[position].answered = true;
     "done"
 }
 
@@ -76,7 +77,7 @@ async fn every_chain_survives_a_kill_and_none_doubles_postgres() {
 async fn survive(ground: Ground) {
     let (life, watched) = watch::channel(1);
     let (receiver, port) = serve(watched).await;
-    let calls = || receiver.calls.lock().unwrap().clone();
+    let calls = || receiver.calls.lock().clone();
 
     let config = ground.config_file(&format!(
         r#"
@@ -153,7 +154,7 @@ queue = "work"
     let vhost = ground.vhost.as_ref().unwrap();
     let broker = RabbitBroker::connect(&vhost.amqp, Names::new("roundelay")).await.unwrap();
     let consumers = || async { broker.depth("work").await.unwrap().consumers };
-    let reached = || highest(&receiver.calls.lock().unwrap());
+    let reached = || highest(&receiver.calls.lock());
     until("both consume", || async { consumers().await == 2 }).await;
     let before = reached();
     until("every chain runs", || async { are_past(&reached(), &before, 3) }).await;
@@ -173,7 +174,7 @@ queue = "work"
 
     let before = reached();
     until("every chain goes on with both", || async { are_past(&reached(), &before, 3) }).await;
-    let calls = receiver.calls.lock().unwrap().clone();
+    let calls = receiver.calls.lock().clone();
     none_left_out(&calls);
     let mut fences = HashMap::new();
     for Call { key, tick, fence, .. } in &calls {
@@ -206,7 +207,7 @@ async fn replace_one_by_one(ground: Ground) {
     const JOBS: usize = 24;
     let (_life, watched) = watch::channel(1);
     let (receiver, port) = serve(watched).await;
-    let calls = || receiver.calls.lock().unwrap().clone();
+    let calls = || receiver.calls.lock().clone();
     let config = ground.config_file(&format!(
         r#"
 worker.grace = "20s"

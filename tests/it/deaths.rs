@@ -1,9 +1,10 @@
 //! Payloads over which workers die: they are set aside, and everything else goes on.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -39,7 +40,7 @@ struct Receiver {
 
 impl Receiver {
     fn calls(&self) -> Vec<Call> {
-        self.calls.lock().unwrap().clone()
+        self.calls.lock().clone()
     }
 
     fn calls_of(&self, key: &str) -> usize {
@@ -58,11 +59,11 @@ impl Receiver {
 
     /// Keeps as many workers running as there are configurations.
     fn keep_up(&self, configs: Vec<PathBuf>) {
-        self.workers.lock().unwrap().extend(configs.iter().map(|config| Some(worker(config))));
+        self.workers.lock().extend(configs.iter().map(|config| Some(worker(config))));
         let workers = self.workers.clone();
         tokio::spawn(async move {
             loop {
-                for (place, config) in workers.lock().unwrap().iter_mut().zip(&configs) {
+                for (place, config) in workers.lock().iter_mut().zip(&configs) {
                     let Some(child) = place else { return };
                     if child.try_wait().unwrap().is_some() {
                         *place = Some(worker(config));
@@ -79,18 +80,18 @@ async fn receive(State(receiver): State<Receiver>, Part(nth): Part<usize>, heade
     let key = text("roundelay-key").unwrap();
     let tick = text("roundelay-tick").map_or(0, |tick| tick.parse().unwrap());
     let place = {
-        let mut calls = receiver.calls.lock().unwrap();
+        let mut calls = receiver.calls.lock();
         calls.push(Call { key: key.clone(), tick, answered: false });
         calls.len() - 1
     };
     if key.starts_with("culprit") && !receiver.mended.load(Ordering::Relaxed) {
-        if let Some(worker) = &mut receiver.workers.lock().unwrap()[nth] {
+        if let Some(worker) = &mut receiver.workers.lock()[nth] {
             worker.start_kill().unwrap();
         }
         std::future::pending::<()>().await;
     }
     sleep(Duration::from_millis(150)).await; // The work: some is in hand whenever a worker dies.
-    receiver.calls.lock().unwrap()[place].answered = true;
+    receiver.calls.lock()[place].answered = true;
     "done"
 }
 
@@ -184,7 +185,7 @@ async fn die(ground: Ground, workers: usize) {
         let ran: BTreeSet<i64> = calls.iter().filter(|call| call.key == *key).map(|call| call.tick).collect();
         assert!((1..=*last).all(|tick| ran.contains(&tick)), "{key}: of {last} ticks only {ran:?} ran");
     }
-    receiver.workers.lock().unwrap().iter_mut().for_each(|place| *place = None);
+    receiver.workers.lock().iter_mut().for_each(|place| *place = None);
 }
 
 fn config(ground: &Ground, port: u16, nth: usize) -> PathBuf {

@@ -329,7 +329,7 @@ async fn ten_thousand_that_cannot_be_used_are_a_few_lines_of_log() {
     until("all are kept", || async { broker.depth(&quarantine).await.unwrap().ready == ALL }).await;
     let (_, metrics) = worker.get("/metrics").await;
     assert!(metrics.contains(&format!("roundelay_quarantined_messages_total {ALL}")), "{metrics}");
-    let log = worker.log.lock().unwrap();
+    let log = worker.log.lock();
     let about_them: Vec<String> = log
         .iter()
         .map(Value::to_string)

@@ -1,7 +1,8 @@
 //! Strangers at a worker's `worker.listen`, and a worker that has no more files to open: by the real program.
 
+use parking_lot::Mutex;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -24,7 +25,7 @@ const PROBE: Duration = Duration::from_secs(2);
 async fn service() -> (String, Arc<Mutex<Vec<(String, u64)>>>) {
     type Calls = Arc<Mutex<Vec<(String, u64)>>>;
     async fn called(State(calls): State<Calls>, axum::Json(job): axum::Json<Value>) {
-        calls.lock().unwrap().push((job["key"].as_str().unwrap().into(), job["attempt"].as_u64().unwrap()));
+        calls.lock().push((job["key"].as_str().unwrap().into(), job["attempt"].as_u64().unwrap()));
     }
     let calls = Calls::default();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -88,8 +89,8 @@ async fn strangers_with_slow_connections_hold_up_neither_probes_nor_jobs() {
     let answer = timeout(PROBE, worker.get("/healthz")).await.expect("nor does one of the prober's own address");
     assert!(answer.0.is_success(), "{answer:?}");
     enroll(&config, ground.folder.path(), "sync").await;
-    until("the job runs", async || !calls.lock().unwrap().is_empty()).await;
-    assert_eq!(*calls.lock().unwrap(), [("x".to_owned(), 1)]);
+    until("the job runs", async || !calls.lock().is_empty()).await;
+    assert_eq!(*calls.lock(), [("x".to_owned(), 1)]);
     for stream in &mut slow {
         read_all(stream).await;
     }
@@ -171,11 +172,11 @@ async fn who_has_no_more_files_puts_runs_off_and_charges_no_attempt() {
         let why = last["reason"].as_str().unwrap();
         assert!(why.contains("no more files can be opened") && why.contains("ulimit -n"), "{why}");
     }
-    assert!(calls.lock().unwrap().is_empty());
+    assert!(calls.lock().is_empty());
     files(&worker, 1_024).await;
-    until("all have run", async || calls.lock().unwrap().len() == 2 && ran.exists()).await;
+    until("all have run", async || calls.lock().len() == 2 && ran.exists()).await;
     let first = ("x".to_owned(), 1);
-    assert_eq!(*calls.lock().unwrap(), [first.clone(), first], "it is still the first attempt");
+    assert_eq!(*calls.lock(), [first.clone(), first], "it is still the first attempt");
     assert_eq!(std::fs::read_to_string(&ran).unwrap(), "1\n");
     let failed: Value =
         serde_json::from_str(ok("failed list", &config, &["--json"]).await.lines().last().unwrap()).unwrap();

@@ -1,10 +1,11 @@
 //! What a worker says about itself, by the real program: metrics, health, and its log.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -59,11 +60,11 @@ impl Observed {
         tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
                 let line = serde_json::from_str(&line).unwrap_or_else(|_| panic!("not JSON: {line}"));
-                theirs.lock().unwrap().push(line);
+                theirs.lock().push(line);
             }
         });
         let address = || {
-            let log = log.lock().unwrap();
+            let log = log.lock();
             log.iter().find_map(|line| line["address"].as_str().map(str::to_owned))
         };
         until("it listens", || async { address().is_some() }).await;
@@ -260,7 +261,7 @@ handler.exec.argv = ["/bin/false"]
     assert_eq!((worker.health("/healthz").await, worker.health("/readyz").await), ((200, [].into()), (200, [].into())));
     assert_eq!(worker.get("/").await.0, StatusCode::NOT_FOUND);
 
-    let log = worker.log.lock().unwrap().clone();
+    let log = worker.log.lock().clone();
     let of = |kind: &str| log.iter().filter(|line| line["kind"] == json!(kind)).cloned().collect::<Vec<_>>();
     let failures = of("bad");
     assert_eq!(failures.len(), 2, "one line for each failed attempt: {failures:?}");

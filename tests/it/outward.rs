@@ -1,11 +1,12 @@
 //! What leaves a worker: whom its calls can be made to reach, how receivers know who calls, and what programs may use.
 //! The real program against real receivers, and names that lead elsewhere the second time.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -234,17 +235,17 @@ struct Told(Mutex<VecDeque<Vec<SocketAddr>>>);
 impl Told {
     fn then(&self, addresses: &[&str]) {
         let addresses = addresses.iter().map(|address| SocketAddr::new(address.parse().unwrap(), 0));
-        self.0.lock().unwrap().push_back(addresses.collect());
+        self.0.lock().push_back(addresses.collect());
     }
 
     fn left(&self) -> usize {
-        self.0.lock().unwrap().len()
+        self.0.lock().len()
     }
 }
 
 impl Resolve for Told {
     fn resolve(&self, _: Name) -> Resolving {
-        let answer = self.0.lock().unwrap().pop_front().expect("nobody looks more often than was told");
+        let answer = self.0.lock().pop_front().expect("nobody looks more often than was told");
         Box::pin(async move { Ok(Box::new(answer.into_iter()) as Addrs) })
     }
 }

@@ -1,7 +1,8 @@
 //! Runs say how far they have come, and everybody can see it: by the real program, and its `show`.
 
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
@@ -109,7 +110,7 @@ mod run {
             go_on: Arc<Notify>,
         }
         async fn called(State(called): State<Called>, axum::Json(job): axum::Json<Value>) -> &'static str {
-            *called.job.lock().unwrap() = Some(job);
+            *called.job.lock() = Some(job);
             called.go_on.notified().await;
             ""
         }
@@ -121,7 +122,7 @@ mod run {
         let (file, text) = config(&ground, &format!("handler.http.url = \"{url}\""));
         begin(&ground, &text).await;
         let _worker = worker(&file);
-        let job = || called_here.job.lock().unwrap().clone();
+        let job = || called_here.job.lock().clone();
         until("it is called", async || job().is_some()).await;
         let progress = job().unwrap()["progress"].as_str().expect("the worker listens").to_owned();
         assert!(progress.starts_with("http://127.0.0.1:") && progress.contains("/progress/"), "{progress}");

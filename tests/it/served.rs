@@ -1,9 +1,10 @@
 //! A program that answers the API, and clients for it: one that speaks HTTP as usual, and one that sends bytes.
 
+use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Method, StatusCode};
@@ -49,13 +50,13 @@ impl Served {
         tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
                 let line = serde_json::from_str(&line).unwrap_or(Value::String(line));
-                theirs.lock().unwrap().push(line);
+                theirs.lock().push(line);
             }
         });
-        let base = || log.lock().unwrap().iter().find_map(|line| line["api"].as_str().map(str::to_owned));
+        let base = || log.lock().iter().find_map(|line| line["api"].as_str().map(str::to_owned));
         until("it answers", || {
             let ended = process.try_wait().unwrap();
-            assert!(ended.is_none(), "{ended:?}: {:?}", log.lock().unwrap());
+            assert!(ended.is_none(), "{ended:?}: {:?}", log.lock());
             let there = base().is_some();
             async move { there }
         })

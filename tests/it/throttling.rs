@@ -1,6 +1,7 @@
 //! Starts never exceed a throttle, in virtual time: the clock jumps whenever nothing can run.
 
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use roundelay::broker::embedded::EmbeddedBroker;
@@ -87,7 +88,7 @@ async fn runs_that_end_together_do_not_let_as_many_start_together() {
     let (begun, starts) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
     let seen = starts.clone();
     let engine = Virtual::start(CONFIG, 12, move |_: Job| {
-        seen.lock().unwrap().push(begun.elapsed());
+        seen.lock().push(begun.elapsed());
         async move {
             sleep_until(begun + Duration::from_secs(60)).await;
             Outcome::Done
@@ -97,7 +98,7 @@ async fn runs_that_end_together_do_not_let_as_many_start_together() {
     sleep(Duration::from_secs(120)).await;
     engine.stop().await;
 
-    let starts = starts.lock().unwrap().clone();
+    let starts = starts.lock().clone();
     assert_eq!(starts.len(), 12);
     let gaps: Vec<Duration> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(gaps.iter().all(|gap| *gap >= Duration::from_millis(999)), "starts: {starts:?}");

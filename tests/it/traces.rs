@@ -1,8 +1,9 @@
 //! Traces, by the real program: what a collector gets, and what a worker does without one.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -76,16 +77,16 @@ impl Server {
     }
 
     fn be(&self, manner: Manner) {
-        *self.desk.manner.lock().unwrap() = manner;
+        *self.desk.manner.lock() = manner;
     }
 
     fn spans(&self) -> Vec<Span> {
-        self.desk.spans.lock().unwrap().clone()
+        self.desk.spans.lock().clone()
     }
 }
 
 async fn collect(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes) -> StatusCode {
-    let manner = *desk.manner.lock().unwrap();
+    let manner = *desk.manner.lock();
     match manner {
         Manner::Takes => {}
         Manner::Answers(status) => return StatusCode::from_u16(status).unwrap(),
@@ -96,8 +97,8 @@ async fn collect(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes)
     for resource in request.resource_spans {
         let of = attributes(&resource.resource.unwrap().attributes);
         let token = headers.get("x-token").map_or("", |token| token.to_str().unwrap());
-        desk.senders.lock().unwrap().insert((of["service.name"].clone(), token.to_owned()));
-        desk.spans.lock().unwrap().extend(resource.scope_spans.into_iter().flat_map(|scope| scope.spans));
+        desk.senders.lock().insert((of["service.name"].clone(), token.to_owned()));
+        desk.spans.lock().extend(resource.scope_spans.into_iter().flat_map(|scope| scope.spans));
     }
     StatusCode::OK
 }
@@ -105,7 +106,7 @@ async fn collect(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes)
 /// Whoever runs a job of the kind `ask` asks for a job of the kind `child`; the first try of a `tick` fails.
 async fn handle(State(desk): State<Arc<Desk>>, headers: HeaderMap, Json(job): Json<Value>) -> (StatusCode, String) {
     let kind = job["kind"].as_str().unwrap().to_owned();
-    desk.calls.lock().unwrap().push((kind.clone(), headers));
+    desk.calls.lock().push((kind.clone(), headers));
     match (kind.as_str(), job["attempt"].as_u64(), job["chain"]["tick"].as_i64()) {
         ("ask", ..) => {
             (StatusCode::OK, json!({ "outcome": "done", "spawn": [{ "kind": "child", "key": "c" }] }).to_string())
@@ -221,7 +222,7 @@ async fn a_collector_gets_the_whole_way_from_a_foreign_publisher_to_successors()
     assert!(enrolled.ok, "{enrolled:?}");
 
     let mut program = worker(&config);
-    until("it works", || async { !server.desk.calls.lock().unwrap().is_empty() }).await;
+    until("it works", || async { !server.desk.calls.lock().is_empty() }).await;
 
     // A program in another language, which is traced itself.
     let raw = ground.vhost.as_ref().unwrap().raw().await;
@@ -253,7 +254,7 @@ async fn a_collector_gets_the_whole_way_from_a_foreign_publisher_to_successors()
     assert!(timeout(SOON, program.wait()).await.unwrap().unwrap().success());
     let [ask, child, first, second, again, third] = all(&server.spans()).unwrap();
     let token = ("charts".to_owned(), "t".to_owned());
-    assert_eq!(*server.desk.senders.lock().unwrap(), BTreeSet::from([token]));
+    assert_eq!(*server.desk.senders.lock(), BTreeSet::from([token]));
 
     // The job is part of its publisher's trace, and slept until it was due.
     assert_eq!((&*ask.process.name, hex(&ask.process.parent_span_id)), ("process work", SENDER.into()));
@@ -271,7 +272,7 @@ async fn a_collector_gets_the_whole_way_from_a_foreign_publisher_to_successors()
     assert_eq!(attributes(&ask.below["permit"].attributes)["roundelay.throttle"], "wide");
 
     // Its handler is called in this trace, by a span of its own.
-    let (_, call) = server.desk.calls.lock().unwrap().iter().find(|(kind, _)| kind == "ask").unwrap().clone();
+    let (_, call) = server.desk.calls.lock().iter().find(|(kind, _)| kind == "ask").unwrap().clone();
     let post = &ask.below["POST"];
     assert_eq!(call["traceparent"], format!("00-{TRACE}-{}-01", hex(&post.span_id)));
     assert_eq!(call["tracestate"], "a=1");

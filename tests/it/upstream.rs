@@ -1,8 +1,9 @@
 //! What an upstream says binds all workers: that it wants no calls, what remains of its budget, what a
 //! call has cost, that it does not work.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -47,19 +48,19 @@ impl Calls {
 
     /// Notes one; answers how many there were before.
     fn note(&self) -> usize {
-        let mut at = self.at.lock().unwrap();
+        let mut at = self.at.lock();
         at.push(self.begun.elapsed());
         at.len() - 1
     }
 
     fn between(&self, from: f64, to: f64) -> usize {
-        let at = self.at.lock().unwrap();
+        let at = self.at.lock();
         at.iter().filter(|at| (from..to).contains(&at.as_secs_f64())).count()
     }
 
     /// The most in any stretch of this length.
     fn most(&self, per: Duration) -> usize {
-        let at = self.at.lock().unwrap();
+        let at = self.at.lock();
         (0..at.len()).map(|n| at[n..].iter().take_while(|other| **other < at[n] + per).count()).max().unwrap_or(0)
     }
 }
@@ -80,7 +81,7 @@ async fn what_one_worker_hears_holds_all_of_them_and_they_begin_again_gently() {
     })
     .await;
     sleep(Duration::from_secs(60)).await;
-    let told = calls.at.lock().unwrap()[30].as_secs_f64();
+    let told = calls.at.lock()[30].as_secs_f64();
     // What was on its way already may still have come.
     assert_eq!(calls.between(told + 0.2, told + 20.0), 0);
     let (first, later) = (calls.between(told + 20.0, told + 22.0), calls.between(told + 30.0, told + 35.0));
@@ -112,7 +113,7 @@ async fn an_upstream_that_does_not_work_is_left_alone_and_tried_by_one_at_a_time
     })
     .await;
     sleep(Duration::from_secs(300)).await;
-    let all = calls.at.lock().unwrap().iter().map(Duration::as_secs).collect::<Vec<_>>();
+    let all = calls.at.lock().iter().map(Duration::as_secs).collect::<Vec<_>>();
     assert!(calls.between(0.0, 50.0) >= 190, "nothing is held while it works: {all:?}");
     assert!((5..=7).contains(&calls.between(50.0, 60.0)), "{}", calls.between(50.0, 60.0));
     // After 20, 40 and 40 seconds one each.
@@ -328,7 +329,7 @@ mod run {
             uri: axum::http::Uri,
         ) -> (StatusCode, HeaderMap, &'static str) {
             let first = {
-                let mut calls = calls.lock().unwrap();
+                let mut calls = calls.lock();
                 let count = calls.entry(uri.path().to_owned()).or_default();
                 *count += 1;
                 *count == 1
@@ -380,7 +381,7 @@ mod run {
             paths.map(|path| roundelay::ledger::NewChain { watch_at: now, ..crate::harness::chain(path, now) });
         ledger.enroll(chains.into()).await.unwrap();
         let _worker = worker(&file);
-        until("the one that nobody holds goes on", async || calls.0.lock().unwrap().get("/plain") >= Some(&3)).await;
+        until("the one that nobody holds goes on", async || calls.0.lock().get("/plain") >= Some(&3)).await;
         let held = async |key: &str, why: &str| held(&*ledger, key).await.is_some_and(|held| held.contains(why));
         for (key, why) in [
             ("many", "HTTP 429 Too Many Requests, Retry-After: 3600"),
@@ -391,7 +392,7 @@ mod run {
             until("it is held", async || held(key, why).await).await;
         }
         assert_eq!(held_of(&*ledger, "plain").await, "");
-        let calls = calls.0.lock().unwrap().clone();
+        let calls = calls.0.lock().clone();
         for path in ["many", "later", "body", "scarce", "costly"] {
             assert_eq!(calls.get(&format!("/{path}")), Some(&1), "{path}: {calls:?}");
         }

@@ -1,8 +1,9 @@
 //! An engine in virtual time: the real one, on the embedded broker and a ledger in memory, with
 //! handlers that follow a script. Time jumps to the next thing that happens.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -140,14 +141,14 @@ impl World {
             engine = engine.handler(kind, move |job: Job| {
                 let (takes, outcome) = script.as_ref().map_or((Duration::ZERO, Outcome::Done), |script| script(&job));
                 let number = {
-                    let mut seen = seen.lock().unwrap();
+                    let mut seen = seen.lock();
                     seen.push(Seen { job, from: ledger.now(), to: None });
                     seen.len() - 1
                 };
                 let (seen, ledger) = (seen.clone(), ledger.clone());
                 async move {
                     tokio::time::sleep(takes).await;
-                    seen.lock().unwrap()[number].to = Some(ledger.now());
+                    seen.lock()[number].to = Some(ledger.now());
                     outcome
                 }
             });
@@ -195,7 +196,7 @@ impl World {
 
     /// What has run so far, in order.
     pub fn seen(&self, kind: &str) -> Vec<Seen> {
-        self.seen.lock().unwrap().iter().filter(|seen| seen.job.kind == kind).cloned().collect()
+        self.seen.lock().iter().filter(|seen| seen.job.kind == kind).cloned().collect()
     }
 
     /// The records of attempts, in order.

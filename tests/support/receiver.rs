@@ -1,8 +1,9 @@
 //! Whom throttled workers call: an HTTP server on a thread of its own, which writes down when each call has come
 //! in and answers as it was told to. It knows nothing of throttles.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
@@ -80,7 +81,7 @@ struct Log {
 
 impl Desk {
     fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        self.log.lock()
     }
 }
 

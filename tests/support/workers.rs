@@ -1,11 +1,12 @@
 //! Worker processes of the ordinary program, which can be killed and frozen. One that ends is started again,
 //! as a supervisor would.
 
+use parking_lot::Mutex;
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -60,8 +61,8 @@ struct State {
 }
 
 impl Seat {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> parking_lot::MutexGuard<'_, State> {
+        self.state.lock()
     }
 
     /// What calls itself so: this seat's process in this life.

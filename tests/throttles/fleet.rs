@@ -1,8 +1,9 @@
 //! A scenario's workers, what they have to do, and whom they call.
 
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -117,7 +118,7 @@ impl Fleet {
         let (told, its) = (Arc::<Mutex<Vec<_>>>::default(), receiver.clone());
         let notes = told.clone();
         let tell = move |worker: &str, did| {
-            notes.lock().unwrap_or_else(PoisonError::into_inner).push((its.now(), worker.to_owned(), did));
+            notes.lock().push((its.now(), worker.to_owned(), did));
         };
         let workers = Workers::start(plan, Arc::new(tell)).await;
         Ok(Self { receiver, workers, told, ground })
@@ -126,7 +127,7 @@ impl Fleet {
     /// When none of the workers was awake.
     pub fn idle(&self) -> Vec<(Duration, Duration)> {
         let (mut awake, mut since, mut spans) = (BTreeSet::new(), None, Vec::new());
-        for (at, worker, did) in self.told.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for (at, worker, did) in self.told.lock().iter() {
             match did {
                 Did::Start | Did::Thawed => awake.insert(worker.clone()),
                 Did::Killed | Did::Frozen => awake.remove(worker),

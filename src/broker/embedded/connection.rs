@@ -4,11 +4,12 @@
 //! publishes that were under way when it went are of unknown fate, and consumers come back by
 //! themselves.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::future::{Future, pending};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -64,7 +65,7 @@ impl Line {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     pub(super) fn standing(&self) -> Standing {

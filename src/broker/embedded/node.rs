@@ -1,8 +1,9 @@
 //! The broker's one node: its state behind a lock, the deliveries that follow from a change, and
 //! the task that follows the time.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
@@ -69,7 +70,7 @@ impl Node {
 
     /// The state, to look at.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Changes the state, then hands over the deliveries that follow from it.
@@ -81,8 +82,7 @@ impl Node {
             let result = f(&mut state, &mut outbox);
             let after = state.next_alarm();
             let earlier = after.is_some_and(|after| before.is_none_or(|before| after < before));
-            let turn = (!outbox.deliveries.is_empty())
-                .then(|| self.handing_over.lock().unwrap_or_else(PoisonError::into_inner));
+            let turn = (!outbox.deliveries.is_empty()).then(|| self.handing_over.lock());
             (result, earlier, turn)
         };
         let senders: Vec<_> = outbox.deliveries.into_iter().map(|(place, delivery)| place.send(delivery)).collect();
@@ -96,7 +96,7 @@ impl Node {
     }
 
     pub(super) fn set_hook(&self, hook: Option<Hook>) {
-        let mut place = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.hook.lock();
         self.hooked.store(hook.is_some(), Ordering::Relaxed);
         *place = hook;
     }
@@ -106,7 +106,7 @@ impl Node {
         if !self.hooked.load(Ordering::Relaxed) {
             return PublishFault::None;
         }
-        let mut hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hook = self.hook.lock();
         hook.as_mut().map_or(PublishFault::None, |hook| hook(message))
     }
 }

@@ -1,7 +1,8 @@
 //! What only a test can do to a broker, in virtual time. What RabbitMQ can be made to do as well is
 //! in the contract tests.
 
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -205,7 +206,7 @@ async fn publishes_fail_as_they_are_told_to() {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let seeing = seen.clone();
         broker.on_publish(move |message| {
-            seeing.lock().unwrap().push(message.id.clone());
+            seeing.lock().push(message.id.clone());
             fault
         });
         let verdict = match connection.publish(now("work", "x")).await {
@@ -215,7 +216,7 @@ async fn publishes_fail_as_they_are_told_to() {
             Err(PublishError::Unroutable(_)) => "unroutable",
         };
         assert_eq!((verdict, broker.purge("work")), (expected, kept), "{fault:?}");
-        assert_eq!(*seen.lock().unwrap(), ["x"]);
+        assert_eq!(*seen.lock(), ["x"]);
     }
 }
 
@@ -410,7 +411,7 @@ async fn script(profile: Profile, seed: u64) -> Vec<String> {
     broker.apply(&topology()).await.unwrap();
     let (begun, told) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
     let tell = move |told: &Mutex<Vec<String>>, what: String| {
-        told.lock().unwrap().push(format!("{:?} {what}", begun.elapsed()));
+        told.lock().push(format!("{:?} {what}", begun.elapsed()));
     };
     let hook = dice.clone();
     broker.on_publish(move |_| match hook.below(8) {
@@ -466,7 +467,7 @@ async fn script(profile: Profile, seed: u64) -> Vec<String> {
         }
     }
     sleep(Duration::from_secs(60)).await;
-    told.lock().unwrap().clone()
+    told.lock().clone()
 }
 
 #[tokio::test(start_paused = true)]

@@ -21,9 +21,9 @@
 //! A thief cannot know its own fate, since its own return may ride on a later one. It is published
 //! once more; the same identity twice is harmless.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -102,7 +102,7 @@ impl Returns {
     }
 
     fn lock(&self) -> MutexGuard<'_, Seen> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

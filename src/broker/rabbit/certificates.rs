@@ -1,7 +1,7 @@
 //! When the certificates of a connection end: ours, and the broker's. Who has to renew them is told in time.
 
+use parking_lot::Mutex;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
@@ -138,8 +138,8 @@ impl Certificates {
         self.known().iter().any(|known| known.whose == Whose::Own && known.soon(now) == Some(Soon::Over))
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> parking_lot::MutexGuard<'_, State> {
+        self.0.lock()
     }
 }
 

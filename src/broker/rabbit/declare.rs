@@ -1,7 +1,7 @@
 //! Declaring a topology, and asking for its parts, over AMQP.
 
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use futures_util::future::join_all;
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
@@ -173,7 +173,7 @@ async fn run<'a>(
             let Err(error) = step.take(&channel, passive).await? else { continue };
             match error.kind() {
                 ErrorKind::ProtocolError(amqp) if expected.contains(&amqp.get_id()) => {
-                    let mut answered = answered.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut answered = answered.lock();
                     answered.push(Answered { index, step, code: amqp.get_id(), words: in_words(&error) });
                 }
                 _ => return Err(failed(step.name(), &error)),
@@ -185,7 +185,7 @@ async fn run<'a>(
     };
     let workers = (0..CHANNELS.min(steps.len())).map(|_| worker());
     join_all(workers).await.into_iter().collect::<Result<(), _>>()?;
-    let mut answered = answered.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut answered = answered.into_inner();
     answered.sort_by_key(|answered| answered.index);
     Ok(answered)
 }

@@ -4,8 +4,9 @@
 //! while each caller sees one plain call. The task lives as long as the broker object and takes a
 //! fresh channel whenever the old one is gone.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -119,11 +120,11 @@ struct Absent(Arc<Mutex<HashMap<String, Instant>>>);
 
 impl Absent {
     fn add(&self, exchange: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(exchange.into(), Instant::now());
+        self.0.lock().insert(exchange.into(), Instant::now());
     }
 
     fn has(&self, exchange: &str) -> bool {
-        let mut absent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut absent = self.0.lock();
         if !absent.is_empty() {
             absent.retain(|_, since| since.elapsed() < ABSENT_FOR);
         }
@@ -131,7 +132,7 @@ impl Absent {
     }
 
     fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.0.lock().clear();
     }
 }
 

@@ -3,8 +3,9 @@
 pub mod judge;
 mod stores;
 
+use parking_lot::Mutex;
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -83,7 +84,7 @@ impl Appstore {
             let limit = |allow| Limit { allow, per: self.minute() };
             STORES.iter().zip(allow).map(|(store, allow)| ((*store).to_owned(), limit(allow))).collect()
         };
-        let down = *self.down.lock().unwrap_or_else(PoisonError::into_inner);
+        let down = *self.down.lock();
         let (calls, from) = self.kept(stage);
         Record {
             calls,
@@ -92,7 +93,7 @@ impl Appstore {
             listed: self.listed.iter().cloned().collect(),
             chart_every: EVERY_CHART / self.days.get(),
             down: down.map(|(from, to)| (DOWN.to_owned(), from, to)),
-            wishes: self.wishes.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            wishes: self.wishes.lock().clone(),
             from,
             to: if stage.is_ended() { stage.from } else { stage.to },
         }
@@ -121,7 +122,7 @@ impl Appstore {
     async fn wish(&self, stage: &Stage) -> Result<(), StartError> {
         let calls = self.calls();
         for store in STORES {
-            let asked = self.wishes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let asked = self.wishes.lock().clone();
             let fresh = |app: &&str| !asked.iter().any(|wish| wish.refused.is_none() && wish.app == **app);
             let known = calls.iter().filter(|call| call.store == store && call.status == 404);
             let known = known.map(|call| call.app.as_str());
@@ -129,7 +130,7 @@ impl Appstore {
             let Some(app) = known.chain(listed).find(fresh) else { continue };
             let refused = on_demand(stage, store, app).await?;
             let wish = Wish { store: store.into(), app: app.into(), at: stage.connections.clock.now(), refused };
-            self.wishes.lock().unwrap_or_else(PoisonError::into_inner).push(wish);
+            self.wishes.lock().push(wish);
         }
         Ok(())
     }
@@ -229,7 +230,7 @@ impl System for Appstore {
         let from = stage.connections.clock.now();
         stage.at(DOWN_TO).await;
         down(None);
-        *self.down.lock().unwrap_or_else(PoisonError::into_inner) = Some((from, stage.connections.clock.now()));
+        *self.down.lock() = Some((from, stage.connections.clock.now()));
         for share in WISHES.into_iter().filter(|share| *share > DOWN_TO) {
             stage.at(share).await;
             self.wish(stage).await?;

@@ -1,8 +1,9 @@
 //! Two app stores: they know apps and charts, have no listing of some apps in some countries, fail now and then, and
 //! write down what came in.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Path, State};
@@ -98,7 +99,7 @@ impl Stores {
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock()
     }
 
     async fn answers(self: Arc<Self>, store: String, app: String, what: What, about: About) -> StatusCode {

@@ -1,6 +1,7 @@
 //! Mailboxes, inboxes and nodes: they have messages, and write down who fetches which.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Path, State};
@@ -84,7 +85,7 @@ impl Gateway {
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock()
     }
 
     async fn opens(&self, path: String, run: Run) -> StatusCode {

@@ -3,7 +3,8 @@
 mod gateway;
 pub mod judge;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -57,7 +58,7 @@ impl Channels {
 
     fn record(&self, stage: &Stage) -> Record {
         let (sessions, messages) = self.gateway.as_ref().map(|gateway| gateway.record()).unwrap_or_default();
-        let deleted = self.deleted.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let deleted = self.deleted.lock().clone();
         let to = if stage.is_ended() { stage.from } else { stage.to };
         let (cut_sessions, cut_messages) = self.left_out();
         let oldest = sessions.first().filter(|_| cut_sessions > 0).map(|oldest| oldest.began);
@@ -202,7 +203,7 @@ impl System for Channels {
         let which = Which { owner: Some(DELETED.into()), ..Which::default() };
         stage.connections.ledger.steer(which, Order::Retire).await?;
         let gone = Some((DELETED.to_owned(), stage.connections.clock.now()));
-        *self.deleted.lock().unwrap_or_else(PoisonError::into_inner) = gone;
+        *self.deleted.lock() = gone;
         stage.at(1.0).await;
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! The game's API: it answers for characters, forgives so many errors, has a slow spell, and writes down what came in.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -123,7 +124,7 @@ impl Esi {
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock()
     }
 
     /// Writes down that a request has begun; answers with its ticket, whether no error is left, and whether it is slow.

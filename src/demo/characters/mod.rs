@@ -3,8 +3,9 @@
 mod esi;
 pub mod judge;
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -72,7 +73,7 @@ impl Characters {
         let accepted = enroller.run_once(character, None, &RunNow::default(), None).await? == RunOnce::Accepted;
         let next = next.filter(|_| accepted);
         let ask = Ask { character: character.into(), at, running: runs, accepted, next };
-        self.asks.lock().unwrap_or_else(PoisonError::into_inner).push(ask);
+        self.asks.lock().push(ask);
         Ok(())
     }
 
@@ -138,7 +139,7 @@ impl Characters {
                 chains.map(|chain| (chain.hint.key, chain.hint.epoch)).collect()
             }
         };
-        let asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let asks = self.asks.lock().clone();
         let asked_for = shown == Shown::Whole && stage.to.since(stage.from) >= ENOUGH;
         let slow = self.esi.as_ref().and_then(|esi| esi.slow_spell());
         // What waits for errors to be forgiven is late for so much longer.

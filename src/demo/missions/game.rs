@@ -1,7 +1,8 @@
 //! The game: it takes encounters and flushes as messages on channels, ends missions, and writes down what came in.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Path, State};
@@ -77,7 +78,7 @@ impl Game {
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock()
     }
 
     /// Writes down that a call has begun; answers with its ticket, and whether its mission is over.

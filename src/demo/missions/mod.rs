@@ -3,8 +3,9 @@
 mod game;
 pub mod judge;
 
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -60,7 +61,7 @@ impl Missions {
             Shown::Alone => calls.iter().filter_map(|call| call.mission.clone()).collect(),
             Shown::Whole | Shown::Ended => self.missions.iter().cloned().collect(),
         };
-        let killed = *self.killed.lock().unwrap_or_else(PoisonError::into_inner);
+        let killed = *self.killed.lock();
         let minute = if self.alone { MINUTE } else { shorter(MINUTE, BY, Duration::ZERO) };
         let oldest = calls.first().filter(|_| left_out > 0);
         let from = oldest.map_or(stage.from, |call| call.began);
@@ -137,7 +138,7 @@ impl System for Missions {
     async fn plays(&self, stage: &Stage) -> Result<(), StartError> {
         stage.at(KILLED).await;
         let killed = stage.kill().await?;
-        *self.killed.lock().unwrap_or_else(PoisonError::into_inner) = killed;
+        *self.killed.lock() = killed;
         stage.at(1.0).await;
         // On a busy machine the last ticks may be late; what never comes is waited for in vain.
         let by = Instant::now() + SETTLE;

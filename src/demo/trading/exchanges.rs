@@ -1,6 +1,7 @@
 //! The exchanges: they answer every command, hang twice, and write down what came in.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Path, State};
@@ -80,7 +81,7 @@ impl Exchanges {
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock()
     }
 
     /// Writes down that a call has begun; answers with its ticket, and whether it is one that hangs.

@@ -3,8 +3,9 @@
 mod exchanges;
 pub mod judge;
 
+use parking_lot::Mutex;
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -68,7 +69,7 @@ impl Trading {
             let answer = enroller.run_once("-", None, &RunNow::default(), None).await?;
             let refused = answer.why_not(POSITIONS, "-");
             let manual = Manual { command: POSITIONS.into(), key: "-".into(), refused };
-            self.manual.lock().unwrap_or_else(PoisonError::into_inner).push(manual);
+            self.manual.lock().push(manual);
         }
         Ok(())
     }
@@ -90,7 +91,7 @@ impl Trading {
         }
         let rotations =
             stage.chains().await?.into_iter().map(|chain| (chain.hint.kind, chain.hint.key, chain.hint.epoch));
-        let manual = self.manual.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let manual = self.manual.lock().clone();
         let calls = self.exchanges.as_ref().map(|exchanges| exchanges.calls()).unwrap_or_default();
         Ok(Record { calls, audit, rotations: rotations.collect(), manual })
     }

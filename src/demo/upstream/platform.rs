@@ -1,8 +1,8 @@
 //! One platform: what it knows, its rate limit, its counts.
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -87,7 +87,7 @@ impl Platform {
     /// Whether the rate limit lets a call pass; counts it when it does not.
     pub fn admit(&self) -> bool {
         let admitted = {
-            let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut window = self.window.lock();
             // Read under the lock, or the times in the window would not be in order.
             window.admit(self.settings.allow, Instant::now())
         };
@@ -112,7 +112,7 @@ impl Platform {
     }
 
     pub fn stats(&self) -> PlatformStats {
-        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut window = self.window.lock();
         window.forget(Instant::now());
         PlatformStats {
             ok: self.ok.load(Ordering::Relaxed),

@@ -3,10 +3,11 @@
 //! The address that was checked is the one that is connected to, since whoever connects gets nothing but what has passed
 //! here. A connection that is kept is given to later calls by its name, without another look.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
@@ -44,7 +45,7 @@ impl Clients {
     /// # Errors
     /// [`HttpError::Client`].
     pub fn get(&self, reach: &Reach) -> Result<Client, HttpError> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.made.lock();
         if let Some(client) = made.get(reach) {
             return Ok(client.clone());
         }

@@ -1,10 +1,10 @@
 //! A connection to PostgreSQL: where it leads, how it is set up, and what its errors mean.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::error::Error as _;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
@@ -296,14 +296,12 @@ impl Session {
 
     /// The statement, prepared when it is first asked for.
     pub(super) async fn statement(&self, sql: &'static str) -> Result<Statement, Error> {
-        let known = |statements: &Mutex<HashMap<&'static str, Statement>>| {
-            statements.lock().unwrap_or_else(PoisonError::into_inner).get(sql).cloned()
-        };
+        let known = |statements: &Mutex<HashMap<&'static str, Statement>>| statements.lock().get(sql).cloned();
         if let Some(statement) = known(&self.statements) {
             return Ok(statement);
         }
         let statement = self.client.prepare(sql).await?;
-        self.statements.lock().unwrap_or_else(PoisonError::into_inner).insert(sql, statement.clone());
+        self.statements.lock().insert(sql, statement.clone());
         Ok(statement)
     }
 

@@ -9,7 +9,8 @@
 //! An answer is given only once the commit that covers it is known. When the connection is lost
 //! while a commit is on its way, the server is asked afterwards what became of it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -153,7 +154,7 @@ impl Lane {
     /// Notes that a message was sent, some time soon. Left out when there is no room, since a lost
     /// note costs one surplus message.
     pub(super) fn note(&self, sent: Sent) {
-        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notes = self.notes.lock();
         if notes.len() >= QUEUE {
             return;
         }
@@ -243,7 +244,7 @@ impl Running {
     async fn run(mut self, mut receiver: mpsc::Receiver<Box<dyn Waiting>>) {
         let mut verbs = Vec::with_capacity(MOST_PER_GROUP);
         while receiver.recv_many(&mut verbs, MOST_PER_GROUP).await > 0 {
-            let notes = std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner));
+            let notes = std::mem::take(&mut *self.notes.lock());
             let group = Group::new(notes, std::mem::take(&mut verbs));
             if group.notes.sent.is_empty() && !group.verbs.iter().any(|verb| verb.is_waited_for()) {
                 continue;
@@ -390,7 +391,7 @@ impl Running {
 
     /// Notes that could not be written wait for the next group.
     fn keep_notes(&self, mut earlier: Vec<Sent>) {
-        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notes = self.notes.lock();
         earlier.append(&mut notes);
         earlier.truncate(QUEUE);
         *notes = earlier;

@@ -3,8 +3,9 @@
 //! orders of operators are, which is the same statement: so an order costs slots no round trip, and
 //! whoever gives one waits for the rows' locks to know that no slot is handed out in spite of it.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -68,7 +69,7 @@ impl Desk {
     async fn ask(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotAnswer>, LedgerError> {
         let lost = |_| LedgerError::Statement("the connection of the throttles was lost; ask again".into());
         let (reply, mut answer) = oneshot::channel();
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push((requests, reply));
+        self.waiting.lock().push((requests, reply));
         loop {
             let mut place = tokio::select! {
                 biased;
@@ -101,7 +102,7 @@ impl Desk {
     }
 
     fn next_group(&self) -> Group {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         let (mut requests, mut groups) = (0, 0);
         while let Some((next, _)) = waiting.get(groups)
             && (groups == 0 || requests + next.len() <= MOST)

@@ -23,9 +23,10 @@ mod traffic;
 mod views;
 mod writer;
 
+use parking_lot::Mutex;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -208,7 +209,7 @@ impl SqliteLedger {
     pub fn copy(&self, entropy: &Entropy) -> Result<Self, LedgerError> {
         let copy = || -> Result<Self, schema::MigrateError> {
             let mut connection = Connection::open_in_memory()?;
-            let store = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+            let store = self.reader.lock();
             Backup::new(&store.connection, &mut connection)?.step(-1)?;
             Self::in_memory(connection, self.clock.clone(), entropy)
         };
@@ -236,7 +237,7 @@ impl SqliteLedger {
         let reader = reader.clone();
         self.counters.read();
         let run = move || {
-            let store = reader.lock().unwrap_or_else(PoisonError::into_inner);
+            let store = reader.lock();
             query(&store).map_err(|error| LedgerError::Statement(error.to_string()))
         };
         match self.writer {

@@ -5,9 +5,10 @@
 //! An answer is given only after the commit that covers it. Notes, for which nobody waits, ride
 //! along with the next verb.
 
+use parking_lot::Mutex;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -123,7 +124,7 @@ impl Writer {
     {
         match self {
             Self::Inline(store) => {
-                let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut store = store.lock();
                 in_transaction(&mut store, |store| verb(store))
             }
             Self::Thread(sender, _) => {
@@ -144,14 +145,14 @@ impl Writer {
     {
         match self {
             Self::Inline(store) => {
-                let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut store = store.lock();
                 if let Err(error) = in_transaction(&mut store, |store| verb(store)) {
                     tracing::warn!(%error, "a note in the ledger was lost");
                 }
             }
             Self::Thread(sender, notes) => {
                 let (reply, _) = oneshot::channel();
-                let mut notes = notes.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut notes = notes.lock();
                 if notes.len() < QUEUE {
                     notes.push(Box::new(Pending { verb, result: None, reply }));
                 }
@@ -194,7 +195,7 @@ fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn Verb>>, n
         }
         before.1 = group.len();
         // First, since what they tell happened first.
-        let mut told = std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut told = std::mem::take(&mut *notes.lock());
         told.append(&mut group);
         group = told;
         let mut begun = false;

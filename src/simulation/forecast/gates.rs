@@ -1,7 +1,7 @@
 //! How full the windows of throttles were, judged by when handlers started.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -58,7 +58,7 @@ impl Gates {
     /// A handler of a job from this queue starts, so long after the beginning.
     pub fn start(&self, queue: &str, at: Duration) {
         let Some(gate) = self.of_queue.get(queue).and_then(|throttle| self.gates.get(throttle)) else { return };
-        let mut gate = gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gate = gate.lock();
         let per = gate.per;
         while gate.window.front().is_some_and(|first| at.saturating_sub(*first) >= per) {
             gate.window.pop_front();
@@ -71,7 +71,7 @@ impl Gates {
     /// What it came to after so long.
     pub fn report(&self, length: Duration) -> BTreeMap<String, ThrottleReport> {
         let report = |(name, gate): (&String, &Mutex<Gate>)| {
-            let gate = gate.lock().unwrap_or_else(PoisonError::into_inner);
+            let gate = gate.lock();
             let share = gate.starts as f64 / (gate.rate * length.as_secs_f64()).max(f64::MIN_POSITIVE);
             let use_percent = (share * 1_000.0).round() / 10.0;
             (name.clone(), ThrottleReport { starts: gate.starts, use_percent, most: gate.most, allow: gate.allow })

@@ -1,6 +1,7 @@
 //! The modelled handler of a kind, and what is noted of its runs.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -77,7 +78,7 @@ impl Recorder {
     }
 
     pub fn noted(&self) -> MutexGuard<'_, Noted> {
-        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.noted.lock()
     }
 
     /// Notes a start; how long after the beginning it is.
@@ -97,7 +98,7 @@ impl Recorder {
             noted.late.record(now.since(job.nominal + self.jitter), 1);
         }
         self.gates.start(&job.queue, at);
-        self.all.lock().unwrap_or_else(PoisonError::into_inner).start(at);
+        self.all.lock().start(at);
         at
     }
 

@@ -1,7 +1,8 @@
 //! One run: the world is built, left to itself until the time is over, and looked at.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -142,7 +143,7 @@ async fn play(mut plan: Plan, progress: impl Fn(Duration) -> bool) -> Result<Rep
     fleet.check().await?;
     check(&mut enrolling).await?;
     let waiting = waiting(&fleet, &plan, span).await?;
-    let all = all.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = all.lock();
     Ok(report::make(&plan, &Seen { fleet: &fleet, all: &all, gates: &gates, waiting, backlogs, span, before }))
 }
 

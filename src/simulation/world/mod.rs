@@ -10,9 +10,10 @@ mod scene;
 mod storm;
 mod verdict;
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -268,7 +269,7 @@ impl World {
             if refuses.load(Ordering::Relaxed) {
                 return PublishFault::Refused;
             }
-            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let next = queue.lock().pop();
             match next {
                 None if rolls.below(8) == 0 => PublishFault::Slow(Duration::from_millis(rolls.below(20) as u64)),
                 None => PublishFault::None,
@@ -425,8 +426,7 @@ impl World {
             let (ledger, deadly, struck) = (self.ledger.clone(), self.deadly.clone(), self.struck.0.clone());
             engine = engine.handler(name, move |job: Job| {
                 let (observer, process, ledger) = (observer.clone(), process.clone(), ledger.clone());
-                let dies =
-                    job.tick.filter(|_| deadly.lock().unwrap_or_else(PoisonError::into_inner).contains(&job.key));
+                let dies = job.tick.filter(|_| deadly.lock().contains(&job.key));
                 let struck = struck.clone();
                 async move {
                     let once = once(&ledger, &job).await;

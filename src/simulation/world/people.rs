@@ -1,6 +1,5 @@
 //! Operators, and other programs that publish.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -313,7 +312,7 @@ impl World {
             // What a restored ledger has forgotten is not ordered again.
             if confirmed && generation.load(Ordering::Relaxed) == then {
                 observer.note(|| format!("a program orders asked {key} by {queue}, begins: {begins}"));
-                let mut ordered = ordered.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut ordered = ordered.lock();
                 if begins {
                     ordered.begun.insert(key)
                 } else {
@@ -366,7 +365,7 @@ impl World {
                     trace: None,
                 };
                 let known = if connection.publish(message).await.is_ok() { &poison } else { &perhaps };
-                known.lock().unwrap_or_else(PoisonError::into_inner).insert(body.into_bytes());
+                known.lock().insert(body.into_bytes());
             }
         });
     }

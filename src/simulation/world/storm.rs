@@ -1,8 +1,8 @@
 //! What happens at its time: faults, what mends them, and in the end the calm.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -121,7 +121,7 @@ impl World {
                 self.after(length, Event::LedgerFast);
             }
             Fault::Publish { how, count } => {
-                let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut wrong = self.wrong.lock();
                 wrong.extend(std::iter::repeat_n(how, count));
             }
             Fault::Purge { queue } => {
@@ -195,7 +195,7 @@ impl World {
                 }
             }
             Fault::Deadly { chain } => {
-                let mut deadly = self.deadly.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut deadly = self.deadly.lock();
                 deadly.insert(CHAINS[chain].2.to_owned());
             }
             Fault::Restore { age } => self.restore(age).await,
@@ -250,11 +250,11 @@ impl World {
         if let Ok(order) = Envelope::decode(body)
             && order.order().is_some()
         {
-            self.ordered.lock().unwrap_or_else(PoisonError::into_inner).gone.insert(order.key);
+            self.ordered.lock().gone.insert(order.key);
         }
-        if let Some(body) = self.poison.lock().unwrap_or_else(PoisonError::into_inner).take(&self.as_published(body)) {
+        if let Some(body) = self.poison.lock().take(&self.as_published(body)) {
             // A copy of it may have been set aside before.
-            self.perhaps.lock().unwrap_or_else(PoisonError::into_inner).insert(body);
+            self.perhaps.lock().insert(body);
         }
     }
 
@@ -269,7 +269,7 @@ impl World {
         self.weather.down.store(0, Ordering::Relaxed);
         self.weather.slow.store(0, Ordering::Relaxed);
         self.weather.hidden.store(0, Ordering::Relaxed);
-        self.wrong.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.wrong.lock().clear();
         self.workers.iter().filter_map(|worker| worker.live.as_ref()).for_each(|live| live.process.thaw());
         self.happen_now(Event::Declare).await;
         // What was to be mended later is mended now.
@@ -287,7 +287,7 @@ impl World {
         self.take_orders_back(Duration::ZERO);
         self.healed_at = self.ledger.now();
         // What workers have died over is set aside when it is claimed next.
-        self.deadly.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.deadly.lock().clear();
         self.after(Duration::ZERO, Event::Mend { again: 7 });
         self.after(CALM, Event::Outage);
         self.after(STEADY, Event::Poison);
@@ -347,7 +347,7 @@ impl World {
         (0..WORKERS).for_each(|worker| self.kill(worker));
         self.copies.retain(|(at, _)| *at <= wanted);
         self.generation.fetch_add(1, Ordering::Relaxed);
-        *self.ordered.lock().unwrap_or_else(PoisonError::into_inner) = Ordered::default();
+        *self.ordered.lock() = Ordered::default();
         self.ledger = Arc::new(restored);
         self.observer.restored();
         if let Err(error) = self.ledger.steer(Which::default(), Order::RecoverAll).await {

@@ -1,7 +1,6 @@
 //! Looks at the world from outside while it goes on, and judges it in the end.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -182,7 +181,7 @@ impl World {
         let census = self.broker.census();
         let aside: BTreeSet<Vec<u8>> =
             census.iter().filter(|held| held.queue == quarantine).map(|held| self.as_published(&held.body)).collect();
-        let poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let poison = self.poison.lock().clone();
         // What was published while its queue was away, nobody can set aside.
         let unrouted: BTreeSet<Vec<u8>> = census
             .iter()
@@ -193,7 +192,7 @@ impl World {
             self.observer.violated("I10", format!("never set aside: {}", String::from_utf8_lossy(body)));
         }
         let restored = self.generation.load(Ordering::Relaxed) > 0;
-        let perhaps = self.perhaps.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let perhaps = self.perhaps.lock().clone();
         for body in aside.difference(&poison).filter(|body| !perhaps.contains(*body)) {
             let ours = Envelope::decode(body).is_ok_and(|envelope| self.config.kinds.contains_key(&envelope.kind));
             if ours && !restored && Envelope::decode(body).is_ok_and(|e| e.queue.as_deref() != Some("nowhere")) {
@@ -224,7 +223,7 @@ impl World {
     /// Whether what messages have ordered of chains is so. What lies unrouted, nobody could do.
     async fn judge_orders(&self, unrouted: &BTreeSet<String>) {
         let (orders, gone) = {
-            let ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
+            let ordered = self.ordered.lock();
             let begun = ordered.begun.iter().map(|key| (key.clone(), ChainState::Active));
             let ended = ordered.ended.iter().map(|key| (key.clone(), ChainState::Retired));
             (begun.chain(ended).collect::<Vec<_>>(), ordered.gone.clone())

@@ -195,15 +195,15 @@ impl Stage {
                 vhost.call(Method::PUT, &format!("policies/{}/catch-all", vhost.name), policy).await;
             }
         }
-        let words = std::sync::Mutex::new(String::new());
+        let words = parking_lot::Mutex::new(String::new());
         until("the policy is in force", || async {
             let verdict = self.broker.verify(topology).await;
-            *words.lock().unwrap() = verdict.as_ref().err().map(ToString::to_string).unwrap_or_default();
+            *words.lock() = verdict.as_ref().err().map(ToString::to_string).unwrap_or_default();
             verdict.is_err()
         })
         .await;
         // Where the virtual host has another name, it is told by that name.
-        let words = words.into_inner().unwrap();
+        let words = words.into_inner();
         match &self.backstage {
             Backstage::Embedded(..) => words,
             Backstage::Rabbit(vhost) => words.replace(&format!("'{}'", vhost.name), "'/'"),
