@@ -4,7 +4,11 @@
 //! leases and throttles need nothing else. The calendar does: a cron expression means what the wall clock shows.
 //! So the ledger remembers when the wall clock was set, and how far ahead of its own time it has been since.
 
+use std::fmt;
 use std::time::Duration;
+
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::clock::Time;
 
@@ -200,6 +204,40 @@ impl Calendar {
     }
 }
 
+/// A time of the wall clock: milliseconds since 1970, as other programs write them. For people it is RFC 3339. All times
+/// that are shown are such; the ledger's become that here, and nowhere else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
+#[serde(transparent)]
+#[schema(value_type = i64, example = 1_790_000_000_123_i64)]
+pub struct At(Time);
+
+impl At {
+    /// What the wall clock shows at `time` of the ledger, as it is set now.
+    pub fn of(time: Time, calendar: &Calendar) -> Self {
+        Self(calendar.wall(time))
+    }
+
+    /// The same of a time that may never have come, which the ledger has as zero.
+    pub fn known(time: Time, calendar: &Calendar) -> Option<Self> {
+        (time != Time::default()).then(|| Self::of(time, calendar))
+    }
+
+    /// What is a time of the wall clock already.
+    pub const fn wall(wall: Time) -> Self {
+        Self(wall)
+    }
+
+    /// The time that the wall clock shows: to compare with others of its kind.
+    pub const fn shown(self) -> Time {
+        self.0
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

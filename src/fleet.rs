@@ -7,11 +7,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Time;
-use crate::ledger::LedgerError;
-use crate::telemetry::Lateness;
 
 /// A worker says at least this often how it is.
 pub const EVERY: Duration = Duration::from_secs(10);
@@ -26,6 +25,28 @@ pub const SECONDS: usize = 10;
 /// How long pulses are kept, and workers that have fallen silent.
 pub const KEPT: Duration = Duration::from_secs(3_600);
 
+/// A lateness distribution: how long after its due time an attempt started, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct Lateness {
+    /// The median.
+    pub p50: f64,
+    /// Reached or exceeded by one in a hundred.
+    pub p99: f64,
+    /// The worst.
+    pub max: f64,
+}
+
+impl Lateness {
+    /// Reads a histogram of microseconds.
+    pub fn of_micros(histogram: &Histogram<u64>) -> Self {
+        let ms = |us: u64| us as f64 / 1_000.0;
+        Self {
+            p50: ms(histogram.value_at_quantile(0.5)),
+            p99: ms(histogram.value_at_quantile(0.99)),
+            max: ms(histogram.max()),
+        }
+    }
+}
 /// How a worker is, in its own words.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Presence {
@@ -110,14 +131,6 @@ impl Subject {
             ("worker", name) => Some(Self::Worker(name.into())),
             _ => None,
         }
-    }
-}
-
-impl Subject {
-    /// What to say of a worker of which nothing can be ordered any more.
-    pub(crate) fn gone(self) -> LedgerError {
-        let (Self::Queue(name) | Self::Worker(name)) = self;
-        LedgerError::NoWorker(name)
     }
 }
 

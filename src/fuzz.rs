@@ -6,17 +6,16 @@ use std::time::Duration;
 
 use reqwest::StatusCode;
 
+pub use crate::api::fuzz::request;
 use crate::calendar::Calendar;
 use crate::clock::{Entropy, Time};
-use crate::config::{Config, OwnSchedule};
+use crate::config::{Config, Format, OwnSchedule};
 use crate::handler::{answer, http};
 use crate::job::{Envelope, MAX_KEY};
 use crate::outcome::{LONGEST_WAIT, Outcome};
 use crate::progress::Report;
-use crate::roster::{self, Format, Shape};
+use crate::roster::{self, Shape};
 use crate::schedule::{Balance, Ran, Schedule, Setting};
-
-pub use crate::api::fuzz::request;
 
 /// The body of a message. What can be read is read from what is written of it, too.
 pub fn envelope(data: &[u8]) {

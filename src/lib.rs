@@ -97,6 +97,7 @@ pub mod deaths;
 pub mod demo;
 pub mod encryption;
 pub mod engine;
+pub mod failure;
 pub mod fleet;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

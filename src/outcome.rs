@@ -8,9 +8,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::clock::{Entropy, Time, short_duration};
+use crate::failure::{Batch, FailedItem};
 use crate::guard::Refusal;
 use crate::ladder::Ladder;
-use crate::ledger::{Batch, FailedItem};
 use crate::reason::{Class, Reason};
 use crate::schedule::{Catch, From as CountedFrom, Ran, Rhythm, Schedule, Setting};
 

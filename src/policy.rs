@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::clock::{Entropy, Time};
+use crate::failure::{FailedItem, Failure, ItemEnd};
 use crate::job;
-use crate::ledger::{FailedItem, Failure, ItemEnd};
 use crate::outcome::{LONGEST_WAIT, Outcome, RetryPolicy, Yield};
 use crate::reason::{Mark, Reason};
 

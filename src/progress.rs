@@ -9,19 +9,19 @@
 //! A one-off job has no record that its progress could be kept with. Of those that report, the desk keeps a
 //! row in the ledger while they run; the rows of a worker that has died are soon forgotten.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use crate::clock::{self, Time};
-use crate::handler::answer::excerpt;
 use crate::ledger::{Ledger, LedgerError, RunningJob};
+use crate::reason::excerpt;
 
 /// What was reported is written this often at most.
 const EVERY: Duration = Duration::from_secs(1);

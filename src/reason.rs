@@ -175,6 +175,17 @@ classes! {
     Lost = "lost",
 }
 
+/// At most `most` characters of foreign text, fit for one line of a log.
+pub fn excerpt(text: &[u8], most: usize) -> String {
+    // A character has at most four bytes: whatever `text` holds, only this much of it is looked at.
+    let text = text.trim_ascii();
+    let text = String::from_utf8_lossy(&text[..text.len().min(most * 4 + 4)]);
+    let mut kept: String = text.chars().take(most).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if text.chars().nth(most).is_some() {
+        kept.push('…');
+    }
+    kept
+}
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

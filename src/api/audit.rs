@@ -8,12 +8,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
 use super::extract::Query;
-use super::page;
 use super::problem::Result;
-use super::words::At;
-use crate::calendar::Calendar;
+use super::{Api, page};
+use crate::calendar::{At, Calendar};
 use crate::ledger::Scope;
 use crate::ledger::access::{AuditEntry, NewAuditEntry};
 

@@ -8,18 +8,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
 use super::extract::{Body, Nothing, Path, Perhaps, Query, given};
 use super::gate::Detail;
-use super::page;
 use super::problem::{Problem, Result};
 use super::words::Words;
+use super::{Api, page};
+use crate::calendar::At;
 use crate::engine::enroll::{Enroller, RunOnce};
 use crate::engine::moves::{self, Mover};
 use crate::guard::IfRunning;
 use crate::inspect::chain::{self, AttemptReport, Entity, look, why_not_advanced};
 use crate::inspect::chains::{self, ChainRow, Sought, State as ChainState};
-use crate::inspect::words::At;
 use crate::job::RunNow;
 use crate::ledger::{Order, Place, Which};
 

@@ -13,7 +13,8 @@ use super::Api;
 use super::extract::Body;
 use super::gate::{Detail, RequestKey};
 use super::problem::{Problem, Result};
-use super::words::{At, hex};
+use super::words::hex;
+use crate::calendar::At;
 use crate::clock::parse_duration;
 use crate::engine::publish::{Publication, PublicationError};
 

@@ -9,17 +9,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
 use super::chains::Came;
 use super::extract::{Body, Query};
 use super::gate::Detail;
-use super::page;
 use super::problem::{Problem, Result};
+use super::{Api, page};
 use crate::broker::Shelved;
+use crate::calendar::At;
 use crate::encryption::Keyring;
 use crate::engine::retried::{Again, keep_again, send_again};
 use crate::engine::{Connections, sealing};
-use crate::inspect::words::At;
 use crate::ledger::QuarantinedMessage;
 
 /// Messages of the broker's quarantine that are looked at by one request: they are fetched and put back.

@@ -11,10 +11,10 @@ use super::extract::{Body, Nothing, Path};
 use super::problem::{Problem, Result};
 use super::words::Words;
 use super::{Actor, Api};
+use crate::calendar::At;
 use crate::fleet::{FleetOrder, Subject};
 use crate::inspect::overview::queues;
 use crate::inspect::queues::QueueReport;
-use crate::inspect::words::At;
 use crate::ledger::Census;
 
 /// The most jobs of a queue that a worker may run at the same time, as the configuration has it, too.

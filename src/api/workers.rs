@@ -11,8 +11,8 @@ use super::extract::{Body, Nothing, Path};
 use super::problem::{Problem, Result};
 use super::words::Words;
 use super::{Actor, Api};
+use crate::calendar::At;
 use crate::fleet::{FleetOrder, Subject};
-use crate::inspect::words::At;
 use crate::inspect::workers::WorkerReport;
 
 /// All workers that have not ended.

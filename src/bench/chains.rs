@@ -1,11 +1,11 @@
 //! Chains with a handler that does nothing, in turn with the raw loop.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
@@ -18,9 +18,9 @@ use crate::clock::{Time, short_duration};
 use crate::config::Config;
 use crate::engine::StartError;
 use crate::engine::life::Probe;
+use crate::fleet::Lateness;
 use crate::job::Job;
 use crate::ledger::Traffic;
-use crate::telemetry::Lateness;
 
 pub(super) const KIND: &str = "cycle";
 /// Its platform queue.

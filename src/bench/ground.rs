@@ -13,14 +13,14 @@ use tokio_util::sync::CancellationToken;
 use super::chains::{KIND, QUEUE};
 use crate::broker::Broker;
 use crate::broker::embedded::EmbeddedBroker;
-use crate::config::{BrokerUrl, Config};
+use crate::config::{BrokerUrl, Config, Format};
 use crate::engine::enroll::{Enroller, Entity};
 use crate::engine::life::Probe;
 use crate::engine::{Connections, Engine, StartError};
 use crate::job::Job;
 use crate::ledger::{Order, Traffic, Which};
 use crate::outcome::Outcome;
-use crate::roster::{self, Format, SyncError, Wishes};
+use crate::roster::{self, SyncError, Wishes};
 use crate::telemetry::{Latenesses, Telemetry};
 use crate::topology::Names;
 

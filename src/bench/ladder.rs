@@ -2,12 +2,12 @@
 //!
 //! On a broker, those that one can wait for. On the embedded one in virtual time, all of them.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::json;
 use tokio::sync::Notify;
@@ -20,10 +20,10 @@ use crate::broker::embedded::EmbeddedBroker;
 use crate::clock::{Clock, Entropy, Time, short_duration};
 use crate::config::{Config, LedgerUrl};
 use crate::engine::{Connections, Dispatch, StartError};
+use crate::fleet::Lateness;
 use crate::job::{Envelope, Job};
 use crate::ledger::sqlite::SqliteLedger;
 use crate::schedule::spread;
-use crate::telemetry::Lateness;
 use crate::topology::Names;
 
 /// When virtual time begins; any time will do.

@@ -3,10 +3,10 @@
 //! Handlers do nothing but note when they started. What is judged is these times alone: every window of the
 //! throttle's length, wherever it begins.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -18,7 +18,7 @@ use super::{round, windows};
 use crate::clock::short_duration;
 use crate::config::Config;
 use crate::engine::{Engine, StartError};
-use crate::telemetry::Lateness;
+use crate::fleet::Lateness;
 
 /// What was started in so long after the first start does not count.
 const SETTLE: Duration = Duration::from_secs(1);

@@ -9,9 +9,9 @@ use anyhow::{Context, Error, anyhow, ensure};
 use clap::Args;
 use indicatif::ProgressBar;
 use roundelay::clock::parse_duration;
-use roundelay::engine::Connections;
-use roundelay::engine::topology_guard;
-use roundelay::roster::{BadRow, Format, Report, Rows, Sync, Wishes, from_source, rows};
+use roundelay::config::Format;
+use roundelay::engine::{Connections, topology_guard};
+use roundelay::roster::{BadRow, Report, Rows, Sync, Wishes, from_source, rows};
 use serde_json::json;
 
 use super::progress::{bar, waiting};

@@ -3,10 +3,10 @@
 use anyhow::{Error, anyhow, bail};
 use clap::{Args, Subcommand};
 use roundelay::Config;
-use roundelay::calendar::Calendar;
+use roundelay::calendar::{At, Calendar};
+use roundelay::failure::Failure;
 use roundelay::inspect::failures::{next_retry_at, reconciles, then};
-use roundelay::inspect::words::At;
-use roundelay::ledger::{Failure, FailureFilter, FailurePlace, Ledger};
+use roundelay::ledger::{FailureFilter, FailurePlace, Ledger};
 use serde_json::{Value, json};
 
 use super::confirm::confirmed;

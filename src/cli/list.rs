@@ -3,10 +3,10 @@
 use anyhow::{Error, anyhow};
 use clap::{Args, ValueEnum};
 use roundelay::Config;
-use roundelay::calendar::Calendar;
+use roundelay::calendar::{At, Calendar};
 use roundelay::clock::Time;
 use roundelay::inspect::overslept::{self, schedules};
-use roundelay::inspect::words::{self, At, doing_of, rough, word};
+use roundelay::inspect::words::{self, doing_of, rough, word};
 use roundelay::ledger::{ChainState, Condition, Filter, Listed, OwnerCensus, Place, Which};
 use serde_json::{Value, json};
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Error};
 use clap::Args;
+use roundelay::calendar::At;
 use roundelay::clock::{Entropy, parse_duration};
 use roundelay::engine::Connections;
 use roundelay::engine::publish::Publication;
-use roundelay::inspect::words::At;
 use serde_json::{Value, json};
 
 use super::progress::waiting;

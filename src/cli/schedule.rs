@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use anyhow::{Error, anyhow, bail};
 use clap::Args;
+use roundelay::calendar::At;
 use roundelay::clock::parse_duration;
 use roundelay::config::OwnSchedule;
 use roundelay::engine::Connections;
 use roundelay::engine::moves::{Mover, Replanned};
-use roundelay::inspect::words::At;
 use roundelay::ledger::{ChainState, Filter, Which};
 use roundelay::schedule::{Rhythm, Schedule};
 use serde_json::json;

@@ -2,11 +2,12 @@
 
 use anyhow::{Error, bail};
 use clap::Args;
+use roundelay::calendar::At;
 use roundelay::clock::Time;
 use roundelay::inspect::broker::Asked;
 use roundelay::inspect::chain::{AttemptReport, ChainReport, look};
 use roundelay::inspect::failures::FailureReport;
-use roundelay::inspect::words::{At, rough};
+use roundelay::inspect::words::rough;
 use serde_json::Value;
 
 use super::ConfigFile;

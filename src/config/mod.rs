@@ -34,18 +34,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use api::{ApiSettings, TlsSettings, is_loopback};
-pub(crate) use check::internal_kind;
-pub use check::{LONGEST_HELD, LONGEST_TIMEOUT, listen_address};
-pub use model::{ModelSettings, SlowSpell};
-pub use raw::UniqueUntil;
-pub use reasons::Reconcile;
-pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
-pub use roster::{RosterDatabase, RosterSettings, RosterSource};
-pub use secret::Secret;
-pub use tracing::TracingSettings;
-pub use unpaced::{Unpaced, unpaced};
-
 use crate::encryption::Keyring;
 use crate::handler::http::Reach;
 use crate::ladder::Ladder;
@@ -56,6 +44,17 @@ use crate::schedule::{Pace, Rhythm};
 use crate::throttle::key::KeyPath;
 use crate::throttle::slots::{Breaker, Limits};
 use crate::topology::{Names, Topology};
+pub use api::{ApiSettings, TlsSettings, is_loopback};
+pub(crate) use check::internal_kind;
+pub use check::{LONGEST_HELD, LONGEST_TIMEOUT, listen_address};
+pub use model::{ModelSettings, SlowSpell};
+pub use raw::UniqueUntil;
+pub use reasons::Reconcile;
+pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
+pub use roster::{Format, RosterDatabase, RosterSettings, RosterSource};
+pub use secret::Secret;
+pub use tracing::TracingSettings;
+pub use unpaced::{Unpaced, unpaced};
 
 /// Checked settings: what they name exists, and what they ask for is possible.
 /// ```

@@ -1,6 +1,6 @@
 //! `[kinds.<name>.roster]`: where a kind's entities are listed, checked.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::check::{Problems, TEN_YEARS};
@@ -8,13 +8,41 @@ use super::{Secret, raw};
 use crate::handler::http::Reach;
 use crate::job::check_name;
 use crate::ledger::postgres;
-use crate::roster::Format;
 
 /// How often a source is read when nothing is said.
 const SYNC: Duration = Duration::from_secs(30 * 60);
 /// A source is not asked more often than this.
 const SHORTEST_SYNC: Duration = Duration::from_secs(1);
 
+/// How a roster is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Comma-separated with a header line.
+    Csv,
+    /// One JSON object per line.
+    Ndjson,
+}
+
+impl Format {
+    /// By the file's extension.
+    ///
+    /// # Errors
+    /// When the extension is neither `csv` nor `ndjson` (or `jsonl`).
+    pub fn of(path: &Path) -> Result<Self, String> {
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        extension
+            .and_then(Self::by_extension)
+            .ok_or_else(|| format!("{}: a roster's name ends in .csv or .ndjson", path.display()))
+    }
+
+    fn by_extension(extension: &str) -> Option<Self> {
+        match extension {
+            "csv" => Some(Self::Csv),
+            "ndjson" | "jsonl" => Some(Self::Ndjson),
+            _ => None,
+        }
+    }
+}
 /// Where a kind's entities are listed, and how its chains follow the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RosterSettings {

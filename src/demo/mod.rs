@@ -24,10 +24,10 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::short_duration;
-use crate::config::Config;
+use crate::config::{Config, Format};
 use crate::engine::enroll::{Enroller, Entity};
 use crate::engine::{Connections, Engine, StartError};
-use crate::roster::{Format, Shape, rows};
+use crate::roster::{Shape, rows};
 use crate::telemetry::Count;
 use ground::{Dashboard, Ground};
 use stage::{Moment, Report, Told};

@@ -29,9 +29,10 @@ use crate::broker::embedded::EmbeddedBroker;
 use crate::clock::Time;
 use crate::config::{BrokerUrl, Config};
 use crate::engine::{Connections, Engine, StartError};
+use crate::fleet::Lateness;
 use crate::ledger::{Census, ChainState, Filter, Ledger, Listed};
 use crate::roster::{Wishes, from_source};
-use crate::telemetry::{Count, Lateness, QueueReport, Telemetry};
+use crate::telemetry::{Count, QueueReport, Telemetry};
 use crate::topology::Names;
 
 /// Queues of the demo on a broker that others may use are called so.

@@ -9,9 +9,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Core;
 use crate::clock::Time;
-use crate::fleet::{Counter, EVERY, FleetOrders, Presence, Pulse, QueuePresence, SECONDS, Subject, WorkerState, host};
+use crate::fleet::{
+    Counter, EVERY, FleetOrders, Lateness, Presence, Pulse, QueuePresence, SECONDS, Subject, WorkerState, host,
+};
 use crate::ledger::LedgerError;
-use crate::telemetry::{Count, Lateness, Latenesses};
+use crate::telemetry::{Count, Latenesses};
 
 /// The length of a second, at whose end the starts of it are counted.
 const SECOND: i64 = 1_000;

@@ -12,8 +12,9 @@ use crate::calendar::Calendar;
 use crate::clock::{Entropy, Time};
 use crate::config::{OwnSchedule, SpawnSettings};
 use crate::encryption::{Field, Place};
+use crate::failure::FailedItem;
 use crate::job::Envelope;
-use crate::ledger::{FailedItem, NewChain};
+use crate::ledger::NewChain;
 use crate::outcome::{Discovered, NewJob, Yield};
 use crate::schedule::{Balance, Schedule, Setting, phase};
 

@@ -8,18 +8,19 @@ use futures_util::{StreamExt, stream};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::Core;
 use super::discover::bound;
 use super::life::Point;
-use super::sealing;
+use super::{Core, sealing};
 use crate::broker::PublishError;
 use crate::clock::Time;
 use crate::config::SpawnSettings;
 use crate::encryption::Keyring;
-use crate::handler::answer::{EXCERPT, excerpt};
+use crate::failure::FailedItem;
+use crate::handler::answer::EXCERPT;
 use crate::job::{Envelope, MAX_PAYLOAD};
-use crate::ledger::{FailedItem, NewChain, SpawnedJob};
+use crate::ledger::{NewChain, SpawnedJob};
 use crate::outcome::{NewJob, Yield};
+use crate::reason::excerpt;
 use crate::trace::Run;
 
 /// Jobs of one run published at the same time.

@@ -21,8 +21,9 @@ use super::{Connections, Core, QueueRun, sealing};
 use crate::clock::Time;
 use crate::config::{Config, KindSettings};
 use crate::encryption::{Field, Place};
+use crate::failure::{Failure, ItemEnd};
 use crate::job::{Envelope, MAX_PAYLOAD};
-use crate::ledger::{DueItem, Failure, Hold, ItemEnd, LedgerError, Plan, PlannedItem, SpawnedJob};
+use crate::ledger::{DueItem, Hold, LedgerError, Plan, PlannedItem, SpawnedJob};
 use crate::outcome::{Outcome, RetryPolicy};
 use crate::trace::Run;
 

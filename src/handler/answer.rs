@@ -8,9 +8,9 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::clock::parse_duration;
-use crate::ledger::FailedItem;
+use crate::failure::FailedItem;
 use crate::outcome::{Discovered, NewJob, Outcome, Yield};
-use crate::reason::{Class, Reason};
+use crate::reason::{Class, Reason, excerpt};
 use crate::throttle::upstream::Advice;
 
 /// How much of an answer, or of a program's output, is kept, in bytes.
@@ -329,18 +329,6 @@ fn has_outcome(text: &[u8]) -> bool {
 
 fn shown(raw: &str) -> String {
     excerpt(raw.as_bytes(), 60)
-}
-
-/// At most `most` characters of foreign text, fit for one line of a log.
-pub fn excerpt(text: &[u8], most: usize) -> String {
-    // A character has at most four bytes: whatever `text` holds, only this much of it is looked at.
-    let text = text.trim_ascii();
-    let text = String::from_utf8_lossy(&text[..text.len().min(most * 4 + 4)]);
-    let mut kept: String = text.chars().take(most).map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if text.chars().nth(most).is_some() {
-        kept.push('…');
-    }
-    kept
 }
 
 #[cfg(test)]

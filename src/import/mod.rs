@@ -328,7 +328,8 @@ fn slug(command: &str) -> String {
 mod tests {
     use super::*;
     use crate::Config;
-    use crate::roster::{Format, Shape, rows};
+    use crate::config::Format;
+    use crate::roster::{Shape, rows};
 
     /// What a worker would begin: kind, key, schedule and payload of every chain.
     pub fn chains(import: &Import) -> Vec<(String, String, String, String)> {

@@ -19,10 +19,9 @@ use crate::broker::{Broker, Rates};
 use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::config::Config;
-use crate::fleet::{EVERY, FleetOrders, KEPT, Rhythm, SILENT, Subject};
+use crate::fleet::{EVERY, FleetOrders, KEPT, Lateness, Rhythm, SILENT, Subject};
 use crate::ledger::{Census, Ledger, LedgerError, SeenWorker};
 use crate::monitor::throttled::Throttled;
-use crate::telemetry::Lateness;
 
 /// How often the ledger is usually asked for what costs little.
 pub const LOOK: Duration = Duration::from_secs(2);

@@ -5,8 +5,8 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::overslept::{self, schedules};
-use super::words::{At, doing_of, schedule, shown_nominal, word};
-use crate::calendar::Calendar;
+use super::words::{doing_of, schedule, shown_nominal, word};
+use crate::calendar::{At, Calendar};
 use crate::clock::Time;
 use crate::config::Config;
 use crate::ledger::{

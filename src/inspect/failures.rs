@@ -3,11 +3,12 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::words::{At, rough};
-use crate::calendar::Calendar;
+use super::words::rough;
+use crate::calendar::{At, Calendar};
 use crate::clock::Time;
 use crate::config::Config;
-use crate::ledger::{Failure, ReasonCount};
+use crate::failure::Failure;
+use crate::ledger::ReasonCount;
 
 /// A failure, and what becomes of it.
 #[derive(Clone, Debug, Serialize, ToSchema)]

@@ -5,13 +5,13 @@ use utoipa::ToSchema;
 
 use super::board::Facts;
 use super::queues::{Known, QueueReport};
-use super::words::{At, Late, rough};
+use super::words::{Late, rough};
 use super::workers::state;
+use crate::calendar::At;
 use crate::clock::Time;
 use crate::config::Config;
-use crate::fleet::{Rhythm, SECONDS};
+use crate::fleet::{Lateness, Rhythm, SECONDS};
 use crate::ledger::Census;
-use crate::telemetry::Lateness;
 
 /// How everything is.
 #[derive(Clone, Debug, Serialize, ToSchema)]

@@ -6,14 +6,13 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::broker::Asked;
-use super::words::{At, Late};
+use super::words::Late;
 use crate::broker;
-use crate::calendar::Calendar;
+use crate::calendar::{At, Calendar};
 use crate::clock::Time;
 use crate::config::Config;
-use crate::fleet::{Closed, FleetOrders, SILENT, Subject};
+use crate::fleet::{Closed, FleetOrders, Lateness, Subject};
 use crate::ledger::{Census, SeenWorker};
-use crate::telemetry::Lateness;
 
 /// A platform queue, as it is.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -100,11 +99,6 @@ pub fn closed_words(queue: &str, closed: &Closed, calendar: &Calendar) -> String
     format!("its queue is paused by {by} since {at}: {why} (`roundelay queue resume {queue}` lets it go on)")
 }
 
-/// Whether a worker has not been heard of for too long.
-pub fn is_silent(worker: &SeenWorker, now: Time) -> bool {
-    worker.seen + SILENT < now
-}
-
 /// What is known of queues, from which reports are made (pure).
 pub struct Known<'a> {
     /// The workers' configuration.
@@ -138,7 +132,7 @@ impl Known<'_> {
         let census = self.census.queues.iter().find(|queue| queue.queue == name).cloned().unwrap_or_default();
         let settings = self.config.queues.get(name);
         let orders = self.orders.get(&Subject::Queue(name.into()));
-        let heard = self.workers.iter().filter(|worker| !is_silent(worker, self.now));
+        let heard = self.workers.iter().filter(|worker| !worker.is_silent(self.now));
         let parts = heard.flat_map(|worker| worker.presence.queues.iter().filter(|queue| queue.queue == name));
         let (mut places, mut running, mut workers, mut starts) = (0, 0, 0, 0.0);
         let mut late = None::<Lateness>;

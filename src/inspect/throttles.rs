@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::words::At;
+use crate::calendar::At;
 use crate::config::Config;
 use crate::ledger::{Ledger, LedgerError, SeenWorker};
 use crate::monitor::throttled::Throttled;

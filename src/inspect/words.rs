@@ -7,49 +7,14 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::overslept::{self, schedules};
-use crate::calendar::Calendar;
+use crate::calendar::{At, Calendar};
 use crate::clock::Time;
 use crate::config::{Config, OwnSchedule};
 use crate::engine::chores::is_internal;
+use crate::fleet::Lateness;
 use crate::ledger::{ChainState, Holder, Listed};
 use crate::progress::Progress;
 use crate::schedule::{Schedule, phase};
-use crate::telemetry::Lateness;
-
-/// A time of the wall clock: milliseconds since 1970, as other programs write them. For people it is RFC 3339. All times
-/// that are shown are such; the ledger's become that here, and nowhere else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
-#[serde(transparent)]
-#[schema(value_type = i64, example = 1_790_000_000_123_i64)]
-pub struct At(Time);
-
-impl At {
-    /// What the wall clock shows at `time` of the ledger, as it is set now.
-    pub fn of(time: Time, calendar: &Calendar) -> Self {
-        Self(calendar.wall(time))
-    }
-
-    /// The same of a time that may never have come, which the ledger has as zero.
-    pub fn known(time: Time, calendar: &Calendar) -> Option<Self> {
-        (time != Time::default()).then(|| Self::of(time, calendar))
-    }
-
-    /// What is a time of the wall clock already.
-    pub const fn wall(wall: Time) -> Self {
-        Self(wall)
-    }
-
-    /// The time that the wall clock shows: to compare with others of its kind.
-    pub const fn shown(self) -> Time {
-        self.0
-    }
-}
-
-impl fmt::Display for At {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// How late starts were: how long after they were due, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
@@ -98,7 +63,7 @@ impl Come {
 impl fmt::Display for Come {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { phase, done, total, at } = self.clone();
-        Progress { phase, done, total, at: at.0 }.fmt(f)
+        Progress { phase, done, total, at: at.shown() }.fmt(f)
     }
 }
 

@@ -3,9 +3,8 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::queues::is_silent;
-use super::words::{At, Late};
-use crate::calendar::Calendar;
+use super::words::Late;
+use crate::calendar::{At, Calendar};
 use crate::clock::Time;
 use crate::fleet::{QueuePresence, WorkerState};
 use crate::ledger::SeenWorker;
@@ -56,7 +55,7 @@ pub struct WorkerQueue {
 
 /// The word for what a worker is doing.
 pub fn state(worker: &SeenWorker, now: Time) -> &'static str {
-    if is_silent(worker, now) {
+    if worker.is_silent(now) {
         return "silent";
     }
     match worker.presence.state {

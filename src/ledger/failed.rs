@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{FailedItem, Failure, LedgerError, SpawnedJob};
+use super::{LedgerError, SpawnedJob};
 use crate::clock::Time;
+use crate::failure::{Failure, ItemEnd};
 
 /// Failures that fit all that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -91,15 +92,6 @@ pub enum Hold {
     Held(Time),
     /// No part waits for this job any more.
     Gone,
-}
-
-/// What a run for a part came to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ItemEnd {
-    /// It worked: the failure is forgotten.
-    Worked,
-    /// It has failed once more.
-    Failed(FailedItem),
 }
 
 /// Keeps what has failed.

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::LedgerError;
 use crate::clock::Time;
-use crate::fleet::{FleetOrder, FleetOrders, Presence, Pulse, Subject};
+use crate::fleet::{FleetOrder, FleetOrders, Presence, Pulse, SILENT, Subject};
 
 /// A worker, as it was when it last said something.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,6 +15,19 @@ pub struct SeenWorker {
     pub presence: Presence,
     /// When it said so, by the ledger's clock.
     pub seen: Time,
+}
+
+impl SeenWorker {
+    /// Whether the worker has said nothing for longer than [`SILENT`].
+    pub fn is_silent(&self, now: Time) -> bool {
+        self.seen + SILENT < now
+    }
+}
+
+/// The error for a subject of which nothing can be ordered any more.
+pub(super) fn gone(subject: Subject) -> LedgerError {
+    let (Subject::Queue(name) | Subject::Worker(name)) = subject;
+    LedgerError::NoWorker(name)
 }
 
 /// Knows the workers of this ledger.

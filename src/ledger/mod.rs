@@ -38,10 +38,12 @@ use async_trait::async_trait;
 
 use crate::calendar::Calendar;
 use crate::clock::Time;
+use crate::failure::{FailedItem, Failure};
 use crate::progress::Progress;
 pub use access::{Access, Scope};
 pub use contents::{Content, Contents, Replacement, Shelf};
-pub use failed::{DueItem, FailureFilter, FailurePlace, Failures, Hold, ItemEnd, Plan, PlannedItem};
+pub use failed::{DueItem, FailureFilter, FailurePlace, Failures, Hold, Plan, PlannedItem};
+use fleet::gone;
 pub use fleet::{Fleet, SeenWorker};
 pub use history::History;
 pub use judge::{ChainRow, Judgement, judge};

@@ -6,13 +6,12 @@
 use std::time::Duration;
 
 use crate::broker::Depth;
-use crate::calendar::Calendar;
+use crate::calendar::{At, Calendar};
 use crate::clock::Time;
 use crate::config::Config;
 use crate::deaths::CLASS;
 use crate::engine::chores::is_internal;
 use crate::inspect::overslept::{schedules, since};
-use crate::inspect::words::At;
 use crate::ledger::{AttemptRecord, ChainState, ChainView, Holder, LateChain};
 
 /// A look at a chain is late, and not just about to happen, after so many sweeps without it.

@@ -7,10 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::calendar::Calendar;
+use crate::calendar::{At, Calendar};
 use crate::clock::{Time, short_duration};
 use crate::config::{Scope, ThrottleSettings};
-use crate::inspect::words::At;
 use crate::ledger::{Ledger, LedgerError};
 use crate::throttle::orders::Orders;
 use crate::throttle::slots::{Limits, Micros, State, View};

@@ -9,14 +9,13 @@ mod sync;
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
 
 use minijinja::value::Serde;
 use minijinja::{Environment, UndefinedBehavior};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use crate::config::{Config, KindSettings, OwnSchedule};
+use crate::config::{Config, Format, KindSettings, OwnSchedule};
 use crate::engine::enroll::{Entity, Rules};
 use crate::lanes::MOST_LANES;
 pub use sync::{Report, Sync, SyncError, Wishes, from_source};
@@ -33,36 +32,6 @@ pub struct BadRow {
     pub reason: String,
     /// The row as far as it could be read.
     pub text: String,
-}
-
-/// How a roster is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// Comma-separated with a header line.
-    Csv,
-    /// One JSON object per line.
-    Ndjson,
-}
-
-impl Format {
-    /// By the file's extension.
-    ///
-    /// # Errors
-    /// When the extension is neither `csv` nor `ndjson` (or `jsonl`).
-    pub fn of(path: &Path) -> Result<Self, String> {
-        let extension = path.extension().and_then(|extension| extension.to_str());
-        extension
-            .and_then(Self::by_extension)
-            .ok_or_else(|| format!("{}: a roster's name ends in .csv or .ndjson", path.display()))
-    }
-
-    fn by_extension(extension: &str) -> Option<Self> {
-        match extension {
-            "csv" => Some(Self::Csv),
-            "ndjson" | "jsonl" => Some(Self::Ndjson),
-            _ => None,
-        }
-    }
 }
 
 /// A row with its line number, or why it cannot be used.
@@ -267,6 +236,8 @@ impl Places {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Format;
+    use std::path::Path;
 
     const CONFIG: &str = r#"
         [queues.sync-npm]

@@ -16,8 +16,8 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::{BadRow, Format, Line, Row, rows};
-use crate::config::{RosterDatabase, RosterSource, Secret};
+use super::{BadRow, Line, Row, rows};
+use crate::config::{Format, RosterDatabase, RosterSource, Secret};
 use crate::handler::http::{self, Reach};
 use crate::ledger::postgres::Foreign;
 

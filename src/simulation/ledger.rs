@@ -15,6 +15,7 @@ use super::world::Weather;
 use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::deaths::Hands;
+use crate::failure::{FailedItem, Failure, ItemEnd};
 use crate::fleet::{FleetOrder, FleetOrders, Presence, Pulse, Subject};
 use crate::ledger::access::{
     AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, NewAuditEntry, NewToken, Token, TokenCreated,

@@ -10,7 +10,6 @@ use prometheus_client::registry::Registry;
 use super::families::{ByQueue, Seconds};
 use crate::clock::Time;
 use crate::fleet::{FleetOrders, Subject, WorkerState};
-use crate::inspect::queues::is_silent;
 use crate::ledger::SeenWorker;
 
 /// What workers do, and that they say nothing any more.
@@ -57,7 +56,7 @@ impl FleetFamilies {
         now: Time,
     ) {
         let state = |worker: &SeenWorker| match worker.presence.state {
-            _ if is_silent(worker, now) => "silent",
+            _ if worker.is_silent(now) => "silent",
             WorkerState::Working => "working",
             WorkerState::Draining => "draining",
             WorkerState::Drained => "drained",
@@ -67,7 +66,7 @@ impl FleetFamilies {
             let count = workers.iter().filter(|worker| state(worker) == name).count();
             self.workers.get_or_create(&ByWorkerState { state: name }).set(count as i64);
         }
-        let heard: Vec<_> = workers.iter().filter(|worker| !is_silent(worker, now)).collect();
+        let heard: Vec<_> = workers.iter().filter(|worker| !worker.is_silent(now)).collect();
         for (queue, throttle) in queues {
             let label = ByQueue { queue: queue.clone() };
             let open =
@@ -88,8 +87,9 @@ impl FleetFamilies {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::Lateness;
     use crate::fleet::{FleetOrder, Presence, QueuePresence};
-    use crate::telemetry::{Lateness, Telemetry};
+    use crate::telemetry::Telemetry;
 
     fn worker(name: &str, seen: i64, state: WorkerState, queues: &[(&str, bool)]) -> SeenWorker {
         let queue = |(queue, open): &(&str, bool)| QueuePresence {

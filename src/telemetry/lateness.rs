@@ -1,30 +1,9 @@
 //! How late attempts start, as quantiles.
 
 use hdrhistogram::Histogram;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-/// A lateness distribution: how long after its due time an attempt started, in milliseconds.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq)]
-pub struct Lateness {
-    /// The median.
-    pub p50: f64,
-    /// Reached or exceeded by one in a hundred.
-    pub p99: f64,
-    /// The worst.
-    pub max: f64,
-}
-
-impl Lateness {
-    /// Reads a histogram of microseconds.
-    pub fn of_micros(histogram: &Histogram<u64>) -> Self {
-        let ms = |us: u64| us as f64 / 1_000.0;
-        Self {
-            p50: ms(histogram.value_at_quantile(0.5)),
-            p99: ms(histogram.value_at_quantile(0.99)),
-            max: ms(histogram.max()),
-        }
-    }
-}
+use crate::fleet::Lateness;
 
 /// One queue's figures.
 #[derive(Clone, Copy, Debug, Default, Serialize, PartialEq)]

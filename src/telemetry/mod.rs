@@ -17,18 +17,18 @@ mod notices;
 pub(crate) mod process;
 pub mod text;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 
 use crate::broker::rabbit::certificates::Certificate;
 use crate::calendar::Calendar;
 use crate::clock::Time;
-use crate::fleet::{FleetOrders, Subject};
+use crate::fleet::{FleetOrders, Lateness, Subject};
 use crate::ledger::{Census, SeenWorker};
 use crate::monitor::throttled::Throttled;
 use crate::outcome::Verdict;
@@ -36,7 +36,7 @@ use families::Families;
 pub use figures::{KindFigures, QueueFigures, Running, SlotCounts, ThrottleFigures, Waiting};
 use fleet::FleetFamilies;
 pub(crate) use lateness::Latenesses;
-pub use lateness::{Lateness, QueueReport};
+pub use lateness::QueueReport;
 pub use notices::Notices;
 use process::Process;
 

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use roundelay::engine::Connections;
+use roundelay::failure::{FailedItem, Failure};
 use roundelay::job::{Envelope, Job};
-use roundelay::ledger::{FailedItem, Failure, FailureFilter, Failures, Ledger, NewChain};
+use roundelay::ledger::{FailureFilter, Failures, Ledger, NewChain};
 use roundelay::outcome::{Outcome, Yield};
 use roundelay::reason::{Class, Mark, Reason};
 use serde_json::{Value, json};

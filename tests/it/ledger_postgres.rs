@@ -10,11 +10,12 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use roundelay::clock::{Entropy, Time};
 use roundelay::config::Secret;
+use roundelay::failure::FailedItem;
 use roundelay::guard::Guard;
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::{
-    ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Filter, Finish, FinishRequest, Held, Hint, History, Kinds,
-    Ledger, LedgerError, LookAgain, Measured, NewChain, Order, Sessions, SlotRequest, Slots, Which,
+    ChainState, Claim, ClaimRequest, Enrolled, Filter, Finish, FinishRequest, Held, Hint, History, Kinds, Ledger,
+    LedgerError, LookAgain, Measured, NewChain, Order, Sessions, SlotRequest, Slots, Which,
 };
 use roundelay::outcome::{Next, Verdict};
 use roundelay::throttle::slots::{Limits, Window, Wish};

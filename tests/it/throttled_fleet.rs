@@ -236,8 +236,7 @@ async fn a_ledger_that_is_set_back_again_and_again_lets_no_more_start_than_the_l
     let (granted, refused) = (of("slots_total", ""), of("lost_slots_total", ",reason=\"refused\""));
     println!("{granted} slots were handed out, {refused} refused");
     assert!(refused > 0.0 && granted > refused, "{granted} slots, {refused} refused");
-    let told =
-        worker.log.lock().iter().filter(|line| line["message"].as_str().unwrap().contains("own gate")).count();
+    let told = worker.log.lock().iter().filter(|line| line["message"].as_str().unwrap().contains("own gate")).count();
     assert_eq!(told, 1, "the log says so once");
     // The gate allows for what slots may slip by, and the calls come in as late as the machine lets them.
     let starts: Vec<Duration> = receiver.calls().iter().map(|call| call.at).collect();

@@ -799,12 +799,8 @@ mod tests {
     #[test]
     fn the_hour_is_divided_evenly_and_what_is_not_known_is_not_zero() {
         let at = |secs: i64| Time::from_millis(secs * 1_000);
-        let bucket = |secs, starts| Bucket {
-            at: roundelay::inspect::words::At::wall(at(secs)),
-            starts,
-            seconds: 10,
-            p99_ms: None,
-        };
+        let bucket =
+            |secs, starts| Bucket { at: roundelay::calendar::At::wall(at(secs)), starts, seconds: 10, p99_ms: None };
         // Of the time before the hour nothing is shown; two sets of a part are averaged.
         let sets =
             [bucket(10_000 - 3_610, 99), bucket(10_000 - 1_800, 20), bucket(10_000 - 1_790, 40), bucket(9_990, 0)];

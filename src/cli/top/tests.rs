@@ -10,15 +10,14 @@ use ratatui::buffer::Buffer;
 use ratatui::style::{Color, Modifier};
 use roundelay::Config;
 use roundelay::broker::{Depth, Rates};
+use roundelay::calendar::At;
 use roundelay::clock::Time;
-use roundelay::fleet::{FleetOrder, FleetOrders, Presence, QueuePresence, Rhythm, Subject, WorkerState};
+use roundelay::fleet::{FleetOrder, FleetOrders, Lateness, Presence, QueuePresence, Rhythm, Subject, WorkerState};
 use roundelay::inspect::board::Facts;
 use roundelay::inspect::broker::Asked;
 use roundelay::inspect::chain::{AttemptReport, ChainReport, Entity};
 use roundelay::inspect::throttles::{ConfiguredLimits, Hold, KeyReport, ThrottleReport, WindowReport};
-use roundelay::inspect::words::At;
 use roundelay::ledger::{Census, QueueCensus, SeenWorker};
-use roundelay::telemetry::Lateness;
 use serde_json::Value;
 
 use super::draw::{Paint, draw};

@@ -3,23 +3,23 @@
 pub mod judge;
 mod stores;
 
-use parking_lot::Mutex;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::Router;
+use parking_lot::Mutex;
 
 use super::newest::{ALONE, tell_left_out};
 use super::scale::{scaled, shorter};
 use super::stage::{Judged, Language, PREFIX, Stage, System};
 use crate::clock::{Time, short_duration};
-use crate::config::{Config, at_time};
+use crate::config::{Config, Format, at_time};
 use crate::engine::enroll::Enroller;
 use crate::engine::{Connections, StartError};
 use crate::job::RunNow;
-use crate::roster::{Format, rows};
+use crate::roster::rows;
 use crate::schedule::Pace;
 use judge::{Call, Limit, Record, What, Wish, judge};
 use stores::Stores;

@@ -3,22 +3,22 @@
 mod gateway;
 pub mod judge;
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::Router;
+use parking_lot::Mutex;
 use toml::Table;
 
 use super::newest::{ALONE, tell_left_out};
 use super::scale::{scaled, shorter};
 use super::stage::{Judged, Language, Stage, System};
 use crate::clock::{Time, parse_duration, short_duration};
-use crate::config::{Config, OwnSchedule};
+use crate::config::{Config, Format, OwnSchedule};
 use crate::engine::{Connections, StartError};
 use crate::ledger::{Order, Which};
-use crate::roster::{Format, rows};
+use crate::roster::rows;
 use crate::schedule::Rhythm;
 use gateway::{FULL, Gateway};
 use judge::{Record, Task, judge};

@@ -3,13 +3,13 @@
 mod esi;
 pub mod judge;
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::Router;
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::newest::{ALONE, tell_left_out};
@@ -239,7 +239,8 @@ impl System for Characters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::roster::{Format, Shape, rows};
+    use crate::config::Format;
+    use crate::roster::{Shape, rows};
 
     #[test]
     fn the_delay_shrinks_and_limits_stay() {

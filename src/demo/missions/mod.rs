@@ -3,13 +3,13 @@
 mod game;
 pub mod judge;
 
-use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::Router;
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use toml::Table;
 
@@ -17,9 +17,9 @@ use super::newest::{ALONE, tell_left_out};
 use super::scale::{scaled, shorter};
 use super::stage::{Judged, Language, Shown, Stage, System};
 use crate::clock::{Time, short_duration};
-use crate::config::Config;
+use crate::config::{Config, Format};
 use crate::engine::{Connections, StartError};
-use crate::roster::{Format, rows};
+use crate::roster::rows;
 use game::Game;
 use judge::{Record, forked, judge};
 

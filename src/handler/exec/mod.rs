@@ -247,7 +247,7 @@ fn killed(signal: Option<i32>) -> String {
 }
 
 fn reason(class: Class, end: String, err: &[u8]) -> Reason {
-    match answer::excerpt(last_line(err), EXCERPT) {
+    match crate::reason::excerpt(last_line(err), EXCERPT) {
         line if line.is_empty() => Reason::new(class, end),
         line => Reason::new(class, format!("{end}: {line}")),
     }

@@ -5,8 +5,7 @@ use std::time::Duration;
 use super::status::{DEFAULT_SNOOZE, Reply, retry_after, status};
 use crate::clock::Time;
 use crate::config::ThrottleSettings;
-use crate::handler::answer;
-use crate::handler::not_followed;
+use crate::handler::{answer, not_followed};
 use crate::job::Job;
 use crate::outcome::LONGEST_WAIT;
 use crate::throttle::upstream::Advice;
@@ -45,7 +44,7 @@ fn hold(reply: &Reply<'_>, now: Time) -> Option<(Duration, String)> {
     };
     let said = reply.retry_after.map(|value| format!(", Retry-After: {value}")).unwrap_or_default();
     let why = format!("{}{said}", status(reply.status));
-    Some((wait, answer::excerpt(why.as_bytes(), answer::EXCERPT)))
+    Some((wait, crate::reason::excerpt(why.as_bytes(), answer::EXCERPT)))
 }
 
 fn by_headers<'a>(

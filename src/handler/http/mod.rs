@@ -34,7 +34,7 @@ use crate::clock::Clock;
 use crate::config::{HttpSettings, Secret};
 use crate::job::Job;
 use crate::outcome::{Outcome, Yield};
-use crate::reason::{Class, Reason};
+use crate::reason::{Class, Reason, excerpt};
 
 /// Runs jobs by POSTing them.
 #[derive(Debug)]
@@ -266,6 +266,6 @@ pub(crate) fn root(error: &reqwest::Error) -> String {
     match cause.downcast_ref::<reqwest::Error>() {
         // Only an error of reqwest's own shows the URL.
         Some(_) => "the request could not be sent".into(),
-        None => answer::excerpt(cause.to_string().as_bytes(), answer::EXCERPT),
+        None => excerpt(cause.to_string().as_bytes(), answer::EXCERPT),
     }
 }

@@ -65,7 +65,7 @@ pub(super) fn retry_after(value: &str, now: Time) -> Option<Duration> {
 }
 
 fn reason(reply: &Reply<'_>) -> Reason {
-    let body = answer::excerpt(reply.body, EXCERPT);
+    let body = crate::reason::excerpt(reply.body, EXCERPT);
     let colon = if body.is_empty() { "" } else { ": " };
     marked(Reason::new(class(reply.status), format!("{}{colon}{body}", status(reply.status))), reply)
 }
@@ -105,13 +105,13 @@ fn place(location: &str) -> String {
             let _ = url.set_password(None);
             url.set_query(None);
             url.set_fragment(None);
-            answer::excerpt(url.as_str().as_bytes(), EXCERPT)
+            crate::reason::excerpt(url.as_str().as_bytes(), EXCERPT)
         }
         // `//user:password@host/` is relative, so that it has no scheme to parse it by.
         Err(_) if location.contains('@') => "…".into(),
         Err(_) => {
             let end = location.find(['?', '#']).unwrap_or(location.len());
-            answer::excerpt(&location.as_bytes()[..end], EXCERPT)
+            crate::reason::excerpt(&location.as_bytes()[..end], EXCERPT)
         }
     }
 }

@@ -17,7 +17,6 @@ use crate::engine::topology_guard;
 use crate::fleet::{FleetOrders, Subject, host};
 use crate::inspect::broker::Asked;
 use crate::inspect::overslept::{self, Overslept, schedules};
-use crate::inspect::queues::is_silent;
 use crate::ledger::access::Token;
 use crate::ledger::postgres::PostgresLedger;
 use crate::ledger::sqlite::SqliteLedger;
@@ -91,7 +90,7 @@ async fn ask(config: &Config, ledger: &dyn Ledger) -> Result<ChainFacts, LedgerE
     let now = ledger.now();
     let workers = ledger.workers().await?;
     let here = host();
-    let local = workers.iter().filter(|worker| !is_silent(worker, now) && worker.presence.host == here);
+    let local = workers.iter().filter(|worker| !worker.is_silent(now) && worker.presence.host == here);
     let limits = local.filter_map(|worker| {
         let limits = std::fs::read_to_string(Path::new("/proc").join(worker.presence.pid.to_string()).join("limits"));
         Some((worker.presence.worker.clone(), files_of(&limits.ok()?)?))
@@ -216,13 +215,13 @@ fn ticking(chains: &ChainFacts, config: &Config) -> i64 {
 }
 
 fn living(chains: &ChainFacts) -> impl Iterator<Item = &SeenWorker> {
-    chains.workers.iter().filter(|worker| !is_silent(worker, chains.now))
+    chains.workers.iter().filter(|worker| !worker.is_silent(chains.now))
 }
 
 fn workers(chains: &ChainFacts) -> Vec<Finding> {
     let mut all = Vec::new();
     let (what, alive) = ("workers", living(chains).count());
-    let silent: Vec<String> = (chains.workers.iter().filter(|worker| is_silent(worker, chains.now)))
+    let silent: Vec<String> = (chains.workers.iter().filter(|worker| worker.is_silent(chains.now)))
         .map(|worker| {
             let ago = span(chains.now.since(worker.seen).as_millis() as i64);
             format!("{} (process {} on {}, {ago})", worker.presence.worker, worker.presence.pid, worker.presence.host)
@@ -499,10 +498,10 @@ mod tests {
     use super::*;
     use crate::broker::Depth;
     use crate::engine::sealing::Count;
+    use crate::fleet::Lateness;
     use crate::fleet::{FleetOrder, Presence, QueuePresence, WorkerState};
     use crate::ledger::Holder;
     use crate::ledger::{Hint, QueueCensus, Shelf};
-    use crate::telemetry::Lateness;
     use crate::throttle::orders::ThrottleOrder;
 
     const NOW: Time = Time::from_millis(1_000_000_000);

@@ -11,10 +11,9 @@ use super::connect::words;
 use super::group::small;
 use super::views::time;
 use crate::clock::Time;
+use crate::failure::{FailedItem, Failure, ItemEnd};
 use crate::ledger::look::sql_like;
-use crate::ledger::{
-    DueItem, FailedItem, Failure, FailureFilter, FailurePlace, Failures, Hold, ItemEnd, LedgerError, Plan, PlannedItem,
-};
+use crate::ledger::{DueItem, FailureFilter, FailurePlace, Failures, Hold, LedgerError, Plan, PlannedItem};
 
 type Result<T> = std::result::Result<T, LedgerError>;
 

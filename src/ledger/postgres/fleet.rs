@@ -109,7 +109,7 @@ impl Fleet for PostgresLedger {
             transaction.commit().await?;
             Ok(Some(orders))
         };
-        work.await.map_err(told)?.ok_or_else(|| of.gone())
+        work.await.map_err(told)?.ok_or_else(|| super::super::gone(of))
     }
 }
 

@@ -9,9 +9,10 @@ use super::group::hint;
 use super::reader::Reader;
 use super::views::{attempt, holder, time, waits_for_twin};
 use crate::clock::Time;
+use crate::failure::Failure;
 use crate::ledger::look::sql_like;
 use crate::ledger::{
-    AttemptRecord, ChainState, Failure, Filter, Hint, LedgerError, Listed, Move, Order, OwnerCensus, Place, Which,
+    AttemptRecord, ChainState, Filter, Hint, LedgerError, Listed, Move, Order, OwnerCensus, Place, Which,
 };
 
 type Result<T> = std::result::Result<T, LedgerError>;

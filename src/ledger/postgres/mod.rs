@@ -46,13 +46,14 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use super::{
-    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, FailedItem, Failure, Filter, Finish,
-    FinishRequest, Hint, KeptJob, Kinds, LateChain, Ledger, LedgerError, Listed, LookAgain, Move, NewChain, Order,
-    Overdue, OwnerCensus, Place, Sent, SpawnedJob, Which,
+    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, Filter, Finish, FinishRequest, Hint,
+    KeptJob, Kinds, LateChain, Ledger, LedgerError, Listed, LookAgain, Move, NewChain, Order, Overdue, OwnerCensus,
+    Place, Sent, SpawnedJob, Which,
 };
 use crate::calendar::Calendar;
 use crate::clock::{Clock, Entropy, Followed, Seen, Time};
 use crate::config::Secret;
+use crate::failure::{FailedItem, Failure};
 use crate::ledger::mark::Marks;
 use crate::ledger::traffic::Counters;
 use crate::progress::Progress;

@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::clock::Time;
 use crate::deaths::SET_ASIDE;
+use crate::failure::FailedItem;
 use crate::guard::Manual;
-use crate::ledger::{ChainRow, ChainState, FailedItem, Hint, Holder};
+use crate::ledger::{ChainRow, ChainState, Hint, Holder};
 
 /// What is to be locked, and what is to be taken from the sequences.
 #[derive(Debug, Default)]

@@ -6,10 +6,11 @@ use std::time::Duration;
 use super::page::{Begun, Ended, Held, Inserted, Job, Page, Quarantined, Wanted};
 use crate::clock::Time;
 use crate::deaths::UNHEARD;
+use crate::failure::{Batch, FailedItem};
 use crate::guard::Manual;
 use crate::ledger::{
-    Batch, ChainRow, ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint,
-    Judgement, LookAgain, Member, NewChain, Sent, SpawnedJob, judge,
+    ChainRow, ChainState, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Hint, Judgement, LookAgain,
+    Member, NewChain, Sent, SpawnedJob, judge,
 };
 use crate::outcome::{Next, Verdict};
 use crate::progress::Progress;

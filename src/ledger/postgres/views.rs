@@ -9,9 +9,10 @@ use super::failed::{failure, failure_columns};
 use super::group::{hint, small};
 use super::reader::Reader;
 use crate::clock::Time;
+use crate::failure::Failure;
 use crate::ledger::{
-    AttemptRecord, Census, ChainState, ChainView, Failure, Hint, Holder, KeptJob, Kinds, LateChain, LedgerError,
-    Overdue, QueueCensus,
+    AttemptRecord, Census, ChainState, ChainView, Hint, Holder, KeptJob, Kinds, LateChain, LedgerError, Overdue,
+    QueueCensus,
 };
 use crate::progress::Progress;
 

@@ -8,11 +8,9 @@ use rusqlite::{OptionalExtension, Row, params};
 use super::SqliteLedger;
 use super::store::{Result, Store, time};
 use crate::clock::Time;
+use crate::failure::{FailedItem, Failure, ItemEnd, REFUSED};
 use crate::ledger::look::sqlite_glob;
-use crate::ledger::{
-    DueItem, FailedItem, Failure, FailureFilter, FailurePlace, Failures, Hold, ItemEnd, LedgerError, Plan, PlannedItem,
-    REFUSED,
-};
+use crate::ledger::{DueItem, FailureFilter, FailurePlace, Failures, Hold, LedgerError, Plan, PlannedItem};
 
 /// The columns that [`failure`] reads.
 pub(super) const FAILURE: &str =

@@ -134,6 +134,6 @@ impl Fleet for SqliteLedger {
         let clock = self.clock.clone();
         let told = subject.clone();
         let orders = self.writer.write(move |store| store.order_fleet(&told, order.clone(), &by, clock.now())).await?;
-        orders.ok_or_else(|| subject.gone())
+        orders.ok_or_else(|| super::super::gone(subject))
     }
 }

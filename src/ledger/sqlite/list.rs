@@ -7,8 +7,9 @@ use super::orders::{WHICH, which_of};
 use super::store::{AFTER_HINT, HINT, Result, Store, hint, holder, time};
 use super::views::{ATTEMPT, attempt};
 use crate::clock::Time;
+use crate::failure::Failure;
 use crate::ledger::look::sqlite_glob;
-use crate::ledger::{AttemptRecord, ChainState, Failure, Filter, Hint, Listed, Move, Order, OwnerCensus, Place, Which};
+use crate::ledger::{AttemptRecord, ChainState, Filter, Hint, Listed, Move, Order, OwnerCensus, Place, Which};
 
 impl Store {
     pub fn matching(&self, which: &Which, order: Order, now: Time) -> Result<u64> {

@@ -23,25 +23,26 @@ mod traffic;
 mod views;
 mod writer;
 
-use parking_lot::Mutex;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use rusqlite::backup::Backup;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use super::{
-    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, FailedItem, Failure, Filter, Finish,
-    FinishRequest, Hint, KeptJob, Kinds, LateChain, Ledger, LedgerError, Listed, LookAgain, Move, NewChain, Order,
-    Overdue, OwnerCensus, Place, Sent, SpawnedJob, Which,
+    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, Filter, Finish, FinishRequest, Hint,
+    KeptJob, Kinds, LateChain, Ledger, LedgerError, Listed, LookAgain, Move, NewChain, Order, Overdue, OwnerCensus,
+    Place, Sent, SpawnedJob, Which,
 };
 use crate::calendar::Calendar;
 use crate::clock::{Clock, Entropy, Time};
 use crate::config::LedgerUrl;
+use crate::failure::{FailedItem, Failure};
 use crate::ledger::mark::Marks;
 use crate::ledger::traffic::Counters;
 use crate::progress::Progress;

@@ -8,12 +8,13 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::clock::Time;
 use crate::deaths::{SET_ASIDE, UNHEARD};
+use crate::failure::{Batch, FailedItem};
 use crate::guard::Manual;
 use crate::ledger::sqlite::views::kept_job;
 use crate::ledger::traffic::Counters;
 use crate::ledger::{
-    Batch, ChainRow, ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Hint, Holder,
-    Judgement, KeptJob, LookAgain, Member, NewChain, Sent, SpawnedJob, judge,
+    ChainRow, ChainState, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Hint, Holder, Judgement,
+    KeptJob, LookAgain, Member, NewChain, Sent, SpawnedJob, judge,
 };
 use crate::outcome::{Next, Verdict};
 use crate::progress::Progress;

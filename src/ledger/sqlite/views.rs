@@ -8,9 +8,9 @@ use rusqlite::{OptionalExtension, Row, params};
 use super::failed::{FAILURE, failure};
 use super::store::{AFTER_HINT, HINT, HOLDER, Result, Store, hint, holder, time};
 use crate::clock::Time;
+use crate::failure::Failure;
 use crate::ledger::{
-    AttemptRecord, Census, ChainState, ChainView, Failure, Hint, Holder, KeptJob, Kinds, LateChain, Overdue,
-    QueueCensus,
+    AttemptRecord, Census, ChainState, ChainView, Hint, Holder, KeptJob, Kinds, LateChain, Overdue, QueueCensus,
 };
 use crate::progress::Progress;
 

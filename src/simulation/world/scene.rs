@@ -10,10 +10,11 @@ use tokio::time::sleep;
 
 use crate::clock::Entropy;
 use crate::encryption::KEY_BYTES;
+use crate::failure::FailedItem;
 use crate::guard::IfRunning;
 use crate::job::Job;
+use crate::ledger::Ledger;
 use crate::ledger::sqlite::SqliteLedger;
-use crate::ledger::{FailedItem, Ledger};
 use crate::outcome::{Discovered, NewJob, Outcome, Yield};
 
 /// Workers in a run.

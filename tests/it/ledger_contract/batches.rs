@@ -1,6 +1,7 @@
 //! A tick that waits for the end of many others.
 
-use roundelay::ledger::{Batch, Member};
+use roundelay::failure::Batch;
+use roundelay::ledger::Member;
 
 use super::*;
 

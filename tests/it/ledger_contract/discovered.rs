@@ -1,6 +1,7 @@
 //! Chains that a run discovers, and how far runs say that they have come.
 
-use roundelay::ledger::{AttemptRecord, Batch, Member};
+use roundelay::failure::Batch;
+use roundelay::ledger::{AttemptRecord, Member};
 use roundelay::progress::Progress;
 
 use super::*;

@@ -1,6 +1,7 @@
 //! What has failed: feeding parts back, one run at a time, and an operator's word on them.
 
-use roundelay::ledger::{Failure, FailureFilter, Filter, Hold, ItemEnd, Plan, PlannedItem};
+use roundelay::failure::{Failure, ItemEnd};
+use roundelay::ledger::{FailureFilter, Filter, Hold, Plan, PlannedItem};
 
 use super::*;
 

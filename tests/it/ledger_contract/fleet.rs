@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use roundelay::fleet::{FleetOrder, FleetOrders, KEPT, Presence, Pulse, QueuePresence, SECONDS, Subject, WorkerState};
-use roundelay::telemetry::Lateness;
+use roundelay::fleet::{
+    FleetOrder, FleetOrders, KEPT, Lateness, Presence, Pulse, QueuePresence, SECONDS, Subject, WorkerState,
+};
 
 use super::*;
 

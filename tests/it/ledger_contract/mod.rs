@@ -20,12 +20,13 @@ use std::time::Duration;
 
 use roundelay::clock::{Clock, Entropy, Time};
 use roundelay::config::{LedgerUrl, Secret};
+use roundelay::failure::FailedItem;
 use roundelay::guard::{Guard, IfRunning, Manual, Refusal};
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::sqlite::SqliteLedger;
 use roundelay::ledger::{
-    ChainState, Claim, ClaimRequest, Enrolled, FailedItem, Finish, FinishRequest, Grant, Held, Hint, Holder, Kinds,
-    Ledger, LedgerError, Left, LookAgain, NewChain, Order, SpawnedJob, Which,
+    ChainState, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Held, Hint, Holder, Kinds, Ledger,
+    LedgerError, Left, LookAgain, NewChain, Order, SpawnedJob, Which,
 };
 use roundelay::outcome::{Next, Verdict};
 use tempfile::TempDir;
