@@ -10,8 +10,8 @@ use roundelay::job::Envelope;
 use roundelay::ladder::{Ladder, rungs_of_interval};
 use roundelay::ledger::Hint;
 use roundelay::outcome::{Backoff, Course, Outcome, RetryPolicy, decide};
+use roundelay::pacing::slots::{Ask, Limits, State, Window, Wish};
 use roundelay::schedule::{Balance, Cron, Ran, Rhythm, Schedule, Setting};
-use roundelay::throttle::slots::{Ask, Limits, State, Window, Wish};
 
 const NOW: Time = Time::from_millis(1_800_000_000_000);
 

@@ -114,6 +114,7 @@ pub mod monitor;
 #[cfg(test)]
 mod mutant;
 pub mod outcome;
+pub mod pacing;
 pub mod policy;
 pub mod progress;
 pub mod reason;
@@ -133,6 +134,11 @@ pub use handler::Handler;
 pub use job::Job;
 pub use outcome::Outcome;
 pub use reason::Reason;
+
+/// An engine that hosts what `roundelay worker` hosts: health and metrics at `worker.listen`, the API at `api.listen`.
+pub fn worker(config: Config) -> Engine {
+    Engine::new(config).companion(monitor::Monitor::default()).companion(api::HostedApi::default())
+}
 
 #[cfg(test)]
 mod tests {

@@ -27,6 +27,7 @@ mod failures;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod gate;
+mod hosted;
 mod jobs;
 mod ladder;
 mod openapi;
@@ -48,18 +49,12 @@ mod tokens;
 mod words;
 mod workers;
 
-use parking_lot::RwLock;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
-
-pub use actor::Actor;
-pub use problem::Problem;
-pub(crate) use server::check_tls;
-pub use server::{Listener, MOST_CONNECTIONS, Server, USUAL};
-pub use tokens::{TokenError, create_token};
 
 use crate::clock::{Clock, Entropy};
 use crate::config::{Config, LedgerUrl};
@@ -67,7 +62,13 @@ use crate::engine::{self, Connections, StartError};
 use crate::inspect::board::Board;
 use crate::inspect::broker::Asked;
 use crate::ledger::Ledger;
+pub use actor::Actor;
+pub use hosted::HostedApi;
+pub use problem::Problem;
+pub(crate) use server::check_tls;
+pub use server::{Listener, MOST_CONNECTIONS, Server, USUAL};
 use simulations::Simulations;
+pub use tokens::{TokenError, create_token};
 
 /// What describes the API: an OpenAPI 3.1 document, as JSON.
 pub const DOCUMENT: &str = include_str!("../../docs/openapi.json");

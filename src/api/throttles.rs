@@ -14,10 +14,11 @@ use super::words::Words;
 use super::{Actor, Api};
 use crate::calendar::At;
 use crate::clock::parse_duration;
+use crate::config::check_limits;
 use crate::inspect::throttles::{ThrottleReport, all, look};
-use crate::monitor::throttled::time;
-use crate::throttle::orders::{LONGEST, Orders, ThrottleOrder, check_limits};
-use crate::throttle::slots::Window;
+use crate::pacing::orders::{LONGEST, Orders, ThrottleOrder};
+use crate::pacing::slots::Window;
+use crate::throttle::throttled::time;
 
 /// All throttles of the configuration.
 #[derive(Serialize, ToSchema)]

@@ -21,7 +21,6 @@ pub mod restart;
 pub mod shards;
 pub mod stages;
 pub mod throttles;
-pub mod windows;
 
 /// Two digits after the point.
 fn round(x: f64) -> f64 {

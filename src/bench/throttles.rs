@@ -14,11 +14,12 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::chains::{KIND, QUEUE};
 use super::gauge::cpu_seconds;
 use super::ground::{self, Ground};
-use super::{round, windows};
+use super::round;
 use crate::clock::short_duration;
 use crate::config::Config;
 use crate::engine::{Engine, StartError};
 use crate::fleet::Lateness;
+use crate::pacing::windows;
 
 /// What was started in so long after the first start does not count.
 const SETTLE: Duration = Duration::from_secs(1);

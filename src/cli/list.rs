@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use roundelay::Config;
 use roundelay::calendar::{At, Calendar};
 use roundelay::clock::Time;
-use roundelay::inspect::overslept::{self, schedules};
+use roundelay::engine::overslept::{self, schedules};
 use roundelay::inspect::words::{self, doing_of, rough, word};
 use roundelay::ledger::{ChainState, Condition, Filter, Listed, OwnerCensus, Place, Which};
 use serde_json::{Value, json};

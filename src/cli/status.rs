@@ -10,13 +10,13 @@ use roundelay::calendar::{At, Calendar};
 use roundelay::clock::Time;
 use roundelay::config::LedgerUrl;
 use roundelay::engine::Connections;
+use roundelay::engine::overslept::{self, Overslept, schedules};
 use roundelay::failure::Failure;
 use roundelay::inspect::broker::Asked;
 use roundelay::inspect::failures::then;
-use roundelay::inspect::overslept::{self, Overslept, schedules};
 use roundelay::ledger::{Census, ChainState, ChainView, Holder, LateChain, Ledger, LedgerError, Listed};
 use roundelay::monitor::stuck;
-use roundelay::monitor::throttled::Throttled;
+use roundelay::throttle::throttled::Throttled;
 use serde_json::{Value, json};
 
 use super::progress::waiting;

@@ -8,11 +8,11 @@ use clap::{Args, Subcommand};
 use roundelay::Config;
 use roundelay::calendar::At;
 use roundelay::clock::{parse_duration, short_duration};
-use roundelay::config::{Scope, ThrottleSettings};
+use roundelay::config::{Scope, ThrottleSettings, check_limits};
 use roundelay::ledger::Ledger;
-use roundelay::monitor::throttled::{Throttled, time};
-use roundelay::throttle::orders::{LONGEST, Orders, ThrottleOrder, check_limits};
-use roundelay::throttle::slots::{Limits, View, Window};
+use roundelay::pacing::orders::{LONGEST, Orders, ThrottleOrder};
+use roundelay::pacing::slots::{Limits, View, Window};
+use roundelay::throttle::throttled::{Throttled, time};
 use serde_json::{Value, json};
 
 use super::fleet::somebody;

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure};
 use clap::Args;
+use roundelay::Config;
 use roundelay::clock::parse_duration;
 use roundelay::config::listen_address;
-use roundelay::{Config, Engine};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use wildmatch::WildMatch;
@@ -74,7 +74,7 @@ impl Worker {
         let queues = matching(config.queues.keys(), &self.queues)?;
         let shutdown = shutdown_on_signal()?;
         let (send, fresh) = mpsc::channel(UNREAD);
-        let engine = Engine::new(config).queues(queues).configurations(fresh);
+        let engine = roundelay::worker(config).queues(queues).configurations(fresh);
         tokio::select! {
             ended = engine.run(shutdown) => Ok(ended?),
             never = self.read_again(hangups, send) => never,

@@ -7,20 +7,12 @@ use std::time::Duration;
 
 use minijinja::ErrorKind::{UnknownFilter, UnknownFunction, UnknownTest};
 
-use super::api;
-use super::encryption;
-use super::exec;
-use super::model;
 use super::raw::{self, Raw};
 use super::read::nearest;
-use super::reasons;
-use super::recurrence;
-use super::roster;
-use super::throttle;
-use super::tracing;
 use super::{
     BrokerSettings, BrokerTls, BrokerUrl, CatchUpSettings, Config, HandlerSettings, HttpSettings, KindSettings,
     LedgerSettings, LedgerUrl, QueueSettings, Secret, SpawnSettings, Takeover, TlsSettings, Unique, WorkerSettings,
+    api, encryption, exec, model, reasons, recurrence, roster, throttle, tracing,
 };
 use crate::broker::rabbit;
 use crate::handler::http::{self, HttpError, Reach};
@@ -41,7 +33,7 @@ pub const LONGEST_HELD: Duration = Duration::from_secs(24 * 60);
 /// So much a run may ask for at most, whatever its kind allows: all of it is one transaction.
 const MOST_SPAWNED: usize = 10_000;
 /// What the names of the engine's own kinds begin with.
-const INTERNAL: &str = "roundelay.";
+pub(super) const INTERNAL: &str = "roundelay.";
 /// More rungs than this are no longer cheap for the broker while nothing happens.
 const MOST_RUNGS: usize = 1_000;
 /// The longest name that AMQP carries, in bytes.

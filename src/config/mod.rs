@@ -7,6 +7,7 @@
 //! `roundelay.example.toml` documents every setting with its default; a test holds it to this.
 
 mod api;
+pub mod change;
 mod check;
 mod encryption;
 mod exec;
@@ -34,15 +35,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::check::INTERNAL;
 use crate::encryption::Keyring;
 use crate::handler::http::Reach;
 use crate::ladder::Ladder;
 use crate::lanes::{Lanes, MOST_LANES};
 use crate::outcome::RetryPolicy;
+use crate::pacing::key::KeyPath;
+use crate::pacing::slots::{Breaker, Limits};
 use crate::policy::Policies;
-use crate::schedule::{Pace, Rhythm};
-use crate::throttle::key::KeyPath;
-use crate::throttle::slots::{Breaker, Limits};
+use crate::schedule::{Pace, Rhythm, Schedule};
 use crate::topology::{Names, Topology};
 pub use api::{ApiSettings, TlsSettings, is_loopback};
 pub(crate) use check::internal_kind;
@@ -53,6 +55,7 @@ pub use reasons::Reconcile;
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
 pub use roster::{Format, RosterDatabase, RosterSettings, RosterSource};
 pub use secret::Secret;
+pub use throttle::check_limits;
 pub use tracing::TracingSettings;
 pub use unpaced::{Unpaced, unpaced};
 
@@ -631,3 +634,23 @@ impl fmt::Display for ConfigError {
 }
 
 impl std::error::Error for ConfigError {}
+
+/// Whether `kind` is one of the engine's own.
+pub fn is_internal(kind: &str) -> bool {
+    kind.starts_with(INTERNAL)
+}
+/// The schedule of a kind, if it has one. The engine's own kinds are in no configuration, and their chains have
+/// schedules of their own.
+pub fn schedule_of_kind(config: &Config, kind: &str) -> Option<Schedule> {
+    if is_internal(kind) {
+        return Some(Schedule::fixed_delay(Duration::ZERO, Duration::ZERO));
+    }
+    Some(config.kinds.get(kind)?.recurrence.as_ref()?.schedule.clone())
+}
+
+/// The schedule of a chain of a kind, which may have one of its own. One that cannot be used counts as none.
+pub fn schedule_of((kind, own): (&str, Option<&str>), config: &Config) -> Option<Schedule> {
+    let of_kind = schedule_of_kind(config, kind)?;
+    let own = own.and_then(|own| OwnSchedule::parse(own).ok()?.apply(&of_kind).ok());
+    Some(own.unwrap_or(of_kind))
+}

@@ -7,10 +7,9 @@ use std::time::Duration;
 use reqwest::header::HeaderName;
 
 use super::check::Problems;
-use super::raw;
-use super::{BudgetSettings, KindSettings, QueueSettings, ThrottleSettings};
-use crate::throttle::key::KeyPath;
-use crate::throttle::slots::{Breaker, Limits, Window};
+use super::{BudgetSettings, KindSettings, QueueSettings, ThrottleSettings, raw};
+use crate::pacing::key::KeyPath;
+use crate::pacing::slots::{Breaker, Limits, Window};
 
 /// RabbitMQ takes a message back that is kept for 30 minutes, and a handler may take 24 of them.
 const MOST_BLOCKED: Duration = Duration::from_secs(5 * 60);
@@ -115,5 +114,68 @@ pub fn check_cost(
             kind.cost
         );
         problems.add(&["kinds", name, "cost"], message);
+    }
+}
+/// Refuses limits that the configuration could not have either, or with which runs of the throttle `name` could never
+/// start.
+///
+/// # Errors
+/// Says what is possible.
+pub fn check_limits(name: &str, window: Window, burst: u32, config: &super::Config) -> Result<(), String> {
+    let Window { allow, per } = window;
+    if allow == 0 {
+        return Err("allow: 0 would let nothing start ever; hold the throttle to stop it for a while".into());
+    }
+    if allow > MOST_ALLOWED {
+        return Err(format!("allow: {allow} is out of range; from 1 to {MOST_ALLOWED} is possible"));
+    }
+    let whole =
+        per >= Duration::from_millis(1) && per <= LONGEST_WINDOW && per.subsec_nanos().is_multiple_of(1_000_000);
+    if !whole {
+        return Err("per: whole milliseconds from 1ms to 366d are possible".into());
+    }
+    if burst == 0 {
+        return Err("burst: 0 is out of range; 1 spreads starts evenly".into());
+    }
+    if burst > allow {
+        return Err(format!("burst: {burst} is more than the window allows, which is {allow}"));
+    }
+    match config.costliest(name).filter(|(_, cost)| *cost > allow) {
+        Some((kind, cost)) => {
+            Err(format!("a run of {kind} costs {cost}, and with an allowance of {allow} it could never start"))
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    #[test]
+    fn limits_that_would_be_no_limits_are_refused() {
+        let config = Config::parse("", "r.toml", []).unwrap();
+        let check = |allow, per_ms, burst| {
+            check_limits("ios", Window { allow, per: Duration::from_millis(per_ms) }, burst, &config)
+        };
+        let table = [
+            (0, 60_000, 1, "would let nothing start ever"),
+            (1_000_001, 60_000, 1, "from 1 to 1000000 is possible"),
+            (5, 0, 1, "from 1ms to 366d"),
+            (5, 366 * 86_400_000 + 1, 1, "from 1ms to 366d"),
+            (5, 60_000, 0, "1 spreads starts evenly"),
+            (5, 60_000, 6, "burst: 6 is more than the window allows, which is 5"),
+        ];
+        for (allow, per_ms, burst, words) in table {
+            let error = check(allow, per_ms, burst).unwrap_err();
+            assert!(error.contains(words), "`{error}` should contain `{words}`");
+        }
+        assert_eq!(check(5, 60_000, 5), Ok(()));
+        assert!(check_limits("ios", Window { allow: 5, per: Duration::from_micros(1_500) }, 5, &config).is_err());
+        let text = "[throttles.ios]\nallow = 9\nper = \"1m\"\n[queues.work]\nthrottle = \"ios\"\n[kinds.dear]\nevery = \"1m\"\nqueue = \"work\"\ncost = 8\n";
+        let config = Config::parse(text, "r.toml", []).unwrap();
+        let error = check_limits("ios", Window { allow: 5, per: Duration::from_secs(60) }, 1, &config).unwrap_err();
+        assert!(error.contains("a run of dear costs 8"), "{error}");
     }
 }

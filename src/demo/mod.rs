@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::short_duration;
 use crate::config::{Config, Format};
 use crate::engine::enroll::{Enroller, Entity};
-use crate::engine::{Connections, Engine, StartError};
+use crate::engine::{Connections, StartError};
 use crate::roster::{Shape, rows};
 use crate::telemetry::Count;
 use ground::{Dashboard, Ground};
@@ -112,7 +112,7 @@ async fn acts(
     connections.broker.remove(&config.topology()).await?;
     let ledger = connections.ledger.clone();
 
-    let engine = Engine::new(config.clone()).connections(connections.clone()).without_chores().attending();
+    let engine = crate::worker(config.clone()).connections(connections.clone()).without_chores().attending();
     let telemetry = engine.telemetry();
     connections.broker.apply(&config.topology()).await?;
     let stop_engine = CancellationToken::new();

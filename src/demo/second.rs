@@ -19,7 +19,7 @@ use toml::Table;
 use crate::broker::embedded::{EmbeddedBroker, EmbeddedConnection};
 use crate::clock::Time;
 use crate::config::Config;
-use crate::engine::{Connections, Engine, StartError};
+use crate::engine::{Connections, StartError};
 use crate::ledger::{AttemptRecord, LedgerError};
 use crate::telemetry::{Count, Telemetry};
 
@@ -67,7 +67,7 @@ impl Second {
         let mut config = config.clone();
         // The dashboard is the other worker's.
         config.api.listen = None;
-        let engine = Engine::new(config).connections(connections);
+        let engine = crate::worker(config).connections(connections);
         let telemetry = engine.telemetry();
         Self::Here { connection, telemetry, engine: tokio::spawn(engine.run(CancellationToken::new())) }
     }

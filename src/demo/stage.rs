@@ -28,7 +28,7 @@ use super::second::{Killed, Second};
 use crate::broker::embedded::EmbeddedBroker;
 use crate::clock::Time;
 use crate::config::{BrokerUrl, Config};
-use crate::engine::{Connections, Engine, StartError};
+use crate::engine::{Connections, StartError};
 use crate::fleet::Lateness;
 use crate::ledger::{Census, ChainState, Filter, Ledger, Listed};
 use crate::roster::{Wishes, from_source};
@@ -352,7 +352,7 @@ async fn acts(
     *used = Some(config.clone());
     connections.broker.remove(&config.topology()).await?;
     connections.broker.apply(&config.topology()).await?;
-    let engine = Engine::new(config.clone()).connections(connections.clone());
+    let engine = crate::worker(config.clone()).connections(connections.clone());
     let (telemetry, ready) = (engine.telemetry(), engine.ready());
     let mut engine = tokio::spawn(engine.run(stop_engine.clone()));
     tokio::select! {

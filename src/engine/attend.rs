@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Core;
 use crate::clock::Time;
+use crate::config::is_internal;
 use crate::fleet::{
     Counter, EVERY, FleetOrders, Lateness, Presence, Pulse, QueuePresence, SECONDS, Subject, WorkerState, host,
 };
@@ -168,7 +169,7 @@ impl Told {
             (false, true) if runs => WorkerState::Draining,
             (false, true) => WorkerState::Drained,
         };
-        let kinds = core.kinds().all.into_iter().filter(|kind| !super::chores::is_internal(kind));
+        let kinds = core.kinds().all.into_iter().filter(|kind| !is_internal(kind));
         Presence {
             worker: core.worker.to_string(),
             host: host(),

@@ -12,11 +12,11 @@
 //! | `roundelay.history` | `archive` | deletes from the archive |
 //! | `roundelay.history` | `throttles` | forgets throttles and keys of which nothing has started for long |
 
-use parking_lot::RwLock;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::RwLock;
 
 use super::enroll::EnrollError;
 use super::{Connections, Dispatch, reconcile};
@@ -60,11 +60,6 @@ const ARCHIVE_EVERY: Duration = Duration::from_secs(3_600);
 const SHORTEST: Duration = Duration::from_secs(1);
 /// Records moved or deleted at a time, few enough that no claim waits long behind it.
 const RECORDS: u32 = 1_000;
-
-/// Whether `kind` is one of the engine's own.
-pub fn is_internal(kind: &str) -> bool {
-    kind.starts_with(INTERNAL)
-}
 
 /// The chores of a configuration, and who does them.
 pub(super) struct Chores {

@@ -11,6 +11,7 @@ mod attempt;
 mod attend;
 mod catch_up;
 pub mod chores;
+pub mod companion;
 mod discover;
 mod dispatch;
 pub mod enroll;
@@ -20,6 +21,7 @@ mod one_off;
 mod orders;
 mod outage;
 mod outbox;
+pub mod overslept;
 mod pace;
 mod parts;
 mod pipeline;
@@ -37,19 +39,18 @@ mod valve;
 mod vitals;
 mod wall;
 
-use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, TryLockError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::time::Duration;
 
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, SetOnce, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::api::{self, Api};
 use crate::broker::embedded::EmbeddedBroker;
 use crate::broker::rabbit::RabbitBroker;
 use crate::broker::{Broker, BrokerError};
@@ -63,7 +64,6 @@ use crate::ledger::comeback::Comeback;
 use crate::ledger::postgres::PostgresLedger;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{Kinds, Ledger, LedgerError};
-use crate::monitor::{self, Listener, Monitor, Subject};
 use crate::progress::Desk;
 use crate::schedule::{Balances, Schedule};
 use crate::telemetry::{KindFigures, Telemetry};
@@ -71,14 +71,13 @@ use crate::throttle::Throttles;
 use crate::topology::{Names, Topology};
 use crate::trace::{Export, Tracer};
 use chores::Chores;
+use companion::{Companion, Handle};
 pub use dispatch::Dispatch;
 use life::{Life, Point, Probe};
 use orders::Orders;
 use outage::Outage;
 use parts::Parts;
 use queue::{QueueRun, work};
-#[cfg(test)]
-pub use reload::comes_to;
 use room::Room;
 use suspects::Suspects;
 use valve::Valve;
@@ -96,9 +95,6 @@ pub enum StartError {
     /// Entities that cannot be enrolled.
     #[error(transparent)]
     Enroll(#[from] enroll::EnrollError),
-    /// The address to answer on.
-    #[error(transparent)]
-    Listen(#[from] monitor::BindError),
     /// The configuration and the program do not fit together.
     #[error("{0}")]
     Setup(String),
@@ -251,6 +247,7 @@ pub struct Engine {
     attends: bool,
     gated: bool,
     configurations: Option<mpsc::Receiver<Config>>,
+    companions: Vec<Box<dyn Companion>>,
 }
 
 impl Engine {
@@ -268,6 +265,7 @@ impl Engine {
             attends: true,
             gated: true,
             configurations: None,
+            companions: Vec::new(),
         }
     }
 
@@ -300,6 +298,13 @@ impl Engine {
     #[must_use]
     pub fn configurations(mut self, fresh: mpsc::Receiver<Config>) -> Self {
         self.configurations = Some(fresh);
+        self
+    }
+
+    /// Runs `companion` in the worker, beside its queues.
+    #[must_use]
+    pub fn companion(mut self, companion: impl Companion + 'static) -> Self {
+        self.companions.push(Box::new(companion));
         self
     }
 
@@ -351,37 +356,29 @@ impl Engine {
     /// [`StartError`] when it cannot begin. Once it runs, a broker or a ledger that goes away is
     /// waited for; only [`StartError::Broken`] ends it, in good order.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), StartError> {
-        let listener = monitor::bind(&self.config.worker).await?;
-        let api_listener = match self.config.api.listen {
-            Some(address) => Some(api::Listener::bind(&self.config.api, address).await?),
-            None => None,
-        };
+        let mut companions = std::mem::take(&mut self.companions);
+        companion::check(&companions, &self.config)?;
+        for companion in &mut companions {
+            companion.bind(&self.config).await?;
+        }
         let connections = match self.connections.take() {
             Some(connections) => connections,
             None => Connections::of_worker(&self.config).await?,
         };
         let stop = shutdown.child_token();
         let fresh = self.configurations.take().map(|fresh| (fresh, self.config.clone()));
-        let base = self.config.worker.callback.clone().filter(|_| listener.is_some());
-        let base = base.or_else(|| listener.as_ref().and_then(Listener::base));
-        let api = match api_listener {
-            Some(_) => Some(Api::of_worker(self.config.clone(), connections.clone()).await?),
-            None => None,
-        };
+        let base = companions.iter().find_map(|companion| companion.callback());
         let worker = format!("{}-{}", std::process::id(), connections.entropy.token());
         let (tracer, export) = self.tracer(&connections, &worker)?;
-        let core = Arc::new(Core { tracer, ..self.core(connections, stop.clone(), base, &worker)? });
+        let core = Arc::new(Core { tracer, ..self.core(connections.clone(), stop.clone(), base, &worker)? });
         // Also when this future is dropped: nothing runs on with nobody to stop it.
         let _all_end_with_us = core.life.guard();
         // What lasts as long as the engine, what ends when it stops, and what then has time to come to an end.
         let (mut lasting, mut parts, mut answering) = (Parts::default(), Parts::default(), Parts::default());
-        let monitor = listener.map(|listener| {
-            let monitor = Monitor::new(core.subject());
-            for (name, task) in monitor.tasks(listener) {
-                lasting.spawn(name, core.life.bind(task));
-            }
-            monitor
-        });
+        let handle = core.companion_handle(self.config.clone(), connections);
+        for (name, task) in companions.iter_mut().flat_map(|companion| companion.watch(&handle)) {
+            lasting.spawn(name, core.life.bind(task));
+        }
         let _alone = alone(&self.config, &*core.dispatch.broker)?;
         topology_guard::check(&*core.ledger, &self.config, core.dispatch.broker.keeps_messages()).await?;
         let away = core.dispatch.broker.away();
@@ -398,10 +395,12 @@ impl Engine {
         if let Some(chores) = &core.chores {
             chores.begin().await?;
         }
-        if let (Some(listener), Some(api)) = (api_listener, &api) {
-            let server = api::Server::new(listener, api.clone()).await?;
-            answering.spawn("the API", core.life.bind(server.run(stop.clone())));
+        for companion in &mut companions {
+            for (name, task) in companion.serve(&handle).await? {
+                answering.spawn(name, core.life.bind(task));
+            }
         }
+        let companions = Arc::new(companions);
         core.life.reached(Point::Declared).await;
         // All are there before one begins, so that a start that fails leaves nothing running.
         attend::obey(&core, &core.ledger.fleet_orders().await?);
@@ -436,7 +435,7 @@ impl Engine {
         parts.spawn("running from the ledger", core.life.bind(outage));
         parts.spawn("catch-up", core.life.bind(catch_up::run(core.clone(), tasks.clone(), stop.clone())));
         if let Some((fresh, config)) = fresh {
-            let reload = reload::run(core.clone(), api, config, fresh, stop.clone());
+            let reload = reload::run(core.clone(), companions.clone(), config, fresh, stop.clone());
             parts.spawn("following the configuration", core.life.bind(reload));
         }
         parts.spawn("following the wall clock", core.life.bind(wall::run(core.clone(), stop.clone())));
@@ -459,8 +458,8 @@ impl Engine {
             which = parts.one_ended() => Some(which),
             which = answering.one_ended() => Some(which),
         };
-        if let (Some(monitor), Some(why)) = (&monitor, &broken) {
-            monitor.broken(why);
+        if let Some(why) = &broken {
+            companions.iter().for_each(|companion| companion.broken(why));
         }
         stop.cancel();
         tracing::info!(grace = ?core.grace, running = tasks.len(), "stopping: finishing what runs");
@@ -713,7 +712,7 @@ async fn have_ended(tasks: &TaskTracker, grace: Duration) -> bool {
 /// The schedule of a kind, or of the engine's own.
 fn schedules_of(kinds: SharedKinds) -> impl Fn(&str) -> Option<Schedule> {
     move |kind| {
-        if chores::is_internal(kind) {
+        if crate::config::is_internal(kind) {
             return Some(Schedule::fixed_delay(Duration::ZERO, Duration::ZERO));
         }
         let kinds = kinds.read();
@@ -813,16 +812,16 @@ impl Core {
         Ok(())
     }
 
-    /// What is to be watched of this worker.
-    fn subject(&self) -> Subject {
-        // The engine's own queue is not told of by workers, and cannot be paused.
+    /// What companions get of this worker.
+    fn companion_handle(&self, config: Config, connections: Connections) -> Handle {
+        // Workers do not tell of the engine's own queue, and operators cannot pause it.
         let own = self.chores.as_ref().map(|chores| &chores.queue);
         let queues = self.known_queues.iter().filter(|(name, _)| Some(*name) != own);
-        Subject {
+        Handle {
+            config,
+            connections,
             worker: self.worker.clone(),
             telemetry: self.telemetry.clone(),
-            broker: self.dispatch.broker.clone(),
-            ledger: self.ledger.clone(),
             throttles: self.throttles.clone(),
             queues: queues.map(|(name, throttle)| (name.clone(), throttle.clone())).collect(),
             slack: self.catch_up.slack,

@@ -3,17 +3,17 @@
 //! An order is done as soon as it comes: it waits for no room and no slot, and takes none. Its message is acknowledged
 //! only when the ledger has it, so what the broker has confirmed will be so; one that comes again changes nothing more.
 
-use parking_lot::RwLock;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::chores::is_internal;
+use parking_lot::RwLock;
+
 use super::enroll::{Asked, Became, EnrollError, Enroller, RunOnce};
 use super::life::{Life, Point};
 use super::pipeline::Fate;
 use super::{Connections, Core, QueueRun};
 use crate::broker::Delivery;
-use crate::config::Config;
+use crate::config::{Config, is_internal};
 use crate::job::{BadMessage, Enrolment, Envelope, Order, RunNow};
 use crate::ledger::{self, LedgerError, Which};
 use crate::outcome::Verdict;

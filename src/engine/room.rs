@@ -4,13 +4,13 @@
 //! has a place and only waits for a slot makes way for a higher lane, or else a worker with little room would
 //! hold what is urgent up behind what is not.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
-use crate::throttle::slots::LEAST_SHARE;
+use crate::pacing::slots::LEAST_SHARE;
 
 /// So many places.
 pub struct Room {

@@ -16,7 +16,7 @@ use super::Core;
 use super::moves::{Advance, Change, Mover, Replanned};
 use crate::calendar::{Calendar, set_words};
 use crate::clock::Time;
-use crate::inspect::overslept::{self, PER_QUEUE};
+use crate::engine::overslept::{self, PER_QUEUE};
 use crate::ledger::{Filter, LedgerError, Listed, Place, Which};
 use crate::schedule::Schedule;
 

@@ -13,15 +13,15 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::broker::Asked;
-use super::overslept::{self, schedules};
 use super::throttles::waiting;
 use crate::broker::{Broker, Rates};
 use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::config::Config;
+use crate::engine::overslept::{self, schedules};
 use crate::fleet::{EVERY, FleetOrders, KEPT, Lateness, Rhythm, SILENT, Subject};
 use crate::ledger::{Census, Ledger, LedgerError, SeenWorker};
-use crate::monitor::throttled::Throttled;
+use crate::throttle::throttled::Throttled;
 
 /// How often the ledger is usually asked for what costs little.
 pub const LOOK: Duration = Duration::from_secs(2);

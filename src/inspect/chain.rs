@@ -9,19 +9,19 @@ use utoipa::ToSchema;
 use super::broker::Asked;
 use super::chains::Batch;
 use super::failures::FailureReport;
-use super::overslept::{self, schedules};
 use super::queues::closed_words;
-use super::words::{Come, doing, schedule_of_kind, shown_nominal, word};
+use super::words::{Come, doing, shown_nominal, word};
 use crate::calendar::{At, Calendar};
 use crate::clock::{Entropy, Time};
-use crate::config::{Config, OwnSchedule};
+use crate::config::{Config, OwnSchedule, schedule_of_kind};
 use crate::encryption::{Field, Place};
+use crate::engine::overslept::{self, schedules};
 use crate::failure::Failure;
 use crate::fleet::Subject;
 use crate::ledger::{AttemptRecord, ChainState, ChainView, Ledger, LedgerError, NamedAttempt, RunningJob};
 use crate::monitor::stuck;
-use crate::monitor::throttled::Throttled;
 use crate::schedule::{Balance, Ran, Schedule, Setting, phase};
+use crate::throttle::throttled::Throttled;
 
 /// Occurrences told after the next one.
 pub const AHEAD: usize = 10;

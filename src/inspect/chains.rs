@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::overslept::{self, schedules};
 use super::words::{doing_of, schedule, shown_nominal, word};
 use crate::calendar::{At, Calendar};
 use crate::clock::Time;
 use crate::config::Config;
+use crate::engine::overslept::{self, schedules};
 use crate::ledger::{
     AttemptRecord, ChainState, Condition, EFFORT, Filter, Found, Ledger, LedgerError, Listed, Place, Which,
 };

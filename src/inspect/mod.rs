@@ -19,7 +19,6 @@ pub mod chains;
 pub mod doctor;
 pub mod failures;
 pub mod ladder;
-pub mod overslept;
 pub mod overview;
 pub mod queues;
 pub mod throttles;

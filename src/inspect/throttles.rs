@@ -8,8 +8,8 @@ use utoipa::ToSchema;
 use crate::calendar::At;
 use crate::config::Config;
 use crate::ledger::{Ledger, LedgerError, SeenWorker};
-use crate::monitor::throttled::Throttled;
-use crate::throttle::slots::{Limits, View, Window};
+use crate::pacing::slots::{Limits, View, Window};
+use crate::throttle::throttled::Throttled;
 
 /// A throttle, as it is.
 #[derive(Clone, Debug, Serialize, ToSchema)]

@@ -6,15 +6,14 @@ use std::time::Duration;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::overslept::{self, schedules};
 use crate::calendar::{At, Calendar};
 use crate::clock::Time;
-use crate::config::{Config, OwnSchedule};
-use crate::engine::chores::is_internal;
+use crate::config::{Config, OwnSchedule, schedule_of, schedule_of_kind};
+use crate::engine::overslept::{self, schedules};
 use crate::fleet::Lateness;
 use crate::ledger::{ChainState, Holder, Listed};
 use crate::progress::Progress;
-use crate::schedule::{Schedule, phase};
+use crate::schedule::phase;
 
 /// How late starts were: how long after they were due, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
@@ -108,22 +107,6 @@ pub fn doing_of(chain: &Listed, config: &Config, (now, calendar): (Time, &Calend
         return "late";
     }
     doing(chain.state, chain.holder, chain.batch.0, chain.hint.due, config.catch_up.slack, now)
-}
-
-/// The schedule of a kind, if it has one. The engine's own kinds are in no configuration, and their chains have
-/// schedules of their own.
-pub fn schedule_of_kind(config: &Config, kind: &str) -> Option<Schedule> {
-    if is_internal(kind) {
-        return Some(Schedule::fixed_delay(Duration::ZERO, Duration::ZERO));
-    }
-    Some(config.kinds.get(kind)?.recurrence.as_ref()?.schedule.clone())
-}
-
-/// The schedule of a chain of a kind, which may have one of its own. One that cannot be used counts as none.
-pub fn schedule_of((kind, own): (&str, Option<&str>), config: &Config) -> Option<Schedule> {
-    let of_kind = schedule_of_kind(config, kind)?;
-    let own = own.and_then(|own| OwnSchedule::parse(own).ok()?.apply(&of_kind).ok());
-    Some(own.unwrap_or(of_kind))
 }
 
 /// A chain's nominal time by the wall clock: the ledger keeps it so where the chain's schedule follows that.

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::LedgerError;
-use crate::throttle::orders::{Orders, ThrottleOrder};
-use crate::throttle::slots::{Answer, Ask, Limits, Micros, State, Wish, Word};
 use async_trait::async_trait;
+
+use super::LedgerError;
+use crate::pacing::orders::{Orders, ThrottleOrder};
+use crate::pacing::slots::{Answer, Ask, Limits, Micros, State, Wish, Word};
 
 /// What a throttle is told, and what is asked of it then.
 #[derive(Clone, Debug)]

@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use super::Watch;
 use super::health::Report;
 use crate::config::WorkerSettings;
+use crate::engine::StartError;
 use crate::listen::host::{Host, ip};
 use crate::listen::{Bounds, PATIENT, Served};
 use crate::progress::{self, MAX_REPORT};
@@ -62,26 +63,20 @@ impl Names {
     }
 }
 
-/// Why an address cannot be listened on; phrased to follow "failed to start: ".
-#[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address} (worker.listen, or --listen): {error}")]
-pub struct BindError {
-    address: SocketAddr,
-    error: std::io::Error,
-}
-
 impl Listener {
     /// Takes `address`. Port 0 is any free port.
     ///
     /// # Errors
     /// When it is taken, or not this machine's.
-    pub async fn bind(address: SocketAddr, settings: &WorkerSettings) -> Result<Self, BindError> {
+    pub async fn bind(address: SocketAddr, settings: &WorkerSettings) -> Result<Self, StartError> {
         let bound = async {
             let listener = TcpListener::bind(address).await?;
             let address = listener.local_addr()?;
             Ok(Self { listener, address, names: Names::of(settings) })
         };
-        bound.await.map_err(|error| BindError { address, error })
+        bound.await.map_err(|error: std::io::Error| {
+            StartError::Setup(format!("cannot listen on {address} (worker.listen, or --listen): {error}"))
+        })
     }
 
     /// What others reach it by, unless it listens on all addresses of the machine: then nobody here knows.
@@ -126,7 +121,7 @@ async fn metrics(State(watch): State<Arc<Watch>>) -> Response {
 async fn progress(State(watch): State<Arc<Watch>>, Path(token): Path<String>, body: Body) -> Response {
     let gone = || (StatusCode::NOT_FOUND, "this run has ended, or was never here\n").into_response();
     // Whoever has no run's URL is not listened to for long.
-    if !watch.subject.desk.knows(&token) {
+    if !watch.desk.knows(&token) {
         return gone();
     }
     let body = match timeout(BOUNDS.patience * PATIENT, to_bytes(body, MOST_BODY)).await {
@@ -140,7 +135,7 @@ async fn progress(State(watch): State<Arc<Watch>>, Path(token): Path<String>, bo
         Ok(report) => report,
         Err(why) => return (StatusCode::BAD_REQUEST, why + "\n").into_response(),
     };
-    match watch.subject.desk.take_by_token(&token, report) {
+    match watch.desk.take_by_token(&token, report) {
         true => StatusCode::NO_CONTENT.into_response(),
         false => gone(),
     }

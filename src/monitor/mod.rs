@@ -2,7 +2,6 @@
 //!
 //! - `health`: from facts to the answer (pure).
 //! - `listener`: the answers over HTTP.
-//! - [`throttled`]: whether a throttle is why, likewise.
 //! - [`stuck`]: why a chain that is due does not run, for `roundelay status` (pure).
 //!
 //! The ledger's figures are asked for by a task of their own, with a time limit, and broker and
@@ -12,30 +11,31 @@
 mod health;
 mod listener;
 pub mod stuck;
-pub mod throttled;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::SetOnce;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::Broker;
 use crate::clock::Time;
-use crate::config::WorkerSettings;
-use crate::inspect::overslept::{self, Schedules};
+use crate::config::Config;
+use crate::engine::companion::{Companion, Handle, Task};
+use crate::engine::overslept::{self, Schedules};
+use crate::engine::{Connections, StartError};
 use crate::ledger::{Ledger, LedgerError};
 use crate::progress::Desk;
 use crate::telemetry::Telemetry;
 use crate::throttle::Throttles;
+use crate::throttle::throttled::Throttled;
 use health::{Part, Report};
-pub use listener::{BindError, Listener};
-use throttled::Throttled;
+use listener::Listener;
 
 /// How often the ledger is asked for its figures.
 const EVERY: Duration = Duration::from_secs(10);
@@ -50,76 +50,62 @@ const SILENT: Duration = Duration::from_secs(60);
 /// How often the broker is looked at when nobody asks, for the time since when it is away.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What is looked at.
-pub struct Subject {
-    /// The worker's name.
-    pub worker: Arc<str>,
-    /// Its figures.
-    pub telemetry: Arc<Telemetry>,
-    /// Carries its messages.
-    pub broker: Arc<dyn Broker>,
-    /// Keeps its truth, and tells the time.
-    pub ledger: Arc<dyn Ledger>,
-    /// What paces its starts.
-    pub throttles: Throttles,
-    /// The queues of the configuration, each with its throttle.
-    pub queues: BTreeMap<String, Option<String>>,
-    /// After so long a due chain counts as overdue.
-    pub slack: Duration,
-    /// Knows the schedules of kinds, as they are configured now.
-    pub schedule_of: Arc<Schedules<'static>>,
-    /// Set once it consumes.
-    pub ready: Arc<SetOnce<()>>,
-    /// Cancelled when it stops.
-    pub stop: CancellationToken,
-    /// Takes what its runs report.
-    pub desk: Arc<Desk>,
-    /// When it last went round to read what operators have ordered; nothing before the first time.
-    pub attended: Arc<Mutex<Option<Instant>>>,
-}
-
-/// Watches a worker and answers those who ask, while its [tasks](Self::tasks) run.
+/// Watches the worker that it runs in, and answers at `worker.listen` those who ask.
+#[derive(Default)]
 pub struct Monitor {
-    watch: Arc<Watch>,
+    listener: Option<Listener>,
+    callback: Option<String>,
+    watch: Option<Arc<Watch>>,
 }
 
-impl Monitor {
-    /// Is to watch `subject`.
-    pub fn new(subject: Subject) -> Self {
-        let now = subject.ledger.now();
-        subject.telemetry.introduce(&subject.worker, now);
-        let facts = Facts {
-            started: now,
-            asked: now,
-            asked_at: Instant::now(),
-            broken: None,
-            engine: Part::down("engine", "it is starting", now),
-            broker: Part::up("broker", now),
-            ledger: Part::down("ledger", "it has not been asked yet", now),
-            census: Part::up("census", now),
-            orders: Part::up("orders", now),
-        };
-        Self { watch: Arc::new(Watch { subject, facts: Mutex::new(facts) }) }
+#[async_trait]
+impl Companion for Monitor {
+    fn setting(&self) -> Option<&'static str> {
+        Some("worker.listen")
     }
 
-    /// What watches, and what answers on `listener`: each with its name, and never to end by itself.
-    pub fn tasks(&self, listener: Listener) -> [(&'static str, BoxFuture<'static, ()>); 3] {
-        let watch = || self.watch.clone();
-        [
-            ("counting the ledger's chains", watch().keep_asking().boxed()),
-            ("looking at the broker", watch().keep_looking().boxed()),
-            ("answering how the worker is", listener.serve(watch()).boxed()),
+    async fn bind(&mut self, config: &Config) -> Result<(), StartError> {
+        let Some(address) = config.worker.listen else { return Ok(()) };
+        let listener = Listener::bind(address, &config.worker).await?;
+        self.callback = config.worker.callback.clone().or_else(|| listener.base());
+        self.listener = Some(listener);
+        Ok(())
+    }
+
+    fn callback(&self) -> Option<String> {
+        self.callback.clone()
+    }
+
+    fn watch(&mut self, worker: &Handle) -> Vec<Task> {
+        let Some(listener) = self.listener.take() else { return Vec::new() };
+        let watch = Arc::new(Watch::begin(worker));
+        self.watch = Some(watch.clone());
+        vec![
+            ("counting the ledger's chains", watch.clone().keep_asking().boxed()),
+            ("looking at the broker", watch.clone().keep_looking().boxed()),
+            ("answering how the worker is", listener.serve(watch).boxed()),
         ]
     }
 
-    /// A part of the engine has ended, which it never should; the worker stops.
-    pub fn broken(&self, why: &str) {
-        self.watch.facts().broken = Some(why.to_owned());
+    fn broken(&self, why: &str) {
+        if let Some(watch) = &self.watch {
+            watch.facts().broken = Some(why.to_owned());
+        }
     }
 }
 
 struct Watch {
-    subject: Subject,
+    telemetry: Arc<Telemetry>,
+    broker: Arc<dyn Broker>,
+    ledger: Arc<dyn Ledger>,
+    throttles: Throttles,
+    queues: BTreeMap<String, Option<String>>,
+    slack: Duration,
+    schedule_of: Arc<Schedules<'static>>,
+    ready: Arc<SetOnce<()>>,
+    stop: CancellationToken,
+    desk: Arc<Desk>,
+    attended: Arc<Mutex<Option<Instant>>>,
     facts: Mutex<Facts>,
 }
 
@@ -148,6 +134,37 @@ impl Facts {
 }
 
 impl Watch {
+    fn begin(worker: &Handle) -> Self {
+        let Connections { broker, ledger, .. } = worker.connections.clone();
+        let now = ledger.now();
+        worker.telemetry.introduce(&worker.worker, now);
+        let facts = Facts {
+            started: now,
+            asked: now,
+            asked_at: Instant::now(),
+            broken: None,
+            engine: Part::down("engine", "it is starting", now),
+            broker: Part::up("broker", now),
+            ledger: Part::down("ledger", "it has not been asked yet", now),
+            census: Part::up("census", now),
+            orders: Part::up("orders", now),
+        };
+        Self {
+            telemetry: worker.telemetry.clone(),
+            broker,
+            ledger,
+            throttles: worker.throttles.clone(),
+            queues: worker.queues.clone(),
+            slack: worker.slack,
+            schedule_of: worker.schedule_of.clone(),
+            ready: worker.ready.clone(),
+            stop: worker.stop.clone(),
+            desk: worker.desk.clone(),
+            attended: worker.attended.clone(),
+            facts: Mutex::new(facts),
+        }
+    }
+
     /// Asks the ledger, again and again.
     async fn keep_asking(self: Arc<Self>) {
         loop {
@@ -157,7 +174,7 @@ impl Watch {
                 Ok(Err(error)) => Some(error.to_string()),
                 Err(_) => Some(format!("it has not answered within {} s", PATIENCE.as_secs())),
             };
-            let (now, answered) = (self.subject.ledger.now(), answer.is_none());
+            let (now, answered) = (self.ledger.now(), answer.is_none());
             {
                 let mut facts = self.facts();
                 (facts.asked, facts.asked_at) = (now, Instant::now());
@@ -176,10 +193,9 @@ impl Watch {
     /// Reads what chains do, and sees that it could be written.
     async fn ask(&self) -> Result<(), LedgerError> {
         let begun = Instant::now();
-        let Subject { ledger, slack, schedule_of, .. } = &self.subject;
+        let Self { ledger, slack, schedule_of, telemetry, queues, .. } = self;
         let (census, _) = overslept::census(&**ledger, *slack, &**schedule_of).await?;
-        let throttles = Throttled::look(self.subject.throttles.settings(), &*self.subject.ledger).await?;
-        let Subject { telemetry, ledger, queues, .. } = &self.subject;
+        let throttles = Throttled::look(self.throttles.settings(), &**ledger).await?;
         let (workers, orders) = (ledger.workers().await?, ledger.fleet_orders().await?);
         telemetry.throttled(&throttles);
         telemetry.fleet(queues, &workers, &orders, ledger.now());
@@ -196,7 +212,7 @@ impl Watch {
 
     /// Looks at everything that can be looked at without waiting.
     fn look(&self) -> MutexGuard<'_, Facts> {
-        let Subject { broker, ledger, ready, stop, telemetry, attended, .. } = &self.subject;
+        let Self { broker, ledger, ready, stop, telemetry, attended, .. } = self;
         let now = ledger.now();
         let away = broker.away();
         let mut facts = self.facts();
@@ -233,7 +249,7 @@ impl Watch {
 
     fn metrics(&self) -> String {
         drop(self.look());
-        self.subject.telemetry.render()
+        self.telemetry.render()
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {
@@ -246,15 +262,4 @@ fn stuck(round: Duration) -> Option<String> {
     let words =
         || format!("what operators order has not been read for {} s, nor said how this worker is", round.as_secs());
     (round > SILENT).then(words)
-}
-
-/// Takes the address to answer on, if there is to be one.
-///
-/// # Errors
-/// When it cannot be had.
-pub async fn bind(settings: &WorkerSettings) -> Result<Option<Listener>, BindError> {
-    match settings.listen {
-        Some(address) => Listener::bind(address, settings).await.map(Some),
-        None => Ok(None),
-    }
 }

@@ -8,10 +8,9 @@ use std::time::Duration;
 use crate::broker::Depth;
 use crate::calendar::{At, Calendar};
 use crate::clock::Time;
-use crate::config::Config;
+use crate::config::{Config, is_internal};
 use crate::deaths::CLASS;
-use crate::engine::chores::is_internal;
-use crate::inspect::overslept::{schedules, since};
+use crate::engine::overslept::{schedules, since};
 use crate::ledger::{AttemptRecord, ChainState, ChainView, Holder, LateChain};
 
 /// A look at a chain is late, and not just about to happen, after so many sweeps without it.

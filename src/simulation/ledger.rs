@@ -21,8 +21,8 @@ use crate::ledger::access::{
     AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, NewAuditEntry, NewToken, Token, TokenCreated,
 };
 use crate::ledger::*;
+use crate::pacing::orders::{Orders, ThrottleOrder};
 use crate::progress::Progress;
-use crate::throttle::orders::{Orders, ThrottleOrder};
 
 /// One process's way to the ledger.
 pub struct SimulatedLedger {

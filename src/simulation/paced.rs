@@ -5,11 +5,11 @@
 //! slow, answers of it are lost, its clock is set. Every window of the throttle's length is judged, by when
 //! handlers started; how much of it was used counts while nothing is wrong, and has not been for a while.
 
-use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -21,7 +21,6 @@ use super::ledger::SimulatedLedger;
 use super::observe::{Observer, Violation};
 use super::worker::{Process, Watcher};
 use super::world::Weather;
-use crate::bench::windows;
 use crate::broker::Broker;
 use crate::broker::embedded::{EmbeddedBroker, EmbeddedConnection};
 use crate::clock::{Clock, Entropy, Time, short_duration};
@@ -31,6 +30,7 @@ use crate::engine::{Connections, Engine, StartError};
 use crate::job::Job;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::outcome::Outcome;
+use crate::pacing::windows;
 use crate::telemetry::SlotCounts;
 use crate::topology::Names;
 

@@ -3,10 +3,10 @@
 //! Labels are names from the configuration and words from closed sets: nothing that a publisher, a
 //! handler or an upstream says becomes one.
 
-use parking_lot::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -19,7 +19,7 @@ use crate::broker::rabbit::certificates::Certificate;
 use crate::calendar::Calendar;
 use crate::clock::{Time, short_duration};
 use crate::ledger::Census;
-use crate::monitor::throttled::Throttled;
+use crate::throttle::throttled::Throttled;
 
 /// Lateness in seconds: fine where the engine should be, coarse where only the size matters.
 const LATENESS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0, 3_600.0];

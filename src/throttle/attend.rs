@@ -8,10 +8,10 @@ use futures_util::FutureExt;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::line::{Line, Rank};
-use super::slots::{LEAD, Micros, Wish};
 use super::{ON_THE_WAY, Slot, Throttle};
 use crate::config::Scope;
 use crate::ledger::{SlotAnswer, SlotRequest};
+use crate::pacing::slots::{LEAD, Micros, Wish};
 
 /// Where that is so long, a slot is asked for only just before it opens, and whoever comes meanwhile with a higher
 /// priority has it: an answer that takes its time makes the start late, and loses nothing.

@@ -12,9 +12,9 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::orders::Orders;
 use crate::ledger::Ledger;
 use crate::ledger::comeback::Comeback;
+use crate::pacing::orders::Orders;
 use crate::telemetry::Notices;
 
 /// How old what was read may be.

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::slots::Limits;
-use crate::clock::Elapsed;
-use crate::clock::UNLIKE;
 use governor::middleware::NoOpMiddleware;
 use governor::state::keyed::HashMapStateStore;
 use governor::{Quota, RateLimiter};
+
+use crate::clock::{Elapsed, UNLIKE};
+use crate::pacing::slots::Limits;
 
 /// Starts may follow each other by so much less than slots do: clocks run apart over a long window.
 const FASTER: f64 = 0.999;
@@ -87,7 +87,7 @@ mod tests {
     use tokio::time::{Instant, advance, sleep_until};
 
     use super::*;
-    use crate::throttle::slots::Window;
+    use crate::pacing::slots::Window;
 
     fn limits(allow: u32, per: Duration, burst: u32) -> Arc<Limits> {
         Arc::new(Limits { window: Window { allow, per }, burst, also: Vec::new() })

@@ -1,17 +1,17 @@
 //! Who waits for the slots of one key of a throttle.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use super::slots::{Answer, Micros, Wish, Word};
 use super::{Slot, Want};
 use crate::clock::Time;
+use crate::pacing::slots::{Answer, Micros, Wish, Word};
 use crate::telemetry::SlotCounts;
 
 /// What remains of a budget is told no more often.

@@ -1,7 +1,7 @@
 //! Pacing starts: so many in each window, whoever asks.
 //!
 //! One [`Throttle`] is shared by all queues that name it. Who waits stands in one line for each key,
-//! queues of higher priority first and then whoever is due first; [`slots`] says when the next start
+//! queues of higher priority first and then whoever is due first; [`crate::pacing::slots`] says when the next start
 //! may happen. By default the ledger hands the slots out, for all workers; with `scope = "worker"`
 //! each worker counts for itself, by the same arithmetic.
 //!
@@ -12,29 +12,26 @@
 mod attend;
 mod board;
 mod gate;
-pub mod key;
-mod latency;
 mod line;
-pub mod orders;
-pub mod slots;
+pub mod throttled;
 pub mod upstream;
 
-use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::clock::{Time, short_duration};
 use crate::config::{Scope, ThrottleSettings};
 use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
+use crate::pacing::latency::Latency;
+use crate::pacing::slots::{Limits, Micros, State, Word};
 use crate::telemetry::{SlotCounts, Telemetry};
 use board::Board;
 use gate::Gate;
-use latency::Latency;
 use line::{Line, Rank};
-use slots::{Limits, Micros, State, Word};
 
 /// Of the time in which a slot may be used, this part is left to a start's way to the upstream.
 const ON_THE_WAY: u32 = 4;
@@ -422,12 +419,12 @@ mod tests {
     use governor::{Quota, RateLimiter};
     use tokio::time::sleep;
 
-    use super::orders::ThrottleOrder;
-    use super::slots::Window;
     use super::*;
     use crate::clock::{Clock, Elapsed, Entropy};
     use crate::config::LedgerUrl;
     use crate::ledger::sqlite::SqliteLedger;
+    use crate::pacing::orders::ThrottleOrder;
+    use crate::pacing::slots::Window;
 
     fn settings(allow: u32, secs: u64, burst: u32, scope: Scope) -> ThrottleSettings {
         let window = Window { allow, per: Duration::from_secs(secs) };
@@ -499,7 +496,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_table_of_what_governor_alone_makes_of_five_per_minute_and_what_slots_make_of_it() {
         let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
-        let judge = |starts: &[i64]| (crate::bench::windows::judge(starts, 5, minute).most, starts.len());
+        let judge = |starts: &[i64]| (crate::pacing::windows::judge(starts, 5, minute).most, starts.len());
         let quota =
             |period: u64, burst: u32| Quota::with_period(Duration::from_secs(period)).unwrap().allow_burst(many(burst));
         // The burst, a quota; the most starts in any minute and all of an hour, by governor and by slots.

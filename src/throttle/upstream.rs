@@ -4,19 +4,19 @@
 //! run has an [`Upstream`], a handle on its throttle, and the word spreads through the ledger: a hold
 //! until a time, what remains of a budget, what a call has cost, whether it failed or worked.
 
-use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join3;
+use parking_lot::Mutex;
 use tokio::time::timeout;
 
-use super::slots::{Breaker, Word};
 use super::{Throttle, Throttles, Want};
 use crate::clock::Time;
 use crate::config::ThrottleSettings;
 use crate::outcome::{LONGEST_WAIT, Outcome};
+use crate::pacing::slots::{Breaker, Word};
 use crate::reason::{Class, Reason};
 
 /// No call counts for more.

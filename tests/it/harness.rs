@@ -88,7 +88,7 @@ impl Watched {
         let config = ground.config(text);
         let connections = Connections::of_worker(&config).await.unwrap();
         let (seen, runs) = mpsc::unbounded_channel();
-        let mut engine = change(Engine::new(config.clone()).connections(connections.clone()));
+        let mut engine = change(roundelay::worker(config.clone()).connections(connections.clone()));
         for kind in config.kinds.keys() {
             let (seen, clock) = (seen.clone(), connections.clock.clone());
             engine = engine.handler(kind, move |job: Job| {

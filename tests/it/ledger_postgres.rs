@@ -18,7 +18,7 @@ use roundelay::ledger::{
     LedgerError, LookAgain, Measured, NewChain, Order, Sessions, SlotRequest, Slots, Which,
 };
 use roundelay::outcome::{Next, Verdict};
-use roundelay::throttle::slots::{Limits, Window, Wish};
+use roundelay::pacing::slots::{Limits, Window, Wish};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc, watch};

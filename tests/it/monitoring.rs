@@ -1,23 +1,21 @@
 //! What a worker says about itself, by the real program: metrics, health, and its log.
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use reqwest::StatusCode;
+use roundelay::engine::StartError;
+use roundelay::engine::life::{Point, Probe};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Child;
 use tokio::sync::watch;
-
-use futures_util::future::BoxFuture;
-use roundelay::Engine;
-use roundelay::engine::StartError;
-use roundelay::engine::life::{Point, Probe};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -508,7 +506,7 @@ handler.exec.argv = ["/bin/true"]
     let engine = |nth, panics| {
         let begun = Arc::<AtomicUsize>::default();
         let probe = Ends { nth, panics, begun: begun.clone() };
-        let engine = Engine::new(config.clone()).probe(Arc::new(probe));
+        let engine = roundelay::worker(config.clone()).probe(Arc::new(probe));
         (engine, begun)
     };
     let (all_well, begun) = engine(usize::MAX, false);

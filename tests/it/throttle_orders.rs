@@ -5,7 +5,7 @@ use std::path::Path;
 use roundelay::Config;
 use roundelay::engine::Connections;
 use roundelay::ledger::SlotRequest;
-use roundelay::throttle::slots::Word;
+use roundelay::pacing::slots::Word;
 use serde_json::json;
 
 use crate::commands::{ok, refused, told};

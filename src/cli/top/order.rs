@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use roundelay::clock::{parse_duration, short_duration};
-use roundelay::throttle::orders::LONGEST;
+use roundelay::pacing::orders::LONGEST;
 
 use super::state::Key;
 use super::text::visible;

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use super::{ANY, ENTRY, LEAST, MOST, Node, json as read};
 use crate::clock::parse_duration;
 use crate::config::Config;
+use crate::config::change::comes_to;
 use crate::config::tests::uncommented;
 use crate::encryption::KEY_BYTES;
-use crate::engine::comes_to;
 
 /// Configurations in which settings are changed.
 pub struct Probe {

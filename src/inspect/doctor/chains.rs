@@ -10,20 +10,19 @@ use super::machine::files_of;
 use super::{Answer, Area, Facts, Finding, Grade, some, span, word};
 use crate::calendar::Calendar;
 use crate::clock::{Clock, Time};
-use crate::config::{BrokerUrl, Config, LedgerUrl};
-use crate::engine::chores::is_internal;
+use crate::config::{BrokerUrl, Config, LedgerUrl, is_internal};
+use crate::engine::overslept::{self, Overslept, schedules};
 use crate::engine::sealing::{Inventory, Mode, take_stock};
 use crate::engine::topology_guard;
 use crate::fleet::{FleetOrders, Subject, host};
 use crate::inspect::broker::Asked;
-use crate::inspect::overslept::{self, Overslept, schedules};
 use crate::ledger::access::Token;
 use crate::ledger::postgres::PostgresLedger;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{Census, ChainState, Condition, Filter, LAST, LateChain, Ledger, LedgerError, SeenWorker, Which};
 use crate::monitor::stuck;
-use crate::monitor::throttled::Throttled;
-use crate::throttle::orders::Orders;
+use crate::pacing::orders::Orders;
+use crate::throttle::throttled::Throttled;
 use crate::topology::Names;
 
 /// Late chains that are looked at.
@@ -502,7 +501,7 @@ mod tests {
     use crate::fleet::{FleetOrder, Presence, QueuePresence, WorkerState};
     use crate::ledger::Holder;
     use crate::ledger::{Hint, QueueCensus, Shelf};
-    use crate::throttle::orders::ThrottleOrder;
+    use crate::pacing::orders::ThrottleOrder;
 
     const NOW: Time = Time::from_millis(1_000_000_000);
 

@@ -3,26 +3,25 @@
 //! orders of operators are, which is the same statement: so an order costs slots no round trip, and
 //! whoever gives one waits for the rows' locks to know that no slot is handed out in spite of it.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join3;
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_postgres::{Error, Row};
 
-use super::PostgresLedger;
-use super::clock;
 use super::connect::{Address, Session, Use, words};
+use super::{PostgresLedger, clock};
 use crate::clock::{Followed, Seen, instant};
 use crate::ledger::slots::{orders, orders_text, state, text};
 use crate::ledger::traffic::Counters;
 use crate::ledger::{LedgerError, SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
-use crate::throttle::orders::{Orders, ThrottleOrder};
-use crate::throttle::slots::{Micros, State};
+use crate::pacing::orders::{Orders, ThrottleOrder};
+use crate::pacing::slots::{Micros, State};
 
 /// How long a transaction may take before its connection counts as lost.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -9,8 +9,8 @@ use super::SqliteLedger;
 use super::store::{Result, Store};
 use crate::ledger::slots::{orders, orders_text, state, text};
 use crate::ledger::{LedgerError, SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
-use crate::throttle::orders::{Orders, ThrottleOrder};
-use crate::throttle::slots::{Micros, State};
+use crate::pacing::orders::{Orders, ThrottleOrder};
+use crate::pacing::slots::{Micros, State};
 
 #[async_trait]
 impl Slots for SqliteLedger {

@@ -6,7 +6,7 @@ use wildmatch::WildMatch;
 
 use crate::config::{Config, KindSettings};
 use crate::engine::enroll::Entity;
-use crate::throttle::key::KeyPath;
+use crate::pacing::key::KeyPath;
 
 /// The chains of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]

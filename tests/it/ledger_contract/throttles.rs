@@ -1,8 +1,8 @@
 //! Slots for all workers.
 
 use roundelay::ledger::{SlotAnswer, SlotRequest};
-use roundelay::throttle::orders::ThrottleOrder;
-use roundelay::throttle::slots::{Limits, Window, Wish, Word};
+use roundelay::pacing::orders::ThrottleOrder;
+use roundelay::pacing::slots::{Limits, Window, Wish, Word};
 
 use super::*;
 

@@ -12,14 +12,14 @@ const FORGETS: Micros = 32;
 /// one answer that was slow because this worker stood still, or because it had to connect, must not count: it would
 /// cost all workers of the throttle a second in two until it is forgotten.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Latency {
+pub struct Latency {
     expected: Micros,
     last: Micros,
 }
 
 impl Latency {
     /// An answer has come so long after it was to be asked for.
-    pub(super) fn heard(&mut self, took: Micros) {
+    pub fn heard(&mut self, took: Micros) {
         let took = took.min(MOST_AHEAD);
         let faded = self.expected - self.expected / FORGETS;
         self.expected = faded.max(took.min(self.last));
@@ -27,7 +27,7 @@ impl Latency {
     }
 
     /// How long the next answer is to be expected to take.
-    pub(super) fn expected(&self) -> Micros {
+    pub fn expected(&self) -> Micros {
         self.expected
     }
 }

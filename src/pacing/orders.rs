@@ -12,43 +12,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::slots::{Limits, Micros, Window};
-use crate::config::Config;
 
-/// The most starts that a window can allow, as the configuration has it, too.
-const MOST: u32 = 1_000_000;
 /// The longest window and hold.
 pub const LONGEST: Duration = Duration::from_secs(366 * 86_400);
-
-/// Refuses limits that the configuration could not have either, or with which runs of the throttle `name` could never
-/// start.
-///
-/// # Errors
-/// Says what is possible.
-pub fn check_limits(name: &str, window: Window, burst: u32, config: &Config) -> Result<(), String> {
-    let Window { allow, per } = window;
-    if allow == 0 {
-        return Err("allow: 0 would let nothing start ever; hold the throttle to stop it for a while".into());
-    }
-    if allow > MOST {
-        return Err(format!("allow: {allow} is out of range; from 1 to {MOST} is possible"));
-    }
-    let whole = per >= Duration::from_millis(1) && per <= LONGEST && per.subsec_nanos().is_multiple_of(1_000_000);
-    if !whole {
-        return Err("per: whole milliseconds from 1ms to 366d are possible".into());
-    }
-    if burst == 0 {
-        return Err("burst: 0 is out of range; 1 spreads starts evenly".into());
-    }
-    if burst > allow {
-        return Err(format!("burst: {burst} is more than the window allows, which is {allow}"));
-    }
-    match config.costliest(name).filter(|(_, cost)| *cost > allow) {
-        Some((kind, cost)) => {
-            Err(format!("a run of {kind} costs {cost}, and with an allowance of {allow} it could never start"))
-        }
-        None => Ok(()),
-    }
-}
 
 /// What holds for a throttle by an operator's word.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -178,32 +144,6 @@ mod tests {
 
     fn window(allow: u32, secs: u64) -> Window {
         Window { allow, per: Duration::from_secs(secs) }
-    }
-
-    #[test]
-    fn limits_that_would_be_no_limits_are_refused() {
-        let config = Config::parse("", "r.toml", []).unwrap();
-        let check = |allow, per_ms, burst| {
-            check_limits("ios", Window { allow, per: Duration::from_millis(per_ms) }, burst, &config)
-        };
-        let table = [
-            (0, 60_000, 1, "would let nothing start ever"),
-            (1_000_001, 60_000, 1, "from 1 to 1000000 is possible"),
-            (5, 0, 1, "from 1ms to 366d"),
-            (5, 366 * 86_400_000 + 1, 1, "from 1ms to 366d"),
-            (5, 60_000, 0, "1 spreads starts evenly"),
-            (5, 60_000, 6, "burst: 6 is more than the window allows, which is 5"),
-        ];
-        for (allow, per_ms, burst, words) in table {
-            let error = check(allow, per_ms, burst).unwrap_err();
-            assert!(error.contains(words), "`{error}` should contain `{words}`");
-        }
-        assert_eq!(check(5, 60_000, 5), Ok(()));
-        assert!(check_limits("ios", Window { allow: 5, per: Duration::from_micros(1_500) }, 5, &config).is_err());
-        let text = "[throttles.ios]\nallow = 9\nper = \"1m\"\n[queues.work]\nthrottle = \"ios\"\n[kinds.dear]\nevery = \"1m\"\nqueue = \"work\"\ncost = 8\n";
-        let config = Config::parse(text, "r.toml", []).unwrap();
-        let error = check_limits("ios", window(5, 60), 1, &config).unwrap_err();
-        assert!(error.contains("a run of dear costs 8"), "{error}");
     }
 
     #[test]

@@ -11,8 +11,8 @@ use crate::calendar::{At, Calendar};
 use crate::clock::{Time, short_duration};
 use crate::config::{Scope, ThrottleSettings};
 use crate::ledger::{Ledger, LedgerError};
-use crate::throttle::orders::Orders;
-use crate::throttle::slots::{Limits, Micros, State, View};
+use crate::pacing::orders::Orders;
+use crate::pacing::slots::{Limits, Micros, State, View};
 
 /// Keys of one throttle that are looked at: those that are idle last.
 const KEYS: u32 = 100;
@@ -185,8 +185,8 @@ fn short(span: Duration) -> String {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::throttle::orders::ThrottleOrder;
-    use crate::throttle::slots::{Ask, Breaker, Wish, Word};
+    use crate::pacing::orders::ThrottleOrder;
+    use crate::pacing::slots::{Ask, Breaker, Wish, Word};
 
     const S: Micros = 1_000_000;
 

@@ -6,9 +6,7 @@
 
 use crate::calendar::Calendar;
 use crate::clock::Time;
-use crate::config::{Config, OwnSchedule};
-use crate::engine::chores::is_internal;
-use crate::inspect::words::schedule_of_kind;
+use crate::config::{Config, OwnSchedule, is_internal, schedule_of_kind};
 use crate::ledger::{
     Census, ChainState, ChainView, Condition, Filter, Hint, Holder, Ledger, LedgerError, Listed, Place, fits_pattern,
 };

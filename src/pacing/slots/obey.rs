@@ -2,7 +2,7 @@
 
 use super::holds::slow_start;
 use super::{LEAD, Limits, Micros, State, Word};
-use crate::throttle::orders::Orders;
+use crate::pacing::orders::Orders;
 
 impl State {
     /// Takes up what an operator has ordered; each request tells it anew.
@@ -38,7 +38,7 @@ mod tests {
 
     use super::super::{Ask, Breaker, Window, Wish};
     use super::*;
-    use crate::throttle::orders::ThrottleOrder;
+    use crate::pacing::orders::ThrottleOrder;
 
     const S: Micros = 1_000_000;
     const START: Micros = 1_700_000_000 * S;

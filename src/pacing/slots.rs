@@ -26,8 +26,9 @@ mod row;
 mod told;
 mod view;
 
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
 
 use crate::clock::UNLIKE;
 pub use breaker::Breaker;
@@ -327,7 +328,7 @@ mod tests {
     use crate::calendar::Calendar;
     use crate::clock::{Followed, Seen};
     use crate::ledger::{SlotRequest, serve};
-    use crate::throttle::orders::Orders;
+    use crate::pacing::orders::Orders;
 
     const S: Micros = 1_000_000;
     const START: Micros = 1_700_000_000 * S;

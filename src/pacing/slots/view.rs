@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Limits, Micros, State, Window, Wish};
-use crate::throttle::orders::Orders;
+use crate::pacing::orders::Orders;
 
 /// What a throttle is doing.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,7 +86,7 @@ impl State {
 mod tests {
     use super::super::{Ask, Breaker, Word};
     use super::*;
-    use crate::throttle::orders::ThrottleOrder;
+    use crate::pacing::orders::ThrottleOrder;
 
     const S: Micros = 1_000_000;
     const START: Micros = 1_700_000_000 * S;
