@@ -358,7 +358,7 @@ impl fmt::Debug for Reporter {
 mod tests {
     use super::*;
     use crate::clock::{Clock, Entropy};
-    use crate::config::LedgerUrl;
+    use crate::ledger::LedgerUrl;
     use crate::ledger::sqlite::SqliteLedger;
 
     fn progress(phase: &str, done: Option<u64>, total: Option<u64>) -> Progress {

@@ -1,6 +1,6 @@
 //! Certificates and keys in PEM files, for everyone here who speaks TLS.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::crypto::ring;
@@ -9,7 +9,24 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
 use crate::clock::Time;
-use crate::config::BrokerTls;
+
+/// `broker.tls`: files in PEM format, read anew for each connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BrokerTls {
+    /// The authorities to trust, in place of the system's.
+    pub ca: Option<PathBuf>,
+    /// Our own certificate, for a broker that asks for one.
+    pub own: Option<TlsSettings>,
+}
+
+/// A certificate and its key: files in PEM format.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsSettings {
+    /// The certificate, with those that it was signed with.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
 
 /// All certificates of a file.
 ///

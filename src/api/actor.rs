@@ -12,8 +12,9 @@ use super::failures::Failures;
 use super::problem::{Problem, Result};
 use super::words::hex;
 use crate::clock::{Time, secret};
+use crate::ledger::Ledger;
 use crate::ledger::access::{Hash, Token, USE_NOTED_EVERY};
-use crate::ledger::{Ledger, Scope};
+use crate::scope::Scope;
 
 /// What every token begins with, so that people and scanners for leaked secrets know one when they see it.
 const PREFIX: &str = "rl_";

@@ -12,8 +12,8 @@ use super::extract::Query;
 use super::problem::Result;
 use super::{Api, page};
 use crate::calendar::{At, Calendar};
-use crate::ledger::Scope;
 use crate::ledger::access::{AuditEntry, NewAuditEntry};
+use crate::scope::Scope;
 
 /// Which entries.
 #[derive(Deserialize, IntoParams)]

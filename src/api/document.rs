@@ -21,7 +21,7 @@ use super::{
     audit, chains, configuration, enrolled, failed, jobs, ladder, openapi, overview, owners, quarantine, queues, runs,
     session, simulations, throttles, tokens, workers,
 };
-use crate::ledger::Scope;
+use crate::scope::Scope;
 
 /// The name of the scheme of authorization.
 const TOKEN: &str = "token";

@@ -25,7 +25,7 @@ use super::{
     Api, audit, chains, configuration, enrolled, failed, jobs, ladder, openapi, overview, owners, quarantine, queues,
     runs, session, simulations, throttles, tokens, workers,
 };
-use crate::ledger::Scope;
+use crate::scope::Scope;
 
 /// What all paths begin with.
 pub const PREFIX: &str = "/api/v1";

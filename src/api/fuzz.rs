@@ -21,10 +21,11 @@ use super::gate::Gate;
 use super::server::router;
 use super::site::Site;
 use crate::clock::{Clock, Entropy};
-use crate::config::{Config, LedgerUrl};
-use crate::ledger::Scope;
+use crate::config::Config;
+use crate::ledger::LedgerUrl;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::listen::Peer;
+use crate::scope::Scope;
 
 const CONFIG: &str = r#"
     broker.url = "embedded"

@@ -57,11 +57,11 @@ use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::{Clock, Entropy};
-use crate::config::{Config, LedgerUrl};
+use crate::config::Config;
 use crate::engine::{self, Connections, StartError};
 use crate::inspect::board::Board;
 use crate::inspect::broker::Asked;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, LedgerUrl};
 pub use actor::Actor;
 pub use hosted::HostedApi;
 pub use problem::Problem;

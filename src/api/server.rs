@@ -19,12 +19,13 @@ use super::endpoints::routes_and_rules;
 use super::gate::{self, Gate};
 use super::site::Site;
 use super::{Api, door};
-use crate::config::{ApiSettings, TlsSettings};
+use crate::config::ApiSettings;
 use crate::engine::StartError;
 use crate::inspect::board::LOOK;
-use crate::ledger::Scope;
 use crate::listen::{Bounds, PATIENT, Served};
+use crate::scope::Scope;
 use crate::tls;
+use crate::tls::TlsSettings;
 
 /// Where `roundelay serve` answers when nothing is said.
 pub const USUAL: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 15_680);

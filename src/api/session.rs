@@ -8,8 +8,9 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::{Actor, Api};
-use crate::config::{BrokerUrl, LedgerUrl};
-use crate::ledger::Scope;
+use crate::broker::BrokerUrl;
+use crate::ledger::LedgerUrl;
+use crate::scope::Scope;
 
 /// Who asks, and what answers.
 #[derive(Serialize, ToSchema)]

@@ -23,10 +23,11 @@ use super::server::router;
 use super::site::Site;
 use super::{Actor, Api};
 use crate::clock::{Clock, Entropy};
-use crate::config::{Config, LedgerUrl};
-use crate::ledger::Scope;
+use crate::config::Config;
+use crate::ledger::LedgerUrl;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::listen::Peer;
+use crate::scope::Scope;
 
 /// The way to `routes`, of which those in `rules` are known.
 struct Way {

@@ -17,7 +17,8 @@ use super::words::Words;
 use crate::calendar::{At, Calendar};
 use crate::clock::{Time, parse_duration};
 use crate::ledger::access::{MOST_TOKENS, NewToken, Token, TokenCreated};
-use crate::ledger::{Ledger, LedgerError, Scope};
+use crate::ledger::{Ledger, LedgerError};
+use crate::scope::Scope;
 
 /// All tokens.
 #[derive(Serialize, ToSchema)]

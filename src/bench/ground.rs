@@ -11,9 +11,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::chains::{KIND, QUEUE};
-use crate::broker::Broker;
 use crate::broker::embedded::EmbeddedBroker;
-use crate::config::{BrokerUrl, Config, Format};
+use crate::broker::{Broker, BrokerUrl};
+use crate::config::{Config, Format};
 use crate::engine::enroll::{Enroller, Entity};
 use crate::engine::life::Probe;
 use crate::engine::{Connections, Engine, StartError};

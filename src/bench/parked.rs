@@ -14,9 +14,10 @@ use super::ground::{self, Ground};
 use super::round;
 use crate::broker::rabbit::memory_of_nodes;
 use crate::clock::{Clock, short_duration};
-use crate::config::{BrokerTls, Config};
+use crate::config::Config;
 use crate::engine::StartError;
 use crate::job::Job;
+use crate::tls::BrokerTls;
 
 /// When all chains are due.
 const ASLEEP: Duration = Duration::from_secs(20 * 86_400);

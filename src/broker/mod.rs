@@ -6,8 +6,8 @@
 
 pub mod embedded;
 pub mod rabbit;
+mod settings;
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -15,12 +15,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use crate::job::Envelope;
 use crate::topology::Topology;
 use crate::trace::context::Carried;
 use rabbit::certificates::Certificate;
+pub use settings::{BrokerSettings, BrokerUrl};
 
 /// Where a message is published to.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,11 +3,12 @@
 use anyhow::ensure;
 use clap::Args;
 use roundelay::Config;
+use roundelay::broker::BrokerUrl;
 use roundelay::clock::short_duration;
-use roundelay::config::{
-    BrokerUrl, HandlerSettings, KindSettings, LedgerUrl, RosterDatabase, RosterSource, Scope, Unpaced, unpaced,
-};
+use roundelay::config::{HandlerSettings, KindSettings, RosterDatabase, RosterSource, Unpaced, unpaced};
 use roundelay::handler::http;
+use roundelay::ledger::LedgerUrl;
+use roundelay::pacing::ThrottleScope;
 use serde_json::json;
 
 use super::{ConfigFile, screen};
@@ -67,7 +68,7 @@ impl Check {
             let throttle = queue.throttle.as_ref().and_then(|name| config.throttles.get_key_value(name));
             let throttle = throttle.map_or(String::new(), |(name, t)| {
                 let keyed = t.key.as_ref().map_or(String::new(), |key| format!(" for each {key}"));
-                let each = if t.scope == Scope::Worker { " in each worker" } else { "" };
+                let each = if t.scope == ThrottleScope::Worker { " in each worker" } else { "" };
                 format!(", throttle {name}: {}{keyed}{each}", t.limits)
             });
             out!("queue   {name}: concurrency {}, prefetch {}{throttle}", queue.concurrency, queue.prefetch);

@@ -5,16 +5,14 @@ use std::io::IsTerminal;
 use anyhow::{Error, bail, ensure};
 use clap::Args;
 use roundelay::Config;
-use roundelay::config::LedgerUrl;
 use roundelay::engine::Connections;
 use roundelay::engine::enroll::Enroller;
 use roundelay::engine::moves::{self, Mover};
 use roundelay::guard::IfRunning;
 use roundelay::inspect::chain::why_not_advanced;
 use roundelay::job::RunNow;
-use roundelay::ledger::{Order, Which};
-use serde_json::Value;
-use serde_json::json;
+use roundelay::ledger::{LedgerUrl, Order, Which};
+use serde_json::{Value, json};
 
 use super::confirm::confirmed;
 use super::progress::waiting;

@@ -8,10 +8,11 @@ use clap::{Args, Subcommand};
 use roundelay::Config;
 use roundelay::calendar::At;
 use roundelay::clock::{parse_duration, short_duration};
-use roundelay::config::{Scope, ThrottleSettings, check_limits};
+use roundelay::config::check_limits;
 use roundelay::ledger::Ledger;
 use roundelay::pacing::orders::{LONGEST, Orders, ThrottleOrder};
 use roundelay::pacing::slots::{Limits, View, Window};
+use roundelay::pacing::{ThrottleScope, ThrottleSettings};
 use roundelay::throttle::throttled::{Throttled, time};
 use serde_json::{Value, json};
 
@@ -217,7 +218,8 @@ impl Set {
             })
             .await?;
         let scope = throttle.settings.scope;
-        let when = if scope == Scope::Worker { "each worker knows of it within two seconds" } else { FROM_NOW_ON };
+        let when =
+            if scope == ThrottleScope::Worker { "each worker knows of it within two seconds" } else { FROM_NOW_ON };
         throttle.tell(&[&limits(&throttle.settings, &orders), when]).await
     }
 }

@@ -9,8 +9,9 @@ use roundelay::api::create_token;
 use roundelay::calendar::{At, Calendar};
 use roundelay::clock::{Time, parse_duration};
 use roundelay::engine::Connections;
+use roundelay::ledger::Ledger;
 use roundelay::ledger::access::Token;
-use roundelay::ledger::{Ledger, Scope};
+use roundelay::scope::Scope;
 use serde_json::{Value, json};
 
 use super::ConfigFile;

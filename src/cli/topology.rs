@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use roundelay::Config;
-use roundelay::broker::Broker;
 use roundelay::broker::rabbit::examine::{Permissions, Place};
 use roundelay::broker::rabbit::users::{self, Role};
 use roundelay::broker::rabbit::{Finding, RabbitBroker, Weight, definitions};
-use roundelay::config::{BrokerSettings, BrokerUrl, LedgerUrl, Secret};
+use roundelay::broker::{Broker, BrokerSettings, BrokerUrl};
 use roundelay::engine::{Connections, topology_guard};
 use roundelay::inspect::doctor::word;
+use roundelay::ledger::LedgerUrl;
+use roundelay::secret::Secret;
 use serde_json::json;
 
 use super::ConfigFile;

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::check::{Problems, listen_address};
 use super::raw;
-use crate::ledger::Scope;
+use crate::scope::Scope;
+use crate::tls::TlsSettings;
 
 /// The longest name of an installation, in characters.
 const LONGEST_NAME: usize = 100;
@@ -30,15 +30,6 @@ pub struct ApiSettings {
     /// How long a client may take for the headers of a request; three times as long for its body, and to take
     /// what it is answered.
     pub patience: Duration,
-}
-
-/// A certificate and its key: files in PEM format.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsSettings {
-    /// The certificate, with those that it was signed with.
-    pub certificate: PathBuf,
-    /// Its private key.
-    pub key: PathBuf,
 }
 
 /// Whether only this machine can connect to `address`.
@@ -144,6 +135,7 @@ fn host_name(host: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tls::TlsSettings;
 
     fn settings(anonymous: Option<Scope>, behind_proxy: bool, tls: bool) -> ApiSettings {
         ApiSettings {

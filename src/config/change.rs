@@ -4,9 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::{
-    BrokerUrl, Config, ExecSettings, HandlerSettings, HttpSettings, KindSettings, Recurrence, ThrottleSettings,
-};
+use super::{Config, HandlerSettings, KindSettings, Recurrence};
+use crate::broker::BrokerUrl;
+use crate::handler::exec::ExecSettings;
+use crate::handler::http::HttpSettings;
+use crate::pacing::ThrottleSettings;
 
 /// What a new configuration comes to.
 #[derive(Debug)]

@@ -10,17 +10,19 @@ use minijinja::ErrorKind::{UnknownFilter, UnknownFunction, UnknownTest};
 use super::raw::{self, Raw};
 use super::read::nearest;
 use super::{
-    BrokerSettings, BrokerTls, BrokerUrl, CatchUpSettings, Config, HandlerSettings, HttpSettings, KindSettings,
-    LedgerSettings, LedgerUrl, QueueSettings, Secret, SpawnSettings, Takeover, TlsSettings, Unique, WorkerSettings,
-    api, encryption, exec, model, reasons, recurrence, roster, throttle, tracing,
+    CatchUpSettings, Config, HandlerSettings, KindSettings, LedgerSettings, QueueSettings, SpawnSettings, Takeover,
+    Unique, WorkerSettings, api, encryption, exec, model, reasons, recurrence, roster, throttle, tracing,
 };
-use crate::broker::rabbit;
-use crate::handler::http::{self, HttpError, Reach};
+use crate::broker::{BrokerSettings, BrokerUrl, rabbit};
+use crate::egress::Reach;
+use crate::handler::http::{self, HttpError, HttpSettings};
 use crate::job::check_name;
 use crate::ladder::Ladder;
 use crate::lanes::MOST_LANES;
-use crate::ledger::postgres;
+use crate::ledger::{LedgerUrl, postgres};
 use crate::outcome::{Backoff, RetryPolicy};
+use crate::secret::Secret;
+use crate::tls::{BrokerTls, TlsSettings};
 use crate::topology::Names;
 
 /// The longest interval and backoff that may be configured.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::check::Problems;
 use super::raw;
 use super::read::nearest;
-use super::secret::Secret;
 use crate::encryption::{Key, Keyring, LONGEST_NAME, may_name_a_key};
+use crate::secret::Secret;
 
 /// The word for: what is plain is refused.
 const REQUIRE: &str = "require";

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::check::Problems;
-use super::{ExecSettings, LimitSettings, raw};
+use super::raw;
+use crate::handler::exec::{ExecSettings, LimitSettings};
 
 /// A program needs some memory to begin at all.
 const LEAST_MEMORY: u64 = 1 << 20;

@@ -24,29 +24,30 @@ mod shown;
 #[cfg(test)]
 mod tests;
 mod throttle;
-mod tracing;
+pub mod tracing;
 mod unpaced;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::broker::BrokerSettings;
 use crate::config::check::INTERNAL;
 use crate::encryption::Keyring;
-use crate::handler::http::Reach;
+use crate::handler::exec::ExecSettings;
+use crate::handler::http::HttpSettings;
 use crate::ladder::Ladder;
 use crate::lanes::{Lanes, MOST_LANES};
+use crate::ledger::LedgerUrl;
 use crate::outcome::RetryPolicy;
-use crate::pacing::key::KeyPath;
-use crate::pacing::slots::{Breaker, Limits};
+use crate::pacing::ThrottleSettings;
 use crate::policy::Policies;
 use crate::schedule::{Pace, Rhythm, Schedule};
 use crate::topology::{Names, Topology};
-pub use api::{ApiSettings, TlsSettings, is_loopback};
+pub use api::{ApiSettings, is_loopback};
 pub(crate) use check::internal_kind;
 pub use check::{LONGEST_HELD, LONGEST_TIMEOUT, listen_address};
 pub use model::{ModelSettings, SlowSpell};
@@ -54,7 +55,6 @@ pub use raw::UniqueUntil;
 pub use reasons::Reconcile;
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
 pub use roster::{Format, RosterDatabase, RosterSettings, RosterSource};
-pub use secret::Secret;
 pub use throttle::check_limits;
 pub use tracing::TracingSettings;
 pub use unpaced::{Unpaced, unpaced};
@@ -100,41 +100,6 @@ pub struct Config {
     pub shown: String,
 }
 
-/// `[broker]`
-#[derive(Clone, Debug)]
-pub struct BrokerSettings {
-    /// `embedded`, `amqp://…` or `amqps://…`.
-    pub url: BrokerUrl,
-    /// What every exchange and queue name of the engine's own begins with.
-    pub prefix: String,
-    /// Base URL of RabbitMQ's management API, with credentials.
-    pub management: Option<Secret>,
-    /// Whether workers, and whoever enrolls, declare what is missing; else they only look whether it is there.
-    pub declare: bool,
-    /// Messages in a second that enrolling, or a worker's catch-up, publishes at most.
-    pub bulk_rate: NonZeroU32,
-    /// How the broker and its management API are known, and we to them.
-    pub tls: BrokerTls,
-}
-
-/// `broker.tls`: files in PEM format, read anew for each connection.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BrokerTls {
-    /// The authorities to trust, in place of the system's.
-    pub ca: Option<PathBuf>,
-    /// Our own certificate, for a broker that asks for one.
-    pub own: Option<TlsSettings>,
-}
-
-/// Which broker.
-#[derive(Clone, Debug)]
-pub enum BrokerUrl {
-    /// In this process.
-    Embedded,
-    /// RabbitMQ.
-    Amqp(Secret),
-}
-
 /// `[ledger]`
 #[derive(Clone, Debug)]
 pub struct LedgerSettings {
@@ -144,17 +109,6 @@ pub struct LedgerSettings {
     pub history: Duration,
     /// How old they may become in the archive; without it there is none, and they are deleted.
     pub archive: Option<Duration>,
-}
-
-/// Which ledger.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LedgerUrl {
-    /// A file.
-    Sqlite(PathBuf),
-    /// A database on a server.
-    Postgres(Secret),
-    /// In memory, gone with the process: for tests and benchmarks.
-    Memory,
 }
 
 /// `[worker]`
@@ -203,61 +157,6 @@ impl QueueSettings {
     pub fn rank(&self, lane: u8) -> i32 {
         self.priority.saturating_mul(i32::from(MOST_LANES)).saturating_add(i32::from(lane))
     }
-}
-
-/// `[throttles.<name>]`
-#[derive(Clone, Debug, PartialEq)]
-pub struct ThrottleSettings {
-    /// The windows that hold, and how many starts may follow each other at once after a pause.
-    pub limits: Arc<Limits>,
-    /// Who counts.
-    pub scope: Scope,
-    /// What of a job says which of many limits of this sort is meant: there is one for each of its values.
-    pub key: Option<KeyPath>,
-    /// Whoever waits longer for a slot is put off, with no attempt charged.
-    pub block: Duration,
-    /// Which headers of an answer say how much remains of a budget.
-    pub budget: Option<BudgetSettings>,
-    /// Which header of an answer says how many starts a call counts for.
-    pub cost_header: Option<String>,
-    /// After which run of failures starts are held, and for how long. How long a start that tries may take
-    /// follows from its kind.
-    pub breaker: Option<Breaker>,
-}
-
-/// `[throttles.<name>.budget]`
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BudgetSettings {
-    /// The header that says how many calls remain.
-    pub remaining: String,
-    /// The header that says when there are more: in seconds, as seconds since 1970, or as a date.
-    pub reset: String,
-    /// With so many or more nothing is slowed; absent, the calls that remain are always spread until there
-    /// are more.
-    pub slow_below: Option<u32>,
-}
-
-impl ThrottleSettings {
-    /// How many messages a worker has use for at once: those that can start within ten seconds. Of a
-    /// throttle with keys nobody knows.
-    pub fn ahead(&self) -> Option<u16> {
-        let starts = (self.limits.rate() * AHEAD.as_secs_f64()).ceil().max(2.0);
-        self.key.is_none().then_some(starts.min(f64::from(u16::MAX)) as u16)
-    }
-}
-
-/// See [`ThrottleSettings::ahead`].
-const AHEAD: Duration = Duration::from_secs(10);
-
-/// Who counts the starts of a throttle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
-#[serde(rename_all = "lowercase")]
-pub enum Scope {
-    /// The ledger, for all workers.
-    Fleet,
-    /// Each worker for itself.
-    Worker,
 }
 
 /// `[kinds.<name>]`
@@ -361,103 +260,6 @@ pub enum HandlerSettings {
     Http(HttpSettings),
     /// Start a program.
     Exec(ExecSettings),
-}
-
-/// `handler.http`. Its `Debug` shows neither credentials in the URL nor values of headers.
-#[derive(Clone, Default, PartialEq)]
-pub struct HttpSettings {
-    /// Where to POST; may be a template over `kind`, `key`, `queue` and `payload`.
-    pub url: Secret,
-    /// Further request headers.
-    pub headers: BTreeMap<String, Secret>,
-    /// What calls are signed with: each signs, so that receivers can change from one to the next. Without any, calls
-    /// are not signed.
-    pub sign: Vec<Secret>,
-    /// Where calls may lead besides public addresses.
-    pub allow: Reach,
-}
-
-impl fmt::Debug for HttpSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let headers: Vec<&String> = self.headers.keys().collect();
-        f.debug_struct("HttpSettings")
-            .field("url", &self.shown_url())
-            .field("headers", &headers)
-            .field("sign", &self.sign.len())
-            .field("allow", &self.allow)
-            .finish()
-    }
-}
-
-impl HttpSettings {
-    /// The URL (or its template) without user name, password and parameters.
-    pub fn shown_url(&self) -> String {
-        without_credentials(self.url.expose())
-    }
-}
-
-/// `text`, a URL or a template for one, without what stands before the `@` of its authority and what follows a
-/// question mark, either of which may be a token.
-fn without_credentials(text: &str) -> String {
-    let start = text.find("://").map_or(0, |at| at + 3);
-    let end = text[start..].find(['/', '?', '#']).map_or(text.len(), |at| start + at);
-    let (host, hidden) = match text[start..end].rfind('@') {
-        Some(at) => (start + at, secret::HIDDEN),
-        None => (start, ""),
-    };
-    let rest = match text[host..].split_once('?') {
-        Some((path, _)) => format!("{path}?{}", secret::HIDDEN),
-        None => text[host..].to_owned(),
-    };
-    format!("{}{hidden}{rest}", &text[..start])
-}
-
-/// `handler.exec`. Its `Debug` shows no values of environment variables.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct ExecSettings {
-    /// The program and its arguments. There is no shell.
-    pub argv: Vec<String>,
-    /// The whole environment that the program gets.
-    pub env: BTreeMap<String, Secret>,
-    /// The folder it runs in; the worker's own when absent.
-    pub cwd: Option<PathBuf>,
-    /// What the program may use.
-    pub limits: LimitSettings,
-    /// The programs that may run, and folders of such: `exec.allow`. Without it, any may.
-    pub allow: Option<Vec<PathBuf>>,
-}
-
-/// `handler.exec.limits`: what is absent is not limited.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LimitSettings {
-    /// Bytes of memory that each process may ask for.
-    pub memory: Option<u64>,
-    /// Seconds of CPU time that each process may take.
-    pub cpu: Option<u64>,
-    /// Files that each process may have open.
-    pub files: Option<u64>,
-    /// Processes and threads that the worker's user may have when the program starts another.
-    pub processes: Option<u64>,
-}
-
-impl LimitSettings {
-    /// Whether there is a limit.
-    pub fn any(&self) -> bool {
-        *self != Self::default()
-    }
-}
-
-impl fmt::Debug for ExecSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let env: Vec<&String> = self.env.keys().collect();
-        f.debug_struct("ExecSettings")
-            .field("argv", &self.argv)
-            .field("env", &env)
-            .field("cwd", &self.cwd)
-            .field("limits", &self.limits)
-            .field("allow", &self.allow)
-            .finish()
-    }
 }
 
 impl Config {

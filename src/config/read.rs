@@ -7,8 +7,8 @@ use config::{Config as Layers, ConfigError as LayersError, FileFormat, Map, Valu
 use toml::de::{DeTable, DeValue};
 
 use super::raw::Raw;
-use super::secret::{self, Secret};
-use super::{ConfigError, Problem};
+use super::{ConfigError, Problem, secret};
+use crate::secret::Secret;
 
 /// What the names of environment variables that set something begin with. Two underscores
 /// separate the parts of a key; case does not matter, and an underscore also stands for whatever

@@ -163,12 +163,6 @@ impl OwnSchedule {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// The interval, if this is one that can be read.
-    pub fn interval_of(text: &str) -> Option<Duration> {
-        let own: Self = serde_json::from_str(text).ok()?;
-        parse_duration(&own.every?).ok()
-    }
-
     /// The kind's schedule with this one's times.
     ///
     /// # Errors

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::check::{Problems, TEN_YEARS};
-use super::{Secret, raw};
-use crate::handler::http::Reach;
+use super::raw;
+use crate::egress::Reach;
 use crate::job::check_name;
 use crate::ledger::postgres;
+use crate::secret::Secret;
 
 /// How often a source is read when nothing is said.
 const SYNC: Duration = Duration::from_secs(30 * 60);

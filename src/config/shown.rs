@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use toml::{Table, Value};
 
-use super::secret::{HIDDEN, Secret, is_secret, takes_a_file};
+use super::secret::{is_secret, takes_a_file};
+use crate::secret::{HIDDEN, Secret};
 
 /// The same configuration with `…` in place of what may be secret, and without comments. Of a secret that `text`
 /// has elsewhere, what may be shown stands in its place: so it can be read again, for a simulation, without

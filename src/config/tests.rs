@@ -381,15 +381,6 @@ fn debug_output_has_no_secrets() {
     let shown = format!("{:?}", load(text, &[]).unwrap());
     assert!(!shown.contains("secret") && !shown.contains("c2VjcmV0"), "{shown}");
     assert!(shown.contains("Authorization") && shown.contains("http://…@h/{{ key }}"), "{shown}");
-    let table = [
-        ("http://h/a@b", "http://h/a@b"),
-        ("http://u@h", "http://…@h"),
-        ("http://u:p@h:1/?x=@", "http://…@h:1/?…"),
-        ("{{ payload.base }}/x", "{{ payload.base }}/x"),
-    ];
-    for (url, shown) in table {
-        assert_eq!(without_credentials(url), shown);
-    }
 }
 
 const EXAMPLE: &str = include_str!("../../roundelay.example.toml");

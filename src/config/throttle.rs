@@ -7,9 +7,10 @@ use std::time::Duration;
 use reqwest::header::HeaderName;
 
 use super::check::Problems;
-use super::{BudgetSettings, KindSettings, QueueSettings, ThrottleSettings, raw};
+use super::{KindSettings, QueueSettings, raw};
 use crate::pacing::key::KeyPath;
 use crate::pacing::slots::{Breaker, Limits, Window};
+use crate::pacing::{BudgetSettings, ThrottleSettings};
 
 /// RabbitMQ takes a message back that is kept for 30 minutes, and a handler may take 24 of them.
 const MOST_BLOCKED: Duration = Duration::from_secs(5 * 60);

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::Secret;
+use reqwest::header::{HeaderName, HeaderValue};
+
 use super::check::Problems;
 use super::raw;
-use crate::trace;
+use crate::secret::Secret;
 
 /// The share of traces that are recorded where nothing is said.
 const SAMPLE: f64 = 0.01;
@@ -97,7 +98,7 @@ pub(super) fn check(problems: &mut Problems, raw: raw::Tracing) -> TracingSettin
     }
     let headers = raw.headers.unwrap_or_default();
     for (name, value) in &headers {
-        if let Err(message) = trace::header(name, value) {
+        if let Err(message) = header(name, value) {
             problems.add(&["tracing", "headers"], message);
         }
     }
@@ -108,6 +109,19 @@ pub(super) fn check(problems: &mut Problems, raw: raw::Tracing) -> TracingSettin
         keys: raw.keys,
         service,
     }
+}
+
+/// A header to be sent along.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), String> {
+    let wrong = |why: &str| format!("header `{name}` {why}");
+    let header = HeaderName::try_from(name).map_err(|_| wrong("is not a header name"))?;
+    if ["content-type", "content-length", "transfer-encoding", "connection"].contains(&header.as_str()) {
+        return Err(wrong("is set by the engine"));
+    }
+    Ok((header, HeaderValue::try_from(value).map_err(|_| wrong("has a value with control characters"))?))
 }
 
 #[cfg(test)]

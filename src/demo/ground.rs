@@ -11,8 +11,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::{Api, Listener, Server};
+use crate::broker::BrokerUrl;
 use crate::clock::Entropy;
-use crate::config::{BrokerUrl, Config};
+use crate::config::Config;
 use crate::engine::{Connections, StartError, connect_broker};
 use crate::ledger::postgres::OwnSchema;
 

@@ -25,9 +25,10 @@ use toml::Table;
 
 use super::ground::{Dashboard, Ground};
 use super::second::{Killed, Second};
+use crate::broker::BrokerUrl;
 use crate::broker::embedded::EmbeddedBroker;
 use crate::clock::Time;
-use crate::config::{BrokerUrl, Config};
+use crate::config::Config;
 use crate::engine::{Connections, StartError};
 use crate::fleet::Lateness;
 use crate::ledger::{Census, ChainState, Filter, Ledger, Listed};

@@ -21,11 +21,12 @@ use parking_lot::RwLock;
 use super::enroll::EnrollError;
 use super::{Connections, Dispatch, reconcile};
 use crate::clock::{Time, short_duration};
-use crate::config::{Config, KindSettings, LONGEST_HELD, OwnSchedule, Scope, internal_kind};
+use crate::config::{Config, KindSettings, LONGEST_HELD, OwnSchedule, internal_kind};
 use crate::handler::Handler;
 use crate::job::{Envelope, Job};
 use crate::ledger::{LedgerError, NewChain, SpawnedJob};
 use crate::outcome::Outcome;
+use crate::pacing::ThrottleScope;
 use crate::roster::{self, SyncError, Wishes};
 use crate::topology::Names;
 
@@ -125,7 +126,7 @@ impl Chores {
             let every = (archive / 10).clamp(SHORTEST, ARCHIVE_EVERY);
             chores.push(Chore { kind: HISTORY, key: ARCHIVE.into(), every });
         }
-        if config.throttles.values().any(|throttle| throttle.scope == Scope::Fleet) {
+        if config.throttles.values().any(|throttle| throttle.scope == ThrottleScope::Fleet) {
             chores.push(Chore { kind: HISTORY, key: THROTTLES.into(), every: HISTORY_EVERY });
         }
         chores

@@ -4,16 +4,14 @@
 //! - The *audit* has an entry for each change that somebody has asked for, written before it is made.
 //! - *Requests* that bear a key of their own are done once, however often they come.
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::LedgerError;
 use crate::clock::Time;
+use crate::scope::Scope;
 
 /// For how long the answer to a request with a key is kept.
 pub const REQUESTS_KEPT: Duration = Duration::from_secs(24 * 3_600);
@@ -23,51 +21,6 @@ pub const AUDIT_KEPT: Duration = Duration::from_secs(366 * 86_400);
 pub const USE_NOTED_EVERY: Duration = Duration::from_secs(60);
 /// No more tokens than this can exist.
 pub const MOST_TOKENS: u32 = 1_000;
-
-/// What somebody may do; each includes those before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum Scope {
-    /// Nothing.
-    None,
-    /// Look at everything.
-    Read,
-    /// Change what chains, queues and throttles do, and publish jobs.
-    Operate,
-    /// Create and revoke tokens.
-    Admin,
-}
-
-impl Scope {
-    /// All of them, the smallest first.
-    pub const ALL: [Self; 4] = [Self::None, Self::Read, Self::Operate, Self::Admin];
-
-    /// As configuration, command line and API write it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Read => "read",
-            Self::Operate => "operate",
-            Self::Admin => "admin",
-        }
-    }
-}
-
-impl fmt::Display for Scope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Scope {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|scope| scope.name() == text);
-        found.ok_or_else(|| format!("`{text}` is no scope; there are none, read, operate and admin"))
-    }
-}
 
 /// A SHA-256.
 pub type Hash = [u8; 32];
@@ -265,6 +218,7 @@ pub trait Access {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scope::Scope;
 
     #[test]
     fn scopes_are_in_order_and_read_as_they_are_written() {

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::words::{ChainState, Claim, ClaimRequest, Hint, Holder};
 use crate::clock::Time;
-use crate::config::OwnSchedule;
 use crate::deaths::{self, Company, SUSPECTED};
 use crate::guard::{Guard, IfRunning, Manual, Past, Refusal};
+use crate::schedule::own_interval;
 
 /// A rotation and a manual run that wait for each other look again after this.
 const TURN: Duration = Duration::from_secs(1);
@@ -156,7 +156,7 @@ pub fn judge(row: Option<&ChainRow>, twin: Option<&ChainRow>, request: &ClaimReq
     }
     let past = Past { last_start: row.last_start, last_finish: row.last_finish, due: row.hint.due };
     let asked_before = row.once || row.has_started();
-    let guard = request.guard.with_interval(row.schedule.as_deref().and_then(OwnSchedule::interval_of));
+    let guard = request.guard.with_interval(row.schedule.as_deref().and_then(own_interval));
     Judgement::Grant(if asked_before { None } else { guard.refuses(past, now) })
 }
 

@@ -29,6 +29,7 @@ mod sessions;
 mod slots;
 pub mod sqlite;
 mod traffic;
+mod url;
 mod words;
 
 use std::sync::Arc;
@@ -40,7 +41,7 @@ use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::failure::{FailedItem, Failure};
 use crate::progress::Progress;
-pub use access::{Access, Scope};
+pub use access::Access;
 pub use contents::{Content, Contents, Replacement, Shelf};
 pub use failed::{DueItem, FailureFilter, FailurePlace, Failures, Hold, Plan, PlannedItem};
 use fleet::gone;
@@ -55,6 +56,7 @@ pub use search::{EFFORT, Found, NamedAttempt, QuarantinedMessage, ReasonCount, R
 pub use sessions::{Beat, Session, Sessions};
 pub use slots::{SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
 pub use traffic::{Measured, Size, Traffic};
+pub use url::LedgerUrl;
 pub use words::*;
 
 /// In place of a kind, for the places that [`Ledger::reserve`] gives to messages sent again from quarantine: which

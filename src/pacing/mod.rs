@@ -9,5 +9,8 @@
 pub mod key;
 pub mod latency;
 pub mod orders;
+mod settings;
 pub mod slots;
 pub mod windows;
+
+pub use settings::{BudgetSettings, ThrottleScope, ThrottleSettings};

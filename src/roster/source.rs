@@ -17,9 +17,11 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::{BadRow, Line, Row, rows};
-use crate::config::{Format, RosterDatabase, RosterSource, Secret};
-use crate::handler::http::{self, Reach};
+use crate::config::{Format, RosterDatabase, RosterSource};
+use crate::egress::Reach;
+use crate::handler::http;
 use crate::ledger::postgres::Foreign;
+use crate::secret::Secret;
 
 /// The largest answer that is taken, in bytes.
 const MOST_BYTES: usize = 256 << 20;

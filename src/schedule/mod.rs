@@ -18,15 +18,14 @@ mod set;
 
 use std::time::Duration;
 
+use crate::calendar::Calendar;
+use crate::clock::{Entropy, Time, parse_duration, short_duration};
+use crate::job;
+use crate::ladder::{jitter_points, jitter_rungs};
 pub use balance::{Balance, Balances};
 pub use cron::{Cron, Pace};
 pub use moved::{Asleep, Moved};
 pub use set::{FURTHEST, MISFIRE_WINDOW};
-
-use crate::calendar::Calendar;
-use crate::clock::{Entropy, Time, short_duration};
-use crate::job;
-use crate::ladder::{jitter_points, jitter_rungs};
 
 /// Occurrences that are counted one by one when a cron expression has missed many.
 const MOST_COUNTED: u32 = 10_000;
@@ -482,6 +481,15 @@ pub fn spread(n: usize, count: usize, window: Duration) -> Duration {
     }
     let share = (n.min(count - 1) as f64 + 0.5) / count as f64;
     Duration::from_millis((window.as_millis() as f64 * share) as u64)
+}
+
+/// The interval of a chain's own schedule, as the ledger keeps that, if it has one.
+pub fn own_interval(own: &str) -> Option<Duration> {
+    #[derive(serde::Deserialize)]
+    struct Own {
+        every: Option<String>,
+    }
+    parse_duration(&serde_json::from_str::<Own>(own).ok()?.every?).ok()
 }
 
 #[cfg(test)]

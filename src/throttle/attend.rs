@@ -9,8 +9,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::line::{Line, Rank};
 use super::{ON_THE_WAY, Slot, Throttle};
-use crate::config::Scope;
 use crate::ledger::{SlotAnswer, SlotRequest};
+use crate::pacing::ThrottleScope;
 use crate::pacing::slots::{LEAD, Micros, Wish};
 
 /// Where that is so long, a slot is asked for only just before it opens, and whoever comes meanwhile with a higher
@@ -55,7 +55,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
     loop {
         line.pass_on();
         let told = line.words();
-        let able = throttle.settings().scope == Scope::Worker || throttle.board.is_able();
+        let able = throttle.settings().scope == ThrottleScope::Worker || throttle.board.is_able();
         if !able && told.is_empty() {
             sleep(UNABLE).await;
             continue;
@@ -104,8 +104,8 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         // The clock by which slots open, as it shows by now; no less than when it was decided.
         let took = i64::try_from((here - asked).as_micros()).unwrap_or(i64::MAX / 2);
         let shows = match settings.scope {
-            Scope::Fleet => throttle.ledger.now().as_millis() * 1_000,
-            Scope::Worker => throttle.here(),
+            ThrottleScope::Fleet => throttle.ledger.now().as_millis() * 1_000,
+            ThrottleScope::Worker => throttle.here(),
         };
         let clock = if shows <= now.saturating_add(took) { shows.max(now) } else { now };
         let late = here - asked.min(planned.take().unwrap_or(asked));

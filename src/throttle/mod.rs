@@ -24,10 +24,10 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::clock::{Time, short_duration};
-use crate::config::{Scope, ThrottleSettings};
 use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
 use crate::pacing::latency::Latency;
 use crate::pacing::slots::{Limits, Micros, State, Word};
+use crate::pacing::{ThrottleScope, ThrottleSettings};
 use crate::telemetry::{SlotCounts, Telemetry};
 use board::Board;
 use gate::Gate;
@@ -357,8 +357,8 @@ impl Throttle {
         self.here().saturating_add(i64::try_from(wait.as_micros()).unwrap_or(i64::MAX))
     }
 
-    async fn ask(&self, request: SlotRequest, scope: Scope) -> Result<SlotAnswer, LedgerError> {
-        if scope == Scope::Worker {
+    async fn ask(&self, request: SlotRequest, scope: ThrottleScope) -> Result<SlotAnswer, LedgerError> {
+        if scope == ThrottleScope::Worker {
             let orders = self.board.of(&self.name).await;
             let orders = orders.moved(self.here() - self.there());
             let mut own = self.own.lock();
@@ -421,12 +421,12 @@ mod tests {
 
     use super::*;
     use crate::clock::{Clock, Elapsed, Entropy};
-    use crate::config::LedgerUrl;
+    use crate::ledger::LedgerUrl;
     use crate::ledger::sqlite::SqliteLedger;
     use crate::pacing::orders::ThrottleOrder;
     use crate::pacing::slots::Window;
 
-    fn settings(allow: u32, secs: u64, burst: u32, scope: Scope) -> ThrottleSettings {
+    fn settings(allow: u32, secs: u64, burst: u32, scope: ThrottleScope) -> ThrottleSettings {
         let window = Window { allow, per: Duration::from_secs(secs) };
         let limits = Arc::new(Limits { window, burst, also: Vec::new() });
         ThrottleSettings {
@@ -453,12 +453,12 @@ mod tests {
 
     /// A throttle of each scope.
     fn both(allow: u32, secs: u64, burst: u32) -> [Arc<Throttle>; 2] {
-        [Scope::Fleet, Scope::Worker].map(|scope| throttle(settings(allow, secs, burst, scope)))
+        [ThrottleScope::Fleet, ThrottleScope::Worker].map(|scope| throttle(settings(allow, secs, burst, scope)))
     }
 
     /// One by which a worker counts for itself, among all of a configuration.
     pub(super) fn alone(allow: u32, secs: u64) -> (Throttles, Arc<Throttle>) {
-        let settings = BTreeMap::from([("t".to_owned(), settings(allow, secs, 1, Scope::Worker))]);
+        let settings = BTreeMap::from([("t".to_owned(), settings(allow, secs, 1, ThrottleScope::Worker))]);
         let throttles = Throttles::new(&settings, &ledger(), &Telemetry::default(), true);
         let throttle = throttles.get("t").unwrap();
         (throttles, throttle)
@@ -479,7 +479,8 @@ mod tests {
         let ledger: Arc<dyn Ledger> = Arc::new(ledger);
         let board = Arc::new(Board::new(ledger.clone(), Arc::default()));
         let counts = SlotCounts::default();
-        let throttle = Throttle::new("t", settings(5, 60, 1, Scope::Fleet), ledger, board, counts.clone(), true);
+        let throttle =
+            Throttle::new("t", settings(5, 60, 1, ThrottleScope::Fleet), ledger, board, counts.clone(), true);
         let thief = rusqlite::Connection::open(&file).unwrap();
         let mut starts = 0;
         for _ in 0..120 {
@@ -518,7 +519,7 @@ mod tests {
             assert_eq!(judge(&starts), by_governor, "governor, burst {burst}");
             assert!(limiter.check_n(many(burst + 1)).is_err(), "what costs more than the burst never starts");
 
-            let throttle = throttle(settings(5, 60, burst, Scope::Worker));
+            let throttle = throttle(settings(5, 60, burst, ThrottleScope::Worker));
             let (begin, mut starts) = (Instant::now(), Vec::new());
             while begin.elapsed() < hour {
                 assert!(throttle.slot("", want(0, 0)).await.start().await);
@@ -631,7 +632,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_worker_that_cannot_claim_takes_no_slot_and_still_says_what_it_has_heard() {
         let able = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let all = BTreeMap::from([("t".to_owned(), settings(1, 1, 1, Scope::Fleet))]);
+        let all = BTreeMap::from([("t".to_owned(), settings(1, 1, 1, ThrottleScope::Fleet))]);
         let ledger = ledger();
         let throttles = Throttles::new(&all, &ledger, &Telemetry::default(), true);
         let its = able.clone();

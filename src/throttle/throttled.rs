@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use crate::calendar::{At, Calendar};
 use crate::clock::{Time, short_duration};
-use crate::config::{Scope, ThrottleSettings};
 use crate::ledger::{Ledger, LedgerError};
 use crate::pacing::orders::Orders;
 use crate::pacing::slots::{Limits, Micros, State, View};
+use crate::pacing::{ThrottleScope, ThrottleSettings};
 
 /// Keys of one throttle that are looked at: those that are idle last.
 const KEYS: u32 = 100;
@@ -168,7 +168,7 @@ impl Throttled {
 
     /// Whether the ledger knows what starts: else each worker counts for itself, and only orders are known here.
     pub fn is_counted_here(&self) -> bool {
-        self.settings.scope == Scope::Fleet
+        self.settings.scope == ThrottleScope::Fleet
     }
 }
 

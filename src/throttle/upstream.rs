@@ -14,8 +14,8 @@ use tokio::time::timeout;
 
 use super::{Throttle, Throttles, Want};
 use crate::clock::Time;
-use crate::config::ThrottleSettings;
 use crate::outcome::{LONGEST_WAIT, Outcome};
+use crate::pacing::ThrottleSettings;
 use crate::pacing::slots::{Breaker, Word};
 use crate::reason::{Class, Reason};
 

@@ -1,12 +1,12 @@
 //! Brings spans to a collector, over HTTP. Whoever has spans never waits for that: what there is no room for is
 //! dropped, and counted.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use parking_lot::{Mutex, MutexGuard};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use reqwest::{Client, Response, StatusCode};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -16,6 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::otlp;
 use super::span::{Attribute, Span};
 use crate::config::TracingSettings;
+use crate::config::tracing::header;
 use crate::handler::http;
 use crate::telemetry::{Count, Telemetry};
 
@@ -114,19 +115,6 @@ impl Exporter {
             tracing::warn!("the collector of traces did not take the last spans within {FLUSH:?}; they are lost");
         }
     }
-}
-
-/// A header to be sent along.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), String> {
-    let wrong = |why: &str| format!("header `{name}` {why}");
-    let header = HeaderName::try_from(name).map_err(|_| wrong("is not a header name"))?;
-    if ["content-type", "content-length", "transfer-encoding", "connection"].contains(&header.as_str()) {
-        return Err(wrong("is set by the engine"));
-    }
-    Ok((header, HeaderValue::try_from(value).map_err(|_| wrong("has a value with control characters"))?))
 }
 
 /// Where traces go, below a collector's base URL.

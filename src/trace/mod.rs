@@ -15,10 +15,10 @@ mod handler;
 mod otlp;
 pub mod span;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
@@ -29,7 +29,6 @@ use crate::outcome::Outcome;
 use crate::reason::Class;
 use crate::telemetry::Telemetry;
 use context::{Carried, Context};
-pub use export::header;
 use export::{Exporter, Outlet};
 use handler::Call;
 pub use handler::HandlerSpan;

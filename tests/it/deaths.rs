@@ -1,6 +1,5 @@
 //! Payloads over which workers die: they are set aside, and everything else goes on.
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,6 +10,7 @@ use axum::Router;
 use axum::extract::{Path as Part, State};
 use axum::http::HeaderMap;
 use axum::routing::post;
+use parking_lot::Mutex;
 use roundelay::Config;
 use roundelay::engine::Connections;
 use roundelay::engine::retried::{Again, keep_again, send_again};
@@ -257,5 +257,5 @@ async fn send_all_again(config: &Config) {
 }
 
 fn is_embedded(config: &Config) -> bool {
-    matches!(config.broker.url, roundelay::config::BrokerUrl::Embedded)
+    matches!(config.broker.url, roundelay::broker::BrokerUrl::Embedded)
 }

@@ -9,7 +9,6 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use roundelay::clock::{Entropy, Time};
-use roundelay::config::Secret;
 use roundelay::failure::FailedItem;
 use roundelay::guard::Guard;
 use roundelay::ledger::postgres::PostgresLedger;
@@ -19,6 +18,7 @@ use roundelay::ledger::{
 };
 use roundelay::outcome::{Next, Verdict};
 use roundelay::pacing::slots::{Limits, Window, Wish};
+use roundelay::secret::Secret;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc, watch};

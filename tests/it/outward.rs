@@ -1,7 +1,6 @@
 //! What leaves a worker: whom its calls can be made to reach, how receivers know who calls, and what programs may use.
 //! The real program against real receivers, and names that lead elsewhere the second time.
 
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,14 +11,16 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Bytes;
 use axum::http::{HeaderMap, StatusCode};
+use parking_lot::Mutex;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use roundelay::clock::{Clock, Time};
-use roundelay::config::{HttpSettings, Secret};
+use roundelay::egress::Reach;
 use roundelay::handler::Handler;
-use roundelay::handler::http::{Clients, HttpHandler, Reach};
+use roundelay::handler::http::{Clients, HttpHandler, HttpSettings};
 use roundelay::job::Job;
 use roundelay::outcome::Outcome;
 use roundelay::reason::Class;
+use roundelay::secret::Secret;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;

@@ -1,16 +1,16 @@
 //! Starts never exceed a throttle, in virtual time: the clock jumps whenever nothing can run.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use roundelay::broker::embedded::EmbeddedBroker;
 use roundelay::clock::{Clock, Entropy, Time};
-use roundelay::config::LedgerUrl;
 use roundelay::engine::enroll::{Enroller, Entity};
 use roundelay::engine::{Connections, StartError};
 use roundelay::handler::Handler;
 use roundelay::job::Job;
+use roundelay::ledger::LedgerUrl;
 use roundelay::ledger::sqlite::SqliteLedger;
 use roundelay::simulation::paced;
 use roundelay::telemetry::{Count, Telemetry};

@@ -1,22 +1,22 @@
 //! An engine in virtual time: the real one, on the embedded broker and a ledger in memory, with
 //! handlers that follow a script. Time jumps to the next thing that happens.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
+use parking_lot::Mutex;
 use roundelay::broker::embedded::EmbeddedBroker;
 use roundelay::broker::{Destination, Message};
 use roundelay::clock::{Clock, Entropy, Time};
-use roundelay::config::{HandlerSettings, KindSettings, LedgerUrl};
+use roundelay::config::{HandlerSettings, KindSettings};
 use roundelay::engine::Connections;
 use roundelay::engine::life::{Point, Probe};
 use roundelay::job::{Envelope, Job};
 use roundelay::ledger::sqlite::SqliteLedger;
-use roundelay::ledger::{AttemptRecord, Enrolled, Ledger, NewChain};
+use roundelay::ledger::{AttemptRecord, Enrolled, Ledger, LedgerUrl, NewChain};
 use roundelay::topology::Names;
 use roundelay::{Config, Engine, Outcome};
 use serde_json::Value;

@@ -1,15 +1,15 @@
 //! When the certificates of a connection end: ours, and the broker's. Who has to renew them is told in time.
 
-use parking_lot::Mutex;
 use std::fmt;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 use tokio::time::Instant;
 
 use crate::clock::{Clock, Time};
-use crate::config::BrokerTls;
 use crate::tls;
+use crate::tls::BrokerTls;
 
 const DAY: Duration = Duration::from_secs(86_400);
 

@@ -28,8 +28,8 @@ use super::certificates::Certificates;
 use super::sieve::stream::{self, Sieved};
 use crate::broker::BrokerError;
 use crate::clock::Entropy;
-use crate::config::BrokerTls;
 use crate::tls;
+use crate::tls::BrokerTls;
 
 /// How long one attempt to connect may take, TLS and login included.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);

@@ -14,8 +14,8 @@ use super::certificates::Certificate;
 use super::connection::{Address, in_words};
 use super::management::{self, Api};
 use crate::clock::{Clock, Time};
-use crate::config::BrokerTls;
 use crate::tls;
+use crate::tls::BrokerTls;
 
 /// How far one gets with the broker.
 #[derive(Clone, Debug, PartialEq)]

@@ -14,8 +14,8 @@ use url::Url;
 use super::check::{SeenExchange, SeenQueue, Snapshot};
 use super::connection::install_tls_provider;
 use crate::broker::Rates;
-use crate::config::BrokerTls;
 use crate::tls;
+use crate::tls::BrokerTls;
 use crate::topology::Topology;
 
 /// How long one request may take.

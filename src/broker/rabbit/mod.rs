@@ -39,17 +39,17 @@ use async_trait::async_trait;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-pub use check::{Finding, Weight};
-pub use definitions::definitions;
-pub use management::memory_of_nodes;
-
 use super::{Broker, BrokerError, Consumer, Depth, Message, PublishError, Rates, Shelved};
+use crate::broker::{BrokerSettings, BrokerUrl};
 use crate::clock::Entropy;
-use crate::config::{BrokerSettings, BrokerUrl, Secret};
+use crate::secret::Secret;
 use crate::topology::{Names, Topology};
 use certificates::Certificate;
+pub use check::{Finding, Weight};
 use connection::{Address, Link, up};
+pub use definitions::definitions;
 use management::Place;
+pub use management::memory_of_nodes;
 use publish::Publisher;
 use settle::Backlog;
 

@@ -24,7 +24,7 @@ use clap::Args;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, read};
 use roundelay::clock::{Clock, parse_duration};
-use roundelay::config::LedgerUrl;
+use roundelay::ledger::LedgerUrl;
 use tokio::signal::unix::SignalKind;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;

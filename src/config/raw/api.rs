@@ -20,7 +20,7 @@ pub struct Api {
     pub hosts: Vec<String>,
     /// What those without a token may do. Without it they may look (`read`) on `127.0.0.1` and `[::1]` if there is no
     /// proxy. Elsewhere it is `none`, and can be nothing else.
-    pub anonymous: Option<crate::ledger::Scope>,
+    pub anonymous: Option<crate::scope::Scope>,
     /// Where TLS ends here.
     pub tls: Option<Tls>,
     /// Whether a proxy before it does TLS. Then a token is always needed. A request that shows traces of a proxy is

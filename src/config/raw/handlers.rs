@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer};
 
 use super::duration::Text;
-use crate::config::Secret;
+use crate::secret::Secret;
 
 /// What runs jobs.
 #[derive(Debug, Default, Deserialize)]

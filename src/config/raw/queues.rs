@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::duration::{Text, secs};
-use crate::config::Scope;
+use crate::pacing::ThrottleScope;
 
 /// A platform queue: a queue on the broker, of this name, that holds what is due.
 #[derive(Debug, Deserialize)]
@@ -50,7 +50,7 @@ pub struct Throttle {
     pub burst: u32,
     /// Who counts.
     #[serde(default = "fleet")]
-    pub scope: Scope,
+    pub scope: ThrottleScope,
     /// A limit for each value of this part of a job, instead of one for all: `payload.FIELD`, `key`, `kind` or `owner`.
     pub key: Option<String>,
     /// Further windows that hold at the same time. They are not paced, so the first may use them up early.
@@ -74,8 +74,8 @@ fn one() -> u32 {
     1
 }
 
-fn fleet() -> Scope {
-    Scope::Fleet
+fn fleet() -> ThrottleScope {
+    ThrottleScope::Fleet
 }
 
 /// A further window of a throttle.

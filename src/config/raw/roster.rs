@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::duration::Text;
-use crate::config::Secret;
+use crate::secret::Secret;
 
 /// Which entities a kind has chains for, and how these are called.
 #[derive(Clone, Debug, Default, Deserialize)]

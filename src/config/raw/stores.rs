@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::duration::{Text, secs};
-use crate::config::Secret;
+use crate::secret::Secret;
 
 /// What carries messages: RabbitMQ, or a broker inside the worker.
 #[derive(Debug, Deserialize)]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 #[cfg(test)]
-use crate::config::Secret;
+use crate::secret::Secret;
 
 /// Traces of what becomes of jobs, for a collector of OpenTelemetry's. What is not said here is taken from
 /// `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_TRACES_SAMPLER_ARG` and `OTEL_SERVICE_NAME`.

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Serialize, Serializer};
 
-use crate::config::Secret;
 use crate::config::raw::{Length, Quantiles, Secrets, Text};
+use crate::secret::Secret;
 
 /// As people write it: `7days`, `30s`.
 impl Serialize for Text {

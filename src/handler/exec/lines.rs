@@ -63,7 +63,7 @@ mod tests {
 
     use super::*;
     use crate::clock::{Clock, Entropy, Time};
-    use crate::config::LedgerUrl;
+    use crate::ledger::LedgerUrl;
     use crate::ledger::sqlite::SqliteLedger;
     use crate::progress::Desk;
 

@@ -8,6 +8,7 @@
 mod group;
 mod lines;
 pub(crate) mod program;
+mod settings;
 mod tail;
 
 use std::os::unix::process::ExitStatusExt;
@@ -28,10 +29,10 @@ use self::tail::Tail;
 use super::answer::{self, EXCERPT};
 use super::{Handler, no_more_files, not_followed, out_of_files, wire};
 use crate::clock::Clock;
-use crate::config::ExecSettings;
 use crate::job::Job;
 use crate::outcome::Outcome;
 use crate::reason::{Class, Mark, Reason};
+pub use settings::{ExecSettings, LimitSettings};
 
 /// The exit code that says that the data is at fault, and no retry will help (`EX_DATAERR`).
 const DATA_ERROR: i32 = 65;
@@ -317,7 +318,7 @@ mod tests {
         let (_, hard) = getrlimit(Resource::RLIMIT_CPU).unwrap();
         setrlimit(Resource::RLIMIT_CPU, most.min(hard), most.min(hard)).unwrap();
         let refusal = |cpu| {
-            let limits = crate::config::LimitSettings { cpu: Some(cpu), ..Default::default() };
+            let limits = crate::handler::exec::LimitSettings { cpu: Some(cpu), ..Default::default() };
             let settings = ExecSettings { argv: vec!["/bin/true".into()], limits, ..ExecSettings::default() };
             ExecHandler::new(&settings, Clock::System).unwrap().refusal()
         };

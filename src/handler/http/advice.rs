@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::status::{DEFAULT_SNOOZE, Reply, retry_after, status};
 use crate::clock::Time;
-use crate::config::ThrottleSettings;
 use crate::handler::{answer, not_followed};
 use crate::job::Job;
 use crate::outcome::LONGEST_WAIT;
+use crate::pacing::ThrottleSettings;
 use crate::throttle::upstream::Advice;
 
 /// A larger number of seconds is a time since 1970: it would be more than thirty years.

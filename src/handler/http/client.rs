@@ -3,18 +3,18 @@
 //! The address that was checked is the one that is connected to, since whoever connects gets nothing but what has passed
 //! here. A connection that is kept is given to later calls by its name, without another look.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::{Client, ClientBuilder, redirect};
 
-use super::reach::Refused;
-use super::{HttpError, Reach, root};
+use super::{HttpError, root};
+use crate::egress::{Reach, Refused};
 
 /// How long it may take to connect to all addresses of a host, so that one that is silent leaves time for another.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(10);

@@ -8,7 +8,7 @@ mod advice;
 mod client;
 mod freshness;
 mod headers;
-mod reach;
+mod settings;
 mod signature;
 mod status;
 mod target;
@@ -24,17 +24,18 @@ use reqwest::{Client, Response};
 
 pub use self::client::{Clients, anywhere};
 use self::freshness::Freshness;
-pub use self::reach::{Reach, Refused};
 use self::signature::Signer;
 pub use self::status::{Reply, outcome_of};
 use self::target::Target;
 use super::answer::{self, KEPT};
 use super::{Handler, no_more_files, out_of_files, wire};
 use crate::clock::Clock;
-use crate::config::{HttpSettings, Secret};
+use crate::egress::{Reach, Refused};
 use crate::job::Job;
 use crate::outcome::{Outcome, Yield};
 use crate::reason::{Class, Reason, excerpt};
+use crate::secret::Secret;
+pub use settings::HttpSettings;
 
 /// Runs jobs by POSTing them.
 #[derive(Debug)]

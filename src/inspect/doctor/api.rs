@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use super::{Answer, Area, Facts, Finding, blocking, limited, word};
 use crate::api::check_tls;
 use crate::config::Config;
-use crate::ledger::Scope;
+use crate::scope::Scope;
 
 /// What is known of it.
 #[derive(Clone, Debug, PartialEq, Eq)]

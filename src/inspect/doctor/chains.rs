@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use super::machine::files_of;
 use super::{Answer, Area, Facts, Finding, Grade, some, span, word};
+use crate::broker::BrokerUrl;
 use crate::calendar::Calendar;
 use crate::clock::{Clock, Time};
-use crate::config::{BrokerUrl, Config, LedgerUrl, is_internal};
+use crate::config::{Config, is_internal};
 use crate::engine::overslept::{self, Overslept, schedules};
 use crate::engine::sealing::{Inventory, Mode, take_stock};
 use crate::engine::topology_guard;
@@ -19,7 +20,9 @@ use crate::inspect::broker::Asked;
 use crate::ledger::access::Token;
 use crate::ledger::postgres::PostgresLedger;
 use crate::ledger::sqlite::SqliteLedger;
-use crate::ledger::{Census, ChainState, Condition, Filter, LAST, LateChain, Ledger, LedgerError, SeenWorker, Which};
+use crate::ledger::{
+    Census, ChainState, Condition, Filter, LAST, LateChain, Ledger, LedgerError, LedgerUrl, SeenWorker, Which,
+};
 use crate::monitor::stuck;
 use crate::pacing::orders::Orders;
 use crate::throttle::throttled::Throttled;

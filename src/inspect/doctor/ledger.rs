@@ -8,7 +8,8 @@ use nix::unistd::{AccessFlags, access, geteuid};
 
 use super::machine::folder;
 use super::{Answer, Area, Facts, Finding, blocking, limited, size, some, word};
-use crate::config::{Config, LedgerUrl};
+use crate::config::Config;
+use crate::ledger::LedgerUrl;
 use crate::ledger::postgres::examine::{self as server, SeenLedger, SeenServer, Unasked};
 use crate::ledger::sqlite::examine::{self as file, SeenFile, Unwritten};
 

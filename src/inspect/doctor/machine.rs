@@ -8,7 +8,8 @@ use nix::sys::statvfs::statvfs;
 
 use super::{Area, Facts, Finding, ProgramFacts, programs, size};
 use crate::api::MOST_CONNECTIONS;
-use crate::config::{Config, HandlerSettings, LedgerUrl};
+use crate::config::{Config, HandlerSettings};
+use crate::ledger::LedgerUrl;
 
 /// With less free disk, SQLite's log and a busy hour may fill it.
 const LITTLE_DISK: u64 = 1 << 30;

@@ -12,8 +12,9 @@ use crate::clock::Time;
 use crate::ledger::LedgerError;
 use crate::ledger::access::{
     AUDIT_KEPT, Access, AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, MOST_TOKENS, NewAuditEntry, NewToken,
-    REQUESTS_KEPT, Scope, Token, TokenCreated, USE_NOTED_EVERY,
+    REQUESTS_KEPT, Token, TokenCreated, USE_NOTED_EVERY,
 };
+use crate::scope::Scope;
 
 /// The ledger's time in milliseconds.
 macro_rules! now {

@@ -1,12 +1,12 @@
 //! A connection to PostgreSQL: where it leads, how it is set up, and what its errors mean.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::error::Error as _;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 use tokio_postgres::config::{Host, TargetSessionAttrs};
@@ -16,8 +16,8 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::schema;
 use super::tls::{self, Mode};
-use crate::config::Secret;
 use crate::ledger::LedgerError;
+use crate::secret::Secret;
 
 /// How long one host may take to answer, where the URL says nothing.
 const CONNECT_HOST: Duration = Duration::from_secs(4);

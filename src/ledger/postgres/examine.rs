@@ -5,7 +5,7 @@ use tokio_postgres::{Client, Error, Row};
 use super::connect::{Address, words};
 use super::schema;
 use crate::clock::{Clock, Time};
-use crate::config::Secret;
+use crate::secret::Secret;
 
 /// What the server says of itself and of the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]

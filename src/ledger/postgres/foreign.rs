@@ -8,7 +8,7 @@ use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::{Client, Error, RowStream};
 
 use super::connect;
-use crate::config::Secret;
+use crate::secret::Secret;
 
 /// How long the server works on the query at most.
 const SETTINGS: &str =

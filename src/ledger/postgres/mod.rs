@@ -52,11 +52,11 @@ use super::{
 };
 use crate::calendar::Calendar;
 use crate::clock::{Clock, Entropy, Followed, Seen, Time};
-use crate::config::Secret;
 use crate::failure::{FailedItem, Failure};
 use crate::ledger::mark::Marks;
 use crate::ledger::traffic::Counters;
 use crate::progress::Progress;
+use crate::secret::Secret;
 use connect::{Address, Use, words};
 pub(crate) use foreign::Foreign;
 use lane::Lane;

@@ -11,8 +11,9 @@ use crate::clock::Time;
 use crate::ledger::LedgerError;
 use crate::ledger::access::{
     AUDIT_KEPT, Access, AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, MOST_TOKENS, NewAuditEntry, NewToken,
-    REQUESTS_KEPT, Scope, Token, TokenCreated, USE_NOTED_EVERY,
+    REQUESTS_KEPT, Token, TokenCreated, USE_NOTED_EVERY,
 };
+use crate::scope::Scope;
 
 /// The columns that [`token`] reads, in its order.
 const TOKEN: &str = "id, name, scope, created, expires, last_used";

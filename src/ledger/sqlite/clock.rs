@@ -108,8 +108,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::LedgerUrl;
     use crate::ledger::Ledger;
+    use crate::ledger::LedgerUrl;
 
     /// A ledger file, and a second way into it.
     fn open(folder: &tempfile::TempDir) -> (SqliteLedger, Connection) {

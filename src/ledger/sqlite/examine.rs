@@ -125,8 +125,8 @@ mod tests {
 
     use super::*;
     use crate::clock::{Clock, Entropy};
-    use crate::config::LedgerUrl;
     use crate::ledger::Ledger;
+    use crate::ledger::LedgerUrl;
     use crate::ledger::sqlite::SqliteLedger;
 
     /// The files of a folder and what is in them.

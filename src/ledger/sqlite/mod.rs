@@ -41,8 +41,8 @@ use super::{
 };
 use crate::calendar::Calendar;
 use crate::clock::{Clock, Entropy, Time};
-use crate::config::LedgerUrl;
 use crate::failure::{FailedItem, Failure};
+use crate::ledger::LedgerUrl;
 use crate::ledger::mark::Marks;
 use crate::ledger::traffic::Counters;
 use crate::progress::Progress;

@@ -452,8 +452,8 @@ pub fn still_ours(connection: &Connection) -> rusqlite::Result<()> {
 mod tests {
     use super::*;
     use crate::clock::Clock;
-    use crate::config::LedgerUrl;
     use crate::ledger::Ledger;
+    use crate::ledger::LedgerUrl;
     use crate::ledger::sqlite::SqliteLedger;
 
     #[test]

@@ -13,8 +13,9 @@ use super::model::Model;
 use super::words::{grouped, list, rates, spoken, spoken_seconds};
 use crate::calendar::Calendar;
 use crate::clock::Time;
-use crate::config::{KindSettings, Scope};
+use crate::config::KindSettings;
 use crate::outcome::Backoff;
+use crate::pacing::ThrottleScope;
 use crate::schedule::{From, Rhythm};
 
 /// Beyond this much of what is possible a configuration cannot keep up.
@@ -138,7 +139,7 @@ pub(super) fn warnings(plan: &Plan) -> Vec<String> {
         // With keys it is a limit for each of them, and nobody knows how many chains share one.
         let throttle = plan.config.throttles.get(name).filter(|throttle| throttle.key.is_none());
         let Some(throttle) = throttle else { continue };
-        let counting = if throttle.scope == Scope::Worker { workers } else { 1.0 };
+        let counting = if throttle.scope == ThrottleScope::Worker { workers } else { 1.0 };
         let allowed = throttle.limits.rate() * counting;
         let each = if counting > 1.0 { format!(" in {} workers", plan.workers) } else { String::new() };
         warnings.extend(overload(&loads, allowed, |need, allows| {

@@ -1,12 +1,13 @@
 //! How full the windows of throttles were, judged by when handlers started.
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::config::{Config, Scope};
+use crate::config::Config;
+use crate::pacing::ThrottleScope;
 
 /// What was started under a throttle.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -41,8 +42,8 @@ struct Gate {
 
 impl Gates {
     pub fn new(config: &Config) -> Self {
-        let shared = config.throttles.iter().filter(|(_, t)| t.key.is_none() && t.scope == Scope::Fleet);
-        let gate = |(name, throttle): (&String, &crate::config::ThrottleSettings)| {
+        let shared = config.throttles.iter().filter(|(_, t)| t.key.is_none() && t.scope == ThrottleScope::Fleet);
+        let gate = |(name, throttle): (&String, &crate::pacing::ThrottleSettings)| {
             let window = throttle.limits.window;
             let (rate, per) = (throttle.limits.rate(), window.per);
             (

@@ -1,10 +1,10 @@
 //! One run: the world is built, left to itself until the time is over, and looked at.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
@@ -19,11 +19,11 @@ use super::report::{self, Report, Seen};
 use crate::broker::Broker;
 use crate::broker::embedded::EmbeddedBroker;
 use crate::clock::{Clock, Entropy};
-use crate::config::{Config, LedgerUrl};
+use crate::config::Config;
 use crate::engine::StartError;
 use crate::engine::enroll::Enroller;
 use crate::ledger::sqlite::SqliteLedger;
-use crate::ledger::{Kinds, Ledger};
+use crate::ledger::{Kinds, Ledger, LedgerUrl};
 use crate::schedule::{From, Rhythm};
 use crate::topology::Names;
 

@@ -12,8 +12,8 @@ use reqwest::Method;
 use roundelay::broker::embedded::{EmbeddedBroker, EmbeddedConnection, Profile};
 use roundelay::broker::rabbit::{Patience, RabbitBroker};
 use roundelay::broker::{Broker, Destination, Message};
-use roundelay::config::Secret;
 use roundelay::ladder::Ladder;
+use roundelay::secret::Secret;
 use roundelay::topology::{Argument, Binding, Names, Queue, Topology};
 use serde_json::{Value, json};
 

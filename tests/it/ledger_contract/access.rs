@@ -1,9 +1,9 @@
 //! Tokens, the audit, and requests with keys.
 
-use roundelay::ledger::Scope;
 use roundelay::ledger::access::{
     AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, MOST_TOKENS, NewAuditEntry, NewToken, Token, TokenCreated,
 };
+use roundelay::scope::Scope;
 
 use super::*;
 

@@ -19,16 +19,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use roundelay::clock::{Clock, Entropy, Time};
-use roundelay::config::{LedgerUrl, Secret};
 use roundelay::failure::FailedItem;
 use roundelay::guard::{Guard, IfRunning, Manual, Refusal};
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::sqlite::SqliteLedger;
 use roundelay::ledger::{
     ChainState, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Held, Hint, Holder, Kinds, Ledger,
-    LedgerError, Left, LookAgain, NewChain, Order, SpawnedJob, Which,
+    LedgerError, LedgerUrl, Left, LookAgain, NewChain, Order, SpawnedJob, Which,
 };
 use roundelay::outcome::{Next, Verdict};
+use roundelay::secret::Secret;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use super::BrokerFacts;
-use crate::broker::Broker;
 use crate::broker::rabbit::examine::{self, Place};
 use crate::broker::rabbit::{RabbitBroker, check};
-use crate::config::{BrokerUrl, Config, Secret};
+use crate::broker::{Broker, BrokerUrl};
+use crate::config::Config;
 use crate::inspect::broker::Asked;
 use crate::inspect::doctor::{Answer, limited};
+use crate::secret::Secret;
 
 /// What is known of RabbitMQ; nothing where the broker is in the worker's process.
 pub async fn gather(config: &Config, within: Duration) -> Option<BrokerFacts> {
