@@ -19,9 +19,6 @@ use crate::clock::Time;
 use crate::encryption::{Unopened, is_sealed, longest};
 use crate::guard::IfRunning;
 use crate::lanes::MOST_LANES;
-use crate::progress::{Report, Reporter};
-use crate::throttle::upstream::{Advice, PermitError, Upstream};
-use crate::trace::HandlerSpan;
 use crate::trace::context::Carried;
 
 /// The version of the message format that this engine reads and writes.
@@ -619,55 +616,6 @@ pub struct Job {
     pub seed: u64,
     /// The entity's data.
     pub payload: Value,
-    /// Where the run can say how far it has come: see [`Job::progress`].
-    pub reporter: Reporter,
-    /// The throttle that it started under, and all others: see [`Job::permit`] and [`Job::hold`].
-    pub upstream: Upstream,
-    /// The span of this run, for those that it makes below it.
-    pub span: HandlerSpan,
-}
-
-impl Job {
-    /// Says that the run is at `phase` now, of which `done` out of `total` are done. It is seen by
-    /// `roundelay show` within a second or two, and kept with the attempt's record. Say it as often as you
-    /// like: what comes in between is left out.
-    pub fn progress(&self, phase: &str, done: u64, total: u64) {
-        self.reporter.report(Report { phase: Some(phase.into()), done: Some(done), total: Some(total) });
-    }
-
-    /// Waits until `[throttles.<throttle>]` has room for `cost` starts, and takes it: for a run that makes more
-    /// calls than the one that its start stands for, or that calls somebody else. It goes by the priority of
-    /// the job's queue, and the wait counts as part of the run's time.
-    ///
-    /// # Errors
-    /// [`PermitError`] when there is no such throttle, or it never allows so much.
-    pub async fn permit(&self, throttle: &str, cost: u32) -> Result<(), PermitError> {
-        let key = self.upstream.key_of(throttle, self);
-        self.upstream.permit(throttle, &key, cost).await
-    }
-
-    /// The upstream wants no calls for so long: nothing starts under this job's throttle meanwhile, in any
-    /// worker, and then gently. Under a throttle with a key, that goes for this job's key. `why` is for people.
-    /// The job itself goes on; it may end with [`crate::Outcome::Snooze`].
-    pub async fn hold(&self, wait: Duration, why: &str) {
-        self.upstream.tell(&Advice { hold: Some(wait), why: Some(why.to_owned()), ..Advice::default() }).await;
-    }
-
-    /// The upstream allows so many more calls until its budget is filled again after `reset`: those are
-    /// spread over that time, if there are fewer than the throttle's `slow_below`.
-    pub async fn budget(&self, remaining: u32, reset: Duration) {
-        self.upstream.tell(&Advice { budget: Some((remaining, reset)), ..Advice::default() }).await;
-    }
-
-    /// The upstream counts this job's call for so many. What its start has not stood for is made up.
-    pub async fn spent(&self, cost: u32) {
-        self.upstream.tell(&Advice { cost: Some(cost), ..Advice::default() }).await;
-    }
-
-    /// Says that the run is at `phase` now.
-    pub fn phase(&self, phase: &str) {
-        self.reporter.report(Report { phase: Some(phase.into()), ..Report::default() });
-    }
 }
 
 /// A tick's identity.

@@ -43,10 +43,10 @@
 //! # A worker with a handler of its own
 //!
 //! ```no_run
-//! use roundelay::{Config, Engine, Job, Outcome};
+//! use roundelay::{Config, Context, Job, Outcome};
 //! use tokio_util::sync::CancellationToken;
 //!
-//! async fn sync_app(job: Job) -> Outcome {
+//! async fn sync_app(job: Job, _: Context) -> Outcome {
 //!     // Runs again if the worker dies before the end is recorded: make effects idempotent on job.id.
 //!     match job.payload["platform"].as_str() {
 //!         Some(platform) => println!("{} is due on {platform}, attempt {}", job.key, job.attempt),
@@ -65,7 +65,7 @@
 //!             stop.cancel();
 //!         }
 //!     });
-//!     Engine::new(config).handler("sync-app", sync_app).run(shutdown).await?;
+//!     roundelay::worker(config).handler("sync-app", sync_app).run(shutdown).await?;
 //!     Ok(())
 //! }
 //! ```
@@ -133,7 +133,7 @@ mod web;
 
 pub use config::Config;
 pub use engine::Engine;
-pub use handler::Handler;
+pub use handler::{Context, Handler};
 pub use job::Job;
 pub use outcome::Outcome;
 pub use reason::Reason;

@@ -4,13 +4,13 @@
 //!
 //! Needs parking_lot, roundelay, tokio and tokio-util.
 
-use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use roundelay::{Config, Engine, Job, Outcome};
+use parking_lot::Mutex;
+use roundelay::{Config, Context, Job, Outcome};
 use tokio_util::sync::CancellationToken;
 
 /// A job may come again: its worker may die after the work and before the record. Keep this where the
@@ -50,10 +50,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
             stop.cancel();
         }
     });
-    let handler = move |job: Job| {
+    let handler = move |job: Job, _: Context| {
         let marks = marks.clone();
         async move { sync(&job, &marks) }
     };
-    Engine::new(config).handler("sync", handler).run(shutdown).await?;
+    roundelay::worker(config).handler("sync", handler).run(shutdown).await?;
     Ok(())
 }

@@ -11,6 +11,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::chains::{KIND, QUEUE};
+use crate::Context;
 use crate::broker::embedded::EmbeddedBroker;
 use crate::broker::{Broker, BrokerUrl};
 use crate::config::{Config, Format};
@@ -165,7 +166,7 @@ impl Ground {
         for connections in &self.workers {
             let started = started.clone();
             let engine = prepare(Engine::new(self.config.clone()).connections(connections.clone()));
-            let engine = engine.handler(KIND, move |job: Job| {
+            let engine = engine.handler(KIND, move |job: Job, _: Context| {
                 started(&job);
                 async { Outcome::Done }
             });

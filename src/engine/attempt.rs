@@ -17,18 +17,19 @@ use crate::calendar::Calendar;
 use crate::clock::{Time, short_duration};
 use crate::config::{KindSettings, OwnSchedule, SpawnSettings};
 use crate::encryption::{Field, Place};
+use crate::engine::desk::Open;
 use crate::failure::FailedItem;
 use crate::handler::answer::EXCERPT;
+use crate::handler::{Context, Reports};
 use crate::job::{self, ChainRef, Envelope, Job, Tick};
 use crate::ledger::{Finish, FinishRequest, Grant, Member};
 use crate::outcome::{self, Course, Decision, NewJob, Next, Outcome, Verdict, decide};
 use crate::pacing::slots::Word;
-use crate::progress::Open;
 use crate::reason::{Class, Reason, excerpt};
 use crate::schedule::{Overlap, Ran, Schedule, Setting, phase};
-use crate::throttle::upstream::Upstream;
+use crate::throttle::upstream::RunUpstream;
 use crate::throttle::{Slot, Throttle, Want};
-use crate::trace::{HandlerSpan, Run};
+use crate::trace::Run;
 
 /// The largest thing that a run can hand on to the next, in bytes of compact JSON.
 pub const MAX_CARRY: usize = 64 * 1024;
@@ -336,9 +337,6 @@ impl Core {
             grace: limit.grace,
             seed: job::seed(&envelope.kind, &envelope.key, &chain.tick.to_string()),
             payload,
-            reporter: desk.reporter(),
-            upstream: Upstream::default(),
-            span: HandlerSpan::default(),
         };
         let by = limit.cut.is_some().then_some(limit.deadline);
         let pace = Pace { due: grant.due, at: grant.at, deadline: limit.deadline, longest: limit.longest, by };
@@ -348,7 +346,7 @@ impl Core {
                 let reason = Reason::new(Class::Fenced, "the lease was lost, so the run was ended");
                 Handled { outcome: Outcome::Snooze { reason, wait: Duration::ZERO }, called: true }
             }
-            handled = self.handle(queue, job, pace, permit, trace) => handled,
+            handled = self.handle(queue, (job, desk.reporter()), pace, permit, trace) => handled,
         }
     }
 
@@ -431,7 +429,7 @@ impl Core {
     pub(super) async fn handle(
         &self,
         queue: &QueueRun,
-        mut job: Job,
+        (mut job, reports): (Job, Arc<dyn Reports>),
         Pace { due, at, mut deadline, longest, by }: Pace,
         permit: Permit,
         trace: &Run,
@@ -476,15 +474,14 @@ impl Core {
             deadline = by.map_or(until, |by| by.min(until));
             job.deadline = self.ledger.calendar().wall(deadline);
         }
-        let upstream = Upstream::new(self.throttles.clone(), own, want);
-        job.upstream = upstream.clone();
+        let upstream = RunUpstream::new(self.throttles.clone(), own, want, self.throttles.keys_of(&job));
         let patience = deadline.since(self.ledger.now()) + job.grace;
         let kind = self.kind(&job.kind);
         let (_running, figures, since) =
             (queue.figures.started(at.since(due)), self.figures(&job.kind), Instant::now());
-        job.span = trace.handler();
-        let (span, handling) = (job.span.clone(), trace.begin());
-        let run = AssertUnwindSafe(handler.run(job)).catch_unwind();
+        let (span, handling) = (trace.handler(), trace.begin());
+        let context = Context::new(reports).started(upstream.clone(), span.clone());
+        let run = AssertUnwindSafe(handler.run(job, context)).catch_unwind();
         let outcome = tokio::select! {
             biased;
             ended = timeout(patience, run) => match ended {

@@ -22,7 +22,7 @@ use super::enroll::EnrollError;
 use super::{Connections, Dispatch, reconcile};
 use crate::clock::{Time, short_duration};
 use crate::config::{Config, KindSettings, LONGEST_HELD, OwnSchedule, internal_kind};
-use crate::handler::Handler;
+use crate::handler::{Context, Handler};
 use crate::job::{Envelope, Job};
 use crate::ledger::{LedgerError, NewChain, SpawnedJob};
 use crate::outcome::Outcome;
@@ -30,8 +30,6 @@ use crate::pacing::ThrottleScope;
 use crate::roster::{self, SyncError, Wishes};
 use crate::topology::Names;
 
-/// What the names of the engine's own kinds begin with.
-const INTERNAL: &str = "roundelay.";
 /// Follows a roster; the key is the kind's name.
 pub const ROSTER: &str = "roundelay.roster";
 /// Keeps the history within bounds.
@@ -282,7 +280,7 @@ impl Chores {
 
 #[async_trait]
 impl Handler for Chores {
-    async fn run(&self, job: Job) -> Outcome {
+    async fn run(&self, job: Job, _: Context) -> Outcome {
         let until = job.deadline - RESERVE;
         match (&*job.kind, &*job.key, self.config().ledger.archive) {
             (ROSTER, kind, _) => self.follow(kind).await,
@@ -299,7 +297,7 @@ impl Handler for Chores {
 /// The same, shared between the kinds.
 #[async_trait]
 impl Handler for Arc<Chores> {
-    async fn run(&self, job: Job) -> Outcome {
-        Handler::run(&**self, job).await
+    async fn run(&self, job: Job, context: Context) -> Outcome {
+        Handler::run(&**self, job, context).await
     }
 }

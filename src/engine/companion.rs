@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::overslept::Schedules;
 use super::{Connections, StartError};
 use crate::config::Config;
-use crate::progress::Desk;
+use crate::engine::desk::Desk;
 use crate::telemetry::Telemetry;
 use crate::throttle::Throttles;
 

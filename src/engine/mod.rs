@@ -12,6 +12,7 @@ mod attend;
 mod catch_up;
 pub mod chores;
 pub mod companion;
+pub mod desk;
 mod discover;
 mod dispatch;
 pub mod enroll;
@@ -56,6 +57,7 @@ use crate::broker::rabbit::RabbitBroker;
 use crate::broker::{Broker, BrokerError, BrokerUrl};
 use crate::clock::{Clock, Entropy};
 use crate::config::{Config, HandlerSettings, KindSettings, QueueSettings, TracingSettings};
+use crate::engine::desk::Desk;
 use crate::fleet::{FleetOrders, Flow};
 use crate::handler::Handler;
 use crate::handler::exec::ExecHandler;
@@ -64,7 +66,6 @@ use crate::ledger::comeback::Comeback;
 use crate::ledger::postgres::PostgresLedger;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{Kinds, Ledger, LedgerError, LedgerUrl};
-use crate::progress::Desk;
 use crate::schedule::{Balances, Schedule};
 use crate::telemetry::{KindFigures, Telemetry};
 use crate::throttle::Throttles;
@@ -186,7 +187,7 @@ pub(crate) async fn connect_broker(config: &Config) -> Result<Arc<dyn Broker>, S
 /// ```
 /// use roundelay::engine::Connections;
 /// use roundelay::engine::enroll::{Enroller, Entity};
-/// use roundelay::{Config, Engine, Job, Outcome};
+/// use roundelay::{Config, Context, Engine, Job, Outcome};
 /// use tokio_util::sync::CancellationToken;
 ///
 /// # #[tokio::main]
@@ -207,7 +208,7 @@ pub(crate) async fn connect_broker(config: &Config) -> Result<Arc<dyn Broker>, S
 ///
 /// let (shutdown, stop) = (CancellationToken::new(), CancellationToken::new());
 /// let ended = stop.clone();
-/// let sync = move |job: Job| {
+/// let sync = move |job: Job, _: Context| {
 ///     let ended = ended.clone();
 ///     async move {
 ///         match job.tick {

@@ -24,8 +24,7 @@ use crate::ledger::{ChainState, ChainView, RunningJob};
 use crate::outcome::{Decision, Next, Outcome, Verdict, Yield, decide};
 use crate::progress::Progress;
 use crate::reason::{Class, Reason};
-use crate::throttle::upstream::Upstream;
-use crate::trace::{HandlerSpan, Run};
+use crate::trace::Run;
 
 /// How often a job of a paused owner looks whether it may run.
 const OWNER_PAUSED: Duration = Duration::from_secs(30);
@@ -125,13 +124,10 @@ impl Core {
             deadline: calendar.wall(now + longest),
             grace: Duration::ZERO,
             payload: envelope.payload.clone(),
-            reporter: desk.reporter(),
-            upstream: Upstream::default(),
-            span: HandlerSpan::default(),
         };
         self.life.reached(Point::JobTaken).await;
         let pace = Pace { due, at: now, deadline: now + longest, longest, by: None };
-        let mut outcome = match self.handle(queue, job, pace, permit, &trace).await.outcome {
+        let mut outcome = match self.handle(queue, (job, desk.reporter()), pace, permit, &trace).await.outcome {
             Outcome::DoneWith(Yield { batch, .. }) if !batch.is_empty() => {
                 Outcome::fail(Reason::new(Class::Answer, "only a tick of a chain can wait for a batch"))
             }

@@ -9,9 +9,9 @@ use serde_json::value::RawValue;
 
 use crate::clock::parse_duration;
 use crate::failure::FailedItem;
+use crate::handler::Advice;
 use crate::outcome::{Discovered, NewJob, Outcome, Yield};
 use crate::reason::{Class, Reason, excerpt};
-use crate::throttle::upstream::Advice;
 
 /// How much of an answer, or of a program's output, is kept, in bytes.
 pub const KEPT: usize = 64 * 1024;

@@ -5,8 +5,10 @@
 //! - [`exec`]: starts a program with the job on its standard input.
 
 pub mod answer;
+mod context;
 pub mod exec;
 pub mod http;
+mod span;
 pub mod wire;
 
 use std::error::Error;
@@ -20,13 +22,15 @@ use nix::errno::Errno;
 use crate::job::Job;
 use crate::outcome::Outcome;
 use crate::reason::{Class, Reason};
-use crate::throttle::upstream::Advice;
+pub use context::{Advice, Context, PermitError, Reports, Upstream};
+pub use span::{Call, HandlerSpan};
 
 /// Runs jobs of one kind. The engine drops the future at the job's deadline and records a retry.
 #[async_trait]
 pub trait Handler: Send + Sync {
-    /// Runs `job` once. Effects should be idempotent on [`Job::id`]: a crash can repeat a run.
-    async fn run(&self, job: Job) -> Outcome;
+    /// Runs `job` once; `context` is what the run can ask for meanwhile. Effects should be idempotent on [`Job::id`]: a
+    /// crash can repeat a run.
+    async fn run(&self, job: Job, context: Context) -> Outcome;
 }
 
 /// An async closure is a handler; it may return an [`Outcome`] or a `Result<(), E>`, whose error
@@ -34,12 +38,12 @@ pub trait Handler: Send + Sync {
 #[async_trait]
 impl<F, Fut, O> Handler for F
 where
-    F: Fn(Job) -> Fut + Send + Sync,
+    F: Fn(Job, Context) -> Fut + Send + Sync,
     Fut: Future<Output = O> + Send,
     O: Into<Outcome> + Send,
 {
-    async fn run(&self, job: Job) -> Outcome {
-        self(job).await.into()
+    async fn run(&self, job: Job, context: Context) -> Outcome {
+        self(job, context).await.into()
     }
 }
 

@@ -40,8 +40,8 @@ struct ChainView {
     fence: i64,
 }
 
-impl<'a> From<&'a Job> for JobView<'a> {
-    fn from(job: &'a Job) -> Self {
+impl<'a> JobView<'a> {
+    fn of(job: &'a Job, report_url: Option<&'a str>) -> Self {
         Self {
             id: &job.id,
             kind: &job.kind,
@@ -56,14 +56,14 @@ impl<'a> From<&'a Job> for JobView<'a> {
             nominal: job.nominal,
             deadline: job.deadline,
             seed: job.seed,
-            progress: job.reporter.url(),
+            progress: report_url,
         }
     }
 }
 
-/// `job` as one line of JSON.
-pub fn encode(job: &Job) -> Vec<u8> {
-    serde_json::to_vec(&JobView::from(job)).expect("a job has only string keys, so it is always JSON")
+/// `job` as one line of JSON, with the URL at which its run can report.
+pub fn encode(job: &Job, report_url: Option<&str>) -> Vec<u8> {
+    serde_json::to_vec(&JobView::of(job, report_url)).expect("a job has only string keys, so it is always JSON")
 }
 
 fn as_text<S: Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error> {
@@ -74,7 +74,6 @@ fn as_text<S: Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error
 mod tests {
     use super::*;
     use crate::job::Tick;
-    use crate::progress::Reporter;
     use serde_json::json;
 
     #[test]
@@ -94,9 +93,6 @@ mod tests {
             deadline: Time::from_millis(1_790_000_030_000),
             seed: u64::MAX,
             payload: json!({"platform": "npm"}),
-            reporter: Reporter::default(),
-            upstream: Default::default(),
-            span: Default::default(),
         };
         let mut expected = json!({
             "id": "l-7-3", "kind": "sync", "key": "npm/@types/node", "queue": "sync-npm", "attempt": 2,
@@ -104,12 +100,16 @@ mod tests {
             "owner": "team", "carry": {"page": 7},
             "nominal": 1_790_000_000_000_i64, "deadline": 1_790_000_030_000_i64, "seed": "18446744073709551615",
         });
-        assert_eq!(serde_json::from_slice::<Value>(&encode(&job)).unwrap(), expected);
+        assert_eq!(serde_json::from_slice::<Value>(&encode(&job, None)).unwrap(), expected);
 
         job.tick = None;
         job.payload = Value::Null;
         expected.as_object_mut().unwrap().remove("chain");
         expected["payload"] = Value::Null;
-        assert_eq!(serde_json::from_slice::<Value>(&encode(&job)).unwrap(), expected, "a one-off job has no chain");
+        assert_eq!(
+            serde_json::from_slice::<Value>(&encode(&job, None)).unwrap(),
+            expected,
+            "a one-off job has no chain"
+        );
     }
 }

@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use utoipa::ToSchema;
 
 use super::LedgerError;
 use crate::clock::Time;

@@ -21,6 +21,7 @@ use super::ledger::SimulatedLedger;
 use super::observe::{Observer, Violation};
 use super::worker::{Process, Watcher};
 use super::world::Weather;
+use crate::Context;
 use crate::broker::Broker;
 use crate::broker::embedded::{EmbeddedBroker, EmbeddedConnection};
 use crate::clock::{Clock, Entropy, Time, short_duration};
@@ -266,7 +267,7 @@ impl World {
             .connections(connections)
             .without_chores()
             .probe(Arc::new(watcher))
-            .handler(KIND, move |_: Job| {
+            .handler(KIND, move |_: Job, _: Context| {
                 let at = i64::try_from(begun.elapsed().as_micros()).unwrap_or(i64::MAX);
                 starts.lock().push(at);
                 let takes = Duration::from_millis(dice.below(5_000) as u64);

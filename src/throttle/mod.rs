@@ -24,6 +24,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::clock::{Time, short_duration};
+use crate::job::Job;
 use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
 use crate::pacing::latency::Latency;
 use crate::pacing::slots::{Limits, Micros, State, Word};
@@ -50,6 +51,12 @@ pub struct Throttles {
 }
 
 impl Throttles {
+    /// Which of the limits of each throttle with a key `job` is under, by the throttle's name.
+    pub(crate) fn keys_of(&self, job: &Job) -> BTreeMap<String, String> {
+        let key = |throttle: &Throttle| Some(throttle.settings().key.as_ref()?.of(job));
+        self.by_name.iter().filter_map(|(name, throttle)| Some((name.clone(), key(throttle)?))).collect()
+    }
+
     /// Throttles with these settings. Only a measurement of what gates cost has them not `gated`.
     pub fn new(
         settings: &BTreeMap<String, ThrottleSettings>,

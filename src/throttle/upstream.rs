@@ -1,19 +1,21 @@
 //! What a run asks of throttles, and what its upstream has to say to the one that it started under.
 //!
 //! An upstream that has had enough says so to whoever calls next; all workers have to hear it. So each
-//! run has an [`Upstream`], a handle on its throttle, and the word spreads through the ledger: a hold
+//! run has a [`RunUpstream`], a handle on its throttle, and the word spreads through the ledger: a hold
 //! until a time, what remains of a budget, what a call has cost, whether it failed or worked.
 
-use std::fmt;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use futures_util::future::join3;
 use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use super::{Throttle, Throttles, Want};
 use crate::clock::Time;
+use crate::handler::{Advice, PermitError, Upstream};
 use crate::outcome::{LONGEST_WAIT, Outcome};
 use crate::pacing::ThrottleSettings;
 use crate::pacing::slots::{Breaker, Word};
@@ -26,93 +28,64 @@ const SHORTEST_HOLD: Duration = Duration::from_secs(1);
 /// So long a run's end waits until all workers are bound by what its upstream has said.
 const HEARD_WITHIN: Duration = Duration::from_secs(5);
 
-/// Why a run gets no leave for what it asked for.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum PermitError {
-    /// There is no such throttle.
-    #[error("there is no [throttles.{0}] in the configuration")]
-    Unknown(String),
-    /// No window of it has room for so much.
-    #[error("{cost} is more than the throttle {throttle} allows at once: {most}")]
-    TooMuch {
-        /// Its name.
-        throttle: String,
-        /// What was asked for.
-        cost: u32,
-        /// The most that can be asked for.
-        most: u32,
-    },
-}
-
-/// What an upstream has said in an answer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Advice {
-    /// No call for so long.
-    pub hold: Option<Duration>,
-    /// Why not.
-    pub why: Option<String>,
-    /// So many calls remain of its budget, and it is filled again after so long.
-    pub budget: Option<(u32, Duration)>,
-    /// How many starts the call counts for.
-    pub cost: Option<u32>,
-}
-
-/// A run's handle on throttles. The default one belongs to no engine: nothing is limited, and nobody
-/// is told.
-#[derive(Clone, Default)]
-pub struct Upstream(Option<Arc<Place>>);
-
-struct Place {
+/// A run's handle on throttles.
+pub(crate) struct RunUpstream {
     throttles: Throttles,
     /// The throttle that the run started under, which of its limits, and whether it was to try.
     own: Option<(Arc<Throttle>, String, bool)>,
     want: Want,
+    /// Which of the limits of each throttle with a key the job is under, by the throttle's name.
+    keys: BTreeMap<String, String>,
     /// What the upstream has said, and is told when the run has ended.
     said: Mutex<Vec<Advice>>,
 }
 
-impl Upstream {
-    pub(crate) fn new(throttles: Throttles, own: Option<(Arc<Throttle>, String, bool)>, want: Want) -> Self {
-        Self(Some(Arc::new(Place { throttles, own, want, said: Mutex::default() })))
+#[async_trait]
+impl Upstream for RunUpstream {
+    fn settings(&self) -> Option<Arc<ThrottleSettings>> {
+        self.own.as_ref().map(|(throttle, ..)| throttle.settings())
     }
 
-    /// The settings of the throttle that the run started under.
-    pub fn settings(&self) -> Option<Arc<ThrottleSettings>> {
-        self.own().map(|(throttle, ..)| throttle.settings())
-    }
-
-    /// Waits until the throttle called `name` has room for `cost` starts, and takes it. `key` is which of its
-    /// limits, if it has many.
-    ///
-    /// # Errors
-    /// [`PermitError`] when it never will.
-    pub async fn permit(&self, name: &str, key: &str, cost: u32) -> Result<(), PermitError> {
-        let Some(place) = &self.0 else { return Ok(()) };
-        let throttle = place.throttles.get(name).ok_or_else(|| PermitError::Unknown(name.to_owned()))?;
+    async fn permit(&self, name: &str, cost: u32) -> Result<(), PermitError> {
+        let throttle = self.throttles.get(name).ok_or_else(|| PermitError::Unknown(name.to_owned()))?;
         let most = throttle.limits().most();
         if cost > most {
             return Err(PermitError::TooMuch { throttle: name.to_owned(), cost, most });
         }
+        let key = self.keys.get(name).map_or("", String::as_str);
         // Of the throttle that it tries, the run has its leave already.
         let own =
             |(own, its, probe): &(Arc<Throttle>, String, bool)| *probe && its == key && Arc::ptr_eq(own, &throttle);
         // A run that has begun goes before all that have not: it holds a place of its queue until it ends.
-        let want = Want { due: Time::from_millis(0), cost, probe: place.own.as_ref().is_some_and(own), ..place.want };
+        let want = Want { due: Time::from_millis(0), cost, probe: self.own.as_ref().is_some_and(own), ..self.want };
         // A slot that comes too late is followed by another.
         while !throttle.slot(key, want).await.start().await {}
         Ok(())
     }
 
-    /// Which of the limits of the throttle called `name` a job is under.
-    pub(crate) fn key_of(&self, name: &str, job: &crate::Job) -> String {
-        let throttle = self.0.as_ref().and_then(|place| place.throttles.get(name));
-        throttle.and_then(|throttle| Some(throttle.settings().key.as_ref()?.of(job))).unwrap_or_default()
+    async fn tell(&self, advice: Advice) {
+        self.tell_throttle(&advice).await;
+    }
+
+    fn note(&self, advice: Advice) {
+        self.said.lock().push(advice);
+    }
+}
+
+impl RunUpstream {
+    pub(crate) fn new(
+        throttles: Throttles,
+        own: Option<(Arc<Throttle>, String, bool)>,
+        want: Want,
+        keys: BTreeMap<String, String>,
+    ) -> Arc<Self> {
+        Arc::new(Self { throttles, own, want, keys, said: Mutex::default() })
     }
 
     /// Tells its throttle what the upstream has said; returns when all workers are bound by it. While the
     /// ledger does not answer, nothing starts anyway.
-    pub async fn tell(&self, advice: &Advice) {
-        let Some((throttle, key, _)) = self.own() else { return };
+    async fn tell_throttle(&self, advice: &Advice) {
+        let Some((throttle, key, _)) = &self.own else { return };
         let hold = async {
             if let Some(wait) = advice.hold {
                 let why = advice.why.as_deref().unwrap_or("the upstream asked for it");
@@ -126,7 +99,7 @@ impl Upstream {
         };
         let spent = async {
             if let Some(cost) = advice.cost
-                && let beyond @ 1.. = cost.saturating_sub(self.cost()).min(MOST_SPENT)
+                && let beyond @ 1.. = cost.saturating_sub(self.want.cost).min(MOST_SPENT)
             {
                 throttle.tell(key, Word::Spent { cost: beyond }).await;
             }
@@ -135,24 +108,15 @@ impl Upstream {
         join3(hold, budget, spent).await;
     }
 
-    /// Notes what the upstream has said with its answer. Its throttle is told when the handler has returned, so that
-    /// a ledger that is slow takes nothing of the run's time.
-    pub fn note(&self, advice: Advice) {
-        if let Some(place) = &self.0 {
-            place.said.lock().push(advice);
-        }
-    }
-
     /// Tells its throttle what was noted, and, if that has a breaker, how the run has ended: `outcome`, by the
     /// policy of its reason. `longest` is how long a run may take.
     pub(crate) async fn ended(&self, outcome: &Outcome, longest: Duration) {
-        let Some(place) = &self.0 else { return };
-        let said = std::mem::take(&mut *place.said.lock());
+        let said = std::mem::take(&mut *self.said.lock());
         for advice in said {
             // It is on its way at once, whatever becomes of the wait for those who hear it.
-            let _ = timeout(HEARD_WITHIN, self.tell(&advice)).await;
+            let _ = timeout(HEARD_WITHIN, self.tell_throttle(&advice)).await;
         }
-        let Some((throttle, key, probe)) = self.own() else { return };
+        let Some((throttle, key, probe)) = &self.own else { return };
         let settings = throttle.settings();
         match (verdict(outcome), settings.breaker) {
             (Some(Ok(())), _) if *probe || throttle.is_failing(key) => {
@@ -169,14 +133,6 @@ impl Upstream {
             _ => {}
         }
     }
-
-    fn own(&self) -> Option<&(Arc<Throttle>, String, bool)> {
-        self.0.as_ref()?.own.as_ref()
-    }
-
-    fn cost(&self) -> u32 {
-        self.0.as_ref().map_or(1, |place| place.want.cost)
-    }
 }
 
 /// Whether the upstream works, by how a run ended: an upstream that says no to one entity works. `None`
@@ -190,12 +146,6 @@ fn verdict(outcome: &Outcome) -> Option<Result<(), &Reason>> {
             _ => Some(Err(reason)),
         },
         Outcome::Snooze { .. } => None,
-    }
-}
-
-impl fmt::Debug for Upstream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Upstream").field(&self.own().map(|(throttle, ..)| throttle.name())).finish()
     }
 }
 
@@ -242,7 +192,12 @@ mod tests {
         ] {
             let slot = throttle.slot("", want).await;
             assert!(slot.probe && slot.start().await, "{outcome:?}");
-            let upstream = Upstream::new(throttles.clone(), Some((throttle.clone(), String::new(), true)), want);
+            let upstream = RunUpstream::new(
+                throttles.clone(),
+                Some((throttle.clone(), String::new(), true)),
+                want,
+                BTreeMap::new(),
+            );
             upstream.ended(&outcome, patience).await;
         }
         assert!(throttle.slot("", want).await.probe);
@@ -259,7 +214,8 @@ mod tests {
             let want = super::super::tests::want(0, 0);
             let slot = throttle.slot("", want).await;
             assert!(slot.probe && slot.start().await);
-            let upstream = Upstream::new(throttles, Some((throttle.clone(), String::new(), true)), want);
+            let upstream =
+                RunUpstream::new(throttles, Some((throttle.clone(), String::new(), true)), want, BTreeMap::new());
             upstream.ended(&outcome, wait).await;
             let start = tokio::time::Instant::now();
             for _ in 0..8 {

@@ -3,7 +3,6 @@
 //! - [`context`]: which span something belongs to, as it travels.
 //! - [`span`]: a step that has ended.
 //! - [`Tracer`], [`Run`]: what a worker records of a delivery that it runs.
-//! - [`HandlerSpan`]: what a handler knows of it.
 //! - [`Export`]: brings that to a collector, as `otlp` encodes it.
 //!
 //! A span is made when its step has ended, with the times of both ends, so nothing has to be carried through the
@@ -11,7 +10,6 @@
 
 pub mod context;
 mod export;
-mod handler;
 mod otlp;
 pub mod span;
 
@@ -24,14 +22,13 @@ use tokio::time::Instant;
 
 use crate::clock::{Entropy, Time};
 use crate::config::TracingSettings;
+use crate::handler::{Call, HandlerSpan};
 use crate::job::Envelope;
 use crate::outcome::Outcome;
 use crate::reason::Class;
 use crate::telemetry::Telemetry;
 use context::{Carried, Context};
 use export::{Exporter, Outlet};
-use handler::Call;
-pub use handler::HandlerSpan;
 use span::{Attribute, Role, Span};
 
 /// So many of a trace's bits decide whether it is recorded; OpenTelemetry takes the same.

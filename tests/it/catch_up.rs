@@ -239,7 +239,8 @@ async fn an_embedded_broker_has_its_ledger_to_itself() {
     let ground = Ground::embedded();
     let first = Watched::start(&ground, CONFIG).await;
     let config = ground.config(CONFIG);
-    let second = roundelay::Engine::new(config.clone()).handler("sync", |_: roundelay::Job| async { Outcome::Done });
+    let second = roundelay::Engine::new(config.clone())
+        .handler("sync", |_: roundelay::Job, _: roundelay::Context| async { Outcome::Done });
     let refused = second.run(Default::default()).await.unwrap_err().to_string();
     assert!(refused.contains("another worker runs on this ledger"), "{refused}");
     first.stop().await;

@@ -43,11 +43,12 @@ on_all!(an_engine_that_is_dropped_stops);
 async fn handlers_and_queues_that_the_configuration_does_not_have_are_told() {
     let ground = Ground::embedded();
     let engine = || {
-        let sync = |_: roundelay::Job| async { Outcome::Done };
+        let sync = |_: roundelay::Job, _: roundelay::Context| async { Outcome::Done };
         roundelay::Engine::new(ground.config(CONFIG)).handler("sync", sync)
     };
     let refused = async |engine: roundelay::Engine| engine.run(Default::default()).await.unwrap_err().to_string();
-    let told = refused(engine().handler("snyc", |_: roundelay::Job| async { Outcome::Done })).await;
+    let told =
+        refused(engine().handler("snyc", |_: roundelay::Job, _: roundelay::Context| async { Outcome::Done })).await;
     assert!(told.contains("there is no [kinds.snyc]; the configuration has sync"), "{told}");
     let told = refused(engine().queues(vec!["wrok".into()])).await;
     assert!(told.contains("there is no [queues.wrok]; the configuration has side, work"), "{told}");
@@ -141,7 +142,7 @@ mod run {
         let connections = roundelay::engine::Connections::open(&config).await.unwrap();
         let (seen, mut runs) = tokio::sync::mpsc::unbounded_channel();
         let engine = roundelay::Engine::new(config.clone()).connections(connections.clone());
-        let engine = engine.handler("sync", move |job: roundelay::Job| {
+        let engine = engine.handler("sync", move |job: roundelay::Job, _: roundelay::Context| {
             seen.send((job.tick.unwrap().tick, job.attempt)).unwrap();
             async move {
                 match job.attempt {
@@ -216,7 +217,7 @@ mod run {
         let connections = roundelay::engine::Connections::open(&config).await.unwrap();
         let broker = connections.broker.clone();
         let engine = roundelay::Engine::new(config).connections(connections);
-        let engine = engine.handler("sync", |_: roundelay::Job| async { Outcome::Done });
+        let engine = engine.handler("sync", |_: roundelay::Job, _: roundelay::Context| async { Outcome::Done });
         let ready = engine.ready();
         tokio::select! {
             ended = engine.run(tokio_util::sync::CancellationToken::new()) => panic!("it ended: {ended:?}"),

@@ -15,6 +15,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, future, stream};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use roundelay::Context;
 use roundelay::clock::{Clock, Entropy, Time};
 use roundelay::demo::upstream::{PlatformSettings, Upstream, UpstreamSettings};
 use roundelay::egress::Reach;
@@ -23,7 +24,6 @@ use roundelay::handler::exec::{ExecHandler, ExecSettings};
 use roundelay::handler::http::{self, Clients, HttpError, HttpHandler, HttpSettings};
 use roundelay::job::{Job, Tick};
 use roundelay::outcome::Outcome;
-use roundelay::progress::Reporter;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -51,9 +51,6 @@ fn job(key: &str, payload: Value) -> Job {
         deadline: now + LONG,
         seed: u64::MAX,
         payload,
-        reporter: Reporter::default(),
-        upstream: Default::default(),
-        span: Default::default(),
     }
 }
 
@@ -68,7 +65,7 @@ fn posting(settings: &HttpSettings) -> Result<HttpHandler, HttpError> {
 
 /// Runs `job` and does not wait for ever.
 async fn run(handler: &dyn Handler, job: Job) -> Outcome {
-    timeout(2 * LONG, handler.run(job)).await.expect("the handler hangs")
+    timeout(2 * LONG, handler.run(job, Context::default())).await.expect("the handler hangs")
 }
 
 /// For what gives no signal: the state of another process, the end of a connection.
@@ -400,7 +397,7 @@ mod http_handler {
         for answer in [&b""[..], b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let handler = handler(&format!("http://{}/", listener.local_addr().unwrap()));
-            let running = tokio::spawn(async move { handler.run(job("k", Value::Null)).await });
+            let running = tokio::spawn(async move { handler.run(job("k", Value::Null), Context::default()).await });
             let (mut connection, _) = timeout(LONG, listener.accept()).await.unwrap().unwrap();
             connection.read_exact(&mut [0; 16]).await.unwrap();
             connection.write_all(answer).await.unwrap();
@@ -424,7 +421,7 @@ mod http_handler {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         });
-        let running = tokio::spawn(async move { handler.run(job("k", Value::Null)).await });
+        let running = tokio::spawn(async move { handler.run(job("k", Value::Null), Context::default()).await });
         for _ in 0..3 {
             timeout(LONG, drops.recv()).await.unwrap().unwrap();
         }
@@ -610,7 +607,7 @@ mod exec_handler {
         let folder = tempfile::tempdir().unwrap();
         let fifo = fifo(&folder);
         let handler = script(FAMILY, &fifo);
-        let running = tokio::spawn(async move { handler.run(job("k", Value::Null)).await });
+        let running = tokio::spawn(async move { handler.run(job("k", Value::Null), Context::default()).await });
         let pids = pids(&fifo).await;
         assert!(pids.iter().all(|pid| state(*pid).is_some()));
 
@@ -625,7 +622,7 @@ mod exec_handler {
         let folder = tempfile::tempdir().unwrap();
         let fifo = fifo(&folder);
         let handler = script(FAMILY, &fifo);
-        let running = tokio::spawn(async move { handler.run(job("k", Value::Null)).await });
+        let running = tokio::spawn(async move { handler.run(job("k", Value::Null), Context::default()).await });
         let pids = pids(&fifo).await;
         running.abort();
         all_gone(&pids).await;
@@ -637,7 +634,7 @@ mod exec_handler {
         let fifo = fifo(&folder);
         let handler = script(FAMILY, &fifo);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        runtime.spawn(async move { handler.run(job("k", Value::Null)).await });
+        runtime.spawn(async move { handler.run(job("k", Value::Null), Context::default()).await });
         let pids = runtime.block_on(pids(&fifo));
         runtime.shutdown_timeout(LONG);
         let other = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -753,7 +750,11 @@ mod upstream {
         let ages = Duration::from_secs(3_600);
         let (upstream, handler, _stop) = start(UpstreamSettings { latency: ages..=ages, ..settings(1_000, 2) }).await;
         let verdict = || upstream.stats().verdict;
-        let calls = future::join3(handler.run(package(0, 1)), handler.run(package(0, 1)), handler.run(package(1, 1)));
+        let calls = future::join3(
+            handler.run(package(0, 1), Context::default()),
+            handler.run(package(0, 1), Context::default()),
+            handler.run(package(1, 1), Context::default()),
+        );
         tokio::select! {
             outcomes = calls => panic!("{outcomes:?}"),
             () = until("all three are in", || verdict().running == 3) => {}

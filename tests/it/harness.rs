@@ -12,7 +12,7 @@ use roundelay::engine::{Connections, StartError};
 use roundelay::job::Job;
 use roundelay::ledger::{Ledger, NewChain};
 use roundelay::telemetry::Telemetry;
-use roundelay::{Config, Engine, Outcome};
+use roundelay::{Config, Context, Engine, Outcome};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -46,9 +46,10 @@ pub(crate) use on_all;
 
 // ---- An engine that a test watches ----
 
-/// A run of the test's handler: the job, when it came, and how to end it.
+/// A run of the test's handler: the job, what it can ask for, when it came, and how to end it.
 pub struct Run {
     pub job: Job,
+    pub context: Context,
     pub at: Time,
     end: tokio::sync::oneshot::Sender<Outcome>,
 }
@@ -91,9 +92,9 @@ impl Watched {
         let mut engine = change(roundelay::worker(config.clone()).connections(connections.clone()));
         for kind in config.kinds.keys() {
             let (seen, clock) = (seen.clone(), connections.clock.clone());
-            engine = engine.handler(kind, move |job: Job| {
+            engine = engine.handler(kind, move |job: Job, context: Context| {
                 let (end, ended) = tokio::sync::oneshot::channel();
-                let _ = seen.send(Run { job, at: clock.now(), end });
+                let _ = seen.send(Run { job, context, at: clock.now(), end });
                 async move { ended.await.unwrap_or_else(|_| Outcome::retry("the test dropped the run")) }
             });
         }

@@ -13,6 +13,7 @@ use axum::body::Bytes;
 use axum::http::{HeaderMap, StatusCode};
 use parking_lot::Mutex;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use roundelay::Context;
 use roundelay::clock::{Clock, Time};
 use roundelay::egress::Reach;
 use roundelay::handler::Handler;
@@ -136,7 +137,7 @@ async fn calls_are_signed_as_the_specification_s_own_library_verifies() {
         ..HttpSettings::default()
     };
     let handler = HttpHandler::new(&settings, &Clients::default(), Clock::starting_at(past)).unwrap();
-    handler.run(job("a.b", past + SOON)).await;
+    handler.run(job("a.b", past + SOON), Context::default()).await;
     let stale = next(&mut kept.1).await;
     assert_eq!(stale.0["webhook-id"], "a%2Eb", "the full stop divides what is signed");
 
@@ -252,7 +253,6 @@ impl Resolve for Told {
 }
 
 fn job(id: &str, deadline: Time) -> Job {
-    let upstream = Default::default();
     Job {
         id: id.into(),
         kind: "sync".into(),
@@ -268,9 +268,6 @@ fn job(id: &str, deadline: Time) -> Job {
         deadline,
         seed: 1,
         payload: Value::Null,
-        reporter: Default::default(),
-        upstream,
-        span: Default::default(),
     }
 }
 
@@ -295,8 +292,9 @@ async fn a_name_that_leads_elsewhere_the_second_time_is_refused() {
     let settings =
         HttpSettings { url: format!("http://rebinding.example:{port}/").into(), allow, ..HttpSettings::default() };
     let handler = HttpHandler::new(&settings, &clients, Clock::System).unwrap();
-    let call =
-        async |handler: &HttpHandler| timeout(SOON, handler.run(job("j", Clock::System.now() + SOON))).await.unwrap();
+    let call = async |handler: &HttpHandler| {
+        timeout(SOON, handler.run(job("j", Clock::System.now() + SOON), Context::default())).await.unwrap()
+    };
 
     let reached = Outcome::Retire { reason: "open".into() };
     told.then(&[open]);
@@ -331,8 +329,9 @@ async fn a_connection_that_one_kind_may_keep_serves_no_other_kind() {
             .unwrap()
     };
     let (inner, outer) = (handler(&["inner.example"]), handler(&[]));
-    let call =
-        async |handler: &HttpHandler| timeout(SOON, handler.run(job("j", Clock::System.now() + SOON))).await.unwrap();
+    let call = async |handler: &HttpHandler| {
+        timeout(SOON, handler.run(job("j", Clock::System.now() + SOON), Context::default())).await.unwrap()
+    };
     told.then(&["127.0.0.1"]);
     for _ in 0..3 {
         call(&inner).await;

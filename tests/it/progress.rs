@@ -1,12 +1,12 @@
 //! Runs say how far they have come, and everybody can see it: by the real program, and its `show`.
 
-use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
 use axum::routing::post;
+use parking_lot::Mutex;
 use reqwest::{Client, StatusCode};
 use roundelay::Outcome;
 use roundelay::engine::{Connections, Dispatch};
@@ -160,7 +160,7 @@ mod run {
         dispatch.send(&envelope, "work", engine.ledger().now()).await.unwrap();
         let first = engine.next().await;
         assert_eq!(jobs(&file).await, [] as [Value; 0], "one that says nothing costs nothing");
-        first.job.progress("listings", 3, 12);
+        first.context.progress("listings", 3, 12);
         let listings = (json!("listings"), json!(3), json!(12));
         until("another process sees it", async || jobs(&file).await.first().map(stands) == Some(listings.clone()))
             .await;
@@ -174,7 +174,7 @@ mod run {
         first.end(Outcome::retry("out of luck"));
         let second = engine.next().await;
         until("the first attempt is over", async || jobs(&file).await.is_empty()).await;
-        second.job.phase("identity");
+        second.context.phase("identity");
         let identity = (json!("identity"), json!(null), json!(null));
         until("each attempt has its own", async || jobs(&file).await.first().map(stands) == Some(identity.clone()))
             .await;
@@ -189,16 +189,16 @@ mod run {
         let mut engine = Watched::start(&ground, &text).await;
         engine.enroll("ios/7", "work").await;
         let run = engine.next().await;
-        run.job.phase("identity");
+        run.context.phase("identity");
         for done in 1..=1_000 {
-            run.job.progress("listings", done, 1_000);
+            run.context.progress("listings", done, 1_000);
         }
         let all = (json!("listings"), json!(1_000), json!(1_000));
         until("another process sees it", async || stands(&shown(&file).await) == all).await;
-        let job = run.job.clone();
+        let context = run.context.clone();
         run.end(Outcome::retry("out of luck"));
         let second = engine.next().await;
-        job.phase("too late");
+        context.phase("too late");
         second.end(Outcome::Done);
         until("it has ended", async || shown(&file).await["tick"] == 2).await;
         let attempts = shown(&file).await["attempts"].clone();

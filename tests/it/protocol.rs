@@ -221,11 +221,14 @@ async fn a_dead_workers_tick_is_taken_over_at_once_if_its_kind_says_so() {
     let config = ground.config(&text);
     let (started, mut first) = tokio::sync::mpsc::unbounded_channel();
     let connections = Connections::open(&config).await.unwrap();
-    let engine = Engine::new(config).connections(connections.clone()).handler("sync", move |job: roundelay::Job| {
-        let _ = started.send(job.tick.map(|tick| tick.fence));
-        std::future::pending::<Outcome>()
-    });
-    let engine = engine.handler("other", |_: roundelay::Job| async { Outcome::Done });
+    let engine = Engine::new(config).connections(connections.clone()).handler(
+        "sync",
+        move |job: roundelay::Job, _: roundelay::Context| {
+            let _ = started.send(job.tick.map(|tick| tick.fence));
+            std::future::pending::<Outcome>()
+        },
+    );
+    let engine = engine.handler("other", |_: roundelay::Job, _: roundelay::Context| async { Outcome::Done });
     let dying = tokio::spawn(engine.run(CancellationToken::new()));
     let mut survivor = {
         let other = Watched::start(&ground, &text.replace("[queues.work]", "[queues.work]\nconcurrency = 1")).await;
@@ -259,7 +262,7 @@ async fn a_configuration_that_lacks_queues_of_the_ledger_is_refused() {
     let start = async |text: &str| {
         let config: Config = ground.config(text);
         let (stop, engine) = (CancellationToken::new(), Engine::new(config));
-        let never = |_: roundelay::Job| async { Outcome::Done };
+        let never = |_: roundelay::Job, _: roundelay::Context| async { Outcome::Done };
         let engine = engine.handler("sync", never).handler("other", never);
         stop.cancel();
         engine.run(stop).await

@@ -15,7 +15,7 @@ use roundelay::ledger::sqlite::SqliteLedger;
 use roundelay::simulation::paced;
 use roundelay::telemetry::{Count, Telemetry};
 use roundelay::topology::Names;
-use roundelay::{Config, Engine, Outcome};
+use roundelay::{Config, Context, Engine, Outcome};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -87,7 +87,7 @@ async fn runs_that_end_together_do_not_let_as_many_start_together() {
     // The upstream answers nobody for a minute, and then everybody at once.
     let (begun, starts) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
     let seen = starts.clone();
-    let engine = Virtual::start(CONFIG, 12, move |_: Job| {
+    let engine = Virtual::start(CONFIG, 12, move |_: Job, _: Context| {
         seen.lock().push(begun.elapsed());
         async move {
             sleep_until(begun + Duration::from_secs(60)).await;
@@ -109,7 +109,7 @@ async fn runs_that_end_together_do_not_let_as_many_start_together() {
 #[tokio::test(start_paused = true)]
 async fn what_waits_long_for_its_slot_is_put_off_and_comes_again() {
     let config = CONFIG.replace("per = \"1s\"", "per = \"1h\"");
-    let engine = Virtual::start(&config, 3, |_: Job| async { Outcome::Done }).await;
+    let engine = Virtual::start(&config, 3, |_: Job, _: Context| async { Outcome::Done }).await;
     sleep(Duration::from_secs(5 * 60 - 10)).await;
     assert_eq!((engine.telemetry.get(Count::Done), engine.telemetry.get(Count::Snoozed)), (1, 0));
     sleep(Duration::from_secs(20)).await;
@@ -131,7 +131,7 @@ async fn keys_of_which_nothing_has_started_for_long_are_forgotten() {
     let connections = Connections { broker: Arc::new(broker), ledger: Arc::new(ledger), clock, entropy };
     let engine = Engine::new(config.clone())
         .connections(connections.clone())
-        .handler("sync", |_: Job| async { Outcome::Retire { reason: "once is enough".into() } });
+        .handler("sync", |_: Job, _: Context| async { Outcome::Retire { reason: "once is enough".into() } });
     let (telemetry, ready, stop) = (engine.telemetry(), engine.ready(), CancellationToken::new());
     let engine = tokio::spawn(engine.run(stop.clone()));
     ready.wait().await;
@@ -190,8 +190,8 @@ async fn a_hold_that_is_heard_while_the_ledger_is_away_is_told_when_it_is_back()
     let run = engine.next().await;
     let locked = rusqlite::Connection::open(ground.path("ledger.db")).unwrap();
     locked.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let job = run.job.clone();
-    let told = tokio::spawn(async move { job.hold(Duration::from_secs(3_600), "HTTP 429").await });
+    let context = run.context.clone();
+    let told = tokio::spawn(async move { context.hold(Duration::from_secs(3_600), "HTTP 429").await });
     // Longer than a statement waits for the lock, so that it cannot be written.
     sleep(Duration::from_secs(13)).await;
     assert!(!told.is_finished());

@@ -1,6 +1,5 @@
 //! Traces, by the real program: what a collector gets, and what a worker does without one.
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use parking_lot::Mutex;
 use prost::Message as _;
 use roundelay::Outcome;
 use roundelay::broker::{Destination, Message};
@@ -353,7 +353,7 @@ mod run {
                 engine.broker().publish(Message::new(Destination::Queue("work".into()), &job)).await.unwrap();
                 let run = engine.next().await;
                 assert_eq!(run.job.id, id);
-                let span = run.job.span.clone();
+                let span = run.context.span().clone();
                 let got = span.traceparent().and_then(|parent| Context::parse(&parent, span.tracestate()));
                 let own = u128::from_str_radix(&hex(&Sha256::digest(&id)[..16]), 16).unwrap();
                 match (sent, got) {

@@ -1,7 +1,6 @@
 //! What an upstream says binds all workers: that it wants no calls, what remains of its budget, what a
 //! call has cost, that it does not work.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,14 +9,15 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::routing::post;
+use parking_lot::Mutex;
 use reqwest::StatusCode;
 use roundelay::engine::Connections;
+use roundelay::handler::PermitError;
 use roundelay::job::Job;
 use roundelay::ledger::{Ledger, ThrottleRow};
 use roundelay::reason::Reason;
 use roundelay::telemetry::Count;
-use roundelay::throttle::upstream::PermitError;
-use roundelay::{Config, Outcome};
+use roundelay::{Config, Context, Outcome};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 
@@ -69,17 +69,18 @@ impl Calls {
 async fn what_one_worker_hears_holds_all_of_them_and_they_begin_again_gently() {
     let calls = Calls::new();
     let seen = calls.clone();
-    let workers = Virtual::fleet(&config("allow = 10\nper = \"1s\"\nburst = 5"), 3, 100, move |job: Job| {
-        let seen = seen.clone();
-        async move {
-            if seen.note() != 30 {
-                return Outcome::Done;
+    let workers =
+        Virtual::fleet(&config("allow = 10\nper = \"1s\"\nburst = 5"), 3, 100, move |_: Job, context: Context| {
+            let seen = seen.clone();
+            async move {
+                if seen.note() != 30 {
+                    return Outcome::Done;
+                }
+                context.hold(Duration::from_secs(20), "HTTP 429").await;
+                Outcome::Snooze { reason: "HTTP 429".into(), wait: Duration::from_secs(20) }
             }
-            job.hold(Duration::from_secs(20), "HTTP 429").await;
-            Outcome::Snooze { reason: "HTTP 429".into(), wait: Duration::from_secs(20) }
-        }
-    })
-    .await;
+        })
+        .await;
     sleep(Duration::from_secs(60)).await;
     let told = calls.at.lock()[30].as_secs_f64();
     // What was on its way already may still have come.
@@ -99,7 +100,7 @@ async fn an_upstream_that_does_not_work_is_left_alone_and_tried_by_one_at_a_time
     let calls = Calls::new();
     let seen = calls.clone();
     let throttle = "allow = 4\nper = \"1s\"\nbreaker = { failures = 5, wait = \"20s\", longest = \"40s\" }";
-    let workers = Virtual::fleet(&config(throttle), 3, 100, move |_: Job| {
+    let workers = Virtual::fleet(&config(throttle), 3, 100, move |_: Job, _: Context| {
         let n = seen.note();
         let broken = (50.0..200.0).contains(&seen.begun.elapsed().as_secs_f64());
         async move {
@@ -131,11 +132,11 @@ async fn a_run_that_tries_an_upstream_again_may_ask_for_more() {
     let (calls, all) = (Calls::new(), Calls::new());
     let (seen, taken) = (calls.clone(), all.clone());
     let throttle = "allow = 4\nper = \"1s\"\nbreaker = { failures = 5, wait = \"20s\", longest = \"40s\" }";
-    let workers = Virtual::fleet(&config(throttle), 3, 100, move |job: Job| {
+    let workers = Virtual::fleet(&config(throttle), 3, 100, move |_: Job, context: Context| {
         let (seen, taken) = (seen.clone(), taken.clone());
         async move {
             taken.note();
-            job.permit("upstream", 1).await.unwrap();
+            context.permit("upstream", 1).await.unwrap();
             taken.note();
             seen.note();
             match (20.0..60.0).contains(&seen.begun.elapsed().as_secs_f64()) {
@@ -160,13 +161,13 @@ async fn a_scarce_budget_lasts_until_there_is_more() {
     let calls = Calls::new();
     let seen = calls.clone();
     let throttle = "allow = 10\nper = \"1s\"\nbudget = { remaining = \"r\", reset = \"t\", slow_below = 50 }";
-    let workers = Virtual::fleet(&config(throttle), 3, 100, move |job: Job| {
+    let workers = Virtual::fleet(&config(throttle), 3, 100, move |_: Job, context: Context| {
         // An upstream that allows 200 calls a minute, and says so.
         let (n, now) = (seen.note(), seen.begun.elapsed());
         let (this, reset) = (now.as_secs() / 60 * 60, 60 - now.as_secs() % 60);
         let remaining = 200 - seen.between(this as f64, (this + 60) as f64).min(200);
         async move {
-            job.budget(remaining as u32, Duration::from_secs(reset)).await;
+            context.budget(remaining as u32, Duration::from_secs(reset)).await;
             if n == 0 { Outcome::retry("once") } else { Outcome::Done }
         }
     })
@@ -188,11 +189,11 @@ async fn a_run_may_cost_more_than_one_by_its_kind_and_by_what_it_says() {
         let calls = Calls::new();
         let seen = calls.clone();
         let text = config("allow = 10\nper = \"1s\"").replace("[kinds.sync]", &format!("[kinds.sync]\ncost = {cost}"));
-        let workers = Virtual::fleet(&text, 2, 50, move |job: Job| {
+        let workers = Virtual::fleet(&text, 2, 50, move |_: Job, context: Context| {
             let seen = seen.clone();
             async move {
                 seen.note();
-                job.spent(said).await;
+                context.spent(said).await;
                 Outcome::Done
             }
         })
@@ -211,13 +212,13 @@ async fn a_run_may_cost_more_than_one_by_its_kind_and_by_what_it_says() {
 async fn a_run_asks_for_more_and_gets_it_when_there_is_room() {
     let calls = Calls::new();
     let seen = calls.clone();
-    let workers = Virtual::fleet(&config("allow = 10\nper = \"1s\""), 2, 20, move |job: Job| {
+    let workers = Virtual::fleet(&config("allow = 10\nper = \"1s\""), 2, 20, move |_: Job, context: Context| {
         let seen = seen.clone();
         async move {
-            assert_eq!(job.permit("nobody", 1).await, Err(PermitError::Unknown("nobody".into())));
-            let too_much = job.permit("other", 5).await.unwrap_err();
+            assert_eq!(context.permit("nobody", 1).await, Err(PermitError::Unknown("nobody".into())));
+            let too_much = context.permit("other", 5).await.unwrap_err();
             assert_eq!(too_much.to_string(), "5 is more than the throttle other allows at once: 4");
-            job.permit("other", 2).await.unwrap();
+            context.permit("other", 2).await.unwrap();
             seen.note();
             Outcome::Done
         }
@@ -236,13 +237,13 @@ async fn a_long_hold_puts_off_what_waits_and_delays_nobody_else() {
     let calls = Calls::new();
     let seen = calls.clone();
     let text = config("allow = 10\nper = \"1s\"\nblock = \"20s\"") + "[queues.free]\nconcurrency = 2\n";
-    let workers = Virtual::fleet(&text, 1, 40, move |job: Job| {
+    let workers = Virtual::fleet(&text, 1, 40, move |job: Job, context: Context| {
         let seen = seen.clone();
         async move {
             if job.queue == "free" {
                 seen.note();
             } else {
-                job.hold(Duration::from_secs(3 * 3_600), "ban").await;
+                context.hold(Duration::from_secs(3 * 3_600), "ban").await;
             }
             Outcome::Done
         }
@@ -267,7 +268,7 @@ async fn what_a_reasons_policy_takes_for_no_failure_opens_no_breaker() {
     let seen = calls.clone();
     let throttle = "allow = 10\nper = \"1s\"\nbreaker = { failures = 3, wait = \"60s\" }";
     let text = config(throttle) + "[reasons.empty_response]\npolicy = \"fail\"\n";
-    let workers = Virtual::fleet(&text, 1, 20, move |_: Job| {
+    let workers = Virtual::fleet(&text, 1, 20, move |_: Job, _: Context| {
         seen.note();
         async { Outcome::retry(Reason::from("HTTP 404").coded("empty_response")) }
     })
@@ -284,7 +285,7 @@ async fn the_wait_for_the_slot_of_a_key_is_no_part_of_a_runs_time() {
     let calls = Calls::new();
     let seen = calls.clone();
     let throttle = "allow = 1\nper = \"50s\"\nkey = \"kind\"\nblock = \"55s\"";
-    let workers = Virtual::fleet(&config(throttle), 1, 2, move |_: Job| {
+    let workers = Virtual::fleet(&config(throttle), 1, 2, move |_: Job, _: Context| {
         seen.note();
         async {
             sleep(Duration::from_secs(55)).await;
@@ -303,7 +304,7 @@ async fn a_worker_that_stops_waits_for_no_slot_of_a_key() {
     let calls = Calls::new();
     let seen = calls.clone();
     let throttle = "allow = 1\nper = \"4m\"\nkey = \"kind\"\nblock = \"5m\"";
-    let workers = Virtual::fleet(&config(throttle), 1, 3, move |_: Job| {
+    let workers = Virtual::fleet(&config(throttle), 1, 3, move |_: Job, _: Context| {
         seen.note();
         async { Outcome::Done }
     })

@@ -18,7 +18,7 @@ use roundelay::job::{Envelope, Job};
 use roundelay::ledger::sqlite::SqliteLedger;
 use roundelay::ledger::{AttemptRecord, Enrolled, Ledger, LedgerUrl, NewChain};
 use roundelay::topology::Names;
-use roundelay::{Config, Engine, Outcome};
+use roundelay::{Config, Context, Engine, Outcome};
 use serde_json::Value;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, sleep_until};
@@ -138,7 +138,7 @@ impl World {
         let none = |settings: &KindSettings| matches!(settings.handler, HandlerSettings::Rust);
         for (kind, _) in self.config.kinds.iter().filter(|(kind, settings)| scripted(kind) || none(settings)) {
             let (seen, ledger, script) = (self.seen.clone(), self.ledger.clone(), self.scripts.get(kind).cloned());
-            engine = engine.handler(kind, move |job: Job| {
+            engine = engine.handler(kind, move |job: Job, _: Context| {
                 let (takes, outcome) = script.as_ref().map_or((Duration::ZERO, Outcome::Done), |script| script(&job));
                 let number = {
                     let mut seen = seen.lock();

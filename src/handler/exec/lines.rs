@@ -1,6 +1,7 @@
 //! Lines of a program's output that say how far it has come.
 
-use crate::progress::{MAX_REPORT, Report, Reporter};
+use crate::handler::Context;
+use crate::progress::{MAX_REPORT, Report};
 
 /// What such a line begins with; a JSON object follows.
 const MARK: &[u8] = b"roundelay: progress ";
@@ -12,7 +13,7 @@ pub fn is_report(line: &[u8]) -> bool {
 
 /// Finds these lines in a stream, however it is cut into pieces.
 pub struct Lines {
-    reporter: Reporter,
+    context: Context,
     /// The beginning of the line that has not ended yet, as long as it can be such a line.
     line: Vec<u8>,
     /// The line cannot be one.
@@ -20,13 +21,13 @@ pub struct Lines {
 }
 
 impl Lines {
-    pub fn new(reporter: Reporter) -> Self {
-        Self { reporter, line: Vec::new(), other: false }
+    pub fn new(context: Context) -> Self {
+        Self { context, line: Vec::new(), other: false }
     }
 
     /// Looks at what comes next.
     pub fn look(&mut self, text: &[u8]) {
-        if !self.reporter.is_open() {
+        if !self.context.takes_reports() {
             return;
         }
         for piece in text.split_inclusive(|byte| *byte == b'\n') {
@@ -48,7 +49,7 @@ impl Lines {
     pub fn end(&mut self) {
         if let Some(report) = self.line.strip_prefix(MARK).filter(|_| !self.other) {
             match Report::read(report.trim_ascii()) {
-                Ok(report) => self.reporter.report(report),
+                Ok(report) => self.context.report(report),
                 Err(why) => tracing::debug!(why, "a line about progress was left out"),
             }
         }
@@ -61,22 +62,37 @@ impl Lines {
 mod tests {
     use std::sync::Arc;
 
+    use parking_lot::Mutex;
+
     use super::*;
-    use crate::clock::{Clock, Entropy, Time};
-    use crate::ledger::LedgerUrl;
-    use crate::ledger::sqlite::SqliteLedger;
-    use crate::progress::Desk;
+    use crate::clock::Time;
+    use crate::handler::Reports;
+    use crate::progress::Progress;
+
+    /// Keeps where a run stands, as a worker does.
+    #[derive(Default)]
+    struct Stands(Mutex<Option<Progress>>);
+
+    impl Reports for Stands {
+        fn report(&self, report: Report) {
+            let mut stands = self.0.lock();
+            let after = report.after(stands.as_ref(), Time::from_millis(7));
+            *stands = Some(after);
+        }
+
+        fn url(&self) -> Option<&str> {
+            None
+        }
+    }
 
     /// Where a program stands that has written this, in pieces of `size`.
     fn stands(text: &str, size: usize) -> Option<String> {
-        let entropy = Entropy::seeded(1);
-        let clock = Clock::starting_at(Time::from_millis(7));
-        let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock, &entropy).unwrap();
-        let open = Desk::new(Arc::new(ledger), "w", None).open(1);
-        let mut lines = Lines::new(open.reporter());
+        let stands = Arc::new(Stands::default());
+        let mut lines = Lines::new(Context::new(stands.clone()));
         text.as_bytes().chunks(size).for_each(|piece| lines.look(piece));
         lines.end();
-        open.end().map(|progress| progress.to_string())
+        let stood = stands.0.lock();
+        stood.as_ref().map(ToString::to_string)
     }
 
     #[test]

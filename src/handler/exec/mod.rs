@@ -27,7 +27,7 @@ use self::lines::Lines;
 use self::program::{LIMITER, Unstartable};
 use self::tail::Tail;
 use super::answer::{self, EXCERPT};
-use super::{Handler, no_more_files, not_followed, out_of_files, wire};
+use super::{Context, Handler, no_more_files, not_followed, out_of_files, wire};
 use crate::clock::Clock;
 use crate::job::Job;
 use crate::outcome::Outcome;
@@ -66,7 +66,7 @@ impl ExecHandler {
         Ok(Self { settings: settings.clone(), program, clock })
     }
 
-    fn command(&self, job: &Job) -> Command {
+    fn command(&self, job: &Job, context: &Context) -> Command {
         let mut command = if self.settings.limits.any() {
             let mut command = Command::new(LIMITER);
             command.args(program::limiting(&self.settings.limits)).arg(&self.program);
@@ -89,10 +89,10 @@ impl ExecHandler {
         if let Some(tick) = job.tick {
             command.env("ROUNDELAY_TICK", tick.tick.to_string());
         }
-        if let Some(parent) = job.span.traceparent() {
+        if let Some(parent) = context.span().traceparent() {
             command.env("TRACEPARENT", parent);
         }
-        if let Some(state) = job.span.tracestate() {
+        if let Some(state) = context.span().tracestate() {
             command.env("TRACESTATE", state);
         }
         if let Some(folder) = &self.settings.cwd {
@@ -143,7 +143,7 @@ impl ExecHandler {
 
 #[async_trait]
 impl Handler for ExecHandler {
-    async fn run(&self, job: Job) -> Outcome {
+    async fn run(&self, job: Job, context: Context) -> Outcome {
         let left = job.deadline.since(self.clock.wall());
         if left.is_zero() {
             return Outcome::retry(Reason::new(Class::Timeout, "the deadline had passed before the start"));
@@ -151,17 +151,19 @@ impl Handler for ExecHandler {
         if let Some(outcome) = self.refusal() {
             return outcome;
         }
-        let mut group = match Group::start(self.command(&job)) {
+        let mut group = match Group::start(self.command(&job, &context)) {
             Ok(group) => group,
             Err(error) => return self.cannot_start(&error),
         };
         let soft = (!job.grace.is_zero()).then_some(left);
-        let lines = Lines::new(job.reporter.clone());
-        match timeout(left + job.grace, converse(&mut group, &wire::encode(&job), soft, lines)).await {
+        let lines = Lines::new(context.clone());
+        match timeout(left + job.grace, converse(&mut group, &wire::encode(&job, context.report_url()), soft, lines))
+            .await
+        {
             Ok(Ok((status, out, err))) => {
                 let advice = answer::advice(deciding_line(&out));
                 if let Some(advice) = advice.unwrap_or_else(|why| not_followed(&job, &why)) {
-                    job.upstream.note(advice);
+                    context.note(advice);
                 }
                 outcome_of(status, &out, &err)
             }

@@ -1,14 +1,14 @@
 //! What an HTTP answer says to the throttle that its call was made under (pure).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::status::{DEFAULT_SNOOZE, Reply, retry_after, status};
 use crate::clock::Time;
-use crate::handler::{answer, not_followed};
+use crate::handler::{Advice, answer, not_followed};
 use crate::job::Job;
 use crate::outcome::LONGEST_WAIT;
 use crate::pacing::ThrottleSettings;
-use crate::throttle::upstream::Advice;
 
 /// A larger number of seconds is a time since 1970: it would be more than thirty years.
 const A_TIME: u64 = 1_000_000_000;
@@ -17,8 +17,13 @@ const A_TIME_IN_MILLIS: u64 = 100_000_000_000;
 
 /// What the answer to `job`'s call says, if anything: `throttle` in its body first, then what its status and
 /// its headers say.
-pub fn of<'a>(reply: &Reply<'_>, header: &dyn Fn(&str) -> Option<&'a str>, job: &Job, now: Time) -> Option<Advice> {
-    let settings = job.upstream.settings()?;
+pub fn of<'a>(
+    reply: &Reply<'_>,
+    header: &dyn Fn(&str) -> Option<&'a str>,
+    (job, throttle): (&Job, Option<Arc<ThrottleSettings>>),
+    now: Time,
+) -> Option<Advice> {
+    let settings = throttle?;
     let said = answer::advice(reply.body).unwrap_or_else(|why| not_followed(job, &why)).unwrap_or_default();
     let (hold, why) = match hold(reply, now) {
         Some((wait, why)) => (Some(wait), Some(why)),

@@ -4,6 +4,7 @@
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
+use crate::handler::HandlerSpan;
 use crate::job::Job;
 
 static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -34,8 +35,8 @@ pub fn reserved(name: &HeaderName) -> bool {
         )
 }
 
-/// Adds what identifies `job`.
-pub fn identify(headers: &mut HeaderMap, job: &Job) {
+/// Adds what identifies `job`, and the span of its run.
+pub fn identify(headers: &mut HeaderMap, job: &Job, run: &HandlerSpan) {
     let id = visible(&job.id);
     headers.insert(&IDEMPOTENCY_KEY, id.clone());
     headers.insert(&ID, id);
@@ -50,11 +51,11 @@ pub fn identify(headers: &mut HeaderMap, job: &Job) {
     headers.insert(&NOMINAL, visible(&job.nominal.to_string()));
     headers.insert(&DEADLINE, visible(&job.deadline.to_string()));
     headers.insert(&SEED, job.seed.into());
-    if let Some(parent) = job.span.traceparent() {
+    if let Some(parent) = run.traceparent() {
         headers.insert(&TRACEPARENT, visible(&parent));
     }
     // It was read from a header, and has nothing in it that cannot stand in one.
-    if let Some(state) = job.span.tracestate().and_then(|state| HeaderValue::from_str(state).ok()) {
+    if let Some(state) = run.tracestate().and_then(|state| HeaderValue::from_str(state).ok()) {
         headers.insert(&TRACESTATE, state);
     }
 }

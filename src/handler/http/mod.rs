@@ -28,7 +28,7 @@ use self::signature::Signer;
 pub use self::status::{Reply, outcome_of};
 use self::target::Target;
 use super::answer::{self, KEPT};
-use super::{Handler, no_more_files, out_of_files, wire};
+use super::{Context, Handler, no_more_files, out_of_files, wire};
 use crate::clock::Clock;
 use crate::egress::{Reach, Refused};
 use crate::job::Job;
@@ -115,7 +115,7 @@ impl HttpHandler {
         self
     }
 
-    async fn call(&self, job: &Job) -> Outcome {
+    async fn call(&self, job: &Job, context: &Context) -> Outcome {
         let mut request = match self.target.request(&self.client, job) {
             Ok(request) => request,
             // The same job would have the same URL next time.
@@ -124,9 +124,9 @@ impl HttpHandler {
         if let Err(refused) = self.reach.check_address(request.url(), self.named) {
             return refuse(job, &refused);
         }
-        headers::identify(request.headers_mut(), job);
-        job.span.calls(request.url());
-        let body = wire::encode(job);
+        headers::identify(request.headers_mut(), job, context.span());
+        context.span().calls(request.url());
+        let body = wire::encode(job, context.report_url());
         self.signer.sign(request.headers_mut(), &job.id, self.clock.wall(), &body);
         *request.body_mut() = Some(body.into());
         let mut response = match self.client.execute(request).await {
@@ -140,7 +140,7 @@ impl HttpHandler {
                 return refused.or_else(put_off).unwrap_or_else(|| Outcome::retry(explain(&error)));
             }
         };
-        job.span.answered(response.status().as_u16());
+        context.span().answered(response.status().as_u16());
         let body = match read(&mut response).await {
             Ok(body) => body,
             Err(error) => {
@@ -152,8 +152,10 @@ impl HttpHandler {
         let reply =
             Reply { status: response.status(), retry_after: text(RETRY_AFTER), location: text(LOCATION), body: &body };
         let now = self.clock.wall();
-        if let Some(advice) = advice::of(&reply, &|name| text_of(response.headers(), name), job, now) {
-            job.upstream.note(advice);
+        if let Some(advice) =
+            advice::of(&reply, &|name| text_of(response.headers(), name), (job, context.throttle()), now)
+        {
+            context.note(advice);
         }
         let outcome = outcome_of(&reply, now);
         if !self.by_headers {
@@ -173,12 +175,12 @@ impl HttpHandler {
 
 #[async_trait]
 impl Handler for HttpHandler {
-    async fn run(&self, job: Job) -> Outcome {
+    async fn run(&self, job: Job, context: Context) -> Outcome {
         let left = job.deadline.since(self.clock.wall());
         if left.is_zero() {
             return Outcome::retry(Reason::new(Class::Timeout, "the deadline had passed before the call"));
         }
-        match tokio::time::timeout(left + job.grace, self.call(&job)).await {
+        match tokio::time::timeout(left + job.grace, self.call(&job, &context)).await {
             Ok(outcome) => outcome,
             Err(_) => Outcome::retry(Reason::new(Class::Timeout, "no answer by the deadline")),
         }

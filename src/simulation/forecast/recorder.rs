@@ -1,10 +1,10 @@
 //! The modelled handler of a kind, and what is noted of its runs.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::sleep;
 
 use super::ages::{Ages, Lengths};
@@ -13,7 +13,7 @@ use super::model::Model;
 use super::pace::Pace;
 use crate::clock::{Clock, Entropy, Time};
 use crate::config::KindSettings;
-use crate::handler::Handler;
+use crate::handler::{Context, Handler};
 use crate::job::Job;
 use crate::outcome::Outcome;
 use crate::schedule::{From, Rhythm};
@@ -122,7 +122,7 @@ impl Drop for Running<'_> {
 
 #[async_trait]
 impl Handler for Recorder {
-    async fn run(&self, job: Job) -> Outcome {
+    async fn run(&self, job: Job, _: Context) -> Outcome {
         let at = self.started(&job);
         let _running = Running(self);
         let (length, fails) = self.model.roll(at, &self.dice);

@@ -21,6 +21,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::Context;
 use crate::broker::Broker;
 use crate::broker::embedded::{EmbeddedBroker, EmbeddedConnection, PublishFault};
 use crate::clock::{Clock, Entropy, Time};
@@ -424,7 +425,7 @@ impl World {
             let lenient = kind.takeover == crate::config::Takeover::Redelivery;
             let attempts = kind.retry.attempts;
             let (ledger, deadly, struck) = (self.ledger.clone(), self.deadly.clone(), self.struck.0.clone());
-            engine = engine.handler(name, move |job: Job| {
+            engine = engine.handler(name, move |job: Job, _: Context| {
                 let (observer, process, ledger) = (observer.clone(), process.clone(), ledger.clone());
                 let dies = job.tick.filter(|_| deadly.lock().contains(&job.key));
                 let struck = struck.clone();

@@ -1,9 +1,10 @@
 //! The span of a handler's run, while it runs.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
-use super::context::Context;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::trace::context::Context;
 
 /// The span of a handler's run, for those that the handler makes below it.
 #[derive(Clone, Debug, Default)]
@@ -17,19 +18,23 @@ struct Handling {
 
 /// A call of a handler over HTTP.
 #[derive(Debug)]
-pub(super) struct Call {
-    pub(super) host: String,
-    pub(super) port: u16,
-    pub(super) status: Option<u16>,
+pub struct Call {
+    /// The host of the URL.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// The status of the answer, once there is one.
+    pub status: Option<u16>,
 }
 
 impl HandlerSpan {
-    pub(super) fn new(context: Context) -> Self {
+    /// The span at this place of a trace.
+    pub fn new(context: Context) -> Self {
         Self(Some(Arc::new(Handling { context, call: Mutex::default() })))
     }
 
     /// Its place, and the call that was its work, if one was.
-    pub(super) fn end(&self) -> Option<(Context, Option<Call>)> {
+    pub fn end(&self) -> Option<(Context, Option<Call>)> {
         let handling = self.0.as_deref()?;
         Some((handling.context.clone(), handling.call().take()))
     }
@@ -45,7 +50,7 @@ impl HandlerSpan {
     }
 
     /// The handler POSTs to this URL.
-    pub(crate) fn calls(&self, url: &reqwest::Url) {
+    pub fn calls(&self, url: &reqwest::Url) {
         if let Some(handling) = self.recorded() {
             let (host, port) = (url.host_str().unwrap_or_default(), url.port_or_known_default().unwrap_or_default());
             *handling.call() = Some(Call { host: host.to_owned(), port, status: None });
@@ -53,7 +58,7 @@ impl HandlerSpan {
     }
 
     /// It was answered so.
-    pub(crate) fn answered(&self, status: u16) {
+    pub fn answered(&self, status: u16) {
         if let Some(handling) = self.recorded()
             && let Some(call) = &mut *handling.call()
         {
