@@ -54,7 +54,7 @@ pub use rosters::{Enlisted, Rosters};
 pub use running::{Running, RunningJob};
 pub use search::{EFFORT, Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
 pub use sessions::{Beat, Session, Sessions};
-pub use slots::{SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
+pub use slots::{Slots, ThrottleRow};
 pub use traffic::{Measured, Size, Traffic};
 pub use url::LedgerUrl;
 pub use words::*;

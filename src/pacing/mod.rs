@@ -9,8 +9,10 @@
 pub mod key;
 pub mod latency;
 pub mod orders;
+mod serve;
 mod settings;
 pub mod slots;
 pub mod windows;
 
+pub use serve::{SlotAnswer, SlotRequest, serve};
 pub use settings::{BudgetSettings, ThrottleScope, ThrottleSettings};

@@ -327,8 +327,8 @@ mod tests {
     use super::*;
     use crate::calendar::Calendar;
     use crate::clock::{Followed, Seen};
-    use crate::ledger::{SlotRequest, serve};
     use crate::pacing::orders::Orders;
+    use crate::pacing::{SlotRequest, serve};
 
     const S: Micros = 1_000_000;
     const START: Micros = 1_700_000_000 * S;

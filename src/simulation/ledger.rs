@@ -1,6 +1,8 @@
 //! The ledger as a worker in a simulation sees it: the real one, with latency and faults in
 //! between. What is committed is told to the observer, whoever hears of it.
 
+use crate::pacing::SlotAnswer;
+use crate::pacing::SlotRequest;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

@@ -9,9 +9,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::line::{Line, Rank};
 use super::{ON_THE_WAY, Slot, Throttle};
-use crate::ledger::{SlotAnswer, SlotRequest};
-use crate::pacing::ThrottleScope;
 use crate::pacing::slots::{LEAD, Micros, Wish};
+use crate::pacing::{SlotAnswer, SlotRequest, ThrottleScope};
 
 /// Where that is so long, a slot is asked for only just before it opens, and whoever comes meanwhile with a higher
 /// priority has it: an answer that takes its time makes the start late, and loses nothing.

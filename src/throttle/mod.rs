@@ -25,10 +25,10 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::clock::{Time, short_duration};
 use crate::job::Job;
-use crate::ledger::{Ledger, LedgerError, SlotAnswer, SlotRequest, serve};
+use crate::ledger::{Ledger, LedgerError};
 use crate::pacing::latency::Latency;
 use crate::pacing::slots::{Limits, Micros, State, Word};
-use crate::pacing::{ThrottleScope, ThrottleSettings};
+use crate::pacing::{SlotAnswer, SlotRequest, ThrottleScope, ThrottleSettings, serve};
 use crate::telemetry::{SlotCounts, Telemetry};
 use board::Board;
 use gate::Gate;

@@ -14,9 +14,10 @@ use roundelay::guard::Guard;
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::{
     ChainState, Claim, ClaimRequest, Enrolled, Filter, Finish, FinishRequest, Held, Hint, History, Kinds, Ledger,
-    LedgerError, LookAgain, Measured, NewChain, Order, Sessions, SlotRequest, Slots, Which,
+    LedgerError, LookAgain, Measured, NewChain, Order, Sessions, Slots, Which,
 };
 use roundelay::outcome::{Next, Verdict};
+use roundelay::pacing::SlotRequest;
 use roundelay::pacing::slots::{Limits, Window, Wish};
 use roundelay::secret::Secret;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

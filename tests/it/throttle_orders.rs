@@ -4,7 +4,7 @@ use std::path::Path;
 
 use roundelay::Config;
 use roundelay::engine::Connections;
-use roundelay::ledger::SlotRequest;
+use roundelay::pacing::SlotRequest;
 use roundelay::pacing::slots::Word;
 use serde_json::json;
 

@@ -19,9 +19,10 @@ use super::{PostgresLedger, clock};
 use crate::clock::{Followed, Seen, instant};
 use crate::ledger::slots::{orders, orders_text, state, text};
 use crate::ledger::traffic::Counters;
-use crate::ledger::{LedgerError, SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
+use crate::ledger::{LedgerError, Slots, ThrottleRow};
 use crate::pacing::orders::{Orders, ThrottleOrder};
 use crate::pacing::slots::{Micros, State};
+use crate::pacing::{SlotAnswer, SlotRequest, serve};
 
 /// How long a transaction may take before its connection counts as lost.
 const PATIENCE: Duration = Duration::from_secs(5);

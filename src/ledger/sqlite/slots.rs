@@ -8,9 +8,10 @@ use rusqlite::{OptionalExtension, params};
 use super::SqliteLedger;
 use super::store::{Result, Store};
 use crate::ledger::slots::{orders, orders_text, state, text};
-use crate::ledger::{LedgerError, SlotAnswer, SlotRequest, Slots, ThrottleRow, serve};
+use crate::ledger::{LedgerError, Slots, ThrottleRow};
 use crate::pacing::orders::{Orders, ThrottleOrder};
 use crate::pacing::slots::{Micros, State};
+use crate::pacing::{SlotAnswer, SlotRequest, serve};
 
 #[async_trait]
 impl Slots for SqliteLedger {

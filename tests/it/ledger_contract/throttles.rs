@@ -1,8 +1,8 @@
 //! Slots for all workers.
 
-use roundelay::ledger::{SlotAnswer, SlotRequest};
 use roundelay::pacing::orders::ThrottleOrder;
 use roundelay::pacing::slots::{Limits, Window, Wish, Word};
+use roundelay::pacing::{SlotAnswer, SlotRequest};
 
 use super::*;
 
