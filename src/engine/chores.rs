@@ -293,11 +293,3 @@ impl Handler for Chores {
         }
     }
 }
-
-/// The same, shared between the kinds.
-#[async_trait]
-impl Handler for Arc<Chores> {
-    async fn run(&self, job: Job, context: Context) -> Outcome {
-        Handler::run(&**self, job, context).await
-    }
-}

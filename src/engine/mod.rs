@@ -601,7 +601,7 @@ impl Engine {
             known_queues.insert(name, None);
             for (name, settings) in Chores::kinds() {
                 kinds.insert(name.into(), settings);
-                self.handlers.insert(name.into(), Arc::new(chores.clone()));
+                self.handlers.insert(name.into(), chores.clone());
             }
         }
         let (entropy, life) = (connections.entropy.clone(), Life::new(self.probe.take()));
