@@ -36,8 +36,8 @@
 //! queues (pure), [`telemetry`] counts, [`trace`] tells collectors
 //! of runs, [`progress`] is
 //! how far runs say they have come, [`fleet`] is what workers say of themselves and what was ordered of them,
-//! [`monitor`] answers those who ask how a worker is, [`inspect`] those who ask how everything is, [`api`] those who
-//! run it all, [`import`] reads what other schedulers run, and [`demo`] and [`bench`](mod@bench) are behind the commands
+//! [`monitor`] answers those who ask how a worker is, [`inspect`] those who ask how everything is, [`operate`] is what
+//! operators do, [`api`] lets programs do both, [`import`] reads what other schedulers run, and [`demo`] and [`bench`](mod@bench) are behind the commands
 //! of those names.
 //!
 //! # A worker with a handler of its own
@@ -114,6 +114,7 @@ mod listen;
 pub mod monitor;
 #[cfg(test)]
 mod mutant;
+pub mod operate;
 pub mod outcome;
 pub mod pacing;
 pub mod policy;

@@ -6,51 +6,14 @@ use axum::extract::FromRequestParts;
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
-use sha2::{Digest, Sha256};
 
 use super::failures::Failures;
 use super::problem::{Problem, Result};
-use super::words::hex;
-use crate::clock::{Time, secret};
+use crate::clock::Time;
 use crate::ledger::Ledger;
-use crate::ledger::access::{Hash, Token, USE_NOTED_EVERY};
+use crate::ledger::access::{Token, USE_NOTED_EVERY};
+use crate::operate::token::{ANONYMOUS, hash};
 use crate::scope::Scope;
-
-/// What every token begins with, so that people and scanners for leaked secrets know one when they see it.
-const PREFIX: &str = "rl_";
-/// Hexadecimal digits after it: 256 bits.
-const DIGITS: usize = 64;
-/// The longest name of a token, in characters.
-const LONGEST_NAME: usize = 64;
-/// What those without a token are called.
-const ANONYMOUS: &str = "anonymous";
-
-/// A fresh token: what its holder shows.
-pub fn new_token() -> String {
-    format!("{PREFIX}{}", hex(&secret()))
-}
-
-/// What the ledger keeps of a token; nothing when it cannot be one.
-pub fn token_hash(token: &str) -> Option<Hash> {
-    let digits = token.strip_prefix(PREFIX)?;
-    let plain = digits.len() == DIGITS && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    plain.then(|| Sha256::digest(token.as_bytes()).into())
-}
-
-/// Whether a token may be called so.
-///
-/// # Errors
-/// Says how one may be called.
-pub fn check_token_name(name: &str) -> std::result::Result<(), String> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(plain) || name == ANONYMOUS {
-        return Err(format!(
-            "a token's name has 1 to {LONGEST_NAME} letters (without accents), digits, `-`, `_` or `.`, and is not \
-             `{ANONYMOUS}`"
-        ));
-    }
-    Ok(())
-}
 
 /// Whoever asks. Endpoints take it as a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,7 +104,7 @@ impl Authenticator {
             let actor = Actor { who: Who::Anonymous(address), scope: self.anonymous };
             return Ok(Authenticated { actor, note_use: None });
         };
-        let hash = token_hash(token);
+        let hash = hash(token);
         let counted = self.failures.begin(address, hash.as_ref()).map_err(|wait| {
             let detail = "too many tokens that are worth nothing came from this address, or this one too often; mend \
                           the program that sends them";
@@ -205,37 +168,6 @@ mod tests {
     use axum::http::HeaderValue;
 
     use super::*;
-
-    #[test]
-    fn a_token_is_256_bits_and_known_by_its_hash() {
-        let (one, other) = (new_token(), new_token());
-        assert_ne!(one, other);
-        assert_eq!(one.len(), 3 + 64);
-        assert!(token_hash(&one).is_some() && token_hash(&one) != token_hash(&other));
-        let bare = &one[3..];
-        for odd in
-            ["", "rl_", bare, &one[..66], &format!("{one}0"), &one.to_uppercase(), &format!("rl_{}", "ü".repeat(32))]
-        {
-            assert_eq!(token_hash(odd), None, "{odd}");
-        }
-    }
-
-    #[test]
-    fn names_of_tokens_fit_into_a_log_line() {
-        for (name, fine) in [
-            ("ci", true),
-            ("grafana-eu.1_b", true),
-            ("", false),
-            ("two words", false),
-            ("a\r\nset-cookie: b", false),
-            ("zürich", false),
-            ("anonymous", false),
-            ("anonymous@127.0.0.1", false),
-            (&"a".repeat(65), false),
-        ] {
-            assert_eq!(check_token_name(name).is_ok(), fine, "{name:?}");
-        }
-    }
 
     #[test]
     fn a_token_is_shown_in_one_way() {

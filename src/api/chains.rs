@@ -11,21 +11,18 @@ use utoipa::{IntoParams, ToSchema};
 use super::extract::{Body, Nothing, Path, Perhaps, Query, given};
 use super::gate::Detail;
 use super::problem::{Problem, Result};
-use super::words::Words;
+use super::words::{Words, told};
 use super::{Api, page};
 use crate::calendar::At;
-use crate::engine::enroll::{Enroller, RunOnce};
-use crate::engine::moves::{self, Mover};
 use crate::guard::IfRunning;
-use crate::inspect::chain::{self, AttemptReport, Entity, look, why_not_advanced};
+use crate::inspect::chain::{AttemptReport, Entity, attempts as attempts_of, look, mark_manual};
 use crate::inspect::chains::{self, ChainRow, Sought, State as ChainState};
 use crate::job::RunNow;
 use crate::ledger::{Order, Place, Which};
+use crate::operate::chain;
 
 /// Attempts that are told with a chain.
 const ATTEMPTS: u32 = 50;
-/// Ticks that are brought forward by one request at most: more would only wait in queues for each other.
-const MOST_ADVANCED: u32 = 10_000;
 
 /// Which chains, and which page of them.
 #[derive(Deserialize, IntoParams)]
@@ -138,13 +135,13 @@ pub async fn attempts(
     {
         return Err(Problem::bad_request(format!("the attempt {before} is one of another chain")));
     }
-    let mut found = chain::attempts(ledger, &chains, before, limit + 1).await?;
+    let mut found = attempts_of(ledger, &chains, before, limit + 1).await?;
     let more = found.len() > limit as usize;
     found.truncate(limit as usize);
     let mut attempts: Vec<AttemptReport> =
         found.into_iter().map(|one| AttemptReport::of(one, &api.ledger().calendar())).collect();
     if let Some(manual) = chains.iter().find(|chain| chain.once) {
-        chain::mark_manual(&mut attempts, manual.hint.epoch);
+        mark_manual(&mut attempts, manual.hint.epoch);
     }
     Ok(Json(Attempts { attempts, more }))
 }
@@ -236,34 +233,14 @@ pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<
     let matching = api.counting().matching(which.clone(), order).await?;
     let changed = match (dry_run, action) {
         (true, _) => None,
-        (false, Action::Advance) => {
-            if matching > u64::from(MOST_ADVANCED) {
-                return Err(Problem::unprocessable(format!(
-                    "{matching} chains fit, and at most {MOST_ADVANCED} are brought forward at a time: more would only \
-                     wait for each other; filter further"
-                )));
-            }
-            let mover = Mover::new(&config, api.connections().await?);
-            Some(mover.advance_all(which, MOST_ADVANCED).await?)
-        }
-        (false, _) => Some(api.ledger().steer(which, order).await?),
+        (false, Action::Advance) => Some(chain::advance_all(&config, api.connections().await?, which, matching).await?),
+        (false, _) => Some(chain::steer(&config, api.ledger(), which, order).await?.count),
     };
     Ok((detail, Json(Came { action, matching, changed })))
 }
 
-fn one(kind: &str, key: &str) -> Which {
-    Which { kind: Some(kind.into()), key: Some(key.into()), ..Which::default() }
-}
-
-async fn steer(api: &Api, kind: &str, key: &str, order: Order, done: &str, wanted: &str) -> Result<Json<Words>> {
-    if api.ledger().steer(one(kind, key), order).await? == 0 {
-        let there = api.ledger().chains(kind.into(), key.into()).await?;
-        return Err(match there.is_empty() {
-            true => unknown(kind, key),
-            false => Problem::conflict(format!("{kind} {key} is not {wanted}")),
-        });
-    }
-    Ok(Json(Words { words: format!("{kind} {key} {done}") }))
+async fn steer(api: &Api, kind: &str, key: &str, order: Order) -> Result<Json<Words>> {
+    told(chain::steer(&api.config(), api.ledger(), chain::one(kind, key), order).await)
 }
 
 /// Stops a chain; it keeps its place.
@@ -275,7 +252,7 @@ pub async fn pause(
     Path((kind, key)): Path<(String, String)>,
     _: Nothing,
 ) -> Result<Json<Words>> {
-    steer(&api, &kind, &key, Order::Pause, "is paused; what runs finishes", "active").await
+    steer(&api, &kind, &key, Order::Pause).await
 }
 
 /// Lets a paused chain tick again, at once when it is overdue.
@@ -287,7 +264,7 @@ pub async fn resume(
     Path((kind, key)): Path<(String, String)>,
     _: Nothing,
 ) -> Result<Json<Words>> {
-    steer(&api, &kind, &key, Order::Resume, "goes on", "paused").await
+    steer(&api, &kind, &key, Order::Resume).await
 }
 
 /// Ends a chain.
@@ -299,8 +276,7 @@ pub async fn retire(
     Path((kind, key)): Path<(String, String)>,
     _: Nothing,
 ) -> Result<Json<Words>> {
-    let done = "has ended; `roundelay enroll --revive` begins it anew";
-    steer(&api, &kind, &key, Order::Retire, done, "living").await
+    steer(&api, &kind, &key, Order::Retire).await
 }
 
 /// Brings a chain's next tick forward to now.
@@ -313,20 +289,9 @@ pub async fn advance(
     _: Nothing,
 ) -> Result<Json<Words>> {
     let config = api.config();
+    // An unknown name is told also while the broker is away.
     config.kind(&kind).map_err(Problem::not_found)?;
-    let mover = Mover::new(&config, api.connections().await?);
-    let words = match mover.advance(&kind, &key).await? {
-        moves::Advance::Advanced { sent: true } => format!("{kind} {key} is due now"),
-        moves::Advance::Advanced { sent: false } => {
-            format!("{kind} {key} is due now; a worker's catch-up sends its message")
-        }
-        moves::Advance::NoChain => return Err(unknown(&kind, &key)),
-        moves::Advance::Refused(chain) => {
-            let why = why_not_advanced(&chain, (api.ledger().now(), &api.ledger().calendar()));
-            return Err(Problem::conflict(format!("{kind} {key}: {why}")));
-        }
-    };
-    Ok(Json(Words { words }))
+    told(chain::advance(&config, api.connections().await?, &kind, &key).await)
 }
 
 /// How a chain is to run one time more. What is left out is as the chain, or its kind, says it.
@@ -362,15 +327,7 @@ pub async fn run(
     let ManualRun { queue, priority, payload, if_running, force } = body.0;
     let asked = RunNow { queue, priority, if_running, force };
     let config = api.config();
+    // An unknown name is told also while the broker is away.
     config.kind(&kind).map_err(Problem::not_found)?;
-    let connections = api.connections().await?.clone();
-    let enroller = Enroller::new(&config, connections, &kind, None, false);
-    let mut enroller = enroller.map_err(|error| Problem::unprocessable(error.to_string()))?;
-    let came = enroller.run_once(&key, payload.as_ref(), &asked, None).await?;
-    match (came.why_not(&kind, &key), came) {
-        (None, _) => Ok(Json(Words { words: format!("{kind} {key} runs one time more") })),
-        (Some(_), RunOnce::NoChain) => Err(unknown(&kind, &key)),
-        (Some(why), RunOnce::Bad(_)) => Err(Problem::unprocessable(why)),
-        (Some(why), _) => Err(Problem::conflict(why)),
-    }
+    told(chain::run(&config, api.connections().await?, (&kind, &key), payload.as_ref(), &asked).await)
 }

@@ -1,5 +1,7 @@
 //! What endpoints take from a request; whatever cannot be read is answered as a [`Problem`].
 
+use std::time::Duration;
+
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use bytes::Bytes;
@@ -7,6 +9,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::problem::{Problem, Result};
+use crate::clock::parse_duration;
 
 /// A JSON object as the body.
 #[derive(Clone, Debug)]
@@ -88,6 +91,14 @@ pub fn given(field: &str, text: Option<String>) -> Result<Option<String>> {
         }
         text => Ok(text),
     }
+}
+
+/// A length of time in a body, such as `30m`.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn duration(field: &str, text: &str) -> Result<Duration> {
+    parse_duration(text).map_err(|why| Problem::unprocessable(format!("{field}: {why}")))
 }
 
 /// What stands after the question mark.

@@ -16,6 +16,7 @@ use super::page;
 use super::problem::Result;
 use crate::inspect::failures::{FailureReport, ReasonRow};
 use crate::ledger::{FailureFilter, FailurePlace};
+use crate::operate::failed;
 
 /// Which failures: those that fit all that is given.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema, IntoParams)]
@@ -164,12 +165,14 @@ pub async fn act(
 ) -> Result<(Detail, Json<Came<FailedAction>>)> {
     let detail = Detail(json!({ "action": action, "filter": filter, "dry_run": dry_run }));
     let filter = filter.meant()?;
-    let (parts, wholes) = api.counting().count_failed(filter.clone()).await?;
+    let fits = failed::count(api.counting(), filter.clone()).await?;
     let (matching, changed) = match (action, dry_run) {
-        (FailedAction::Retry, true) => (parts, None),
-        (FailedAction::Retry, false) => (parts, Some(api.ledger().retry_failed(filter).await?)),
-        (FailedAction::Drop, true) => (parts + wholes, None),
-        (FailedAction::Drop, false) => (parts + wholes, Some(api.ledger().drop_failed(filter).await?)),
+        (FailedAction::Retry, true) => (fits.parts, None),
+        (FailedAction::Retry, false) => {
+            (fits.parts, Some(failed::retry(&api.config(), api.ledger(), filter, fits).await?.parts))
+        }
+        (FailedAction::Drop, true) => (fits.all(), None),
+        (FailedAction::Drop, false) => (fits.all(), Some(failed::drop(api.ledger(), filter).await?.0)),
     };
     Ok((detail, Json(Came { action, matching, changed })))
 }

@@ -10,12 +10,11 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::Api;
-use super::extract::Body;
+use super::extract::{Body, duration};
 use super::gate::{Detail, RequestKey};
 use super::problem::{Problem, Result};
 use super::words::hex;
 use crate::calendar::At;
-use crate::clock::parse_duration;
 use crate::engine::publish::{Publication, PublicationError};
 
 /// A job that is to run once.
@@ -70,8 +69,7 @@ pub async fn publish(
     Body(wanted): Body<JobWanted>,
 ) -> Result<(StatusCode, Detail, Json<JobPublished>)> {
     let JobWanted { kind, key: entity, payload, delay, queue, owner } = wanted;
-    let delay = delay.as_deref().map(parse_duration).transpose();
-    let delay = delay.map_err(|why| Problem::unprocessable(format!("delay: {why}")))?;
+    let delay = delay.as_deref().map(|delay| duration("delay", delay)).transpose()?;
     let config = api.config();
     let id = key.0.map_or_else(|| api.entropy().token(), |hash| hex(&hash[..8]));
     let job = Publication { kind, key: entity, payload, delay, queue, owner, id };

@@ -62,13 +62,13 @@ use crate::engine::{self, Connections, StartError};
 use crate::inspect::board::Board;
 use crate::inspect::broker::Asked;
 use crate::ledger::{Ledger, LedgerUrl};
+use crate::operate::Operator;
 pub use actor::Actor;
 pub use hosted::HostedApi;
 pub use problem::Problem;
 pub(crate) use server::check_tls;
 pub use server::{Listener, MOST_CONNECTIONS, Server, USUAL};
 use simulations::Simulations;
-pub use tokens::{TokenError, create_token};
 
 /// What describes the API: an OpenAPI 3.1 document, as JSON.
 pub const DOCUMENT: &str = include_str!("../../docs/openapi.json");
@@ -158,6 +158,11 @@ impl Api {
     /// Keeps the truth.
     pub fn ledger(&self) -> &dyn Ledger {
         &*self.ledger
+    }
+
+    /// Gives orders here for whoever asks.
+    fn operator(&self, actor: &Actor) -> Operator<'_> {
+        Operator { config: self.config(), ledger: self.ledger(), by: actor.label() }
     }
 
     /// Rolls the dice.

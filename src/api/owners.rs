@@ -14,6 +14,7 @@ use super::page;
 use super::problem::Result;
 use crate::inspect::words::word;
 use crate::ledger::{Order, OwnerCensus, Which};
+use crate::operate::chain;
 
 /// Which page of them.
 #[derive(Deserialize, IntoParams)]
@@ -81,20 +82,14 @@ pub struct Care {
     dry_run: bool,
 }
 
-async fn steer(
-    api: &Api,
-    owner: String,
-    care: Care,
-    order: Order,
-    action: &'static str,
-) -> Result<Json<Came<&'static str>>> {
+async fn steer(api: &Api, owner: String, care: Care, order: Order) -> Result<Json<Came<&'static str>>> {
     let which = Which { owner: Some(owner), ..Which::default() };
     let matching = api.counting().matching(which.clone(), order).await?;
     let changed = match care.dry_run {
         true => None,
-        false => Some(api.ledger().steer(which, order).await?),
+        false => Some(chain::steer(&api.config(), api.ledger(), which, order).await?.count),
     };
-    Ok(Json(Came { action, matching, changed }))
+    Ok(Json(Came { action: chain::verb(order).0, matching, changed }))
 }
 
 /// Pauses all that is an owner's: her chains, and one-off jobs that wait in queues.
@@ -106,7 +101,7 @@ pub async fn pause(
     Path(owner): Path<String>,
     Body(care): Body<Care>,
 ) -> Result<Json<Came<&'static str>>> {
-    steer(&api, owner, care, Order::Pause, "pause").await
+    steer(&api, owner, care, Order::Pause).await
 }
 
 /// Lets all that is an owner's go on.
@@ -118,7 +113,7 @@ pub async fn resume(
     Path(owner): Path<String>,
     Body(care): Body<Care>,
 ) -> Result<Json<Came<&'static str>>> {
-    steer(&api, owner, care, Order::Resume, "resume").await
+    steer(&api, owner, care, Order::Resume).await
 }
 
 /// Ends all that is an owner's, for good.
@@ -130,5 +125,5 @@ pub async fn retire(
     Path(owner): Path<String>,
     Body(care): Body<Care>,
 ) -> Result<Json<Came<&'static str>>> {
-    steer(&api, owner, care, Order::Retire, "retire").await
+    steer(&api, owner, care, Order::Retire).await
 }

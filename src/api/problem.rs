@@ -9,6 +9,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::ledger::LedgerError;
+use crate::operate::OperateError;
 
 /// The content type of all errors.
 pub const CONTENT: &str = "application/problem+json";
@@ -135,6 +136,18 @@ impl From<LedgerError> for Problem {
         match error {
             LedgerError::NoWorker(_) => Self::not_found(error.to_string()),
             error => Self::away("the ledger", &error),
+        }
+    }
+}
+
+impl From<OperateError> for Problem {
+    fn from(error: OperateError) -> Self {
+        match error {
+            OperateError::Unknown(why) => Self::not_found(why),
+            OperateError::Bad(why) => Self::unprocessable(why),
+            OperateError::Refused(why) => Self::conflict(why),
+            OperateError::Ledger(error) => error.into(),
+            OperateError::Broker(error) => Self::away("the broker", &error),
         }
     }
 }

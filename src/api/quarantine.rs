@@ -1,6 +1,6 @@
 //! Messages that cannot be used: where RabbitMQ carries messages they lie on its quarantine queue, else in the ledger.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use axum::Json;
@@ -12,19 +12,16 @@ use utoipa::{IntoParams, ToSchema};
 use super::chains::Came;
 use super::extract::{Body, Query};
 use super::gate::Detail;
-use super::problem::{Problem, Result};
+use super::problem::Result;
 use super::{Api, page};
 use crate::broker::Shelved;
 use crate::calendar::At;
 use crate::encryption::Keyring;
-use crate::engine::retried::{Again, keep_again, send_again};
-use crate::engine::{Connections, sealing};
+use crate::engine::sealing;
 use crate::ledger::QuarantinedMessage;
+use crate::operate::OperateError;
+use crate::operate::quarantine::{self, QuarantineAction, QuarantineFilter};
 
-/// Messages of the broker's quarantine that are looked at by one request: they are fetched and put back.
-const MOST_FETCHED: usize = 1_000;
-/// Rows of the ledger's that are looked at at a time.
-const ROWS: u32 = 500;
 /// How much of a body is told, in bytes.
 const MOST_OF_A_BODY: usize = 64 << 10;
 
@@ -91,7 +88,7 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
     if keeps && before.is_none() {
         let _alone = api.shelf().await;
         let mut seen = HashSet::new();
-        for shelved in fetched(connections, &queue, limit as usize).await? {
+        for shelved in connections.broker.shelved(&queue, limit as usize).await.map_err(OperateError::from)? {
             let Shelved { id, from, reason, body, .. } = &shelved;
             if id.is_empty() || seen.insert(id.clone()) {
                 let (from, reason, body) = (from.clone(), reason.clone(), told(&keys, body));
@@ -120,39 +117,6 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
     Ok(Json(Quarantine { messages, after, ready }))
 }
 
-async fn fetched(connections: &Connections, queue: &str, most: usize) -> Result<Vec<Shelved>> {
-    connections.broker.shelved(queue, most).await.map_err(|error| Problem::away("the broker", &error))
-}
-
-/// What is wanted of messages that cannot be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum QuarantineAction {
-    /// They are sent to the queues that they came from once more: for when the configuration was at fault. What still
-    /// cannot be used comes back. A job runs for one retry of its message only, also when one did not come to its end.
-    Retry,
-    /// They are forgotten.
-    Drop,
-}
-
-/// Which messages: those that fit all that is given.
-#[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct QuarantineFilter {
-    /// With this in their reason; empty: without one.
-    reason: Option<String>,
-    /// From this queue; empty: from nobody knows where.
-    from: Option<String>,
-}
-
-impl QuarantineFilter {
-    /// An empty field stands for messages that say nothing there, and never for all of them.
-    fn fits(&self, from: &str, reason: &str) -> bool {
-        let said = |wanted: &String| if wanted.is_empty() { reason.is_empty() } else { reason.contains(wanted) };
-        self.reason.as_ref().is_none_or(said) && self.from.as_ref().is_none_or(|wanted| from == wanted)
-    }
-}
-
 /// Something is wanted of all messages in quarantine that fit a filter.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -179,59 +143,6 @@ pub async fn act(
     let detail = Detail(json!({ "action": action, "filter": filter, "dry_run": dry_run }));
     let connections = api.connections().await?;
     let _alone = api.shelf().await;
-    // What could not be sent shows that the others cannot be either.
-    let (mut matching, mut changed, mut away) = (0, 0, false);
-    // What was set aside twice shares the fate of the first.
-    let mut gone_before = HashMap::new();
-    let queue = api.config().topology().names.quarantine();
-    for shelved in fetched(connections, &queue, MOST_FETCHED).await? {
-        if !filter.fits(&shelved.from, &shelved.reason) {
-            shelved.put_back().await;
-            continue;
-        }
-        if let Some(gone) = gone_before.get(&shelved.id).filter(|_| !shelved.id.is_empty()) {
-            if *gone {
-                shelved.forget().await
-            } else {
-                shelved.put_back().await
-            }
-            continue;
-        }
-        matching += 1;
-        let gone = match (dry_run, action) {
-            (true, _) => false,
-            (false, QuarantineAction::Drop) => true,
-            (false, QuarantineAction::Retry) if away => false,
-            (false, QuarantineAction::Retry) => {
-                let sent = send_again(&api.config(), connections, &shelved).await;
-                away = sent == Again::Away;
-                sent == Again::Sent
-            }
-        };
-        changed += u64::from(gone);
-        gone_before.insert(shelved.id.clone(), gone);
-        if gone { shelved.forget().await } else { shelved.put_back().await }
-    }
-    let mut before = None;
-    loop {
-        let page = api.ledger().quarantined(before, ROWS).await?;
-        let Some(last) = page.last() else { break };
-        before = Some(last.number);
-        let mut dropped = Vec::new();
-        for message in page.into_iter().filter(|message| filter.fits(&message.from, &message.reason)) {
-            matching += 1;
-            match (dry_run, action) {
-                (true, _) => {}
-                (false, QuarantineAction::Drop) => dropped.push(message.number),
-                (false, QuarantineAction::Retry) if away => {}
-                (false, QuarantineAction::Retry) => {
-                    let sent = keep_again(&api.config(), connections, message).await;
-                    away = sent == Again::Away;
-                    changed += u64::from(sent == Again::Sent);
-                }
-            }
-        }
-        changed += api.ledger().forget_quarantined(dropped).await?;
-    }
-    Ok((detail, Json(Came { action, matching, changed: (!dry_run).then_some(changed) })))
+    let (matching, changed) = quarantine::act(&api.config(), connections, action, &filter, dry_run).await?;
+    Ok((detail, Json(Came { action, matching, changed })))
 }

@@ -9,16 +9,13 @@ use utoipa::ToSchema;
 
 use super::extract::{Body, Nothing, Path};
 use super::problem::{Problem, Result};
-use super::words::Words;
+use super::words::{Words, told};
 use super::{Actor, Api};
 use crate::calendar::At;
-use crate::fleet::{FleetOrder, Subject};
 use crate::inspect::overview::queues;
 use crate::inspect::queues::QueueReport;
 use crate::ledger::Census;
-
-/// The most jobs of a queue that a worker may run at the same time, as the configuration has it, too.
-const MOST_PLACES: usize = 65_535;
+use crate::operate::queue;
 
 /// All platform queues.
 #[derive(Serialize, ToSchema)]
@@ -56,26 +53,7 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Queues>> {
 pub struct Why {
     /// For those who wonder why nothing runs.
     #[schema(example = "their upstream is down")]
-    pub why: String,
-}
-
-impl Why {
-    /// The reason, which has to have a word.
-    ///
-    /// # Errors
-    /// When it has none.
-    pub fn said(self) -> Result<String> {
-        match self.why.trim() {
-            "" => Err(Problem::unprocessable("why: it needs a word for those who wonder why nothing runs")),
-            why => Ok(why.to_owned()),
-        }
-    }
-}
-
-async fn order(api: &Api, actor: &Actor, queue: &str, order: FleetOrder) -> Result<()> {
-    api.config().queue(queue).map_err(Problem::not_found)?;
-    api.ledger().order_fleet(Subject::Queue(queue.into()), order, actor.label()).await?;
-    Ok(())
+    why: String,
 }
 
 /// Lets workers take nothing more from a queue. What runs finishes; the rest waits on the broker.
@@ -86,12 +64,9 @@ pub async fn pause(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(queue): Path<String>,
-    Body(why): Body<Why>,
+    Body(Why { why }): Body<Why>,
 ) -> Result<Json<Words>> {
-    order(&api, &actor, &queue, FleetOrder::Close { why: why.said()? }).await?;
-    Ok(Json(Words {
-        words: format!("{queue} is paused: workers take nothing more within two seconds, and what runs finishes"),
-    }))
+    told(queue::pause(&api.operator(&actor), &queue, &why).await)
 }
 
 /// Lets workers take from a queue again.
@@ -104,8 +79,7 @@ pub async fn resume(
     Path(queue): Path<String>,
     _: Nothing,
 ) -> Result<Json<Words>> {
-    order(&api, &actor, &queue, FleetOrder::Open).await?;
-    Ok(Json(Words { words: format!("{queue} goes on within two seconds") }))
+    told(queue::resume(&api.operator(&actor), &queue).await)
 }
 
 /// How many jobs run at the same time.
@@ -127,15 +101,5 @@ pub async fn concurrency(
     Path(queue): Path<String>,
     Body(Places { concurrency }): Body<Places>,
 ) -> Result<Json<Words>> {
-    if concurrency.is_some_and(|places| places == 0 || places > MOST_PLACES) {
-        return Err(Problem::unprocessable(format!(
-            "concurrency: from 1 to {MOST_PLACES} is possible; to let nothing run, pause the queue"
-        )));
-    }
-    order(&api, &actor, &queue, FleetOrder::Concurrency(concurrency)).await?;
-    let words = match concurrency {
-        Some(places) => format!("each worker runs {places} jobs of {queue} at the same time within two seconds"),
-        None => format!("each worker runs as many jobs of {queue} as are configured within two seconds"),
-    };
-    Ok(Json(Words { words }))
+    told(queue::concurrency(&api.operator(&actor), &queue, concurrency).await)
 }

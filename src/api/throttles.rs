@@ -1,24 +1,19 @@
 //! Throttles: how they are, and what is ordered of them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::extract::{Body, Nothing, Path, Query};
+use super::extract::{Body, Nothing, Path, Query, duration};
 use super::problem::{Problem, Result};
-use super::words::Words;
+use super::words::{Words, told};
 use super::{Actor, Api};
 use crate::calendar::At;
-use crate::clock::parse_duration;
-use crate::config::check_limits;
 use crate::inspect::throttles::{ThrottleReport, all, look};
-use crate::pacing::orders::{LONGEST, Orders, ThrottleOrder};
-use crate::pacing::slots::Window;
-use crate::throttle::throttled::time;
+use crate::operate::throttle::{self, NewLimits};
 
 /// All throttles of the configuration.
 #[derive(Serialize, ToSchema)]
@@ -59,10 +54,6 @@ pub async fn show(
     Ok(Json(look(&name, key, &config, api.ledger()).await?))
 }
 
-async fn order(api: &Api, actor: &Actor, name: String, order: ThrottleOrder) -> Result<Orders> {
-    Ok(api.ledger().order_throttle(name, order, actor.label()).await?)
-}
-
 /// How long, and why.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -76,10 +67,6 @@ pub struct HoldWanted {
     why: String,
 }
 
-fn span(field: &str, text: &str) -> Result<Duration> {
-    parse_duration(text).map_err(|why| Problem::unprocessable(format!("{field}: {why}")))
-}
-
 /// Lets nothing start for a while. What runs finishes.
 #[utoipa::path(post, path = "/throttles/{name}/hold", tag = "throttles", request_body = HoldWanted,
     params(("name" = String, Path, description = "A name under `[throttles]`")),
@@ -88,19 +75,9 @@ pub async fn hold(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(name): Path<String>,
-    Body(HoldWanted { span: text, why }): Body<HoldWanted>,
+    Body(HoldWanted { span, why }): Body<HoldWanted>,
 ) -> Result<Json<Words>> {
-    api.config().throttle(&name).map_err(Problem::not_found)?;
-    let (span, why) = (span("for", &text)?, why.trim().to_owned());
-    if why.is_empty() {
-        return Err(Problem::unprocessable("why: it needs a word for those who wonder why nothing runs"));
-    }
-    if span < Duration::from_millis(1) || span > LONGEST {
-        return Err(Problem::unprocessable("for: from 1ms to 366d is possible"));
-    }
-    let orders = order(&api, &actor, name.clone(), ThrottleOrder::Hold { span, why }).await?;
-    let until = At::of(time(orders.held_until()), &api.ledger().calendar());
-    Ok(Json(Words { words: format!("{name}: nothing starts until {until}; what runs finishes") }))
+    told(throttle::hold(&api.operator(&actor), &name, duration("for", &span)?, &why).await)
 }
 
 /// Ends a hold, an operator's as well as one that an upstream has asked for. It reopens gently.
@@ -113,12 +90,7 @@ pub async fn release(
     Path(name): Path<String>,
     _: Nothing,
 ) -> Result<Json<Words>> {
-    let config = api.config();
-    config.throttle(&name).map_err(Problem::not_found)?;
-    order(&api, &actor, name.clone(), ThrottleOrder::Release).await?;
-    let now = look(&name, None, &config, api.ledger()).await?;
-    let words = now.in_the_way.unwrap_or_else(|| "it is open".into());
-    Ok(Json(Words { words: format!("{name}: released; {words}") }))
+    told(throttle::release(&api.operator(&actor), &name).await)
 }
 
 /// Limits in place of the configured ones. What is not said stays as it is in force.
@@ -146,17 +118,8 @@ pub async fn set(
     Path(name): Path<String>,
     Body(LimitsWanted { allow, per, burst }): Body<LimitsWanted>,
 ) -> Result<Json<Words>> {
-    let config = api.config();
-    let settings = config.throttle(&name).map_err(Problem::not_found)?;
-    let before = api.ledger().throttle_orders().await?.remove(&name).unwrap_or_default();
-    let in_force = before.limits(&settings.limits);
-    let per = per.as_deref().map(|per| span("per", per)).transpose()?;
-    let window = Window { allow, per: per.unwrap_or(in_force.window.per) };
-    let burst = burst.unwrap_or(in_force.burst.min(allow));
-    check_limits(&name, window, burst, &config).map_err(Problem::unprocessable)?;
-    let orders = order(&api, &actor, name.clone(), ThrottleOrder::Limits { window, burst }).await?;
-    let limits = orders.limits(&settings.limits).into_owned();
-    Ok(Json(Words { words: format!("{name}: {limits}, in place of the configured {}", settings.limits) }))
+    let per = per.as_deref().map(|per| duration("per", per)).transpose()?;
+    told(throttle::set(&api.operator(&actor), &name, NewLimits { allow, per, burst }).await)
 }
 
 /// Goes back to the configured limits.
@@ -169,8 +132,5 @@ pub async fn reset(
     Path(name): Path<String>,
     _: Nothing,
 ) -> Result<Json<Words>> {
-    let config = api.config();
-    let settings = config.throttle(&name).map_err(Problem::not_found)?;
-    order(&api, &actor, name.clone(), ThrottleOrder::Reset).await?;
-    Ok(Json(Words { words: format!("{name}: {}, as configured", settings.limits) }))
+    told(throttle::reset(&api.operator(&actor), &name).await)
 }

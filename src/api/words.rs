@@ -1,7 +1,13 @@
 //! Small types that answers of many endpoints have.
 
+use std::fmt::Display;
+
+use axum::Json;
 use serde::Serialize;
 use utoipa::ToSchema;
+
+use super::problem::Result;
+use crate::operate;
 
 /// Bytes as hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
@@ -13,4 +19,9 @@ pub fn hex(bytes: &[u8]) -> String {
 pub struct Words {
     /// For people.
     pub words: String,
+}
+
+/// What an operator's verb comes to, in its words.
+pub fn told(receipt: operate::Result<impl Display>) -> Result<Json<Words>> {
+    Ok(Json(Words { words: receipt?.to_string() }))
 }

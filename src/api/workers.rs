@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::extract::{Body, Nothing, Path};
-use super::problem::{Problem, Result};
-use super::words::Words;
+use super::problem::Result;
+use super::words::{Words, told};
 use super::{Actor, Api};
 use crate::calendar::At;
-use crate::fleet::{FleetOrder, Subject};
 use crate::inspect::workers::WorkerReport;
+use crate::operate::worker;
 
 /// All workers that have not ended.
 #[derive(Serialize, ToSchema)]
@@ -31,15 +31,6 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Workers>> {
     let workers = api.ledger().workers().await?;
     let workers = workers.into_iter().map(|worker| WorkerReport::new(worker, now, &calendar)).collect();
     Ok(Json(Workers { now: At::of(now, &calendar), workers }))
-}
-
-async fn order(api: &Api, actor: &Actor, worker: &str, order: FleetOrder) -> Result<()> {
-    let known = api.ledger().workers().await?.iter().any(|known| known.presence.worker == worker);
-    if !known {
-        return Err(Problem::not_found(format!("there is no worker {worker}; it may have ended")));
-    }
-    api.ledger().order_fleet(Subject::Worker(worker.into()), order, actor.label()).await?;
-    Ok(())
 }
 
 /// Why a worker is drained.
@@ -61,9 +52,7 @@ pub async fn drain(
     Path(worker): Path<String>,
     Body(Drain { why }): Body<Drain>,
 ) -> Result<Json<Words>> {
-    let why = why.filter(|why| !why.trim().is_empty()).unwrap_or_else(|| "it is to be drained".into());
-    order(&api, &actor, &worker, FleetOrder::Close { why }).await?;
-    Ok(Json(Words { words: format!("{worker} takes nothing more within two seconds, and what runs finishes") }))
+    told(worker::drain(&api.operator(&actor), &worker, why.as_deref().unwrap_or_default()).await)
 }
 
 /// Lets a worker take jobs again.
@@ -76,6 +65,5 @@ pub async fn resume(
     Path(worker): Path<String>,
     _: Nothing,
 ) -> Result<Json<Words>> {
-    order(&api, &actor, &worker, FleetOrder::Open).await?;
-    Ok(Json(Words { words: format!("{worker} takes jobs again within two seconds") }))
+    told(worker::resume(&api.operator(&actor), &worker).await)
 }

@@ -5,8 +5,9 @@ use clap::{Args, Subcommand};
 use roundelay::Config;
 use roundelay::calendar::{At, Calendar};
 use roundelay::failure::Failure;
-use roundelay::inspect::failures::{next_retry_at, reconciles, then};
+use roundelay::inspect::failures::{next_retry_at, then};
 use roundelay::ledger::{FailureFilter, FailurePlace, Ledger};
+use roundelay::operate::failed::{self, Matching, plural};
 use serde_json::{Value, json};
 
 use super::confirm::confirmed;
@@ -248,80 +249,47 @@ impl Show {
 impl Retry {
     async fn run(self) -> anyhow::Result<()> {
         let (config, ledger) = self.which.open().await?;
-        let filter = self.which.filter();
-        let (parts, wholes) = count(&*ledger, filter.clone()).await?;
+        let (filter, json) = (self.which.filter(), self.which.json);
+        let matching = count(&*ledger, filter.clone()).await?;
+        let (parts, whole) = (plural(matching.parts, "part"), matching.wholes);
         if self.care.dry_run {
-            return told(
-                self.which.json,
-                json!({ "would_be_retried": parts, "whole": wholes }),
-                &format!("{} would be due now", plural(parts, "part")),
-            );
+            let would = json!({ "would_be_retried": matching.parts, "whole": whole });
+            return screen::told(json, &would, format_args!("{parts} would be due now"));
         }
-        if !confirmed(&format!("make {} due now", plural(parts, "part")), parts <= 1 || self.care.yes)? {
+        if !confirmed(&format!("make {parts} due now"), matching.parts <= 1 || self.care.yes)? {
             bail!("nothing was changed");
         }
-        let waits = waiting(&format!("making {} due", plural(parts, "part")));
-        let retried = ledger.retry_failed(filter).await?;
+        let waits = waiting(&format!("making {parts} due"));
+        let retried = failed::retry(&config, &*ledger, filter, matching).await?;
         drop(waits);
-        told(
-            self.which.json,
-            json!({ "retried": retried, "whole": wholes }),
-            &format!("{} due now", plural(retried, "part")),
-        )?;
-        if self.which.json {
-            return Ok(());
-        }
-        if wholes > 0 {
-            let run = "`roundelay run KIND KEY` runs one now, and `roundelay enroll --revive` begins ended chains anew";
-            out!("{} left as they are: {run}", plural(wholes, "whole entity"));
-        }
-        if let Some(kind) = self.which.kind.as_ref().filter(|kind| !reconciles(&config, kind)) {
-            out!("nothing feeds them back: there is no `reconcile` in [kinds.{kind}]");
-        }
-        Ok(())
+        screen::told(json, &json!({ "retried": retried.parts, "whole": whole }), retried)
     }
 }
 
 impl Forget {
     async fn run(self) -> anyhow::Result<()> {
         let (_, ledger) = self.which.open().await?;
-        let filter = self.which.filter();
-        let (parts, wholes) = count(&*ledger, filter.clone()).await?;
-        let count = parts + wholes;
+        let (filter, json) = (self.which.filter(), self.which.json);
+        let count = count(&*ledger, filter.clone()).await?.all();
+        let failures = plural(count, "failure");
         if self.care.dry_run {
-            let words = format!("{} would be forgotten", plural(count, "failure"));
-            return told(self.which.json, json!({ "would_be_dropped": count }), &words);
+            let would = json!({ "would_be_dropped": count });
+            return screen::told(json, &would, format_args!("{failures} would be forgotten"));
         }
-        if !confirmed(&format!("forget {}", plural(count, "failure")), count <= 1 || self.care.yes)? {
+        if !confirmed(&format!("forget {failures}"), count <= 1 || self.care.yes)? {
             bail!("nothing was changed");
         }
-        let waits = waiting(&format!("forgetting {}", plural(count, "failure")));
-        let dropped = ledger.drop_failed(filter).await?;
+        let waits = waiting(&format!("forgetting {failures}"));
+        let dropped = failed::drop(&*ledger, filter).await?;
         drop(waits);
-        told(self.which.json, json!({ "dropped": dropped }), &format!("{} forgotten", plural(dropped, "failure")))
+        screen::told(json, &json!({ "dropped": dropped.0 }), dropped)
     }
 }
 
 /// How many parts and whole entities fit.
-async fn count(ledger: &dyn Ledger, filter: FailureFilter) -> anyhow::Result<(u64, u64)> {
+async fn count(ledger: &dyn Ledger, filter: FailureFilter) -> anyhow::Result<Matching> {
     let _waits = waiting("counting failures");
-    Ok(ledger.count_failed(filter).await?)
-}
-
-fn told(json: bool, object: Value, words: &str) -> anyhow::Result<()> {
-    if json {
-        return screen::json(&object);
-    }
-    out!("{words}");
-    Ok(())
-}
-
-fn plural(count: u64, what: &str) -> String {
-    match (count, what) {
-        (1, what) => format!("1 {what}"),
-        (count, "whole entity") => format!("{} whole entities", grouped(count)),
-        (count, what) => format!("{} {what}s", grouped(count)),
-    }
+    Ok(failed::count(ledger, filter).await?)
 }
 
 fn name_of(failure: &Failure) -> &str {

@@ -1,17 +1,16 @@
 //! `roundelay queue` and `roundelay workers`: how queues and workers are, and an operator's word on them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use anyhow::{Error, bail, ensure};
 use clap::{Args, Subcommand};
-use roundelay::Config;
 use roundelay::clock::Time;
-use roundelay::fleet::{FleetOrder, Subject, host};
+use roundelay::fleet::{FleetOrders, host};
 use roundelay::inspect::broker::Asked;
 use roundelay::inspect::queues::{Known, QueueReport};
 use roundelay::inspect::words::rough;
 use roundelay::inspect::workers::WorkerReport;
-use roundelay::ledger::Ledger;
+use roundelay::operate::{self, Operator, Ordered, queue, worker};
 use serde_json::json;
 
 use super::progress::waiting;
@@ -19,9 +18,6 @@ use super::screen::{self, Tint};
 use super::steer::ledger;
 use super::table::{Cell, Column, Table};
 use super::{ConfigFile, grouped};
-
-/// The most jobs of a queue that a worker may run at the same time, as the configuration has it, too.
-const MOST_PLACES: u16 = u16::MAX;
 
 /// Shows queues; pauses them, and widens or narrows them, while workers run.
 ///
@@ -97,7 +93,7 @@ struct Concurrency {
     /// A name under [queues].
     queue: String,
     /// So many; as configured when it is not said.
-    #[arg(value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MOST_PLACES)))]
+    #[arg(value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     places: Option<u16>,
     #[command(flatten)]
     said: Said,
@@ -138,7 +134,7 @@ struct Drain {
     /// Its name, or the beginning of it that no other has.
     worker: String,
     /// Why, for those who wonder why it runs nothing.
-    #[arg(long, value_name = "TEXT", default_value = "it is to be drained")]
+    #[arg(long, value_name = "TEXT", default_value = worker::DRAINED)]
     why: String,
     #[command(flatten)]
     said: Said,
@@ -162,38 +158,36 @@ pub fn somebody() -> String {
 
 impl Said {
     /// Gives an order, and says what it comes to.
-    async fn order(self, subject: Subject, order: FleetOrder, config: &Config, words: &str) -> anyhow::Result<()> {
-        let orders = ledger(config).await?.order_fleet(subject, order, self.by).await?;
+    async fn order(
+        self,
+        give: impl AsyncFnOnce(&Operator<'_>) -> operate::Result<Ordered<FleetOrders>>,
+    ) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let ledger = ledger(&config).await?;
+        let ordered = give(&Operator { config: Arc::new(config), ledger: &*ledger, by: self.by }).await?;
         if self.json {
-            return screen::json(&json!({ "orders": orders }));
+            return screen::json(&json!({ "orders": ordered.orders }));
         }
-        out!("{words}");
+        out!("{ordered}");
         Ok(())
     }
 }
 
 impl Queue {
     pub async fn run(self) -> anyhow::Result<()> {
-        let (queue, said, order, words) = match self.word {
-            QueueWord::List(list) => return list.run().await,
+        match self.word {
+            QueueWord::List(list) => list.run().await,
             QueueWord::Pause(PauseQueue { queue, why, said }) => {
-                ensure!(!why.trim().is_empty(), "--why needs a word for those who wonder why nothing runs");
-                let words = format!("{queue} is paused: workers take nothing more within two seconds");
-                (queue, said, FleetOrder::Close { why }, words)
+                said.order(async |operator| queue::pause(operator, &queue, &why).await).await
             }
             QueueWord::Resume(ResumeQueue { queue, said }) => {
-                let words = format!("{queue} goes on within two seconds");
-                (queue, said, FleetOrder::Open, words)
+                said.order(async |operator| queue::resume(operator, &queue).await).await
             }
             QueueWord::Concurrency(Concurrency { queue, places, said }) => {
-                let many = places.map_or_else(|| "as many as configured".into(), |places| places.to_string());
-                let words = format!("each worker runs {many} jobs of {queue} at the same time within two seconds");
-                (queue, said, FleetOrder::Concurrency(places.map(usize::from)), words)
+                let places = places.map(usize::from);
+                said.order(async |operator| queue::concurrency(operator, &queue, places).await).await
             }
-        };
-        let config = said.config.load()?;
-        config.queue(&queue).map_err(Error::msg)?;
-        said.order(Subject::Queue(queue), order, &config, &words).await
+        }
     }
 }
 
@@ -270,30 +264,21 @@ fn print_queues(queues: &[QueueReport]) {
 
 impl Workers {
     pub async fn run(self) -> anyhow::Result<()> {
-        let (worker, said, order, words) = match self.word {
-            WorkersWord::List(list) => return list.run().await,
+        match self.word {
+            WorkersWord::List(list) => list.run().await,
             WorkersWord::Drain(Drain { worker, why, said }) => {
-                (worker, said, FleetOrder::Close { why }, "takes nothing more within two seconds")
+                let drain = async |operator: &Operator<'_>| {
+                    worker::drain(operator, &worker::named(operator.ledger, &worker).await?, &why).await
+                };
+                said.order(drain).await
             }
             WorkersWord::Resume(ResumeWorker { worker, said }) => {
-                (worker, said, FleetOrder::Open, "takes jobs again within two seconds")
+                let resume = async |operator: &Operator<'_>| {
+                    worker::resume(operator, &worker::named(operator.ledger, &worker).await?).await
+                };
+                said.order(resume).await
             }
-        };
-        let config = said.config.load()?;
-        let worker = find(&worker, &*ledger(&config).await?).await?;
-        let words = format!("{worker} {words}");
-        said.order(Subject::Worker(worker), order, &config, &words).await
-    }
-}
-
-/// The worker whose name begins so.
-async fn find(name: &str, ledger: &dyn Ledger) -> anyhow::Result<String> {
-    let workers = ledger.workers().await?;
-    let fits = workers.iter().map(|worker| &worker.presence.worker).filter(|worker| worker.starts_with(name));
-    match fits.collect::<Vec<_>>()[..] {
-        [only] => Ok(only.clone()),
-        [] => bail!("no worker is called {name}; `roundelay workers list` shows which there are"),
-        _ => bail!("several workers have names that begin with {name}; say more of it"),
+        }
     }
 }
 

@@ -45,6 +45,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use roundelay::Config;
+use roundelay::inspect::words::grouped;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -306,20 +307,6 @@ fn shutdown_on(kinds: &[SignalKind], last: fn()) -> anyhow::Result<CancellationT
     Ok(shutdown)
 }
 
-/// A whole number with its thousands apart: `1,234,567`.
-fn grouped(number: impl TryInto<i128>) -> String {
-    let number: i128 = number.try_into().unwrap_or_default();
-    let digits = number.unsigned_abs().to_string();
-    let mut text = if number < 0 { "-".to_owned() } else { String::new() };
-    for (n, digit) in digits.chars().enumerate() {
-        if n > 0 && (digits.len() - n).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -356,13 +343,5 @@ mod tests {
         let mut excused: Vec<&str> = NO_JSON.iter().map(|(path, _)| *path).collect();
         excused.sort_by_key(|path| mute.iter().position(|mute| mute == path));
         assert_eq!(mute, excused, "give it --json, or a reason");
-    }
-
-    #[test]
-    fn thousands_are_apart() {
-        let table = [(0, "0"), (999, "999"), (1_000, "1,000"), (-12_345, "-12,345"), (1_234_567, "1,234,567")];
-        for (number, text) in table {
-            assert_eq!(super::grouped(number), text);
-        }
     }
 }

@@ -5,7 +5,7 @@
 //! are for terminals alone.
 
 use std::borrow::Cow;
-use std::fmt::{Arguments, Write as _};
+use std::fmt::{Arguments, Display, Write as _};
 use std::io::{ErrorKind, IsTerminal, Write as _};
 
 use serde::Serialize;
@@ -72,6 +72,15 @@ pub fn exact(words: Arguments<'_>) {
 /// Prints a value as JSON, on one line.
 pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
     exact(format_args!("{}", tame_json(&serde_json::to_string(value)?)));
+    Ok(())
+}
+
+/// Says what came of a command: an object for programs, or words.
+pub fn told(as_json: bool, object: &impl Serialize, words: impl Display) -> anyhow::Result<()> {
+    if as_json {
+        return json(object);
+    }
+    line(format_args!("{words}"));
     Ok(())
 }
 

@@ -6,17 +6,15 @@ use anyhow::{Error, bail, ensure};
 use clap::Args;
 use roundelay::Config;
 use roundelay::engine::Connections;
-use roundelay::engine::enroll::Enroller;
-use roundelay::engine::moves::{self, Mover};
 use roundelay::guard::IfRunning;
-use roundelay::inspect::chain::why_not_advanced;
 use roundelay::job::RunNow;
 use roundelay::ledger::{LedgerUrl, Order, Which};
+use roundelay::operate::chain::{self, plural};
 use serde_json::{Value, json};
 
 use super::confirm::confirmed;
 use super::progress::waiting;
-use super::{ConfigFile, grouped, screen};
+use super::{ConfigFile, screen};
 
 /// Which chains: those that fit all that is given.
 #[derive(Args)]
@@ -91,80 +89,52 @@ pub struct Retire {
 
 impl Pause {
     pub async fn run(self) -> anyhow::Result<()> {
-        self.chains.steer(Order::Pause, "paused", "active").await
+        self.chains.steer(Order::Pause).await
     }
 }
 
 impl Resume {
     pub async fn run(self) -> anyhow::Result<()> {
-        self.chains.steer(Order::Resume, "resumed", "paused").await
+        self.chains.steer(Order::Resume).await
     }
 }
 
 impl Retire {
     pub async fn run(self) -> anyhow::Result<()> {
-        self.chains.steer(Order::Retire, "retired", "living").await
+        self.chains.steer(Order::Retire).await
     }
 }
 
 impl Chains {
-    async fn steer(self, order: Order, done: &str, wanted: &str) -> anyhow::Result<()> {
+    async fn steer(self, order: Order) -> anyhow::Result<()> {
         let config = self.config.load()?;
-        // What is no longer configured can still be ended.
-        let unknown = self.kind.as_ref().and_then(|kind| config.kind(kind).err());
-        let unknown = match unknown {
-            Some(why) if !matches!(order, Order::Retire) => return Err(Error::msg(why)),
-            unknown => unknown,
-        };
         let ledger = ledger(&config).await?;
-        let which = Which {
-            kind: self.kind.clone(),
-            key: self.key.clone(),
-            owner: self.owner.clone(),
-            like: self.key_like,
-            ..Which::default()
-        };
+        let which =
+            Which { kind: self.kind, key: self.key, owner: self.owner, like: self.key_like, ..Which::default() };
         let many = which.kind.is_none() || which.key.is_none();
+        let (verb, done) = chain::verb(order);
         if many || self.dry_run {
             let waits = waiting("counting chains");
             let count = ledger.matching(which.clone(), order).await?;
             drop(waits);
-            if let Some(why) = unknown.filter(|_| count == 0) {
-                return Err(Error::msg(why));
+            // What is no longer configured can still be changed, if it is there.
+            if let Some(kind) = which.kind.as_ref().filter(|_| count == 0) {
+                config.kind(kind).map_err(Error::msg)?;
             }
             if self.dry_run {
-                if self.json {
-                    return screen::json(&json!({ "would_be": done, "chains": count }));
-                }
-                out!("{} would be {done}", plural(count));
-                return Ok(());
+                let would = json!({ "would_be": done, "chains": count });
+                return screen::told(self.json, &would, format_args!("{} would be {done}", plural(count)));
             }
             // A script that says --all has said that it means many.
             let agreed = count <= 1 || self.yes || (self.all && !std::io::stdin().is_terminal());
-            let verb = match order {
-                Order::Pause => "pause",
-                Order::Resume => "resume",
-                _ => "retire",
-            };
             if !confirmed(&format!("{verb} {}", plural(count)), agreed)? {
                 bail!("nothing was changed");
             }
         }
-        let whole_owner = which.whole_owner().map(str::to_owned);
         let waits = waiting(if many { "many chains are changed, all at once" } else { "the chain is changed" });
-        let count = ledger.steer(which, order).await?;
+        let steered = chain::steer(&config, &*ledger, which, order).await?;
         drop(waits);
-        if self.json {
-            screen::json(&json!({ done: count }))?;
-        } else if let Some(owner) = whole_owner {
-            out!("{} {done}, and one-off jobs of {owner} likewise", plural(count));
-        } else {
-            out!("{} {done}", plural(count));
-        }
-        if let (Some(kind), Some(key)) = (&self.kind, self.key.filter(|_| count == 0)) {
-            bail!("there is no {wanted} chain {kind} {key}");
-        }
-        Ok(())
+        screen::told(self.json, &json!({ done: steered.count }), steered)
     }
 }
 
@@ -205,13 +175,10 @@ impl Recover {
         let order = if self.all { Order::RecoverAll } else { Order::Recover };
         let ledger = ledger(&config).await?;
         let waits = waiting("beginning new epochs");
-        let count = ledger.steer(Which { kind: self.kind, key: self.key, ..Which::default() }, order).await?;
+        let which = Which { kind: self.kind, key: self.key, ..Which::default() };
+        let steered = chain::steer(&config, &*ledger, which, order).await?;
         drop(waits);
-        if self.json {
-            return screen::json(&json!({ "recovered": count }));
-        }
-        out!("{} recovered", plural(count));
-        Ok(())
+        screen::told(self.json, &json!({ "recovered": steered.count }), steered)
     }
 }
 
@@ -256,23 +223,12 @@ pub struct Run {
 impl Run {
     pub async fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
-        // Refuses the absence of a ledger, and makes none.
-        drop(ledger(&config).await?);
-        let waits = waiting("opening ledger and broker");
-        let connections = Connections::open(&config).await?;
-        let broker = connections.broker.clone();
+        let connections = connections(&config).await?;
         let Self { kind, key, queue, priority, payload, if_running, force, json, .. } = self;
         let asked = RunNow { queue, priority, if_running, force };
-        let mut enroller = Enroller::new(&config, connections, &kind, None, false)?;
-        let came = enroller.run_once(&key, payload.as_ref(), &asked, None).await?;
-        broker.close().await;
-        drop(waits);
-        match came.why_not(&kind, &key) {
-            None if json => screen::json(&json!({ "accepted": true }))?,
-            None => out!("{kind} {key} runs one time more"),
-            Some(why) => bail!("{why}"),
-        }
-        Ok(())
+        let runs = chain::run(&config, &connections, (&kind, &key), payload.as_ref(), &asked).await;
+        connections.broker.close().await;
+        screen::told(json, &json!({ "accepted": true }), runs?)
     }
 }
 
@@ -296,32 +252,19 @@ pub struct Advance {
 impl Advance {
     pub async fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
-        config.kind(&self.kind).map_err(Error::msg)?;
-        // Refuses the absence of a ledger, and makes none.
-        drop(ledger(&config).await?);
-        let waits = waiting("opening ledger and broker");
-        let connections = Connections::open(&config).await?;
-        let mover = Mover::new(&config, &connections);
-        let advanced = mover.advance(&self.kind, &self.key).await?;
+        let connections = connections(&config).await?;
+        let advanced = chain::advance(&config, &connections, &self.kind, &self.key).await;
         connections.broker.close().await;
-        drop(waits);
-        let Self { kind, key, .. } = self;
-        match advanced {
-            moves::Advance::Advanced { sent } if self.json => screen::json(&json!({ "advanced": true, "sent": sent }))?,
-            moves::Advance::Advanced { sent: true } => out!("{kind} {key} is due now"),
-            moves::Advance::Advanced { sent: false } => {
-                out!("{kind} {key} is due now; a worker's catch-up sends its message");
-            }
-            moves::Advance::NoChain => bail!("there is no chain {kind} {key}; `roundelay enroll` begins chains"),
-            moves::Advance::Refused(chain) => {
-                bail!(
-                    "{kind} {key}: {}",
-                    why_not_advanced(&chain, (connections.ledger.now(), &connections.ledger.calendar()))
-                )
-            }
-        }
-        Ok(())
+        let advanced = advanced?;
+        screen::told(self.json, &json!({ "advanced": true, "sent": advanced.sent }), advanced)
     }
+}
+
+/// Opens ledger and broker. Refuses the absence of a ledger, and makes none.
+pub(super) async fn connections(config: &Config) -> anyhow::Result<Connections> {
+    drop(ledger(config).await?);
+    let _waits = waiting("opening ledger and broker");
+    Ok(Connections::open(config).await?)
 }
 
 pub(super) async fn ledger(config: &Config) -> anyhow::Result<std::sync::Arc<dyn roundelay::ledger::Ledger>> {
@@ -332,8 +275,4 @@ pub(super) async fn ledger(config: &Config) -> anyhow::Result<std::sync::Arc<dyn
     // The first command of a new version brings it up to date, which takes its time with a large one.
     let _waits = waiting("opening the ledger");
     Ok(Connections::ledger(config).await?)
-}
-
-pub(super) fn plural(count: u64) -> String {
-    if count == 1 { "1 chain".into() } else { format!("{} chains", grouped(count)) }
 }

@@ -3,17 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Error, bail, ensure};
+use anyhow::{Error, bail};
 use clap::{Args, Subcommand};
 use roundelay::Config;
-use roundelay::calendar::At;
 use roundelay::clock::{parse_duration, short_duration};
-use roundelay::config::check_limits;
-use roundelay::ledger::Ledger;
-use roundelay::pacing::orders::{LONGEST, Orders, ThrottleOrder};
+use roundelay::operate::throttle::{self, NewLimits};
+use roundelay::operate::{self, Operator, Ordered};
+use roundelay::pacing::orders::Orders;
 use roundelay::pacing::slots::{Limits, View, Window};
-use roundelay::pacing::{ThrottleScope, ThrottleSettings};
-use roundelay::throttle::throttled::{Throttled, time};
+use roundelay::throttle::throttled::Throttled;
 use serde_json::{Value, json};
 
 use super::fleet::somebody;
@@ -49,9 +47,14 @@ enum Word {
     List(List),
     Show(Show),
     Set(Set),
-    Reset(Reset),
+    /// Goes back to the configured limits.
+    Reset(About),
     Hold(Hold),
-    Release(Release),
+    /// Ends a hold, an operator's as well as one that an upstream has asked for.
+    ///
+    /// It reopens gently. An upstream that did not work counts as one that works until it fails again, and what
+    /// remained of its budget is forgotten.
+    Release(About),
 }
 
 /// Lists the throttles of the configuration.
@@ -112,13 +115,6 @@ struct Set {
     burst: Option<u32>,
 }
 
-/// Goes back to the configured limits.
-#[derive(Args)]
-struct Reset {
-    #[command(flatten)]
-    about: About,
-}
-
 /// Lets nothing start for a while.
 ///
 /// What runs finishes. Another hold replaces it, and one that an upstream has asked for counts if it is longer.
@@ -134,118 +130,42 @@ struct Hold {
     why: String,
 }
 
-/// Ends a hold, an operator's as well as one that an upstream has asked for.
-///
-/// It reopens gently. An upstream that did not work counts as one that works until it fails again, and what
-/// remained of its budget is forgotten.
-#[derive(Args)]
-struct Release {
-    #[command(flatten)]
-    about: About,
-}
-
 impl Throttle {
     pub async fn run(self) -> anyhow::Result<()> {
         match self.word {
             Word::List(list) => list.run().await,
             Word::Show(show) => show.run().await,
-            Word::Set(set) => set.run().await,
-            Word::Reset(Reset { about }) => {
-                let (throttle, orders) = about.order(|_, _, _| Ok(ThrottleOrder::Reset)).await?;
-                throttle.tell(&[&limits(&throttle.settings, &orders)]).await
+            Word::Set(Set { about, allow, per, burst }) => {
+                let limits = NewLimits { allow, per, burst };
+                about.order(async |operator, name| throttle::set(operator, name, limits).await).await
             }
-            Word::Hold(hold) => hold.run().await,
-            Word::Release(release) => release.run().await,
+            Word::Reset(about) => about.order(throttle::reset).await,
+            Word::Hold(Hold { about, span, why }) => {
+                about.order(async |operator, name| throttle::hold(operator, name, span, &why).await).await
+            }
+            Word::Release(about) => about.order(throttle::release).await,
         }
     }
 }
 
 impl About {
-    /// Gives the order that `what` makes of the configuration, the throttle's settings and its orders up to now.
+    /// Gives an order, and says what it comes to; or how the throttle is then.
     async fn order(
         self,
-        what: impl FnOnce(&Config, &ThrottleSettings, &Orders) -> anyhow::Result<ThrottleOrder>,
-    ) -> anyhow::Result<(Ordered, Orders)> {
-        let config = self.config.load()?;
-        let settings = config.throttle(&self.name).map_err(Error::msg)?.clone();
+        give: impl AsyncFnOnce(&Operator<'_>, &str) -> operate::Result<Ordered<Orders>>,
+    ) -> anyhow::Result<()> {
+        let config = Arc::new(self.config.load()?);
         let ledger = ledger(&config).await?;
         let waits = waiting("giving the order to the ledger");
-        let before = ledger.throttle_orders().await?.remove(&self.name).unwrap_or_default();
-        let order = what(&config, &settings, &before)?;
-        let orders = ledger.order_throttle(self.name.clone(), order, self.by).await?;
+        let operator = Operator { config: config.clone(), ledger: &*ledger, by: self.by };
+        let ordered = give(&operator, &self.name).await?;
         drop(waits);
-        Ok((Ordered { name: self.name, settings, config, ledger, json: self.json }, orders))
-    }
-}
-
-/// A throttle to which an order was given.
-struct Ordered {
-    name: String,
-    settings: ThrottleSettings,
-    config: Config,
-    ledger: Arc<dyn Ledger>,
-    json: bool,
-}
-
-impl Ordered {
-    /// Says what the order comes to, the name before the first of `lines`; or how the throttle is then.
-    async fn tell(&self, lines: &[&str]) -> anyhow::Result<()> {
         if self.json {
-            return screen::json(&described(&self.look().await?, &self.config));
+            let settings = config.throttle(&self.name).map_err(Error::msg)?;
+            return screen::json(&described(&Throttled::look_at(&self.name, settings, None, &*ledger).await?, &config));
         }
-        for (n, line) in lines.iter().enumerate() {
-            if n == 0 { out!("{}: {line}", self.name) } else { out!("{line}") }
-        }
+        out!("{ordered}");
         Ok(())
-    }
-
-    async fn look(&self) -> anyhow::Result<Throttled> {
-        Ok(Throttled::look_at(&self.name, &self.settings, None, &*self.ledger).await?)
-    }
-}
-
-impl Set {
-    async fn run(self) -> anyhow::Result<()> {
-        let Self { about, allow, per, burst } = self;
-        let name = about.name.clone();
-        let (throttle, orders) = about
-            .order(|config, settings, orders| {
-                let in_force = orders.limits(&settings.limits);
-                let window = Window { allow, per: per.unwrap_or(in_force.window.per) };
-                let burst = burst.unwrap_or(in_force.burst.min(allow));
-                check_limits(&name, window, burst, config).map_err(Error::msg)?;
-                Ok(ThrottleOrder::Limits { window, burst })
-            })
-            .await?;
-        let scope = throttle.settings.scope;
-        let when =
-            if scope == ThrottleScope::Worker { "each worker knows of it within two seconds" } else { FROM_NOW_ON };
-        throttle.tell(&[&limits(&throttle.settings, &orders), when]).await
-    }
-}
-
-const FROM_NOW_ON: &str = "it holds for all workers from the next slot on, until `roundelay throttle reset`";
-
-impl Hold {
-    async fn run(self) -> anyhow::Result<()> {
-        let Self { about, span, why } = self;
-        ensure!(!why.trim().is_empty(), "--why needs a word for those who wonder why nothing runs");
-        ensure!(span >= Duration::from_millis(1) && span <= LONGEST, "--for must be from 1ms to 366d");
-        let (throttle, orders) = about.order(|_, _, _| Ok(ThrottleOrder::Hold { span, why })).await?;
-        let words = format!(
-            "nothing starts until {}; what runs finishes",
-            At::of(time(orders.held_until()), &throttle.ledger.calendar())
-        );
-        throttle.tell(&[&words]).await
-    }
-}
-
-impl Release {
-    async fn run(self) -> anyhow::Result<()> {
-        let (throttle, _) = self.about.order(|_, _, _| Ok(ThrottleOrder::Release)).await?;
-        let now = throttle.look().await?;
-        let open = now.in_the_way(None).unwrap_or_else(|| "it is open".into());
-        throttle.tell(&[&format!("released; {open}")]).await
     }
 }
 
@@ -313,7 +233,7 @@ impl Show {
 fn print(throttled: &Throttled, config: &Config) {
     let Throttled { name, settings, orders, keys, remembered, .. } = throttled;
     screen::tinted(Tint::Heading, format_args!("{name}"));
-    field("allows", &limits(settings, orders));
+    field("allows", &throttle::in_words(settings, orders));
     field("burst", &throttled.limits.burst.to_string());
     if let Some(said) = &orders.limits {
         field("ordered", &format!("by {}, at {}", said.by, throttled.at(said.at)));
@@ -360,14 +280,6 @@ fn print(throttled: &Throttled, config: &Config) {
 
 fn rounded(span: Duration) -> String {
     short_duration(Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX)))
-}
-
-/// The limits in force, and the configured ones where they differ.
-fn limits(settings: &ThrottleSettings, orders: &Orders) -> String {
-    match &orders.limits {
-        None => format!("{}, as configured", settings.limits),
-        Some(_) => format!("{}, in place of the configured {}", orders.limits(&settings.limits), settings.limits),
-    }
 }
 
 /// `3 of 5`, for each window.

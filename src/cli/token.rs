@@ -3,16 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::bail;
 use clap::{Args, Subcommand};
-use roundelay::api::create_token;
-use roundelay::calendar::{At, Calendar};
-use roundelay::clock::{Time, parse_duration};
+use roundelay::calendar::At;
+use roundelay::clock::parse_duration;
 use roundelay::engine::Connections;
 use roundelay::ledger::Ledger;
-use roundelay::ledger::access::Token;
+use roundelay::operate::token::{self, TokenMade, TokenView};
 use roundelay::scope::Scope;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::ConfigFile;
 use super::progress::waiting;
@@ -90,14 +88,12 @@ impl TokenCommand {
 impl Create {
     async fn run(self) -> anyhow::Result<()> {
         let ledger = open(&self.config).await?;
-        let (secret, token) = create_token(&*ledger, &self.name, self.scope, self.expires).await?;
+        let made = token::create(&*ledger, &self.name, self.scope, self.expires).await?;
         if self.json {
-            return screen::json(&json!({ "secret": secret, "token": shown(&token, &ledger.calendar()) }));
+            return screen::json(&made);
         }
-        let calendar = ledger.calendar();
-        let until = token.expires.map(|expires| format!("until {}", At::of(expires, &calendar)));
-        let until = until.unwrap_or_else(|| "for ever".into());
-        let Token { name, scope, .. } = &token;
+        let TokenMade { secret, token: TokenView { name, scope, expires, .. } } = made;
+        let until = expires.map_or_else(|| "for ever".into(), |expires| format!("until {expires}"));
         screen::note(format_args!("created the token {name} with the scope {scope}, {until}; it is shown only now:"));
         screen::exact(format_args!("{secret}"));
         Ok(())
@@ -107,13 +103,10 @@ impl Create {
 impl List {
     async fn run(self) -> anyhow::Result<()> {
         let ledger = open(&self.config).await?;
-        let tokens = ledger.tokens().await?;
+        let tokens = token::list(&*ledger).await?;
         if self.json {
-            return screen::json(
-                &json!({ "tokens": tokens.iter().map(|token| shown(token, &ledger.calendar())).collect::<Vec<Value>>() }),
-            );
+            return screen::json(&json!({ "tokens": tokens }));
         }
-        let (now, calendar) = (ledger.now(), ledger.calendar());
         if tokens.is_empty() {
             out!("there are no tokens; `roundelay token create` makes one");
             return Ok(());
@@ -125,18 +118,17 @@ impl List {
             Column::text("expires"),
             Column::text("last used"),
         ]);
+        let now = At::of(ledger.now(), &ledger.calendar());
+        let shown = |time: Option<At>| time.map_or("never".to_owned(), |time| time.to_string());
         for token in &tokens {
-            let time = |time: Option<Time>, never: &str| {
-                time.map_or(never.to_owned(), |time| At::of(time, &calendar).to_string())
-            };
-            let over = !token.is_valid(now);
-            let expires = time(token.expires, "never") + if over { " (over)" } else { "" };
+            let over = token.expires.is_some_and(|expires| expires <= now);
+            let expires = shown(token.expires) + if over { " (over)" } else { "" };
             table.row([
                 Cell::from(&token.name),
                 token.scope.name().into(),
-                At::of(token.created, &calendar).to_string().into(),
+                token.created.to_string().into(),
                 Cell::from(expires).tinted_if(over, Tint::Notable),
-                time(token.last_used, "never").into(),
+                shown(token.last_used).into(),
             ]);
         }
         table.print();
@@ -147,21 +139,9 @@ impl List {
 impl Revoke {
     async fn run(self) -> anyhow::Result<()> {
         let ledger = open(&self.config).await?;
-        if !ledger.revoke_token(self.name.clone()).await? {
-            bail!("there is no token {}; `roundelay token list` has those that there are", self.name);
-        }
-        if self.json {
-            return screen::json(&json!({ "revoked": self.name }));
-        }
-        out!("revoked the token {}", self.name);
-        Ok(())
+        let revoked = token::revoke(&*ledger, &self.name).await?;
+        screen::told(self.json, &json!({ "revoked": self.name }), revoked)
     }
-}
-
-fn shown(token: &Token, calendar: &Calendar) -> Value {
-    let at = |time: Time| At::of(time, calendar);
-    let Token { id, name, scope, created, expires, last_used } = token;
-    json!({ "id": id, "name": name, "scope": scope, "created": at(*created), "expires": expires.map(at), "last_used": last_used.map(at) })
 }
 
 async fn open(config: &ConfigFile) -> anyhow::Result<Arc<dyn Ledger>> {

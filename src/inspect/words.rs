@@ -71,6 +71,20 @@ pub fn rough(span: Duration) -> String {
     humantime::format_duration(Duration::from_secs(span.as_secs())).to_string()
 }
 
+/// A whole number with its thousands apart: `1,234,567`.
+pub fn grouped(number: impl TryInto<i128>) -> String {
+    let number: i128 = number.try_into().unwrap_or_default();
+    let digits = number.unsigned_abs().to_string();
+    let mut text = if number < 0 { "-".to_owned() } else { String::new() };
+    for (n, digit) in digits.chars().enumerate() {
+        if n > 0 && (digits.len() - n).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// The name of a state.
 pub fn word(state: ChainState) -> &'static str {
     match state {
@@ -141,6 +155,14 @@ pub fn schedule(kind: &str, own: Option<&str>, config: &Config) -> Option<String
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn thousands_are_apart() {
+        let table = [(0, "0"), (999, "999"), (1_000, "1,000"), (-12_345, "-12,345"), (1_234_567, "1,234,567")];
+        for (number, text) in table {
+            assert_eq!(grouped(number), text);
+        }
+    }
 
     #[test]
     fn a_table_of_what_chains_are_doing() {

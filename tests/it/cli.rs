@@ -655,9 +655,9 @@ async fn an_operator_steers_chains_by_command() {
     let ledger = async || ok(run("status", &config, &["--json"]).await).json()["ledger"].clone();
 
     failed(run("pause", &config, &["nobody", "a"]).await, &["no [kinds.nobody]"]);
-    failed(run("pause", &config, &["sync", "z"]).await, &["there is no active chain sync z"]);
+    failed(run("pause", &config, &["sync", "z"]).await, &["there is no chain sync z", "roundelay enroll"]);
     assert_eq!(ok(run("pause", &config, &["sync", "a", "--json"]).await).json(), json!({ "paused": 1 }));
-    failed(run("pause", &config, &["sync", "a"]).await, &["there is no active chain sync a"]);
+    failed(run("pause", &config, &["sync", "a"]).await, &["sync a is not active: it is paused"]);
     assert_eq!(ledger().await["paused"], 1);
     assert_eq!(ok(run("pause", &config, &["sync", "--all", "--json"]).await).json(), json!({ "paused": 2 }));
     assert_eq!(ok(run("resume", &config, &["sync", "--all", "--json"]).await).json(), json!({ "resumed": 3 }));

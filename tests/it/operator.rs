@@ -120,7 +120,7 @@ mod run {
         ok("workers resume", &config, &[name]).await;
         until("it works", || async { state().await == "working" }).await;
         refused("queue pause", &config, &["elsewhere", "--why", "x"], &["there is no [queues.elsewhere]"]).await;
-        refused("queue pause", &config, &["work", "--why", " "], &["--why needs a word"]).await;
+        refused("queue pause", &config, &["work", "--why", " "], &["why: it needs a word"]).await;
         refused("workers drain", &config, &["nobody"], &["no worker is called nobody"]).await;
         stop(worker).await;
         assert_eq!(told("workers list", &config, &[]).await["workers"], json!([]), "it has said goodbye");

@@ -64,7 +64,9 @@ handler.exec = {{ argv = ["/bin/sh", "-c", "echo $ROUNDELAY_KEY >> {}"], env = {
         // Other limits, for those that wait already.
         let set = ["upstream", "--allow", "500", "--per", "10s", "--by", "ann"];
         let said = ok("throttle set", &config, &set).await;
-        assert!(said.starts_with("upstream: 500 per 10s, in place of the configured 1 per 60m\n"), "{said}");
+        let words =
+            "upstream: 500 per 10s, in place of the configured 1 per 60m; it holds for all workers from the next slot";
+        assert!(said.starts_with(words), "{said}");
         until("all have run", async || ran() == 3).await;
         let shown = told("throttle list", &config, &[]).await["throttles"][0].clone();
         assert_eq!(shown["limits"], json!({ "windows": [{ "allow": 500, "per_ms": 10_000 }], "burst": 1 }));

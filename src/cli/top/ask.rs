@@ -4,19 +4,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Error, bail, ensure};
+use anyhow::Error;
 use roundelay::Config;
 use roundelay::api::Api;
-use roundelay::calendar::At;
-use roundelay::engine::moves::{self, Mover};
 use roundelay::engine::overslept::{self, Overslept, schedules};
-use roundelay::fleet::{FleetOrder, Subject};
-use roundelay::inspect::chain::{AttemptReport, look, why_not_advanced};
+use roundelay::inspect::chain::{AttemptReport, look};
 use roundelay::inspect::chains::{self, ChainRow, Sought, State as Doing};
 use roundelay::inspect::throttles;
-use roundelay::ledger::{ChainState, EFFORT, LateChain, Ledger, Listed, Order as ChainOrder, RunFilter, Which};
-use roundelay::pacing::orders::ThrottleOrder;
-use roundelay::throttle::throttled::time;
+use roundelay::ledger::{ChainState, EFFORT, LateChain, Listed, Order as ChainOrder, RunFilter};
+use roundelay::operate::chain::{self, Steered};
+use roundelay::operate::{self, Operator, queue, throttle, worker};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -203,78 +200,23 @@ async fn give_all(api: &Api, mut orders: mpsc::UnboundedReceiver<Order>, by: &st
 
 /// Gives an order; answers what it comes to.
 async fn give(api: &Api, Order { deed, span, why }: Order, by: &str) -> anyhow::Result<String> {
-    let (config, ledger) = (api.config(), api.ledger());
-    let by = by.to_owned();
+    let operator = Operator { config: api.config(), ledger: api.ledger(), by: by.to_owned() };
     Ok(match deed {
-        Deed::PauseQueue(queue) => {
-            config.queue(&queue).map_err(Error::msg)?;
-            ledger.order_fleet(Subject::Queue(queue.clone()), FleetOrder::Close { why }, by).await?;
-            format!("{queue} is paused: workers take nothing more within two seconds, and what runs finishes")
+        Deed::PauseQueue(queue) => queue::pause(&operator, &queue, &why).await?.to_string(),
+        Deed::ResumeQueue(queue) => queue::resume(&operator, &queue).await?.to_string(),
+        Deed::Hold(throttle) => throttle::hold(&operator, &throttle, span, &why).await?.to_string(),
+        Deed::Release(throttle) => throttle::release(&operator, &throttle).await?.to_string(),
+        Deed::Drain(worker) => worker::drain(&operator, &worker, &why).await?.to_string(),
+        Deed::ResumeWorker(worker) => worker::resume(&operator, &worker).await?.to_string(),
+        Deed::PauseChain(kind, key) => steer(&operator, &kind, &key, ChainOrder::Pause).await?.to_string(),
+        Deed::ResumeChain(kind, key) => steer(&operator, &kind, &key, ChainOrder::Resume).await?.to_string(),
+        Deed::Advance(kind, key) => {
+            let connections = api.connections().await.map_err(|problem| Error::msg(problem.detail))?;
+            chain::advance(&operator.config, connections, &kind, &key).await?.to_string()
         }
-        Deed::ResumeQueue(queue) => {
-            config.queue(&queue).map_err(Error::msg)?;
-            ledger.order_fleet(Subject::Queue(queue.clone()), FleetOrder::Open, by).await?;
-            format!("{queue} goes on within two seconds")
-        }
-        Deed::Hold(throttle) => {
-            config.throttle(&throttle).map_err(Error::msg)?;
-            let orders = ledger.order_throttle(throttle.clone(), ThrottleOrder::Hold { span, why }, by).await?;
-            format!(
-                "{throttle}: nothing starts until {}; what runs finishes",
-                At::of(time(orders.held_until()), &api.ledger().calendar())
-            )
-        }
-        Deed::Release(throttle) => {
-            config.throttle(&throttle).map_err(Error::msg)?;
-            ledger.order_throttle(throttle.clone(), ThrottleOrder::Release, by).await?;
-            let now = throttles::look(&throttle, None, &config, ledger).await?;
-            format!("{throttle}: released; {}", now.in_the_way.unwrap_or_else(|| "it is open".into()))
-        }
-        Deed::Drain(worker) => {
-            order_worker(ledger, &worker, FleetOrder::Close { why }, by).await?;
-            format!("{worker} takes nothing more within two seconds, and what runs finishes")
-        }
-        Deed::ResumeWorker(worker) => {
-            order_worker(ledger, &worker, FleetOrder::Open, by).await?;
-            format!("{worker} takes jobs again within two seconds")
-        }
-        Deed::PauseChain(kind, key) => {
-            steer(ledger, &kind, &key, ChainOrder::Pause, "active").await?;
-            format!("{kind} {key} is paused; what runs finishes")
-        }
-        Deed::ResumeChain(kind, key) => {
-            steer(ledger, &kind, &key, ChainOrder::Resume, "paused").await?;
-            format!("{kind} {key} goes on")
-        }
-        Deed::Advance(kind, key) => advance(api, &kind, &key).await?,
     })
 }
 
-async fn order_worker(ledger: &dyn Ledger, worker: &str, order: FleetOrder, by: String) -> anyhow::Result<()> {
-    let known = ledger.workers().await?.iter().any(|known| known.presence.worker == worker);
-    ensure!(known, "there is no worker {worker}; it may have ended");
-    ledger.order_fleet(Subject::Worker(worker.into()), order, by).await?;
-    Ok(())
-}
-
-async fn steer(ledger: &dyn Ledger, kind: &str, key: &str, order: ChainOrder, wanted: &str) -> anyhow::Result<()> {
-    let which = Which { kind: Some(kind.into()), key: Some(key.into()), ..Which::default() };
-    ensure!(ledger.steer(which, order).await? > 0, "there is no {wanted} chain {kind} {key}");
-    Ok(())
-}
-
-async fn advance(api: &Api, kind: &str, key: &str) -> anyhow::Result<String> {
-    let config = api.config();
-    config.kind(kind).map_err(Error::msg)?;
-    let connections = api.connections().await.map_err(|problem| Error::msg(problem.detail))?;
-    match Mover::new(&config, connections).advance(kind, key).await? {
-        moves::Advance::Advanced { sent: true } => Ok(format!("{kind} {key} is due now")),
-        moves::Advance::Advanced { sent: false } => {
-            Ok(format!("{kind} {key} is due now; a worker's catch-up sends its message"))
-        }
-        moves::Advance::NoChain => bail!("there is no chain {kind} {key}"),
-        moves::Advance::Refused(chain) => {
-            bail!("{kind} {key}: {}", why_not_advanced(&chain, (api.ledger().now(), &api.ledger().calendar())))
-        }
-    }
+async fn steer(operator: &Operator<'_>, kind: &str, key: &str, order: ChainOrder) -> operate::Result<Steered> {
+    chain::steer(&operator.config, operator.ledger, chain::one(kind, key), order).await
 }

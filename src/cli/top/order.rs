@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use roundelay::clock::{parse_duration, short_duration};
-use roundelay::pacing::orders::LONGEST;
+use roundelay::operate::reason;
+use roundelay::operate::throttle::check_span;
+use roundelay::operate::worker::DRAINED;
 
 use super::state::Key;
 use super::text::visible;
 
-/// Why a worker is drained when nobody says, as `roundelay workers drain` has it.
-const DRAINED: &str = "it is to be drained";
 /// The longest answer that is taken.
 const MOST: usize = 500;
 
@@ -168,16 +168,11 @@ impl Question {
         match field {
             Field::Span => {
                 let span = parse_duration(&typed).map_err(|_| "write for example 30m, 2h or 90s".to_owned())?;
-                if span < Duration::from_millis(1) || span > LONGEST {
-                    return Err("from 1ms to 366d is possible".into());
-                }
+                check_span(span)?;
                 self.order.span = span;
             }
-            Field::Why if typed.is_empty() => {
-                return Err("it needs a word for those who wonder why nothing runs".into());
-            }
-            Field::WhyPerhaps if typed.is_empty() => self.order.why = DRAINED.into(),
-            Field::Why | Field::WhyPerhaps => self.order.why = typed,
+            Field::Why => self.order.why = reason(&typed)?.into(),
+            Field::WhyPerhaps => self.order.why = reason(&typed).unwrap_or(DRAINED).into(),
         }
         Ok(())
     }
