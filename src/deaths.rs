@@ -31,10 +31,9 @@ pub enum Company {
 /// The company of a run that was in hand at so many deaths; `None` when it does not run again.
 pub fn company(deaths: u32) -> Option<Company> {
     match deaths {
-        _ if mutant!(DeathsNotCounted) => Some(Company::Any),
         0 => Some(Company::Any),
         MOST_DEATHS.. => None,
-        SUSPECTED.. if !mutant!(SuspectsTogether) => Some(Company::Clear),
+        SUSPECTED.. => Some(Company::Clear),
         _ => Some(Company::NoSuspect),
     }
 }
@@ -68,7 +67,6 @@ impl Hands {
             (None, _) => Again::SetAside,
             (_, None) => Again::Waits,
             (_, Some(Company::Any)) => Again::Runs(Company::NoSuspect),
-            _ if mutant!(SuspectsTogether) => Again::Runs(Company::NoSuspect),
             _ => Again::Runs(Company::Clear),
         }
     }

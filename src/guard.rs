@@ -140,7 +140,7 @@ impl Guard {
     pub fn refuses(&self, past: Past, now: Time) -> Option<Refusal> {
         let never = Time::default();
         let since = now.since(past.last_start);
-        if past.last_start != never && since < self.min_gap() && !mutant!(ToleranceIgnored) {
+        if past.last_start != never && since < self.min_gap() {
             return Some(Refusal::TooSoon { since, least: self.min_gap() });
         }
         let since = now.since(past.last_finish);

@@ -73,20 +73,6 @@
 //! The message format, the contract of handlers, operations and the architecture are documented in
 //! the folder `docs` of the repository.
 
-/// Whether this line is sabotaged: see `mutant.rs`. Never, outside of the unit tests.
-#[cfg(test)]
-macro_rules! mutant {
-    ($mutant:ident) => {
-        crate::mutant::is(crate::mutant::Mutant::$mutant)
-    };
-}
-#[cfg(not(test))]
-macro_rules! mutant {
-    ($mutant:ident) => {
-        false
-    };
-}
-
 pub mod api;
 pub mod bench;
 pub mod broker;
@@ -112,8 +98,6 @@ pub mod lanes;
 pub mod ledger;
 mod listen;
 pub mod monitor;
-#[cfg(test)]
-mod mutant;
 pub mod operate;
 pub mod outcome;
 pub mod pacing;

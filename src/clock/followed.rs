@@ -104,9 +104,6 @@ impl Known {
 /// where it is not known how much time has passed, it is the least that surely has.
 fn judge(seen: &Seen, known: &Known) -> (Micros, bool) {
     let shows = seen.server - seen.set;
-    if mutant!(ClockBelieved) {
-        return (shows, false);
-    }
     let least = known.least.least(seen.asked);
     if shows > known.best.1.most(seen.answered) + UNLIKE {
         // It may have been set little by little since the best reading, or back since that.

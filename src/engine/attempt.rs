@@ -146,7 +146,7 @@ impl Claimed<'_> {
         }
         let Some(schedule) = schedule else { return limit };
         let next = schedule.cancelled_at(self.grant.nominal, at, setting);
-        if let Some(deadline) = next.filter(|next| *next < limit.deadline && !mutant!(OverlapNotEnded)) {
+        if let Some(deadline) = next.filter(|next| *next < limit.deadline) {
             let cut = Some("overlap: it had to make room for the next occurrence".into());
             limit = Limit { deadline, grace: CANCEL_GRACE, cut, ..limit };
         }
@@ -291,7 +291,7 @@ impl Core {
             parent: chain.parent,
             from_batch: grant.batch.is_some(),
             members,
-            chains: if mutant!(DiscoveredDropped) { Vec::new() } else { asked.chains.clone() },
+            chains: asked.chains.clone(),
             progress,
         };
         lease.finishes();
@@ -342,7 +342,7 @@ impl Core {
         let pace = Pace { due: grant.due, at: grant.at, deadline: limit.deadline, longest: limit.longest, by };
         tokio::select! {
             biased;
-            () = lease.lost(), if !mutant!(LostLeaseIgnored) => {
+            () = lease.lost() => {
                 let reason = Reason::new(Class::Fenced, "the lease was lost, so the run was ended");
                 Handled { outcome: Outcome::Snooze { reason, wait: Duration::ZERO }, called: true }
             }
@@ -401,9 +401,7 @@ impl Core {
     /// The slot of a throttle with keys, which only the job tells. Whoever would wait long for it is put off
     /// for about that long, so that others can start in the meantime.
     async fn slot_of_key(&self, queue: &QueueRun, job: &Job, want: Want) -> Result<Option<(Slot, String)>, Outcome> {
-        let Some((throttle, figures)) = queue.throttle.as_ref().filter(|_| !mutant!(ThrottleIgnored)) else {
-            return Ok(None);
-        };
+        let Some((throttle, figures)) = &queue.throttle else { return Ok(None) };
         let settings = throttle.settings();
         let Some(path) = &settings.key else { return Ok(None) };
         let key = path.of(job);
@@ -456,7 +454,7 @@ impl Core {
             Err(snooze) => return Handled::without_call(snooze),
         };
         let mut own = None;
-        if slot.is_none() && queue.throttle.is_some() && !mutant!(ThrottleIgnored) {
+        if slot.is_none() && queue.throttle.is_some() {
             // Its throttle had a key when leave was given, and has none now.
             let reason = Reason::new(Class::Slot, "the throttle was configured anew meanwhile");
             return Handled::without_call(Outcome::Snooze { reason, wait: Duration::ZERO });

@@ -60,7 +60,7 @@ pub async fn run(core: Arc<Core>) {
         told.count(&core);
         core.telemetry.notices.tell();
         nth += 1;
-        if nth % READ == 0 && !mutant!(OrdersUnread) {
+        if nth % READ == 0 {
             match timeout(PATIENCE, core.ledger.fleet_orders()).await {
                 Ok(Ok(orders)) => obey(&core, &orders),
                 Ok(Err(error)) => tracing::debug!(%error, "what operators have ordered cannot be read"),

@@ -146,7 +146,7 @@ pub async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: CancellationToke
                 continue;
             }
             round = at + every;
-            if keeps && !core.outage.lasts() && !mutant!(OutboxNotEmptied) {
+            if keeps && !core.outage.lasts() {
                 report(&core, "empty the outbox", empty_outbox(&core).await);
             } else if !keeps {
                 report(&core, "take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
@@ -361,8 +361,8 @@ async fn send_planned(
             _ => None,
         })
         .collect();
-    if sends.is_empty() || mutant!(CatchUpSleeps) {
-        let wanted = plans.iter().any(|plan| matches!(plan, Plan::Send { .. })) && !mutant!(CatchUpSleeps);
+    if sends.is_empty() {
+        let wanted = plans.iter().any(|plan| matches!(plan, Plan::Send { .. }));
         return Ok(Sent::NothingMine { wanted });
     }
     let cause = format!("chains of the queue {queue} that are overdue; their messages are sent again");
@@ -386,7 +386,7 @@ async fn send_planned(
 /// Chains that this worker is said to run, though it does not: a claim whose answer was lost, and that nobody made again.
 /// Nobody else can tell.
 async fn give_up(core: &Core, session: Option<i64>, overdue: &mut [Overdue]) -> Result<(), LedgerError> {
-    let Some(session) = session.filter(|_| !mutant!(KeptForGood)) else { return Ok(()) };
+    let Some(session) = session else { return Ok(()) };
     // Whoever works on a chain has its message in hand, from before the claim until after the finish.
     let left = |chain: &Overdue| chain.holder.runs() && chain.claim.0 == session && core.holds(chain.hint.epoch) == 0;
     let claims = overdue.iter().filter(|chain| left(chain));
@@ -519,7 +519,6 @@ async fn send_all(core: &Core, sends: Vec<(Hint, Time)>) -> HashSet<i64> {
         .for_each_concurrent(IN_FLIGHT, |(hint, due)| {
             let (unsent, failures) = (&unsent, &failures);
             async move {
-                let hint = if mutant!(CatchUpAdvances) { Hint { tick: hint.tick + 1, ..hint } } else { hint };
                 let envelope = Envelope { due: Some(due), ..hint.envelope(core.ledger.id()) };
                 let sent = if failures.load(Ordering::Relaxed) < MOST_FAILURES {
                     core.dispatch.send(&envelope, &hint.queue, core.ledger.now()).await

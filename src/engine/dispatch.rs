@@ -112,11 +112,7 @@ impl Dispatch {
         };
         let envelope = envelope.travelling(&self.ledger.calendar());
         let message = Message::new(to, &sealing::sealed(&self.sealing.keys(), &envelope));
-        match self.broker.publish(message).await {
-            Err(PublishError::Unknown(_)) if mutant!(UnknownIsConfirmed) => {}
-            Err(PublishError::Refused(_)) if mutant!(RefusedIsConfirmed) => {}
-            answer => answer?,
-        }
+        self.broker.publish(message).await?;
         Ok(hops)
     }
 

@@ -180,7 +180,6 @@ impl Core {
             _ if !safe => Fate::Requeue,
             _ if end.is_some() => self.forget(&id).await,
             Next::End | Next::Tick { .. } | Next::Gather => self.job_ended(&kind, &envelope, &id, decision, at).await,
-            Next::Attempt { .. } if mutant!(RetryIsDropped) => Fate::Ack,
             Next::Attempt { attempt, due } => {
                 let again = Envelope { attempt, ..envelope.due_at(due) };
                 self.send_job(&again, &queue.name, at, &trace).await
@@ -194,7 +193,7 @@ impl Core {
 
     /// Keeps what went wrong, and gives up what the job had.
     async fn job_ended(&self, kind: &KindSettings, envelope: &Envelope, id: &str, end: Decision, at: Time) -> Fate {
-        if let Some(reason) = end.reason.as_ref().filter(|_| !mutant!(FailureIsDropped)) {
+        if let Some(reason) = &end.reason {
             let record = || {
                 let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
                 let (code, permanent) = (reason.code().map(Into::into), end.verdict == Verdict::Retired);
@@ -265,7 +264,7 @@ impl Core {
             self.insist("give up the place of a run that has ended", release).await?;
             holder = self.insist("reserve a place", reserve).await?;
         }
-        if holder == id || mutant!(PlaceIgnored) {
+        if holder == id {
             return Some(None);
         }
         let why = match unique.until {
@@ -290,7 +289,7 @@ impl Core {
 
     /// What state a job's owner is in, active without one; `None` when the ledger could not be reached.
     async fn owner_of(&self, envelope: &Envelope) -> Option<ChainState> {
-        let Some(owner) = envelope.owner.as_ref().filter(|_| !mutant!(OwnerIgnored)) else {
+        let Some(owner) = &envelope.owner else {
             return Some(ChainState::Active);
         };
         self.insist("ask for an owner", || self.ledger.owner(owner.clone())).await
@@ -353,9 +352,6 @@ impl Core {
 
     /// Whether the ledger knows now that another job may have the place.
     async fn give_place(&self, envelope: &Envelope, id: &str) -> bool {
-        if mutant!(PlaceKept) {
-            return true;
-        }
         let release = || self.ledger.release(envelope.kind.clone(), envelope.key.clone(), id.to_owned());
         self.insist("give a place up", release).await.is_some()
     }

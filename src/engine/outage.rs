@@ -96,7 +96,7 @@ impl Outage {
     /// Whether successors that this worker has left unsent may fall due.
     pub(super) fn has_unsent(&self, now: Time) -> bool {
         let last = self.unsent.load(Ordering::Relaxed);
-        last != i64::MIN && now <= Time::from_millis(last) + GRACE && !mutant!(UnsentForgotten)
+        last != i64::MIN && now <= Time::from_millis(last) + GRACE
     }
 
     /// Whether messages may come that the ledger has gone past: the broker has just come back with them.
@@ -119,9 +119,6 @@ pub(super) async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: Cancellat
     let work = async {
         loop {
             let why = away(&core).await;
-            if mutant!(BeatStops) {
-                continue;
-            }
             core.outage.set(true);
             tracing::warn!(why, "the broker is away: chains run from the ledger, and one-off jobs wait for the broker");
             let (begun, before) = (Instant::now(), core.telemetry.get(Count::HandedOut));

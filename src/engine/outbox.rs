@@ -65,9 +65,6 @@ pub(super) struct Asked {
 
 impl Asked {
     pub fn spawned(&self, keys: &Keyring) -> Vec<SpawnedJob> {
-        if mutant!(SpawnedNotKept) {
-            return Vec::new();
-        }
         let job = |envelope: &Envelope| SpawnedJob {
             id: envelope.id.clone().unwrap_or_default(),
             body: sealing::encode(keys, envelope),
@@ -139,11 +136,6 @@ impl Core {
             // does so for all of them.
             self.kept.notify_one();
             return;
-        }
-        if mutant!(SpawnedForgottenFirst) {
-            let ids = envelopes.iter().filter_map(|envelope| envelope.id.clone()).collect();
-            let _ = self.ledger.forget_jobs(ids).await;
-            self.life.reached(Point::SpawnedForgotten).await;
         }
         let sent = stream::iter(envelopes).map(|mut envelope| async move {
             let queue = envelope.queue.clone().unwrap_or_default();

@@ -194,7 +194,7 @@ impl Core {
         // The broker delivers again when the connection that had the message is gone, and with it
         // the worker, as a rule. If this very worker runs the tick, it is not.
         let redelivered = delivery.redelivered && self.holds(chain.epoch) == 1;
-        let takeover = redelivered && (kind.takeover == Takeover::Redelivery || mutant!(TakeoverAlways));
+        let takeover = redelivered && kind.takeover == Takeover::Redelivery;
         let request = ClaimRequest {
             hint,
             worker: self.worker.clone(),
@@ -207,8 +207,7 @@ impl Core {
         };
         let trace = self.tracer.run(envelope, &queue.name, || self.ledger.now());
         let Some(answered) = self.claim(queue, delivery, &in_hand, request, &trace).await else {
-            let closed = mutant!(ClosedAcknowledges) && !queue.flow().open;
-            return if mutant!(StopAcknowledges) || closed { Fate::Ack } else { Fate::Requeue };
+            return Fate::Requeue;
         };
         let Answered { permit, claim, term, _kept } = answered;
         match claim {
@@ -230,7 +229,6 @@ impl Core {
                         join(succeed, self.send_spawned(asked.envelopes, &trace)).await.0
                     }
                     Some(Ended { finish: Finish::Fenced, .. }) => Fate::Ack,
-                    None if mutant!(FinishGivesUp) => Fate::Ack,
                     None => Fate::Requeue,
                 }
             }
@@ -239,11 +237,11 @@ impl Core {
                 self.life.reached(Point::Stale).await;
                 self.telemetry.count(Count::Stale);
                 match successor {
-                    Some(successor) if !mutant!(StaleJustAck) => {
+                    Some(successor) => {
                         // Who should have sent it is not known any more.
                         self.succeed(&successor, self.ledger.now().into(), &Run::default()).await
                     }
-                    _ => Fate::Ack,
+                    None => Fate::Ack,
                 }
             }
             Claim::Runs => {
@@ -253,9 +251,6 @@ impl Core {
             Claim::Waits { until } => {
                 drop(permit);
                 self.telemetry.count(Count::Idle);
-                if mutant!(HeldIsDropped) {
-                    return Fate::Ack;
-                }
                 let later = Envelope { due: Some(until), ..envelope.clone() };
                 self.put_off(&later, &queue.name).await
             }
@@ -319,8 +314,7 @@ impl Core {
                 }
             }
             let permitted = trace.begin();
-            let early = if mutant!(SessionBeforeTurn) { self.vitals.session() } else { None };
-            let turn = if mutant!(ClaimsCross) { None } else { Some(in_hand.turn.lock().await) };
+            let turn = in_hand.turn.lock().await;
             let (term, answer) = loop {
                 // While this worker cannot show that it lives, it claims nothing: also when its turn, or the answer
                 // before, has taken longer than its lease.
@@ -330,7 +324,7 @@ impl Core {
                     () = self.put_back(queue) => return None,
                 };
                 let again_alone = again && self.holds(in_hand.epoch) == 1;
-                let session = early.unwrap_or_else(|| term.session());
+                let session = term.session();
                 let request = ClaimRequest { session, again: again_alone, prepared, ..request.clone() };
                 again = true;
                 let answer = self.ledger.claim(request).await;
@@ -436,15 +430,6 @@ impl Core {
     async fn succeed(&self, successor: &Hint, decided: Decided, trace: &Run) -> Fate {
         let mut envelope = successor.envelope(self.ledger.id());
         let sending = trace.sends(&mut envelope, &successor.queue, || self.ledger.now());
-        if mutant!(NotedBeforeSent) {
-            self.ledger.mark_sent(successor.sent());
-        }
-        if mutant!(AckBeforeConfirm) {
-            let (dispatch, queue) = (self.dispatch.clone(), successor.queue.clone());
-            let send = async move { drop(dispatch.send_surely(&envelope, &queue, decided, PUBLISH_PATIENCE).await) };
-            tokio::spawn(self.life.bind(send));
-            return Fate::Ack;
-        }
         let sent = tokio::select! {
             biased;
             // The ledger knows that the successor is unsent, and is in charge until the broker is back.
@@ -470,7 +455,7 @@ impl Core {
                         "a successor could not be sent; it is sent when its predecessor is delivered again, or by catch-up"
                     );
                 }
-                if mutant!(AckUnsent) { Fate::Ack } else { Fate::Requeue }
+                Fate::Requeue
             }
         }
     }
@@ -535,7 +520,7 @@ impl Core {
                 let slot = match &queue.throttle {
                     // Asked once more below, since this can take long too.
                     Some(_) if !self.counts(delivery, tick) => return None,
-                    Some((throttle, figures)) if !mutant!(ThrottleIgnored) && throttle.settings().key.is_none() => {
+                    Some((throttle, figures)) if throttle.settings().key.is_none() => {
                         let _waiting = figures.wait();
                         let due = due.unwrap_or_else(|| self.ledger.now());
                         let want = Want { priority: queue.priority, due, cost: self.cost_of(kind), probe: false };
@@ -663,9 +648,6 @@ impl Core {
     /// Puts a message that cannot be used where a person finds it.
     pub(super) async fn quarantine(&self, delivery: &Delivery, bad: &BadMessage) -> Fate {
         self.telemetry.count(Count::Quarantined);
-        if mutant!(QuarantineDrops) {
-            return Fate::Ack;
-        }
         let keys = self.keys();
         let (from, reason) = (delivery.queue.to_string(), bad.told(keys.seal().is_some()));
         let body = sealing::set_aside(&keys, &delivery.body);
@@ -714,7 +696,6 @@ impl Core {
                     return Some(answer);
                 }
                 Err(LedgerError::Closed) => return None,
-                Err(_) if mutant!(FinishGivesUp) => return None,
                 Err(error) => {
                     if self.telemetry.notices.begins(&format!("failing to {verb}")) {
                         tracing::warn!(%error, "failed to {verb}; trying again until the ledger answers");

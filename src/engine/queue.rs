@@ -56,19 +56,7 @@ impl QueueRun {
 
     /// Does what was ordered of the queue and of this worker.
     pub(super) fn obey(&self, queue: &FleetOrders, worker: &FleetOrders) {
-        let mut flow = Flow::of(self.places, self.prefetch, self.ahead, queue, worker);
-        if mutant!(ClosedIgnored) {
-            flow.open = worker.closed.is_none();
-        }
-        if mutant!(DrainIgnored) {
-            flow.open = queue.closed.is_none();
-        }
-        if mutant!(OpenIgnored) {
-            flow.open &= self.flow().open;
-        }
-        if mutant!(ConcurrencyIgnored) {
-            (flow.places, flow.prefetch) = (self.places, self.prefetch);
-        }
+        let flow = Flow::of(self.places, self.prefetch, self.ahead, queue, worker);
         self.room.resize(flow.places);
         self.valve.set(flow);
     }

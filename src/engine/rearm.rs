@@ -39,7 +39,6 @@ pub async fn live(core: Arc<Core>, delivery: Delivery) {
         None => Err(BadMessage::Field("`queue` is missing, so the rearm queue cannot send it on".into())),
     });
     let fate = match checked {
-        Ok(_) if mutant!(RearmDrops) => Fate::Ack,
         Ok((envelope, queue)) => {
             core.telemetry.count(Count::Rearmed);
             match core.dispatch.hop(&envelope, &queue, core.ledger.now()).await {

@@ -134,7 +134,7 @@ impl Core {
     /// What becomes of a job that was sent again from quarantine when a copy of another retry has come before it;
     /// `None` when none has.
     pub(super) async fn retry_says(&self, envelope: &Envelope, queue: &QueueRun) -> Option<Fate> {
-        for Retry { of, by } in envelope.retries.iter().filter(|_| !mutant!(RetriedTwice)) {
+        for Retry { of, by } in &envelope.retries {
             let reserve = || self.ledger.reserve(RETRIED.into(), of.clone(), by.clone(), REMEMBERED);
             match self.insist("ask for the retry that came first", reserve).await {
                 None => return Some(Fate::Requeue),

@@ -174,9 +174,6 @@ pub fn shown<'b>(keys: &Keyring, body: &'b [u8]) -> Cow<'b, [u8]> {
 
 /// What the handler of a chain gets, as the ledger keeps it, and the other forms in which it may have kept it.
 pub(super) fn payload(keys: &Keyring, (kind, key): (&str, &str), text: String) -> (String, Vec<String>) {
-    if mutant!(PayloadInTheClear) {
-        return (text, Vec::new());
-    }
     let place = Place::new(Field::Payload, kind, key);
     let others = keys.other_forms(place, &text);
     (keys.sealed(place, text), others)

@@ -133,7 +133,7 @@ impl Vitals {
     }
 
     fn has_lapsed(&self, term: &Term) -> bool {
-        term.over.is_cancelled() || (instant() + self.margin() >= *term.ends() && !mutant!(LapsedGoesOn))
+        term.over.is_cancelled() || instant() + self.margin() >= *term.ends()
     }
 
     fn claims(&self) -> MutexGuard<'_, BTreeMap<i64, Arc<Claimed>>> {
@@ -223,8 +223,7 @@ impl Others {
             let known = before.get(&other.session).filter(|known| known.0 == other.beat);
             let since = known.map_or(answered, |known| known.1);
             self.seen.insert(other.session, (other.beat, since));
-            let lease = if mutant!(SilenceTooShort) { other.lease / 3 } else { other.lease };
-            let silent = asked.saturating_duration_since(since) >= lease;
+            let silent = asked.saturating_duration_since(since) >= other.lease;
             if other.gone || silent {
                 dead.push((other.session, other.beat));
             }
@@ -336,9 +335,6 @@ impl Keeper {
     pub async fn keep(mut self, core: Arc<Core>) {
         loop {
             sleep(PERIOD.min(core.vitals.length / 6)).await;
-            if mutant!(LeaseNotRenewed) {
-                continue;
-            }
             match timeout(core.vitals.length / 3, self.beat(&core)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::debug!(%error, "the ledger does not hear that this worker lives"),

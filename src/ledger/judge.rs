@@ -118,26 +118,26 @@ pub fn judge(row: Option<&ChainRow>, twin: Option<&ChainRow>, request: &ClaimReq
     if place > current && row.state != ChainState::Retired {
         return answer(Claim::Future);
     }
-    if row.state != ChainState::Active && !mutant!(ClaimIgnoresState) {
+    if row.state != ChainState::Active {
         return answer(Claim::Idle);
     }
     if !row.once && !request.recurs {
         return answer(Claim::NoSchedule);
     }
-    if place < current && !mutant!(ClaimIgnoresTick) {
+    if place < current {
         return answer(Claim::Stale((!row.sent).then(|| row.hint.clone())));
     }
     // One whose answer was lost is made again.
     let again = request.again && row.session == request.session;
     // Of a suspect it has to be certain that the holder has died.
     let takeover = request.takeover && row.deaths <= SUSPECTED;
-    if row.holder.runs() && !takeover && !again && !mutant!(ClaimIgnoresLease) {
+    if row.holder.runs() && !takeover && !again {
         return answer(Claim::Runs);
     }
-    if row.batch_open > 0 && !mutant!(BatchNotAwaited) {
+    if row.batch_open > 0 {
         return answer(Claim::Idle);
     }
-    if row.hint.due > now && !mutant!(ClaimEarly) {
+    if row.hint.due > now {
         // The same attempt was put off since this message was sent, and has another message of
         // its own; or this is that message, a little early.
         return answer(if asked.due < row.hint.due && row.sent {
@@ -178,18 +178,18 @@ fn beside_twin(row: &ChainRow, twin: Option<&ChainRow>, request: &ClaimRequest, 
     let refuses = manual.if_running != IfRunning::After;
     let looks_again = Judgement::Answer(Claim::Waits { until: now + TURN });
     if !row.once {
-        return (meets && !mutant!(RotationOverlaps)).then_some(looks_again);
+        return meets.then_some(looks_again);
     }
     // The chain has ended since the run was accepted. What has started goes on, as every run of a chain that ends.
     if twin.is_some_and(|twin| twin.state == ChainState::Retired) && !row.has_started() {
         return Some(Judgement::Grant(Some(Refusal::Ended)));
     }
-    if meets && !mutant!(ManualOverlaps) {
+    if meets {
         // What has started is tried again when there is room.
         let refused = refuses && !row.has_started();
         return Some(if refused { Judgement::Grant(Some(Refusal::Running)) } else { looks_again });
     }
-    if manual.force || row.has_started() || mutant!(ManualIgnoresCooldown) {
+    if manual.force || row.has_started() {
         return None;
     }
     let guard = Guard { cooldown: request.guard.cooldown, ..Guard::default() };

@@ -383,7 +383,6 @@ impl FinishRequest {
     /// Where the chain stands afterwards: tick, attempt, due.
     pub fn place(&self) -> (i64, u32, Time) {
         match self.next {
-            Next::Tick { due, .. } if mutant!(FinishStays) => (self.tick, 1, due),
             Next::Tick { due, .. } => (self.tick + 1, 1, due),
             Next::Gather => (self.tick, self.attempt, self.at),
             Next::Attempt { attempt, due } => (self.tick, attempt, due),

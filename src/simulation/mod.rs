@@ -17,8 +17,6 @@
 mod astray;
 pub mod forecast;
 mod ledger;
-#[cfg(test)]
-mod mutants;
 mod observe;
 pub mod paced;
 pub mod plan;
@@ -234,4 +232,21 @@ fn p999(seen: &BTreeMap<usize, u64>) -> usize {
         }
     }
     0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A sample of the campaign, in the ordinary run of the tests.
+    #[test]
+    fn some_seeds_violate_nothing_and_repeat_themselves() {
+        let dice = plan::ENUMERATED as u64;
+        for seed in [3, 77, 1_182, dice, dice + 1] {
+            let outcomes = run(seed, None, false);
+            assert_eq!(outcomes.violations, [], "seed {seed}; run: roundelay simulate --faults --seed {seed} --log");
+            assert!(outcomes.ticks > 50 && outcomes.faults > 0, "seed {seed}: {outcomes:?}");
+            assert_eq!(run(seed, None, false).trace, outcomes.trace, "seed {seed} came to another end");
+        }
+    }
 }

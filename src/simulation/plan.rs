@@ -187,11 +187,13 @@ const MANUAL: usize = 8;
 /// Of so many seeds one has a claim that goes astray in each of the ways.
 const ASTRAY: usize = 8;
 /// Seeds in front that have one crash each, at one point after the other.
-pub const SINGLES: usize = Point::ALL.len();
+const SINGLES: usize = Point::ALL.len();
 /// Seeds after these that have two crashes each, at every pair of points.
-pub const PAIRS: usize = SINGLES * SINGLES;
+const PAIRS: usize = SINGLES * SINGLES;
 /// Seeds after these in each of which something else befalls a worker, at one point after the other.
-pub const OTHERS: usize = SINGLES * (Blow::ALL.len() - 1);
+const OTHERS: usize = SINGLES * (Blow::ALL.len() - 1);
+/// How many seeds all of these are; those after them roll dice.
+pub const ENUMERATED: usize = SINGLES + PAIRS + OTHERS;
 
 impl Plan {
     /// The plan of `seed`. The first seeds enumerate the crash points, singly and in pairs, and what else befalls a
@@ -218,7 +220,7 @@ impl Plan {
             faults.extend(leads_to(first, &dice, workers).chain(leads_to(second, &dice, workers)));
             faults.extend(further(2));
             faults
-        } else if index < SINGLES + PAIRS + OTHERS {
+        } else if index < ENUMERATED {
             let (point, blow) = ((index - SINGLES - PAIRS) % SINGLES, (index - SINGLES - PAIRS) / SINGLES);
             let (point, blow) = (Point::ALL[point], Blow::ALL[1 + blow]);
             let mut faults = vec![strike(point, blow, LULL)];

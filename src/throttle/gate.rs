@@ -66,7 +66,6 @@ impl Gate {
         if keys > FEW && keys.is_power_of_two() {
             self.limiter.retain_recent();
         }
-        let cost = if mutant!(GateCountsTwice) { 2 * cost } else { cost };
         let cells = NonZeroU32::new(cost.saturating_mul(CELLS)).unwrap_or(NonZeroU32::MIN).min(self.burst);
         let passes = matches!(self.limiter.check_key_n(key, cells), Ok(Ok(())));
         if !passes && !self.told.swap(true, Ordering::Relaxed) {

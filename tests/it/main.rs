@@ -42,6 +42,7 @@ mod measurements;
 mod message_schema;
 mod messages;
 mod monitoring;
+mod mutants;
 mod node;
 mod operator;
 mod orders;

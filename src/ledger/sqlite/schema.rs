@@ -420,7 +420,6 @@ pub fn migrate(connection: &mut Connection, entropy: &Entropy, now: Time) -> Res
     transaction.execute("INSERT OR IGNORE INTO meta (name, value) VALUES ('ledger_id', ?1)", [&token])?;
     let id = transaction.query_row("SELECT value FROM meta WHERE name = 'ledger_id'", [], |row| row.get(0))?;
     for table in ["chains", "attempts", "sessions"] {
-        let now = if mutant!(SequencesGoBack) { Time::default() } else { now };
         transaction.execute(
             "INSERT INTO sqlite_sequence (name, seq)
              SELECT ?1, 0 WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = ?1)",

@@ -152,7 +152,7 @@ impl Store {
                 (self.connection.last_insert_rowid(), 1)
             }
             Some((old, ChainState::Retired, _, _, over)) => {
-                if !chain.revive && !chain.once && !mutant!(EnrollRevives) {
+                if !chain.revive && !chain.once {
                     return Ok(Enrolled::Retired);
                 }
                 // The manual runs of a chain are ticks of one epoch, so that their records stay its own. Only one that
@@ -231,11 +231,6 @@ impl Store {
             )?
             .execute(params![old, now.as_millis()])?;
         self.drop_members(old)?;
-        if mutant!(EpochReused) {
-            self.connection
-                .execute("UPDATE chains SET attempt = 1, sent = 0, looks = 0, holder = 0 WHERE epoch = ?1", [old])?;
-            return Ok(old);
-        }
         let take = "UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'chains' RETURNING seq";
         let epoch: i64 = self.connection.prepare_cached(take)?.query_row([], |row| row.get(0))?;
         self.connection
@@ -320,7 +315,7 @@ impl Store {
             (chain.schedule, carry) = (rotation.chain.schedule, rotation.carry);
         }
         let lost = chain.holder != Holder::Nobody;
-        if lost && !mutant!(LostNotMarked) {
+        if lost {
             // The holder never finished, and is gone; or never had the answer.
             let unheard = (request.again && chain.session == request.session).then_some(UNHEARD);
             self.connection
@@ -344,13 +339,7 @@ impl Store {
                 chain.hint.due.as_millis(),
                 now.as_millis()
             ])?;
-        let mut fence = self.connection.last_insert_rowid();
-        if mutant!(ClaimUnrecorded) {
-            self.connection.execute("DELETE FROM attempts WHERE fence = ?1", [fence])?;
-        }
-        if mutant!(FenceReused) && previous > 0 {
-            fence = previous;
-        }
+        let fence = self.connection.last_insert_rowid();
         if lost {
             // What is hot says who holds it now.
             let values = [request.hint.epoch, ChainRow::watched_after_death(now).as_millis()];
@@ -477,9 +466,9 @@ impl Store {
 
     /// The chain that whoever finishes holds, if it is held by nobody else.
     fn held(&self, f: &FinishRequest) -> Result<Option<Held>> {
-        let fenced = if mutant!(FinishWithoutFence) { "fence >= ?2" } else { "fence = ?2 AND holder <> 0" };
         let sql = format!(
-            "SELECT {HINT}, state, owner, started_tick, last_start, once FROM chains_now WHERE epoch = ?1 AND {fenced}"
+            "SELECT {HINT}, state, owner, started_tick, last_start, once FROM chains_now
+             WHERE epoch = ?1 AND fence = ?2 AND holder <> 0"
         );
         let held = self.connection.prepare_cached(&sql)?.query_row([f.epoch, f.fence], |row| {
             Ok(Held {
@@ -498,11 +487,7 @@ impl Store {
         let (tick, attempt, due) = f.place();
         let (retired, waits) = (f.next == Next::End, f.next == Next::Gather);
         // A finish ends nothing but its own run, so a chain paused meanwhile stays paused.
-        let state = match held.state {
-            _ if retired => ChainState::Retired,
-            _ if mutant!(FinishUnpauses) => ChainState::Active,
-            state => state,
-        };
+        let state = if retired { ChainState::Retired } else { held.state };
         let sends = state == ChainState::Active && !waits;
         // `nominal` stays with a tick through its attempts and moves with the next one.
         let sql = "UPDATE chains
@@ -558,9 +543,10 @@ impl Store {
                          carry = coalesce(?6, carry), beside = iif(?7, 0, beside), state = iif(?8, 2, state),
                          batch_open = iif(?8, 0, batch_open), batch_total = iif(?8, 0, batch_total)
                      WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0";
-        let ran = f.ran && !mutant!(ManualNotCounted);
         let (start, end) = (manual.started.1.as_millis(), f.at.as_millis());
-        self.connection.prepare_cached(count)?.execute(params![kind, key, ran, start, end, f.carry, ended, retired])?;
+        self.connection
+            .prepare_cached(count)?
+            .execute(params![kind, key, f.ran, start, end, f.carry, ended, retired])?;
         Ok(())
     }
 
@@ -600,7 +586,7 @@ impl Store {
 
     /// A member of a batch that has ended is counted; after the last one, its chain is due.
     fn ended_member(&mut self, f: &FinishRequest) -> Result<Option<Hint>> {
-        if f.parent == 0 || f.next != Next::End || mutant!(MemberNotCounted) {
+        if f.parent == 0 || f.next != Next::End {
             return Ok(None);
         }
         let count = format!(
@@ -658,9 +644,6 @@ impl Store {
             "UPDATE chains SET watch_at = ?3, looks = ?4, expected = coalesce(?5, expected)
                  WHERE epoch = ?1 AND watch_at = ?2",
         )?;
-        if mutant!(CatchUpFloods) {
-            return Ok(vec![true; looks.len()]);
-        }
         let mut write = |l: &LookAgain| {
             let expected = l.expected.map(Time::as_millis);
             update.execute(params![l.epoch, l.from.as_millis(), l.to.as_millis(), l.looks, expected])

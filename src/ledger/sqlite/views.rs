@@ -101,10 +101,9 @@ impl Store {
                     (SELECT reason FROM attempts WHERE attempts.fence = chains.fence AND verdict = 'lost')
              FROM chains_now AS chains
              WHERE state = 3 OR (state = 0 AND due < ?1 AND holder NOT IN {HEARD} AND batch_open = 0
-                                 AND NOT {waits} {also})
+                                 AND NOT {waits})
              ORDER BY due LIMIT ?3",
-            waits = waits_for_twin!("?2"),
-            also = if mutant!(UnsentNotLate) { "AND sent = 1" } else { "" }
+            waits = waits_for_twin!("?2")
         );
         let mut select = self.connection.prepare_cached(&sql)?;
         let rows = select.query_map(params![before.as_millis(), now.as_millis(), limit], |row| {

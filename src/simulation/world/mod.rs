@@ -388,7 +388,6 @@ impl World {
 
     fn connections(&self, process: &Arc<Process>) -> (Arc<EmbeddedConnection>, Connections) {
         let connection = Arc::new(self.broker.connect());
-        connection.mandatory(!mutant!(NoMandatory));
         let ledger = SimulatedLedger {
             inner: self.ledger.clone(),
             weather: self.weather.clone(),

@@ -1,0 +1,59 @@
+//! Finds a seed of the simulation that notices each mutant. An example of the copy, which `main.rs` runs.
+//!
+//! Each line of its input is the name of a mutant, and the seed that is known to notice that one, if there is one. For
+//! each it prints a line: the name, the invariant that was violated first, the seed, and how many seeds were tried from
+//! the first on; 0 if the known seed noticed it. A mutant that lives has a line with its name only.
+
+use std::io::{self, BufRead};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use roundelay::simulation;
+use roundelay::simulation::plan::ENUMERATED;
+
+/// So many seeds are tried for a mutant.
+const SEEDS: u64 = 1_000;
+
+/// The invariant that a seed violates first with this mutant.
+fn notices(mutant: &'static str, seed: u64) -> Option<String> {
+    // A mutant may make something panic, which could not be overlooked either.
+    let run = catch_unwind(AssertUnwindSafe(|| sabotage::with(mutant, || simulation::run(seed, None, false))));
+    let invariant = match run {
+        Ok(outcomes) => outcomes.violations.first()?.invariant.to_owned(),
+        Err(_) => "panic".into(),
+    };
+    let without = simulation::run(seed, None, false).violations;
+    assert_eq!(without, [], "seed {seed} violates this without any mutant, so it proves nothing of {mutant}");
+    Some(invariant)
+}
+
+/// Dice and enumerated crash points by turns.
+fn hunt(mutant: &'static str) -> Option<(String, u64, u64)> {
+    let seeds = (0..SEEDS).map(|n| if n % 2 == 0 { ENUMERATED as u64 + n / 2 } else { n / 2 });
+    seeds.zip(1..).find_map(|(seed, tried)| Some((notices(mutant, seed)?, seed, tried)))
+}
+
+fn find(line: &'static str) -> Option<(String, u64, u64)> {
+    let mut words = line.split_whitespace();
+    let (mutant, known) = (words.next()?, words.next().and_then(|seed| seed.parse().ok()));
+    known.and_then(|seed| Some((notices(mutant, seed)?, seed, 0))).or_else(|| hunt(mutant))
+}
+
+fn main() {
+    let lines: Vec<&'static str> = io::stdin().lock().lines().map(|line| &*line.unwrap().leak()).collect();
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some(line) = lines.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let mutant = line.split_whitespace().next().unwrap_or_default();
+                    match find(line) {
+                        Some((invariant, seed, tried)) => println!("{mutant} {invariant} {seed} {tried}"),
+                        None => println!("{mutant}"),
+                    }
+                }
+            });
+        }
+    });
+}
