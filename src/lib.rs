@@ -15,30 +15,20 @@
 //!        └───────── rung of the ladder ◀──────── successor, confirmed ─────┘
 //! ```
 //!
-//! The modules, in the order in which a job meets them:
+//! This crate is what you embed, and the program. The layers are crates of their own under `crates`; Cargo lets each use
+//! only those below it:
 //!
-//! 1. [`config`]: file and environment become checked settings.
-//! 2. [`roster`]: lists of entities to begin chains for; [`engine::enroll`] begins them.
-//! 3. [`job`]: what travels: the message, its identity, what a handler gets.
-//! 4. [`broker`]: carries messages; RabbitMQ, or one in this process.
-//! 5. [`engine`]: a job's life from delivery to acknowledgement, catch-up, start and stop.
-//! 6. [`throttle`]: paces starts.
-//! 7. [`ledger`]: the truth about chains; SQLite or PostgreSQL.
-//! 8. [`handler`]: runs the job: Rust, HTTP, or a program.
-//! 9. [`outcome`]: what happened, and for which [`reason`], becomes what follows (pure); a [`policy`] may
-//!    say so by the reason.
-//! 10. [`schedule`]: when next (pure).
-//! 11. [`ladder`]: a delay becomes hops over rungs (pure); [`topology`] names what there is on the broker for that, and
-//!     [`lanes`] which of a platform queue's queues a message takes (pure).
-//!
-//! Beside them, [`clock`] is the only reader of time and randomness, [`calendar`] is how the wall clock stands to the
-//! ledger's time (pure), [`encryption`] seals what lies in ledger and
-//! queues (pure), [`telemetry`] counts, [`trace`] tells collectors
-//! of runs, [`progress`] is
-//! how far runs say they have come, [`fleet`] is what workers say of themselves and what was ordered of them,
-//! [`monitor`] answers those who ask how a worker is, [`inspect`] those who ask how everything is, [`operate`] is what
-//! operators do, [`api`] lets programs do both, [`import`] reads what other schedulers run, and [`demo`] and [`bench`](mod@bench) are behind the commands
-//! of those names.
+//! | Crate | What it holds |
+//! |---|---|
+//! | `roundelay-cli` | the commands |
+//! | `roundelay-lab` | benchmarks and demos |
+//! | `roundelay-admin` | looking at chains and ordering what they do: inspect, operate, API, dashboard, import |
+//! | `roundelay-simulation` | the engine under faults, and a configuration's forecast, in virtual time |
+//! | `roundelay-engine` | a job's life from delivery to acknowledgement, catch-up, throttles, rosters, metrics, traces |
+//! | `roundelay-config` | file and environment become checked settings |
+//! | `roundelay-ledger`, `roundelay-broker`, `roundelay-handler` | the truth about chains; what carries messages; what runs jobs |
+//! | `roundelay-net` | listening and TLS |
+//! | `roundelay-model` | what is decided, as pure functions: schedules, retries, pacing, the ladder |
 //!
 //! # A worker with a handler of its own
 //!
@@ -73,60 +63,46 @@
 //! The message format, the contract of handlers, operations and the architecture are documented in
 //! the folder `docs` of the repository.
 
-pub mod api;
-pub mod bench;
-pub mod broker;
-pub mod calendar;
-pub mod clock;
-pub mod config;
-pub mod deaths;
-pub mod demo;
-pub mod egress;
-pub mod encryption;
-pub mod engine;
-pub mod failure;
-pub mod fleet;
-#[cfg(any(test, fuzzing))]
-pub mod fuzz;
-pub mod guard;
-pub mod handler;
-pub mod import;
-pub mod inspect;
-pub mod job;
-pub mod ladder;
-pub mod lanes;
-pub mod ledger;
-mod listen;
-pub mod monitor;
-pub mod operate;
-pub mod outcome;
-pub mod pacing;
-pub mod policy;
-pub mod progress;
-pub mod reason;
-pub mod roster;
-pub mod schedule;
-pub mod scope;
-pub mod secret;
-pub mod simulation;
-pub mod telemetry;
-pub mod throttle;
-pub mod tls;
-pub mod topology;
-pub mod trace;
-mod web;
+#![warn(missing_docs)]
 
-pub use config::Config;
-pub use engine::Engine;
-pub use handler::{Context, Handler};
-pub use job::Job;
-pub use outcome::Outcome;
-pub use reason::Reason;
+// Inside: what the program, the tests and the benchmarks reach for. Any version may change all of that.
+#[doc(hidden)]
+pub use roundelay_model::{
+    calendar, clock, deaths, egress, encryption, failure, fleet, guard, job, ladder, lanes, outcome, pacing, policy,
+    progress, reason, schedule, scope, secret, topology, trace_context,
+};
 
-/// An engine that hosts what `roundelay worker` hosts: health and metrics at `worker.listen`, the API at `api.listen`.
-pub fn worker(config: Config) -> Engine {
-    Engine::new(config).companion(monitor::Monitor::default()).companion(api::HostedApi::default())
-}
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use roundelay_admin::fuzz;
+#[doc(hidden)]
+pub use roundelay_admin::{api, import, inspect, operate};
+#[doc(hidden)]
+pub use roundelay_broker as broker;
+#[doc(hidden)]
+pub use roundelay_config as config;
+#[doc(hidden)]
+pub use roundelay_engine as engine;
+#[doc(hidden)]
+pub use roundelay_engine::{monitor, roster, telemetry, throttle, trace};
+#[doc(hidden)]
+pub use roundelay_handler as handler;
+#[doc(hidden)]
+pub use roundelay_lab::{bench, demo};
+#[doc(hidden)]
+pub use roundelay_ledger as ledger;
+#[doc(hidden)]
+pub use roundelay_net::tls;
+#[doc(hidden)]
+pub use roundelay_simulation as simulation;
+
+pub use roundelay_admin::worker;
+pub use roundelay_config::Config;
+pub use roundelay_engine::Engine;
+pub use roundelay_handler::{Context, Handler};
+pub use roundelay_model::job::Job;
+pub use roundelay_model::outcome::Outcome;
+pub use roundelay_model::reason::Reason;
 
 #[cfg(test)]
 mod tests {

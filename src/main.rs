@@ -1,11 +1,9 @@
-//! The `roundelay` program. Each command is a file in [`cli`].
-
-mod cli;
+//! The `roundelay` program. Each command is a file in `crates/cli`.
 
 /// A cycle allocates some seventy times, and glibc's allocator took a quarter of the engine's processor time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> std::process::ExitCode {
-    cli::main()
+    roundelay_cli::main()
 }

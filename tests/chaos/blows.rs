@@ -1,7 +1,6 @@
 //! Carries the faults out, one at a time, and has the log say what was broken and when it was
 //! whole again.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use parking_lot::Mutex;
 use reqwest::Method;
 use roundelay::broker::rabbit::RabbitBroker;
 use roundelay::clock::Entropy;

@@ -3,12 +3,12 @@
 //! The receiver writes what it saw, and the driver has it write down what was done to whom, so
 //! that one file by one clock holds all that the judge needs beside the ledger.
 
-use parking_lot::Mutex;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use roundelay::clock::{Clock, Time};
 use serde::{Deserialize, Serialize};
 

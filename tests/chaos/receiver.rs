@@ -1,7 +1,6 @@
 //! Who is called: an HTTP server on a thread of its own that appends what it saw to the log and
 //! then takes its time. It knows nothing of the engine.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,6 +11,7 @@ use axum::Router;
 use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
+use parking_lot::Mutex;
 use roundelay::clock::Time;
 use tokio::time::sleep;
 

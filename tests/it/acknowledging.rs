@@ -2,13 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
+use parking_lot::Mutex;
 use roundelay::broker::rabbit::RabbitBroker;
 use roundelay::broker::{Broker, Consumer, Delivery, Destination, Message};
 use roundelay::ladder::Ladder;

@@ -7,13 +7,12 @@ use std::time::{Duration, SystemTime};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
-use serde_json::Value;
-use tokio::io::AsyncReadExt;
-use tokio::net::TcpListener;
-
 use roundelay::broker::Broker;
 use roundelay::broker::rabbit::certificates::Whose;
 use roundelay::broker::rabbit::{Patience, RabbitBroker};
+use serde_json::Value;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpListener;
 
 use crate::commands::{ok, refused, run};
 use crate::harness::{roundelay_with, until};

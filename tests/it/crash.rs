@@ -1,7 +1,6 @@
 //! Real workers that are killed, or replaced one after the other, judged from what an independent
 //! receiver saw.
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +9,7 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::routing::post;
+use parking_lot::Mutex;
 use roundelay::broker::Broker;
 use roundelay::broker::rabbit::RabbitBroker;
 use roundelay::topology::Names;

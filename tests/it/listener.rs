@@ -1,6 +1,5 @@
 //! Strangers at a worker's `worker.listen`, and a worker that has no more files to open: by the real program.
 
-use parking_lot::Mutex;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::State;
 use axum::routing::post;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};

@@ -7,12 +7,12 @@ mod verdict;
 
 use std::time::Duration;
 
+use judge::Attempt;
+use log::{Call, Did, Entry, Line};
 use roundelay::clock::Time;
 
 use crate::chaos_parts::{judge, log};
 use crate::support::windows::Limit;
-use judge::Attempt;
-use log::{Call, Did, Entry, Line};
 use verdict::{Hit, Taken, Terms, Verdict};
 
 /// A run written by hand: `beat` (1 and 2) is due 2 s after the end of a run, `cron` (3) at even seconds, and `paced` (4)

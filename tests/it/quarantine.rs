@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use roundelay::Engine;
-use roundelay::Outcome;
 use roundelay::broker::{Destination, Message};
 use roundelay::clock::Entropy;
 use roundelay::engine::Connections;
@@ -15,8 +13,8 @@ use roundelay::engine::life::{Point, Probe};
 use roundelay::engine::retried::{Again, send_again};
 use roundelay::job::Envelope;
 use roundelay::telemetry::Count;
+use roundelay::{Engine, Outcome};
 use serde_json::{Value, json};
-
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;

@@ -281,7 +281,7 @@ const NOT_HERE: [&str; 9] = [
     "bench shards",
     "bench throttles",
 ];
-/// Those that have no `--json`, which `src/cli/mod.rs` gives reasons for.
+/// Those that have no `--json`, which `crates/cli/src/lib.rs` gives reasons for.
 const MUTE: [&str; 4] = ["completions", "worker", "serve", "top"];
 
 #[tokio::test]

@@ -1,11 +1,11 @@
 //! A program that answers the API, and clients for it: one that speaks HTTP as usual, and one that sends bytes.
 
-use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Method, StatusCode};
 use serde_json::Value;

@@ -24,7 +24,7 @@ use roundelay::broker::{Destination, Message};
 use roundelay::clock::Clock;
 use roundelay::job::Envelope;
 use roundelay::telemetry::Count;
-use roundelay::trace::context::{Carried, Context};
+use roundelay::trace_context::{Carried, Context};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;

@@ -53,8 +53,19 @@ fn sources(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let listed = git.output().context("cannot run git, which lists the project's files")?;
     ensure!(listed.status.success(), "git ls-files: {}", String::from_utf8_lossy(&listed.stderr));
     let listed = String::from_utf8(listed.stdout).context("a file's name is not UTF-8")?;
-    let paths = listed.split_terminator('\0').map(PathBuf::from);
-    Ok(paths.filter(|path| root.join(path).is_file()).collect())
+    let mut files = Vec::new();
+    for path in listed.split_terminator('\0').map(PathBuf::from) {
+        let at = root.join(&path);
+        if at.is_dir() {
+            // A link to a folder: Git lists only the link.
+            let mut below = Vec::new();
+            found_below(&at, &mut below)?;
+            files.extend(below.iter().filter_map(|file| Some(file.strip_prefix(root).ok()?.to_owned())));
+        } else if at.is_file() {
+            files.push(path);
+        }
+    }
+    Ok(files)
 }
 
 fn write(copy: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) -> anyhow::Result<()> {

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use rusqlite::{Connection, OpenFlags};
-
 use roundelay::ledger::ChainState;
+use rusqlite::{Connection, OpenFlags};
 
 use crate::judge::{Attempt, Chain};
 use crate::log::Call;

@@ -1,7 +1,6 @@
 //! Whom throttled workers call: an HTTP server on a thread of its own, which writes down when each call has come
 //! in and answers as it was told to. It knows nothing of throttles.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +10,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
+use parking_lot::{Mutex, MutexGuard};
 use roundelay::clock::Clock;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};

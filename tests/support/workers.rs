@@ -1,7 +1,6 @@
 //! Worker processes of the ordinary program, which can be killed and frozen. One that ends is started again,
 //! as a supervisor would.
 
-use parking_lot::Mutex;
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -11,6 +10,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;

@@ -1,12 +1,12 @@
 //! A scenario's workers, what they have to do, and whom they call.
 
-use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use parking_lot::Mutex;
 use roundelay::broker::rabbit::RabbitBroker;
 use roundelay::broker::{Broker, Destination, Message};
 use roundelay::job::Envelope;

@@ -4,13 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use roundelay::broker::embedded::Profile;
-use roundelay::broker::{Broker, Delivery, Depth, PublishError};
+use roundelay::broker::{Broker, Delivery, Depth, Destination, PublishError};
 use tokio::time::timeout;
 
 use super::stage::{LONG, Stage, brokers, only, topology};
 use super::{later, message, next, now, text};
 use crate::harness::until;
-use roundelay::broker::Destination;
 
 async fn ready(broker: &dyn Broker, queue: &str, expected: u64) {
     until(&format!("{queue} has {expected} ready"), || async {

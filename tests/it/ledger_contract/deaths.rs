@@ -1,7 +1,8 @@
 //! Workers that die over a run, and of whom somebody is heard after all.
 
-use super::*;
 use roundelay::deaths::{Hands, SET_ASIDE};
+
+use super::*;
 
 /// A claim for a worker that has died before anybody asks again.
 async fn dies(ledger: &dyn Ledger, hint: &Hint) -> Grant {

@@ -1,0 +1,87 @@
+//! What was asked to be changed, by whom, and what came of it.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use roundelay_ledger::access::{AuditEntry, NewAuditEntry};
+use roundelay_model::calendar::{At, Calendar};
+use roundelay_model::scope::Scope;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::{IntoParams, ToSchema};
+
+use super::extract::Query;
+use super::problem::Result;
+use super::{Api, page};
+
+/// Which entries.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Which {
+    /// So many, 50 when nothing is said, at most 500.
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<u32>,
+    /// Those that come after an earlier answer: its `after`.
+    after: Option<String>,
+}
+
+/// Entries, latest first.
+#[derive(Serialize, ToSchema)]
+pub struct Audit {
+    entries: Vec<Entry>,
+    /// Where the next ones begin; null when there are none.
+    after: Option<String>,
+}
+
+/// A change that somebody has asked for.
+#[derive(Serialize, ToSchema)]
+#[schema(as = AuditEntry)]
+pub struct Entry {
+    /// Later entries have higher numbers.
+    number: i64,
+    /// When it was asked for.
+    at: At,
+    /// The token's name, or `anonymous@` and an address.
+    actor: String,
+    /// What they could do then.
+    scope: Scope,
+    /// Method and path.
+    #[schema(example = "POST /api/v1/chains/{kind}/{key}/pause")]
+    action: String,
+    /// The values of the path's parameters, with a space between.
+    #[schema(example = "sync-app ios/maps")]
+    target: String,
+    /// What was asked, or why it was refused.
+    detail: Value,
+    /// With which status it was answered; null while it is under way, or when the server ended meanwhile.
+    status: Option<u16>,
+}
+
+impl Entry {
+    fn of(AuditEntry { number, at, entry }: AuditEntry, calendar: &Calendar) -> Self {
+        let NewAuditEntry { actor, scope, action, target, detail, status } = entry;
+        let detail = serde_json::from_str(&detail).unwrap_or(Value::String(detail));
+        Self { number, at: At::of(at, calendar), actor, scope, action, target, detail, status }
+    }
+}
+
+/// Lists changes that were asked for, done or refused, latest first.
+///
+/// Entries are kept for a year.
+#[utoipa::path(get, path = "/audit", tag = "access", params(Which),
+    responses((status = 200, description = "A page of entries", body = Audit)))]
+pub async fn list(State(api): State<Arc<Api>>, Query(which): Query<Which>) -> Result<Json<Audit>> {
+    let limit = page::size(which.limit)?;
+    let before = page::place(which.after.as_deref())?;
+    // One more tells whether there are more.
+    let mut found = api.ledger().audit(before, limit + 1).await?;
+    let more = found.len() > limit as usize;
+    found.truncate(limit as usize);
+    let after = found.last().filter(|_| more).map(|last| page::after(&last.number));
+    Ok(Json(Audit {
+        entries: found.into_iter().map(|entry| Entry::of(entry, &api.ledger().calendar())).collect(),
+        after,
+    }))
+}

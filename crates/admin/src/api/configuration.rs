@@ -1,0 +1,53 @@
+//! The configuration, as people may see it.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use roundelay_config::HandlerSettings;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::Api;
+
+/// The configuration in use.
+#[derive(Serialize, ToSchema)]
+pub struct Configuration {
+    /// As it was read, without values that may be secret, and without comments.
+    toml: String,
+    kinds: Vec<KindRow>,
+}
+
+/// A kind.
+#[derive(Serialize, ToSchema)]
+pub struct KindRow {
+    /// Its name.
+    kind: String,
+    /// Its platform queue, or the template for it.
+    queue: Option<String>,
+    /// Its schedule, in words.
+    schedule: Option<String>,
+    /// What runs its jobs: http, exec or rust.
+    handler: &'static str,
+    /// How long a run may take.
+    timeout_ms: u64,
+}
+
+/// Tells the configuration in use. Values that may be secret (URLs, headers, environments) are left out.
+#[utoipa::path(get, path = "/configuration", tag = "overview",
+    responses((status = 200, description = "The configuration", body = Configuration)))]
+pub async fn show(State(api): State<Arc<Api>>) -> Json<Configuration> {
+    let config = api.config();
+    let kinds = config.kinds.iter().map(|(name, kind)| KindRow {
+        kind: name.clone(),
+        queue: kind.queue.clone(),
+        schedule: kind.recurrence.as_ref().map(|recurrence| recurrence.schedule.to_string()),
+        handler: match kind.handler {
+            HandlerSettings::Http(_) => "http",
+            HandlerSettings::Exec(_) => "exec",
+            HandlerSettings::Rust => "rust",
+        },
+        timeout_ms: u64::try_from(kind.timeout.as_millis()).unwrap_or(u64::MAX),
+    });
+    Json(Configuration { toml: config.shown.clone(), kinds: kinds.collect() })
+}

@@ -1,0 +1,220 @@
+//! The table of endpoints, each with the scope that it needs, and what follows from it: the routes, and the rules.
+//!
+//! An endpoint is a small function in a file named after its resource:
+//!
+//! ```text
+//! /// Pauses a queue.
+//! #[utoipa::path(post, path = "/queues/{queue}/pause", tag = "queues", params(("queue" = String, Path)),
+//!     request_body = Why, responses((status = 200, body = Words)))]
+//! pub async fn pause(State(api): State<Arc<Api>>, actor: Actor, Path(queue): Path<String>, Body(why): Body<Why>)
+//!     -> Result<Json<Words>> { … }
+//! ```
+//!
+//! It is reached by its line in [`endpoints`], and only so: a route that is not in the table is refused by the gate.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::handler::Handler;
+use axum::http::Method;
+use axum::routing::{MethodFilter, on};
+use roundelay_model::scope::Scope;
+
+use super::problem::{self, Problem};
+use super::{
+    Api, audit, chains, configuration, enrolled, failed, jobs, ladder, openapi, overview, owners, quarantine, queues,
+    runs, session, simulations, throttles, tokens, workers,
+};
+
+/// What all paths begin with.
+pub const PREFIX: &str = "/api/v1";
+/// The largest body that most endpoints take, in bytes.
+const SMALL: usize = 64 << 10;
+/// The largest that any takes.
+pub const LARGE: usize = 1 << 20;
+
+/// What an endpoint needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// The least scope.
+    pub scope: Scope,
+    /// The largest body that it takes, in bytes.
+    pub body: usize,
+    /// Its answer has a secret, which must not be kept.
+    pub secret: bool,
+    /// Its body is nobody's business: the audit has how long it was, and what the endpoint tells of it.
+    pub private: bool,
+}
+
+impl Needs {
+    pub(super) const fn scope(scope: Scope) -> Self {
+        Self { scope, body: SMALL, secret: false, private: false }
+    }
+
+    /// It takes bodies of up to [`LARGE`].
+    const fn large(self) -> Self {
+        Self { body: LARGE, ..self }
+    }
+
+    /// The audit has nothing of its body.
+    const fn private(self) -> Self {
+        Self { private: true, ..self }
+    }
+
+    /// Its answer has a secret.
+    const fn secret(self) -> Self {
+        Self { secret: true, ..self }
+    }
+}
+
+/// For everybody, also without any right: there is nothing to be seen and nothing to be changed.
+const OPEN: Needs = Needs::scope(Scope::None);
+const READ: Needs = Needs::scope(Scope::Read);
+const OPERATE: Needs = Needs::scope(Scope::Operate);
+const ADMIN: Needs = Needs::scope(Scope::Admin);
+
+/// All endpoints, each with what it needs.
+fn endpoints() -> Endpoints {
+    Endpoints::default()
+        .add(OPEN, Method::GET, "/session", session::show)
+        .add(READ, Method::GET, "/openapi.json", openapi::show)
+        .add(READ, Method::GET, "/audit", audit::list)
+        .add(ADMIN, Method::GET, "/tokens", tokens::list)
+        .add(ADMIN.secret(), Method::POST, "/tokens", tokens::create)
+        .add(ADMIN, Method::DELETE, "/tokens/{name}", tokens::revoke)
+        .add(OPERATE.large().private(), Method::POST, "/jobs", jobs::publish)
+        .add(READ, Method::GET, "/overview", overview::show)
+        .add(READ, Method::GET, "/events", overview::events)
+        .add(READ, Method::GET, "/chains", chains::list)
+        .add(OPERATE.large().private(), Method::POST, "/chains", enrolled::put_many)
+        .add(OPERATE, Method::POST, "/chains/actions", chains::act)
+        .add(READ, Method::GET, "/chains/{kind}/{key}", chains::show)
+        .add(OPERATE.large().private(), Method::PUT, "/chains/{kind}/{key}", enrolled::put)
+        .add(OPERATE, Method::DELETE, "/chains/{kind}/{key}", enrolled::delete)
+        .add(READ, Method::GET, "/chains/{kind}/{key}/attempts", chains::attempts)
+        .add(OPERATE, Method::POST, "/chains/{kind}/{key}/pause", chains::pause)
+        .add(OPERATE, Method::POST, "/chains/{kind}/{key}/resume", chains::resume)
+        .add(OPERATE, Method::POST, "/chains/{kind}/{key}/retire", chains::retire)
+        .add(OPERATE, Method::POST, "/chains/{kind}/{key}/advance", chains::advance)
+        .add(OPERATE, Method::POST, "/chains/{kind}/{key}/run", chains::run)
+        .add(READ, Method::GET, "/runs", runs::list)
+        .add(READ, Method::GET, "/owners", owners::list)
+        .add(OPERATE, Method::POST, "/owners/{owner}/pause", owners::pause)
+        .add(OPERATE, Method::POST, "/owners/{owner}/resume", owners::resume)
+        .add(OPERATE, Method::POST, "/owners/{owner}/retire", owners::retire)
+        .add(READ, Method::GET, "/queues", queues::list)
+        .add(OPERATE, Method::POST, "/queues/{queue}/pause", queues::pause)
+        .add(OPERATE, Method::POST, "/queues/{queue}/resume", queues::resume)
+        .add(OPERATE, Method::PUT, "/queues/{queue}/concurrency", queues::concurrency)
+        .add(READ, Method::GET, "/throttles", throttles::list)
+        .add(READ, Method::GET, "/throttles/{name}", throttles::show)
+        .add(OPERATE, Method::POST, "/throttles/{name}/hold", throttles::hold)
+        .add(OPERATE, Method::POST, "/throttles/{name}/release", throttles::release)
+        .add(OPERATE, Method::PUT, "/throttles/{name}/limits", throttles::set)
+        .add(OPERATE, Method::DELETE, "/throttles/{name}/limits", throttles::reset)
+        .add(READ, Method::GET, "/failures", failed::list)
+        .add(READ, Method::GET, "/failures/reasons", failed::reasons)
+        .add(OPERATE, Method::POST, "/failures/actions", failed::act)
+        .add(READ, Method::GET, "/quarantine", quarantine::list)
+        .add(OPERATE, Method::POST, "/quarantine/actions", quarantine::act)
+        .add(READ, Method::GET, "/ladder", ladder::show)
+        .add(READ, Method::GET, "/workers", workers::list)
+        .add(OPERATE, Method::POST, "/workers/{worker}/drain", workers::drain)
+        .add(OPERATE, Method::POST, "/workers/{worker}/resume", workers::resume)
+        .add(READ, Method::GET, "/configuration", configuration::show)
+        .add(OPERATE.large().private(), Method::POST, "/simulations", simulations::begin)
+        .add(READ, Method::GET, "/simulations/{id}", simulations::show)
+        .add(OPERATE, Method::DELETE, "/simulations/{id}", simulations::forget)
+}
+
+/// Routes, and what each needs.
+#[derive(Default)]
+struct Endpoints {
+    router: Router<Arc<Api>>,
+    rules: Rules,
+}
+
+impl Endpoints {
+    fn add<T: 'static>(mut self, needs: Needs, method: Method, path: &str, handler: impl Handler<T, Arc<Api>>) -> Self {
+        let path = format!("{PREFIX}{path}");
+        let filter = MethodFilter::try_from(method.clone()).expect("the table has the usual methods");
+        self.rules.add(&path, method, needs);
+        self.router = self.router.route(&path, on(filter, handler));
+        self
+    }
+}
+
+/// What each path and method needs.
+#[derive(Clone, Debug, Default)]
+pub struct Rules(HashMap<String, HashMap<Method, Needs>>);
+
+impl Rules {
+    pub(super) fn add(&mut self, path: &str, method: Method, needs: Needs) {
+        let there = self.0.entry(path.to_owned()).or_default().insert(method, needs);
+        assert!(there.is_none(), "{path} is in the table twice with one method");
+    }
+
+    /// How many there are.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.0.values().map(HashMap::len).sum()
+    }
+
+    /// What this method of this path needs, with the names of the path's parameters in place of their values.
+    ///
+    /// # Errors
+    /// When it is not in the table.
+    pub fn find(&self, method: &Method, path: &str) -> problem::Result<Needs> {
+        let methods = self.0.get(path).ok_or_else(|| Problem::not_found("there is no such path"))?;
+        // Where there is GET, there is HEAD.
+        let asked = if *method == Method::HEAD { &Method::GET } else { method };
+        methods.get(asked).copied().ok_or_else(|| {
+            let mut allow: Vec<&str> = methods.keys().map(Method::as_str).collect();
+            if methods.contains_key(&Method::GET) {
+                allow.push("HEAD");
+            }
+            allow.sort_unstable();
+            Problem::method_not_allowed(allow.join(", "))
+        })
+    }
+}
+
+/// The routes, and what each of them needs.
+pub fn routes_and_rules() -> (Router<Arc<Api>>, Rules) {
+    let Endpoints { router, rules } = endpoints();
+    (router, rules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_in_the_table_is_refused() {
+        let (_, rules) = routes_and_rules();
+        let status = |method: &Method, path: &str| rules.find(method, path).map_or_else(|no| no.status, |_| 200);
+        for (method, path, expected) in [
+            (Method::GET, "/api/v1/session", 200),
+            (Method::HEAD, "/api/v1/session", 200),
+            (Method::POST, "/api/v1/session", 405),
+            (Method::OPTIONS, "/api/v1/session", 405),
+            (Method::HEAD, "/api/v1/jobs", 405),
+            (Method::DELETE, "/api/v1/tokens/{name}", 200),
+            (Method::GET, "/api/v1/nothing", 404),
+        ] {
+            assert_eq!(status(&method, path), expected, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_open_but_the_session() {
+        let (_, rules) = routes_and_rules();
+        let open = rules.0.iter().filter(|(_, methods)| methods.values().any(|needs| needs.scope == Scope::None));
+        assert_eq!(open.map(|(path, _)| path.as_str()).collect::<Vec<_>>(), ["/api/v1/session"]);
+        let writes = rules.0.iter().flat_map(|(path, methods)| methods.iter().map(move |of| (path, of)));
+        for (path, (method, needs)) in writes.filter(|(_, (method, _))| **method != Method::GET) {
+            assert!(needs.scope >= Scope::Operate, "{method} {path} changes something");
+        }
+    }
+}

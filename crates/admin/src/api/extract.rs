@@ -1,0 +1,182 @@
+//! What endpoints take from a request; whatever cannot be read is answered as a [`Problem`].
+
+use std::time::Duration;
+
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::request::Parts;
+use bytes::Bytes;
+use roundelay_model::clock::parse_duration;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::problem::{Problem, Result};
+
+/// A JSON object as the body.
+#[derive(Clone, Debug)]
+pub struct Body<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self> {
+        let body =
+            Bytes::from_request(request, state).await.map_err(|error| Problem::bad_request(error.body_text()))?;
+        read(&body).map(Self)
+    }
+}
+
+/// An object, or no body, which says the same as one with nothing in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Perhaps<T>(pub T);
+
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Perhaps<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self> {
+        let body =
+            Bytes::from_request(request, state).await.map_err(|error| Problem::bad_request(error.body_text()))?;
+        if body.is_empty() { Ok(Self(T::default())) } else { read(&body).map(Self) }
+    }
+}
+
+/// No body, or an object with nothing in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Nothing;
+
+impl<S: Send + Sync> FromRequest<S> for Nothing {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct NoFields {}
+        let body =
+            Bytes::from_request(request, state).await.map_err(|error| Problem::bad_request(error.body_text()))?;
+        if !body.is_empty() {
+            read::<NoFields>(&body)?;
+        }
+        Ok(Self)
+    }
+}
+
+/// Reads an object (pure).
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
+    // Derived structs also read arrays, as their fields in order.
+    if body.trim_ascii_start().first() != Some(&b'{') {
+        return Err(Problem::bad_request("the body is not a JSON object"));
+    }
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let read = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        let error = error.into_inner();
+        match error.classify() {
+            serde_json::error::Category::Data if path == "." => Problem::unprocessable(error.to_string()),
+            serde_json::error::Category::Data => Problem::unprocessable(format!("{path}: {error}")),
+            _ => Problem::bad_request(format!("the body is not JSON: {error}")),
+        }
+    })?;
+    json.end().map_err(|error| Problem::bad_request(format!("the body is not JSON: {error}")))?;
+    Ok(read)
+}
+
+/// What an order is filtered by. A field that is there and empty is a slip, such as a variable that was never set, and
+/// must not mean everything.
+///
+/// # Errors
+/// When it is empty.
+pub fn given(field: &str, text: Option<String>) -> Result<Option<String>> {
+    match text {
+        Some(text) if text.is_empty() => {
+            Err(Problem::unprocessable(format!("filter.{field}: it is empty; leave it out, or say which are meant")))
+        }
+        text => Ok(text),
+    }
+}
+
+/// A length of time in a body, such as `30m`.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn duration(field: &str, text: &str) -> Result<Duration> {
+    parse_duration(text).map_err(|why| Problem::unprocessable(format!("{field}: {why}")))
+}
+
+/// What stands after the question mark.
+#[derive(Clone, Debug)]
+pub struct Query<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self> {
+        let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
+        query.map(|query| Self(query.0)).map_err(|error| Problem::bad_request(error.body_text()))
+    }
+}
+
+/// The parameters of the path, percent-decoded.
+#[derive(Clone, Debug)]
+pub struct Path<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self> {
+        let path = axum::extract::Path::<T>::from_request_parts(parts, state).await;
+        path.map(|path| Self(path.0)).map_err(|error| Problem::bad_request(error.body_text()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Outer {
+        inner: Inner,
+        #[serde(default)]
+        any: Value,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Inner {
+        count: u32,
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_place() {
+        let read = |body: &str| read::<Outer>(body.as_bytes());
+        let outer = read(r#" {"inner": {"count": 7}, "any": [1]}"#).unwrap();
+        assert_eq!((outer.inner.count, outer.any), (7, serde_json::json!([1])));
+        let deep = format!(r#"{{"inner": {{"count": 7}}, "any": {}{}}}"#, "[".repeat(200), "]".repeat(200));
+        let table = [
+            ("", 400, "not a JSON object"),
+            ("[7]", 400, "not a JSON object"),
+            ("null", 400, "not a JSON object"),
+            (r#"{"inner": "#, 400, "EOF"),
+            (r#"{"inner": {"count": 7}} {}"#, 400, "trailing"),
+            (&deep, 400, "recursion limit"),
+            (r#"{"inner": {"count": "7"}}"#, 422, "inner.count: invalid type: string \"7\""),
+            (r#"{"inner": {"count": -1}}"#, 422, "inner.count: invalid value"),
+            (r#"{"inner": {"count": 7, "cuont": 8}}"#, 422, "inner.cuont: unknown field `cuont`"),
+            (r#"{}"#, 422, "missing field `inner`"),
+        ];
+        for (body, status, words) in table {
+            let problem = read(body).unwrap_err();
+            assert!(problem.status == status && problem.detail.contains(words), "{body}: {problem:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn where_nothing_is_expected_nothing_else_is_taken() {
+        let table = [("", 200), ("{}", 200), (" {} ", 200), ("[]", 400), ("\0", 400), (r#"{"why": "x"}"#, 422)];
+        for (body, status) in table {
+            let taken = Nothing::from_request(Request::new(body.into()), &()).await;
+            assert_eq!(taken.map_or_else(|no| no.status, |_| 200), status, "{body:?}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! One-off jobs.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use roundelay_engine::publish::{Publication, PublicationError};
+use roundelay_model::calendar::At;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+
+use super::Api;
+use super::extract::{Body, duration};
+use super::gate::{Detail, RequestKey};
+use super::problem::{Problem, Result};
+use super::words::hex;
+
+/// A job that is to run once.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct JobWanted {
+    /// Which handler: a name under `[kinds]`.
+    kind: String,
+    /// Which entity.
+    key: String,
+    /// What the handler gets; any JSON.
+    #[serde(default)]
+    payload: Value,
+    /// Not before this time has passed; absent or null: at once.
+    #[schema(example = "10m")]
+    delay: Option<String>,
+    /// The platform queue, in place of the kind's.
+    queue: Option<String>,
+    /// Who it belongs to.
+    owner: Option<String>,
+}
+
+/// A job that is safe: the broker has confirmed it, or the ledger keeps it.
+#[derive(Serialize, ToSchema)]
+pub struct JobPublished {
+    /// Its id, the same on every attempt.
+    id: String,
+    /// The platform queue.
+    queue: String,
+    /// When it is due; null: at once.
+    due: Option<At>,
+}
+
+impl From<PublicationError> for Problem {
+    fn from(error: PublicationError) -> Self {
+        match error {
+            PublicationError::Wish(why) => Self::unprocessable(why),
+            PublicationError::Broker(_) => Self::away_because(format!("failed to publish: {error}")),
+            PublicationError::Ledger(error) => error.into(),
+        }
+    }
+}
+
+/// Publishes a job, which runs once, outside any chain.
+///
+/// Sent again with the same Idempotency-Key it has the same id, also where the first answer is not known.
+#[utoipa::path(post, path = "/jobs", tag = "jobs", request_body = JobWanted,
+    responses((status = 201, description = "It is safe", body = JobPublished)))]
+pub async fn publish(
+    State(api): State<Arc<Api>>,
+    axum::Extension(key): axum::Extension<RequestKey>,
+    Body(wanted): Body<JobWanted>,
+) -> Result<(StatusCode, Detail, Json<JobPublished>)> {
+    let JobWanted { kind, key: entity, payload, delay, queue, owner } = wanted;
+    let delay = delay.as_deref().map(|delay| duration("delay", delay)).transpose()?;
+    let config = api.config();
+    let id = key.0.map_or_else(|| api.entropy().token(), |hash| hex(&hash[..8]));
+    let job = Publication { kind, key: entity, payload, delay, queue, owner, id };
+    // Looked at before anybody connects to the broker.
+    let job = job.check(&config)?;
+    let published = job.send(&config, api.connections().await?).await?;
+    // Not the payload, which is the job's own business.
+    let told = json!({
+        "kind": published.kind, "key": published.key, "id": published.id, "queue": published.queue,
+        "owner": published.owner,
+    });
+    let answer = JobPublished {
+        id: published.id,
+        queue: published.queue,
+        due: published.due.map(|due| At::of(due, &api.ledger().calendar())),
+    };
+    Ok((StatusCode::CREATED, Detail(told), Json(answer)))
+}

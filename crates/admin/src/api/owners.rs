@@ -1,0 +1,128 @@
+//! Owners: what they have, and all of it at once.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use roundelay_ledger::{Order, OwnerCensus, Which};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::chains::Came;
+use super::extract::{Body, Path, Query};
+use super::problem::Result;
+use super::{Api, page};
+use crate::inspect::words::word;
+use crate::operate::chain;
+
+/// Which page of them.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Wanted {
+    /// So many, 50 when nothing is said, at most 500.
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<u32>,
+    /// Those that come after an earlier answer: its `after`.
+    after: Option<String>,
+}
+
+/// Owners, in the order of their names.
+#[derive(Serialize, ToSchema)]
+pub struct Owners {
+    owners: Vec<OwnerRow>,
+    /// Where the next ones begin; null when there are none.
+    after: Option<String>,
+}
+
+/// An owner, and how many chains are hers.
+#[derive(Serialize, ToSchema)]
+pub struct OwnerRow {
+    /// Who.
+    owner: String,
+    /// What was said of the owner as a whole: active, paused or retired.
+    state: &'static str,
+    /// Chains that tick.
+    active: i64,
+    /// Chains that an operator has stopped.
+    paused: i64,
+    /// Chains that have ended.
+    retired: i64,
+    /// Chains whose messages were ahead of the ledger.
+    quarantined: i64,
+}
+
+impl From<OwnerCensus> for OwnerRow {
+    fn from(census: OwnerCensus) -> Self {
+        let OwnerCensus { owner, state, active, paused, retired, quarantined } = census;
+        Self { owner, state: word(state), active, paused, retired, quarantined }
+    }
+}
+
+/// Lists owners.
+#[utoipa::path(get, path = "/owners", tag = "owners", params(Wanted),
+    responses((status = 200, description = "A page of owners", body = Owners)))]
+pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<Owners>> {
+    let limit = page::size(wanted.limit)?;
+    let after = page::place::<String>(wanted.after.as_deref())?.unwrap_or_default();
+    // One more tells whether there are more.
+    let mut found = api.ledger().owners(after, limit + 1).await?;
+    let more = found.len() > limit as usize;
+    found.truncate(limit as usize);
+    let after = found.last().filter(|_| more).map(|last| page::after(&last.owner));
+    Ok(Json(Owners { owners: found.into_iter().map(OwnerRow::from).collect(), after }))
+}
+
+/// What is wanted of all that is an owner's.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Care {
+    /// Only count the chains that would be changed.
+    dry_run: bool,
+}
+
+async fn steer(api: &Api, owner: String, care: Care, order: Order) -> Result<Json<Came<&'static str>>> {
+    let which = Which { owner: Some(owner), ..Which::default() };
+    let matching = api.counting().matching(which.clone(), order).await?;
+    let changed = match care.dry_run {
+        true => None,
+        false => Some(chain::steer(&api.config(), api.ledger(), which, order).await?.count),
+    };
+    Ok(Json(Came { action: chain::verb(order).0, matching, changed }))
+}
+
+/// Pauses all that is an owner's: her chains, and one-off jobs that wait in queues.
+#[utoipa::path(post, path = "/owners/{owner}/pause", tag = "owners", request_body = Care,
+    params(("owner" = String, Path, description = "Who")),
+    responses((status = 200, description = "How many chains it was about", body = Came<String>)))]
+pub async fn pause(
+    State(api): State<Arc<Api>>,
+    Path(owner): Path<String>,
+    Body(care): Body<Care>,
+) -> Result<Json<Came<&'static str>>> {
+    steer(&api, owner, care, Order::Pause).await
+}
+
+/// Lets all that is an owner's go on.
+#[utoipa::path(post, path = "/owners/{owner}/resume", tag = "owners", request_body = Care,
+    params(("owner" = String, Path, description = "Who")),
+    responses((status = 200, description = "How many chains it was about", body = Came<String>)))]
+pub async fn resume(
+    State(api): State<Arc<Api>>,
+    Path(owner): Path<String>,
+    Body(care): Body<Care>,
+) -> Result<Json<Came<&'static str>>> {
+    steer(&api, owner, care, Order::Resume).await
+}
+
+/// Ends all that is an owner's, for good.
+#[utoipa::path(post, path = "/owners/{owner}/retire", tag = "owners", request_body = Care,
+    params(("owner" = String, Path, description = "Who")),
+    responses((status = 200, description = "How many chains it was about", body = Came<String>)))]
+pub async fn retire(
+    State(api): State<Arc<Api>>,
+    Path(owner): Path<String>,
+    Body(care): Body<Care>,
+) -> Result<Json<Came<&'static str>>> {
+    steer(&api, owner, care, Order::Retire).await
+}

@@ -1,0 +1,105 @@
+//! Platform queues: how they are, and what is ordered of them while workers run.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use roundelay_ledger::Census;
+use roundelay_model::calendar::At;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::extract::{Body, Nothing, Path};
+use super::problem::{Problem, Result};
+use super::words::{Words, told};
+use super::{Actor, Api};
+use crate::inspect::overview::queues;
+use crate::inspect::queues::QueueReport;
+use crate::operate::queue;
+
+/// All platform queues.
+#[derive(Serialize, ToSchema)]
+pub struct Queues {
+    /// When they were looked at.
+    now: At,
+    /// When the chains of each were counted.
+    counted_at: Option<At>,
+    /// Why the broker cannot be asked.
+    broker_why: Option<String>,
+    queues: Vec<QueueReport>,
+}
+
+/// Tells how the platform queues are: in the ledger, on the broker, in the workers.
+#[utoipa::path(get, path = "/queues", tag = "queues",
+    responses((status = 200, description = "All queues", body = Queues)))]
+pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Queues>> {
+    let facts = api.board().facts();
+    if let Some(why) = &facts.ledger_why {
+        return Err(Problem::away("the ledger", why));
+    }
+    let empty = Census::default();
+    let (census, counted_at) = facts.census.as_ref().map_or((&empty, None), |(census, at)| (census, Some(*at)));
+    Ok(Json(Queues {
+        now: At::of(facts.now, &facts.calendar),
+        counted_at: counted_at.map(|at| At::of(at, &facts.calendar)),
+        broker_why: facts.asked.error().map(str::to_owned),
+        queues: queues(&facts, census, &api.config()),
+    }))
+}
+
+/// Why something is stopped.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Why {
+    /// For those who wonder why nothing runs.
+    #[schema(example = "their upstream is down")]
+    why: String,
+}
+
+/// Lets workers take nothing more from a queue. What runs finishes; the rest waits on the broker.
+#[utoipa::path(post, path = "/queues/{queue}/pause", tag = "queues", request_body = Why,
+    params(("queue" = String, Path, description = "The platform queue")),
+    responses((status = 200, description = "It is paused", body = Words)))]
+pub async fn pause(
+    State(api): State<Arc<Api>>,
+    actor: Actor,
+    Path(queue): Path<String>,
+    Body(Why { why }): Body<Why>,
+) -> Result<Json<Words>> {
+    told(queue::pause(&api.operator(&actor), &queue, &why).await)
+}
+
+/// Lets workers take from a queue again.
+#[utoipa::path(post, path = "/queues/{queue}/resume", tag = "queues",
+    params(("queue" = String, Path, description = "The platform queue")),
+    responses((status = 200, description = "It goes on", body = Words)))]
+pub async fn resume(
+    State(api): State<Arc<Api>>,
+    actor: Actor,
+    Path(queue): Path<String>,
+    _: Nothing,
+) -> Result<Json<Words>> {
+    told(queue::resume(&api.operator(&actor), &queue).await)
+}
+
+/// How many jobs run at the same time.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Places {
+    /// So many in each worker; null: as configured.
+    #[schema(minimum = 1, maximum = 65535)]
+    concurrency: Option<usize>,
+}
+
+/// Sets how many jobs of a queue each worker runs at the same time, in place of what is configured.
+#[utoipa::path(put, path = "/queues/{queue}/concurrency", tag = "queues", request_body = Places,
+    params(("queue" = String, Path, description = "The platform queue")),
+    responses((status = 200, description = "It holds", body = Words)))]
+pub async fn concurrency(
+    State(api): State<Arc<Api>>,
+    actor: Actor,
+    Path(queue): Path<String>,
+    Body(Places { concurrency }): Body<Places>,
+) -> Result<Json<Words>> {
+    told(queue::concurrency(&api.operator(&actor), &queue, concurrency).await)
+}

@@ -1,0 +1,218 @@
+//! Where the API answers, within the bounds of [`roundelay_net::listen`]: with TLS, and not for everybody.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use roundelay_config::ApiSettings;
+use roundelay_engine::StartError;
+use roundelay_model::scope::Scope;
+use roundelay_net::listen::{Bounds, PATIENT, Served};
+use roundelay_net::tls;
+use roundelay_net::tls::TlsSettings;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+
+use super::actor::Authenticator;
+use super::endpoints::routes_and_rules;
+use super::gate::{self, Gate};
+use super::site::Site;
+use super::{Api, door};
+use crate::inspect::board::LOOK;
+
+/// Where `roundelay serve` answers when nothing is said.
+pub const USUAL: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 15_680);
+/// So many connections may be open.
+pub const MOST_CONNECTIONS: usize = 512;
+/// So many from one address, unless all come from a proxy.
+pub const MOST_FROM_ADDRESS: usize = 64;
+/// How long what is under way may go on after the signal to stop.
+const GRACE: Duration = Duration::from_secs(10);
+/// How often what is too old is forgotten.
+const FORGET_EVERY: Duration = Duration::from_secs(600);
+/// Rows forgotten at a time, few enough that nobody waits long behind it.
+const ROWS: u32 = 500;
+
+/// An address that is listened on, and where nobody is answered yet.
+pub struct Listener {
+    listener: TcpListener,
+    address: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    settings: ApiSettings,
+    anonymous: Scope,
+}
+
+impl Listener {
+    /// Takes `address`. Port 0 is any free port.
+    ///
+    /// # Errors
+    /// When it is taken or not this machine's, when the certificate cannot be used, or when the settings would
+    /// let in everybody there.
+    pub async fn bind(settings: &ApiSettings, address: SocketAddr) -> Result<Self, StartError> {
+        let refused = |key: &str, why: String| StartError::Setup(format!("api.{key}: {why}"));
+        let anonymous = settings.anonymous_on(address).map_err(|why| refused("anonymous", why))?;
+        settings.encrypted_on(address).map_err(|why| refused("listen", why))?;
+        let tls = settings.tls.as_ref().map(acceptor).transpose().map_err(|why| refused("tls", why))?;
+        let bound = async {
+            let listener = TcpListener::bind(address).await?;
+            let address = listener.local_addr()?;
+            Ok((listener, address))
+        };
+        let (listener, address) = bound.await.map_err(|error: io::Error| {
+            StartError::Setup(format!("cannot listen on {address} (api.listen, or --listen): {error}"))
+        })?;
+        Ok(Self { listener, address, tls, settings: settings.clone(), anonymous })
+    }
+
+    /// Which address that is, with the port that was free.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Whoever reaches it must show a token, so there must be one.
+    async fn check_tokens(&self, api: &Api) -> Result<(), StartError> {
+        let now = api.ledger().now();
+        if self.anonymous > Scope::None || api.ledger().tokens().await?.iter().any(|token| token.is_valid(now)) {
+            return Ok(());
+        }
+        let what = format!(
+            "the API on {} has nobody who may use it: create a token first, with \
+             `roundelay token create NAME --scope admin`",
+            self.address
+        );
+        if roundelay_config::is_loopback(self.address) {
+            tracing::warn!("{what}");
+            return Ok(());
+        }
+        Err(StartError::Setup(what))
+    }
+}
+
+/// Refuses a certificate and a key that could not be used.
+pub(crate) fn check_tls(settings: &TlsSettings) -> Result<(), String> {
+    acceptor(settings).map(drop)
+}
+
+fn acceptor(settings: &TlsSettings) -> Result<TlsAcceptor, String> {
+    let certificates = tls::certificates(&settings.certificate)?;
+    let key = tls::key(&settings.key)?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(certificates, key));
+    let mut config = config.map_err(|error| {
+        let (certificate, key) = (settings.certificate.display(), settings.key.display());
+        format!("{certificate} and {key} do not go together: {error}")
+    })?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// The API and the dashboard, ready to answer.
+pub struct Server {
+    listener: Listener,
+    api: Arc<Api>,
+    router: Router,
+    /// What goes on without its client.
+    tasks: TaskTracker,
+}
+
+impl Server {
+    /// Prepares to answer on `listener`.
+    ///
+    /// # Errors
+    /// When nobody could use it, or the ledger cannot be read.
+    pub async fn new(listener: Listener, api: Arc<Api>) -> Result<Self, StartError> {
+        listener.check_tokens(&api).await?;
+        let tasks = TaskTracker::new();
+        let settings = &listener.settings;
+        let (routes, rules) = routes_and_rules();
+        let gate = Gate {
+            api: api.clone(),
+            rules,
+            site: Site {
+                hosts: settings.hosts.clone(),
+                address: listener.address.ip(),
+                secure: settings.tls.is_some() || settings.behind_proxy,
+                behind_proxy: settings.behind_proxy,
+            },
+            authenticator: Authenticator::new(listener.anonymous),
+            patience: settings.patience * PATIENT,
+            tasks: tasks.clone(),
+        };
+        let router = router(routes, gate);
+        Ok(Self { listener, api, router, tasks })
+    }
+
+    /// Answers until `shutdown`, or until a part of it that should last has ended, then lets what is under way come to its end, for a bounded time.
+    pub async fn run(self, shutdown: CancellationToken) {
+        let Self { listener: Listener { listener, address, tls, settings, anonymous }, api, router, tasks } = self;
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        tracing::info!(api = %format!("{scheme}://{address}"), %anonymous, "answering the API");
+        // Streams end with it.
+        let stopping = api.stopping().clone();
+        let forget = async {
+            loop {
+                forget(&api).await;
+                sleep(FORGET_EVERY).await;
+            }
+        };
+        let board = api.clone();
+        let mut board = AbortOnDropHandle::new(tokio::spawn(async move { board.keep_board(LOOK).await }));
+        let per_address = if settings.behind_proxy { MOST_CONNECTIONS } else { MOST_FROM_ADDRESS };
+        let bounds = Bounds { connections: MOST_CONNECTIONS, per_address, patience: settings.patience };
+        let served = Served { router, tls, bounds, stop: shutdown.clone() };
+        let mut connections = JoinSet::new();
+        tokio::select! {
+            biased;
+            () = shutdown.cancelled() => {}
+            never = served.accept(&listener, &mut connections) => never,
+            never = forget => never,
+            // What is shown would be old, and nobody could tell.
+            ended = &mut board => {
+                tracing::error!(why = ?ended.err(), "what is shown is not kept up to date any more; the API ends");
+            }
+        }
+        drop(listener);
+        stopping.cancel();
+        tasks.close();
+        let ended = async {
+            while connections.join_next().await.is_some() {}
+            tasks.wait().await;
+        };
+        if timeout(GRACE, ended).await.is_err() {
+            tracing::warn!("some who use the API were cut off");
+        }
+    }
+}
+
+/// The way of a request: through the door, and to an endpoint through the gate.
+pub(super) fn router(routes: Router<Arc<Api>>, gate: Gate) -> Router {
+    let (api, gate) = (gate.api.clone(), Arc::new(gate));
+    routes
+        .layer(from_fn_with_state(gate.clone(), gate::pass))
+        .fallback(door::elsewhere)
+        .layer(from_fn_with_state(gate, door::pass))
+        .with_state(api)
+}
+
+/// Forgets what is too old, a part at a time.
+async fn forget(api: &Api) {
+    loop {
+        match api.ledger().forget_access(ROWS).await {
+            Ok(0) => return,
+            Ok(_) => tokio::task::yield_now().await,
+            Err(error) => {
+                tracing::debug!(%error, "what is too old of the API's could not be forgotten");
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Tokens: who has one, and what each allows.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use roundelay_model::scope::Scope;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Api;
+use super::extract::{Body, Nothing, Path, duration};
+use super::problem::Result;
+use super::words::{Words, told};
+use crate::operate::token;
+use crate::operate::token::{TokenMade, TokenView};
+
+/// All tokens.
+#[derive(Serialize, ToSchema)]
+pub struct Tokens {
+    tokens: Vec<TokenView>,
+}
+
+/// A token that is to exist.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TokenWanted {
+    /// What it is to be called: letters, digits, `-`, `_`, `.`.
+    #[schema(min_length = 1, max_length = 64, pattern = "^[0-9A-Za-z._-]+$")]
+    name: String,
+    /// What its holder may do.
+    scope: Scope,
+    /// After so long it is worth nothing; absent or null: never.
+    #[schema(example = "90d")]
+    expires_in: Option<String>,
+}
+
+/// Lists all tokens, by name.
+#[utoipa::path(get, path = "/tokens", tag = "access", responses((status = 200, description = "All tokens", body = Tokens)))]
+pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Tokens>> {
+    Ok(Json(Tokens { tokens: token::list(api.ledger()).await? }))
+}
+
+/// Creates a token.
+///
+/// Its secret is in this answer and nowhere else. So the answer is not kept: asked again with the same
+/// Idempotency-Key, 409 says that the token was created.
+#[utoipa::path(post, path = "/tokens", tag = "access", request_body = TokenWanted,
+    responses((status = 201, description = "It exists", body = TokenMade)))]
+pub async fn create(
+    State(api): State<Arc<Api>>,
+    Body(wanted): Body<TokenWanted>,
+) -> Result<(StatusCode, Json<TokenMade>)> {
+    let TokenWanted { name, scope, expires_in } = wanted;
+    let lasts = expires_in.as_deref().map(|lasts| duration("expires_in", lasts)).transpose()?;
+    Ok((StatusCode::CREATED, Json(token::create(api.ledger(), &name, scope, lasts).await?)))
+}
+
+/// Revokes a token: from now on it is worth nothing.
+#[utoipa::path(delete, path = "/tokens/{name}", tag = "access", params(("name" = String, Path, description = "What it is called")),
+    responses((status = 200, description = "It is revoked", body = Words)))]
+pub async fn revoke(State(api): State<Arc<Api>>, Path(name): Path<String>, _: Nothing) -> Result<Json<Words>> {
+    told(token::revoke(api.ledger(), &name).await)
+}

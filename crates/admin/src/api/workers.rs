@@ -1,0 +1,69 @@
+//! Workers: who they are, and that one of them takes nothing more.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use roundelay_model::calendar::At;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::extract::{Body, Nothing, Path};
+use super::problem::Result;
+use super::words::{Words, told};
+use super::{Actor, Api};
+use crate::inspect::workers::WorkerReport;
+use crate::operate::worker;
+
+/// All workers that have not ended.
+#[derive(Serialize, ToSchema)]
+pub struct Workers {
+    /// When they were looked at.
+    now: At,
+    workers: Vec<WorkerReport>,
+}
+
+/// Lists workers, those included that have fallen silent within the last hour.
+#[utoipa::path(get, path = "/workers", tag = "workers",
+    responses((status = 200, description = "All workers", body = Workers)))]
+pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Workers>> {
+    let (now, calendar) = (api.ledger().now(), api.ledger().calendar());
+    let workers = api.ledger().workers().await?;
+    let workers = workers.into_iter().map(|worker| WorkerReport::new(worker, now, &calendar)).collect();
+    Ok(Json(Workers { now: At::of(now, &calendar), workers }))
+}
+
+/// Why a worker is drained.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Drain {
+    /// For those who wonder why it runs nothing.
+    #[schema(example = "its machine gets a new kernel")]
+    why: Option<String>,
+}
+
+/// Lets a worker take nothing more. What runs finishes; then it can be stopped without interrupting anything.
+#[utoipa::path(post, path = "/workers/{worker}/drain", tag = "workers", request_body = Drain,
+    params(("worker" = String, Path, description = "The worker's name")),
+    responses((status = 200, description = "It drains", body = Words)))]
+pub async fn drain(
+    State(api): State<Arc<Api>>,
+    actor: Actor,
+    Path(worker): Path<String>,
+    Body(Drain { why }): Body<Drain>,
+) -> Result<Json<Words>> {
+    told(worker::drain(&api.operator(&actor), &worker, why.as_deref().unwrap_or_default()).await)
+}
+
+/// Lets a worker take jobs again.
+#[utoipa::path(post, path = "/workers/{worker}/resume", tag = "workers",
+    params(("worker" = String, Path, description = "The worker's name")),
+    responses((status = 200, description = "It takes jobs", body = Words)))]
+pub async fn resume(
+    State(api): State<Arc<Api>>,
+    actor: Actor,
+    Path(worker): Path<String>,
+    _: Nothing,
+) -> Result<Json<Words>> {
+    told(worker::resume(&api.operator(&actor), &worker).await)
+}

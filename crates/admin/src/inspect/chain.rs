@@ -1,0 +1,501 @@
+//! All about one chain: what it is doing and why, what is next, how its last runs ended.
+
+use std::time::Duration;
+
+use roundelay_config::{Config, OwnSchedule, schedule_of_kind};
+use roundelay_engine::monitor::stuck;
+use roundelay_engine::overslept;
+use roundelay_engine::overslept::schedules;
+use roundelay_engine::throttle::throttled::Throttled;
+use roundelay_ledger::{AttemptRecord, ChainState, ChainView, Ledger, LedgerError, NamedAttempt, RunningJob};
+use roundelay_model::calendar::{At, Calendar};
+use roundelay_model::clock::{Entropy, Time};
+use roundelay_model::encryption::{Field, Place};
+use roundelay_model::failure::Failure;
+use roundelay_model::fleet::Subject;
+use roundelay_model::schedule::{Balance, Ran, Schedule, Setting, phase};
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::broker::Asked;
+use super::chains::Batch;
+use super::failures::FailureReport;
+use super::queues::closed_words;
+use super::words::{Come, doing, shown_nominal, word};
+
+/// Occurrences told after the next one.
+pub const AHEAD: usize = 10;
+
+/// All about an entity's chains.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Entity {
+    /// When it was looked at, by the ledger's clock.
+    pub now: At,
+    /// Its rotation.
+    pub chain: Option<ChainReport>,
+    /// The run that was asked for beside it.
+    pub single: Option<ChainReport>,
+    /// What has failed of it, latest first.
+    pub failures: Vec<FailureReport>,
+    /// One-off jobs of it that run and have reported.
+    pub running: Vec<RunningReport>,
+}
+
+impl Entity {
+    /// Whether nothing is known of it.
+    pub fn is_unknown(&self) -> bool {
+        self.chain.is_none() && self.single.is_none() && self.failures.is_empty() && self.running.is_empty()
+    }
+}
+
+/// All about a chain.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ChainReport {
+    /// Which handler.
+    pub kind: String,
+    /// Which entity.
+    pub key: String,
+    /// Its platform queue.
+    pub queue: String,
+    /// Its own priority on that queue, in place of its kind's.
+    pub priority: Option<u8>,
+    /// The chain's incarnation.
+    pub epoch: i64,
+    /// The occurrence that is next, or runs.
+    pub tick: i64,
+    /// The try.
+    pub attempt: u32,
+    /// When it is due, or was.
+    pub due: At,
+    /// When the tick is nominally due.
+    pub nominal: At,
+    /// active, paused, retired or quarantined.
+    pub state: &'static str,
+    /// The state, or, of an active chain, what of that: sleeps, due, late, runs or gathers.
+    pub doing: &'static str,
+    /// One tick beside the rotation, and then the end.
+    pub once: bool,
+    /// What it is doing, and above all why it does not run.
+    pub why: String,
+    /// Why its entity is unavailable, if a run has said so and ended it.
+    pub unavailable: Option<String>,
+    /// How far the run has come that goes on.
+    pub progress: Option<Come>,
+    /// How many runs have led to it, one after the other.
+    pub depth: u32,
+    /// Who it belongs to.
+    pub owner: Option<String>,
+    /// What was said of the owner as a whole.
+    pub owner_state: Option<&'static str>,
+    /// Its schedule, in words.
+    pub schedule: Option<String>,
+    /// That of its own, as it was said.
+    #[schema(value_type = Option<Object>)]
+    pub own_schedule: Option<Value>,
+    /// Its occurrences after the next, if runs took no time; without jitter, which nobody knows before.
+    pub next: Vec<At>,
+    /// Whether its message is known to have been sent.
+    pub sent: bool,
+    /// How often catch-up has sent it.
+    pub looks: u32,
+    /// When catch-up looks next.
+    pub watch_at: At,
+    /// When a run last started.
+    pub last_start: Option<At>,
+    /// When a run last ended.
+    pub last_finish: Option<At>,
+    /// Why payload and carry are not shown: they are sealed, and do not open here.
+    pub sealed: Option<String>,
+    /// What the last run has handed on.
+    #[schema(value_type = Option<Value>)]
+    pub carry: Option<Value>,
+    /// What the handler gets.
+    #[schema(value_type = Value)]
+    pub payload: Value,
+    /// The batch that it waits for.
+    pub batch: Option<Batch>,
+    /// Its last attempts, latest first.
+    pub attempts: Vec<AttemptReport>,
+}
+
+/// The record of an attempt.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct AttemptReport {
+    /// The claim; a later one has a higher number.
+    pub fence: i64,
+    /// The chain's incarnation; that of its manual runs is another.
+    pub epoch: i64,
+    /// It is one of a manual run.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub manual: bool,
+    /// Whose it is, where that is not known from elsewhere; absent when the chain is not there any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// Likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// The occurrence.
+    pub tick: i64,
+    /// The try.
+    pub attempt: u32,
+    /// Who ran it.
+    pub worker: String,
+    /// When it was due.
+    pub due: At,
+    /// When it started.
+    pub started: At,
+    /// When it ended, or was found to have been cut off.
+    pub finished: Option<At>,
+    /// How it ended: done, retried, failed, snoozed, retired, fanned_out, dropped, skipped, cut, fenced or lost;
+    /// nothing while it runs.
+    pub verdict: Option<String>,
+    /// Why, unless it worked.
+    pub reason: Option<String>,
+    /// Occurrences left out because the chain still ran.
+    pub overlapped: u32,
+    /// Occurrences left out because nothing could start.
+    pub misfired: u32,
+    /// How far it had come when it last said so.
+    pub progress: Option<Come>,
+}
+
+impl AttemptReport {
+    /// Of a record.
+    pub fn of(record: AttemptRecord, calendar: &Calendar) -> Self {
+        let AttemptRecord { fence, epoch, tick, attempt, worker, due, started, finished, .. } = record;
+        let AttemptRecord { verdict, reason, overlapped, misfired, progress, .. } = record;
+        Self {
+            fence,
+            epoch,
+            manual: false,
+            kind: None,
+            key: None,
+            tick,
+            attempt,
+            worker,
+            due: At::of(due, calendar),
+            started: At::of(started, calendar),
+            finished: finished.map(|at| At::of(at, calendar)),
+            verdict,
+            reason,
+            overlapped,
+            misfired,
+            progress: progress.map(|progress| Come::of(progress, calendar)),
+        }
+    }
+
+    /// Of a record, with the name of its chain.
+    pub fn named(NamedAttempt { record, name }: NamedAttempt, calendar: &Calendar) -> Self {
+        let (kind, key) = name.unzip();
+        Self { kind, key, ..Self::of(record, calendar) }
+    }
+}
+
+/// A one-off job that runs and has reported.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct RunningReport {
+    /// The job's id.
+    pub id: String,
+    /// Who runs it.
+    pub worker: String,
+    /// Its kind.
+    pub kind: String,
+    /// Its entity.
+    pub key: String,
+    /// The platform queue that it came from.
+    pub queue: String,
+    /// Which attempt.
+    pub attempt: u32,
+    /// When it began.
+    pub started: At,
+    /// How far it has come.
+    pub progress: Come,
+}
+
+impl RunningReport {
+    fn of(job: RunningJob, calendar: &Calendar) -> Self {
+        let RunningJob { id, worker, kind, key, queue, attempt, started, progress } = job;
+        let (started, progress) = (At::of(started, calendar), Come::of(progress, calendar));
+        Self { id, worker, kind, key, queue, attempt, started, progress }
+    }
+}
+
+/// Looks at an entity, with the last attempts of its chains. `asked` is what the broker said of their queues.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub async fn look(
+    kind: &str,
+    key: &str,
+    last: u32,
+    config: &Config,
+    ledger: &dyn Ledger,
+    asked: &Asked,
+) -> Result<Entity, LedgerError> {
+    let chains = ledger.chains(kind.into(), key.into()).await?;
+    let failures = ledger.failures_of(kind.into(), key.into()).await?;
+    let running = ledger.running(kind.into(), key.into()).await?;
+    let (now, calendar) = (ledger.now(), ledger.calendar());
+    let (mut rotation, mut single) = (None, None);
+    let all = attempts(ledger, &chains, None, last.max(1)).await?;
+    for chain in chains {
+        let (place, own) = match chain.once {
+            true => {
+                let own = all.iter().filter(|attempt| attempt.epoch == chain.hint.epoch).cloned().collect();
+                (&mut single, own)
+            }
+            false => (&mut rotation, all.clone()),
+        };
+        *place = Some(report(chain, own, &failures, config, ledger, asked).await?);
+    }
+    if let (Some(rotation), Some(single)) = (&mut rotation, &single) {
+        mark_manual(&mut rotation.attempts, single.epoch);
+    }
+    Ok(Entity {
+        now: At::of(now, &calendar),
+        chain: rotation,
+        single,
+        failures: failures.into_iter().map(|failure| FailureReport::new(failure, config, now, &calendar)).collect(),
+        running: running.into_iter().map(|job| RunningReport::of(job, &calendar)).collect(),
+    })
+}
+
+/// Attempts are read so many at a time.
+const PAGE: u32 = 200;
+
+/// The attempts of a chain, those of its manual runs among them, latest first: before the one with this fence, or the
+/// last ones. `chains` is what the ledger has under its name.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub async fn attempts(
+    ledger: &dyn Ledger,
+    chains: &[ChainView],
+    before: Option<i64>,
+    limit: u32,
+) -> Result<Vec<AttemptRecord>, LedgerError> {
+    let known = match before {
+        Some(before) => ledger.history(before, 1).await?.pop(),
+        None => None,
+    };
+    let mut all = Vec::new();
+    for chain in chains {
+        let known = known.as_ref().filter(|known| known.epoch == chain.hint.epoch);
+        let (mut from, mut skipped, mut found) = (known.map_or(chain.fence, |known| known.fence), 0, Vec::new());
+        loop {
+            let page = ledger.history(from, limit.max(PAGE)).await?;
+            let (read, last) = (page.len(), page.last().map(|last| last.fence));
+            found.extend(page.into_iter().skip(skipped).filter(|one| before.is_none_or(|before| one.fence < before)));
+            match last {
+                Some(last) if found.len() < limit as usize && read as u32 >= limit.max(PAGE) => {
+                    // The history leads from an attempt to the one before it, so the last one is read again.
+                    (from, skipped) = (last, 1);
+                }
+                _ => break,
+            }
+        }
+        all.extend(found);
+    }
+    all.sort_by_key(|attempt| std::cmp::Reverse(attempt.fence));
+    all.truncate(limit as usize);
+    Ok(all)
+}
+
+/// Marks those of the manual runs, whose epoch this is.
+pub fn mark_manual(attempts: &mut [AttemptReport], epoch: i64) {
+    attempts.iter_mut().for_each(|attempt| attempt.manual = attempt.epoch == epoch);
+}
+
+async fn report(
+    chain: ChainView,
+    attempts: Vec<AttemptRecord>,
+    failures: &[Failure],
+    config: &Config,
+    ledger: &dyn Ledger,
+    asked: &Asked,
+) -> Result<ChainReport, LedgerError> {
+    // Those of the chain's other row may have pushed it out of the last ones.
+    let latest = match attempts.iter().find(|attempt| attempt.fence == chain.fence) {
+        Some(latest) => Some(latest.clone()),
+        None => ledger.history(chain.fence, 1).await?.pop().filter(|last| last.fence == chain.fence),
+    };
+    let owner_state = match &chain.owner {
+        Some(owner) => ledger.owner(owner.clone()).await?,
+        None => ChainState::Active,
+    };
+    let opened = opened(&chain, config);
+    let held_back = held_back(&chain, &opened.payload, config, ledger).await?;
+    let now = ledger.now();
+    let waiting = asked.waiting(&chain.hint.queue);
+    let mut why = stuck::doing(
+        &chain,
+        latest.as_ref(),
+        owner_state,
+        config,
+        waiting,
+        held_back.as_deref(),
+        (now, &ledger.calendar()),
+    );
+    let unavailable = unavailable(&chain, failures);
+    if let Some(reason) = &unavailable {
+        why = format!("its entity is unavailable: {reason}; {why}");
+    }
+    if let Some(sealed) = opened.sealed.as_ref().filter(|_| chain.state == ChainState::Active) {
+        why = format!("{sealed}; {why}");
+    }
+    // Of the attempt that runs, if one does.
+    let progress = latest.as_ref().filter(|_| chain.holder.runs()).and_then(|last| last.progress.clone());
+    let calendar = ledger.calendar();
+    let (schedule, next) = ahead(&chain, config, &calendar);
+    let nominal =
+        shown_nominal((&chain.hint.kind, &chain.hint.key), chain.nominal, chain.schedule.as_deref(), config, &calendar);
+    let has_overslept = overslept::since(&chain, &schedules(config), (now, &calendar)).is_some();
+    let ChainView { hint, state, holder, sent, once, owner, schedule: own, .. } = chain;
+    let ChainView { last_start, last_finish, batch, looks, watch_at, depth, .. } = chain;
+    let value = |text: String| serde_json::from_str::<Value>(&text).unwrap_or(Value::String(text));
+    Ok(ChainReport {
+        doing: if has_overslept { "late" } else { doing(state, holder, batch.0, hint.due, config.catch_up.slack, now) },
+        kind: hint.kind,
+        key: hint.key,
+        queue: hint.queue,
+        priority: hint.priority,
+        epoch: hint.epoch,
+        tick: hint.tick,
+        attempt: hint.attempt,
+        due: At::of(hint.due, &calendar),
+        nominal: At::wall(nominal),
+        state: word(state),
+        once,
+        why,
+        unavailable,
+        progress: progress.map(|progress| Come::of(progress, &calendar)),
+        depth,
+        owner_state: owner.as_ref().map(|_| word(owner_state)),
+        owner,
+        schedule,
+        own_schedule: own.map(value),
+        next: next.into_iter().map(|due| At::of(due, &calendar)).collect(),
+        sent,
+        looks,
+        watch_at: At::of(watch_at, &calendar),
+        last_start: At::known(last_start, &calendar),
+        last_finish: At::known(last_finish, &calendar),
+        sealed: opened.sealed,
+        carry: opened.carry,
+        payload: opened.payload,
+        batch: Batch::of(batch),
+        attempts: attempts.into_iter().map(|record| AttemptReport::of(record, &calendar)).collect(),
+    })
+}
+
+/// What a chain's handler gets, as far as it opens.
+struct Opened {
+    payload: Value,
+    carry: Option<Value>,
+    /// What does not open, and why.
+    sealed: Option<String>,
+}
+
+fn opened(chain: &ChainView, config: &Config) -> Opened {
+    let ChainView { hint, payload, carry, .. } = chain;
+    let mut sealed = Vec::new();
+    let mut open = |field, what: &str, text: &str| match config
+        .encryption
+        .opened(Place::new(field, &hint.kind, &hint.key), text)
+    {
+        Ok(text) => serde_json::from_str(&text).unwrap_or_else(|_| Value::String(text.into_owned())),
+        Err(why) => {
+            sealed.push(format!("{what} {why}"));
+            Value::Null
+        }
+    };
+    let payload = open(Field::Payload, "its payload", payload);
+    let carry = carry.as_ref().map(|carry| open(Field::Carry, "what was handed on", carry));
+    Opened { payload, carry, sealed: (!sealed.is_empty()).then(|| sealed.join("; ")) }
+}
+
+/// Why nothing of a chain's queue starts: an operator has paused it, or its throttle lets nothing through.
+async fn held_back(
+    chain: &ChainView,
+    payload: &Value,
+    config: &Config,
+    ledger: &dyn Ledger,
+) -> Result<Option<String>, LedgerError> {
+    let ChainView { hint, owner, .. } = chain;
+    let orders = ledger.fleet_orders().await?.remove(&Subject::Queue(hint.queue.clone())).unwrap_or_default();
+    if let Some(closed) = &orders.closed {
+        return Ok(Some(closed_words(&hint.queue, closed, &ledger.calendar())));
+    }
+    let name = config.queues.get(&hint.queue).and_then(|queue| queue.throttle.as_ref());
+    let Some((name, settings)) = name.and_then(|name| Some((name, config.throttles.get(name)?))) else {
+        return Ok(None);
+    };
+    let key = settings.key.as_ref().map(|path| path.of_parts(&hint.kind, &hint.key, owner.as_deref(), payload));
+    Ok(Throttled::look_at(name, settings, key, ledger).await?.in_the_way(None))
+}
+
+/// The reason of the run that ended a chain, and of none before, if it said that the entity is unavailable.
+fn unavailable(chain: &ChainView, failures: &[Failure]) -> Option<String> {
+    let of_its_end = |failure: &&Failure| {
+        failure.item.is_empty() && failure.permanent && failure.last_at == chain.last_finish && !chain.once
+    };
+    let failure = failures.iter().find(of_its_end).filter(|_| chain.state == ChainState::Retired)?;
+    let code = failure.code.as_ref().map_or_else(String::new, |code| format!("{code}: "));
+    Some(format!("{code}{}", failure.reason))
+}
+
+/// The schedule of a chain in words, and its occurrences after the next tick if runs took no time. Without
+/// jitter, which nobody knows before.
+fn ahead(chain: &ChainView, config: &Config, calendar: &Calendar) -> (Option<String>, Vec<Time>) {
+    let Some(of_kind) = schedule_of_kind(config, &chain.hint.kind).filter(|_| !chain.once) else {
+        return (None, Vec::new());
+    };
+    let (schedule, words) = match &chain.schedule {
+        None => {
+            let words = format!("{of_kind}, as its kind");
+            (of_kind, words)
+        }
+        Some(own) => match OwnSchedule::parse(own).and_then(|own| own.apply(&of_kind)) {
+            Ok(own) => (own.clone(), format!("{own}, its own")),
+            Err(error) => {
+                let words = format!("{of_kind}, as its kind; its own cannot be used: {error}");
+                (of_kind, words)
+            }
+        },
+    };
+    let schedule = Schedule { jitter: Duration::ZERO, ..schedule };
+    let (balance, dice) = (Balance::default(), Entropy::seeded(0));
+    let place = if schedule.spread_phase { phase(&chain.hint.kind, &chain.hint.key) } else { 0.0 };
+    let setting = Setting { phase: place, balance: &balance, dice: &dice, calendar };
+    let mut ran = Ran { nominal: chain.nominal, started: chain.hint.due, finished: chain.hint.due };
+    let mut next = Vec::new();
+    while next.len() < AHEAD
+        && let Some(occurrence) = schedule.next(ran, setting)
+    {
+        next.push(occurrence.due);
+        ran = Ran { nominal: occurrence.nominal, started: occurrence.due, finished: occurrence.due };
+    }
+    (Some(words), next)
+}
+
+/// Why a tick cannot be brought forward.
+pub fn why_not_advanced(chain: &ChainView, (now, calendar): (Time, &Calendar)) -> String {
+    match chain.state {
+        ChainState::Paused => "it is paused; `roundelay resume` lets it go on".into(),
+        ChainState::Retired => "it has ended; `roundelay enroll --revive` begins it anew".into(),
+        ChainState::Quarantined => "it is quarantined; see `roundelay recover --help`".into(),
+        ChainState::Active if chain.holder.runs() => "it runs already".into(),
+        ChainState::Active if chain.batch.0 > 0 => {
+            let (open, total) = chain.batch;
+            format!("it waits for its batch, of which {open} of {total} jobs have not ended")
+        }
+        ChainState::Active if chain.hint.due <= now => {
+            format!(
+                "it is due already, since {}; `roundelay show` says why it does not run",
+                At::of(chain.hint.due, calendar)
+            )
+        }
+        ChainState::Active => "somebody else has just changed it; try again".into(),
+    }
+}

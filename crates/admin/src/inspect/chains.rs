@@ -1,0 +1,264 @@
+//! Many chains, a row each.
+
+use roundelay_config::Config;
+use roundelay_engine::overslept;
+use roundelay_engine::overslept::schedules;
+use roundelay_ledger::{
+    AttemptRecord, ChainState, Condition, EFFORT, Filter, Found, Ledger, LedgerError, Listed, Place, Which,
+};
+use roundelay_model::calendar::{At, Calendar};
+use roundelay_model::clock::Time;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::words::{doing_of, schedule, shown_nominal, word};
+
+/// Recent attempts in a row.
+const RECENT: u32 = 12;
+
+/// A chain among others.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ChainRow {
+    /// Which handler.
+    pub kind: String,
+    /// Which entity.
+    pub key: String,
+    /// Its platform queue.
+    pub queue: String,
+    /// The chain's incarnation.
+    pub epoch: i64,
+    /// The occurrence that is next, or runs.
+    pub tick: i64,
+    /// The try.
+    pub attempt: u32,
+    /// Who it belongs to.
+    pub owner: Option<String>,
+    /// active, paused, retired or quarantined.
+    pub state: &'static str,
+    /// The state, or, of an active chain, what of that: sleeps, due, late, runs or gathers.
+    pub doing: &'static str,
+    /// When it is due, or was.
+    pub due: At,
+    /// When it is nominally due: without jitter and without what retries have cost.
+    pub nominal: At,
+    /// When a run last started.
+    pub last_start: Option<At>,
+    /// When a run last ended.
+    pub last_finish: Option<At>,
+    /// How late it is, if it is due and does not run.
+    pub lag_ms: u64,
+    /// Its schedule, in words.
+    pub schedule: Option<String>,
+    /// That of its own, as it was said.
+    #[schema(value_type = Option<Object>)]
+    pub own_schedule: Option<Value>,
+    /// Why its entity is unavailable, when a run has ended the chain for that.
+    pub unavailable: Option<String>,
+    /// The batch that it waits for.
+    pub batch: Option<Batch>,
+    /// Its last attempts, the oldest first.
+    pub recent: Vec<Recent>,
+}
+
+/// Jobs that a tick waits for.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub struct Batch {
+    /// Those that have not ended.
+    pub open: i64,
+    /// All of them.
+    pub total: i64,
+}
+
+impl Batch {
+    /// Of the two counts that the ledger keeps.
+    pub fn of((open, total): (i64, i64)) -> Option<Self> {
+        (total > 0).then_some(Self { open, total })
+    }
+}
+
+/// An attempt, in short.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Recent {
+    /// How it ended; nothing while it runs.
+    pub verdict: Option<String>,
+    /// When it started.
+    pub started: At,
+    /// How long it took.
+    pub took_ms: Option<u64>,
+    /// How late it started.
+    pub late_ms: u64,
+}
+
+impl Recent {
+    fn of(record: AttemptRecord, calendar: &Calendar) -> Self {
+        let AttemptRecord { verdict, started, finished, due, .. } = record;
+        let millis = |to: Time, from: Time| u64::try_from(to.since(from).as_millis()).unwrap_or(u64::MAX);
+        let took_ms = finished.map(|end| millis(end, started));
+        Self { verdict, started: At::of(started, calendar), took_ms, late_ms: millis(started, due) }
+    }
+}
+
+impl ChainRow {
+    /// Of a listed chain, without its attempts.
+    pub fn new(chain: Listed, config: &Config, now: Time, calendar: &Calendar) -> Self {
+        let overslept = overslept::since(&chain, &schedules(config), (now, calendar));
+        let doing = doing_of(&chain, config, (now, calendar));
+        let schedule = schedule(&chain.hint.kind, chain.schedule.as_deref(), config);
+        let Listed { hint, state, nominal, owner, schedule: own, last_start, last_finish, batch, unavailable, .. } =
+            chain;
+        let lag =
+            if matches!(doing, "due" | "late") { now.since(overslept.unwrap_or(hint.due)) } else { Default::default() };
+        Self {
+            state: word(state),
+            doing,
+            due: At::of(hint.due, calendar),
+            nominal: At::wall(shown_nominal((&hint.kind, &hint.key), nominal, own.as_deref(), config, calendar)),
+            last_start: At::known(last_start, calendar),
+            last_finish: At::known(last_finish, calendar),
+            lag_ms: u64::try_from(lag.as_millis()).unwrap_or(u64::MAX),
+            schedule,
+            own_schedule: own.as_deref().and_then(|own| serde_json::from_str(own).ok()),
+            unavailable,
+            batch: Batch::of(batch),
+            recent: Vec::new(),
+            owner,
+            kind: hint.kind,
+            key: hint.key,
+            queue: hint.queue,
+            epoch: hint.epoch,
+            tick: hint.tick,
+            attempt: hint.attempt,
+        }
+    }
+}
+
+/// What chains are looked for.
+#[derive(Clone, Debug, Default)]
+pub struct Sought {
+    /// Of this kind.
+    pub kind: Option<String>,
+    /// Of this owner.
+    pub owner: Option<String>,
+    /// Of this platform queue.
+    pub queue: Option<String>,
+    /// With this in their keys, or, where it has `*` or `?`, with keys that fit it as a pattern.
+    pub text: Option<String>,
+    /// What they do.
+    pub state: Option<State>,
+}
+
+/// What chains do that are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// They tick.
+    Active,
+    /// An operator has stopped them.
+    Paused,
+    /// They have ended.
+    Retired,
+    /// An older copy of the ledger was restored.
+    Quarantined,
+    /// They tick, are due for longer than `catch_up.slack`, and nobody runs them; or they sleep for longer than their
+    /// schedules can explain.
+    Late,
+    /// A worker runs them.
+    Running,
+}
+
+impl Sought {
+    /// As the ledger takes it, at `now`.
+    pub fn filter(&self, config: &Config, now: Time) -> Filter {
+        // Empty fields of a form mean nothing.
+        let said = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let pattern = |text: String| if text.contains(['*', '?']) { text } else { format!("*{text}*") };
+        let which = Which {
+            kind: said(&self.kind),
+            key: None,
+            owner: said(&self.owner),
+            like: said(&self.text).map(pattern),
+            queue: said(&self.queue),
+            late_before: (self.state == Some(State::Late)).then(|| now - config.catch_up.slack),
+            state: None,
+        };
+        let condition = match self.state {
+            None | Some(State::Late) => None,
+            Some(State::Active) => Some(Condition::State(ChainState::Active)),
+            Some(State::Paused) => Some(Condition::State(ChainState::Paused)),
+            Some(State::Retired) => Some(Condition::State(ChainState::Retired)),
+            Some(State::Quarantined) => Some(Condition::State(ChainState::Quarantined)),
+            Some(State::Running) => Some(Condition::Running),
+        };
+        Filter { which, condition }
+    }
+}
+
+impl Sought {
+    /// As an order to all of them takes it; nothing when it cannot be meant, since what runs changes all the time.
+    pub fn which(&self, config: &Config, now: Time) -> Option<Which> {
+        let Filter { which, condition } = self.filter(config, now);
+        match condition {
+            None => Some(which),
+            Some(Condition::State(state)) => Some(Which { state: Some(state), ..which }),
+            Some(Condition::Running) => None,
+        }
+    }
+}
+
+/// Looks for chains: one page, each with its last attempts.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub async fn page(
+    sought: &Sought,
+    after: Option<Place>,
+    limit: u32,
+    config: &Config,
+    ledger: &dyn Ledger,
+) -> Result<Found<ChainRow, Place>, LedgerError> {
+    let (now, calendar) = (ledger.now(), ledger.calendar());
+    let filter = sought.filter(config, now);
+    let Found { mut found, after: on, complete } = ledger.search(filter.clone(), after.clone(), limit, EFFORT).await?;
+    let (mut more, mut complete) = (on, complete);
+    if sought.state == Some(State::Late) {
+        let queues = config.queues.keys().cloned().chain([config.topology().names.chores()]);
+        let slept = overslept::look(ledger, queues, &schedules(config)).await?;
+        let fitting = found.len() + slept.len();
+        found = overslept::among(found, slept, &filter, (after.as_ref(), more.as_ref()), fitting);
+        if found.len() > limit as usize {
+            // Those behind come with the next page, which begins after the last of this one.
+            found.truncate(limit as usize);
+            more = found.last().map(|last| (last.hint.kind.clone(), last.hint.key.clone()));
+            complete = true;
+        }
+    }
+    let histories = ledger.histories(found.iter().map(|chain| chain.fence).collect(), RECENT).await?;
+    let found = found.into_iter().zip(histories).map(|(chain, history)| ChainRow {
+        recent: history.into_iter().rev().map(|record| Recent::of(record, &calendar)).collect(),
+        ..ChainRow::new(chain, config, now, &calendar)
+    });
+    Ok(Found { found: found.collect(), after: more, complete })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_typed_is_a_part_of_the_key_unless_it_is_a_pattern() {
+        let config = Config::parse("", "r.toml", []).unwrap();
+        let like = |text: &str| {
+            let sought = Sought { text: Some(text.into()), kind: Some(String::new()), ..Sought::default() };
+            let filter = sought.filter(&config, Time::from_millis(0));
+            assert_eq!((filter.which.kind, filter.condition), (None, None), "an empty field says nothing");
+            filter.which.like
+        };
+        assert_eq!(like("app-1").as_deref(), Some("*app-1*"));
+        assert_eq!(like("eu/*").as_deref(), Some("eu/*"));
+        assert_eq!(like(""), None);
+        let late = Sought { state: Some(State::Late), ..Sought::default() };
+        let now = Time::from_millis(1_000_000);
+        assert_eq!(late.filter(&config, now).which.late_before, Some(now - config.catch_up.slack));
+    }
+}

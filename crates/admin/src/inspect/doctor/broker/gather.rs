@@ -1,0 +1,54 @@
+//! Asks the broker, over AMQP and its management API, each with a limit.
+
+use std::time::Duration;
+
+use roundelay_broker::rabbit::examine::Place;
+use roundelay_broker::rabbit::{RabbitBroker, check, examine};
+use roundelay_broker::{Broker, BrokerUrl};
+use roundelay_config::Config;
+use roundelay_model::secret::Secret;
+
+use super::BrokerFacts;
+use crate::inspect::broker::Asked;
+use crate::inspect::doctor::{Answer, limited};
+
+/// What is known of RabbitMQ; nothing where the broker is in the worker's process.
+pub async fn gather(config: &Config, within: Duration) -> Option<BrokerFacts> {
+    let BrokerUrl::Amqp(url) = &config.broker.url else { return None };
+    let (place, management) = (Place::of(url.expose()), config.broker.management.clone());
+    let tls = config.broker.tls.clone();
+    let told = async {
+        let (management, place, tls) = (management?, place.clone().ok()?, tls.clone());
+        let told = async move { examine::ask(management.expose(), &place.vhost, &place.user, &tls).await };
+        Some(limited(within, told).await)
+    };
+    let (to, by) = (url.clone(), tls.clone());
+    let reached = limited(within, async move { examine::reach(to.expose(), &by).await });
+    let topology = limited(within, differences(config.clone()));
+    let asked = limited(within, depths(config.clone()));
+    let (told, reached, topology, asked) = tokio::join!(told, reached, topology, asked);
+    let topology = topology.and_then(|topology| topology);
+    let (reached, certificates) = match reached {
+        Ok((reached, certificates)) => (Ok(reached), certificates),
+        Err(why) => (Err(why), Vec::new()),
+    };
+    Some(BrokerFacts { place, reached, certificates, told, topology, asked: asked.unwrap_or_else(Asked::Away) })
+}
+
+async fn differences(config: Config) -> Answer<Vec<check::Finding>> {
+    let broker = RabbitBroker::open(&config.broker).await.map_err(|error| error.to_string())?;
+    let found = broker.check(&config.topology(), config.broker.management.as_ref().map(Secret::expose)).await;
+    broker.close().await;
+    found.map_err(|error| error.to_string())
+}
+
+async fn depths(config: Config) -> Asked {
+    match RabbitBroker::open(&config.broker).await {
+        Ok(broker) => {
+            let asked = Asked::ask(&config, &broker).await;
+            broker.close().await;
+            asked
+        }
+        Err(error) => Asked::Away(error.to_string()),
+    }
+}

@@ -1,0 +1,103 @@
+//! The broker: how far one gets with it, what it is, what this user may do there, and whether its exchanges and queues
+//! are as they must be. `gather` asks; the other modules judge what it has been told (pure).
+
+mod connection;
+mod gather;
+mod management;
+mod permissions;
+mod topology;
+
+use roundelay_broker::rabbit::certificates::Certificate;
+use roundelay_broker::rabbit::check;
+use roundelay_broker::rabbit::examine::{Place, Reached, Told, Untold};
+use roundelay_config::Config;
+
+use super::{Answer, Area, Facts, Finding};
+use crate::inspect::broker::Asked;
+use connection::{certificates, connection};
+pub(super) use gather::gather;
+use management::management;
+use permissions::Needs;
+use topology::{declared, leftovers};
+
+/// What is known of RabbitMQ.
+#[derive(Clone, Debug)]
+pub struct BrokerFacts {
+    /// Where it is, and who we are to it.
+    pub place: Answer<Place>,
+    /// How far one gets.
+    pub reached: Answer<Reached>,
+    /// The certificates that were met on the way.
+    pub certificates: Vec<Certificate>,
+    /// What the management API tells; nothing where none is configured.
+    pub told: Option<Answer<Result<Told, Untold>>>,
+    /// What differs from the topology, or why that is not known.
+    pub topology: Answer<Vec<check::Finding>>,
+    /// How full queues are.
+    pub asked: Asked,
+}
+
+/// What is wrong with the broker.
+pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
+    let Some(broker) = &facts.broker else {
+        let words = "embedded: it is in the worker's process, and keeps nothing";
+        return vec![Finding::good(Area::Broker, "broker", words)];
+    };
+    let place = match &broker.place {
+        Ok(place) => place,
+        Err(why) => {
+            return vec![Finding::bad(Area::Broker, "connection", why, "no worker starts", "correct broker.url")];
+        }
+    };
+    let topology = config.topology();
+    let needs = Needs::of(&topology, config.broker.declare);
+    let mut all = connection(&broker.reached, place, &topology, &needs);
+    all.extend(certificates(&broker.certificates, facts.now));
+    let is_in = matches!(broker.reached, Ok(Reached::In(_)));
+    all.extend(management(broker.told.as_ref(), place, &topology, &needs));
+    all.extend(declared(&broker.topology, is_in, &topology));
+    all.extend(leftovers(&broker.asked, is_in, &topology.names));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roundelay_broker::rabbit::examine::{Feature, Node, Permissions};
+    use roundelay_model::ladder::Ladder;
+    use roundelay_model::topology::{Names, Topology};
+
+    pub(super) fn needs() -> Needs {
+        Needs::of(&topology(), true)
+    }
+
+    pub(super) fn topology() -> Topology {
+        Topology::new(Names::new("r"), ["sync-a", "w.b"], &Ladder::new([]))
+    }
+
+    pub(super) fn place() -> Place {
+        Place { host: "h".into(), port: 5_672, vhost: "v".into(), user: "ann".into(), encrypted: false }
+    }
+
+    pub(super) fn told() -> Told {
+        let node = Node {
+            name: "rabbit@h".into(),
+            running: true,
+            disk_free: Some(9 << 30),
+            disk_free_limit: Some(1 << 30),
+            mem_used: Some(1),
+            mem_limit: Some(2),
+            ..Node::default()
+        };
+        let all = || ".*".to_owned();
+        Told {
+            user: "ops".into(),
+            version: "4.1.2".into(),
+            clock: None,
+            nodes: Ok(vec![node]),
+            alarm: None,
+            permissions: Ok(Some(Permissions { configure: all(), write: all(), read: all() })),
+            features: Ok(vec![Feature { name: "stream_queue".into(), state: "enabled".into() }]),
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! All chains in figures, and what is wrong, in words (pure).
+
+use roundelay_config::Config;
+use roundelay_ledger::Census;
+use roundelay_model::calendar::At;
+use roundelay_model::clock::Time;
+use roundelay_model::fleet::{Lateness, Rhythm, SECONDS};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::board::Facts;
+use super::queues::{Known, QueueReport};
+use super::words::{Late, rough};
+use super::workers::state;
+
+/// How everything is.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Overview {
+    /// When it was put together, by the ledger's clock.
+    pub now: At,
+    /// When chains were last counted. With very many, that takes a while, and is done every half a minute.
+    pub counted_at: Option<At>,
+    /// Chains, by what they do.
+    pub chains: Counts,
+    /// Jobs that wait for a slot of a throttle, in all workers.
+    pub waiting_for_slot: i64,
+    /// Entities with a kept failure, and parts of entities.
+    pub failures: i64,
+    /// Messages kept in the ledger because they could not be used.
+    pub quarantined_messages: i64,
+    /// One-off jobs kept in the ledger.
+    pub kept_jobs: i64,
+    /// When the longest overdue chain was due.
+    pub oldest_due: Option<At>,
+    /// Starts of runs.
+    pub starts: Starts,
+    /// How late starts were in the last ten seconds, on the worker where that was worst.
+    pub late_ms: Option<Late>,
+    /// Workers, by what they do.
+    pub workers: WorkerCounts,
+    /// Why the broker cannot be asked.
+    pub broker_why: Option<String>,
+    /// What is wrong, the worst first.
+    pub troubles: Vec<Trouble>,
+}
+
+/// Chains, by what they do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Counts {
+    /// All that have not ended.
+    pub total: i64,
+    /// Due in the future.
+    pub sleeping: i64,
+    /// Due, and not being run.
+    pub due: i64,
+    /// Being run.
+    pub running: i64,
+    /// Of those that are due, those that are due for longer than `catch_up.slack`.
+    pub overdue: i64,
+    /// Waiting for the end of their batch.
+    pub gathering: i64,
+    /// With a successor not known to have been sent.
+    pub unsent: i64,
+    /// Stopped by an operator.
+    pub paused: i64,
+    /// Ended.
+    pub retired: i64,
+    /// Of these, those that ended by a run's word: their entities are unavailable.
+    pub unavailable: i64,
+    /// Whose messages were ahead of the ledger.
+    pub quarantined: i64,
+}
+
+/// Starts of runs.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Starts {
+    /// In a second, over the last twenty that all workers have told of.
+    pub per_second: f64,
+    /// The busiest second of the last hour by the mean one; nothing where starts are too rare for that to mean
+    /// anything.
+    pub peak_to_mean: Option<f64>,
+    /// The last hour, the oldest first: ten seconds each, or single seconds where there are less than two minutes.
+    pub hour: Vec<Bucket>,
+}
+
+/// Starts in some seconds.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Bucket {
+    /// When they began.
+    pub at: At,
+    /// How many runs started.
+    pub starts: u64,
+    /// How many seconds that are.
+    pub seconds: usize,
+    /// How late one in a hundred was.
+    pub p99_ms: Option<f64>,
+}
+
+/// Workers, by what they do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct WorkerCounts {
+    /// They take jobs.
+    pub working: usize,
+    /// They take no more, by an operator's word or because they end.
+    pub draining: usize,
+    /// They have said nothing for 30 s.
+    pub silent: usize,
+}
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Trouble {
+    /// How bad it is.
+    pub level: Level,
+    /// What, for people.
+    pub what: String,
+    /// Where to look.
+    pub see: Place,
+}
+
+/// How bad something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Something does not run that should.
+    Error,
+    /// Somebody should look at it.
+    Warning,
+}
+
+/// A screen, and what of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Place {
+    /// queues, throttles, workers, chains, failures or quarantine.
+    pub screen: &'static str,
+    /// By which filter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub query: Option<Query>,
+}
+
+/// A filter of chains.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Query {
+    /// By what they do.
+    pub state: &'static str,
+}
+
+/// Sums up a census, without what the engine does for itself on its queue for `chores`.
+fn counts(census: &Census, chores: &str) -> Counts {
+    let mut counts = Counts {
+        paused: census.paused,
+        retired: census.retired,
+        unavailable: census.unavailable,
+        quarantined: census.quarantined,
+        ..Counts::default()
+    };
+    for queue in census.queues.iter().filter(|queue| queue.queue != chores) {
+        counts.sleeping += queue.sleeping;
+        counts.due += queue.due;
+        counts.running += queue.running;
+        counts.overdue += queue.overdue;
+        counts.gathering += queue.waiting;
+        counts.unsent += queue.unsent;
+    }
+    counts.total =
+        counts.sleeping + counts.due + counts.running + counts.gathering + counts.paused + counts.quarantined;
+    counts
+}
+
+/// Puts it together from what is known.
+pub fn overview(facts: &Facts, config: &Config) -> Overview {
+    let Facts { now, calendar, census, asked, workers, rhythm, recent_late, waiting, .. } = facts;
+    let empty = Census::default();
+    let (census, counted_at) = census.as_ref().map_or((&empty, None), |(census, at)| (census, Some(*at)));
+    let chains = counts(census, &config.topology().names.chores());
+    let mut of_workers = WorkerCounts::default();
+    for worker in workers {
+        *match state(worker, *now) {
+            "working" => &mut of_workers.working,
+            "silent" => &mut of_workers.silent,
+            _ => &mut of_workers.draining,
+        } += 1;
+    }
+    let Rhythm { sets, seconds, peak_to_mean, per_second } = rhythm;
+    let (sets, length) = if seconds.is_empty() { (sets, SECONDS) } else { (seconds, 1) };
+    let bucket = |(at, starts, p99_ms): &(Time, u64, Option<f64>)| Bucket {
+        at: At::of(*at, calendar),
+        starts: *starts,
+        seconds: length,
+        p99_ms: *p99_ms,
+    };
+    Overview {
+        now: At::of(*now, calendar),
+        counted_at: counted_at.map(|at| At::of(at, calendar)),
+        chains,
+        waiting_for_slot: waiting.values().sum(),
+        failures: census.failures,
+        quarantined_messages: census.quarantined_messages,
+        kept_jobs: census.kept_jobs,
+        oldest_due: census.oldest_due.map(|at| At::of(at, calendar)),
+        starts: Starts {
+            per_second: *per_second,
+            peak_to_mean: *peak_to_mean,
+            hour: sets.iter().map(bucket).collect(),
+        },
+        late_ms: recent_late.map(|late: Lateness| late.into()),
+        workers: of_workers,
+        broker_why: asked.error().map(str::to_owned),
+        troubles: troubles(facts, census, &chains, of_workers, config),
+    }
+}
+
+/// What is wrong, the worst first.
+fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCounts, config: &Config) -> Vec<Trouble> {
+    let mut all = Vec::new();
+    let mut say = |level, screen, what: String| all.push(Trouble { level, what, see: Place { screen, query: None } });
+    if let Some(why) = facts.asked.error() {
+        say(
+            Level::Error,
+            "queues",
+            format!(
+                "the broker cannot be asked: {why}. Workers without it run chains from the ledger; one-off jobs wait"
+            ),
+        );
+    }
+    if workers.working + workers.draining == 0 && chains.total > 0 {
+        let words = match workers.silent {
+            0 => "no worker runs, so nothing does".to_owned(),
+            silent => format!("no worker is heard of: {} silent", count(silent as i64, "one is", "are")),
+        };
+        say(Level::Error, "workers", words);
+    } else if workers.silent > 0 {
+        let words = count(workers.silent as i64, "one worker has", "workers have");
+        say(Level::Warning, "workers", format!("{words} said nothing for 30 s: dead, frozen, or cut off"));
+    }
+    for queue in queues(facts, census, config) {
+        let (name, waiting) = (&queue.queue, queue.due);
+        if let Some(paused) = &queue.paused {
+            let waits = if waiting > 0 {
+                format!(", {} due", count(waiting, "one chain is", "chains are"))
+            } else {
+                String::new()
+            };
+            let (by, at, why) = (&paused.by, paused.at, &paused.why);
+            say(Level::Warning, "queues", format!("the queue {name} is paused by {by} since {at}: {why}{waits}"));
+        } else if queue.consumers == Some(0) && (queue.ready.unwrap_or(0) > 0 || waiting > 0) {
+            say(
+                Level::Error,
+                "queues",
+                format!(
+                    "no worker consumes the queue {name}, where {} due",
+                    count(waiting, "one chain is", "chains are")
+                ),
+            );
+        }
+    }
+    for (name, words) in &facts.throttled {
+        if facts.waiting.get(name).copied().unwrap_or(0) > 0 {
+            say(Level::Warning, "throttles", words.clone());
+        }
+    }
+    if census.quarantined_messages > 0 {
+        let words = count(
+            census.quarantined_messages,
+            "one message that cannot be used is",
+            "messages that cannot be used are",
+        );
+        say(Level::Warning, "quarantine", format!("{words} kept in the ledger"));
+    }
+    let names = config.topology().names;
+    for (queue, what) in
+        [(names.quarantine(), "cannot be used"), (names.unrouted(), "are for queues that do not exist")]
+    {
+        if let Some(depth) = facts.asked.depth(&queue).filter(|depth| depth.ready > 0) {
+            let (messages, what) = match depth.ready {
+                1 => ("one message".to_owned(), what.replacen("are", "is", 1)),
+                many => (format!("{many} messages"), what.to_owned()),
+            };
+            say(Level::Warning, "quarantine", format!("{messages} on {queue} {what}"));
+        }
+    }
+    if census.failures > 0 {
+        let words =
+            count(census.failures, "one entity, or a part of one, has failed", "entities or parts of them have failed");
+        say(Level::Warning, "failures", words);
+    }
+    let mut chains_that = |number: i64, level, state, words: String| {
+        if number > 0 {
+            let see = Place { screen: "chains", query: Some(Query { state }) };
+            all.push(Trouble { level, what: words, see });
+        }
+    };
+    let oldest = census
+        .oldest_due
+        .map(|due| (At::of(due, &facts.calendar), rough(facts.now.since(due))))
+        .map_or_else(String::new, |(due, span)| format!("; the longest since {due}, for {span}"));
+    chains_that(
+        chains.overdue,
+        Level::Error,
+        "late",
+        format!("{} overdue{oldest}", count(chains.overdue, "one chain is", "chains are")),
+    );
+    let words = "an older copy of the ledger was restored; `roundelay recover` lets them go on";
+    let quarantined = count(chains.quarantined, "one chain is", "chains are");
+    chains_that(chains.quarantined, Level::Error, "quarantined", format!("{quarantined} quarantined: {words}"));
+    all.sort_by_key(|trouble| trouble.level);
+    all
+}
+
+fn count(number: i64, one: &str, many: &str) -> String {
+    if number == 1 { one.to_owned() } else { format!("{number} {many}") }
+}
+
+/// The queues, from what is known.
+pub fn queues(facts: &Facts, census: &Census, config: &Config) -> Vec<QueueReport> {
+    let known = Known {
+        config,
+        census,
+        asked: &facts.asked,
+        rates: &facts.rates,
+        workers: &facts.workers,
+        orders: &facts.orders,
+        now: facts.now,
+        calendar: &facts.calendar,
+    };
+    known.reports()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::inspect::broker::Asked;
+    use roundelay_broker::Depth;
+    use roundelay_ledger::QueueCensus;
+    use roundelay_model::fleet::{FleetOrder, FleetOrders, Subject};
+
+    const fn at(secs: i64) -> Time {
+        Time::from_millis(secs * 1_000)
+    }
+
+    fn facts(census: Census) -> Facts {
+        Facts { now: at(1_000), census: Some((census, at(990))), ..Facts::default() }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_the_worst_first() {
+        let config = Config::parse("[queues.work]\n[queues.side]\n", "r.toml", []).unwrap();
+        let told = |facts: &Facts| {
+            overview(facts, &config).troubles.into_iter().map(|trouble| trouble.what).collect::<Vec<_>>()
+        };
+        assert_eq!(told(&facts(Census::default())), [""; 0], "nothing is there, so nothing is wrong");
+        let work = QueueCensus { queue: "work".into(), sleeping: 5, due: 2, overdue: 1, ..QueueCensus::default() };
+        let census = Census { queues: vec![work], failures: 3, oldest_due: Some(at(900)), ..Census::default() };
+        let mut all = facts(census);
+        assert_eq!(
+            told(&all),
+            [
+                "no worker runs, so nothing does",
+                "one chain is overdue; the longest since 1970-01-01T00:15:00.000Z, for 1m 40s",
+                "3 entities or parts of them have failed",
+            ]
+        );
+        let depth = |ready, consumers| Ok(Depth { ready, consumers });
+        let depths = [("work", depth(2, 0)), ("side", depth(0, 0)), ("roundelay.quarantine", depth(4, 0))];
+        all.asked = Asked::Depths(depths.into_iter().map(|(queue, depth)| (queue.to_owned(), depth)).collect());
+        let mut paused = FleetOrders::default();
+        paused.add(FleetOrder::Close { why: "down".into() }, "ann", at(50));
+        all.orders = BTreeMap::from([(Subject::Queue("side".into()), paused)]);
+        all.throttled = vec![("ios".into(), "the throttle ios is used up".into()), ("idle".into(), "held".into())];
+        all.waiting = BTreeMap::from([("ios".into(), 3)]);
+        let lines = told(&all);
+        for words in [
+            "no worker consumes the queue work, where 2 chains are due",
+            "the queue side is paused by ann since 1970-01-01T00:00:50.000Z: down",
+            "the throttle ios is used up",
+            "4 messages on roundelay.quarantine cannot be used",
+        ] {
+            assert!(lines.iter().any(|line| line == words), "no `{words}` in {lines:#?}");
+        }
+        assert_eq!(lines.len(), 7, "{lines:#?}");
+        let levels: Vec<Level> = overview(&all, &config).troubles.iter().map(|trouble| trouble.level).collect();
+        assert!(levels.is_sorted(), "{levels:?}");
+    }
+
+    #[test]
+    fn counts_are_of_all_queues() {
+        let queue = |name: &str| QueueCensus {
+            queue: name.into(),
+            sleeping: 10,
+            running: 3,
+            due: 2,
+            overdue: 1,
+            overslept: 0,
+            unsent: 1,
+            waiting: 4,
+        };
+        let census = Census {
+            queues: vec![queue("a"), queue("b"), queue("own")],
+            paused: 5,
+            quarantined: 1,
+            retired: 7,
+            ..Census::default()
+        };
+        let Counts { total, sleeping, due, running, overdue, gathering, unsent, .. } = counts(&census, "own");
+        assert_eq!((sleeping, due, running, overdue, gathering, unsent), (20, 4, 6, 2, 8, 2));
+        assert_eq!(total, 20 + 4 + 6 + 8 + 5 + 1);
+    }
+}

@@ -1,0 +1,252 @@
+//! How platform queues are: what waits, what runs, what an operator has ordered.
+
+use std::collections::BTreeMap;
+
+use roundelay_broker as broker;
+use roundelay_config::Config;
+use roundelay_ledger::{Census, SeenWorker};
+use roundelay_model::calendar::{At, Calendar};
+use roundelay_model::clock::Time;
+use roundelay_model::fleet::{Closed, FleetOrders, Lateness, Subject};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::broker::Asked;
+use super::words::Late;
+
+/// A platform queue, as it is.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct QueueReport {
+    /// Its name.
+    pub queue: String,
+    /// Chains of it that are due in the future.
+    pub sleeping: i64,
+    /// Chains of it that are due, and that nobody runs.
+    pub due: i64,
+    /// Chains of it that are being run.
+    pub running: i64,
+    /// Of those that are due, those that are due for longer than `catch_up.slack`.
+    pub overdue: i64,
+    /// Chains whose successor is not known to have been sent.
+    pub unsent: i64,
+    /// Chains that wait for the end of their batch.
+    pub gathering: i64,
+    /// Messages that wait on the broker, if that is known.
+    pub ready: Option<u64>,
+    /// Consumers there; of a queue with lanes, those of the lane that has the fewest.
+    pub consumers: Option<u64>,
+    /// Messages in a second, as RabbitMQ counts them.
+    pub rates: Option<Rates>,
+    /// Starts in a second, as workers have last said.
+    pub starts_per_second: f64,
+    /// How late they were, on the worker where that was worst.
+    pub late_ms: Option<Late>,
+    /// How many run at the same time.
+    pub concurrency: Concurrency,
+    /// An operator has paused it.
+    pub paused: Option<Paused>,
+    /// The throttle that paces it.
+    pub throttle: Option<String>,
+    /// Among queues that share a throttle, the higher goes first.
+    pub priority: i32,
+}
+
+/// Messages in a second.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
+pub struct Rates {
+    /// That come.
+    #[serde(rename = "in")]
+    pub into: f64,
+    /// That go.
+    pub out: f64,
+}
+
+/// How many jobs of a queue run at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
+pub struct Concurrency {
+    /// In each worker, as configured.
+    pub configured: usize,
+    /// In each worker, as an operator has ordered in place of that.
+    pub ordered: Option<usize>,
+    /// Workers that take from the queue.
+    pub workers: usize,
+    /// How much of what all of them could run is running, from 0 to 1; unknown without workers.
+    pub utilisation: Option<f64>,
+}
+
+/// An operator's word that nothing is taken any more.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct Paused {
+    /// Who said so.
+    pub by: String,
+    /// When.
+    pub at: At,
+    /// Why.
+    pub why: String,
+}
+
+impl Paused {
+    fn of(closed: &Closed, calendar: &Calendar) -> Self {
+        let Closed { why, by, at } = closed.clone();
+        Self { by, at: At::of(at, calendar), why }
+    }
+}
+
+/// Why a queue that an operator has paused lets nothing start.
+pub fn closed_words(queue: &str, closed: &Closed, calendar: &Calendar) -> String {
+    let Closed { why, by, at } = closed;
+    let at = At::of(*at, calendar);
+    format!("its queue is paused by {by} since {at}: {why} (`roundelay queue resume {queue}` lets it go on)")
+}
+
+/// What is known of queues, from which reports are made (pure).
+pub struct Known<'a> {
+    /// The workers' configuration.
+    pub config: &'a Config,
+    /// The chains, by queue.
+    pub census: &'a Census,
+    /// What the broker has said.
+    pub asked: &'a Asked,
+    /// Rates by the broker's queues.
+    pub rates: &'a BTreeMap<String, broker::Rates>,
+    /// The workers.
+    pub workers: &'a [SeenWorker],
+    /// What was ordered.
+    pub orders: &'a BTreeMap<Subject, FleetOrders>,
+    /// The time by which workers are silent.
+    pub now: Time,
+    /// How the wall clock stands to it.
+    pub calendar: &'a Calendar,
+}
+
+impl Known<'_> {
+    /// All queues of the configuration, and those that only chains know.
+    pub fn reports(&self) -> Vec<QueueReport> {
+        let mut names: Vec<&str> = self.config.queues.keys().map(String::as_str).collect();
+        let others = self.census.queues.iter().map(|queue| queue.queue.as_str());
+        names.extend(others.filter(|name| !self.config.queues.contains_key(*name)));
+        names.into_iter().map(|name| self.report(name)).collect()
+    }
+
+    fn report(&self, name: &str) -> QueueReport {
+        let census = self.census.queues.iter().find(|queue| queue.queue == name).cloned().unwrap_or_default();
+        let settings = self.config.queues.get(name);
+        let orders = self.orders.get(&Subject::Queue(name.into()));
+        let heard = self.workers.iter().filter(|worker| !worker.is_silent(self.now));
+        let parts = heard.flat_map(|worker| worker.presence.queues.iter().filter(|queue| queue.queue == name));
+        let (mut places, mut running, mut workers, mut starts) = (0, 0, 0, 0.0);
+        let mut late = None::<Lateness>;
+        for part in parts {
+            starts += part.starts_per_second;
+            running += part.running;
+            if part.open {
+                workers += 1;
+                places += part.concurrency;
+            }
+            if part.starts_per_second > 0.0 && late.is_none_or(|late| late.p99 < part.late_ms.p99) {
+                late = Some(part.late_ms);
+            }
+        }
+        let depth = self.asked.depth(name);
+        let lanes = self.config.lanes();
+        let rates = lanes.queues(name).filter_map(|lane| self.rates.get(&lane));
+        let rates = rates.map(|of| Rates { into: of.published, out: of.delivered });
+        let rates = rates.reduce(|a, b| Rates { into: a.into + b.into, out: a.out + b.out });
+        QueueReport {
+            queue: name.into(),
+            sleeping: census.sleeping,
+            due: census.due,
+            running: census.running,
+            overdue: census.overdue,
+            unsent: census.unsent,
+            gathering: census.waiting,
+            ready: depth.map(|depth| depth.ready),
+            consumers: depth.map(|depth| depth.consumers),
+            rates,
+            starts_per_second: starts,
+            late_ms: late.map(Late::from),
+            concurrency: Concurrency {
+                configured: settings.map_or(0, |settings| settings.concurrency),
+                ordered: orders.and_then(|orders| orders.concurrency.as_ref()).map(|said| said.places),
+                workers,
+                utilisation: (places > 0).then(|| (running as f64 / places as f64).min(1.0)),
+            },
+            paused: orders.and_then(|orders| orders.closed.as_ref()).map(|closed| Paused::of(closed, self.calendar)),
+            throttle: settings.and_then(|settings| settings.throttle.clone()),
+            priority: settings.map_or(0, |settings| settings.priority),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roundelay_ledger::QueueCensus;
+    use roundelay_model::fleet::{FleetOrder, Presence, QueuePresence, WorkerState};
+
+    const fn at(secs: i64) -> Time {
+        Time::from_millis(secs * 1_000)
+    }
+
+    fn worker(seen: i64, queue: &str, running: i64, open: bool, rate: f64, p99: f64) -> SeenWorker {
+        let queue = QueuePresence {
+            queue: queue.into(),
+            concurrency: 4,
+            running,
+            waiting: 0,
+            open,
+            starts_per_second: rate,
+            late_ms: Lateness { p50: 1.0, p99, max: p99 },
+        };
+        let presence = Presence {
+            worker: format!("{seen}"),
+            host: String::new(),
+            pid: 1,
+            version: String::new(),
+            started: at(0),
+            state: WorkerState::Working,
+            queues: vec![queue],
+            kinds: vec![],
+            leases: 0,
+        };
+        SeenWorker { presence, seen: at(seen) }
+    }
+
+    #[test]
+    fn a_queue_is_the_sum_of_what_is_known_of_it() {
+        let text = "[queues.work]\nconcurrency = 4\npriority = 2\nthrottle = \"ios\"\n[throttles.ios]\nallow = 5\nper = \"1m\"";
+        let config = Config::parse(text, "r.toml", []).unwrap();
+        let work = QueueCensus { queue: "work".into(), sleeping: 7, due: 2, overdue: 1, ..QueueCensus::default() };
+        let gone = QueueCensus { queue: "gone".into(), sleeping: 1, ..QueueCensus::default() };
+        let census = Census { queues: vec![gone, work], ..Census::default() };
+        let mut orders = FleetOrders::default();
+        orders.add(FleetOrder::Close { why: "down".into() }, "ann", at(50));
+        orders.add(FleetOrder::Concurrency(Some(9)), "ann", at(50));
+        // The second is silent, and the third takes nothing at the moment.
+        let workers = [
+            worker(99, "work", 3, true, 2.5, 8.0),
+            worker(10, "work", 4, true, 9.0, 99.0),
+            worker(100, "work", 1, false, 0.5, 20.0),
+            worker(101, "side", 1, true, 1.0, 1.0),
+        ];
+        let known = Known {
+            config: &config,
+            census: &census,
+            asked: &Asked::Embedded,
+            rates: &BTreeMap::from([("work".into(), broker::Rates { published: 1.5, delivered: 2.0 })]),
+            workers: &workers,
+            orders: &BTreeMap::from([(Subject::Queue("work".into()), orders)]),
+            now: at(100),
+            calendar: &Calendar::default(),
+        };
+        let [work, gone] = &known.reports()[..] else { panic!("two queues") };
+        assert_eq!((work.queue.as_str(), work.sleeping, work.due, work.overdue), ("work", 7, 2, 1));
+        assert_eq!((work.ready, work.rates), (None, Some(Rates { into: 1.5, out: 2.0 })));
+        assert_eq!((work.starts_per_second, work.late_ms.map(|late| late.p99)), (3.0, Some(20.0)));
+        let concurrency = Concurrency { configured: 4, ordered: Some(9), workers: 1, utilisation: Some(1.0) };
+        assert_eq!(work.concurrency, concurrency);
+        let paused = Paused { by: "ann".into(), at: At::wall(at(50)), why: "down".into() };
+        assert_eq!((&work.paused, &*work.throttle.clone().unwrap(), work.priority), (&Some(paused), "ios", 2));
+        assert_eq!((gone.queue.as_str(), gone.sleeping, gone.concurrency.utilisation), ("gone", 1, None));
+    }
+}

@@ -1,0 +1,187 @@
+//! How it is said: times, spans, states, schedules.
+
+use std::fmt;
+use std::time::Duration;
+
+use roundelay_config::{Config, OwnSchedule, schedule_of, schedule_of_kind};
+use roundelay_engine::overslept;
+use roundelay_engine::overslept::schedules;
+use roundelay_ledger::{ChainState, Holder, Listed};
+use roundelay_model::calendar::{At, Calendar};
+use roundelay_model::clock::Time;
+use roundelay_model::fleet::Lateness;
+use roundelay_model::progress::Progress;
+use roundelay_model::schedule::phase;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// How late starts were: how long after they were due, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
+#[schema(as = Lateness)]
+pub struct Late {
+    /// The median.
+    pub p50: f64,
+    /// Reached or exceeded by one in a hundred.
+    pub p99: f64,
+    /// The worst.
+    pub max: f64,
+}
+
+impl From<Lateness> for Late {
+    fn from(late: Lateness) -> Self {
+        let Lateness { p50, p99, max } = late;
+        Self { p50, p99, max }
+    }
+}
+
+/// How far a run had come when it last said so.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[schema(as = Progress)]
+pub struct Come {
+    /// What it is at; empty when it has not said.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub phase: String,
+    /// How much of it is done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub done: Option<u64>,
+    /// Out of how much.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total: Option<u64>,
+    /// When it said so.
+    pub at: At,
+}
+
+impl Come {
+    /// Of what the ledger has.
+    pub fn of(progress: Progress, calendar: &Calendar) -> Self {
+        let Progress { phase, done, total, at } = progress;
+        Self { phase, done, total, at: At::of(at, calendar) }
+    }
+}
+
+impl fmt::Display for Come {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { phase, done, total, at } = self.clone();
+        Progress { phase, done, total, at: at.shown() }.fmt(f)
+    }
+}
+
+/// A span as people say it, in whole seconds.
+pub fn rough(span: Duration) -> String {
+    humantime::format_duration(Duration::from_secs(span.as_secs())).to_string()
+}
+
+/// A whole number with its thousands apart: `1,234,567`.
+pub fn grouped(number: impl TryInto<i128>) -> String {
+    let number: i128 = number.try_into().unwrap_or_default();
+    let digits = number.unsigned_abs().to_string();
+    let mut text = if number < 0 { "-".to_owned() } else { String::new() };
+    for (n, digit) in digits.chars().enumerate() {
+        if n > 0 && (digits.len() - n).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// The name of a state.
+pub fn word(state: ChainState) -> &'static str {
+    match state {
+        ChainState::Active => "active",
+        ChainState::Paused => "paused",
+        ChainState::Retired => "retired",
+        ChainState::Quarantined => "quarantined",
+    }
+}
+
+/// What a chain is doing, in a word: its state, or, where it ticks, what of that. `batch_open` is how much of its
+/// batch has not ended.
+pub fn doing(
+    state: ChainState,
+    holder: Holder,
+    batch_open: i64,
+    due: Time,
+    slack: Duration,
+    now: Time,
+) -> &'static str {
+    match state {
+        ChainState::Active if holder.runs() => "runs",
+        ChainState::Active if batch_open > 0 => "gathers",
+        ChainState::Active if due > now => "sleeps",
+        ChainState::Active if due + slack <= now => "late",
+        ChainState::Active => "due",
+        other => word(other),
+    }
+}
+
+/// What a listed chain is doing, in a word. One that has overslept is late.
+pub fn doing_of(chain: &Listed, config: &Config, (now, calendar): (Time, &Calendar)) -> &'static str {
+    if overslept::since(chain, &schedules(config), (now, calendar)).is_some() {
+        return "late";
+    }
+    doing(chain.state, chain.holder, chain.batch.0, chain.hint.due, config.catch_up.slack, now)
+}
+
+/// A chain's nominal time by the wall clock: the ledger keeps it so where the chain's schedule follows that.
+pub fn shown_nominal(
+    (kind, key): (&str, &str),
+    nominal: Time,
+    own: Option<&str>,
+    config: &Config,
+    calendar: &Calendar,
+) -> Time {
+    match schedule_of((kind, own), config) {
+        Some(schedule) => {
+            let place = if schedule.spread_phase { phase(kind, key) } else { 0.0 };
+            schedule.shown_nominal(nominal, place, calendar)
+        }
+        None => calendar.wall(nominal),
+    }
+}
+
+/// The schedule of a chain of `kind`, which may have one of its `own`, in words.
+pub fn schedule(kind: &str, own: Option<&str>, config: &Config) -> Option<String> {
+    let of_kind = schedule_of_kind(config, kind)?;
+    Some(match own {
+        Some(own) => match OwnSchedule::parse(own).and_then(|own| own.apply(&of_kind)) {
+            Ok(schedule) => format!("{schedule} (its own)"),
+            Err(error) => format!("its own cannot be used: {error}"),
+        },
+        None => of_kind.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_are_apart() {
+        let table = [(0, "0"), (999, "999"), (1_000, "1,000"), (-12_345, "-12,345"), (1_234_567, "1,234,567")];
+        for (number, text) in table {
+            assert_eq!(grouped(number), text);
+        }
+    }
+
+    #[test]
+    fn a_table_of_what_chains_are_doing() {
+        let at = Time::from_millis;
+        let (no, runs, gone) = (Holder::Nobody, Holder::Alive, Holder::Gone);
+        let slack = Duration::from_secs(30);
+        let table = [
+            (ChainState::Active, runs, 1, 0, "runs"),
+            (ChainState::Active, no, 1, 0, "gathers"),
+            (ChainState::Active, no, 0, 100_001, "sleeps"),
+            (ChainState::Active, no, 0, 100_000, "due"),
+            (ChainState::Active, gone, 0, 70_001, "due"),
+            (ChainState::Active, no, 0, 70_000, "late"),
+            (ChainState::Paused, runs, 0, 0, "paused"),
+            (ChainState::Retired, no, 0, 0, "retired"),
+            (ChainState::Quarantined, no, 0, 0, "quarantined"),
+        ];
+        for (state, holder, open, due, expected) in table {
+            assert_eq!(doing(state, holder, open, at(due), slack, at(100_000)), expected);
+        }
+    }
+}

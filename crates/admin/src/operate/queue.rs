@@ -1,0 +1,69 @@
+//! Platform queues: stopped, let go on, widened and narrowed while workers run.
+
+use roundelay_model::fleet::{FleetOrder, FleetOrders, Subject};
+
+use super::{OperateError, Operator, Ordered, Result, bad, reason};
+
+/// The most jobs of a queue that a worker may run at the same time, as the configuration has it, too.
+const MOST_PLACES: usize = 65_535;
+
+/// Lets workers take nothing more from a queue. What runs finishes; the rest waits on the broker.
+///
+/// # Errors
+/// When there is no such queue, no reason, or no ledger.
+pub async fn pause(operator: &Operator<'_>, queue: &str, why: &str) -> Result<Ordered<FleetOrders>> {
+    let why = reason(why).map_err(|wrong| bad("why", wrong))?.to_owned();
+    let words = format!("{queue} is paused: workers take nothing more within two seconds, and what runs finishes");
+    order(operator, queue, FleetOrder::Close { why }, words).await
+}
+
+/// Lets workers take from a queue again.
+///
+/// # Errors
+/// When there is no such queue, or no ledger.
+pub async fn resume(operator: &Operator<'_>, queue: &str) -> Result<Ordered<FleetOrders>> {
+    order(operator, queue, FleetOrder::Open, format!("{queue} goes on within two seconds")).await
+}
+
+/// Sets how many jobs of a queue each worker runs at the same time; without a number, as many as are configured.
+///
+/// # Errors
+/// When there is no such queue, the number is out of range, or there is no ledger.
+pub async fn concurrency(operator: &Operator<'_>, queue: &str, places: Option<usize>) -> Result<Ordered<FleetOrders>> {
+    check_places(places).map_err(|wrong| bad("concurrency", wrong))?;
+    let words = match places {
+        Some(places) => format!("each worker runs {places} jobs of {queue} at the same time within two seconds"),
+        None => format!("each worker runs as many jobs of {queue} as are configured within two seconds"),
+    };
+    order(operator, queue, FleetOrder::Concurrency(places), words).await
+}
+
+fn check_places(places: Option<usize>) -> std::result::Result<(), String> {
+    match places {
+        Some(places) if places == 0 || places > MOST_PLACES => {
+            Err(format!("from 1 to {MOST_PLACES} is possible; to let nothing run, pause the queue"))
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn order(operator: &Operator<'_>, queue: &str, order: FleetOrder, words: String) -> Result<Ordered<FleetOrders>> {
+    operator.config.queue(queue).map_err(OperateError::Unknown)?;
+    operator.order_fleet(Subject::Queue(queue.into()), order, words).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_of_how_many_jobs_may_run() {
+        for (places, fine) in
+            [(None, true), (Some(0), false), (Some(1), true), (Some(65_535), true), (Some(65_536), false)]
+        {
+            assert_eq!(check_places(places).is_ok(), fine, "{places:?}");
+        }
+        let refused = check_places(Some(0)).unwrap_err();
+        assert_eq!(refused, "from 1 to 65535 is possible; to let nothing run, pause the queue");
+    }
+}

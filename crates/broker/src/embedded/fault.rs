@@ -1,0 +1,190 @@
+//! What a test or a simulation does to the broker, and what it sees of it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use roundelay_model::clock::Entropy;
+use tokio::time::Instant;
+
+use super::state::State;
+use super::{EmbeddedBroker, Profile};
+use crate::Message;
+
+/// What goes wrong with a publish.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PublishFault {
+    /// Nothing.
+    #[default]
+    None,
+    /// The queue has it, but the confirmation is lost: [`PublishError::Unknown`], at once.
+    ///
+    /// [`PublishError::Unknown`]: crate::PublishError::Unknown
+    UnknownButKept,
+    /// The message and hence its confirmation are lost: [`PublishError::Unknown`], at once.
+    ///
+    /// [`PublishError::Unknown`]: crate::PublishError::Unknown
+    UnknownAndLost,
+    /// The broker refuses it: [`PublishError::Refused`].
+    ///
+    /// [`PublishError::Refused`]: crate::PublishError::Refused
+    Refused,
+    /// The broker has no queue for it: [`PublishError::Unroutable`]; or, when that is not asked for
+    /// ([`EmbeddedConnection::mandatory`]), confirmed and gone.
+    ///
+    /// [`PublishError::Unroutable`]: crate::PublishError::Unroutable
+    /// [`EmbeddedConnection::mandatory`]: super::EmbeddedConnection::mandatory
+    Returned,
+    /// It is there twice, and confirmed.
+    Twice,
+    /// The queue has it at once, and the confirmation takes so long. It is
+    /// [`PublishError::Unknown`] when the connection is lost meanwhile, and when it takes longer
+    /// than [`Patience::confirmation`].
+    ///
+    /// [`PublishError::Unknown`]: crate::PublishError::Unknown
+    /// [`Patience::confirmation`]: crate::rabbit::Patience::confirmation
+    Slow(Duration),
+}
+
+/// A message on the broker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The queue.
+    pub queue: String,
+    /// The body as published.
+    pub body: Bytes,
+    /// What becomes of it.
+    pub state: HeldState,
+}
+
+/// What becomes of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeldState {
+    /// It waits to be delivered.
+    Ready,
+    /// It has been delivered, and waits to be settled.
+    Unsettled,
+    /// Its time on the queue is over, and where that leads does not take it.
+    Dying,
+    /// It sleeps until then.
+    OnRung {
+        /// When its time is over.
+        until: Instant,
+    },
+}
+
+impl EmbeddedBroker {
+    /// Stops the node, as when it crashes: every connection is [cut](super::EmbeddedConnection::cut)
+    /// until [`start`](Self::start). Messages and topology survive, and the time that messages sleep
+    /// goes on.
+    pub fn stop(&self) {
+        self.node.change(|state, outbox| state.stop(outbox));
+    }
+
+    /// Starts the node again. Connections come back at once, but for those that were cut for
+    /// longer; consumers attach again; what should have woken meanwhile wakes.
+    pub fn start(&self) {
+        self.node.change(|state, _| state.start());
+    }
+
+    /// Takes away what waits on a queue, as an operator does who purges it; how many there were.
+    /// What has been delivered stays with its consumer.
+    pub fn purge(&self, queue: &str) -> usize {
+        self.drain(queue).len()
+    }
+
+    /// Likewise, and tells what it was, first the next.
+    pub fn drain(&self, queue: &str) -> Vec<Bytes> {
+        let mut state = self.node.lock();
+        let profile = state.profile;
+        let Some(found) = state.queues.get_mut(queue) else { return Vec::new() };
+        let mut messages = found.empty();
+        // RabbitMQ 4 purges what is on its way out as well.
+        if profile == Profile::Rabbit4 {
+            messages.extend(found.dying.all().cloned());
+            found.dying.clear();
+        }
+        messages.into_iter().map(|message| message.body).collect()
+    }
+
+    /// Deletes a queue with everything on it. What is then published to it is unroutable, or goes
+    /// to the alternate exchange. Its consumers attach again once it has been declared anew. Whether
+    /// there was one.
+    pub fn delete_queue(&self, queue: &str) -> bool {
+        self.node.change(|state, outbox| state.delete_queue(queue, outbox))
+    }
+
+    /// Deletes an exchange with its bindings. Whether there was one.
+    pub fn delete_exchange(&self, exchange: &str) -> bool {
+        self.node.change(|state, _| state.delete_exchange(exchange))
+    }
+
+    /// Loses the `nth` of the messages that wait on a queue (0 is the next), which RabbitMQ promises
+    /// not to do. What it was, if there was one.
+    pub fn lose(&self, queue: &str, nth: usize) -> Option<Bytes> {
+        let mut state = self.node.lock();
+        let (place, nth) = state.queues.get_mut(queue)?.nth(nth)?;
+        let lost = place.remove(nth)?;
+        state.watch(queue);
+        Some(lost.body)
+    }
+
+    /// Puts a second one behind the `nth` of the messages that wait on a queue. What it is, if there
+    /// was one.
+    pub fn duplicate(&self, queue: &str, nth: usize) -> Option<Bytes> {
+        self.node.change(|state, outbox| {
+            let found = state.queues.get_mut(queue)?;
+            let (place, nth) = found.nth(nth)?;
+            let twin = place.get(nth)?.clone();
+            let body = twin.body.clone();
+            place.insert(nth + 1, twin);
+            found.flush(outbox);
+            Some(body)
+        })
+    }
+
+    /// Brings those that wait on a queue into another order, the same for the same `seed`. On a rung
+    /// nothing wakes early for it; but what now stands behind one that wakes later waits for that.
+    pub fn reorder(&self, queue: &str, seed: u64) {
+        let dice = Entropy::seeded(seed);
+        let mut state = self.node.lock();
+        let Some(found) = state.queues.get_mut(queue) else { return };
+        for place in [&mut found.returned, &mut found.ready] {
+            for last in (1..place.len()).rev() {
+                place.swap(last, dice.below(last + 1));
+            }
+        }
+        state.watch(queue);
+    }
+
+    /// Every message: queue by queue in the order of their names, first what waits, the next first,
+    /// then what is stuck on its way out, then what is unsettled.
+    pub fn census(&self) -> Vec<Held> {
+        self.node.lock().census()
+    }
+
+    /// Lets `f` decide what goes wrong with each publish from now on, once the connection is there.
+    /// It must not call this.
+    pub fn on_publish(&self, f: impl FnMut(&Message) -> PublishFault + Send + 'static) {
+        self.node.set_hook(Some(Box::new(f)));
+    }
+}
+
+impl State {
+    fn census(&self) -> Vec<Held> {
+        let mut all = Vec::new();
+        for (name, queue) in &self.queues {
+            let held = |body: &Bytes, state| Held { queue: name.clone(), body: body.clone(), state };
+            for message in queue.all_waiting() {
+                let state = message.expires.map_or(HeldState::Ready, |until| HeldState::OnRung { until });
+                all.push(held(&message.body, state));
+            }
+            for message in queue.dying.all() {
+                all.push(held(&message.body, HeldState::Dying));
+            }
+            for message in queue.consumers.iter().flat_map(|consumer| consumer.unsettled.values()) {
+                all.push(held(&message.body, HeldState::Unsettled));
+            }
+        }
+        all
+    }
+}

@@ -1,0 +1,32 @@
+//! What connects to a broker.
+
+use std::num::NonZeroU32;
+
+use roundelay_model::secret::Secret;
+use roundelay_net::tls::BrokerTls;
+
+/// `[broker]`
+#[derive(Clone, Debug)]
+pub struct BrokerSettings {
+    /// `embedded`, `amqp://…` or `amqps://…`.
+    pub url: BrokerUrl,
+    /// What every exchange and queue name of the engine's own begins with.
+    pub prefix: String,
+    /// Base URL of RabbitMQ's management API, with credentials.
+    pub management: Option<Secret>,
+    /// Whether workers, and whoever enrolls, declare what is missing; else they only look whether it is there.
+    pub declare: bool,
+    /// Messages in a second that enrolling, or a worker's catch-up, publishes at most.
+    pub bulk_rate: NonZeroU32,
+    /// How the broker and its management API are known, and we to them.
+    pub tls: BrokerTls,
+}
+
+/// Which broker.
+#[derive(Clone, Debug)]
+pub enum BrokerUrl {
+    /// In this process.
+    Embedded,
+    /// RabbitMQ.
+    Amqp(Secret),
+}

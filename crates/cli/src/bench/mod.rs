@@ -1,0 +1,110 @@
+//! `roundelay bench`
+
+mod chains;
+mod flat;
+mod keys;
+mod ladder;
+mod parked;
+mod restart;
+mod shards;
+mod throttles;
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use roundelay_model::clock::Entropy;
+
+use super::progress::waiting;
+use super::screen;
+
+/// Measures the engine on this machine, broker and ledger.
+#[derive(Args)]
+pub struct Bench {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Chains(chains::Chains),
+    Shards(shards::Shards),
+    Throttles(throttles::Throttles),
+    Keys(keys::Keys),
+    Parked(parked::Parked),
+    Restart(restart::Restart),
+    Flat(flat::Flat),
+    Ladder(ladder::Ladder),
+}
+
+/// More chains than a broker can serve at a delay of a second: an embedded one, and RabbitMQ.
+const MORE_THAN_ENOUGH: [usize; 2] = [60_000, 20_000];
+
+/// Where it is measured.
+#[derive(Args)]
+struct Place {
+    /// `embedded` or amqp://user:password@host:port/vhost.
+    #[arg(long, value_name = "URL", default_value = "embedded")]
+    broker: String,
+    /// `sqlite://PATH`, or with RabbitMQ `postgres://…`; by default a file in the temporary folder, removed at the end.
+    #[arg(long, value_name = "URL")]
+    ledger: Option<String>,
+}
+
+impl Bench {
+    pub async fn run(self) -> anyhow::Result<()> {
+        // What is printed meanwhile goes above it.
+        let _waits = waiting("measuring");
+        match self.command {
+            Command::Chains(bench) => bench.run().await,
+            Command::Shards(bench) => bench.run().await,
+            Command::Throttles(bench) => bench.run().await,
+            Command::Keys(bench) => bench.run().await,
+            Command::Parked(bench) => bench.run().await,
+            Command::Restart(bench) => bench.run().await,
+            // It has runtimes of its own.
+            Command::Flat(bench) => tokio::task::block_in_place(|| bench.run()),
+            Command::Ladder(bench) => bench.run().await,
+        }
+    }
+}
+
+/// A ledger to measure on; when it was made for that, it goes with this.
+struct Ledger {
+    url: String,
+    folder: Option<PathBuf>,
+}
+
+impl Place {
+    fn ledger(&self) -> anyhow::Result<Ledger> {
+        if let Some(url) = &self.ledger {
+            return Ok(Ledger { url: url.clone(), folder: None });
+        }
+        let folder = std::env::temp_dir().join(format!("roundelay-bench-{}", Entropy::from_os().token()));
+        std::fs::create_dir(&folder)?;
+        Ok(Ledger { url: format!("sqlite://{}/ledger.db", folder.display()), folder: Some(folder) })
+    }
+
+    /// See [`MORE_THAN_ENOUGH`].
+    fn enough(&self) -> usize {
+        let [embedded, rabbit] = MORE_THAN_ENOUGH;
+        if self.broker == "embedded" { embedded } else { rabbit }
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.folder {
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+}
+
+/// What is going on, for people who wait.
+fn note(text: &str) {
+    screen::note(format_args!("{text}"));
+}
+
+/// Figures for one moment after the other.
+fn steps(figures: &[f64]) -> String {
+    figures.iter().map(|figure| format!("{figure} MiB")).collect::<Vec<_>>().join(", then ")
+}

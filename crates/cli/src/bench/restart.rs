@@ -1,0 +1,71 @@
+//! `roundelay bench restart`
+
+use std::time::Duration;
+
+use clap::Args;
+use roundelay_lab::bench::restart;
+use roundelay_lab::bench::restart::Settings;
+use roundelay_model::clock::parse_duration;
+
+use super::{Place, note};
+use crate::{grouped, screen};
+
+/// A start when all chains are overdue and the broker has no message of them.
+///
+/// As after a broker was lost, or a long time without workers on the embedded one: how soon the first tick begins,
+/// how even the rest are, and what it takes.
+#[derive(Args)]
+pub struct Restart {
+    #[command(flatten)]
+    place: Place,
+    /// How many chains.
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
+    chains: u32,
+    /// `catch_up.spread`: over how long they are spread at most.
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_duration)]
+    spread: Duration,
+    /// Workers that start at the same time; on the embedded broker they share it.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    workers: u8,
+    /// Messages that a worker has in work at the same time.
+    #[arg(long, default_value_t = 512)]
+    concurrency: u16,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Restart {
+    pub async fn run(self) -> anyhow::Result<()> {
+        let ledger = self.place.ledger()?;
+        let settings = Settings {
+            broker: self.place.broker,
+            ledger: ledger.url.clone(),
+            workers: self.workers.into(),
+            chains: self.chains as usize,
+            spread: self.spread,
+            concurrency: self.concurrency.max(1),
+        };
+        let report = restart::run(&settings, note).await?;
+        if self.json {
+            return screen::json(&report);
+        }
+        out!(
+            "{} overdue chains: first tick after {} s, all of them after {} s",
+            grouped(report.chains as i64),
+            report.first_tick_s,
+            report.steady_after_s
+        );
+        out!(
+            "{} ticks/s in the mean, {} in the busiest second: peak to mean {}",
+            report.mean,
+            grouped(report.peak as i64),
+            report.peak_to_mean
+        );
+        if let Some([most, before]) = report.resident_mib {
+            out!("memory {most} MiB at most, {before} MiB before the start");
+        }
+        out!("CPU {} s, {} transactions of the ledger", report.cpu_s, grouped(report.transactions as i64));
+        Ok(())
+    }
+}

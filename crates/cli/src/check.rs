@@ -1,0 +1,150 @@
+//! `roundelay check`
+
+use anyhow::ensure;
+use clap::Args;
+use roundelay_broker::BrokerUrl;
+use roundelay_config::{Config, HandlerSettings, KindSettings, RosterDatabase, RosterSource, Unpaced, unpaced};
+use roundelay_handler::http;
+use roundelay_ledger::LedgerUrl;
+use roundelay_model::clock::short_duration;
+use roundelay_model::pacing::ThrottleScope;
+use serde_json::json;
+
+use super::{ConfigFile, screen};
+
+/// Says whether the configuration is right, and what it amounts to.
+///
+/// Everything that is wrong is listed at once, with file, line and key: whatever `worker` would
+/// refuse for the configuration's sake is refused here. Nothing is connected to, and no file but
+/// the configuration, and those that it names for secrets, is looked at.
+#[derive(Args)]
+pub struct Check {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Accept kinds without a handler: a program of your own registers them.
+    #[arg(long)]
+    rust_handlers: bool,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Check {
+    pub fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        runnable(&config, &self.config.config.display().to_string(), self.rust_handlers)?;
+        let broker = match &config.broker.url {
+            BrokerUrl::Embedded => "embedded".to_owned(),
+            BrokerUrl::Amqp(url) => url.to_string(),
+        };
+        let ledger = match &config.ledger.url {
+            LedgerUrl::Memory => "sqlite://:memory:".to_owned(),
+            LedgerUrl::Postgres(url) => url.to_string(),
+            LedgerUrl::Sqlite(path) => format!("sqlite://{}", path.display()),
+        };
+        let topology = config.topology();
+        let past = unpaced(&config);
+        let raw =
+            |kind: &KindSettings| matches!(&kind.handler, HandlerSettings::Http(settings) if http::is_raw(settings));
+        let raw: Vec<&String> = config.kinds.iter().filter(|(_, kind)| raw(kind)).map(|(name, _)| name).collect();
+        if self.json {
+            let each = |Unpaced { queue, upstream, kinds, throttles }: &Unpaced| json!({ "queue": queue, "upstream": upstream, "kinds": kinds, "throttles": throttles });
+            let report = json!({
+                "ok": true, "broker": broker, "ledger": ledger,
+                "queues": config.queues.keys().collect::<Vec<_>>(),
+                "kinds": config.kinds.keys().collect::<Vec<_>>(),
+                "rungs": config.ladder.rungs().len(), "broker_queues": topology.queues.len(),
+                "unpaced": past.iter().map(each).collect::<Vec<_>>(), "raw_urls": raw,
+            });
+            return screen::json(&report);
+        }
+        out!("{} is right.", self.config.config.display());
+        out!("broker  {broker}, {} queues of which {} are rungs", topology.queues.len(), config.ladder.rungs().len());
+        let archive = config.ledger.archive.map(short_duration);
+        let archive = archive.map_or(String::new(), |archive| format!(", in the archive for {archive}"));
+        out!("ledger  {ledger}, history kept for {}{archive}", short_duration(config.ledger.history));
+        for (name, queue) in &config.queues {
+            let throttle = queue.throttle.as_ref().and_then(|name| config.throttles.get_key_value(name));
+            let throttle = throttle.map_or(String::new(), |(name, t)| {
+                let keyed = t.key.as_ref().map_or(String::new(), |key| format!(" for each {key}"));
+                let each = if t.scope == ThrottleScope::Worker { " in each worker" } else { "" };
+                format!(", throttle {name}: {}{keyed}{each}", t.limits)
+            });
+            out!("queue   {name}: concurrency {}, prefetch {}{throttle}", queue.concurrency, queue.prefetch);
+        }
+        for (name, kind) in &config.kinds {
+            let handler = match &kind.handler {
+                HandlerSettings::Rust => "a Rust handler, registered by your program".to_owned(),
+                HandlerSettings::Http(http) => format!("POST {}", http.shown_url()),
+                HandlerSettings::Exec(exec) => exec.argv.join(" "),
+            };
+            let every = kind.recurrence.as_ref().map_or("on demand".to_owned(), |r| r.schedule.to_string());
+            out!("kind    {name}: {every}, {handler}, at most {} attempts", kind.retry.attempts);
+            if let Some(roster) = &kind.roster {
+                let source = match &roster.source {
+                    RosterSource::Keys(keys) => format!("its keys {}", keys.join(", ")),
+                    RosterSource::File(path) => path.display().to_string(),
+                    RosterSource::Http { url, .. } => url.to_string(),
+                    RosterSource::Sql { database: RosterDatabase::Sqlite(path), .. } => {
+                        format!("a query of sqlite://{}", path.display())
+                    }
+                    RosterSource::Sql { database: RosterDatabase::Postgres(url), .. } => format!("a query of {url}"),
+                };
+                let prune = if roster.prune { ", and ends what is not in it" } else { "" };
+                out!("        follows {source}, read every {}{prune}", short_duration(roster.sync));
+            }
+        }
+        for Unpaced { queue, upstream, kinds, throttles } in &past {
+            let (kinds, throttles) = (kinds.join(", "), throttles.join(", "));
+            out!(
+                "note    queue {queue} has no throttle, and {kinds} on it calls {upstream}, which elsewhere goes by the \
+                 throttle {throttles}; if that is not meant, set queues.{queue}.throttle"
+            );
+        }
+        for name in raw {
+            out!(
+                "note    kinds.{name}.handler.http.url has `raw` behind the host: whoever names a key or gives a payload says \
+                 which path is called, with which parameters; leave `raw` out where that is not meant"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Refuses what `worker` would refuse although each setting is right.
+pub fn runnable(config: &Config, file: &str, rust_handlers: bool) -> anyhow::Result<()> {
+    ensure!(!config.queues.is_empty(), "{file}: there are no [queues.…], so there is nothing to work on");
+    let bare = |(name, kind): (&String, &KindSettings)| {
+        (kind.handler == HandlerSettings::Rust).then(|| format!("kinds.{name}"))
+    };
+    let bare: Vec<String> = config.kinds.iter().filter_map(bare).collect();
+    ensure!(
+        rust_handlers || bare.is_empty(),
+        "{file}: no handler for {}; set handler.http.url or handler.exec.argv, or say --rust-handlers when a program of \
+         yours registers it",
+        bare.join(", ")
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_worker_would_refuse_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |text: &str, rust_handlers: bool| {
+            let path = folder.path().join("r.toml");
+            std::fs::write(&path, text).unwrap();
+            let check = Check { config: ConfigFile { config: path }, rust_handlers, json: true };
+            check.run().map_err(|error| error.to_string())
+        };
+        let queue = "[queues.q]\n[kinds.k]\n";
+        assert!(check("[kinds.k]\n", true).unwrap_err().contains("no [queues"));
+        let bare = check(queue, false).unwrap_err();
+        assert!(bare.contains("no handler for kinds.k;") && bare.contains("--rust-handlers"), "{bare}");
+        check(queue, true).unwrap();
+        check(&format!("{queue}handler.exec.argv = ['/bin/true']\n"), false).unwrap();
+    }
+}

@@ -1,0 +1,123 @@
+//! `roundelay encryption`
+
+use anyhow::bail;
+use clap::Args;
+use roundelay_engine::sealing::{Inventory, Mode, take_stock};
+use roundelay_ledger::Shelf;
+use serde_json::{Value, json};
+
+use super::progress::waiting;
+use super::screen::{self, Tint};
+use super::steer::ledger;
+use super::table::{Cell, Column, Table};
+use super::{ConfigFile, grouped};
+
+/// Says how much of the ledger is sealed, with which keys, and seals it anew.
+///
+///   roundelay encryption               what is plain, what is sealed, and whether it opens
+///   roundelay encryption --reseal      seals all of it with the key that encryption.seal names
+///   roundelay encryption --unseal      makes all of it plain, once encryption.seal names none
+///
+/// It looks at payloads, at what runs hand on, at jobs that are kept and at messages in quarantine, and opens each of
+/// them. Workers may run meanwhile: what they change is left to them. Exit code 1 when something does not open.
+#[derive(Args)]
+#[command(verbatim_doc_comment)]
+pub struct Encryption {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Seal with encryption.seal whatever is plain, or sealed with another key.
+    #[arg(long)]
+    reseal: bool,
+    /// Write plain whatever is sealed; encryption.seal must name no key any more.
+    #[arg(long, conflicts_with = "reseal")]
+    unseal: bool,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Encryption {
+    pub async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let keys = &config.encryption;
+        match keys.seal() {
+            None if self.reseal => {
+                bail!("encryption.seal names no key to seal with; `--unseal` makes the ledger plain")
+            }
+            Some(name) if self.unseal => {
+                bail!(
+                    "encryption.seal is `{name}`, so workers would seal it again; take it out, and let them read that first"
+                )
+            }
+            _ => {}
+        }
+        let mode = if self.reseal || self.unseal { Mode::Rewrite } else { Mode::Look };
+        let ledger = ledger(&config).await?;
+        let waits = waiting("looking through the ledger");
+        let mut seen = 0;
+        let stock = take_stock(&*ledger, keys, mode, u64::MAX, |more| {
+            seen += more;
+            waits.now(&format!("looking through the ledger: {} texts", grouped(seen)));
+        });
+        let stock = stock.await?;
+        drop(waits);
+        let unopened: u64 = stock.counts.values().map(|count| count.unopened).sum();
+        if self.json {
+            screen::json(&report(keys.seal(), keys.names(), &stock, mode))?;
+        } else {
+            print(keys.seal(), &stock, mode);
+        }
+        if unopened > 0 {
+            bail!(
+                "{} texts do not open here: give this program, and all workers, the keys that they are sealed with, under encryption.keys{}",
+                grouped(unopened),
+                if keys.is_strict() { "; plain ones, which encryption.seal refuses, `--reseal` seals" } else { "" }
+            );
+        }
+        Ok(())
+    }
+}
+
+fn word(shelf: Shelf) -> &'static str {
+    match shelf {
+        Shelf::Payloads => "payloads",
+        Shelf::Carries => "carries",
+        Shelf::Jobs => "jobs",
+        Shelf::Quarantine => "quarantine",
+    }
+}
+
+fn report<'k>(seal: Option<&str>, keys: impl Iterator<Item = &'k str>, stock: &Inventory, mode: Mode) -> Value {
+    let texts = stock.counts.iter().map(|((shelf, name), count)| {
+        json!({ "where": word(*shelf), "key": name, "texts": count.texts, "unopened": count.unopened })
+    });
+    json!({
+        "seal": seal, "keys": keys.collect::<Vec<_>>(), "texts": texts.collect::<Vec<_>>(),
+        "written": (mode == Mode::Rewrite).then_some(stock.written),
+    })
+}
+
+fn print(seal: Option<&str>, stock: &Inventory, mode: Mode) {
+    match seal {
+        Some(name) => out!("what is new is sealed with the key {}", screen::visible(name)),
+        None => out!("what is new is not sealed"),
+    }
+    if mode == Mode::Rewrite {
+        out!("written anew: {}", grouped(stock.written));
+    }
+    if stock.counts.is_empty() {
+        out!("nothing in the ledger could be sealed");
+        return;
+    }
+    let mut table =
+        Table::new([Column::word("where"), Column::name("key"), Column::number("texts"), Column::number("unopened")]);
+    for ((shelf, name), count) in &stock.counts {
+        table.row([
+            Cell::from(word(*shelf)),
+            Cell::from(name.as_deref().unwrap_or("(plain)")).tinted_if(name.is_none() && seal.is_some(), Tint::Notable),
+            grouped(count.texts).into(),
+            Cell::from(grouped(count.unopened)).tinted_if(count.unopened > 0, Tint::Wrong),
+        ]);
+    }
+    table.print();
+}

@@ -1,0 +1,235 @@
+//! `roundelay enroll`
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Error, anyhow, ensure};
+use clap::Args;
+use indicatif::ProgressBar;
+use roundelay_config::Format;
+use roundelay_engine::roster::{BadRow, Report, Rows, Sync, Wishes, from_source, rows};
+use roundelay_engine::{Connections, topology_guard};
+use roundelay_model::clock::parse_duration;
+use serde_json::json;
+
+use super::progress::{bar, waiting};
+use super::{ConfigFile, grouped, screen};
+
+/// Bad rows shown; the rejects file has all of them.
+const SHOWN: usize = 10;
+
+/// Begins a chain for every entity of a roster.
+///
+/// Doing it again is harmless: chains that exist keep their rhythm, and only their payload and
+/// queue are brought up to date. First ticks are spread over a window, so that nothing bursts.
+/// Bad rows are reported with line and reason and written to a rejects file, as NDJSON; the good
+/// ones go in all the same.
+///
+/// With --prune, chains end whose entities are not in the roster, which must have all of the kind
+/// then. That happens after all of it was read, and not if there were bad rows. An entity that
+/// returns begins anew.
+///
+/// Without ROSTER, the one that the configuration names for the kind is read, now; workers do that
+/// by themselves from time to time.
+///
+/// Exit code 0 means that every row is in, 1 that there were bad rows or that it broke off; then
+/// mend what is said and do it again.
+#[derive(Args)]
+pub struct Enroll {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// The kind whose chains to begin: a name under [kinds], with `every`.
+    #[arg(long)]
+    kind: String,
+    /// Entities: CSV with a header line, or NDJSON, by the file's extension [default: what
+    /// kinds.KIND.roster names]
+    roster: Option<PathBuf>,
+    /// Spread the first ticks over this long, in place of the kind's `every`.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    spread: Option<Duration>,
+    /// Begin also those chains anew that have ended.
+    #[arg(long)]
+    revive: bool,
+    /// End the chains of the kind that are not in the roster. Without ROSTER, kinds.KIND.roster.prune
+    /// says so, too.
+    #[arg(long)]
+    prune: bool,
+    /// Do that also when the roster is empty, and so end all of them.
+    #[arg(long, requires = "prune")]
+    allow_empty: bool,
+    /// Change nothing, and say what would be done.
+    #[arg(long)]
+    dry_run: bool,
+    /// Where bad rows go [default: ROSTER.rejects, or KIND.rejects]
+    #[arg(long, value_name = "FILE")]
+    rejects: Option<PathBuf>,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Enroll {
+    pub async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let kind = config.kind(&self.kind).map_err(Error::msg)?;
+        ensure!(
+            self.roster.is_some() || kind.roster.is_some(),
+            "kinds.{}.roster names no `keys`, `file`, `http` or `sql`; name a file to read",
+            self.kind
+        );
+        let follows = self.roster.is_none() && kind.roster.as_ref().is_some_and(|roster| roster.prune);
+        let wishes = Wishes {
+            window: self.spread,
+            revive: self.revive,
+            prune: self.prune || follows,
+            allow_empty: self.allow_empty,
+            dry_run: self.dry_run,
+            own_process: false,
+        };
+        let opened = self.roster.as_deref().map(|path| self.open(path)).transpose()?;
+        let waits = waiting("opening ledger and broker");
+        let connections = Connections::open(&config).await?;
+        let broker = connections.broker.clone();
+        if broker.keeps_messages() && !self.dry_run {
+            broker.apply(&config.topology()).await?;
+        }
+        if !self.dry_run {
+            topology_guard::check(&*connections.ledger, &config, broker.keeps_messages()).await?;
+        }
+        waits.now(&format!("enrolling what is of the kind {}", self.kind));
+        let mut rejects = Rejects::new(self.rejects_path());
+        let report = match opened {
+            Some((rows, progress)) => {
+                // The bar says more.
+                drop(waits);
+                let mut sync = Sync::begin(&config, connections, &self.kind, wishes).await?;
+                for (n, line) in rows.enumerate() {
+                    if let Some(bad) = sync.row(line).await.context("failed to enroll")? {
+                        rejects.add(bad)?;
+                    }
+                    if n.is_multiple_of(1_000) {
+                        progress.set_message(format!("{} chains", grouped(sync.begun())));
+                    }
+                }
+                progress.finish_and_clear();
+                let _waits = waiting("finishing what was begun");
+                sync.end().await
+            }
+            None => {
+                let mut written = Ok(());
+                let bad = |bad| {
+                    if written.is_ok() {
+                        written = rejects.add(bad);
+                    }
+                };
+                let report = from_source(&config, connections, &self.kind, wishes, bad).await;
+                drop(waits);
+                written?;
+                report
+            }
+        };
+        broker.close().await;
+        let (count, path) = rejects.close()?;
+        let report = report.context("failed to enroll")?;
+        self.print(&report, wishes.prune, &path)?;
+        let kept = if wishes.prune { ", and so nothing was retired" } else { "" };
+        ensure!(count == 0, "{} bad rows were left out{kept}: see {}", grouped(count as u64), path.display());
+        Ok(())
+    }
+
+    /// The rows of a file, and how far they have been read.
+    fn open(&self, path: &Path) -> anyhow::Result<(Rows<'static>, ProgressBar)> {
+        let format = Format::of(path).map_err(|error| anyhow!(error))?;
+        let open = || format!("failed to read the roster {}", path.display());
+        let file = File::open(path).with_context(open)?;
+        let progress = bar(file.metadata().with_context(open)?.len(), "{wide_bar} {percent}% {msg} {eta}");
+        let rows = rows(format, progress.wrap_read(file)).map_err(|error| anyhow!("{}: {error}", path.display()))?;
+        Ok((rows, progress))
+    }
+
+    fn print(&self, report: &Report, prune: bool, path: &Path) -> anyhow::Result<()> {
+        let Report { tally, pruned, rejected, .. } = report;
+        if self.json {
+            let rejects = (*rejected > 0).then(|| path.display().to_string());
+            return screen::json(&json!({
+                "created": tally.created, "unchanged": tally.unchanged, "updated": tally.updated,
+                "retired": tally.retired, "pruned": pruned, "unsent": tally.unsent, "rejected": rejected,
+                "rejects": rejects, "dry_run": self.dry_run,
+            }));
+        }
+        if self.dry_run {
+            out!(
+                "nothing was changed; {} chains would begin, {} are there already",
+                grouped(tally.created),
+                grouped(tally.unchanged)
+            );
+        } else {
+            out!(
+                "{} chains begun, {} unchanged, {} brought up to date",
+                grouped(tally.created),
+                grouped(tally.unchanged),
+                grouped(tally.updated)
+            );
+        }
+        if prune && *rejected == 0 {
+            let verb = if self.dry_run { "would be retired" } else { "retired" };
+            out!("{} {verb}, since they are not in the roster", grouped(*pruned));
+        }
+        if tally.retired > 0 {
+            out!("{} have ended before and stay so", grouped(tally.retired));
+        }
+        if tally.unsent > 0 {
+            out!("{} first messages could not be sent yet; a worker's catch-up sends them", grouped(tally.unsent));
+        }
+        Ok(())
+    }
+
+    fn rejects_path(&self) -> PathBuf {
+        self.rejects.clone().unwrap_or_else(|| {
+            let mut name = self.roster.clone().map_or_else(|| self.kind.clone().into(), PathBuf::into_os_string);
+            name.push(".rejects");
+            name.into()
+        })
+    }
+}
+
+/// The rejects file, created when the first bad row comes: NDJSON with line, reason and row.
+struct Rejects {
+    path: PathBuf,
+    file: Option<BufWriter<File>>,
+    count: usize,
+}
+
+impl Rejects {
+    fn new(path: PathBuf) -> Self {
+        Self { path, file: None, count: 0 }
+    }
+
+    fn add(&mut self, bad: BadRow) -> anyhow::Result<()> {
+        let failed = |path: &Path| format!("failed to write the rejects file {}", path.display());
+        self.count += 1;
+        if self.count <= SHOWN {
+            screen::note(format_args!("line {}: {}", bad.line, bad.reason));
+        } else if self.count == SHOWN + 1 {
+            screen::note(format_args!("… further bad rows are only written to {}", self.path.display()));
+        }
+        let file = match &mut self.file {
+            Some(file) => file,
+            None => {
+                let file = File::create(&self.path).with_context(|| failed(&self.path))?;
+                self.file.insert(BufWriter::new(file))
+            }
+        };
+        let row = json!({ "line": bad.line, "reason": bad.reason, "row": bad.text });
+        writeln!(file, "{row}").with_context(|| failed(&self.path))
+    }
+
+    fn close(self) -> anyhow::Result<(usize, PathBuf)> {
+        if let Some(mut file) = self.file {
+            file.flush().with_context(|| format!("failed to write the rejects file {}", self.path.display()))?;
+        }
+        Ok((self.count, self.path))
+    }
+}

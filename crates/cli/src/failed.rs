@@ -1,0 +1,314 @@
+//! `roundelay failed list`, `show`, `retry` and `drop`: an operator's word on what has failed.
+
+use anyhow::{Error, anyhow, bail};
+use clap::{Args, Subcommand};
+use roundelay_admin::inspect::failures::{next_retry_at, then};
+use roundelay_admin::operate::failed;
+use roundelay_admin::operate::failed::{Matching, plural};
+use roundelay_config::Config;
+use roundelay_ledger::{FailureFilter, FailurePlace, Ledger};
+use roundelay_model::calendar::{At, Calendar};
+use roundelay_model::failure::Failure;
+use serde_json::{Value, json};
+
+use super::confirm::confirmed;
+use super::list::tell_more;
+use super::progress::waiting;
+use super::screen::{self, Tint, field};
+use super::steer::ledger;
+use super::table::{Cell, Column, Table};
+use super::{ConfigFile, grouped};
+
+/// Lists what has failed, tries parts again, forgets failures.
+///
+///   roundelay failed list --kind sync --code rate_limited      by kind and reason
+///   roundelay failed show sync app-17                          all about one entity, and its parts
+///   roundelay failed retry --code empty_response --permanent   parts are due now, permanent or not
+///   roundelay failed drop --kind sync --key 'eu/*'             forgotten
+///
+/// A failure is of a whole entity (a tick or job that failed for good), or of a part that a run reported.
+#[derive(Args)]
+#[command(verbatim_doc_comment)]
+pub struct Failed {
+    #[command(subcommand)]
+    word: Word,
+}
+
+#[derive(Subcommand)]
+enum Word {
+    List(List),
+    Show(Show),
+    Retry(Retry),
+    Drop(Forget),
+}
+
+/// Which failures: those that fit all that is given.
+#[derive(Args)]
+struct Which {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Of this kind.
+    #[arg(long)]
+    kind: Option<String>,
+    /// Of entities whose keys fit: `*` stands for anything, `?` for one character.
+    #[arg(long, value_name = "PATTERN")]
+    key: Option<String>,
+    /// Of this part.
+    #[arg(long)]
+    item: Option<String>,
+    /// Of entities whose chains belong to this owner.
+    #[arg(long)]
+    owner: Option<String>,
+    /// With a reason of this name.
+    #[arg(long, value_name = "NAME")]
+    code: Option<String>,
+    /// Only those that are never tried again by themselves.
+    #[arg(long, conflicts_with = "waiting")]
+    permanent: bool,
+    /// Only the others.
+    #[arg(long)]
+    waiting: bool,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Which {
+    fn filter(&self) -> FailureFilter {
+        FailureFilter {
+            kind: self.kind.clone(),
+            key: None,
+            like: self.key.clone(),
+            owner: self.owner.clone(),
+            item: self.item.clone(),
+            code: self.code.clone(),
+            permanent: (self.permanent || self.waiting).then_some(self.permanent),
+        }
+    }
+
+    async fn open(&self) -> anyhow::Result<(Config, std::sync::Arc<dyn Ledger>)> {
+        let config = self.config.load()?;
+        let ledger = ledger(&config).await?;
+        Ok((config, ledger))
+    }
+}
+
+/// Lists failures, a page at a time, in the order of kind, key and part.
+#[derive(Args)]
+struct List {
+    #[command(flatten)]
+    which: Which,
+    /// At most so many.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    limit: u32,
+    /// Go on after this failure: the `after` of the page before.
+    #[arg(long, value_name = "PLACE")]
+    after: Option<String>,
+}
+
+/// Shows all failures of one entity, in full.
+#[derive(Args)]
+struct Show {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// The kind.
+    kind: String,
+    /// The entity.
+    key: String,
+    /// Only this part.
+    item: Option<String>,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Makes failed parts due now, permanent ones too, with no attempt counted any more.
+///
+/// The kind's reconcile feeds them back at its next look. For an entity that has failed as a whole, run it
+/// once with `roundelay run`; a chain that has ended begins anew with `roundelay enroll --revive`.
+#[derive(Args)]
+struct Retry {
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    care: Care,
+}
+
+/// Forgets failures. What is under way ends as it would; a part that fails again is kept again.
+#[derive(Args)]
+struct Forget {
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    care: Care,
+}
+
+/// For commands that may concern many.
+#[derive(Args)]
+struct Care {
+    /// Do not ask, however many it is about.
+    #[arg(long)]
+    yes: bool,
+    /// Only count.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl Failed {
+    pub async fn run(self) -> anyhow::Result<()> {
+        match self.word {
+            Word::List(list) => list.run().await,
+            Word::Show(show) => show.run().await,
+            Word::Retry(retry) => retry.run().await,
+            Word::Drop(forget) => forget.run().await,
+        }
+    }
+}
+
+impl List {
+    async fn run(self) -> anyhow::Result<()> {
+        let (config, ledger) = self.which.open().await?;
+        let after = self.after.as_deref().map(place).transpose()?;
+        // One more shows whether there is more.
+        let waits = waiting("looking for failures");
+        let mut failures = ledger.failed(self.which.filter(), after, self.limit + 1).await?;
+        drop(waits);
+        let more = failures.len() > self.limit as usize;
+        failures.truncate(self.limit as usize);
+        let next = failures.last().filter(|_| more).map(|last| json!([last.kind, last.key, last.item]).to_string());
+        let now = ledger.now();
+        if self.which.json {
+            let failures: Vec<Value> =
+                failures.iter().map(|failure| row(failure, &config, &ledger.calendar())).collect();
+            return screen::json(&json!({ "failures": failures, "after": next }));
+        }
+        if failures.is_empty() {
+            out!("there are no such failures");
+            return Ok(());
+        }
+        let mut table = Table::new([
+            Column::name("kind"),
+            Column::name("key"),
+            Column::name("part"),
+            Column::text("code"),
+            Column::number("attempts"),
+            Column::text("then"),
+            Column::text("reason"),
+        ]);
+        for failure in &failures {
+            let then = then(failure, &config, now);
+            table.row([
+                Cell::from(&failure.kind),
+                Cell::from(&failure.key),
+                Cell::from(&failure.item),
+                name_of(failure).into(),
+                grouped(failure.attempts).into(),
+                Cell::from(then).tinted_if(failure.permanent, Tint::Wrong),
+                Cell::from(&failure.reason),
+            ]);
+        }
+        table.print();
+        tell_more(next);
+        Ok(())
+    }
+}
+
+impl Show {
+    async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let ledger = ledger(&config).await?;
+        let mut failures = ledger.failures_of(self.kind.clone(), self.key.clone()).await?;
+        failures.retain(|failure| self.item.as_ref().is_none_or(|item| *item == failure.item));
+        if self.json {
+            let failures: Vec<Value> =
+                failures.iter().map(|failure| row(failure, &config, &ledger.calendar())).collect();
+            return screen::json(&json!({ "failures": failures }));
+        }
+        if failures.is_empty() {
+            config.kind(&self.kind).map_err(Error::msg)?;
+            bail!("nothing of {} {} has failed, or it is not kept any more", self.kind, self.key);
+        }
+        let (now, calendar) = (ledger.now(), ledger.calendar());
+        for failure in &failures {
+            let Failure { kind, key, item, reason, times, attempts, first_at, last_at, .. } = failure;
+            let part = if item.is_empty() { "the whole of it".to_owned() } else { item.clone() };
+            out!("{kind} {key}: {part}");
+            field("reason", reason);
+            field("code", name_of(failure));
+            let (first, last) = (At::of(*first_at, &calendar), At::of(*last_at, &calendar));
+            field("failed", &format!("{} times from {first} to {last}", grouped(*times)));
+            field("attempts", &format!("{} count", grouped(*attempts)));
+            field("then", &then(failure, &config, now));
+            if let Some(job) = &failure.fed {
+                field("job", job);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Retry {
+    async fn run(self) -> anyhow::Result<()> {
+        let (config, ledger) = self.which.open().await?;
+        let (filter, json) = (self.which.filter(), self.which.json);
+        let matching = count(&*ledger, filter.clone()).await?;
+        let (parts, whole) = (plural(matching.parts, "part"), matching.wholes);
+        if self.care.dry_run {
+            let would = json!({ "would_be_retried": matching.parts, "whole": whole });
+            return screen::told(json, &would, format_args!("{parts} would be due now"));
+        }
+        if !confirmed(&format!("make {parts} due now"), matching.parts <= 1 || self.care.yes)? {
+            bail!("nothing was changed");
+        }
+        let waits = waiting(&format!("making {parts} due"));
+        let retried = failed::retry(&config, &*ledger, filter, matching).await?;
+        drop(waits);
+        screen::told(json, &json!({ "retried": retried.parts, "whole": whole }), retried)
+    }
+}
+
+impl Forget {
+    async fn run(self) -> anyhow::Result<()> {
+        let (_, ledger) = self.which.open().await?;
+        let (filter, json) = (self.which.filter(), self.which.json);
+        let count = count(&*ledger, filter.clone()).await?.all();
+        let failures = plural(count, "failure");
+        if self.care.dry_run {
+            let would = json!({ "would_be_dropped": count });
+            return screen::told(json, &would, format_args!("{failures} would be forgotten"));
+        }
+        if !confirmed(&format!("forget {failures}"), count <= 1 || self.care.yes)? {
+            bail!("nothing was changed");
+        }
+        let waits = waiting(&format!("forgetting {failures}"));
+        let dropped = failed::drop(&*ledger, filter).await?;
+        drop(waits);
+        screen::told(json, &json!({ "dropped": dropped.0 }), dropped)
+    }
+}
+
+/// How many parts and whole entities fit.
+async fn count(ledger: &dyn Ledger, filter: FailureFilter) -> anyhow::Result<Matching> {
+    let _waits = waiting("counting failures");
+    Ok(failed::count(ledger, filter).await?)
+}
+
+fn name_of(failure: &Failure) -> &str {
+    failure.code.as_deref().unwrap_or("-")
+}
+
+pub(super) fn row(failure: &Failure, config: &Config, calendar: &Calendar) -> Value {
+    let at = |time| At::of(time, calendar);
+    let next = if failure.item.is_empty() { failure.next_retry_at } else { next_retry_at(failure, config) };
+    let mut row = json!(failure);
+    row["first_at"] = json!(at(failure.first_at));
+    row["last_at"] = json!(at(failure.last_at));
+    row["next_retry_at"] = json!(next.map(at));
+    row
+}
+
+/// A kind, a key and a part, as a list in JSON: all but the kind may have spaces.
+fn place(text: &str) -> anyhow::Result<FailurePlace> {
+    let example = r#"--after needs a kind, a key and a part: '["sync","app-17","us"]'"#;
+    serde_json::from_str(text).map_err(|_| anyhow!(example))
+}

@@ -1,0 +1,317 @@
+//! `roundelay queue` and `roundelay workers`: how queues and workers are, and an operator's word on them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use clap::{Args, Subcommand};
+use roundelay_admin::inspect::broker::Asked;
+use roundelay_admin::inspect::queues::{Known, QueueReport};
+use roundelay_admin::inspect::words::rough;
+use roundelay_admin::inspect::workers::WorkerReport;
+use roundelay_admin::operate;
+use roundelay_admin::operate::{Operator, Ordered, queue, worker};
+use roundelay_model::clock::Time;
+use roundelay_model::fleet::{FleetOrders, host};
+use serde_json::json;
+
+use super::progress::waiting;
+use super::screen::{self, Tint};
+use super::steer::ledger;
+use super::table::{Cell, Column, Table};
+use super::{ConfigFile, grouped};
+
+/// Shows queues; pauses them, and widens or narrows them, while workers run.
+///
+///   roundelay queue list                                        how all of them are
+///   roundelay queue pause sync-ios --why 'they are down'        workers take nothing more from it
+///   roundelay queue resume sync-ios
+///   roundelay queue concurrency sync-ios 32                     in each worker; without a number, as configured
+///
+/// Orders are kept in the ledger. Every worker knows of them within two seconds, and they hold until they are taken
+/// back, also when workers are started again. What runs finishes.
+#[derive(Args)]
+#[command(verbatim_doc_comment)]
+pub struct Queue {
+    #[command(subcommand)]
+    word: QueueWord,
+}
+
+#[derive(Subcommand)]
+enum QueueWord {
+    List(ListQueues),
+    Pause(PauseQueue),
+    Resume(ResumeQueue),
+    Concurrency(Concurrency),
+}
+
+/// Lists the queues of the configuration, and those that only chains know.
+#[derive(Args)]
+struct ListQueues {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Who says so, to whom.
+#[derive(Args)]
+struct Said {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Who orders it, for those who look later.
+    #[arg(long, value_name = "NAME", default_value_t = somebody())]
+    by: String,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lets workers take nothing more from a queue.
+#[derive(Args)]
+struct PauseQueue {
+    /// A name under [queues].
+    queue: String,
+    /// Why, for those who wonder why nothing runs.
+    #[arg(long, value_name = "TEXT")]
+    why: String,
+    #[command(flatten)]
+    said: Said,
+}
+
+/// Lets workers take from a queue again.
+#[derive(Args)]
+struct ResumeQueue {
+    /// A name under [queues].
+    queue: String,
+    #[command(flatten)]
+    said: Said,
+}
+
+/// Sets how many jobs of a queue each worker runs at the same time.
+#[derive(Args)]
+struct Concurrency {
+    /// A name under [queues].
+    queue: String,
+    /// So many; as configured when it is not said.
+    #[arg(value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    places: Option<u16>,
+    #[command(flatten)]
+    said: Said,
+}
+
+/// Shows workers; drains one, so that it can be stopped without interrupting anything.
+///
+///   roundelay workers list
+///   roundelay workers drain 4711-8c1f…        it takes nothing more, and what runs finishes
+///   roundelay workers resume 4711-8c1f…
+#[derive(Args)]
+#[command(verbatim_doc_comment)]
+pub struct Workers {
+    #[command(subcommand)]
+    word: WorkersWord,
+}
+
+#[derive(Subcommand)]
+enum WorkersWord {
+    List(ListWorkers),
+    Drain(Drain),
+    Resume(ResumeWorker),
+}
+
+/// Lists workers, those included that have fallen silent within the last hour.
+#[derive(Args)]
+struct ListWorkers {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lets a worker take nothing more.
+#[derive(Args)]
+struct Drain {
+    /// Its name, or the beginning of it that no other has.
+    worker: String,
+    /// Why, for those who wonder why it runs nothing.
+    #[arg(long, value_name = "TEXT", default_value = worker::DRAINED)]
+    why: String,
+    #[command(flatten)]
+    said: Said,
+}
+
+/// Lets a worker take jobs again.
+#[derive(Args)]
+struct ResumeWorker {
+    /// Its name, or the beginning of it that no other has.
+    worker: String,
+    #[command(flatten)]
+    said: Said,
+}
+
+/// Who gives the order, as far as the system knows.
+pub fn somebody() -> String {
+    let name = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
+    let (name, host) = (name.unwrap_or_else(|| "somebody".into()), host());
+    if host.is_empty() { name } else { format!("{name}@{host}") }
+}
+
+impl Said {
+    /// Gives an order, and says what it comes to.
+    async fn order(
+        self,
+        give: impl AsyncFnOnce(&Operator<'_>) -> operate::Result<Ordered<FleetOrders>>,
+    ) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let ledger = ledger(&config).await?;
+        let ordered = give(&Operator { config: Arc::new(config), ledger: &*ledger, by: self.by }).await?;
+        if self.json {
+            return screen::json(&json!({ "orders": ordered.orders }));
+        }
+        out!("{ordered}");
+        Ok(())
+    }
+}
+
+impl Queue {
+    pub async fn run(self) -> anyhow::Result<()> {
+        match self.word {
+            QueueWord::List(list) => list.run().await,
+            QueueWord::Pause(PauseQueue { queue, why, said }) => {
+                said.order(async |operator| queue::pause(operator, &queue, &why).await).await
+            }
+            QueueWord::Resume(ResumeQueue { queue, said }) => {
+                said.order(async |operator| queue::resume(operator, &queue).await).await
+            }
+            QueueWord::Concurrency(Concurrency { queue, places, said }) => {
+                let places = places.map(usize::from);
+                said.order(async |operator| queue::concurrency(operator, &queue, places).await).await
+            }
+        }
+    }
+}
+
+impl ListQueues {
+    async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let ledger = ledger(&config).await?;
+        let (census, workers) = (ledger.census(config.catch_up.slack).await?, ledger.workers().await?);
+        let waits = waiting("asking the broker");
+        let (orders, asked) = (ledger.fleet_orders().await?, Asked::once(&config).await);
+        drop(waits);
+        let calendar = ledger.calendar();
+        let known = Known {
+            config: &config,
+            census: &census,
+            asked: &asked,
+            rates: &BTreeMap::new(),
+            workers: &workers,
+            orders: &orders,
+            now: ledger.now(),
+            calendar: &calendar,
+        };
+        let queues = known.reports();
+        if self.json {
+            return screen::json(&json!({ "queues": queues, "broker_error": asked.error() }));
+        }
+        print_queues(&queues);
+        if let Some(error) = asked.error() {
+            screen::tinted(Tint::Notable, format_args!("the broker was not asked: {error}"));
+        }
+        Ok(())
+    }
+}
+
+/// How many jobs of it each worker runs at the same time.
+fn places(of: &QueueReport) -> String {
+    of.concurrency.ordered.unwrap_or(of.concurrency.configured).to_string()
+}
+
+fn print_queues(queues: &[QueueReport]) {
+    let mut table = Table::new([
+        Column::name("queue"),
+        Column::number("sleeping"),
+        Column::number("due"),
+        Column::number("overdue"),
+        Column::number("waiting"),
+        Column::number("running"),
+        Column::number("workers").spare(),
+        Column::number("at a time"),
+        Column::number("starts").spare(),
+    ]);
+    for of in queues {
+        let known = |number: Option<u64>| number.map_or("-".into(), grouped);
+        table.row([
+            Cell::from(&of.queue),
+            grouped(of.sleeping).into(),
+            grouped(of.due).into(),
+            Cell::from(grouped(of.overdue)).tinted_if(of.overdue > 0, Tint::Notable),
+            known(of.ready).into(),
+            grouped(of.running).into(),
+            of.concurrency.workers.to_string().into(),
+            places(of).into(),
+            format!("{:.1}/s", of.starts_per_second).into(),
+        ]);
+        if of.concurrency.ordered.is_some() {
+            table.note(format!("{} at a time are ordered, {} configured", places(of), of.concurrency.configured));
+        }
+        if let Some(paused) = &of.paused {
+            table.note(format!("paused by {} since {}: {}", paused.by, paused.at, paused.why));
+        }
+    }
+    table.print();
+}
+
+impl Workers {
+    pub async fn run(self) -> anyhow::Result<()> {
+        match self.word {
+            WorkersWord::List(list) => list.run().await,
+            WorkersWord::Drain(Drain { worker, why, said }) => {
+                let drain = async |operator: &Operator<'_>| {
+                    worker::drain(operator, &worker::named(operator.ledger, &worker).await?, &why).await
+                };
+                said.order(drain).await
+            }
+            WorkersWord::Resume(ResumeWorker { worker, said }) => {
+                let resume = async |operator: &Operator<'_>| {
+                    worker::resume(operator, &worker::named(operator.ledger, &worker).await?).await
+                };
+                said.order(resume).await
+            }
+        }
+    }
+}
+
+impl ListWorkers {
+    async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let ledger = ledger(&config).await?;
+        let workers = ledger.workers().await?;
+        let (now, calendar) = (ledger.now(), ledger.calendar());
+        let workers: Vec<WorkerReport> =
+            workers.into_iter().map(|worker| WorkerReport::new(worker, now, &calendar)).collect();
+        if self.json {
+            return screen::json(&json!({ "workers": workers }));
+        }
+        if workers.is_empty() {
+            out!("no worker runs on this ledger, or has within the last hour");
+        }
+        workers.iter().for_each(|worker| print_worker(worker, calendar.wall(now)));
+        Ok(())
+    }
+}
+
+fn print_worker(worker: &WorkerReport, now: Time) {
+    let WorkerReport { worker: name, host, pid, version, state, leases, .. } = worker;
+    let (seen, up) = (rough(now.since(worker.seen.shown())), rough(now.since(worker.started.shown())));
+    out!("{name}  {state}, heard of {seen} ago");
+    out!(
+        "  process {pid} on {host}, version {version}, for {up}; {leases} leases, {:.1} starts/s",
+        worker.starts_per_second
+    );
+    for queue in &worker.queues {
+        let paused = if queue.paused { ", takes nothing" } else { "" };
+        out!("  {}: {} of {} run{paused}", queue.queue, queue.running, queue.concurrency);
+    }
+}

@@ -1,0 +1,251 @@
+//! `roundelay list`
+
+use anyhow::{Error, anyhow};
+use clap::{Args, ValueEnum};
+use roundelay_admin::inspect::words;
+use roundelay_admin::inspect::words::{doing_of, rough, word};
+use roundelay_config::Config;
+use roundelay_engine::overslept;
+use roundelay_engine::overslept::schedules;
+use roundelay_ledger::{ChainState, Condition, Filter, Listed, OwnerCensus, Place, Which};
+use roundelay_model::calendar::{At, Calendar};
+use roundelay_model::clock::Time;
+use serde_json::{Value, json};
+
+use super::progress::waiting;
+use super::screen::{self, Tint, quoted};
+use super::steer::ledger;
+use super::table::{Cell, Column, Table};
+use super::{ConfigFile, grouped};
+
+/// Lists chains, a page at a time, or owners.
+///
+///   roundelay list --state late                 what should have run and has not
+///   roundelay list --kind sync --key 'eu/*'     by pattern
+///   roundelay list --owner channel-9            what belongs to somebody
+///   roundelay list --owners                     who has how many chains
+///
+/// The order is that of kind and key. Where there is more, the last line says how to go on.
+#[derive(Args)]
+#[command(verbatim_doc_comment)]
+pub struct List {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Only chains of this kind.
+    #[arg(long)]
+    kind: Option<String>,
+    /// Only chains that belong to this owner.
+    #[arg(long)]
+    owner: Option<String>,
+    /// Only chains of this platform queue.
+    #[arg(long)]
+    queue: Option<String>,
+    /// Only chains that are doing this.
+    #[arg(long, value_enum)]
+    state: Option<State>,
+    /// Only chains whose keys fit: `*` stands for anything, `?` for one character.
+    #[arg(long, value_name = "PATTERN")]
+    key: Option<String>,
+    /// Owners instead of chains: how many chains each has, and whether an owner is paused or retired.
+    #[arg(long, conflicts_with_all = ["kind", "owner", "queue", "state", "key"])]
+    owners: bool,
+    /// At most so many.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    limit: u32,
+    /// Go on after this chain, written as `KIND KEY`; or with --owners after this owner.
+    #[arg(long, value_name = "PLACE")]
+    after: Option<String>,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What chains are doing.
+#[derive(Clone, Copy, ValueEnum)]
+enum State {
+    /// They tick.
+    Active,
+    /// An operator has stopped them.
+    Paused,
+    /// They have ended.
+    Retired,
+    /// An older copy of the ledger was restored, and they wait for `roundelay recover`.
+    Quarantined,
+    /// They tick, are due for longer than catch_up.slack, and nobody runs them; or they sleep for longer than their
+    /// schedules can explain.
+    Late,
+    /// A worker runs them.
+    Running,
+}
+
+impl List {
+    pub async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        if let Some(kind) = &self.kind {
+            config.kind(kind).map_err(Error::msg)?;
+        }
+        let ledger = ledger(&config).await?;
+        if self.owners {
+            // One more shows whether there is more.
+            let waits = waiting("counting chains by owner");
+            let owners = ledger.owners(self.after.clone().unwrap_or_default(), self.limit + 1).await?;
+            drop(waits);
+            return self.print_owners(owners);
+        }
+        let now = ledger.now();
+        let condition = self.state.and_then(|state| match state {
+            State::Active => Some(Condition::State(ChainState::Active)),
+            State::Paused => Some(Condition::State(ChainState::Paused)),
+            State::Retired => Some(Condition::State(ChainState::Retired)),
+            State::Quarantined => Some(Condition::State(ChainState::Quarantined)),
+            State::Running => Some(Condition::Running),
+            State::Late => None,
+        });
+        let which = Which {
+            kind: self.kind.clone(),
+            key: None,
+            owner: self.owner.clone(),
+            like: self.key.clone(),
+            queue: self.queue.clone(),
+            late_before: matches!(self.state, Some(State::Late)).then(|| now - config.catch_up.slack),
+            state: None,
+        };
+        let after = self.after.as_deref().map(place).transpose()?;
+        let waits = waiting("looking for chains");
+        let filter = Filter { which, condition };
+        let mut chains = ledger.list(filter.clone(), after.clone(), self.limit + 1).await?;
+        if matches!(self.state, Some(State::Late)) {
+            let queues = config.queues.keys().cloned().chain([config.topology().names.chores()]);
+            let slept = overslept::look(&*ledger, queues, &schedules(&config)).await?;
+            chains = overslept::among(chains, slept, &filter, (after.as_ref(), None), self.limit as usize + 1);
+        }
+        drop(waits);
+        self.print(&config, chains, (now, &ledger.calendar()))
+    }
+
+    fn print(&self, config: &Config, mut chains: Vec<Listed>, at: (Time, &Calendar)) -> anyhow::Result<()> {
+        let now = at.0;
+        let more = chains.len() > self.limit as usize;
+        chains.truncate(self.limit as usize);
+        let next = chains.last().filter(|_| more).map(|last| format!("{} {}", last.hint.kind, last.hint.key));
+        if self.json {
+            let chains: Vec<Value> = chains.iter().map(|chain| row(chain, config, at)).collect();
+            return screen::json(&json!({ "chains": chains, "after": next }));
+        }
+        if chains.is_empty() {
+            out!("there are no such chains");
+            return Ok(());
+        }
+        let mut table = Table::new([
+            Column::name("kind"),
+            Column::name("key"),
+            Column::word("state"),
+            Column::text("due"),
+            Column::name("owner"),
+            Column::text("schedule"),
+        ]);
+        for chain in &chains {
+            let Listed { hint, owner, .. } = chain;
+            let doing = doing_of(chain, config, at);
+            let because = |why: &String| format!("unavailable: {why}");
+            table.row([
+                Cell::from(&hint.kind),
+                Cell::from(&hint.key),
+                Cell::from(doing)
+                    .tinted_if(doing == "late", Tint::Notable)
+                    .tinted_if(doing == "quarantined", Tint::Wrong),
+                due(chain, now).into(),
+                owner.as_deref().unwrap_or("-").into(),
+                chain.unavailable.as_ref().map_or_else(|| schedule(chain, config), because).into(),
+            ]);
+        }
+        table.print();
+        tell_more(next);
+        Ok(())
+    }
+
+    fn print_owners(&self, mut owners: Vec<OwnerCensus>) -> anyhow::Result<()> {
+        let more = owners.len() > self.limit as usize;
+        owners.truncate(self.limit as usize);
+        let next = owners.last().filter(|_| more).map(|last| last.owner.clone());
+        if self.json {
+            let owners = owners.iter().map(|of| {
+                let OwnerCensus { owner, state, active, paused, retired, quarantined } = of;
+                json!({ "owner": owner, "state": word(*state), "active": active, "paused": paused, "retired": retired,
+                        "quarantined": quarantined })
+            });
+            return screen::json(&json!({ "owners": owners.collect::<Vec<_>>(), "after": next }));
+        }
+        if owners.is_empty() {
+            out!("there are no owners; `roster.owner` of a kind, and `roundelay publish --owner`, say who owns what");
+            return Ok(());
+        }
+        let mut table = Table::new([
+            Column::name("owner"),
+            Column::word("state"),
+            Column::number("active"),
+            Column::number("paused"),
+            Column::number("retired"),
+            Column::number("quarantined"),
+        ]);
+        for of in &owners {
+            let [active, paused, retired] = [of.active, of.paused, of.retired].map(grouped);
+            table.row([
+                Cell::from(&of.owner),
+                word(of.state).into(),
+                active.into(),
+                paused.into(),
+                retired.into(),
+                Cell::from(grouped(of.quarantined)).tinted_if(of.quarantined > 0, Tint::Wrong),
+            ]);
+        }
+        table.print();
+        tell_more(next);
+        Ok(())
+    }
+}
+
+/// Says how to go on after a page. It is not wrapped, so that it can be copied.
+pub fn tell_more(next: Option<String>) {
+    if let Some(next) = next {
+        screen::exact(format_args!("there are more: add --after {}", quoted(&next)));
+    }
+}
+
+/// A kind has no spaces in its name.
+fn place(text: &str) -> anyhow::Result<Place> {
+    let (kind, key) = text.split_once(' ').ok_or_else(|| anyhow!("--after needs a kind and a key: `sync app-17`"))?;
+    Ok((kind.into(), key.into()))
+}
+
+fn due(chain: &Listed, now: Time) -> String {
+    if chain.state == ChainState::Retired {
+        return "-".into();
+    }
+    let Listed { hint, .. } = chain;
+    if hint.due > now {
+        format!("in {}", rough(hint.due.since(now)))
+    } else {
+        format!("{} ago", rough(now.since(hint.due)))
+    }
+}
+
+fn schedule(chain: &Listed, config: &Config) -> String {
+    words::schedule(&chain.hint.kind, chain.schedule.as_deref(), config).unwrap_or_else(|| "none".into())
+}
+
+fn row(chain: &Listed, config: &Config, (now, calendar): (Time, &Calendar)) -> Value {
+    let Listed { hint, nominal, owner, schedule, last_start, last_finish, batch, .. } = chain;
+    let known = |time: &Time| At::known(*time, calendar);
+    let (due, own) = (At::of(hint.due, calendar), schedule.as_deref());
+    let nominal = words::shown_nominal((&hint.kind, &hint.key), *nominal, own, config, calendar);
+    json!({
+        "kind": hint.kind, "key": hint.key, "queue": hint.queue, "epoch": hint.epoch, "tick": hint.tick,
+        "attempt": hint.attempt, "due": due, "nominal": nominal, "state": word(chain.state),
+        "doing": doing_of(chain, config, (now, calendar)), "owner": owner,
+        "own_schedule": schedule.as_deref().and_then(|own| serde_json::from_str::<Value>(own).ok()),
+        "last_start": known(last_start), "last_finish": known(last_finish),
+        "batch": (batch.1 > 0).then(|| json!({ "open": batch.0, "total": batch.1 })),
+        "unavailable": chain.unavailable,
+    })
+}

@@ -1,0 +1,68 @@
+//! `roundelay publish`
+
+use std::time::Duration;
+
+use anyhow::{Context, Error};
+use clap::Args;
+use roundelay_engine::Connections;
+use roundelay_engine::publish::Publication;
+use roundelay_model::calendar::At;
+use roundelay_model::clock::{Entropy, parse_duration};
+use serde_json::{Value, json};
+
+use super::progress::waiting;
+use super::{ConfigFile, screen};
+
+/// Publishes one job: it runs once, outside any chain.
+///
+/// Exit code 0 means that the job is safe: the broker has confirmed it, or the ledger keeps it.
+#[derive(Args)]
+pub struct Publish {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Which handler: a name under [kinds].
+    kind: String,
+    /// Which entity.
+    key: String,
+    /// What the handler gets.
+    #[arg(long, value_name = "JSON")]
+    payload: Option<String>,
+    /// Not before this time has passed.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    delay: Option<Duration>,
+    /// The platform queue, in place of the kind's.
+    #[arg(long)]
+    queue: Option<String>,
+    /// Who the job belongs to. It does not start while that owner is paused, nor once she is retired.
+    #[arg(long)]
+    owner: Option<String>,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Publish {
+    pub async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let payload: Value = match &self.payload {
+            Some(text) => serde_json::from_str(text).context("--payload is not JSON")?,
+            None => Value::Null,
+        };
+        let Self { kind, key, delay, queue, owner, json, .. } = self;
+        let job = Publication { kind, key, payload, delay, queue, owner, id: Entropy::from_os().token() };
+        let job = job.check(&config).map_err(Error::new)?;
+        let waits = waiting("opening ledger and broker");
+        let connections = Connections::open(&config).await?;
+        let published = job.send(&config, &connections).await.context("failed to publish")?;
+        connections.broker.close().await;
+        drop(waits);
+        let due = published.due.map(|due| At::of(due, &connections.ledger.calendar()));
+        if json {
+            screen::json(&json!({ "id": published.id, "queue": published.queue, "due": due }))?;
+        } else {
+            let due = due.map_or("now".to_owned(), |due| format!("due {due}"));
+            out!("published {} {} as {} to {}, {due}", published.kind, published.key, published.id, published.queue);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,169 @@
+//! `roundelay show`
+
+use anyhow::{Error, bail};
+use clap::Args;
+use roundelay_admin::inspect::broker::Asked;
+use roundelay_admin::inspect::chain::{AttemptReport, ChainReport, look};
+use roundelay_admin::inspect::failures::FailureReport;
+use roundelay_admin::inspect::words::rough;
+use roundelay_model::calendar::At;
+use roundelay_model::clock::Time;
+use serde_json::Value;
+
+use super::ConfigFile;
+use super::progress::waiting;
+use super::screen::{self, Tint, field, tinted};
+use super::steer::ledger;
+
+/// Occurrences shown to people after the next one.
+const AHEAD: usize = 3;
+/// Bytes of what a run has handed on, and of the payload, that are shown to people.
+const SHOWN: usize = 400;
+
+/// Shows one chain: what it is doing and why, what is next, how its last runs ended.
+#[derive(Args)]
+pub struct Show {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// The kind.
+    kind: String,
+    /// The entity.
+    key: String,
+    /// So many of its last attempts.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    last: u32,
+    /// Print a JSON object, with nothing cut.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Show {
+    pub async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        let ledger = ledger(&config).await?;
+        let (kind, key) = (&self.kind, &self.key);
+        let waits = waiting("asking ledger and broker");
+        // Of an entity of which nothing is known, there is nothing to ask the broker about.
+        let known = !ledger.chains(kind.clone(), key.clone()).await?.is_empty();
+        let asked = if known { Asked::once(&config).await } else { Asked::Embedded };
+        let entity = look(kind, key, self.last, &config, &*ledger, &asked).await?;
+        drop(waits);
+        if entity.is_unknown() {
+            config.kind(kind).map_err(Error::msg)?;
+            bail!(
+                "there is no chain {kind} {key}, and no one-off job of it that runs and has reported; `roundelay list --kind {kind}` shows which there are"
+            );
+        }
+        if self.json {
+            return screen::json(&entity);
+        }
+        let now = entity.now.shown();
+        if let Some(chain) = &entity.chain {
+            print(chain, now);
+        }
+        // One that has ended is of the past, as soon as there is a rotation to look at.
+        if let Some(single) = entity.single.iter().find(|one| entity.chain.is_none() || one.state != "retired") {
+            out!("its manual run:");
+            print(single, now);
+        }
+        for job in &entity.running {
+            out!("one-off job {} on {}, attempt {}, by {}:", job.id, job.queue, job.attempt, job.worker);
+            field("running", &format!("{}, {} ago", job.progress, rough(now.since(job.progress.at.shown()))));
+            field("started", &when(job.started, now));
+        }
+        print_failures(&entity.failures);
+        Ok(())
+    }
+}
+
+fn print(chain: &ChainReport, now: Time) {
+    let ChainReport { kind, key, queue, state, due, nominal, .. } = chain;
+    let title = format!("{kind} {key} on {queue}: {state}");
+    tinted(if *state == "quarantined" { Tint::Wrong } else { Tint::Heading }, format_args!("{title}"));
+    field("why", &chain.why);
+    if let Some(progress) = &chain.progress {
+        field("running", &format!("{progress}, {} ago", rough(now.since(progress.at.shown()))));
+    }
+    if let Some(owner) = &chain.owner {
+        let state = chain.owner_state.filter(|state| *state != "active").unwrap_or_default();
+        field("owner", &format!("{owner} {state}"));
+    }
+    if let Some(schedule) = &chain.schedule {
+        field("schedule", schedule);
+    }
+    if *state != "retired" {
+        let tick = format!("tick {}, attempt {}, due at {}", chain.tick, chain.attempt, when(*due, now));
+        let nominal = if nominal == due { String::new() } else { format!(", nominally at {nominal}") };
+        field("next", &format!("{tick}{nominal}"));
+        let next: Vec<String> = chain.next.iter().take(AHEAD).map(At::to_string).collect();
+        if !next.is_empty() {
+            field("then about", &next.join(", "));
+        }
+    }
+    match chain.depth {
+        0 => {}
+        1 => field("discovered", "a run led to it"),
+        runs => field("discovered", &format!("{runs} runs, one after the other, led to it")),
+    }
+    for (name, time) in [("last start", chain.last_start), ("last end", chain.last_finish)] {
+        field(name, &time.map_or_else(|| "never".into(), |time| when(time, now)));
+    }
+    if let Some(batch) = chain.batch {
+        field("batch", &format!("{} of {} jobs have ended", batch.total - batch.open, batch.total));
+    }
+    if let Some(carry) = &chain.carry {
+        field("handed on", &cut(&carry.to_string()));
+    }
+    if chain.payload != Value::Null {
+        field("payload", &cut(&chain.payload.to_string()));
+    }
+    for (n, attempt) in chain.attempts.iter().enumerate() {
+        field(if n == 0 { "attempts" } else { "" }, &in_words(attempt));
+    }
+}
+
+/// A time, and how far away it is.
+fn when(at: At, now: Time) -> String {
+    let time = at.shown();
+    if time > now {
+        format!("{time} (in {})", rough(time.since(now)))
+    } else {
+        format!("{time} ({} ago)", rough(now.since(time)))
+    }
+}
+
+fn cut(text: &str) -> String {
+    if text.len() <= SHOWN {
+        return text.into();
+    }
+    format!("{}… ({} bytes; --json shows all)", &text[..text.floor_char_boundary(SHOWN)], text.len())
+}
+
+fn in_words(attempt: &AttemptReport) -> String {
+    let AttemptReport { tick, attempt: nth, worker, due, started, finished, verdict, reason, .. } = attempt;
+    let verdict = verdict.as_deref().unwrap_or("has not ended");
+    let took =
+        finished.map_or(String::new(), |end| format!(" after {} ms", end.shown().since(started.shown()).as_millis()));
+    let late = started.shown().since(due.shown());
+    let late = if late.as_secs() > 0 { format!(", {} late", rough(late)) } else { String::new() };
+    let reason = reason.as_deref().map_or(String::new(), |reason| format!(": {reason}"));
+    let mut left_out = String::new();
+    for (count, why) in [(attempt.overlapped, "the run took so long"), (attempt.misfired, "nothing could start")] {
+        if count > 0 {
+            left_out.push_str(&format!("; {count} left out because {why}"));
+        }
+    }
+    let progress = attempt.progress.as_ref().map_or(String::new(), |progress| format!(", at {progress}"));
+    let tick = if attempt.manual { format!("manual {tick}") } else { format!("tick {tick}") };
+    format!("{started} {tick}.{nth} {verdict}{took}{progress}{late} on {worker}{reason}{left_out}")
+}
+
+fn print_failures(failures: &[FailureReport]) {
+    for (n, failure) in failures.iter().enumerate() {
+        let FailureReport { item, reason, code, times, last_at, then, .. } = failure;
+        let part = if item.is_empty() { String::new() } else { format!("{item}: ") };
+        let code = code.as_ref().map_or_else(String::new, |code| format!("{code}: "));
+        let then = if then == "-" { String::new() } else { format!("; {then}") };
+        field(if n == 0 { "failures" } else { "" }, &format!("{last_at} (×{times}) {part}{code}{reason}{then}"));
+    }
+}

@@ -1,0 +1,286 @@
+//! `roundelay status`
+
+use std::sync::Arc;
+
+use anyhow::ensure;
+use clap::Args;
+use roundelay_admin::inspect::broker::Asked;
+use roundelay_admin::inspect::failures::then;
+use roundelay_broker::Depth;
+use roundelay_config::Config;
+use roundelay_engine::monitor::stuck;
+use roundelay_engine::overslept::{Overslept, schedules};
+use roundelay_engine::throttle::throttled::Throttled;
+use roundelay_engine::{Connections, overslept};
+use roundelay_ledger::{Census, ChainState, ChainView, Holder, LateChain, Ledger, LedgerError, LedgerUrl, Listed};
+use roundelay_model::calendar::{At, Calendar};
+use roundelay_model::clock::Time;
+use roundelay_model::failure::Failure;
+use serde_json::{Value, json};
+
+use super::progress::waiting;
+use super::screen::{self, Tint};
+use super::table::{Cell, Column, Table};
+use super::throttle::described;
+use super::{ConfigFile, grouped};
+
+/// Kept failures shown.
+const FAILURES: u32 = 10;
+/// Stuck chains shown.
+const STUCK: u32 = 10;
+
+/// Shows how the chains are: sleeping, running, due, overdue and why, failed.
+///
+/// The figures come from the ledger and not from workers, which may be what is stuck; where a
+/// broker can be reached, what waits in its queues is shown beside them.
+#[derive(Args)]
+pub struct Status {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Status {
+    pub async fn run(self) -> anyhow::Result<()> {
+        let config = self.config.load()?;
+        if let LedgerUrl::Sqlite(path) = &config.ledger.url {
+            let absent = "a worker or `roundelay enroll` makes it; is ledger.url right?";
+            ensure!(path.exists(), "there is no ledger at {}; {absent}", path.display());
+        }
+        let waits = waiting("asking the ledger");
+        let ledger = Connections::ledger(&config).await?;
+        let (now, calendar, slack) = (ledger.now(), ledger.calendar(), config.catch_up.slack);
+        let (census, slept) = overslept::census(&*ledger, slack, &schedules(&config)).await?;
+        let late = ledger.late(now - slack, STUCK).await?;
+        let slept = some_overslept(&*ledger, slept).await?;
+        let failures = ledger.failures(FAILURES).await?;
+        let throttles = Throttled::look(config.throttles.clone(), &*ledger).await?;
+        let throttles = Throttles::new(throttles, &census, &config);
+        waits.now("asking the broker");
+        let broker = Asked::once(&config).await;
+        drop(waits);
+        let stuck = late.into_iter().map(|chain| {
+            let queue = &chain.hint.queue;
+            let why = stuck::why(&chain, &config, broker.waiting(queue), throttles.of(queue, &config), now);
+            Stuck { chain, since: None, why }
+        });
+        let slept = slept.into_iter().map(|(chain, begun, since)| {
+            let why = stuck::overslept(chain.hint.due, begun, &calendar);
+            Stuck { chain, since: Some(since), why }
+        });
+        let stuck = stuck.chain(slept).collect();
+        let report = Report { now, calendar, census, stuck, throttles, failures, broker };
+        if self.json {
+            return screen::json(&report.json(&config));
+        }
+        report.print(&config);
+        Ok(())
+    }
+}
+
+/// Throttles, and why starts wait for them, where they do.
+struct Throttles(Vec<(Throttled, Option<String>)>);
+
+impl Throttles {
+    fn new(all: Vec<Throttled>, census: &Census, config: &Config) -> Self {
+        let told = all.into_iter().map(|throttled| {
+            let paced = |queue: &String| {
+                config.queues.get(queue).is_some_and(|queue| queue.throttle.as_ref() == Some(&throttled.name))
+            };
+            let due = census.queues.iter().filter(|queue| paced(&queue.queue)).map(|queue| queue.due).sum();
+            let words = throttled.in_the_way(Some(due));
+            (throttled, words)
+        });
+        Self(told.collect())
+    }
+
+    /// Why a queue's throttle lets nothing start.
+    fn of(&self, queue: &str, config: &Config) -> Option<&str> {
+        let name = config.queues.get(queue)?.throttle.as_ref()?;
+        self.0.iter().find(|(throttled, _)| throttled.name == *name)?.1.as_deref()
+    }
+}
+
+/// What there is to tell of some of these: the chain, whether its tick has begun, and since when it is overdue.
+async fn some_overslept(
+    ledger: &dyn Ledger,
+    found: Vec<Overslept>,
+) -> Result<Vec<(LateChain, bool, Time)>, LedgerError> {
+    let mut all = Vec::new();
+    for Overslept { chain: Listed { hint, started_tick, .. }, since } in found.into_iter().take(STUCK as usize) {
+        let views = ledger.chains(hint.kind.clone(), hint.key.clone()).await?;
+        // It may have been moved meanwhile.
+        let Some(view) = views.into_iter().find(|view| view.hint == hint) else { continue };
+        let ChainView { hint, state, sent, looks, watch_at, holder, .. } = view;
+        let begun = started_tick >= hint.tick || hint.attempt > 1;
+        all.push((LateChain { hint, state, sent, looks, watch_at, holder, worker: None, reason: None }, begun, since));
+    }
+    Ok(all)
+}
+
+struct Stuck {
+    chain: LateChain,
+    /// Since when it is overdue, if its due time does not say so.
+    since: Option<Time>,
+    why: String,
+}
+
+impl Stuck {
+    fn json(&self, calendar: &Calendar) -> Value {
+        let at = |time: Time| At::of(time, calendar);
+        let LateChain { hint, state, sent, looks, watch_at, holder, worker, reason: _ } = &self.chain;
+        let state = if *state == ChainState::Quarantined { "quarantined" } else { "overdue" };
+        json!({
+            "kind": hint.kind, "key": hint.key, "queue": hint.queue, "epoch": hint.epoch, "tick": hint.tick,
+            "attempt": hint.attempt, "due": at(hint.due), "state": state, "sent": sent, "looks": looks,
+            "watch_at": at(*watch_at), "lost": *holder == Holder::Gone, "worker": worker, "overslept_since": self.since.map(at), "why": self.why,
+        })
+    }
+}
+
+/// All there is to show.
+struct Report {
+    now: Time,
+    calendar: Arc<Calendar>,
+    census: Census,
+    stuck: Vec<Stuck>,
+    throttles: Throttles,
+    failures: Vec<Failure>,
+    broker: Asked,
+}
+
+impl Report {
+    fn json(&self, config: &Config) -> Value {
+        let depths = match &self.broker {
+            Asked::Depths(depths) => depths.iter().collect(),
+            Asked::Embedded | Asked::Away(_) => Vec::new(),
+        };
+        let depths: serde_json::Map<_, _> = depths
+            .into_iter()
+            .filter_map(|(queue, depth)| Some((queue, depth.as_ref().ok()?)))
+            .map(|(queue, depth)| (queue.clone(), json!({ "ready": depth.ready, "consumers": depth.consumers })))
+            .collect();
+        let at = |time: Time| At::of(time, &self.calendar);
+        let mut ledger = json!(self.census);
+        ledger["oldest_due"] = json!(self.census.oldest_due.map(at));
+        let failures = self.failures.iter().map(|failure| super::failed::row(failure, config, &self.calendar));
+        let failures: Vec<Value> = failures.collect();
+        json!({
+            "ledger": ledger,
+            "stuck": self.stuck.iter().map(|stuck| stuck.json(&self.calendar)).collect::<Vec<_>>(),
+            "throttles": self.throttles.0.iter().map(|(throttled, words)| {
+                let mut told = described(throttled, config);
+                told["in_the_way"] = json!(words);
+                told
+            }).collect::<Vec<_>>(),
+            "broker": depths,
+            "broker_error": self.broker.error(),
+            "failures": failures,
+        })
+    }
+
+    fn print(&self, config: &Config) {
+        self.print_queues();
+        self.throttles.0.iter().filter_map(|(_, words)| words.as_ref()).for_each(|words| notable(words));
+        self.print_stuck();
+        let names = config.topology().names;
+        for (queue, meaning) in [
+            (names.quarantine(), "messages that cannot be used, each with its reason in its headers"),
+            (names.unrouted(), "messages for queues that do not exist"),
+        ] {
+            if let Some(depth) = self.broker.depth(&queue).filter(|depth| depth.ready > 0) {
+                notable(&format!("{queue}: {} {meaning}", grouped(depth.ready)));
+            }
+        }
+        if let Some(error) = self.broker.error() {
+            notable(&format!("the broker was not asked: {error}"));
+        }
+        if self.census.failures > 0 {
+            let failures = grouped(self.census.failures);
+            screen::tinted(Tint::Wrong, format_args!("{failures} entities or parts of them have failed; the latest:"));
+            for failure in &self.failures {
+                let Failure { kind, key, item, reason, times, last_at, .. } = failure;
+                let part = if item.is_empty() { String::new() } else { format!(", {item}") };
+                let code = failure.code.as_ref().map_or_else(String::new, |code| format!("{code}: "));
+                let then = match then(failure, config, self.now) {
+                    then if then == "-" || then.starts_with("kept") => String::new(),
+                    then => format!("; {then}"),
+                };
+                out!("  {last_at} {kind} {key}{part} (×{times}) {code}{reason}{then}");
+            }
+        }
+    }
+
+    fn print_queues(&self) {
+        let mut table = Table::new([
+            Column::name("queue"),
+            Column::number("sleeping"),
+            Column::number("running"),
+            Column::number("due"),
+            Column::number("overdue"),
+            Column::number("unsent").spare(),
+            Column::number("waiting"),
+            Column::number("consumers").spare(),
+        ]);
+        for queue in &self.census.queues {
+            // What was not asked is not known, and not zero.
+            let depth = self.broker.depth(&queue.queue);
+            let known = |number: fn(Depth) -> u64| depth.map_or("-".into(), |depth| grouped(number(depth)));
+            table.row([
+                Cell::from(&queue.queue),
+                grouped(queue.sleeping).into(),
+                grouped(queue.running).into(),
+                grouped(queue.due).into(),
+                Cell::from(grouped(queue.overdue)).tinted_if(queue.overdue > 0, Tint::Notable),
+                grouped(queue.unsent).into(),
+                known(|depth| depth.ready).into(),
+                known(|depth| depth.consumers).into(),
+            ]);
+        }
+        table.print();
+        let further = [
+            ("paused", self.census.paused),
+            ("retired", self.census.retired),
+            ("of these, unavailable by a run's word", self.census.unavailable),
+            ("quarantined", self.census.quarantined),
+            ("messages quarantined in the ledger", self.census.quarantined_messages),
+            ("one-off jobs kept in the ledger", self.census.kept_jobs),
+        ];
+        for (label, count) in further.into_iter().filter(|(_, count)| *count > 0) {
+            out!("{label}: {}", grouped(count));
+        }
+    }
+
+    fn print_stuck(&self) {
+        let overdue: i64 = self.census.queues.iter().map(|queue| queue.overdue).sum();
+        if self.stuck.is_empty() {
+            if let Some(due) = self.census.oldest_due {
+                out!("the chain that waits longest was due at {}", At::of(due, &self.calendar));
+            }
+            return;
+        }
+        let stuck = grouped(overdue + self.census.quarantined);
+        let these = if self.stuck.len() < STUCK as usize { "they are" } else { "those that wait longest are" };
+        screen::tinted(Tint::Wrong, format_args!("{stuck} chains are stuck; {these}:"));
+        for Stuck { chain: LateChain { hint, .. }, since, why } in &self.stuck {
+            let due = since.unwrap_or(hint.due);
+            let for_how_long = std::time::Duration::from_secs(self.now.since(due).as_secs());
+            out!(
+                "  {} {} on {}, tick {}, attempt {}, {} at {due} ({} ago): {why}",
+                hint.kind,
+                hint.key,
+                hint.queue,
+                hint.tick,
+                hint.attempt,
+                if since.is_some() { "meant to be due" } else { "due" },
+                humantime::format_duration(for_how_long)
+            );
+        }
+    }
+}
+
+fn notable(words: &str) {
+    screen::tinted(Tint::Notable, format_args!("{words}"));
+}

@@ -1,0 +1,151 @@
+//! `roundelay token`
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use roundelay_admin::operate::token;
+use roundelay_admin::operate::token::{TokenMade, TokenView};
+use roundelay_engine::Connections;
+use roundelay_ledger::Ledger;
+use roundelay_model::calendar::At;
+use roundelay_model::clock::parse_duration;
+use roundelay_model::scope::Scope;
+use serde_json::json;
+
+use super::ConfigFile;
+use super::progress::waiting;
+use super::screen::{self, Tint};
+use super::table::{Cell, Column, Table};
+
+/// Creates, lists and revokes tokens for the API.
+///
+/// Whoever shows a token may do what its scope allows: `read` looks, `operate` also changes what chains, queues
+/// and throttles do and publishes jobs, `admin` also creates and revokes tokens.
+#[derive(Args)]
+#[command(arg_required_else_help = true)]
+pub struct TokenCommand {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Create(Create),
+    List(List),
+    Revoke(Revoke),
+}
+
+/// Creates a token, and prints it on standard output: only now, since the ledger keeps a hash alone.
+#[derive(Args)]
+struct Create {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// What it is called, where the audit and `token list` name it: letters, digits, `-`, `_`, `.`.
+    name: String,
+    /// What its holder may do: read, operate or admin.
+    #[arg(long)]
+    scope: Scope,
+    /// After so long it is worth nothing. Never, when nothing is said.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    expires: Option<Duration>,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists tokens, by name.
+#[derive(Args)]
+struct List {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Revokes a token: from now on it is worth nothing.
+#[derive(Args)]
+struct Revoke {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// What it is called.
+    name: String,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl TokenCommand {
+    pub async fn run(self) -> anyhow::Result<()> {
+        match self.verb {
+            Verb::Create(create) => create.run().await,
+            Verb::List(list) => list.run().await,
+            Verb::Revoke(revoke) => revoke.run().await,
+        }
+    }
+}
+
+impl Create {
+    async fn run(self) -> anyhow::Result<()> {
+        let ledger = open(&self.config).await?;
+        let made = token::create(&*ledger, &self.name, self.scope, self.expires).await?;
+        if self.json {
+            return screen::json(&made);
+        }
+        let TokenMade { secret, token: TokenView { name, scope, expires, .. } } = made;
+        let until = expires.map_or_else(|| "for ever".into(), |expires| format!("until {expires}"));
+        screen::note(format_args!("created the token {name} with the scope {scope}, {until}; it is shown only now:"));
+        screen::exact(format_args!("{secret}"));
+        Ok(())
+    }
+}
+
+impl List {
+    async fn run(self) -> anyhow::Result<()> {
+        let ledger = open(&self.config).await?;
+        let tokens = token::list(&*ledger).await?;
+        if self.json {
+            return screen::json(&json!({ "tokens": tokens }));
+        }
+        if tokens.is_empty() {
+            out!("there are no tokens; `roundelay token create` makes one");
+            return Ok(());
+        }
+        let mut table = Table::new([
+            Column::name("name"),
+            Column::word("scope"),
+            Column::text("created"),
+            Column::text("expires"),
+            Column::text("last used"),
+        ]);
+        let now = At::of(ledger.now(), &ledger.calendar());
+        let shown = |time: Option<At>| time.map_or("never".to_owned(), |time| time.to_string());
+        for token in &tokens {
+            let over = token.expires.is_some_and(|expires| expires <= now);
+            let expires = shown(token.expires) + if over { " (over)" } else { "" };
+            table.row([
+                Cell::from(&token.name),
+                token.scope.name().into(),
+                token.created.to_string().into(),
+                Cell::from(expires).tinted_if(over, Tint::Notable),
+                shown(token.last_used).into(),
+            ]);
+        }
+        table.print();
+        Ok(())
+    }
+}
+
+impl Revoke {
+    async fn run(self) -> anyhow::Result<()> {
+        let ledger = open(&self.config).await?;
+        let revoked = token::revoke(&*ledger, &self.name).await?;
+        screen::told(self.json, &json!({ "revoked": self.name }), revoked)
+    }
+}
+
+async fn open(config: &ConfigFile) -> anyhow::Result<Arc<dyn Ledger>> {
+    let _waits = waiting("opening the ledger");
+    Ok(Connections::ledger(&config.load()?).await?)
+}

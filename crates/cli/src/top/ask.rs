@@ -1,0 +1,224 @@
+//! Asks what the screen wants to know, and gives the orders that were meant: what commands and the API do, by the
+//! same functions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Error;
+use roundelay_admin::api::Api;
+use roundelay_admin::inspect::chain::{AttemptReport, look};
+use roundelay_admin::inspect::chains::{ChainRow, Sought, State as Doing};
+use roundelay_admin::inspect::{chains, throttles};
+use roundelay_admin::operate;
+use roundelay_admin::operate::chain::Steered;
+use roundelay_admin::operate::{Operator, chain, queue, throttle, worker};
+use roundelay_config::Config;
+use roundelay_engine::overslept;
+use roundelay_engine::overslept::{Overslept, schedules};
+use roundelay_ledger::{ChainState, EFFORT, LateChain, Listed, Order as ChainOrder, RunFilter};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::order::{Deed, Order};
+use super::state::{Answer, Input, Row, Show, Wanted};
+
+/// How long anybody may take to answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long the broker's connection may take to close.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// Rows that are asked for.
+const ROWS: u32 = 200;
+/// Runs of a chain that are asked for.
+const RUNS: u32 = 20;
+
+/// What is asked, by whom, and where the answers go.
+pub struct Asker {
+    /// The workers' configuration.
+    pub config: Config,
+    /// How often.
+    pub every: Duration,
+    /// What the screen wants at the moment.
+    pub wanted: watch::Receiver<Wanted>,
+    /// Orders that were meant.
+    pub orders: mpsc::UnboundedReceiver<Order>,
+    /// Who gives them.
+    pub by: String,
+    /// Where the answers go.
+    pub to: mpsc::UnboundedSender<Input>,
+}
+
+impl Asker {
+    /// Asks until `stop`.
+    pub async fn run(self, stop: CancellationToken) {
+        let Self { config, every, wanted, orders, by, to } = self;
+        let Some(Some(api)) = stop.run_until_cancelled(open(&config, every, &to)).await else { return };
+        let work = async {
+            tokio::join!(
+                api.keep_board(every),
+                tell_facts(&api, &to),
+                answer_all(&api, every, wanted, &to),
+                give_all(&api, orders, &by, &to),
+            )
+        };
+        stop.run_until_cancelled(work).await;
+        let _ = timeout(FAREWELL, api.close()).await;
+    }
+}
+
+/// Opens the ledger, again and again while it is away; nothing when nobody wants to hear of it any more.
+async fn open(config: &Config, every: Duration, to: &mpsc::UnboundedSender<Input>) -> Option<Arc<Api>> {
+    loop {
+        let why = match timeout(PATIENCE, Api::open(config.clone())).await {
+            Ok(Ok(api)) => return Some(api),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => late(),
+        };
+        to.send(Input::NoLedger(why)).ok()?;
+        sleep(every).await;
+    }
+}
+
+fn late() -> String {
+    format!("it has not answered within {}s", PATIENCE.as_secs())
+}
+
+async fn tell_facts(api: &Api, to: &mpsc::UnboundedSender<Input>) {
+    let mut changes = api.board().changes();
+    while changes.changed().await.is_ok() {
+        let facts = changes.borrow_and_update().clone();
+        if to.send(Input::Facts(facts)).is_err() {
+            return;
+        }
+    }
+}
+
+async fn answer_all(
+    api: &Api,
+    every: Duration,
+    mut wanted: watch::Receiver<Wanted>,
+    to: &mpsc::UnboundedSender<Input>,
+) {
+    loop {
+        let now = wanted.borrow_and_update().clone();
+        let answer = async {
+            match timeout(PATIENCE, answer(api, &now)).await {
+                Ok(answer) => answer.transpose(),
+                Err(_) => Some(Err(Error::msg(late()))),
+            }
+        };
+        tokio::select! {
+            answer = answer => {
+                if let Some(answer) = answer {
+                    let _ = to.send(Input::Answer(now, answer.map_err(|error| error.to_string())));
+                }
+            }
+            // What nobody looks at any more need not be answered.
+            changed = wanted.changed() => match changed {
+                Ok(()) => { wanted.mark_changed(); continue }
+                Err(_) => return,
+            }
+        }
+        tokio::select! {
+            () = sleep(every) => {}
+            changed = wanted.changed() => match changed {
+                Ok(()) => wanted.mark_changed(),
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+async fn answer(api: &Api, wanted: &Wanted) -> anyhow::Result<Option<Answer>> {
+    let (config, ledger) = (api.config(), api.ledger());
+    Ok(match wanted {
+        Wanted::Nothing => None,
+        Wanted::Throttles => Some(Answer::Throttles(throttles::all(&config, ledger).await?)),
+        Wanted::Chains(Show::Late) => {
+            let (now, calendar) = (ledger.now(), ledger.calendar());
+            let late = ledger.late(now - config.catch_up.slack, ROWS).await?;
+            let more = late.len() >= ROWS as usize;
+            let queues = config.queues.keys().cloned().chain([config.topology().names.chores()]);
+            let slept = overslept::look(ledger, queues, &schedules(&config)).await?;
+            let slept = slept.into_iter().map(|Overslept { chain: Listed { hint, .. }, since }| Row {
+                doing: "late",
+                late: Some(now.since(since)),
+                due: calendar.wall(hint.due),
+                kind: hint.kind,
+                key: hint.key,
+                queue: hint.queue,
+            });
+            let rows = late.into_iter().map(|LateChain { hint, state, .. }| Row {
+                doing: if state == ChainState::Quarantined { "quarantined" } else { "late" },
+                late: Some(now.since(hint.due)),
+                due: calendar.wall(hint.due),
+                kind: hint.kind,
+                key: hint.key,
+                queue: hint.queue,
+            });
+            Some(Answer::Chains(rows.chain(slept).collect(), more))
+        }
+        Wanted::Chains(show) => {
+            let state = match show {
+                Show::Paused => Some(Doing::Paused),
+                Show::Running => Some(Doing::Running),
+                Show::Late | Show::All => None,
+            };
+            let found = chains::page(&Sought { state, ..Sought::default() }, None, ROWS, &config, ledger).await?;
+            let row = |ChainRow { kind, key, queue, doing, due, lag_ms, .. }| Row {
+                late: (lag_ms > 0).then(|| Duration::from_millis(lag_ms)),
+                due: due.shown(),
+                kind,
+                key,
+                queue,
+                doing,
+            };
+            Some(Answer::Chains(found.found.into_iter().map(row).collect(), found.after.is_some()))
+        }
+        Wanted::Chain(kind, key) => {
+            let facts = api.board().facts();
+            let entity = look(kind, key, RUNS, &config, ledger, &facts.asked).await?;
+            Some(Answer::Chain(Box::new(entity)))
+        }
+        Wanted::Runs(verdict) => {
+            let filter = RunFilter { verdict: verdict.map(str::to_owned), kind: None };
+            let (found, calendar) = (ledger.runs(filter, None, ROWS, EFFORT).await?, ledger.calendar());
+            Some(Answer::Runs(found.found.into_iter().map(|one| AttemptReport::named(one, &calendar)).collect()))
+        }
+    })
+}
+
+async fn give_all(api: &Api, mut orders: mpsc::UnboundedReceiver<Order>, by: &str, to: &mpsc::UnboundedSender<Input>) {
+    while let Some(order) = orders.recv().await {
+        let became = match timeout(PATIENCE, give(api, order, by)).await {
+            Ok(became) => became.map_err(|error| format!("{error:#}")),
+            Err(_) => Err(format!("{}; it is not known whether it holds", late())),
+        };
+        let _ = to.send(Input::Given(became));
+    }
+    // Whoever joins this with what goes on for ever is ended from outside.
+    std::future::pending::<()>().await;
+}
+
+/// Gives an order; answers what it comes to.
+async fn give(api: &Api, Order { deed, span, why }: Order, by: &str) -> anyhow::Result<String> {
+    let operator = Operator { config: api.config(), ledger: api.ledger(), by: by.to_owned() };
+    Ok(match deed {
+        Deed::PauseQueue(queue) => queue::pause(&operator, &queue, &why).await?.to_string(),
+        Deed::ResumeQueue(queue) => queue::resume(&operator, &queue).await?.to_string(),
+        Deed::Hold(throttle) => throttle::hold(&operator, &throttle, span, &why).await?.to_string(),
+        Deed::Release(throttle) => throttle::release(&operator, &throttle).await?.to_string(),
+        Deed::Drain(worker) => worker::drain(&operator, &worker, &why).await?.to_string(),
+        Deed::ResumeWorker(worker) => worker::resume(&operator, &worker).await?.to_string(),
+        Deed::PauseChain(kind, key) => steer(&operator, &kind, &key, ChainOrder::Pause).await?.to_string(),
+        Deed::ResumeChain(kind, key) => steer(&operator, &kind, &key, ChainOrder::Resume).await?.to_string(),
+        Deed::Advance(kind, key) => {
+            let connections = api.connections().await.map_err(|problem| Error::msg(problem.detail))?;
+            chain::advance(&operator.config, connections, &kind, &key).await?.to_string()
+        }
+    })
+}
+
+async fn steer(operator: &Operator<'_>, kind: &str, key: &str, order: ChainOrder) -> operate::Result<Steered> {
+    chain::steer(&operator.config, operator.ledger, chain::one(kind, key), order).await
+}

@@ -1,0 +1,221 @@
+//! From what is known to a screen (pure): the frame of all screens. [`super::screens`] has what is in it.
+//!
+//! Colours only stress what words and signs say already.
+
+use ratatui::Frame;
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::Paragraph;
+
+use super::screens;
+use super::state::{Screen, State};
+use super::text::{beginning, clock, ending, middle, span, when, whole, width, wrap};
+
+/// The smallest terminal in which nothing misleads.
+const LEAST: (u16, u16) = (60, 16);
+/// Lines that a question, or what became of an order, takes at most.
+const MOST_SAID: usize = 4;
+
+/// How things are stressed.
+#[derive(Clone, Copy)]
+pub struct Paint {
+    /// Whether there are colours.
+    pub colours: bool,
+}
+
+impl Paint {
+    fn coloured(self, colour: Color, otherwise: Modifier) -> Style {
+        if self.colours {
+            Style::new().fg(colour).add_modifier(otherwise)
+        } else {
+            Style::new().add_modifier(otherwise)
+        }
+    }
+
+    /// What does not run, and should.
+    pub fn bad(self) -> Style {
+        self.coloured(Color::Red, Modifier::BOLD)
+    }
+
+    /// What somebody should look at.
+    pub fn warn(self) -> Style {
+        self.coloured(Color::Yellow, Modifier::BOLD)
+    }
+
+    /// What has gone well.
+    pub fn good(self) -> Style {
+        self.coloured(Color::Green, Modifier::empty())
+    }
+
+    /// What matters less.
+    pub fn dim(self) -> Style {
+        Style::new().add_modifier(Modifier::DIM)
+    }
+
+    /// Names of columns and parts.
+    pub fn head(self) -> Style {
+        Style::new().add_modifier(Modifier::BOLD)
+    }
+
+    /// What is chosen.
+    pub fn chosen(self) -> Style {
+        Style::new().add_modifier(Modifier::REVERSED)
+    }
+}
+
+/// Draws all of it.
+pub fn draw(state: &State, paint: Paint, frame: &mut Frame<'_>) {
+    let area = frame.area();
+    let (columns, rows) = (usize::from(area.width), usize::from(area.height));
+    if area.width < LEAST.0 || area.height < LEAST.1 {
+        let words = format!("This window has {columns}×{rows}; at least {}×{} are needed. q quits.", LEAST.0, LEAST.1);
+        let lines: Vec<Line<'_>> = wrap(&words, columns).into_iter().map(Line::from).collect();
+        frame.render_widget(Paragraph::new(lines), area);
+        return;
+    }
+    let mut lines = vec![tabs(state, paint, columns)];
+    lines.extend(notices(state, paint, columns));
+    let said = said(state, paint, columns);
+    let room = rows.saturating_sub(lines.len() + said.len() + 1);
+    let mut body = if state.help { screens::help(state, paint) } else { screens::body(state, paint, columns, room) };
+    body.truncate(room);
+    body.resize_with(room, Line::default);
+    lines.extend(body);
+    lines.extend(said);
+    lines.push(Line::styled(beginning(keys(state), columns), paint.dim()));
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+fn tabs(state: &State, paint: Paint, columns: usize) -> Line<'static> {
+    let tab = |(n, screen): (usize, Screen)| {
+        let (name, chosen) = (format!("{} {}", n + 1, screen.name()), screen == state.screen);
+        if chosen { Span::styled(format!("[{name}]"), paint.chosen()) } else { Span::raw(format!(" {name} ")) }
+    };
+    let mut spans: Vec<Span<'_>> = (0..).zip(Screen::ALL).map(tab).collect();
+    let time = state.now.to_string();
+    let time = time.get(11..19).unwrap_or_default();
+    let right = if state.read_only { format!("READ-ONLY {time}") } else { format!("{time} UTC") };
+    let used: usize = spans.iter().map(Span::width).sum();
+    let right = if used + width(&right) < columns { right } else { time.to_owned() };
+    spans.push(Span::raw(" ".repeat(columns.saturating_sub(used + width(&right)))));
+    spans.push(Span::styled(right, paint.dim()));
+    Line::from(spans)
+}
+
+/// What cannot be asked, since when, and from when that is what is shown.
+fn notices(state: &State, paint: Paint, columns: usize) -> Vec<Line<'static>> {
+    let mut all = Vec::new();
+    let old = |at: Option<roundelay_model::clock::Time>| match at {
+        Some(at) => format!("OLD FIGURES, of {}", clock(at, state.now)),
+        None => "nothing is known yet".into(),
+    };
+    let heard = state.board.last.as_ref().map(|(_, at)| *at);
+    match (&state.board.away, state.slow()) {
+        (Some((since, why)), _) => {
+            all.push(format!("! {}: the ledger cannot be asked since {}: {why}", old(heard), when(*since, state.now)));
+        }
+        (None, Some(silent)) => {
+            all.push(format!("! {}: the ledger has not answered for {}", old(heard), whole(silent)));
+        }
+        (None, None) if heard.is_none() => all.push("asking the ledger and the broker …".into()),
+        (None, None) => {}
+    }
+    let told = state.broker.last.as_ref().map(|(_, at)| *at);
+    match (&state.broker.away, state.broker_slow()) {
+        (Some((since, why)), _) => {
+            all.push(format!("! {}: the broker cannot be asked since {}: {why}", old(told), when(*since, state.now)));
+        }
+        // Without the ledger nothing is heard of the broker, either.
+        (None, Some(silent)) if state.board.away.is_none() && state.slow().is_none() => {
+            all.push(format!("! {}: the broker has not answered for {}", old(told), whole(silent)));
+        }
+        (None, _) => {}
+    }
+    if let (None, Some((since, why, at))) = (&state.board.away, screens::away(state)) {
+        all.push(format!("! {}: this screen cannot be asked for since {}: {why}", old(at), when(since, state.now)));
+    }
+    let lines = all.iter().flat_map(|words| {
+        let mut lines = wrap(words, columns);
+        // The beginning has what matters.
+        if lines.len() > 2 {
+            lines.truncate(2);
+            if let Some(last) = lines.last_mut() {
+                *last = format!("{}…", beginning(last, columns - 1).trim_end_matches('…'));
+            }
+        }
+        lines
+    });
+    lines.map(|line| Line::styled(line, paint.bad())).collect()
+}
+
+/// The question, or what became of the last order.
+fn said(state: &State, paint: Paint, columns: usize) -> Vec<Line<'static>> {
+    let mut lines: Vec<Line<'_>> = match (&state.question, &state.said) {
+        (Some(question), _) => {
+            let (asks, style) = (question.asks(), paint.warn());
+            match question.typed() {
+                Some(typed) => {
+                    let mut asks: Vec<String> = wrap(&middle(&asks, columns * 2), columns);
+                    let room = columns.saturating_sub(asks.last().map_or(0, |last| width(last) + 2));
+                    // What is typed stands beside the question if there is room for some of it.
+                    if width(typed) < room || room > 20 {
+                        let line = asks.pop().unwrap_or_default();
+                        let field = Span::raw(format!(" {}▏", ending(typed, room.saturating_sub(1))));
+                        let asked = asks.into_iter().map(|line| Line::styled(line, style));
+                        asked.chain([Line::from(vec![Span::styled(line, style), field])]).collect()
+                    } else {
+                        let field = Line::raw(format!("{}▏", ending(typed, columns - 1)));
+                        asks.into_iter().map(|line| Line::styled(line, style)).chain([field]).collect()
+                    }
+                }
+                None => wrap(&asks, columns).into_iter().map(|line| Line::styled(line, style)).collect(),
+            }
+        }
+        (None, _) if state.giving > 0 => vec![Line::styled("The order is being given …", paint.warn())],
+        (None, Some((_, Ok(words)))) => {
+            wrap(words, columns).into_iter().map(|line| Line::styled(line, paint.good())).collect()
+        }
+        (None, Some((_, Err(words)))) => wrap(&format!("NOT DONE: {words}"), columns)
+            .into_iter()
+            .map(|line| Line::styled(line, paint.bad()))
+            .collect(),
+        (None, None) => vec![Line::default()],
+    };
+    if lines.len() > MOST_SAID {
+        // What is asked stands at the end, and what it is about at the beginning.
+        let rest = lines.split_off(lines.len() - MOST_SAID / 2);
+        lines.truncate(MOST_SAID / 2 - 1);
+        lines.push(Line::raw("…"));
+        lines.extend(rest);
+    }
+    lines
+}
+
+/// What keys there are now.
+fn keys(state: &State) -> &'static str {
+    match &state.question {
+        Some(question) if question.typed().is_some() => return "Enter goes on   Esc does nothing",
+        Some(_) => return "y gives the order   n or Esc does nothing",
+        None => {}
+    }
+    if state.help {
+        return "Esc back";
+    }
+    match (state.screen, state.open.is_some(), state.read_only) {
+        (_, true, false) => "Esc back   ↑↓ scroll   p pause   r resume   a next tick now   ? help",
+        (_, true, true) => "Esc back   ↑↓ scroll   ? help",
+        (Screen::Overview, ..) => "q quit   ? help   1-6 or Tab screens   ↑↓ scroll what is wrong",
+        (Screen::Queues, _, false) => "q quit   ? help   1-6 or Tab screens   ↑↓ choose   p pause   r resume",
+        (Screen::Throttles, _, false) => "q quit   ? help   1-6 or Tab screens   ↑↓ choose   h hold   r release",
+        (Screen::Workers, _, false) => "q quit   ? help   1-6 or Tab screens   ↑↓ choose   d drain   r resume",
+        (Screen::Chains, _, false) => "q quit ? help 1-6 screens ↑↓ choose Enter why f others p pause r resume a now",
+        (Screen::Chains, _, true) => "q quit   ? help   1-6 screens   ↑↓ choose   Enter why   f others",
+        (Screen::Log, ..) => "q quit  ? help  1-6 screens  ↑↓ choose  Enter chain  Space stop  f failed …",
+        (_, _, true) => "q quit   ? help   1-6 or Tab screens   ↑↓ choose",
+    }
+}
+
+/// How long something takes, for columns.
+pub fn short(millis: i64) -> String {
+    span(std::time::Duration::from_millis(u64::try_from(millis).unwrap_or(0)))
+}

@@ -1,0 +1,249 @@
+//! What can be ordered from the screen, and the question that comes before it (pure).
+
+use std::time::Duration;
+
+use roundelay_admin::operate::reason;
+use roundelay_admin::operate::throttle::check_span;
+use roundelay_admin::operate::worker::DRAINED;
+use roundelay_model::clock::{parse_duration, short_duration};
+
+use super::state::Key;
+use super::text::visible;
+
+/// The longest answer that is taken.
+const MOST: usize = 500;
+
+/// What is wanted of what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Deed {
+    /// Workers take nothing more from a queue.
+    PauseQueue(String),
+    /// They do again.
+    ResumeQueue(String),
+    /// A throttle lets nothing start for a while.
+    Hold(String),
+    /// It does again.
+    Release(String),
+    /// A worker takes nothing more.
+    Drain(String),
+    /// It does again.
+    ResumeWorker(String),
+    /// A chain, by kind and key, stops ticking.
+    PauseChain(String, String),
+    /// It ticks again.
+    ResumeChain(String, String),
+    /// Its next tick comes now.
+    Advance(String, String),
+}
+
+/// What has to be said with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    Span,
+    Why,
+    /// Likewise, but it may be left out.
+    WhyPerhaps,
+}
+
+impl Deed {
+    fn fields(&self) -> &'static [Field] {
+        match self {
+            Self::PauseQueue(_) => &[Field::Why],
+            Self::Hold(_) => &[Field::Span, Field::Why],
+            Self::Drain(_) => &[Field::WhyPerhaps],
+            _ => &[],
+        }
+    }
+
+    /// What it comes to, as one says it.
+    pub fn words(&self) -> String {
+        match self {
+            Self::PauseQueue(queue) => format!("Pause the queue {queue}"),
+            Self::ResumeQueue(queue) => format!("Resume the queue {queue}"),
+            Self::Hold(throttle) => format!("Hold the throttle {throttle}"),
+            Self::Release(throttle) => format!("Release the throttle {throttle}"),
+            Self::Drain(worker) => format!("Drain the worker {worker}"),
+            Self::ResumeWorker(worker) => format!("Resume the worker {worker}"),
+            Self::PauseChain(kind, key) => format!("Pause the chain {kind} {key}"),
+            Self::ResumeChain(kind, key) => format!("Resume the chain {kind} {key}"),
+            Self::Advance(kind, key) => format!("Bring the next tick of {kind} {key} forward to now"),
+        }
+    }
+}
+
+/// An order, as it is given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// What is wanted.
+    pub deed: Deed,
+    /// For how long; zero where that is not asked.
+    pub span: Duration,
+    /// Why; empty where that is not asked.
+    pub why: String,
+}
+
+/// What is asked before an order is given: what has to be said with it, and then whether it is meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    order: Order,
+    /// Which of its fields is asked for; after the last, whether it is meant.
+    at: usize,
+    typed: String,
+    /// Why what was typed cannot be taken.
+    slip: Option<String>,
+}
+
+/// What became of a question with a key.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Answered {
+    /// It is not answered yet.
+    Open(Question),
+    /// It is not wanted.
+    Dropped,
+    /// It is meant.
+    Meant(Order),
+}
+
+impl Question {
+    /// About a deed.
+    pub fn new(deed: Deed) -> Self {
+        let order = Order { deed, span: Duration::ZERO, why: String::new() };
+        Self { order, at: 0, typed: String::new(), slip: None }
+    }
+
+    fn field(&self) -> Option<Field> {
+        self.order.deed.fields().get(self.at).copied()
+    }
+
+    /// What is asked.
+    pub fn asks(&self) -> String {
+        let words = self.order.deed.words();
+        let asks = match self.field() {
+            Some(Field::Span) => format!("{words}. For how long (30m)?"),
+            Some(Field::Why) => format!("{words}{}. Why?", self.so_far()),
+            Some(Field::WhyPerhaps) => format!("{words}. Why ({DRAINED})?"),
+            None => format!("{words}{}?", self.so_far()),
+        };
+        match &self.slip {
+            Some(slip) => format!("{asks} ({slip})"),
+            None => asks,
+        }
+    }
+
+    fn so_far(&self) -> String {
+        let Order { span, why, .. } = &self.order;
+        let span = if span.is_zero() { String::new() } else { format!(" for {}", short_duration(*span)) };
+        let why = if why.is_empty() { String::new() } else { format!(": {why}") };
+        format!("{span}{why}")
+    }
+
+    /// What was typed up to now; nothing where only yes or no is asked.
+    pub fn typed(&self) -> Option<&str> {
+        self.field().map(|_| self.typed.as_str())
+    }
+
+    /// Takes a key.
+    pub fn press(mut self, key: Key) -> Answered {
+        match (key, self.field()) {
+            (Key::Esc, _) => return Answered::Dropped,
+            (Key::Char('y' | 'Y'), None) => return Answered::Meant(self.order),
+            (Key::Char('n' | 'N'), None) => return Answered::Dropped,
+            (_, None) => {}
+            (Key::Char(letter), Some(_)) if self.typed.len() < MOST => self.typed.push(letter),
+            (Key::Backspace, Some(_)) => {
+                self.typed.pop();
+            }
+            (Key::Enter, Some(field)) => match self.take(field) {
+                Ok(()) => (self.at, self.typed, self.slip) = (self.at + 1, String::new(), None),
+                Err(slip) => self.slip = Some(slip),
+            },
+            _ => {}
+        }
+        Answered::Open(self)
+    }
+
+    /// What holds for the command's arguments of the same names holds for what was typed.
+    fn take(&mut self, field: Field) -> Result<(), String> {
+        let typed = visible(self.typed.trim());
+        match field {
+            Field::Span => {
+                let span = parse_duration(&typed).map_err(|_| "write for example 30m, 2h or 90s".to_owned())?;
+                check_span(span)?;
+                self.order.span = span;
+            }
+            Field::Why => self.order.why = reason(&typed)?.into(),
+            Field::WhyPerhaps => self.order.why = reason(&typed).unwrap_or(DRAINED).into(),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Types keys one after the other: `⏎` is Enter, `⎋` is Escape, `⌫` is Backspace.
+    fn type_in(deed: &Deed, keys: &str) -> Answered {
+        let mut question = Question::new(deed.clone());
+        for letter in keys.chars() {
+            let key = match letter {
+                '⏎' => Key::Enter,
+                '⎋' => Key::Esc,
+                '⌫' => Key::Backspace,
+                letter => Key::Char(letter),
+            };
+            match question.press(key) {
+                Answered::Open(next) => question = next,
+                answered => return answered,
+            }
+        }
+        Answered::Open(question)
+    }
+
+    #[test]
+    fn an_order_is_given_only_with_all_that_it_needs_and_a_yes() {
+        let (pause, hold) = (Deed::PauseQueue("work".into()), Deed::Hold("ios".into()));
+        let (drain, advance) = (Deed::Drain("w-1".into()), Deed::Advance("sync".into(), "a".into()));
+        let meant = |deed: &Deed, secs, why: &str| {
+            Some(Order { deed: deed.clone(), span: Duration::from_secs(secs), why: why.into() })
+        };
+        let table = [
+            (&pause, "they are down⏎y", meant(&pause, 0, "they are down")),
+            (&pause, "they are down⏎n", None),
+            (&pause, "they are down⏎⎋", None),
+            (&pause, "x⎋", None),
+            (&pause, "  ⏎⌫⌫yes⏎y", meant(&pause, 0, "yes")),
+            (&hold, "30m⏎they are down⏎y", meant(&hold, 1_800, "they are down")),
+            (&hold, "soon⏎⌫⌫⌫⌫90s⏎x⏎Y", meant(&hold, 90, "x")),
+            (&drain, "⏎y", meant(&drain, 0, DRAINED)),
+            (&drain, "a new kernel⏎y", meant(&drain, 0, "a new kernel")),
+            (&advance, "y", meant(&advance, 0, "")),
+            (&advance, "n", None),
+        ];
+        for (deed, keys, order) in table {
+            let expected = order.map_or(Answered::Dropped, Answered::Meant);
+            assert_eq!(type_in(deed, keys), expected, "{keys}");
+        }
+        // Nothing but a yes is one.
+        for (deed, keys) in [(&pause, "y⏎"), (&pause, "⏎y⏎"), (&advance, "x ⏎⏎"), (&hold, "y⏎y"), (&hold, "0s⏎y")]
+        {
+            assert!(matches!(type_in(deed, keys), Answered::Open(_)), "{keys}");
+        }
+    }
+
+    #[test]
+    fn questions_say_what_they_are_about() {
+        let hold = Deed::Hold("ios".into());
+        let asks = |keys: &str| match type_in(&hold, keys) {
+            Answered::Open(question) => (question.asks(), question.typed().map(str::to_owned)),
+            answered => panic!("{answered:?}"),
+        };
+        let typed = |text: &str| Some(text.to_owned());
+        assert_eq!(asks("30"), ("Hold the throttle ios. For how long (30m)?".into(), typed("30")));
+        assert_eq!(asks("400d⏎").0, "Hold the throttle ios. For how long (30m)? (from 1ms to 366d is possible)");
+        assert_eq!(asks("90s⏎"), ("Hold the throttle ios for 90s. Why?".into(), typed("")));
+        let slip = "Hold the throttle ios for 90s. Why? (it needs a word for those who wonder why nothing runs)";
+        assert_eq!(asks("90s⏎ ⏎").0, slip);
+        assert_eq!(asks("90s⏎down\x1b⏎"), ("Hold the throttle ios for 90s: down␛?".into(), None));
+    }
+}

@@ -1,0 +1,813 @@
+//! What is in each screen, in lines (pure).
+
+use std::time::Duration;
+
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+use roundelay_admin::inspect::chain::{AttemptReport, ChainReport};
+use roundelay_admin::inspect::overview::{Bucket, Level, Overview};
+use roundelay_admin::inspect::queues::QueueReport;
+use roundelay_admin::inspect::throttles::{KeyReport, ThrottleReport};
+use roundelay_admin::inspect::workers::WorkerReport;
+use roundelay_model::clock::{Time, short_duration};
+
+use super::draw::{Paint, short};
+use super::state::{Row, Screen, Show, State, VERDICTS, Wanted};
+use super::table::{Cell, Column, Table, more, told, window};
+use super::text::{bars, clock, count, middle, millis, rate, used, when, whole, width, wrap};
+
+/// The time of the starts that are shown as bars.
+const HOUR: i64 = 3_600_000;
+/// Lines of what is told of the chosen row.
+const PANEL: usize = 6;
+/// Keys of a throttle that are shown.
+const KEYS: usize = 4;
+
+/// What a screen shows, in at most `room` lines.
+pub fn body(state: &State, paint: Paint, columns: usize, room: usize) -> Vec<Line<'static>> {
+    let view = View { state, paint, columns, room };
+    match (&state.open, state.screen) {
+        (Some((kind, key)), _) => view.chain(kind, key),
+        (None, Screen::Overview) => view.overview(),
+        (None, Screen::Queues) => view.queues(),
+        (None, Screen::Throttles) => view.throttles(),
+        (None, Screen::Chains) => view.chains(),
+        (None, Screen::Workers) => view.workers(),
+        (None, Screen::Log) => view.log(),
+    }
+}
+
+/// Since when what the screen shows beside the board cannot be asked for, why, and of when it is.
+pub fn away(state: &State) -> Option<(Time, String, Option<Time>)> {
+    fn of<T>(known: &super::state::Known<T>) -> Option<(Time, String, Option<Time>)> {
+        let (since, why) = known.away.clone()?;
+        Some((since, why, known.last.as_ref().map(|(_, at)| *at)))
+    }
+    match state.wanted() {
+        Wanted::Throttles => of(&state.throttles),
+        Wanted::Chains(_) => of(&state.chains),
+        Wanted::Chain(..) => of(&state.chain),
+        Wanted::Runs(_) => of(&state.runs),
+        Wanted::Nothing => None,
+    }
+}
+
+/// What keys there are, and what the words mean.
+pub fn help(state: &State, paint: Paint) -> Vec<Line<'static>> {
+    let every = format!("The ledger is asked every {}, the broker every 5s or as rarely.", short_duration(state.every));
+    let lines = [
+        ("1-6, Tab", "screens: overview, queues, throttles, late chains, workers, log"),
+        ("↑ ↓ k j", "choose a row, or scroll; PgUp PgDn Home End go farther"),
+        ("Enter", "why the chosen chain does not run, and its last runs; Esc back"),
+        ("f", "other chains (late, paused, running, all), or runs by outcome"),
+        ("Space", "stops the log, and lets it go on"),
+        ("p r", "pause and resume the chosen queue or chain"),
+        ("h r", "hold and release the chosen throttle"),
+        ("d r", "drain and resume the chosen worker"),
+        ("a", "brings the next tick of the chosen chain forward to now"),
+        ("Ctrl-L", "draws the screen anew"),
+        ("q, Ctrl-C", "ends it; nothing else ends with it"),
+        ("", ""),
+        ("due", "due, and nobody runs it yet"),
+        ("overdue", "due for longer than catch_up.slack"),
+        ("for a slot", "jobs in workers' hands that wait for a throttle"),
+        ("ready", "messages that wait on the broker; -: not known; ~: as it last said"),
+        ("flatness", "the busiest second by the mean one; 1 is flat"),
+    ];
+    let mut all = vec![Line::styled(" Orders ask first, and need a y. Who gave one, and why, is kept.", paint.head())];
+    all.extend(
+        lines.map(|(name, words)| {
+            Line::from(vec![Span::styled(format!(" {name:<11} "), paint.head()), Span::raw(words)])
+        }),
+    );
+    all.push(Line::raw(format!(" {every}")));
+    all
+}
+
+struct View<'a> {
+    state: &'a State,
+    paint: Paint,
+    columns: usize,
+    room: usize,
+}
+
+fn plain(text: impl Into<String>) -> Cell {
+    (text.into(), Style::new())
+}
+
+fn blank() -> Line<'static> {
+    Line::default()
+}
+
+/// What is not known is not zero.
+fn known<T>(value: Option<T>, shown: impl FnOnce(T) -> String) -> Cell {
+    plain(value.map_or_else(|| "-".into(), shown))
+}
+
+fn ms(span: Duration) -> i64 {
+    i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// The last hour in so many parts: starts in a second, on the average of what is known of each.
+fn hour(sets: &[Bucket], now: Time, parts: usize) -> Vec<Option<f64>> {
+    let mut sums = vec![(0_u64, 0_usize); parts];
+    let begin = now.as_millis() - HOUR;
+    for Bucket { at, starts, seconds, .. } in sets {
+        let place = ((at.shown().as_millis() - begin) * parts as i64).div_euclid(HOUR);
+        if let Some((sum, length)) = usize::try_from(place).ok().and_then(|place| sums.get_mut(place)) {
+            *sum += starts;
+            *length += seconds;
+        }
+    }
+    sums.into_iter().map(|(sum, length)| (length > 0).then(|| sum as f64 / length as f64)).collect()
+}
+
+impl View<'_> {
+    fn marked(&self, n: usize) -> Option<Style> {
+        (n == self.state.cursor()).then(|| self.paint.chosen())
+    }
+
+    fn not_yet(&self, what: &str) -> Vec<Line<'static>> {
+        vec![blank(), Line::styled(format!(" {what}"), self.paint.dim())]
+    }
+
+    /// A list, and beneath it what is told of the chosen row.
+    fn list(
+        &self,
+        title: String,
+        head: Line<'static>,
+        items: Vec<Vec<Line<'static>>>,
+        panel: Vec<Line<'static>>,
+    ) -> Vec<Line<'static>> {
+        let mut panel = panel;
+        panel.truncate(PANEL.max(self.room.saturating_sub(items.iter().map(Vec::len).sum::<usize>() + 4)));
+        let room = self.room.saturating_sub(2 + panel.len() + usize::from(!panel.is_empty()));
+        let (rows, before, after) = window(items, self.state.cursor(), room);
+        let more = more(before, after);
+        let title = middle(&title, self.columns.saturating_sub(width(&more) + 3));
+        let gap = " ".repeat(self.columns.saturating_sub(width(&title) + width(&more) + 2));
+        let mut lines = vec![
+            Line::from(vec![
+                Span::styled(format!(" {title}{gap}"), self.paint.head()),
+                Span::styled(more, self.paint.dim()),
+            ]),
+            head,
+        ];
+        let filled = rows.len();
+        lines.extend(rows);
+        if !panel.is_empty() {
+            lines.extend((filled..room).map(|_| blank()));
+            lines.push(Line::styled("─".repeat(self.columns), self.paint.dim()));
+            lines.extend(panel);
+        }
+        lines
+    }
+
+    // ---- Overview ----
+
+    fn overview(&self) -> Vec<Line<'static>> {
+        let Some(board) = self.state.board.value() else {
+            return self.not_yet("Nothing is known yet.");
+        };
+        let told = &board.overview;
+        let mut lines = vec![blank()];
+        lines.extend(self.tiles(told));
+        lines.push(blank());
+        lines.extend(self.rhythm(told));
+        lines.extend(self.facts(told));
+        lines.push(blank());
+        lines.push(Line::styled(" What is wrong", self.paint.head()));
+        let room = self.room.saturating_sub(lines.len());
+        lines.extend(self.troubles(told, room));
+        lines
+    }
+
+    fn tiles(&self, told: &Overview) -> [Line<'static>; 2] {
+        let counted = told.counted_at.is_some();
+        let (chains, bad, warn) = (&told.chains, self.paint.bad(), self.paint.warn());
+        let tile = |name, number: i64, known: bool, style: Style| {
+            let style = if number > 0 { style } else { Style::new() };
+            (name, if known { count(number, 12) } else { "-".into() }, style)
+        };
+        let tiles = [
+            tile("sleeping", chains.sleeping, counted, Style::new()),
+            tile("due", chains.due, counted, Style::new()),
+            tile("for a slot", told.waiting_for_slot, true, Style::new()),
+            tile("running", chains.running, counted, Style::new()),
+            tile("OVERDUE", chains.overdue, counted, bad),
+            tile("FAILED", told.failures, counted, warn),
+        ];
+        let each = (self.columns - 2) / tiles.len();
+        let names =
+            tiles.iter().map(|(name, ..)| Span::styled(format!("{name:>each$}"), self.paint.dim())).collect::<Vec<_>>();
+        let figures = tiles
+            .iter()
+            .map(|(_, figure, style)| Span::styled(format!("{figure:>each$}"), style.patch(self.paint.head())));
+        [Line::from(names), Line::from(figures.collect::<Vec<_>>())]
+    }
+
+    fn rhythm(&self, told: &Overview) -> Vec<Line<'static>> {
+        let parts = hour(&told.starts.hour, told.now.shown(), self.columns.saturating_sub(2).min(360));
+        let highest = parts.iter().flatten().copied().fold(0.0, f64::max);
+        let words =
+            format!("{}, and the last hour, with {} at its highest", rate(told.starts.per_second), rate(highest));
+        let mut lines = super::table::told("starts/s", &words, self.columns, Style::new());
+        let rows = if self.room > 30 { 4 } else { 2 };
+        lines.extend(bars(&parts, rows).into_iter().map(|row| Line::raw(format!(" {row}"))));
+        lines
+    }
+
+    fn facts(&self, of: &Overview) -> Vec<Line<'static>> {
+        let now = self.state.now;
+        let late = of.late_ms.map_or_else(
+            || "nothing has started in the last seconds".to_owned(),
+            |late| format!("{} (median), {} (p99), {} (worst)", millis(late.p50), millis(late.p99), millis(late.max)),
+        );
+        let flat = of
+            .starts
+            .peak_to_mean
+            .map_or_else(|| "not known yet, or starts are too rare".into(), |peak| format!("{peak:.1}"));
+        let workers = of.workers;
+        let mut working = format!("{} working", count(workers.working as i64, 9));
+        for (number, word) in [(workers.draining, "draining"), (workers.silent, "SILENT")] {
+            if number > 0 {
+                working.push_str(&format!(", {} {word}", count(number as i64, 9)));
+            }
+        }
+        let apart = [
+            (of.chains.paused, "paused"),
+            (of.chains.quarantined, "QUARANTINED"),
+            (of.chains.gathering, "waiting for a batch"),
+            (of.chains.unsent, "unsent"),
+            (of.chains.retired, "retired"),
+        ];
+        let apart = apart.iter().filter(|(number, _)| *number > 0);
+        let apart: Vec<String> = apart.map(|(number, word)| format!("{} {word}", count(*number, 9))).collect();
+        let counted = of.counted_at.map_or_else(|| "not yet".into(), |at| when(at.shown(), now));
+        let chains = if apart.is_empty() {
+            format!("counted {counted}")
+        } else {
+            format!("{}; counted {counted}", apart.join(", "))
+        };
+        let oldest =
+            of.oldest_due.map_or_else(|| "nothing is due".into(), |due| format!("since {}", when(due.shown(), now)));
+        let columns = self.columns;
+        [("lateness", late), ("flatness", flat), ("oldest due", oldest), ("workers", working), ("chains", chains)]
+            .into_iter()
+            .flat_map(|(name, text)| told(name, &text, columns, Style::new()))
+            .collect()
+    }
+
+    fn troubles(&self, of: &Overview, room: usize) -> Vec<Line<'static>> {
+        if of.troubles.is_empty() {
+            return vec![Line::styled(" Nothing is wrong, as far as the engine can tell.", self.paint.good())];
+        }
+        let lines = of.troubles.iter().flat_map(|trouble| {
+            let (word, style) = match trouble.level {
+                Level::Error => ("ERROR", self.paint.bad()),
+                Level::Warning => ("warning", self.paint.warn()),
+            };
+            let lines = wrap(&trouble.what, self.columns.saturating_sub(10));
+            lines.into_iter().enumerate().map(move |(n, text)| {
+                let word = if n == 0 { word } else { "" };
+                Line::from(vec![Span::styled(format!(" {word:<8} "), style), Span::raw(text)])
+            })
+        });
+        self.scrolled(lines.collect(), room)
+    }
+
+    /// As many lines as there is room for, from the one that was scrolled to.
+    fn scrolled(&self, lines: Vec<Line<'static>>, room: usize) -> Vec<Line<'static>> {
+        if lines.len() <= room || room == 0 {
+            return lines;
+        }
+        let from = self.state.scroll.min(lines.len() - (room - 1));
+        let rest = lines.len() - from - (room - 1);
+        let mut shown: Vec<_> = lines.into_iter().skip(from).take(room - 1).collect();
+        shown.push(Line::styled(format!(" {}", more_lines(from, rest)), self.paint.dim()));
+        shown
+    }
+
+    // ---- Queues ----
+
+    fn queues(&self) -> Vec<Line<'static>> {
+        let Some(board) = self.state.board.value() else {
+            return self.not_yet("Nothing is known yet.");
+        };
+        let columns = [
+            Column::name("queue"),
+            Column::words("state", 8),
+            Column::number("due", 7),
+            Column::number("overdue", 7),
+            Column::number("ready", 7),
+            Column::number("cons.", 5),
+            Column::number("in/s", 6),
+            Column::number("out/s", 6),
+            Column::number("running", 9),
+        ];
+        let table = Table { columns: &columns, width: self.columns };
+        let counted = board.overview.counted_at.is_some();
+        let rows = board
+            .queues
+            .iter()
+            .enumerate()
+            .map(|(n, queue)| vec![table.row(self.queue(queue, counted), self.marked(n))]);
+        let panel = board.queues.get(self.state.cursor()).map_or_else(Vec::new, |queue| self.of_queue(queue));
+        let title = number_of(board.queues.len(), "queue");
+        self.list(title, table.head(self.paint.dim()), rows.collect(), panel)
+    }
+
+    fn queue(&self, of: &QueueReport, counted: bool) -> Vec<Cell> {
+        let chains = |number: i64| known(counted.then_some(number), |number| count(number, 7));
+        // What the broker said before it went away is marked, since it may be true no more.
+        let old = if self.state.broker.away.is_some() || self.state.broker_slow().is_some() { "~" } else { "" };
+        let nobody = of.consumers == Some(0) && (of.due > 0 || of.ready.unwrap_or(0) > 0);
+        let state = match (&of.paused, nobody) {
+            (Some(_), _) => ("PAUSED".to_owned(), self.paint.warn()),
+            (None, true) => ("NO CONS.".to_owned(), self.paint.bad()),
+            (None, false) => plain("open"),
+        };
+        let places = of.concurrency.ordered.unwrap_or(of.concurrency.configured) * of.concurrency.workers;
+        let overdue = chains(of.overdue);
+        let overdue = if of.overdue > 0 { (overdue.0, self.paint.bad()) } else { overdue };
+        vec![
+            plain(&of.queue),
+            state,
+            chains(of.due),
+            overdue,
+            known(of.ready, |ready| format!("{old}{}", count(ready, 6))),
+            known(of.consumers, |consumers| format!("{old}{consumers}")),
+            known(of.rates, |rates| rate(rates.into)),
+            known(of.rates, |rates| rate(rates.out)),
+            known(counted.then_some(of.running), |running| format!("{running}/{places}")),
+        ]
+    }
+
+    fn of_queue(&self, of: &QueueReport) -> Vec<Line<'static>> {
+        let mut lines = Vec::new();
+        let mut say = |name: &str, text: String, style| lines.extend(told(name, &text, self.columns, style));
+        say("queue", of.queue.clone(), self.paint.head());
+        if let Some(paused) = &of.paused {
+            let words = format!("by {}, {}: {}", paused.by, when(paused.at.shown(), self.state.now), paused.why);
+            say("PAUSED", words, self.paint.warn());
+        }
+        let late = of.late_ms.map_or_else(String::new, |late| format!(", late by {} (p99)", millis(late.p99)));
+        say(
+            "starts",
+            format!(
+                "{}/s{late}; {} sleep, {} unsent",
+                rate(of.starts_per_second),
+                count(of.sleeping, 9),
+                count(of.unsent, 9)
+            ),
+            Style::new(),
+        );
+        let at_once = &of.concurrency;
+        let ordered = at_once
+            .ordered
+            .map_or_else(String::new, |ordered| format!("{ordered} by an operator's order, in place of "));
+        let takers =
+            if at_once.workers == 1 { "1 worker takes".into() } else { format!("{} workers take", at_once.workers) };
+        say("at a time", format!("{ordered}{} in each worker; {takers} from it", at_once.configured), Style::new());
+        if let Some(throttle) = &of.throttle {
+            say("throttle", throttle.clone(), Style::new());
+        }
+        lines
+    }
+
+    // ---- Throttles ----
+
+    fn throttles(&self) -> Vec<Line<'static>> {
+        let Some(all) = self.state.throttles.value() else {
+            return self.not_yet("The throttles are being asked for.");
+        };
+        if all.is_empty() {
+            return self.not_yet("The configuration has no throttles.");
+        }
+        let items = all.iter().enumerate().map(|(n, throttle)| self.throttle(throttle, n));
+        let panel = all.get(self.state.cursor()).map_or_else(Vec::new, |throttle| self.of_throttle(throttle));
+        let title =
+            format!("{}: starts that are used, of those that a window allows", number_of(all.len(), "throttle"));
+        self.list(title, blank(), items.collect(), panel)
+    }
+
+    fn throttle(&self, of: &ThrottleReport, n: usize) -> Vec<Line<'static>> {
+        let held = of.keys.iter().filter(|key| key.held.is_some()).count();
+        let used_up = |key: &KeyReport| key.windows.iter().any(|window| window.used >= window.allow);
+        let state = match (held, &of.keyed_by, &of.in_the_way) {
+            (0, None, _) if of.keys.iter().any(used_up) => ("USED UP".to_owned(), self.paint.warn()),
+            (0, _, None) if of.hold.is_none() => plain("open"),
+            (0, _, Some(_)) if of.hold.is_none() => ("SLOWED".to_owned(), self.paint.warn()),
+            (1.., Some(_), _) if of.hold.is_none() => (format!("{held} KEYS HELD"), self.paint.warn()),
+            _ => ("HELD".to_owned(), self.paint.bad()),
+        };
+        let columns = [Column::name("throttle"), Column::words("", 14), Column::number("", 14)];
+        let table = Table { columns: &columns, width: self.columns };
+        let waits = if of.waiting == 1 { "1 waits".into() } else { format!("{} wait", count(of.waiting, 9)) };
+        let mut lines = vec![table.row(vec![plain(&of.name), state, plain(waits)], self.marked(n))];
+        for key in of.keys.iter().take(KEYS) {
+            lines.extend(self.windows(key, of.keyed_by.is_some()));
+        }
+        if of.keys.is_empty() || of.scope == "worker" {
+            let limits =
+                of.ordered.as_ref().map_or((of.configured.allow, of.configured.per_ms), |of| (of.allow, of.per_ms));
+            let who =
+                if of.scope == "worker" { "each worker counts for itself" } else { "nothing has started under it" };
+            lines.push(Line::styled(
+                format!("   {} in {}; {who}", limits.0, short_duration(Duration::from_millis(limits.1))),
+                self.paint.dim(),
+            ));
+        }
+        let further = of.remembered.saturating_sub(KEYS.min(of.keys.len()) as u64);
+        if of.keyed_by.is_some() && further > 0 {
+            let words = format!("   … {} keys more: roundelay throttle show {} KEY", count(further, 9), of.name);
+            lines.push(Line::styled(middle(&words, self.columns), self.paint.dim()));
+        }
+        lines
+    }
+
+    /// How much of each window is used, as bars.
+    fn windows(&self, key: &KeyReport, named: bool) -> Vec<Line<'static>> {
+        let name = if named { format!("{} ", middle(&key.key, 20)) } else { String::new() };
+        let name_width = if named { 21 } else { 0 };
+        let bar = (self.columns.saturating_sub(name_width + 46)).clamp(10, 40);
+        let windows = key.windows.iter().enumerate().map(|(n, window)| {
+            let style = if window.used >= window.allow { self.paint.warn() } else { Style::new() };
+            let name = if n == 0 { name.as_str() } else { "" };
+            let pad = " ".repeat(name_width - width(name).min(name_width));
+            let of = format!(
+                "{} of {} in {}",
+                count(window.used, 9),
+                count(window.allow, 9),
+                short_duration(Duration::from_millis(window.per_ms))
+            );
+            let held = match (&key.held, n) {
+                (Some(held), 0) => format!("  held, {}", self.left(held.until.shown())),
+                _ => String::new(),
+            };
+            Line::from(vec![
+                Span::raw(format!("   {name}{pad}")),
+                Span::styled(used(window.used, window.allow, bar), style),
+                Span::raw(format!(" {of}{held}")),
+            ])
+        });
+        windows.collect()
+    }
+
+    fn left(&self, until: Time) -> String {
+        format!("{} left", whole(until.since(self.state.now)))
+    }
+
+    fn of_throttle(&self, of: &ThrottleReport) -> Vec<Line<'static>> {
+        let mut lines = Vec::new();
+        let mut say = |name: &str, text: String, style| lines.extend(told(name, &text, self.columns, style));
+        say("throttle", of.name.clone(), self.paint.head());
+        let held = of.hold.iter().chain(of.keys.iter().filter_map(|key| key.held.as_ref())).next();
+        if let Some(hold) = held {
+            let by = hold.by.as_ref().map_or_else(|| " by its upstream's word".into(), |by| format!(" by {by}"));
+            say(
+                "HELD",
+                format!("until {}{by}: {}", when(hold.until.shown(), self.state.now), hold.why),
+                self.paint.bad(),
+            );
+        }
+        match &of.in_the_way {
+            Some(why) if held.is_none() => say("in the way", why.clone(), self.paint.warn()),
+            Some(_) => {}
+            None => say("in the way", "nothing: a slot is open".into(), Style::new()),
+        }
+        if let Some(ordered) = &of.ordered {
+            let limits = format!(
+                "{} in {}, burst {}",
+                ordered.allow,
+                short_duration(Duration::from_millis(ordered.per_ms)),
+                ordered.burst
+            );
+            say(
+                "limits",
+                format!("{limits}, ordered by {}, {}", ordered.by, when(ordered.at.shown(), self.state.now)),
+                Style::new(),
+            );
+        }
+        say("queues", if of.queues.is_empty() { "none".into() } else { of.queues.join(", ") }, Style::new());
+        lines
+    }
+
+    // ---- Chains ----
+
+    fn chains(&self) -> Vec<Line<'static>> {
+        let Some((rows, more)) = self.state.chains.value() else {
+            return self.not_yet("The chains are being asked for.");
+        };
+        let which = match self.state.show {
+            Show::Late => "late and quarantined chains, those that wait longest first",
+            Show::Paused => "paused chains, by name",
+            Show::Running => "running chains, by name",
+            Show::All => "all chains, by name",
+        };
+        let title = match (rows.len(), more) {
+            (0, true) => format!("{which}: none among those that were looked at"),
+            (0, false) => format!("{which}: none"),
+            (number, true) => format!("{which}: the first {number}"),
+            (number, false) => format!("{which}: {number}"),
+        };
+        // A name is longer than its share on small screens only.
+        let names = (self.columns / 6).max(14);
+        let columns = [
+            Column::words("kind", names),
+            Column::name("key"),
+            Column::words("queue", names),
+            Column::words("does", 11),
+            Column::number("late by", 8),
+        ];
+        let table = Table { columns: &columns, width: self.columns };
+        let rows = rows.iter().enumerate().map(|(n, row)| vec![table.row(self.row(row, names), self.marked(n))]);
+        self.list(title, table.head(self.paint.dim()), rows.collect(), Vec::new())
+    }
+
+    fn row(&self, of: &Row, names: usize) -> Vec<Cell> {
+        let doing = match of.doing {
+            "late" => ("LATE".into(), self.paint.bad()),
+            "quarantined" => ("QUARANTINED".into(), self.paint.bad()),
+            "paused" => ("PAUSED".into(), self.paint.warn()),
+            other => plain(other),
+        };
+        let late = of.late.map_or_else(|| "-".into(), super::text::span);
+        vec![plain(middle(&of.kind, names)), plain(&of.key), plain(middle(&of.queue, names)), doing, plain(late)]
+    }
+
+    fn chain(&self, kind: &str, key: &str) -> Vec<Line<'static>> {
+        let mut lines = Vec::new();
+        for line in wrap(&format!("{kind} {key}"), self.columns.saturating_sub(1)).into_iter().take(3) {
+            lines.push(Line::styled(format!(" {line}"), self.paint.head()));
+        }
+        let Some(entity) = self.state.chain.value() else {
+            lines.extend(self.not_yet("It is being asked for."));
+            return lines;
+        };
+        let (mut rest, now) = (Vec::new(), self.state.now);
+        if entity.is_unknown() {
+            rest.extend(self.not_yet("Nothing is known of it, and nothing of it has failed or runs."));
+        }
+        if let Some(chain) = &entity.chain {
+            rest.extend(self.of_chain(chain));
+        }
+        if let Some(single) = entity.single.iter().find(|one| entity.chain.is_none() || one.state != "retired") {
+            rest.push(Line::styled(" One run more, beside it:", self.paint.head()));
+            rest.extend(self.of_chain(single));
+        }
+        for job in &entity.running {
+            let words = format!(
+                "{} of a one-off job on {}, by {}: {}",
+                when(job.started.shown(), now),
+                job.queue,
+                job.worker,
+                job.progress
+            );
+            rest.extend(told("runs since", &words, self.columns, Style::new()));
+        }
+        for failure in entity.failures.iter().take(5) {
+            let part = if failure.item.is_empty() { String::new() } else { format!("{}: ", failure.item) };
+            let words = format!(
+                "{part}{} (×{}, {}); {}",
+                failure.reason,
+                failure.times,
+                when(failure.last_at.shown(), now),
+                failure.then
+            );
+            rest.extend(told("FAILED", &words, self.columns, self.paint.warn()));
+        }
+        let room = self.room.saturating_sub(lines.len());
+        lines.extend(self.scrolled(rest, room));
+        lines
+    }
+
+    fn of_chain(&self, of: &ChainReport) -> Vec<Line<'static>> {
+        let now = self.state.now;
+        let mut lines = Vec::new();
+        let mut say = |name: &str, text: String, style| lines.extend(told(name, &text, self.columns, style));
+        let doing = match of.doing {
+            "late" | "due" => format!("{}, for {}", of.doing, whole(now.since(of.due.shown()))),
+            other => other.to_owned(),
+        };
+        let style = if of.doing == "late" || of.state == "quarantined" { self.paint.bad() } else { self.paint.head() };
+        say("does", format!("{doing}, on the queue {}", of.queue), style);
+        say("why", of.why.clone(), Style::new());
+        if let Some(progress) = &of.progress {
+            say("has come to", format!("{progress}, {}", when(progress.at.shown(), now)), Style::new());
+        }
+        if of.state != "retired" {
+            say(
+                "next",
+                format!("tick {}, attempt {}, due {}", of.tick, of.attempt, when(of.due.shown(), now)),
+                Style::new(),
+            );
+        }
+        if let Some(schedule) = &of.schedule {
+            say("schedule", schedule.clone(), Style::new());
+        }
+        if let Some(owner) = &of.owner {
+            let state = of
+                .owner_state
+                .filter(|state| *state != "active")
+                .map_or_else(String::new, |state| format!(", {state}"));
+            say("owner", format!("{owner}{state}"), Style::new());
+        }
+        if of.attempts.is_empty() {
+            say("last runs", "none is kept".into(), Style::new());
+        }
+        for (n, attempt) in of.attempts.iter().enumerate() {
+            let name = if n == 0 { "last runs" } else { "" };
+            let reason = attempt.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+            let words = format!(
+                "{} tick {}.{} {}{}, {} late, on {}{reason}",
+                clock(attempt.started.shown(), now),
+                attempt.tick,
+                attempt.attempt,
+                outcome(attempt),
+                took(attempt).map_or_else(String::new, |took| format!(" after {took}")),
+                short(ms(attempt.started.shown().since(attempt.due.shown()))),
+                attempt.worker,
+            );
+            say(name, words, self.stress(attempt));
+        }
+        lines
+    }
+
+    // ---- Workers ----
+
+    fn workers(&self) -> Vec<Line<'static>> {
+        let Some(board) = self.state.board.value() else {
+            return self.not_yet("Nothing is known yet.");
+        };
+        if board.workers.is_empty() {
+            return self.not_yet("No worker runs on this ledger, or has within the last hour.");
+        }
+        let columns = [
+            Column::name("worker"),
+            Column::words("state", 8),
+            Column::number("heard of", 8),
+            Column::number("up", 7),
+            Column::number("running", 9),
+            Column::number("leases", 6),
+            Column::number("starts/s", 8),
+            Column::words("version", 8),
+        ];
+        let table = Table { columns: &columns, width: self.columns };
+        let rows =
+            board.workers.iter().enumerate().map(|(n, worker)| vec![table.row(self.worker(worker), self.marked(n))]);
+        let panel = board.workers.get(self.state.cursor()).map_or_else(Vec::new, |worker| self.of_worker(worker));
+        let title = number_of(board.workers.len(), "worker");
+        self.list(title, table.head(self.paint.dim()), rows.collect(), panel)
+    }
+
+    fn worker(&self, of: &WorkerReport) -> Vec<Cell> {
+        let now = self.state.now;
+        let state = match of.state {
+            "silent" => ("SILENT".into(), self.paint.bad()),
+            "working" => plain("working"),
+            other => (other.to_uppercase(), self.paint.warn()),
+        };
+        let running: i64 = of.queues.iter().map(|queue| queue.running).sum();
+        let places: usize = of.queues.iter().map(|queue| queue.concurrency).sum();
+        vec![
+            plain(&of.worker),
+            state,
+            plain(whole(now.since(of.seen.shown()))),
+            plain(whole(now.since(of.started.shown()))),
+            plain(format!("{running}/{places}")),
+            plain(count(of.leases as i64, 6)),
+            plain(rate(of.starts_per_second)),
+            plain(&of.version),
+        ]
+    }
+
+    fn of_worker(&self, of: &WorkerReport) -> Vec<Line<'static>> {
+        let queues = of.queues.iter().map(|queue| {
+            let paused = if queue.paused { ", takes nothing" } else { "" };
+            format!("{} ({} of {}{paused})", queue.queue, queue.running, queue.concurrency)
+        });
+        let queues: Vec<String> = queues.collect();
+        let who = format!("{}, process {} on {}, version {}", of.worker, of.pid, of.host, of.version);
+        let waiting =
+            if of.waiting > 0 { format!("; {} wait for a slot", count(of.waiting, 9)) } else { String::new() };
+        [
+            ("worker", who, self.paint.head()),
+            ("queues", format!("{}{waiting}", queues.join(", ")), Style::new()),
+            ("kinds", of.kinds.join(", "), Style::new()),
+        ]
+        .into_iter()
+        .flat_map(|(name, text, style)| told(name, &text, self.columns, style))
+        .collect()
+    }
+
+    // ---- Log ----
+
+    fn log(&self) -> Vec<Line<'static>> {
+        let Some(runs) = self.state.runs.value() else {
+            return self.not_yet("The latest runs are being asked for.");
+        };
+        let which = VERDICTS[self.state.verdict]
+            .map_or_else(|| "latest runs".into(), |verdict| format!("latest runs that {verdict}"));
+        let which = which.replace("that lost", "that were lost");
+        let live = if self.state.paused { "STOPPED, Space goes on" } else { "live" };
+        let title = if runs.is_empty() {
+            format!("{which}: none ({live})")
+        } else {
+            format!("the {} {which}, newest first ({live})", runs.len())
+        };
+        let now = self.state.now;
+        let time = runs.iter().map(|run| width(&clock(run.started.shown(), now))).max().unwrap_or(8).max(8);
+        let columns = [
+            Column::words("started", time),
+            Column::name("chain"),
+            Column::number("tick", 8),
+            Column::words("outcome", 10),
+            Column::number("took", 7),
+            Column::number("late by", 7),
+        ];
+        let table = Table { columns: &columns, width: self.columns };
+        let rows = runs.iter().enumerate().map(|(n, run)| vec![table.row(self.run(run), self.marked(n))]);
+        let panel = runs.get(self.state.cursor()).map_or_else(Vec::new, |run| self.of_run(run));
+        self.list(title, table.head(self.paint.dim()), rows.collect(), panel)
+    }
+
+    fn run(&self, of: &AttemptReport) -> Vec<Cell> {
+        let late = short(ms(of.started.shown().since(of.due.shown())));
+        vec![
+            plain(clock(of.started.shown(), self.state.now)),
+            plain(name(of)),
+            plain(format!("{}.{}", of.tick, of.attempt)),
+            (outcome(of), self.stress(of)),
+            plain(took(of).unwrap_or_else(|| "-".into())),
+            plain(late),
+        ]
+    }
+
+    fn of_run(&self, of: &AttemptReport) -> Vec<Line<'static>> {
+        let progress = of.progress.as_ref().map_or_else(String::new, |progress| format!(", at {progress}"));
+        let reason = of.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+        [
+            ("chain", name(of), self.paint.head()),
+            ("outcome", format!("{}{progress}{reason}", outcome(of)), self.stress(of)),
+            ("worker", of.worker.clone(), Style::new()),
+        ]
+        .into_iter()
+        .flat_map(|(name, text, style)| told(name, &text, self.columns, style))
+        .collect()
+    }
+
+    fn stress(&self, of: &AttemptReport) -> Style {
+        match of.verdict.as_deref() {
+            Some("failed" | "lost" | "fenced") => self.paint.bad(),
+            Some("retried" | "dropped" | "cut") => self.paint.warn(),
+            _ => Style::new(),
+        }
+    }
+}
+
+fn number_of(number: usize, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+}
+
+fn more_lines(before: usize, after: usize) -> String {
+    match more(before, after) {
+        words if words.is_empty() => words,
+        words => format!("{words} lines"),
+    }
+}
+
+fn name(of: &AttemptReport) -> String {
+    match (&of.kind, &of.key) {
+        (Some(kind), Some(key)) => format!("{kind} {key}"),
+        _ => "a chain that has begun anew since".into(),
+    }
+}
+
+fn outcome(of: &AttemptReport) -> String {
+    of.verdict.clone().unwrap_or_else(|| "runs".into()).replace('_', " ")
+}
+
+fn took(of: &AttemptReport) -> Option<String> {
+    of.finished.map(|end| short(ms(end.shown().since(of.started.shown()))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hour_is_divided_evenly_and_what_is_not_known_is_not_zero() {
+        let at = |secs: i64| Time::from_millis(secs * 1_000);
+        let bucket = |secs, starts| Bucket {
+            at: roundelay_model::calendar::At::wall(at(secs)),
+            starts,
+            seconds: 10,
+            p99_ms: None,
+        };
+        // Of the time before the hour nothing is shown; two sets of a part are averaged.
+        let sets =
+            [bucket(10_000 - 3_610, 99), bucket(10_000 - 1_800, 20), bucket(10_000 - 1_790, 40), bucket(9_990, 0)];
+        assert_eq!(hour(&sets, at(10_000), 4), [None, None, Some(3.0), Some(0.0)]);
+    }
+}

@@ -1,0 +1,450 @@
+//! When the chains of a kind recur, and what may keep a tick from starting: raw settings → checked
+//! ones. A single chain may have a schedule of its own, written as JSON with the same words.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use roundelay_model::calendar::Calendar;
+use roundelay_model::clock::{Time, parse_duration, short_duration};
+use roundelay_model::guard::Guard;
+use roundelay_model::ladder::rungs_of_interval;
+use roundelay_model::outcome::LONGEST_WAIT;
+use roundelay_model::schedule::{Catch, Cron, From, MISFIRE_WINDOW, Misfire, Overlap, Rhythm, Schedule};
+use serde::{Deserialize, Serialize};
+
+use super::check::{LONGEST_TIMEOUT, Problems, TEN_YEARS};
+use super::raw;
+
+/// What is later than this part of `misfire_spread` is spread: much less than what an outage holds up, and
+/// more than an ordinary queue does.
+const SPREAD_FROM: u32 = 60;
+
+/// When chains of a kind recur.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recurrence {
+    /// When ticks come.
+    pub schedule: Schedule,
+    /// Two starts may lie closer together than the interval by this, and no more.
+    pub tolerance: Option<Duration>,
+    /// Between the end of a run and the next start, at least.
+    pub cooldown: Duration,
+    /// How long a run may take before it has to make room.
+    pub time_box: Option<TimeBox>,
+    /// Within these, a run may say when the next tick is due.
+    pub next_in: (Duration, Duration),
+    /// An HTTP answer's `Cache-Control` or `Expires` says when the next tick is due.
+    pub freshness: bool,
+}
+
+/// A limit that is no failure to reach.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TimeBox {
+    /// How long.
+    pub length: Length,
+    /// How long after that a run that has not ended is aborted.
+    pub grace: Duration,
+}
+
+/// How long a time box is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Length {
+    /// So long.
+    Fixed(Duration),
+    /// This share of the interval.
+    Share(f64),
+}
+
+impl Recurrence {
+    /// What a tick has to satisfy before it starts.
+    pub fn guard(&self, slack: Duration) -> Guard {
+        let Schedule { rhythm, misfire, .. } = &self.schedule;
+        let interval = match rhythm {
+            Rhythm::Every { interval, .. } => *interval,
+            Rhythm::Cron(_) | Rhythm::At(_) => Duration::ZERO,
+        };
+        let late_after = match misfire {
+            Misfire { policy: Catch::Skip, window, .. } => Some(window.unwrap_or(MISFIRE_WINDOW)),
+            Misfire { window: Some(window), spread, .. } if spread.is_zero() => Some(*window),
+            Misfire { window, spread, .. } if !spread.is_zero() => {
+                let late = (*spread / SPREAD_FROM).min(slack);
+                Some(window.map_or(late, |window| window.min(late)))
+            }
+            _ => None,
+        };
+        Guard { interval, tolerance: self.tolerance, cooldown: self.cooldown, late_after }
+    }
+
+    /// How long a run that starts at `now` may take, and how long it is waited for then. `schedule` is that of its
+    /// chain, whose interval a share is of. A box is never longer than a worker can keep the run's message.
+    pub fn time_box(&self, schedule: &Schedule, now: Time, calendar: &Calendar) -> Option<(Duration, Duration)> {
+        let TimeBox { length, grace } = self.time_box?;
+        let length = match length {
+            Length::Fixed(length) => length,
+            Length::Share(share) => schedule.interval(now, calendar)?.mul_f64(share),
+        };
+        Some((length.min(LONGEST_TIMEOUT), grace))
+    }
+
+    /// The schedule of a chain that has one of its own.
+    ///
+    /// # Errors
+    /// Says what is wrong with it, or why it does not go with the kind's `tolerance`: one that is as long as the
+    /// interval would keep no two starts apart.
+    pub fn with_own(&self, own: &OwnSchedule) -> Result<Schedule, String> {
+        let schedule = own.apply(&self.schedule)?;
+        match (&schedule.rhythm, self.tolerance) {
+            (Rhythm::Every { interval, .. }, Some(tolerance)) if tolerance >= *interval => Err(format!(
+                "its interval of {} is not longer than its kind's `tolerance` of {}, so nothing would keep its starts \
+                 apart",
+                short_duration(*interval),
+                short_duration(tolerance)
+            )),
+            _ => Ok(schedule),
+        }
+    }
+}
+
+/// A schedule of a chain's own: the part of a kind's settings that says when, in place of all of it.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OwnSchedule {
+    /// The interval.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub every: Option<String>,
+    /// What the interval is counted from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<raw::From>,
+    /// A cron expression.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cron: Option<String>,
+    /// Its time zone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
+    /// Once, then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
+    /// How far an occurrence may lie from its nominal time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub jitter: Option<String>,
+}
+
+impl OwnSchedule {
+    /// Reads what a roster or an operator says, and checks it.
+    ///
+    /// # Errors
+    /// Says what is wrong.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let own: Self = serde_json::from_str(text).map_err(|error| format!("not a schedule: {error}"))?;
+        own.apply(&Schedule::fixed_delay(Duration::from_secs(1), Duration::ZERO))?;
+        Ok(own)
+    }
+
+    /// What a person writes in a word: an interval, a cron expression, or JSON.
+    ///
+    /// # Errors
+    /// Says what is wrong.
+    pub fn from_words(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        if text.starts_with('{') {
+            return Self::parse(text);
+        }
+        let own = match parse_duration(text) {
+            Ok(_) => Self { every: Some(text.into()), ..Self::default() },
+            Err(_) => Self { cron: Some(text.into()), ..Self::default() },
+        };
+        own.apply(&Schedule::fixed_delay(Duration::from_secs(1), Duration::ZERO)).map_err(|_| {
+            format!("`{text}` is no schedule; write an interval such as \"5m\", a cron expression, or a JSON object")
+        })?;
+        Ok(own)
+    }
+
+    /// As the ledger keeps it.
+    pub fn text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// The kind's schedule with this one's times.
+    ///
+    /// # Errors
+    /// Says what is wrong.
+    pub fn apply(&self, of_kind: &Schedule) -> Result<Schedule, String> {
+        let duration = |text: &Option<String>| text.as_deref().map(parse_duration).transpose();
+        let when = When {
+            every: duration(&self.every)?,
+            from: self.from.or_else(|| counted_from(of_kind).filter(|_| self.every.is_some())),
+            cron: self.cron.clone(),
+            zone: self.zone.clone().or_else(|| zone(of_kind).filter(|_| self.cron.is_some())),
+            at: self.at.clone(),
+        };
+        let rhythm = match when.rhythm() {
+            Ok(Some(rhythm)) => rhythm,
+            Ok(None) => return Err("it needs one of `every`, `cron` and `at`".into()),
+            Err((key, message)) => return Err(format!("`{key}`: {message}")),
+        };
+        let jitter = duration(&self.jitter)?.unwrap_or_default();
+        if matches!(rhythm, Rhythm::Every { interval, .. } if jitter >= interval) {
+            return Err("`jitter` must be smaller than `every`".into());
+        }
+        // A calendar runs as fast for a chain as for its kind.
+        let rhythm = match (rhythm, &of_kind.rhythm) {
+            (Rhythm::Cron(own), Rhythm::Cron(of_kind)) => Rhythm::Cron(own.paced(of_kind.pace())),
+            (rhythm, _) => rhythm,
+        };
+        Ok(Schedule { rhythm, jitter, ..of_kind.clone() })
+    }
+}
+
+fn zone(schedule: &Schedule) -> Option<String> {
+    match &schedule.rhythm {
+        Rhythm::Cron(cron) => cron.zone().map(Into::into),
+        Rhythm::Every { .. } | Rhythm::At(_) => None,
+    }
+}
+
+fn counted_from(schedule: &Schedule) -> Option<raw::From> {
+    match schedule.rhythm {
+        Rhythm::Every { from: From::Finish, .. } => Some(raw::From::Finish),
+        Rhythm::Every { from: From::Start, .. } => Some(raw::From::Start),
+        Rhythm::Every { from: From::Nominal, .. } => Some(raw::From::Nominal),
+        Rhythm::Cron(_) | Rhythm::At(_) => None,
+    }
+}
+
+/// The settings that say when.
+struct When {
+    every: Option<Duration>,
+    from: Option<raw::From>,
+    cron: Option<String>,
+    zone: Option<String>,
+    at: Option<String>,
+}
+
+impl When {
+    /// The rhythm, if there is one; else what is wrong with which setting.
+    fn rhythm(&self) -> Result<Option<Rhythm>, (&'static str, String)> {
+        let given = [self.every.is_some(), self.cron.is_some(), self.at.is_some()];
+        if given.iter().filter(|given| **given).count() > 1 {
+            return Err(("every", "only one of `every`, `cron` and `at` is possible".into()));
+        }
+        if self.from.is_some() && self.every.is_none() {
+            return Err(("from", "goes with `every`".into()));
+        }
+        if self.zone.is_some() && self.cron.is_none() {
+            return Err(("zone", "goes with `cron`".into()));
+        }
+        if let Some(interval) = self.every {
+            let (least, most) = (Duration::from_millis(1), TEN_YEARS);
+            if interval < least || interval > most {
+                return Err(("every", format!("{interval:?} is out of range; from {least:?} to {most:?} is possible")));
+            }
+            let from = match self.from.unwrap_or_default() {
+                raw::From::Finish => From::Finish,
+                raw::From::Start => From::Start,
+                raw::From::Nominal => From::Nominal,
+            };
+            return Ok(Some(Rhythm::Every { interval, from }));
+        }
+        if let Some(cron) = &self.cron {
+            let key = if Cron::parse(cron, None).is_err() { "cron" } else { "zone" };
+            return Cron::parse(cron, self.zone.as_deref()).map(|cron| Some(Rhythm::Cron(cron))).map_err(|e| (key, e));
+        }
+        let Some(at) = &self.at else { return Ok(None) };
+        at_time(at).map(|at| Some(Rhythm::At(at))).map_err(|message| ("at", message))
+    }
+}
+
+/// A point in time as people write it.
+///
+/// # Errors
+/// Says what to write.
+pub fn at_time(text: &str) -> Result<Time, String> {
+    let time = text.trim().parse::<Timestamp>().map(|at| Time::from_millis(at.as_millisecond()));
+    time.map_err(|_| format!("`{text}` is not a time; write \"2027-01-01T03:00:00Z\" or \"2027-01-01T03:00:00+01:00\""))
+}
+
+/// Checks what a kind says about recurring. `None` for kinds without a schedule.
+pub fn check(
+    problems: &mut Problems,
+    name: &str,
+    kind: &raw::Recurrence,
+    named: &mut Vec<Duration>,
+) -> Option<Recurrence> {
+    let at = |key: &'static str| ["kinds", name, key];
+    let when = When {
+        every: kind.every.map(|every| every.0),
+        from: kind.from,
+        cron: kind.cron.clone(),
+        zone: kind.zone.clone(),
+        at: kind.at.clone(),
+    };
+    let rhythm = match when.rhythm() {
+        Ok(Some(rhythm)) => rhythm,
+        Ok(None) => {
+            for (key, given) in kind.needs_a_schedule() {
+                if given {
+                    problems.add(&at(key), "goes with a schedule, and there is none: add `every`, `cron` or `at`");
+                }
+            }
+            return None;
+        }
+        Err((key, message)) => {
+            problems.add(&at(key), message);
+            return None;
+        }
+    };
+    let jitter = kind.jitter.map_or(Duration::ZERO, |jitter| jitter.0);
+    let spread_phase = kind.phase == Some(raw::Phase::Spread);
+    match &rhythm {
+        Rhythm::Every { interval, .. } if jitter >= *interval && !jitter.is_zero() => {
+            problems.add(&at("jitter"), "must be smaller than `every`");
+        }
+        Rhythm::Every { interval, from } => {
+            // Only after-finish delays are always the same; the others depend on how long a run took.
+            named.extend(if *from == From::Finish { rungs_of_interval(*interval, jitter) } else { vec![*interval] });
+            if spread_phase && *from != From::Nominal {
+                problems
+                    .add(&at("phase"), "goes with `cron`, or with `from = \"nominal\"`: other rhythms have no grid");
+            }
+        }
+        Rhythm::Cron(_) => {}
+        Rhythm::At(_) if spread_phase => problems.add(&at("phase"), "goes with a rhythm, and this comes once"),
+        Rhythm::At(_) => {}
+    }
+    let grid = !matches!(rhythm, Rhythm::Every { from: From::Finish, .. });
+    if !grid && kind.overlap.is_some() {
+        problems
+            .add(&at("overlap"), "counted from the finish, runs never overlap: set `from` to \"start\" or \"nominal\"");
+    }
+    if kind.tolerance.is_some() && !(grid && matches!(rhythm, Rhythm::Every { .. })) {
+        problems.add(&at("tolerance"), "goes with `every` and `from = \"start\"` or \"nominal\"");
+    } else if matches!((kind.every, kind.tolerance), (Some(every), Some(tolerance)) if tolerance.0 >= every.0) {
+        problems.add(&at("tolerance"), "must be smaller than `every`: else nothing keeps two starts apart");
+    }
+    let overlap = match kind.overlap.unwrap_or_default() {
+        raw::Overlap::Skip => Overlap::Skip,
+        raw::Overlap::BufferOne => Overlap::BufferOne,
+        raw::Overlap::CancelOther => Overlap::CancelOther,
+        raw::Overlap::Allow => Overlap::Allow,
+    };
+    if overlap == Overlap::Allow {
+        let of_one_run = [("cooldown", kind.cooldown.is_some()), ("time_box", kind.time_box.is_some())];
+        for (setting, _) in of_one_run.into_iter().filter(|(_, given)| *given) {
+            problems
+                .add(&at(setting), "does not go with `overlap = \"allow\"`, with which runs go on beside each other");
+        }
+    }
+    let policy = match kind.misfire.unwrap_or_default() {
+        raw::Misfire::Skip => Catch::Skip,
+        raw::Misfire::Coalesce => Catch::Coalesce,
+        raw::Misfire::All => Catch::All,
+    };
+    let (least, most) = kind.next_in.as_ref().map_or((Duration::from_secs(1), LONGEST_WAIT), |within| {
+        if within.min.0 > within.max.0 || within.max.0 > LONGEST_WAIT || within.min.0.is_zero() {
+            let most = short_duration(LONGEST_WAIT);
+            problems
+                .add(&at("next_in"), format!("needs a `min` above zero, not above `max`, and a `max` up to {most}"));
+        }
+        (within.min.0, within.max.0)
+    });
+    let interval = match rhythm {
+        Rhythm::Every { interval, .. } => Some(interval),
+        _ => None,
+    };
+    Some(Recurrence {
+        tolerance: kind.tolerance.map(|tolerance| tolerance.0),
+        cooldown: kind.cooldown.map_or(Duration::ZERO, |cooldown| cooldown.0),
+        time_box: time_box(problems, name, kind, interval),
+        next_in: (least, most),
+        freshness: kind.next_in.as_ref().is_some_and(|within| within.from_headers),
+        schedule: Schedule {
+            rhythm,
+            jitter,
+            spread_phase,
+            overlap,
+            misfire: Misfire {
+                policy,
+                window: kind.misfire_window.map(|window| window.0),
+                spread: kind.misfire_spread.map_or(Duration::ZERO, |spread| spread.0),
+            },
+        },
+    })
+}
+
+fn time_box(
+    problems: &mut Problems,
+    name: &str,
+    kind: &raw::Recurrence,
+    interval: Option<Duration>,
+) -> Option<TimeBox> {
+    let at = |key: &'static str| ["kinds", name, key];
+    let Some(text) = &kind.time_box else {
+        if kind.time_box_grace.is_some() {
+            problems.add(&at("time_box_grace"), "goes with `time_box`");
+        }
+        return None;
+    };
+    let length = match text.trim().strip_suffix('%') {
+        Some(percent) => match percent.trim().parse::<f64>() {
+            Ok(percent) if percent > 0.0 && percent <= 100.0 => Length::Share(percent / 100.0),
+            _ => {
+                problems.add(&at("time_box"), format!("`{text}` is out of range; \"1%\" to \"100%\" is possible"));
+                return None;
+            }
+        },
+        None => match parse_duration(text) {
+            Ok(length) if !length.is_zero() => Length::Fixed(length),
+            Ok(_) => {
+                problems.add(&at("time_box"), "must be longer than zero");
+                return None;
+            }
+            Err(error) => {
+                problems.add(&at("time_box"), format!("{error}, or a share of the interval such as \"50%\""));
+                return None;
+            }
+        },
+    };
+    if matches!((length, interval), (Length::Fixed(length), Some(interval)) if length > interval) {
+        problems.add(&at("time_box"), "is longer than `every`");
+    }
+    Some(TimeBox { length, grace: kind.time_box_grace.map_or(Duration::from_secs(5), |grace| grace.0) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roundelay_model::schedule::Cron;
+
+    #[test]
+    fn a_tolerance_is_smaller_than_a_chains_own_interval() {
+        let text = "[kinds.k]\nevery = \"1m\"\nfrom = \"nominal\"\ntolerance = \"10s\"\n";
+        let config = crate::Config::parse(text, "here", []).unwrap();
+        let recurrence = config.kinds["k"].recurrence.as_ref().unwrap();
+        for (own, fits) in [("11s", true), ("10s", false), ("5s", false), ("0 3 * * *", true)] {
+            let schedule = recurrence.with_own(&OwnSchedule::from_words(own).unwrap());
+            assert_eq!(schedule.is_ok(), fits, "{own}: {schedule:?}");
+            let told = schedule.err().unwrap_or_default();
+            assert!(fits || told.contains("`tolerance` of 10s"), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_table_of_schedules_of_a_chains_own() {
+        let every = |secs| Schedule::fixed_delay(Duration::from_secs(secs), Duration::ZERO);
+        let cron = |zone| Schedule { rhythm: Rhythm::Cron(Cron::parse("0 3 * * *", zone).unwrap()), ..every(1) };
+        let nominal = Rhythm::Every { interval: Duration::from_secs(9), from: From::Nominal };
+        for (of_kind, own, expected) in [
+            (every(60), "5m", "every 5m"),
+            (Schedule { rhythm: nominal, ..every(9) }, "5m", "every 5m from nominal"),
+            (every(60), "15 4 * * *", "cron 15 4 * * * UTC"),
+            (cron(None), "15 4 * * *", "cron 15 4 * * * UTC"),
+            (cron(Some("Europe/Berlin")), "15 4 * * *", "cron 15 4 * * * Europe/Berlin"),
+            (cron(Some("Europe/Berlin")), r#"{"cron":"15 4 * * *","zone":"UTC"}"#, "cron 15 4 * * * UTC"),
+            (cron(Some("Europe/Berlin")), "5m", "every 5m"),
+        ] {
+            let own = OwnSchedule::from_words(own).unwrap();
+            // As the ledger gives it back.
+            let schedule = OwnSchedule::parse(&own.text()).unwrap().apply(&of_kind).unwrap();
+            assert_eq!(schedule.to_string(), expected, "{own:?} for {of_kind}");
+        }
+    }
+}

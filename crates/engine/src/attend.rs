@@ -1,0 +1,185 @@
+//! Says how this worker is, and does what operators have ordered of it and of its queues.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use roundelay_config::is_internal;
+use roundelay_ledger::LedgerError;
+use roundelay_model::clock::Time;
+use roundelay_model::fleet::{
+    Counter, EVERY, FleetOrders, Lateness, Presence, Pulse, QueuePresence, SECONDS, Subject, WorkerState, host,
+};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Core;
+use crate::telemetry::{Count, Latenesses};
+
+/// The length of a second, at whose end the starts of it are counted.
+const SECOND: i64 = 1_000;
+/// After so many seconds the orders are read again.
+const READ: u32 = 2;
+/// What could not be told is kept for so many sets of ten seconds, and told with the next.
+const MOST_UNTOLD: usize = 60;
+/// How long the ledger may take to answer. A round with two questions stays below the minute after which a task that
+/// has not gone round counts as stuck.
+const PATIENCE: Duration = Duration::from_secs(25);
+/// How long a worker that ends waits for the ledger to forget it.
+const LEAVE: Duration = Duration::from_secs(2);
+
+/// Does what was ordered of this worker's queues, and of the worker.
+pub fn obey(core: &Core, orders: &BTreeMap<Subject, FleetOrders>) {
+    let none = FleetOrders::default();
+    let worker = orders.get(&Subject::Worker(core.worker.to_string())).unwrap_or(&none);
+    core.drained.store(worker.closed.is_some(), Ordering::Relaxed);
+    for (name, lanes) in platform_queues(core) {
+        let queue = orders.get(&Subject::Queue(name.clone())).unwrap_or(&none);
+        lanes.iter().for_each(|lane| lane.obey(queue, worker));
+    }
+}
+
+/// All but the one of what the engine does for itself, which is no job that a person could wish to hold back.
+fn platform_queues(core: &Core) -> impl Iterator<Item = (&String, &Vec<Arc<super::QueueRun>>)> {
+    let own = core.chores.as_ref().map(|chores| chores.queue.as_str());
+    core.queues.iter().filter(move |(name, _)| Some(name.as_str()) != own)
+}
+
+/// Counts each second, reads orders every other one, and tells every ten, or at once when something has changed.
+pub async fn run(core: Arc<Core>) {
+    let (mut told, mut nth) = (Told::begin(&core), 0);
+    loop {
+        *core.attended.lock() = Some(Instant::now());
+        match timeout(PATIENCE, told.tell(&core)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "the ledger does not take how this worker is"),
+            Err(_) => tracing::debug!("the ledger does not take how this worker is: it does not answer"),
+        }
+        let now = core.ledger.now().as_millis();
+        sleep(Duration::from_millis((SECOND - now.rem_euclid(SECOND)).unsigned_abs())).await;
+        told.count(&core);
+        core.telemetry.notices.tell();
+        nth += 1;
+        if nth % READ == 0 {
+            match timeout(PATIENCE, core.ledger.fleet_orders()).await {
+                Ok(Ok(orders)) => obey(&core, &orders),
+                Ok(Err(error)) => tracing::debug!(%error, "what operators have ordered cannot be read"),
+                Err(_) => tracing::debug!("what operators have ordered cannot be read: the ledger does not answer"),
+            }
+        }
+    }
+}
+
+/// Says goodbye, so that nobody takes it for dead.
+pub async fn leave(core: &Core) {
+    match timeout(LEAVE, core.ledger.leave(core.worker.to_string())).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "the ledger does not forget this worker yet"),
+        Err(_) => tracing::debug!("the ledger does not forget this worker yet: it does not answer"),
+    }
+}
+
+/// What this worker has told, and what it has yet to tell.
+struct Told {
+    started: Time,
+    all: Counter,
+    queues: BTreeMap<String, Counted>,
+    untold: Vec<Pulse>,
+    /// When it last told, and of what.
+    last: Option<(Instant, Look)>,
+}
+
+/// What is told at once when it has changed: what the worker does, and of each queue whether it is open, and how wide.
+type Look = (WorkerState, Vec<(bool, usize)>);
+
+/// The starts of a queue.
+#[derive(Default)]
+struct Counted {
+    counter: Counter,
+    /// In a second, over the last ten.
+    rate: f64,
+    late: Lateness,
+}
+
+impl Told {
+    fn begin(core: &Core) -> Self {
+        let started = core.ledger.now();
+        let counted = || Counted { counter: Counter::starting(started), ..Counted::default() };
+        let queues = platform_queues(core).map(|(name, _)| (name.clone(), counted())).collect();
+        Self { started, all: Counter::starting(started), queues, untold: Vec::new(), last: None }
+    }
+
+    /// A second is over.
+    fn count(&mut self, core: &Core) {
+        let now = core.ledger.now();
+        let over = self.all.look(core.telemetry.get(Count::Started), now);
+        let mut late = Latenesses::default();
+        for (name, lanes) in platform_queues(core) {
+            let (Some(counted), Some(lane)) = (self.queues.get_mut(name), lanes.first()) else { continue };
+            if let Some((_, starts)) = counted.counter.look(lane.figures.starts(), now) {
+                counted.rate = starts.iter().sum::<u64>() as f64 / SECONDS as f64;
+            }
+            if over.is_some() {
+                let recent = lane.figures.take_recent();
+                counted.late = recent.summary();
+                late.add(&recent);
+            }
+        }
+        if let Some((at, starts)) = over {
+            let late_ms = (!late.is_empty()).then(|| late.summary());
+            self.untold.push(Pulse { at, starts, late_ms });
+            let surplus = self.untold.len().saturating_sub(MOST_UNTOLD);
+            self.untold.drain(..surplus);
+        }
+    }
+
+    async fn tell(&mut self, core: &Core) -> Result<(), LedgerError> {
+        let presence = self.presence(core);
+        let flows = presence.queues.iter().map(|queue| (queue.open, queue.concurrency)).collect();
+        let look: Look = (presence.state, flows);
+        let as_told = self.last.as_ref().is_some_and(|(at, last)| at.elapsed() < EVERY && *last == look);
+        if as_told && self.untold.is_empty() {
+            return Ok(());
+        }
+        core.ledger.attend(presence, self.untold.clone()).await?;
+        self.untold.clear();
+        self.last = Some((Instant::now(), look));
+        Ok(())
+    }
+
+    fn presence(&self, core: &Core) -> Presence {
+        let queues = platform_queues(core).filter_map(|(name, lanes)| {
+            let (lane, counted) = (lanes.first()?, self.queues.get(name)?);
+            let flow = lane.flow();
+            Some(QueuePresence {
+                queue: name.clone(),
+                concurrency: flow.places,
+                running: lane.figures.running(),
+                waiting: lane.throttle.as_ref().map_or(0, |(_, figures)| figures.waiting()),
+                open: flow.open,
+                starts_per_second: counted.rate,
+                late_ms: counted.late,
+            })
+        });
+        let queues: Vec<QueuePresence> = queues.collect();
+        let runs = queues.iter().any(|queue| queue.running > 0);
+        let state = match (core.stopping.is_cancelled(), core.drained.load(Ordering::Relaxed)) {
+            (true, _) => WorkerState::Stopping,
+            (false, false) => WorkerState::Working,
+            (false, true) if runs => WorkerState::Draining,
+            (false, true) => WorkerState::Drained,
+        };
+        let kinds = core.kinds().all.into_iter().filter(|kind| !is_internal(kind));
+        Presence {
+            worker: core.worker.to_string(),
+            host: host(),
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            started: self.started,
+            state,
+            queues,
+            kinds: kinds.collect(),
+            leases: core.vitals.count(),
+        }
+    }
+}

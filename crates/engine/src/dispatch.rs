@@ -1,0 +1,142 @@
+//! Puts messages on the ladder, and sees them confirmed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use roundelay_broker::{Broker, Destination, Message, PublishError};
+use roundelay_config::Config;
+use roundelay_ledger::Ledger;
+use roundelay_model::clock::Time;
+use roundelay_model::job::Envelope;
+use roundelay_model::ladder::{Hop, Ladder};
+use roundelay_model::lanes::Lanes;
+use roundelay_model::topology::Names;
+use tokio::time::sleep;
+
+use super::Connections;
+use super::pace::Pace;
+use super::sealing::{self, Sealing};
+use crate::telemetry::{Count, Telemetry};
+
+/// A delay decided this long ago may still use the exact rung it was meant for, and be late by
+/// that much; after longer the remainder is climbed anew.
+const MOST_SLOP: Duration = Duration::from_millis(100);
+/// The waits between repeated publishes grow to this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// When a due time was chosen, and how the tick fared on whose end it was. A time alone is that of no tick.
+#[derive(Clone, Copy, Debug)]
+pub struct Decided {
+    /// When.
+    pub at: Time,
+    /// How late the tick had begun.
+    pub late: Duration,
+}
+
+impl From<Time> for Decided {
+    fn from(at: Time) -> Self {
+        Self { at, late: Duration::ZERO }
+    }
+}
+
+/// The way out.
+#[derive(Clone)]
+pub struct Dispatch {
+    pub(super) broker: Arc<dyn Broker>,
+    pub(super) ladder: Ladder,
+    pub(super) lanes: Lanes,
+    /// The queue for messages that need a further hop.
+    pub(super) rearm: String,
+    /// Its clock decides what is due, so it also decides how long a message sleeps. A worker's own
+    /// may be ahead of it, and then a message would come too early again and again.
+    pub(super) ledger: Arc<dyn Ledger>,
+    pub(super) telemetry: Arc<Telemetry>,
+    pub(super) sealing: Sealing,
+    /// What is published in bulk waits for it.
+    pub(super) pace: Arc<Pace>,
+}
+
+impl Dispatch {
+    /// The way out to `connections`' broker, on the ladder of `config`.
+    pub fn new(config: &Config, connections: &Connections) -> Self {
+        Self {
+            broker: connections.broker.clone(),
+            ladder: config.ladder.clone(),
+            lanes: config.lanes(),
+            rearm: Names::new(&config.broker.prefix).rearm(),
+            ledger: connections.ledger.clone(),
+            telemetry: Arc::default(),
+            sealing: Sealing::new(config),
+            pace: Arc::new(Pace::new(config.broker.bulk_rate)),
+        }
+    }
+
+    /// Publishes `envelope`, due at its own due time, to its lane of `queue`, once. `decided` is when that time
+    /// was chosen: what has passed since may be added to it for the sake of an exact rung.
+    ///
+    /// # Errors
+    /// [`PublishError`], after which the same envelope may be sent again.
+    pub async fn send(
+        &self,
+        envelope: &Envelope,
+        queue: &str,
+        decided: impl Into<Decided>,
+    ) -> Result<(), PublishError> {
+        let hops = self.hop(envelope, queue, decided).await?;
+        self.telemetry.sets_out(hops);
+        Ok(())
+    }
+
+    /// Likewise, for what is on its way already. Answers how many hops there are from here on.
+    pub(super) async fn hop(
+        &self,
+        envelope: &Envelope,
+        queue: &str,
+        decided: impl Into<Decided>,
+    ) -> Result<u32, PublishError> {
+        let (now, decided) = (self.ledger.now(), decided.into());
+        let queue = self.lanes.queue(queue, &envelope.kind, envelope.priority());
+        let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(now));
+        let (to, hops) = match self.ladder.hop_after(decided.late, remaining, now.since(decided.at).min(MOST_SLOP)) {
+            Hop::Now { wait } => {
+                if !wait.is_zero() {
+                    sleep(wait).await;
+                }
+                (Destination::Queue(queue), 0)
+            }
+            Hop::Last { rung } => (Destination::Rung { rung, then: queue }, 1),
+            Hop::Further { rung } => {
+                let hops = 1 + self.ladder.hops(remaining.saturating_sub(rung));
+                (Destination::Rung { rung, then: self.rearm.clone() }, hops)
+            }
+        };
+        let envelope = envelope.travelling(&self.ledger.calendar());
+        let message = Message::new(to, &sealing::sealed(&self.sealing.keys(), &envelope));
+        self.broker.publish(message).await?;
+        Ok(hops)
+    }
+
+    /// Publishes `envelope` again and again until it is confirmed or `patience` is over. The same
+    /// identity is published each time, so what arrives twice is recognised.
+    pub(super) async fn send_surely(
+        &self,
+        envelope: &Envelope,
+        queue: &str,
+        decided: impl Into<Decided>,
+        patience: Duration,
+    ) -> Result<(), PublishError> {
+        let decided = decided.into();
+        let give_up = self.ledger.now() + patience;
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let Err(error) = self.send(envelope, queue, decided).await else { return Ok(()) };
+            if self.ledger.now() >= give_up {
+                return Err(error);
+            }
+            self.telemetry.count(Count::Republished);
+            tracing::debug!(kind = envelope.kind, key = envelope.key, %error, "publishing again");
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}

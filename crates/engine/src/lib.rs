@@ -1,0 +1,910 @@
+//! The engine: everything between a configuration and chains that stay alive.
+//!
+//! `pipeline` is a job's life from delivery to acknowledgement, `outbox` and `discover` see to what runs
+//! ask for, `outage` runs chains from the ledger while the broker is away, [`sealing`] seals and opens what users have given, [`retried`] sends messages again from quarantine, [`Dispatch`] puts messages on
+//! the ladder, `rearm` sends them on when a hop is over, `catch_up` re-creates messages that
+//! were lost, [`enroll`] begins chains, [`moves`] brings ticks to other times, `reload` follows a
+//! changed configuration, `attend` says how the worker is and does what operators have ordered of it and of its
+//! queues, [`chores`] is what the engine does for itself, and [`Engine::run`] starts and stops it all.
+//!
+//! Where to go: how a delivery becomes a run, `pipeline`; how a run ends, `attempt` and `one_off`; leases, `vitals`; waiting
+//! for a slot, [`throttle`]; metrics, [`telemetry`]; spans, [`trace`]; lists of entities, [`roster`]; health, [`monitor`].
+//!
+//! Layer: on `config` and all below. Everything above is handed to it: a [`companion::Companion`] runs in the worker, and a
+//! [`life::Probe`] watches it.
+
+mod attempt;
+mod attend;
+mod catch_up;
+pub mod chores;
+pub mod companion;
+pub mod desk;
+mod discover;
+mod dispatch;
+pub mod enroll;
+pub mod life;
+pub mod monitor;
+pub mod moves;
+mod one_off;
+mod orders;
+mod outage;
+mod outbox;
+pub mod overslept;
+mod pace;
+mod parts;
+mod pipeline;
+pub mod publish;
+mod queue;
+mod rearm;
+mod reconcile;
+mod reload;
+pub mod retried;
+mod room;
+pub mod roster;
+pub mod sealing;
+mod suspects;
+pub mod telemetry;
+pub mod throttle;
+pub mod topology_guard;
+pub mod trace;
+mod valve;
+mod vitals;
+mod wall;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{File, TryLockError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64};
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+use roundelay_broker::embedded::EmbeddedBroker;
+use roundelay_broker::rabbit::RabbitBroker;
+use roundelay_broker::{Broker, BrokerError, BrokerUrl};
+use roundelay_config::{Config, HandlerSettings, KindSettings, QueueSettings, TracingSettings};
+use roundelay_handler::exec::ExecHandler;
+use roundelay_handler::http::HttpHandler;
+use roundelay_handler::{Handler, http};
+use roundelay_ledger::comeback::Comeback;
+use roundelay_ledger::postgres::PostgresLedger;
+use roundelay_ledger::sqlite::SqliteLedger;
+use roundelay_ledger::{Kinds, Ledger, LedgerError, LedgerUrl};
+use roundelay_model::clock::{Clock, Entropy};
+use roundelay_model::fleet::{FleetOrders, Flow};
+use roundelay_model::schedule::{Balances, Schedule};
+use roundelay_model::topology::{Names, Topology};
+use tokio::sync::{Notify, SetOnce, mpsc};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::desk::Desk;
+use crate::telemetry::{KindFigures, Telemetry};
+use crate::throttle::Throttles;
+use crate::trace::{Export, Tracer};
+use chores::Chores;
+use companion::{Companion, Handle};
+pub use dispatch::Dispatch;
+use life::{Life, Point, Probe};
+use orders::Orders;
+use outage::Outage;
+use parts::Parts;
+use queue::{QueueRun, work};
+use room::Room;
+use suspects::Suspects;
+use valve::Valve;
+use vitals::Vitals;
+
+/// Why an engine cannot start; phrased to follow "failed to start: ".
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The ledger.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    /// The broker.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+    /// Entities that cannot be enrolled.
+    #[error(transparent)]
+    Enroll(#[from] enroll::EnrollError),
+    /// The configuration and the program do not fit together.
+    #[error("{0}")]
+    Setup(String),
+    /// A part of the running engine has ended, which it never should.
+    #[error("a part of the engine ended by itself ({0}); the worker stopped in good order and can be started again")]
+    Broken(String),
+}
+
+/// A broker and a ledger, connected.
+#[derive(Clone)]
+pub struct Connections {
+    /// Carries messages.
+    pub broker: Arc<dyn Broker>,
+    /// Keeps the truth.
+    pub ledger: Arc<dyn Ledger>,
+    /// Tells the time.
+    pub clock: Clock,
+    /// Rolls the dice.
+    pub entropy: Entropy,
+}
+
+impl Connections {
+    /// Connects to what the configuration names.
+    ///
+    /// # Errors
+    /// [`StartError`], with what to do.
+    pub async fn open(config: &Config) -> Result<Self, StartError> {
+        let entropy = Entropy::from_os();
+        let (ledger, clock) = open_ledger(config, &entropy).await?;
+        let broker = connect_broker(config).await?;
+        Ok(Self { broker, ledger, clock, entropy })
+    }
+
+    /// Connects a worker. Where nothing answers at the broker's address, one whose ledger knows chains begins without
+    /// the broker: there is work for it. Else the address is as likely to be wrong.
+    ///
+    /// # Errors
+    /// [`StartError`], with what to do.
+    pub async fn of_worker(config: &Config) -> Result<Self, StartError> {
+        let entropy = Entropy::from_os();
+        let (ledger, clock) = open_ledger(config, &entropy).await?;
+        let broker: Arc<dyn Broker> = match connect_broker(config).await {
+            Err(StartError::Broker(away @ BrokerError::Away { .. })) if knows_chains(&*ledger, config).await? => {
+                Arc::new(RabbitBroker::absent(&config.broker, &away.to_string())?)
+            }
+            connected => connected?,
+        };
+        Ok(Self { broker, ledger, clock, entropy })
+    }
+
+    /// Opens only the ledger.
+    ///
+    /// # Errors
+    /// [`LedgerError::Open`], with what to do.
+    pub async fn ledger(config: &Config) -> Result<Arc<dyn Ledger>, LedgerError> {
+        open_ledger(config, &Entropy::from_os()).await.map(|(ledger, _)| ledger)
+    }
+}
+
+/// Opens the ledger; answers also with the clock by which it judges, so that all in this process
+/// wait for the same time.
+pub async fn open_ledger(config: &Config, entropy: &Entropy) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
+    match &config.ledger.url {
+        LedgerUrl::Postgres(url) => {
+            let ledger = PostgresLedger::open(url, entropy).await?;
+            let clock = ledger.clock();
+            Ok((Arc::new(ledger), clock))
+        }
+        file => {
+            let ledger = SqliteLedger::open(file, Clock::System, entropy)?;
+            let clock = ledger.clock();
+            Ok((Arc::new(ledger), clock))
+        }
+    }
+}
+
+/// Connects to the broker.
+pub async fn connect_broker(config: &Config) -> Result<Arc<dyn Broker>, StartError> {
+    Ok(match &config.broker.url {
+        BrokerUrl::Embedded => Arc::new(EmbeddedBroker::new(Names::new(&config.broker.prefix))),
+        BrokerUrl::Amqp(_) => Arc::new(RabbitBroker::open(&config.broker).await?),
+    })
+}
+
+/// Runs the jobs of a configuration.
+///
+/// A whole worker, on the embedded broker, which runs one chain until that ends:
+///
+/// ```
+/// use roundelay::engine::Connections;
+/// use roundelay::engine::enroll::{Enroller, Entity};
+/// use roundelay::{Config, Context, Engine, Job, Outcome};
+/// use tokio_util::sync::CancellationToken;
+///
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let folder = tempfile::tempdir()?;
+/// let ledger = folder.path().join("roundelay.db");
+/// let config = format!(
+///     r#"
+/// ledger.url = "sqlite://{}"
+/// [queues.work]
+/// [kinds.sync]
+/// queue = "work"
+/// every = "50ms"
+/// "#,
+///     ledger.display()
+/// );
+/// let config = Config::parse(&config, "roundelay.toml", [])?;
+///
+/// let (shutdown, stop) = (CancellationToken::new(), CancellationToken::new());
+/// let ended = stop.clone();
+/// let sync = move |job: Job, _: Context| {
+///     let ended = ended.clone();
+///     async move {
+///         match job.tick {
+///             Some(at) if at.tick < 3 => Outcome::Done,
+///             _ => {
+///                 ended.cancel();
+///                 Outcome::Retire { reason: "three are enough".into() }
+///             }
+///         }
+///     }
+/// };
+/// let connections = Connections::open(&config).await?;
+/// let engine = Engine::new(config.clone()).handler("sync", sync).connections(connections.clone());
+/// let ready = engine.ready();
+/// let running = tokio::spawn(engine.run(shutdown.clone()));
+/// ready.wait().await;
+///
+/// let chains = vec![Entity::new("npm/ms", "work", r#"{"name":"ms"}"#)];
+/// Enroller::new(&config, connections, "sync", None, true)?.enroll(chains).await?;
+///
+/// stop.cancelled().await;
+/// // What runs is let finish.
+/// shutdown.cancel();
+/// running.await??;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Engine {
+    config: Config,
+    connections: Option<Connections>,
+    handlers: HashMap<String, Arc<dyn Handler>>,
+    queues: Option<Vec<String>>,
+    telemetry: Arc<Telemetry>,
+    ready: Arc<SetOnce<()>>,
+    probe: Option<Arc<dyn Probe>>,
+    chores: bool,
+    attends: bool,
+    gated: bool,
+    configurations: Option<mpsc::Receiver<Config>>,
+    companions: Vec<Box<dyn Companion>>,
+}
+
+impl Engine {
+    /// An engine for `config`.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            connections: None,
+            handlers: HashMap::new(),
+            queues: None,
+            telemetry: Arc::default(),
+            ready: Arc::default(),
+            probe: None,
+            chores: true,
+            attends: true,
+            gated: true,
+            configurations: None,
+            companions: Vec::new(),
+        }
+    }
+
+    /// Runs jobs of `kind` (a name under `[kinds]`) with `handler`, whatever the configuration says
+    /// about its handler.
+    #[must_use]
+    pub fn handler(mut self, kind: &str, handler: impl Handler + 'static) -> Self {
+        self.handlers.insert(kind.into(), Arc::new(handler));
+        self
+    }
+
+    /// Uses these connections instead of opening those that the configuration names.
+    #[must_use]
+    pub fn connections(mut self, connections: Connections) -> Self {
+        self.connections = Some(connections);
+        self
+    }
+
+    /// Consumes only these platform queues, which the configuration must have.
+    /// Catch-up looks only after the chains of these queues.
+    #[must_use]
+    pub fn queues(mut self, queues: Vec<String>) -> Self {
+        self.queues = Some(queues);
+        self
+    }
+
+    /// Takes over configurations that are sent here while it runs: kinds' schedules, guards, timeouts and
+    /// retries, and the limits of throttles, from now on, and sleeping chains move to where a new schedule has
+    /// them. Of what cannot change without a restart (broker, ledger, queues, handlers) the log tells.
+    #[must_use]
+    pub fn configurations(mut self, fresh: mpsc::Receiver<Config>) -> Self {
+        self.configurations = Some(fresh);
+        self
+    }
+
+    /// Runs `companion` in the worker, beside its queues.
+    #[must_use]
+    pub fn companion(mut self, companion: impl Companion + 'static) -> Self {
+        self.companions.push(Box::new(companion));
+        self
+    }
+
+    /// Lets `probe` watch the engine from inside, and end it at any point.
+    #[must_use]
+    pub fn probe(mut self, probe: Arc<dyn Probe>) -> Self {
+        self.probe = Some(probe);
+        self
+    }
+
+    /// Leaves the engine's own chores (rosters, history) to others: for simulations and measurements,
+    /// where nothing else is to happen.
+    #[must_use]
+    pub fn without_chores(mut self) -> Self {
+        (self.chores, self.attends) = (false, false);
+        self
+    }
+
+    /// Says how the worker is, and does what operators order, also [without chores](Self::without_chores).
+    #[must_use]
+    pub fn attending(mut self) -> Self {
+        self.attends = true;
+        self
+    }
+
+    /// Starts under throttles pass no last gate: only to measure what that costs.
+    #[must_use]
+    pub fn without_gate(mut self) -> Self {
+        self.gated = false;
+        self
+    }
+
+    /// What the engine has done, also while it runs.
+    pub fn telemetry(&self) -> Arc<Telemetry> {
+        self.telemetry.clone()
+    }
+
+    /// Is set once the engine consumes its queues and, on a broker that begins empty, has
+    /// re-created the messages of all chains. Chains enrolled later in this process are sent by
+    /// whoever enrolls them.
+    pub fn ready(&self) -> Arc<SetOnce<()>> {
+        self.ready.clone()
+    }
+
+    /// Runs until `shutdown` is cancelled, then stops taking, lets what runs finish within the
+    /// configured grace, and returns with nothing left unsettled.
+    ///
+    /// # Errors
+    /// [`StartError`] when it cannot begin. Once it runs, a broker or a ledger that goes away is
+    /// waited for; only [`StartError::Broken`] ends it, in good order.
+    pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), StartError> {
+        let mut companions = std::mem::take(&mut self.companions);
+        companion::check(&companions, &self.config)?;
+        for companion in &mut companions {
+            companion.bind(&self.config).await?;
+        }
+        let connections = match self.connections.take() {
+            Some(connections) => connections,
+            None => Connections::of_worker(&self.config).await?,
+        };
+        let stop = shutdown.child_token();
+        let fresh = self.configurations.take().map(|fresh| (fresh, self.config.clone()));
+        let base = companions.iter().find_map(|companion| companion.callback());
+        let worker = format!("{}-{}", std::process::id(), connections.entropy.token());
+        let (tracer, export) = self.tracer(&connections, &worker)?;
+        let core = Arc::new(Core { tracer, ..self.core(connections.clone(), stop.clone(), base, &worker)? });
+        // Also when this future is dropped: nothing runs on with nobody to stop it.
+        let _all_end_with_us = core.life.guard();
+        // What lasts as long as the engine, what ends when it stops, and what then has time to come to an end.
+        let (mut lasting, mut parts, mut answering) = (Parts::default(), Parts::default(), Parts::default());
+        let handle = core.companion_handle(self.config.clone(), connections);
+        for (name, task) in companions.iter_mut().flat_map(|companion| companion.watch(&handle)) {
+            lasting.spawn(name, core.life.bind(task));
+        }
+        let _alone = alone(&self.config, &*core.dispatch.broker)?;
+        topology_guard::check(&*core.ledger, &self.config, core.dispatch.broker.keeps_messages()).await?;
+        let away = core.dispatch.broker.away();
+        let without = match away {
+            Some(_) => knows_chains(&*core.ledger, &self.config).await?,
+            None => false,
+        };
+        if without {
+            let why = away.unwrap_or_default();
+            tracing::warn!(why, "this worker begins without the broker: chains run from the ledger, one-off jobs wait");
+        } else {
+            core.declare().await?;
+        }
+        if let Some(chores) = &core.chores {
+            chores.begin().await?;
+        }
+        for companion in &mut companions {
+            for (name, task) in companion.serve(&handle).await? {
+                answering.spawn(name, core.life.bind(task));
+            }
+        }
+        let companions = Arc::new(companions);
+        core.life.reached(Point::Declared).await;
+        // All are there before one begins, so that a start that fails leaves nothing running.
+        attend::obey(&core, &core.ledger.fleet_orders().await?);
+        let keeper = vitals::begin(&core).await?;
+        let mut consumers = Vec::new();
+        for queue in core.queues.values().flatten() {
+            let flow = queue.flow();
+            let consumer = match flow.open && !without {
+                true => Some(core.dispatch.broker.consume(&queue.source, flow.prefetch).await?),
+                false => None,
+            };
+            consumers.push((queue.clone(), flow, consumer));
+        }
+        let hops = core.topology.names.rearm();
+        let rearm = match without {
+            true => None,
+            false => Some(core.dispatch.broker.consume(&hops, rearm::PREFETCH).await?),
+        };
+        topology_guard::note_sealing(&*core.ledger, self.config.encryption.seal().is_some()).await?;
+        let tasks = TaskTracker::new();
+        for (queue, flow, consumer) in consumers {
+            let name = format!("deliveries of the queue {}", queue.source);
+            parts.spawn(name, core.life.bind(work(core.clone(), queue, flow, consumer, tasks.clone(), stop.clone())));
+        }
+        let rearm = rearm::work(core.clone(), rearm, tasks.clone(), stop.clone());
+        parts.spawn("deliveries between hops", core.life.bind(rearm));
+        if without {
+            let declaring = outage::declare_late(core.clone(), stop.clone());
+            parts.spawn("declaring the topology", core.life.bind(declaring));
+        }
+        let outage = outage::run(core.clone(), tasks.clone(), stop.clone());
+        parts.spawn("running from the ledger", core.life.bind(outage));
+        parts.spawn("catch-up", core.life.bind(catch_up::run(core.clone(), tasks.clone(), stop.clone())));
+        if let Some((fresh, config)) = fresh {
+            let reload = reload::run(core.clone(), companions.clone(), config, fresh, stop.clone());
+            parts.spawn("following the configuration", core.life.bind(reload));
+        }
+        parts.spawn("following the wall clock", core.life.bind(wall::run(core.clone(), stop.clone())));
+        // What runs keeps its lease until it has ended, also while the worker stops.
+        lasting.spawn("heartbeats", core.life.bind(keeper.keep(core.clone())));
+        lasting.spawn("writing of progress", core.life.bind(core.desk.clone().keep_writing()));
+        lasting.spawn("reading the ledger's clock", core.life.bind(read_clock(core.clone())));
+        let mut attending = Parts::default();
+        if self.attends {
+            attending.spawn("reading what operators order", core.life.bind(attend::run(core.clone())));
+        }
+        let queues: Vec<&str> = core.queues.keys().map(String::as_str).collect();
+        tracing::info!(worker = %core.worker, ?queues, "working");
+
+        let broken = tokio::select! {
+            biased;
+            () = stop.cancelled() => None,
+            which = lasting.one_ended() => Some(which),
+            which = attending.one_ended() => Some(which),
+            which = parts.one_ended() => Some(which),
+            which = answering.one_ended() => Some(which),
+        };
+        if let Some(why) = &broken {
+            companions.iter().for_each(|companion| companion.broken(why));
+        }
+        stop.cancel();
+        tracing::info!(grace = ?core.grace, running = tasks.len(), "stopping: finishing what runs");
+        core.life.reached(Point::Stopping).await;
+        parts.all_ended(PARTS_STOP).await;
+        tasks.close();
+        if !have_ended(&tasks, core.grace).await {
+            tracing::warn!(running = tasks.len(), "the grace is over: the rest is put off and runs again elsewhere");
+            core.abort.cancel();
+            let _ = tokio::time::timeout(ABORT, tasks.wait()).await;
+        }
+        answering.all_ended(PARTS_STOP).await;
+        // One-off jobs that have ended go on nowhere.
+        core.desk.write().await;
+        drop(attending);
+        if self.attends {
+            attend::leave(&core).await;
+        }
+        vitals::end(&core).await;
+        core.dispatch.broker.close().await;
+        if let Err(error) = core.ledger.flush().await {
+            tracing::debug!(%error, "failed to flush the ledger; some messages will be sent twice");
+        }
+        export.finish().await;
+        tracing::info!("stopped");
+        broken.map_or(Ok(()), |why| Err(StartError::Broken(why)))
+    }
+
+    /// What the configuration wants recorded. Simulated time means nothing to a collector.
+    fn tracer(&self, connections: &Connections, worker: &str) -> Result<(Tracer, Export), StartError> {
+        let settings = match connections.clock.is_virtual() {
+            true => &TracingSettings { otlp: None, ..self.config.tracing.clone() },
+            false => &self.config.tracing,
+        };
+        let system = if connections.broker.keeps_messages() { "rabbitmq" } else { "roundelay" };
+        Tracer::start(settings, (worker, system), &connections.entropy, &self.telemetry)
+            .map_err(|error| StartError::Setup(format!("tracing: {error}")))
+    }
+
+    /// `base` is what handlers reach this worker's listener by.
+    fn core(
+        &mut self,
+        connections: Connections,
+        stopping: CancellationToken,
+        base: Option<String>,
+        worker: &str,
+    ) -> Result<Core, StartError> {
+        let (config, clock) = (&self.config, &connections.clock);
+        for name in self.handlers.keys() {
+            config.kind(name).map_err(|error| StartError::Setup(format!("a handler is registered, but {error}")))?;
+        }
+        for name in self.queues.iter().flatten() {
+            config.queue(name).map_err(|error| StartError::Setup(format!("a queue is to be consumed, but {error}")))?;
+        }
+        // The same for all HTTP handlers, so that they share connections.
+        let clients = http::Clients::default();
+        for (name, kind) in &config.kinds {
+            if self.handlers.contains_key(name) {
+                continue;
+            }
+            let setup = |error: String| StartError::Setup(format!("kinds.{name}.handler: {error}"));
+            let handler: Arc<dyn Handler> = match &kind.handler {
+                HandlerSettings::Rust => {
+                    return Err(setup(format!(
+                        "none is configured; set handler.http.url or handler.exec.argv, or register one with Engine::handler(\"{name}\", …)"
+                    )));
+                }
+                HandlerSettings::Http(http) => {
+                    let by_headers = kind.recurrence.as_ref().is_some_and(|recurrence| recurrence.freshness);
+                    let handler = HttpHandler::new(http, &clients, clock.clone()).map_err(|e| setup(e.to_string()))?;
+                    Arc::new(handler.by_headers(by_headers))
+                }
+                HandlerSettings::Exec(exec) => {
+                    Arc::new(ExecHandler::new(exec, clock.clone()).map_err(|e| setup(e.to_string()))?)
+                }
+            };
+            self.handlers.insert(name.clone(), handler);
+        }
+        let throttles = Throttles::new(&config.throttles, &connections.ledger, &self.telemetry, self.gated);
+        let vitals = Arc::new(Vitals::new(config.worker.lease));
+        let lives = vitals.clone();
+        throttles.only_while(move || lives.session().is_some());
+        let wanted = |name: &String| self.queues.as_ref().is_none_or(|queues| queues.contains(name));
+        let dispatch = Dispatch { telemetry: self.telemetry.clone(), ..Dispatch::new(config, &connections) };
+        let queues = config.queues.iter().filter(|(name, _)| wanted(name)).map(|(name, settings)| {
+            let (room, balances) = (Room::new(settings.concurrency), Arc::<Balances>::default());
+            // What waits here keeps its place from others, and can be put off only from here.
+            let ahead = settings.throttle.as_ref().and_then(|name| config.throttles.get(name)?.ahead());
+            let plain = FleetOrders::default();
+            let flow = Flow::of(settings.concurrency, settings.prefetch, ahead, &plain, &plain);
+            let lane = |(lane, source): (u8, String)| QueueRun {
+                name: name.as_str().into(),
+                source,
+                lane,
+                places: settings.concurrency,
+                prefetch: settings.prefetch,
+                ahead,
+                valve: Valve::new(flow),
+                priority: settings.rank(lane),
+                room: room.clone(),
+                throttle: settings
+                    .throttle
+                    .as_ref()
+                    .and_then(|name| Some((throttles.get(name)?, self.telemetry.throttle(name)))),
+                figures: self.telemetry.queue(name),
+                handed_out: Arc::default(),
+                frontier: AtomicI64::new(i64::MIN),
+                balances: balances.clone(),
+            };
+            let lanes = (0..).zip(dispatch.lanes.queues(name)).map(lane).map(Arc::new);
+            (name.clone(), lanes.collect())
+        });
+        let mut queues: BTreeMap<String, Vec<Arc<QueueRun>>> = queues.collect();
+        let queue = |(name, settings): (&String, &QueueSettings)| (name.clone(), settings.throttle.clone());
+        let mut known_queues: BTreeMap<String, Option<String>> = config.queues.iter().map(queue).collect();
+        let chores = self.chores.then(|| Arc::new(Chores::new(config, &connections)));
+        let mut kinds = self.config.kinds.clone();
+        if let Some(chores) = &chores {
+            let (name, most) = (chores.queue.clone(), chores.concurrency());
+            let prefetch = u16::try_from(most).unwrap_or(u16::MAX).saturating_add(ORDERS);
+            let queue = QueueRun {
+                name: name.as_str().into(),
+                source: name.clone(),
+                lane: 0,
+                places: most,
+                prefetch,
+                ahead: None,
+                valve: Valve::new(Flow { open: true, places: most, prefetch }),
+                priority: 0,
+                room: Room::new(most),
+                throttle: None,
+                figures: self.telemetry.queue(&name),
+                handed_out: Arc::default(),
+                frontier: AtomicI64::new(i64::MIN),
+                balances: Arc::default(),
+            };
+            queues.insert(name.clone(), vec![Arc::new(queue)]);
+            known_queues.insert(name, None);
+            for (name, settings) in Chores::kinds() {
+                kinds.insert(name.into(), settings);
+                self.handlers.insert(name.into(), chores.clone());
+            }
+        }
+        let (entropy, life) = (connections.entropy.clone(), Life::new(self.probe.take()));
+        let orders = Orders::new(&self.config, &connections, life.clone());
+        Ok(Core {
+            worker: worker.into(),
+            known_queues,
+            figures: kinds.keys().map(|name| (name.clone(), self.telemetry.kind(name))).collect(),
+            kinds: Arc::new(RwLock::new(Arc::new(shared(kinds)))),
+            comeback: Comeback::default(),
+            handlers: std::mem::take(&mut self.handlers),
+            queues,
+            throttles,
+            catch_up: self.config.catch_up.clone(),
+            chores,
+            grace: self.config.worker.grace,
+            dispatch,
+            topology: self.config.topology(),
+            desk: Desk::new(connections.ledger.clone(), worker, base),
+            ledger: connections.ledger,
+            entropy,
+            telemetry: self.telemetry.clone(),
+            ready: self.ready.clone(),
+            declared: SetOnce::new(),
+            in_hand: Mutex::default(),
+            vitals,
+            orphaned: Notify::new(),
+            silent: AtomicBool::new(false),
+            outage: Outage::default(),
+            wall: wall::UpToDate::default(),
+            suspects: Suspects::default(),
+            tracer: Tracer::default(),
+            kept: Notify::new(),
+            life,
+            orders,
+            attended: Arc::default(),
+            drained: AtomicBool::new(false),
+            stopping,
+            abort: CancellationToken::new(),
+        })
+    }
+}
+
+/// Whether a worker has had something to do for this configuration before.
+async fn knows_chains(ledger: &dyn Ledger, config: &Config) -> Result<bool, LedgerError> {
+    let all: Vec<String> = config.kinds.keys().cloned().collect();
+    let kinds = Kinds { recurring: all.clone(), all };
+    let found = ledger.messages(config.queues.keys().cloned().collect(), kinds, 0, 1).await?;
+    Ok(!found.is_empty())
+}
+
+/// Reads the ledger's clock once a second.
+async fn read_clock(core: Arc<Core>) {
+    loop {
+        if let Err(error) = core.ledger.read_clock().await {
+            tracing::debug!(%error, "the ledger's clock cannot be read");
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// Sees to it that no other worker with an embedded broker runs on the same ledger file: each would
+/// re-create all messages, and run the jobs that are kept there. Holds as long as the file is open.
+fn alone(config: &Config, broker: &dyn Broker) -> Result<Option<File>, StartError> {
+    let LedgerUrl::Sqlite(ledger) = &config.ledger.url else { return Ok(None) };
+    if broker.keeps_messages() {
+        return Ok(None);
+    }
+    let path = ledger.with_added_extension("lock");
+    let setup = |what: String| StartError::Setup(format!("{}: {what}", path.display()));
+    let file = File::create(&path).map_err(|error| setup(error.to_string()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::Error(error)) => Err(setup(error.to_string())),
+        Err(TryLockError::WouldBlock) => Err(setup(
+            "another worker runs on this ledger; with the embedded broker there can be one, with RabbitMQ any number"
+                .into(),
+        )),
+    }
+}
+
+/// Orders of programs that are held beside the engine's own chores.
+const ORDERS: u16 = 64;
+
+/// How long what takes messages, and what answers over HTTP, may take to stop.
+const PARTS_STOP: Duration = Duration::from_secs(5);
+/// How long aborted jobs may take to put themselves off.
+const ABORT: Duration = Duration::from_secs(10);
+
+/// How often a worker that stops says how much still runs.
+const TELL: Duration = Duration::from_secs(5);
+
+/// Waits until `tasks` have ended, for no longer than `grace`, and says meanwhile how many are left. Whether they have.
+async fn have_ended(tasks: &TaskTracker, grace: Duration) -> bool {
+    let mut left = grace;
+    loop {
+        let span = left.min(TELL);
+        if tokio::time::timeout(span, tasks.wait()).await.is_ok() {
+            return true;
+        }
+        left -= span;
+        if left.is_zero() {
+            return false;
+        }
+        tracing::info!(running = tasks.len(), ?left, "still stopping");
+    }
+}
+
+/// The schedule of a kind, or of the engine's own.
+fn schedules_of(kinds: SharedKinds) -> impl Fn(&str) -> Option<Schedule> {
+    move |kind| {
+        if roundelay_config::is_internal(kind) {
+            return Some(Schedule::fixed_delay(Duration::ZERO, Duration::ZERO));
+        }
+        let kinds = kinds.read();
+        Some(kinds.get(kind)?.recurrence.as_ref()?.schedule.clone())
+    }
+}
+
+/// Kinds' settings, which are replaced while the worker runs.
+type SharedKinds = Arc<RwLock<Arc<BTreeMap<String, Arc<KindSettings>>>>>;
+
+/// Each kind's settings, to be held on to while they are replaced.
+fn shared(kinds: BTreeMap<String, KindSettings>) -> BTreeMap<String, Arc<KindSettings>> {
+    kinds.into_iter().map(|(name, kind)| (name, Arc::new(kind))).collect()
+}
+
+/// What the parts of a running engine share.
+struct Core {
+    worker: Arc<str>,
+    /// Those of the configuration as it was last read.
+    kinds: SharedKinds,
+    /// Whether the ledger takes claims and finishes.
+    comeback: Comeback,
+    /// By kind.
+    figures: HashMap<String, KindFigures>,
+    handlers: HashMap<String, Arc<dyn Handler>>,
+    /// Every queue of the configuration, consumed here or not, and the throttle that paces it.
+    known_queues: BTreeMap<String, Option<String>>,
+    /// Those consumed here, each with its lanes from the lowest.
+    queues: BTreeMap<String, Vec<Arc<QueueRun>>>,
+    throttles: Throttles,
+    catch_up: roundelay_config::CatchUpSettings,
+    /// What this worker does for the engine itself.
+    chores: Option<Arc<Chores>>,
+    /// What programs order of chains.
+    orders: Orders,
+    grace: Duration,
+    topology: Topology,
+    dispatch: Dispatch,
+    ledger: Arc<dyn Ledger>,
+    entropy: Entropy,
+    telemetry: Arc<Telemetry>,
+    ready: Arc<SetOnce<()>>,
+    /// The topology is there: a worker that began without the broker declares it later.
+    declared: SetOnce<()>,
+    /// Epochs of chains whose messages this worker holds, with how many of them.
+    in_hand: Mutex<HashMap<i64, Held>>,
+    vitals: Arc<Vitals>,
+    /// A session of another worker is over, and may have left chains.
+    orphaned: Notify,
+    /// One of them was silent: its worker may have messages in hand still.
+    silent: AtomicBool,
+    /// Whether the broker is away, so that the ledger is in charge.
+    outage: Outage,
+    wall: wall::UpToDate,
+    /// Keeps apart what was in hand when workers died.
+    suspects: Suspects,
+    /// Records what becomes of deliveries.
+    tracer: Tracer,
+    /// Takes what runs report.
+    desk: Arc<Desk>,
+    /// Something was put in the ledger for an embedded broker.
+    kept: Notify,
+    life: Life,
+    /// When it last went round to say how it is, and to read what operators have ordered.
+    attended: Arc<Mutex<Option<Instant>>>,
+    /// An operator wants this worker to take nothing more.
+    drained: AtomicBool,
+    /// The worker takes nothing more, and what has not started is put back.
+    stopping: CancellationToken,
+    /// The grace is over: what still runs ends.
+    abort: CancellationToken,
+}
+
+/// Notes, while it lives, that a message of this chain is in this worker's hand.
+struct InHand<'a> {
+    core: &'a Core,
+    epoch: i64,
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// The messages of one chain in this worker's hand.
+#[derive(Default)]
+struct Held {
+    messages: u32,
+    /// Held while one of them asks for its claim: a claim whose answer was lost may be made again only while no other
+    /// message can have claimed the tick.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Core {
+    /// Declares the topology, and refuses a broker on which messages would be lost.
+    async fn declare(&self) -> Result<(), BrokerError> {
+        self.dispatch.broker.apply(&self.topology).await?;
+        self.dispatch.broker.verify(&self.topology).await?;
+        // Nobody else sets it.
+        let _ = self.declared.set(());
+        Ok(())
+    }
+
+    /// What companions get of this worker.
+    fn companion_handle(&self, config: Config, connections: Connections) -> Handle {
+        // Workers do not tell of the engine's own queue, and operators cannot pause it.
+        let own = self.chores.as_ref().map(|chores| &chores.queue);
+        let queues = self.known_queues.iter().filter(|(name, _)| Some(*name) != own);
+        Handle {
+            config,
+            connections,
+            worker: self.worker.clone(),
+            telemetry: self.telemetry.clone(),
+            throttles: self.throttles.clone(),
+            queues: queues.map(|(name, throttle)| (name.clone(), throttle.clone())).collect(),
+            slack: self.catch_up.slack,
+            schedule_of: Arc::new(schedules_of(self.kinds.clone())),
+            ready: self.ready.clone(),
+            stop: self.stopping.clone(),
+            desk: self.desk.clone(),
+            attended: self.attended.clone(),
+        }
+    }
+
+    fn in_hand(&self, epoch: i64) -> InHand<'_> {
+        let mut held = self.in_hand.lock();
+        let held = held.entry(epoch).or_default();
+        held.messages += 1;
+        InHand { core: self, epoch, turn: held.turn.clone() }
+    }
+
+    /// The settings of a kind.
+    fn kind(&self, name: &str) -> Option<Arc<KindSettings>> {
+        self.kinds.read().get(name).cloned()
+    }
+
+    fn figures(&self, kind: &str) -> Option<&KindFigures> {
+        self.figures.get(kind)
+    }
+
+    /// The kinds whose chains this worker looks after.
+    fn kinds(&self) -> Kinds {
+        let kinds = self.kinds.read();
+        let recurring = kinds.iter().filter(|(_, kind)| kind.recurrence.is_some()).map(|(name, _)| name.clone());
+        Kinds { all: kinds.keys().cloned().collect(), recurring: recurring.collect() }
+    }
+
+    /// How many messages of this chain are in this worker's hand.
+    fn holds(&self, epoch: i64) -> u32 {
+        let held = self.in_hand.lock();
+        held.get(&epoch).map_or(0, |held| held.messages)
+    }
+}
+
+impl Drop for InHand<'_> {
+    fn drop(&mut self) {
+        let mut held = self.core.in_hand.lock();
+        if let Some(of_chain) = held.get_mut(&self.epoch) {
+            of_chain.messages -= 1;
+            if of_chain.messages == 0 {
+                held.remove(&self.epoch);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_runs_is_waited_for_until_it_ends_or_the_grace_is_over() {
+        let seconds = Duration::from_secs;
+        let table = [(0, 12, 0, false), (8, 12, 8, false), (12, 8, 8, true), (20, 12, 12, true), (10, 10, 10, false)];
+        for (grace, runs, waited, ended) in table {
+            let tasks = TaskTracker::new();
+            // The one that ends at the very end of the grace is not waited for any longer.
+            tasks.spawn(sleep(seconds(runs) + Duration::from_millis(1)));
+            tasks.close();
+            let begun = Instant::now();
+            assert_eq!(have_ended(&tasks, seconds(grace)).await, ended, "{grace} {runs}");
+            assert_eq!(begun.elapsed().as_secs(), waited, "{grace} {runs}");
+        }
+    }
+}

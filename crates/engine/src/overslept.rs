@@ -1,0 +1,262 @@
+//! Chains that sleep for longer than their schedules can explain. They are overdue, though their due times lie ahead.
+//!
+//! There is one judgement ([`since`], pure), and all that tell how chains are ask it; workers mend by the same
+//! (`crates/engine/src/wall.rs`). The work is bounded, however many chains there are: of each queue those are looked at that
+//! catch-up looks after last, and those that it should have looked after already.
+
+use roundelay_config::{Config, OwnSchedule, is_internal, schedule_of_kind};
+use roundelay_ledger::{
+    Census, ChainState, ChainView, Condition, Filter, Hint, Holder, Ledger, LedgerError, Listed, Place, fits_pattern,
+};
+use roundelay_model::calendar::Calendar;
+use roundelay_model::clock::Time;
+use roundelay_model::schedule::{Asleep, Schedule, phase};
+
+/// So many of each queue are looked at.
+pub const PER_QUEUE: u32 = 100;
+
+/// Knows the schedules of kinds.
+pub type Schedules<'a> = dyn Fn(&str) -> Option<Schedule> + Send + Sync + 'a;
+
+/// Those of a configuration.
+pub fn schedules(config: &Config) -> impl Fn(&str) -> Option<Schedule> + Send + Sync + '_ {
+    |kind| schedule_of_kind(config, kind)
+}
+
+/// What there is to know of a chain.
+#[derive(Clone, Copy, Debug)]
+pub struct Sleeper<'a> {
+    hint: &'a Hint,
+    state: ChainState,
+    holder: Holder,
+    batch_open: i64,
+    asleep: Asleep,
+    started_tick: i64,
+    schedule: Option<&'a str>,
+    once: bool,
+}
+
+impl<'a> From<&'a Listed> for Sleeper<'a> {
+    fn from(chain: &'a Listed) -> Self {
+        let Listed { hint, nominal, last_start, last_finish, .. } = chain;
+        Self {
+            hint,
+            state: chain.state,
+            holder: chain.holder,
+            batch_open: chain.batch.0,
+            asleep: Asleep { nominal: *nominal, due: hint.due, last_start: *last_start, last_finish: *last_finish },
+            started_tick: chain.started_tick,
+            schedule: chain.schedule.as_deref(),
+            once: false,
+        }
+    }
+}
+
+impl<'a> From<&'a ChainView> for Sleeper<'a> {
+    fn from(chain: &'a ChainView) -> Self {
+        let ChainView { hint, nominal, last_start, last_finish, .. } = chain;
+        Self {
+            hint,
+            state: chain.state,
+            holder: chain.holder,
+            batch_open: chain.batch.0,
+            asleep: Asleep { nominal: *nominal, due: hint.due, last_start: *last_start, last_finish: *last_finish },
+            started_tick: chain.started_tick,
+            schedule: chain.schedule.as_deref(),
+            once: chain.once,
+        }
+    }
+}
+
+/// Since when a chain is overdue, or from when on it will be, if it sleeps for longer than its schedule can explain.
+pub fn since<'a>(
+    chain: impl Into<Sleeper<'a>>,
+    of_kind: &Schedules<'_>,
+    (now, calendar): (Time, &Calendar),
+) -> Option<Time> {
+    let Sleeper { hint, state, holder, batch_open, asleep, started_tick, schedule, once } = chain.into();
+    let sleeps = state == ChainState::Active && !holder.runs() && batch_open == 0 && hint.due > now;
+    if !sleeps || once || hint.parent != 0 {
+        return None;
+    }
+    let of_kind = of_kind(&hint.kind)?;
+    // What is not understood explains nothing, and the workers go by the kind's then.
+    let own = schedule.and_then(|own| OwnSchedule::parse(own).ok()?.apply(&of_kind).ok());
+    if own.is_none() && is_internal(&hint.kind) {
+        // The engine's own chains have schedules of their own.
+        return None;
+    }
+    let begun = started_tick >= hint.tick || hint.attempt > 1;
+    own.unwrap_or(of_kind).overslept(asleep, begun, now, phase(&hint.kind, &hint.key), calendar)
+}
+
+/// One that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overslept {
+    /// The chain.
+    pub chain: Listed,
+    /// When it was meant to be due, at the latest.
+    pub since: Time,
+}
+
+/// Those of these queues, the longest overdue first.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub async fn look(
+    ledger: &dyn Ledger,
+    queues: impl IntoIterator<Item = String>,
+    of_kind: &Schedules<'_>,
+) -> Result<Vec<Overslept>, LedgerError> {
+    let mut all = Vec::new();
+    for queue in queues {
+        let chains = ledger.furthest(queue, PER_QUEUE).await?;
+        let at = (ledger.now(), &*ledger.calendar());
+        all.extend(chains.into_iter().filter_map(|chain| {
+            let since = since(&chain, of_kind, at)?;
+            Some(Overslept { chain, since })
+        }));
+    }
+    all.sort_by_key(|found| found.since);
+    Ok(all)
+}
+
+/// Counts the ledger's chains, these among those that are overdue.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub async fn census(
+    ledger: &dyn Ledger,
+    slack: std::time::Duration,
+    of_kind: &Schedules<'_>,
+) -> Result<(Census, Vec<Overslept>), LedgerError> {
+    let mut census = ledger.census(slack).await?;
+    let queues: Vec<String> = census.queues.iter().map(|queue| queue.queue.clone()).collect();
+    let found = look(ledger, queues, of_kind).await?;
+    let now = ledger.now();
+    for Overslept { chain, since } in &found {
+        census.overslept(&chain.hint.queue, (*since).min(now));
+    }
+    Ok((census, found))
+}
+
+/// Puts those that fit into a page of late chains, in their order: after `after`, up to `until`, at most `limit` in all.
+pub fn among(
+    page: Vec<Listed>,
+    found: Vec<Overslept>,
+    filter: &Filter,
+    (after, until): (Option<&Place>, Option<&Place>),
+    limit: usize,
+) -> Vec<Listed> {
+    let place = |chain: &Listed| (chain.hint.kind.clone(), chain.hint.key.clone());
+    let mut all = page;
+    all.extend(found.into_iter().map(|found| found.chain).filter(|chain| {
+        let at = place(chain);
+        fits(chain, filter) && after.is_none_or(|after| at > *after) && until.is_none_or(|until| at <= *until)
+    }));
+    all.sort_by_key(place);
+    all.dedup_by_key(|chain| chain.hint.epoch);
+    all.truncate(limit);
+    all
+}
+
+/// Whether a chain is of those that are looked for, whenever it is due.
+fn fits(chain: &Listed, filter: &Filter) -> bool {
+    let is = |wanted: &Option<String>, found: &str| wanted.as_ref().is_none_or(|wanted| wanted == found);
+    let which = &filter.which;
+    is(&which.kind, &chain.hint.kind)
+        && is(&which.key, &chain.hint.key)
+        && is(&which.queue, &chain.hint.queue)
+        && which.owner.as_ref().is_none_or(|owner| chain.owner.as_ref() == Some(owner))
+        && which.like.as_ref().is_none_or(|pattern| fits_pattern(pattern, &chain.hint.key))
+        && which.state.is_none_or(|state| state == chain.state)
+        && filter.condition.is_none_or(|condition| condition == Condition::State(ChainState::Active))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roundelay_ledger::Which;
+
+    const fn at(secs: i64) -> Time {
+        Time::from_millis(secs * 1_000)
+    }
+
+    /// Ran at 100, and is due at 100,000, though it was meant for 103.
+    fn chain(key: &str) -> Listed {
+        Listed {
+            hint: Hint {
+                kind: "sync".into(),
+                key: key.into(),
+                queue: "work".into(),
+                epoch: key.len() as i64,
+                tick: 7,
+                attempt: 1,
+                due: at(100_000),
+                parent: 0,
+                priority: None,
+            },
+            state: ChainState::Active,
+            fence: 1,
+            nominal: at(103),
+            holder: Holder::Nobody,
+            owner: None,
+            schedule: None,
+            last_start: at(100),
+            last_finish: at(100),
+            started_tick: 6,
+            batch: (0, 0),
+            unavailable: None,
+        }
+    }
+
+    #[test]
+    fn a_table_of_chains_that_have_overslept() {
+        type Row = (&'static str, fn(&mut Listed), Option<i64>);
+        let config = "[queues.work]\n[kinds.sync]\nevery = \"3s\"\n[kinds.report]\n";
+        let config = Config::parse(config, "r.toml", []).unwrap();
+        let table: [Row; 12] = [
+            ("a day ahead", |_| (), Some(103)),
+            ("in time", |c| c.hint.due = at(1_005), None),
+            ("due", |c| c.hint.due = at(1_000), None),
+            ("it runs", |c| c.holder = Holder::Alive, None),
+            ("whoever ran it is gone", |c| c.holder = Holder::Gone, Some(103)),
+            ("it waits for its batch", |c| c.batch = (1, 2), None),
+            ("stopped", |c| c.state = ChainState::Paused, None),
+            ("put off by a run", |c| c.started_tick = 7, None),
+            ("tried again", |c| c.hint.attempt = 2, None),
+            ("a schedule of its own", |c| c.schedule = Some("{\"every\":\"2d\"}".into()), None),
+            ("a kind without a schedule", |c| c.hint.kind = "report".into(), None),
+            ("a chore, of which only its own schedule counts", |c| c.hint.kind = "roundelay.roster".into(), None),
+        ];
+        for (label, change, expected) in table {
+            let mut chain = chain("x");
+            change(&mut chain);
+            let found = since(&chain, &schedules(&config), (at(1_000), &Calendar::default()));
+            assert_eq!(found, expected.map(at), "{label}");
+        }
+    }
+
+    #[test]
+    fn they_are_put_where_they_belong_in_a_page() {
+        let found = |key: &str| Overslept { chain: chain(key), since: at(103) };
+        let keys = |filter: &Filter, after: Option<&str>, until: Option<&str>, limit| {
+            let place = |key: Option<&str>| key.map(|key| ("sync".to_owned(), key.to_owned()));
+            let (after, until) = (place(after), place(until));
+            let page = among(
+                vec![chain("bb"), chain("dddd")],
+                vec![found("ccc"), found("a"), found("eeeee"), found("bb")],
+                filter,
+                (after.as_ref(), until.as_ref()),
+                limit,
+            );
+            page.into_iter().map(|chain| chain.hint.key).collect::<Vec<_>>().join(" ")
+        };
+        let all = Filter::default();
+        assert_eq!(keys(&all, None, None, 9), "a bb ccc dddd eeeee");
+        assert_eq!(keys(&all, Some("a"), Some("dddd"), 9), "bb ccc dddd");
+        assert_eq!(keys(&all, None, None, 3), "a bb ccc");
+        let like = Filter { which: Which { like: Some("*e".into()), ..Which::default() }, condition: None };
+        assert_eq!(keys(&like, None, None, 9), "bb dddd eeeee", "the page itself fits already");
+    }
+}

@@ -1,0 +1,149 @@
+//! A configuration that changes while the worker runs.
+//!
+//! What can change is what is looked up whenever a tick is claimed or ended: the settings of kinds. They
+//! are replaced as a whole; what runs ends under those that it started with. Where a kind's schedule is
+//! another, the chains that sleep are moved to where it has them, so that no old long delay is waited
+//! out. Each worker that is told does so, and finds most of it done by the others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use roundelay_config::Config;
+use roundelay_config::change::{Change, compare};
+use roundelay_ledger::{Filter, LedgerError, Listed, Place, Which};
+use roundelay_model::schedule::Schedule;
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::companion::Companion;
+use super::moves::{Mover, Replanned};
+use super::{Core, topology_guard};
+
+/// Chains looked at in one go.
+const PER_PAGE: u32 = 1_000;
+/// After an error.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Takes over configurations as they come, until `shutdown`.
+pub async fn run(
+    core: Arc<Core>,
+    companions: Arc<Vec<Box<dyn Companion>>>,
+    mut current: Config,
+    mut fresh: mpsc::Receiver<Config>,
+    shutdown: CancellationToken,
+) {
+    let work = async {
+        let mut moving = BTreeSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                next = fresh.recv() => match next {
+                    Some(next) => {
+                        let change = compare(&current, &next);
+                        moving.extend(change.moved.iter().cloned());
+                        current.kinds.clone_from(&change.kinds);
+                        current.throttles.extend(change.throttles.clone());
+                        current.encryption = next.encryption;
+                        core.dispatch.sealing.take_over(current.encryption.clone());
+                        take_over(&core, change);
+                        core.orders.take_over(current.clone());
+                        if let Some(chores) = &core.chores {
+                            chores.take_over(current.clone());
+                        }
+                        for companion in &*companions {
+                            companion.reloaded(&current);
+                        }
+                        tell_sealing(&core, current.encryption.seal().is_some()).await;
+                    }
+                    // Nobody will send any more.
+                    None => std::future::pending().await,
+                },
+                () = follow(&core, &moving), if !moving.is_empty() => moving.clear(),
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        () = shutdown.cancelled() => {}
+        () = work => {}
+    }
+}
+
+/// Whoever enrolls from now on sees whether he has to seal.
+async fn tell_sealing(core: &Core, sealed: bool) {
+    if let Err(error) = topology_guard::note_sealing(&*core.ledger, sealed).await {
+        tracing::warn!(%error, sealed, "failed to note in the ledger whether payloads are sealed; SIGHUP tries again");
+    }
+}
+
+fn take_over(core: &Core, change: Change) {
+    let Change { kinds, changed, moved, throttles, keys, fixed } = change;
+    core.throttles.take_over(&throttles);
+    let throttles: Vec<&String> = throttles.keys().collect();
+    for setting in &fixed {
+        tracing::warn!(
+            setting,
+            "this has changed in the configuration, and stays as it was until the worker is started again"
+        );
+    }
+    let mut current = core.kinds.write();
+    // The engine's own kinds stay.
+    let mut next = BTreeMap::clone(&current);
+    next.extend(super::shared(kinds));
+    *current = Arc::new(next);
+    drop(current);
+    tracing::info!(?changed, rescheduled = ?moved, ?throttles, keys, "the configuration was read again");
+}
+
+/// Moves the chains of these kinds to where their schedules have them. What goes wrong is tried again.
+async fn follow(core: &Core, kinds: &BTreeSet<String>) {
+    for kind in kinds {
+        let schedule = core.kind(kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
+        let Some(schedule) = schedule else { continue };
+        loop {
+            match follow_kind(core, kind, &schedule).await {
+                Ok(moved) => {
+                    tracing::info!(kind, moved, schedule = %schedule, "sleeping chains follow the new schedule");
+                    break;
+                }
+                Err(error) => {
+                    tracing::warn!(kind, %error, "failed to move chains to their new times; trying again");
+                    sleep(AGAIN).await;
+                }
+            }
+        }
+    }
+}
+
+/// Answers how many chains this worker has moved.
+async fn follow_kind(core: &Core, kind: &str, schedule: &Schedule) -> Result<u64, LedgerError> {
+    let mover = Mover::of(core);
+    let (mut moved, mut after, mut running) = (0, None::<Place>, Vec::new());
+    loop {
+        let filter = Filter { which: Which { kind: Some(kind.into()), ..Which::default() }, condition: None };
+        let page = core.ledger.list(filter, after, PER_PAGE).await?;
+        moved += replan(&mover, &page, schedule, &mut running).await?;
+        let full = page.len() == PER_PAGE as usize;
+        after = page.last().map(|last| (last.hint.kind.clone(), last.hint.key.clone()));
+        if !full {
+            break;
+        }
+    }
+    // What runs another tick by then was started under the new schedule, or by a worker that is told next.
+    Ok(moved + mover.settle(kind, running, schedule, Duration::MAX).await?.0)
+}
+
+/// Those that are to be looked at again go to `running`, with their ticks.
+async fn replan(
+    mover: &Mover,
+    page: &[Listed],
+    schedule: &Schedule,
+    running: &mut Vec<(String, Option<i64>)>,
+) -> Result<u64, LedgerError> {
+    let answers = mover.replan(page, schedule, true).await?;
+    let again = page.iter().zip(&answers).filter(|(_, answer)| matches!(answer, Replanned::Runs | Replanned::Changed));
+    running.extend(again.map(|(chain, _)| (chain.hint.key.clone(), Some(chain.hint.tick))));
+    Ok(answers.iter().filter(|answer| matches!(answer, Replanned::Moved(_))).count() as u64)
+}

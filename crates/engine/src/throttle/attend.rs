@@ -1,0 +1,192 @@
+//! Serving a line: asking for the slots that those in it need, shortly before they open.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use roundelay_model::pacing::slots::{LEAD, Micros, Wish};
+use roundelay_model::pacing::{SlotAnswer, SlotRequest, ThrottleScope};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::line::{Line, Rank};
+use super::{ON_THE_WAY, Slot, Throttle};
+
+/// Where that is so long, a slot is asked for only just before it opens, and whoever comes meanwhile with a higher
+/// priority has it: an answer that takes its time makes the start late, and loses nothing.
+const UNHURRIED: Duration = Duration::from_millis(100);
+/// Of workers that wait for the same slot, the one whose first start is due just now asks for it so much later than
+/// one whose first start is overdue for [`OLDEST`]. It is a part of the lead, or far below the slip, so that no slot is lost.
+const HESITATION: Duration = Duration::from_millis(25);
+/// No start is older for the order in which workers ask.
+const OLDEST: Duration = Duration::from_secs(300);
+/// Wishes in one request.
+const MOST: usize = 1_024;
+/// Nobody asks again sooner.
+const SHORTEST: Duration = Duration::from_millis(1);
+/// How often it is looked whether this worker can claim again: one that has stood still for longer than its lease begins
+/// another session first. What waits in it is the oldest of all, so it would ask first, and waste every slot until then.
+const UNABLE: Duration = Duration::from_millis(20);
+/// The first wait after the ledger has not answered.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// These waits grow to this, but of all lines one asks sooner, and the others hear when it is answered.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Serves a line as [`attend`] does, and goes on when that has broken off: nobody else would begin again, and whoever
+/// stands in the line would wait for ever.
+pub(super) async fn keep_attending(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
+    let name = throttle.name.clone();
+    anew_after_panics(&name, || attend(throttle.clone(), key.clone(), line.clone())).await;
+}
+
+/// Does something to its end, however often it panics over it.
+async fn anew_after_panics<F: Future<Output = ()>>(throttle: &str, serve: impl Fn() -> F) {
+    // The line's own lock holds nothing half done that the next round could not use.
+    while AssertUnwindSafe(serve()).catch_unwind().await.is_err() {
+        tracing::error!(throttle, "serving a line of the throttle panicked; it goes on in {LONGEST_PAUSE:?}");
+        sleep(LONGEST_PAUSE).await;
+    }
+}
+
+/// Serves a line while anybody stands in it, or something is to be told.
+async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
+    let (mut pause, mut planned) = (FIRST_PAUSE, None);
+    loop {
+        line.pass_on();
+        let told = line.words();
+        let able = throttle.settings().scope == ThrottleScope::Worker || throttle.board.is_able();
+        if !able && told.is_empty() {
+            sleep(UNABLE).await;
+            continue;
+        }
+        let wishes = if able { line.wishes(MOST) } else { Vec::new() };
+        let (ranks, wishes): (Vec<Rank>, Vec<Wish>) = wishes.into_iter().unzip();
+        if wishes.is_empty() && told.is_empty() {
+            let mut lines = throttle.lines();
+            if !line.close_if_empty() {
+                continue;
+            }
+            // A throttle without keys keeps its line; of many keys that would be too much.
+            if !key.is_empty() && !line.is_needed() {
+                lines.remove(&key);
+            }
+            return;
+        }
+        let settings = throttle.settings();
+        let asked = Instant::now();
+        let unhurried = settings.limits.slip() / ON_THE_WAY >= UNHURRIED;
+        let ahead = if unhurried { 0 } else { throttle.latency().expected() };
+        let request = SlotRequest {
+            throttle: throttle.name.clone(),
+            key: key.clone(),
+            limits: settings.limits.clone(),
+            heard: told.iter().map(|(word, _)| word.clone().moved(-throttle.here())).collect(),
+            wishes,
+            ahead,
+        };
+        let SlotAnswer { now, answer, limits, orders } = match throttle.ask(request, settings.scope).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                line.keep(told);
+                planned = None;
+                if throttle.board.notices.begins("requests for slots that the ledger did not answer") {
+                    tracing::warn!(throttle = throttle.name, key, %error, "no slots while the ledger does not answer");
+                }
+                throttle.board.comeback.wait(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                continue;
+            }
+        };
+        pause = FIRST_PAUSE;
+        throttle.board.comeback.answered();
+        let here = Instant::now();
+        // The clock by which slots open, as it shows by now; no less than when it was decided.
+        let took = i64::try_from((here - asked).as_micros()).unwrap_or(i64::MAX / 2);
+        let shows = match settings.scope {
+            ThrottleScope::Fleet => throttle.ledger.now().as_millis() * 1_000,
+            ThrottleScope::Worker => throttle.here(),
+        };
+        let clock = if shows <= now.saturating_add(took) { shows.max(now) } else { now };
+        let late = here - asked.min(planned.take().unwrap_or(asked));
+        throttle.latency().heard(i64::try_from(late.as_micros()).unwrap_or(i64::MAX));
+        line.learn(here, now, &answer);
+        for (_, done) in told {
+            // Whoever has gone needs to know nothing more.
+            let _ = done.send(());
+        }
+        let slip = limits.slip();
+        throttle.note((*limits != *settings.limits).then(|| limits.clone()));
+        let of_key = Arc::new(key.clone());
+        let when = |micros: Micros| {
+            let distance = Duration::from_micros(micros.abs_diff(clock));
+            if micros >= clock { here + distance } else { here.checked_sub(distance).unwrap_or(here) }
+        };
+        for (wish, opens) in answer.slots {
+            let opens = when(opens);
+            let rank = ranks.get(wish);
+            let (cost, besides) = (rank.map_or(1, Rank::cost), rank.is_some_and(Rank::is_of_probe));
+            let slot = Slot {
+                opens,
+                expires: opens + slip - slip / ON_THE_WAY,
+                cost,
+                probe: answer.probe,
+                besides,
+                gate: throttle.gate(&limits, cost).map(|gate| (gate, of_key.clone())),
+                line: None,
+            };
+            throttle.counts.granted.inc();
+            line.give(rank, slot);
+        }
+        if line.turn_away() {
+            continue;
+        }
+        if let Some(again) = answer.again {
+            let early = if unhurried { LEAD / 10 } else { LEAD / 2 + ahead };
+            let ask = when(again - early)
+                + line.first_due().map_or(HESITATION, |due| hesitation(throttle.ledger.now().since(due)));
+            let ask = ask.max(here + SHORTEST);
+            tokio::select! {
+                biased;
+                // On a busy machine it is later than that, and slots are had as much later.
+                () = sleep_until(ask) => planned = Some(ask),
+                () = line.urged() => {}
+                () = throttle.board.changed(&throttle.name, orders) => {}
+            }
+        }
+    }
+}
+
+/// How much later than the others a worker asks whose first start is overdue for so long: the older, the sooner. Whoever
+/// asks first has the slot, and without this it would always be the worker with the shortest way to the ledger. By
+/// logarithms, since a second counts for more among starts that are due just now.
+fn hesitation(overdue: Duration) -> Duration {
+    let age = |overdue: Duration| overdue.min(OLDEST).as_secs_f64().ln_1p();
+    HESITATION.mul_f64(1.0 - age(overdue) / age(OLDEST))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn the_line_whose_first_start_is_oldest_asks_first() {
+        // Milliseconds overdue, and the hesitation in microseconds.
+        let table = [(0, 25_000), (100, 24_582), (1_000, 21_964), (10_000, 14_495), (60_000, 7_000), (300_000, 0)];
+        let table = table.into_iter().chain([(900_000, 0)]);
+        for (overdue, later) in table {
+            let hesitates = hesitation(Duration::from_millis(overdue));
+            let off = hesitates.abs_diff(Duration::from_micros(later));
+            assert!(off < Duration::from_micros(500), "{overdue} ms overdue: {hesitates:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_is_served_on_after_a_panic() {
+        let times = AtomicU32::new(0);
+        let serve = async || assert!(times.fetch_add(1, Ordering::Relaxed) >= 2, "by chance");
+        anew_after_panics("ios", serve).await;
+        assert_eq!(times.into_inner(), 3);
+    }
+}

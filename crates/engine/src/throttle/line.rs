@@ -1,0 +1,433 @@
+//! Who waits for the slots of one key of a throttle.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+use roundelay_model::clock::Time;
+use roundelay_model::pacing::slots::{Answer, Micros, Wish, Word};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+
+use super::{Slot, Want};
+use crate::telemetry::SlotCounts;
+
+/// What remains of a budget is told no more often.
+const BUDGETS_APART: Duration = Duration::from_secs(1);
+
+/// What was heard of failures and budgets is remembered for so long when nobody waits.
+const NEWS: Duration = Duration::from_secs(600);
+/// When the next slot opens, or a hold ends, is believed for so long: somebody may release it, or allow more. A line
+/// is kept for it if that is farther away.
+const BELIEVED: Duration = Duration::from_secs(5);
+
+/// Those who wait, and slots that were handed back.
+pub struct Line {
+    inner: Mutex<Inner>,
+    /// Somebody has come who cannot wait until the next slot is asked for, or handed a slot back.
+    urgent: Notify,
+    counts: SlotCounts,
+}
+
+#[derive(Default)]
+struct Inner {
+    waiting: BTreeMap<Rank, Waiter>,
+    /// How many have ever come; orders equals.
+    arrivals: u64,
+    /// Slots that were handed back.
+    spare: Vec<Slot>,
+    /// Whether somebody serves it.
+    attended: bool,
+    /// What is to be told, and whom to tell that it was.
+    words: Vec<(Word, oneshot::Sender<()>)>,
+    /// Nothing starts before.
+    held_until: Option<Instant>,
+    /// No slot of the throttle opens before.
+    next: Option<Instant>,
+    /// When that was heard, or that it is held.
+    heard: Option<Instant>,
+    /// There were failures, as was last heard then.
+    failing: Option<Instant>,
+    /// A budget slows it, as was last heard then.
+    slowed: Option<Instant>,
+    /// When a budget was told last.
+    budget_told: Option<Instant>,
+}
+
+/// Somebody who waits.
+struct Waiter {
+    slot: oneshot::Sender<Slot>,
+    /// A slot that opens later is none for him.
+    until: Option<Instant>,
+}
+
+/// Words that are on their way, and whom to tell.
+pub type Told = Vec<(Word, oneshot::Sender<()>)>;
+
+/// A place in a line, the first the smallest: the highest priority, then whoever is due first, then whoever
+/// came first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rank {
+    priority: Reverse<i32>,
+    due: Time,
+    arrival: u64,
+    cost: u32,
+    probe: bool,
+}
+
+impl Rank {
+    /// How many starts it counts for.
+    pub fn cost(&self) -> u32 {
+        self.cost
+    }
+
+    /// Whether it is part of a start that tries whether the upstream works again.
+    pub fn is_of_probe(&self) -> bool {
+        self.probe
+    }
+
+    /// Whether a slot is enough for it, and not for somebody else.
+    fn takes(&self, slot: &Slot) -> bool {
+        self.cost <= slot.cost && self.probe >= slot.besides
+    }
+}
+
+/// A place in a line, and the slot that comes of it.
+pub struct Joined {
+    /// The place.
+    pub rank: Rank,
+    /// The slot; gone when none opens in time.
+    pub slot: oneshot::Receiver<Slot>,
+}
+
+impl Line {
+    /// One in which nobody stands.
+    pub fn new(counts: SlotCounts) -> Self {
+        Self { inner: Mutex::default(), urgent: Notify::new(), counts }
+    }
+
+    /// What becomes of its slots.
+    pub fn counts(&self) -> &SlotCounts {
+        &self.counts
+    }
+
+    /// Joins it, for a slot that opens before `until`. Answers also whether nobody serves it yet: the caller sees to
+    /// that.
+    pub fn join(&self, want: Want, until: Option<Instant>) -> (Joined, bool) {
+        let (sender, slot) = oneshot::channel();
+        let mut inner = self.inner();
+        inner.arrivals += 1;
+        let Want { priority, due, cost, probe } = want;
+        let rank = Rank { priority: Reverse(priority), due, arrival: inner.arrivals, cost: cost.max(1), probe };
+        let urgent = probe || inner.waiting.first_key_value().is_none_or(|(first, _)| rank.priority < first.priority);
+        inner.waiting.insert(rank, Waiter { slot: sender, until });
+        let first = !std::mem::replace(&mut inner.attended, true);
+        drop(inner);
+        if urgent {
+            self.urgent.notify_one();
+        }
+        (Joined { rank, slot }, first)
+    }
+
+    /// Leaves it, if the place was not served.
+    pub fn leave(&self, rank: &Rank) {
+        let mut inner = self.inner();
+        let left = inner.waiting.remove(rank).is_some() && inner.waiting.is_empty();
+        drop(inner);
+        if left {
+            // Whoever serves it has nobody to serve any more.
+            self.urgent.notify_one();
+        }
+    }
+
+    /// How many starts go before one that comes now.
+    pub fn cost_before(&self, want: Want) -> u64 {
+        let last = Rank { priority: Reverse(want.priority), due: want.due, arrival: u64::MAX, cost: 0, probe: false };
+        self.inner().waiting.range(..last).map(|(rank, _)| u64::from(rank.cost)).sum()
+    }
+
+    /// How many wait.
+    pub fn waiting(&self) -> usize {
+        self.inner().waiting.len()
+    }
+
+    /// When the first was due.
+    pub fn first_due(&self) -> Option<Time> {
+        self.inner().waiting.first_key_value().map(|(rank, _)| rank.due)
+    }
+
+    /// Those in front, and what they wish for.
+    pub fn wishes(&self, most: usize) -> Vec<(Rank, Wish)> {
+        let inner = self.inner();
+        let wish = |rank: &Rank| (*rank, Wish { priority: rank.priority.0, cost: rank.cost, probe: rank.probe });
+        inner.waiting.keys().take(most).map(wish).collect()
+    }
+
+    /// Gives a slot to whoever has this place, or else to the first whom it is enough for.
+    pub fn give(self: &Arc<Self>, rank: Option<&Rank>, slot: Slot) {
+        let waiter = rank.and_then(|rank| self.inner().waiting.remove(rank));
+        match waiter {
+            Some(waiter) => self.send(waiter, slot),
+            None => self.inner().spare.push(slot),
+        }
+        self.pass_on();
+    }
+
+    /// Takes back a slot that was not used.
+    pub fn hand_back(&self, slot: Slot) {
+        self.inner().spare.push(slot);
+        self.urgent.notify_one();
+    }
+
+    /// Gives what was handed back to those in front.
+    pub fn pass_on(self: &Arc<Self>) {
+        loop {
+            let mut inner = self.inner();
+            let now = Instant::now();
+            let before = inner.spare.len();
+            let tried = |slot: &Slot| slot.expires < now && slot.probe && !slot.besides;
+            if inner.spare.iter().any(tried) {
+                // Nobody else would try before its time was over.
+                inner.words.push((Word::Lost, oneshot::channel().0));
+            }
+            inner.spare.retain(|slot| slot.expires >= now);
+            self.counts.unused.inc_by((before - inner.spare.len()) as u64);
+            let fits = |slot: &Slot| inner.waiting.keys().find(|rank| rank.takes(slot)).copied();
+            let Some((at, rank)) = inner.spare.iter().enumerate().find_map(|(at, slot)| Some((at, fits(slot)?))) else {
+                return;
+            };
+            let slot = inner.spare.swap_remove(at);
+            let Some(waiter) = inner.waiting.remove(&rank) else { return };
+            drop(inner);
+            self.send(waiter, slot);
+        }
+    }
+
+    /// Whoever has gone meanwhile drops it, and so hands it back.
+    fn send(self: &Arc<Self>, waiter: Waiter, slot: Slot) {
+        drop(waiter.slot.send(slot.of(self.clone())));
+    }
+
+    /// Sends away those for whom the next slot opens too late. Answers whether nobody is left.
+    pub fn turn_away(&self) -> bool {
+        let mut inner = self.inner();
+        let next = inner.next;
+        inner.waiting.retain(|_, waiter| waiter.until.is_none_or(|until| next.is_none_or(|next| next <= until)));
+        inner.waiting.is_empty()
+    }
+
+    /// Notes how the throttle stands, by an answer that comes `here`, from when it was `now`.
+    pub fn learn(&self, here: Instant, now: Micros, answer: &Answer) {
+        let when = |at: Micros| here + Duration::from_micros(at.saturating_sub(now).max(0) as u64);
+        let mut inner = self.inner();
+        (inner.failing, inner.slowed) = (answer.failing.then_some(here), answer.slowed.then_some(here));
+        let held = answer.held_until.map(when);
+        (inner.next, inner.heard) = (answer.again.map(when), Some(here));
+        // What is still to be told may hold it longer.
+        inner.held_until = match inner.words.is_empty() {
+            true => held,
+            false => inner.held_until.max(held),
+        };
+    }
+
+    /// Has `word` told, after which the receiver hears of it. Answers also whether nobody serves the line yet.
+    pub fn tell(&self, word: Word) -> (oneshot::Receiver<()>, bool) {
+        let (done, heard) = oneshot::channel();
+        let mut inner = self.inner();
+        inner.words.push((word, done));
+        let first = !std::mem::replace(&mut inner.attended, true);
+        drop(inner);
+        self.urgent.notify_one();
+        (heard, first)
+    }
+
+    /// What is to be told.
+    pub fn words(&self) -> Told {
+        std::mem::take(&mut self.inner().words)
+    }
+
+    /// It could not be told.
+    pub fn keep(&self, told: Told) {
+        let mut inner = self.inner();
+        inner.words.splice(0..0, told);
+    }
+
+    /// Nothing of this line starts before `until`, in this worker.
+    pub fn hold(&self, until: Instant) {
+        let mut inner = self.inner();
+        (inner.held_until, inner.heard) = (inner.held_until.max(Some(until)), Some(Instant::now()));
+        self.counts.held.inc_by(inner.spare.len() as u64);
+        inner.spare.clear();
+    }
+
+    /// Until when nothing starts, as far as this worker knows.
+    pub fn held_until(&self) -> Option<Instant> {
+        self.inner().held_until.filter(|until| *until > Instant::now())
+    }
+
+    /// Before when no slot opens, as far as this worker has heard just now.
+    pub fn opens(&self) -> Option<Instant> {
+        self.inner().opens(Instant::now())
+    }
+
+    /// Whether a start that works is news.
+    pub fn is_failing(&self) -> bool {
+        self.inner().failing.is_some()
+    }
+
+    /// Whether what remains of a budget is news: when it is scarce or slows already, but not too often, unless
+    /// nothing remains.
+    pub fn wants_budget(&self, remaining: u32, enough: u32) -> bool {
+        let mut inner = self.inner();
+        let now = Instant::now();
+        let recently = inner.budget_told.is_some_and(|at| now < at + BUDGETS_APART);
+        let news = remaining == 0 || !recently && (remaining < enough || inner.slowed.is_some());
+        if news {
+            inner.budget_told = Some(now);
+        }
+        news
+    }
+
+    /// Ends its service when nobody waits.
+    pub fn close_if_empty(&self) -> bool {
+        let mut inner = self.inner();
+        let empty = inner.waiting.is_empty() && inner.words.is_empty();
+        inner.attended = !empty;
+        empty
+    }
+
+    /// Whether anything is known of it that a new one would not know.
+    pub fn is_needed(&self) -> bool {
+        let inner = self.inner();
+        let now = Instant::now();
+        let news = |heard: Option<Instant>| heard.is_some_and(|heard| now < heard + NEWS);
+        let far = inner.opens(now).is_some_and(|until| until > now + BELIEVED);
+        inner.attended || far || news(inner.failing) || news(inner.slowed)
+    }
+
+    /// Has whoever serves it ask again at once.
+    pub fn hurry(&self) {
+        self.urgent.notify_one();
+    }
+
+    /// Waits until there is something that cannot wait.
+    pub async fn urged(&self) {
+        self.urgent.notified().await;
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock()
+    }
+}
+
+impl Inner {
+    fn opens(&self, now: Instant) -> Option<Instant> {
+        let believed = self.heard.is_some_and(|heard| now < heard + BELIEVED);
+        self.next.max(self.held_until).filter(|until| believed && *until > now)
+    }
+}
+
+impl Drop for Line {
+    /// The line of a key that nobody stands in any more.
+    fn drop(&mut self) {
+        self.counts.unused.inc_by(self.inner().spare.len() as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    fn line() -> Arc<Line> {
+        Arc::new(Line::new(SlotCounts::default()))
+    }
+
+    fn hold() -> Word {
+        Word::Hold { until: 0, why: "ban".into() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_that_is_still_to_be_told_is_not_ended_by_an_answer_that_does_not_know_of_it() {
+        let line = line();
+        let _done = line.tell(hold());
+        line.hold(Instant::now() + HOUR);
+        line.learn(Instant::now(), 0, &Answer::default());
+        assert!(line.held_until().is_some());
+        // Another word was told, and while that was on its way, it was held.
+        let told = line.words();
+        let _done = line.tell(hold());
+        line.learn(Instant::now(), 0, &Answer::default());
+        assert!(line.held_until().is_some());
+        // Once it was told, the answer counts: it may have been released.
+        drop((told, line.words()));
+        line.learn(Instant::now(), 0, &Answer::default());
+        assert_eq!(line.held_until(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn words_that_could_not_be_told_are_told_again_in_their_order() {
+        let line = line();
+        let failed = Word::Spent { cost: 1 };
+        let (_first, began) = line.tell(failed.clone());
+        assert!(began, "somebody has to serve it");
+        let told = line.words();
+        let (_second, began) = line.tell(hold());
+        assert!(!began);
+        line.keep(told);
+        let words: Vec<Word> = line.words().into_iter().map(|(word, _)| word).collect();
+        assert_eq!(words, [failed, hold()]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_is_kept_for_what_a_new_one_would_not_know() {
+        let answers = [
+            (Answer::default(), false),
+            (Answer { failing: true, ..Answer::default() }, true),
+            (Answer { slowed: true, ..Answer::default() }, true),
+            (Answer { again: Some(3_600_000_000), ..Answer::default() }, true),
+            (Answer { again: Some(1_000_000), ..Answer::default() }, false),
+            (Answer { held_until: Some(3_600_000_000), ..Answer::default() }, true),
+        ];
+        for (answer, needed) in answers {
+            let line = line();
+            line.learn(Instant::now(), 0, &answer);
+            assert_eq!(line.is_needed(), needed, "{answer:?}");
+            tokio::time::advance(HOUR).await;
+            assert!(!line.is_needed(), "{answer:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_start_that_tries_hands_back_lets_nobody_else_start() {
+        let line = line();
+        let slot = |besides| {
+            let opens = Instant::now();
+            Slot { opens, expires: opens + HOUR, cost: 1, probe: true, besides, gate: None, line: None }
+        };
+        let want = |probe| Want { priority: 0, due: Time::from_millis(0), cost: 1, probe };
+        let mut waits = line.join(want(false), None).0.slot;
+        line.give(None, slot(true));
+        assert!(waits.try_recv().is_err());
+        let mut tries = line.join(want(true), None).0.slot;
+        line.pass_on();
+        assert!(tries.try_recv().is_ok() && waits.try_recv().is_err());
+        line.give(None, slot(false));
+        assert!(waits.try_recv().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_that_was_to_try_and_that_nobody_wanted_is_told_to_be_lost() {
+        for (probe, lost) in [(true, vec![Word::Lost]), (false, vec![])] {
+            let line = line();
+            let opens = Instant::now();
+            line.give(None, Slot { opens, expires: opens, cost: 1, probe, besides: false, gate: None, line: None });
+            tokio::time::advance(HOUR).await;
+            line.pass_on();
+            assert_eq!(line.words().into_iter().map(|(word, _)| word).collect::<Vec<_>>(), lost);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Sees to it that all workers of a ledger agree on where its messages live.
+//!
+//! Two deployments that share a ledger and differ in their prefix or their queues would send each
+//! other's chains where nobody looks for them. So the ledger remembers prefix and platform queues;
+//! who brings more queues adds them, and whoever lacks some, or uses another prefix, is refused.
+//! Rungs may differ: every worker declares those that it uses.
+//!
+//! It also remembers whether workers seal payloads, so that nobody enrolls in the clear what is to lie sealed.
+
+use std::collections::BTreeSet;
+
+use roundelay_config::Config;
+use roundelay_ledger::{Ledger, LedgerError};
+use serde::{Deserialize, Serialize};
+
+use super::StartError;
+
+/// What the ledger remembers, as JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Agreed {
+    prefix: String,
+    queues: BTreeSet<String>,
+    /// The last worker that said so seals payloads.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    sealed: bool,
+}
+
+impl Agreed {
+    /// What a configuration says; whether payloads are sealed stays as `before`.
+    fn of(config: &Config, before: Option<&Self>) -> Self {
+        let queues = config.broker_queues().into_iter().collect();
+        Self { prefix: config.broker.prefix.clone(), queues, sealed: before.is_some_and(|before| before.sealed) }
+    }
+
+    /// Nothing of what cannot be read, which is another version's.
+    fn read(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+
+    fn text(&self) -> String {
+        serde_json::to_string(self).expect("text and lists of text are always JSON")
+    }
+}
+
+/// What is wrong with `ours` (pure); nothing when it has all of `theirs`.
+fn difference(theirs: &Agreed, ours: &Agreed) -> Option<String> {
+    if theirs.prefix != ours.prefix {
+        return Some(format!("broker.prefix is `{}` here and `{}` there", ours.prefix, theirs.prefix));
+    }
+    let missing: Vec<&str> = theirs.queues.difference(&ours.queues).map(String::as_str).collect();
+    let added: Vec<&str> = ours.queues.difference(&theirs.queues).map(String::as_str).collect();
+    match (missing.is_empty(), added.is_empty()) {
+        (true, _) => None,
+        (false, true) => Some(format!("this configuration lacks the queues: {}", missing.join(", "))),
+        (false, false) => Some(format!(
+            "this configuration lacks the queues: {}; and it has others: {}",
+            missing.join(", "),
+            added.join(", ")
+        )),
+    }
+}
+
+/// In what a configuration differs from `agreed`, which a ledger remembers, so that its workers would be refused
+/// (pure).
+pub fn disagreement(agreed: &str, config: &Config) -> Option<String> {
+    difference(&Agreed::read(agreed)?, &Agreed::of(config, None))
+}
+
+/// Refuses a configuration with which this worker and the others of the ledger would lose each
+/// other's messages. On a broker that keeps nothing there are no others, and no messages.
+///
+/// # Errors
+/// [`StartError::Setup`] with the exact difference.
+pub async fn check(ledger: &dyn Ledger, config: &Config, keeps_messages: bool) -> Result<(), StartError> {
+    loop {
+        let current = ledger.topology().await?;
+        let theirs = current.as_deref().and_then(Agreed::read);
+        let ours = Agreed::of(config, theirs.as_ref());
+        if let Some(difference) = theirs.filter(|_| keeps_messages).and_then(|theirs| difference(&theirs, &ours)) {
+            return Err(StartError::Setup(format!(
+                "the workers of this ledger have agreed on another topology: {difference}. If this configuration is the \
+                 right one, say so with `roundelay topology apply`, and give it to all workers"
+            )));
+        }
+        if current.as_deref() == Some(&ours.text()) || ledger.set_topology(current, ours.text()).await? {
+            return Ok(());
+        }
+    }
+}
+
+/// Makes this configuration the one that workers must agree with.
+///
+/// # Errors
+/// When the ledger cannot be written.
+pub async fn adopt(ledger: &dyn Ledger, config: &Config) -> Result<(), LedgerError> {
+    agree(ledger, |before| Some(Agreed::of(config, before.as_ref()))).await
+}
+
+/// A worker says that it seals payloads, or that it does not.
+///
+/// # Errors
+/// When the ledger cannot be written.
+pub async fn note_sealing(ledger: &dyn Ledger, sealed: bool) -> Result<(), LedgerError> {
+    agree(ledger, |before| Some(Agreed { sealed, ..before? })).await
+}
+
+/// Whether the workers of this ledger seal payloads, as the last of them said that was started or read its
+/// configuration again.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub async fn is_sealed(ledger: &dyn Ledger) -> Result<bool, LedgerError> {
+    Ok(ledger.topology().await?.as_deref().and_then(Agreed::read).is_some_and(|agreed| agreed.sealed))
+}
+
+/// Puts what is `next` in the place of what was agreed before.
+async fn agree(ledger: &dyn Ledger, next: impl Fn(Option<Agreed>) -> Option<Agreed>) -> Result<(), LedgerError> {
+    loop {
+        let current = ledger.topology().await?;
+        let Some(ours) = next(current.as_deref().and_then(Agreed::read)) else { return Ok(()) };
+        if current.as_deref() == Some(&ours.text()) || ledger.set_topology(current, ours.text()).await? {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_of_differences() {
+        let agreed = |prefix: &str, queues: &[&str]| Agreed {
+            prefix: prefix.into(),
+            queues: queues.iter().map(ToString::to_string).collect(),
+            sealed: false,
+        };
+        let theirs = agreed("r", &["a", "b"]);
+        let table = [
+            (agreed("r", &["a", "b"]), None),
+            (agreed("r", &["a", "b", "c"]), None),
+            (agreed("s", &["a", "b"]), Some("broker.prefix is `s` here and `r` there")),
+            (agreed("r", &["a"]), Some("this configuration lacks the queues: b")),
+            (agreed("r", &["c", "d"]), Some("this configuration lacks the queues: a, b; and it has others: c, d")),
+        ];
+        for (ours, expected) in table {
+            assert_eq!(difference(&theirs, &ours).as_deref(), expected, "{ours:?}");
+        }
+    }
+}

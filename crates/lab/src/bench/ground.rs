@@ -1,0 +1,266 @@
+//! What measurements stand on: a broker, a ledger, and some workers in this process.
+//!
+//! Each worker has connections of its own, and by that a ledger of its own on the same file or server, as
+//! processes have.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use roundelay_broker::embedded::EmbeddedBroker;
+use roundelay_broker::{Broker, BrokerUrl};
+use roundelay_config::{Config, Format};
+use roundelay_engine::enroll::{Enroller, Entity};
+use roundelay_engine::life::Probe;
+use roundelay_engine::roster::{SyncError, Wishes};
+use roundelay_engine::telemetry::{Latenesses, Telemetry};
+use roundelay_engine::{Connections, Engine, StartError, roster};
+use roundelay_handler::Context;
+use roundelay_ledger::{Order, Traffic, Which};
+use roundelay_model::job::Job;
+use roundelay_model::outcome::Outcome;
+use roundelay_model::topology::Names;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::chains::{KIND, QUEUE};
+
+/// Entities enrolled in one transaction.
+const BATCH: usize = 1_000;
+
+/// Reads a benchmark's configuration: broker and ledger, and what `rest` says about queue, kind and throttle.
+pub(super) fn config(broker: &str, ledger: &str, rest: &str) -> Result<Config, StartError> {
+    let text =
+        format!("broker.url = \"{broker}\"\nbroker.prefix = \"roundelay-bench\"\nledger.url = \"{ledger}\"\n{rest}");
+    Config::parse(&text, "the benchmark's configuration", []).map_err(|error| StartError::Setup(error.to_string()))
+}
+
+/// Connections for each worker, and the broker empty.
+pub(super) struct Ground {
+    config: Config,
+    workers: Vec<Connections>,
+}
+
+impl Ground {
+    /// Connects each of so many workers, and ends what an earlier benchmark has left.
+    pub(super) async fn open(config: Config, workers: usize) -> Result<Self, StartError> {
+        let node = matches!(config.broker.url, BrokerUrl::Embedded)
+            .then(|| EmbeddedBroker::new(Names::new(&config.broker.prefix)));
+        let mut all = Vec::with_capacity(workers);
+        for _ in 0..workers.max(1) {
+            let mut connections = Connections::open(&config).await?;
+            if let Some(node) = &node {
+                connections.broker = Arc::new(node.connect());
+            }
+            all.push(connections);
+        }
+        Self::on(config, all).await
+    }
+
+    /// Connects each worker anew, as after a restart: nothing is in its memory any more of what has been done so
+    /// far. Not for the embedded broker, which would lose its messages.
+    pub(super) async fn restarted(self) -> Result<Self, StartError> {
+        let Self { config, workers } = self;
+        let count = workers.len();
+        for worker in workers {
+            worker.broker.close().await;
+        }
+        let mut workers = Vec::with_capacity(count);
+        for _ in 0..count {
+            workers.push(Connections::open(&config).await?);
+        }
+        Ok(Self { config, workers })
+    }
+
+    /// Whether the broker is the one in this process.
+    pub(super) fn is_embedded(&self) -> bool {
+        matches!(self.config.broker.url, BrokerUrl::Embedded)
+    }
+
+    /// On these connections, of which there is at least one.
+    pub(super) async fn on(config: Config, workers: Vec<Connections>) -> Result<Self, StartError> {
+        let (topology, ground) = (config.topology(), Self { config, workers });
+        ground.first().broker.remove(&topology).await?;
+        ground.first().broker.apply(&topology).await?;
+        let earlier = Which { kind: Some(KIND.into()), key: None, ..Which::default() };
+        ground.first().ledger.steer(earlier, Order::Retire).await?;
+        Ok(ground)
+    }
+
+    /// The connections of the first worker.
+    pub(super) fn first(&self) -> &Connections {
+        &self.workers[0]
+    }
+
+    /// Has the workers publish and consume by what `wrap` makes of their brokers.
+    pub(super) fn through(mut self, wrap: impl Fn(Arc<dyn Broker>) -> Arc<dyn Broker>) -> Self {
+        self.workers.iter_mut().for_each(|worker| worker.broker = wrap(worker.broker.clone()));
+        self
+    }
+
+    /// Begins so many chains, on all queues in turn, their first ticks spread over `window`; by default over their
+    /// interval.
+    pub(super) async fn enroll(
+        &self,
+        chains: usize,
+        window: Option<Duration>,
+        mut note: impl FnMut(usize),
+    ) -> Result<(), StartError> {
+        let mut enroller = Enroller::new(&self.config, self.first().clone(), KIND, window, true)?;
+        let run = self.first().entropy.token();
+        let queues: Vec<&String> = self.config.queues.keys().collect();
+        for first in (0..chains).step_by(BATCH) {
+            let numbers = first..(first + BATCH).min(chains);
+            let entity = |n| Entity::new(format!("{run}-{n}"), queues[n % queues.len()], "{}");
+            let tally = enroller.enroll(numbers.map(entity).collect()).await?;
+            if tally.unsent > 0 {
+                return Err(StartError::Setup(format!("{} first messages could not be sent", tally.unsent)));
+            }
+            note((first + BATCH).min(chains));
+        }
+        Ok(())
+    }
+
+    /// Begins so many chains as `roundelay enroll` does, from a roster in CSV, row by row.
+    pub(super) async fn enroll_roster(&self, chains: usize, mut note: impl FnMut(usize)) -> Result<(), StartError> {
+        let wishes = Wishes { own_process: true, ..Wishes::default() };
+        let failed = |error: SyncError| StartError::Setup(error.to_string());
+        let mut sync = roster::Sync::begin(&self.config, self.first().clone(), KIND, wishes).await.map_err(failed)?;
+        let source = Roster { run: self.first().entropy.token(), rows: chains, next: 0, line: Vec::new(), read: 0 };
+        for (n, row) in roster::rows(Format::Csv, source).map_err(StartError::Setup)?.enumerate() {
+            if let Some(bad) = sync.row(row).await.map_err(failed)? {
+                return Err(StartError::Setup(bad.reason));
+            }
+            note(n + 1);
+        }
+        match sync.end().await.map_err(failed)?.tally.unsent {
+            0 => Ok(()),
+            unsent => Err(StartError::Setup(format!("{unsent} first messages could not be sent"))),
+        }
+    }
+
+    /// Starts the workers and waits until they consume. Each start is told to `started`, and `probe` watches.
+    pub(super) async fn start(
+        &self,
+        chores: bool,
+        probe: Option<Arc<dyn Probe>>,
+        started: impl Fn(&Job) + Clone + Send + Sync + 'static,
+    ) -> Result<Workers, StartError> {
+        let prepare = |engine: Engine| {
+            let engine = if chores { engine } else { engine.without_chores() };
+            match &probe {
+                Some(probe) => engine.probe(probe.clone()),
+                None => engine,
+            }
+        };
+        self.start_prepared(prepare, started).await
+    }
+
+    /// The same for engines that are `prepared`.
+    pub(super) async fn start_prepared(
+        &self,
+        prepare: impl Fn(Engine) -> Engine,
+        started: impl Fn(&Job) + Clone + Send + Sync + 'static,
+    ) -> Result<Workers, StartError> {
+        let mut workers = Workers { stop: CancellationToken::new(), telemetries: Vec::new(), engines: Vec::new() };
+        for connections in &self.workers {
+            let started = started.clone();
+            let engine = prepare(Engine::new(self.config.clone()).connections(connections.clone()));
+            let engine = engine.handler(KIND, move |job: Job, _: Context| {
+                started(&job);
+                async { Outcome::Done }
+            });
+            workers.telemetries.push(engine.telemetry());
+            let ready = engine.ready();
+            let mut engine = tokio::spawn(engine.run(workers.stop.clone()));
+            tokio::select! {
+                () = ready.wait() => {}
+                ended = &mut engine => ended.map_err(|error| StartError::Setup(error.to_string()))??,
+            }
+            workers.engines.push(engine);
+        }
+        Ok(workers)
+    }
+
+    /// What the ledgers of all workers had to do.
+    pub(super) fn traffic(&self) -> Traffic {
+        self.workers.iter().map(|worker| worker.ledger.traffic()).fold(Traffic::default(), |sum, one| Traffic {
+            writes: sum.writes + one.writes,
+            slots: sum.slots + one.slots,
+            reads: sum.reads + one.reads,
+        })
+    }
+
+    /// Messages that wait in the queue, and that no worker has.
+    pub(super) async fn backlog(&self) -> Result<u64, StartError> {
+        Ok(self.first().broker.depth(QUEUE).await?.ready)
+    }
+
+    /// Ends the chains, so that a worker on this ledger has nothing to do with them, and cleans up on the
+    /// broker, by connections of its own.
+    pub(super) async fn clear(self) -> Result<(), StartError> {
+        let ours = Which { kind: Some(KIND.into()), key: None, ..Which::default() };
+        self.first().ledger.steer(ours, Order::Retire).await?;
+        if !matches!(self.config.broker.url, BrokerUrl::Embedded) {
+            let connections = Connections::open(&self.config).await?;
+            connections.broker.remove(&self.config.topology()).await?;
+            connections.broker.close().await;
+        }
+        Ok(())
+    }
+}
+
+/// A roster in CSV that is written as it is read, so that it takes no memory beside the chains.
+struct Roster {
+    run: String,
+    rows: usize,
+    next: usize,
+    line: Vec<u8>,
+    read: usize,
+}
+
+impl Read for Roster {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        if self.read == self.line.len() && self.next <= self.rows {
+            let line = match self.next {
+                0 => "key,platform,country\n".into(),
+                nth => format!("{}-{nth},ios,de\n", self.run),
+            };
+            (self.line, self.read, self.next) = (line.into_bytes(), 0, self.next + 1);
+        }
+        let count = into.len().min(self.line.len() - self.read);
+        into[..count].copy_from_slice(&self.line[self.read..self.read + count]);
+        self.read += count;
+        Ok(count)
+    }
+}
+
+/// Workers that run.
+pub(super) struct Workers {
+    stop: CancellationToken,
+    telemetries: Vec<Arc<Telemetry>>,
+    engines: Vec<JoinHandle<Result<(), StartError>>>,
+}
+
+impl Workers {
+    /// Forgets waits and latenesses so far.
+    pub(super) fn reset(&self) {
+        self.telemetries.iter().for_each(|telemetry| telemetry.reset_lateness());
+    }
+
+    /// How long was waited for slots.
+    pub(super) fn waits(&self) -> Latenesses {
+        let mut all = Latenesses::default();
+        self.telemetries.iter().for_each(|telemetry| all.add(&telemetry.waits()));
+        all
+    }
+
+    /// Stops them in good order.
+    pub(super) async fn stop(self) -> Result<(), StartError> {
+        self.stop.cancel();
+        for engine in self.engines {
+            engine.await.map_err(|error| StartError::Setup(error.to_string()))??;
+        }
+        Ok(())
+    }
+}

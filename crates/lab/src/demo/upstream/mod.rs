@@ -1,0 +1,232 @@
+//! An upstream with several platforms, which is also an independent judge.
+//!
+//! It answers the engine's HTTP handler the way a package registry does: versions, its own rate
+//! limit, some latency, a few 404s and 500s. And it keeps its own record of who called when, so
+//! that what the demo reports about the engine does not come from the engine. A call passes
+//! `answer`; `judge` keeps the record, `platform` the limits and the counts.
+
+mod judge;
+mod platform;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::serve::ListenerExt;
+use roundelay_model::clock::Entropy;
+use roundelay_model::job::{MAX_BYTES, seed};
+use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use self::judge::{Judge, Occurrence};
+pub use self::judge::{Offence, Verdict};
+use self::platform::Platform;
+pub use self::platform::{PlatformSettings, PlatformStats};
+
+/// How an [`Upstream`] behaves.
+#[derive(Clone, Debug)]
+pub struct UpstreamSettings {
+    /// Its platforms by name: the first segment of the path.
+    pub platforms: BTreeMap<String, PlatformSettings>,
+    /// How long a call that passes the rate limit takes, uniformly.
+    pub latency: RangeInclusive<Duration>,
+    /// The share of names that are always answered with 404.
+    pub missing: f64,
+    /// The share of calls that are answered with 500.
+    pub broken: f64,
+}
+
+impl Default for UpstreamSettings {
+    /// No platforms, 1 to 15 ms, one name and one call in a thousand.
+    fn default() -> Self {
+        Self {
+            platforms: BTreeMap::new(),
+            latency: Duration::from_millis(1)..=Duration::from_millis(15),
+            missing: 0.001,
+            broken: 0.001,
+        }
+    }
+}
+
+/// A running upstream.
+#[derive(Debug)]
+pub struct Upstream {
+    url: String,
+    shared: Arc<Shared>,
+    server: JoinHandle<io::Result<()>>,
+}
+
+/// What an [`Upstream`] has seen so far.
+#[derive(Clone, Debug, Serialize)]
+pub struct UpstreamStats {
+    /// How long it has been up.
+    pub uptime: Duration,
+    /// Its platforms by name.
+    pub platforms: BTreeMap<String, PlatformStats>,
+    /// Calls that were no job, or for no platform of these.
+    pub rejected: u64,
+    /// Its verdict on the engine.
+    pub verdict: Verdict,
+}
+
+#[derive(Debug)]
+struct Shared {
+    platforms: BTreeMap<String, Platform>,
+    latency: RangeInclusive<Duration>,
+    missing: f64,
+    broken: f64,
+    entropy: Entropy,
+    judge: Judge,
+    rejected: std::sync::atomic::AtomicU64,
+    started: Instant,
+}
+
+impl Upstream {
+    /// Starts on a free port of 127.0.0.1, and answers until `stop` is cancelled; calls in
+    /// progress then are still answered.
+    ///
+    /// # Errors
+    /// When there is no port to listen on.
+    pub async fn start(settings: UpstreamSettings, entropy: Entropy, stop: CancellationToken) -> io::Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let started = Instant::now();
+        let shared = Arc::new(Shared {
+            platforms: settings.platforms.into_iter().map(|(name, it)| (name, Platform::new(it))).collect(),
+            latency: settings.latency,
+            missing: settings.missing,
+            broken: settings.broken,
+            entropy,
+            judge: Judge::default(),
+            rejected: Default::default(),
+            started,
+        });
+        let router = Router::new()
+            .route("/{platform}", post(answer))
+            .route("/{platform}/{*rest}", post(answer_below))
+            // A job may be as large as a message.
+            .layer(DefaultBodyLimit::max(2 * MAX_BYTES))
+            .with_state(Arc::clone(&shared));
+        let listener = listener.tap_io(|connection| {
+            // Answers are small: held back for more to come, they would only be late.
+            let _ = connection.set_nodelay(true);
+        });
+        let server = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
+        Ok(Self { url, shared, server: tokio::spawn(server.into_future()) })
+    }
+
+    /// Its base URL, with no slash at the end; a job is POSTed to `<url>/<platform>`.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// What it has seen so far.
+    pub fn stats(&self) -> UpstreamStats {
+        let shared = &self.shared;
+        UpstreamStats {
+            uptime: shared.started.elapsed(),
+            platforms: shared.platforms.iter().map(|(name, platform)| (name.clone(), platform.stats())).collect(),
+            rejected: shared.rejected.load(std::sync::atomic::Ordering::Relaxed),
+            verdict: shared.judge.verdict(),
+        }
+    }
+
+    /// How often the entity `key` of `kind` has been called, and how long ago last.
+    pub fn calls(&self, kind: &str, key: &str) -> Option<(u32, Duration)> {
+        self.shared.judge.calls(kind, key)
+    }
+
+    /// Returns when it has stopped, with what it saw in the end.
+    ///
+    /// # Errors
+    /// When it stopped because it could not go on.
+    pub async fn stopped(mut self) -> io::Result<UpstreamStats> {
+        (&mut self.server).await.map_err(io::Error::other)??;
+        Ok(self.stats())
+    }
+}
+
+/// The part of a job that the upstream looks at.
+#[derive(Deserialize)]
+struct Call<'a> {
+    #[serde(borrow)]
+    kind: Cow<'a, str>,
+    #[serde(borrow)]
+    key: Cow<'a, str>,
+    chain: Option<Occurrence>,
+    #[serde(borrow, default)]
+    payload: Option<Package<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Package<'a> {
+    #[serde(borrow, default)]
+    name: Option<Cow<'a, str>>,
+}
+
+async fn answer_below(
+    State(shared): State<Arc<Shared>>,
+    Path((platform, _)): Path<(String, String)>,
+    body: Bytes,
+) -> Response {
+    shared.answer(&platform, &body).await
+}
+
+async fn answer(State(shared): State<Arc<Shared>>, Path(platform): Path<String>, body: Bytes) -> Response {
+    shared.answer(&platform, &body).await
+}
+
+impl Shared {
+    async fn answer(&self, name: &str, body: &[u8]) -> Response {
+        let (Some(platform), Ok(call)) = (self.platforms.get(name), serde_json::from_slice::<Call>(body)) else {
+            self.rejected.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            return (StatusCode::BAD_REQUEST, "not a job, or no such platform").into_response();
+        };
+        let running = self.judge.begins(&call.kind, &call.key, call.chain);
+        if !platform.admit() {
+            return (StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "1")]).into_response();
+        }
+        sleep(self.entropy.between(*self.latency.start(), *self.latency.end())).await;
+        if self.entropy.unit() < self.broken {
+            platform.count(StatusCode::INTERNAL_SERVER_ERROR);
+            return (StatusCode::INTERNAL_SERVER_ERROR, "out of luck").into_response();
+        }
+        let package = call.payload.and_then(|package| package.name).unwrap_or(call.key);
+        let version = platform.version(&package).filter(|_| !self.is_missing(name, &package));
+        // Both are final: the occurrence is over, and must not come again.
+        running.finished();
+        match version {
+            None => {
+                platform.count(StatusCode::NOT_FOUND);
+                (StatusCode::NOT_FOUND, "no such package").into_response()
+            }
+            Some(version) => {
+                platform.count(StatusCode::OK);
+                axum::Json(Found { name: &package, version }).into_response()
+            }
+        }
+    }
+
+    /// The same names each time, and on every machine.
+    fn is_missing(&self, platform: &str, name: &str) -> bool {
+        (seed("missing", platform, name) as f64) < self.missing * u64::MAX as f64
+    }
+}
+
+#[derive(Serialize)]
+struct Found<'a> {
+    name: &'a str,
+    version: &'a str,
+}

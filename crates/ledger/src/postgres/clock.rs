@@ -1,0 +1,88 @@
+//! The ledger's time by the server's clock: see [`Followed`].
+
+use std::sync::atomic::Ordering;
+
+use roundelay_model::calendar::{Calendar, Stretch};
+use roundelay_model::clock::{Reading, Seen, Time, instant};
+use tokio::time::Instant;
+use tokio_postgres::{Client, Error, Row};
+
+use super::PostgresLedger;
+use super::connect::words;
+use crate::LedgerError;
+
+/// A reading: what the server's clock shows, and how far that has been set in all.
+pub(super) const READ: &str =
+    "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8, set_by, version FROM ledger_clock";
+/// Of several who notice at once, the first writes.
+const CORRECT: &str = "
+    WITH told AS (UPDATE ledger_clock SET set_by = $1, version = version + 1 WHERE version = $2 RETURNING set_by),
+         old AS (DELETE FROM clock_sets
+                 WHERE since < (SELECT since FROM clock_sets ORDER BY since DESC OFFSET 31 LIMIT 1))
+    INSERT INTO clock_sets (since, ahead) SELECT $3, set_by / 1000 FROM told";
+/// Who opens the ledger later knows that its time was this already.
+const SEEN: &str = "UPDATE ledger_clock SET seen = greatest(seen, $1)";
+const LAST: &str = "SELECT seen FROM ledger_clock";
+/// In milliseconds.
+const SEEN_EVERY: i64 = 10_000;
+const SETS: &str = "SELECT since, ahead FROM clock_sets ORDER BY since";
+
+/// The reading that a row of [`READ`] is.
+pub(super) fn seen(row: &Row, asked: Instant) -> Result<Seen, Error> {
+    Ok(Seen { server: row.try_get(0)?, set: row.try_get(1)?, version: row.try_get(2)?, asked, answered: instant() })
+}
+
+/// Writes how far the server's clock has been set, if a reading has shown that.
+pub(super) async fn correct(client: &Client, seen: &Seen, reading: Reading) -> Result<(), Error> {
+    let Some(set) = reading.correction else { return Ok(()) };
+    client.execute(CORRECT, &[&set, &seen.version, &reading.time().as_millis()]).await.map(drop)
+}
+
+/// What the ledger remembers of the server's clock, and a first reading of it.
+///
+/// Who only looks does not write that the server's clock was set back while nobody was there.
+pub(super) async fn first(client: &Client, writes: bool) -> Result<(Seen, Calendar), Error> {
+    let rows = client.query(SETS, &[]).await?;
+    let stretches =
+        rows.iter().map(|row| Ok(Stretch { since: Time::from_millis(row.try_get(0)?), ahead: row.try_get(1)? }));
+    let mut calendar = Calendar::new(stretches.collect::<Result<_, Error>>()?);
+    let asked = instant();
+    let row = client.query_one(READ, &[]).await?;
+    let mut first = seen(&row, asked)?;
+    let last: i64 = client.query_one(LAST, &[]).await?.try_get(0)?;
+    if first.server - first.set < last {
+        // The server's clock was set back while nobody was there: time goes on from where it was.
+        let set = first.server - last;
+        if writes {
+            client.execute(CORRECT, &[&set, &first.version, &last.div_euclid(1_000)]).await?;
+        }
+        (first.set, first.version) = (set, first.version + 1);
+        calendar = calendar.set(Time::from_millis(last.div_euclid(1_000)), set.div_euclid(1_000));
+    }
+    Ok((first, calendar))
+}
+
+impl PostgresLedger {
+    /// Reads the server's clock.
+    pub(super) async fn read(&self) -> Result<(), LedgerError> {
+        let failed = |error: Error| LedgerError::Statement(words(&error));
+        let asked = instant();
+        let rows = self.reader.query(READ, &[]).await?;
+        let row = rows.first().ok_or_else(|| LedgerError::Statement("the table ledger_clock is empty".into()))?;
+        let seen = seen(row, asked).map_err(failed)?;
+        let reading = self.clock.read(seen);
+        self.clock.looked(asked);
+        let noted = self.noted.load(Ordering::Relaxed);
+        if reading.time().as_millis() >= noted + SEEN_EVERY {
+            self.reader.execute(SEEN, &[&reading.micros]).await?;
+            self.noted.store(reading.time().as_millis(), Ordering::Relaxed);
+        }
+        match reading.correction {
+            Some(set) => {
+                let since = reading.time().as_millis();
+                self.reader.execute(CORRECT, &[&set, &seen.version, &since]).await.map(drop)
+            }
+            None => Ok(()),
+        }
+    }
+}

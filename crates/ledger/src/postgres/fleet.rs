@@ -1,0 +1,118 @@
+//! Workers and what was ordered of them, in SQL.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use roundelay_model::clock::Time;
+use roundelay_model::fleet::{FleetOrder, FleetOrders, KEPT, Presence, Pulse, Subject};
+use tokio_postgres::{Error, Row};
+
+use super::PostgresLedger;
+use super::connect::{Use, words};
+use crate::{Fleet, LedgerError, SeenWorker};
+
+/// How long an order may take.
+const ORDER: Duration = Duration::from_secs(60);
+
+/// One statement for all of it. Waits for nobody: what another worker forgets just now is forgotten all the same.
+const ATTEND: &str = "
+    WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms),
+         silent AS (
+             DELETE FROM workers WHERE worker IN (
+                 SELECT worker FROM workers, now WHERE seen < ms - $5 AND worker <> $1 FOR UPDATE OF workers SKIP LOCKED)
+             RETURNING worker),
+         orders AS (DELETE FROM fleet_orders WHERE subject IN (SELECT 'worker:' || worker FROM silent)),
+         -- Of workers that have left while the order was given.
+         late AS (
+             DELETE FROM fleet_orders WHERE starts_with(subject, 'worker:')
+                 AND subject NOT IN (SELECT 'worker:' || worker FROM workers)),
+         old AS (
+             DELETE FROM pulses WHERE (at, worker) IN (
+                 SELECT at, worker FROM pulses, now WHERE at < ms - $5 FOR UPDATE OF pulses SKIP LOCKED)),
+         told AS (
+             INSERT INTO pulses (at, worker, said)
+             SELECT u.at, $1, u.said FROM unnest($3::int8[], $4::text[]) AS u (at, said)
+             ON CONFLICT (at, worker) DO UPDATE SET said = excluded.said)
+    INSERT INTO workers (worker, seen, said) SELECT $1, ms, $2 FROM now
+    ON CONFLICT (worker) DO UPDATE SET seen = excluded.seen, said = excluded.said";
+const LEAVE: &str = "
+    WITH orders AS (DELETE FROM fleet_orders WHERE subject = 'worker:' || $1)
+    DELETE FROM workers WHERE worker = $1";
+/// Whoever orders at the same time waits for the other, and adds to what that one has said.
+const TAKE: &str = "
+    INSERT INTO fleet_orders (subject, orders) VALUES ($1, '{}')
+    ON CONFLICT (subject) DO UPDATE SET orders = fleet_orders.orders RETURNING orders";
+
+#[async_trait]
+impl Fleet for PostgresLedger {
+    async fn attend(&self, presence: Presence, pulses: Vec<Pulse>) -> Result<(), LedgerError> {
+        let said = serde_json::to_string(&presence).unwrap_or_default();
+        let at: Vec<i64> = pulses.iter().map(|pulse| pulse.at.as_millis()).collect();
+        let told: Vec<String> = pulses.iter().map(|pulse| serde_json::to_string(pulse).unwrap_or_default()).collect();
+        let kept = i64::try_from(KEPT.as_millis()).unwrap_or(i64::MAX);
+        self.reader.execute(ATTEND, &[&presence.worker, &said, &at, &told, &kept]).await.map(drop)
+    }
+
+    async fn leave(&self, worker: String) -> Result<(), LedgerError> {
+        self.reader.execute(LEAVE, &[&worker]).await.map(drop)
+    }
+
+    async fn workers(&self) -> Result<Vec<SeenWorker>, LedgerError> {
+        let rows = self.reader.query("SELECT said, seen FROM workers ORDER BY worker", &[]).await?;
+        let read = |row: &Row| Ok::<(String, i64), Error>((row.try_get(0)?, row.try_get(1)?));
+        let rows: Vec<(String, i64)> = rows.iter().map(read).collect::<Result<_, _>>().map_err(told)?;
+        // What another version has written and this one cannot read is left out.
+        let seen = rows.iter().filter_map(|(said, seen)| {
+            Some(SeenWorker { presence: serde_json::from_str(said).ok()?, seen: Time::from_millis(*seen) })
+        });
+        Ok(seen.collect())
+    }
+
+    async fn pulses(&self, since: Time) -> Result<Vec<Pulse>, LedgerError> {
+        let sql = "SELECT said FROM pulses WHERE at >= $1 ORDER BY at, worker";
+        let rows = self.reader.query(sql, &[&since.as_millis()]).await?;
+        let said: Vec<String> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(told)?;
+        Ok(said.iter().filter_map(|said| serde_json::from_str(said).ok()).collect())
+    }
+
+    async fn fleet_orders(&self) -> Result<BTreeMap<Subject, FleetOrders>, LedgerError> {
+        let rows = self.reader.query("SELECT subject, orders FROM fleet_orders", &[]).await?;
+        let read = |row: &Row| Ok::<(String, String), Error>((row.try_get(0)?, row.try_get(1)?));
+        let rows: Vec<(String, String)> = rows.iter().map(read).collect::<Result<_, _>>().map_err(told)?;
+        let orders =
+            rows.iter().filter_map(|(subject, text)| Some((Subject::read(subject)?, FleetOrders::read(text, subject))));
+        Ok(orders.filter(|(_, orders)| !orders.is_empty()).collect())
+    }
+
+    async fn order_fleet(&self, of: Subject, order: FleetOrder, by: String) -> Result<FleetOrders, LedgerError> {
+        let subject = of.to_string();
+        let mut session = self.address.connect(Use::Long(ORDER)).await?;
+        let now = self.clock.now();
+        let work = async {
+            let transaction = session.client.transaction().await?;
+            if let Subject::Worker(name) = &of {
+                let there = "SELECT FROM workers WHERE worker = $1";
+                if transaction.query_opt(there, &[name]).await?.is_none() {
+                    return Ok(None);
+                }
+            }
+            let text: String = transaction.query_one(TAKE, &[&subject]).await?.try_get(0)?;
+            let mut orders = FleetOrders::read(&text, &subject);
+            orders.add(order, &by, now);
+            if orders.is_empty() {
+                transaction.execute("DELETE FROM fleet_orders WHERE subject = $1", &[&subject]).await?;
+            } else {
+                let update = "UPDATE fleet_orders SET orders = $2 WHERE subject = $1";
+                transaction.execute(update, &[&subject, &orders.text()]).await?;
+            }
+            transaction.commit().await?;
+            Ok(Some(orders))
+        };
+        work.await.map_err(told)?.ok_or_else(|| super::super::gone(of))
+    }
+}
+
+fn told(error: Error) -> LedgerError {
+    LedgerError::Statement(words(&error))
+}

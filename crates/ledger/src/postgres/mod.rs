@@ -1,0 +1,421 @@
+//! The ledger in PostgreSQL, which many workers on many machines share.
+//!
+//! - `connect` and `tls`: a connection and how it is set up.
+//! - `schema`: the tables, and the numbers that never go back.
+//! - `lane`: verbs that wait together are one transaction of two round trips (`group`), which
+//!   decides about them here (`verbs`, on a `page`) and writes what has come of it (`write`).
+//! - `reader`: single statements: queries (`views`, `list`) and what concerns many chains (`orders`).
+//! - `examine`: what somebody finds who only looks at the server.
+//!
+//! Only the server's clock decides. What [`Ledger::now`] tells follows it.
+
+mod access;
+mod clock;
+mod connect;
+mod contents;
+pub mod examine;
+mod failed;
+mod fleet;
+mod foreign;
+mod group;
+mod history;
+mod lane;
+mod list;
+mod orders;
+mod page;
+mod reader;
+mod rosters;
+mod running;
+mod schema;
+mod search;
+mod sessions;
+mod slots;
+mod tls;
+mod traffic;
+mod verbs;
+mod views;
+mod write;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::try_join_all;
+use roundelay_model::calendar::Calendar;
+use roundelay_model::clock::{Clock, Entropy, Followed, Seen, Time};
+use roundelay_model::failure::{FailedItem, Failure};
+use roundelay_model::progress::Progress;
+use roundelay_model::secret::Secret;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
+
+use super::{
+    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, Filter, Finish, FinishRequest, Hint,
+    KeptJob, Kinds, LateChain, Ledger, LedgerError, Listed, LookAgain, Move, NewChain, Order, Overdue, OwnerCensus,
+    Place, Sent, SpawnedJob, Which,
+};
+use crate::mark::Marks;
+use crate::traffic::Counters;
+use connect::{Address, Use, words};
+pub use foreign::Foreign;
+use lane::Lane;
+use page::Quarantined;
+use reader::Reader;
+use slots::Desk;
+use verbs::{Accept, Enroll, Flush, ForgetJobs, KeepJob, Look, MarkSent, RecordFailure};
+
+/// Lanes for the verbs of single chains. While one waits for its commit, the other works.
+const LANES: usize = 2;
+/// So many connections at most of their own have verbs that may take longer than a group: a program may end very many
+/// chains at once, by a message or a request for each.
+const OWN_CONNECTIONS: usize = 4;
+/// How long the migrations may take, or another worker's that is waited for.
+const MIGRATIONS: Duration = Duration::from_secs(120);
+
+/// Looks whether `url` can be used, without connecting or reading a file. The reason has no
+/// password in it.
+pub fn check_url(url: &str) -> Result<(), String> {
+    connect::parse(url).map(drop)
+}
+
+/// A ledger in PostgreSQL.
+pub struct PostgresLedger {
+    id: String,
+    clock: Arc<Followed>,
+    /// When the time was last noted, in milliseconds.
+    noted: AtomicI64,
+    address: Address,
+    /// A chain's verbs always take the same.
+    chains: Vec<Lane>,
+    /// For verbs about many chains, or none, which would hold up the others.
+    rest: Lane,
+    reader: Reader,
+    /// For what workers need to know of each other: a long query would keep it waiting.
+    pulse: Reader,
+    marks: Marks,
+    desk: Desk,
+    /// Leave to open a connection of one's own.
+    own: Semaphore,
+    counters: Arc<Counters>,
+}
+
+impl PostgresLedger {
+    /// Opens, and if need be creates, the ledger at `url` (`postgres://…`).
+    ///
+    /// # Errors
+    /// [`LedgerError::Open`] with what to do.
+    pub async fn open(url: &Secret, entropy: &Entropy) -> Result<Self, LedgerError> {
+        let address = Address::new(url).map_err(|reason| LedgerError::Open { path: url.to_string(), reason })?;
+        let (id, seen, calendar) = timeout(MIGRATIONS * 2, prepare(&address, entropy))
+            .await
+            .map_err(|_| address.failed("it does not answer"))??;
+        let clock = Arc::new(Followed::new(seen, calendar));
+        let counters = Arc::<Counters>::default();
+        let lane = || Lane::open(&address, clock.clone(), counters.clone());
+        let chains = try_join_all((0..LANES).map(|_| lane())).await?;
+        let rest = lane().await?;
+        let reader = Reader::open(&address, counters.clone()).await?;
+        let pulse = reader.again();
+        let desk = Desk::new(&address, clock.clone(), counters.clone());
+        let (marks, own) = (Marks::shared(format!("roundelay-{id}-"), entropy), Semaphore::new(OWN_CONNECTIONS));
+        let noted = AtomicI64::default();
+        Ok(Self { id, clock, noted, address, chains, rest, reader, pulse, marks, desk, own, counters })
+    }
+
+    /// Opens the ledger only to look at it: nothing is created, written or brought up to date, and every verb that
+    /// writes is refused.
+    ///
+    /// # Errors
+    /// [`LedgerError::Open`], also when its format is another than this program's.
+    pub async fn look(url: &Secret) -> Result<Self, LedgerError> {
+        let address = Address::new(url).map_err(|reason| LedgerError::Open { path: url.to_string(), reason })?;
+        let address = address.for_looking();
+        let session = address.connect(Use::Read).await?;
+        let asked = async {
+            let sql = "SELECT (SELECT value FROM meta WHERE name = 'ledger_id'),
+                              (SELECT value FROM meta WHERE name = 'ledger_version')";
+            let row = session.client.query_one(sql, &[]).await?;
+            Ok((row.try_get(0)?, row.try_get(1)?))
+        };
+        let (id, version): (String, String) =
+            asked.await.map_err(|error: tokio_postgres::Error| address.failed(words(&error)))?;
+        if version != schema::VERSION.to_string() {
+            let known = schema::VERSION;
+            let words = format!("its format is version {version}, and this program looks at version {known}");
+            return Err(address.failed(words));
+        }
+        let (seen, calendar) =
+            clock::first(&session.client, false).await.map_err(|error| address.failed(words(&error)))?;
+        let clock = Arc::new(Followed::new(seen, calendar));
+        let counters = Arc::<Counters>::default();
+        let reader = Reader::open(&address, counters.clone()).await?;
+        let desk = Desk::new(&address, clock.clone(), counters.clone());
+        let (rest, own) = (Lane::closed(), Semaphore::new(OWN_CONNECTIONS));
+        let pulse = reader.again();
+        let marks = Marks::new(None, String::new(), &Entropy::seeded(0));
+        let noted = AtomicI64::default();
+        Ok(Self { id, clock, noted, address, chains: Vec::new(), rest, reader, pulse, marks, desk, own, counters })
+    }
+
+    /// The clock that follows the server's.
+    pub fn clock(&self) -> Clock {
+        Clock::Followed(self.clock.clone())
+    }
+
+    /// Waits for leave to open a connection of one's own, and keeps it.
+    async fn own(&self) -> Result<SemaphorePermit<'_>, LedgerError> {
+        self.own.acquire().await.map_err(|_| LedgerError::Closed)
+    }
+
+    fn lane(&self, epoch: i64) -> &Lane {
+        let lanes = i64::try_from(self.chains.len()).unwrap_or(1).max(1);
+        // Epochs come one after the other, so the lanes get equally many.
+        usize::try_from(epoch.rem_euclid(lanes)).ok().and_then(|at| self.chains.get(at)).unwrap_or(&self.rest)
+    }
+}
+
+/// A schema that one demo has to itself, in a database that others may use.
+pub struct OwnSchema {
+    address: Address,
+    name: String,
+    url: String,
+}
+
+impl OwnSchema {
+    /// Makes it, with a `name` of letters, digits and underscores.
+    pub async fn create(url: &str, name: &str) -> Result<Self, LedgerError> {
+        let secret = Secret::from(url.to_owned());
+        let address = Address::new(&secret).map_err(|reason| LedgerError::Open { path: secret.to_string(), reason })?;
+        let and = if url.contains('?') { '&' } else { '?' };
+        let own = Self { address, name: name.to_owned(), url: format!("{url}{and}options=-csearch_path%3D{name}") };
+        own.execute("CREATE SCHEMA", "").await?;
+        Ok(own)
+    }
+
+    /// The URL of a ledger in it.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Removes it with all that is in it.
+    pub async fn remove(self) -> Result<(), LedgerError> {
+        self.execute("DROP SCHEMA", "CASCADE").await
+    }
+
+    async fn execute(&self, what: &str, how: &str) -> Result<(), LedgerError> {
+        let failed = |error: tokio_postgres::Error| self.address.failed(words(&error));
+        let (client, task) = self.address.dial().await.map_err(failed)?;
+        let done = client.batch_execute(&format!("{what} \"{}\" {how}", self.name)).await.map_err(failed);
+        task.abort();
+        done
+    }
+}
+
+/// Brings the schema up to date; answers with the ledger's id, the server's time, and what is known of its clock.
+async fn prepare(address: &Address, entropy: &Entropy) -> Result<(String, Seen, Calendar), LedgerError> {
+    let mut session = address.connect(Use::Long(MIGRATIONS)).await?;
+    session.check_version().await.map_err(|reason| address.failed(reason))?;
+    let id = schema::migrate(&mut session, entropy).await.map_err(|reason| address.failed(reason))?;
+    let (seen, calendar) = clock::first(&session.client, true).await.map_err(|error| address.failed(words(&error)))?;
+    Ok((id, seen, calendar))
+}
+
+#[async_trait]
+impl Ledger for PostgresLedger {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    fn calendar(&self) -> Arc<Calendar> {
+        self.clock().calendar()
+    }
+
+    async fn read_clock(&self) -> Result<(), LedgerError> {
+        self.read().await
+    }
+
+    async fn enroll(&self, chains: Vec<NewChain>) -> Result<Vec<Enrolled>, LedgerError> {
+        self.rest.write(Enroll(chains)).await
+    }
+
+    async fn enrolled_sent(&self, sent: Vec<Sent>, slack: Duration) -> Result<(), LedgerError> {
+        self.rest.write(MarkSent { sent, slack: Some(slack) }).await
+    }
+
+    async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError> {
+        self.lane(request.hint.epoch).write(request).await
+    }
+
+    async fn finish(&self, request: FinishRequest) -> Result<Finish, LedgerError> {
+        self.lane(request.epoch).write(request).await
+    }
+
+    fn mark_sent(&self, sent: Sent) {
+        self.lane(sent.epoch).note(sent);
+    }
+
+    async fn flush(&self) -> Result<(), LedgerError> {
+        try_join_all(self.chains.iter().map(|lane| lane.write(Flush))).await.map(drop)
+    }
+
+    async fn overdue(
+        &self,
+        queue: String,
+        kinds: Kinds,
+        now: Time,
+        session: Option<i64>,
+        limit: u32,
+    ) -> Result<Vec<Overdue>, LedgerError> {
+        self.reader.overdue(queue, kinds, now, session, limit).await
+    }
+
+    async fn look_again(&self, looks: Vec<LookAgain>) -> Result<Vec<bool>, LedgerError> {
+        self.rest.write(Look(looks)).await
+    }
+
+    async fn messages(
+        &self,
+        queues: Vec<String>,
+        kinds: Kinds,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<Hint>, LedgerError> {
+        self.reader.messages(queues, kinds, after, limit).await
+    }
+
+    async fn record_failure(&self, kind: String, key: String, failed: FailedItem, at: Time) -> Result<(), LedgerError> {
+        self.rest.write(RecordFailure { kind, key, failed, at }).await
+    }
+
+    async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {
+        self.reader.failures(limit).await
+    }
+
+    async fn quarantine(
+        &self,
+        from: String,
+        reason: String,
+        body: Vec<u8>,
+        job: Option<String>,
+        at: Time,
+    ) -> Result<(), LedgerError> {
+        self.rest.write(Quarantined { at, from, reason, body, job }).await
+    }
+
+    async fn keep_job(&self, id: String, body: Vec<u8>) -> Result<(), LedgerError> {
+        self.rest.write(KeepJob { id, body }).await
+    }
+
+    async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
+        self.reader.kept_jobs(after, limit).await
+    }
+
+    async fn take_jobs(&self, after: i64, before: Time, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
+        self.reader.take_jobs(after, before, limit).await
+    }
+
+    async fn accept(
+        &self,
+        kind: String,
+        key: String,
+        spawned: Vec<SpawnedJob>,
+        chains: Vec<NewChain>,
+        failed: Vec<FailedItem>,
+    ) -> Result<Vec<Hint>, LedgerError> {
+        self.rest.write(Accept { kind, key, spawned, chains, failed }).await
+    }
+
+    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+        self.reader.note_progress(runs).await
+    }
+
+    async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError> {
+        self.rest.write(ForgetJobs(ids)).await
+    }
+
+    async fn owner(&self, owner: String) -> Result<ChainState, LedgerError> {
+        self.reader.owner(owner).await
+    }
+
+    async fn reserve(&self, kind: String, key: String, id: String, window: Duration) -> Result<String, LedgerError> {
+        self.reader.reserve(kind, key, id, window).await
+    }
+
+    async fn release(&self, kind: String, key: String, id: String) -> Result<(), LedgerError> {
+        self.reader.release(kind, key, id).await
+    }
+
+    async fn advance(&self, kind: String, key: String, slack: Duration) -> Result<Option<Hint>, LedgerError> {
+        self.reader.advance(kind, key, slack).await
+    }
+
+    async fn set_schedule(&self, kind: String, key: String, schedule: Option<String>) -> Result<bool, LedgerError> {
+        self.reader.set_schedule(kind, key, schedule).await
+    }
+
+    async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>, LedgerError> {
+        self.reader.reschedule(moves).await
+    }
+
+    async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+        let _leave = self.own().await?;
+        orders::steer(&self.address, &which, order).await
+    }
+
+    async fn matching(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+        self.reader.matching(which, order, self.now()).await
+    }
+
+    async fn list(&self, filter: Filter, after: Option<Place>, limit: u32) -> Result<Vec<Listed>, LedgerError> {
+        self.reader.list(filter, after, self.now(), limit).await
+    }
+
+    async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>, LedgerError> {
+        self.reader.owners(after, limit).await
+    }
+
+    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+        self.reader.history(fence, limit).await
+    }
+
+    async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>, LedgerError> {
+        self.reader.failures_of(kind, key).await
+    }
+
+    async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError> {
+        self.reader.chains(kind, key).await
+    }
+
+    async fn furthest(&self, queue: String, limit: u32) -> Result<Vec<Listed>, LedgerError> {
+        self.reader.furthest(queue, self.now(), limit).await
+    }
+
+    async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError> {
+        self.reader.late(before, self.now(), limit).await
+    }
+
+    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+        self.reader.attempts(after, limit).await
+    }
+
+    async fn topology(&self) -> Result<Option<String>, LedgerError> {
+        self.reader.topology().await
+    }
+
+    async fn set_topology(&self, current: Option<String>, next: String) -> Result<bool, LedgerError> {
+        self.reader.set_topology(current, next).await
+    }
+
+    async fn prune(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
+        self.reader.prune(before, limit).await.map(|deleted| usize::try_from(deleted).unwrap_or(usize::MAX))
+    }
+
+    async fn census(&self, slack: Duration) -> Result<Census, LedgerError> {
+        self.reader.census(self.now(), slack).await
+    }
+}

@@ -1,0 +1,362 @@
+//! What a group of verbs decides on: the rows that its transaction has locked, and what is to be
+//! written about them (pure).
+//!
+//! Verbs read and change the page one after the other, as if each had the database for itself.
+//! What has come of it is written at the end, with one statement for each table.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use roundelay_model::clock::Time;
+use roundelay_model::deaths::SET_ASIDE;
+use roundelay_model::failure::FailedItem;
+use roundelay_model::guard::Manual;
+
+use crate::{ChainRow, ChainState, Hint, Holder};
+
+/// What is to be locked, and what is to be taken from the sequences.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    /// Chains by epoch, and whether their payload is needed.
+    pub(super) epochs: BTreeMap<i64, bool>,
+    /// Chains by kind and key, with their payload.
+    pub(super) names: HashSet<(String, String)>,
+    /// Chains whose holders are to be taken for dead.
+    pub(super) taken_over: HashSet<i64>,
+    /// How many fences, at most.
+    pub(super) fences: i64,
+    /// How many epochs, at most.
+    pub(super) new_epochs: i64,
+}
+
+impl Wanted {
+    /// The chain with this epoch.
+    pub(super) fn epoch(&mut self, epoch: i64, with_payload: bool) {
+        *self.epochs.entry(epoch).or_default() |= with_payload;
+    }
+}
+
+/// A chain, locked.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    /// The epoch under which it was found.
+    pub(super) found_as: i64,
+    pub(super) chain: ChainRow,
+    pub(super) fence: i64,
+    pub(super) watch_at: Time,
+    pub(super) looks: u32,
+    pub(super) expected: Time,
+    pub(super) batch_total: i64,
+    pub(super) batch_failed: i64,
+    pub(super) owner: Option<String>,
+    /// Empty unless it was asked for.
+    pub(super) payload: String,
+    /// Likewise.
+    pub(super) carry: Option<String>,
+    pub(super) depth: u32,
+    /// Its place, lease, or marks are to be written.
+    pub(super) moved: bool,
+    /// Its epoch, queue, priority, payload, owner, schedule or depth are to be written.
+    pub(super) renamed: bool,
+    /// What it hands on is to be written.
+    pub(super) carries: bool,
+}
+
+/// A chain to insert.
+#[derive(Clone, Debug)]
+pub(super) struct Inserted {
+    pub(super) epoch: i64,
+    pub(super) queue: String,
+    pub(super) priority: Option<u8>,
+    pub(super) nominal: Time,
+    pub(super) due: Time,
+    pub(super) watch_at: Time,
+    pub(super) payload: String,
+    pub(super) owner: Option<String>,
+    pub(super) schedule: Option<String>,
+    pub(super) depth: u32,
+    pub(super) manual: Manual,
+    pub(super) beside: bool,
+}
+
+/// The record of an attempt that begins.
+#[derive(Clone, Debug)]
+pub(super) struct Begun {
+    pub(super) fence: i64,
+    pub(super) epoch: i64,
+    pub(super) tick: i64,
+    pub(super) attempt: u32,
+    pub(super) previous: i64,
+    pub(super) worker: std::sync::Arc<str>,
+    pub(super) due: Time,
+}
+
+/// How the record of an attempt ends.
+#[derive(Clone, Debug)]
+pub(super) struct Ended {
+    pub(super) at: Time,
+    pub(super) verdict: &'static str,
+    pub(super) reason: Option<String>,
+    pub(super) left_out: (u32, u32),
+    pub(super) progress: Option<String>,
+    /// Unless it has an end already.
+    pub(super) only_if_open: bool,
+}
+
+/// An entity's failures within the group.
+#[derive(Clone, Debug)]
+pub(super) struct Failed {
+    /// As it was told last.
+    pub(super) last: FailedItem,
+    /// Whether it was told to be permanent.
+    pub(super) permanent: bool,
+    pub(super) times: i64,
+    pub(super) first_at: Time,
+    pub(super) last_at: Time,
+}
+
+/// What becomes of a kept job.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Job {
+    /// Kept, in place of what was there.
+    Put(Vec<u8>, Time),
+    /// Kept, if there was none.
+    Add(Vec<u8>, Time),
+    /// Forgotten.
+    Forget,
+    /// What was there is forgotten, and this kept.
+    Anew(Vec<u8>, Time),
+}
+
+/// A message to quarantine.
+#[derive(Clone, Debug)]
+pub(super) struct Quarantined {
+    pub(super) at: Time,
+    pub(super) from: String,
+    pub(super) reason: String,
+    pub(super) body: Vec<u8>,
+    /// The id of the job that it was.
+    pub(super) job: Option<String>,
+}
+
+/// What there is to write besides the rows that were locked.
+#[derive(Debug, Default)]
+pub(super) struct Writes {
+    /// By kind, key, whether it is a single tick, and the chain whose batch it is a member of.
+    pub(super) inserted: BTreeMap<(String, String, bool, i64), Inserted>,
+    /// Epochs of chains whose batches are over: their members are to be deleted.
+    pub(super) over: Vec<i64>,
+    pub(super) begun: Vec<Begun>,
+    pub(super) ended: BTreeMap<i64, Ended>,
+    /// By kind, key and item.
+    pub(super) failures: BTreeMap<(String, String, String), Failed>,
+    pub(super) quarantined: Vec<Quarantined>,
+    /// By id.
+    pub(super) jobs: BTreeMap<String, Job>,
+}
+
+/// The rows that were locked, when that was, and what is to be written.
+#[derive(Debug, Default)]
+pub(super) struct Page {
+    /// By the server's clock, after all locks were had.
+    pub(super) now: Time,
+    pub(super) writes: Writes,
+    rows: Vec<Held>,
+    by_epoch: HashMap<i64, usize>,
+    by_name: HashMap<(String, String), [Option<usize>; 2]>,
+    fences: std::vec::IntoIter<i64>,
+    epochs: std::vec::IntoIter<i64>,
+}
+
+impl Page {
+    /// Adds a row that was locked. One that comes a second time is left as it was, but for its
+    /// payload.
+    pub(super) fn add(&mut self, row: Held) {
+        if let Some(known) = self.by_epoch.get(&row.found_as) {
+            if !row.payload.is_empty() {
+                (self.rows[*known].payload, self.rows[*known].carry) = (row.payload, row.carry);
+            }
+            return;
+        }
+        let at = self.rows.len();
+        self.by_epoch.insert(row.found_as, at);
+        if row.chain.hint.parent == 0 {
+            let name = (row.chain.hint.kind.clone(), row.chain.hint.key.clone());
+            self.by_name.entry(name).or_default()[usize::from(row.chain.once)] = Some(at);
+        }
+        self.rows.push(row);
+    }
+
+    /// Tells which sessions go on, now that all locks are had: what others hold is left over.
+    pub(super) fn judge_holders(&mut self, sessions: &[i64]) {
+        for row in self.rows.iter_mut().filter(|row| row.is_held() && !sessions.contains(&row.chain.session)) {
+            row.chain.holder = Holder::Gone;
+        }
+    }
+
+    /// The last claims of chains whose holders are gone, or are to be taken for that.
+    pub(super) fn left_over(&self, taken_over: &HashSet<i64>) -> Vec<i64> {
+        let left = |row: &&Held| match row.chain.holder {
+            Holder::Gone => true,
+            Holder::Alive => taken_over.contains(&row.found_as),
+            Holder::Nobody => false,
+        };
+        self.rows.iter().filter(left).map(|row| row.fence).collect()
+    }
+
+    /// So many workers have died over the attempt of this claim.
+    pub(super) fn count_deaths(&mut self, fence: i64, deaths: u32) {
+        self.rows.iter_mut().filter(|row| row.fence == fence).for_each(|row| row.chain.deaths = deaths);
+    }
+
+    /// Gives the numbers that verbs may take, and the time.
+    pub(super) fn begin(&mut self, now: Time, fences: Vec<i64>, epochs: Vec<i64>) {
+        (self.now, self.fences, self.epochs) = (now, fences.into_iter(), epochs.into_iter());
+    }
+
+    /// All rows, for writing.
+    pub(super) fn rows(&self) -> &[Held] {
+        &self.rows
+    }
+
+    /// The chain with this epoch.
+    pub(super) fn epoch(&mut self, epoch: i64) -> Option<&mut Held> {
+        self.by_epoch.get(&epoch).map(|at| &mut self.rows[*at])
+    }
+
+    /// The other row of the same chain: of a rotation its manual run, and of a manual run the rotation.
+    pub(super) fn twin(&mut self, chain: &ChainRow) -> Option<&mut Held> {
+        let Hint { kind, key, parent: 0, .. } = &chain.hint else { return None };
+        self.named(kind, key, !chain.once)
+    }
+
+    /// The chain of this name, or its manual run.
+    pub(super) fn named(&mut self, kind: &str, key: &str, once: bool) -> Option<&mut Held> {
+        let name = (kind.to_owned(), key.to_owned());
+        self.by_name.get(&name).and_then(|both| both[usize::from(once)]).map(|at| &mut self.rows[at])
+    }
+
+    /// The chain of this name, or its manual run, that begins with this group.
+    pub(super) fn begins(&mut self, kind: &str, key: &str, once: bool) -> Option<&mut Inserted> {
+        self.writes.inserted.get_mut(&(kind.to_owned(), key.to_owned(), once, 0))
+    }
+
+    /// Of both that may have this name, the one that began last.
+    pub(super) fn newest_named(&mut self, kind: &str, key: &str) -> Option<&mut Held> {
+        let name = (kind.to_owned(), key.to_owned());
+        let both = self.by_name.get(&name)?;
+        let newest = both.iter().flatten().max_by_key(|at| self.rows[**at].chain.hint.epoch)?;
+        Some(&mut self.rows[*newest])
+    }
+
+    /// A fence; `None` when more are taken than were wanted, which no verb does.
+    pub(super) fn take_fence(&mut self) -> Option<i64> {
+        self.fences.next()
+    }
+
+    /// An epoch; likewise.
+    pub(super) fn take_epoch(&mut self) -> Option<i64> {
+        self.epochs.next()
+    }
+
+    /// Gives a chain a new epoch, in which it has no message, no holder, and its first attempt
+    /// before it. Who held it can finish no more, and the record of that attempt ends here.
+    pub(super) fn new_epoch(&mut self, old: i64, new: i64) -> Option<&mut Held> {
+        let at = self.by_epoch.remove(&old)?;
+        self.by_epoch.insert(new, at);
+        let row = &mut self.rows[at];
+        if row.chain.session != 0 {
+            lost(&mut self.writes, row.fence, None, self.now);
+        }
+        row.chain.hint.epoch = new;
+        row.chain.hint.attempt = 1;
+        row.chain.sent = false;
+        row.release();
+        (row.batch_total, row.chain.batch_open, row.batch_failed) = (0, 0, 0);
+        self.writes.over.push(old);
+        row.looks = 0;
+        (row.moved, row.renamed) = (true, true);
+        Some(row)
+    }
+
+    /// The holder of this fence never finished.
+    pub(super) fn lost(&mut self, fence: i64, reason: Option<&str>) {
+        lost(&mut self.writes, fence, reason, self.now);
+    }
+
+    /// Too many workers have died while they ran the tick of this chain: it waits for a person.
+    pub(super) fn set_aside(&mut self, epoch: i64) {
+        let now = self.now;
+        let Some(held) = self.epoch(epoch) else { return };
+        held.become_state(ChainState::Quarantined);
+        held.release();
+        let (fence, Hint { kind, key, .. }) = (held.fence, held.chain.hint.clone());
+        self.lost(fence, Some(SET_ASIDE));
+        self.failed(&kind, &key, &FailedItem::new("", SET_ASIDE.to_owned()), now);
+    }
+
+    /// Notes a failure of an entity.
+    pub(super) fn failed(&mut self, kind: &str, key: &str, told: &FailedItem, at: Time) {
+        let place = (kind.to_owned(), key.to_owned(), told.item.clone());
+        let first = || Failed { last: told.clone(), permanent: false, times: 0, first_at: at, last_at: at };
+        let failed = self.writes.failures.entry(place).or_insert_with(first);
+        failed.times += 1;
+        failed.last_at = at;
+        // Of a whole entity the last word counts.
+        failed.permanent = told.permanent || (failed.permanent && !told.item.is_empty());
+        failed.last.clone_from(told);
+    }
+
+    /// Says what becomes of a job, after what the group has said of it already.
+    pub(super) fn job(&mut self, id: &str, then: Job) {
+        let jobs = &mut self.writes.jobs;
+        let merged = match (jobs.remove(id), then) {
+            (Some(Job::Forget | Job::Anew(..)), Job::Put(body, at)) | (Some(Job::Forget), Job::Add(body, at)) => {
+                Job::Anew(body, at)
+            }
+            (Some(kept), Job::Add(..)) => kept,
+            (_, then) => then,
+        };
+        jobs.insert(id.to_owned(), merged);
+    }
+}
+
+fn lost(writes: &mut Writes, fence: i64, reason: Option<&str>, at: Time) {
+    // An end that the group has written already stands.
+    writes.ended.entry(fence).or_insert(Ended {
+        at,
+        verdict: "lost",
+        reason: reason.map(Into::into),
+        left_out: (0, 0),
+        progress: None,
+        only_if_open: true,
+    });
+}
+
+impl Held {
+    /// Whether `tick`, `attempt` and `due` are those of its current message.
+    pub(super) fn is_at(&self, sent: &crate::Sent) -> bool {
+        let hint = &self.chain.hint;
+        (hint.tick, hint.attempt, hint.due) == (sent.tick, sent.attempt, sent.due)
+    }
+
+    /// Whether somebody has it, and has not finished.
+    pub(super) fn is_held(&self) -> bool {
+        self.chain.session != 0
+    }
+
+    /// A session has it from now on.
+    pub(super) fn hold(&mut self, session: i64) {
+        (self.chain.session, self.chain.holder) = (session, Holder::Alive);
+    }
+
+    /// Nobody has it any more.
+    pub(super) fn release(&mut self) {
+        (self.chain.session, self.chain.holder) = (0, Holder::Nobody);
+    }
+
+    /// Sets its state.
+    pub(super) fn become_state(&mut self, state: ChainState) {
+        self.chain.state = state;
+        self.moved = true;
+    }
+}

@@ -1,0 +1,121 @@
+//! Workers' leases, in SQL, on a connection of their own: a long query would keep a worker from saying that it lives.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use roundelay_model::clock::Time;
+use roundelay_model::deaths::UNHEARD;
+use tokio_postgres::Error;
+
+use super::PostgresLedger;
+use super::connect::words;
+use super::views::{holder_of, overdue};
+use crate::{Beat, Held, Kinds, LedgerError, Left, Overdue, Session, Sessions};
+
+const BEGIN: &str = "
+    INSERT INTO sessions (session, worker, lease, mark, beat)
+    VALUES (nextval('fences'), $1, $2, $3, ledger_millis()) RETURNING session";
+/// All that go on, as they were before; whether one's own is among them; and which of the dead are ended by this.
+const BEAT: &str = "
+    WITH mine AS (UPDATE sessions SET beat = greatest(beat + 1, ledger_millis()) WHERE session = $1
+                  RETURNING session),
+         dead AS (SELECT * FROM unnest($2::int8[], $3::int8[]) AS u (session, beat)),
+         ended AS (DELETE FROM sessions s USING dead WHERE s.session = dead.session AND s.beat = dead.beat
+                   RETURNING s.session)
+    SELECT session, worker, lease, beat, mark, session IN (SELECT session FROM ended),
+           session IN (SELECT session FROM mine)
+    FROM sessions";
+
+#[async_trait]
+impl Sessions for PostgresLedger {
+    async fn begin_session(&self, worker: String, lease: Duration) -> Result<i64, LedgerError> {
+        // Without a mark, others wait for the lease.
+        let left = self.marks.leave(self.clock.now()).unwrap_or_else(|error| {
+            tracing::debug!(%error, "no mark can be left for other workers of this machine");
+            None
+        });
+        let (mark, text) = left.unzip();
+        let lease = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
+        let text = text.unwrap_or_default();
+        let rows = self.pulse.query(BEGIN, &[&worker, &lease, &text]).await?;
+        let row = rows.first().ok_or_else(|| LedgerError::Statement("it has begun no session".into()))?;
+        let session = row.try_get(0).map_err(told)?;
+        if let Some(mark) = mark {
+            self.marks.keep(session, mark);
+        }
+        Ok(session)
+    }
+
+    async fn beat(&self, session: i64, dead: Vec<(i64, i64)>) -> Result<Beat, LedgerError> {
+        let (dead, beats): (Vec<i64>, Vec<i64>) = dead.into_iter().unzip();
+        let rows = self.pulse.query(BEAT, &[&session, &dead, &beats]).await?;
+        let mut beat = Beat::default();
+        for row in rows {
+            let mark: String = row.try_get(4).map_err(told)?;
+            let lease = Duration::from_millis(row.try_get::<_, i64>(2).map_err(told)?.unsigned_abs());
+            let other = Session {
+                session: row.try_get(0).map_err(told)?,
+                worker: row.try_get(1).map_err(told)?,
+                lease,
+                beat: row.try_get(3).map_err(told)?,
+                gone: self.marks.is_gone(&mark),
+            };
+            match (row.try_get(5).map_err(told)?, row.try_get(6).map_err(told)?) {
+                (true, _) => {
+                    self.marks.sweep(&mark);
+                    beat.ended.push(other.session);
+                }
+                (false, true) => beat.alive = true,
+                (false, false) => beat.others.push(other),
+            }
+        }
+        Ok(beat)
+    }
+
+    async fn end_session(&self, session: i64) -> Result<(), LedgerError> {
+        self.pulse.execute("DELETE FROM sessions WHERE session = $1", &[&session]).await?;
+        self.marks.forget(session);
+        Ok(())
+    }
+
+    async fn hold(&self, claims: Vec<Held>) -> Result<Vec<bool>, LedgerError> {
+        let sql = "SELECT epoch, fence FROM chains
+                   JOIN unnest($1::int8[], $2::int8[]) AS u (epoch, fence) USING (epoch, fence) WHERE holder <> 0";
+        let (epochs, fences): (Vec<i64>, Vec<i64>) = claims.iter().map(|claim| (claim.epoch, claim.fence)).unzip();
+        let rows = self.pulse.query(sql, &[&epochs, &fences]).await?;
+        let held = rows.iter().map(|row| Ok(Held { epoch: row.try_get(0)?, fence: row.try_get(1)? }));
+        let held = held.collect::<Result<Vec<Held>, Error>>().map_err(told)?;
+        Ok(claims.iter().map(|claim| held.contains(claim)).collect())
+    }
+
+    async fn give_up(&self, session: i64, claims: Vec<Held>) -> Result<(), LedgerError> {
+        let sql = "WITH free AS (
+                       UPDATE chains c SET holder = 0 FROM unnest($2::int8[], $3::int8[]) AS u (epoch, fence)
+                       WHERE c.epoch = u.epoch AND c.fence = u.fence AND c.holder = $1 RETURNING c.fence)
+                   UPDATE attempts a SET finished = ledger_millis(), verdict = 'lost', reason = $4
+                   FROM free WHERE a.fence = free.fence AND a.finished IS NULL";
+        let (epochs, fences): (Vec<i64>, Vec<i64>) = claims.iter().map(|claim| (claim.epoch, claim.fence)).unzip();
+        self.reader.execute(sql, &[&session, &epochs, &fences, &UNHEARD]).await.map(drop)
+    }
+
+    async fn orphans(&self, queue: String, kinds: Kinds, left: Left, limit: u32) -> Result<Vec<Overdue>, LedgerError> {
+        let sql = concat!(
+            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, sent, watch_at, looks, ",
+            holder_of!(),
+            ", expected, holder, fence, priority
+             FROM chains WHERE state = 0 AND queue = $1 AND watch_at <= $2 AND kind = ANY ($3)
+               AND (once OR kind = ANY ($4))
+               AND CASE WHEN holder = 0 THEN due < (CASE WHEN sent THEN $6::int8 ELSE greatest($6, $7::int8) END) AND batch_open = 0
+                        ELSE holder NOT IN (SELECT session FROM sessions) END
+             ORDER BY watch_at LIMIT $5"
+        );
+        let [until, late, unsent] = [left.until, left.late, left.unsent].map(Time::as_millis);
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 7] =
+            [&queue, &until, &kinds.all, &kinds.recurring, &i64::from(limit), &late, &unsent];
+        self.reader.rows(sql, &parameters, overdue).await
+    }
+}
+
+fn told(error: Error) -> LedgerError {
+    LedgerError::Statement(words(&error))
+}

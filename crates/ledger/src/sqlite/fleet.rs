@@ -1,0 +1,139 @@
+//! Workers and what was ordered of them, in SQL.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use roundelay_model::clock::Time;
+use roundelay_model::fleet::{FleetOrder, FleetOrders, KEPT, Presence, Pulse, Subject};
+use rusqlite::{OptionalExtension, params};
+
+use super::SqliteLedger;
+use super::store::{Result, Store};
+use crate::{Fleet, LedgerError, SeenWorker};
+
+impl Store {
+    fn attend(&mut self, presence: &Presence, pulses: &[Pulse], now: Time) -> Result<()> {
+        let old = (now - KEPT).as_millis();
+        self.connection.prepare_cached("DELETE FROM pulses WHERE at < ?1")?.execute([old])?;
+        self.connection
+            .prepare_cached(
+                "DELETE FROM fleet_orders WHERE subject IN (SELECT 'worker:' || worker FROM workers WHERE seen < ?1)",
+            )?
+            .execute([old])?;
+        self.connection.prepare_cached("DELETE FROM workers WHERE seen < ?1")?.execute([old])?;
+        let said = serde_json::to_string(presence).unwrap_or_default();
+        self.connection
+            .prepare_cached("INSERT OR REPLACE INTO workers (worker, seen, said) VALUES (?1, ?2, ?3)")?
+            .execute(params![presence.worker, now.as_millis(), said])?;
+        let mut insert =
+            self.connection.prepare_cached("INSERT OR REPLACE INTO pulses (at, worker, said) VALUES (?1, ?2, ?3)")?;
+        for pulse in pulses {
+            let said = serde_json::to_string(pulse).unwrap_or_default();
+            insert.execute(params![pulse.at.as_millis(), presence.worker, said])?;
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, worker: &str) -> Result<()> {
+        self.connection.prepare_cached("DELETE FROM workers WHERE worker = ?1")?.execute([worker])?;
+        let subject = Subject::Worker(worker.into()).to_string();
+        self.connection.prepare_cached("DELETE FROM fleet_orders WHERE subject = ?1")?.execute([subject])?;
+        Ok(())
+    }
+
+    fn workers(&self) -> Result<Vec<SeenWorker>> {
+        let mut select = self.connection.prepare_cached("SELECT said, seen FROM workers ORDER BY worker")?;
+        let rows = select.query_map([], |row| Ok((row.get::<_, String>(0)?, row.get(1)?)))?;
+        // What another version has written and this one cannot read is left out.
+        rows.filter_map(|row| match row {
+            Ok((said, seen)) => {
+                let presence = serde_json::from_str(&said).ok()?;
+                Some(Ok(SeenWorker { presence, seen: Time::from_millis(seen) }))
+            }
+            Err(error) => Some(Err(error)),
+        })
+        .collect()
+    }
+
+    fn pulses(&self, since: Time) -> Result<Vec<Pulse>> {
+        let mut select =
+            self.connection.prepare_cached("SELECT said FROM pulses WHERE at >= ?1 ORDER BY at, worker")?;
+        let rows = select.query_map([since.as_millis()], |row| row.get::<_, String>(0))?;
+        rows.filter_map(|row| row.map(|said| serde_json::from_str(&said).ok()).transpose()).collect()
+    }
+
+    fn fleet_orders(&self) -> Result<BTreeMap<Subject, FleetOrders>> {
+        let mut select = self.connection.prepare_cached("SELECT subject, orders FROM fleet_orders")?;
+        let rows = select.query_map([], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)))?;
+        rows.filter_map(|row| {
+            row.map(|(subject, text)| Some((Subject::read(&subject)?, FleetOrders::read(&text, &subject)))).transpose()
+        })
+        .collect()
+    }
+
+    /// Nothing when there is no such worker.
+    fn order_fleet(
+        &mut self,
+        subject: &Subject,
+        order: FleetOrder,
+        by: &str,
+        now: Time,
+    ) -> Result<Option<FleetOrders>> {
+        if let Subject::Worker(name) = subject {
+            let there = "SELECT EXISTS (SELECT 1 FROM workers WHERE worker = ?1)";
+            if !self.connection.prepare_cached(there)?.query_row([name], |row| row.get::<_, bool>(0))? {
+                return Ok(None);
+            }
+        }
+        let subject = subject.to_string();
+        let read = "SELECT orders FROM fleet_orders WHERE subject = ?1";
+        let found: Option<String> =
+            self.connection.prepare_cached(read)?.query_row([&subject], |row| row.get(0)).optional()?;
+        let mut orders = found.map(|text| FleetOrders::read(&text, &subject)).unwrap_or_default();
+        orders.add(order, by, now);
+        if orders.is_empty() {
+            self.connection.prepare_cached("DELETE FROM fleet_orders WHERE subject = ?1")?.execute([&subject])?;
+        } else {
+            self.connection
+                .prepare_cached("INSERT OR REPLACE INTO fleet_orders (subject, orders) VALUES (?1, ?2)")?
+                .execute([&subject, &orders.text()])?;
+        }
+        Ok(Some(orders))
+    }
+}
+
+#[async_trait]
+impl Fleet for SqliteLedger {
+    async fn attend(&self, presence: Presence, pulses: Vec<Pulse>) -> std::result::Result<(), LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.attend(&presence, &pulses, clock.now())).await
+    }
+
+    async fn leave(&self, worker: String) -> std::result::Result<(), LedgerError> {
+        self.writer.write(move |store| store.leave(&worker)).await
+    }
+
+    async fn workers(&self) -> std::result::Result<Vec<SeenWorker>, LedgerError> {
+        self.read(|store| store.workers()).await
+    }
+
+    async fn pulses(&self, since: Time) -> std::result::Result<Vec<Pulse>, LedgerError> {
+        self.read(move |store| store.pulses(since)).await
+    }
+
+    async fn fleet_orders(&self) -> std::result::Result<BTreeMap<Subject, FleetOrders>, LedgerError> {
+        self.read(|store| store.fleet_orders()).await
+    }
+
+    async fn order_fleet(
+        &self,
+        subject: Subject,
+        order: FleetOrder,
+        by: String,
+    ) -> std::result::Result<FleetOrders, LedgerError> {
+        let clock = self.clock.clone();
+        let told = subject.clone();
+        let orders = self.writer.write(move |store| store.order_fleet(&told, order.clone(), &by, clock.now())).await?;
+        orders.ok_or_else(|| super::super::gone(subject))
+    }
+}

@@ -1,0 +1,473 @@
+//! The ledger in a SQLite file: WAL, `synchronous=FULL`, one writing thread with group commit,
+//! and a second connection for reading. Several processes on one machine may share the file; it
+//! must not lie on a network file system. [`examine`] is for whoever only looks at it.
+
+mod access;
+mod clock;
+mod contents;
+pub mod examine;
+mod failed;
+mod fleet;
+mod history;
+mod hot;
+mod list;
+mod orders;
+mod rosters;
+mod running;
+mod schema;
+mod search;
+mod sessions;
+mod slots;
+mod store;
+mod traffic;
+mod views;
+mod writer;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use roundelay_model::calendar::Calendar;
+use roundelay_model::clock::{Clock, Entropy, Time};
+use roundelay_model::failure::{FailedItem, Failure};
+use roundelay_model::progress::Progress;
+use rusqlite::backup::Backup;
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OpenFlags};
+
+use super::{
+    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, Filter, Finish, FinishRequest, Hint,
+    KeptJob, Kinds, LateChain, Ledger, LedgerError, Listed, LookAgain, Move, NewChain, Order, Overdue, OwnerCensus,
+    Place, Sent, SpawnedJob, Which,
+};
+use crate::LedgerUrl;
+use crate::mark::Marks;
+use crate::traffic::Counters;
+use store::Store;
+use writer::{Lateness, Writer};
+
+/// How long a statement waits for another process to release the write lock.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Memory for pages of the file, at most. The 2 MiB that SQLite takes by itself hold some 5,000
+/// chains; beyond that most claims and finishes would read their pages anew.
+const CACHE_KIB: i64 = 64 * 1024;
+/// Pages of 4 KiB in the write-ahead log before they are copied into the file, which holds up the
+/// commits that wait meanwhile. A page that was written several times is copied once, so this is
+/// eight times as many as by default.
+const CHECKPOINT_PAGES: i64 = 8_000;
+
+/// A ledger in SQLite.
+pub struct SqliteLedger {
+    id: String,
+    clock: Clock,
+    writer: Writer,
+    reader: Arc<Mutex<Store>>,
+    /// Reads what workers need to know of each other, and waits for no long query.
+    pulse: Arc<Mutex<Store>>,
+    counters: Arc<Counters>,
+    late: Lateness,
+    /// Beside the file; none in memory.
+    marks: Arc<Marks>,
+    /// When a beat was last written into the table, in milliseconds.
+    told: AtomicI64,
+    /// When its time was last noted, in milliseconds.
+    noted: AtomicI64,
+}
+
+impl SqliteLedger {
+    /// Opens, and if need be creates, the ledger at `url`.
+    ///
+    /// # Errors
+    /// [`LedgerError::Open`] with the path and what to do.
+    pub fn open(url: &LedgerUrl, clock: Clock, entropy: &Entropy) -> Result<Self, LedgerError> {
+        match url {
+            LedgerUrl::Sqlite(path) => Self::file(path, clock, entropy)
+                .map_err(|reason| LedgerError::Open { path: path.display().to_string(), reason }),
+            LedgerUrl::Memory => Self::memory(clock, entropy)
+                .map_err(|error| LedgerError::Open { path: ":memory:".into(), reason: error.to_string() }),
+            LedgerUrl::Postgres(url) => {
+                Err(LedgerError::Open { path: url.to_string(), reason: "it is not a SQLite file".into() })
+            }
+        }
+    }
+
+    fn file(path: &Path, clock: Clock, entropy: &Entropy) -> Result<Self, String> {
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+            return Err(format!("the folder {} does not exist; create it", folder.display()));
+        }
+        type Opened = (Connection, String, Clock, [Connection; 2]);
+        let open = move || -> Result<Opened, schema::MigrateError> {
+            let mut connection = Connection::open(path)?;
+            connection.busy_timeout(PATIENCE)?;
+            connection.pragma_update(None, "journal_mode", "WAL")?;
+            connection.pragma_update(None, "synchronous", "FULL")?;
+            connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
+            connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+            configure(&connection)?;
+            let id = schema::migrate(&mut connection, entropy, clock.now())?;
+            let clock = clock::open(&mut connection, clock, entropy)?;
+            let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+            let reads = || -> rusqlite::Result<Connection> {
+                let reader = Connection::open_with_flags(path, flags)?;
+                reader.busy_timeout(PATIENCE)?;
+                configure(&reader)?;
+                Ok(reader)
+            };
+            let readers = [reads()?, reads()?];
+            Ok((connection, id, clock, readers))
+        };
+        let (connection, id, clock, readers) = open().map_err(|error| error.to_string())?;
+        let counters = Arc::<Counters>::default();
+        let writer = Store::new(connection, counters.clone());
+        let late = Lateness::default();
+        let writer = Writer::spawn(writer, late.clone()).map_err(|error| error.to_string())?;
+        let [reader, pulse] = readers.map(|reader| Arc::new(Mutex::new(Store::new(reader, counters.clone()))));
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let marks = Arc::new(Marks::new(Some(folder.to_owned()), format!("{name}.worker-"), entropy));
+        Ok(Self {
+            id,
+            clock,
+            writer,
+            reader,
+            pulse,
+            counters,
+            late,
+            marks,
+            told: AtomicI64::default(),
+            noted: AtomicI64::default(),
+        })
+    }
+
+    fn memory(clock: Clock, entropy: &Entropy) -> Result<Self, schema::MigrateError> {
+        Self::in_memory(Connection::open_in_memory()?, clock, entropy)
+    }
+
+    fn in_memory(mut connection: Connection, clock: Clock, entropy: &Entropy) -> Result<Self, schema::MigrateError> {
+        configure(&connection)?;
+        let id = schema::migrate(&mut connection, entropy, clock.now())?;
+        let clock = clock::open(&mut connection, clock, entropy)?;
+        let counters = Arc::<Counters>::default();
+        let store = Arc::new(Mutex::new(Store::new(connection, counters.clone())));
+        Ok(Self {
+            id,
+            clock,
+            writer: Writer::Inline(store.clone()),
+            pulse: store.clone(),
+            reader: store,
+            counters,
+            late: Lateness::default(),
+            marks: Arc::new(Marks::new(None, String::new(), entropy)),
+            told: AtomicI64::default(),
+            noted: AtomicI64::default(),
+        })
+    }
+
+    /// Opens the file only to look at it: nothing is created, written or brought up to date, and every verb that
+    /// writes is refused.
+    ///
+    /// # Errors
+    /// [`LedgerError::Open`], also when its format is another than this program's.
+    pub fn look(path: &Path, clock: Clock) -> Result<Self, LedgerError> {
+        let failed = |reason: String| LedgerError::Open { path: path.display().to_string(), reason };
+        let open = || -> rusqlite::Result<(Connection, u32, String)> {
+            let (connection, _) = examine::open(path)?;
+            configure(&connection)?;
+            let version = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+            let id = connection.query_row("SELECT value FROM meta WHERE name = 'ledger_id'", [], |row| row.get(0))?;
+            Ok((connection, version, id))
+        };
+        let (connection, version, id) = open().map_err(|error| failed(error.to_string()))?;
+        if version != schema::VERSION {
+            let known = schema::VERSION;
+            return Err(failed(format!("its format is version {version}, and this program looks at version {known}")));
+        }
+        let clock = clock::look(&connection, clock).map_err(|error| failed(error.to_string()))?;
+        let counters = Arc::<Counters>::default();
+        let reader = Arc::new(Mutex::new(Store::new(connection, counters.clone())));
+        Ok(Self {
+            id,
+            clock,
+            writer: Writer::Nowhere,
+            pulse: reader.clone(),
+            reader,
+            counters,
+            late: Lateness::default(),
+            marks: Arc::new(Marks::new(None, String::new(), &Entropy::seeded(0))),
+            told: AtomicI64::default(),
+            noted: AtomicI64::default(),
+        })
+    }
+
+    /// A copy in memory of what is committed now, opened as a restored backup is.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn copy(&self, entropy: &Entropy) -> Result<Self, LedgerError> {
+        let copy = || -> Result<Self, schema::MigrateError> {
+            let mut connection = Connection::open_in_memory()?;
+            let store = self.reader.lock();
+            Backup::new(&store.connection, &mut connection)?.step(-1)?;
+            Self::in_memory(connection, self.clock.clone(), entropy)
+        };
+        copy().map_err(|error| LedgerError::Statement(error.to_string()))
+    }
+
+    /// The clock of this ledger.
+    pub fn clock(&self) -> Clock {
+        self.clock.clone()
+    }
+
+    async fn read<T, F>(&self, query: F) -> Result<T, LedgerError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Store) -> rusqlite::Result<T> + Send + 'static,
+    {
+        self.read_of(&self.reader, query).await
+    }
+
+    async fn read_of<T, F>(&self, reader: &Arc<Mutex<Store>>, query: F) -> Result<T, LedgerError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Store) -> rusqlite::Result<T> + Send + 'static,
+    {
+        let reader = reader.clone();
+        self.counters.read();
+        let run = move || {
+            let store = reader.lock();
+            query(&store).map_err(|error| LedgerError::Statement(error.to_string()))
+        };
+        match self.writer {
+            Writer::Inline(_) => run(),
+            // A long count must not hold up a thread that runs jobs.
+            Writer::Thread(..) | Writer::Nowhere => {
+                tokio::task::spawn_blocking(run).await.map_err(|_| LedgerError::Closed)?
+            }
+        }
+    }
+}
+
+fn configure(connection: &Connection) -> rusqlite::Result<()> {
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
+    connection.set_prepared_statement_cache_capacity(64);
+    // Otherwise a statement that might use a partial index is planned anew each time other values are bound to it,
+    // which took half of the time in SQLite. None of ours has a better plan for some values than for others.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
+    rusqlite::vtab::array::load_module(connection)
+}
+
+#[async_trait]
+impl Ledger for SqliteLedger {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    fn calendar(&self) -> Arc<Calendar> {
+        self.clock.calendar()
+    }
+
+    async fn read_clock(&self) -> Result<(), LedgerError> {
+        self.look_at_clock().await
+    }
+
+    async fn enroll(&self, chains: Vec<NewChain>) -> Result<Vec<Enrolled>, LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.enroll(&chains, clock.now())).await
+    }
+
+    async fn enrolled_sent(&self, sent: Vec<Sent>, slack: Duration) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.enrolled_sent(&sent, slack)).await
+    }
+
+    async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError> {
+        let clock = self.clock.clone();
+        self.late.of_claim(clock.now().since(request.hint.due));
+        self.writer.write(move |store| store.claim(&request, clock.now())).await
+    }
+
+    async fn finish(&self, request: FinishRequest) -> Result<Finish, LedgerError> {
+        self.writer.write(move |store| store.finish(&request)).await
+    }
+
+    fn mark_sent(&self, sent: Sent) {
+        self.writer.write_later(move |store| store.mark_sent(sent));
+    }
+
+    async fn flush(&self) -> Result<(), LedgerError> {
+        self.writer.write(|_| Ok(())).await
+    }
+
+    async fn overdue(
+        &self,
+        queue: String,
+        kinds: Kinds,
+        now: Time,
+        session: Option<i64>,
+        limit: u32,
+    ) -> Result<Vec<Overdue>, LedgerError> {
+        self.read(move |store| store.overdue(&queue, &kinds, now, session, limit)).await
+    }
+
+    async fn look_again(&self, looks: Vec<LookAgain>) -> Result<Vec<bool>, LedgerError> {
+        self.writer.write(move |store| store.look_again(&looks)).await
+    }
+
+    async fn messages(
+        &self,
+        queues: Vec<String>,
+        kinds: Kinds,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<Hint>, LedgerError> {
+        self.read(move |store| store.messages(&queues, &kinds, after, limit)).await
+    }
+
+    async fn record_failure(&self, kind: String, key: String, failed: FailedItem, at: Time) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.record_failure(&kind, &key, &failed, at)).await
+    }
+
+    async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {
+        self.read(move |store| store.failures(limit)).await
+    }
+
+    async fn quarantine(
+        &self,
+        from: String,
+        reason: String,
+        body: Vec<u8>,
+        job: Option<String>,
+        at: Time,
+    ) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.quarantine(&from, &reason, &body, job.as_slice(), at)).await
+    }
+
+    async fn keep_job(&self, id: String, body: Vec<u8>) -> Result<(), LedgerError> {
+        let now = self.now();
+        self.writer.write(move |store| store.keep_job(&id, &body, now)).await
+    }
+
+    async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
+        self.read(move |store| store.kept_jobs(after, limit)).await
+    }
+
+    async fn take_jobs(&self, after: i64, before: Time, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
+        let now = self.now();
+        self.writer.write(move |store| store.take_jobs(after, before, now, limit)).await
+    }
+
+    async fn accept(
+        &self,
+        kind: String,
+        key: String,
+        spawned: Vec<SpawnedJob>,
+        chains: Vec<NewChain>,
+        failed: Vec<FailedItem>,
+    ) -> Result<Vec<Hint>, LedgerError> {
+        let now = self.now();
+        self.writer.write(move |store| store.accept((&kind, &key), &spawned, &chains, &failed, now)).await
+    }
+
+    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.note_progress(&runs)).await
+    }
+
+    async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.forget_jobs(&ids)).await
+    }
+
+    async fn owner(&self, owner: String) -> Result<ChainState, LedgerError> {
+        self.read(move |store| store.owner(&owner)).await
+    }
+
+    async fn reserve(&self, kind: String, key: String, id: String, window: Duration) -> Result<String, LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.reserve(&kind, &key, &id, clock.now(), window)).await
+    }
+
+    async fn release(&self, kind: String, key: String, id: String) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.release(&kind, &key, &id)).await
+    }
+
+    async fn advance(&self, kind: String, key: String, slack: Duration) -> Result<Option<Hint>, LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.advance(&kind, &key, clock.now(), slack)).await
+    }
+
+    async fn set_schedule(&self, kind: String, key: String, schedule: Option<String>) -> Result<bool, LedgerError> {
+        self.writer.write(move |store| store.set_schedule(&kind, &key, schedule.as_deref())).await
+    }
+
+    async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>, LedgerError> {
+        self.writer.write(move |store| store.reschedule(&moves)).await
+    }
+
+    async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.steer(&which, order, clock.now())).await
+    }
+
+    async fn matching(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+        let now = self.now();
+        self.read(move |store| store.matching(&which, order, now)).await
+    }
+
+    async fn list(&self, filter: Filter, after: Option<Place>, limit: u32) -> Result<Vec<Listed>, LedgerError> {
+        let now = self.now();
+        self.read(move |store| store.list(&filter, after, now, limit)).await
+    }
+
+    async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>, LedgerError> {
+        self.read(move |store| store.owners(&after, limit)).await
+    }
+
+    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+        self.read(move |store| store.history(fence, limit)).await
+    }
+
+    async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>, LedgerError> {
+        self.read(move |store| store.failures_of(&kind, &key)).await
+    }
+
+    async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError> {
+        self.read(move |store| store.chains(&kind, &key)).await
+    }
+
+    async fn furthest(&self, queue: String, limit: u32) -> Result<Vec<Listed>, LedgerError> {
+        let now = self.now();
+        self.read(move |store| store.furthest(&queue, now, limit)).await
+    }
+
+    async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError> {
+        let now = self.now();
+        self.read(move |store| store.late(before, now, limit)).await
+    }
+
+    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+        self.read(move |store| store.attempts(after, limit)).await
+    }
+
+    async fn topology(&self) -> Result<Option<String>, LedgerError> {
+        self.read(|store| store.topology()).await
+    }
+
+    async fn set_topology(&self, current: Option<String>, next: String) -> Result<bool, LedgerError> {
+        self.writer.write(move |store| store.set_topology(current.as_deref(), &next)).await
+    }
+
+    async fn prune(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
+        self.writer.write(move |store| store.prune(before, limit)).await
+    }
+
+    async fn census(&self, slack: Duration) -> Result<Census, LedgerError> {
+        let now = self.now();
+        self.read(move |store| store.census(now, slack)).await
+    }
+}

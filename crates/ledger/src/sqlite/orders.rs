@@ -1,0 +1,207 @@
+//! What operators want, in SQL.
+
+use std::time::Duration;
+
+use roundelay_model::clock::Time;
+use rusqlite::{OptionalExtension, params};
+
+use super::store::{HINT, Result, Store, hint};
+use super::views::waits_for_twin;
+use crate::look::sqlite_glob;
+use crate::{ChainState, Hint, Order, Which};
+
+/// The chains that a [`Which`] means, of `chains`; its parameters are 1 to 7, and 8 is now. Members of a batch go with
+/// its chain.
+pub(super) const WHICH: &str = concat!(
+    "(?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR key = ?2)
+     AND (?3 IS NULL OR owner = ?3) AND (?4 IS NULL OR key GLOB ?4) AND (?5 IS NULL OR queue = ?5)
+     AND (?6 IS NULL OR (state = 0 AND due < ?6 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND NOT ",
+    waits_for_twin!("?8"),
+    ")) AND (?7 IS NULL OR state = ?7) AND parent = 0"
+);
+
+/// The same, with what leads to few chains said once more, so that an index is found for it.
+pub(super) fn which_of(which: &Which) -> String {
+    let name = if which.kind.is_some() && which.key.is_some() { " AND kind = ?1 AND key = ?2" } else { "" };
+    let owner = if which.owner.is_some() { " AND owner = ?3" } else { "" };
+    format!("{WHICH}{name}{owner}")
+}
+
+/// The chains of a name, and the members of their batches.
+const OF_NAME: &str = "SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2
+    UNION ALL SELECT m.epoch FROM chains c CROSS JOIN chains m ON m.parent = c.epoch AND m.parent <> 0
+              WHERE c.kind = ?1 AND c.key = ?2";
+
+/// Deletes what chains that are about to end wait for. Only these are looked at: chains that have ended before are very
+/// many in the end, and wait for nothing.
+fn drop_members_of(which: &Which) -> String {
+    let which = which_of(which);
+    format!(
+        "DELETE FROM chains WHERE parent <> 0
+         AND parent IN (SELECT epoch FROM chains WHERE state <> 2 AND batch_total > 0 AND {which})"
+    )
+}
+
+impl Store {
+    pub fn steer(&mut self, which: &Which, order: Order, at: Time) -> Result<u64> {
+        let now = at.as_millis();
+        let Which { kind, key, owner, like, queue, late_before, state } = which;
+        match (kind, key) {
+            // Members of its batch, which may run, go with it.
+            (Some(kind), Some(key)) => self.cool(OF_NAME, [kind, key])?,
+            _ => self.cool_all()?,
+        }
+        let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
+        let state = state.map(|state| state as i64);
+        if let Some(owner) = which.whole_owner() {
+            self.steer_owner(owner, order, at)?;
+        }
+        let parameters = params![kind, key, owner, like, queue, late_before, state, now];
+        let states = match order {
+            Order::Pause => "1 WHERE state = 0",
+            Order::Resume => {
+                "0, sent = iif(batch_open > 0, sent, 0), looks = 0, expected = max(due, ?8),
+                 watch_at = iif(batch_open > 0, watch_at, ?8) WHERE state = 1"
+            }
+            Order::Retire => "2, batch_open = 0, batch_total = 0 WHERE state <> 2",
+            Order::Recover => return self.recover(which, "state = 3", at),
+            Order::RecoverAll => {
+                // The ticks that follow in the epoch of a manual run that is over may have run since the copy: the next
+                // one begins an epoch of its own, as after one that was left in the middle.
+                let part = "UPDATE chains SET started_tick = tick WHERE state = 2 AND once = 1 AND started_tick < tick";
+                let part = format!("{part} AND {}", which_of(which));
+                self.connection.prepare_cached(&part)?.execute(parameters)?;
+                return self.recover(which, "state <> 2", at);
+            }
+        };
+        if order == Order::Retire {
+            // What they wait for is wanted no more. Who runs it cannot finish it.
+            self.connection.prepare_cached(&drop_members_of(which))?.execute(parameters)?;
+        }
+        let sql = format!("UPDATE chains SET state = {states} AND {}", which_of(which));
+        let changed = self.connection.prepare_cached(&sql)?.execute(parameters)?;
+        Ok(changed as u64)
+    }
+
+    /// What holds for an owner holds for one-off jobs that still wait in queues, too.
+    fn steer_owner(&mut self, owner: &str, order: Order, at: Time) -> Result<()> {
+        let state = match order {
+            Order::Pause => ChainState::Paused,
+            Order::Retire => ChainState::Retired,
+            Order::Resume => {
+                let resume = "DELETE FROM owners WHERE owner = ?1 AND state = ?2";
+                self.connection.prepare_cached(resume)?.execute(params![owner, ChainState::Paused as i64])?;
+                return Ok(());
+            }
+            Order::Recover | Order::RecoverAll => return Ok(()),
+        };
+        let upsert = "INSERT INTO owners (owner, state, at) VALUES (?1, ?2, ?3)
+                      ON CONFLICT (owner) DO UPDATE SET state = excluded.state, at = excluded.at WHERE state <> 2";
+        self.connection.prepare_cached(upsert)?.execute(params![owner, state as i64, at.as_millis()])?;
+        Ok(())
+    }
+
+    fn recover(&mut self, which: &Which, states: &str, now: Time) -> Result<u64> {
+        let Which { kind, key, owner, like, queue, late_before, state } = which;
+        let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
+        let state = state.map(|state| state as i64);
+        let sql = format!("SELECT epoch FROM chains WHERE {states} AND {} ORDER BY epoch", which_of(which));
+        let parameters = params![kind, key, owner, like, queue, late_before, state, now.as_millis()];
+        let epochs: Vec<i64> =
+            self.connection.prepare_cached(&sql)?.query_map(parameters, |row| row.get(0))?.collect::<Result<_>>()?;
+        for old in &epochs {
+            let epoch = self.new_epoch(*old, now)?;
+            // Where a chain stands in its own time is not known any more, so it is due now.
+            self.connection
+                .prepare_cached(
+                    "UPDATE chains SET nominal = ?2, due = ?2, expected = ?2, watch_at = ?2, state = iif(state = 1, 1, 0)
+                     WHERE epoch = ?1",
+                )?
+                .execute(params![epoch, now.as_millis()])?;
+        }
+        Ok(epochs.len() as u64)
+    }
+
+    pub fn owner(&self, owner: &str) -> Result<ChainState> {
+        let found = self
+            .connection
+            .prepare_cached("SELECT state FROM owners WHERE owner = ?1")?
+            .query_row([owner], |row| row.get(0).map(ChainState::from_number))
+            .optional()?;
+        Ok(found.unwrap_or(ChainState::Active))
+    }
+
+    pub fn reserve(&mut self, kind: &str, key: &str, id: &str, now: Time, window: Duration) -> Result<String> {
+        let take = "INSERT INTO uniques (kind, key, id, until) VALUES (?1, ?2, ?3, ?5)
+                    ON CONFLICT (kind, key) DO UPDATE SET id = excluded.id, until = excluded.until WHERE until <= ?4";
+        let (now, until) = (now.as_millis(), (now + window).as_millis());
+        self.connection.prepare_cached(take)?.execute(params![kind, key, id, now, until])?;
+        let holder = "SELECT id FROM uniques WHERE kind = ?1 AND key = ?2";
+        self.connection.prepare_cached(holder)?.query_row([kind, key], |row| row.get(0))
+    }
+
+    pub fn release(&mut self, kind: &str, key: &str, id: &str) -> Result<()> {
+        let release = "DELETE FROM uniques WHERE kind = ?1 AND key = ?2 AND id = ?3";
+        self.connection.prepare_cached(release)?.execute([kind, key, id])?;
+        Ok(())
+    }
+
+    pub fn advance(&mut self, kind: &str, key: &str, now: Time, slack: Duration) -> Result<Option<Hint>> {
+        self.cool("SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2", [kind, key])?;
+        // What is due already has its message, or catch-up sends it.
+        let advance = format!(
+            "UPDATE chains SET due = ?3, expected = ?3, watch_at = ?4, sent = 0, looks = 0
+                       WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0
+                         AND state = 0 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND due > ?3
+                       RETURNING {HINT}"
+        );
+        let (now, watch_at) = (now.as_millis(), (now + slack).as_millis());
+        self.connection.prepare_cached(&advance)?.query_row(params![kind, key, now, watch_at], hint).optional()
+    }
+
+    pub fn set_topology(&mut self, current: Option<&str>, next: &str) -> Result<bool> {
+        let found: Option<String> = self
+            .connection
+            .prepare_cached("SELECT value FROM meta WHERE name = 'topology'")?
+            .query_row([], |row| row.get(0))
+            .optional()?;
+        if found.as_deref() != current {
+            return Ok(false);
+        }
+        self.connection
+            .prepare_cached("INSERT OR REPLACE INTO meta (name, value) VALUES ('topology', ?1)")?
+            .execute([next])?;
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::Connection;
+
+    use super::*;
+    use crate::sqlite::{configure, schema};
+    use roundelay_model::clock::Entropy;
+
+    /// A program may end one chain after the other, and chains that have ended stay in the file: what an order for one
+    /// of them costs does not grow with their number.
+    #[test]
+    fn an_order_for_one_chain_reads_no_table_from_end_to_end() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        configure(&connection).unwrap();
+        schema::migrate(&mut connection, &Entropy::seeded(1), Time::from_millis(1_800_000_000_000)).unwrap();
+        let one = Which { kind: Some("sync".into()), key: Some("a".into()), ..Which::default() };
+        let update = format!("UPDATE chains SET state = 2 WHERE state <> 2 AND {}", which_of(&one));
+        for sql in [OF_NAME, &drop_members_of(&one), &update] {
+            let mut plan = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+            let mut rows = plan.raw_query();
+            let mut steps = 0;
+            while let Some(row) = rows.next().unwrap() {
+                let step: String = row.get(3).unwrap();
+                assert!(!step.starts_with("SCAN"), "{step} in {sql}");
+                steps += 1;
+            }
+            assert!(steps > 0, "{sql}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What rosters need, in SQL.
+
+use async_trait::async_trait;
+use rusqlite::{OptionalExtension, params};
+
+use super::SqliteLedger;
+use super::store::{Result, Store};
+use super::views::text_array;
+use crate::{ChainState, Enlisted, LedgerError, Rosters};
+
+impl Store {
+    fn enlisted(&self, kind: &str, after: &str, limit: u32) -> Result<Vec<Enlisted>> {
+        let sql = "SELECT key, epoch, state FROM chains
+                   WHERE kind = ?1 AND key > ?2 AND once = 0 AND parent = 0 ORDER BY key LIMIT ?3";
+        let mut select = self.connection.prepare_cached(sql)?;
+        let rows = select.query_map(params![kind, after, limit], |row| {
+            Ok(Enlisted { key: row.get(0)?, epoch: row.get(1)?, state: ChainState::from_number(row.get(2)?) })
+        })?;
+        rows.collect()
+    }
+
+    pub(super) fn depart(&mut self, epochs: &[i64]) -> Result<u64> {
+        self.cool_all()?;
+        let mut departed = 0;
+        for epoch in epochs {
+            let name = self
+                .connection
+                .prepare_cached("UPDATE chains SET state = 2 WHERE epoch = ?1 AND state <> 2 RETURNING kind, key")?
+                .query_row([epoch], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)))
+                .optional()?;
+            let Some((kind, key)) = name else { continue };
+            departed += 1;
+            self.connection
+                .prepare_cached(
+                    "UPDATE chains SET state = 2
+                     WHERE kind = ?1 AND key = ?2 AND once = 1 AND parent = 0 AND state <> 2",
+                )?
+                .execute([&kind, &key])?;
+            // What it waits for is wanted no more. Who runs it cannot finish it.
+            self.connection
+                .prepare_cached(
+                    "DELETE FROM chains WHERE parent <> 0 AND parent IN
+                         (SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2 AND parent = 0)",
+                )?
+                .execute([&kind, &key])?;
+            self.connection
+                .prepare_cached(
+                    "UPDATE chains SET batch_open = 0, batch_total = 0
+                     WHERE kind = ?1 AND key = ?2 AND parent = 0 AND batch_open > 0",
+                )?
+                .execute([&kind, &key])?;
+            self.connection
+                .prepare_cached(
+                    "INSERT INTO departed (kind, key, epoch) VALUES (?1, ?2, ?3)
+                     ON CONFLICT (kind, key) DO UPDATE SET epoch = excluded.epoch",
+                )?
+                .execute(params![kind, key, epoch])?;
+        }
+        Ok(departed)
+    }
+
+    fn departed(&self, kind: &str, keys: &[String]) -> Result<Vec<String>> {
+        let sql = "SELECT key FROM departed JOIN chains USING (kind, key, epoch)
+                   WHERE kind = ?1 AND key IN rarray(?2) AND state = 2 AND once = 0 AND parent = 0";
+        let mut select = self.connection.prepare_cached(sql)?;
+        let rows = select.query_map(params![kind, text_array(keys)], |row| row.get(0))?;
+        rows.collect()
+    }
+}
+
+#[async_trait]
+impl Rosters for SqliteLedger {
+    async fn enlisted(
+        &self,
+        kind: String,
+        after: String,
+        limit: u32,
+    ) -> std::result::Result<Vec<Enlisted>, LedgerError> {
+        self.read(move |store| store.enlisted(&kind, &after, limit)).await
+    }
+
+    async fn depart(&self, epochs: Vec<i64>) -> std::result::Result<u64, LedgerError> {
+        self.writer.write(move |store| store.depart(&epochs)).await
+    }
+
+    async fn departed(&self, kind: String, keys: Vec<String>) -> std::result::Result<Vec<String>, LedgerError> {
+        self.read(move |store| store.departed(&kind, &keys)).await
+    }
+}

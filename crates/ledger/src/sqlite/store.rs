@@ -1,0 +1,686 @@
+//! The verbs that write, in SQL. Plain and synchronous: who calls them, and when a transaction commits, is
+//! [`super::writer`]'s business.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use roundelay_model::clock::Time;
+use roundelay_model::deaths::{SET_ASIDE, UNHEARD};
+use roundelay_model::failure::{Batch, FailedItem};
+use roundelay_model::guard::Manual;
+use roundelay_model::outcome::{Next, Verdict};
+use roundelay_model::progress::Progress;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use crate::sqlite::views::kept_job;
+use crate::traffic::Counters;
+use crate::{
+    ChainRow, ChainState, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Hint, Holder, Judgement,
+    KeptJob, LookAgain, Member, NewChain, Sent, SpawnedJob, judge,
+};
+
+pub(super) type Result<T> = rusqlite::Result<T>;
+
+/// The columns that [`hint`] reads, in its order.
+pub(super) const HINT: &str = "epoch, kind, key, queue, tick, attempt, due, parent, priority";
+/// How many columns that are.
+pub(super) const AFTER_HINT: usize = 9;
+
+/// An open ledger file.
+pub struct Store {
+    pub connection: Connection,
+    pub counters: Arc<Counters>,
+    /// The transaction that is open has handed out slots.
+    pub slots: bool,
+}
+
+/// How many workers have died over the attempt of a claim, its own among them: back to where something was heard of the
+/// attempt. Whoever was taken for dead, and has come to an end after all, is `fenced`; `lost` for a reason of its own is
+/// what nobody died over.
+const DEATHS: &str = "
+    WITH RECURSIVE claims AS (
+        SELECT previous, epoch, tick, attempt, verdict, reason, 1 AS nth FROM attempts WHERE fence = ?1
+        UNION ALL
+        SELECT a.previous, a.epoch, a.tick, a.attempt, a.verdict, a.reason, c.nth + 1
+        FROM claims c JOIN attempts a
+            ON a.fence = c.previous AND a.epoch = c.epoch AND a.tick = c.tick AND a.attempt = c.attempt
+        WHERE a.verdict IN ('lost', 'fenced') AND c.nth < 32)
+    SELECT count(*) FROM claims WHERE verdict IS NULL OR (verdict = 'lost' AND reason IS NULL)";
+
+impl Store {
+    pub fn new(connection: Connection, counters: Arc<Counters>) -> Self {
+        Self { connection, counters, slots: false }
+    }
+}
+
+/// Who has claimed a chain, as [`holder`] reads it.
+pub(super) const HOLDER: &str =
+    "CASE WHEN holder = 0 THEN 0 WHEN holder IN (SELECT session FROM sessions) THEN 1 ELSE 2 END";
+
+/// A chain as a claim finds it, with what only this ledger needs.
+struct Found {
+    chain: ChainRow,
+    fence: i64,
+    payload: String,
+    owner: Option<String>,
+    carry: Option<String>,
+    batch: Option<Batch>,
+    depth: u32,
+}
+
+/// A chain as its holder finishes it.
+struct Held {
+    hint: Hint,
+    state: ChainState,
+    once: bool,
+    owner: Option<String>,
+    /// The tick of which a run last started, and when.
+    started: (i64, Time),
+}
+
+pub(super) fn time(row: &Row<'_>, column: usize) -> Result<Time> {
+    row.get(column).map(Time::from_millis)
+}
+
+pub(super) fn holder(row: &Row<'_>, column: usize) -> Result<Holder> {
+    row.get(column).map(Holder::from_number)
+}
+
+pub(super) fn hint(row: &Row<'_>) -> Result<Hint> {
+    Ok(Hint {
+        epoch: row.get(0)?,
+        kind: row.get(1)?,
+        key: row.get(2)?,
+        queue: row.get(3)?,
+        tick: row.get(4)?,
+        attempt: row.get(5)?,
+        due: time(row, 6)?,
+        parent: row.get(7)?,
+        priority: row.get(8)?,
+    })
+}
+
+impl Store {
+    pub fn enroll(&mut self, chains: &[NewChain], now: Time) -> Result<Vec<Enrolled>> {
+        chains.iter().map(|chain| self.enroll_one(chain, now)).collect()
+    }
+
+    fn enroll_one(&mut self, chain: &NewChain, now: Time) -> Result<Enrolled> {
+        let sql = "SELECT epoch, state, queue, payload, owner, schedule, priority,
+                          holder = 0 AND batch_open = 0 AND started_tick < tick, tick FROM chains
+                   WHERE kind = ?1 AND key = ?2 AND once = ?3 AND parent = 0";
+        let (owner, schedule) = (chain.owner.as_deref(), chain.schedule.as_deref());
+        let found = self
+            .connection
+            .prepare_cached(sql)?
+            .query_row(params![chain.kind, chain.key, chain.once], |row| {
+                let text = |column| row.get::<_, Option<String>>(column);
+                let same = chain.is_like(
+                    (&row.get::<_, String>(2)?, row.get(6)?),
+                    &row.get::<_, String>(3)?,
+                    text(4)?.as_deref(),
+                    text(5)?.as_deref(),
+                );
+                let rescheduled = chain.reschedules(text(5)?.as_deref());
+                let over = row.get::<_, bool>(7)?.then(|| row.get::<_, i64>(8)).transpose()?;
+                Ok((row.get::<_, i64>(0)?, ChainState::from_number(row.get(1)?), same, rescheduled, over))
+            })
+            .optional()?;
+        let (due, watch_at) = (chain.due.as_millis(), chain.watch_at.as_millis());
+        let (epoch, tick) = match found {
+            None => {
+                let insert = "INSERT INTO chains (kind, key, once, queue, nominal, due, expected, watch_at, payload,
+                                                  owner, schedule, depth, priority, manual, beside)
+                              VALUES (?1, ?2, ?3, ?4, ?13, ?5, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12,
+                                      NOT ?3 AND EXISTS (SELECT 1 FROM chains WHERE kind = ?1 AND key = ?2
+                                                         AND once = 1 AND parent = 0 AND state <> 2))";
+                self.connection.prepare_cached(insert)?.execute(params![
+                    chain.kind,
+                    chain.key,
+                    chain.once,
+                    chain.queue,
+                    due,
+                    watch_at,
+                    chain.payload,
+                    owner,
+                    schedule,
+                    chain.depth,
+                    chain.priority,
+                    chain.manual.number(),
+                    chain.nominal.as_millis()
+                ])?;
+                (self.connection.last_insert_rowid(), 1)
+            }
+            Some((old, ChainState::Retired, _, _, over)) => {
+                if !chain.revive && !chain.once {
+                    return Ok(Enrolled::Retired);
+                }
+                // The manual runs of a chain are ticks of one epoch, so that their records stay its own. Only one that
+                // was left in the middle is not gone on from.
+                let (epoch, tick) = match over.filter(|_| chain.once) {
+                    Some(tick) => (old, tick),
+                    None => (self.new_epoch(old, now)?, 1),
+                };
+                let revive = "UPDATE chains SET queue = ?2, nominal = ?13, due = ?3, expected = ?3, watch_at = ?4,
+                                                payload = ?5, owner = ?6, schedule = ?7, depth = ?8, priority = ?9,
+                                                tick = ?10, attempt = 1, sent = 0, looks = 0, manual = ?11, state = 0,
+                                                started_tick = iif(?12, started_tick, 0),
+                                                last_start = iif(?12, last_start, 0),
+                                                last_finish = iif(?12, last_finish, 0), carry = NULL
+                              WHERE epoch = ?1";
+                self.connection.prepare_cached(revive)?.execute(params![
+                    epoch,
+                    chain.queue,
+                    due,
+                    watch_at,
+                    chain.payload,
+                    owner,
+                    schedule,
+                    chain.depth,
+                    chain.priority,
+                    tick,
+                    chain.manual.number(),
+                    epoch == old,
+                    chain.nominal.as_millis()
+                ])?;
+                (epoch, tick)
+            }
+            Some(_) if chain.once || chain.only_new => return Ok(Enrolled::Unchanged),
+            Some((_, _, true, ..)) => return Ok(Enrolled::Unchanged),
+            Some((epoch, _, _, rescheduled, _)) => {
+                let update = "UPDATE chains SET queue = ?2, payload = ?3, owner = ?4, priority = ?7,
+                                                schedule = CASE WHEN ?6 THEN ?5 ELSE schedule END
+                              WHERE epoch = ?1";
+                self.connection.prepare_cached(update)?.execute(params![
+                    epoch,
+                    chain.queue,
+                    chain.payload,
+                    owner,
+                    schedule,
+                    rescheduled,
+                    chain.priority
+                ])?;
+                return Ok(Enrolled::Updated { rescheduled });
+            }
+        };
+        if chain.once {
+            let beside = "UPDATE chains SET beside = 1 WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0";
+            self.connection.prepare_cached(beside)?.execute([&chain.kind, &chain.key])?;
+        }
+        Ok(Enrolled::Created(Hint {
+            kind: chain.kind.clone(),
+            key: chain.key.clone(),
+            queue: chain.queue.clone(),
+            epoch,
+            tick,
+            attempt: 1,
+            due: chain.due,
+            parent: 0,
+            priority: chain.priority,
+        }))
+    }
+
+    /// Gives a chain a new epoch, in which it has no message, no holder, and its first attempt
+    /// before it. Who held it can finish no more, and the record of that attempt ends here.
+    pub(super) fn new_epoch(&mut self, old: i64, now: Time) -> Result<i64> {
+        self.cool("SELECT ?1 AS epoch", [old])?;
+        self.connection
+            .prepare_cached(
+                "UPDATE attempts SET finished = ?2, verdict = 'lost' WHERE finished IS NULL
+                 AND fence = (SELECT fence FROM chains WHERE epoch = ?1 AND holder <> 0)",
+            )?
+            .execute(params![old, now.as_millis()])?;
+        self.drop_members(old)?;
+        let take = "UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'chains' RETURNING seq";
+        let epoch: i64 = self.connection.prepare_cached(take)?.query_row([], |row| row.get(0))?;
+        self.connection
+            .prepare_cached(
+                "UPDATE chains SET epoch = ?2, attempt = 1, sent = 0, looks = 0, holder = 0,
+                                   batch_total = 0, batch_open = 0, batch_failed = 0
+                 WHERE epoch = ?1",
+            )?
+            .execute([old, epoch])?;
+        Ok(epoch)
+    }
+
+    /// The members of a chain's batch are wanted no more. Who runs one cannot finish it.
+    fn drop_members(&mut self, parent: i64) -> Result<()> {
+        self.cool("SELECT epoch FROM chains WHERE parent = ?1 AND parent <> 0", [parent])?;
+        self.connection.prepare_cached("DELETE FROM chains WHERE parent = ?1 AND parent <> 0")?.execute([parent])?;
+        Ok(())
+    }
+
+    pub fn enrolled_sent(&mut self, sent: &[Sent], slack: Duration) -> Result<()> {
+        let mut update = self.connection.prepare_cached(
+            "UPDATE chains SET sent = 1, watch_at = ?5 WHERE epoch = ?1 AND tick = ?2 AND attempt = ?3 AND due = ?4",
+        )?;
+        for s in sent {
+            let watch_at = (s.due + slack).as_millis();
+            update.execute(params![s.epoch, s.tick, s.attempt, s.due.as_millis(), watch_at])?;
+        }
+        Ok(())
+    }
+
+    pub fn claim(&mut self, request: &ClaimRequest, now: Time) -> Result<Claim> {
+        let asked = &request.hint;
+        let mut found = match self.find("epoch = ?1", [asked.epoch])? {
+            Some(found) => Some(found),
+            None if asked.parent != 0 => None,
+            // Seldom: the chain has begun anew since, or this is an older copy of the ledger.
+            None => {
+                let newest = "kind = ?1 AND key = ?2 AND parent = 0 ORDER BY epoch DESC LIMIT 1";
+                self.find(newest, [&asked.kind, &asked.key])?
+            }
+        };
+        let is_left = |chain: &ChainRow| chain.holder == Holder::Gone || (chain.holder.runs() && request.takeover);
+        if let Some(found) = found.as_mut().filter(|found| is_left(&found.chain)) {
+            let deaths = self.connection.prepare_cached(DEATHS)?.query_row([found.fence], |row| row.get(0));
+            found.chain.deaths = deaths?;
+        }
+        let twin = match found.as_ref().map(|found| &found.chain).filter(|chain| chain.has_twin()) {
+            Some(ChainRow { hint: Hint { kind, key, .. }, once, .. }) => {
+                let other = "kind = ?1 AND key = ?2 AND once <> ?3 AND parent = 0";
+                self.find(other, params![kind, key, once])?
+            }
+            None => None,
+        };
+        let rows = found.as_ref().zip(twin.as_ref());
+        if let Some(rotation) = rows.and_then(|(found, twin)| found.chain.untold(&twin.chain)) {
+            self.connection.prepare_cached("UPDATE chains SET beside = 1 WHERE epoch = ?1")?.execute([rotation])?;
+        }
+        let refused = match judge(found.as_ref().map(|f| &f.chain), twin.as_ref().map(|f| &f.chain), request, now) {
+            Judgement::Grant(refused) => refused,
+            Judgement::Answer(answer) => {
+                if let (Claim::Future, Some(found)) = (&answer, &found) {
+                    self.connection
+                        .prepare_cached("UPDATE chains SET state = 3 WHERE epoch = ?1 AND state <> 2")?
+                        .execute([found.chain.hint.epoch])?;
+                }
+                if let (Claim::SetAside, Some(found)) = (&answer, &found) {
+                    self.set_aside(&found.chain.hint, found.fence, now)?;
+                }
+                if let Some((comes, watch_at)) = ChainRow::put_off(&answer).filter(|_| found.is_some()) {
+                    let put_off = "UPDATE chains SET expected = max(expected, ?2), watch_at = max(watch_at, ?3)
+                                   WHERE epoch = ?1";
+                    let values = [asked.epoch, comes.as_millis(), watch_at.as_millis()];
+                    self.connection.prepare_cached(put_off)?.execute(values)?;
+                }
+                return Ok(answer);
+            }
+        };
+        let Some(Found { mut chain, fence: previous, payload, owner, mut carry, batch, depth }) = found else {
+            return Ok(Claim::Idle);
+        };
+        if let Some(rotation) = twin.filter(|_| chain.once) {
+            (chain.schedule, carry) = (rotation.chain.schedule, rotation.carry);
+        }
+        let lost = chain.holder != Holder::Nobody;
+        if lost {
+            // The holder never finished, and is gone; or never had the answer.
+            let unheard = (request.again && chain.session == request.session).then_some(UNHEARD);
+            self.connection
+                .prepare_cached(
+                    "UPDATE attempts SET finished = ?2, verdict = 'lost', reason = ?3
+                     WHERE fence = ?1 AND finished IS NULL",
+                )?
+                .execute(params![previous, now.as_millis(), unheard])?;
+        }
+        self.connection
+            .prepare_cached(
+                "INSERT INTO attempts (epoch, tick, attempt, previous, worker, due, started)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            )?
+            .execute(params![
+                request.hint.epoch,
+                request.hint.tick,
+                request.hint.attempt,
+                previous,
+                request.worker,
+                chain.hint.due.as_millis(),
+                now.as_millis()
+            ])?;
+        let fence = self.connection.last_insert_rowid();
+        if lost {
+            // What is hot says who holds it now.
+            let values = [request.hint.epoch, ChainRow::watched_after_death(now).as_millis()];
+            let free = "UPDATE chains SET holder = 0, looks = 0, watch_at = min(watch_at, ?2) WHERE epoch = ?1";
+            self.connection.prepare_cached(free)?.execute(values)?;
+        }
+        let starts = refused.is_none() && batch.is_none();
+        let (tick, start) = if starts { (chain.hint.tick, now) } else { (chain.started_tick, chain.last_start) };
+        // What is claimed has been sent, whether or not the note of it has come.
+        self.heat(request.hint.epoch, fence, request.session, true, (tick, start))?;
+        Ok(Claim::Granted(Grant {
+            fence,
+            last_start: chain.last_start,
+            nominal: chain.nominal,
+            due: chain.hint.due,
+            at: now,
+            payload,
+            once: chain.once,
+            lost,
+            refused,
+            carry,
+            owner,
+            schedule: chain.schedule,
+            batch,
+            depth,
+        }))
+    }
+
+    /// Too many workers have died while they ran a tick: its chain waits for a person.
+    fn set_aside(&mut self, hint: &Hint, fence: i64, now: Time) -> Result<()> {
+        self.cool("SELECT ?1 AS epoch", [hint.epoch])?;
+        let set_aside = "UPDATE chains SET state = 3, holder = 0 WHERE epoch = ?1";
+        self.connection.prepare_cached(set_aside)?.execute([hint.epoch])?;
+        let lost = "UPDATE attempts SET finished = ?2, verdict = 'lost', reason = ?3
+                    WHERE fence = ?1 AND finished IS NULL";
+        self.connection.prepare_cached(lost)?.execute(params![fence, now.as_millis(), SET_ASIDE])?;
+        self.record_failure(&hint.kind, &hint.key, &FailedItem::new("", SET_ASIDE.to_owned()), now)
+    }
+
+    /// The first chain for which `condition` holds.
+    fn find(&self, condition: &str, arguments: impl rusqlite::Params) -> Result<Option<Found>> {
+        let sql = format!(
+            "SELECT {HINT}, state, nominal, {HOLDER}, sent, once, started_tick, last_start, last_finish, batch_open,
+                    fence, payload, owner, schedule, carry, batch_total, batch_failed, depth, manual, beside, holder
+             FROM chains_now WHERE {condition}"
+        );
+        let found = self.connection.prepare_cached(&sql)?.query_row(arguments, |row| {
+            let at = |column| AFTER_HINT + column;
+            let chain = ChainRow {
+                hint: hint(row)?,
+                state: ChainState::from_number(row.get(at(0))?),
+                nominal: time(row, at(1))?,
+                holder: holder(row, at(2))?,
+                session: row.get(at(19))?,
+                deaths: 0,
+                sent: row.get(at(3))?,
+                once: row.get(at(4))?,
+                started_tick: row.get(at(5))?,
+                last_start: time(row, at(6))?,
+                last_finish: time(row, at(7))?,
+                batch_open: row.get(at(8))?,
+                schedule: row.get(at(12))?,
+                manual: Manual::from_number(row.get(at(17))?),
+                beside: row.get(at(18))?,
+            };
+            let batch = Batch { total: row.get(at(14))?, failed: row.get(at(15))? };
+            Ok(Found {
+                chain,
+                fence: row.get(at(9))?,
+                payload: row.get(at(10))?,
+                owner: row.get(at(11))?,
+                carry: row.get(at(13))?,
+                batch: Some(batch).filter(|batch| batch.total > 0),
+                depth: row.get(at(16))?,
+            })
+        });
+        found.optional()
+    }
+
+    pub fn finish(&mut self, f: &FinishRequest) -> Result<Finish> {
+        let held = self.held(f)?;
+        if held.is_none() {
+            let left = self.find("epoch = ?1 AND fence = ?2 AND holder = 0", [f.epoch, f.fence])?;
+            if let Some(answer) = left.and_then(|found| f.written_before(&found.chain)) {
+                return Ok(answer);
+            }
+        }
+        let verdict = if held.is_some() { f.verdict.as_str() } else { "fenced" };
+        self.connection
+            .prepare_cached(
+                "UPDATE attempts SET finished = ?2, verdict = ?3, reason = ?4, overlapped = ?5, misfired = ?6,
+                                     progress = coalesce(?7, progress)
+                 WHERE fence = ?1 AND (verdict IS NULL OR (verdict = 'lost' AND reason IS NULL))",
+            )?
+            .execute(params![
+                f.fence,
+                f.at.as_millis(),
+                verdict,
+                f.reason,
+                f.left_out.0,
+                f.left_out.1,
+                f.progress.as_ref().map(Progress::text)
+            ])?;
+        let Some(held) = held else { return Ok(Finish::Fenced) };
+        let successor = self.move_on(f, &held)?;
+        if held.once && held.hint.parent == 0 {
+            self.count_for_rotation(f, &held)?;
+        }
+        let Held { hint, owner, state, .. } = held;
+        if let Some(whole) = f.failure() {
+            self.record_failure(&hint.kind, &hint.key, &whole, f.at)?;
+        }
+        let mut messages = self.accept((&hint.kind, &hint.key), &f.spawned, &f.chains, &f.failed, f.at)?;
+        if f.from_batch {
+            self.drop_members(f.epoch)?;
+        }
+        if state != ChainState::Retired {
+            messages.extend(self.begin_members(&hint, owner.as_deref(), f)?);
+        }
+        messages.extend(self.ended_member(f)?);
+        messages.extend(successor);
+        Ok(Finish::Applied(messages))
+    }
+
+    /// The chain that whoever finishes holds, if it is held by nobody else.
+    fn held(&self, f: &FinishRequest) -> Result<Option<Held>> {
+        let sql = format!(
+            "SELECT {HINT}, state, owner, started_tick, last_start, once FROM chains_now
+             WHERE epoch = ?1 AND fence = ?2 AND holder <> 0"
+        );
+        let held = self.connection.prepare_cached(&sql)?.query_row([f.epoch, f.fence], |row| {
+            Ok(Held {
+                hint: hint(row)?,
+                state: ChainState::from_number(row.get(AFTER_HINT)?),
+                owner: row.get(AFTER_HINT + 1)?,
+                started: (row.get(AFTER_HINT + 2)?, time(row, AFTER_HINT + 3)?),
+                once: row.get(AFTER_HINT + 4)?,
+            })
+        });
+        held.optional()
+    }
+
+    /// Writes where a finish puts the chain, which nobody holds any more then. Answers what is to be sent for it.
+    fn move_on(&mut self, f: &FinishRequest, held: &Held) -> Result<Option<Hint>> {
+        let (tick, attempt, due) = f.place();
+        let (retired, waits) = (f.next == Next::End, f.next == Next::Gather);
+        // A finish ends nothing but its own run, so a chain paused meanwhile stays paused.
+        let state = if retired { ChainState::Retired } else { held.state };
+        let sends = state == ChainState::Active && !waits;
+        // `nominal` stays with a tick through its attempts and moves with the next one.
+        let sql = "UPDATE chains
+                   SET tick = ?3, attempt = ?4, due = ?5, nominal = coalesce(?6, nominal), fence = ?2,
+                       holder = 0, sent = ?8, expected = ?5, watch_at = ?7, looks = 0, state = ?9,
+                       started_tick = ?14, last_start = ?15,
+                       last_finish = iif(?10, ?11, last_finish), carry = coalesce(?12, carry),
+                       batch_total = ?13, batch_open = ?13, batch_failed = 0
+                   WHERE epoch = ?1";
+        let nominal = f.nominal().map(Time::as_millis);
+        self.connection.prepare_cached(sql)?.execute(params![
+            f.epoch,
+            f.fence,
+            tick,
+            attempt,
+            due.as_millis(),
+            nominal,
+            f.watch_at().as_millis(),
+            sends || waits,
+            state as i64,
+            f.ran,
+            f.at.as_millis(),
+            f.carry,
+            // What a retired chain would wait for is wanted no more.
+            if state == ChainState::Retired { 0 } else { f.members.len() as i64 },
+            held.started.0,
+            held.started.1.as_millis()
+        ])?;
+        if !sends {
+            self.connection.prepare_cached("DELETE FROM hot_chains WHERE epoch = ?1")?.execute([f.epoch])?;
+            return Ok(None);
+        }
+        // What is left to do for it is to send the successor, and to say so.
+        self.heat(f.epoch, f.fence, 0, false, held.started)?;
+        Ok(Some(Hint { tick, attempt, due, ..held.hint.clone() }))
+    }
+
+    /// A manual run is a run of its chain: the rotation counts it, takes what it hands on, and ends when it says so.
+    fn count_for_rotation(&mut self, f: &FinishRequest, manual: &Held) -> Result<()> {
+        let Hint { kind, key, .. } = &manual.hint;
+        let rotation = "SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0";
+        self.cool(rotation, [kind, key])?;
+        let (ended, retired) = (f.next == Next::End, f.verdict == Verdict::Retired);
+        if retired {
+            // What it waits for is wanted no more. Who runs it cannot finish it.
+            let epoch =
+                self.connection.prepare_cached(rotation)?.query_row([kind, key], |row| row.get(0)).optional()?;
+            epoch.map_or(Ok(()), |epoch| self.drop_members(epoch))?;
+        }
+        let count = "UPDATE chains
+                     SET last_start = iif(?3, max(last_start, ?4), last_start),
+                         last_finish = iif(?3, max(last_finish, ?5), last_finish),
+                         carry = coalesce(?6, carry), beside = iif(?7, 0, beside), state = iif(?8, 2, state),
+                         batch_open = iif(?8, 0, batch_open), batch_total = iif(?8, 0, batch_total)
+                     WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0";
+        let (start, end) = (manual.started.1.as_millis(), f.at.as_millis());
+        self.connection
+            .prepare_cached(count)?
+            .execute(params![kind, key, f.ran, start, end, f.carry, ended, retired])?;
+        Ok(())
+    }
+
+    /// Begins what the tick waits for.
+    fn begin_members(&mut self, parent: &Hint, owner: Option<&str>, f: &FinishRequest) -> Result<Vec<Hint>> {
+        let insert =
+            "INSERT INTO chains (kind, key, once, parent, queue, nominal, due, expected, watch_at, payload, owner, depth)
+                      VALUES (?1, ?2, 1, ?3, ?4, ?5, ?5, ?5, ?6, ?7, ?8, ?9)";
+        let mut hints = Vec::with_capacity(f.members.len());
+        for Member { kind, key, queue, payload, due, depth } in &f.members {
+            let watch_at = (*due + f.slack).as_millis();
+            self.connection.prepare_cached(insert)?.execute(params![
+                kind,
+                key,
+                parent.epoch,
+                queue,
+                due.as_millis(),
+                watch_at,
+                payload,
+                owner,
+                depth
+            ])?;
+            hints.push(Hint {
+                kind: kind.clone(),
+                key: key.clone(),
+                queue: queue.clone(),
+                epoch: self.connection.last_insert_rowid(),
+                tick: 1,
+                attempt: 1,
+                due: *due,
+                parent: parent.epoch,
+                priority: None,
+            });
+        }
+        Ok(hints)
+    }
+
+    /// A member of a batch that has ended is counted; after the last one, its chain is due.
+    fn ended_member(&mut self, f: &FinishRequest) -> Result<Option<Hint>> {
+        if f.parent == 0 || f.next != Next::End {
+            return Ok(None);
+        }
+        let count = format!(
+            "UPDATE chains
+                     SET batch_open = batch_open - 1, batch_failed = batch_failed + ?2,
+                         due = iif(batch_open = 1, ?3, due), expected = iif(batch_open = 1, ?3, expected),
+                         watch_at = iif(batch_open = 1, ?4, watch_at), sent = iif(batch_open = 1, 0, sent)
+                     WHERE epoch = ?1 AND batch_open > 0
+                     RETURNING {HINT}, state, batch_open"
+        );
+        let (at, watch_at) = (f.at.as_millis(), (f.at + f.slack).as_millis());
+        let counted = self
+            .connection
+            .prepare_cached(&count)?
+            .query_row(params![f.parent, f.counts_as_failed(), at, watch_at], |row| {
+                let state = ChainState::from_number(row.get(AFTER_HINT)?);
+                let due = state == ChainState::Active && row.get::<_, i64>(AFTER_HINT + 1)? == 0;
+                Ok(due.then_some(hint(row)?))
+            })
+            .optional()?;
+        Ok(counted.flatten())
+    }
+
+    /// Keeps what a run asks for; answers the first messages of the chains among it that are new.
+    pub fn accept(
+        &mut self,
+        (kind, key): (&str, &str),
+        spawned: &[SpawnedJob],
+        chains: &[NewChain],
+        failed: &[FailedItem],
+        now: Time,
+    ) -> Result<Vec<Hint>> {
+        for job in spawned {
+            self.connection
+                .prepare_cached("INSERT INTO jobs (id, body, kept_at) VALUES (?1, ?2, ?3) ON CONFLICT (id) DO NOTHING")?
+                .execute(params![job.id, job.body, now.as_millis()])?;
+        }
+        failed.iter().try_for_each(|part| self.record_failure(kind, key, part, now))?;
+        let begun = self.enroll(chains, now)?.into_iter().filter_map(|enrolled| match enrolled {
+            Enrolled::Created(hint) => Some(hint),
+            _ => None,
+        });
+        Ok(begun.collect())
+    }
+
+    pub fn note_progress(&mut self, runs: &[(i64, Progress)]) -> Result<()> {
+        let mut update = self
+            .connection
+            .prepare_cached("UPDATE attempts SET progress = ?2 WHERE fence = ?1 AND finished IS NULL")?;
+        runs.iter().try_for_each(|(fence, progress)| update.execute(params![fence, progress.text()]).map(drop))
+    }
+
+    pub fn look_again(&mut self, looks: &[LookAgain]) -> Result<Vec<bool>> {
+        let mut update = self.connection.prepare_cached(
+            "UPDATE chains SET watch_at = ?3, looks = ?4, expected = coalesce(?5, expected)
+                 WHERE epoch = ?1 AND watch_at = ?2",
+        )?;
+        let mut write = |l: &LookAgain| {
+            let expected = l.expected.map(Time::as_millis);
+            update.execute(params![l.epoch, l.from.as_millis(), l.to.as_millis(), l.looks, expected])
+        };
+        looks.iter().map(|look| Ok(write(look)? == 1)).collect()
+    }
+
+    pub fn quarantine(&mut self, from: &str, reason: &str, body: &[u8], jobs: &[String], at: Time) -> Result<()> {
+        self.connection
+            .prepare_cached("INSERT INTO quarantine (at, source, reason, body) VALUES (?1, ?2, ?3, ?4)")?
+            .execute(params![at.as_millis(), from, reason, body])?;
+        self.forget_jobs(jobs)
+    }
+
+    pub fn keep_job(&mut self, id: &str, body: &[u8], now: Time) -> Result<()> {
+        self.connection
+            .prepare_cached(
+                "INSERT INTO jobs (id, body, kept_at) VALUES (?1, ?2, ?3)
+                 ON CONFLICT (id) DO UPDATE SET body = excluded.body, kept_at = excluded.kept_at",
+            )?
+            .execute(params![id, body, now.as_millis()])?;
+        Ok(())
+    }
+
+    pub fn take_jobs(&mut self, after: i64, before: Time, now: Time, limit: u32) -> Result<Vec<KeptJob>> {
+        let sql = "UPDATE jobs SET kept_at = ?3 WHERE number IN
+                       (SELECT number FROM jobs WHERE number > ?1 AND kept_at <= ?2 ORDER BY number LIMIT ?4)
+                   RETURNING number, body, kept_at";
+        let mut take = self.connection.prepare_cached(sql)?;
+        let taken = take.query_map(params![after, before.as_millis(), now.as_millis(), limit], kept_job)?;
+        let mut taken: Vec<KeptJob> = taken.collect::<Result<_>>()?;
+        taken.sort_unstable_by_key(|job| job.number);
+        Ok(taken)
+    }
+
+    pub fn forget_jobs(&mut self, ids: &[String]) -> Result<()> {
+        let mut delete = self.connection.prepare_cached("DELETE FROM jobs WHERE id = ?1")?;
+        ids.iter().try_for_each(|id| delete.execute([id]).map(drop))
+    }
+}

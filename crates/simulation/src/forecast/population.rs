@@ -1,0 +1,231 @@
+//! Which chains there are: so many on certain queues, or those of a roster.
+
+use std::collections::BTreeMap;
+
+use roundelay_config::{Config, KindSettings};
+use roundelay_engine::enroll::Entity;
+use roundelay_model::pacing::key::KeyPath;
+use wildmatch::WildMatch;
+
+/// The chains of a kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Population {
+    /// So many, dealt out to these queues in turn.
+    Counted {
+        /// How many.
+        chains: u64,
+        /// The queues, at least one.
+        queues: Vec<String>,
+        /// The parts of a job that the throttles of these queues have a limit for: each chain has its own.
+        keys: Vec<KeyPath>,
+    },
+    /// These.
+    Listed(Vec<Entity>),
+}
+
+impl Population {
+    /// So many chains of a kind, on the queues that it may name.
+    ///
+    /// # Errors
+    /// Says what the configuration lacks.
+    pub fn counted(config: &Config, kind: &str, chains: u64) -> Result<Self, String> {
+        let settings = config.kind(kind)?;
+        recurs(kind, settings)?;
+        let queues = queues(config, settings);
+        if queues.is_empty() {
+            let queue = settings.queue.as_deref().unwrap_or("any");
+            return Err(format!(
+                "kinds.{kind}: the configuration has no queue like `{queue}`, so nobody knows where its chains are; \
+                 add one under [queues], or give --roster {kind}=FILE"
+            ));
+        }
+        let throttles = queues.iter().filter_map(|queue| config.throttles.get(config.queues[queue].throttle.as_ref()?));
+        let keys = throttles.filter_map(|throttle| throttle.key.clone()).collect();
+        Ok(Self::Counted { chains, queues, keys })
+    }
+
+    /// These chains of a kind.
+    ///
+    /// # Errors
+    /// When the kind has none.
+    pub fn listed(config: &Config, kind: &str, entities: Vec<Entity>) -> Result<Self, String> {
+        recurs(kind, config.kind(kind)?)?;
+        Ok(Self::Listed(entities))
+    }
+
+    /// How many chains there are.
+    pub fn chains(&self) -> u64 {
+        match self {
+            Self::Counted { chains, .. } => *chains,
+            Self::Listed(entities) => entities.len() as u64,
+        }
+    }
+
+    /// Parts of their payloads that are taken to be each one's own, since a throttle has a limit for each value.
+    pub fn assumed_keys(&self) -> Vec<String> {
+        let Self::Counted { keys, .. } = self else { return Vec::new() };
+        let mut keys: Vec<String> =
+            keys.iter().map(KeyPath::to_string).filter(|key| key.starts_with("payload.")).collect();
+        keys.sort();
+        keys.dedup();
+        keys
+    }
+
+    /// How many of them are on each queue.
+    pub fn by_queue(&self) -> BTreeMap<String, u64> {
+        let mut by_queue = BTreeMap::new();
+        match self {
+            Self::Counted { chains, queues, .. } => {
+                let (all, count) = (chains, queues.len() as u64);
+                for (n, queue) in (0..).zip(queues) {
+                    *by_queue.entry(queue.clone()).or_default() += all / count + u64::from(n < all % count);
+                }
+            }
+            Self::Listed(entities) => {
+                entities.iter().for_each(|entity| *by_queue.entry(entity.queue.clone()).or_default() += 1);
+            }
+        }
+        by_queue
+    }
+
+    /// All of them, in batches of at most `size`.
+    pub(super) fn batches(self, size: usize) -> Box<dyn Iterator<Item = Vec<Entity>> + Send> {
+        match self {
+            Self::Counted { chains, queues, keys } => {
+                let payload = move |n: u64| {
+                    let mut payload = serde_json::Value::Null;
+                    keys.iter().for_each(|key| key.write(&mut payload, &n.to_string()));
+                    payload.to_string()
+                };
+                let one = move |n: u64| Entity {
+                    key: n.to_string(),
+                    queue: queues[(n % queues.len() as u64) as usize].clone(),
+                    priority: None,
+                    payload: payload(n),
+                    owner: None,
+                    schedule: None,
+                    first_due: None,
+                };
+                let mut next = 0;
+                Box::new(std::iter::from_fn(move || {
+                    let first = next;
+                    next = chains.min(next + size as u64);
+                    (first < next).then(|| (first..next).map(&one).collect())
+                }))
+            }
+            Self::Listed(entities) => {
+                let mut rest = entities.into_iter();
+                Box::new(std::iter::from_fn(move || {
+                    let batch: Vec<Entity> = rest.by_ref().take(size).collect();
+                    (!batch.is_empty()).then_some(batch)
+                }))
+            }
+        }
+    }
+}
+
+fn recurs(kind: &str, settings: &KindSettings) -> Result<(), String> {
+    match settings.recurrence {
+        Some(_) => Ok(()),
+        None => Err(format!("kinds.{kind} has none of `every`, `cron` and `at`, so it has no chains to simulate")),
+    }
+}
+
+/// The queues that a kind may name. What a template takes from a roster may be anything.
+fn queues(config: &Config, kind: &KindSettings) -> Vec<String> {
+    let pattern = WildMatch::new(&kind.queue.as_deref().map_or("*".into(), pattern));
+    config.queues.keys().filter(|queue| pattern.matches(queue)).cloned().collect()
+}
+
+/// A template with every part that is made from a row as `*`.
+fn pattern(template: &str) -> String {
+    let (mut text, mut rest) = (String::new(), template);
+    while let Some((before, after)) = rest.split_once('{') {
+        let Some(end) = after.find(['{', '%', '#']).and_then(|_| after.find("}")) else { break };
+        text += before;
+        text.push('*');
+        rest = after[end..].trim_start_matches('}');
+    }
+    text + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        let text = r#"
+            [queues.sync-ios]
+            [queues.sync-android]
+            [queues.other]
+            [kinds.sync]
+            queue = "sync-{{ platform }}"
+            every = "10s"
+            [kinds.plain]
+            queue = "other"
+            every = "10s"
+            [kinds.free]
+            every = "10s"
+            [kinds.lost]
+            queue = "nowhere-{{ x }}"
+            every = "10s"
+            [kinds.single]
+        "#;
+        Config::parse(text, "test", []).unwrap()
+    }
+
+    #[test]
+    fn chains_are_dealt_out_to_the_queues_that_a_kind_may_name() {
+        let config = config();
+        let table = [
+            ("sync", vec![("sync-android", 3), ("sync-ios", 2)]),
+            ("plain", vec![("other", 5)]),
+            ("free", vec![("other", 2), ("sync-android", 2), ("sync-ios", 1)]),
+        ];
+        for (kind, expected) in table {
+            let population = Population::counted(&config, kind, 5).unwrap();
+            let by_queue = population.by_queue();
+            let by_queue: Vec<(&str, u64)> = by_queue.iter().map(|(queue, n)| (queue.as_str(), *n)).collect();
+            assert_eq!(by_queue, expected, "{kind}");
+            let mut dealt = BTreeMap::new();
+            let batches: Vec<_> = population.batches(2).collect();
+            assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, 1]);
+            batches.into_iter().flatten().for_each(|entity| *dealt.entry(entity.queue).or_default() += 1);
+            assert_eq!(dealt.into_iter().collect::<Vec<(String, u64)>>().len(), by_queue.len());
+        }
+        assert!(Population::counted(&config, "lost", 5).unwrap_err().contains("--roster lost=FILE"));
+        assert!(Population::counted(&config, "single", 5).unwrap_err().contains("none of `every`"));
+    }
+
+    #[test]
+    fn each_chain_has_a_limit_of_its_own_where_a_throttle_has_keys() {
+        let text = r#"
+            [throttles.channel]
+            allow = 1
+            per = "1s"
+            key = "payload.channel"
+            [queues.work]
+            throttle = "channel"
+            [kinds.sync]
+            queue = "work"
+            every = "10s"
+        "#;
+        let population = Population::counted(&Config::parse(text, "test", []).unwrap(), "sync", 3).unwrap();
+        assert_eq!(population.assumed_keys(), ["payload.channel"]);
+        let payloads: Vec<String> = population.batches(2).flatten().map(|entity| entity.payload).collect();
+        assert_eq!(payloads, [r#"{"channel":"0"}"#, r#"{"channel":"1"}"#, r#"{"channel":"2"}"#]);
+    }
+
+    #[test]
+    fn what_a_template_takes_from_a_row_may_be_anything() {
+        let table = [
+            ("plain", "plain"),
+            ("sync-{{ platform }}", "sync-*"),
+            ("{{ a }}-x-{{ b | lower }}", "*-x-*"),
+            ("{% if a %}x{% endif %}", "*x*"),
+        ];
+        for (template, expected) in table {
+            assert_eq!(pattern(template), expected);
+        }
+    }
+}
