@@ -7,8 +7,8 @@ use std::time::Duration;
 use roundelay_model::scope::Scope;
 use roundelay_net::tls::TlsSettings;
 
-use super::check::{Problems, listen_address};
 use super::raw;
+use crate::problems::{Problems, listen_address};
 
 /// The longest name of an installation, in characters.
 const LONGEST_NAME: usize = 100;

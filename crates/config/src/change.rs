@@ -9,7 +9,8 @@ use roundelay_handler::exec::ExecSettings;
 use roundelay_handler::http::HttpSettings;
 use roundelay_model::pacing::ThrottleSettings;
 
-use super::{Config, HandlerSettings, KindSettings, Recurrence};
+use crate::recurrence::Recurrence;
+use crate::settings::{Config, HandlerSettings, KindSettings};
 
 /// What a new configuration comes to.
 #[derive(Debug)]

@@ -1,6 +1,5 @@
 //! Raw settings → checked settings, in one step.
 
-use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,22 +13,19 @@ use roundelay_model::egress::Reach;
 use roundelay_model::job::check_name;
 use roundelay_model::ladder::Ladder;
 use roundelay_model::lanes::MOST_LANES;
-use roundelay_model::outcome::{Backoff, RetryPolicy};
+use roundelay_model::outcome::RetryPolicy;
 use roundelay_model::secret::Secret;
 use roundelay_model::topology::Names;
 use roundelay_net::tls::{BrokerTls, TlsSettings};
 
 use super::raw::{self, Raw};
-use super::read::nearest;
-use super::{
+use super::{api, encryption, exec, model, reasons, recurrence, roster, throttle, tracing};
+use crate::problems::{LONGEST_TIMEOUT, Problems, TEN_YEARS, check_backoff, known, listen_address};
+use crate::settings::{
     CatchUpSettings, Config, HandlerSettings, KindSettings, LedgerSettings, QueueSettings, SpawnSettings, Takeover,
-    Unique, WorkerSettings, api, encryption, exec, model, reasons, recurrence, roster, throttle, tracing,
+    Unique, WorkerSettings,
 };
 
-/// The longest interval and backoff that may be configured.
-pub const TEN_YEARS: Duration = Duration::from_secs(10 * 366 * 86_400);
-/// The longest run of a chain. Its message is acknowledged after [`LONGEST_HELD`]: the ledger knows of the run.
-pub const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// RabbitMQ closes the channel of a consumer that keeps a message for 30 minutes; a one-off job, which is nothing but
 /// its message, must be over before that. It may have waited for its slot for five of them.
 pub const LONGEST_HELD: Duration = Duration::from_secs(24 * 60);
@@ -42,29 +38,9 @@ const MOST_RUNGS: usize = 1_000;
 /// The longest name that AMQP carries, in bytes.
 const LONGEST_QUEUE: usize = 255;
 
-/// Problems as (key, message); the parts of a key are separated by U+001F, since names may hold
-/// dots.
-pub struct Problems(Vec<(String, String)>);
-
 impl From<Problems> for Vec<(String, String)> {
     fn from(problems: Problems) -> Self {
         problems.0
-    }
-}
-
-impl Problems {
-    pub fn none() -> Self {
-        Self(Vec::new())
-    }
-
-    pub fn add(&mut self, path: &[&str], message: impl Into<String>) {
-        self.0.push((path.join("\u{1f}"), message.into()));
-    }
-
-    pub fn range<T: PartialOrd + std::fmt::Debug>(&mut self, path: &[&str], value: T, low: T, high: T) {
-        if value < low || value > high {
-            self.add(path, format!("{value:?} is out of range; from {low:?} to {high:?} is possible"));
-        }
     }
 }
 
@@ -233,23 +209,6 @@ fn plain(c: char) -> bool {
     c.is_ascii_alphanumeric() || "-_.".contains(c)
 }
 
-pub(super) fn known<'k>(
-    problems: &mut Problems,
-    path: &[&str],
-    name: &str,
-    table: &str,
-    mut names: impl Iterator<Item = &'k String> + Clone,
-) {
-    if names.clone().any(|known| known == name) {
-        return;
-    }
-    let hint = match nearest(name, names.by_ref().map(String::as_str)) {
-        Some(near) => format!("did you mean `{near}`?"),
-        None => format!("add [{table}.{name}]"),
-    };
-    problems.add(path, format!("there is no [{table}.{name}]; {hint}"));
-}
-
 fn check_kind(
     problems: &mut Problems,
     name: &str,
@@ -399,31 +358,6 @@ fn check_retry(problems: &mut Problems, name: &str, retry: raw::Retry, named: &m
     RetryPolicy { attempts: retry.attempts, backoff: check_backoff(problems, &path, retry.backoff, named) }
 }
 
-pub(super) fn check_backoff(
-    problems: &mut Problems,
-    path: &[&str],
-    backoff: raw::Backoff,
-    named: &mut Vec<Duration>,
-) -> Backoff {
-    match backoff {
-        raw::Backoff::List(waits) => {
-            let waits: Vec<Duration> = waits.into_iter().map(|wait| wait.0).collect();
-            for wait in &waits {
-                problems.range(path, *wait, Duration::ZERO, TEN_YEARS);
-            }
-            named.extend(&waits);
-            Backoff::List(waits)
-        }
-        raw::Backoff::Exponential(e) => {
-            let below = |key: &'static str| -> Vec<&str> { path.iter().copied().chain([key]).collect() };
-            problems.range(&below("factor"), e.factor, 1.0, 100.0);
-            problems.range(&below("jitter"), e.jitter, 0.0, 1.0);
-            problems.range(&below("max"), e.max.0, e.base.0, TEN_YEARS);
-            Backoff::Exponential { base: e.base.0, factor: e.factor, max: e.max.0, jitter: e.jitter }
-        }
-    }
-}
-
 /// A template must compile, and use no filter, function or test that there is not: compiling alone
 /// lets those pass.
 fn template(problems: &mut Problems, path: &[&str], text: &str) {
@@ -482,19 +416,6 @@ fn broker_tls(problems: &mut Problems, tls: raw::BrokerTls, url: &str, managemen
         );
     }
     BrokerTls { ca: tls.ca.map(PathBuf::from), own }
-}
-
-/// An address to listen on, as the configuration and the command line write it.
-///
-/// # Errors
-/// Says what to write.
-pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| {
-        format!(
-            "`{text}` is not an address and a port; write \"127.0.0.1:9464\" to be reached from this machine alone, \
-             \"0.0.0.0:9464\" to be reached from everywhere, by everybody"
-        )
-    })
 }
 
 fn ledger_url(problems: &mut Problems, url: Secret, broker: &BrokerUrl) -> LedgerUrl {

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use roundelay_model::encryption::{Key, Keyring, LONGEST_NAME, may_name_a_key};
 use roundelay_model::secret::Secret;
 
-use super::check::Problems;
 use super::raw;
 use super::read::nearest;
+use crate::problems::Problems;
 
 /// The word for: what is plain is refused.
 const REQUIRE: &str = "require";
@@ -67,7 +67,7 @@ fn sealing(said: &str, keys: &BTreeMap<String, Secret>) -> Result<(String, bool)
 
 #[cfg(test)]
 mod tests {
-    use crate::Config;
+    use crate::settings::Config;
 
     const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vMDEyMzQ1Njc4OTo7PD0+Pw==";
 

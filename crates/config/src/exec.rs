@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use roundelay_handler::exec::{ExecSettings, LimitSettings};
 
-use super::check::Problems;
 use super::raw;
+use crate::problems::Problems;
 
 /// A program needs some memory to begin at all.
 const LEAST_MEMORY: u64 = 1 << 20;

@@ -8,7 +8,8 @@ use roundelay_model::secret::Secret;
 use toml::de::{DeTable, DeValue};
 
 use super::raw::Raw;
-use super::{ConfigError, Problem, secret};
+use super::secret;
+use crate::error::{ConfigError, Problem};
 
 /// What the names of environment variables that set something begin with. Two underscores
 /// separate the parts of a key; case does not matter, and an underscore also stands for whatever

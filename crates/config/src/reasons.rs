@@ -7,8 +7,8 @@ use roundelay_model::job::check_name;
 use roundelay_model::outcome::{Backoff, LONGEST_WAIT, RetryPolicy, SHORTEST_SNOOZE};
 use roundelay_model::policy::{Policies, Policy};
 
-use super::check::{Problems, TEN_YEARS, check_backoff, known};
 use super::raw;
+use crate::problems::{Problems, TEN_YEARS, check_backoff, known};
 
 /// A policy that may leave to the kind how often and when.
 #[derive(Clone, Debug)]

@@ -12,8 +12,8 @@ use roundelay_model::outcome::LONGEST_WAIT;
 use roundelay_model::schedule::{Catch, Cron, From, MISFIRE_WINDOW, Misfire, Overlap, Rhythm, Schedule};
 use serde::{Deserialize, Serialize};
 
-use super::check::{LONGEST_TIMEOUT, Problems, TEN_YEARS};
 use super::raw;
+use crate::problems::{LONGEST_TIMEOUT, Problems, TEN_YEARS};
 
 /// What is later than this part of `misfire_spread` is spread: much less than what an outage holds up, and
 /// more than an ordinary queue does.

@@ -8,8 +8,8 @@ use roundelay_model::egress::Reach;
 use roundelay_model::job::check_name;
 use roundelay_model::secret::Secret;
 
-use super::check::{Problems, TEN_YEARS};
 use super::raw;
+use crate::problems::{Problems, TEN_YEARS};
 
 /// How often a source is read when nothing is said.
 const SYNC: Duration = Duration::from_secs(30 * 60);

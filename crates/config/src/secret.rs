@@ -163,7 +163,8 @@ pub fn read(path: &Path) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Config, HandlerSettings, RosterSource};
+    use crate::roster::RosterSource;
+    use crate::settings::{Config, HandlerSettings};
     use roundelay_broker::BrokerUrl;
     use roundelay_ledger::LedgerUrl;
     use roundelay_model::secret::Secret;

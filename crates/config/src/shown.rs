@@ -84,7 +84,7 @@ fn without_secrets(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Config;
+    use crate::settings::Config;
 
     #[test]
     fn nothing_secret_is_shown_and_what_is_shown_can_be_read_again() {

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 
 /// The whole message about a configuration that must not be accepted.

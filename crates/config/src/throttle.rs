@@ -9,8 +9,9 @@ use roundelay_model::pacing::key::KeyPath;
 use roundelay_model::pacing::slots::{Breaker, Limits, Window};
 use roundelay_model::pacing::{BudgetSettings, ThrottleSettings};
 
-use super::check::Problems;
-use super::{KindSettings, QueueSettings, raw};
+use super::raw;
+use crate::problems::Problems;
+use crate::settings::{KindSettings, QueueSettings};
 
 /// RabbitMQ takes a message back that is kept for 30 minutes, and a handler may take 24 of them.
 const MOST_BLOCKED: Duration = Duration::from_secs(5 * 60);
@@ -152,7 +153,7 @@ pub fn check_limits(name: &str, window: Window, burst: u32, config: &super::Conf
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Config;
+    use crate::settings::Config;
 
     #[test]
     fn limits_that_would_be_no_limits_are_refused() {

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use reqwest::header::{HeaderName, HeaderValue};
 use roundelay_model::secret::Secret;
 
-use super::check::Problems;
 use super::raw;
+use crate::problems::Problems;
 
 /// The share of traces that are recorded where nothing is said.
 const SAMPLE: f64 = 0.01;
@@ -126,7 +126,8 @@ pub fn header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), Stri
 
 #[cfg(test)]
 mod tests {
-    use crate::{Config, ConfigError};
+    use crate::error::ConfigError;
+    use crate::settings::Config;
 
     fn load(text: &str, environment: &[(&str, &str)]) -> Result<Config, ConfigError> {
         let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Config, HandlerSettings, KindSettings};
+use crate::settings::{Config, HandlerSettings, KindSettings};
 
 /// A queue without a throttle whose kinds call an upstream that a throttle limits on other queues.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,8 +13,9 @@ use roundelay_model::fleet::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Core;
-use crate::telemetry::{Count, Latenesses};
+use crate::core::Core;
+use crate::telemetry::Count;
+use crate::telemetry::lateness::Latenesses;
 
 /// The length of a second, at whose end the starts of it are counted.
 const SECOND: i64 = 1_000;

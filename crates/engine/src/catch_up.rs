@@ -27,7 +27,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::life::Point;
-use super::{Core, QueueRun, outage};
+use super::outage;
+use crate::core::Core;
+use crate::queue::QueueRun;
 use crate::telemetry::Count;
 use crate::trace::Run;
 

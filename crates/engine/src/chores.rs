@@ -27,9 +27,11 @@ use roundelay_model::pacing::ThrottleScope;
 use roundelay_model::topology::Names;
 
 use super::enroll::EnrollError;
-use super::{Connections, Dispatch, reconcile};
+use super::reconcile;
+use crate::connections::Connections;
+use crate::dispatch::Dispatch;
 use crate::roster;
-use crate::roster::{SyncError, Wishes};
+use crate::roster::sync::{SyncError, Wishes};
 
 /// Follows a roster; the key is the kind's name.
 pub const ROSTER: &str = "roundelay.roster";

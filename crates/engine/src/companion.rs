@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::overslept::Schedules;
-use super::{Connections, StartError};
+use crate::connections::{Connections, StartError};
 use crate::desk::Desk;
 use crate::telemetry::Telemetry;
 use crate::throttle::Throttles;

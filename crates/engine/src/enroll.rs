@@ -18,7 +18,8 @@ use utoipa::ToSchema;
 use super::dispatch::Dispatch;
 use super::life::{Life, Point};
 use super::moves::Mover;
-use super::{Connections, StartError, sealing, topology_guard};
+use super::{sealing, topology_guard};
+use crate::connections::{Connections, StartError};
 
 /// First messages published at the same time.
 const IN_FLIGHT: usize = 512;

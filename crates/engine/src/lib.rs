@@ -18,6 +18,8 @@ mod attend;
 mod catch_up;
 pub mod chores;
 pub mod companion;
+mod connections;
+mod core;
 pub mod desk;
 mod discover;
 mod dispatch;
@@ -58,32 +60,28 @@ use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use roundelay_broker::embedded::EmbeddedBroker;
-use roundelay_broker::rabbit::RabbitBroker;
-use roundelay_broker::{Broker, BrokerError, BrokerUrl};
+use roundelay_broker::Broker;
 use roundelay_config::{Config, HandlerSettings, KindSettings, QueueSettings, TracingSettings};
 use roundelay_handler::exec::ExecHandler;
 use roundelay_handler::http::HttpHandler;
 use roundelay_handler::{Handler, http};
+use roundelay_ledger::LedgerUrl;
 use roundelay_ledger::comeback::Comeback;
-use roundelay_ledger::postgres::PostgresLedger;
-use roundelay_ledger::sqlite::SqliteLedger;
-use roundelay_ledger::{Kinds, Ledger, LedgerError, LedgerUrl};
-use roundelay_model::clock::{Clock, Entropy};
 use roundelay_model::fleet::{FleetOrders, Flow};
-use roundelay_model::schedule::{Balances, Schedule};
-use roundelay_model::topology::{Names, Topology};
+use roundelay_model::schedule::Balances;
 use tokio::sync::{Notify, SetOnce, mpsc};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::desk::Desk;
-use crate::telemetry::{KindFigures, Telemetry};
+use crate::telemetry::Telemetry;
 use crate::throttle::Throttles;
 use crate::trace::{Export, Tracer};
 use chores::Chores;
-use companion::{Companion, Handle};
+use companion::Companion;
+pub(crate) use connections::knows_chains;
+pub use connections::{Connections, StartError, connect_broker, open_ledger};
+pub(crate) use core::{Core, shared};
 pub use dispatch::Dispatch;
 use life::{Life, Point, Probe};
 use orders::Orders;
@@ -94,102 +92,6 @@ use room::Room;
 use suspects::Suspects;
 use valve::Valve;
 use vitals::Vitals;
-
-/// Why an engine cannot start; phrased to follow "failed to start: ".
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The ledger.
-    #[error(transparent)]
-    Ledger(#[from] LedgerError),
-    /// The broker.
-    #[error(transparent)]
-    Broker(#[from] BrokerError),
-    /// Entities that cannot be enrolled.
-    #[error(transparent)]
-    Enroll(#[from] enroll::EnrollError),
-    /// The configuration and the program do not fit together.
-    #[error("{0}")]
-    Setup(String),
-    /// A part of the running engine has ended, which it never should.
-    #[error("a part of the engine ended by itself ({0}); the worker stopped in good order and can be started again")]
-    Broken(String),
-}
-
-/// A broker and a ledger, connected.
-#[derive(Clone)]
-pub struct Connections {
-    /// Carries messages.
-    pub broker: Arc<dyn Broker>,
-    /// Keeps the truth.
-    pub ledger: Arc<dyn Ledger>,
-    /// Tells the time.
-    pub clock: Clock,
-    /// Rolls the dice.
-    pub entropy: Entropy,
-}
-
-impl Connections {
-    /// Connects to what the configuration names.
-    ///
-    /// # Errors
-    /// [`StartError`], with what to do.
-    pub async fn open(config: &Config) -> Result<Self, StartError> {
-        let entropy = Entropy::from_os();
-        let (ledger, clock) = open_ledger(config, &entropy).await?;
-        let broker = connect_broker(config).await?;
-        Ok(Self { broker, ledger, clock, entropy })
-    }
-
-    /// Connects a worker. Where nothing answers at the broker's address, one whose ledger knows chains begins without
-    /// the broker: there is work for it. Else the address is as likely to be wrong.
-    ///
-    /// # Errors
-    /// [`StartError`], with what to do.
-    pub async fn of_worker(config: &Config) -> Result<Self, StartError> {
-        let entropy = Entropy::from_os();
-        let (ledger, clock) = open_ledger(config, &entropy).await?;
-        let broker: Arc<dyn Broker> = match connect_broker(config).await {
-            Err(StartError::Broker(away @ BrokerError::Away { .. })) if knows_chains(&*ledger, config).await? => {
-                Arc::new(RabbitBroker::absent(&config.broker, &away.to_string())?)
-            }
-            connected => connected?,
-        };
-        Ok(Self { broker, ledger, clock, entropy })
-    }
-
-    /// Opens only the ledger.
-    ///
-    /// # Errors
-    /// [`LedgerError::Open`], with what to do.
-    pub async fn ledger(config: &Config) -> Result<Arc<dyn Ledger>, LedgerError> {
-        open_ledger(config, &Entropy::from_os()).await.map(|(ledger, _)| ledger)
-    }
-}
-
-/// Opens the ledger; answers also with the clock by which it judges, so that all in this process
-/// wait for the same time.
-pub async fn open_ledger(config: &Config, entropy: &Entropy) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
-    match &config.ledger.url {
-        LedgerUrl::Postgres(url) => {
-            let ledger = PostgresLedger::open(url, entropy).await?;
-            let clock = ledger.clock();
-            Ok((Arc::new(ledger), clock))
-        }
-        file => {
-            let ledger = SqliteLedger::open(file, Clock::System, entropy)?;
-            let clock = ledger.clock();
-            Ok((Arc::new(ledger), clock))
-        }
-    }
-}
-
-/// Connects to the broker.
-pub async fn connect_broker(config: &Config) -> Result<Arc<dyn Broker>, StartError> {
-    Ok(match &config.broker.url {
-        BrokerUrl::Embedded => Arc::new(EmbeddedBroker::new(Names::new(&config.broker.prefix))),
-        BrokerUrl::Amqp(_) => Arc::new(RabbitBroker::open(&config.broker).await?),
-    })
-}
 
 /// Runs the jobs of a configuration.
 ///
@@ -656,14 +558,6 @@ impl Engine {
     }
 }
 
-/// Whether a worker has had something to do for this configuration before.
-async fn knows_chains(ledger: &dyn Ledger, config: &Config) -> Result<bool, LedgerError> {
-    let all: Vec<String> = config.kinds.keys().cloned().collect();
-    let kinds = Kinds { recurring: all.clone(), all };
-    let found = ledger.messages(config.queues.keys().cloned().collect(), kinds, 0, 1).await?;
-    Ok(!found.is_empty())
-}
-
 /// Reads the ledger's clock once a second.
 async fn read_clock(core: Arc<Core>) {
     loop {
@@ -721,174 +615,12 @@ async fn have_ended(tasks: &TaskTracker, grace: Duration) -> bool {
     }
 }
 
-/// The schedule of a kind, or of the engine's own.
-fn schedules_of(kinds: SharedKinds) -> impl Fn(&str) -> Option<Schedule> {
-    move |kind| {
-        if roundelay_config::is_internal(kind) {
-            return Some(Schedule::fixed_delay(Duration::ZERO, Duration::ZERO));
-        }
-        let kinds = kinds.read();
-        Some(kinds.get(kind)?.recurrence.as_ref()?.schedule.clone())
-    }
-}
-
 /// Kinds' settings, which are replaced while the worker runs.
 type SharedKinds = Arc<RwLock<Arc<BTreeMap<String, Arc<KindSettings>>>>>;
 
-/// Each kind's settings, to be held on to while they are replaced.
-fn shared(kinds: BTreeMap<String, KindSettings>) -> BTreeMap<String, Arc<KindSettings>> {
-    kinds.into_iter().map(|(name, kind)| (name, Arc::new(kind))).collect()
-}
-
-/// What the parts of a running engine share.
-struct Core {
-    worker: Arc<str>,
-    /// Those of the configuration as it was last read.
-    kinds: SharedKinds,
-    /// Whether the ledger takes claims and finishes.
-    comeback: Comeback,
-    /// By kind.
-    figures: HashMap<String, KindFigures>,
-    handlers: HashMap<String, Arc<dyn Handler>>,
-    /// Every queue of the configuration, consumed here or not, and the throttle that paces it.
-    known_queues: BTreeMap<String, Option<String>>,
-    /// Those consumed here, each with its lanes from the lowest.
-    queues: BTreeMap<String, Vec<Arc<QueueRun>>>,
-    throttles: Throttles,
-    catch_up: roundelay_config::CatchUpSettings,
-    /// What this worker does for the engine itself.
-    chores: Option<Arc<Chores>>,
-    /// What programs order of chains.
-    orders: Orders,
-    grace: Duration,
-    topology: Topology,
-    dispatch: Dispatch,
-    ledger: Arc<dyn Ledger>,
-    entropy: Entropy,
-    telemetry: Arc<Telemetry>,
-    ready: Arc<SetOnce<()>>,
-    /// The topology is there: a worker that began without the broker declares it later.
-    declared: SetOnce<()>,
-    /// Epochs of chains whose messages this worker holds, with how many of them.
-    in_hand: Mutex<HashMap<i64, Held>>,
-    vitals: Arc<Vitals>,
-    /// A session of another worker is over, and may have left chains.
-    orphaned: Notify,
-    /// One of them was silent: its worker may have messages in hand still.
-    silent: AtomicBool,
-    /// Whether the broker is away, so that the ledger is in charge.
-    outage: Outage,
-    wall: wall::UpToDate,
-    /// Keeps apart what was in hand when workers died.
-    suspects: Suspects,
-    /// Records what becomes of deliveries.
-    tracer: Tracer,
-    /// Takes what runs report.
-    desk: Arc<Desk>,
-    /// Something was put in the ledger for an embedded broker.
-    kept: Notify,
-    life: Life,
-    /// When it last went round to say how it is, and to read what operators have ordered.
-    attended: Arc<Mutex<Option<Instant>>>,
-    /// An operator wants this worker to take nothing more.
-    drained: AtomicBool,
-    /// The worker takes nothing more, and what has not started is put back.
-    stopping: CancellationToken,
-    /// The grace is over: what still runs ends.
-    abort: CancellationToken,
-}
-
-/// Notes, while it lives, that a message of this chain is in this worker's hand.
-struct InHand<'a> {
-    core: &'a Core,
-    epoch: i64,
-    turn: Arc<tokio::sync::Mutex<()>>,
-}
-
-/// The messages of one chain in this worker's hand.
-#[derive(Default)]
-struct Held {
-    messages: u32,
-    /// Held while one of them asks for its claim: a claim whose answer was lost may be made again only while no other
-    /// message can have claimed the tick.
-    turn: Arc<tokio::sync::Mutex<()>>,
-}
-
-impl Core {
-    /// Declares the topology, and refuses a broker on which messages would be lost.
-    async fn declare(&self) -> Result<(), BrokerError> {
-        self.dispatch.broker.apply(&self.topology).await?;
-        self.dispatch.broker.verify(&self.topology).await?;
-        // Nobody else sets it.
-        let _ = self.declared.set(());
-        Ok(())
-    }
-
-    /// What companions get of this worker.
-    fn companion_handle(&self, config: Config, connections: Connections) -> Handle {
-        // Workers do not tell of the engine's own queue, and operators cannot pause it.
-        let own = self.chores.as_ref().map(|chores| &chores.queue);
-        let queues = self.known_queues.iter().filter(|(name, _)| Some(*name) != own);
-        Handle {
-            config,
-            connections,
-            worker: self.worker.clone(),
-            telemetry: self.telemetry.clone(),
-            throttles: self.throttles.clone(),
-            queues: queues.map(|(name, throttle)| (name.clone(), throttle.clone())).collect(),
-            slack: self.catch_up.slack,
-            schedule_of: Arc::new(schedules_of(self.kinds.clone())),
-            ready: self.ready.clone(),
-            stop: self.stopping.clone(),
-            desk: self.desk.clone(),
-            attended: self.attended.clone(),
-        }
-    }
-
-    fn in_hand(&self, epoch: i64) -> InHand<'_> {
-        let mut held = self.in_hand.lock();
-        let held = held.entry(epoch).or_default();
-        held.messages += 1;
-        InHand { core: self, epoch, turn: held.turn.clone() }
-    }
-
-    /// The settings of a kind.
-    fn kind(&self, name: &str) -> Option<Arc<KindSettings>> {
-        self.kinds.read().get(name).cloned()
-    }
-
-    fn figures(&self, kind: &str) -> Option<&KindFigures> {
-        self.figures.get(kind)
-    }
-
-    /// The kinds whose chains this worker looks after.
-    fn kinds(&self) -> Kinds {
-        let kinds = self.kinds.read();
-        let recurring = kinds.iter().filter(|(_, kind)| kind.recurrence.is_some()).map(|(name, _)| name.clone());
-        Kinds { all: kinds.keys().cloned().collect(), recurring: recurring.collect() }
-    }
-
-    /// How many messages of this chain are in this worker's hand.
-    fn holds(&self, epoch: i64) -> u32 {
-        let held = self.in_hand.lock();
-        held.get(&epoch).map_or(0, |held| held.messages)
-    }
-}
-
-impl Drop for InHand<'_> {
-    fn drop(&mut self) {
-        let mut held = self.core.in_hand.lock();
-        if let Some(of_chain) = held.get_mut(&self.epoch) {
-            of_chain.messages -= 1;
-            if of_chain.messages == 0 {
-                held.remove(&self.epoch);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
     use tokio::time::sleep;
 
     use super::*;

@@ -14,7 +14,8 @@ use roundelay_model::schedule::{Asleep, Balance, Moved, Schedule, Setting, phase
 use tokio::time::sleep;
 
 use super::dispatch::Dispatch;
-use super::{Connections, Core};
+use crate::connections::Connections;
+use crate::core::Core;
 
 /// Messages published at the same time.
 const IN_FLIGHT: usize = 128;

@@ -24,7 +24,9 @@ use super::attempt::Pace;
 use super::life::Point;
 use super::outbox::Asking;
 use super::pipeline::{Fate, PUBLISH_PATIENCE};
-use super::{Core, QueueRun, reconcile, sealing};
+use super::{reconcile, sealing};
+use crate::core::Core;
+use crate::queue::QueueRun;
 use crate::trace::Run;
 
 /// How often a job of a paused owner looks whether it may run.

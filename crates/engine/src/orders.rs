@@ -18,7 +18,9 @@ use roundelay_model::reason::{Class, Reason};
 use super::enroll::{Asked, Became, EnrollError, Enroller, RunOnce};
 use super::life::{Life, Point};
 use super::pipeline::Fate;
-use super::{Connections, Core, QueueRun};
+use crate::connections::Connections;
+use crate::core::Core;
+use crate::queue::QueueRun;
 use crate::trace::Run;
 
 /// An order that another worker can do, and this one cannot yet, comes again after this.

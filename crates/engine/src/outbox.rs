@@ -20,7 +20,8 @@ use sha2::{Digest, Sha256};
 
 use super::discover::bound;
 use super::life::Point;
-use super::{Core, sealing};
+use super::sealing;
+use crate::core::Core;
 use crate::trace::Run;
 
 /// Jobs of one run published at the same time.

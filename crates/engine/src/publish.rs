@@ -9,7 +9,9 @@ use roundelay_model::clock::Time;
 use roundelay_model::job::Envelope;
 use serde_json::Value;
 
-use super::{Connections, Dispatch, sealing};
+use super::sealing;
+use crate::connections::Connections;
+use crate::dispatch::Dispatch;
 
 /// A job that is to run once, outside any chain.
 #[derive(Clone, Debug)]

@@ -13,10 +13,11 @@ use roundelay_model::schedule::Balances;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::pipeline;
 use super::room::Room;
 use super::valve::Valve;
-use super::{Core, pipeline};
-use crate::telemetry::{QueueFigures, ThrottleFigures};
+use crate::core::Core;
+use crate::telemetry::figures::{QueueFigures, ThrottleFigures};
 use crate::throttle::Throttle;
 
 /// After a queue could not be consumed.

@@ -10,7 +10,8 @@ use tokio_util::task::TaskTracker;
 
 use super::life::Point;
 use super::pipeline::Fate;
-use super::{Core, queue};
+use super::queue;
+use crate::core::Core;
 use crate::telemetry::Count;
 
 /// Messages held at most; each sleeps here for at most [`roundelay_model::ladder::IN_PROCESS`], so this many pass in a fifth of a

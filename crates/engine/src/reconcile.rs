@@ -24,7 +24,10 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use super::pipeline::Fate;
-use super::{Connections, Core, QueueRun, sealing};
+use super::sealing;
+use crate::connections::Connections;
+use crate::core::Core;
+use crate::queue::QueueRun;
 use crate::trace::Run;
 
 /// What the ids of these jobs begin with.

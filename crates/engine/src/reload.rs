@@ -19,7 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::companion::Companion;
 use super::moves::{Mover, Replanned};
-use super::{Core, topology_guard};
+use super::topology_guard;
+use crate::core::Core;
 
 /// Chains looked at in one go.
 const PER_PAGE: u32 = 1_000;

@@ -19,7 +19,10 @@ use roundelay_model::reason::{Class, Reason};
 use sha2::{Digest, Sha256};
 
 use super::pipeline::Fate;
-use super::{Connections, Core, QueueRun, sealing};
+use super::sealing;
+use crate::connections::Connections;
+use crate::core::Core;
+use crate::queue::QueueRun;
 use crate::trace::Run;
 
 /// So long it is known which retry came first, from when its job was first about to run.

@@ -30,7 +30,8 @@ use serde_json::Value;
 
 use super::attempt::Claimed;
 use super::pipeline::Fate;
-use super::{Core, QueueRun};
+use crate::core::Core;
+use crate::queue::QueueRun;
 use crate::telemetry::Count as Counted;
 use crate::trace::Run;
 

@@ -20,7 +20,9 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tokio::time::{Instant, sleep};
 
 use super::pipeline::{Fate, MOST_WAITING};
-use super::{Core, QueueRun, reconcile};
+use super::reconcile;
+use crate::core::Core;
+use crate::queue::QueueRun;
 
 /// How often a job looks whether it may run now.
 const LOOK: Duration = Duration::from_millis(500);

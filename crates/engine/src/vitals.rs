@@ -22,8 +22,8 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::Core;
 use super::life::Point;
+use crate::core::Core;
 use crate::telemetry::Count;
 
 /// How often a worker says that it lives, and looks at the others.

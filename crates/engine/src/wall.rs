@@ -16,8 +16,8 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::Core;
 use super::moves::{Advance, Change, Mover, Replanned};
+use crate::core::Core;
 use crate::overslept;
 use crate::overslept::PER_QUEUE;
 

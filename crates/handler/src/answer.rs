@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::Advice;
+use crate::context::Advice;
 
 /// How much of an answer, or of a program's output, is kept, in bytes.
 pub const KEPT: usize = 64 * 1024;

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use roundelay_model::pacing::ThrottleSettings;
 use roundelay_model::progress::Report;
 
-use super::HandlerSpan;
+use crate::span::HandlerSpan;
 
 /// Takes what a run reports of itself.
 pub trait Reports: Send + Sync {

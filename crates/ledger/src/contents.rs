@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::LedgerError;
+use crate::words::LedgerError;
 
 /// Where such texts lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

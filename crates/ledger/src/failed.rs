@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use roundelay_model::failure::{Failure, ItemEnd};
 
-use super::{LedgerError, SpawnedJob};
+use crate::words::{LedgerError, SpawnedJob};
 
 /// Failures that fit all that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

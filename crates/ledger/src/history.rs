@@ -6,7 +6,7 @@
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
 
-use super::{Held, LedgerError};
+use crate::words::{Held, LedgerError};
 
 /// Keeps the history within bounds. Each verb does a bounded part of the work, so that no claim
 /// waits long behind it, and answers how much; zero says that nothing is left to do.

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{ChainState, LedgerError};
+use crate::words::{ChainState, LedgerError};
 
 /// A chain of a kind, as far as a roster is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use roundelay_model::clock::Time;
 use roundelay_model::deaths::Hands;
 use roundelay_model::progress::Progress;
 
-use super::LedgerError;
+use crate::words::LedgerError;
 
 /// A one-off job that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]

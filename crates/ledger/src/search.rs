@@ -7,7 +7,9 @@ use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use serde::Serialize;
 
-use super::{AttemptRecord, FailureFilter, Filter, Hint, LedgerError, Listed, Place, Which};
+use crate::failed::FailureFilter;
+use crate::look::{Filter, Listed, Place};
+use crate::words::{AttemptRecord, Hint, LedgerError, Which};
 
 /// How many chains, or records of attempts, one search looks at, at most: some tenth of a second of work.
 pub const EFFORT: u32 = 25_000;

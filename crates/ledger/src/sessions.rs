@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::LedgerError;
 use super::words::{Held, Kinds, Left, Overdue};
+use crate::words::LedgerError;
 
 /// A session of a worker, as the ledger has it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -469,7 +469,8 @@ mod tests {
     use super::*;
 
     use crate::calendar::Calendar;
-    use crate::schedule::{Balance, Misfire};
+    use crate::schedule::Misfire;
+    use crate::schedule::balance::Balance;
 
     /// Every 300 s after the finish.
     const EVERY: bool = true;

@@ -12,8 +12,9 @@ use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::Query;
+use super::page;
 use super::problem::Result;
-use super::{Api, page};
+use crate::api::state::Api;
 
 /// Which entries.
 #[derive(Deserialize, IntoParams)]

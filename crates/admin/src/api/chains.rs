@@ -13,10 +13,12 @@ use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::{Body, Nothing, Path, Perhaps, Query, given};
-use super::gate::Detail;
+use super::page;
 use super::problem::{Problem, Result};
 use super::words::{Words, told};
-use super::{Api, page};
+use crate::api::came::Came;
+use crate::api::detail::Detail;
+use crate::api::state::Api;
 use crate::inspect::chain::{AttemptReport, Entity, attempts as attempts_of, look, mark_manual};
 use crate::inspect::chains;
 use crate::inspect::chains::{ChainRow, Sought, State as ChainState};
@@ -189,17 +191,6 @@ pub struct Wish {
     /// Only count those that would be changed.
     #[serde(default)]
     dry_run: bool,
-}
-
-/// What came of it.
-#[derive(Serialize, ToSchema)]
-pub struct Came<A> {
-    /// What was wanted.
-    pub action: A,
-    /// How many it concerns.
-    pub matching: u64,
-    /// How many were changed; null when they were only counted.
-    pub changed: Option<u64>,
 }
 
 /// Pauses, resumes, retires or brings forward all chains that fit a filter; with `dry_run`, only counts them.

@@ -8,7 +8,7 @@ use roundelay_config::HandlerSettings;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::Api;
+use crate::api::state::Api;
 
 /// The configuration in use.
 #[derive(Serialize, ToSchema)]

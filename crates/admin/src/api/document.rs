@@ -15,13 +15,14 @@ use utoipa::openapi::{
 };
 use utoipa::{OpenApi, PartialSchema, ToSchema};
 
-use super::endpoints::{Needs, PREFIX, routes_and_rules};
+use super::endpoints::{PREFIX, routes_and_rules};
 use super::gate::LONGEST_KEY;
 use super::problem::{self, Problem};
 use super::{
     audit, chains, configuration, enrolled, failed, jobs, ladder, openapi, overview, owners, quarantine, queues, runs,
     session, simulations, throttles, tokens, workers,
 };
+use crate::api::rules::Needs;
 
 /// The name of the scheme of authorization.
 const TOKEN: &str = "token";
@@ -225,7 +226,7 @@ fn the_document_that_is_checked_in_is_that_of_the_endpoints() {
         return;
     }
     assert!(
-        super::DOCUMENT == made,
+        super::openapi::DOCUMENT == made,
         "refresh it: ROUNDELAY_REFRESH=1 cargo test --lib the_document_that_is_checked_in"
     );
 }

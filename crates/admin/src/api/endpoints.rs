@@ -12,7 +12,6 @@
 //!
 //! It is reached by its line in [`endpoints`], and only so: a route that is not in the table is refused by the gate.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::Router;
@@ -21,52 +20,15 @@ use axum::http::Method;
 use axum::routing::{MethodFilter, on};
 use roundelay_model::scope::Scope;
 
-use super::problem::{self, Problem};
 use super::{
-    Api, audit, chains, configuration, enrolled, failed, jobs, ladder, openapi, overview, owners, quarantine, queues,
-    runs, session, simulations, throttles, tokens, workers,
+    audit, chains, configuration, enrolled, failed, jobs, ladder, openapi, overview, owners, quarantine, queues, runs,
+    session, simulations, throttles, tokens, workers,
 };
+use crate::api::rules::{Needs, Rules};
+use crate::api::state::Api;
 
 /// What all paths begin with.
 pub const PREFIX: &str = "/api/v1";
-/// The largest body that most endpoints take, in bytes.
-const SMALL: usize = 64 << 10;
-/// The largest that any takes.
-pub const LARGE: usize = 1 << 20;
-
-/// What an endpoint needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs {
-    /// The least scope.
-    pub scope: Scope,
-    /// The largest body that it takes, in bytes.
-    pub body: usize,
-    /// Its answer has a secret, which must not be kept.
-    pub secret: bool,
-    /// Its body is nobody's business: the audit has how long it was, and what the endpoint tells of it.
-    pub private: bool,
-}
-
-impl Needs {
-    pub(super) const fn scope(scope: Scope) -> Self {
-        Self { scope, body: SMALL, secret: false, private: false }
-    }
-
-    /// It takes bodies of up to [`LARGE`].
-    const fn large(self) -> Self {
-        Self { body: LARGE, ..self }
-    }
-
-    /// The audit has nothing of its body.
-    const fn private(self) -> Self {
-        Self { private: true, ..self }
-    }
-
-    /// Its answer has a secret.
-    const fn secret(self) -> Self {
-        Self { secret: true, ..self }
-    }
-}
 
 /// For everybody, also without any right: there is nothing to be seen and nothing to be changed.
 const OPEN: Needs = Needs::scope(Scope::None);
@@ -142,41 +104,6 @@ impl Endpoints {
         self.rules.add(&path, method, needs);
         self.router = self.router.route(&path, on(filter, handler));
         self
-    }
-}
-
-/// What each path and method needs.
-#[derive(Clone, Debug, Default)]
-pub struct Rules(HashMap<String, HashMap<Method, Needs>>);
-
-impl Rules {
-    pub(super) fn add(&mut self, path: &str, method: Method, needs: Needs) {
-        let there = self.0.entry(path.to_owned()).or_default().insert(method, needs);
-        assert!(there.is_none(), "{path} is in the table twice with one method");
-    }
-
-    /// How many there are.
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
-        self.0.values().map(HashMap::len).sum()
-    }
-
-    /// What this method of this path needs, with the names of the path's parameters in place of their values.
-    ///
-    /// # Errors
-    /// When it is not in the table.
-    pub fn find(&self, method: &Method, path: &str) -> problem::Result<Needs> {
-        let methods = self.0.get(path).ok_or_else(|| Problem::not_found("there is no such path"))?;
-        // Where there is GET, there is HEAD.
-        let asked = if *method == Method::HEAD { &Method::GET } else { method };
-        methods.get(asked).copied().ok_or_else(|| {
-            let mut allow: Vec<&str> = methods.keys().map(Method::as_str).collect();
-            if methods.contains_key(&Method::GET) {
-                allow.push("HEAD");
-            }
-            allow.sort_unstable();
-            Problem::method_not_allowed(allow.join(", "))
-        })
     }
 }
 

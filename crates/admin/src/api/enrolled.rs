@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::Api;
 use super::extract::{Body, Nothing, Path};
-use super::gate::Detail;
 use super::problem::{Problem, Result};
+use crate::api::detail::Detail;
+use crate::api::state::Api;
 
 /// Chains in one request at most.
 const MOST: usize = 5_000;

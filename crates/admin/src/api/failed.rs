@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
-use super::chains::Came;
 use super::extract::{Body, Query, given};
-use super::gate::Detail;
+use super::page;
 use super::problem::Result;
-use super::{Api, page};
+use crate::api::came::Came;
+use crate::api::detail::Detail;
+use crate::api::state::Api;
 use crate::inspect::failures::{FailureReport, ReasonRow};
 use crate::operate::failed;
 

@@ -20,12 +20,12 @@ use roundelay_net::listen::Peer;
 use tokio::runtime::Runtime;
 use tokio_util::task::TaskTracker;
 
-use super::Api;
 use super::actor::Authenticator;
 use super::endpoints::routes_and_rules;
 use super::gate::Gate;
 use super::server::router;
 use super::site::Site;
+use crate::api::state::Api;
 
 const CONFIG: &str = r#"
     broker.url = "embedded"

@@ -22,7 +22,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, IntoResponseParts, Response, ResponseParts};
+use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -34,11 +34,12 @@ use tokio::time::{interval_at, timeout};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use super::Api;
 use super::actor::{Actor, Authenticator};
-use super::endpoints::{Needs, Rules};
 use super::problem::{Problem, Result};
 use super::site::{self, Site};
+use crate::api::detail::{Detail, RequestKey};
+use crate::api::rules::{Needs, Rules};
+use crate::api::state::Api;
 
 /// How long a request with a key is held without a word of its server.
 const LEASE: Duration = Duration::from_secs(30);
@@ -57,23 +58,6 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 /// From which address a request comes.
 #[derive(Clone, Copy, Debug)]
 pub struct Client(pub IpAddr);
-
-/// What the audit tells of a change in place of the request's body. Endpoints answer it beside what they answer.
-#[derive(Clone, Debug)]
-pub struct Detail(pub Value);
-
-impl IntoResponseParts for Detail {
-    type Error = std::convert::Infallible;
-
-    fn into_response_parts(self, mut response: ResponseParts) -> std::result::Result<ResponseParts, Self::Error> {
-        response.extensions_mut().insert(self);
-        Ok(response)
-    }
-}
-
-/// The key of the request that an endpoint answers, with whose it is: the same whenever the same is asked again.
-#[derive(Clone, Debug)]
-pub struct RequestKey(pub Option<Hash>);
 
 /// What stands before the endpoints.
 pub struct Gate {

@@ -8,7 +8,8 @@ use roundelay_config::Config;
 use roundelay_engine::StartError;
 use roundelay_engine::companion::{Companion, Handle, Task};
 
-use super::{Api, Listener, Server};
+use crate::api::server::{Listener, Server};
+use crate::api::state::Api;
 
 /// Answers the API at `api.listen`, on the connections of the worker that it runs in.
 #[derive(Default)]

@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::Api;
 use super::extract::{Body, duration};
-use super::gate::{Detail, RequestKey};
 use super::problem::{Problem, Result};
 use super::words::hex;
+use crate::api::detail::{Detail, RequestKey};
+use crate::api::state::Api;
 
 /// A job that is to run once.
 #[derive(Deserialize, ToSchema)]

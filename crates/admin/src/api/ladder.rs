@@ -10,8 +10,8 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
-use super::Api;
 use super::problem::Result;
+use crate::api::state::Api;
 use crate::inspect::ladder::{RungReport, rungs};
 
 /// How long what was seen of the rungs is told again: the broker is asked a hundred questions for it.

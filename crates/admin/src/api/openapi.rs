@@ -3,8 +3,8 @@
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 
-use super::DOCUMENT;
-
+/// What describes the API: an OpenAPI 3.1 document, as JSON.
+pub const DOCUMENT: &str = include_str!("../../openapi.json");
 /// Answers this document.
 #[utoipa::path(get, path = "/openapi.json", tag = "access",
     responses((status = 200, description = "An OpenAPI 3.1 document", content_type = "application/json", body = Object)))]

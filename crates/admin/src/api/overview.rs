@@ -11,8 +11,8 @@ use futures_util::{Stream, stream};
 use tokio::time::{Instant, sleep_until};
 use utoipa::ToSchema;
 
-use super::Api;
 use super::problem::{Problem, Result};
+use crate::api::state::Api;
 use crate::inspect::overview::{Overview, overview};
 
 /// From one event to the next.

@@ -8,10 +8,11 @@ use roundelay_ledger::{Order, OwnerCensus, Which};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::chains::Came;
 use super::extract::{Body, Path, Query};
+use super::page;
 use super::problem::Result;
-use super::{Api, page};
+use crate::api::came::Came;
+use crate::api::state::Api;
 use crate::inspect::words::word;
 use crate::operate::chain;
 

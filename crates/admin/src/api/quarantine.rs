@@ -14,11 +14,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
-use super::chains::Came;
 use super::extract::{Body, Query};
-use super::gate::Detail;
+use super::page;
 use super::problem::Result;
-use super::{Api, page};
+use crate::api::came::Came;
+use crate::api::detail::Detail;
+use crate::api::state::Api;
 use crate::operate::quarantine::{QuarantineAction, QuarantineFilter};
 use crate::operate::{OperateError, quarantine};
 

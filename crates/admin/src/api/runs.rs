@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::Query;
+use super::page;
 use super::problem::Result;
-use super::{Api, page};
+use crate::api::state::Api;
 use crate::inspect::chain::AttemptReport;
 
 /// Which attempts, and which page of them.

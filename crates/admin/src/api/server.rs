@@ -21,10 +21,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::actor::Authenticator;
+use super::door;
 use super::endpoints::routes_and_rules;
 use super::gate::{self, Gate};
 use super::site::Site;
-use super::{Api, door};
+use crate::api::state::Api;
 use crate::inspect::board::LOOK;
 
 /// Where `roundelay serve` answers when nothing is said.

@@ -10,7 +10,8 @@ use roundelay_model::scope::Scope;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{Actor, Api};
+use crate::api::actor::Actor;
+use crate::api::state::Api;
 
 /// Who asks, and what answers.
 #[derive(Serialize, ToSchema)]

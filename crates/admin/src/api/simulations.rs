@@ -20,11 +20,11 @@ use serde_json::{Value, json};
 use tracing::subscriber::NoSubscriber;
 use utoipa::ToSchema;
 
-use super::Api;
 use super::extract::{Body, Nothing, Path};
-use super::gate::Detail;
 use super::problem::{Problem, Result};
 use super::words::Words;
+use crate::api::detail::Detail;
+use crate::api::state::Api;
 
 /// So much may be simulated here, which takes some minutes; `roundelay simulate` has no such bounds.
 const LONGEST: Duration = Duration::from_secs(7 * 86_400);

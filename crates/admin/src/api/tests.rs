@@ -22,12 +22,13 @@ use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use super::actor::Authenticator;
-use super::endpoints::{Needs, Rules};
 use super::gate::Gate;
 use super::problem::Problem;
 use super::server::router;
 use super::site::Site;
-use super::{Actor, Api};
+use crate::api::actor::Actor;
+use crate::api::rules::{Needs, Rules};
+use crate::api::state::Api;
 
 /// The way to `routes`, of which those in `rules` are known.
 struct Way {

@@ -9,10 +9,10 @@ use roundelay_model::scope::Scope;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Api;
 use super::extract::{Body, Nothing, Path, duration};
 use super::problem::Result;
 use super::words::{Words, told};
+use crate::api::state::Api;
 use crate::operate::token;
 use crate::operate::token::{TokenMade, TokenView};
 

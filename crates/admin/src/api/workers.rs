@@ -11,7 +11,8 @@ use utoipa::ToSchema;
 use super::extract::{Body, Nothing, Path};
 use super::problem::Result;
 use super::words::{Words, told};
-use super::{Actor, Api};
+use crate::api::actor::Actor;
+use crate::api::state::Api;
 use crate::inspect::workers::WorkerReport;
 use crate::operate::worker;
 

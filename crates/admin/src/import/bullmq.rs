@@ -10,7 +10,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use toml::Value as Toml;
 
-use super::{Call, Dialect, Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, list, text};
+use super::{Call, Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, list, text};
+use crate::import::cron::Dialect;
 
 /// A job scheduler, or a repeatable job of earlier versions.
 #[derive(Deserialize)]

@@ -8,7 +8,8 @@ use roundelay_model::clock::{Time, short_duration};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Call, Dialect, Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, django, text};
+use super::{Call, Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, django, text};
+use crate::import::cron::Dialect;
 
 /// What the line in the documentation prints.
 #[derive(Deserialize)]

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use toml::Value as Toml;
 
-use super::{Dialect, Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, list, slug, text};
+use super::{Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, list, slug, text};
+use crate::import::cron::Dialect;
 
 /// The key of each kind's one chain.
 const KEY: &str = "crontab";

@@ -8,7 +8,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::celery::{cleanup, expires, interval, payload, settings, solar};
-use super::{Call, Dialect, Import, Recurs, Weight, Wishes, by_calendar};
+use super::{Call, Import, Recurs, Weight, Wishes, by_calendar};
+use crate::import::cron::Dialect;
 
 #[derive(Deserialize)]
 struct Record {

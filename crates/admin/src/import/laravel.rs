@@ -6,7 +6,8 @@ use roundelay_model::schedule::Cron;
 use serde::Deserialize;
 use toml::Value as Toml;
 
-use super::{Dialect, Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, list, slug, text, translate};
+use super::{Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, list, slug, text};
+use crate::import::cron::{Dialect, translate};
 
 /// The key of each kind's one chain.
 const KEY: &str = "laravel";

@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
 
-use crate::api::Problem;
+use crate::api::problem::Problem;
 
 /// Names below `assets`, with what they hold. A test sees that none is missing.
 macro_rules! assets {

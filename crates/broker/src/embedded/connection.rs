@@ -17,12 +17,12 @@ use roundelay_model::topology::{Names, Topology};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::Profile;
 use super::consumer::Tap;
-use super::fault::PublishFault;
 use super::node::{Node, Outbox};
 use super::queue::{Label, Stored};
 use super::state::{NoWay, State, no_queue};
+use crate::embedded::faults::PublishFault;
+use crate::embedded::profile::Profile;
 use crate::rabbit::Patience;
 use crate::rabbit::check::refuse_wrong;
 use crate::{Broker, BrokerError, Consumer, Depth, Destination, Message, PublishError, Shelved};

@@ -9,10 +9,10 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep_until};
 
-use super::Profile;
-use super::fault::PublishFault;
 use super::queue::Attached;
 use super::state::State;
+use crate::embedded::faults::PublishFault;
+use crate::embedded::profile::Profile;
 use crate::{Delivery, Message};
 
 /// Decides what goes wrong with a publish.

@@ -4,9 +4,9 @@ use roundelay_model::topology::Argument;
 use serde_json::{Map, Value};
 use wildmatch::WildMatch;
 
-use super::EmbeddedBroker;
 use super::settings::{Definition, Settings};
 use super::state::{Routes, State};
+use crate::embedded::broker::EmbeddedBroker;
 use crate::rabbit::check::{SeenExchange, SeenQueue, Snapshot, arguments};
 
 /// A policy.

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Profile;
 use super::node::Outbox;
 use super::queue::Stored;
 use super::settings::DeadLetter;
 use super::state::State;
+use crate::embedded::profile::Profile;
 
 /// How many messages of a queue may be on their way: RabbitMQ's
 /// `dead_letter_worker_consumer_prefetch`.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use roundelay_model::topology::Argument;
 use serde_json::{Map, Value};
 
-use super::Profile;
+use crate::embedded::profile::Profile;
 
 /// The definition of a policy.
 pub(super) type Definition = Map<String, Value>;

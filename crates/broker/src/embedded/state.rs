@@ -9,13 +9,13 @@ use roundelay_model::topology::{Exchange, ExchangeKind, Topology};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::Profile;
 use super::connection::Line;
 use super::consumer::Flow;
 use super::node::Outbox;
 use super::policy::Policy;
 use super::queue::{Attached, Queue, Return, Stored};
 use super::settings::argument_text;
+use crate::embedded::profile::Profile;
 use crate::{BrokerError, Delivery, Depth};
 
 /// How long RabbitMQ 3.10 takes to tell consumers that their queue has been deleted. When it is

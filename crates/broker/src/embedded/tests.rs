@@ -8,10 +8,11 @@ use futures_util::FutureExt;
 use parking_lot::Mutex;
 use roundelay_model::clock::Entropy;
 use roundelay_model::ladder::Ladder;
+use roundelay_model::topology::{Names, Topology};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
-use crate::{Delivery, Destination};
+use crate::{Broker, Consumer, Delivery, Depth, Destination, Message, PublishError};
 
 const RUNG: Duration = Duration::from_secs(7);
 

@@ -43,7 +43,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Broker, BrokerError, Consumer, Depth, Message, PublishError, Rates, Shelved};
-use crate::{BrokerSettings, BrokerUrl};
+use crate::settings::{BrokerSettings, BrokerUrl};
 use certificates::Certificate;
 pub use check::{Finding, Weight};
 use connection::{Address, Link, up};

@@ -2,11 +2,11 @@
 //! `check` turns it into settings.
 
 mod api;
-mod duration;
+pub mod duration;
 mod failures;
-mod handlers;
+pub mod handlers;
 mod kinds;
-mod model;
+pub mod model;
 mod queues;
 mod recurrence;
 mod roster;
@@ -21,13 +21,8 @@ use serde::Deserialize;
 pub use api::Api;
 pub use duration::Text;
 pub use failures::{Backoff, Policy, Reason, Reconcile, Retry};
-
-#[cfg(test)]
-pub use handlers::Secrets;
 pub use handlers::{Exec, Handler, Limits};
 pub use kinds::{Kind, Takeover, UniqueUntil};
-#[cfg(test)]
-pub use model::{Length, Quantiles};
 pub use model::{Model, Slow};
 pub use queues::{Queue, Throttle};
 pub use recurrence::{From, Misfire, Overlap, Phase, Recurrence};

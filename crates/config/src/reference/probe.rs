@@ -8,8 +8,8 @@ use roundelay_model::encryption::KEY_BYTES;
 use serde_json::{Value, json};
 
 use super::{ANY, ENTRY, LEAST, MOST, Node, json as read};
-use crate::Config;
 use crate::change::comes_to;
+use crate::settings::Config;
 use crate::tests::uncommented;
 
 /// Configurations in which settings are changed.

@@ -6,7 +6,9 @@ use roundelay_model::secret::Secret;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Serialize, Serializer};
 
-use crate::raw::{Length, Quantiles, Secrets, Text};
+use crate::raw::duration::Text;
+use crate::raw::handlers::Secrets;
+use crate::raw::model::{Length, Quantiles};
 
 /// As people write it: `7days`, `30s`.
 impl Serialize for Text {

@@ -28,12 +28,13 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::companion::{Companion, Handle, Task};
+use crate::connections::{Connections, StartError};
 use crate::desk::Desk;
+use crate::overslept;
 use crate::overslept::Schedules;
 use crate::telemetry::Telemetry;
 use crate::throttle::Throttles;
 use crate::throttle::throttled::Throttled;
-use crate::{Connections, StartError, overslept};
 use health::{Part, Report};
 use listener::Listener;
 

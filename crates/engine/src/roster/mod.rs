@@ -5,7 +5,7 @@
 //! a list.
 
 pub mod source;
-mod sync;
+pub mod sync;
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};

@@ -17,8 +17,8 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::{BadRow, Line, Places, Shape, source};
+use crate::connections::{Connections, StartError};
 use crate::enroll::{EnrollError, Enroller, Entity, Tally};
-use crate::{Connections, StartError};
 
 /// Rows enrolled in one transaction.
 const BATCH: usize = 1_000;

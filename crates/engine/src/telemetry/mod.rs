@@ -10,10 +10,10 @@
 //! - `text`: how it is written for Prometheus.
 
 mod families;
-mod figures;
+pub mod figures;
 mod fleet;
-mod lateness;
-mod notices;
+pub mod lateness;
+pub mod notices;
 pub mod process;
 pub mod text;
 
@@ -35,8 +35,7 @@ use crate::throttle::throttled::Throttled;
 use families::Families;
 pub use figures::{KindFigures, QueueFigures, Running, SlotCounts, ThrottleFigures, Waiting};
 use fleet::FleetFamilies;
-pub use lateness::Latenesses;
-pub use lateness::QueueReport;
+pub use lateness::{Latenesses, QueueReport};
 pub use notices::Notices;
 use process::Process;
 

@@ -15,7 +15,7 @@ use roundelay_model::pacing::orders::Orders;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::telemetry::Notices;
+use crate::telemetry::notices::Notices;
 
 /// How old what was read may be.
 const FRESH: Duration = Duration::from_secs(1);

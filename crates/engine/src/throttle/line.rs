@@ -12,7 +12,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use super::{Slot, Want};
-use crate::telemetry::SlotCounts;
+use crate::telemetry::figures::SlotCounts;
 
 /// What remains of a budget is told no more often.
 const BUDGETS_APART: Duration = Duration::from_secs(1);

@@ -29,7 +29,8 @@ use roundelay_model::pacing::slots::{Limits, Micros, State, Word};
 use roundelay_model::pacing::{SlotAnswer, SlotRequest, ThrottleScope, ThrottleSettings, serve};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::telemetry::{SlotCounts, Telemetry};
+use crate::telemetry::Telemetry;
+use crate::telemetry::figures::SlotCounts;
 use board::Board;
 use gate::Gate;
 use line::{Line, Rank};

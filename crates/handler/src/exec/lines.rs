@@ -2,7 +2,7 @@
 
 use roundelay_model::progress::{MAX_REPORT, Report};
 
-use crate::Context;
+use crate::context::Context;
 
 /// What such a line begins with; a JSON object follows.
 const MARK: &[u8] = b"roundelay: progress ";
@@ -66,7 +66,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::Reports;
+    use crate::context::Reports;
     use roundelay_model::clock::Time;
     use roundelay_model::progress::Progress;
 

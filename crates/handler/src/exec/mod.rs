@@ -31,7 +31,8 @@ use self::lines::Lines;
 use self::program::{LIMITER, Unstartable};
 use self::tail::Tail;
 use super::answer::{self, EXCERPT};
-use super::{Context, Handler, no_more_files, not_followed, out_of_files, wire};
+use super::{Handler, no_more_files, not_followed, out_of_files, wire};
+use crate::context::Context;
 pub use settings::{ExecSettings, LimitSettings};
 
 /// The exit code that says that the data is at fault, and no retry will help (`EX_DATAERR`).

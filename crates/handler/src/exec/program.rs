@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{AccessFlags, access};
 
-use crate::exec::LimitSettings;
+use crate::exec::settings::LimitSettings;
 
 /// What sets limits before the program begins, so that there is no moment without them: a part of util-linux. A process
 /// cannot be given limits while it starts without code that could not be checked for memory safety, and a moment later

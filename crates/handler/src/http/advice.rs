@@ -9,7 +9,8 @@ use roundelay_model::outcome::LONGEST_WAIT;
 use roundelay_model::pacing::ThrottleSettings;
 
 use super::status::{DEFAULT_SNOOZE, Reply, retry_after, status};
-use crate::{Advice, answer, not_followed};
+use crate::context::Advice;
+use crate::{answer, not_followed};
 
 /// A larger number of seconds is a time since 1970: it would be more than thirty years.
 const A_TIME: u64 = 1_000_000_000;

@@ -5,7 +5,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use roundelay_model::job::Job;
 
-use crate::HandlerSpan;
+use crate::span::HandlerSpan;
 
 static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 static ID: HeaderName = HeaderName::from_static("roundelay-id");

@@ -34,7 +34,8 @@ use self::signature::Signer;
 pub use self::status::{Reply, outcome_of};
 use self::target::Target;
 use super::answer::{self, KEPT};
-use super::{Context, Handler, no_more_files, out_of_files, wire};
+use super::{Handler, no_more_files, out_of_files, wire};
+use crate::context::Context;
 pub use settings::HttpSettings;
 
 /// Runs jobs by POSTing them.

@@ -10,11 +10,11 @@ use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
 use super::connect::words;
-use crate::LedgerError;
 use crate::access::{
     AUDIT_KEPT, Access, AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, MOST_TOKENS, NewAuditEntry, NewToken,
     REQUESTS_KEPT, Token, TokenCreated, USE_NOTED_EVERY,
 };
+use crate::words::LedgerError;
 
 /// The ledger's time in milliseconds.
 macro_rules! now {

@@ -8,7 +8,8 @@ use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
 use super::connect::words;
-use crate::{Content, Contents, LedgerError, Replacement, Shelf};
+use crate::contents::{Content, Contents, Replacement, Shelf};
+use crate::words::LedgerError;
 
 /// The statements of [`replace`], which are prepared once.
 static REPLACE: LazyLock<BTreeMap<Shelf, String>> = LazyLock::new(|| Shelf::ALL.map(|of| (of, replace(of))).into());

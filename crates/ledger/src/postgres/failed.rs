@@ -12,8 +12,9 @@ use super::PostgresLedger;
 use super::connect::words;
 use super::group::small;
 use super::views::time;
+use crate::failed::{DueItem, FailureFilter, FailurePlace, Failures, Hold, Plan, PlannedItem};
 use crate::look::sql_like;
-use crate::{DueItem, FailureFilter, FailurePlace, Failures, Hold, LedgerError, Plan, PlannedItem};
+use crate::words::LedgerError;
 
 type Result<T> = std::result::Result<T, LedgerError>;
 

@@ -10,7 +10,8 @@ use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
 use super::connect::{Use, words};
-use crate::{Fleet, LedgerError, SeenWorker};
+use crate::fleet::{Fleet, SeenWorker};
+use crate::words::LedgerError;
 
 /// How long an order may take.
 const ORDER: Duration = Duration::from_secs(60);

@@ -6,7 +6,8 @@ use tokio_postgres::Row;
 
 use super::PostgresLedger;
 use super::reader::Reader;
-use crate::{Held, History, LedgerError};
+use crate::history::History;
+use crate::words::{Held, LedgerError};
 
 /// Those of the `$2` oldest attempts that ended before `$1`. Attempts end about in the order of
 /// their fences, so only the oldest are looked at; mostly the very first that has an end is young,

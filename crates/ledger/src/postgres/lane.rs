@@ -23,7 +23,7 @@ use super::group::{self, Decisions, Failed, Manner, transact};
 use super::page::{Page, Wanted};
 use super::verbs::{MarkSent, Verb};
 use crate::traffic::Counters;
-use crate::{LedgerError, Sent};
+use crate::words::{LedgerError, Sent};
 
 /// So many verbs at most share one transaction, to bound how long the first of them waits.
 const MOST_PER_GROUP: usize = 512;

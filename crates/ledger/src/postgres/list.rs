@@ -10,8 +10,8 @@ use super::failed::{failure, failure_columns};
 use super::group::hint;
 use super::reader::Reader;
 use super::views::{attempt, holder, time, waits_for_twin};
-use crate::look::sql_like;
-use crate::{AttemptRecord, ChainState, Filter, Hint, LedgerError, Listed, Move, Order, OwnerCensus, Place, Which};
+use crate::look::{Filter, Listed, Move, OwnerCensus, Place, sql_like};
+use crate::words::{AttemptRecord, ChainState, Hint, LedgerError, Order, Which};
 
 type Result<T> = std::result::Result<T, LedgerError>;
 

@@ -50,13 +50,14 @@ use roundelay_model::secret::Secret;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-use super::{
-    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, Filter, Finish, FinishRequest, Hint,
-    KeptJob, Kinds, LateChain, Ledger, LedgerError, Listed, LookAgain, Move, NewChain, Order, Overdue, OwnerCensus,
-    Place, Sent, SpawnedJob, Which,
-};
+use super::Ledger;
+use crate::look::{Filter, Listed, Move, OwnerCensus, Place};
 use crate::mark::Marks;
 use crate::traffic::Counters;
+use crate::words::{
+    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Hint, KeptJob,
+    Kinds, LateChain, LedgerError, LookAgain, NewChain, Order, Overdue, Sent, SpawnedJob, Which,
+};
 use connect::{Address, Use, words};
 pub use foreign::Foreign;
 use lane::Lane;

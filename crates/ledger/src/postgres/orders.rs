@@ -13,7 +13,7 @@ use super::group::hint;
 use super::reader::Reader;
 use super::views::waits_for_twin;
 use crate::look::sql_like;
-use crate::{ChainState, Hint, LedgerError, Order, Which};
+use crate::words::{ChainState, Hint, LedgerError, Order, Which};
 
 /// How long an order may take; a million chains take some ten seconds.
 const ORDER: Duration = Duration::from_secs(600);

@@ -14,11 +14,10 @@ use super::failed::fits;
 use super::group::hint;
 use super::list::{listed, listed_columns};
 use super::views::{attempt, time, waits_for_twin};
-use crate::look::sql_like;
-use crate::{
-    AttemptRecord, ChainState, Condition, FailureFilter, Filter, Found, Hint, LedgerError, Listed, NamedAttempt, Place,
-    QuarantinedMessage, ReasonCount, RunFilter, Search, Which,
-};
+use crate::failed::FailureFilter;
+use crate::look::{Condition, Filter, Listed, Place, sql_like};
+use crate::search::{Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
+use crate::words::{AttemptRecord, ChainState, Hint, LedgerError, Which};
 
 type Result<T> = std::result::Result<T, LedgerError>;
 

@@ -10,7 +10,8 @@ use tokio_postgres::Error;
 use super::PostgresLedger;
 use super::connect::words;
 use super::views::{holder_of, overdue};
-use crate::{Beat, Held, Kinds, LedgerError, Left, Overdue, Session, Sessions};
+use crate::sessions::{Beat, Session, Sessions};
+use crate::words::{Held, Kinds, LedgerError, Left, Overdue};
 
 const BEGIN: &str = "
     INSERT INTO sessions (session, worker, lease, mark, beat)

@@ -11,9 +11,10 @@ use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
 
 use super::page::{Begun, Ended, Held, Inserted, Job, Page, Quarantined, Wanted};
-use crate::{
-    ChainRow, ChainState, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Hint, Judgement, LookAgain,
-    Member, NewChain, Sent, SpawnedJob, judge,
+use crate::judge::{ChainRow, Judgement, judge};
+use crate::words::{
+    ChainState, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Hint, LookAgain, Member, NewChain, Sent,
+    SpawnedJob,
 };
 
 /// Something to decide and write. It may be decided more than once, each time on another page,

@@ -11,7 +11,7 @@ use tokio_postgres::{Error, Row};
 use super::failed::{failure, failure_columns};
 use super::group::{hint, small};
 use super::reader::Reader;
-use crate::{
+use crate::words::{
     AttemptRecord, Census, ChainState, ChainView, Hint, Holder, KeptJob, Kinds, LateChain, LedgerError, Overdue,
     QueueCensus,
 };

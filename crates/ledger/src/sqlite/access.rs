@@ -9,11 +9,11 @@ use rusqlite::{OptionalExtension, Row, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store, time};
-use crate::LedgerError;
 use crate::access::{
     AUDIT_KEPT, Access, AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, MOST_TOKENS, NewAuditEntry, NewToken,
     REQUESTS_KEPT, Token, TokenCreated, USE_NOTED_EVERY,
 };
+use crate::words::LedgerError;
 
 /// The columns that [`token`] reads, in its order.
 const TOKEN: &str = "id, name, scope, created, expires, last_used";

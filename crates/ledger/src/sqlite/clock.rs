@@ -9,7 +9,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
-use crate::LedgerError;
+use crate::words::LedgerError;
 
 /// What the ledger remembers of the wall clock.
 fn calendar(connection: &Connection) -> Result<Calendar> {
@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
     use crate::Ledger;
-    use crate::LedgerUrl;
+    use crate::url::LedgerUrl;
 
     /// A ledger file, and a second way into it.
     fn open(folder: &tempfile::TempDir) -> (SqliteLedger, Connection) {

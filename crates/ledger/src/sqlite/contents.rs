@@ -5,7 +5,8 @@ use rusqlite::params;
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
-use crate::{Content, Contents, LedgerError, Replacement, Shelf};
+use crate::contents::{Content, Contents, Replacement, Shelf};
+use crate::words::LedgerError;
 
 impl Store {
     fn contents(&self, of: Shelf, after: i64, limit: u32) -> Result<Vec<Content>> {

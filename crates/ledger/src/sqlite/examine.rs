@@ -125,8 +125,8 @@ mod tests {
 
     use super::*;
     use crate::Ledger;
-    use crate::LedgerUrl;
     use crate::sqlite::SqliteLedger;
+    use crate::url::LedgerUrl;
     use roundelay_model::clock::{Clock, Entropy};
 
     /// The files of a folder and what is in them.

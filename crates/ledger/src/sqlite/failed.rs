@@ -9,8 +9,9 @@ use rusqlite::{OptionalExtension, Row, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store, time};
+use crate::failed::{DueItem, FailureFilter, FailurePlace, Failures, Hold, Plan, PlannedItem};
 use crate::look::sqlite_glob;
-use crate::{DueItem, FailureFilter, FailurePlace, Failures, Hold, LedgerError, Plan, PlannedItem};
+use crate::words::LedgerError;
 
 /// The columns that [`failure`] reads.
 pub(super) const FAILURE: &str =

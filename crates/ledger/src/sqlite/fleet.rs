@@ -9,7 +9,8 @@ use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
-use crate::{Fleet, LedgerError, SeenWorker};
+use crate::fleet::{Fleet, SeenWorker};
+use crate::words::LedgerError;
 
 impl Store {
     fn attend(&mut self, presence: &Presence, pulses: &[Pulse], now: Time) -> Result<()> {

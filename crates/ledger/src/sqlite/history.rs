@@ -6,7 +6,8 @@ use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
-use crate::{Held, History, LedgerError};
+use crate::history::History;
+use crate::words::{Held, LedgerError};
 
 /// Those of the `?2` oldest attempts that ended before `?1`. Attempts end about in the order of
 /// their fences, so only the oldest are looked at. One that has no end a day after it began was cut

@@ -13,7 +13,7 @@ use roundelay_model::clock::Time;
 use rusqlite::params;
 
 use super::store::{Result, Store};
-use crate::Sent;
+use crate::words::Sent;
 
 impl Store {
     /// Says of a chain what a run changes of it.
@@ -77,10 +77,10 @@ mod tests {
     use rusqlite::Connection;
 
     use super::*;
+    use crate::look::{Filter, Move};
     use crate::sqlite::{configure, schema};
-    use crate::{
-        ChainView, Claim, ClaimRequest, Filter, FinishRequest, Held, Hint, Kinds, LookAgain, Member, Move, NewChain,
-        Order, Which,
+    use crate::words::{
+        ChainView, Claim, ClaimRequest, FinishRequest, Held, Hint, Kinds, LookAgain, Member, NewChain, Order, Which,
     };
     use roundelay_model::clock::Entropy;
     use roundelay_model::guard::Guard;

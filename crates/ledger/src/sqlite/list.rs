@@ -8,8 +8,8 @@ use super::failed::{FAILURE, failure};
 use super::orders::{WHICH, which_of};
 use super::store::{AFTER_HINT, HINT, Result, Store, hint, holder, time};
 use super::views::{ATTEMPT, attempt};
-use crate::look::sqlite_glob;
-use crate::{AttemptRecord, ChainState, Filter, Hint, Listed, Move, Order, OwnerCensus, Place, Which};
+use crate::look::{Filter, Listed, Move, OwnerCensus, Place, sqlite_glob};
+use crate::words::{AttemptRecord, ChainState, Hint, Order, Which};
 
 impl Store {
     pub fn matching(&self, which: &Which, order: Order, now: Time) -> Result<u64> {

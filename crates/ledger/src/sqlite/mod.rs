@@ -38,14 +38,15 @@ use rusqlite::backup::Backup;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
-use super::{
-    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, Filter, Finish, FinishRequest, Hint,
-    KeptJob, Kinds, LateChain, Ledger, LedgerError, Listed, LookAgain, Move, NewChain, Order, Overdue, OwnerCensus,
-    Place, Sent, SpawnedJob, Which,
-};
-use crate::LedgerUrl;
+use super::Ledger;
+use crate::look::{Filter, Listed, Move, OwnerCensus, Place};
 use crate::mark::Marks;
 use crate::traffic::Counters;
+use crate::url::LedgerUrl;
+use crate::words::{
+    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Hint, KeptJob,
+    Kinds, LateChain, LedgerError, LookAgain, NewChain, Order, Overdue, Sent, SpawnedJob, Which,
+};
 use store::Store;
 use writer::{Lateness, Writer};
 

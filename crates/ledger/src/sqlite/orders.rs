@@ -8,7 +8,7 @@ use rusqlite::{OptionalExtension, params};
 use super::store::{HINT, Result, Store, hint};
 use super::views::waits_for_twin;
 use crate::look::sqlite_glob;
-use crate::{ChainState, Hint, Order, Which};
+use crate::words::{ChainState, Hint, Order, Which};
 
 /// The chains that a [`Which`] means, of `chains`; its parameters are 1 to 7, and 8 is now. Members of a batch go with
 /// its chain.

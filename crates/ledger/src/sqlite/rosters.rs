@@ -6,7 +6,8 @@ use rusqlite::{OptionalExtension, params};
 use super::SqliteLedger;
 use super::store::{Result, Store};
 use super::views::text_array;
-use crate::{ChainState, Enlisted, LedgerError, Rosters};
+use crate::rosters::{Enlisted, Rosters};
+use crate::words::{ChainState, LedgerError};
 
 impl Store {
     fn enlisted(&self, kind: &str, after: &str, limit: u32) -> Result<Vec<Enlisted>> {

@@ -450,8 +450,8 @@ pub fn still_ours(connection: &Connection) -> rusqlite::Result<()> {
 mod tests {
     use super::*;
     use crate::Ledger;
-    use crate::LedgerUrl;
     use crate::sqlite::SqliteLedger;
+    use crate::url::LedgerUrl;
     use roundelay_model::clock::Clock;
 
     #[test]

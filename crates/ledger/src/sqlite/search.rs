@@ -13,11 +13,10 @@ use super::list::{LISTED, listed};
 use super::orders::which_of;
 use super::store::{HINT, Result, Store, hint, time};
 use super::views::{ATTEMPT, attempt, waits_for_twin};
-use crate::look::sqlite_glob;
-use crate::{
-    AttemptRecord, ChainState, Condition, FailureFilter, Filter, Found, Hint, LedgerError, Listed, NamedAttempt, Place,
-    QuarantinedMessage, ReasonCount, RunFilter, Search, Which,
-};
+use crate::failed::FailureFilter;
+use crate::look::{Condition, Filter, Listed, Place, sqlite_glob};
+use crate::search::{Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
+use crate::words::{AttemptRecord, ChainState, Hint, LedgerError, Which};
 
 /// To fetch a chain takes as much as to read so many names in their order.
 const FETCH: u32 = 8;

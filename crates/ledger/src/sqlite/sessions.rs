@@ -15,7 +15,8 @@ use rusqlite::{OptionalExtension, params};
 use super::SqliteLedger;
 use super::store::{HINT, HOLDER, Result, Store};
 use super::views::{overdue, text_array};
-use crate::{Beat, Held, Kinds, LedgerError, Left, Overdue, Session, Sessions};
+use crate::sessions::{Beat, Session, Sessions};
+use crate::words::{Held, Kinds, LedgerError, Left, Overdue};
 
 /// In milliseconds.
 const TELL_EVERY: i64 = 10_000;

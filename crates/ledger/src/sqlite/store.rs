@@ -12,11 +12,12 @@ use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
+use crate::judge::{ChainRow, Judgement, judge};
 use crate::sqlite::views::kept_job;
 use crate::traffic::Counters;
-use crate::{
-    ChainRow, ChainState, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Hint, Holder, Judgement,
-    KeptJob, LookAgain, Member, NewChain, Sent, SpawnedJob, judge,
+use crate::words::{
+    ChainState, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Hint, Holder, KeptJob, LookAgain, Member,
+    NewChain, Sent, SpawnedJob,
 };
 
 pub(super) type Result<T> = rusqlite::Result<T>;

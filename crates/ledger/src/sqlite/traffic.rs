@@ -4,7 +4,8 @@ use async_trait::async_trait;
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
-use crate::{LedgerError, Measured, Size, Traffic};
+use crate::traffic::{Measured, Size, Traffic};
+use crate::words::LedgerError;
 
 #[async_trait]
 impl Measured for SqliteLedger {

@@ -10,7 +10,7 @@ use rusqlite::{OptionalExtension, Row, params};
 
 use super::failed::{FAILURE, failure};
 use super::store::{AFTER_HINT, HINT, HOLDER, Result, Store, hint, holder, time};
-use crate::{
+use crate::words::{
     AttemptRecord, Census, ChainState, ChainView, Hint, Holder, KeptJob, Kinds, LateChain, Overdue, QueueCensus,
 };
 

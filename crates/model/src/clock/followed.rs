@@ -11,8 +11,9 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::{Micros, Time, Wall, instant, micros};
+use super::{Micros, Time, Wall, micros};
 use crate::calendar::Calendar;
+use crate::clock::machine::instant;
 
 /// A clock that is off by no more was not set: clocks are not all alike.
 pub const UNLIKE: Micros = 100_000;

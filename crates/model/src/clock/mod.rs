@@ -3,7 +3,7 @@
 //! Everything else is handed a [`Clock`] or an [`Entropy`], so that a test or a simulation decides
 //! what time it is and which dice fall. `clippy.toml` forbids the ordinary sources elsewhere.
 
-mod followed;
+pub mod followed;
 mod machine;
 mod server;
 

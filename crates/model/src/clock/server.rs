@@ -7,8 +7,10 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::{Followed, Micros, Seen, Time, instant, micros};
+use super::{Micros, Time, micros};
 use crate::calendar::Calendar;
+use crate::clock::followed::{Followed, Seen};
+use crate::clock::machine::instant;
 
 /// The clock, and who follows it.
 #[derive(Debug)]

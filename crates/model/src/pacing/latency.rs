@@ -36,8 +36,9 @@ impl Latency {
 mod tests {
     use std::time::Duration;
 
-    use super::super::slots::{Ask, LEAD, Limits, State, Window, Wish};
+    use super::super::slots::{Ask, LEAD, State, Wish};
     use super::*;
+    use crate::pacing::slots::limits::{Limits, Window};
 
     #[test]
     fn what_is_slow_twice_in_a_row_is_expected_and_fades() {

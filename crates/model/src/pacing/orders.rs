@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::slots::{Limits, Micros, Window};
+use super::slots::Micros;
+use crate::pacing::slots::limits::{Limits, Window};
 
 /// The longest window and hold.
 pub const LONGEST: Duration = Duration::from_secs(366 * 86_400);

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::orders::Orders;
-use super::slots::{Answer, Ask, Limits, Micros, State, Wish, Word};
+use super::slots::{Answer, Ask, Micros, State, Wish};
+use crate::pacing::slots::limits::Limits;
+use crate::pacing::slots::told::Word;
 
 /// What a throttle is told, and what is asked of it then.
 #[derive(Clone, Debug)]

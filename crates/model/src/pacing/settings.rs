@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::key::KeyPath;
-use super::slots::{Breaker, Limits};
+use crate::pacing::slots::breaker::Breaker;
+use crate::pacing::slots::limits::Limits;
 
 /// `[throttles.<name>]`
 #[derive(Clone, Debug, PartialEq)]

@@ -17,20 +17,20 @@
 //! priority has the next one, whoever dies with a slot wastes one, and whoever comes again after a
 //! pause of the ledger finds none that were saved up.
 
-mod breaker;
+pub mod breaker;
 mod holds;
-mod limits;
+pub mod limits;
 mod obey;
 mod pace;
 mod row;
-mod told;
+pub mod told;
 mod view;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::clock::UNLIKE;
+use crate::clock::followed::UNLIKE;
 pub use breaker::Breaker;
 use breaker::Circuit;
 use holds::Holds;
@@ -326,9 +326,9 @@ mod tests {
 
     use super::*;
     use crate::calendar::Calendar;
-    use crate::clock::{Followed, Seen};
+    use crate::clock::followed::{Followed, Seen};
     use crate::pacing::orders::Orders;
-    use crate::pacing::{SlotRequest, serve};
+    use crate::pacing::serve::{SlotRequest, serve};
 
     const S: Micros = 1_000_000;
     const START: Micros = 1_700_000_000 * S;

@@ -11,7 +11,7 @@
 //! is known whenever that was, and only when it is due has to be worked out anew ([`Schedule::set`]). Occurrences that
 //! the wall clock has shown before it was set back are left out, as if they were not there.
 
-mod balance;
+pub mod balance;
 mod cron;
 mod moved;
 mod set;

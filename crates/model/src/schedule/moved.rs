@@ -105,10 +105,12 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Balance, Catch, Cron, Misfire, Overlap};
+    use super::super::{Catch, Misfire, Overlap};
     use super::*;
     use crate::calendar::Calendar;
     use crate::clock::Entropy;
+    use crate::schedule::balance::Balance;
+    use crate::schedule::cron::Cron;
 
     const MINUTE: i64 = 60_000;
 

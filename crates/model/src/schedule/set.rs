@@ -7,10 +7,11 @@
 
 use std::time::Duration;
 
-use super::{Asleep, Catch, END, MILLISECOND, Moved, Rhythm, Schedule, Setting, UNLIKE};
+use super::{Catch, END, MILLISECOND, Rhythm, Schedule, Setting, UNLIKE};
 use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::outcome::LONGEST_WAIT;
+use crate::schedule::moved::{Asleep, Moved};
 
 /// How late an occurrence may be that misfires are skipped for, unless the configuration says so.
 pub const MISFIRE_WINDOW: Duration = Duration::from_secs(60);
@@ -190,9 +191,11 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::{Balance, Cron, From, Misfire, Overlap, Ran};
+    use super::super::{From, Misfire, Overlap, Ran};
     use super::*;
     use crate::clock::Entropy;
+    use crate::schedule::balance::Balance;
+    use crate::schedule::cron::Cron;
 
     const MINUTE: i64 = 60_000;
 

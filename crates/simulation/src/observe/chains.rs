@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::{Late, Lease, Lossless, Model, Name, Observer};
 use crate::worker::Process;
-use crate::world::{COOLDOWN, PACED, if_running};
+use crate::world::scene::{COOLDOWN, PACED, if_running};
 
 /// Within so long of a claim it may not be known that its holder has ended.
 const KNOWN: Duration = Duration::from_secs(60);

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{Name, Observer, Running};
 use crate::worker::Process;
-use crate::world::BRISK;
+use crate::world::scene::BRISK;
 
 /// Between a deadline and its effect, at most.
 const TICK: Duration = Duration::from_millis(50);

@@ -6,7 +6,7 @@
 //! - `verdict`: looks at the world meanwhile, and judges it in the end.
 
 mod people;
-mod scene;
+pub mod scene;
 mod storm;
 mod verdict;
 
@@ -39,7 +39,7 @@ use crate::ledger::SimulatedLedger;
 use crate::observe::{Lossless, Observer, Violation};
 use crate::plan::{Astray, Blow, Fault, Plan, STORM, Wrong};
 use crate::worker::{Process, Struck, Traps, Watcher};
-pub use scene::{BRISK, CHAIN_COUNT, COOLDOWN, LONG, PACED, QUEUES, WORKERS, if_running};
+pub use scene::{CHAIN_COUNT, QUEUES, WORKERS};
 use scene::{FIRST_KEY, handle, has_its_own_payload, once};
 use verdict::{is_lossless, stopped, touched};
 

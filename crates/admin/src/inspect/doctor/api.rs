@@ -7,8 +7,9 @@ use roundelay_config::Config;
 use roundelay_model::scope::Scope;
 use tokio::net::TcpListener;
 
-use super::{Answer, Area, Facts, Finding, blocking, limited, word};
-use crate::api::check_tls;
+use crate::api::server::check_tls;
+use crate::inspect::doctor::facts::Facts;
+use crate::inspect::doctor::finding::{Answer, Area, Finding, blocking, limited, word};
 
 /// What is known of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,8 +109,9 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{about, have_fixes};
-    use super::super::{ChainFacts, Grade};
     use super::*;
+    use crate::inspect::doctor::chains::ChainFacts;
+    use crate::inspect::doctor::finding::Grade;
     use roundelay_ledger::access::Token;
     use roundelay_model::clock::Time;
 

@@ -26,8 +26,9 @@ use roundelay_model::pacing::orders::Orders;
 use roundelay_model::topology::Names;
 
 use super::machine::files_of;
-use super::{Answer, Area, Facts, Finding, Grade, some, span, word};
 use crate::inspect::broker::Asked;
+use crate::inspect::doctor::facts::Facts;
+use crate::inspect::doctor::finding::{Answer, Area, Finding, Grade, some, span, word};
 
 /// Late chains that are looked at.
 const LATE: u32 = 20;

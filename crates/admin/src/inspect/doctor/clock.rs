@@ -11,7 +11,8 @@ use roundelay_model::clock::Time;
 
 use super::ledger::LedgerFacts;
 use super::machine::Synchronised;
-use super::{Area, Facts, Finding, span};
+use crate::inspect::doctor::facts::Facts;
+use crate::inspect::doctor::finding::{Area, Finding, span};
 
 /// Two clocks that are kept right differ by less.
 const APART: i64 = 2_000;
@@ -161,9 +162,9 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Grade;
     use super::super::tests::{about, have_fixes};
     use super::*;
+    use crate::inspect::doctor::finding::Grade;
     use roundelay_ledger::sqlite::examine::SeenFile;
 
     const fn at(millis: i64) -> Time {

@@ -13,7 +13,8 @@ use roundelay_ledger::sqlite::examine as file;
 use roundelay_ledger::sqlite::examine::{SeenFile, Unwritten};
 
 use super::machine::folder;
-use super::{Answer, Area, Facts, Finding, blocking, limited, size, some, word};
+use crate::inspect::doctor::facts::Facts;
+use crate::inspect::doctor::finding::{Answer, Area, Finding, blocking, limited, size, some, word};
 
 /// A file up to this size is looked through without being asked for.
 const SMALL: u64 = 64 << 20;
@@ -548,9 +549,9 @@ fn judge_tables(ledger: &SeenLedger, schema: &str) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Grade;
     use super::super::tests::{about, have_fixes};
     use super::*;
+    use crate::inspect::doctor::finding::Grade;
     use roundelay_ledger::postgres::examine::Reading;
     use roundelay_model::clock::Time;
 

@@ -8,8 +8,11 @@ use nix::sys::statvfs::statvfs;
 use roundelay_config::{Config, HandlerSettings};
 use roundelay_ledger::LedgerUrl;
 
-use super::{Area, Facts, Finding, ProgramFacts, programs, size};
-use crate::api::MOST_CONNECTIONS;
+use super::programs;
+use crate::api::server::MOST_CONNECTIONS;
+use crate::inspect::doctor::facts::Facts;
+use crate::inspect::doctor::finding::{Area, Finding, size};
+use crate::inspect::doctor::programs::ProgramFacts;
 
 /// With less free disk, SQLite's log and a busy hour may fill it.
 const LITTLE_DISK: u64 = 1 << 30;
@@ -238,9 +241,9 @@ pub(super) fn files_of(limits: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Grade;
     use super::super::tests::{about, have_fixes};
     use super::*;
+    use crate::inspect::doctor::finding::Grade;
 
     #[test]
     fn a_limit_is_measured_by_what_a_worker_needs() {

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use roundelay_config::{Config, HandlerSettings};
 use roundelay_handler::exec::program::{LIMITER, Unstartable, allowed, executable, within_ours};
 
-use super::{Area, Finding, MachineFacts};
+use crate::inspect::doctor::finding::{Area, Finding};
+use crate::inspect::doctor::machine::MachineFacts;
 
 /// Write permission for everybody.
 const BY_OTHERS: u32 = 0o002;
@@ -117,9 +118,9 @@ mod tests {
     use std::fs::{Permissions, set_permissions};
     use std::os::unix::fs::PermissionsExt;
 
-    use super::super::Grade;
     use super::super::tests::{about, have_fixes};
     use super::*;
+    use crate::inspect::doctor::finding::Grade;
 
     #[test]
     fn programs_are_looked_at() {

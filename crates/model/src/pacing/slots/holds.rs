@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Limits, Micros};
+use super::Micros;
+use crate::pacing::slots::limits::Limits;
 
 /// In a slow start, slots are so many times as far apart at first.
 const SLOW_START_FACTOR: f64 = 4.0;

@@ -1,8 +1,10 @@
 //! How a throttle obeys an operator.
 
 use super::holds::slow_start;
-use super::{LEAD, Limits, Micros, State, Word};
+use super::{LEAD, Micros, State};
 use crate::pacing::orders::Orders;
+use crate::pacing::slots::limits::Limits;
+use crate::pacing::slots::told::Word;
 
 impl State {
     /// Takes up what an operator has ordered; each request tells it anew.
@@ -36,9 +38,11 @@ impl State {
 mod tests {
     use std::time::Duration;
 
-    use super::super::{Ask, Breaker, Window, Wish};
+    use super::super::{Ask, Wish};
     use super::*;
     use crate::pacing::orders::ThrottleOrder;
+    use crate::pacing::slots::breaker::Breaker;
+    use crate::pacing::slots::limits::Window;
 
     const S: Micros = 1_000_000;
     const START: Micros = 1_700_000_000 * S;

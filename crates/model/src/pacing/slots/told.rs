@@ -2,7 +2,9 @@
 //! again with a slow start.
 
 use super::holds::slow_start;
-use super::{Breaker, Limits, Micros, State, Wish};
+use super::{Micros, State, Wish};
+use crate::pacing::slots::breaker::Breaker;
+use crate::pacing::slots::limits::Limits;
 
 /// What an upstream, or how the starts behind a throttle end, tells it.
 #[derive(Clone, Debug, PartialEq)]
@@ -141,9 +143,9 @@ impl State {
 mod tests {
     use std::time::Duration;
 
-    use super::super::Window;
     use super::super::tests::{ask, busy, limits, wishes};
     use super::*;
+    use crate::pacing::slots::limits::Window;
 
     const S: Micros = 1_000_000;
     const START: Micros = 1_700_000_000 * S;

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::{Limits, Micros, State, Window, Wish};
+use super::{Micros, State, Wish};
 use crate::pacing::orders::Orders;
+use crate::pacing::slots::limits::{Limits, Window};
 
 /// What a throttle is doing.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,9 +85,11 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Ask, Breaker, Word};
+    use super::super::Ask;
     use super::*;
     use crate::pacing::orders::ThrottleOrder;
+    use crate::pacing::slots::breaker::Breaker;
+    use crate::pacing::slots::told::Word;
 
     const S: Micros = 1_000_000;
     const START: Micros = 1_700_000_000 * S;

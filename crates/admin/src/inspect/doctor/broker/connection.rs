@@ -6,7 +6,7 @@ use roundelay_model::clock::Time;
 use roundelay_model::topology::Topology;
 
 use super::permissions::Needs;
-use crate::inspect::doctor::{Answer, Area, Finding, word};
+use crate::inspect::doctor::finding::{Answer, Area, Finding, word};
 
 /// Channels of a connection that a worker needs beside one for each queue.
 const OWN_CHANNELS: usize = 16;
@@ -164,7 +164,7 @@ mod tests {
 
     use super::super::tests::{needs, place, topology};
     use super::*;
-    use crate::inspect::doctor::Grade;
+    use crate::inspect::doctor::finding::Grade;
     use crate::inspect::doctor::tests::have_fixes;
     use roundelay_broker::rabbit::certificates::Whose;
 

@@ -10,7 +10,7 @@ use roundelay_model::secret::Secret;
 
 use super::BrokerFacts;
 use crate::inspect::broker::Asked;
-use crate::inspect::doctor::{Answer, limited};
+use crate::inspect::doctor::finding::{Answer, limited};
 
 /// What is known of RabbitMQ; nothing where the broker is in the worker's process.
 pub async fn gather(config: &Config, within: Duration) -> Option<BrokerFacts> {

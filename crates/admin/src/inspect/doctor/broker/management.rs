@@ -4,7 +4,7 @@ use roundelay_broker::rabbit::examine::{Node, Place, Told, Untold, Withheld};
 use roundelay_model::topology::Topology;
 
 use super::permissions::{Needs, permissions};
-use crate::inspect::doctor::{Answer, Area, Finding, size, some, word};
+use crate::inspect::doctor::finding::{Answer, Area, Finding, size, some, word};
 
 /// A node with less free disk than this above its limit may raise the alarm any day.
 const LITTLE_DISK: u64 = 1 << 30;
@@ -241,7 +241,7 @@ fn resources(node: &Node) -> Vec<Finding> {
 mod tests {
     use super::super::tests::{needs, place, told, topology};
     use super::*;
-    use crate::inspect::doctor::Grade;
+    use crate::inspect::doctor::finding::Grade;
     use crate::inspect::doctor::tests::have_fixes;
     use roundelay_broker::rabbit::examine::Feature;
 

@@ -12,8 +12,9 @@ use roundelay_broker::rabbit::check;
 use roundelay_broker::rabbit::examine::{Place, Reached, Told, Untold};
 use roundelay_config::Config;
 
-use super::{Answer, Area, Facts, Finding};
 use crate::inspect::broker::Asked;
+use crate::inspect::doctor::facts::Facts;
+use crate::inspect::doctor::finding::{Answer, Area, Finding};
 use connection::{certificates, connection};
 pub(super) use gather::gather;
 use management::management;

@@ -7,7 +7,7 @@ use roundelay_broker::rabbit::examine::{Permissions, Place, Told, Withheld};
 use roundelay_broker::rabbit::users::Role;
 use roundelay_model::topology::Topology;
 
-use crate::inspect::doctor::{Area, Finding, some, word};
+use crate::inspect::doctor::finding::{Area, Finding, some, word};
 
 /// What a worker's user must be allowed.
 pub(super) struct Needs(Permissions);
@@ -113,7 +113,7 @@ pub(super) fn permissions(told: &Told, place: &Place, topology: &Topology, needs
 mod tests {
     use super::super::tests::{needs, place, told, topology};
     use super::*;
-    use crate::inspect::doctor::Grade;
+    use crate::inspect::doctor::finding::Grade;
     use crate::inspect::doctor::tests::have_fixes;
 
     #[test]

@@ -4,7 +4,7 @@ use roundelay_broker::rabbit::{Weight, check};
 use roundelay_model::topology::{Names, Topology};
 
 use crate::inspect::broker::Asked;
-use crate::inspect::doctor::{Answer, Area, Finding, Grade, some};
+use crate::inspect::doctor::finding::{Answer, Area, Finding, Grade, some};
 
 /// What differs from the topology.
 pub(super) fn declared(found: &Answer<Vec<check::Finding>>, is_in: bool, topology: &Topology) -> Vec<Finding> {

@@ -1,0 +1,82 @@
+//! What each endpoint needs.
+
+use std::collections::HashMap;
+
+use axum::http::Method;
+use roundelay_model::scope::Scope;
+
+use super::problem::{self, Problem};
+
+/// The largest that any takes.
+pub const LARGE: usize = 1 << 20;
+/// The largest body that most endpoints take, in bytes.
+pub(super) const SMALL: usize = 64 << 10;
+
+/// What an endpoint needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// The least scope.
+    pub scope: Scope,
+    /// The largest body that it takes, in bytes.
+    pub body: usize,
+    /// Its answer has a secret, which must not be kept.
+    pub secret: bool,
+    /// Its body is nobody's business: the audit has how long it was, and what the endpoint tells of it.
+    pub private: bool,
+}
+
+impl Needs {
+    pub(super) const fn scope(scope: Scope) -> Self {
+        Self { scope, body: SMALL, secret: false, private: false }
+    }
+
+    /// It takes bodies of up to [`LARGE`].
+    pub(super) const fn large(self) -> Self {
+        Self { body: LARGE, ..self }
+    }
+
+    /// The audit has nothing of its body.
+    pub const fn private(self) -> Self {
+        Self { private: true, ..self }
+    }
+
+    /// Its answer has a secret.
+    pub(super) const fn secret(self) -> Self {
+        Self { secret: true, ..self }
+    }
+}
+
+/// What each path and method needs.
+#[derive(Clone, Debug, Default)]
+pub struct Rules(pub(super) HashMap<String, HashMap<Method, Needs>>);
+
+impl Rules {
+    pub(super) fn add(&mut self, path: &str, method: Method, needs: Needs) {
+        let there = self.0.entry(path.to_owned()).or_default().insert(method, needs);
+        assert!(there.is_none(), "{path} is in the table twice with one method");
+    }
+
+    /// How many there are.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.0.values().map(HashMap::len).sum()
+    }
+
+    /// What this method of this path needs, with the names of the path's parameters in place of their values.
+    ///
+    /// # Errors
+    /// When it is not in the table.
+    pub fn find(&self, method: &Method, path: &str) -> problem::Result<Needs> {
+        let methods = self.0.get(path).ok_or_else(|| Problem::not_found("there is no such path"))?;
+        // Where there is GET, there is HEAD.
+        let asked = if *method == Method::HEAD { &Method::GET } else { method };
+        methods.get(asked).copied().ok_or_else(|| {
+            let mut allow: Vec<&str> = methods.keys().map(Method::as_str).collect();
+            if methods.contains_key(&Method::GET) {
+                allow.push("HEAD");
+            }
+            allow.sort_unstable();
+            Problem::method_not_allowed(allow.join(", "))
+        })
+    }
+}

@@ -1,0 +1,318 @@
+//! The checked settings.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use roundelay_broker::BrokerSettings;
+use roundelay_handler::exec::ExecSettings;
+use roundelay_handler::http::HttpSettings;
+use roundelay_ledger::LedgerUrl;
+use roundelay_model::encryption::Keyring;
+use roundelay_model::ladder::Ladder;
+use roundelay_model::lanes::{Lanes, MOST_LANES};
+use roundelay_model::outcome::RetryPolicy;
+use roundelay_model::pacing::ThrottleSettings;
+use roundelay_model::policy::Policies;
+use roundelay_model::schedule::{Pace, Rhythm, Schedule};
+use roundelay_model::topology::{Names, Topology};
+
+use crate::check::INTERNAL;
+use crate::{
+    ApiSettings, ModelSettings, OwnSchedule, Reconcile, Recurrence, RosterSettings, TracingSettings, UniqueUntil,
+    throttle,
+};
+
+/// Checked settings: what they name exists, and what they ask for is possible.
+/// ```
+/// use roundelay::Config;
+///
+/// let config = Config::parse("[queues.work]\n[kinds.sync]\nqueue = \"work\"\nevery = \"5m\"\n", "roundelay.toml", [])?;
+/// let sync = config.kinds["sync"].recurrence.as_ref().map(|recurrence| recurrence.schedule.to_string());
+/// assert_eq!(sync.as_deref(), Some("every 5m"));
+///
+/// // Everything that is wrong is told, with file, line and key.
+/// let error = Config::parse("[queues.work]\nconcurency = 4\n", "roundelay.toml", []).unwrap_err();
+/// assert!(error.to_string().contains("roundelay.toml:2: queues.work.concurency: unknown key"));
+/// # Ok::<(), roundelay::config::ConfigError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The broker.
+    pub broker: BrokerSettings,
+    /// The ledger.
+    pub ledger: LedgerSettings,
+    /// How a worker stops, and where it answers.
+    pub worker: WorkerSettings,
+    /// How the API answers.
+    pub api: ApiSettings,
+    /// When and how overdue chains are sent again.
+    pub catch_up: CatchUpSettings,
+    /// Which traces are recorded, and where they go.
+    pub tracing: TracingSettings,
+    /// What seals payloads while they lie in the ledger and in queues.
+    pub encryption: Arc<Keyring>,
+    /// Platform queues by name.
+    pub queues: BTreeMap<String, QueueSettings>,
+    /// Throttles by name.
+    pub throttles: BTreeMap<String, ThrottleSettings>,
+    /// Kinds by name.
+    pub kinds: BTreeMap<String, KindSettings>,
+    /// The rungs that follow from the durations above.
+    pub ladder: Ladder,
+    /// The text that it was read from, without what may be secret, and without comments.
+    pub shown: String,
+}
+
+/// `[ledger]`
+#[derive(Clone, Debug)]
+pub struct LedgerSettings {
+    /// Where the truth is kept.
+    pub url: LedgerUrl,
+    /// How long records of attempts are kept.
+    pub history: Duration,
+    /// How old they may become in the archive; without it there is none, and they are deleted.
+    pub archive: Option<Duration>,
+}
+
+/// `[worker]`
+#[derive(Clone, Debug)]
+pub struct WorkerSettings {
+    /// How long running jobs may go on after the signal to stop.
+    pub grace: Duration,
+    /// How long a claim holds without a heartbeat.
+    pub lease: Duration,
+    /// Where metrics and health are answered; nowhere when absent.
+    pub listen: Option<SocketAddr>,
+    /// What handlers reach that by, without a slash at the end; absent, what follows from the address.
+    pub callback: Option<String>,
+    /// By which names it is called there, in small letters and without ports, beside those that are always answered.
+    pub hosts: BTreeSet<String>,
+}
+
+/// `[catch_up]`
+#[derive(Clone, Debug)]
+pub struct CatchUpSettings {
+    /// How often overdue chains are looked for.
+    pub every: Duration,
+    /// How long after its due time a chain counts as overdue.
+    pub slack: Duration,
+    /// Over how long their messages are spread at most.
+    pub spread: Duration,
+}
+
+/// `[queues.<name>]`
+#[derive(Clone, Debug)]
+pub struct QueueSettings {
+    /// Jobs of this queue that one worker runs at the same time.
+    pub concurrency: usize,
+    /// Messages that one worker holds, running ones included.
+    pub prefetch: u16,
+    /// Among queues that share a throttle, the higher goes first.
+    pub priority: i32,
+    /// How many of the kinds' priorities it tells apart: so many queues on the broker stand behind it.
+    pub lanes: u8,
+    /// The throttle that paces its starts.
+    pub throttle: Option<String>,
+}
+
+impl QueueSettings {
+    /// The priority of a lane's jobs among all that share a throttle.
+    pub fn rank(&self, lane: u8) -> i32 {
+        self.priority.saturating_mul(i32::from(MOST_LANES)).saturating_add(i32::from(lane))
+    }
+}
+
+/// `[kinds.<name>]`
+#[derive(Clone, Debug)]
+pub struct KindSettings {
+    /// What runs its jobs.
+    pub handler: HandlerSettings,
+    /// The platform queue, or a template for it over the columns of a roster.
+    pub queue: Option<String>,
+    /// Among the kinds of a queue with lanes, the higher goes first.
+    pub priority: u8,
+    /// How long a run may take.
+    pub timeout: Duration,
+    /// For how many starts of its queue's throttle a run counts.
+    pub cost: u32,
+    /// When a tick may be claimed from a worker that holds it.
+    pub takeover: Takeover,
+    /// What follows a failed attempt.
+    pub retry: RetryPolicy,
+    /// What follows from a failure by its reason, in place of `retry`.
+    pub policies: Policies,
+    /// How failed parts of its runs are fed back; `None` when they are only kept.
+    pub reconcile: Option<Reconcile>,
+    /// How its chains recur; `None` for kinds that only run as single jobs.
+    pub recurrence: Option<Recurrence>,
+    /// What becomes of a manual run while the rotation of its chain runs.
+    pub if_running: roundelay_model::guard::IfRunning,
+    /// There is at most one one-off job of each key at a time, manual runs among them.
+    pub unique: Option<Unique>,
+    /// How much its runs may ask for.
+    pub spawn: SpawnSettings,
+    /// A template for the key over the columns of a roster.
+    pub roster_key: Option<String>,
+    /// Likewise for its queue. Where it gives nothing, `queue` says.
+    pub roster_queue: Option<String>,
+    /// Likewise for its priority. Where it gives nothing, `priority` says.
+    pub roster_priority: Option<String>,
+    /// Where its entities are listed, if its chains follow a list.
+    pub roster: Option<RosterSettings>,
+    /// Likewise for the owner.
+    pub roster_owner: Option<String>,
+    /// Likewise for a schedule of the chain's own: see [`OwnSchedule`].
+    pub roster_schedule: Option<String>,
+    /// What `simulate` takes its handler for; workers do not look at it.
+    pub model: ModelSettings,
+}
+
+/// `spawn` of a kind: bounds of what its runs ask for, jobs and chains together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpawnSettings {
+    /// So much for each run.
+    pub most: usize,
+    /// A run to which so many runs have led may ask for nothing more: see [`roundelay_ledger::NewChain::depth`].
+    pub depth: u32,
+}
+
+/// For how long a one-off job is the only one of its kind and key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unique {
+    /// Not longer than this.
+    pub window: Duration,
+    /// What ends it sooner.
+    pub until: UniqueUntil,
+}
+
+/// When a tick may be claimed from a worker that holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takeover {
+    /// When its lease has ended.
+    LeaseExpiry,
+    /// Also when its message is delivered again, which the broker does as soon as the connection
+    /// of the worker that had it is gone. If only the connection died, the handler may still run.
+    Redelivery,
+}
+
+impl KindSettings {
+    /// Whether its chains follow the wall clock, but for those with a schedule of their own.
+    pub fn follows_the_wall(&self) -> bool {
+        self.recurrence.as_ref().is_some_and(|recurrence| recurrence.schedule.follows_the_wall())
+    }
+
+    /// The queue for a job with this payload, if the kind names one.
+    ///
+    /// # Errors
+    /// Says what the payload lacks.
+    pub fn queue_for(&self, payload: &serde_json::Value) -> Result<Option<String>, String> {
+        let Some(template) = &self.queue else { return Ok(None) };
+        let mut templates = minijinja::Environment::new();
+        templates.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
+        let queue = templates.render_str(template, minijinja::value::Serde(payload));
+        queue.map(Some).map_err(|error| format!("the queue `{template}` cannot be made from the payload: {error}"))
+    }
+}
+
+/// What runs a kind's jobs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HandlerSettings {
+    /// A handler that the embedding program registers under the kind's name.
+    Rust,
+    /// POST to a URL.
+    Http(HttpSettings),
+    /// Start a program.
+    Exec(ExecSettings),
+}
+
+impl Config {
+    /// Has the calendar of all cron expressions run at this pace: for demos.
+    pub fn pace_calendar(&mut self, pace: Pace) {
+        let recurrences = self.kinds.values_mut().filter_map(|kind| kind.recurrence.as_mut());
+        for rhythm in recurrences.map(|recurrence| &mut recurrence.schedule.rhythm) {
+            if let Rhythm::Cron(cron) = rhythm {
+                *cron = cron.clone().paced(Some(pace));
+            }
+        }
+    }
+
+    /// The settings of a kind.
+    ///
+    /// # Errors
+    /// Says which kinds there are.
+    pub fn kind(&self, name: &str) -> Result<&KindSettings, String> {
+        self.kinds.get(name).ok_or_else(|| absent("kinds", name, self.kinds.keys()))
+    }
+
+    /// The settings of a platform queue.
+    ///
+    /// # Errors
+    /// Says which queues there are.
+    pub fn queue(&self, name: &str) -> Result<&QueueSettings, String> {
+        self.queues.get(name).ok_or_else(|| absent("queues", name, self.queues.keys()))
+    }
+
+    /// The settings of a throttle.
+    ///
+    /// # Errors
+    /// Says which throttles there are.
+    pub fn throttle(&self, name: &str) -> Result<&ThrottleSettings, String> {
+        self.throttles.get(name).ok_or_else(|| absent("throttles", name, self.throttles.keys()))
+    }
+
+    /// The costliest runs that a throttle paces: their kind, and for how many starts one of them counts.
+    pub fn costliest(&self, throttle: &str) -> Option<(&str, u32)> {
+        let paced = self
+            .kinds
+            .iter()
+            .filter(|(_, kind)| throttle::throttles_of(kind, &self.queues).any(|name| name == throttle));
+        paced.map(|(name, kind)| (name.as_str(), kind.cost)).max_by_key(|(_, cost)| *cost)
+    }
+
+    /// What has to exist on the broker.
+    pub fn topology(&self) -> Topology {
+        Topology::new(Names::new(&self.broker.prefix), self.broker_queues(), &self.ladder)
+    }
+
+    /// The lanes of its platform queues.
+    pub fn lanes(&self) -> Lanes {
+        let queues = self.queues.iter().map(|(name, queue)| (name, queue.lanes));
+        let kinds = self.kinds.iter().map(|(name, kind)| (name, kind.priority));
+        Lanes::new(&self.broker.prefix, queues, kinds)
+    }
+
+    /// The broker's queues behind the platform queues.
+    pub fn broker_queues(&self) -> Vec<String> {
+        let lanes = self.lanes();
+        self.queues.keys().flat_map(|queue| lanes.queues(queue)).collect()
+    }
+}
+
+fn absent<'k>(table: &str, name: &str, known: impl Iterator<Item = &'k String>) -> String {
+    let known: Vec<&str> = known.map(String::as_str).collect();
+    let has = if known.is_empty() { "none".into() } else { known.join(", ") };
+    format!("there is no [{table}.{name}]; the configuration has {has}")
+}
+
+/// Whether `kind` is one of the engine's own.
+pub fn is_internal(kind: &str) -> bool {
+    kind.starts_with(INTERNAL)
+}
+
+/// The schedule of a kind, if it has one. The engine's own kinds are in no configuration, and their chains have
+/// schedules of their own.
+pub fn schedule_of_kind(config: &Config, kind: &str) -> Option<Schedule> {
+    if is_internal(kind) {
+        return Some(Schedule::fixed_delay(Duration::ZERO, Duration::ZERO));
+    }
+    Some(config.kinds.get(kind)?.recurrence.as_ref()?.schedule.clone())
+}
+
+/// The schedule of a chain of a kind, which may have one of its own. One that cannot be used counts as none.
+pub fn schedule_of((kind, own): (&str, Option<&str>), config: &Config) -> Option<Schedule> {
+    let of_kind = schedule_of_kind(config, kind)?;
+    let own = own.and_then(|own| OwnSchedule::parse(own).ok()?.apply(&of_kind).ok());
+    Some(own.unwrap_or(of_kind))
+}

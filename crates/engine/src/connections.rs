@@ -1,0 +1,119 @@
+//! Broker and ledger, connected.
+
+use std::sync::Arc;
+
+use roundelay_broker::embedded::EmbeddedBroker;
+use roundelay_broker::rabbit::RabbitBroker;
+use roundelay_broker::{Broker, BrokerError, BrokerUrl};
+use roundelay_config::Config;
+use roundelay_ledger::postgres::PostgresLedger;
+use roundelay_ledger::sqlite::SqliteLedger;
+use roundelay_ledger::{Kinds, Ledger, LedgerError, LedgerUrl};
+use roundelay_model::clock::{Clock, Entropy};
+use roundelay_model::topology::Names;
+
+use crate::enroll;
+
+/// Why an engine cannot start; phrased to follow "failed to start: ".
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The ledger.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    /// The broker.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+    /// Entities that cannot be enrolled.
+    #[error(transparent)]
+    Enroll(#[from] enroll::EnrollError),
+    /// The configuration and the program do not fit together.
+    #[error("{0}")]
+    Setup(String),
+    /// A part of the running engine has ended, which it never should.
+    #[error("a part of the engine ended by itself ({0}); the worker stopped in good order and can be started again")]
+    Broken(String),
+}
+
+/// A broker and a ledger, connected.
+#[derive(Clone)]
+pub struct Connections {
+    /// Carries messages.
+    pub broker: Arc<dyn Broker>,
+    /// Keeps the truth.
+    pub ledger: Arc<dyn Ledger>,
+    /// Tells the time.
+    pub clock: Clock,
+    /// Rolls the dice.
+    pub entropy: Entropy,
+}
+
+impl Connections {
+    /// Connects to what the configuration names.
+    ///
+    /// # Errors
+    /// [`StartError`], with what to do.
+    pub async fn open(config: &Config) -> Result<Self, StartError> {
+        let entropy = Entropy::from_os();
+        let (ledger, clock) = open_ledger(config, &entropy).await?;
+        let broker = connect_broker(config).await?;
+        Ok(Self { broker, ledger, clock, entropy })
+    }
+
+    /// Connects a worker. Where nothing answers at the broker's address, one whose ledger knows chains begins without
+    /// the broker: there is work for it. Else the address is as likely to be wrong.
+    ///
+    /// # Errors
+    /// [`StartError`], with what to do.
+    pub async fn of_worker(config: &Config) -> Result<Self, StartError> {
+        let entropy = Entropy::from_os();
+        let (ledger, clock) = open_ledger(config, &entropy).await?;
+        let broker: Arc<dyn Broker> = match connect_broker(config).await {
+            Err(StartError::Broker(away @ BrokerError::Away { .. })) if knows_chains(&*ledger, config).await? => {
+                Arc::new(RabbitBroker::absent(&config.broker, &away.to_string())?)
+            }
+            connected => connected?,
+        };
+        Ok(Self { broker, ledger, clock, entropy })
+    }
+
+    /// Opens only the ledger.
+    ///
+    /// # Errors
+    /// [`LedgerError::Open`], with what to do.
+    pub async fn ledger(config: &Config) -> Result<Arc<dyn Ledger>, LedgerError> {
+        open_ledger(config, &Entropy::from_os()).await.map(|(ledger, _)| ledger)
+    }
+}
+
+/// Opens the ledger; answers also with the clock by which it judges, so that all in this process
+/// wait for the same time.
+pub async fn open_ledger(config: &Config, entropy: &Entropy) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
+    match &config.ledger.url {
+        LedgerUrl::Postgres(url) => {
+            let ledger = PostgresLedger::open(url, entropy).await?;
+            let clock = ledger.clock();
+            Ok((Arc::new(ledger), clock))
+        }
+        file => {
+            let ledger = SqliteLedger::open(file, Clock::System, entropy)?;
+            let clock = ledger.clock();
+            Ok((Arc::new(ledger), clock))
+        }
+    }
+}
+
+/// Connects to the broker.
+pub async fn connect_broker(config: &Config) -> Result<Arc<dyn Broker>, StartError> {
+    Ok(match &config.broker.url {
+        BrokerUrl::Embedded => Arc::new(EmbeddedBroker::new(Names::new(&config.broker.prefix))),
+        BrokerUrl::Amqp(_) => Arc::new(RabbitBroker::open(&config.broker).await?),
+    })
+}
+
+/// Whether a worker has had something to do for this configuration before.
+pub async fn knows_chains(ledger: &dyn Ledger, config: &Config) -> Result<bool, LedgerError> {
+    let all: Vec<String> = config.kinds.keys().cloned().collect();
+    let kinds = Kinds { recurring: all.clone(), all };
+    let found = ledger.messages(config.queues.keys().cloned().collect(), kinds, 0, 1).await?;
+    Ok(!found.is_empty())
+}
