@@ -138,7 +138,7 @@ handler.exec = {{ argv = ["/bin/sh", "-c", "echo $ROUNDELAY_KEY >> {}"], env = {
         refused("throttle set", &config, &burst, &["burst: 6 is more than the window allows, which is 5"]).await;
         let words = ["a run of sync costs 2, and with an allowance of 1 it could never start"];
         refused("throttle set", &config, &["ios", "--allow", "1"], &words).await;
-        refused("throttle hold", &config, &["ios", "--for", "1m", "--why", " "], &["--why needs a word"]).await;
+        refused("throttle hold", &config, &["ios", "--for", "1m", "--why", " "], &["why: it needs a word"]).await;
         refused("throttle show", &config, &["ios", "us"], &["has no keys, so none called `us`"]).await;
         assert_eq!(told("throttle show", &config, &["ios"]).await["ordered"], json!(null), "nothing was ordered");
         // What is not said stays, as far as it can.
