@@ -98,13 +98,14 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     rust.chain(folders.iter().flat_map(|folder| sources(folder))).collect()
 }
 
-/// What a file is called as a module: its path below `src` or `tests/it`.
+/// What a file is called as a module: its crate, and its path below that crate's `src`, or its path below `tests/it`.
 fn module(file: &Path) -> String {
     let root = root();
-    let path = file.strip_prefix(root.join("src")).or_else(|_| file.strip_prefix(root.join("tests/it"))).unwrap();
+    let path = file.strip_prefix(root.join("crates")).or_else(|_| file.strip_prefix(root.join("tests/it"))).unwrap();
     let path = path.with_extension("");
-    let path = if path.ends_with("mod") { path.parent().unwrap() } else { &path };
-    path.iter().map(|part| part.to_str().unwrap()).collect::<Vec<_>>().join("::")
+    let path = if path.ends_with("mod") || path.ends_with("lib") { path.parent().unwrap() } else { &path };
+    let parts = path.iter().map(|part| part.to_str().unwrap()).filter(|part| *part != "src");
+    parts.collect::<Vec<_>>().join("::")
 }
 
 /// Whether `text` has a function of this name.
@@ -114,7 +115,7 @@ fn defines(text: &str, name: &str) -> bool {
 
 #[test]
 fn every_test_of_the_reference_systems_is_there() {
-    let files = [sources(&root().join("src")), sources(&root().join("tests/it"))].concat();
+    let files = [sources(&root().join("crates")), sources(&root().join("tests/it"))].concat();
     let modules: Vec<(String, String)> =
         files.iter().map(|file| (module(file), std::fs::read_to_string(file).unwrap())).collect();
     let page = std::fs::read_to_string(root().join("docs/reference-systems.md")).unwrap();

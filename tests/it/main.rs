@@ -60,6 +60,7 @@ mod secrets;
 mod served;
 #[path = "../support/mod.rs"]
 #[allow(dead_code, reason = "the chaos test and the throttles' test use the rest")]
+mod structure;
 mod support;
 mod throttle_orders;
 mod throttled_fleet;

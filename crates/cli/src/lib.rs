@@ -61,6 +61,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 /// stock RabbitMQ.
 #[derive(Parser)]
 #[command(
+    name = "roundelay",
     version,
     arg_required_else_help = true,
     max_term_width = 100,

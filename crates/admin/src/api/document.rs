@@ -227,6 +227,6 @@ fn the_document_that_is_checked_in_is_that_of_the_endpoints() {
     }
     assert!(
         super::openapi::DOCUMENT == made,
-        "refresh it: ROUNDELAY_REFRESH=1 cargo test --lib the_document_that_is_checked_in"
+        "refresh it: ROUNDELAY_REFRESH=1 cargo test -p roundelay-admin the_document_that_is_checked_in"
     );
 }

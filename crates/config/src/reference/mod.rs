@@ -182,7 +182,7 @@ fn what_is_checked_in_is_what_the_code_says() {
             std::fs::write(&file, &text).unwrap();
         }
         let there = std::fs::read_to_string(&file).unwrap_or_default();
-        assert!(there == text, "docs/{name} is old: ROUNDELAY_REFRESH=1 cargo test --lib config::reference");
+        assert!(there == text, "docs/{name} is old: ROUNDELAY_REFRESH=1 cargo test -p roundelay-config reference");
     }
 }
 
