@@ -58,9 +58,9 @@ mod rosters;
 mod screen;
 mod secrets;
 mod served;
+mod structure;
 #[path = "../support/mod.rs"]
 #[allow(dead_code, reason = "the chaos test and the throttles' test use the rest")]
-mod structure;
 mod support;
 mod throttle_orders;
 mod throttled_fleet;

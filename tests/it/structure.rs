@@ -94,7 +94,10 @@ fn imports(text: &str, own: &[String], all: &BTreeSet<Vec<String>>) -> BTreeSet<
 }
 
 /// All that can be reached from `from`.
-fn reached<'a>(from: &'a [String], graph: &'a BTreeMap<Vec<String>, BTreeSet<Vec<String>>>) -> BTreeSet<&'a Vec<String>> {
+fn reached<'a>(
+    from: &'a [String],
+    graph: &'a BTreeMap<Vec<String>, BTreeSet<Vec<String>>>,
+) -> BTreeSet<&'a Vec<String>> {
     let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
     while let Some(module) = next.pop() {
         for to in graph.get(module).into_iter().flatten() {
