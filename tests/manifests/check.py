@@ -608,8 +608,8 @@ def local(problems, file, whole):
 
 def versions(problems, project, file, dockerfile, objects):
     """The same versions everywhere."""
-    version = tomllib.loads((project / "Cargo.toml").read_text())["package"]["version"]
-    rust = tomllib.loads((project / "Cargo.toml").read_text())["package"]["rust-version"]
+    version = tomllib.loads((project / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+    rust = tomllib.loads((project / "Cargo.toml").read_text())["workspace"]["package"]["rust-version"]
     problems.expect(f"ARG VERSION={version}\n" in dockerfile, "deploy/Dockerfile", f"VERSION is not {version}")
     problems.expect(f"rust:{rust}-" in dockerfile, "deploy/Dockerfile", f"Rust is not {rust}")
     images = {name: service["image"] for name, service in file["services"].items()}
