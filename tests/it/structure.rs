@@ -141,3 +141,42 @@ fn circles_of_imports_within_a_crate_are_small() {
     assert!(looked_at > 500, "only {looked_at} imports were found");
     assert!(wide.is_empty(), "files import each other in wide circles:\n{}", wide.join("\n"));
 }
+
+/// The layers that each layer uses directly, leaving out those that it uses through another.
+fn picture() -> String {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
+    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for layer in std::fs::read_dir(crates).unwrap().map(|entry| entry.unwrap().path()) {
+        let manifest = std::fs::read_to_string(layer.join("Cargo.toml")).unwrap();
+        let needed = manifest.split("[dependencies]").nth(1).unwrap().split("\n[").next().unwrap();
+        let below = needed.lines().filter_map(|line| line.strip_prefix("roundelay-")?.split(['.', ' ']).next());
+        let name = layer.file_name().unwrap().to_str().unwrap().to_owned();
+        uses.insert(name, below.map(str::to_owned).collect());
+    }
+    let all: BTreeMap<String, BTreeSet<String>> = uses.clone();
+    fn through(all: &BTreeMap<String, BTreeSet<String>>, from: &str, to: &str) -> bool {
+        all[from].contains(to) || all[from].iter().any(|next| through(all, next, to))
+    }
+    let mut lines = vec!["```mermaid".to_owned(), "graph TD".to_owned()];
+    for (name, below) in &uses {
+        let direct = below.iter().filter(|to| !below.iter().any(|next| next != *to && through(&all, next, to)));
+        lines.extend(direct.map(|to| format!("  {name} --> {to}")));
+    }
+    lines.push("```".to_owned());
+    lines.join("\n") + "\n"
+}
+
+/// With ROUNDELAY_REFRESH=1 the page gets the picture.
+#[test]
+fn the_picture_of_the_layers_is_what_cargo_knows() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/architecture.md");
+    let text = std::fs::read_to_string(&page).unwrap();
+    let (before, rest) = text.split_once("<!-- layers -->\n").expect("the page has the picture's place");
+    let (there, after) = rest.split_once("<!-- /layers -->").expect("the place has an end");
+    let picture = picture();
+    if std::env::var_os("ROUNDELAY_REFRESH").is_some() {
+        std::fs::write(&page, format!("{before}<!-- layers -->\n{picture}<!-- /layers -->{after}")).unwrap();
+    } else {
+        assert!(there == picture, "it is old: ROUNDELAY_REFRESH=1 cargo test --test it structure\n{picture}");
+    }
+}
