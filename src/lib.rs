@@ -97,10 +97,93 @@ pub use roundelay_net::tls;
 pub use roundelay_simulation as simulation;
 
 pub use roundelay_admin::worker;
+///
+/// ```
+/// use roundelay::Config;
+///
+/// let config = Config::parse("[queues.work]\n[kinds.sync]\nqueue = \"work\"\nevery = \"5m\"\n", "roundelay.toml", [])?;
+/// let sync = config.kinds["sync"].recurrence.as_ref().map(|recurrence| recurrence.schedule.to_string());
+/// assert_eq!(sync.as_deref(), Some("every 5m"));
+///
+/// // Everything that is wrong is told, with file, line and key.
+/// let error = Config::parse("[queues.work]\nconcurency = 4\n", "roundelay.toml", []).unwrap_err();
+/// assert!(error.to_string().contains("roundelay.toml:2: queues.work.concurency: unknown key"));
+/// # Ok::<(), roundelay::config::ConfigError>(())
+/// ```
 pub use roundelay_config::Config;
+///
+/// A whole worker, on the embedded broker, which runs one chain until that ends:
+///
+/// ```
+/// use roundelay::engine::Connections;
+/// use roundelay::engine::enroll::{Enroller, Entity};
+/// use roundelay::{Config, Context, Engine, Job, Outcome};
+/// use tokio_util::sync::CancellationToken;
+///
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let folder = tempfile::tempdir()?;
+/// let ledger = folder.path().join("roundelay.db");
+/// let config = format!(
+///     r#"
+/// ledger.url = "sqlite://{}"
+/// [queues.work]
+/// [kinds.sync]
+/// queue = "work"
+/// every = "50ms"
+/// "#,
+///     ledger.display()
+/// );
+/// let config = Config::parse(&config, "roundelay.toml", [])?;
+///
+/// let (shutdown, stop) = (CancellationToken::new(), CancellationToken::new());
+/// let ended = stop.clone();
+/// let sync = move |job: Job, _: Context| {
+///     let ended = ended.clone();
+///     async move {
+///         match job.tick {
+///             Some(at) if at.tick < 3 => Outcome::Done,
+///             _ => {
+///                 ended.cancel();
+///                 Outcome::Retire { reason: "three are enough".into() }
+///             }
+///         }
+///     }
+/// };
+/// let connections = Connections::open(&config).await?;
+/// let engine = Engine::new(config.clone()).handler("sync", sync).connections(connections.clone());
+/// let ready = engine.ready();
+/// let running = tokio::spawn(engine.run(shutdown.clone()));
+/// ready.wait().await;
+///
+/// let chains = vec![Entity::new("npm/ms", "work", r#"{"name":"ms"}"#)];
+/// Enroller::new(&config, connections, "sync", None, true)?.enroll(chains).await?;
+///
+/// stop.cancelled().await;
+/// // What runs is let finish.
+/// shutdown.cancel();
+/// running.await??;
+/// # Ok(())
+/// # }
+/// ```
 pub use roundelay_engine::Engine;
 pub use roundelay_handler::{Context, Handler};
 pub use roundelay_model::job::Job;
+///
+/// ```
+/// use std::time::Duration;
+/// use roundelay::{Job, Outcome, Reason};
+///
+/// fn came_to(status: u16, job: &Job) -> Outcome {
+///     match status {
+///         200 => Outcome::Done,
+///         404 => Outcome::Retire { reason: format!("{} is gone", job.key).into() },
+///         429 => Outcome::Snooze { reason: Reason::from("too many").coded("rate_limited"), wait: Duration::from_secs(30) },
+///         _ => Outcome::retry(format!("HTTP {status}")),
+///     }
+/// }
+/// assert_eq!(Outcome::fail("no").reason().map(ToString::to_string).as_deref(), Some("no"));
+/// ```
 pub use roundelay_model::outcome::Outcome;
 pub use roundelay_model::reason::Reason;
 

@@ -25,18 +25,6 @@ use crate::{
 };
 
 /// Checked settings: what they name exists, and what they ask for is possible.
-/// ```
-/// use roundelay::Config;
-///
-/// let config = Config::parse("[queues.work]\n[kinds.sync]\nqueue = \"work\"\nevery = \"5m\"\n", "roundelay.toml", [])?;
-/// let sync = config.kinds["sync"].recurrence.as_ref().map(|recurrence| recurrence.schedule.to_string());
-/// assert_eq!(sync.as_deref(), Some("every 5m"));
-///
-/// // Everything that is wrong is told, with file, line and key.
-/// let error = Config::parse("[queues.work]\nconcurency = 4\n", "roundelay.toml", []).unwrap_err();
-/// assert!(error.to_string().contains("roundelay.toml:2: queues.work.concurency: unknown key"));
-/// # Ok::<(), roundelay::config::ConfigError>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The broker.

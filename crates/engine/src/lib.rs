@@ -94,61 +94,6 @@ use valve::Valve;
 use vitals::Vitals;
 
 /// Runs the jobs of a configuration.
-///
-/// A whole worker, on the embedded broker, which runs one chain until that ends:
-///
-/// ```
-/// use roundelay::engine::Connections;
-/// use roundelay::engine::enroll::{Enroller, Entity};
-/// use roundelay::{Config, Context, Engine, Job, Outcome};
-/// use tokio_util::sync::CancellationToken;
-///
-/// # #[tokio::main]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let folder = tempfile::tempdir()?;
-/// let ledger = folder.path().join("roundelay.db");
-/// let config = format!(
-///     r#"
-/// ledger.url = "sqlite://{}"
-/// [queues.work]
-/// [kinds.sync]
-/// queue = "work"
-/// every = "50ms"
-/// "#,
-///     ledger.display()
-/// );
-/// let config = Config::parse(&config, "roundelay.toml", [])?;
-///
-/// let (shutdown, stop) = (CancellationToken::new(), CancellationToken::new());
-/// let ended = stop.clone();
-/// let sync = move |job: Job, _: Context| {
-///     let ended = ended.clone();
-///     async move {
-///         match job.tick {
-///             Some(at) if at.tick < 3 => Outcome::Done,
-///             _ => {
-///                 ended.cancel();
-///                 Outcome::Retire { reason: "three are enough".into() }
-///             }
-///         }
-///     }
-/// };
-/// let connections = Connections::open(&config).await?;
-/// let engine = Engine::new(config.clone()).handler("sync", sync).connections(connections.clone());
-/// let ready = engine.ready();
-/// let running = tokio::spawn(engine.run(shutdown.clone()));
-/// ready.wait().await;
-///
-/// let chains = vec![Entity::new("npm/ms", "work", r#"{"name":"ms"}"#)];
-/// Enroller::new(&config, connections, "sync", None, true)?.enroll(chains).await?;
-///
-/// stop.cancelled().await;
-/// // What runs is let finish.
-/// shutdown.cancel();
-/// running.await??;
-/// # Ok(())
-/// # }
-/// ```
 pub struct Engine {
     config: Config,
     connections: Option<Connections>,

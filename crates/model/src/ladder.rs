@@ -73,7 +73,7 @@ pub enum Hop {
 /// The set of rungs.
 /// ```
 /// use std::time::Duration;
-/// use roundelay::ladder::Ladder;
+/// use roundelay_model::ladder::Ladder;
 ///
 /// // A delay that has a rung of its own is one stored hop; others are a few.
 /// let five_minutes = Duration::from_secs(300);

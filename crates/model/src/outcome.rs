@@ -20,20 +20,6 @@ pub const LONGEST_WAIT: Duration = Duration::from_secs(30 * 86_400);
 pub const SHORTEST_SNOOZE: Duration = Duration::from_millis(100);
 
 /// What a run ended as.
-/// ```
-/// use std::time::Duration;
-/// use roundelay::{Job, Outcome, Reason};
-///
-/// fn came_to(status: u16, job: &Job) -> Outcome {
-///     match status {
-///         200 => Outcome::Done,
-///         404 => Outcome::Retire { reason: format!("{} is gone", job.key).into() },
-///         429 => Outcome::Snooze { reason: Reason::from("too many").coded("rate_limited"), wait: Duration::from_secs(30) },
-///         _ => Outcome::retry(format!("HTTP {status}")),
-///     }
-/// }
-/// assert_eq!(Outcome::fail("no").reason().map(ToString::to_string).as_deref(), Some("no"));
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It worked.

@@ -55,13 +55,15 @@ impl Pace {
 
 /// A cron expression and its time zone; clones share it.
 /// ```
-/// use roundelay::config::at_time;
-/// use roundelay::schedule::Cron;
+/// use jiff::Timestamp;
+/// use roundelay_model::clock::Time;
+/// use roundelay_model::schedule::Cron;
 ///
+/// let at = |text: &str| text.parse::<Timestamp>().map(|at| Time::from_millis(at.as_millisecond()));
 /// // Friday the 13th, in Berlin: `+` asks for both days, where either would be enough without it.
 /// let cron = Cron::parse("0 9 13 * +5", Some("Europe/Berlin"))?;
-/// assert_eq!(cron.after(at_time("2026-01-01T00:00:00Z")?), Some(at_time("2026-02-13T08:00:00Z")?));
-/// # Ok::<(), String>(())
+/// assert_eq!(cron.after(at("2026-01-01T00:00:00Z")?), Some(at("2026-02-13T08:00:00Z")?));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 pub struct Cron {
