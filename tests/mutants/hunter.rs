@@ -9,8 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use roundelay::simulation::plan::ENUMERATED;
-use roundelay::simulation;
+use roundelay_simulation as simulation;
+use roundelay_simulation::plan::ENUMERATED;
 
 /// So many seeds are tried for a mutant.
 const SEEDS: u64 = 1_000;

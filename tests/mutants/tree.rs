@@ -25,8 +25,8 @@ pub fn make(root: &Path, copy: &Path, mutants: &[Mutant]) -> anyhow::Result<()> 
         files.insert(path, bytes);
     }
     let sabotaged = edits::sabotaged(root, mutants)?;
-    // The hunter is an example of the package that is the project's root.
-    let mut manifests = BTreeSet::from([PathBuf::from("Cargo.toml")]);
+    // The hunter is an example of the simulation's package, so that no layer above the simulation is compiled.
+    let mut manifests = BTreeSet::from([PathBuf::from("crates/simulation/Cargo.toml")]);
     for (path, text) in sabotaged {
         let path = PathBuf::from(path);
         let above = path.ancestors().skip(1).map(|folder| folder.join("Cargo.toml"));
@@ -42,7 +42,7 @@ pub fn make(root: &Path, copy: &Path, mutants: &[Mutant]) -> anyhow::Result<()> 
     }
     files.insert(Path::new(SWITCH).join("Cargo.toml"), SWITCH_MANIFEST.into());
     files.insert(Path::new(SWITCH).join("src/lib.rs"), include_bytes!("sabotage.rs").into());
-    files.insert("examples/hunter.rs".into(), include_bytes!("hunter.rs").into());
+    files.insert("crates/simulation/examples/hunter.rs".into(), include_bytes!("hunter.rs").into());
     write(copy, &files)
 }
 
