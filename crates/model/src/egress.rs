@@ -7,80 +7,54 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use url::{Host, Url};
 
-/// A block of addresses: all that share its first `bits`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Network {
-    base: IpAddr,
-    bits: u8,
+const fn net4(base: [u8; 4], bits: u8) -> IpNet {
+    let [a, b, c, d] = base;
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), bits))
 }
 
-impl Network {
-    const fn v4(base: [u8; 4], bits: u8) -> Self {
-        Self { base: IpAddr::V4(Ipv4Addr::new(base[0], base[1], base[2], base[3])), bits }
-    }
+const fn net6(base: [u16; 4], last: u16, bits: u8) -> IpNet {
+    let [a, b, c, d] = base;
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, d, 0, 0, 0, last), bits))
+}
 
-    const fn v6(base: [u16; 4], last: u16, bits: u8) -> Self {
-        Self { base: IpAddr::V6(Ipv6Addr::new(base[0], base[1], base[2], base[3], 0, 0, 0, last)), bits }
+/// `ADDRESS` or `ADDRESS/BITS`; nothing when `text` is neither.
+fn network(text: &str) -> Option<Result<IpNet, String>> {
+    let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
+    let base: IpAddr = address.trim_start_matches('[').trim_end_matches(']').parse().ok()?;
+    let alone = IpNet::from(base);
+    let Some(bits) = bits else { return Some(Ok(alone)) };
+    let Some(network) = bits.parse().ok().and_then(|bits| IpNet::new(base, bits).ok()) else {
+        let most = alone.max_prefix_len();
+        return Some(Err(format!("`{text}` is no network: after the slash stands a number from 0 to {most}")));
+    };
+    if network.trunc() != network {
+        let first = network.trunc();
+        return Some(Err(format!("`{text}` does not begin where the network does; write `{first}`")));
     }
-
-    fn contains(self, address: IpAddr) -> bool {
-        let bits = u32::from(self.bits);
-        match (self.base, address) {
-            // To shift by all bits is no number: a network of no bits has all addresses.
-            (IpAddr::V4(base), IpAddr::V4(address)) => {
-                (u32::from(base) ^ u32::from(address)).checked_shr(32 - bits).unwrap_or(0) == 0
-            }
-            (IpAddr::V6(base), IpAddr::V6(address)) => {
-                (u128::from(base) ^ u128::from(address)).checked_shr(128 - bits).unwrap_or(0) == 0
-            }
-            _ => false,
-        }
-    }
-
-    /// `ADDRESS` or `ADDRESS/BITS`; nothing when it is neither.
-    fn parse(text: &str) -> Option<Result<Self, String>> {
-        let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
-        let base: IpAddr = address.trim_start_matches('[').trim_end_matches(']').parse().ok()?;
-        let most = if base.is_ipv4() { 32 } else { 128 };
-        let Some(bits) = bits else { return Some(Ok(Self { base, bits: most })) };
-        let Some(bits) = bits.parse::<u8>().ok().filter(|bits| *bits <= most) else {
-            return Some(Err(format!("`{text}` is no network: after the slash stands a number from 0 to {most}")));
-        };
-        let first = match base {
-            IpAddr::V4(base) => {
-                IpAddr::V4((u32::from(base) & u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0)).into())
-            }
-            IpAddr::V6(base) => {
-                IpAddr::V6((u128::from(base) & u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0)).into())
-            }
-        };
-        if first != base {
-            return Some(Err(format!("`{text}` does not begin where the network does; write `{first}/{bits}`")));
-        }
-        Some(Ok(Self { base, bits }))
-    }
+    Some(Ok(network))
 }
 
 /// A block of addresses that calls do not lead to by themselves.
 #[derive(Clone, Copy)]
 struct Closed {
-    network: Network,
+    network: IpNet,
     what: &'static str,
     /// Whether only a network opens it that is no larger than this block: neither a name does, nor `0.0.0.0/0`.
     guarded: bool,
 }
 
 const fn v4(base: [u8; 4], bits: u8, what: &'static str) -> Closed {
-    Closed { network: Network::v4(base, bits), what, guarded: false }
+    Closed { network: net4(base, bits), what, guarded: false }
 }
 
 const fn v6(base: [u16; 4], bits: u8, what: &'static str) -> Closed {
-    Closed { network: Network::v6(base, 0, bits), what, guarded: false }
+    Closed { network: net6(base, 0, bits), what, guarded: false }
 }
 
-const fn guarded(network: Network, what: &'static str) -> Closed {
+const fn guarded(network: IpNet, what: &'static str) -> Closed {
     Closed { network, what, guarded: true }
 }
 
@@ -89,14 +63,14 @@ const DOCUMENTATION: &str = "for documentation";
 
 /// By IANA's registries of special-purpose addresses; the first that has an address counts.
 const CLOSED: [Closed; 36] = [
-    guarded(Network::v4([169, 254, 169, 254], 32), METADATA),
-    guarded(Network::v4([169, 254, 0, 0], 16), "link-local"),
-    guarded(Network::v4([100, 100, 100, 200], 32), METADATA),
+    guarded(net4([169, 254, 169, 254], 32), METADATA),
+    guarded(net4([169, 254, 0, 0], 16), "link-local"),
+    guarded(net4([100, 100, 100, 200], 32), METADATA),
     // Azure's, which looks like anybody's.
-    guarded(Network::v4([168, 63, 129, 16], 32), METADATA),
-    guarded(Network::v6([0xfd00, 0x0ec2, 0, 0], 0, 32), METADATA),
-    guarded(Network::v6([0xfd20, 0x00ce, 0, 0], 0x0254, 128), METADATA),
-    guarded(Network::v6([0xfe80, 0, 0, 0], 0, 10), "link-local"),
+    guarded(net4([168, 63, 129, 16], 32), METADATA),
+    guarded(net6([0xfd00, 0x0ec2, 0, 0], 0, 32), METADATA),
+    guarded(net6([0xfd20, 0x00ce, 0, 0], 0x0254, 128), METADATA),
+    guarded(net6([0xfe80, 0, 0, 0], 0, 10), "link-local"),
     v4([0, 0, 0, 0], 8, "this machine"),
     v4([10, 0, 0, 0], 8, "private"),
     v4([100, 64, 0, 0], 10, "of a carrier's own network"),
@@ -112,8 +86,8 @@ const CLOSED: [Closed; 36] = [
     v4([224, 0, 0, 0], 4, "multicast"),
     v4([255, 255, 255, 255], 32, "broadcast"),
     v4([240, 0, 0, 0], 4, "reserved"),
-    Closed { network: Network::v6([0, 0, 0, 0], 1, 128), what: "this machine", guarded: false },
-    Closed { network: Network::v6([0, 0, 0, 0], 0, 128), what: "this machine", guarded: false },
+    Closed { network: net6([0, 0, 0, 0], 1, 128), what: "this machine", guarded: false },
+    Closed { network: net6([0, 0, 0, 0], 0, 128), what: "this machine", guarded: false },
     v6([0, 0, 0, 0], 80, "an IPv4 address in IPv6"),
     v6([0x64, 0xff9b, 0, 0], 96, "an IPv4 address in IPv6 (NAT64)"),
     v6([0x64, 0xff9b, 1, 0], 48, "an IPv4 address in IPv6 (NAT64)"),
@@ -130,15 +104,15 @@ const CLOSED: [Closed; 36] = [
 ];
 
 /// All public addresses of IPv6 are in it.
-const PUBLIC: Network = Network::v6([0x2000, 0, 0, 0], 0, 3);
+const PUBLIC: IpNet = net6([0x2000, 0, 0, 0], 0, 3);
 
 /// Why an address is closed; nothing when it is public.
 fn closed(address: IpAddr) -> Option<Closed> {
-    let found = CLOSED.iter().find(|closed| closed.network.contains(address)).copied();
+    let found = CLOSED.iter().find(|closed| closed.network.contains(&address)).copied();
     let IpAddr::V6(v6) = address else { return found };
-    let network = Network { base: address, bits: 128 };
+    let network = IpNet::from(address);
     let found =
-        found.or_else(|| (!PUBLIC.contains(address)).then_some(Closed { network, what: "reserved", guarded: false }));
+        found.or_else(|| (!PUBLIC.contains(&address)).then_some(Closed { network, what: "reserved", guarded: false }));
     // A gateway may turn it into what it stands for, and that counts where it is guarded.
     match within(v6).and_then(|v4| closed(IpAddr::V4(v4))) {
         Some(inner) if inner.guarded => Some(Closed { network, ..inner }),
@@ -164,7 +138,7 @@ fn within(address: Ipv6Addr) -> Option<Ipv4Addr> {
 /// What calls may lead to besides public addresses: `allow` in the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reach {
-    networks: Vec<Network>,
+    networks: Vec<IpNet>,
     /// As URLs spell them, without a dot at the end.
     names: Vec<String>,
 }
@@ -177,7 +151,7 @@ impl Reach {
     pub fn new<'a>(allow: impl IntoIterator<Item = &'a String>) -> Result<Self, String> {
         let mut reach = Self::default();
         for entry in allow {
-            match Network::parse(entry) {
+            match network(entry) {
                 Some(network) => reach.networks.push(network?),
                 None => reach.names.push(host_name(entry)?),
             }
@@ -202,8 +176,9 @@ impl Reach {
     /// [`Refused`].
     pub fn check(&self, host: &str, address: IpAddr) -> Result<(), Refused> {
         let Some(closed) = closed(address) else { return Ok(()) };
-        let opened =
-            |network: &Network| network.contains(address) && (!closed.guarded || network.bits >= closed.network.bits);
+        let opened = |network: &IpNet| {
+            network.contains(&address) && (!closed.guarded || network.prefix_len() >= closed.network.prefix_len())
+        };
         let named = !closed.guarded && self.names.iter().any(|name| name == bare(host));
         if named || self.networks.iter().any(opened) {
             return Ok(());

@@ -16,10 +16,12 @@
 //!    kept of it. [`progress`]: how far a run has come.
 //! 6. [`schedule`]: when the next tick is due. [`calendar`] and [`clock`]: the ledger's time and the wall clock.
 //!
-//! Beside that: [`egress`], where HTTP calls may lead; [`scope`], what a token may do; [`secret`], text that is not shown.
+//! Beside that: [`backoff`], the pauses between attempts; [`egress`], where HTTP calls may lead; [`scope`], what a token
+//! may do; [`secret`], text that is not shown.
 //!
 //! Layer: the lowest. May use: serde, jiff, ciphers; of tokio only its clock.
 
+pub mod backoff;
 pub mod calendar;
 pub mod clock;
 pub mod deaths;

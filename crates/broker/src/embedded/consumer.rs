@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use roundelay_model::backoff::ExponentialBackoff;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::sleep;
 
@@ -133,13 +134,13 @@ impl Tap {
     /// Tries until the queue can be consumed again; nothing once the connection has been closed or
     /// the consumer cancelled.
     async fn reopen(&mut self, mut patiently: bool) -> Option<Arc<Flow>> {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = ExponentialBackoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         loop {
             if patiently {
                 tokio::select! {
                     biased;
                     _ = self.cancelled.recv() => return None,
-                    () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
+                    () = sleep(backoff.next_pause()) => {}
                 }
             }
             tokio::select! {

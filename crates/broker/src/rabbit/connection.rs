@@ -15,6 +15,7 @@ use lapin::options::BasicQosOptions;
 use lapin::tcp::{AMQPUriTcpExt, RustlsConnector};
 use lapin::uri::{AMQPScheme, AMQPUri, SASLMechanism};
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties, ErrorKind, Event};
+use roundelay_model::backoff::ExponentialBackoff;
 use roundelay_model::clock::Entropy;
 use roundelay_net::tls;
 use roundelay_net::tls::BrokerTls;
@@ -328,7 +329,7 @@ pub(super) async fn up(line: &mut watch::Receiver<Line>, patience: Duration) -> 
 /// a fleet that lost its broker together does not come back in step.
 pub(super) struct Backoff {
     entropy: Entropy,
-    next: Duration,
+    pauses: ExponentialBackoff,
 }
 
 impl Backoff {
@@ -336,17 +337,16 @@ impl Backoff {
     const LONGEST: Duration = Duration::from_secs(5);
 
     pub(super) fn new(entropy: Entropy) -> Self {
-        Self { entropy, next: Self::FIRST }
+        Self { entropy, pauses: ExponentialBackoff::new(Self::FIRST, Self::LONGEST) }
     }
 
     pub(super) async fn wait(&mut self) {
-        let wait = self.entropy.between(self.next / 2, self.next);
-        self.next = (self.next * 2).min(Self::LONGEST);
-        sleep(wait).await;
+        let pause = self.pauses.next_pause();
+        sleep(self.entropy.between(pause / 2, pause)).await;
     }
 
     pub(super) fn reset(&mut self) {
-        self.next = Self::FIRST;
+        self.pauses.reset();
     }
 }
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
+use roundelay_model::backoff::ExponentialBackoff;
 use roundelay_model::clock::Followed;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
@@ -125,7 +126,7 @@ impl Lane {
             counters,
             notes: notes.clone(),
             session: Some(session),
-            pause: FIRST_PAUSE,
+            backoff: ExponentialBackoff::new(FIRST_PAUSE, LAST_PAUSE),
             not_before: Instant::now(),
         };
         tokio::spawn(lane.run(receiver));
@@ -235,7 +236,7 @@ struct Running {
     notes: Notes,
     session: Option<Session>,
     /// Before the attempt to connect after the next.
-    pause: Duration,
+    backoff: ExponentialBackoff,
     /// When the next attempt to connect may be made.
     not_before: Instant,
 }
@@ -374,16 +375,13 @@ impl Running {
             sleep_until(self.not_before).await;
             let opened = prepared(&self.address).await;
             // Counted from here also when it worked, in case it does not last.
-            self.not_before = Instant::now() + self.pause;
+            self.not_before = Instant::now() + self.backoff.next_pause();
             match opened {
                 Ok(session) => {
                     self.session = Some(session);
-                    self.pause = FIRST_PAUSE;
+                    self.backoff.reset();
                 }
-                Err(error) => {
-                    self.pause = (self.pause * 2).min(LAST_PAUSE);
-                    return Err(error);
-                }
+                Err(error) => return Err(error),
             }
         }
         self.session.as_ref().ok_or(LedgerError::Closed)
