@@ -34,7 +34,7 @@ pub struct FailureFilter {
 }
 
 /// The place after which a page of failures begins: kind, key and item of the last one before it.
-pub type FailurePlace = (String, String, String);
+pub type FailureCursor = (String, String, String);
 
 /// A part that may be fed back, and the chain that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,7 +104,7 @@ pub trait Failures {
     async fn failed(
         &self,
         filter: FailureFilter,
-        after: Option<FailurePlace>,
+        after: Option<FailureCursor>,
         limit: u32,
     ) -> Result<Vec<Failure>, LedgerError>;
 

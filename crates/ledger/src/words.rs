@@ -11,7 +11,7 @@ use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
 use serde::Serialize;
 
-use super::judge::ChainRow;
+use super::decide_claim::ChainRow;
 
 /// What a chain is doing, as the ledger stores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,7 +240,7 @@ pub struct ClaimRequest {
 
 /// A claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct ClaimId {
     /// The chain's incarnation.
     pub epoch: i64,
     /// The claim.
@@ -470,7 +470,7 @@ pub struct Overdue {
 
 /// Which chains to look for that a worker, or the broker, may have left lying.
 #[derive(Clone, Copy, Debug)]
-pub struct Left {
+pub struct OrphanFilter {
     /// Those that catch-up looks after until then; of these, all whose holders are gone,
     pub until: Time,
     /// those that were due before this and that are not claimed,
@@ -517,7 +517,7 @@ pub struct Kinds {
 
 /// Which chains an [`Order`] is for: those that fit all that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Which {
+pub struct ChainFilter {
     /// Those of this kind.
     pub kind: Option<String>,
     /// Those with this key.
@@ -534,7 +534,7 @@ pub struct Which {
     pub state: Option<ChainState>,
 }
 
-impl Which {
+impl ChainFilter {
     /// The owner, when the order is for all that is hers: then it also holds for one-off jobs that still
     /// wait in queues.
     pub fn whole_owner(&self) -> Option<&str> {
@@ -545,7 +545,7 @@ impl Which {
 
 /// What an operator wants of chains. Whatever runs meanwhile finishes under its own claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum ChainOrder {
     /// Active ones stop ticking and keep their place.
     Pause,
     /// Paused ones tick again, at once when they are overdue.

@@ -17,7 +17,7 @@ use crate::{Delivery, Settle};
 /// The waits between attempts to consume a queue that is not there: the longest that the client for
 /// RabbitMQ would make of them.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// A consumer as long as nothing interrupts it; afterwards there is another one.
 pub(super) struct Flow {
@@ -139,7 +139,7 @@ impl Tap {
                 tokio::select! {
                     biased;
                     _ = self.cancelled.recv() => return None,
-                    () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
+                    () = sleep(pause) => pause = (pause * 2).min(MAX_PAUSE),
                 }
             }
             tokio::select! {

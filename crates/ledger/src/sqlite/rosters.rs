@@ -21,7 +21,7 @@ impl Store {
     }
 
     pub(super) fn depart(&mut self, epochs: &[i64]) -> Result<u64> {
-        self.cool_all()?;
+        self.fold_all_hot()?;
         let mut departed = 0;
         for epoch in epochs {
             let name = self
