@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use roundelay_model::scope::Scope;
 
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// For how long the answer to a request with a key is kept.
 pub const REQUESTS_KEPT: Duration = Duration::from_secs(24 * 3_600);

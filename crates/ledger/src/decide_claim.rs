@@ -8,7 +8,8 @@ use roundelay_model::deaths::{Company, SUSPECTED};
 use roundelay_model::guard::{Guard, IfRunning, Manual, Past, Refusal};
 use roundelay_model::schedule::own_interval;
 
-use super::words::{ChainState, Claim, ClaimRequest, Hint, Holder};
+use crate::chain::{ChainState, Hint, Holder};
+use crate::claim::{Claim, ClaimRequest};
 
 /// A rotation and a manual run that wait for each other look again after this.
 const TURN: Duration = Duration::from_secs(1);

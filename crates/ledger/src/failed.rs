@@ -12,7 +12,8 @@ use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use roundelay_model::failure::{Failure, ItemEnd};
 
-use crate::words::{LedgerError, SpawnedJob};
+use crate::error::LedgerError;
+use crate::outbox::SpawnedJob;
 
 /// Failures that fit all that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

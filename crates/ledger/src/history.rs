@@ -6,7 +6,8 @@
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
 
-use crate::words::{ClaimId, LedgerError};
+use crate::claim::ClaimId;
+use crate::error::LedgerError;
 
 /// Keeps the history within bounds. Each verb does a bounded part of the work, so that no claim
 /// waits long behind it, and answers how much; zero says that nothing is left to do.

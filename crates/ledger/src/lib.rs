@@ -2,7 +2,7 @@
 //!
 //! Messages are replaceable hints; what the ledger says counts. Each verb is one transaction.
 //!
-//! - [`words`](self) and `look`: what the verbs take and answer.
+//! - `chain`, `enroll`, `claim`, `finish` and the other small files: what the verbs take and answer.
 //! - [`Rosters`], [`History`], [`Failures`], [`Slots`], [`Sessions`], [`Running`] and [`Fleet`]: the verbs that
 //!   rosters need, those that keep the history within bounds, those for what has failed, those of throttles, those of
 //!   workers' leases, those of one-off jobs that report, and those of workers and of what was ordered of them. [`Search`]: the verbs behind screens.
@@ -19,13 +19,22 @@
 //! the ledger is.
 
 pub mod access;
+mod census;
+mod chain;
+mod chain_orders;
+mod claim;
 pub mod comeback;
 mod decide_claim;
+mod enroll;
+mod error;
 mod failed;
+mod finish;
 mod fleet;
 mod history;
 mod look;
 mod mark;
+mod outbox;
+mod overdue;
 pub mod postgres;
 mod rosters;
 mod running;
@@ -36,7 +45,7 @@ pub mod sqlite;
 mod stored_texts;
 mod traffic;
 mod url;
-mod words;
+mod view;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,13 +57,22 @@ use roundelay_model::failure::{FailedItem, Failure};
 use roundelay_model::progress::Progress;
 
 pub use access::Access;
+pub use census::{Census, QueueCensus};
+pub use chain::{ChainState, Hint, Holder, Kinds, Sent};
+pub use chain_orders::{ChainFilter, ChainOrder};
+pub use claim::{Claim, ClaimId, ClaimRequest, Grant};
 pub use decide_claim::{ChainRow, ClaimDecision, decide_claim};
+pub use enroll::{Enrolled, NewChain};
+pub use error::LedgerError;
 pub use failed::{DueItem, FailureCursor, FailureFilter, Failures, Hold, Plan, PlannedItem};
+pub use finish::{Finish, FinishRequest, Member};
 use fleet::gone;
 pub use fleet::{Fleet, SeenWorker};
 pub use history::History;
 pub use look::LAST;
 pub use look::{Condition, Cursor, ListFilter, Listed, Move, OwnerCensus, fits_pattern};
+pub use outbox::{KeptJob, SpawnedJob};
+pub use overdue::{LookAgain, OrphanFilter, Overdue};
 pub use rosters::{Enlisted, Rosters};
 pub use running::{Running, RunningJob};
 pub use search::{EFFORT, Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
@@ -63,7 +81,7 @@ pub use slots::{Slots, ThrottleRow};
 pub use stored_texts::{StoredText, StoredTexts, TextColumn, TextReplacement};
 pub use traffic::{Measured, Size, Traffic};
 pub use url::LedgerUrl;
-pub use words::*;
+pub use view::{AttemptRecord, ChainView, LateChain};
 
 /// In place of a kind, for the places that [`Ledger::reserve`] gives to messages sent again from quarantine: which
 /// retry came first. Nobody gives them up.

@@ -2,7 +2,8 @@
 
 use roundelay_model::clock::Time;
 
-use super::words::{ChainFilter, ChainState, Hint, Holder};
+use crate::chain::{ChainState, Hint, Holder};
+use crate::chain_orders::ChainFilter;
 
 /// Above every name that a kind or a key can have.
 pub const LAST: &str = "\u{10FFFF}";

@@ -7,9 +7,12 @@ use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use serde::Serialize;
 
+use crate::chain::Hint;
+use crate::chain_orders::ChainFilter;
+use crate::error::LedgerError;
 use crate::failed::FailureFilter;
 use crate::look::{Cursor, ListFilter, Listed};
-use crate::words::{AttemptRecord, ChainFilter, Hint, LedgerError};
+use crate::view::AttemptRecord;
 
 /// How many chains, or records of attempts, one search looks at, at most: some tenth of a second of work.
 pub const EFFORT: u32 = 25_000;

@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::words::{ClaimId, Kinds, OrphanFilter, Overdue};
-use crate::words::LedgerError;
+use crate::chain::Kinds;
+use crate::claim::ClaimId;
+use crate::error::LedgerError;
+use crate::overdue::{OrphanFilter, Overdue};
 
 /// A session of a worker, as the ledger has it.
 #[derive(Clone, Debug, PartialEq, Eq)]

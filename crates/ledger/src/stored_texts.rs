@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// Where such texts lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

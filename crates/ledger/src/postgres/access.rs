@@ -14,7 +14,7 @@ use crate::access::{
     AUDIT_KEPT, Access, AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, MAX_TOKENS, NewAuditEntry, NewToken,
     REQUESTS_KEPT, Token, TokenCreated, USE_NOTED_EVERY,
 };
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// The ledger's time in milliseconds.
 macro_rules! now {

@@ -12,9 +12,9 @@ use super::PostgresLedger;
 use super::connect::words;
 use super::group::small;
 use super::views::time;
+use crate::error::LedgerError;
 use crate::failed::{DueItem, FailureCursor, FailureFilter, Failures, Hold, Plan, PlannedItem};
 use crate::look::sql_like;
-use crate::words::LedgerError;
 
 type Result<T> = std::result::Result<T, LedgerError>;
 

@@ -12,8 +12,8 @@ use super::clock;
 use super::connect::{Session, ends_session, passes, words};
 use super::page::{Held, Page, Wanted};
 use super::write::{self, Column, Part};
+use crate::chain::{ChainState, Hint, Holder};
 use crate::decide_claim::ChainRow;
-use crate::words::{ChainState, Hint, Holder};
 
 /// Locks chains, always in the order of their epochs, so that two transactions never wait for each
 /// other. The locked table stands alone: from a join, a row that another transaction has changed

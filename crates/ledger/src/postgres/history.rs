@@ -6,8 +6,9 @@ use tokio_postgres::Row;
 
 use super::PostgresLedger;
 use super::reader::Reader;
+use crate::claim::ClaimId;
+use crate::error::LedgerError;
 use crate::history::History;
-use crate::words::{ClaimId, LedgerError};
 
 /// Those of the `$2` oldest attempts that ended before `$1`. Attempts end about in the order of
 /// their fences, so only the oldest are looked at; mostly the very first that has an end is young,

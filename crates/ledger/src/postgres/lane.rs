@@ -22,8 +22,9 @@ use super::connect::{Address, Session, Use, words};
 use super::group::{self, Decisions, Failed, Manner, transact};
 use super::page::{Page, Wanted};
 use super::verbs::{Decide, MarkSent};
+use crate::chain::Sent;
+use crate::error::LedgerError;
 use crate::traffic::Counters;
-use crate::words::{LedgerError, Sent};
 
 /// So many verbs at most share one transaction, to bound how long the first of them waits.
 const MAX_VERBS_PER_GROUP: usize = 512;

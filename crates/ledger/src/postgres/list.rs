@@ -10,8 +10,11 @@ use super::failed::{failure, failure_columns};
 use super::group::hint;
 use super::reader::Reader;
 use super::views::{attempt, holder, time, waits_for_twin};
+use crate::chain::{ChainState, Hint};
+use crate::chain_orders::{ChainFilter, ChainOrder};
+use crate::error::LedgerError;
 use crate::look::{Cursor, ListFilter, Listed, Move, OwnerCensus, sql_like};
-use crate::words::{AttemptRecord, ChainFilter, ChainOrder, ChainState, Hint, LedgerError};
+use crate::view::AttemptRecord;
 
 type Result<T> = std::result::Result<T, LedgerError>;
 

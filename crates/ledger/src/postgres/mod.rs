@@ -51,13 +51,19 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use super::Ledger;
+use crate::census::Census;
+use crate::chain::{ChainState, Hint, Kinds, Sent};
+use crate::chain_orders::{ChainFilter, ChainOrder};
+use crate::claim::{Claim, ClaimRequest};
+use crate::enroll::{Enrolled, NewChain};
+use crate::error::LedgerError;
+use crate::finish::{Finish, FinishRequest};
 use crate::look::{Cursor, ListFilter, Listed, Move, OwnerCensus};
 use crate::mark::Marks;
+use crate::outbox::{KeptJob, SpawnedJob};
+use crate::overdue::{LookAgain, Overdue};
 use crate::traffic::Counters;
-use crate::words::{
-    AttemptRecord, Census, ChainFilter, ChainOrder, ChainState, ChainView, Claim, ClaimRequest, Enrolled, Finish,
-    FinishRequest, Hint, KeptJob, Kinds, LateChain, LedgerError, LookAgain, NewChain, Overdue, Sent, SpawnedJob,
-};
+use crate::view::{AttemptRecord, ChainView, LateChain};
 use connect::{Address, Use, words};
 pub use foreign::Foreign;
 use lane::Lane;

@@ -12,8 +12,10 @@ use super::connect::{Address, Session, Use, passes, words};
 use super::group::hint;
 use super::reader::Reader;
 use super::views::waits_for_twin;
+use crate::chain::{ChainState, Hint};
+use crate::chain_orders::{ChainFilter, ChainOrder};
+use crate::error::LedgerError;
 use crate::look::sql_like;
-use crate::words::{ChainFilter, ChainOrder, ChainState, Hint, LedgerError};
 
 /// How long an order may take; a million chains take some ten seconds.
 const ORDER: Duration = Duration::from_secs(600);

@@ -14,10 +14,13 @@ use super::failed::fits;
 use super::group::hint;
 use super::list::{listed, listed_columns};
 use super::views::{attempt, time, waits_for_twin};
+use crate::chain::{ChainState, Hint};
+use crate::chain_orders::ChainFilter;
+use crate::error::LedgerError;
 use crate::failed::FailureFilter;
 use crate::look::{Condition, Cursor, ListFilter, Listed, sql_like};
 use crate::search::{Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
-use crate::words::{AttemptRecord, ChainFilter, ChainState, Hint, LedgerError};
+use crate::view::AttemptRecord;
 
 type Result<T> = std::result::Result<T, LedgerError>;
 

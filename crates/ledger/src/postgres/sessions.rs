@@ -10,8 +10,11 @@ use tokio_postgres::Error;
 use super::PostgresLedger;
 use super::connect::words;
 use super::views::{holder_of, overdue};
+use crate::chain::Kinds;
+use crate::claim::ClaimId;
+use crate::error::LedgerError;
+use crate::overdue::{OrphanFilter, Overdue};
 use crate::sessions::{Beat, Session, Sessions};
-use crate::words::{ClaimId, Kinds, LedgerError, OrphanFilter, Overdue};
 
 const BEGIN: &str = "
     INSERT INTO sessions (session, worker, lease, mark, beat)

@@ -8,8 +8,8 @@ use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
 use super::connect::words;
+use crate::error::LedgerError;
 use crate::stored_texts::{StoredText, StoredTexts, TextColumn, TextReplacement};
-use crate::words::LedgerError;
 
 /// The statements of [`replace`], which are prepared once.
 static REPLACE: LazyLock<BTreeMap<TextColumn, String>> =

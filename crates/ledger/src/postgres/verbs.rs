@@ -11,11 +11,13 @@ use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
 
 use super::page::{Begun, Ended, Held, Inserted, Job, Page, Quarantined, Wanted};
+use crate::chain::{ChainState, Hint, Sent};
+use crate::claim::{Claim, ClaimRequest, Grant};
 use crate::decide_claim::{ChainRow, ClaimDecision, decide_claim};
-use crate::words::{
-    ChainState, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Hint, LookAgain, Member, NewChain, Sent,
-    SpawnedJob,
-};
+use crate::enroll::{Enrolled, NewChain};
+use crate::finish::{Finish, FinishRequest, Member};
+use crate::outbox::SpawnedJob;
+use crate::overdue::LookAgain;
 
 /// Something to decide and write. It may be decided more than once, each time on another page,
 /// when a transaction has to be tried again.

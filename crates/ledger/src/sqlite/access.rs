@@ -13,7 +13,7 @@ use crate::access::{
     AUDIT_KEPT, Access, AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, MAX_TOKENS, NewAuditEntry, NewToken,
     REQUESTS_KEPT, Token, TokenCreated, USE_NOTED_EVERY,
 };
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// The columns that [`token`] reads, in its order.
 const TOKEN: &str = "id, name, scope, created, expires, last_used";

@@ -9,9 +9,9 @@ use rusqlite::{OptionalExtension, Row, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store, time};
+use crate::error::LedgerError;
 use crate::failed::{DueItem, FailureCursor, FailureFilter, Failures, Hold, Plan, PlannedItem};
 use crate::look::sqlite_glob;
-use crate::words::LedgerError;
 
 /// The columns that [`failure`] reads.
 pub(super) const FAILURE: &str =

@@ -6,8 +6,9 @@ use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
+use crate::claim::ClaimId;
+use crate::error::LedgerError;
 use crate::history::History;
-use crate::words::{ClaimId, LedgerError};
 
 /// Those of the `?2` oldest attempts that ended before `?1`. Attempts end about in the order of
 /// their fences, so only the oldest are looked at. One that has no end a day after it began was cut

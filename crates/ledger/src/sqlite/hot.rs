@@ -13,7 +13,7 @@ use roundelay_model::clock::Time;
 use rusqlite::params;
 
 use super::store::{Result, Store};
-use crate::words::Sent;
+use crate::chain::Sent;
 
 impl Store {
     /// Says of a chain what a run changes of it.
@@ -77,12 +77,15 @@ mod tests {
     use rusqlite::Connection;
 
     use super::*;
+    use crate::chain::{Hint, Kinds};
+    use crate::chain_orders::{ChainFilter, ChainOrder};
+    use crate::claim::{Claim, ClaimId, ClaimRequest};
+    use crate::enroll::NewChain;
+    use crate::finish::{FinishRequest, Member};
     use crate::look::{ListFilter, Move};
+    use crate::overdue::LookAgain;
     use crate::sqlite::{configure, schema};
-    use crate::words::{
-        ChainFilter, ChainOrder, ChainView, Claim, ClaimId, ClaimRequest, FinishRequest, Hint, Kinds, LookAgain,
-        Member, NewChain,
-    };
+    use crate::view::ChainView;
     use roundelay_model::clock::Entropy;
     use roundelay_model::guard::Guard;
     use roundelay_model::outcome::{Next, Verdict};

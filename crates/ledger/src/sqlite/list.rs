@@ -8,8 +8,10 @@ use super::failed::{FAILURE, failure};
 use super::orders::{WHICH, which_of};
 use super::store::{AFTER_HINT, HINT, Result, Store, hint, holder, time};
 use super::views::{ATTEMPT, attempt};
+use crate::chain::{ChainState, Hint};
+use crate::chain_orders::{ChainFilter, ChainOrder};
 use crate::look::{Cursor, ListFilter, Listed, Move, OwnerCensus, sqlite_glob};
-use crate::words::{AttemptRecord, ChainFilter, ChainOrder, ChainState, Hint};
+use crate::view::AttemptRecord;
 
 impl Store {
     pub fn matching(&self, which: &ChainFilter, order: ChainOrder, now: Time) -> Result<u64> {

@@ -39,14 +39,20 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use super::Ledger;
+use crate::census::Census;
+use crate::chain::{ChainState, Hint, Kinds, Sent};
+use crate::chain_orders::{ChainFilter, ChainOrder};
+use crate::claim::{Claim, ClaimRequest};
+use crate::enroll::{Enrolled, NewChain};
+use crate::error::LedgerError;
+use crate::finish::{Finish, FinishRequest};
 use crate::look::{Cursor, ListFilter, Listed, Move, OwnerCensus};
 use crate::mark::Marks;
+use crate::outbox::{KeptJob, SpawnedJob};
+use crate::overdue::{LookAgain, Overdue};
 use crate::traffic::Counters;
 use crate::url::LedgerUrl;
-use crate::words::{
-    AttemptRecord, Census, ChainFilter, ChainOrder, ChainState, ChainView, Claim, ClaimRequest, Enrolled, Finish,
-    FinishRequest, Hint, KeptJob, Kinds, LateChain, LedgerError, LookAgain, NewChain, Overdue, Sent, SpawnedJob,
-};
+use crate::view::{AttemptRecord, ChainView, LateChain};
 use store::Store;
 use writer::{Lateness, Writer};
 

@@ -7,8 +7,9 @@ use rusqlite::{OptionalExtension, params};
 
 use super::store::{HINT, Result, Store, hint};
 use super::views::waits_for_twin;
+use crate::chain::{ChainState, Hint};
+use crate::chain_orders::{ChainFilter, ChainOrder};
 use crate::look::sqlite_glob;
-use crate::words::{ChainFilter, ChainOrder, ChainState, Hint};
 
 /// The chains that a [`ChainFilter`] means, of `chains`; its parameters are 1 to 7, and 8 is now. Members of a batch go with
 /// its chain.

@@ -13,10 +13,13 @@ use super::list::{LISTED, listed};
 use super::orders::which_of;
 use super::store::{HINT, Result, Store, hint, time};
 use super::views::{ATTEMPT, attempt, waits_for_twin};
+use crate::chain::{ChainState, Hint};
+use crate::chain_orders::ChainFilter;
+use crate::error::LedgerError;
 use crate::failed::FailureFilter;
 use crate::look::{Condition, Cursor, ListFilter, Listed, sqlite_glob};
 use crate::search::{Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
-use crate::words::{AttemptRecord, ChainFilter, ChainState, Hint, LedgerError};
+use crate::view::AttemptRecord;
 
 /// To fetch a chain takes as much as to read so many names in their order.
 const FETCH: u32 = 8;

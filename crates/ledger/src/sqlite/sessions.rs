@@ -15,8 +15,11 @@ use rusqlite::{OptionalExtension, params};
 use super::SqliteLedger;
 use super::store::{HINT, HOLDER, Result, Store};
 use super::views::{overdue, text_array};
+use crate::chain::Kinds;
+use crate::claim::ClaimId;
+use crate::error::LedgerError;
+use crate::overdue::{OrphanFilter, Overdue};
 use crate::sessions::{Beat, Session, Sessions};
-use crate::words::{ClaimId, Kinds, LedgerError, OrphanFilter, Overdue};
 
 /// In milliseconds.
 const TELL_EVERY: i64 = 10_000;

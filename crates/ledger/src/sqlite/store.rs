@@ -12,13 +12,15 @@ use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
+use crate::chain::{ChainState, Hint, Holder, Sent};
+use crate::claim::{Claim, ClaimRequest, Grant};
 use crate::decide_claim::{ChainRow, ClaimDecision, decide_claim};
+use crate::enroll::{Enrolled, NewChain};
+use crate::finish::{Finish, FinishRequest, Member};
+use crate::outbox::{KeptJob, SpawnedJob};
+use crate::overdue::LookAgain;
 use crate::sqlite::views::kept_job;
 use crate::traffic::Counters;
-use crate::words::{
-    ChainState, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Hint, Holder, KeptJob, LookAgain, Member,
-    NewChain, Sent, SpawnedJob,
-};
 
 pub(super) type Result<T> = rusqlite::Result<T>;
 

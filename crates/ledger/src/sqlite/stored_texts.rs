@@ -5,8 +5,8 @@ use rusqlite::params;
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
+use crate::error::LedgerError;
 use crate::stored_texts::{StoredText, StoredTexts, TextColumn, TextReplacement};
-use crate::words::LedgerError;
 
 impl Store {
     fn stored_texts(&self, of: TextColumn, after: i64, limit: u32) -> Result<Vec<StoredText>> {

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::schema;
 use super::store::Store;
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// So many verbs at most share one commit, to bound how long the first of them waits.
 const MAX_WRITES_PER_COMMIT: usize = 512;
