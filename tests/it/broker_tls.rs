@@ -219,7 +219,7 @@ async fn certificates_let_in_are_refused_with_words_and_are_renewed_while_a_work
     let before = shown().unwrap();
     stage.renew_broker(40).await;
     until("the renewed one is known", || async { shown().unwrap().since(before) > 34 * DAY }).await;
-    assert_eq!(watching.away(), None);
+    assert_eq!(watching.unavailable(), None);
     watching.close().await;
     drop(watching);
 

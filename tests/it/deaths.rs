@@ -230,7 +230,7 @@ async fn set_aside(config: &Config) -> BTreeMap<String, String> {
         return kept.collect();
     }
     let connections = Connections::open(config).await.unwrap();
-    let shelved = connections.broker.shelved(&config.topology().names.quarantine(), 9).await.unwrap();
+    let shelved = connections.broker.peek(&config.topology().names.quarantine(), 9).await.unwrap();
     let told: BTreeMap<String, String> = shelved
         .iter()
         .map(|shelved| (String::from_utf8_lossy(&shelved.body).into_owned(), shelved.reason.clone()))
@@ -249,7 +249,7 @@ async fn send_all_again(config: &Config) {
         return;
     }
     let quarantine = config.topology().names.quarantine();
-    for shelved in connections.broker.shelved(&quarantine, 9).await.unwrap() {
+    for shelved in connections.broker.peek(&quarantine, 9).await.unwrap() {
         assert_eq!(send_again(config, &connections, &shelved).await, Again::Sent);
         shelved.forget().await;
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use roundelay::Outcome;
-use roundelay::ledger::{ChainView, Order, Which};
+use roundelay::ledger::{ChainFilter, ChainOrder, ChainView};
 use roundelay::outcome::{Discovered, NewJob, Yield};
 use serde_json::json;
 
@@ -111,8 +111,8 @@ mod run {
         let b = chain(&engine, "b").await.unwrap();
         assert!(b.hint.due >= b.last_finish + Duration::from_secs(7_200), "{b:?}");
         // One that has ended stays so, however often it is found.
-        let which = Which { kind: Some("app".into()), key: Some("a".into()), ..Which::default() };
-        assert_eq!(engine.ledger().steer(which, Order::Retire).await.unwrap(), 1);
+        let which = ChainFilter { kind: Some("app".into()), key: Some("a".into()), ..ChainFilter::default() };
+        assert_eq!(engine.ledger().order_chains(which, ChainOrder::Retire).await.unwrap(), 1);
         for _ in 0..2 {
             let run = engine.next().await;
             assert_eq!(run.job.kind, "sync", "{}", run.job.key);

@@ -15,7 +15,7 @@ use roundelay::engine::publish::Publication;
 use roundelay::engine::retried::{Again, keep_again, send_again};
 use roundelay::failure::FailedItem;
 use roundelay::job::{Job, MAX_PAYLOAD};
-use roundelay::ledger::{AttemptRecord, Replacement, Shelf};
+use roundelay::ledger::{AttemptRecord, TextColumn, TextReplacement};
 use roundelay::outcome::{Discovered, NewJob, Yield};
 use roundelay::telemetry::Count;
 use roundelay::{Config, Outcome};
@@ -354,13 +354,13 @@ mod run {
         expected.push(("carries".into(), Some("k1".into()), 1));
         assert_eq!(counted(&config, &[]).await.0, expected);
         // Whoever has changed a text meanwhile has the last word.
-        let text_now = engine.ledger().contents(Shelf::Payloads, 0, 10).await.unwrap().remove(0);
-        let change = |was: Vec<u8>| vec![Replacement { number: text_now.number, was, now: b"1".to_vec() }];
-        for shelf in Shelf::ALL {
-            let done = engine.ledger().replace_contents(shelf, change(b"something else".to_vec())).await.unwrap();
+        let text_now = engine.ledger().stored_texts(TextColumn::Payloads, 0, 10).await.unwrap().remove(0);
+        let change = |was: Vec<u8>| vec![TextReplacement { number: text_now.number, was, now: b"1".to_vec() }];
+        for shelf in TextColumn::ALL {
+            let done = engine.ledger().replace_texts(shelf, change(b"something else".to_vec())).await.unwrap();
             assert_eq!(done, [false], "{shelf:?}");
         }
-        assert_eq!(engine.ledger().contents(Shelf::Payloads, 0, 10).await.unwrap(), [text_now]);
+        assert_eq!(engine.ledger().stored_texts(TextColumn::Payloads, 0, 10).await.unwrap(), [text_now]);
         expected[1].1 = Some("k2".into());
         assert_eq!(counted(&config, &["--reseal"]).await.0, expected);
         engine.stop().await;
@@ -421,7 +421,7 @@ mod run {
         let mut engine = Watched::start(&ground, &with_kind).await;
         let (config, connections) = (engine.config.clone(), engine.connections.clone());
         let mut sent = Vec::new();
-        for shelved in connections.broker.shelved("roundelay.quarantine", 10).await.unwrap() {
+        for shelved in connections.broker.peek("roundelay.quarantine", 10).await.unwrap() {
             let again = send_again(&config, &connections, &shelved).await;
             if again == Again::Sent {
                 shelved.forget().await

@@ -101,7 +101,7 @@ impl Watched {
         let telemetry = engine.telemetry();
         let stop = CancellationToken::new();
         // The topology is there before anything is published by the test, if the broker is.
-        if connections.broker.away().is_none() {
+        if connections.broker.unavailable().is_none() {
             connections.broker.apply(&config.topology()).await.unwrap();
         }
         let ready = engine.ready();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use roundelay::Outcome;
-use roundelay::broker::{Destination, Message, Shelved};
+use roundelay::broker::{Destination, Message, PeekedMessage};
 use roundelay::telemetry::Count;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -199,8 +199,8 @@ async fn is_parked_and_stops_nobody(hostile: Hostile) {
         assert!(sent.elapsed() < PARKED_WITHIN, "after {:?} only these have ticked: {again:?}", sent.elapsed());
     }
     // A person finds it.
-    let found = engine.broker().shelved(&quarantine, 10).await.unwrap();
-    let [Shelved { from, reason, body, .. }] = &found[..] else { panic!("{} messages", found.len()) };
+    let found = engine.broker().peek(&quarantine, 10).await.unwrap();
+    let [PeekedMessage { from, reason, body, .. }] = &found[..] else { panic!("{} messages", found.len()) };
     assert_eq!((from.as_str(), &body[..]), (hostile.from, &b"the whole body"[..]));
     for words in hostile.says {
         assert!(reason.contains(words), "{reason}");

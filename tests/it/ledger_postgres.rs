@@ -13,8 +13,8 @@ use roundelay::failure::FailedItem;
 use roundelay::guard::Guard;
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::{
-    ChainState, Claim, ClaimRequest, Enrolled, Filter, Finish, FinishRequest, Held, Hint, History, Kinds, Ledger,
-    LedgerError, LookAgain, Measured, NewChain, Order, Sessions, Slots, Which,
+    ChainFilter, ChainOrder, ChainState, Claim, ClaimId, ClaimRequest, Enrolled, Finish, FinishRequest, Hint, History,
+    Kinds, Ledger, LedgerError, ListFilter, LookAgain, Measured, NewChain, Sessions, Slots,
 };
 use roundelay::outcome::{Next, Verdict};
 use roundelay::pacing::SlotRequest;
@@ -133,7 +133,7 @@ async fn two_workers_in_each_others_way_grant_every_tick_once() {
                     match worker.claim(ClaimRequest { session, ..ask(&hint, &w.to_string()) }).await.unwrap() {
                         Claim::Granted(grant) => {
                             granted.push((hint.epoch, hint.tick, grant.fence));
-                            let claim = Held { epoch: hint.epoch, fence: grant.fence };
+                            let claim = ClaimId { epoch: hint.epoch, fence: grant.fence };
                             assert_eq!(worker.hold(vec![claim]).await.unwrap(), [true]);
                             let finish = worker.finish(done(&hint, grant.fence, grant.at)).await.unwrap();
                             let Finish::Applied(mut sent) = finish else { panic!("{finish:?}") };
@@ -281,8 +281,8 @@ async fn very_many_orders_at_once_open_few_connections() {
     for n in 0..CHAINS {
         let ledger = ledger.clone();
         orders.spawn(async move {
-            let one = Which { kind: Some("sync".into()), key: Some(n.to_string()), ..Which::default() };
-            ledger.steer(one, Order::Retire).await.unwrap()
+            let one = ChainFilter { kind: Some("sync".into()), key: Some(n.to_string()), ..ChainFilter::default() };
+            ledger.order_chains(one, ChainOrder::Retire).await.unwrap()
         });
     }
     let orders = tokio::spawn(timeout(SOON, orders.join_all()));
@@ -770,7 +770,7 @@ async fn what_is_asked_all_the_time_reads_no_table_from_end_to_end() {
                 async move {
                     let now = ledger.now();
                     let Claim::Granted(grant) = ledger.claim(ask(&hint, "w")).await.unwrap() else { panic!("granted") };
-                    let claim = Held { epoch: hint.epoch, fence: grant.fence };
+                    let claim = ClaimId { epoch: hint.epoch, fence: grant.fence };
                     assert_eq!(ledger.hold(vec![claim]).await.unwrap(), [true]);
                     assert!(matches!(ledger.finish(done(&hint, grant.fence, now)).await.unwrap(), Finish::Applied(_)));
                 }
@@ -810,7 +810,7 @@ async fn what_is_asked_all_the_time_reads_no_table_from_end_to_end() {
             Box::new(|ledger| {
                 async move {
                     let place = Some(("sync".to_owned(), "10000".to_owned()));
-                    assert_eq!(ledger.list(Filter::default(), place, 500).await.unwrap().len(), 500);
+                    assert_eq!(ledger.list(ListFilter::default(), place, 500).await.unwrap().len(), 500);
                 }
                 .boxed()
             }),
@@ -826,8 +826,8 @@ async fn what_is_asked_all_the_time_reads_no_table_from_end_to_end() {
             "an owner's chains",
             Box::new(|ledger| {
                 async move {
-                    let which = Which { owner: Some("owner-10".into()), ..Which::default() };
-                    assert_eq!(ledger.matching(which, Order::Pause).await.unwrap(), 1_000);
+                    let which = ChainFilter { owner: Some("owner-10".into()), ..ChainFilter::default() };
+                    assert_eq!(ledger.matching(which, ChainOrder::Pause).await.unwrap(), 1_000);
                 }
                 .boxed()
             }),
@@ -836,8 +836,9 @@ async fn what_is_asked_all_the_time_reads_no_table_from_end_to_end() {
             "the end of a chain",
             Box::new(|ledger| {
                 async move {
-                    let which = Which { kind: Some("sync".into()), key: Some("00009".into()), ..Which::default() };
-                    assert_eq!(ledger.steer(which, Order::Retire).await.unwrap(), 1);
+                    let which =
+                        ChainFilter { kind: Some("sync".into()), key: Some("00009".into()), ..ChainFilter::default() };
+                    assert_eq!(ledger.order_chains(which, ChainOrder::Retire).await.unwrap(), 1);
                 }
                 .boxed()
             }),

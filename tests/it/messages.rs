@@ -10,7 +10,7 @@ use lapin::{BasicProperties, Channel};
 use roundelay::Outcome;
 use roundelay::broker::{Broker, Destination, Message};
 use roundelay::job::{ChainRef, Envelope, MAX_BYTES, MAX_PAYLOAD};
-use roundelay::ledger::{Order, Which};
+use roundelay::ledger::{ChainFilter, ChainOrder};
 use roundelay::telemetry::Count;
 use serde_json::{Value, json};
 
@@ -199,7 +199,7 @@ mod run {
         until("both mean nothing", || async { engine.telemetry.get(Count::Idle) == idle + 2 }).await;
         assert_eq!(engine.ledger().census(Duration::ZERO).await.unwrap().quarantined, 1);
         // It begins a new epoch then, in which messages of the old one mean nothing either.
-        assert_eq!(engine.ledger().steer(Which::default(), Order::Recover).await.unwrap(), 1);
+        assert_eq!(engine.ledger().order_chains(ChainFilter::default(), ChainOrder::Recover).await.unwrap(), 1);
         publish(&engine, "work", hint(chain.epoch, 2, 1)).await;
         until("it means nothing", || async { engine.telemetry.get(Count::Idle) == idle + 3 }).await;
         let run = engine.next().await;

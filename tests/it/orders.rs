@@ -202,7 +202,7 @@ mod run {
         let reasons = async || -> Vec<String> {
             match &ground.vhost {
                 Some(_) => {
-                    let found = broker.shelved("roundelay.quarantine", 100).await.unwrap();
+                    let found = broker.peek("roundelay.quarantine", 100).await.unwrap();
                     let reasons = found.iter().map(|message| message.reason.clone()).collect();
                     for message in found {
                         message.put_back().await;

@@ -103,7 +103,7 @@ async fn chains_run_from_the_ledger_while_the_broker_is_away() {
         };
         other.stop_with(ends).await;
         let mut workers = [one, Watched::start(ground, &config).await];
-        assert!(workers[1].broker().away().is_some());
+        assert!(workers[1].broker().unavailable().is_some());
         let mut rounds = 0;
         while workers[1].telemetry.get(Count::HandedOut) == 0 {
             rounds += 1;
@@ -116,8 +116,10 @@ async fn chains_run_from_the_ledger_while_the_broker_is_away() {
             workers[0].broker().publish(Message::new(rung.clone(), &late)).await.is_ok()
         })
         .await;
-        until("both workers have the broker back", || async { workers.iter().all(|w| w.broker().away().is_none()) })
-            .await;
+        until("both workers have the broker back", || async {
+            workers.iter().all(|w| w.broker().unavailable().is_none())
+        })
+        .await;
         let handed_out = |workers: &[Watched]| workers.iter().map(|w| w.telemetry.get(Count::HandedOut)).sum::<u64>();
         runs_each(&mut workers, chains, 2, &mut last).await;
         let before = handed_out(&workers);
@@ -161,7 +163,7 @@ async fn chains_go_on_while_a_broker_that_is_back_keeps_what_is_due() {
     let binding = format!("bindings/{0}/e/roundelay.jobs/q/work/work", ground.vhost.as_ref().unwrap().name);
     ground.vhost.as_ref().unwrap().call(Method::DELETE, &binding, json!(null)).await;
     // Those that were under way end meanwhile, and wait to be looked at.
-    until("the broker is back", || async { engine.broker().away().is_none() }).await;
+    until("the broker is back", || async { engine.broker().unavailable().is_none() }).await;
     rounds(&mut engine, 6).await;
     engine.stop_with(|run| run.end(Outcome::Done)).await;
 }
@@ -183,9 +185,9 @@ async fn chains_run_from_the_ledger_while_the_broker_stands_still() {
     let broker = Pid::from_raw(node.env("RABBITMQ_PID").parse().unwrap());
     kill(broker, Signal::SIGSTOP).unwrap();
     runs_each(&mut workers, chains, 4, &mut last).await;
-    assert!(workers.iter().all(|worker| worker.broker().away().is_some()));
+    assert!(workers.iter().all(|worker| worker.broker().unavailable().is_some()));
     kill(broker, Signal::SIGCONT).unwrap();
-    until("the broker answers", || async { workers.iter().all(|w| w.broker().away().is_none()) }).await;
+    until("the broker answers", || async { workers.iter().all(|w| w.broker().unavailable().is_none()) }).await;
     runs_each(&mut workers, chains, 4, &mut last).await;
     for worker in workers {
         worker.stop_with(|run| run.end(Outcome::Done)).await;
@@ -216,7 +218,7 @@ async fn only_a_worker_whose_ledger_knows_chains_begins_without_the_broker() {
                 .fold(ledger.to_owned(), |all, line| all + "\n" + line);
         }
         let config = Config::parse(&text, "the test's configuration", []).unwrap();
-        Connections::of_worker(&config).await.map(|connections| connections.broker.away().is_some())
+        Connections::of_worker(&config).await.map(|connections| connections.broker.unavailable().is_some())
     };
     assert!(begins(&nobody, None).await.unwrap(), "it has found a broker at port 1");
     for (amqp, ledger, expected) in

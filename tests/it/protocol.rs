@@ -8,7 +8,7 @@ use roundelay::engine::enroll::{Enroller, RunOnce};
 use roundelay::engine::{Connections, StartError};
 use roundelay::failure::FailedItem;
 use roundelay::job::{Envelope, RunNow};
-use roundelay::ledger::{ChainState, ChainView, LedgerError, Order, Which};
+use roundelay::ledger::{ChainFilter, ChainOrder, ChainState, ChainView, LedgerError};
 use roundelay::outcome::{NewJob, Yield};
 use roundelay::telemetry::Count;
 use roundelay::{Config, Engine, Outcome};
@@ -33,8 +33,8 @@ timeout = "5m"
 queue = "side"
 "#;
 
-fn which(key: &str) -> Which {
-    Which { kind: Some("sync".into()), key: Some(key.into()), ..Which::default() }
+fn which(key: &str) -> ChainFilter {
+    ChainFilter { kind: Some("sync".into()), key: Some(key.into()), ..ChainFilter::default() }
 }
 
 on_all!(a_run_longer_than_its_lease_keeps_it);
@@ -164,7 +164,7 @@ mod run {
         assert_eq!((chains[1].once, chains[1].state), (true, ChainState::Retired));
         assert_eq!(run_once(&mut enroller, "x").await.unwrap(), RunOnce::Accepted, "the next one");
         engine.next().await.end(Outcome::Done);
-        engine.ledger().steer(which("x"), Order::Retire).await.unwrap();
+        engine.ledger().order_chains(which("x"), ChainOrder::Retire).await.unwrap();
         assert_eq!(run_once(&mut enroller, "x").await.unwrap(), RunOnce::Ended);
         engine.stop().await;
     }
@@ -174,11 +174,11 @@ mod run {
         let mut engine = Watched::start(&ground, &config).await;
         engine.enroll("x", "work").await;
         let run = engine.next().await;
-        assert_eq!(engine.ledger().steer(which("x"), Order::Pause).await.unwrap(), 1);
+        assert_eq!(engine.ledger().order_chains(which("x"), ChainOrder::Pause).await.unwrap(), 1);
         run.end(Outcome::Done);
         until("what ran is done", async || engine.telemetry.get(Count::Done) == 1).await;
         engine.nothing_for(Duration::from_secs(3)).await;
-        assert_eq!(engine.ledger().steer(which("x"), Order::Resume).await.unwrap(), 1);
+        assert_eq!(engine.ledger().order_chains(which("x"), ChainOrder::Resume).await.unwrap(), 1);
         let run = engine.next().await;
         assert_eq!(run.tick(), 2, "it has kept its place");
         run.end(Outcome::Done);
@@ -190,7 +190,7 @@ mod run {
         let mut engine = Watched::start(&ground, CONFIG).await;
         engine.enroll("x", "work").await;
         let former = engine.next().await;
-        engine.ledger().steer(which("x"), Order::Retire).await.unwrap();
+        engine.ledger().order_chains(which("x"), ChainOrder::Retire).await.unwrap();
         let enroller =
             Enroller::new(&engine.config, engine.connections.clone(), "sync", Some(Duration::ZERO), true).unwrap();
         let entity = |payload: Value| roundelay::engine::enroll::Entity::new("x", "side", payload.to_string());

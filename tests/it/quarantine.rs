@@ -71,7 +71,7 @@ async fn die_between(ground: Ground) {
         // Somebody sends them all again, and dies before any is taken away.
         let operator = Connections::open(&parsed).await.unwrap();
         all_there(&operator).await;
-        let held = operator.broker.shelved(&quarantine, 10).await.unwrap();
+        let held = operator.broker.peek(&quarantine, 10).await.unwrap();
         assert_eq!(held.len(), 3);
         for shelved in &held {
             assert_eq!(send_again(&parsed, &operator, shelved).await, Again::Sent);
@@ -174,7 +174,7 @@ async fn who_dies_between_setting_a_message_aside_and_acknowledging_it_leaves_on
     let config = ground.config_file(&CONFIG.replace("RUNS", runs.to_str().unwrap()));
     let parsed = roundelay::Config::load(&config).unwrap();
     let operator = Connections::open(&parsed).await.unwrap();
-    for shelved in &operator.broker.shelved(&quarantine, 10).await.unwrap() {
+    for shelved in &operator.broker.peek(&quarantine, 10).await.unwrap() {
         assert_eq!(send_again(&parsed, &operator, shelved).await, Again::Sent);
     }
     operator.broker.close().await;

@@ -9,7 +9,7 @@ use roundelay::Outcome;
 use roundelay::clock::Time;
 use roundelay::engine::enroll::{Enroller, Entity, RunOnce};
 use roundelay::job::{Enrolment, Envelope, Retirement, RunNow};
-use roundelay::ledger::{ChainState, Enrolled, Filter, Ledger, NewChain, Order, Search, Which};
+use roundelay::ledger::{ChainFilter, ChainOrder, ChainState, Enrolled, Ledger, ListFilter, NewChain, Search};
 use roundelay::outcome::{NewJob, Yield};
 use serde_json::{Value, json};
 
@@ -376,8 +376,8 @@ every = "1m"
 unique_for = "1h"
 "#;
 
-fn of(owner: &str) -> Which {
-    Which { owner: Some(owner.into()), ..Which::default() }
+fn of(owner: &str) -> ChainFilter {
+    ChainFilter { owner: Some(owner.into()), ..ChainFilter::default() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -394,14 +394,14 @@ async fn what_waits_in_a_queue_goes_with_its_owner() {
         world.keep("q", job).await;
     }
     world.keep("q", Envelope::job("k", "c", Value::Null, "c".into())).await;
-    world.ledger.steer(of("channel"), Order::Pause).await.unwrap();
+    world.ledger.order_chains(of("channel"), ChainOrder::Pause).await.unwrap();
     world.until(s(20)).await;
     let ran = |world: &World| world.seen("k").into_iter().map(|seen| seen.job.key).collect::<Vec<_>>();
     assert_eq!(ran(&world), ["poll", "c"]);
-    world.ledger.steer(of("channel"), Order::Resume).await.unwrap();
+    world.ledger.order_chains(of("channel"), ChainOrder::Resume).await.unwrap();
     world.until(s(50)).await;
     assert_eq!(ran(&world)[2..].iter().filter(|key| ["a", "b"].contains(&key.as_str())).count(), 2);
-    world.ledger.steer(of("channel"), Order::Retire).await.unwrap();
+    world.ledger.order_chains(of("channel"), ChainOrder::Retire).await.unwrap();
     let job = Envelope { owner: Some("channel".into()), ..Envelope::job("k", "d", Value::Null, "d".into()) };
     world.keep("q", job).await;
     world.until(s(600)).await;
@@ -416,7 +416,7 @@ async fn what_waits_in_a_queue_goes_with_its_owner() {
 /// It was asked for its owner before, and waits for room while she is paused.
 #[tokio::test(start_paused = true)]
 async fn a_job_that_waits_for_room_does_not_start_when_its_owner_is_paused_meanwhile() {
-    for (order, runs) in [(Order::Pause, 2), (Order::Retire, 1)] {
+    for (order, runs) in [(ChainOrder::Pause, 2), (ChainOrder::Retire, 1)] {
         let mut world = World::new(OWNED, MONDAY);
         world.script("k", |_| (s(20), Outcome::Done));
         world.start().await;
@@ -425,10 +425,10 @@ async fn a_job_that_waits_for_room_does_not_start_when_its_owner_is_paused_meanw
         world.until(s(1)).await;
         world.keep("q", Envelope { owner: Some("me".into()), ..job("a") }).await;
         world.until(s(10)).await;
-        world.ledger.steer(of("me"), order).await.unwrap();
+        world.ledger.order_chains(of("me"), order).await.unwrap();
         world.until(s(40)).await;
         assert_eq!(starts(&world, "k").len(), 1, "{order:?}: there is room from 21 s on");
-        world.ledger.steer(of("me"), Order::Resume).await.unwrap();
+        world.ledger.order_chains(of("me"), ChainOrder::Resume).await.unwrap();
         world.until(s(75)).await;
         assert_eq!(starts(&world, "k").len(), runs, "{order:?}");
         // Neither who has ended nor who is gone has left a place behind.
@@ -603,7 +603,7 @@ async fn an_order_that_is_given_again_moves_a_tick_that_was_not_moved_yet() {
 async fn a_message_that_retires_a_chain_of_the_engine_is_quarantined() {
     let mut world = World::new("[queues.q]\n", MONDAY);
     world.start_with_chores().await;
-    let chores = world.ledger.list(Filter::default(), None, 10).await.unwrap();
+    let chores = world.ledger.list(ListFilter::default(), None, 10).await.unwrap();
     let own = chores.iter().find(|listed| listed.hint.kind.starts_with("roundelay.")).expect("a chore").hint.clone();
     let order =
         Envelope { retire: Some(Retirement {}), ..Envelope::job(&own.kind, &own.key, Value::Null, "bad".into()) };

@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Redirect};
 use axum::routing::get;
 use roundelay::clock::{Entropy, Time};
 use roundelay::engine::{Connections, topology_guard};
-use roundelay::ledger::{ChainState, ChainView, Kinds, Ledger, Order, Which};
+use roundelay::ledger::{ChainFilter, ChainOrder, ChainState, ChainView, Kinds, Ledger};
 use serde_json::{Value, json};
 
 use crate::harness::{Ground, Output, roundelay, until, worker};
@@ -69,8 +69,8 @@ mod run {
         write(&list, "key,name\na,1\nb,2\nc,3\nd,4\n");
         assert_eq!(tally(&config, &[&path]).await, [4, 0, 0, 0, 0]);
         // Ended for another reason than the roster's: that stays so.
-        let d = Which { kind: Some("sync".into()), key: Some("d".into()), ..Which::default() };
-        assert_eq!(ledger.steer(d, Order::Retire).await.unwrap(), 1);
+        let d = ChainFilter { kind: Some("sync".into()), key: Some("d".into()), ..ChainFilter::default() };
+        assert_eq!(ledger.order_chains(d, ChainOrder::Retire).await.unwrap(), 1);
 
         write(&list, "key,name\na,1\nc,9\nd,4\ne,5\n");
         let dry = enroll(&config, &[&path, "--prune", "--dry-run"]).await.json();

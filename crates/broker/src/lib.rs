@@ -220,7 +220,7 @@ pub struct Depth {
 }
 
 /// A message that waits for a person.
-pub struct Shelved {
+pub struct PeekedMessage {
     /// The AMQP message id; empty when it does not say. In quarantine no other message has it, unless it is the same
     /// one set aside twice.
     pub id: String,
@@ -233,7 +233,7 @@ pub struct Shelved {
     settle: Box<dyn Settle>,
 }
 
-impl Shelved {
+impl PeekedMessage {
     /// Puts it back where it was.
     pub async fn put_back(self) {
         self.settle.requeue().await;
@@ -349,7 +349,7 @@ pub trait Broker: Send + Sync {
     ///
     /// # Errors
     /// When the broker cannot be asked or has no such queue.
-    async fn shelved(&self, _queue: &str, _most: usize) -> Result<Vec<Shelved>, BrokerError> {
+    async fn peek(&self, _queue: &str, _most: usize) -> Result<Vec<PeekedMessage>, BrokerError> {
         Ok(Vec::new())
     }
 
@@ -369,7 +369,7 @@ pub trait Broker: Send + Sync {
 
     /// Why the broker cannot be used now; nothing when it is connected and takes messages. Answers
     /// at once, from what is known of the connections.
-    fn away(&self) -> Option<String> {
+    fn unavailable(&self) -> Option<String> {
         None
     }
 

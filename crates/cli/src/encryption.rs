@@ -3,7 +3,7 @@
 use anyhow::bail;
 use clap::Args;
 use roundelay_engine::sealing::{Inventory, Mode, take_stock};
-use roundelay_ledger::Shelf;
+use roundelay_ledger::TextColumn;
 use serde_json::{Value, json};
 
 use super::progress::waiting;
@@ -78,12 +78,12 @@ impl Encryption {
     }
 }
 
-fn word(shelf: Shelf) -> &'static str {
+fn word(shelf: TextColumn) -> &'static str {
     match shelf {
-        Shelf::Payloads => "payloads",
-        Shelf::Carries => "carries",
-        Shelf::Jobs => "jobs",
-        Shelf::Quarantine => "quarantine",
+        TextColumn::Payloads => "payloads",
+        TextColumn::Carries => "carries",
+        TextColumn::Jobs => "jobs",
+        TextColumn::Quarantine => "quarantine",
     }
 }
 

@@ -6,7 +6,7 @@ use roundelay_admin::inspect::failures::{next_retry_at, then};
 use roundelay_admin::operate::failed;
 use roundelay_admin::operate::failed::{Matching, plural};
 use roundelay_config::Config;
-use roundelay_ledger::{FailureFilter, FailurePlace, Ledger};
+use roundelay_ledger::{FailureCursor, FailureFilter, Ledger};
 use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::failure::Failure;
 use serde_json::{Value, json};
@@ -308,7 +308,7 @@ pub(super) fn row(failure: &Failure, config: &Config, calendar: &Calendar) -> Va
 }
 
 /// A kind, a key and a part, as a list in JSON: all but the kind may have spaces.
-fn place(text: &str) -> anyhow::Result<FailurePlace> {
+fn place(text: &str) -> anyhow::Result<FailureCursor> {
     let example = r#"--after needs a kind, a key and a part: '["sync","app-17","us"]'"#;
     serde_json::from_str(text).map_err(|_| anyhow!(example))
 }

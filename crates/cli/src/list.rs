@@ -7,7 +7,7 @@ use roundelay_admin::inspect::words::{doing_of, rough, word};
 use roundelay_config::Config;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
-use roundelay_ledger::{ChainState, Condition, Filter, Listed, OwnerCensus, Place, Which};
+use roundelay_ledger::{ChainFilter, ChainState, Condition, Cursor, ListFilter, Listed, OwnerCensus};
 use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
 use serde_json::{Value, json};
@@ -101,7 +101,7 @@ impl List {
             State::Running => Some(Condition::Running),
             State::Late => None,
         });
-        let which = Which {
+        let which = ChainFilter {
             kind: self.kind.clone(),
             key: None,
             owner: self.owner.clone(),
@@ -112,7 +112,7 @@ impl List {
         };
         let after = self.after.as_deref().map(place).transpose()?;
         let waits = waiting("looking for chains");
-        let filter = Filter { which, condition };
+        let filter = ListFilter { which, condition };
         let mut chains = ledger.list(filter.clone(), after.clone(), self.limit + 1).await?;
         if matches!(self.state, Some(State::Late)) {
             let queues = config.queues.keys().cloned().chain([config.topology().names.chores()]);
@@ -213,7 +213,7 @@ pub fn tell_more(next: Option<String>) {
 }
 
 /// A kind has no spaces in its name.
-fn place(text: &str) -> anyhow::Result<Place> {
+fn place(text: &str) -> anyhow::Result<Cursor> {
     let (kind, key) = text.split_once(' ').ok_or_else(|| anyhow!("--after needs a kind and a key: `sync app-17`"))?;
     Ok((kind.into(), key.into()))
 }

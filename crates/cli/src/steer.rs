@@ -8,7 +8,7 @@ use roundelay_admin::operate::chain;
 use roundelay_admin::operate::chain::plural;
 use roundelay_config::Config;
 use roundelay_engine::Connections;
-use roundelay_ledger::{LedgerUrl, Order, Which};
+use roundelay_ledger::{ChainFilter, ChainOrder, LedgerUrl};
 use roundelay_model::guard::IfRunning;
 use roundelay_model::job::RunNow;
 use serde_json::{Value, json};
@@ -90,28 +90,33 @@ pub struct Retire {
 
 impl Pause {
     pub async fn run(self) -> anyhow::Result<()> {
-        self.chains.steer(Order::Pause).await
+        self.chains.steer(ChainOrder::Pause).await
     }
 }
 
 impl Resume {
     pub async fn run(self) -> anyhow::Result<()> {
-        self.chains.steer(Order::Resume).await
+        self.chains.steer(ChainOrder::Resume).await
     }
 }
 
 impl Retire {
     pub async fn run(self) -> anyhow::Result<()> {
-        self.chains.steer(Order::Retire).await
+        self.chains.steer(ChainOrder::Retire).await
     }
 }
 
 impl Chains {
-    async fn steer(self, order: Order) -> anyhow::Result<()> {
+    async fn steer(self, order: ChainOrder) -> anyhow::Result<()> {
         let config = self.config.load()?;
         let ledger = ledger(&config).await?;
-        let which =
-            Which { kind: self.kind, key: self.key, owner: self.owner, like: self.key_like, ..Which::default() };
+        let which = ChainFilter {
+            kind: self.kind,
+            key: self.key,
+            owner: self.owner,
+            like: self.key_like,
+            ..ChainFilter::default()
+        };
         let many = which.kind.is_none() || which.key.is_none();
         let (verb, done) = chain::verb(order);
         if many || self.dry_run {
@@ -173,10 +178,10 @@ impl Recover {
         if let Some(kind) = &self.kind {
             config.kind(kind).map_err(Error::msg)?;
         }
-        let order = if self.all { Order::RecoverAll } else { Order::Recover };
+        let order = if self.all { ChainOrder::RecoverAll } else { ChainOrder::Recover };
         let ledger = ledger(&config).await?;
         let waits = waiting("beginning new epochs");
-        let which = Which { kind: self.kind, key: self.key, ..Which::default() };
+        let which = ChainFilter { kind: self.kind, key: self.key, ..ChainFilter::default() };
         let steered = chain::steer(&config, &*ledger, which, order).await?;
         drop(waits);
         screen::told(self.json, &json!({ "recovered": steered.count }), steered)

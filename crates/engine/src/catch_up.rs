@@ -18,7 +18,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 use roundelay_broker::{Depth, PublishError};
-use roundelay_ledger::{Held, Hint, Holder, LedgerError, Left, LookAgain, Overdue};
+use roundelay_ledger::{ClaimId, Hint, Holder, LedgerError, LookAgain, OrphanFilter, Overdue};
 use roundelay_model::clock::Time;
 use roundelay_model::job::Envelope;
 use roundelay_model::schedule::spread;
@@ -392,7 +392,7 @@ async fn give_up(core: &Core, session: Option<i64>, overdue: &mut [Overdue]) -> 
     // Whoever works on a chain has its message in hand, from before the claim until after the finish.
     let left = |chain: &Overdue| chain.holder.runs() && chain.claim.0 == session && core.holds(chain.hint.epoch) == 0;
     let claims = overdue.iter().filter(|chain| left(chain));
-    let claims: Vec<Held> = claims.map(|chain| Held { epoch: chain.hint.epoch, fence: chain.claim.1 }).collect();
+    let claims: Vec<ClaimId> = claims.map(|chain| ClaimId { epoch: chain.hint.epoch, fence: chain.claim.1 }).collect();
     if claims.is_empty() {
         return Ok(());
     }
@@ -428,7 +428,7 @@ async fn adopt(
     }
     let (now, slack) = (core.ledger.now(), core.catch_up.slack);
     let late = if silent { now - IN_HAND } else { Time::default() };
-    let left = Left { until: now + slack, late, unsent: Time::default() };
+    let left = OrphanFilter { until: now + slack, late, unsent: Time::default() };
     let orphans = core.ledger.orphans(queue.to_owned(), core.kinds(), left, PER_LOOK).await;
     let mut orphans = orphans.map_err(|error| error.to_string())?;
     let oldest = now - core.vitals.length() * 3;
@@ -464,7 +464,7 @@ async fn adopt(
 async fn send_unsent(core: &Core, queue: &str) -> Result<(), String> {
     loop {
         let (now, slack) = (core.ledger.now(), core.catch_up.slack);
-        let left = Left { until: now + slack, late: Time::default(), unsent: now - UNSENT_AFTER };
+        let left = OrphanFilter { until: now + slack, late: Time::default(), unsent: now - UNSENT_AFTER };
         let left = core.ledger.orphans(queue.to_owned(), core.kinds(), left, PER_LOOK).await;
         let mut left = left.map_err(|error| error.to_string())?;
         let full = left.len() == PER_LOOK as usize;

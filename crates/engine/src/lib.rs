@@ -240,7 +240,7 @@ impl Engine {
         }
         let _alone = alone(&self.config, &*core.dispatch.broker)?;
         topology_guard::check(&*core.ledger, &self.config, core.dispatch.broker.keeps_messages()).await?;
-        let away = core.dispatch.broker.away();
+        let away = core.dispatch.broker.unavailable();
         let without = match away {
             Some(_) => knows_chains(&*core.ledger, &self.config).await?,
             None => false,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use roundelay_config::{Config, OwnSchedule};
-use roundelay_ledger::{ChainState, ChainView, Filter, Hint, Ledger, LedgerError, Listed, Move, Which};
+use roundelay_ledger::{ChainFilter, ChainState, ChainView, Hint, Ledger, LedgerError, ListFilter, Listed, Move};
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Entropy, Time};
 use roundelay_model::schedule::{Asleep, Balance, Moved, Schedule, Setting, phase};
@@ -126,7 +126,7 @@ impl Mover {
     ///
     /// # Errors
     /// When the ledger cannot be read or written.
-    pub async fn advance_all(&self, which: Which, limit: u32) -> Result<u64, LedgerError> {
+    pub async fn advance_all(&self, which: ChainFilter, limit: u32) -> Result<u64, LedgerError> {
         let patience = if self.publishes { GRACE } else { Duration::ZERO };
         let hints = self.ledger.advance_all(which, limit, patience).await?;
         let advanced = hints.len() as u64;
@@ -205,8 +205,8 @@ impl Mover {
         let (mut moved, mut pause, mut waited) = (0, PAUSE, Duration::ZERO);
         loop {
             for (key, tick) in std::mem::take(&mut waiting) {
-                let which = Which { kind: Some(kind.into()), key: Some(key), ..Which::default() };
-                let mut page = self.ledger.list(Filter { which, condition: None }, None, 1).await?;
+                let which = ChainFilter { kind: Some(kind.into()), key: Some(key), ..ChainFilter::default() };
+                let mut page = self.ledger.list(ListFilter { which, condition: None }, None, 1).await?;
                 page.retain(|chain| tick.is_none_or(|tick| chain.hint.tick == tick) || !chain.holder.runs());
                 let answers = self.replan(&page, of_kind, true).await?;
                 for (chain, answer) in page.into_iter().zip(answers) {

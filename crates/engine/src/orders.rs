@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 use roundelay_broker::Delivery;
 use roundelay_config::{Config, is_internal};
 use roundelay_ledger as ledger;
-use roundelay_ledger::{LedgerError, Which};
+use roundelay_ledger::{ChainFilter, LedgerError};
 use roundelay_model::job::{BadMessage, Enrolment, Envelope, Order, RunNow};
 use roundelay_model::outcome::Verdict;
 use roundelay_model::reason::{Class, Reason};
@@ -148,9 +148,12 @@ impl Core {
                 Some(Err(Undone::Bad(BadMessage::Order("retire", why))))
             }
             Order::Retire => {
-                let one =
-                    Which { kind: Some(envelope.kind.clone()), key: Some(envelope.key.clone()), ..Which::default() };
-                let retire = || self.ledger.steer(one.clone(), ledger::Order::Retire);
+                let one = ChainFilter {
+                    kind: Some(envelope.kind.clone()),
+                    key: Some(envelope.key.clone()),
+                    ..ChainFilter::default()
+                };
+                let retire = || self.ledger.order_chains(one.clone(), ledger::ChainOrder::Retire);
                 let done = self.insist("end a chain, as a message asks for", retire).await;
                 done.map(|changed| Ok(if changed > 0 { Became::Retired } else { Became::Unchanged }))
             }

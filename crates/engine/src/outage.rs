@@ -146,12 +146,12 @@ pub(super) async fn declare_late(core: Arc<Core>, shutdown: CancellationToken) {
     let declare = async {
         let mut refused = 0;
         loop {
-            while core.dispatch.broker.away().is_some() {
+            while core.dispatch.broker.unavailable().is_some() {
                 sleep(PERIOD).await;
             }
             match core.declare().await {
                 Ok(()) => return true,
-                Err(error) if core.dispatch.broker.away().is_some() => {
+                Err(error) if core.dispatch.broker.unavailable().is_some() => {
                     tracing::debug!(%error, "the broker has gone again while the topology was declared");
                 }
                 Err(error) => {
@@ -180,7 +180,7 @@ pub(super) async fn declare_late(core: Arc<Core>, shutdown: CancellationToken) {
 async fn away(core: &Core) -> String {
     let mut since = None;
     loop {
-        match core.dispatch.broker.away().filter(|_| core.dispatch.broker.keeps_messages()) {
+        match core.dispatch.broker.unavailable().filter(|_| core.dispatch.broker.keeps_messages()) {
             Some(why) if since.get_or_insert_with(Instant::now).elapsed() >= AFTER => return why,
             Some(_) => {}
             None => since = None,
@@ -191,7 +191,7 @@ async fn away(core: &Core) -> String {
 
 /// Hands out what is due until the broker is back.
 async fn hand_out(core: &Arc<Core>, tasks: &TaskTracker) {
-    while core.dispatch.broker.away().is_some() {
+    while core.dispatch.broker.unavailable().is_some() {
         let mut more = false;
         for (queue, lanes) in &core.queues {
             match of_queue(core, queue, lanes, tasks).await {

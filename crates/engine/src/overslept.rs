@@ -6,7 +6,8 @@
 
 use roundelay_config::{Config, OwnSchedule, is_internal, schedule_of_kind};
 use roundelay_ledger::{
-    Census, ChainState, ChainView, Condition, Filter, Hint, Holder, Ledger, LedgerError, Listed, Place, fits_pattern,
+    Census, ChainState, ChainView, Condition, Cursor, Hint, Holder, Ledger, LedgerError, ListFilter, Listed,
+    fits_pattern,
 };
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
@@ -144,8 +145,8 @@ pub async fn census(
 pub fn among(
     page: Vec<Listed>,
     found: Vec<Overslept>,
-    filter: &Filter,
-    (after, until): (Option<&Place>, Option<&Place>),
+    filter: &ListFilter,
+    (after, until): (Option<&Cursor>, Option<&Cursor>),
     limit: usize,
 ) -> Vec<Listed> {
     let place = |chain: &Listed| (chain.hint.kind.clone(), chain.hint.key.clone());
@@ -161,7 +162,7 @@ pub fn among(
 }
 
 /// Whether a chain is of those that are looked for, whenever it is due.
-fn fits(chain: &Listed, filter: &Filter) -> bool {
+fn fits(chain: &Listed, filter: &ListFilter) -> bool {
     let is = |wanted: &Option<String>, found: &str| wanted.as_ref().is_none_or(|wanted| wanted == found);
     let which = &filter.which;
     is(&which.kind, &chain.hint.kind)
@@ -176,7 +177,7 @@ fn fits(chain: &Listed, filter: &Filter) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use roundelay_ledger::Which;
+    use roundelay_ledger::ChainFilter;
 
     const fn at(secs: i64) -> Time {
         Time::from_millis(secs * 1_000)
@@ -240,7 +241,7 @@ mod tests {
     #[test]
     fn they_are_put_where_they_belong_in_a_page() {
         let found = |key: &str| Overslept { chain: chain(key), since: at(103) };
-        let keys = |filter: &Filter, after: Option<&str>, until: Option<&str>, limit| {
+        let keys = |filter: &ListFilter, after: Option<&str>, until: Option<&str>, limit| {
             let place = |key: Option<&str>| key.map(|key| ("sync".to_owned(), key.to_owned()));
             let (after, until) = (place(after), place(until));
             let page = among(
@@ -252,11 +253,12 @@ mod tests {
             );
             page.into_iter().map(|chain| chain.hint.key).collect::<Vec<_>>().join(" ")
         };
-        let all = Filter::default();
+        let all = ListFilter::default();
         assert_eq!(keys(&all, None, None, 9), "a bb ccc dddd eeeee");
         assert_eq!(keys(&all, Some("a"), Some("dddd"), 9), "bb ccc dddd");
         assert_eq!(keys(&all, None, None, 3), "a bb ccc");
-        let like = Filter { which: Which { like: Some("*e".into()), ..Which::default() }, condition: None };
+        let like =
+            ListFilter { which: ChainFilter { like: Some("*e".into()), ..ChainFilter::default() }, condition: None };
         assert_eq!(keys(&like, None, None, 9), "bb dddd eeeee", "the page itself fits already");
     }
 }

@@ -556,7 +556,7 @@ impl Core {
     /// broker is away nothing comes, and the claim decides who runs a tick. So workers go on with those in hand until
     /// the ledger hands out others.
     fn counts(&self, delivery: &Delivery, tick: bool) -> bool {
-        delivery.is_alive() || (tick && self.dispatch.broker.away().is_some())
+        delivery.is_alive() || (tick && self.dispatch.broker.unavailable().is_some())
     }
 
     /// Waits until what has not started is to go back to its queue: the worker stops, or takes nothing more from

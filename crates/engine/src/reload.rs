@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use roundelay_config::Config;
 use roundelay_config::change::{Change, compare};
-use roundelay_ledger::{Filter, LedgerError, Listed, Place, Which};
+use roundelay_ledger::{ChainFilter, Cursor, LedgerError, ListFilter, Listed};
 use roundelay_model::schedule::Schedule;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
@@ -121,9 +121,10 @@ async fn follow(core: &Core, kinds: &BTreeSet<String>) {
 /// Answers how many chains this worker has moved.
 async fn follow_kind(core: &Core, kind: &str, schedule: &Schedule) -> Result<u64, LedgerError> {
     let mover = Mover::of(core);
-    let (mut moved, mut after, mut running) = (0, None::<Place>, Vec::new());
+    let (mut moved, mut after, mut running) = (0, None::<Cursor>, Vec::new());
     loop {
-        let filter = Filter { which: Which { kind: Some(kind.into()), ..Which::default() }, condition: None };
+        let filter =
+            ListFilter { which: ChainFilter { kind: Some(kind.into()), ..ChainFilter::default() }, condition: None };
         let page = core.ledger.list(filter, after, PER_PAGE).await?;
         moved += replan(&mover, &page, schedule, &mut running).await?;
         let full = page.len() == PER_PAGE as usize;

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use roundelay_broker::{Destination, Message, PublishError, Shelved};
+use roundelay_broker::{Destination, Message, PeekedMessage, PublishError};
 use roundelay_config::Config;
 use roundelay_ledger::{QuarantinedMessage, RETRIED};
 use roundelay_model::encryption::Keyring;
@@ -60,8 +60,8 @@ fn hex(digest: &[u8]) -> String {
 }
 
 /// Sends a copy of a message to the queue that it came from. When that is done, the message [can be
-/// forgotten](Shelved::forget).
-pub async fn send_again(config: &Config, connections: &Connections, shelved: &Shelved) -> Again {
+/// forgotten](PeekedMessage::forget).
+pub async fn send_again(config: &Config, connections: &Connections, shelved: &PeekedMessage) -> Again {
     let copy = copy(&config.encryption, &shelved.body, &shelved.id, connections.entropy.token());
     publish(config, connections, &shelved.from, copy).await
 }

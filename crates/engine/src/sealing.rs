@@ -20,7 +20,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::RwLock;
 use roundelay_config::Config;
-use roundelay_ledger::{Content, KeptJob, Ledger, LedgerError, Replacement, Shelf};
+use roundelay_ledger::{KeptJob, Ledger, LedgerError, StoredText, TextColumn, TextReplacement};
 use roundelay_model::clock::Time;
 use roundelay_model::encryption::{Field, Form, Keyring, Place, Unopened, form, has_the_form, is_sealed};
 use roundelay_model::job::{BadMessage, Envelope, Sealed};
@@ -270,7 +270,7 @@ pub struct Count {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// By where they lie, and the name of the key; without one they are plain.
-    pub counts: BTreeMap<(Shelf, Option<String>), Count>,
+    pub counts: BTreeMap<(TextColumn, Option<String>), Count>,
     /// How many were written anew.
     pub written: u64,
 }
@@ -299,10 +299,10 @@ pub async fn take_stock(
     // Who writes them anew takes them for good, as they are.
     let keys = &keys.clone().strict(keys.is_strict() && mode == Mode::Look);
     let mut inventory = Inventory::default();
-    for shelf in Shelf::ALL {
+    for shelf in TextColumn::ALL {
         let (mut after, mut seen) = (0, 0);
         while seen < most {
-            let page = ledger.contents(shelf, after, PER_PAGE).await?;
+            let page = ledger.stored_texts(shelf, after, PER_PAGE).await?;
             let Some(last) = page.last() else { break };
             after = last.number;
             seen += page.len() as u64;
@@ -313,7 +313,7 @@ pub async fn take_stock(
                 let Some(Stated { number, was, name, anew }) = stated else { continue };
                 let opens = anew.is_ok();
                 if let Some(anew) = anew.ok().flatten().filter(|_| mode == Mode::Rewrite) {
-                    changes.push((name, Replacement { number, was, now: anew }));
+                    changes.push((name, TextReplacement { number, was, now: anew }));
                     continue;
                 }
                 let count = inventory.counts.entry((shelf, name)).or_default();
@@ -324,7 +324,7 @@ pub async fn take_stock(
                 continue;
             }
             let (names, changes): (Vec<_>, Vec<_>) = changes.into_iter().unzip();
-            let done = ledger.replace_contents(shelf, changes).await?;
+            let done = ledger.replace_texts(shelf, changes).await?;
             for (name, done) in names.into_iter().zip(done) {
                 inventory.written += u64::from(done);
                 // What somebody else has changed meanwhile is as that one writes it, and is counted as it was.
@@ -347,16 +347,16 @@ struct Stated {
 }
 
 /// Looks at a text (pure); nothing when it says nothing.
-fn state(keys: &Keyring, shelf: Shelf, content: Content) -> Option<Stated> {
-    let Content { number, kind, key, text: was } = content;
+fn state(keys: &Keyring, shelf: TextColumn, content: StoredText) -> Option<Stated> {
+    let StoredText { number, kind, key, text: was } = content;
     let (name, anew) = match shelf {
-        Shelf::Payloads | Shelf::Carries => {
-            let field = if shelf == Shelf::Payloads { Field::Payload } else { Field::Carry };
+        TextColumn::Payloads | TextColumn::Carries => {
+            let field = if shelf == TextColumn::Payloads { Field::Payload } else { Field::Carry };
             let (place, text) = (Place::new(field, &kind, &key), String::from_utf8_lossy(&was));
             let anew = keys.opened(place, &text).map(|plain| keys.sealed(place, plain.into_owned()).into_bytes());
             (named(&text), anew)
         }
-        Shelf::Jobs | Shelf::Quarantine => match (is_sealed(&was), Envelope::decode(&was)) {
+        TextColumn::Jobs | TextColumn::Quarantine => match (is_sealed(&was), Envelope::decode(&was)) {
             (true, _) => {
                 let plain = whole(keys, &was).map(Cow::into_owned);
                 let anew = plain.map(|plain| set_aside(keys, &plain.into()).to_vec());
@@ -377,7 +377,7 @@ fn state(keys: &Keyring, shelf: Shelf, content: Content) -> Option<Stated> {
                 (name, anew)
             }
             // A worker of another version may know what it is.
-            (false, Err(_)) if shelf == Shelf::Jobs => (None, Ok(was.clone())),
+            (false, Err(_)) if shelf == TextColumn::Jobs => (None, Ok(was.clone())),
             (false, Err(_)) => (None, Ok(set_aside(keys, &Bytes::copy_from_slice(&was)).to_vec())),
         },
     };
@@ -461,9 +461,9 @@ mod tests {
     #[test]
     fn what_another_version_has_kept_stays_as_it_is() {
         let text = br#"{"v":1,"kind":"k","key":"x","news":"canary"}"#.to_vec();
-        let content = || Content { number: 1, kind: String::new(), key: String::new(), text: text.clone() };
-        assert_eq!(state(&one(), Shelf::Jobs, content()).unwrap().anew, Ok(None));
-        assert!(state(&one(), Shelf::Quarantine, content()).unwrap().anew.unwrap().is_some());
+        let content = || StoredText { number: 1, kind: String::new(), key: String::new(), text: text.clone() };
+        assert_eq!(state(&one(), TextColumn::Jobs, content()).unwrap().anew, Ok(None));
+        assert!(state(&one(), TextColumn::Quarantine, content()).unwrap().anew.unwrap().is_some());
     }
 
     #[test]
@@ -504,7 +504,7 @@ mod tests {
     fn a_table_of_texts_and_what_they_would_be_now() {
         let (one, both) = (one(), ring("seal = 'two'\nkeys = { one = 'KEY1', two = 'KEY2' }"));
         let (two, off) = (ring("seal = 'two'\nkeys = { two = 'KEY2' }"), ring("keys = { one = 'KEY1', two = 'KEY2' }"));
-        let text = |text: &[u8]| Content { number: 1, kind: "sync".into(), key: "app".into(), text: text.to_vec() };
+        let text = |text: &[u8]| StoredText { number: 1, kind: "sync".into(), key: "app".into(), text: text.to_vec() };
         let place = Place::new(Field::Payload, "sync", "app");
         let payload = |keys: &Keyring| keys.sealed(place, "[1]".into()).into_bytes();
         let put_off = |keys: &Keyring| {
@@ -514,9 +514,9 @@ mod tests {
         };
         let whole = |keys: &Keyring| keys.sealed_message(b"{x").unwrap();
         let table = [
-            (Shelf::Payloads, b"[1]".to_vec(), payload(&one), payload(&two)),
-            (Shelf::Jobs, job().encode(), encode(&one, &job()), encode(&two, &job())),
-            (Shelf::Quarantine, b"{x".to_vec(), whole(&one), whole(&two)),
+            (TextColumn::Payloads, b"[1]".to_vec(), payload(&one), payload(&two)),
+            (TextColumn::Jobs, job().encode(), encode(&one, &job()), encode(&two, &job())),
+            (TextColumn::Quarantine, b"{x".to_vec(), whole(&one), whole(&two)),
         ];
         for (shelf, plain, in_one, in_two) in table {
             let anew = |keys: &Keyring, was: &[u8]| {
@@ -531,14 +531,14 @@ mod tests {
             assert_eq!(anew(&off, &plain), (None, Ok(None)), "{shelf:?}");
             assert_eq!(anew(&two, &in_one), (named("one"), Err(Unopened::NoKey("one".into()))), "{shelf:?}");
         }
-        let again = state(&both, Shelf::Jobs, text(&put_off(&one))).unwrap();
+        let again = state(&both, TextColumn::Jobs, text(&put_off(&one))).unwrap();
         assert_eq!(again.anew, Ok(Some(put_off(&two))), "since when it waits is still known");
         // What says nothing does not count, and what was moved here does not open.
         let empty = Envelope { payload: Value::Null, ..job() };
-        assert!(state(&both, Shelf::Jobs, text(&empty.encode())).is_none());
-        let moved = state(&one, Shelf::Carries, text(&payload(&one))).unwrap();
+        assert!(state(&both, TextColumn::Jobs, text(&empty.encode())).is_none());
+        let moved = state(&one, TextColumn::Carries, text(&payload(&one))).unwrap();
         assert_eq!(moved.anew, Err(Unopened::Forged("one".into())));
-        let newer = state(&one, Shelf::Payloads, text(b"sealed:2:one:AAAA")).unwrap();
+        let newer = state(&one, TextColumn::Payloads, text(b"sealed:2:one:AAAA")).unwrap();
         assert_eq!((newer.name, newer.anew), (Some(String::new()), Err(Unopened::Damaged)));
     }
 }

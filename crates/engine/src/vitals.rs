@@ -16,7 +16,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use roundelay_ledger::{Held, LedgerError, Session};
+use roundelay_ledger::{ClaimId, LedgerError, Session};
 use roundelay_model::clock::instant;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
@@ -64,7 +64,7 @@ pub struct Vitals {
 
 /// A claim of this worker.
 struct Claimed {
-    claim: Held,
+    claim: ClaimId,
     session: i64,
     lost: CancellationToken,
     /// Its finish has been asked for.
@@ -92,7 +92,7 @@ impl Vitals {
     /// Keeps a claim that was made for `term`.
     pub fn hold(&self, term: Arc<Term>, epoch: i64, fence: i64) -> Lease<'_> {
         let (lost, finishes) = (CancellationToken::new(), AtomicBool::new(false));
-        let (claim, session) = (Held { epoch, fence }, term.session);
+        let (claim, session) = (ClaimId { epoch, fence }, term.session);
         let claimed = Arc::new(Claimed { claim, session, lost, finishes });
         self.claims().insert(fence, claimed.clone());
         Lease { vitals: self, claimed, term }
@@ -355,7 +355,7 @@ async fn check(core: &Core) {
         let asked = claims.iter().map(|claimed| claimed.claim).collect();
         let Ok(Ok(held)) = timeout(core.vitals.length / 3, core.ledger.hold(asked)).await else { return };
         for (claimed, _) in claims.iter().zip(held).filter(|(_, held)| !held) {
-            let Held { epoch, fence } = claimed.claim;
+            let ClaimId { epoch, fence } = claimed.claim;
             // Otherwise it has just finished, or is about to hear that it has.
             if !claimed.finishes.load(Ordering::Relaxed) && core.vitals.claims().contains_key(&fence) {
                 core.telemetry.count(Count::LeaseLost);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use roundelay_ledger::{Filter, LedgerError, Listed, Place, Which};
+use roundelay_ledger::{ChainFilter, Cursor, LedgerError, ListFilter, Listed};
 use roundelay_model::calendar::{Calendar, set_words};
 use roundelay_model::clock::Time;
 use roundelay_model::schedule::Schedule;
@@ -199,9 +199,10 @@ async fn follow(core: &Core) -> u64 {
 /// Answers how many chains this worker has moved.
 async fn follow_kind(core: &Core, kind: &str, schedule: &Schedule) -> Result<u64, LedgerError> {
     let mover = Mover::of(core);
-    let (mut moved, mut after) = (0, None::<Place>);
+    let (mut moved, mut after) = (0, None::<Cursor>);
     loop {
-        let filter = Filter { which: Which { kind: Some(kind.into()), ..Which::default() }, condition: None };
+        let filter =
+            ListFilter { which: ChainFilter { kind: Some(kind.into()), ..ChainFilter::default() }, condition: None };
         let page = core.ledger.list(filter, after, PER_PAGE).await?;
         // Else chains that others have moved since would be moved back, by the clock as it was.
         core.read_wall_clock().await;

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use roundelay_model::scope::Scope;
 
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// For how long the answer to a request with a key is kept.
 pub const REQUESTS_KEPT: Duration = Duration::from_secs(24 * 3_600);
@@ -19,7 +19,7 @@ pub const AUDIT_KEPT: Duration = Duration::from_secs(366 * 86_400);
 /// When a token was last used is written no more often than this.
 pub const USE_NOTED_EVERY: Duration = Duration::from_secs(60);
 /// No more tokens than this can exist.
-pub const MOST_TOKENS: u32 = 1_000;
+pub const MAX_TOKENS: u32 = 1_000;
 
 /// A SHA-256.
 pub type Hash = [u8; 32];
@@ -68,7 +68,7 @@ pub enum TokenCreated {
     Created(Token),
     /// Another has that name.
     NameTaken,
-    /// There are [`MOST_TOKENS`].
+    /// There are [`MAX_TOKENS`].
     TooMany,
 }
 

@@ -12,7 +12,8 @@ use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use roundelay_model::failure::{Failure, ItemEnd};
 
-use crate::words::{LedgerError, SpawnedJob};
+use crate::error::LedgerError;
+use crate::outbox::SpawnedJob;
 
 /// Failures that fit all that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,7 +35,7 @@ pub struct FailureFilter {
 }
 
 /// The place after which a page of failures begins: kind, key and item of the last one before it.
-pub type FailurePlace = (String, String, String);
+pub type FailureCursor = (String, String, String);
 
 /// A part that may be fed back, and the chain that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,7 +105,7 @@ pub trait Failures {
     async fn failed(
         &self,
         filter: FailureFilter,
-        after: Option<FailurePlace>,
+        after: Option<FailureCursor>,
         limit: u32,
     ) -> Result<Vec<Failure>, LedgerError>;
 

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrder, FleetOrders, Presence, Pulse, SILENT, Subject};
 
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// A worker, as it was when it last said something.
 #[derive(Clone, Debug, PartialEq)]

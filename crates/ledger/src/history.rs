@@ -6,7 +6,8 @@
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
 
-use crate::words::{Held, LedgerError};
+use crate::claim::ClaimId;
+use crate::error::LedgerError;
 
 /// Keeps the history within bounds. Each verb does a bounded part of the work, so that no claim
 /// waits long behind it, and answers how much; zero says that nothing is left to do.
@@ -24,7 +25,7 @@ pub trait History {
     ///
     /// # Errors
     /// When the ledger does not answer.
-    async fn left_with(&self, session: i64, limit: u32) -> Result<Vec<Held>, LedgerError>;
+    async fn left_with(&self, session: i64, limit: u32) -> Result<Vec<ClaimId>, LedgerError>;
 
     /// Moves records of attempts that ended before `before` to the archive, looking at the `limit`
     /// oldest. What [`super::Ledger::prune`] would delete, this keeps, with the chain's name.

@@ -2,13 +2,13 @@
 //!
 //! Messages are replaceable hints; what the ledger says counts. Each verb is one transaction.
 //!
-//! - [`words`](self) and `look`: what the verbs take and answer.
+//! - `chain`, `enroll`, `claim`, `finish` and the other small files: what the verbs take and answer.
 //! - [`Rosters`], [`History`], [`Failures`], [`Slots`], [`Sessions`], [`Running`] and [`Fleet`]: the verbs that
 //!   rosters need, those that keep the history within bounds, those for what has failed, those of throttles, those of
 //!   workers' leases, those of one-off jobs that report, and those of workers and of what was ordered of them. [`Search`]: the verbs behind screens.
-//!   [`Contents`]: those that write what users have given in another form.
+//!   [`StoredTexts`]: those that write what users have given in another form.
 //!   [`Access`]: those of the API, for who may use it. [`Measured`]: how much all that is.
-//! - [`judge`] decides about a claim purely, so that every ledger decides alike.
+//! - [`decide_claim`] decides about a claim purely, so that every ledger decides alike.
 //! - [`sqlite`]: a file on this machine, written by one thread with group commit.
 //! - [`postgres`]: a server that many workers share, written in groups too.
 //!
@@ -19,14 +19,22 @@
 //! the ledger is.
 
 pub mod access;
+mod census;
+mod chain;
+mod chain_orders;
+mod claim;
 pub mod comeback;
-mod contents;
+mod decide_claim;
+mod enroll;
+mod error;
 mod failed;
+mod finish;
 mod fleet;
 mod history;
-mod judge;
 mod look;
 mod mark;
+mod outbox;
+mod overdue;
 pub mod postgres;
 mod rosters;
 mod running;
@@ -34,9 +42,10 @@ mod search;
 mod sessions;
 mod slots;
 pub mod sqlite;
+mod stored_texts;
 mod traffic;
 mod url;
-mod words;
+mod view;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,22 +57,31 @@ use roundelay_model::failure::{FailedItem, Failure};
 use roundelay_model::progress::Progress;
 
 pub use access::Access;
-pub use contents::{Content, Contents, Replacement, Shelf};
-pub use failed::{DueItem, FailureFilter, FailurePlace, Failures, Hold, Plan, PlannedItem};
+pub use census::{Census, QueueCensus};
+pub use chain::{ChainState, Hint, Holder, Kinds, Sent};
+pub use chain_orders::{ChainFilter, ChainOrder};
+pub use claim::{Claim, ClaimId, ClaimRequest, Grant};
+pub use decide_claim::{ChainRow, ClaimDecision, decide_claim};
+pub use enroll::{Enrolled, NewChain};
+pub use error::LedgerError;
+pub use failed::{DueItem, FailureCursor, FailureFilter, Failures, Hold, Plan, PlannedItem};
+pub use finish::{Finish, FinishRequest, Member};
 use fleet::gone;
 pub use fleet::{Fleet, SeenWorker};
 pub use history::History;
-pub use judge::{ChainRow, Judgement, judge};
 pub use look::LAST;
-pub use look::{Condition, Filter, Listed, Move, OwnerCensus, Place, fits_pattern};
+pub use look::{Condition, Cursor, ListFilter, Listed, Move, OwnerCensus, fits_pattern};
+pub use outbox::{KeptJob, SpawnedJob};
+pub use overdue::{LookAgain, OrphanFilter, Overdue};
 pub use rosters::{Enlisted, Rosters};
 pub use running::{Running, RunningJob};
 pub use search::{EFFORT, Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
 pub use sessions::{Beat, Session, Sessions};
 pub use slots::{Slots, ThrottleRow};
+pub use stored_texts::{StoredText, StoredTexts, TextColumn, TextReplacement};
 pub use traffic::{Measured, Size, Traffic};
 pub use url::LedgerUrl;
-pub use words::*;
+pub use view::{AttemptRecord, ChainView, LateChain};
 
 /// In place of a kind, for the places that [`Ledger::reserve`] gives to messages sent again from quarantine: which
 /// retry came first. Nobody gives them up.
@@ -72,7 +90,19 @@ pub const RETRIED: &str = "roundelay.retried";
 /// Keeps the truth.
 #[async_trait]
 pub trait Ledger:
-    Rosters + History + Failures + Slots + Sessions + Running + Fleet + Search + Contents + Access + Measured + Send + Sync
+    Rosters
+    + History
+    + Failures
+    + Slots
+    + Sessions
+    + Running
+    + Fleet
+    + Search
+    + StoredTexts
+    + Access
+    + Measured
+    + Send
+    + Sync
 {
     /// Names this ledger; chains' messages carry it.
     fn id(&self) -> &str;
@@ -272,23 +302,23 @@ pub trait Ledger:
     async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>, LedgerError>;
 
     /// Does what an operator wants with chains; answers how many it has changed. When it has
-    /// returned after [`Order::Pause`] or [`Order::Retire`], none of them is claimed any more.
+    /// returned after [`ChainOrder::Pause`] or [`ChainOrder::Retire`], none of them is claimed any more.
     ///
     /// # Errors
     /// When it is not known to be written.
-    async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError>;
+    async fn order_chains(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError>;
 
-    /// How many chains [`Ledger::steer`] would change now.
+    /// How many chains [`Ledger::order_chains`] would change now.
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn matching(&self, which: Which, order: Order) -> Result<u64, LedgerError>;
+    async fn matching(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError>;
 
     /// Rotations after a place, in the order of kind and key.
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn list(&self, filter: Filter, after: Option<Place>, limit: u32) -> Result<Vec<Listed>, LedgerError>;
+    async fn list(&self, filter: ListFilter, after: Option<Cursor>, limit: u32) -> Result<Vec<Listed>, LedgerError>;
 
     /// Rotations of a queue that tick: those that catch-up looks after last, and those that sleep although it should have
     /// looked after them; those that are due last first. However many there are, these are found at once: at most `limit`

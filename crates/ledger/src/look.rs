@@ -2,16 +2,17 @@
 
 use roundelay_model::clock::Time;
 
-use super::words::{ChainState, Hint, Holder, Which};
+use crate::chain::{ChainState, Hint, Holder};
+use crate::chain_orders::ChainFilter;
 
 /// Above every name that a kind or a key can have.
 pub const LAST: &str = "\u{10FFFF}";
 
 /// Rotations to list: those that fit all that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filter {
+pub struct ListFilter {
     /// By name, owner or pattern.
-    pub which: Which,
+    pub which: ChainFilter,
     /// By what they are doing.
     pub condition: Option<Condition>,
 }
@@ -26,12 +27,12 @@ pub enum Condition {
 }
 
 /// The place after which a page of rotations begins: kind and key of the last one of the page before.
-pub type Place = (String, String);
+pub type Cursor = (String, String);
 
-impl Filter {
+impl ListFilter {
     /// The part of the order by kind and key that this is about, as the place before its first rotation
     /// and its last kind. So a page of one kind costs nothing for the kinds before and after it.
-    pub fn range(&self, after: Option<Place>) -> (Place, String) {
+    pub fn range(&self, after: Option<Cursor>) -> (Cursor, String) {
         let start = (self.which.kind.clone().unwrap_or_default(), String::new());
         let last = self.which.kind.clone().unwrap_or_else(|| LAST.into());
         (after.map_or_else(|| start.clone(), |after| after.max(start.clone())), last)
@@ -189,10 +190,11 @@ mod tests {
     #[test]
     fn a_page_begins_after_what_was_shown_and_not_before_its_kind() {
         let place = |kind: &str, key: &str| (kind.to_owned(), key.to_owned());
-        let all = Filter::default();
+        let all = ListFilter::default();
         assert_eq!(all.range(None), (place("", ""), LAST.into()));
         assert_eq!(all.range(Some(place("b", "x"))).0, place("b", "x"));
-        let sync = Filter { which: Which { kind: Some("sync".into()), ..Which::default() }, condition: None };
+        let sync =
+            ListFilter { which: ChainFilter { kind: Some("sync".into()), ..ChainFilter::default() }, condition: None };
         assert_eq!(sync.range(None), (place("sync", ""), "sync".into()));
         assert_eq!(sync.range(Some(place("charts", "x"))).0, place("sync", ""));
         assert_eq!(sync.range(Some(place("sync", "x"))).0, place("sync", "x"));

@@ -2,7 +2,8 @@
 
 use async_trait::async_trait;
 
-use crate::words::{ChainState, LedgerError};
+use crate::chain::ChainState;
+use crate::error::LedgerError;
 
 /// A chain of a kind, as far as a roster is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]

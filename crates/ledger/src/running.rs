@@ -11,7 +11,7 @@ use roundelay_model::clock::Time;
 use roundelay_model::deaths::Hands;
 use roundelay_model::progress::Progress;
 
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// A one-off job that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]

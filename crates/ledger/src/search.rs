@@ -7,9 +7,12 @@ use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use serde::Serialize;
 
+use crate::chain::Hint;
+use crate::chain_orders::ChainFilter;
+use crate::error::LedgerError;
 use crate::failed::FailureFilter;
-use crate::look::{Filter, Listed, Place};
-use crate::words::{AttemptRecord, Hint, LedgerError, Which};
+use crate::look::{Cursor, ListFilter, Listed};
+use crate::view::AttemptRecord;
 
 /// How many chains, or records of attempts, one search looks at, at most: some tenth of a second of work.
 pub const EFFORT: u32 = 25_000;
@@ -97,11 +100,11 @@ pub trait Search {
     /// When the ledger cannot be read.
     async fn search(
         &self,
-        filter: Filter,
-        after: Option<Place>,
+        filter: ListFilter,
+        after: Option<Cursor>,
         limit: u32,
         effort: u32,
-    ) -> Result<Found<Listed, Place>, LedgerError>;
+    ) -> Result<Found<Listed, Cursor>, LedgerError>;
 
     /// The records of the attempts with these fences, and of those of the same chains before them: for each fence
     /// those, latest first, at most `limit`.
@@ -153,7 +156,7 @@ pub trait Search {
     ///
     /// # Errors
     /// When it is not known to be written.
-    async fn advance_all(&self, which: Which, limit: u32, slack: Duration) -> Result<Vec<Hint>, LedgerError>;
+    async fn advance_all(&self, which: ChainFilter, limit: u32, slack: Duration) -> Result<Vec<Hint>, LedgerError>;
 }
 
 #[cfg(test)]

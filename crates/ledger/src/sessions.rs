@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::words::{Held, Kinds, Left, Overdue};
-use crate::words::LedgerError;
+use crate::chain::Kinds;
+use crate::claim::ClaimId;
+use crate::error::LedgerError;
+use crate::overdue::{OrphanFilter, Overdue};
 
 /// A session of a worker, as the ledger has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,17 +67,23 @@ pub trait Sessions {
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn hold(&self, claims: Vec<Held>) -> Result<Vec<bool>, LedgerError>;
+    async fn hold(&self, claims: Vec<ClaimId>) -> Result<Vec<bool>, LedgerError>;
 
     /// Gives up claims of a session that nobody works on. Their records end as lost.
     ///
     /// # Errors
     /// When it is not known to be written.
-    async fn give_up(&self, session: i64, claims: Vec<Held>) -> Result<(), LedgerError>;
+    async fn give_up(&self, session: i64, claims: Vec<ClaimId>) -> Result<(), LedgerError>;
 
-    /// The chains of this queue and these kinds that are [left](Left), those first that catch-up looks after first.
+    /// The chains of this queue and these kinds that are left over (see [`OrphanFilter`]), those first that catch-up looks after first.
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn orphans(&self, queue: String, kinds: Kinds, left: Left, limit: u32) -> Result<Vec<Overdue>, LedgerError>;
+    async fn orphans(
+        &self,
+        queue: String,
+        kinds: Kinds,
+        left: OrphanFilter,
+        limit: u32,
+    ) -> Result<Vec<Overdue>, LedgerError>;
 }

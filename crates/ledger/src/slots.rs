@@ -7,7 +7,7 @@ use roundelay_model::pacing::orders::{Orders, ThrottleOrder};
 use roundelay_model::pacing::slots::{Micros, State, Word};
 use roundelay_model::pacing::{SlotAnswer, SlotRequest};
 
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// What is remembered of a throttle.
 #[derive(Clone, Debug, PartialEq)]

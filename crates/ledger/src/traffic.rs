@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// What this process has had a ledger do since it opened it. What an operator's orders take is not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

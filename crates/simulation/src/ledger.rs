@@ -154,11 +154,11 @@ impl Sessions for SimulatedLedger {
         self.through(true, verb).await
     }
 
-    async fn hold(&self, claims: Vec<Held>) -> Result<Vec<bool>, LedgerError> {
+    async fn hold(&self, claims: Vec<ClaimId>) -> Result<Vec<bool>, LedgerError> {
         self.through(false, self.inner.hold(claims)).await
     }
 
-    async fn give_up(&self, session: i64, claims: Vec<Held>) -> Result<(), LedgerError> {
+    async fn give_up(&self, session: i64, claims: Vec<ClaimId>) -> Result<(), LedgerError> {
         let verb = async {
             self.inner.give_up(session, claims.clone()).await?;
             self.observer.gave_up(&claims);
@@ -167,7 +167,13 @@ impl Sessions for SimulatedLedger {
         self.through(true, verb).await
     }
 
-    async fn orphans(&self, queue: String, kinds: Kinds, left: Left, limit: u32) -> Result<Vec<Overdue>, LedgerError> {
+    async fn orphans(
+        &self,
+        queue: String,
+        kinds: Kinds,
+        left: OrphanFilter,
+        limit: u32,
+    ) -> Result<Vec<Overdue>, LedgerError> {
         self.through(false, self.inner.orphans(queue, kinds, left, limit)).await
     }
 }
@@ -206,11 +212,11 @@ impl Fleet for SimulatedLedger {
 impl Search for SimulatedLedger {
     async fn search(
         &self,
-        filter: Filter,
-        after: Option<Place>,
+        filter: ListFilter,
+        after: Option<Cursor>,
         limit: u32,
         effort: u32,
-    ) -> Result<Found<Listed, Place>, LedgerError> {
+    ) -> Result<Found<Listed, Cursor>, LedgerError> {
         self.through(false, self.inner.search(filter, after, limit, effort)).await
     }
 
@@ -244,19 +250,19 @@ impl Search for SimulatedLedger {
         self.through(true, self.inner.retry_quarantined(number, id, body)).await
     }
 
-    async fn advance_all(&self, which: Which, limit: u32, slack: Duration) -> Result<Vec<Hint>, LedgerError> {
+    async fn advance_all(&self, which: ChainFilter, limit: u32, slack: Duration) -> Result<Vec<Hint>, LedgerError> {
         self.through(true, self.inner.advance_all(which, limit, slack)).await
     }
 }
 
 #[async_trait]
-impl Contents for SimulatedLedger {
-    async fn contents(&self, of: Shelf, after: i64, limit: u32) -> Result<Vec<Content>, LedgerError> {
-        self.through(false, self.inner.contents(of, after, limit)).await
+impl StoredTexts for SimulatedLedger {
+    async fn stored_texts(&self, of: TextColumn, after: i64, limit: u32) -> Result<Vec<StoredText>, LedgerError> {
+        self.through(false, self.inner.stored_texts(of, after, limit)).await
     }
 
-    async fn replace_contents(&self, of: Shelf, changes: Vec<Replacement>) -> Result<Vec<bool>, LedgerError> {
-        self.through(true, self.inner.replace_contents(of, changes)).await
+    async fn replace_texts(&self, of: TextColumn, changes: Vec<TextReplacement>) -> Result<Vec<bool>, LedgerError> {
+        self.through(true, self.inner.replace_texts(of, changes)).await
     }
 }
 
@@ -277,7 +283,7 @@ impl History for SimulatedLedger {
         self.through(true, self.inner.end_left(limit)).await
     }
 
-    async fn left_with(&self, session: i64, limit: u32) -> Result<Vec<Held>, LedgerError> {
+    async fn left_with(&self, session: i64, limit: u32) -> Result<Vec<ClaimId>, LedgerError> {
         self.through(false, self.inner.left_with(session, limit)).await
     }
 
@@ -375,7 +381,7 @@ impl Failures for SimulatedLedger {
     async fn failed(
         &self,
         filter: FailureFilter,
-        after: Option<FailurePlace>,
+        after: Option<FailureCursor>,
         limit: u32,
     ) -> Result<Vec<Failure>, LedgerError> {
         self.through(false, self.inner.failed(filter, after, limit)).await
@@ -614,11 +620,11 @@ impl Ledger for SimulatedLedger {
         self.through(true, self.inner.reschedule(moves)).await
     }
 
-    async fn matching(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+    async fn matching(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
         self.through(false, self.inner.matching(which, order)).await
     }
 
-    async fn list(&self, filter: Filter, after: Option<Place>, limit: u32) -> Result<Vec<Listed>, LedgerError> {
+    async fn list(&self, filter: ListFilter, after: Option<Cursor>, limit: u32) -> Result<Vec<Listed>, LedgerError> {
         self.through(false, self.inner.list(filter, after, limit)).await
     }
 
@@ -634,12 +640,12 @@ impl Ledger for SimulatedLedger {
         self.through(false, self.inner.failures_of(kind, key)).await
     }
 
-    async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+    async fn order_chains(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
         let ended = match (&order, &which.kind, &which.key) {
-            (Order::Retire, Some(kind), Some(key)) => Some((kind.clone(), key.clone())),
+            (ChainOrder::Retire, Some(kind), Some(key)) => Some((kind.clone(), key.clone())),
             _ => None,
         };
-        let changed = self.through(true, self.inner.steer(which, order)).await?;
+        let changed = self.through(true, self.inner.order_chains(which, order)).await?;
         if let Some((kind, key)) = ended {
             self.observer.retired(&kind, &key);
         }

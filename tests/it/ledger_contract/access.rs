@@ -1,7 +1,7 @@
 //! Tokens, the audit, and requests with keys.
 
 use roundelay::ledger::access::{
-    AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, MOST_TOKENS, NewAuditEntry, NewToken, Token, TokenCreated,
+    AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, MAX_TOKENS, NewAuditEntry, NewToken, Token, TokenCreated,
 };
 use roundelay::scope::Scope;
 
@@ -69,13 +69,13 @@ async fn when_a_token_was_used_is_written_once_a_minute() {
 async fn there_is_an_end_of_tokens() {
     for opened in all().await {
         let ledger = &*opened.ledger;
-        for n in 0..MOST_TOKENS {
+        for n in 0..MAX_TOKENS {
             created(ledger, token(&format!("t{n}"), n)).await;
         }
-        assert_eq!(ledger.create_token(token("more", MOST_TOKENS)).await.unwrap(), TokenCreated::TooMany);
-        assert_eq!(ledger.create_token(token("t7", MOST_TOKENS)).await.unwrap(), TokenCreated::NameTaken);
+        assert_eq!(ledger.create_token(token("more", MAX_TOKENS)).await.unwrap(), TokenCreated::TooMany);
+        assert_eq!(ledger.create_token(token("t7", MAX_TOKENS)).await.unwrap(), TokenCreated::NameTaken);
         assert!(ledger.revoke_token("t7".into()).await.unwrap());
-        created(ledger, token("more", MOST_TOKENS)).await;
+        created(ledger, token("more", MAX_TOKENS)).await;
     }
 }
 

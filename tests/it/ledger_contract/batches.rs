@@ -118,20 +118,21 @@ async fn catch_up_sends_members_and_not_what_waits_for_them_and_the_gathering_wh
 async fn members_go_with_the_chain_that_waits_for_them() {
     for opened in all().await {
         let ledger = &*opened.ledger;
-        let which = |key: &str| Which { kind: Some("sync".into()), key: Some(key.into()), ..Which::default() };
-        let part = Which { kind: Some("part".into()), ..Which::default() };
+        let which =
+            |key: &str| ChainFilter { kind: Some("sync".into()), key: Some(key.into()), ..ChainFilter::default() };
+        let part = ChainFilter { kind: Some("part".into()), ..ChainFilter::default() };
         let (_, members) = fanned_out(ledger, "a", 2).await;
         let runs = granted(ledger, &members[0], LEASE).await;
-        assert_eq!(ledger.steer(part, Order::Retire).await.unwrap(), 0, "they are no chains of their own");
-        assert_eq!(ledger.steer(which("a"), Order::Pause).await.unwrap(), 1);
+        assert_eq!(ledger.order_chains(part, ChainOrder::Retire).await.unwrap(), 0, "they are no chains of their own");
+        assert_eq!(ledger.order_chains(which("a"), ChainOrder::Pause).await.unwrap(), 1);
         let done = end(&members[0], runs.fence, ledger.now(), Next::End, Verdict::Done);
         assert_eq!(ledger.finish(done).await.unwrap(), applied(None), "they go on while it is paused");
-        assert_eq!(ledger.steer(which("a"), Order::Retire).await.unwrap(), 1);
+        assert_eq!(ledger.order_chains(which("a"), ChainOrder::Retire).await.unwrap(), 1);
         assert_eq!(ledger.claim(ask(ledger, &members[1], LEASE).await).await.unwrap(), Claim::Idle);
         // A new epoch has nothing to do with a batch of the one before.
         let (hint, members) = fanned_out(ledger, "b", 2).await;
         let runs = granted(ledger, &members[0], LEASE).await;
-        assert_eq!(ledger.steer(which("b"), Order::RecoverAll).await.unwrap(), 1);
+        assert_eq!(ledger.order_chains(which("b"), ChainOrder::RecoverAll).await.unwrap(), 1);
         let verdict = async || ledger.attempts(runs.fence - 1, 1).await.unwrap().remove(0).verdict.unwrap();
         assert_eq!(verdict().await, "lost");
         let done = end(&members[0], runs.fence, ledger.now(), Next::End, Verdict::Done);
@@ -164,7 +165,7 @@ async fn a_chain_that_has_ended_waits_for_nothing() {
         // It ends while it runs, and the run fans out.
         let hint = begun(ledger, "b").await;
         let grant = granted(ledger, &hint, LEASE).await;
-        assert_eq!(ledger.steer(which("b"), Order::Retire).await.unwrap(), 1);
+        assert_eq!(ledger.order_chains(which("b"), ChainOrder::Retire).await.unwrap(), 1);
         let members = vec![member(0, ledger.now())];
         let gather = end(&hint, grant.fence, ledger.now(), Next::Gather, Verdict::FannedOut);
         assert_eq!(ledger.finish(FinishRequest { members, ..gather }).await.unwrap(), applied(None));
@@ -173,7 +174,7 @@ async fn a_chain_that_has_ended_waits_for_nothing() {
         let (other, members) = fanned_out(ledger, "c", 1).await;
         let anew = NewChain { revive: true, ..super::chain("b", ledger.now()) };
         ledger.enroll(vec![anew]).await.unwrap();
-        assert_eq!(ledger.steer(which("b"), Order::Retire).await.unwrap(), 1);
+        assert_eq!(ledger.order_chains(which("b"), ChainOrder::Retire).await.unwrap(), 1);
         assert_eq!(view("c").await.batch, (1, 1));
         assert_eq!(ended(ledger, &members[0], Verdict::Done).await[0].epoch, other.epoch);
         let kinds = Kinds { all: vec!["sync".into(), "part".into()], recurring: vec!["sync".into()] };
@@ -202,8 +203,12 @@ async fn what_members_run_when_their_chain_ends_is_recorded_as_lost() {
             let ended = match departs {
                 true => ledger.depart(vec![hint.epoch]).await.unwrap(),
                 false => {
-                    let which = Which { kind: Some("sync".into()), key: Some(hint.key.clone()), ..Which::default() };
-                    ledger.steer(which, Order::Retire).await.unwrap()
+                    let which = ChainFilter {
+                        kind: Some("sync".into()),
+                        key: Some(hint.key.clone()),
+                        ..ChainFilter::default()
+                    };
+                    ledger.order_chains(which, ChainOrder::Retire).await.unwrap()
                 }
             };
             assert_eq!(ended, 1);
@@ -226,11 +231,11 @@ async fn what_members_run_when_their_chain_ends_is_recorded_as_lost() {
 async fn a_batch_that_ends_while_its_chain_is_paused_is_gathered_afterwards() {
     for opened in all().await {
         let ledger = &*opened.ledger;
-        let which = Which { kind: Some("sync".into()), key: Some("a".into()), ..Which::default() };
+        let which = ChainFilter { kind: Some("sync".into()), key: Some("a".into()), ..ChainFilter::default() };
         let (hint, members) = fanned_out(ledger, "a", 1).await;
-        ledger.steer(which.clone(), Order::Pause).await.unwrap();
+        ledger.order_chains(which.clone(), ChainOrder::Pause).await.unwrap();
         assert_eq!(ended(ledger, &members[0], Verdict::Done).await, []);
-        ledger.steer(which, Order::Resume).await.unwrap();
+        ledger.order_chains(which, ChainOrder::Resume).await.unwrap();
         let kinds = recurring("sync");
         let found = ledger.overdue("work".into(), kinds, ledger.now() + LEASE, None, 10).await.unwrap();
         assert_eq!(found.iter().map(|chain| chain.hint.epoch).collect::<Vec<_>>(), [hint.epoch]);

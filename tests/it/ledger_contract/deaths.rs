@@ -48,8 +48,8 @@ async fn a_tick_that_three_workers_die_over_is_set_aside_and_begins_at_nothing_w
         let records = of_a(ledger.attempts(0, 9).await.unwrap());
         assert_eq!(records[2].reason.as_deref(), Some(SET_ASIDE), "it stays known why");
 
-        let which = Which { kind: Some("sync".into()), key: Some("a".into()), ..Which::default() };
-        assert_eq!(ledger.steer(which, Order::Recover).await.unwrap(), 1);
+        let which = ChainFilter { kind: Some("sync".into()), key: Some("a".into()), ..ChainFilter::default() };
+        assert_eq!(ledger.order_chains(which, ChainOrder::Recover).await.unwrap(), 1);
         let anew = ledger.messages(vec!["work".into()], recurring("sync"), 0, 9).await.unwrap();
         let anew = anew.into_iter().find(|hint| hint.key == "a").unwrap();
         assert!(anew.epoch > hint.epoch);
@@ -90,7 +90,7 @@ async fn only_deaths_in_a_row_count() {
             let Claim::Granted(grant) = ledger.claim(ClaimRequest { again: true, ..request }).await.unwrap() else {
                 panic!("not made again")
             };
-            ledger.give_up(session, vec![Held { epoch: hint.epoch, fence: grant.fence }]).await.unwrap();
+            ledger.give_up(session, vec![ClaimId { epoch: hint.epoch, fence: grant.fence }]).await.unwrap();
         }
         dies(ledger, &hint).await;
         assert_eq!(asked(ledger, &hint, 0).await, Claim::Suspected(1));

@@ -21,7 +21,7 @@ async fn discovered_chains_begin_with_the_end_of_the_run_and_not_without() {
         let ledger = &*opened.ledger;
         let charts = begun(ledger, "charts").await;
         let (there, gone) = (begun(ledger, "there").await, begun(ledger, "gone").await);
-        ledger.steer(which("gone"), Order::Retire).await.unwrap();
+        ledger.order_chains(which("gone"), ChainOrder::Retire).await.unwrap();
         let before = (view(ledger, "there").await, view(ledger, "gone").await);
         let grant = granted(ledger, &charts, LEASE).await;
         assert_eq!(grant.depth, 0, "nobody's run has led to it");
@@ -56,7 +56,7 @@ async fn discovered_chains_begin_with_the_end_of_the_run_and_not_without() {
         assert_eq!(granted(ledger, &begun[0], LEASE).await.depth, 3);
         // One that a person revives belongs to nobody's run any more.
         let anew = NewChain { revive: true, ..chain("newer", ledger.now()) };
-        ledger.steer(which("newer"), Order::Retire).await.unwrap();
+        ledger.order_chains(which("newer"), ChainOrder::Retire).await.unwrap();
         ledger.enroll(vec![anew]).await.unwrap();
         assert_eq!(view(ledger, "newer").await.depth, 0);
     }

@@ -1,7 +1,7 @@
 //! What has failed: feeding parts back, one run at a time, and an operator's word on them.
 
 use roundelay::failure::{Failure, ItemEnd};
-use roundelay::ledger::{FailureFilter, Filter, Hold, Plan, PlannedItem};
+use roundelay::ledger::{FailureFilter, Hold, ListFilter, Plan, PlannedItem};
 
 use super::*;
 
@@ -90,7 +90,7 @@ async fn only_due_parts_of_chains_that_tick_are_fed_and_each_once() {
             ..chain(key, now + LEASE)
         });
         ledger.enroll(chains.to_vec()).await.unwrap();
-        assert_eq!(ledger.steer(which("paused"), Order::Pause).await.unwrap(), 1);
+        assert_eq!(ledger.order_chains(which("paused"), ChainOrder::Pause).await.unwrap(), 1);
         record(ledger, "a", part("us", now)).await;
         record(ledger, "a", part("later", now + LEASE)).await;
         record(ledger, "a", forever("never")).await;
@@ -240,7 +240,7 @@ async fn failures_are_listed_page_by_page_retried_and_dropped_by_filter() {
 async fn an_entity_is_unavailable_from_the_run_that_says_so_until_it_begins_anew() {
     for opened in all().await {
         let ledger = &*opened.ledger;
-        let list = async || ledger.list(Filter::default(), None, 9).await.unwrap().remove(0);
+        let list = async || ledger.list(ListFilter::default(), None, 9).await.unwrap().remove(0);
         let hint = begun(ledger, "a").await;
         let grant = granted(ledger, &hint, LEASE).await;
         let retire = end(&hint, grant.fence, ledger.now(), Next::End, Verdict::Retired);
@@ -254,7 +254,7 @@ async fn an_entity_is_unavailable_from_the_run_that_says_so_until_it_begins_anew
         let anew = NewChain { revive: true, ..chain("a", ledger.now() + LEASE) };
         assert!(matches!(ledger.enroll(vec![anew]).await.unwrap()[0], Enrolled::Created(_)));
         assert_eq!(list().await.unavailable, None);
-        assert_eq!(ledger.steer(which("a"), Order::Retire).await.unwrap(), 1);
+        assert_eq!(ledger.order_chains(which("a"), ChainOrder::Retire).await.unwrap(), 1);
         assert_eq!((list().await.unavailable, ledger.census(SLACK).await.unwrap().unavailable), (None, 0));
     }
 }

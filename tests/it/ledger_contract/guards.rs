@@ -125,21 +125,21 @@ async fn what_is_handed_on_stays_until_something_else_is_and_left_out_occurrence
 async fn an_owner_s_word_is_for_its_chains_and_for_its_jobs_that_still_wait() {
     for opened in all().await {
         let ledger = &*opened.ledger;
-        let of = |owner: &str| Which { owner: Some(owner.into()), ..Which::default() };
+        let of = |owner: &str| ChainFilter { owner: Some(owner.into()), ..ChainFilter::default() };
         let owned = |key: &str, owner: &str| NewChain { owner: Some(owner.into()), ..chain(key, ledger.now()) };
         ledger
             .enroll(vec![owned("a", "red"), owned("b", "red"), owned("c", "blue"), chain("d", ledger.now())])
             .await
             .unwrap();
         assert_eq!(ledger.owner("red".into()).await.unwrap(), ChainState::Active);
-        assert_eq!(ledger.steer(of("red"), Order::Pause).await.unwrap(), 2);
+        assert_eq!(ledger.order_chains(of("red"), ChainOrder::Pause).await.unwrap(), 2);
         assert_eq!(ledger.owner("red".into()).await.unwrap(), ChainState::Paused);
         assert_eq!(ledger.owner("blue".into()).await.unwrap(), ChainState::Active);
-        assert_eq!(ledger.steer(of("red"), Order::Resume).await.unwrap(), 2);
+        assert_eq!(ledger.order_chains(of("red"), ChainOrder::Resume).await.unwrap(), 2);
         assert_eq!(ledger.owner("red".into()).await.unwrap(), ChainState::Active);
-        assert_eq!(ledger.steer(of("red"), Order::Retire).await.unwrap(), 2);
+        assert_eq!(ledger.order_chains(of("red"), ChainOrder::Retire).await.unwrap(), 2);
         assert_eq!(ledger.owner("red".into()).await.unwrap(), ChainState::Retired);
-        assert_eq!(ledger.steer(of("red"), Order::Resume).await.unwrap(), 0);
+        assert_eq!(ledger.order_chains(of("red"), ChainOrder::Resume).await.unwrap(), 0);
         assert_eq!(ledger.owner("red".into()).await.unwrap(), ChainState::Retired, "gone is gone");
         let states: Vec<ChainState> = join_states(ledger, &["a", "b", "c", "d"]).await;
         use ChainState::{Active, Retired};

@@ -1,6 +1,6 @@
 //! What operators ask about many chains, and how chains are moved in time.
 
-use roundelay::ledger::{Condition, Filter, Listed, Move, OwnerCensus, Place};
+use roundelay::ledger::{Condition, Cursor, ListFilter, Listed, Move, OwnerCensus};
 
 use super::*;
 
@@ -8,12 +8,12 @@ fn keys(page: &[Listed]) -> Vec<&str> {
     page.iter().map(|chain| chain.hint.key.as_str()).collect()
 }
 
-fn like(pattern: &str) -> Which {
-    Which { like: Some(pattern.into()), ..Which::default() }
+fn like(pattern: &str) -> ChainFilter {
+    ChainFilter { like: Some(pattern.into()), ..ChainFilter::default() }
 }
 
-async fn list(ledger: &dyn Ledger, which: Which, condition: Option<Condition>) -> Vec<Listed> {
-    ledger.list(Filter { which, condition }, None, 100).await.unwrap()
+async fn list(ledger: &dyn Ledger, which: ChainFilter, condition: Option<Condition>) -> Vec<Listed> {
+    ledger.list(ListFilter { which, condition }, None, 100).await.unwrap()
 }
 
 #[tokio::test]
@@ -25,16 +25,17 @@ async fn rotations_are_listed_in_the_order_of_their_names_page_by_page() {
         let once = NewChain { once: true, ..chain("b", now) };
         let chains = ["é", "b", "a", "Z"].map(|key| chain(key, now));
         ledger.enroll([&chains[..], &[other("y"), other("x"), once]].concat()).await.unwrap();
-        let (mut seen, mut after) = (Vec::new(), None::<Place>);
+        let (mut seen, mut after) = (Vec::new(), None::<Cursor>);
         loop {
-            let page = ledger.list(Filter::default(), after, 2).await.unwrap();
+            let page = ledger.list(ListFilter::default(), after, 2).await.unwrap();
             let Some(last) = page.last() else { break };
             after = Some((last.hint.kind.clone(), last.hint.key.clone()));
             seen.extend(page.into_iter().map(|chain| format!("{} {}", chain.hint.kind, chain.hint.key)));
         }
         assert_eq!(seen, ["charts x", "charts y", "sync Z", "sync a", "sync b", "sync é"], "by their bytes");
-        let sync = Which { kind: Some("sync".into()), ..Which::default() };
-        let page = ledger.list(Filter { which: sync, condition: None }, Some(("charts".into(), "x".into())), 2).await;
+        let sync = ChainFilter { kind: Some("sync".into()), ..ChainFilter::default() };
+        let page =
+            ledger.list(ListFilter { which: sync, condition: None }, Some(("charts".into(), "x".into())), 2).await;
         assert_eq!(keys(&page.unwrap()), ["Z", "a"], "a place before the kind");
     }
 }
@@ -59,37 +60,37 @@ async fn chains_are_found_by_pattern_owner_and_what_they_are_doing() {
         ];
         for (pattern, expected) in table {
             assert_eq!(keys(&list(ledger, like(pattern), None).await), expected, "{pattern}");
-            let count = ledger.matching(like(pattern), Order::Pause).await.unwrap();
+            let count = ledger.matching(like(pattern), ChainOrder::Pause).await.unwrap();
             assert_eq!(count, expected.len() as u64, "{pattern}");
         }
-        let red = Which { owner: Some("red".into()), ..Which::default() };
+        let red = ChainFilter { owner: Some("red".into()), ..ChainFilter::default() };
         assert_eq!(keys(&list(ledger, red.clone(), None).await), ["eu_7"]);
-        let late = Which { late_before: Some(now), ..Which::default() };
+        let late = ChainFilter { late_before: Some(now), ..ChainFilter::default() };
         assert_eq!(keys(&list(ledger, late.clone(), None).await), ["late"]);
-        assert_eq!(ledger.matching(late.clone(), Order::Pause).await.unwrap(), 1);
-        let elsewhere = Which { queue: Some("elsewhere".into()), ..Which::default() };
+        assert_eq!(ledger.matching(late.clone(), ChainOrder::Pause).await.unwrap(), 1);
+        let elsewhere = ChainFilter { queue: Some("elsewhere".into()), ..ChainFilter::default() };
         assert_eq!(keys(&list(ledger, elsewhere.clone(), None).await), [""; 0]);
-        assert_eq!(ledger.steer(elsewhere, Order::Pause).await.unwrap(), 0);
-        let here = Which { queue: Some("work".into()), ..like("late") };
-        assert_eq!(ledger.matching(here.clone(), Order::Pause).await.unwrap(), 1);
+        assert_eq!(ledger.order_chains(elsewhere, ChainOrder::Pause).await.unwrap(), 0);
+        let here = ChainFilter { queue: Some("work".into()), ..like("late") };
+        assert_eq!(ledger.matching(here.clone(), ChainOrder::Pause).await.unwrap(), 1);
         let hint = list(ledger, late.clone(), None).await.remove(0).hint;
         granted(ledger, &hint, LEASE).await;
-        assert_eq!(keys(&list(ledger, Which::default(), Some(Condition::Running)).await), ["late"]);
+        assert_eq!(keys(&list(ledger, ChainFilter::default(), Some(Condition::Running)).await), ["late"]);
         assert_eq!(keys(&list(ledger, late.clone(), None).await), [""; 0], "it runs");
-        assert_eq!(ledger.matching(late.clone(), Order::Pause).await.unwrap(), 0);
-        assert_eq!(ledger.steer(late, Order::Pause).await.unwrap(), 0);
-        assert_eq!(ledger.steer(like("eu_?"), Order::Pause).await.unwrap(), 2);
+        assert_eq!(ledger.matching(late.clone(), ChainOrder::Pause).await.unwrap(), 0);
+        assert_eq!(ledger.order_chains(late, ChainOrder::Pause).await.unwrap(), 0);
+        assert_eq!(ledger.order_chains(like("eu_?"), ChainOrder::Pause).await.unwrap(), 2);
         let paused = Some(Condition::State(ChainState::Paused));
-        assert_eq!(keys(&list(ledger, Which::default(), paused).await), ["eu_1", "eu_7"]);
-        assert_eq!(ledger.matching(like("eu*"), Order::Resume).await.unwrap(), 2);
-        assert_eq!(ledger.matching(like("eu*"), Order::Retire).await.unwrap(), 6);
-        let resting = Which { state: Some(ChainState::Paused), ..like("eu*") };
-        assert_eq!(ledger.matching(resting.clone(), Order::Retire).await.unwrap(), 2);
-        assert_eq!(ledger.matching(resting.clone(), Order::Pause).await.unwrap(), 0);
-        assert_eq!(ledger.steer(resting, Order::Pause).await.unwrap(), 0);
+        assert_eq!(keys(&list(ledger, ChainFilter::default(), paused).await), ["eu_1", "eu_7"]);
+        assert_eq!(ledger.matching(like("eu*"), ChainOrder::Resume).await.unwrap(), 2);
+        assert_eq!(ledger.matching(like("eu*"), ChainOrder::Retire).await.unwrap(), 6);
+        let resting = ChainFilter { state: Some(ChainState::Paused), ..like("eu*") };
+        assert_eq!(ledger.matching(resting.clone(), ChainOrder::Retire).await.unwrap(), 2);
+        assert_eq!(ledger.matching(resting.clone(), ChainOrder::Pause).await.unwrap(), 0);
+        assert_eq!(ledger.order_chains(resting, ChainOrder::Pause).await.unwrap(), 0);
         assert_eq!(ledger.owner("red".into()).await.unwrap(), ChainState::Active, "a pattern is no word on owners");
-        let of_red = Which { like: Some("eu*".into()), ..red };
-        assert_eq!(ledger.steer(of_red, Order::Retire).await.unwrap(), 1);
+        let of_red = ChainFilter { like: Some("eu*".into()), ..red };
+        assert_eq!(ledger.order_chains(of_red, ChainOrder::Retire).await.unwrap(), 1);
         assert_eq!(ledger.owner("red".into()).await.unwrap(), ChainState::Active, "nor is a part of what is hers");
     }
 }
@@ -101,9 +102,9 @@ async fn owners_are_counted_also_those_of_whom_only_a_word_is_known() {
         let owned = |key: &str, owner: &str| NewChain { owner: Some(owner.into()), ..chain(key, ledger.now()) };
         let once = NewChain { once: true, ..owned("a", "red") };
         ledger.enroll(vec![owned("a", "red"), owned("b", "red"), owned("c", "blue"), once]).await.unwrap();
-        ledger.steer(which("a"), Order::Pause).await.unwrap();
-        let nobody = Which { owner: Some("gone".into()), ..Which::default() };
-        ledger.steer(nobody, Order::Retire).await.unwrap();
+        ledger.order_chains(which("a"), ChainOrder::Pause).await.unwrap();
+        let nobody = ChainFilter { owner: Some("gone".into()), ..ChainFilter::default() };
+        ledger.order_chains(nobody, ChainOrder::Retire).await.unwrap();
         let census = |owner: &str, state, active, paused| OwnerCensus {
             owner: owner.into(),
             state,
@@ -185,7 +186,7 @@ async fn a_tick_is_moved_only_while_it_is_the_one_that_was_seen_and_has_not_star
 
         let Enrolled::Created(a) = ledger.enroll(vec![chain("a", far)]).await.unwrap().remove(0) else { panic!() };
         let Enrolled::Created(b) = ledger.enroll(vec![chain("b", far)]).await.unwrap().remove(0) else { panic!() };
-        ledger.steer(which("b"), Order::Pause).await.unwrap();
+        ledger.order_chains(which("b"), ChainOrder::Pause).await.unwrap();
         // Of the two, in any order, beside one that is not known.
         let unknown = Move { epoch: a.epoch + 1_000_000, ..to(&a, far, near) };
         let moved = ledger.reschedule(vec![to(&b, far, near), unknown, to(&a, far, near)]).await.unwrap();
@@ -222,7 +223,7 @@ async fn a_rotation_gets_a_schedule_and_loses_it() {
         assert!(set("a", None).await);
         assert_eq!(ledger.chains("sync".into(), "a".into()).await.unwrap()[0].schedule, None);
         assert!(!set("nobody", None).await);
-        ledger.steer(which("a"), Order::Retire).await.unwrap();
+        ledger.order_chains(which("a"), ChainOrder::Retire).await.unwrap();
         assert!(!set("a", Some(own)).await, "it has ended");
     }
 }

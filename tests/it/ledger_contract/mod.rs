@@ -24,8 +24,8 @@ use roundelay::guard::{Guard, IfRunning, Manual, Refusal};
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::sqlite::SqliteLedger;
 use roundelay::ledger::{
-    ChainState, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Held, Hint, Holder, Kinds, Ledger,
-    LedgerError, LedgerUrl, Left, LookAgain, NewChain, Order, SpawnedJob, Which,
+    ChainFilter, ChainOrder, ChainState, Claim, ClaimId, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Hint,
+    Holder, Kinds, Ledger, LedgerError, LedgerUrl, LookAgain, NewChain, OrphanFilter, SpawnedJob,
 };
 use roundelay::outcome::{Next, Verdict};
 use roundelay::secret::Secret;
@@ -235,8 +235,8 @@ async fn a_chains_own_priority_is_in_all_its_messages() {
         let advanced = ledger.advance("sync".into(), "a".into(), SLACK).await.unwrap().unwrap();
         assert_eq!(advanced.priority, Some(2), "of what is sent ahead");
 
-        let which = Which { kind: Some("sync".into()), key: Some("a".into()), ..Which::default() };
-        ledger.steer(which, Order::Retire).await.unwrap();
+        let which = ChainFilter { kind: Some("sync".into()), key: Some("a".into()), ..ChainFilter::default() };
+        ledger.order_chains(which, ChainOrder::Retire).await.unwrap();
         let anew = NewChain { revive: true, ..of(Some(1)) };
         let Enrolled::Created(anew) = ledger.enroll(vec![anew]).await.unwrap().remove(0) else { panic!("it stays") };
         assert_eq!((anew.priority, view("a").await.hint.priority), (Some(1), Some(1)));
@@ -450,7 +450,7 @@ async fn who_left_the_roster_is_remembered_until_it_begins_anew() {
         let [a, b, c] = [begun(ledger, "a").await, begun(ledger, "b").await, begun(ledger, "c").await];
         let once = NewChain { once: true, ..chain("b", ledger.now()) };
         let Enrolled::Created(extra) = ledger.enroll(vec![once]).await.unwrap().remove(0) else { panic!() };
-        ledger.steer(which("c"), Order::Retire).await.unwrap();
+        ledger.order_chains(which("c"), ChainOrder::Retire).await.unwrap();
         let enlisted = async |after: &str, limit| {
             let found = ledger.enlisted("sync".into(), after.into(), limit).await.unwrap();
             found.into_iter().map(|m| (m.key, m.epoch, m.state)).collect::<Vec<_>>()
@@ -473,7 +473,7 @@ async fn who_left_the_roster_is_remembered_until_it_begins_anew() {
         assert!(matches!(ledger.enroll(vec![revive()]).await.unwrap()[..], [Enrolled::Created(_)]));
         assert_eq!(departed().await, [] as [&str; 0]);
         // Ended again, and for another reason: that is not the roster's to undo.
-        ledger.steer(which("b"), Order::Retire).await.unwrap();
+        ledger.order_chains(which("b"), ChainOrder::Retire).await.unwrap();
         assert_eq!(departed().await, [] as [&str; 0]);
     }
 }
@@ -534,7 +534,7 @@ async fn a_claim_holds_as_long_as_its_session() {
         let Claim::Granted(first) = of(mine, &a).await else { panic!("not granted") };
         let Claim::Granted(other) = of(mine, &b).await else { panic!("not granted") };
         assert_eq!((of(yours, &a).await, of(mine, &a).await), (Claim::Runs, Claim::Runs));
-        let held = |hint: &Hint, fence| Held { epoch: hint.epoch, fence };
+        let held = |hint: &Hint, fence| ClaimId { epoch: hint.epoch, fence };
         let claims = vec![held(&a, first.fence), held(&b, first.fence), held(&b, other.fence)];
         assert_eq!(ledger.hold(claims.clone()).await.unwrap(), [true, false, true]);
         // Each says that it lives; a session ends if it was not heard of since, and only then.
@@ -548,7 +548,7 @@ async fn a_claim_holds_as_long_as_its_session() {
         let orphans = async || {
             let kinds = Kinds { all: vec!["sync".into()], recurring: vec!["sync".into()] };
             let now = ledger.now();
-            let left = Left { until: now + SLACK * 2, late: now - SLACK, unsent: Time::default() };
+            let left = OrphanFilter { until: now + SLACK * 2, late: now - SLACK, unsent: Time::default() };
             let orphans = ledger.orphans("work".into(), kinds, left, 10).await.unwrap();
             let mut orphans: Vec<_> =
                 orphans.into_iter().map(|chain| (chain.hint.epoch, chain.claim, chain.holder)).collect();
@@ -593,7 +593,7 @@ async fn a_claim_whose_answer_was_lost_is_made_again_or_given_up() {
         assert_eq!((of(mine, false).await, of(yours, true).await), (Claim::Runs, Claim::Runs));
         let Claim::Granted(again) = of(mine, true).await else { panic!("not granted") };
         assert!(again.fence > unheard.fence && again.lost);
-        let held = |fence| vec![Held { epoch: hint.epoch, fence }];
+        let held = |fence| vec![ClaimId { epoch: hint.epoch, fence }];
         // Only by who holds it, and only that claim.
         for (session, fence) in [(yours, again.fence), (mine, unheard.fence)] {
             ledger.give_up(session, held(fence)).await.unwrap();
@@ -634,8 +634,8 @@ async fn what_a_run_asks_for_is_accepted_with_its_end_and_not_without() {
     }
 }
 
-fn which(key: &str) -> Which {
-    Which { kind: Some("sync".into()), key: Some(key.into()), ..Which::default() }
+fn which(key: &str) -> ChainFilter {
+    ChainFilter { kind: Some("sync".into()), key: Some(key.into()), ..ChainFilter::default() }
 }
 
 #[tokio::test]
@@ -644,8 +644,8 @@ async fn nothing_is_claimed_once_a_chain_is_paused_or_retired() {
         let ledger = &*opened.ledger;
         let (a, b) = (begun(ledger, "a").await, begun(ledger, "b").await);
         let grant = granted(ledger, &a, LEASE).await;
-        assert_eq!(ledger.steer(which("a"), Order::Pause).await.unwrap(), 1);
-        assert_eq!(ledger.steer(which("a"), Order::Pause).await.unwrap(), 0, "it was");
+        assert_eq!(ledger.order_chains(which("a"), ChainOrder::Pause).await.unwrap(), 1);
+        assert_eq!(ledger.order_chains(which("a"), ChainOrder::Pause).await.unwrap(), 0, "it was");
         // What ran goes on and counts, and is followed by nothing until the chain is resumed.
         let due = ledger.now();
         let done = end(&a, grant.fence, due, tick(due), Verdict::Done);
@@ -660,16 +660,18 @@ async fn nothing_is_claimed_once_a_chain_is_paused_or_retired() {
                 .iter()
                 .all(|c| c.hint.key == "b")
         );
-        assert_eq!(ledger.steer(which("a"), Order::Resume).await.unwrap(), 1);
+        assert_eq!(ledger.order_chains(which("a"), ChainOrder::Resume).await.unwrap(), 1);
         let overdue = ledger.overdue("work".into(), recurring("sync"), ledger.now(), None, 10).await.unwrap();
         assert_eq!(overdue.iter().map(|c| (c.hint.clone(), c.sent)).collect::<Vec<_>>(), [(second.clone(), false)]);
         granted(ledger, &second, LEASE).await;
 
-        let everything = Which { kind: Some("sync".into()), key: None, ..Which::default() };
-        assert_eq!(ledger.steer(everything.clone(), Order::Retire).await.unwrap(), 2);
+        let everything = ChainFilter { kind: Some("sync".into()), key: None, ..ChainFilter::default() };
+        assert_eq!(ledger.order_chains(everything.clone(), ChainOrder::Retire).await.unwrap(), 2);
         assert_eq!(ledger.claim(ask(ledger, &b, LEASE).await).await.unwrap(), Claim::Idle);
-        for order in [Order::Resume, Order::Pause, Order::Recover, Order::RecoverAll, Order::Retire] {
-            assert_eq!(ledger.steer(everything.clone(), order).await.unwrap(), 0, "{order:?}: they have ended");
+        for order in
+            [ChainOrder::Resume, ChainOrder::Pause, ChainOrder::Recover, ChainOrder::RecoverAll, ChainOrder::Retire]
+        {
+            assert_eq!(ledger.order_chains(everything.clone(), order).await.unwrap(), 0, "{order:?}: they have ended");
         }
     }
 }
@@ -680,7 +682,7 @@ async fn a_chain_that_begins_anew_has_nothing_to_do_with_what_it_was() {
         let ledger = &*opened.ledger;
         let old = begun(ledger, "a").await;
         let grant = granted(ledger, &old, LEASE).await;
-        ledger.steer(which("a"), Order::Retire).await.unwrap();
+        ledger.order_chains(which("a"), ChainOrder::Retire).await.unwrap();
         let now = ledger.now();
         assert_eq!(ledger.enroll(vec![chain("a", now)]).await.unwrap(), [Enrolled::Retired]);
         let anew = NewChain { revive: true, queue: "other".into(), ..chain("a", now) };
@@ -730,7 +732,7 @@ async fn a_single_tick_beside_the_rotation_is_refused_while_there_is_one() {
             [(first.epoch, 2), (first.epoch, 1)]
         );
         // One that was left in the middle is not gone on from.
-        ledger.steer(which("a"), Order::Retire).await.unwrap();
+        ledger.order_chains(which("a"), ChainOrder::Retire).await.unwrap();
         let Enrolled::Created(third) = ledger.enroll(vec![extra]).await.unwrap().remove(0) else { panic!() };
         assert!(third.epoch > second.epoch && third.tick == 1, "{third:?}");
         assert_eq!(ledger.claim(ask(ledger, &second, LEASE).await).await.unwrap(), Claim::Idle);
@@ -784,7 +786,7 @@ async fn a_manual_run_is_a_run_of_its_chain() {
             panic!("and for the cooldown")
         };
         assert!(until > due + cooldown / 2, "{until}");
-        ledger.steer(which("a"), Order::Retire).await.unwrap();
+        ledger.order_chains(which("a"), ChainOrder::Retire).await.unwrap();
         let revived = NewChain { revive: true, ..chain("a", ledger.now()) };
         ledger.enroll(vec![revived]).await.unwrap();
         drop(rotation);
@@ -846,8 +848,8 @@ async fn a_message_from_the_future_quarantines_its_chain_until_it_is_recovered()
             late.iter().map(|c| (c.hint.key.as_str(), c.state)).collect::<Vec<_>>(),
             [("a", ChainState::Quarantined)]
         );
-        let all = Which::default();
-        assert_eq!(ledger.steer(all.clone(), Order::Recover).await.unwrap(), 1, "b is well");
+        let all = ChainFilter::default();
+        assert_eq!(ledger.order_chains(all.clone(), ChainOrder::Recover).await.unwrap(), 1, "b is well");
         let view = ledger.chains("sync".into(), "a".into()).await.unwrap().remove(0);
         assert_eq!((view.state, view.sent), (ChainState::Active, false));
         assert!(view.hint.epoch > b.epoch);
@@ -855,8 +857,8 @@ async fn a_message_from_the_future_quarantines_its_chain_until_it_is_recovered()
         granted(ledger, &view.hint, LEASE).await;
 
         // After a restore that is known of, all of them; who is paused stays so.
-        ledger.steer(which("a"), Order::Pause).await.unwrap();
-        assert_eq!(ledger.steer(all, Order::RecoverAll).await.unwrap(), 2);
+        ledger.order_chains(which("a"), ChainOrder::Pause).await.unwrap();
+        assert_eq!(ledger.order_chains(all, ChainOrder::RecoverAll).await.unwrap(), 2);
         let state = async |key: &str| ledger.chains("sync".into(), key.into()).await.unwrap().remove(0);
         assert_eq!(state("a").await.state, ChainState::Paused);
         let b_now = state("b").await;
@@ -878,7 +880,7 @@ async fn the_record_of_a_holder_that_died_on_a_chain_that_ended_ends_too() {
         let ledger = &*opened.ledger;
         let hint = begun(ledger, "a").await;
         granted(ledger, &hint, Duration::ZERO).await;
-        ledger.steer(which("a"), Order::Retire).await.unwrap();
+        ledger.order_chains(which("a"), ChainOrder::Retire).await.unwrap();
         ledger.end_left(10).await.unwrap();
         let records = ledger.attempts(0, 10).await.unwrap();
         assert_eq!(records.iter().map(|r| r.verdict.as_deref()).collect::<Vec<_>>(), [Some("lost")]);
@@ -898,8 +900,10 @@ async fn a_session_is_told_its_claims_on_chains_that_do_not_tick() {
             let Claim::Granted(grant) = ledger.claim(request).await.unwrap() else { panic!("not granted") };
             fences.push(grant.fence);
         }
-        for (key, order) in [("paused", Order::Pause), ("retired", Order::Retire), ("yours", Order::Retire)] {
-            ledger.steer(which(key), order).await.unwrap();
+        for (key, order) in
+            [("paused", ChainOrder::Pause), ("retired", ChainOrder::Retire), ("yours", ChainOrder::Retire)]
+        {
+            ledger.order_chains(which(key), order).await.unwrap();
         }
         let left = async |session, limit| {
             let mut left = ledger.left_with(session, limit).await.unwrap();

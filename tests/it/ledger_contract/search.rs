@@ -1,10 +1,12 @@
 //! What screens ask for: bounded work, and nothing left out.
 
-use roundelay::ledger::{Condition, EFFORT, FailureFilter, Filter, Found, NamedAttempt, Place, ReasonCount, RunFilter};
+use roundelay::ledger::{
+    Condition, Cursor, EFFORT, FailureFilter, Found, ListFilter, NamedAttempt, ReasonCount, RunFilter,
+};
 
 use super::*;
 
-fn place(key: &str) -> Place {
+fn place(key: &str) -> Cursor {
     ("sync".into(), key.into())
 }
 
@@ -24,7 +26,10 @@ async fn a_search_that_stops_for_the_work_goes_on_where_it_stopped_and_leaves_no
             })
             .collect();
         ledger.enroll(chains).await.unwrap();
-        let side = || Filter { which: Which { queue: Some("side".into()), ..Which::default() }, condition: None };
+        let side = || ListFilter {
+            which: ChainFilter { queue: Some("side".into()), ..ChainFilter::default() },
+            condition: None,
+        };
         let expected = ["03", "13", "23", "33", "43", "53", "63", "73", "83", "93"];
         // However little is done at a time, and however small the pages.
         for (limit, effort) in [(100, EFFORT), (3, EFFORT), (100, 7), (2, 11), (1, 1)] {
@@ -57,21 +62,25 @@ async fn a_search_finds_by_all_that_a_filter_can_say() {
         let all = [chain("late", now - LEASE), chain("runs", now - LEASE), chain("rests", now + LEASE), owned, other];
         ledger.enroll(all.to_vec()).await.unwrap();
         let which = |of: &str| match of {
-            "kind" => Which { kind: Some("charts".into()), ..Which::default() },
-            "key" => Which { key: Some("late".into()), ..Which::default() },
-            "owner" => Which { owner: Some("red".into()), ..Which::default() },
-            "like" => Which { like: Some("r*s".into()), ..Which::default() },
-            "late" => Which { late_before: Some(now), ..Which::default() },
-            _ => Which::default(),
+            "kind" => ChainFilter { kind: Some("charts".into()), ..ChainFilter::default() },
+            "key" => ChainFilter { key: Some("late".into()), ..ChainFilter::default() },
+            "owner" => ChainFilter { owner: Some("red".into()), ..ChainFilter::default() },
+            "like" => ChainFilter { like: Some("r*s".into()), ..ChainFilter::default() },
+            "late" => ChainFilter { late_before: Some(now), ..ChainFilter::default() },
+            _ => ChainFilter::default(),
         };
         let found = async |of: &str, condition: Option<Condition>| {
-            let found = ledger.search(Filter { which: which(of), condition }, None, 10, EFFORT).await.unwrap();
+            let found = ledger.search(ListFilter { which: which(of), condition }, None, 10, EFFORT).await.unwrap();
             keys(&found).iter().map(ToString::to_string).collect::<Vec<String>>()
         };
-        let running = ledger.search(Filter { which: which("like"), condition: None }, None, 10, EFFORT).await.unwrap();
+        let running =
+            ledger.search(ListFilter { which: which("like"), condition: None }, None, 10, EFFORT).await.unwrap();
         let hint = running.found[1].hint.clone();
         let grant = granted(ledger, &hint, LEASE).await;
-        ledger.steer(Which { key: Some("rests".into()), ..Which::default() }, Order::Pause).await.unwrap();
+        ledger
+            .order_chains(ChainFilter { key: Some("rests".into()), ..ChainFilter::default() }, ChainOrder::Pause)
+            .await
+            .unwrap();
         assert_eq!(found("", None).await, ["late", "late", "owned", "rests", "runs"]);
         assert_eq!(found("kind", None).await, ["late"]);
         assert_eq!(found("key", None).await, ["late", "late"]);
@@ -81,7 +90,8 @@ async fn a_search_finds_by_all_that_a_filter_can_say() {
         assert_eq!(found("", Some(Condition::Running)).await, ["runs"]);
         assert_eq!(found("", Some(Condition::State(ChainState::Paused))).await, ["rests"]);
         assert_eq!(found("owner", Some(Condition::State(ChainState::Paused))).await, [""; 0]);
-        let runs = ledger.search(Filter { which: which("like"), condition: Some(Condition::Running) }, None, 1, EFFORT);
+        let runs =
+            ledger.search(ListFilter { which: which("like"), condition: Some(Condition::Running) }, None, 1, EFFORT);
         assert_eq!(runs.await.unwrap().found[0].fence, grant.fence);
     }
 }
@@ -220,8 +230,11 @@ async fn many_ticks_are_brought_forward_at_once_and_none_that_cannot_be() {
         let once = NewChain { once: true, ..chain("e", later) };
         let chains = [chain("a", later), chain("b", later), chain("c", later), chain("due", now), once];
         ledger.enroll(chains.to_vec()).await.unwrap();
-        ledger.steer(Which { key: Some("c".into()), ..Which::default() }, Order::Pause).await.unwrap();
-        let work = || Which { kind: Some("sync".into()), queue: Some("work".into()), ..Which::default() };
+        ledger
+            .order_chains(ChainFilter { key: Some("c".into()), ..ChainFilter::default() }, ChainOrder::Pause)
+            .await
+            .unwrap();
+        let work = || ChainFilter { kind: Some("sync".into()), queue: Some("work".into()), ..ChainFilter::default() };
         let first = ledger.advance_all(work(), 1, SLACK).await.unwrap();
         assert_eq!(first.len(), 1);
         let second = ledger.advance_all(work(), 10, SLACK).await.unwrap();

@@ -1,6 +1,6 @@
 //! The two rows of a chain: its rotation and its manual run, which see each other.
 
-use roundelay::ledger::{EFFORT, Filter};
+use roundelay::ledger::{EFFORT, ListFilter};
 
 use super::*;
 
@@ -157,16 +157,19 @@ async fn who_waits_for_the_other_row_of_its_chain_is_not_overdue() {
         assert_eq!(late().await, [lost.epoch].into());
         assert_eq!(counted().await, (2, 1, Some(lost.due)));
         // Lists and orders go by the same.
-        let which = Which { late_before: Some(ledger.now()), ..Which::default() };
-        let filter = Filter { which: which.clone(), condition: None };
+        let which = ChainFilter { late_before: Some(ledger.now()), ..ChainFilter::default() };
+        let filter = ListFilter { which: which.clone(), condition: None };
         let listed = ledger.list(filter.clone(), None, 10).await.unwrap();
         assert_eq!(listed.iter().map(|chain| chain.hint.epoch).collect::<Vec<_>>(), [lost.epoch]);
         let found = ledger.search(filter, None, 10, EFFORT).await.unwrap().found;
         assert_eq!(found.iter().map(|chain| chain.hint.epoch).collect::<Vec<_>>(), [lost.epoch]);
-        assert_eq!(ledger.matching(which.clone(), Order::Pause).await.unwrap(), 1);
-        assert_eq!(ledger.steer(which.clone(), Order::Pause).await.unwrap(), 1);
+        assert_eq!(ledger.matching(which.clone(), ChainOrder::Pause).await.unwrap(), 1);
+        assert_eq!(ledger.order_chains(which.clone(), ChainOrder::Pause).await.unwrap(), 1);
         assert_eq!(
-            ledger.steer(Which { key: Some("lost".into()), ..Which::default() }, Order::Resume).await.unwrap(),
+            ledger
+                .order_chains(ChainFilter { key: Some("lost".into()), ..ChainFilter::default() }, ChainOrder::Resume)
+                .await
+                .unwrap(),
             1
         );
         // When the run has ended it waits for nothing any more.
@@ -209,12 +212,12 @@ async fn after_a_restore_manual_runs_do_not_go_on_in_their_epoch() {
         begun(ledger, "a").await;
         let run = manual(ledger, "a", of(IfRunning::Beside)).await;
         over(ledger, &run, granted(ledger, &run, LEASE).await.fence).await;
-        assert_eq!(ledger.steer(which("b"), Order::RecoverAll).await.unwrap(), 0, "of another chain");
+        assert_eq!(ledger.order_chains(which("b"), ChainOrder::RecoverAll).await.unwrap(), 0, "of another chain");
         let second = manual(ledger, "a", of(IfRunning::Beside)).await;
         assert_eq!((second.epoch, second.tick), (run.epoch, run.tick + 1));
         over(ledger, &second, granted(ledger, &second, LEASE).await.fence).await;
 
-        assert_eq!(ledger.steer(which("a"), Order::RecoverAll).await.unwrap(), 1, "the rotation");
+        assert_eq!(ledger.order_chains(which("a"), ChainOrder::RecoverAll).await.unwrap(), 1, "the rotation");
         let lost = Hint { tick: second.tick + 1, ..second.clone() };
         assert_eq!(ledger.claim(ask(ledger, &lost, LEASE).await).await.unwrap(), Claim::Idle, "it has ended");
         let anew = manual(ledger, "a", of(IfRunning::Beside)).await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use roundelay_ledger::{Order, Place, Which};
+use roundelay_ledger::{ChainFilter, ChainOrder, Cursor};
 use roundelay_model::calendar::At;
 use roundelay_model::guard::IfRunning;
 use roundelay_model::job::RunNow;
@@ -67,7 +67,7 @@ pub struct ChainPage {
     responses((status = 200, description = "A page of chains", body = ChainPage)))]
 pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<ChainPage>> {
     let Wanted { kind, owner, queue, state, text, limit, after } = wanted;
-    let (limit, after) = (page::size(limit)?, page::place::<Place>(after.as_deref())?);
+    let (limit, after) = (page::size(limit)?, page::place::<Cursor>(after.as_deref())?);
     let sought = Sought { kind, owner, queue, text, state };
     let found = chains::page(&sought, after, limit, &api.config(), api.ledger()).await?;
     Ok(Json(ChainPage {
@@ -166,7 +166,7 @@ pub enum Action {
 /// Which chains something is wanted of: those that fit all that is given.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct ChainFilter {
+pub struct ChainParameters {
     /// Of this kind.
     kind: Option<String>,
     /// Of this owner.
@@ -187,7 +187,7 @@ pub struct Wish {
     action: Action,
     /// Of which. An empty filter means all chains.
     #[serde(default)]
-    filter: ChainFilter,
+    filter: ChainParameters,
     /// Only count those that would be changed.
     #[serde(default)]
     dry_run: bool,
@@ -202,7 +202,7 @@ pub struct Wish {
 pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<(Detail, Json<Came<Action>>)> {
     let Wish { action, filter, dry_run } = wish;
     let detail = Detail(json!({ "action": action, "filter": filter, "dry_run": dry_run }));
-    let ChainFilter { kind, owner, queue, state, text } = filter;
+    let ChainParameters { kind, owner, queue, state, text } = filter;
     let (kind, owner) = (given("kind", kind)?, given("owner", owner)?);
     let (queue, text) = (given("queue", queue)?, given("text", text)?);
     if action == Action::Advance && state == Some(ChainState::Late) {
@@ -215,12 +215,12 @@ pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<
         .ok_or_else(|| Problem::unprocessable("filter.state: what runs changes all the time; filter otherwise"))?;
     // Of an owner her chains, and not what holds for her as a whole: that is for /owners.
     let like = which.whole_owner().map(|_| "*".to_owned());
-    let which = Which { like: which.like.clone().or(like), ..which };
+    let which = ChainFilter { like: which.like.clone().or(like), ..which };
     let order = match action {
         // What can be brought forward ticks, too.
-        Action::Pause | Action::Advance => Order::Pause,
-        Action::Resume => Order::Resume,
-        Action::Retire => Order::Retire,
+        Action::Pause | Action::Advance => ChainOrder::Pause,
+        Action::Resume => ChainOrder::Resume,
+        Action::Retire => ChainOrder::Retire,
     };
     let matching = api.counting().matching(which.clone(), order).await?;
     let changed = match (dry_run, action) {
@@ -231,7 +231,7 @@ pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<
     Ok((detail, Json(Came { action, matching, changed })))
 }
 
-async fn steer(api: &Api, kind: &str, key: &str, order: Order) -> Result<Json<Words>> {
+async fn steer(api: &Api, kind: &str, key: &str, order: ChainOrder) -> Result<Json<Words>> {
     told(chain::steer(&api.config(), api.ledger(), chain::one(kind, key), order).await)
 }
 
@@ -244,7 +244,7 @@ pub async fn pause(
     Path((kind, key)): Path<(String, String)>,
     _: Nothing,
 ) -> Result<Json<Words>> {
-    steer(&api, &kind, &key, Order::Pause).await
+    steer(&api, &kind, &key, ChainOrder::Pause).await
 }
 
 /// Lets a paused chain tick again, at once when it is overdue.
@@ -256,7 +256,7 @@ pub async fn resume(
     Path((kind, key)): Path<(String, String)>,
     _: Nothing,
 ) -> Result<Json<Words>> {
-    steer(&api, &kind, &key, Order::Resume).await
+    steer(&api, &kind, &key, ChainOrder::Resume).await
 }
 
 /// Ends a chain.
@@ -268,7 +268,7 @@ pub async fn retire(
     Path((kind, key)): Path<(String, String)>,
     _: Nothing,
 ) -> Result<Json<Words>> {
-    steer(&api, &kind, &key, Order::Retire).await
+    steer(&api, &kind, &key, ChainOrder::Retire).await
 }
 
 /// Brings a chain's next tick forward to now.

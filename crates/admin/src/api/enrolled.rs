@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use roundelay_config::{Config, is_internal};
 use roundelay_engine::enroll::{Asked, Became, EnrollError, Enroller, Entity};
-use roundelay_ledger::{Ledger, LedgerError, Order, Which};
+use roundelay_ledger::{ChainFilter, ChainOrder, Ledger, LedgerError};
 use roundelay_model::clock::Time;
 use roundelay_model::job::Enrolment;
 use serde::{Deserialize, Serialize};
@@ -135,8 +135,8 @@ fn may_end(kind: &str) -> std::result::Result<(), String> {
 }
 
 async fn end(ledger: &dyn Ledger, kind: String, key: String) -> std::result::Result<Became, LedgerError> {
-    let one = Which { kind: Some(kind), key: Some(key), ..Which::default() };
-    let changed = ledger.steer(one, Order::Retire).await?;
+    let one = ChainFilter { kind: Some(kind), key: Some(key), ..ChainFilter::default() };
+    let changed = ledger.order_chains(one, ChainOrder::Retire).await?;
     Ok(if changed > 0 { Became::Retired } else { Became::Unchanged })
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use roundelay_ledger::{FailureFilter, FailurePlace};
+use roundelay_ledger::{FailureCursor, FailureFilter};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
@@ -103,7 +103,7 @@ pub struct Failed {
     responses((status = 200, description = "A page of failures", body = Failed)))]
 pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<Failed>> {
     let Wanted { kind, owner, code, text, item, permanent, limit, after } = wanted;
-    let (limit, after) = (page::size(limit)?, page::place::<FailurePlace>(after.as_deref())?);
+    let (limit, after) = (page::size(limit)?, page::place::<FailureCursor>(after.as_deref())?);
     let filter = FailedFilter { kind, owner, code, text, item, permanent }.seen();
     // One more tells whether there are more.
     let mut found = api.ledger().failed(filter, after, limit + 1).await?;

@@ -16,7 +16,7 @@ use governor::nanos::Nanos;
 use governor::state::StateStore;
 use governor::{Quota, RateLimiter};
 use parking_lot::{Mutex, MutexGuard};
-use roundelay_ledger::access::{Hash, MOST_TOKENS};
+use roundelay_ledger::access::{Hash, MAX_TOKENS};
 use roundelay_model::clock::Elapsed;
 
 /// Failures are forgiven evenly over so long.
@@ -156,7 +156,7 @@ impl Failures {
     pub fn succeeded(&self, token: Hash) {
         let mut good = self.good();
         // There are no more at a time; those of former times are found out again.
-        if good.len() >= MOST_TOKENS as usize && !good.contains(&token) {
+        if good.len() >= MAX_TOKENS as usize && !good.contains(&token) {
             good.clear();
         }
         good.insert(token);
@@ -263,7 +263,7 @@ mod tests {
             }
             let remembered = (failures.addresses.arrivals.by_key().len(), failures.tokens.arrivals.by_key().len());
             assert_eq!(remembered, (MOST_REMEMBERED, MOST_REMEMBERED));
-            assert!(failures.good().len() <= MOST_TOKENS as usize);
+            assert!(failures.good().len() <= MAX_TOKENS as usize);
             let first = IpAddr::V4((round << 24).into());
             assert!(failures.addresses.arrivals.by_key().contains_key(&first), "old ones made room");
             advance(WINDOW).await;

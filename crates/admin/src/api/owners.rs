@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use roundelay_ledger::{Order, OwnerCensus, Which};
+use roundelay_ledger::{ChainFilter, ChainOrder, OwnerCensus};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -82,8 +82,8 @@ pub struct Care {
     dry_run: bool,
 }
 
-async fn steer(api: &Api, owner: String, care: Care, order: Order) -> Result<Json<Came<&'static str>>> {
-    let which = Which { owner: Some(owner), ..Which::default() };
+async fn steer(api: &Api, owner: String, care: Care, order: ChainOrder) -> Result<Json<Came<&'static str>>> {
+    let which = ChainFilter { owner: Some(owner), ..ChainFilter::default() };
     let matching = api.counting().matching(which.clone(), order).await?;
     let changed = match care.dry_run {
         true => None,
@@ -101,7 +101,7 @@ pub async fn pause(
     Path(owner): Path<String>,
     Body(care): Body<Care>,
 ) -> Result<Json<Came<&'static str>>> {
-    steer(&api, owner, care, Order::Pause).await
+    steer(&api, owner, care, ChainOrder::Pause).await
 }
 
 /// Lets all that is an owner's go on.
@@ -113,7 +113,7 @@ pub async fn resume(
     Path(owner): Path<String>,
     Body(care): Body<Care>,
 ) -> Result<Json<Came<&'static str>>> {
-    steer(&api, owner, care, Order::Resume).await
+    steer(&api, owner, care, ChainOrder::Resume).await
 }
 
 /// Ends all that is an owner's, for good.
@@ -125,5 +125,5 @@ pub async fn retire(
     Path(owner): Path<String>,
     Body(care): Body<Care>,
 ) -> Result<Json<Came<&'static str>>> {
-    steer(&api, owner, care, Order::Retire).await
+    steer(&api, owner, care, ChainOrder::Retire).await
 }

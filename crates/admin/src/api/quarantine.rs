@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use roundelay_broker::Shelved;
+use roundelay_broker::PeekedMessage;
 use roundelay_engine::sealing;
 use roundelay_ledger::QuarantinedMessage;
 use roundelay_model::calendar::At;
@@ -89,8 +89,8 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
     if keeps && before.is_none() {
         let _alone = api.shelf().await;
         let mut seen = HashSet::new();
-        for shelved in connections.broker.shelved(&queue, limit as usize).await.map_err(OperateError::from)? {
-            let Shelved { id, from, reason, body, .. } = &shelved;
+        for shelved in connections.broker.peek(&queue, limit as usize).await.map_err(OperateError::from)? {
+            let PeekedMessage { id, from, reason, body, .. } = &shelved;
             if id.is_empty() || seen.insert(id.clone()) {
                 let (from, reason, body) = (from.clone(), reason.clone(), told(&keys, body));
                 messages.push(Unusable { number: None, at: None, from, reason, body, place: "broker" });

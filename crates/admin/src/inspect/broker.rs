@@ -60,7 +60,7 @@ impl Asked {
         }
         // One that was reached before, and has gone, tells nothing about any queue.
         let nothing = !depths.is_empty() && depths.values().all(Result::is_err);
-        match broker.away().filter(|_| nothing) {
+        match broker.unavailable().filter(|_| nothing) {
             Some(why) => Self::Away(why),
             None => Self::Depths(depths),
         }

@@ -4,7 +4,7 @@ use roundelay_config::Config;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
 use roundelay_ledger::{
-    AttemptRecord, ChainState, Condition, EFFORT, Filter, Found, Ledger, LedgerError, Listed, Place, Which,
+    AttemptRecord, ChainFilter, ChainState, Condition, Cursor, EFFORT, Found, Ledger, LedgerError, ListFilter, Listed,
 };
 use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
@@ -169,11 +169,11 @@ pub enum State {
 
 impl Sought {
     /// As the ledger takes it, at `now`.
-    pub fn filter(&self, config: &Config, now: Time) -> Filter {
+    pub fn filter(&self, config: &Config, now: Time) -> ListFilter {
         // Empty fields of a form mean nothing.
         let said = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         let pattern = |text: String| if text.contains(['*', '?']) { text } else { format!("*{text}*") };
-        let which = Which {
+        let which = ChainFilter {
             kind: said(&self.kind),
             key: None,
             owner: said(&self.owner),
@@ -190,17 +190,17 @@ impl Sought {
             Some(State::Quarantined) => Some(Condition::State(ChainState::Quarantined)),
             Some(State::Running) => Some(Condition::Running),
         };
-        Filter { which, condition }
+        ListFilter { which, condition }
     }
 }
 
 impl Sought {
     /// As an order to all of them takes it; nothing when it cannot be meant, since what runs changes all the time.
-    pub fn which(&self, config: &Config, now: Time) -> Option<Which> {
-        let Filter { which, condition } = self.filter(config, now);
+    pub fn which(&self, config: &Config, now: Time) -> Option<ChainFilter> {
+        let ListFilter { which, condition } = self.filter(config, now);
         match condition {
             None => Some(which),
-            Some(Condition::State(state)) => Some(Which { state: Some(state), ..which }),
+            Some(Condition::State(state)) => Some(ChainFilter { state: Some(state), ..which }),
             Some(Condition::Running) => None,
         }
     }
@@ -212,11 +212,11 @@ impl Sought {
 /// When the ledger cannot be read.
 pub async fn page(
     sought: &Sought,
-    after: Option<Place>,
+    after: Option<Cursor>,
     limit: u32,
     config: &Config,
     ledger: &dyn Ledger,
-) -> Result<Found<ChainRow, Place>, LedgerError> {
+) -> Result<Found<ChainRow, Cursor>, LedgerError> {
     let (now, calendar) = (ledger.now(), ledger.calendar());
     let filter = sought.filter(config, now);
     let Found { mut found, after: on, complete } = ledger.search(filter.clone(), after.clone(), limit, EFFORT).await?;

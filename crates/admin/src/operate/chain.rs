@@ -6,7 +6,7 @@ use roundelay_config::Config;
 use roundelay_engine::enroll::{Enroller, RunOnce};
 use roundelay_engine::moves::Mover;
 use roundelay_engine::{Connections, moves};
-use roundelay_ledger::{ChainState, Ledger, Order, Which};
+use roundelay_ledger::{ChainFilter, ChainOrder, ChainState, Ledger};
 use roundelay_model::job::RunNow;
 use serde_json::Value;
 
@@ -18,17 +18,17 @@ use crate::inspect::words::{grouped, word};
 const MOST_ADVANCED: u32 = 10_000;
 
 /// One chain.
-pub fn one(kind: &str, key: &str) -> Which {
-    Which { kind: Some(kind.into()), key: Some(key.into()), ..Which::default() }
+pub fn one(kind: &str, key: &str) -> ChainFilter {
+    ChainFilter { kind: Some(kind.into()), key: Some(key.into()), ..ChainFilter::default() }
 }
 
 /// The word for an order, and for what it has done.
-pub const fn verb(order: Order) -> (&'static str, &'static str) {
+pub const fn verb(order: ChainOrder) -> (&'static str, &'static str) {
     match order {
-        Order::Pause => ("pause", "paused"),
-        Order::Resume => ("resume", "resumed"),
-        Order::Retire => ("retire", "retired"),
-        Order::Recover | Order::RecoverAll => ("recover", "recovered"),
+        ChainOrder::Pause => ("pause", "paused"),
+        ChainOrder::Resume => ("resume", "resumed"),
+        ChainOrder::Retire => ("retire", "retired"),
+        ChainOrder::Recover | ChainOrder::RecoverAll => ("recover", "recovered"),
     }
 }
 
@@ -42,17 +42,17 @@ pub fn plural(count: u64) -> String {
 pub struct Steered {
     /// How many.
     pub count: u64,
-    which: Which,
-    order: Order,
+    which: ChainFilter,
+    order: ChainOrder,
 }
 
 impl fmt::Display for Steered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (_, done) = verb(self.order);
         match (&self.which.kind, &self.which.key, self.order) {
-            (Some(kind), Some(key), Order::Pause) => write!(f, "{kind} {key} is paused; what runs finishes"),
-            (Some(kind), Some(key), Order::Resume) => write!(f, "{kind} {key} goes on"),
-            (Some(kind), Some(key), Order::Retire) => {
+            (Some(kind), Some(key), ChainOrder::Pause) => write!(f, "{kind} {key} is paused; what runs finishes"),
+            (Some(kind), Some(key), ChainOrder::Resume) => write!(f, "{kind} {key} goes on"),
+            (Some(kind), Some(key), ChainOrder::Retire) => {
                 write!(f, "{kind} {key} has ended; `roundelay enroll --revive` begins it anew")
             }
             _ => {
@@ -63,12 +63,12 @@ impl fmt::Display for Steered {
     }
 }
 
-/// Changes chains. When it has returned after [`Order::Pause`] or [`Order::Retire`], no new run of them begins.
+/// Changes chains. When it has returned after [`ChainOrder::Pause`] or [`ChainOrder::Retire`], no new run of them begins.
 ///
 /// # Errors
 /// When one chain is named that cannot be paused, resumed or retired, or there is no ledger.
-pub async fn steer(config: &Config, ledger: &dyn Ledger, which: Which, order: Order) -> Result<Steered> {
-    let count = ledger.steer(which.clone(), order).await?;
+pub async fn steer(config: &Config, ledger: &dyn Ledger, which: ChainFilter, order: ChainOrder) -> Result<Steered> {
+    let count = ledger.order_chains(which.clone(), order).await?;
     if let (Some(kind), Some(key), 0) = (&which.kind, &which.key, count) {
         let chains = ledger.chains(kind.clone(), key.clone()).await?;
         let rotation = chains.iter().find(|chain| !chain.once);
@@ -87,14 +87,14 @@ fn why_not_steered(
     (kind, key): (&str, &str),
     found: Option<(ChainState, Option<&str>)>,
     owner: Option<&str>,
-    order: Order,
+    order: ChainOrder,
 ) -> Result<()> {
     let wanted = match order {
-        Order::Pause => "active",
-        Order::Resume => "paused",
-        Order::Retire => "living",
+        ChainOrder::Pause => "active",
+        ChainOrder::Resume => "paused",
+        ChainOrder::Retire => "living",
         // Where nothing has to be recovered, nothing is wrong.
-        Order::Recover | Order::RecoverAll => return Ok(()),
+        ChainOrder::Recover | ChainOrder::RecoverAll => return Ok(()),
     };
     let (state, of) = found.ok_or_else(|| no_chain(kind, key))?;
     Err(OperateError::Refused(match owner {
@@ -143,7 +143,7 @@ pub async fn advance(config: &Config, connections: &Connections, kind: &str, key
 ///
 /// # Errors
 /// When there are too many, or there is no ledger.
-pub async fn advance_all(config: &Config, connections: &Connections, which: Which, matching: u64) -> Result<u64> {
+pub async fn advance_all(config: &Config, connections: &Connections, which: ChainFilter, matching: u64) -> Result<u64> {
     if matching > u64::from(MOST_ADVANCED) {
         return Err(OperateError::Bad(format!(
             "{matching} chains fit, and at most {MOST_ADVANCED} are brought forward at a time: more would only wait for \
@@ -182,16 +182,16 @@ mod tests {
 
     #[test]
     fn a_table_of_what_orders_say() {
-        let (one, kind) = (one("sync", "a"), Which { kind: Some("sync".into()), ..Which::default() });
-        let owner = Which { owner: Some("ann".into()), ..Which::default() };
+        let (one, kind) = (one("sync", "a"), ChainFilter { kind: Some("sync".into()), ..ChainFilter::default() });
+        let owner = ChainFilter { owner: Some("ann".into()), ..ChainFilter::default() };
         let table = [
-            (&one, Order::Pause, 1, "sync a is paused; what runs finishes"),
-            (&one, Order::Resume, 1, "sync a goes on"),
-            (&one, Order::Retire, 1, "sync a has ended; `roundelay enroll --revive` begins it anew"),
-            (&one, Order::Recover, 0, "0 chains recovered"),
-            (&kind, Order::Pause, 12_345, "12,345 chains paused"),
-            (&kind, Order::RecoverAll, 1, "1 chain recovered"),
-            (&owner, Order::Resume, 2, "2 chains resumed, and so are one-off jobs of ann"),
+            (&one, ChainOrder::Pause, 1, "sync a is paused; what runs finishes"),
+            (&one, ChainOrder::Resume, 1, "sync a goes on"),
+            (&one, ChainOrder::Retire, 1, "sync a has ended; `roundelay enroll --revive` begins it anew"),
+            (&one, ChainOrder::Recover, 0, "0 chains recovered"),
+            (&kind, ChainOrder::Pause, 12_345, "12,345 chains paused"),
+            (&kind, ChainOrder::RecoverAll, 1, "1 chain recovered"),
+            (&owner, ChainOrder::Resume, 2, "2 chains resumed, and so are one-off jobs of ann"),
         ];
         for (which, order, count, words) in table {
             assert_eq!(Steered { count, which: which.clone(), order }.to_string(), words);
@@ -203,20 +203,20 @@ mod tests {
         let (active, anns) = (Some((ChainState::Active, None)), Some((ChainState::Active, Some("ann"))));
         let retired = Some((ChainState::Retired, None));
         let table = [
-            (None, None, Order::Pause, "there is no chain sync a; `roundelay enroll` begins chains"),
-            (retired, None, Order::Pause, "sync a is not active: it is retired"),
-            (active, None, Order::Resume, "sync a is not paused: it is active"),
-            (retired, None, Order::Retire, "sync a is not living: it is retired"),
-            (anns, Some("bob"), Order::Pause, "sync a does not belong to bob"),
-            (active, Some("bob"), Order::Pause, "sync a does not belong to bob"),
-            (anns, Some("ann"), Order::Resume, "sync a is not paused: it is active"),
+            (None, None, ChainOrder::Pause, "there is no chain sync a; `roundelay enroll` begins chains"),
+            (retired, None, ChainOrder::Pause, "sync a is not active: it is retired"),
+            (active, None, ChainOrder::Resume, "sync a is not paused: it is active"),
+            (retired, None, ChainOrder::Retire, "sync a is not living: it is retired"),
+            (anns, Some("bob"), ChainOrder::Pause, "sync a does not belong to bob"),
+            (active, Some("bob"), ChainOrder::Pause, "sync a does not belong to bob"),
+            (anns, Some("ann"), ChainOrder::Resume, "sync a is not paused: it is active"),
         ];
         for (found, owner, order, words) in table {
             let why = why_not_steered(("sync", "a"), found, owner, order).unwrap_err();
             assert_eq!(why.to_string(), words);
             assert_eq!(matches!(why, OperateError::Unknown(_)), found.is_none(), "{words}");
         }
-        assert!(why_not_steered(("sync", "a"), active, None, Order::Recover).is_ok());
+        assert!(why_not_steered(("sync", "a"), active, None, ChainOrder::Recover).is_ok());
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub async fn act(
     // What was set aside twice shares the fate of the first.
     let mut gone_before = HashMap::new();
     let queue = config.topology().names.quarantine();
-    for shelved in connections.broker.shelved(&queue, MOST_FETCHED).await? {
+    for shelved in connections.broker.peek(&queue, MOST_FETCHED).await? {
         if !filter.fits(&shelved.from, &shelved.reason) {
             shelved.put_back().await;
             continue;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use roundelay_config::{Config, OwnSchedule};
 use roundelay_engine::Connections;
 use roundelay_engine::moves::{Mover, Replanned};
-use roundelay_ledger::{ChainState, Filter};
+use roundelay_ledger::{ChainState, ListFilter};
 use roundelay_model::calendar::At;
 use roundelay_model::schedule::{Rhythm, Schedule};
 use tokio::time::{Instant, sleep};
@@ -90,7 +90,7 @@ async fn follow(
     let mover = Mover::new(config, connections);
     let give_up = Instant::now() + wait;
     loop {
-        let filter = Filter { which: one(kind, key), condition: None };
+        let filter = ListFilter { which: one(kind, key), condition: None };
         let Some(chain) = connections.ledger.list(filter, None, 1).await?.pop() else {
             return Err(OperateError::Unknown(format!("there is no chain {kind} {key} any more")));
         };

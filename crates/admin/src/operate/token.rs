@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use roundelay_ledger::Ledger;
-use roundelay_ledger::access::{Hash, MOST_TOKENS, NewToken, Token, TokenCreated};
+use roundelay_ledger::access::{Hash, MAX_TOKENS, NewToken, Token, TokenCreated};
 use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::secret;
 use roundelay_model::scope::Scope;
@@ -109,7 +109,7 @@ pub async fn create(ledger: &dyn Ledger, name: &str, scope: Scope, lasts: Option
             "there is a token {name} already; revoke it first, or choose another name"
         ))),
         TokenCreated::TooMany => {
-            Err(OperateError::Refused(format!("there are {MOST_TOKENS} tokens, and more cannot be; revoke some")))
+            Err(OperateError::Refused(format!("there are {MAX_TOKENS} tokens, and more cannot be; revoke some")))
         }
     }
 }

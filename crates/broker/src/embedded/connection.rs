@@ -25,7 +25,7 @@ use crate::embedded::faults::PublishFault;
 use crate::embedded::profile::Profile;
 use crate::rabbit::Patience;
 use crate::rabbit::check::refuse_wrong;
-use crate::{Broker, BrokerError, Consumer, Depth, Destination, Message, PublishError, Shelved};
+use crate::{Broker, BrokerError, Consumer, Depth, Destination, Message, PeekedMessage, PublishError};
 
 /// How a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -410,7 +410,7 @@ impl Broker for EmbeddedConnection {
         self.node.lock().depth(queue)
     }
 
-    async fn shelved(&self, queue: &str, most: usize) -> Result<Vec<Shelved>, BrokerError> {
+    async fn peek(&self, queue: &str, most: usize) -> Result<Vec<PeekedMessage>, BrokerError> {
         self.up().await?;
         let most = u16::try_from(most).unwrap_or(u16::MAX).max(1);
         let (deliver, mut fetched) = mpsc::channel(most.into());
@@ -431,12 +431,12 @@ impl Broker for EmbeddedConnection {
             let text = |of: fn(&Label) -> &String| label.as_deref().map(of).cloned().unwrap_or_default();
             let (id, from, reason) = (text(|label| &label.id), text(|label| &label.from), text(|label| &label.reason));
             let body = delivery.body.clone();
-            Some(Shelved { id, from, reason, body, settle: delivery.into_settle()? })
+            Some(PeekedMessage { id, from, reason, body, settle: delivery.into_settle()? })
         });
         Ok(shelved.collect())
     }
 
-    fn away(&self) -> Option<String> {
+    fn unavailable(&self) -> Option<String> {
         (self.line.standing() == Standing::Away).then(|| "the broker is away".into())
     }
 

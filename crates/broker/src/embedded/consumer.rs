@@ -18,7 +18,7 @@ use crate::{Delivery, Settle};
 /// The waits between attempts to consume a queue that is not there: the longest that the client for
 /// RabbitMQ would make of them.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// A consumer as long as nothing interrupts it; afterwards there is another one.
 pub(super) struct Flow {
@@ -134,7 +134,7 @@ impl Tap {
     /// Tries until the queue can be consumed again; nothing once the connection has been closed or
     /// the consumer cancelled.
     async fn reopen(&mut self, mut patiently: bool) -> Option<Arc<Flow>> {
-        let mut backoff = ExponentialBackoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        let mut backoff = ExponentialBackoff::new(FIRST_PAUSE, MAX_PAUSE);
         loop {
             if patiently {
                 tokio::select! {

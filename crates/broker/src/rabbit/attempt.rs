@@ -12,7 +12,7 @@ use super::headers;
 use crate::{Destination, Message, PublishError};
 
 /// How much of the reason for a quarantine is kept, in bytes.
-const MOST_OF_A_REASON: usize = 4_096;
+const MAX_REASON_BYTES: usize = 4_096;
 
 /// What a publish comes to.
 pub(super) type Verdict = Result<(), PublishError>;
@@ -50,7 +50,7 @@ impl Job {
             Destination::Rung { rung, then } => (names.rung(rung), then, persistent),
             Destination::Quarantine { from, mut reason } => {
                 // Headers must fit into one frame, or the broker closes the connection.
-                reason.truncate(reason.floor_char_boundary(MOST_OF_A_REASON));
+                reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
                 let mut headers = FieldTable::default();
                 headers.insert("roundelay-reason".into(), AMQPValue::LongString(reason.into()));
                 headers.insert("roundelay-from".into(), AMQPValue::LongString(from.into()));

@@ -293,7 +293,7 @@ impl Link {
     }
 
     /// Why it is of no use; nothing when it is up and the broker answers.
-    pub(super) fn away(&self) -> Option<String> {
+    pub(super) fn unavailable(&self) -> Option<String> {
         match &*self.line.borrow() {
             Line::Up(_) => self.silent.borrow().then(|| "the broker does not answer".to_owned()),
             Line::Away(reason) => Some(format!("the broker is away: {reason}")),

@@ -24,11 +24,11 @@ mod definitions;
 pub mod examine;
 mod headers;
 mod management;
+mod peek;
 mod policies;
 mod publish;
 mod remove;
 mod settle;
-mod shelf;
 mod sieve;
 pub mod users;
 
@@ -42,7 +42,7 @@ use roundelay_model::topology::{Names, Topology};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Broker, BrokerError, Consumer, Depth, Message, PublishError, Rates, Shelved};
+use super::{Broker, BrokerError, Consumer, Depth, Message, PeekedMessage, PublishError, Rates};
 use crate::settings::{BrokerSettings, BrokerUrl};
 use certificates::Certificate;
 pub use check::{Finding, Weight};
@@ -297,8 +297,8 @@ impl Broker for RabbitBroker {
         declare::depth(&*self.consuming_connection().await?, queue).await
     }
 
-    async fn shelved(&self, queue: &str, most: usize) -> Result<Vec<Shelved>, BrokerError> {
-        shelf::fetch(&*self.consuming_connection().await?, queue, most).await
+    async fn peek(&self, queue: &str, most: usize) -> Result<Vec<PeekedMessage>, BrokerError> {
+        peek::fetch(&*self.consuming_connection().await?, queue, most).await
     }
 
     async fn rates(&self) -> Result<BTreeMap<String, Rates>, String> {
@@ -312,9 +312,9 @@ impl Broker for RabbitBroker {
         self.address.certificates.known()
     }
 
-    fn away(&self) -> Option<String> {
+    fn unavailable(&self) -> Option<String> {
         let full = "the broker has run into its memory or disk limit and accepts no messages";
-        (self.publishing.away().or_else(|| self.consuming.away()))
+        (self.publishing.unavailable().or_else(|| self.consuming.unavailable()))
             .or_else(|| (*self.publishing.blocked().borrow()).then(|| full.to_owned()))
     }
 

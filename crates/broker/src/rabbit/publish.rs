@@ -26,9 +26,9 @@ use super::connection::{Line, Link, in_words, up};
 use crate::{Message, PublishError};
 
 /// How many publishes may wait for their confirmation on the channel.
-const MOST_IN_FLIGHT: usize = 4_096;
+const MAX_IN_FLIGHT: usize = 4_096;
 /// How many may wait for their turn.
-const MOST_WAITING: usize = 1_024;
+const MAX_WAITING: usize = 1_024;
 /// How often a message is sent within one call, where the first try says nothing about it: it was
 /// in flight when another one broke the channel, or its confirmation carried another one's return.
 const TRIES: u8 = 4;
@@ -58,7 +58,7 @@ pub(super) struct Publisher {
 
 impl Publisher {
     pub(super) fn start(link: &Link, names: Names, patience: Patience) -> Self {
-        let (jobs, waiting) = mpsc::channel(MOST_WAITING);
+        let (jobs, waiting) = mpsc::channel(MAX_WAITING);
         let (finish, finished) = (CancellationToken::new(), CancellationToken::new());
         let (line, blocked, absent) = (link.line(), link.blocked(), Absent::default());
         let desk = Desk {
@@ -202,7 +202,7 @@ impl Desk {
         let (mut stalled, mut open) = (Instant::now(), true);
         let mut blocked = *self.blocked.borrow_and_update();
         while open || !flying.is_empty() {
-            let room = MOST_IN_FLIGHT.saturating_sub(flying.len());
+            let room = MAX_IN_FLIGHT.saturating_sub(flying.len());
             if flying.is_empty() {
                 stalled = Instant::now();
             }

@@ -22,7 +22,7 @@ use super::connection::in_words;
 /// How long the broker may take to confirm the closing of a channel.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 /// So many are settled together at most.
-const MOST_TOGETHER: usize = 1_024;
+const MAX_ACKS_TOGETHER: usize = 1_024;
 
 /// What is to become of a delivery.
 pub(super) struct Settlement {
@@ -82,7 +82,7 @@ impl Desk {
         let theirs = backlog.clone();
         tokio::spawn(async move {
             let (mut together, mut settled) = (Vec::new(), Settled::default());
-            while said.recv_many(&mut together, MOST_TOGETHER).await > 0 {
+            while said.recv_many(&mut together, MAX_ACKS_TOGETHER).await > 0 {
                 write(&mut together, &mut settled).await;
                 theirs.remove(together.drain(..).len());
             }

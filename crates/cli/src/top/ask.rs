@@ -15,7 +15,7 @@ use roundelay_admin::operate::{Operator, chain, queue, throttle, worker};
 use roundelay_config::Config;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::{Overslept, schedules};
-use roundelay_ledger::{ChainState, EFFORT, LateChain, Listed, Order as ChainOrder, RunFilter};
+use roundelay_ledger::{ChainOrder, ChainState, EFFORT, LateChain, Listed, RunFilter};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;

@@ -215,7 +215,7 @@ impl Watch {
     fn look(&self) -> MutexGuard<'_, Facts> {
         let Self { broker, ledger, ready, stop, telemetry, attended, .. } = self;
         let now = ledger.now();
-        let away = broker.away();
+        let away = broker.unavailable();
         let mut facts = self.facts();
         let engine = match &facts.broken {
             Some(why) => Some(format!("a part of it has ended by itself: {why}")),

@@ -16,7 +16,7 @@ use roundelay_engine::roster::{SyncError, Wishes};
 use roundelay_engine::telemetry::{Latenesses, Telemetry};
 use roundelay_engine::{Connections, Engine, StartError, roster};
 use roundelay_handler::Context;
-use roundelay_ledger::{Order, Traffic, Which};
+use roundelay_ledger::{ChainFilter, ChainOrder, Traffic};
 use roundelay_model::job::Job;
 use roundelay_model::outcome::Outcome;
 use roundelay_model::topology::Names;
@@ -82,8 +82,8 @@ impl Ground {
         let (topology, ground) = (config.topology(), Self { config, workers });
         ground.first().broker.remove(&topology).await?;
         ground.first().broker.apply(&topology).await?;
-        let earlier = Which { kind: Some(KIND.into()), key: None, ..Which::default() };
-        ground.first().ledger.steer(earlier, Order::Retire).await?;
+        let earlier = ChainFilter { kind: Some(KIND.into()), key: None, ..ChainFilter::default() };
+        ground.first().ledger.order_chains(earlier, ChainOrder::Retire).await?;
         Ok(ground)
     }
 
@@ -199,8 +199,8 @@ impl Ground {
     /// Ends the chains, so that a worker on this ledger has nothing to do with them, and cleans up on the
     /// broker, by connections of its own.
     pub(super) async fn clear(self) -> Result<(), StartError> {
-        let ours = Which { kind: Some(KIND.into()), key: None, ..Which::default() };
-        self.first().ledger.steer(ours, Order::Retire).await?;
+        let ours = ChainFilter { kind: Some(KIND.into()), key: None, ..ChainFilter::default() };
+        self.first().ledger.order_chains(ours, ChainOrder::Retire).await?;
         if !matches!(self.config.broker.url, BrokerUrl::Embedded) {
             let connections = Connections::open(&self.config).await?;
             connections.broker.remove(&self.config.topology()).await?;

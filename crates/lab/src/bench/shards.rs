@@ -12,7 +12,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use roundelay_broker::rabbit::certificates::Certificate;
-use roundelay_broker::{Broker, BrokerError, Consumer, Depth, Destination, Message, PublishError, Rates, Shelved};
+use roundelay_broker::{
+    Broker, BrokerError, Consumer, Depth, Destination, Message, PeekedMessage, PublishError, Rates,
+};
 use roundelay_config::Config;
 use roundelay_engine::{StartError, topology_guard};
 use roundelay_model::clock::short_duration;
@@ -280,8 +282,8 @@ impl Broker for Counting {
         self.broker.depth(queue).await
     }
 
-    async fn shelved(&self, queue: &str, most: usize) -> Result<Vec<Shelved>, BrokerError> {
-        self.broker.shelved(queue, most).await
+    async fn peek(&self, queue: &str, most: usize) -> Result<Vec<PeekedMessage>, BrokerError> {
+        self.broker.peek(queue, most).await
     }
 
     async fn rates(&self) -> Result<BTreeMap<String, Rates>, String> {
@@ -292,8 +294,8 @@ impl Broker for Counting {
         self.broker.certificates()
     }
 
-    fn away(&self) -> Option<String> {
-        self.broker.away()
+    fn unavailable(&self) -> Option<String> {
+        self.broker.unavailable()
     }
 
     async fn close(&self) {

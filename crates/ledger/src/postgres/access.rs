@@ -11,10 +11,10 @@ use tokio_postgres::{Error, Row};
 use super::PostgresLedger;
 use super::connect::words;
 use crate::access::{
-    AUDIT_KEPT, Access, AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, MOST_TOKENS, NewAuditEntry, NewToken,
+    AUDIT_KEPT, Access, AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, MAX_TOKENS, NewAuditEntry, NewToken,
     REQUESTS_KEPT, Token, TokenCreated, USE_NOTED_EVERY,
 };
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// The ledger's time in milliseconds.
 macro_rules! now {
@@ -157,7 +157,7 @@ impl Access for PostgresLedger {
     async fn create_token(&self, new: NewToken) -> Result<TokenCreated, LedgerError> {
         let NewToken { name, hash, scope, expires } = new;
         let expires = expires.map(Time::as_millis);
-        let (bytes, most) = (hash.as_slice(), i64::from(MOST_TOKENS));
+        let (bytes, most) = (hash.as_slice(), i64::from(MAX_TOKENS));
         let rows = self.reader.query(CREATE_TOKEN, &[&name, &bytes, &scope.name(), &expires, &most]).await?;
         if let Some(row) = rows.first() {
             return token(row).map(TokenCreated::Created).map_err(told);

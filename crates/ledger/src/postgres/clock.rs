@@ -9,7 +9,7 @@ use tokio_postgres::{Client, Error, Row};
 
 use super::PostgresLedger;
 use super::connect::words;
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// A reading: what the server's clock shows, and how far that has been set in all.
 pub(super) const READ: &str =

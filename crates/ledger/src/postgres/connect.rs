@@ -17,7 +17,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::schema;
 use super::tls::{self, Mode};
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// How long one host may take to answer, where the URL says nothing.
 const CONNECT_HOST: Duration = Duration::from_secs(4);

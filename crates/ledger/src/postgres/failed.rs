@@ -12,9 +12,9 @@ use super::PostgresLedger;
 use super::connect::words;
 use super::group::small;
 use super::views::time;
-use crate::failed::{DueItem, FailureFilter, FailurePlace, Failures, Hold, Plan, PlannedItem};
+use crate::error::LedgerError;
+use crate::failed::{DueItem, FailureCursor, FailureFilter, Failures, Hold, Plan, PlannedItem};
 use crate::look::sql_like;
-use crate::words::LedgerError;
 
 type Result<T> = std::result::Result<T, LedgerError>;
 
@@ -73,7 +73,7 @@ fn told(error: Error) -> LedgerError {
 
 #[async_trait]
 impl Failures for PostgresLedger {
-    async fn failed(&self, filter: FailureFilter, after: Option<FailurePlace>, limit: u32) -> Result<Vec<Failure>> {
+    async fn failed(&self, filter: FailureFilter, after: Option<FailureCursor>, limit: u32) -> Result<Vec<Failure>> {
         let sql = concat!(
             "SELECT ",
             failure_columns!(),

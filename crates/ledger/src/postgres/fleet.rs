@@ -10,8 +10,8 @@ use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
 use super::connect::{Use, words};
+use crate::error::LedgerError;
 use crate::fleet::{Fleet, SeenWorker};
-use crate::words::LedgerError;
 
 /// How long an order may take.
 const ORDER: Duration = Duration::from_secs(60);

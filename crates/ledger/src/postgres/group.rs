@@ -12,8 +12,8 @@ use super::clock;
 use super::connect::{Session, ends_session, passes, words};
 use super::page::{Held, Page, Wanted};
 use super::write::{self, Column, Part};
-use crate::judge::ChainRow;
-use crate::words::{ChainState, Hint, Holder};
+use crate::chain::{ChainState, Hint, Holder};
+use crate::decide_claim::ChainRow;
 
 /// Locks chains, always in the order of their epochs, so that two transactions never wait for each
 /// other. The locked table stands alone: from a join, a row that another transaction has changed
@@ -49,7 +49,8 @@ const DEATHS: &str = "
         WHERE a.verdict IN ('lost', 'fenced') AND c.nth < 32)
     SELECT last, count(*) FROM claims WHERE verdict IS NULL OR (verdict = 'lost' AND reason IS NULL) GROUP BY last";
 /// What nearly every group needs, prepared before the first one waits for it.
-pub(super) const USUAL: [&str; 5] = [LOCK, NUMBERS, write::MOVE, write::BEGIN_ATTEMPTS, write::END_ATTEMPTS];
+pub(super) const PREPARED_STATEMENTS: [&str; 5] =
+    [LOCK, NUMBERS, write::MOVE, write::BEGIN_ATTEMPTS, write::END_ATTEMPTS];
 
 /// How a transaction is to be made.
 #[derive(Clone, Copy, Debug, Default)]

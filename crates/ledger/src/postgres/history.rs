@@ -6,8 +6,9 @@ use tokio_postgres::Row;
 
 use super::PostgresLedger;
 use super::reader::Reader;
+use crate::claim::ClaimId;
+use crate::error::LedgerError;
 use crate::history::History;
-use crate::words::{Held, LedgerError};
 
 /// Those of the `$2` oldest attempts that ended before `$1`. Attempts end about in the order of
 /// their fences, so only the oldest are looked at; mostly the very first that has an end is young,
@@ -50,9 +51,9 @@ impl History for PostgresLedger {
         self.reader.execute(left, &[&i64::from(limit)]).await.map(drop)
     }
 
-    async fn left_with(&self, session: i64, limit: u32) -> Result<Vec<Held>, LedgerError> {
+    async fn left_with(&self, session: i64, limit: u32) -> Result<Vec<ClaimId>, LedgerError> {
         let left = "SELECT epoch, fence FROM chains WHERE left_held AND holder = $1 LIMIT $2";
-        let claim = |row: &Row| Ok(Held { epoch: row.try_get(0)?, fence: row.try_get(1)? });
+        let claim = |row: &Row| Ok(ClaimId { epoch: row.try_get(0)?, fence: row.try_get(1)? });
         self.reader.rows(left, &[&session, &i64::from(limit)], claim).await
     }
 

@@ -22,12 +22,13 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use super::connect::{Address, Session, Use, words};
 use super::group::{self, Decisions, Failed, Manner, transact};
 use super::page::{Page, Wanted};
-use super::verbs::{MarkSent, Verb};
+use super::verbs::{Decide, MarkSent};
+use crate::chain::Sent;
+use crate::error::LedgerError;
 use crate::traffic::Counters;
-use crate::words::{LedgerError, Sent};
 
 /// So many verbs at most share one transaction, to bound how long the first of them waits.
-const MOST_PER_GROUP: usize = 512;
+const MAX_VERBS_PER_GROUP: usize = 512;
 /// So many verbs may wait in a lane; further callers are held up until there is room.
 const QUEUE: usize = 8_192;
 /// A note is written within this time when no verb comes that takes it along.
@@ -55,13 +56,13 @@ trait Waiting: Decisions {
     }
 }
 
-struct Pending<V: Verb> {
+struct Pending<V: Decide> {
     verb: V,
     answer: Option<V::Answer>,
     reply: oneshot::Sender<Result<V::Answer, LedgerError>>,
 }
 
-impl<V: Verb> Decisions for Pending<V> {
+impl<V: Decide> Decisions for Pending<V> {
     fn wants(&self, wanted: &mut Wanted) {
         self.verb.wants(wanted);
     }
@@ -75,7 +76,7 @@ impl<V: Verb> Decisions for Pending<V> {
     }
 }
 
-impl<V: Verb> Waiting for Pending<V> {
+impl<V: Decide> Waiting for Pending<V> {
     fn answer(self: Box<Self>, committed: Result<(), LedgerError>) {
         let Self { answer, reply, .. } = *self;
         // Nobody waits any more when the caller was dropped; what was written stays written.
@@ -142,7 +143,7 @@ impl Lane {
     ///
     /// # Errors
     /// When it is not known to be written.
-    pub(super) async fn write<V: Verb + 'static>(&self, verb: V) -> Result<V::Answer, LedgerError>
+    pub(super) async fn write<V: Decide + 'static>(&self, verb: V) -> Result<V::Answer, LedgerError>
     where
         V::Answer: 'static,
     {
@@ -243,8 +244,8 @@ struct Running {
 
 impl Running {
     async fn run(mut self, mut receiver: mpsc::Receiver<Box<dyn Waiting>>) {
-        let mut verbs = Vec::with_capacity(MOST_PER_GROUP);
-        while receiver.recv_many(&mut verbs, MOST_PER_GROUP).await > 0 {
+        let mut verbs = Vec::with_capacity(MAX_VERBS_PER_GROUP);
+        while receiver.recv_many(&mut verbs, MAX_VERBS_PER_GROUP).await > 0 {
             let notes = std::mem::take(&mut *self.notes.lock());
             let group = Group::new(notes, std::mem::take(&mut verbs));
             if group.notes.sent.is_empty() && !group.verbs.iter().any(|verb| verb.is_waited_for()) {
@@ -399,7 +400,7 @@ impl Running {
 /// A connection for writing, with the usual statements prepared.
 async fn prepared(address: &Address) -> Result<Session, LedgerError> {
     let session = address.connect(Use::Write).await?;
-    let all = join_all(group::USUAL.map(|sql| session.statement(sql)));
+    let all = join_all(group::PREPARED_STATEMENTS.map(|sql| session.statement(sql)));
     match timeout(RESOLVE, all).await {
         Ok(done) => match done.into_iter().find_map(Result::err) {
             None => Ok(session),

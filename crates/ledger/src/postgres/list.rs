@@ -10,8 +10,11 @@ use super::failed::{failure, failure_columns};
 use super::group::hint;
 use super::reader::Reader;
 use super::views::{attempt, holder, time, waits_for_twin};
-use crate::look::{Filter, Listed, Move, OwnerCensus, Place, sql_like};
-use crate::words::{AttemptRecord, ChainState, Hint, LedgerError, Order, Which};
+use crate::chain::{ChainState, Hint};
+use crate::chain_orders::{ChainFilter, ChainOrder};
+use crate::error::LedgerError;
+use crate::look::{Cursor, ListFilter, Listed, Move, OwnerCensus, sql_like};
+use crate::view::AttemptRecord;
 
 type Result<T> = std::result::Result<T, LedgerError>;
 
@@ -49,7 +52,7 @@ pub(super) fn listed(row: &Row) -> std::result::Result<Listed, Error> {
 }
 
 impl Reader {
-    pub(super) async fn matching(&self, which: Which, order: Order, now: Time) -> Result<u64> {
+    pub(super) async fn matching(&self, which: ChainFilter, order: ChainOrder, now: Time) -> Result<u64> {
         macro_rules! count {
             ($state:literal) => {
                 concat!(
@@ -67,12 +70,12 @@ impl Reader {
             };
         }
         let sql = match order {
-            Order::Pause => count!("state = 0"),
-            Order::Resume => count!("state = 1"),
-            Order::Retire | Order::RecoverAll => count!("state <> 2"),
-            Order::Recover => count!("state = 3"),
+            ChainOrder::Pause => count!("state = 0"),
+            ChainOrder::Resume => count!("state = 1"),
+            ChainOrder::Retire | ChainOrder::RecoverAll => count!("state <> 2"),
+            ChainOrder::Recover => count!("state = 3"),
         };
-        let Which { kind, key, owner, like, queue, late_before, state } = which;
+        let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
         let (state, now) = (state.map(|state| state as i64), now.as_millis());
         let parameters: [&(dyn ToSql + Sync); 8] = [&kind, &key, &owner, &like, &queue, &late_before, &state, &now];
@@ -82,8 +85,8 @@ impl Reader {
 
     pub(super) async fn list(
         &self,
-        filter: Filter,
-        after: Option<Place>,
+        filter: ListFilter,
+        after: Option<Cursor>,
         now: Time,
         limit: u32,
     ) -> Result<Vec<Listed>> {
@@ -104,7 +107,7 @@ impl Reader {
         );
         let ((after_kind, after_key), last) = filter.range(after);
         let (state, running) = filter.bounds();
-        let Which { key, owner, like, queue, late_before, .. } = &filter.which;
+        let ChainFilter { key, owner, like, queue, late_before, .. } = &filter.which;
         let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
         let (now, limit) = (now.as_millis(), i64::from(limit));
         let parameters: [&(dyn ToSql + Sync); 12] =

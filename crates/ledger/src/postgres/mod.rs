@@ -12,7 +12,6 @@
 mod access;
 mod clock;
 mod connect;
-mod contents;
 pub mod examine;
 mod failed;
 mod fleet;
@@ -30,6 +29,7 @@ mod schema;
 mod search;
 mod sessions;
 mod slots;
+mod stored_texts;
 mod tls;
 mod traffic;
 mod verbs;
@@ -51,13 +51,19 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use super::Ledger;
-use crate::look::{Filter, Listed, Move, OwnerCensus, Place};
+use crate::census::Census;
+use crate::chain::{ChainState, Hint, Kinds, Sent};
+use crate::chain_orders::{ChainFilter, ChainOrder};
+use crate::claim::{Claim, ClaimRequest};
+use crate::enroll::{Enrolled, NewChain};
+use crate::error::LedgerError;
+use crate::finish::{Finish, FinishRequest};
+use crate::look::{Cursor, ListFilter, Listed, Move, OwnerCensus};
 use crate::mark::Marks;
+use crate::outbox::{KeptJob, SpawnedJob};
+use crate::overdue::{LookAgain, Overdue};
 use crate::traffic::Counters;
-use crate::words::{
-    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Hint, KeptJob,
-    Kinds, LateChain, LedgerError, LookAgain, NewChain, Order, Overdue, Sent, SpawnedJob, Which,
-};
+use crate::view::{AttemptRecord, ChainView, LateChain};
 use connect::{Address, Use, words};
 pub use foreign::Foreign;
 use lane::Lane;
@@ -363,16 +369,16 @@ impl Ledger for PostgresLedger {
         self.reader.reschedule(moves).await
     }
 
-    async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+    async fn order_chains(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
         let _leave = self.own().await?;
-        orders::steer(&self.address, &which, order).await
+        orders::order_chains(&self.address, &which, order).await
     }
 
-    async fn matching(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+    async fn matching(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
         self.reader.matching(which, order, self.now()).await
     }
 
-    async fn list(&self, filter: Filter, after: Option<Place>, limit: u32) -> Result<Vec<Listed>, LedgerError> {
+    async fn list(&self, filter: ListFilter, after: Option<Cursor>, limit: u32) -> Result<Vec<Listed>, LedgerError> {
         self.reader.list(filter, after, self.now(), limit).await
     }
 

@@ -12,15 +12,17 @@ use super::connect::{Address, Session, Use, passes, words};
 use super::group::hint;
 use super::reader::Reader;
 use super::views::waits_for_twin;
+use crate::chain::{ChainState, Hint};
+use crate::chain_orders::{ChainFilter, ChainOrder};
+use crate::error::LedgerError;
 use crate::look::sql_like;
-use crate::words::{ChainState, Hint, LedgerError, Order, Which};
 
 /// How long an order may take; a million chains take some ten seconds.
 const ORDER: Duration = Duration::from_secs(600);
 /// How often an order is tried again that others were in the way of.
 const TRIES: u32 = 5;
 
-/// The server's time in milliseconds, and the chains that a [`Which`] means; its parameters are 1 to 7.
+/// The server's time in milliseconds, and the chains that a [`ChainFilter`] means; its parameters are 1 to 7.
 /// Members of a batch go with its chain.
 macro_rules! sql {
     ($head:literal, $state:literal $(, $tail:literal)?) => {
@@ -43,7 +45,7 @@ macro_rules! sql {
 
 /// What an order does, in this order, in one transaction. First it locks the chains in the order of
 /// their epochs, as everybody does; what follows then changes just these.
-fn statements(order: Order) -> Vec<&'static str> {
+fn statements(order: ChainOrder) -> Vec<&'static str> {
     macro_rules! lock {
         ($state:literal) => {
             sql!("SELECT epoch FROM chains WHERE", $state, "ORDER BY epoch FOR UPDATE")
@@ -71,8 +73,8 @@ fn statements(order: Order) -> Vec<&'static str> {
         };
     }
     match order {
-        Order::Pause => vec![lock!("state = 0"), sql!("UPDATE chains SET state = 1 WHERE", "state = 0")],
-        Order::Resume => vec![
+        ChainOrder::Pause => vec![lock!("state = 0"), sql!("UPDATE chains SET state = 1 WHERE", "state = 0")],
+        ChainOrder::Resume => vec![
             lock!("state = 1"),
             sql!(
                 "UPDATE chains SET state = 0, sent = (batch_open > 0 AND sent), looks = 0,
@@ -82,7 +84,7 @@ fn statements(order: Order) -> Vec<&'static str> {
                 "state = 1"
             ),
         ],
-        Order::Retire => vec![
+        ChainOrder::Retire => vec![
             lock!("state <> 2"),
             // What they wait for is wanted no more. Who runs it cannot finish it. Only these are looked at: chains that
             // have ended before are very many in the end, and wait for nothing.
@@ -93,8 +95,8 @@ fn statements(order: Order) -> Vec<&'static str> {
             ),
             sql!("UPDATE chains SET state = 2, batch_open = 0, batch_total = 0 WHERE", "state <> 2"),
         ],
-        Order::Recover => [vec![lock!("state = 3")], recover!("state = 3")].concat(),
-        Order::RecoverAll => {
+        ChainOrder::Recover => [vec![lock!("state = 3")], recover!("state = 3")].concat(),
+        ChainOrder::RecoverAll => {
             let over = vec![
                 lock!("(state <> 2 OR (once AND started_tick < tick))"),
                 // The ticks that follow in the epoch of a manual run that is over may have run since the copy: the next
@@ -107,7 +109,11 @@ fn statements(order: Order) -> Vec<&'static str> {
 }
 
 /// Carries out an order, on a connection of its own: it may take longer than a verb.
-pub(super) async fn steer(address: &Address, which: &Which, order: Order) -> Result<u64, LedgerError> {
+pub(super) async fn order_chains(
+    address: &Address,
+    which: &ChainFilter,
+    order: ChainOrder,
+) -> Result<u64, LedgerError> {
     let mut session = address.connect(Use::Long(ORDER)).await?;
     for attempt in 1.. {
         match timeout(ORDER, attempted(&mut session, which, order)).await {
@@ -120,9 +126,9 @@ pub(super) async fn steer(address: &Address, which: &Which, order: Order) -> Res
     Err(LedgerError::Statement("it has not answered in time, and whether it was written is not known".into()))
 }
 
-async fn attempted(session: &mut Session, which: &Which, order: Order) -> Result<u64, Error> {
+async fn attempted(session: &mut Session, which: &ChainFilter, order: ChainOrder) -> Result<u64, Error> {
     let transaction = session.client.transaction().await?;
-    let Which { kind, key, owner, like, queue, late_before, state } = which;
+    let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;
     let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
     let state = state.map(|state| state as i64);
     let mut changed = 0;
@@ -132,7 +138,7 @@ async fn attempted(session: &mut Session, which: &Which, order: Order) -> Result
     // What a chain has waited for that begins anew is wanted no more. Who runs it cannot finish it.
     let members = "DELETE FROM chains m WHERE m.parent <> 0 AND NOT EXISTS
                        (SELECT FROM chains p WHERE p.epoch = m.parent AND p.state <> 2)";
-    if matches!(order, Order::Recover | Order::RecoverAll) {
+    if matches!(order, ChainOrder::Recover | ChainOrder::RecoverAll) {
         transaction.execute(members, &[]).await?;
     }
     if let Some(owner) = which.whole_owner() {
@@ -143,15 +149,15 @@ async fn attempted(session: &mut Session, which: &Which, order: Order) -> Result
 }
 
 /// What holds for an owner holds for one-off jobs that still wait in queues, too.
-async fn steer_owner(transaction: &Transaction<'_>, owner: &str, order: Order) -> Result<(), Error> {
+async fn steer_owner(transaction: &Transaction<'_>, owner: &str, order: ChainOrder) -> Result<(), Error> {
     let state = match order {
-        Order::Pause => ChainState::Paused,
-        Order::Retire => ChainState::Retired,
-        Order::Resume => {
+        ChainOrder::Pause => ChainState::Paused,
+        ChainOrder::Retire => ChainState::Retired,
+        ChainOrder::Resume => {
             transaction.execute("DELETE FROM owners WHERE owner = $1 AND state = 1", &[&owner]).await?;
             return Ok(());
         }
-        Order::Recover | Order::RecoverAll => return Ok(()),
+        ChainOrder::Recover | ChainOrder::RecoverAll => return Ok(()),
     };
     let upsert = "INSERT INTO owners (owner, state, at)
                   VALUES ($1, $2, ledger_millis())

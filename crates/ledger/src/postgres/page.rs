@@ -11,8 +11,8 @@ use roundelay_model::deaths::SET_ASIDE;
 use roundelay_model::failure::FailedItem;
 use roundelay_model::guard::Manual;
 
-use crate::judge::ChainRow;
-use crate::words::{ChainState, Hint, Holder};
+use crate::chain::{ChainState, Hint, Holder};
+use crate::decide_claim::ChainRow;
 
 /// What is to be locked, and what is to be taken from the sequences.
 #[derive(Debug, Default)]

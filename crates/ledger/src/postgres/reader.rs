@@ -10,8 +10,8 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::connect::{Address, Session, Use, ends_session, words};
+use crate::error::LedgerError;
 use crate::traffic::Counters;
-use crate::words::LedgerError;
 
 /// How long a query may take before its connection counts as lost. The server ends it earlier.
 const QUERY: Duration = Duration::from_secs(12);

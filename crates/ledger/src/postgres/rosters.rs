@@ -8,8 +8,9 @@ use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
 use super::connect::{Session, Use, passes, words};
+use crate::chain::ChainState;
+use crate::error::LedgerError;
 use crate::rosters::{Enlisted, Rosters};
-use crate::words::{ChainState, LedgerError};
 
 /// How long it may take to end a thousand chains.
 const DEPART: Duration = Duration::from_secs(60);

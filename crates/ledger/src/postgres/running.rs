@@ -10,8 +10,8 @@ use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
 use super::connect::words;
+use crate::error::LedgerError;
 use crate::running::{Running, RunningJob};
-use crate::words::LedgerError;
 
 /// Waits for nobody: what another worker forgets just now is forgotten all the same.
 const FORGET: &str = "DELETE FROM running WHERE (id, worker) IN (

@@ -14,10 +14,13 @@ use super::failed::fits;
 use super::group::hint;
 use super::list::{listed, listed_columns};
 use super::views::{attempt, time, waits_for_twin};
+use crate::chain::{ChainState, Hint};
+use crate::chain_orders::ChainFilter;
+use crate::error::LedgerError;
 use crate::failed::FailureFilter;
-use crate::look::{Condition, Filter, Listed, Place, sql_like};
+use crate::look::{Condition, Cursor, ListFilter, Listed, sql_like};
 use crate::search::{Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
-use crate::words::{AttemptRecord, ChainState, Hint, LedgerError, Which};
+use crate::view::AttemptRecord;
 
 type Result<T> = std::result::Result<T, LedgerError>;
 
@@ -31,7 +34,7 @@ const FEW: i64 = 10_000;
 
 impl PostgresLedger {
     /// Whether an index leads to what is looked for, and to little else.
-    async fn is_narrow(&self, filter: &Filter) -> Result<bool> {
+    async fn is_narrow(&self, filter: &ListFilter) -> Result<bool> {
         if let Some(Condition::State(state)) = filter.condition
             && state != ChainState::Active
         {
@@ -51,11 +54,11 @@ impl PostgresLedger {
 impl Search for PostgresLedger {
     async fn search(
         &self,
-        filter: Filter,
-        after: Option<Place>,
+        filter: ListFilter,
+        after: Option<Cursor>,
         limit: u32,
         effort: u32,
-    ) -> Result<Found<Listed, Place>> {
+    ) -> Result<Found<Listed, Cursor>> {
         let sql = concat!(
             "SELECT ",
             listed_columns!(),
@@ -77,7 +80,7 @@ impl Search for PostgresLedger {
         }
         let ((after_kind, after_key), last_kind) = filter.range(after);
         let (state, running) = filter.bounds();
-        let Which { key, owner, like, queue, late_before, .. } = &filter.which;
+        let ChainFilter { key, owner, like, queue, late_before, .. } = &filter.which;
         let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
         let (now, most, effort) = (self.clock.now().as_millis(), i64::from(limit), i64::from(effort));
         let parameters: [&(dyn ToSql + Sync); 13] = [
@@ -102,7 +105,7 @@ impl Search for PostgresLedger {
         }
         let place = |row: &Row| Ok((row.try_get(0)?, row.try_get(1)?));
         let parameters: [&(dyn ToSql + Sync); 4] = [&after_kind, &after_key, &last_kind, &(effort - 1)];
-        let last: Option<Place> = self.reader.rows(LOOKED, &parameters, place).await?.pop();
+        let last: Option<Cursor> = self.reader.rows(LOOKED, &parameters, place).await?.pop();
         Ok(Found::new(found, limit, last.is_some(), last))
     }
 
@@ -204,7 +207,7 @@ impl Search for PostgresLedger {
         self.reader.execute("DELETE FROM quarantine WHERE number = ANY ($1::int8[])", &[&numbers]).await
     }
 
-    async fn advance_all(&self, which: Which, limit: u32, slack: Duration) -> Result<Vec<Hint>> {
+    async fn advance_all(&self, which: ChainFilter, limit: u32, slack: Duration) -> Result<Vec<Hint>> {
         // Like everybody it locks the chains in the order of their epochs first.
         let sql = "WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms),
                    chosen AS MATERIALIZED (
@@ -221,7 +224,7 @@ impl Search for PostgresLedger {
                    FROM held, now
                    WHERE c.epoch = held.epoch AND c.state = 0 AND c.holder NOT IN (SELECT session FROM sessions) AND c.batch_open = 0 AND c.due > ms
                    RETURNING c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent, c.priority";
-        let Which { kind, key, owner, like, queue, late_before, state } = which;
+        let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
         let (slack, limit) = (i64::try_from(slack.as_millis()).unwrap_or(i64::MAX), i64::from(limit));
         let state = state.map(|state| state as i64);

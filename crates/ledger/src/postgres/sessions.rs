@@ -10,8 +10,11 @@ use tokio_postgres::Error;
 use super::PostgresLedger;
 use super::connect::words;
 use super::views::{holder_of, overdue};
+use crate::chain::Kinds;
+use crate::claim::ClaimId;
+use crate::error::LedgerError;
+use crate::overdue::{OrphanFilter, Overdue};
 use crate::sessions::{Beat, Session, Sessions};
-use crate::words::{Held, Kinds, LedgerError, Left, Overdue};
 
 const BEGIN: &str = "
     INSERT INTO sessions (session, worker, lease, mark, beat)
@@ -79,17 +82,17 @@ impl Sessions for PostgresLedger {
         Ok(())
     }
 
-    async fn hold(&self, claims: Vec<Held>) -> Result<Vec<bool>, LedgerError> {
+    async fn hold(&self, claims: Vec<ClaimId>) -> Result<Vec<bool>, LedgerError> {
         let sql = "SELECT epoch, fence FROM chains
                    JOIN unnest($1::int8[], $2::int8[]) AS u (epoch, fence) USING (epoch, fence) WHERE holder <> 0";
         let (epochs, fences): (Vec<i64>, Vec<i64>) = claims.iter().map(|claim| (claim.epoch, claim.fence)).unzip();
         let rows = self.pulse.query(sql, &[&epochs, &fences]).await?;
-        let held = rows.iter().map(|row| Ok(Held { epoch: row.try_get(0)?, fence: row.try_get(1)? }));
-        let held = held.collect::<Result<Vec<Held>, Error>>().map_err(told)?;
+        let held = rows.iter().map(|row| Ok(ClaimId { epoch: row.try_get(0)?, fence: row.try_get(1)? }));
+        let held = held.collect::<Result<Vec<ClaimId>, Error>>().map_err(told)?;
         Ok(claims.iter().map(|claim| held.contains(claim)).collect())
     }
 
-    async fn give_up(&self, session: i64, claims: Vec<Held>) -> Result<(), LedgerError> {
+    async fn give_up(&self, session: i64, claims: Vec<ClaimId>) -> Result<(), LedgerError> {
         let sql = "WITH free AS (
                        UPDATE chains c SET holder = 0 FROM unnest($2::int8[], $3::int8[]) AS u (epoch, fence)
                        WHERE c.epoch = u.epoch AND c.fence = u.fence AND c.holder = $1 RETURNING c.fence)
@@ -99,7 +102,13 @@ impl Sessions for PostgresLedger {
         self.reader.execute(sql, &[&session, &epochs, &fences, &UNHEARD]).await.map(drop)
     }
 
-    async fn orphans(&self, queue: String, kinds: Kinds, left: Left, limit: u32) -> Result<Vec<Overdue>, LedgerError> {
+    async fn orphans(
+        &self,
+        queue: String,
+        kinds: Kinds,
+        left: OrphanFilter,
+        limit: u32,
+    ) -> Result<Vec<Overdue>, LedgerError> {
         let sql = concat!(
             "SELECT epoch, kind, key, queue, tick, attempt, due, parent, sent, watch_at, looks, ",
             holder_of!(),

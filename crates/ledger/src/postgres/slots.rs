@@ -20,9 +20,9 @@ use tokio_postgres::{Error, Row};
 
 use super::connect::{Address, Session, Use, words};
 use super::{PostgresLedger, clock};
+use crate::error::LedgerError;
 use crate::slots::{Slots, ThrottleRow, orders, orders_text, state, text};
 use crate::traffic::Counters;
-use crate::words::LedgerError;
 
 /// How long a transaction may take before its connection counts as lost.
 const PATIENCE: Duration = Duration::from_secs(5);

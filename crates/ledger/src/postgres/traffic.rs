@@ -4,8 +4,8 @@ use async_trait::async_trait;
 
 use super::PostgresLedger;
 use super::connect::words;
+use crate::error::LedgerError;
 use crate::traffic::{Measured, Size, Traffic};
-use crate::words::LedgerError;
 
 const SIZE: &str = "
     SELECT (SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::int8 FROM pg_class

@@ -11,15 +11,17 @@ use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
 
 use super::page::{Begun, Ended, Held, Inserted, Job, Page, Quarantined, Wanted};
-use crate::judge::{ChainRow, Judgement, judge};
-use crate::words::{
-    ChainState, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Hint, LookAgain, Member, NewChain, Sent,
-    SpawnedJob,
-};
+use crate::chain::{ChainState, Hint, Sent};
+use crate::claim::{Claim, ClaimRequest, Grant};
+use crate::decide_claim::{ChainRow, ClaimDecision, decide_claim};
+use crate::enroll::{Enrolled, NewChain};
+use crate::finish::{Finish, FinishRequest, Member};
+use crate::outbox::SpawnedJob;
+use crate::overdue::LookAgain;
 
 /// Something to decide and write. It may be decided more than once, each time on another page,
 /// when a transaction has to be tried again.
-pub(super) trait Verb: Send {
+pub(super) trait Decide: Send {
     /// What it comes to.
     type Answer: Send;
 
@@ -46,7 +48,7 @@ impl ClaimRequest {
     }
 }
 
-impl Verb for ClaimRequest {
+impl Decide for ClaimRequest {
     type Answer = Claim;
 
     fn wants(&self, wanted: &mut Wanted) {
@@ -85,9 +87,9 @@ impl Verb for ClaimRequest {
         if let Some(rotation) = untold.and_then(|rotation| page.epoch(rotation)) {
             (rotation.chain.beside, rotation.moved) = (true, true);
         }
-        let refused = match judge(rows.0, rows.1, self, now) {
-            Judgement::Grant(refused) => refused,
-            Judgement::Answer(answer) => {
+        let refused = match decide_claim(rows.0, rows.1, self, now) {
+            ClaimDecision::Grant(refused) => refused,
+            ClaimDecision::Answer(answer) => {
                 if let Some((comes, watch_at)) = ChainRow::put_off(&answer)
                     && let Some(held) = page.epoch(asked.epoch)
                 {
@@ -161,7 +163,7 @@ impl Verb for ClaimRequest {
     }
 }
 
-impl Verb for FinishRequest {
+impl Decide for FinishRequest {
     type Answer = Finish;
 
     fn wants(&self, wanted: &mut Wanted) {
@@ -345,7 +347,7 @@ fn accept(
 /// [`crate::Ledger::enroll`]
 pub(super) struct Enroll(pub(super) Vec<NewChain>);
 
-impl Verb for Enroll {
+impl Decide for Enroll {
     type Answer = Vec<Enrolled>;
 
     fn wants(&self, wanted: &mut Wanted) {
@@ -481,7 +483,7 @@ pub(super) struct MarkSent {
     pub(super) slack: Option<Duration>,
 }
 
-impl Verb for MarkSent {
+impl Decide for MarkSent {
     type Answer = ();
 
     fn wants(&self, wanted: &mut Wanted) {
@@ -504,7 +506,7 @@ impl Verb for MarkSent {
 /// [`crate::Ledger::look_again`]
 pub(super) struct Look(pub(super) Vec<LookAgain>);
 
-impl Verb for Look {
+impl Decide for Look {
     type Answer = Vec<bool>;
 
     fn wants(&self, wanted: &mut Wanted) {
@@ -533,7 +535,7 @@ pub(super) struct RecordFailure {
     pub(super) at: Time,
 }
 
-impl Verb for RecordFailure {
+impl Decide for RecordFailure {
     type Answer = ();
 
     fn wants(&self, _: &mut Wanted) {}
@@ -552,7 +554,7 @@ pub(super) struct Accept {
     pub(super) failed: Vec<FailedItem>,
 }
 
-impl Verb for Accept {
+impl Decide for Accept {
     type Answer = Vec<Hint>;
 
     fn wants(&self, wanted: &mut Wanted) {
@@ -565,7 +567,7 @@ impl Verb for Accept {
     }
 }
 
-impl Verb for Quarantined {
+impl Decide for Quarantined {
     type Answer = ();
 
     fn wants(&self, _: &mut Wanted) {}
@@ -582,7 +584,7 @@ pub(super) struct KeepJob {
     pub(super) body: Vec<u8>,
 }
 
-impl Verb for KeepJob {
+impl Decide for KeepJob {
     type Answer = ();
 
     fn wants(&self, _: &mut Wanted) {}
@@ -595,7 +597,7 @@ impl Verb for KeepJob {
 /// [`crate::Ledger::forget_jobs`]
 pub(super) struct ForgetJobs(pub(super) Vec<String>);
 
-impl Verb for ForgetJobs {
+impl Decide for ForgetJobs {
     type Answer = ();
 
     fn wants(&self, _: &mut Wanted) {}
@@ -608,7 +610,7 @@ impl Verb for ForgetJobs {
 /// Nothing itself: what it waits for is the commit that it is in.
 pub(super) struct Flush;
 
-impl Verb for Flush {
+impl Decide for Flush {
     type Answer = ();
 
     fn wants(&self, _: &mut Wanted) {}

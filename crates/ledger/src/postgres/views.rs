@@ -11,10 +11,12 @@ use tokio_postgres::{Error, Row};
 use super::failed::{failure, failure_columns};
 use super::group::{hint, small};
 use super::reader::Reader;
-use crate::words::{
-    AttemptRecord, Census, ChainState, ChainView, Hint, Holder, KeptJob, Kinds, LateChain, LedgerError, Overdue,
-    QueueCensus,
-};
+use crate::census::{Census, QueueCensus};
+use crate::chain::{ChainState, Hint, Holder, Kinds};
+use crate::error::LedgerError;
+use crate::outbox::KeptJob;
+use crate::overdue::Overdue;
+use crate::view::{AttemptRecord, ChainView, LateChain};
 
 type Result<T> = std::result::Result<T, LedgerError>;
 

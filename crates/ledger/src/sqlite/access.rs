@@ -10,10 +10,10 @@ use rusqlite::{OptionalExtension, Row, params};
 use super::SqliteLedger;
 use super::store::{Result, Store, time};
 use crate::access::{
-    AUDIT_KEPT, Access, AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, MOST_TOKENS, NewAuditEntry, NewToken,
+    AUDIT_KEPT, Access, AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, MAX_TOKENS, NewAuditEntry, NewToken,
     REQUESTS_KEPT, Token, TokenCreated, USE_NOTED_EVERY,
 };
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// The columns that [`token`] reads, in its order.
 const TOKEN: &str = "id, name, scope, created, expires, last_used";
@@ -46,7 +46,7 @@ impl Store {
         if self.connection.prepare_cached(taken)?.query_row([&new.name], |row| row.get(0))? {
             return Ok(TokenCreated::NameTaken);
         }
-        if count >= MOST_TOKENS {
+        if count >= MAX_TOKENS {
             return Ok(TokenCreated::TooMany);
         }
         let insert = format!(

@@ -9,7 +9,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// What the ledger remembers of the wall clock.
 fn calendar(connection: &Connection) -> Result<Calendar> {

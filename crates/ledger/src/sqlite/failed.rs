@@ -9,9 +9,9 @@ use rusqlite::{OptionalExtension, Row, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store, time};
-use crate::failed::{DueItem, FailureFilter, FailurePlace, Failures, Hold, Plan, PlannedItem};
+use crate::error::LedgerError;
+use crate::failed::{DueItem, FailureCursor, FailureFilter, Failures, Hold, Plan, PlannedItem};
 use crate::look::sqlite_glob;
-use crate::words::LedgerError;
 
 /// The columns that [`failure`] reads.
 pub(super) const FAILURE: &str =
@@ -65,7 +65,7 @@ impl Store {
         Ok(())
     }
 
-    fn failed(&self, filter: &FailureFilter, after: Option<FailurePlace>, limit: u32) -> Result<Vec<Failure>> {
+    fn failed(&self, filter: &FailureFilter, after: Option<FailureCursor>, limit: u32) -> Result<Vec<Failure>> {
         let sql = format!(
             "SELECT {FAILURE} FROM failures f WHERE {FITS} AND (f.kind, f.key, f.item) > (?8, ?9, ?10)
              ORDER BY f.kind, f.key, f.item LIMIT ?11"
@@ -202,7 +202,7 @@ impl Failures for SqliteLedger {
     async fn failed(
         &self,
         filter: FailureFilter,
-        after: Option<FailurePlace>,
+        after: Option<FailureCursor>,
         limit: u32,
     ) -> std::result::Result<Vec<Failure>, LedgerError> {
         self.read(move |store| store.failed(&filter, after, limit)).await

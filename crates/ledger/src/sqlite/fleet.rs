@@ -9,8 +9,8 @@ use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
+use crate::error::LedgerError;
 use crate::fleet::{Fleet, SeenWorker};
-use crate::words::LedgerError;
 
 impl Store {
     fn attend(&mut self, presence: &Presence, pulses: &[Pulse], now: Time) -> Result<()> {

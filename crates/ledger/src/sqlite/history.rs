@@ -6,8 +6,9 @@ use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
+use crate::claim::ClaimId;
+use crate::error::LedgerError;
 use crate::history::History;
-use crate::words::{Held, LedgerError};
 
 /// Those of the `?2` oldest attempts that ended before `?1`. Attempts end about in the order of
 /// their fences, so only the oldest are looked at. One that has no end a day after it began was cut
@@ -29,7 +30,7 @@ impl Store {
     }
 
     pub(super) fn end_left(&mut self, now: Time, limit: u32) -> Result<()> {
-        self.cool_all()?;
+        self.fold_all_hot()?;
         let left = format!(
             "UPDATE chains SET holder = 0 WHERE epoch IN (SELECT epoch FROM chains WHERE {LEFT} LIMIT ?1)
              RETURNING fence"
@@ -94,12 +95,12 @@ impl Store {
         self.connection.prepare_cached(&delete)?.execute(params![before.as_millis(), limit])
     }
 
-    fn left_with(&self, session: i64, limit: u32) -> Result<Vec<Held>> {
+    fn left_with(&self, session: i64, limit: u32) -> Result<Vec<ClaimId>> {
         let left = "SELECT epoch, fence FROM chains WHERE state <> 0 AND holder <> 0 AND holder = ?1
                     UNION ALL SELECT epoch, h.fence FROM hot_chains h CROSS JOIN chains USING (epoch)
                     WHERE state <> 0 AND h.holder = ?1
                     LIMIT ?2";
-        let claim = |row: &rusqlite::Row| Ok(Held { epoch: row.get(0)?, fence: row.get(1)? });
+        let claim = |row: &rusqlite::Row| Ok(ClaimId { epoch: row.get(0)?, fence: row.get(1)? });
         self.connection.prepare_cached(left)?.query_map(params![session, limit], claim)?.collect()
     }
 
@@ -125,7 +126,7 @@ impl History for SqliteLedger {
         self.writer.write(move |store| store.end_left(clock.now(), limit)).await
     }
 
-    async fn left_with(&self, session: i64, limit: u32) -> std::result::Result<Vec<Held>, LedgerError> {
+    async fn left_with(&self, session: i64, limit: u32) -> std::result::Result<Vec<ClaimId>, LedgerError> {
         self.read(move |store| store.left_with(session, limit)).await
     }
 

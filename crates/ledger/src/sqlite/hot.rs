@@ -13,7 +13,7 @@ use roundelay_model::clock::Time;
 use rusqlite::params;
 
 use super::store::{Result, Store};
-use crate::words::Sent;
+use crate::chain::Sent;
 
 impl Store {
     /// Says of a chain what a run changes of it.
@@ -34,7 +34,7 @@ impl Store {
 
     /// Writes into those chains among `epochs`, a query with one column, that are hot what `hot_chains` says of
     /// them, so that a statement can change them as they are.
-    pub(super) fn cool(&mut self, epochs: &str, arguments: impl rusqlite::Params + Copy) -> Result<()> {
+    pub(super) fn fold_hot(&mut self, epochs: &str, arguments: impl rusqlite::Params + Copy) -> Result<()> {
         let hot = format!("(SELECT h.epoch FROM ({epochs}) AS these CROSS JOIN hot_chains h ON h.epoch = these.epoch)");
         let write = format!(
             "UPDATE chains SET (fence, holder, sent, started_tick, last_start) =
@@ -50,8 +50,8 @@ impl Store {
     }
 
     /// Cools all.
-    pub(super) fn cool_all(&mut self) -> Result<()> {
-        self.cool("SELECT epoch FROM hot_chains", [])
+    pub(super) fn fold_all_hot(&mut self) -> Result<()> {
+        self.fold_hot("SELECT epoch FROM hot_chains", [])
     }
 
     pub fn mark_sent(&mut self, s: Sent) -> Result<()> {
@@ -77,11 +77,15 @@ mod tests {
     use rusqlite::Connection;
 
     use super::*;
-    use crate::look::{Filter, Move};
+    use crate::chain::{Hint, Kinds};
+    use crate::chain_orders::{ChainFilter, ChainOrder};
+    use crate::claim::{Claim, ClaimId, ClaimRequest};
+    use crate::enroll::NewChain;
+    use crate::finish::{FinishRequest, Member};
+    use crate::look::{ListFilter, Move};
+    use crate::overdue::LookAgain;
     use crate::sqlite::{configure, schema};
-    use crate::words::{
-        ChainView, Claim, ClaimRequest, FinishRequest, Held, Hint, Kinds, LookAgain, Member, NewChain, Order, Which,
-    };
+    use crate::view::ChainView;
     use roundelay_model::clock::Entropy;
     use roundelay_model::guard::Guard;
     use roundelay_model::outcome::{Next, Verdict};
@@ -98,7 +102,7 @@ mod tests {
         Mark { stale: bool },
         GiveUp { stale: bool },
         Over,
-        Steer(Order),
+        Steer(ChainOrder),
         Advance,
         Reschedule,
         Depart,
@@ -111,8 +115,13 @@ mod tests {
     }
 
     fn verbs() -> impl Strategy<Value = Verb> {
-        let order =
-            prop::sample::select(vec![Order::Pause, Order::Resume, Order::Retire, Order::Recover, Order::RecoverAll]);
+        let order = prop::sample::select(vec![
+            ChainOrder::Pause,
+            ChainOrder::Resume,
+            ChainOrder::Retire,
+            ChainOrder::Recover,
+            ChainOrder::RecoverAll,
+        ]);
         prop_oneof![
             6 => (0..90_u64).prop_map(|by| Verb::Claim { by }),
             6 => (0..6_u8, prop::bool::weighted(0.1)).prop_map(|(next, stale)| Verb::Finish { next, stale }),
@@ -218,7 +227,7 @@ mod tests {
 
     /// Does it; tells all that can be seen of it.
     fn act(store: &mut Store, seen: &mut Seen, verb: Verb, key: &str, now: Time) -> String {
-        let which = Which { kind: Some("sync".into()), key: Some(key.into()), ..Which::default() };
+        let which = ChainFilter { kind: Some("sync".into()), key: Some(key.into()), ..ChainFilter::default() };
         let pick = |stale: bool, count: usize| count.checked_sub(if stale { 2 } else { 1 });
         match verb {
             Verb::Claim { by } => {
@@ -249,7 +258,7 @@ mod tests {
             Verb::GiveUp { stale } => {
                 let Some(n) = pick(stale, seen.fences.len()) else { return String::new() };
                 let (hint, fence, _) = &seen.fences[n];
-                let claim = [Held { epoch: hint.epoch, fence: *fence }];
+                let claim = [ClaimId { epoch: hint.epoch, fence: *fence }];
                 let held = store.hold(&claim).unwrap();
                 store.give_up(seen.session, &claim, now).unwrap();
                 format!("{held:?} {:?}", store.hold(&claim).unwrap())
@@ -259,7 +268,7 @@ mod tests {
                 seen.session = store.begin_session("w", SLACK, "", now).unwrap();
                 format!("{ended:?}")
             }
-            Verb::Steer(order) => format!("{:?}", store.steer(&which, order, now).unwrap()),
+            Verb::Steer(order) => format!("{:?}", store.order_chains(&which, order, now).unwrap()),
             Verb::Advance => format!("{:?}", store.advance("sync", key, now, SLACK).unwrap()),
             Verb::Reschedule => {
                 let chains = store.chains("sync", key).unwrap();
@@ -335,7 +344,7 @@ mod tests {
         let later = now + Duration::from_secs(1_000);
         let overdue = store.overdue("work", &kinds(), later, None, 100).unwrap();
         let late = store.late(later, now, 100).unwrap();
-        let listed = store.list(&Filter::default(), None, now, 100).unwrap();
+        let listed = store.list(&ListFilter::default(), None, now, 100).unwrap();
         let census = store.census(now, SLACK).unwrap();
         let attempts = store.attempts(0, 1_000).unwrap();
         format!("{chains:#?} {messages:#?} {overdue:#?} {late:#?} {listed:#?} {census:#?} {attempts:#?}")
@@ -365,7 +374,7 @@ mod tests {
                     act(&mut hot, &mut seen, verb, KEYS[key], now),
                     act(&mut cool, &mut also, verb, KEYS[key], now),
                 ];
-                cool.cool_all().unwrap();
+                cool.fold_all_hot().unwrap();
                 prop_assert_eq!(&answers[0], &answers[1], "{:?}", verb);
                 prop_assert_eq!(state(&hot, now), state(&cool, now), "after {:?}", verb);
                 let apart = "SELECT count(*) FROM hot_chains JOIN chains USING (epoch) WHERE chains.holder <> 0";

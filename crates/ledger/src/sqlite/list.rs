@@ -8,18 +8,20 @@ use super::failed::{FAILURE, failure};
 use super::orders::{WHICH, which_of};
 use super::store::{AFTER_HINT, HINT, Result, Store, hint, holder, time};
 use super::views::{ATTEMPT, attempt};
-use crate::look::{Filter, Listed, Move, OwnerCensus, Place, sqlite_glob};
-use crate::words::{AttemptRecord, ChainState, Hint, Order, Which};
+use crate::chain::{ChainState, Hint};
+use crate::chain_orders::{ChainFilter, ChainOrder};
+use crate::look::{Cursor, ListFilter, Listed, Move, OwnerCensus, sqlite_glob};
+use crate::view::AttemptRecord;
 
 impl Store {
-    pub fn matching(&self, which: &Which, order: Order, now: Time) -> Result<u64> {
+    pub fn matching(&self, which: &ChainFilter, order: ChainOrder, now: Time) -> Result<u64> {
         let states = match order {
-            Order::Pause => "state = 0",
-            Order::Resume => "state = 1",
-            Order::Retire | Order::RecoverAll => "state <> 2",
-            Order::Recover => "state = 3",
+            ChainOrder::Pause => "state = 0",
+            ChainOrder::Resume => "state = 1",
+            ChainOrder::Retire | ChainOrder::RecoverAll => "state <> 2",
+            ChainOrder::Recover => "state = 3",
         };
-        let Which { kind, key, owner, like, queue, late_before, state } = which;
+        let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
         let state = state.map(|state| state as i64);
         // Who runs what is in another table meanwhile, and matters to those only that ask for it.
@@ -31,7 +33,7 @@ impl Store {
         Ok(u64::try_from(count).unwrap_or_default())
     }
 
-    pub fn list(&self, filter: &Filter, after: Option<Place>, now: Time, limit: u32) -> Result<Vec<Listed>> {
+    pub fn list(&self, filter: &ListFilter, after: Option<Cursor>, now: Time, limit: u32) -> Result<Vec<Listed>> {
         self.list_by(WHICH, filter, after, now, limit)
     }
 
@@ -54,8 +56,8 @@ impl Store {
     pub(super) fn list_by(
         &self,
         which: &str,
-        filter: &Filter,
-        after: Option<Place>,
+        filter: &ListFilter,
+        after: Option<Cursor>,
         now: Time,
         limit: u32,
     ) -> Result<Vec<Listed>> {
@@ -70,7 +72,7 @@ impl Store {
                AND (NOT ?12 OR holder IN (SELECT session FROM sessions))
              ORDER BY kind, key LIMIT ?13"
         );
-        let Which { kind, key, owner, like, queue, late_before, .. } = &filter.which;
+        let ChainFilter { kind, key, owner, like, queue, late_before, .. } = &filter.which;
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
         let ((after_kind, after_key), last) = filter.range(after);
         let mut select = self.connection.prepare_cached(&sql)?;
@@ -155,7 +157,7 @@ impl Store {
                AND state IN (0, 1) AND once = 0 AND parent = 0 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0
              RETURNING {HINT}"
         );
-        self.cool_all()?;
+        self.fold_all_hot()?;
         let mut update = self.connection.prepare_cached(&sql)?;
         let mut one = |Move { epoch, tick, from, nominal, due, watch_at }: &Move| {
             let [from, nominal, due, watch_at] = [*from, *nominal, *due, *watch_at].map(Time::as_millis);

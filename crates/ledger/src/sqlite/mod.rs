@@ -4,7 +4,6 @@
 
 mod access;
 mod clock;
-mod contents;
 pub mod examine;
 mod failed;
 mod fleet;
@@ -19,6 +18,7 @@ mod search;
 mod sessions;
 mod slots;
 mod store;
+mod stored_texts;
 mod traffic;
 mod views;
 mod writer;
@@ -39,14 +39,20 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use super::Ledger;
-use crate::look::{Filter, Listed, Move, OwnerCensus, Place};
+use crate::census::Census;
+use crate::chain::{ChainState, Hint, Kinds, Sent};
+use crate::chain_orders::{ChainFilter, ChainOrder};
+use crate::claim::{Claim, ClaimRequest};
+use crate::enroll::{Enrolled, NewChain};
+use crate::error::LedgerError;
+use crate::finish::{Finish, FinishRequest};
+use crate::look::{Cursor, ListFilter, Listed, Move, OwnerCensus};
 use crate::mark::Marks;
+use crate::outbox::{KeptJob, SpawnedJob};
+use crate::overdue::{LookAgain, Overdue};
 use crate::traffic::Counters;
 use crate::url::LedgerUrl;
-use crate::words::{
-    AttemptRecord, Census, ChainState, ChainView, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Hint, KeptJob,
-    Kinds, LateChain, LedgerError, LookAgain, NewChain, Order, Overdue, Sent, SpawnedJob, Which,
-};
+use crate::view::{AttemptRecord, ChainView, LateChain};
 use store::Store;
 use writer::{Lateness, Writer};
 
@@ -410,17 +416,17 @@ impl Ledger for SqliteLedger {
         self.writer.write(move |store| store.reschedule(&moves)).await
     }
 
-    async fn steer(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+    async fn order_chains(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
         let clock = self.clock.clone();
-        self.writer.write(move |store| store.steer(&which, order, clock.now())).await
+        self.writer.write(move |store| store.order_chains(&which, order, clock.now())).await
     }
 
-    async fn matching(&self, which: Which, order: Order) -> Result<u64, LedgerError> {
+    async fn matching(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
         let now = self.now();
         self.read(move |store| store.matching(&which, order, now)).await
     }
 
-    async fn list(&self, filter: Filter, after: Option<Place>, limit: u32) -> Result<Vec<Listed>, LedgerError> {
+    async fn list(&self, filter: ListFilter, after: Option<Cursor>, limit: u32) -> Result<Vec<Listed>, LedgerError> {
         let now = self.now();
         self.read(move |store| store.list(&filter, after, now, limit)).await
     }

@@ -7,10 +7,11 @@ use rusqlite::{OptionalExtension, params};
 
 use super::store::{HINT, Result, Store, hint};
 use super::views::waits_for_twin;
+use crate::chain::{ChainState, Hint};
+use crate::chain_orders::{ChainFilter, ChainOrder};
 use crate::look::sqlite_glob;
-use crate::words::{ChainState, Hint, Order, Which};
 
-/// The chains that a [`Which`] means, of `chains`; its parameters are 1 to 7, and 8 is now. Members of a batch go with
+/// The chains that a [`ChainFilter`] means, of `chains`; its parameters are 1 to 7, and 8 is now. Members of a batch go with
 /// its chain.
 pub(super) const WHICH: &str = concat!(
     "(?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR key = ?2)
@@ -21,7 +22,7 @@ pub(super) const WHICH: &str = concat!(
 );
 
 /// The same, with what leads to few chains said once more, so that an index is found for it.
-pub(super) fn which_of(which: &Which) -> String {
+pub(super) fn which_of(which: &ChainFilter) -> String {
     let name = if which.kind.is_some() && which.key.is_some() { " AND kind = ?1 AND key = ?2" } else { "" };
     let owner = if which.owner.is_some() { " AND owner = ?3" } else { "" };
     format!("{WHICH}{name}{owner}")
@@ -34,7 +35,7 @@ const OF_NAME: &str = "SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2
 
 /// Deletes what chains that are about to end wait for. Only these are looked at: chains that have ended before are very
 /// many in the end, and wait for nothing.
-fn drop_members_of(which: &Which) -> String {
+fn drop_members_of(which: &ChainFilter) -> String {
     let which = which_of(which);
     format!(
         "DELETE FROM chains WHERE parent <> 0
@@ -43,13 +44,13 @@ fn drop_members_of(which: &Which) -> String {
 }
 
 impl Store {
-    pub fn steer(&mut self, which: &Which, order: Order, at: Time) -> Result<u64> {
+    pub fn order_chains(&mut self, which: &ChainFilter, order: ChainOrder, at: Time) -> Result<u64> {
         let now = at.as_millis();
-        let Which { kind, key, owner, like, queue, late_before, state } = which;
+        let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;
         match (kind, key) {
             // Members of its batch, which may run, go with it.
-            (Some(kind), Some(key)) => self.cool(OF_NAME, [kind, key])?,
-            _ => self.cool_all()?,
+            (Some(kind), Some(key)) => self.fold_hot(OF_NAME, [kind, key])?,
+            _ => self.fold_all_hot()?,
         }
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
         let state = state.map(|state| state as i64);
@@ -58,14 +59,14 @@ impl Store {
         }
         let parameters = params![kind, key, owner, like, queue, late_before, state, now];
         let states = match order {
-            Order::Pause => "1 WHERE state = 0",
-            Order::Resume => {
+            ChainOrder::Pause => "1 WHERE state = 0",
+            ChainOrder::Resume => {
                 "0, sent = iif(batch_open > 0, sent, 0), looks = 0, expected = max(due, ?8),
                  watch_at = iif(batch_open > 0, watch_at, ?8) WHERE state = 1"
             }
-            Order::Retire => "2, batch_open = 0, batch_total = 0 WHERE state <> 2",
-            Order::Recover => return self.recover(which, "state = 3", at),
-            Order::RecoverAll => {
+            ChainOrder::Retire => "2, batch_open = 0, batch_total = 0 WHERE state <> 2",
+            ChainOrder::Recover => return self.recover(which, "state = 3", at),
+            ChainOrder::RecoverAll => {
                 // The ticks that follow in the epoch of a manual run that is over may have run since the copy: the next
                 // one begins an epoch of its own, as after one that was left in the middle.
                 let part = "UPDATE chains SET started_tick = tick WHERE state = 2 AND once = 1 AND started_tick < tick";
@@ -74,7 +75,7 @@ impl Store {
                 return self.recover(which, "state <> 2", at);
             }
         };
-        if order == Order::Retire {
+        if order == ChainOrder::Retire {
             // What they wait for is wanted no more. Who runs it cannot finish it.
             self.connection.prepare_cached(&drop_members_of(which))?.execute(parameters)?;
         }
@@ -84,16 +85,16 @@ impl Store {
     }
 
     /// What holds for an owner holds for one-off jobs that still wait in queues, too.
-    fn steer_owner(&mut self, owner: &str, order: Order, at: Time) -> Result<()> {
+    fn steer_owner(&mut self, owner: &str, order: ChainOrder, at: Time) -> Result<()> {
         let state = match order {
-            Order::Pause => ChainState::Paused,
-            Order::Retire => ChainState::Retired,
-            Order::Resume => {
+            ChainOrder::Pause => ChainState::Paused,
+            ChainOrder::Retire => ChainState::Retired,
+            ChainOrder::Resume => {
                 let resume = "DELETE FROM owners WHERE owner = ?1 AND state = ?2";
                 self.connection.prepare_cached(resume)?.execute(params![owner, ChainState::Paused as i64])?;
                 return Ok(());
             }
-            Order::Recover | Order::RecoverAll => return Ok(()),
+            ChainOrder::Recover | ChainOrder::RecoverAll => return Ok(()),
         };
         let upsert = "INSERT INTO owners (owner, state, at) VALUES (?1, ?2, ?3)
                       ON CONFLICT (owner) DO UPDATE SET state = excluded.state, at = excluded.at WHERE state <> 2";
@@ -101,8 +102,8 @@ impl Store {
         Ok(())
     }
 
-    fn recover(&mut self, which: &Which, states: &str, now: Time) -> Result<u64> {
-        let Which { kind, key, owner, like, queue, late_before, state } = which;
+    fn recover(&mut self, which: &ChainFilter, states: &str, now: Time) -> Result<u64> {
+        let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
         let state = state.map(|state| state as i64);
         let sql = format!("SELECT epoch FROM chains WHERE {states} AND {} ORDER BY epoch", which_of(which));
@@ -147,7 +148,7 @@ impl Store {
     }
 
     pub fn advance(&mut self, kind: &str, key: &str, now: Time, slack: Duration) -> Result<Option<Hint>> {
-        self.cool("SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2", [kind, key])?;
+        self.fold_hot("SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2", [kind, key])?;
         // What is due already has its message, or catch-up sends it.
         let advance = format!(
             "UPDATE chains SET due = ?3, expected = ?3, watch_at = ?4, sent = 0, looks = 0
@@ -190,7 +191,7 @@ mod tests {
         let mut connection = Connection::open_in_memory().unwrap();
         configure(&connection).unwrap();
         schema::migrate(&mut connection, &Entropy::seeded(1), Time::from_millis(1_800_000_000_000)).unwrap();
-        let one = Which { kind: Some("sync".into()), key: Some("a".into()), ..Which::default() };
+        let one = ChainFilter { kind: Some("sync".into()), key: Some("a".into()), ..ChainFilter::default() };
         let update = format!("UPDATE chains SET state = 2 WHERE state <> 2 AND {}", which_of(&one));
         for sql in [OF_NAME, &drop_members_of(&one), &update] {
             let mut plan = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();

@@ -6,8 +6,9 @@ use rusqlite::{OptionalExtension, params};
 use super::SqliteLedger;
 use super::store::{Result, Store};
 use super::views::text_array;
+use crate::chain::ChainState;
+use crate::error::LedgerError;
 use crate::rosters::{Enlisted, Rosters};
-use crate::words::{ChainState, LedgerError};
 
 impl Store {
     fn enlisted(&self, kind: &str, after: &str, limit: u32) -> Result<Vec<Enlisted>> {
@@ -21,7 +22,7 @@ impl Store {
     }
 
     pub(super) fn depart(&mut self, epochs: &[i64]) -> Result<u64> {
-        self.cool_all()?;
+        self.fold_all_hot()?;
         let mut departed = 0;
         for epoch in epochs {
             let name = self

@@ -10,8 +10,8 @@ use rusqlite::params;
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
+use crate::error::LedgerError;
 use crate::running::{Running, RunningJob};
-use crate::words::LedgerError;
 
 impl Store {
     fn note_running(

@@ -13,10 +13,13 @@ use super::list::{LISTED, listed};
 use super::orders::which_of;
 use super::store::{HINT, Result, Store, hint, time};
 use super::views::{ATTEMPT, attempt, waits_for_twin};
+use crate::chain::{ChainState, Hint};
+use crate::chain_orders::ChainFilter;
+use crate::error::LedgerError;
 use crate::failed::FailureFilter;
-use crate::look::{Condition, Filter, Listed, Place, sqlite_glob};
+use crate::look::{Condition, Cursor, ListFilter, Listed, sqlite_glob};
 use crate::search::{Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
-use crate::words::{AttemptRecord, ChainState, Hint, LedgerError, Which};
+use crate::view::AttemptRecord;
 
 /// To fetch a chain takes as much as to read so many names in their order.
 const FETCH: u32 = 8;
@@ -26,12 +29,12 @@ const FEW: u32 = 10_000;
 impl Store {
     fn search(
         &self,
-        filter: &Filter,
-        after: Option<Place>,
+        filter: &ListFilter,
+        after: Option<Cursor>,
         now: Time,
         limit: u32,
         effort: u32,
-    ) -> Result<Found<Listed, Place>> {
+    ) -> Result<Found<Listed, Cursor>> {
         if self.is_narrow(filter)? {
             let found = self.list_by(&which_of(&filter.which), filter, after, now, limit)?;
             let last = found.last().map(|last| (last.hint.kind.clone(), last.hint.key.clone()));
@@ -46,7 +49,7 @@ impl Store {
                  AND (?6 IS NULL OR (state = 0 AND due < ?6 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND NOT {waits}))",
             waits = waits_for_twin!("?7")
         );
-        let Which { key, owner, like, queue, late_before, .. } = &filter.which;
+        let ChainFilter { key, owner, like, queue, late_before, .. } = &filter.which;
         let like = like.as_deref().map(WildMatch::new);
         let (late_before, now) = (late_before.map(Time::as_millis), now.as_millis());
         let ((after_kind, after_key), last_kind) = filter.range(after);
@@ -55,7 +58,7 @@ impl Store {
         let mut names = names.query(params![after_kind, after_key, last_kind])?;
         // Names cost little, and chains more.
         let mut left = i64::from(effort) * i64::from(FETCH);
-        let (mut found, mut last, mut stopped) = (Vec::new(), None::<Place>, false);
+        let (mut found, mut last, mut stopped) = (Vec::new(), None::<Cursor>, false);
         while let Some(name) = names.next()? {
             let (kind, of) = (name.get_ref(1)?.as_str()?, name.get_ref(2)?.as_str()?);
             left -= 1;
@@ -74,7 +77,7 @@ impl Store {
     }
 
     /// Whether an index leads to what is looked for, and to little else.
-    fn is_narrow(&self, filter: &Filter) -> Result<bool> {
+    fn is_narrow(&self, filter: &ListFilter) -> Result<bool> {
         if let Some(Condition::State(state)) = filter.condition
             && state != ChainState::Active
         {
@@ -173,8 +176,8 @@ impl Store {
         numbers.iter().try_fold(0, |count, number| Ok(count + delete.execute([number])? as u64))
     }
 
-    fn advance_all(&mut self, which: &Which, now: Time, limit: u32, slack: Duration) -> Result<Vec<Hint>> {
-        self.cool_all()?;
+    fn advance_all(&mut self, which: &ChainFilter, now: Time, limit: u32, slack: Duration) -> Result<Vec<Hint>> {
+        self.fold_all_hot()?;
         let fits = which_of(which);
         let sql = format!(
             "UPDATE chains SET due = ?8, expected = ?8, watch_at = ?9, sent = 0, looks = 0
@@ -184,7 +187,7 @@ impl Store {
                              LIMIT ?10)
              RETURNING {HINT}"
         );
-        let Which { kind, key, owner, like, queue, late_before, state } = which;
+        let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
         let state = state.map(|state| state as i64);
         let (now, watch_at) = (now.as_millis(), (now + slack).as_millis());
@@ -202,11 +205,11 @@ const AFTER_ATTEMPT: usize = 13;
 impl Search for SqliteLedger {
     async fn search(
         &self,
-        filter: Filter,
-        after: Option<Place>,
+        filter: ListFilter,
+        after: Option<Cursor>,
         limit: u32,
         effort: u32,
-    ) -> std::result::Result<Found<Listed, Place>, LedgerError> {
+    ) -> std::result::Result<Found<Listed, Cursor>, LedgerError> {
         let now = self.clock.now();
         self.read(move |store| store.search(&filter, after, now, limit, effort)).await
     }
@@ -264,7 +267,7 @@ impl Search for SqliteLedger {
 
     async fn advance_all(
         &self,
-        which: Which,
+        which: ChainFilter,
         limit: u32,
         slack: Duration,
     ) -> std::result::Result<Vec<Hint>, LedgerError> {

@@ -15,8 +15,11 @@ use rusqlite::{OptionalExtension, params};
 use super::SqliteLedger;
 use super::store::{HINT, HOLDER, Result, Store};
 use super::views::{overdue, text_array};
+use crate::chain::Kinds;
+use crate::claim::ClaimId;
+use crate::error::LedgerError;
+use crate::overdue::{OrphanFilter, Overdue};
 use crate::sessions::{Beat, Session, Sessions};
-use crate::words::{Held, Kinds, LedgerError, Left, Overdue};
 
 /// In milliseconds.
 const TELL_EVERY: i64 = 10_000;
@@ -62,15 +65,15 @@ impl Store {
         Ok(ended)
     }
 
-    pub(super) fn hold(&self, claims: &[Held]) -> Result<Vec<bool>> {
+    pub(super) fn hold(&self, claims: &[ClaimId]) -> Result<Vec<bool>> {
         let hold = "SELECT EXISTS (SELECT 1 FROM chains_now WHERE epoch = ?1 AND fence = ?2 AND holder <> 0)";
         let mut hold = self.connection.prepare_cached(hold)?;
         claims.iter().map(|claim| hold.query_row([claim.epoch, claim.fence], |row| row.get(0))).collect()
     }
 
-    pub(super) fn give_up(&mut self, session: i64, claims: &[Held], now: Time) -> Result<()> {
+    pub(super) fn give_up(&mut self, session: i64, claims: &[ClaimId], now: Time) -> Result<()> {
         for claim in claims {
-            self.cool("SELECT ?1 AS epoch", [claim.epoch])?;
+            self.fold_hot("SELECT ?1 AS epoch", [claim.epoch])?;
             let free = "UPDATE chains SET holder = 0 WHERE epoch = ?1 AND fence = ?2 AND holder = ?3";
             if self.connection.prepare_cached(free)?.execute([claim.epoch, claim.fence, session])? == 1 {
                 let lost = "UPDATE attempts SET finished = ?2, verdict = 'lost', reason = ?3
@@ -82,7 +85,7 @@ impl Store {
         Ok(())
     }
 
-    fn orphans(&self, queue: &str, kinds: &Kinds, left: Left, limit: u32) -> Result<Vec<Overdue>> {
+    fn orphans(&self, queue: &str, kinds: &Kinds, left: OrphanFilter, limit: u32) -> Result<Vec<Overdue>> {
         let sql = format!(
             "SELECT {HINT}, sent, watch_at, looks, {HOLDER}, expected, holder, fence FROM chains_now
              WHERE state = 0 AND queue = ?1 AND watch_at <= ?2 AND kind IN rarray(?3) AND (once OR kind IN rarray(?4))
@@ -154,11 +157,11 @@ impl Sessions for SqliteLedger {
         Ok(())
     }
 
-    async fn hold(&self, claims: Vec<Held>) -> std::result::Result<Vec<bool>, LedgerError> {
+    async fn hold(&self, claims: Vec<ClaimId>) -> std::result::Result<Vec<bool>, LedgerError> {
         self.read(move |store| store.hold(&claims)).await
     }
 
-    async fn give_up(&self, session: i64, claims: Vec<Held>) -> std::result::Result<(), LedgerError> {
+    async fn give_up(&self, session: i64, claims: Vec<ClaimId>) -> std::result::Result<(), LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.give_up(session, &claims, clock.now())).await
     }
@@ -167,7 +170,7 @@ impl Sessions for SqliteLedger {
         &self,
         queue: String,
         kinds: Kinds,
-        left: Left,
+        left: OrphanFilter,
         limit: u32,
     ) -> std::result::Result<Vec<Overdue>, LedgerError> {
         self.read(move |store| store.orphans(&queue, &kinds, left, limit)).await

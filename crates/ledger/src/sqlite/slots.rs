@@ -10,8 +10,8 @@ use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
+use crate::error::LedgerError;
 use crate::slots::{Slots, ThrottleRow, orders, orders_text, state, text};
-use crate::words::LedgerError;
 
 #[async_trait]
 impl Slots for SqliteLedger {

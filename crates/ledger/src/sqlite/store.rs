@@ -12,13 +12,15 @@ use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use crate::judge::{ChainRow, Judgement, judge};
+use crate::chain::{ChainState, Hint, Holder, Sent};
+use crate::claim::{Claim, ClaimRequest, Grant};
+use crate::decide_claim::{ChainRow, ClaimDecision, decide_claim};
+use crate::enroll::{Enrolled, NewChain};
+use crate::finish::{Finish, FinishRequest, Member};
+use crate::outbox::{KeptJob, SpawnedJob};
+use crate::overdue::LookAgain;
 use crate::sqlite::views::kept_job;
 use crate::traffic::Counters;
-use crate::words::{
-    ChainState, Claim, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Hint, Holder, KeptJob, LookAgain, Member,
-    NewChain, Sent, SpawnedJob,
-};
 
 pub(super) type Result<T> = rusqlite::Result<T>;
 
@@ -224,7 +226,7 @@ impl Store {
     /// Gives a chain a new epoch, in which it has no message, no holder, and its first attempt
     /// before it. Who held it can finish no more, and the record of that attempt ends here.
     pub(super) fn new_epoch(&mut self, old: i64, now: Time) -> Result<i64> {
-        self.cool("SELECT ?1 AS epoch", [old])?;
+        self.fold_hot("SELECT ?1 AS epoch", [old])?;
         self.connection
             .prepare_cached(
                 "UPDATE attempts SET finished = ?2, verdict = 'lost' WHERE finished IS NULL
@@ -246,7 +248,7 @@ impl Store {
 
     /// The members of a chain's batch are wanted no more. Who runs one cannot finish it.
     fn drop_members(&mut self, parent: i64) -> Result<()> {
-        self.cool("SELECT epoch FROM chains WHERE parent = ?1 AND parent <> 0", [parent])?;
+        self.fold_hot("SELECT epoch FROM chains WHERE parent = ?1 AND parent <> 0", [parent])?;
         self.connection.prepare_cached("DELETE FROM chains WHERE parent = ?1 AND parent <> 0")?.execute([parent])?;
         Ok(())
     }
@@ -289,26 +291,27 @@ impl Store {
         if let Some(rotation) = rows.and_then(|(found, twin)| found.chain.untold(&twin.chain)) {
             self.connection.prepare_cached("UPDATE chains SET beside = 1 WHERE epoch = ?1")?.execute([rotation])?;
         }
-        let refused = match judge(found.as_ref().map(|f| &f.chain), twin.as_ref().map(|f| &f.chain), request, now) {
-            Judgement::Grant(refused) => refused,
-            Judgement::Answer(answer) => {
-                if let (Claim::Future, Some(found)) = (&answer, &found) {
-                    self.connection
-                        .prepare_cached("UPDATE chains SET state = 3 WHERE epoch = ?1 AND state <> 2")?
-                        .execute([found.chain.hint.epoch])?;
-                }
-                if let (Claim::SetAside, Some(found)) = (&answer, &found) {
-                    self.set_aside(&found.chain.hint, found.fence, now)?;
-                }
-                if let Some((comes, watch_at)) = ChainRow::put_off(&answer).filter(|_| found.is_some()) {
-                    let put_off = "UPDATE chains SET expected = max(expected, ?2), watch_at = max(watch_at, ?3)
+        let refused =
+            match decide_claim(found.as_ref().map(|f| &f.chain), twin.as_ref().map(|f| &f.chain), request, now) {
+                ClaimDecision::Grant(refused) => refused,
+                ClaimDecision::Answer(answer) => {
+                    if let (Claim::Future, Some(found)) = (&answer, &found) {
+                        self.connection
+                            .prepare_cached("UPDATE chains SET state = 3 WHERE epoch = ?1 AND state <> 2")?
+                            .execute([found.chain.hint.epoch])?;
+                    }
+                    if let (Claim::SetAside, Some(found)) = (&answer, &found) {
+                        self.set_aside(&found.chain.hint, found.fence, now)?;
+                    }
+                    if let Some((comes, watch_at)) = ChainRow::put_off(&answer).filter(|_| found.is_some()) {
+                        let put_off = "UPDATE chains SET expected = max(expected, ?2), watch_at = max(watch_at, ?3)
                                    WHERE epoch = ?1";
-                    let values = [asked.epoch, comes.as_millis(), watch_at.as_millis()];
-                    self.connection.prepare_cached(put_off)?.execute(values)?;
+                        let values = [asked.epoch, comes.as_millis(), watch_at.as_millis()];
+                        self.connection.prepare_cached(put_off)?.execute(values)?;
+                    }
+                    return Ok(answer);
                 }
-                return Ok(answer);
-            }
-        };
+            };
         let Some(Found { mut chain, fence: previous, payload, owner, mut carry, batch, depth }) = found else {
             return Ok(Claim::Idle);
         };
@@ -371,7 +374,7 @@ impl Store {
 
     /// Too many workers have died while they ran a tick: its chain waits for a person.
     fn set_aside(&mut self, hint: &Hint, fence: i64, now: Time) -> Result<()> {
-        self.cool("SELECT ?1 AS epoch", [hint.epoch])?;
+        self.fold_hot("SELECT ?1 AS epoch", [hint.epoch])?;
         let set_aside = "UPDATE chains SET state = 3, holder = 0 WHERE epoch = ?1";
         self.connection.prepare_cached(set_aside)?.execute([hint.epoch])?;
         let lost = "UPDATE attempts SET finished = ?2, verdict = 'lost', reason = ?3
@@ -530,7 +533,7 @@ impl Store {
     fn count_for_rotation(&mut self, f: &FinishRequest, manual: &Held) -> Result<()> {
         let Hint { kind, key, .. } = &manual.hint;
         let rotation = "SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0";
-        self.cool(rotation, [kind, key])?;
+        self.fold_hot(rotation, [kind, key])?;
         let (ended, retired) = (f.next == Next::End, f.verdict == Verdict::Retired);
         if retired {
             // What it waits for is wanted no more. Who runs it cannot finish it.

@@ -4,8 +4,8 @@ use async_trait::async_trait;
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
+use crate::error::LedgerError;
 use crate::traffic::{Measured, Size, Traffic};
-use crate::words::LedgerError;
 
 #[async_trait]
 impl Measured for SqliteLedger {

@@ -10,9 +10,11 @@ use rusqlite::{OptionalExtension, Row, params};
 
 use super::failed::{FAILURE, failure};
 use super::store::{AFTER_HINT, HINT, HOLDER, Result, Store, hint, holder, time};
-use crate::words::{
-    AttemptRecord, Census, ChainState, ChainView, Hint, Holder, KeptJob, Kinds, LateChain, Overdue, QueueCensus,
-};
+use crate::census::{Census, QueueCensus};
+use crate::chain::{ChainState, Hint, Holder, Kinds};
+use crate::outbox::KeptJob;
+use crate::overdue::Overdue;
+use crate::view::{AttemptRecord, ChainView, LateChain};
 
 /// Whether a row of `chains` that is due waits for the other row of its chain: for the end of its run, or, a manual run,
 /// for the end of the cooldown that it has been put off to. Asked only of rows that can have such a row beside them, so

@@ -17,15 +17,15 @@ use tokio::time::Instant;
 
 use super::schema;
 use super::store::Store;
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// So many verbs at most share one commit, to bound how long the first of them waits.
-const MOST_PER_COMMIT: usize = 512;
+const MAX_WRITES_PER_COMMIT: usize = 512;
 /// For each verb of the last commit the next begins this much later, and no more than that.
 const LINGER: Duration = Duration::from_micros(100);
-const LONGEST_LINGER: Duration = Duration::from_millis(2);
+const MAX_LINGER: Duration = Duration::from_millis(2);
 /// Where ticks are late by more than a twentieth of that, so many times as much.
-const MOST_PATIENT: u32 = 4;
+const MAX_LINGER_FACTOR: u32 = 4;
 /// Whoever waits for company goes on when none has come for so long.
 const LOOK: Duration = Duration::from_millis(1);
 /// So many verbs wait for no others; where ticks are late, twice as many.
@@ -38,7 +38,7 @@ const NOTE_WITHIN: Duration = Duration::from_millis(50);
 
 /// A verb waiting to be written. It may be tried twice: once in a group, and once more alone when
 /// another member of the group has spoilt that transaction.
-pub trait Verb: Send {
+pub trait WriteOp: Send {
     fn attempt(&mut self, store: &mut Store) -> rusqlite::Result<()>;
     fn answer(self: Box<Self>, committed: Result<(), LedgerError>);
 }
@@ -49,7 +49,7 @@ struct Pending<T, F> {
     reply: oneshot::Sender<Result<T, LedgerError>>,
 }
 
-impl<T, F> Verb for Pending<T, F>
+impl<T, F> WriteOp for Pending<T, F>
 where
     T: Send,
     F: FnMut(&mut Store) -> rusqlite::Result<T> + Send,
@@ -69,7 +69,7 @@ where
 /// A verb that does nothing, to make a group that takes the notes along.
 struct Nothing;
 
-impl Verb for Nothing {
+impl WriteOp for Nothing {
     fn attempt(&mut self, _store: &mut Store) -> rusqlite::Result<()> {
         Ok(())
     }
@@ -78,7 +78,7 @@ impl Verb for Nothing {
 }
 
 /// Verbs for whose end nobody waits.
-type Notes = Arc<Mutex<Vec<Box<dyn Verb>>>>;
+type Notes = Arc<Mutex<Vec<Box<dyn WriteOp>>>>;
 
 /// How late the tick was that was claimed last, in milliseconds.
 #[derive(Clone, Default)]
@@ -98,7 +98,7 @@ impl Lateness {
 /// Where verbs are written.
 pub enum Writer {
     /// On a thread of its own, in groups.
-    Thread(mpsc::Sender<Box<dyn Verb>>, Notes),
+    Thread(mpsc::Sender<Box<dyn WriteOp>>, Notes),
     /// On the caller's, each alone: for a ledger in memory, and for simulation, where virtual time
     /// would run on while another thread works.
     Inline(Arc<Mutex<Store>>),
@@ -172,10 +172,10 @@ impl Writer {
     }
 }
 
-fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn Verb>>, notes: &Notes, late: &Lateness) {
-    let mut group: Vec<Box<dyn Verb>> = Vec::with_capacity(MOST_PER_COMMIT);
+fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn WriteOp>>, notes: &Notes, late: &Lateness) {
+    let mut group: Vec<Box<dyn WriteOp>> = Vec::with_capacity(MAX_WRITES_PER_COMMIT);
     let mut before = (Instant::now(), 0);
-    while receiver.blocking_recv_many(&mut group, MOST_PER_COMMIT) > 0 {
+    while receiver.blocking_recv_many(&mut group, MAX_WRITES_PER_COMMIT) > 0 {
         let (ended, verbs) = before;
         let mut company = true;
         while company {
@@ -186,7 +186,7 @@ fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn Verb>>, n
             #[allow(clippy::disallowed_methods)] // This thread is no task.
             thread::sleep(left.min(LOOK));
             let waited = group.len();
-            while group.len() < MOST_PER_COMMIT
+            while group.len() < MAX_WRITES_PER_COMMIT
                 && let Ok(verb) = receiver.try_recv()
             {
                 group.push(verb);
@@ -223,13 +223,13 @@ fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn Verb>>, n
 /// waited for. Where ticks are `late` anyway there is more to do than can be done, and what counts is that
 /// each costs little: then a twentieth of that may be waited, within bounds.
 fn linger(last: usize, waiting: usize, late: Duration) -> Duration {
-    let patience = u32::try_from((late / 20).as_millis() / LONGEST_LINGER.as_millis()).unwrap_or(u32::MAX);
-    let patience = patience.clamp(1, MOST_PATIENT);
+    let patience = u32::try_from((late / 20).as_millis() / MAX_LINGER.as_millis()).unwrap_or(u32::MAX);
+    let patience = patience.clamp(1, MAX_LINGER_FACTOR);
     // Not more: all that a worker has in work may wait already, and then nobody else comes.
     if waiting >= ENOUGH * patience.min(2) as usize || last <= 1 {
         return Duration::ZERO;
     }
-    (LINGER * u32::try_from(last).unwrap_or(u32::MAX)).min(LONGEST_LINGER * patience)
+    (LINGER * u32::try_from(last).unwrap_or(u32::MAX)).min(MAX_LINGER * patience)
 }
 
 fn in_transaction<T>(

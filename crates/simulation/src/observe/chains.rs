@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use roundelay_broker::embedded::EmbeddedBroker;
 use roundelay_engine::life::Point;
-use roundelay_ledger::{ClaimRequest, Finish, FinishRequest, Grant, Held, LookAgain};
+use roundelay_ledger::{ClaimId, ClaimRequest, Finish, FinishRequest, Grant, LookAgain};
 use roundelay_model::clock::Time;
 use roundelay_model::deaths::{MOST_DEATHS, SUSPECTED};
 use roundelay_model::guard::IfRunning;
@@ -212,7 +212,7 @@ impl Observer {
     }
 
     /// Claims are given up that nobody works on.
-    pub fn gave_up(&self, claims: &[Held]) {
+    pub fn gave_up(&self, claims: &[ClaimId]) {
         let mut state = self.lock();
         for claim in claims {
             let Some(name) = state.epochs.get(&claim.epoch).cloned() else { continue };

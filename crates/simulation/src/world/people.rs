@@ -9,7 +9,7 @@ use roundelay_engine::enroll::{Enroller, Entity, RunOnce};
 use roundelay_engine::retried::{Again, send_again};
 use roundelay_engine::sealing::{Mode, take_stock};
 use roundelay_engine::{Connections, Dispatch};
-use roundelay_ledger::{Ledger, LedgerError, Order, Which};
+use roundelay_ledger::{ChainFilter, ChainOrder, Ledger, LedgerError};
 use roundelay_model::fleet::{FleetOrder, Subject, WorkerState};
 use roundelay_model::job::{Envelope, RunNow};
 use serde_json::{Value, json};
@@ -30,22 +30,22 @@ impl World {
 
     /// Carries out an order, again and again until it is. When one to stop is, the chain is known to
     /// be stopped.
-    pub(super) fn order(&self, chain: usize, order: Order) {
+    pub(super) fn order(&self, chain: usize, order: ChainOrder) {
         let (kind, _, key) = CHAINS[chain];
-        let which = Which { kind: Some(kind.into()), key: Some(key.into()), ..Which::default() };
+        let which = ChainFilter { kind: Some(kind.into()), key: Some(key.into()), ..ChainFilter::default() };
         let (ledger, observer) = (self.operator().ledger, self.observer.clone());
         let (generation, then) = (self.generation.clone(), self.generation.load(Ordering::Relaxed));
         let turn = self.turns[chain].clone();
         tokio::spawn(async move {
             let _turn = turn.lock().await;
-            if order == Order::Resume {
+            if order == ChainOrder::Resume {
                 observer.stopped(kind, key, false);
             }
-            while ledger.steer(which.clone(), order).await.is_err() {
+            while ledger.order_chains(which.clone(), order).await.is_err() {
                 sleep(Duration::from_millis(700)).await;
             }
             observer.note(|| format!("operator: {order:?} {kind} {key} is done"));
-            if order != Order::Resume && generation.load(Ordering::Relaxed) == then {
+            if order != ChainOrder::Resume && generation.load(Ordering::Relaxed) == then {
                 observer.stopped(kind, key, true);
             }
         });
@@ -53,8 +53,8 @@ impl World {
 
     /// Likewise an order for everything that belongs to the owner, while nobody does anything else with her
     /// chains.
-    pub(super) fn order_owner(&self, order: Order) {
-        let which = Which { owner: Some(OWNER.into()), ..Which::default() };
+    pub(super) fn order_owner(&self, order: ChainOrder) {
+        let which = ChainFilter { owner: Some(OWNER.into()), ..ChainFilter::default() };
         let (ledger, observer) = (self.operator().ledger, self.observer.clone());
         let (generation, then) = (self.generation.clone(), self.generation.load(Ordering::Relaxed));
         let turns: Vec<_> = CHAINS
@@ -72,14 +72,14 @@ impl World {
                 observer.owner_paused(stopped);
                 turns.iter().for_each(|(kind, key, _)| observer.stopped(kind, key, stopped));
             };
-            if order == Order::Resume {
+            if order == ChainOrder::Resume {
                 stopped(false);
             }
-            while ledger.steer(which.clone(), order).await.is_err() {
+            while ledger.order_chains(which.clone(), order).await.is_err() {
                 sleep(Duration::from_millis(700)).await;
             }
             observer.note(|| format!("operator: {order:?} of all that belongs to {OWNER} is done"));
-            if order != Order::Resume && generation.load(Ordering::Relaxed) == then {
+            if order != ChainOrder::Resume && generation.load(Ordering::Relaxed) == then {
                 stopped(true);
             }
         });
@@ -151,7 +151,7 @@ impl World {
         let (connection, connections) = self.connections(&self.operator);
         let (config, observer, quarantine) = (self.config.clone(), self.observer.clone(), self.names.quarantine());
         tokio::spawn(async move {
-            let Ok(found) = connection.shelved(&quarantine, 1_000).await else { return };
+            let Ok(found) = connection.peek(&quarantine, 1_000).await else { return };
             let (mut sent, mut held) = (0, Vec::new());
             for shelved in found {
                 let wanted = reasons.iter().any(|reason| shelved.reason.contains(reason));

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use roundelay_broker::{Broker, Destination, Message};
-use roundelay_ledger::{Hint, Ledger, Order, Which};
+use roundelay_ledger::{ChainFilter, ChainOrder, Hint, Ledger};
 use roundelay_model::deaths::CLASS;
 use roundelay_model::fleet::{FleetOrder, Subject};
 use roundelay_model::job::Envelope;
@@ -47,8 +47,8 @@ impl World {
                     self.after(Duration::from_secs(2), Event::Declare);
                 }
             }
-            Event::Resume { chain } => self.order(chain, Order::Resume),
-            Event::ResumeOwner => self.order_owner(Order::Resume),
+            Event::Resume { chain } => self.order(chain, ChainOrder::Resume),
+            Event::ResumeOwner => self.order_owner(ChainOrder::Resume),
             Event::Revive { chain } => self.enroll(chain, 0, true),
             Event::Configure { chain, variant } => self.enroll(chain, variant, false),
             Event::Order { subject, order } => self.order_fleet(subject, order),
@@ -161,15 +161,15 @@ impl World {
                 self.poison(queue.into(), count);
             }
             Fault::Pause { chain, length } => {
-                self.order(chain, Order::Pause);
+                self.order(chain, ChainOrder::Pause);
                 self.after(length, Event::Resume { chain });
             }
             Fault::PauseOwner { length } => {
-                self.order_owner(Order::Pause);
+                self.order_owner(ChainOrder::Pause);
                 self.after(length, Event::ResumeOwner);
             }
             Fault::Retire { chain, length } => {
-                self.order(chain, Order::Retire);
+                self.order(chain, ChainOrder::Retire);
                 // Its roster is enrolled once more meanwhile, which must not bring it back.
                 self.after(length / 2, Event::Configure { chain, variant: 0 });
                 self.after(length, Event::Revive { chain });
@@ -305,8 +305,8 @@ impl World {
             self.observer.note(|| format!("operator: recovers {kind} {key}"));
             // It is due anew.
             self.observer.recovered(&kind, &key);
-            let which = Which { kind: Some(kind), key: Some(key), ..Which::default() };
-            if let Err(error) = self.ledger.steer(which, Order::Recover).await {
+            let which = ChainFilter { kind: Some(kind), key: Some(key), ..ChainFilter::default() };
+            if let Err(error) = self.ledger.order_chains(which, ChainOrder::Recover).await {
                 self.observer.violated("world", format!("what was set aside cannot be recovered: {error}"));
             }
         }
@@ -350,7 +350,7 @@ impl World {
         *self.ordered.lock() = Ordered::default();
         self.ledger = Arc::new(restored);
         self.observer.restored();
-        if let Err(error) = self.ledger.steer(Which::default(), Order::RecoverAll).await {
+        if let Err(error) = self.ledger.order_chains(ChainFilter::default(), ChainOrder::RecoverAll).await {
             self.observer.violated("world", format!("the restored ledger cannot be recovered: {error}"));
         }
         // What was paused or retired since the copy is not, and the other way round.

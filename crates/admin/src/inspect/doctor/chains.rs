@@ -17,7 +17,7 @@ use roundelay_ledger::access::Token;
 use roundelay_ledger::postgres::PostgresLedger;
 use roundelay_ledger::sqlite::SqliteLedger;
 use roundelay_ledger::{
-    Census, ChainState, Condition, Filter, LAST, LateChain, Ledger, LedgerError, LedgerUrl, SeenWorker, Which,
+    Census, ChainFilter, ChainState, Condition, LAST, LateChain, Ledger, LedgerError, LedgerUrl, ListFilter, SeenWorker,
 };
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Clock, Time};
@@ -126,7 +126,7 @@ async fn kinds(ledger: &dyn Ledger) -> Result<Vec<(String, String)>, LedgerError
     let (mut kinds, mut after) = (Vec::new(), None);
     while kinds.len() < KINDS {
         let condition = Some(Condition::State(ChainState::Active));
-        let page = ledger.list(Filter { which: Which::default(), condition }, after, 1).await?;
+        let page = ledger.list(ListFilter { which: ChainFilter::default(), condition }, after, 1).await?;
         let Some(first) = page.into_iter().next() else { break };
         after = Some((first.hint.kind.clone(), LAST.to_owned()));
         kinds.push((first.hint.kind, first.hint.key));
@@ -503,7 +503,7 @@ mod tests {
     use roundelay_broker::Depth;
     use roundelay_engine::sealing::Count;
     use roundelay_ledger::Holder;
-    use roundelay_ledger::{Hint, QueueCensus, Shelf};
+    use roundelay_ledger::{Hint, QueueCensus, TextColumn};
     use roundelay_model::fleet::Lateness;
     use roundelay_model::fleet::{FleetOrder, Presence, QueuePresence, WorkerState};
     use roundelay_model::pacing::orders::ThrottleOrder;
@@ -565,7 +565,7 @@ mod tests {
         };
         let none = Config::parse("", "r.toml", []).unwrap();
         let count =
-            |name: Option<&str>, texts, unopened| ((Shelf::Jobs, name.map(Into::into)), Count { texts, unopened });
+            |name: Option<&str>, texts, unopened| ((TextColumn::Jobs, name.map(Into::into)), Count { texts, unopened });
         let table = [
             (&none, vec![], vec![]),
             (&none, vec![count(None, 7, 0)], vec![]),

@@ -7,11 +7,11 @@ use std::fmt;
 
 /// So many tables and lists may be in one another. lapin reads them by recursion, so that a message of some thousand
 /// levels takes the stack of its thread, and with it the process.
-const MOST_LEVELS: usize = 32;
+const MAX_LEVELS: usize = 32;
 /// So many names of headers are told.
-const MOST_NAMES: usize = 10;
+const MAX_NAMES: usize = 10;
 /// So much of a text is shown, in bytes.
-const MOST_SHOWN: usize = 100;
+const MAX_SHOWN_BYTES: usize = 100;
 
 /// What stands before the properties: the class, a weight, and the size of the body.
 const BEFORE: usize = 12;
@@ -78,7 +78,7 @@ impl fmt::Display for Fault {
         match self {
             Self::Long(most) => write!(f, "a frame of this connection holds {most} bytes of them"),
             Self::NotText { what, shown } => write!(f, "{what} is not UTF-8: `{shown}`"),
-            Self::Deep => write!(f, "tables are nested more than {MOST_LEVELS} deep"),
+            Self::Deep => write!(f, "tables are nested more than {MAX_LEVELS} deep"),
             Self::Type(tag) => write!(f, "a header has the type `{}`, which is unknown", tag.escape_ascii()),
             Self::Size => f.write_str("their sizes do not agree"),
         }
@@ -154,7 +154,7 @@ struct Level<'a> {
 
 /// The fields of a table, and all that is in them.
 fn fields(table: &[u8]) -> Result<(), Fault> {
-    let mut levels = [Level::default(); MOST_LEVELS];
+    let mut levels = [Level::default(); MAX_LEVELS];
     levels[0] = Level { rest: table, named: true };
     let mut deepest = 0;
     loop {
@@ -199,8 +199,8 @@ fn value<'a>(reader: &mut Reader<'a>, tag: u8) -> Result<&'a [u8], Fault> {
 /// A text for people, in whatever encoding it may be.
 fn shown(text: &[u8]) -> String {
     let mut text = String::from_utf8_lossy(text).replace(char::is_control, "\u{fffd}");
-    if text.len() > MOST_SHOWN {
-        text.truncate(text.floor_char_boundary(MOST_SHOWN));
+    if text.len() > MAX_SHOWN_BYTES {
+        text.truncate(text.floor_char_boundary(MAX_SHOWN_BYTES));
         text.push('…');
     }
     text
@@ -267,7 +267,7 @@ fn names(known: &[u8]) -> Vec<String> {
     let Some((_, table)) = properties(known).find(|(what, _)| *what == HEADERS) else { return Vec::new() };
     let mut reader = Reader(table);
     let mut names = Vec::new();
-    while names.len() < MOST_NAMES
+    while names.len() < MAX_NAMES
         && let Some(name) = reader.name().filter(|name| !name.is_empty())
     {
         names.push(shown(name));
@@ -343,9 +343,9 @@ pub(super) mod tests {
             ),
             (of_a_type(b'A', &long(b"VVZ")), Err(Fault::Type(b'Z'))),
             (of_a_type(b'Z', b""), Err(Fault::Type(b'Z'))),
-            (with_headers(&nested(MOST_LEVELS - 1, b'F')), Ok(())),
-            (with_headers(&nested(MOST_LEVELS, b'F')), Err(Fault::Deep)),
-            (with_headers(&nested(MOST_LEVELS - 1, b'A')), Ok(())),
+            (with_headers(&nested(MAX_LEVELS - 1, b'F')), Ok(())),
+            (with_headers(&nested(MAX_LEVELS, b'F')), Err(Fault::Deep)),
+            (with_headers(&nested(MAX_LEVELS - 1, b'A')), Ok(())),
             (with_headers(&nested(26_000, b'A')), Err(Fault::Deep)),
             (vec![], Err(Fault::Size)),
         ];

@@ -18,7 +18,7 @@ pub(super) const UNREADABLE: &str = "roundelay-unreadable";
 
 /// Of properties that are longer than a frame so much is looked at; and more than that is never taken, whatever the
 /// broker would put into a frame.
-const MOST_HELD: usize = 1 << 20;
+const MAX_BUFFERED_BYTES: usize = 1 << 20;
 /// So much is read at a time.
 const CHUNK: usize = 64 << 10;
 /// The type, the channel and the size.
@@ -73,8 +73,15 @@ pub(super) struct Sieve {
 impl Sieve {
     /// For a connection whose frames we want no longer than this; 0 leaves it to the broker.
     pub(super) fn new(longest: u32) -> Self {
-        let mut sieve =
-            Self { buffer: Vec::new(), given: 0, clear: 0, end: 0, passing: 0, dropping: 0, longest: MOST_HELD };
+        let mut sieve = Self {
+            buffer: Vec::new(),
+            given: 0,
+            clear: 0,
+            end: 0,
+            passing: 0,
+            dropping: 0,
+            longest: MAX_BUFFERED_BYTES,
+        };
         sieve.agree(longest);
         sieve
     }
@@ -131,7 +138,7 @@ impl Sieve {
         let size = u32::from_be_bytes([a, b, c, d]) as usize;
         let whole = size.saturating_add(AROUND);
         match kind {
-            METHOD if size <= MOST_HELD => {
+            METHOD if size <= MAX_BUFFERED_BYTES => {
                 if rest.len() < size {
                     return false;
                 }
@@ -139,7 +146,7 @@ impl Sieve {
             }
             HEADER => {
                 let most = self.longest.saturating_sub(AROUND);
-                let Some(known) = rest.get(..size.min(MOST_HELD)) else { return false };
+                let Some(known) = rest.get(..size.min(MAX_BUFFERED_BYTES)) else { return false };
                 let checked = if size > most { Err(Fault::long(most)) } else { content::check(known) };
                 if let Err(fault) = checked {
                     let instead = content::instead(known, size, &fault, UNREADABLE);

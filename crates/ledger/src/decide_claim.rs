@@ -8,7 +8,8 @@ use roundelay_model::deaths::{Company, SUSPECTED};
 use roundelay_model::guard::{Guard, IfRunning, Manual, Past, Refusal};
 use roundelay_model::schedule::own_interval;
 
-use super::words::{ChainState, Claim, ClaimRequest, Hint, Holder};
+use crate::chain::{ChainState, Hint, Holder};
+use crate::claim::{Claim, ClaimRequest};
 
 /// A rotation and a manual run that wait for each other look again after this.
 const TURN: Duration = Duration::from_secs(1);
@@ -93,7 +94,7 @@ impl ChainRow {
 
 /// What a claim comes to, short of granting it.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Judgement {
+pub enum ClaimDecision {
     /// Grant it; with a refusal, only to be finished at once.
     Grant(Option<Refusal>),
     /// Answer this.
@@ -103,8 +104,13 @@ pub enum Judgement {
 /// Decides about a claim (pure). `row` is the chain with the requested epoch; if there is none, the
 /// chain with the requested name, whose epoch is another. `twin` is the other row of the same chain, where
 /// [`ChainRow::has_twin`] asks for it.
-pub fn judge(row: Option<&ChainRow>, twin: Option<&ChainRow>, request: &ClaimRequest, now: Time) -> Judgement {
-    let answer = Judgement::Answer;
+pub fn decide_claim(
+    row: Option<&ChainRow>,
+    twin: Option<&ChainRow>,
+    request: &ClaimRequest,
+    now: Time,
+) -> ClaimDecision {
+    let answer = ClaimDecision::Answer;
     let asked = &request.hint;
     // Chains are never deleted, so one that is not known was begun after this copy of the ledger. Members
     // of a batch go when it has ended.
@@ -159,37 +165,37 @@ pub fn judge(row: Option<&ChainRow>, twin: Option<&ChainRow>, request: &ClaimReq
     let past = Past { last_start: row.last_start, last_finish: row.last_finish, due: row.hint.due };
     let asked_before = row.once || row.has_started();
     let guard = request.guard.with_interval(row.schedule.as_deref().and_then(own_interval));
-    Judgement::Grant(if asked_before { None } else { guard.refuses(past, now) })
+    ClaimDecision::Grant(if asked_before { None } else { guard.refuses(past, now) })
 }
 
 /// What becomes of an attempt that workers have died over, if it does not simply run again. A single tick has no next one
 /// that could be held up, so it ends.
-fn after_deaths(row: &ChainRow, request: &ClaimRequest) -> Option<Judgement> {
+fn after_deaths(row: &ChainRow, request: &ClaimRequest) -> Option<ClaimDecision> {
     match deaths::company(row.deaths) {
-        None if row.once => Some(Judgement::Grant(Some(Refusal::Deaths))),
-        None => Some(Judgement::Answer(Claim::SetAside)),
+        None if row.once => Some(ClaimDecision::Grant(Some(Refusal::Deaths))),
+        None => Some(ClaimDecision::Answer(Claim::SetAside)),
         Some(Company::Any) => None,
-        Some(_) => (row.deaths > request.prepared).then_some(Judgement::Answer(Claim::Suspected(row.deaths))),
+        Some(_) => (row.deaths > request.prepared).then_some(ClaimDecision::Answer(Claim::Suspected(row.deaths))),
     }
 }
 
 /// What the rotation and a manual run of one chain come to beside each other, if that is not their own matter.
-fn beside_twin(row: &ChainRow, twin: Option<&ChainRow>, request: &ClaimRequest, now: Time) -> Option<Judgement> {
+fn beside_twin(row: &ChainRow, twin: Option<&ChainRow>, request: &ClaimRequest, now: Time) -> Option<ClaimDecision> {
     let manual = if row.once { row.manual } else { twin?.manual };
     let meets = manual.if_running != IfRunning::Beside && twin.is_some_and(ChainRow::runs);
     let refuses = manual.if_running != IfRunning::After;
-    let looks_again = Judgement::Answer(Claim::Waits { until: now + TURN });
+    let looks_again = ClaimDecision::Answer(Claim::Waits { until: now + TURN });
     if !row.once {
         return meets.then_some(looks_again);
     }
     // The chain has ended since the run was accepted. What has started goes on, as every run of a chain that ends.
     if twin.is_some_and(|twin| twin.state == ChainState::Retired) && !row.has_started() {
-        return Some(Judgement::Grant(Some(Refusal::Ended)));
+        return Some(ClaimDecision::Grant(Some(Refusal::Ended)));
     }
     if meets {
         // What has started is tried again when there is room.
         let refused = refuses && !row.has_started();
-        return Some(if refused { Judgement::Grant(Some(Refusal::Running)) } else { looks_again });
+        return Some(if refused { ClaimDecision::Grant(Some(Refusal::Running)) } else { looks_again });
     }
     if manual.force || row.has_started() {
         return None;
@@ -200,9 +206,9 @@ fn beside_twin(row: &ChainRow, twin: Option<&ChainRow>, request: &ClaimRequest, 
     let past = Past { last_start: Time::default(), last_finish, due: row.hint.due };
     let refusal = guard.refuses(past, now)?;
     Some(if refuses {
-        Judgement::Grant(Some(refusal))
+        ClaimDecision::Grant(Some(refusal))
     } else {
-        Judgement::Answer(Claim::Waits { until: last_finish + guard.cooldown })
+        ClaimDecision::Answer(Claim::Waits { until: last_finish + guard.cooldown })
     })
 }
 
@@ -264,25 +270,25 @@ mod tests {
             change(&mut row);
             row
         };
-        let answer = Judgement::Answer;
+        let answer = ClaimDecision::Answer;
         let refused = Refusal::TooSoon { since: Duration::from_millis(50), least: Duration::from_secs(1) };
         let guarded = || ClaimRequest {
             guard: Guard { interval: Duration::from_secs(1), tolerance: Some(Duration::ZERO), ..Guard::default() },
             ..ask(3, 2)
         };
         let table = [
-            ("a guard says no", row(), guarded(), Judgement::Grant(Some(refused))),
-            ("the tick has started before", changed(|r| r.started_tick = 3), guarded(), Judgement::Grant(None)),
-            ("single ticks are not guarded", changed(|r| r.once = true), guarded(), Judgement::Grant(None)),
+            ("a guard says no", row(), guarded(), ClaimDecision::Grant(Some(refused))),
+            ("the tick has started before", changed(|r| r.started_tick = 3), guarded(), ClaimDecision::Grant(None)),
+            ("single ticks are not guarded", changed(|r| r.once = true), guarded(), ClaimDecision::Grant(None)),
             ("waits for its batch", changed(|r| r.batch_open = 1), ask(3, 2), answer(Claim::Idle)),
             ("no schedule", row(), ClaimRequest { recurs: false, ..ask(3, 2) }, answer(Claim::NoSchedule)),
             (
                 "a single tick needs none",
                 changed(|r| r.once = true),
                 ClaimRequest { recurs: false, ..ask(3, 2) },
-                Judgement::Grant(None),
+                ClaimDecision::Grant(None),
             ),
-            ("current", row(), ask(3, 2), Judgement::Grant(None)),
+            ("current", row(), ask(3, 2), ClaimDecision::Grant(None)),
             ("older tick", row(), ask(2, 9), answer(Claim::Stale(None))),
             ("older attempt", row(), ask(3, 1), answer(Claim::Stale(None))),
             (
@@ -293,7 +299,7 @@ mod tests {
             ),
             ("newer tick", row(), ask(4, 1), answer(Claim::Future)),
             ("newer attempt", row(), ask(3, 3), answer(Claim::Future)),
-            ("unsent but current", changed(|r| r.sent = false), ask(3, 2), Judgement::Grant(None)),
+            ("unsent but current", changed(|r| r.sent = false), ask(3, 2), ClaimDecision::Grant(None)),
             ("paused", changed(|r| r.state = ChainState::Paused), ask(3, 2), answer(Claim::Idle)),
             (
                 "paused, and from the future",
@@ -309,7 +315,7 @@ mod tests {
             ),
             ("retired", changed(|r| r.state = ChainState::Retired), ask(2, 2), answer(Claim::Idle)),
             ("it runs", changed(|r| r.holder = Holder::Alive), ask(3, 2), answer(Claim::Runs)),
-            ("its holder is gone", changed(|r| r.holder = Holder::Gone), ask(3, 2), Judgement::Grant(None)),
+            ("its holder is gone", changed(|r| r.holder = Holder::Gone), ask(3, 2), ClaimDecision::Grant(None)),
             (
                 "put off since",
                 changed(|r| r.hint.due = Time::from_millis(1_500)),
@@ -318,36 +324,44 @@ mod tests {
             ),
         ];
         for (label, row, request, expected) in table {
-            assert_eq!(judge(Some(&row), None, &request, now), expected, "{label}");
+            assert_eq!(decide_claim(Some(&row), None, &request, now), expected, "{label}");
         }
         let mut stranger = ask(3, 2);
         stranger.hint.key = "y".into();
         let other = Claim::Other { kind: "k".into(), key: "x".into() };
-        assert_eq!(judge(Some(&row()), None, &stranger, now), answer(other), "another chain's epoch");
+        assert_eq!(decide_claim(Some(&row()), None, &stranger, now), answer(other), "another chain's epoch");
         let mut early = ask(3, 2);
         early.hint.due = Time::from_millis(1_500);
         let later = changed(|r| r.hint.due = Time::from_millis(1_500));
         assert_eq!(
-            judge(Some(&later), None, &early, now),
+            decide_claim(Some(&later), None, &early, now),
             answer(Claim::Early(later.hint.clone())),
             "its own message, early"
         );
         let held = changed(|r| r.holder = Holder::Alive);
         let mine = ChainRow { session: 1, ..held.clone() };
         let again = ClaimRequest { again: true, ..ask(3, 2) };
-        assert_eq!(judge(Some(&mine), None, &ask(3, 2), now), answer(Claim::Runs), "by this session");
-        assert_eq!(judge(Some(&mine), None, &again, now), Judgement::Grant(None), "whose answer was lost");
-        assert_eq!(judge(Some(&held), None, &again, now), answer(Claim::Runs), "another session has made it since");
+        assert_eq!(decide_claim(Some(&mine), None, &ask(3, 2), now), answer(Claim::Runs), "by this session");
+        assert_eq!(decide_claim(Some(&mine), None, &again, now), ClaimDecision::Grant(None), "whose answer was lost");
+        assert_eq!(
+            decide_claim(Some(&held), None, &again, now),
+            answer(Claim::Runs),
+            "another session has made it since"
+        );
         let over = ClaimRequest { takeover: true, ..ask(3, 2) };
-        assert_eq!(judge(Some(&held), None, &over, now), Judgement::Grant(None), "taken over");
-        assert_eq!(judge(None, None, &ask(1, 1), now), answer(Claim::Future), "a chain that the ledger does not know");
+        assert_eq!(decide_claim(Some(&held), None, &over, now), ClaimDecision::Grant(None), "taken over");
+        assert_eq!(
+            decide_claim(None, None, &ask(1, 1), now),
+            answer(Claim::Future),
+            "a chain that the ledger does not know"
+        );
         let mut member = ask(1, 1);
         member.hint.parent = 4;
-        assert_eq!(judge(None, None, &member, now), answer(Claim::Idle), "a member of a batch that has ended");
+        assert_eq!(decide_claim(None, None, &member, now), answer(Claim::Idle), "a member of a batch that has ended");
         let epoch = |epoch| ClaimRequest { hint: Hint { epoch, ..ask(3, 2).hint }, ..ask(3, 2) };
-        assert_eq!(judge(Some(&row()), None, &epoch(4), now), answer(Claim::Idle), "begun anew since");
+        assert_eq!(decide_claim(Some(&row()), None, &epoch(4), now), answer(Claim::Idle), "begun anew since");
         assert_eq!(
-            judge(Some(&row()), None, &epoch(6), now),
+            decide_claim(Some(&row()), None, &epoch(6), now),
             answer(Claim::Future),
             "begun anew after the ledger's copy"
         );
@@ -360,7 +374,7 @@ mod tests {
         let alive = |deaths| ChainRow { holder: Holder::Alive, session: 1, ..of(deaths, false) };
         let prepared = |prepared| ClaimRequest { prepared, ..ask(3, 2) };
         let takeover = |prepared| ClaimRequest { takeover: true, prepared, ..ask(3, 2) };
-        let (grant, answer) = (Judgement::Grant(None), Judgement::Answer);
+        let (grant, answer) = (ClaimDecision::Grant(None), ClaimDecision::Answer);
         let suspected = |deaths| answer(Claim::Suspected(deaths));
         let table = [
             ("one", of(1, false), prepared(0), suspected(1)),
@@ -373,7 +387,7 @@ mod tests {
             ("prepared or not", of(3, false), prepared(3), answer(Claim::SetAside)),
             ("and more", of(4, false), prepared(2), answer(Claim::SetAside)),
             ("a single tick is suspected likewise", of(2, true), prepared(1), suspected(2)),
-            ("and ends", of(3, true), prepared(2), Judgement::Grant(Some(Refusal::Deaths))),
+            ("and ends", of(3, true), prepared(2), ClaimDecision::Grant(Some(Refusal::Deaths))),
             ("its holder lives", alive(3), prepared(0), answer(Claim::Runs)),
             ("it is taken over", alive(1), takeover(1), grant.clone()),
             ("as a suspect", alive(2), takeover(0), suspected(2)),
@@ -381,7 +395,7 @@ mod tests {
             ("whose answer was lost", alive(3), ClaimRequest { again: true, ..prepared(0) }, grant),
         ];
         for (label, row, request, expected) in table {
-            assert_eq!(judge(Some(&row), None, &request, now), expected, "{label}");
+            assert_eq!(decide_claim(Some(&row), None, &request, now), expected, "{label}");
         }
     }
 
@@ -399,16 +413,16 @@ mod tests {
         let beside = manual(IfRunning::Beside, false);
         let begun = |row: &ChainRow| ChainRow { started_tick: 3, ..row.clone() };
         let runs = |row: &ChainRow| ChainRow { holder: Holder::Alive, ..row.clone() };
-        let looks_again = Judgement::Answer(Claim::Waits { until: Time::from_millis(11_000) });
-        let (grant, running) = (Judgement::Grant(None), Judgement::Grant(Some(Refusal::Running)));
-        let over = Judgement::Grant(Some(Refusal::Ended));
+        let looks_again = ClaimDecision::Answer(Claim::Waits { until: Time::from_millis(11_000) });
+        let (grant, running) = (ClaimDecision::Grant(None), ClaimDecision::Grant(Some(Refusal::Running)));
+        let over = ClaimDecision::Grant(Some(Refusal::Ended));
         let cooldown = |secs| Guard { cooldown: Duration::from_secs(secs), ..Guard::default() };
         // The rotation's last run ended at 960 ms.
         let (cool, hot) = (cooldown(9), cooldown(10));
         let (gone, gone_held) = (ended(&idle), ended(&held));
         let since = Duration::from_millis(9_040);
-        let too_soon = Judgement::Grant(Some(Refusal::Cooldown { since, least: Duration::from_secs(10) }));
-        let when_cool = Judgement::Answer(Claim::Waits { until: Time::from_millis(10_960) });
+        let too_soon = ClaimDecision::Grant(Some(Refusal::Cooldown { since, least: Duration::from_secs(10) }));
+        let when_cool = ClaimDecision::Answer(Claim::Waits { until: Time::from_millis(10_960) });
         let table = [
             ("refused while the rotation runs", &refuse, Some(&held), cool, running.clone()),
             ("and while it waits for its batch", &refuse, Some(&batch), cool, running),
@@ -435,7 +449,7 @@ mod tests {
         ];
         for (label, row, twin, guard, expected) in table {
             let request = ClaimRequest { guard, ..ask(3, 2) };
-            assert_eq!(judge(Some(row), twin, &request, now), expected, "{label}");
+            assert_eq!(decide_claim(Some(row), twin, &request, now), expected, "{label}");
         }
     }
 

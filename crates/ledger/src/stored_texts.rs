@@ -2,11 +2,11 @@
 
 use async_trait::async_trait;
 
-use crate::words::LedgerError;
+use crate::error::LedgerError;
 
 /// Where such texts lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Shelf {
+pub enum TextColumn {
     /// What the handlers of chains get.
     Payloads,
     /// What runs hand on.
@@ -17,14 +17,14 @@ pub enum Shelf {
     Quarantine,
 }
 
-impl Shelf {
+impl TextColumn {
     /// Every one.
     pub const ALL: [Self; 4] = [Self::Payloads, Self::Carries, Self::Jobs, Self::Quarantine];
 }
 
 /// One of these texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Content {
+pub struct StoredText {
     /// Its row: the epoch of the chain, or the number of the job or message.
     pub number: i64,
     /// The kind of the chain; empty for jobs and messages, which say it themselves.
@@ -37,7 +37,7 @@ pub struct Content {
 
 /// Another form for one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Replacement {
+pub struct TextReplacement {
     /// Its row.
     pub number: i64,
     /// What lies there, or somebody has changed it meanwhile.
@@ -48,16 +48,16 @@ pub struct Replacement {
 
 /// Looks through texts and writes them anew.
 #[async_trait]
-pub trait Contents {
+pub trait StoredTexts {
     /// Texts in rows above `after`, in their order. Payloads that say nothing (`null`) are left out.
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn contents(&self, of: Shelf, after: i64, limit: u32) -> Result<Vec<Content>, LedgerError>;
+    async fn stored_texts(&self, of: TextColumn, after: i64, limit: u32) -> Result<Vec<StoredText>, LedgerError>;
 
     /// Puts other forms in place of texts that are as they were; answers, for each, whether it was.
     ///
     /// # Errors
     /// When nothing of it is known to be written.
-    async fn replace_contents(&self, of: Shelf, changes: Vec<Replacement>) -> Result<Vec<bool>, LedgerError>;
+    async fn replace_texts(&self, of: TextColumn, changes: Vec<TextReplacement>) -> Result<Vec<bool>, LedgerError>;
 }

@@ -8,20 +8,21 @@ use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
 use super::connect::words;
-use crate::contents::{Content, Contents, Replacement, Shelf};
-use crate::words::LedgerError;
+use crate::error::LedgerError;
+use crate::stored_texts::{StoredText, StoredTexts, TextColumn, TextReplacement};
 
 /// The statements of [`replace`], which are prepared once.
-static REPLACE: LazyLock<BTreeMap<Shelf, String>> = LazyLock::new(|| Shelf::ALL.map(|of| (of, replace(of))).into());
+static REPLACE: LazyLock<BTreeMap<TextColumn, String>> =
+    LazyLock::new(|| TextColumn::ALL.map(|of| (of, replace(of))).into());
 
 /// Of the rows with the numbers `$1`, those whose text still is as in `$2` have it as in `$3` afterwards; answers their
 /// numbers. Like everybody it locks the rows in their order first.
-fn replace(of: Shelf) -> String {
+fn replace(of: TextColumn) -> String {
     let (table, number, column, is_text) = match of {
-        Shelf::Payloads => ("chains", "epoch", "payload", true),
-        Shelf::Carries => ("chains", "epoch", "carry", true),
-        Shelf::Jobs => ("jobs", "number", "body", false),
-        Shelf::Quarantine => ("quarantine", "number", "body", false),
+        TextColumn::Payloads => ("chains", "epoch", "payload", true),
+        TextColumn::Carries => ("chains", "epoch", "carry", true),
+        TextColumn::Jobs => ("jobs", "number", "body", false),
+        TextColumn::Quarantine => ("quarantine", "number", "body", false),
     };
     let (was, is_now) = match is_text {
         true => ("convert_from(u.was, 'UTF8')", "convert_from(u.is_now, 'UTF8')"),
@@ -38,30 +39,35 @@ fn replace(of: Shelf) -> String {
 }
 
 #[async_trait]
-impl Contents for PostgresLedger {
-    async fn contents(&self, of: Shelf, after: i64, limit: u32) -> Result<Vec<Content>, LedgerError> {
+impl StoredTexts for PostgresLedger {
+    async fn stored_texts(&self, of: TextColumn, after: i64, limit: u32) -> Result<Vec<StoredText>, LedgerError> {
         let sql = match of {
-            Shelf::Payloads => {
+            TextColumn::Payloads => {
                 "SELECT epoch, kind, key, convert_to(payload, 'UTF8') FROM chains
                  WHERE epoch > $1 AND payload <> 'null' ORDER BY epoch LIMIT $2"
             }
-            Shelf::Carries => {
+            TextColumn::Carries => {
                 "SELECT epoch, kind, key, convert_to(carry, 'UTF8') FROM chains
                  WHERE epoch > $1 AND carry IS NOT NULL ORDER BY epoch LIMIT $2"
             }
-            Shelf::Jobs => "SELECT number, '', '', body FROM jobs WHERE number > $1 ORDER BY number LIMIT $2",
-            Shelf::Quarantine => {
+            TextColumn::Jobs => "SELECT number, '', '', body FROM jobs WHERE number > $1 ORDER BY number LIMIT $2",
+            TextColumn::Quarantine => {
                 "SELECT number, '', '', body FROM quarantine WHERE number > $1 ORDER BY number LIMIT $2"
             }
         };
         let content = |row: &Row| {
-            Ok(Content { number: row.try_get(0)?, kind: row.try_get(1)?, key: row.try_get(2)?, text: row.try_get(3)? })
+            Ok(StoredText {
+                number: row.try_get(0)?,
+                kind: row.try_get(1)?,
+                key: row.try_get(2)?,
+                text: row.try_get(3)?,
+            })
         };
         let rows = self.reader.query(sql, &[&after, &i64::from(limit)]).await?;
         rows.iter().map(content).collect::<Result<_, Error>>().map_err(told)
     }
 
-    async fn replace_contents(&self, of: Shelf, changes: Vec<Replacement>) -> Result<Vec<bool>, LedgerError> {
+    async fn replace_texts(&self, of: TextColumn, changes: Vec<TextReplacement>) -> Result<Vec<bool>, LedgerError> {
         let numbers: Vec<i64> = changes.iter().map(|change| change.number).collect();
         let was: Vec<&[u8]> = changes.iter().map(|change| change.was.as_slice()).collect();
         let now: Vec<&[u8]> = changes.iter().map(|change| change.now.as_slice()).collect();

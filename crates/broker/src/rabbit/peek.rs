@@ -11,21 +11,25 @@ use roundelay_model::job::BadMessage;
 use super::connection::{in_words, short};
 use super::headers::unreadable;
 use super::settle::requeue;
-use crate::{BrokerError, Shelved};
+use crate::{BrokerError, PeekedMessage};
 
 /// So many go by one channel: of more, one that closes may forget that they were acknowledged, since a quorum queue's
 /// log confirms only so many at a time.
 const PER_CHANNEL: usize = 32;
 /// No more is fetched once there is so much.
-const MOST_BYTES: usize = 16 << 20;
+const MAX_PEEKED_BYTES: usize = 16 << 20;
 
 /// Fetches the first messages of a queue, at most `most`.
-pub(super) async fn fetch(connection: &Connection, queue: &str, most: usize) -> Result<Vec<Shelved>, BrokerError> {
+pub(super) async fn fetch(
+    connection: &Connection,
+    queue: &str,
+    most: usize,
+) -> Result<Vec<PeekedMessage>, BrokerError> {
     let failed =
         |error: lapin::Error| BrokerError::Other(format!("cannot fetch from queue `{queue}`: {}", in_words(&error)));
     let (mut found, mut bytes) = (Vec::new(), 0);
     let mut open = None;
-    while found.len() < most && bytes < MOST_BYTES {
+    while found.len() < most && bytes < MAX_PEEKED_BYTES {
         if found.len() % PER_CHANNEL == 0 {
             open = Some(Arc::new(Open(connection.create_channel().await.map_err(failed)?)));
         }
@@ -40,7 +44,7 @@ pub(super) async fn fetch(connection: &Connection, queue: &str, most: usize) -> 
         };
         bytes += message.delivery.data.len();
         let id = message.properties.message_id().as_ref().map(|id| id.to_string()).unwrap_or_default();
-        found.push(Shelved {
+        found.push(PeekedMessage {
             id,
             from: text("roundelay-from"),
             reason: match unreadable(&headers) {

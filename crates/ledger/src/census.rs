@@ -1,0 +1,76 @@
+//! Counts of chains, for `roundelay status`.
+
+use std::time::Duration;
+
+use roundelay_model::clock::Time;
+use serde::Serialize;
+
+use crate::chain::Holder;
+
+/// Figures for `roundelay status`.
+#[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
+pub struct Census {
+    /// Chains that tick, by queue.
+    pub queues: Vec<QueueCensus>,
+    /// Chains that an operator has stopped.
+    pub paused: i64,
+    /// Chains that have ended; single ticks beside a chain are not counted.
+    pub retired: i64,
+    /// Of these, those that ended by a run's word: their entities are unavailable.
+    pub unavailable: i64,
+    /// Chains whose messages were ahead of the ledger.
+    pub quarantined: i64,
+    /// Entities with a kept failure, and parts of entities.
+    pub failures: i64,
+    /// Messages kept in the ledger because they could not be used.
+    pub quarantined_messages: i64,
+    /// One-off jobs kept in the ledger.
+    pub kept_jobs: i64,
+    /// When the longest overdue chain was due, of those that do not wait for the other row of their chain.
+    pub oldest_due: Option<Time>,
+}
+
+/// The active chains of one queue.
+#[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
+pub struct QueueCensus {
+    /// The platform queue.
+    pub queue: String,
+    /// Due in the future.
+    pub sleeping: i64,
+    /// Being run.
+    pub running: i64,
+    /// Due, and not being run.
+    pub due: i64,
+    /// Of these, due for longer than the slack, and those that have overslept, but for those that wait for the other row of their chain: the rotation
+    /// for a manual run, or that for the rotation or for the cooldown.
+    pub overdue: i64,
+    /// Of these, those whose due times lie further ahead than their schedules can explain, as far as they were looked at.
+    pub overslept: i64,
+    /// With a successor not known to have been sent.
+    pub unsent: i64,
+    /// Waiting for the end of their batch.
+    pub waiting: i64,
+}
+
+impl Census {
+    /// A chain that was counted among those that sleep is overdue `since` then: its due time means nothing.
+    pub fn overslept(&mut self, queue: &str, since: Time) {
+        let Some(queue) = self.queues.iter_mut().find(|of| of.queue == queue) else { return };
+        queue.sleeping = (queue.sleeping - 1).max(0);
+        (queue.due, queue.overdue, queue.overslept) = (queue.due + 1, queue.overdue + 1, queue.overslept + 1);
+        self.oldest_due = Some(self.oldest_due.map_or(since, |oldest| oldest.min(since)));
+    }
+}
+
+impl QueueCensus {
+    /// Counts an active chain. `waits`: for the other row of its chain, so it is due, and nothing is wrong.
+    pub fn count(&mut self, holder: Holder, due: Time, sent: bool, waits: bool, now: Time, slack: Duration) {
+        if holder.runs() {
+            self.running += 1;
+            return;
+        }
+        *(if due > now { &mut self.sleeping } else { &mut self.due }) += 1;
+        self.overdue += i64::from(due + slack <= now && !waits);
+        self.unsent += i64::from(!sent);
+    }
+}

@@ -1,0 +1,109 @@
+//! Claims: a worker asks to run an attempt, and the ledger answers.
+
+use std::sync::Arc;
+
+use roundelay_model::clock::Time;
+use roundelay_model::failure::Batch;
+use roundelay_model::guard::{Guard, Refusal};
+
+use crate::chain::Hint;
+
+/// A worker asks to run an attempt.
+#[derive(Clone, Debug)]
+pub struct ClaimRequest {
+    /// What the message says.
+    pub hint: Hint,
+    /// Who asks.
+    pub worker: Arc<str>,
+    /// The session for which the claim is to hold: see [`crate::SessionStore`].
+    pub session: i64,
+    /// It was asked for before, and what became of that is not known: nobody else of this session can have claimed it.
+    pub again: bool,
+    /// Claim it even from a holder whose session goes on, because that holder is taken for dead.
+    pub takeover: bool,
+    /// What a tick of the rotation has to satisfy before it starts.
+    pub guard: Guard,
+    /// Whether the kind has a schedule. Without one, only single ticks can be claimed.
+    pub recurs: bool,
+    /// For so many deaths of workers over this attempt: the worker keeps it from the company that it must not have then.
+    pub prepared: u32,
+}
+
+/// A claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClaimId {
+    /// The chain's incarnation.
+    pub epoch: i64,
+    /// The claim.
+    pub fence: i64,
+}
+
+/// The answer to a [`ClaimRequest`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Claim {
+    /// Run it.
+    Granted(Grant),
+    /// It runs already, so the message says nothing new: if that run is cut off, the tick's message is sent again.
+    Runs,
+    /// It has to wait for the other row of its chain.
+    Waits {
+        /// When to ask again.
+        until: Time,
+    },
+    /// So many workers have died while they ran it: it is to be asked for again by who is prepared for that.
+    Suspected(u32),
+    /// Too many have. The chain is quarantined now.
+    SetAside,
+    /// It is due later than the message says; this is the message that counts.
+    Early(Hint),
+    /// The chain is past this. When the message that follows is not known to have been sent, here
+    /// it is, to be sent before this one is acknowledged.
+    Stale(Option<Hint>),
+    /// The chain does not tick (retired, paused, quarantined, or gone), or waits for its batch.
+    Idle,
+    /// It is the rotation of a kind that has no schedule any more.
+    NoSchedule,
+    /// The message is ahead of the ledger, so an older copy of the ledger was restored. If it knows
+    /// the chain, that is quarantined now.
+    Future,
+    /// The epoch is that of another chain.
+    Other {
+        /// Its kind.
+        kind: String,
+        /// Its key.
+        key: String,
+    },
+}
+
+/// Leave to run one attempt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Grant {
+    /// Names this claim; the finish succeeds only while it is the chain's last.
+    pub fence: i64,
+    /// When a run of the chain last started before this; zero when none has.
+    pub last_start: Time,
+    /// When the tick was first due.
+    pub nominal: Time,
+    /// When this attempt was due.
+    pub due: Time,
+    /// When it was claimed, by the ledger's clock.
+    pub at: Time,
+    /// What the handler gets, as JSON text.
+    pub payload: String,
+    /// See [`NewChain::once`].
+    pub once: bool,
+    /// The claim before this one never came to its end.
+    pub lost: bool,
+    /// A guard says no: the handler must not run, and the claim is finished at once.
+    pub refused: Option<Refusal>,
+    /// What the run before has handed on, as JSON text.
+    pub carry: Option<String>,
+    /// See [`NewChain::owner`].
+    pub owner: Option<String>,
+    /// See [`NewChain::schedule`].
+    pub schedule: Option<String>,
+    /// The batch that this tick has waited for: it has run, and is only to be finished.
+    pub batch: Option<Batch>,
+    /// See [`NewChain::depth`].
+    pub depth: u32,
+}
