@@ -27,6 +27,10 @@ mod history;
 mod judge;
 mod look;
 mod mark;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(not(feature = "postgres"))]
+#[path = "postgres/left_out.rs"]
 pub mod postgres;
 mod rosters;
 mod running;
