@@ -60,64 +60,85 @@
 //! }
 //! ```
 //!
+//! # Test your handlers
+//!
+//! The module [`testing`] runs them in the real engine, in virtual time and from a seed, with faults on request: waits cost
+//! nothing, and the same seed gives the same run.
+//!
+//! # Features
+//!
+//! | Feature | What it brings | By default |
+//! |---|---|---|
+//! | `program` | the program `roundelay` with its commands, benchmarks and demos; all features below | yes |
+//! | `api` | the HTTP API and the dashboard in a [`worker`]; also `postgres` and `rabbitmq` | yes |
+//! | `postgres` | ledgers, and lists of entities, in PostgreSQL | yes |
+//! | `rabbitmq` | the broker RabbitMQ | yes |
+//! | `testing` | the module `testing` | yes |
+//!
+//! A program that embeds the engine takes what it needs. Without any feature that is the engine with a ledger in a SQLite
+//! file and the embedded broker:
+//!
+//! ```toml
+//! [dependencies]
+//! roundelay = { version = "0.1", default-features = false, features = ["rabbitmq"] }
+//!
+//! [dev-dependencies]
+//! roundelay = { version = "0.1", default-features = false, features = ["testing"] }
+//! ```
+//!
+//! A configuration that names what was left out is refused when the engine connects, with an error that names the feature.
+//!
+//! # What is stable
+//!
+//! Each item on this page, with what it is made of. Errors may get further variants. [`Outcome`] is a closed set, which the message format and the
+//! handlers in other languages share, so a `match` on it needs no arm for what may come.
+//!
 //! The message format, the contract of handlers, operations and the architecture are documented in
 //! the folder `docs` of the repository.
 
 #![warn(missing_docs)]
 
-// Inside: what the program, the tests and the benchmarks reach for. Any version may change all of that.
-#[doc(hidden)]
-pub use roundelay_model::{
-    calendar, clock, deaths, egress, encryption, failure, fleet, guard, job, ladder, lanes, outcome, pacing, policy,
-    progress, reason, schedule, scope, secret, topology, trace_context,
-};
+mod internal;
 
-#[cfg(fuzzing)]
-#[doc(hidden)]
-pub use roundelay_admin::fuzz;
-#[doc(hidden)]
-pub use roundelay_admin::{api, import, inspect, operate};
-#[doc(hidden)]
-pub use roundelay_broker as broker;
-#[doc(hidden)]
-pub use roundelay_config as config;
-#[doc(hidden)]
-pub use roundelay_engine as engine;
-#[doc(hidden)]
-pub use roundelay_engine::{monitor, roster, telemetry, throttle, trace};
-#[doc(hidden)]
-pub use roundelay_handler as handler;
-#[doc(hidden)]
-pub use roundelay_lab::{bench, demo};
-#[doc(hidden)]
-pub use roundelay_ledger as ledger;
-#[doc(hidden)]
-pub use roundelay_net::tls;
-#[doc(hidden)]
-pub use roundelay_simulation as simulation;
+use roundelay_engine::monitor::Monitor;
 
-pub use roundelay_admin::worker;
+#[doc(hidden)]
+pub use internal::*;
+
+/// An engine that hosts what `roundelay worker` hosts: health and metrics at `worker.listen`, and with the feature `api`
+/// the HTTP API and the dashboard at `api.listen`.
+///
+/// Without that feature, a configuration with `api.listen` is refused by [`Engine::run`].
+pub fn worker(config: Config) -> Engine {
+    let engine = Engine::new(config).companion(Monitor::default());
+    #[cfg(feature = "api")]
+    let engine = engine.companion(roundelay_admin::api::HostedApi::default());
+    engine
+}
+
+// The engine, and what it is made with.
+
+/// The settings of a worker, from a file or from text.
 ///
 /// ```
 /// use roundelay::Config;
 ///
 /// let config = Config::parse("[queues.work]\n[kinds.sync]\nqueue = \"work\"\nevery = \"5m\"\n", "roundelay.toml", [])?;
-/// let sync = config.kinds["sync"].recurrence.as_ref().map(|recurrence| recurrence.schedule.to_string());
-/// assert_eq!(sync.as_deref(), Some("every 5m"));
+/// assert_eq!(config.kind_names().collect::<Vec<_>>(), ["sync"]);
 ///
 /// // Everything that is wrong is told, with file, line and key.
 /// let error = Config::parse("[queues.work]\nconcurency = 4\n", "roundelay.toml", []).unwrap_err();
 /// assert!(error.to_string().contains("roundelay.toml:2: queues.work.concurency: unknown key"));
-/// # Ok::<(), roundelay::config::ConfigError>(())
+/// # Ok::<(), roundelay::ConfigError>(())
 /// ```
 pub use roundelay_config::Config;
+pub use roundelay_config::{ConfigError, Problem};
+/// A worker of your own program: it runs the jobs of a configuration.
 ///
 /// A whole worker, on the embedded broker, which runs one chain until that ends:
 ///
 /// ```
-/// use roundelay::engine::Connections;
-/// use roundelay::engine::enroll::{Enroller, Entity};
-/// use roundelay::{Config, Context, Engine, Job, Outcome};
+/// use roundelay::{Config, Connections, Context, Engine, Enroller, Entity, Job, Outcome};
 /// use tokio_util::sync::CancellationToken;
 ///
 /// # #[tokio::main]
@@ -167,8 +188,36 @@ pub use roundelay_config::Config;
 /// # }
 /// ```
 pub use roundelay_engine::Engine;
-pub use roundelay_handler::{Context, Handler};
-pub use roundelay_model::job::Job;
+pub use roundelay_engine::{Connections, StartError};
+
+// What programs bring to it: chains and jobs.
+
+pub use roundelay_engine::enroll::{EnrollError, Enroller, Entity, Tally};
+/// Publishes one-off jobs, which run once, outside any chain.
+///
+/// ```no_run
+/// use roundelay::{Config, Connections, NewJob, Publisher};
+///
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = Config::load("roundelay.toml".as_ref())?;
+/// let connections = Connections::open(&config).await?;
+/// let job = NewJob { kind: "resize".into(), key: "photo/17".into(), payload: "large".into(), ..NewJob::default() };
+/// let published = Publisher::new(&config, connections).publish(job).await?;
+/// println!("{} is safe", published.id);
+/// # Ok(())
+/// # }
+/// ```
+pub use roundelay_engine::publish::Publisher;
+pub use roundelay_engine::publish::{PublicationError, Published};
+
+// What handlers get and answer.
+
+pub use roundelay_handler::{Context, Handler, HandlerSpan, PermitError};
+pub use roundelay_model::clock::Time;
+pub use roundelay_model::failure::FailedItem;
+pub use roundelay_model::job::{Job, Tick};
+/// What a handler answers.
 ///
 /// ```
 /// use std::time::Duration;
@@ -185,7 +234,58 @@ pub use roundelay_model::job::Job;
 /// assert_eq!(Outcome::fail("no").reason().map(ToString::to_string).as_deref(), Some("no"));
 /// ```
 pub use roundelay_model::outcome::Outcome;
-pub use roundelay_model::reason::Reason;
+pub use roundelay_model::outcome::{Discovered, NewJob, Yield};
+pub use roundelay_model::reason::{Class, Mark, Reason};
+
+// Why broker and ledger cannot be used: parts of the errors above.
+
+pub use roundelay_broker::{BrokerError, PublishError};
+pub use roundelay_ledger::LedgerError;
+
+#[cfg(feature = "testing")]
+/// Tests of your handlers, in the real engine and in virtual time.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use roundelay::testing::{Fault, Simulation};
+/// use roundelay::{Config, Context, Entity, Job, Outcome};
+///
+/// /// The shop is closed at the first attempt of each tick.
+/// async fn sync(job: Job, _: Context) -> Outcome {
+///     tokio::time::sleep(Duration::from_secs(2)).await;
+///     if job.attempt == 1 { Outcome::retry("the shop is closed") } else { Outcome::Done }
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = "
+/// [queues.work]
+/// [kinds.sync]
+/// queue = 'work'
+/// every = '5m'
+/// retry = { attempts = 3, backoff = ['30s'] }
+/// ";
+/// let minute = Duration::from_secs(60);
+/// let test = |seed| {
+///     Simulation::new(Config::parse(config, "roundelay.toml", [])?)
+///         .seed(seed)
+///         .workers(2)
+///         .handler("sync", sync)
+///         .chain("sync", Entity::new("shop/7", "work", "{}"))
+///         .fault(10 * minute, Fault::Crash { worker: 0, away: minute })
+///         .fault(20 * minute, Fault::BrokerAway(minute))
+///         .run(40 * minute)
+///         .map_err(Box::<dyn std::error::Error>::from)
+/// };
+/// let report = test(1)?;
+/// let done = report.runs_of("sync", "shop/7").filter(|run| matches!(run.ended, Some((_, Outcome::Done)))).count();
+/// assert!((5..=8).contains(&done), "every five minutes, but for what went wrong:\n{report}");
+/// // The same seed gives the same runs.
+/// assert_eq!(test(1)?.to_string(), report.to_string());
+/// # Ok(())
+/// # }
+/// ```
+pub use roundelay_simulation::testing;
 
 #[cfg(test)]
 mod tests {

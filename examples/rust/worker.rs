@@ -57,3 +57,37 @@ async fn main() -> Result<(), Box<dyn Error>> {
     roundelay::worker(config).handler("sync", handler).run(shutdown).await?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use roundelay::Entity;
+    use roundelay::testing::Simulation;
+
+    use super::*;
+
+    /// The real engine runs the handler, in virtual time.
+    #[test]
+    fn a_busy_upstream_is_asked_again_after_a_second() -> Result<(), Box<dyn Error>> {
+        let config = "[queues.work]\n[kinds.sync]\nqueue = 'work'\nevery = '10m'";
+        let marks = Arc::new(Mutex::new(Marks::default()));
+        let handler = move |job: Job, _: Context| {
+            let marks = marks.clone();
+            async move { sync(&job, &marks) }
+        };
+        let report = Simulation::new(Config::parse(config, "the test's configuration", [])?)
+            .handler("sync", handler)
+            .chain("sync", Entity::new("npm/ms", "work", r#"{"name":"ms","busy":true}"#))
+            .run(Duration::from_secs(2 * 3600))?;
+        let mut runs = report.runs_of("sync", "npm/ms");
+        let mut ticks = 0;
+        while let (Some(busy), Some(done)) = (runs.next(), runs.next()) {
+            assert!(matches!(busy.ended, Some((_, Outcome::Snooze { .. }))), "{report}");
+            assert!(matches!(done.ended, Some((_, Outcome::Done))), "{report}");
+            let waited = done.at - busy.at;
+            assert!(waited >= Duration::from_secs(1) && waited < Duration::from_secs(2), "{waited:?}: {report}");
+            ticks += 1;
+        }
+        assert!(ticks >= 11, "{report}");
+        Ok(())
+    }
+}

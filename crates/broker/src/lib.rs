@@ -11,6 +11,10 @@
 //! connect.
 
 pub mod embedded;
+#[cfg(feature = "rabbitmq")]
+pub mod rabbit;
+#[cfg(not(feature = "rabbitmq"))]
+#[path = "rabbit/left_out.rs"]
 pub mod rabbit;
 mod settings;
 
@@ -256,6 +260,7 @@ pub struct Rates {
 
 /// Why a publish did not succeed; phrased to follow "failed to publish: ".
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PublishError {
     /// The broker has no queue for it, so it was returned.
     #[error("the broker has no queue for {0}; run `roundelay topology apply`")]
@@ -270,6 +275,7 @@ pub enum PublishError {
 
 /// What went wrong with the broker; phrased to follow "failed to …: ".
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum BrokerError {
     /// Nothing answers at its address: it is away, or starts, or the way there is broken.
     #[error("cannot connect to {url}: {reason}")]

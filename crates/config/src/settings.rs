@@ -28,28 +28,40 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The broker.
+    #[doc(hidden)]
     pub broker: BrokerSettings,
     /// The ledger.
+    #[doc(hidden)]
     pub ledger: LedgerSettings,
     /// How a worker stops, and where it answers.
+    #[doc(hidden)]
     pub worker: WorkerSettings,
     /// How the API answers.
+    #[doc(hidden)]
     pub api: ApiSettings,
     /// When and how overdue chains are sent again.
+    #[doc(hidden)]
     pub catch_up: CatchUpSettings,
     /// Which traces are recorded, and where they go.
+    #[doc(hidden)]
     pub tracing: TracingSettings,
     /// What seals payloads while they lie in the ledger and in queues.
+    #[doc(hidden)]
     pub encryption: Arc<Keyring>,
     /// Platform queues by name.
+    #[doc(hidden)]
     pub queues: BTreeMap<String, QueueSettings>,
     /// Throttles by name.
+    #[doc(hidden)]
     pub throttles: BTreeMap<String, ThrottleSettings>,
     /// Kinds by name.
+    #[doc(hidden)]
     pub kinds: BTreeMap<String, KindSettings>,
     /// The rungs that follow from the durations above.
+    #[doc(hidden)]
     pub ladder: Ladder,
     /// The text that it was read from, without what may be secret, and without comments.
+    #[doc(hidden)]
     pub shown: String,
 }
 
@@ -216,7 +228,18 @@ pub enum HandlerSettings {
 }
 
 impl Config {
+    /// The names under `[kinds]`, in order.
+    pub fn kind_names(&self) -> impl Iterator<Item = &str> {
+        self.kinds.keys().map(String::as_str)
+    }
+
+    /// The names under `[queues]`, in order.
+    pub fn queue_names(&self) -> impl Iterator<Item = &str> {
+        self.queues.keys().map(String::as_str)
+    }
+
     /// Has the calendar of all cron expressions run at this pace: for demos.
+    #[doc(hidden)]
     pub fn pace_calendar(&mut self, pace: Pace) {
         let recurrences = self.kinds.values_mut().filter_map(|kind| kind.recurrence.as_mut());
         for rhythm in recurrences.map(|recurrence| &mut recurrence.schedule.rhythm) {
@@ -230,6 +253,7 @@ impl Config {
     ///
     /// # Errors
     /// Says which kinds there are.
+    #[doc(hidden)]
     pub fn kind(&self, name: &str) -> Result<&KindSettings, String> {
         self.kinds.get(name).ok_or_else(|| absent("kinds", name, self.kinds.keys()))
     }
@@ -238,6 +262,7 @@ impl Config {
     ///
     /// # Errors
     /// Says which queues there are.
+    #[doc(hidden)]
     pub fn queue(&self, name: &str) -> Result<&QueueSettings, String> {
         self.queues.get(name).ok_or_else(|| absent("queues", name, self.queues.keys()))
     }
@@ -246,11 +271,13 @@ impl Config {
     ///
     /// # Errors
     /// Says which throttles there are.
+    #[doc(hidden)]
     pub fn throttle(&self, name: &str) -> Result<&ThrottleSettings, String> {
         self.throttles.get(name).ok_or_else(|| absent("throttles", name, self.throttles.keys()))
     }
 
     /// The costliest runs that a throttle paces: their kind, and for how many starts one of them counts.
+    #[doc(hidden)]
     pub fn costliest(&self, throttle: &str) -> Option<(&str, u32)> {
         let paced = self
             .kinds
@@ -260,11 +287,13 @@ impl Config {
     }
 
     /// What has to exist on the broker.
+    #[doc(hidden)]
     pub fn topology(&self) -> Topology {
         Topology::new(Names::new(&self.broker.prefix), self.broker_queues(), &self.ladder)
     }
 
     /// The lanes of its platform queues.
+    #[doc(hidden)]
     pub fn lanes(&self) -> Lanes {
         let queues = self.queues.iter().map(|(name, queue)| (name, queue.lanes));
         let kinds = self.kinds.iter().map(|(name, kind)| (name, kind.priority));
@@ -272,6 +301,7 @@ impl Config {
     }
 
     /// The broker's queues behind the platform queues.
+    #[doc(hidden)]
     pub fn broker_queues(&self) -> Vec<String> {
         let lanes = self.lanes();
         self.queues.keys().flat_map(|queue| lanes.queues(queue)).collect()

@@ -3,12 +3,10 @@
 use std::sync::Arc;
 
 use roundelay_broker::embedded::EmbeddedBroker;
-use roundelay_broker::rabbit::RabbitBroker;
-use roundelay_broker::{Broker, BrokerError, BrokerUrl};
+use roundelay_broker::{Broker, BrokerError, BrokerUrl, rabbit};
 use roundelay_config::Config;
-use roundelay_ledger::postgres::PostgresLedger;
 use roundelay_ledger::sqlite::SqliteLedger;
-use roundelay_ledger::{Kinds, Ledger, LedgerError, LedgerUrl};
+use roundelay_ledger::{Kinds, Ledger, LedgerError, LedgerUrl, postgres};
 use roundelay_model::clock::{Clock, Entropy};
 use roundelay_model::topology::Names;
 
@@ -16,6 +14,7 @@ use crate::enroll;
 
 /// Why an engine cannot start; phrased to follow "failed to start: ".
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum StartError {
     /// The ledger.
     #[error(transparent)]
@@ -38,17 +37,21 @@ pub enum StartError {
 #[derive(Clone)]
 pub struct Connections {
     /// Carries messages.
+    #[doc(hidden)]
     pub broker: Arc<dyn Broker>,
     /// Keeps the truth.
+    #[doc(hidden)]
     pub ledger: Arc<dyn Ledger>,
     /// Tells the time.
+    #[doc(hidden)]
     pub clock: Clock,
     /// Rolls the dice.
+    #[doc(hidden)]
     pub entropy: Entropy,
 }
 
 impl Connections {
-    /// Connects to what the configuration names.
+    /// Connects to the broker and the ledger that the configuration names.
     ///
     /// # Errors
     /// [`StartError`], with what to do.
@@ -59,6 +62,7 @@ impl Connections {
         Ok(Self { broker, ledger, clock, entropy })
     }
 
+    #[doc(hidden)]
     /// Connects a worker. Where nothing answers at the broker's address, one whose ledger knows chains begins without
     /// the broker: there is work for it. Else the address is as likely to be wrong.
     ///
@@ -69,13 +73,14 @@ impl Connections {
         let (ledger, clock) = open_ledger(config, &entropy).await?;
         let broker: Arc<dyn Broker> = match connect_broker(config).await {
             Err(StartError::Broker(away @ BrokerError::Away { .. })) if knows_chains(&*ledger, config).await? => {
-                Arc::new(RabbitBroker::absent(&config.broker, &away.to_string())?)
+                rabbit::absent(&config.broker, &away.to_string())?
             }
             connected => connected?,
         };
         Ok(Self { broker, ledger, clock, entropy })
     }
 
+    #[doc(hidden)]
     /// Opens only the ledger.
     ///
     /// # Errors
@@ -89,11 +94,7 @@ impl Connections {
 /// wait for the same time.
 pub async fn open_ledger(config: &Config, entropy: &Entropy) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
     match &config.ledger.url {
-        LedgerUrl::Postgres(url) => {
-            let ledger = PostgresLedger::open(url, entropy).await?;
-            let clock = ledger.clock();
-            Ok((Arc::new(ledger), clock))
-        }
+        LedgerUrl::Postgres(url) => postgres::open(url, entropy).await,
         file => {
             let ledger = SqliteLedger::open(file, Clock::System, entropy)?;
             let clock = ledger.clock();
@@ -106,7 +107,7 @@ pub async fn open_ledger(config: &Config, entropy: &Entropy) -> Result<(Arc<dyn 
 pub async fn connect_broker(config: &Config) -> Result<Arc<dyn Broker>, StartError> {
     Ok(match &config.broker.url {
         BrokerUrl::Embedded => Arc::new(EmbeddedBroker::new(Names::new(&config.broker.prefix))),
-        BrokerUrl::Amqp(_) => Arc::new(RabbitBroker::open(&config.broker).await?),
+        BrokerUrl::Amqp(_) => rabbit::connect(&config.broker).await?,
     })
 }
 

@@ -169,6 +169,7 @@ pub enum Became {
 
 /// What became of entities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Tally {
     /// Chains begun.
     pub created: u64,
@@ -184,6 +185,7 @@ pub struct Tally {
 
 /// Why entities were not enrolled; phrased to follow "failed to enroll: ".
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum EnrollError {
     /// An entity that no worker could run.
     #[error("{key}: {reason}")]
@@ -330,6 +332,7 @@ impl Enroller {
     /// First ticks begin at places in their window that follow from the chains' names: for entities that come one by
     /// one, each with an enroller of its own.
     #[must_use]
+    #[doc(hidden)]
     pub fn by_name(mut self) -> Self {
         self.by_name = true;
         self
@@ -345,6 +348,7 @@ impl Enroller {
     /// First ticks begin anywhere in the window, so that the few that are found each time do not
     /// always get the same places.
     #[must_use]
+    #[doc(hidden)]
     pub fn following_a_roster(mut self) -> Self {
         self.returning = true;
         self.begun = self.connections.entropy.below(ANYWHERE) as u64;
@@ -355,6 +359,7 @@ impl Enroller {
     ///
     /// # Errors
     /// [`EnrollError::Unsealed`] when it would; when the ledger cannot be read.
+    #[doc(hidden)]
     pub async fn check_sealing(&self) -> Result<(), EnrollError> {
         let seals = self.dispatch.sealing.keys().seal().is_some();
         match seals || !topology_guard::is_sealed(&*self.connections.ledger).await? {
@@ -396,6 +401,7 @@ impl Enroller {
     ///
     /// # Errors
     /// Those of [`Self::enroll`].
+    #[doc(hidden)]
     pub async fn enroll_each(&mut self, entities: Vec<Entity>) -> Result<(Vec<Became>, u64), EnrollError> {
         let Some(of_kind) = self.rules.recurrence.clone() else {
             return Err(EnrollError::NoSchedule(self.kind.clone()));
@@ -481,6 +487,7 @@ impl Enroller {
     ///
     /// # Errors
     /// When the ledger cannot be read or written.
+    #[doc(hidden)]
     pub async fn run_once(
         &mut self,
         key: &str,

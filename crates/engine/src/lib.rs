@@ -162,6 +162,7 @@ impl Engine {
 
     /// Runs `companion` in the worker, beside its queues.
     #[must_use]
+    #[doc(hidden)]
     pub fn companion(mut self, companion: impl Companion + 'static) -> Self {
         self.companions.push(Box::new(companion));
         self
@@ -169,6 +170,7 @@ impl Engine {
 
     /// Lets `probe` watch the engine from inside, and end it at any point.
     #[must_use]
+    #[doc(hidden)]
     pub fn probe(mut self, probe: Arc<dyn Probe>) -> Self {
         self.probe = Some(probe);
         self
@@ -177,6 +179,7 @@ impl Engine {
     /// Leaves the engine's own chores (rosters, history) to others: for simulations and measurements,
     /// where nothing else is to happen.
     #[must_use]
+    #[doc(hidden)]
     pub fn without_chores(mut self) -> Self {
         (self.chores, self.attends) = (false, false);
         self
@@ -184,6 +187,7 @@ impl Engine {
 
     /// Says how the worker is, and does what operators order, also [without chores](Self::without_chores).
     #[must_use]
+    #[doc(hidden)]
     pub fn attending(mut self) -> Self {
         self.attends = true;
         self
@@ -191,12 +195,14 @@ impl Engine {
 
     /// Starts under throttles pass no last gate: only to measure what that costs.
     #[must_use]
+    #[doc(hidden)]
     pub fn without_gate(mut self) -> Self {
         self.gated = false;
         self
     }
 
     /// What the engine has done, also while it runs.
+    #[doc(hidden)]
     pub fn telemetry(&self) -> Arc<Telemetry> {
         self.telemetry.clone()
     }

@@ -19,7 +19,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use roundelay_broker::{Delivery, Settle};
-use roundelay_ledger::{LedgerError, Left, LookAgain, Overdue};
+use roundelay_ledger::{LedgerError, LookAgain, OrphanFilter, Overdue};
 use roundelay_model::clock::Time;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
@@ -222,7 +222,7 @@ async fn of_queue(
     }
     let now = core.ledger.now();
     let until = now + core.catch_up.slack;
-    let due = Left { until, late: now + Duration::from_millis(1), unsent: Time::default() };
+    let due = OrphanFilter { until, late: now + Duration::from_millis(1), unsent: Time::default() };
     let mut due = core.ledger.orphans(queue.to_owned(), core.kinds(), due, PER_LOOK).await?;
     due.retain(|chain| core.holds(chain.hint.epoch) == 0);
     let found = due.len();

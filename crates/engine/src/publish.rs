@@ -1,5 +1,6 @@
 //! One job by hand: what `roundelay publish` and the API's `POST /jobs` do.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use roundelay_broker::PublishError;
@@ -7,6 +8,7 @@ use roundelay_config::Config;
 use roundelay_ledger::LedgerError;
 use roundelay_model::clock::Time;
 use roundelay_model::job::Envelope;
+use roundelay_model::outcome::NewJob;
 use serde_json::Value;
 
 use super::sealing;
@@ -32,8 +34,45 @@ pub struct Publication {
     pub id: String,
 }
 
+/// Publishes one-off jobs.
+#[derive(Clone)]
+pub struct Publisher {
+    config: Arc<Config>,
+    connections: Connections,
+}
+
+impl Publisher {
+    /// A publisher for the kinds and queues of `config`.
+    pub fn new(config: &Config, connections: Connections) -> Self {
+        Self { config: Arc::new(config.clone()), connections }
+    }
+
+    /// Publishes a job under a new id. Where the embedded broker keeps no messages, the job goes into the ledger, and
+    /// the next start of a worker takes it from there.
+    ///
+    /// # Errors
+    /// [`PublicationError::Wish`] when no worker could run the job: its kind or queue is not in the configuration, for
+    /// example. Else it is not known whether the job is safe; see [`Self::publish_as`].
+    pub async fn publish(&self, job: NewJob) -> Result<Published, PublicationError> {
+        self.publish_as(self.connections.entropy.token(), job).await
+    }
+
+    /// Publishes a job under this id, which handlers see as [`Job::id`](roundelay_model::job::Job::id). After an error a
+    /// program publishes the job again under the same id, so that a handler that is idempotent on it does the work once.
+    ///
+    /// # Errors
+    /// Those of [`Self::publish`].
+    pub async fn publish_as(&self, id: impl Into<String>, job: NewJob) -> Result<Published, PublicationError> {
+        let NewJob { kind, key, payload, queue, delay, owner } = job;
+        let delay = (!delay.is_zero()).then_some(delay);
+        let publication = Publication { kind, key, payload, delay, queue, owner, id: id.into() };
+        publication.check(&self.config)?.send(&self.config, &self.connections).await
+    }
+}
+
 /// Why a job was not published; phrased to follow "failed to publish: ".
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PublicationError {
     /// There can be no such job.
     #[error("{0}")]
@@ -55,6 +94,7 @@ pub struct Checked {
 
 /// A job that is safe: the broker has confirmed it, or the ledger keeps it.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Published {
     /// Its id.
     pub id: String,

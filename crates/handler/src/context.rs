@@ -41,6 +41,7 @@ pub trait Upstream: Send + Sync {
 
 /// Why a run gets no leave for what it asked for.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PermitError {
     /// There is no such throttle.
     #[error("there is no [throttles.{0}] in the configuration")]
@@ -80,12 +81,14 @@ pub struct Context {
 
 impl Context {
     /// The context of a run whose reports go to `reports`.
+    #[doc(hidden)]
     pub fn new(reports: Arc<dyn Reports>) -> Self {
         Self { reports: Some(reports), ..Self::default() }
     }
 
     /// The same for a run that starts under these throttles, with this span.
     #[must_use]
+    #[doc(hidden)]
     pub fn started(self, upstream: Arc<dyn Upstream>, span: HandlerSpan) -> Self {
         Self { upstream: Some(upstream), span, ..self }
     }
@@ -102,6 +105,7 @@ impl Context {
     }
 
     /// Takes a report.
+    #[doc(hidden)]
     pub fn report(&self, report: Report) {
         if let Some(reports) = &self.reports {
             reports.report(report);
@@ -109,6 +113,7 @@ impl Context {
     }
 
     /// Whether reports of this run are taken.
+    #[doc(hidden)]
     pub fn takes_reports(&self) -> bool {
         self.reports.is_some()
     }
@@ -156,6 +161,7 @@ impl Context {
     }
 
     /// Notes what the upstream has said with its answer: see [`Upstream::note`].
+    #[doc(hidden)]
     pub fn note(&self, advice: Advice) {
         if let Some(upstream) = &self.upstream {
             upstream.note(advice);
@@ -163,6 +169,7 @@ impl Context {
     }
 
     /// The settings of the throttle that the run started under.
+    #[doc(hidden)]
     pub fn throttle(&self) -> Option<Arc<ThrottleSettings>> {
         self.upstream.as_ref()?.settings()
     }

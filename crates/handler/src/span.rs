@@ -28,11 +28,13 @@ pub struct Call {
 
 impl HandlerSpan {
     /// The span at this place of a trace.
+    #[doc(hidden)]
     pub fn new(context: Context) -> Self {
         Self(Some(Arc::new(Handling { context, call: Mutex::default() })))
     }
 
     /// Its place, and the call that was its work, if one was.
+    #[doc(hidden)]
     pub fn end(&self) -> Option<(Context, Option<Call>)> {
         let handling = self.0.as_deref()?;
         Some((handling.context.clone(), handling.call().take()))
@@ -49,6 +51,7 @@ impl HandlerSpan {
     }
 
     /// The handler POSTs to this URL.
+    #[doc(hidden)]
     pub fn calls(&self, url: &reqwest::Url) {
         if let Some(handling) = self.recorded() {
             let (host, port) = (url.host_str().unwrap_or_default(), url.port_or_known_default().unwrap_or_default());
@@ -57,6 +60,7 @@ impl HandlerSpan {
     }
 
     /// It was answered so.
+    #[doc(hidden)]
     pub fn answered(&self, status: u16) {
         if let Some(handling) = self.recorded()
             && let Some(call) = &mut *handling.call()

@@ -2,6 +2,7 @@
 
 /// What went wrong with the ledger; phrased to follow "failed to …: ".
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum LedgerError {
     /// It cannot be opened.
     #[error("cannot open the ledger {path}: {reason}")]

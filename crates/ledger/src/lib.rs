@@ -35,6 +35,10 @@ mod look;
 mod mark;
 mod outbox;
 mod overdue;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(not(feature = "postgres"))]
+#[path = "postgres/left_out.rs"]
 pub mod postgres;
 mod rosters;
 mod running;

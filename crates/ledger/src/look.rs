@@ -143,6 +143,7 @@ pub fn fits_pattern(pattern: &str, text: &str) -> bool {
 }
 
 /// `pattern` as SQL's LIKE takes it.
+#[cfg_attr(not(feature = "postgres"), allow(dead_code))]
 pub(super) fn sql_like(pattern: &str) -> String {
     let mut like = String::with_capacity(pattern.len() + 8);
     for letter in pattern.chars() {

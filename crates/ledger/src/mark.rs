@@ -105,6 +105,7 @@ impl Marks {
     }
 
     /// In memory that all processes of the machine share, where there is such a folder.
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
     pub fn shared(prefix: String, entropy: &Entropy) -> Self {
         let shared = PathBuf::from("/dev/shm");
         Self::new(Some(if shared.is_dir() { shared } else { std::env::temp_dir() }), prefix, entropy)

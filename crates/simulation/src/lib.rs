@@ -12,6 +12,7 @@
 //!   ledger; the broker's faults are the embedded broker's own.
 //! - `observe`: what happened, and whether it may.
 //! - [`paced`]: a throttle that workers share, over days.
+//! - [`testing`]: the tests of those who embed the engine.
 //! - [`forecast`]: no faults, but somebody's configuration.
 //!
 //! Layer: on `engine`. A job takes the same way as in production; only time, the network and the ledger's answers are ours.
@@ -22,6 +23,7 @@ mod ledger;
 mod observe;
 pub mod paced;
 pub mod plan;
+pub mod testing;
 mod worker;
 mod world;
 

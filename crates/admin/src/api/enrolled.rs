@@ -61,9 +61,9 @@ impl From<EnrollError> for Problem {
     fn from(error: EnrollError) -> Self {
         match error {
             EnrollError::Entity { reason, .. } => Self::unprocessable(reason),
-            EnrollError::NoSchedule(_) => Self::unprocessable(error.to_string()),
             EnrollError::Unsealed => Self::conflict(error.to_string()),
             EnrollError::Ledger(error) => error.into(),
+            other => Self::unprocessable(other.to_string()),
         }
     }
 }

@@ -52,8 +52,8 @@ impl From<PublicationError> for Problem {
     fn from(error: PublicationError) -> Self {
         match error {
             PublicationError::Wish(why) => Self::unprocessable(why),
-            PublicationError::Broker(_) => Self::away_because(format!("failed to publish: {error}")),
             PublicationError::Ledger(error) => error.into(),
+            other => Self::away_because(format!("failed to publish: {other}")),
         }
     }
 }

@@ -24,6 +24,7 @@ mod definitions;
 pub mod examine;
 mod headers;
 mod management;
+mod patience;
 mod peek;
 mod policies;
 mod publish;
@@ -33,6 +34,7 @@ mod sieve;
 pub mod users;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -50,35 +52,12 @@ use connection::{Address, Link, up};
 pub use definitions::definitions;
 use management::Place;
 pub use management::memory_of_nodes;
+pub use patience::Patience;
 use publish::Publisher;
 use settle::Backlog;
 
 /// How long closing waits for confirmations that are still out, and for settlements to be written.
 const FINISH_WITHIN: Duration = Duration::from_secs(5);
-
-/// How long things may take.
-#[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// How long everything waits for a connection while the broker is away.
-    pub connection: Duration,
-    /// How long a publish then waits for its confirmation.
-    pub confirmation: Duration,
-    /// How long a consumer with nothing in hand may get nothing, before it subscribes anew.
-    pub silence: Duration,
-    /// For how long what is known of the broker's certificate counts, before the broker is asked for it again.
-    pub certificate: Duration,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self {
-            connection: Duration::from_secs(5),
-            confirmation: Duration::from_secs(30),
-            silence: Duration::from_secs(30),
-            certificate: Duration::from_secs(300),
-        }
-    }
-}
 
 /// Refuses a URL that [`RabbitBroker::connect`] could not even read.
 ///
@@ -109,6 +88,22 @@ fn shown_as(what: &str) -> String {
 /// Whether a URL that can be read asks for a login with a certificate.
 pub fn logs_in_by_certificate(url: &str) -> bool {
     Address::parse(url).is_ok_and(|address| address.logs_in_by_certificate())
+}
+
+/// Connects to the RabbitMQ of a configuration.
+///
+/// # Errors
+/// [`BrokerError::Away`] or [`BrokerError::Connect`], without the password.
+pub async fn connect(settings: &BrokerSettings) -> Result<Arc<dyn Broker>, BrokerError> {
+    Ok(Arc::new(RabbitBroker::open(settings).await?))
+}
+
+/// The RabbitMQ of a configuration, which is away, and `why`. It is connected to once it is there.
+///
+/// # Errors
+/// [`BrokerError::Connect`] when its URL cannot be read.
+pub fn absent(settings: &BrokerSettings, why: &str) -> Result<Arc<dyn Broker>, BrokerError> {
+    Ok(Arc::new(RabbitBroker::absent(settings, why)?))
 }
 
 /// RabbitMQ. Publishing and consuming have a connection each: a broker short of memory or disk
@@ -235,7 +230,7 @@ impl RabbitBroker {
     }
 
     /// The connection for everything but publishing.
-    async fn consuming_connection(&self) -> Result<std::sync::Arc<lapin::Connection>, BrokerError> {
+    async fn consuming_connection(&self) -> Result<Arc<lapin::Connection>, BrokerError> {
         up(&mut self.consuming.line(), self.patience.connection).await.map_err(BrokerError::Other)
     }
 }

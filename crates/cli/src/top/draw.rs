@@ -121,7 +121,7 @@ fn notices(state: &State, paint: Paint, columns: usize) -> Vec<Line<'static>> {
         (None, None) => {}
     }
     let told = state.broker.last.as_ref().map(|(_, at)| *at);
-    match (&state.broker.unavailable, state.broker_slow()) {
+    match (&state.broker.away, state.broker_slow()) {
         (Some((since, why)), _) => {
             all.push(format!("! {}: the broker cannot be asked since {}: {why}", old(told), when(*since, state.now)));
         }

@@ -320,7 +320,7 @@ impl View<'_> {
     fn queue(&self, of: &QueueReport, counted: bool) -> Vec<Cell> {
         let chains = |number: i64| known(counted.then_some(number), |number| count(number, 7));
         // What the broker said before it went away is marked, since it may be true no more.
-        let old = if self.state.broker.unavailable.is_some() || self.state.broker_slow().is_some() { "~" } else { "" };
+        let old = if self.state.broker.away.is_some() || self.state.broker_slow().is_some() { "~" } else { "" };
         let nobody = of.consumers == Some(0) && (of.due > 0 || of.ready.unwrap_or(0) > 0);
         let state = match (&of.paused, nobody) {
             (Some(_), _) => ("PAUSED".to_owned(), self.paint.warn()),

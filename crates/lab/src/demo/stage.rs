@@ -20,7 +20,7 @@ use roundelay_config::Config;
 use roundelay_engine::roster::{Wishes, from_source};
 use roundelay_engine::telemetry::{Count, QueueReport, Telemetry};
 use roundelay_engine::{Connections, StartError};
-use roundelay_ledger::{Census, ChainState, Filter, Ledger, Listed};
+use roundelay_ledger::{Census, ChainState, Ledger, ListFilter, Listed};
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::Lateness;
 use roundelay_model::topology::Names;
@@ -205,7 +205,7 @@ impl Stage {
     pub async fn chains(&self) -> Result<Vec<Listed>, StartError> {
         let (mut chains, mut after) = (Vec::new(), None);
         loop {
-            let page = self.connections.ledger.list(Filter::default(), after, PAGE).await?;
+            let page = self.connections.ledger.list(ListFilter::default(), after, PAGE).await?;
             let Some(last) = page.last() else { return Ok(chains) };
             after = Some((last.hint.kind.clone(), last.hint.key.clone()));
             chains.extend(page.into_iter().filter(|listed| !listed.hint.kind.starts_with("roundelay.")));

@@ -86,6 +86,16 @@ pub fn check_url(url: &str) -> Result<(), String> {
     connect::parse(url).map(drop)
 }
 
+/// Opens, and if need be creates, the ledger at `url`; answers also with the clock by which it judges.
+///
+/// # Errors
+/// [`LedgerError::Open`] with what to do.
+pub async fn open(url: &Secret, entropy: &Entropy) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
+    let ledger = PostgresLedger::open(url, entropy).await?;
+    let clock = ledger.clock();
+    Ok((Arc::new(ledger), clock))
+}
+
 /// A ledger in PostgreSQL.
 pub struct PostgresLedger {
     id: String,

@@ -1,0 +1,47 @@
+//! In place of RabbitMQ in a program that was built without the feature `rabbitmq`: its addresses are read, and connecting
+//! says what is missing. What RabbitMQ's rules are is there all the same, since the embedded broker follows them.
+
+#[allow(dead_code, reason = "only connections to RabbitMQ note certificates")]
+pub mod certificates;
+#[allow(dead_code, reason = "only RabbitMQ's management API is compared as a whole")]
+pub mod check;
+#[allow(dead_code, reason = "only RabbitMQ imports definitions")]
+mod definitions;
+mod patience;
+mod policies;
+
+use std::sync::Arc;
+
+use super::{Broker, BrokerError};
+use crate::settings::BrokerSettings;
+pub use patience::Patience;
+
+/// Takes every URL: a configuration can be read, and tested, without RabbitMQ.
+pub fn check_url(_url: &str) -> Result<(), String> {
+    Ok(())
+}
+
+/// Says of no URL that it asks for a login with a certificate.
+pub fn logs_in_by_certificate(_url: &str) -> bool {
+    false
+}
+
+/// Refuses.
+///
+/// # Errors
+/// [`BrokerError::Other`], with what to do.
+pub async fn connect(_settings: &BrokerSettings) -> Result<Arc<dyn Broker>, BrokerError> {
+    Err(BrokerError::Other(
+        "broker.url leads to RabbitMQ, and this program was built without it: in Cargo.toml, give the dependency \
+         `roundelay` the feature `rabbitmq`, or set broker.url to `embedded`"
+            .into(),
+    ))
+}
+
+/// Refuses, as [`connect`] does, which never finds that a broker is away.
+///
+/// # Errors
+/// [`BrokerError::Other`].
+pub fn absent(_settings: &BrokerSettings, why: &str) -> Result<Arc<dyn Broker>, BrokerError> {
+    Err(BrokerError::Other(why.into()))
+}

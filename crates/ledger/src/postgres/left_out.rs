@@ -1,0 +1,46 @@
+//! In place of PostgreSQL in a program that was built without the feature `postgres`: its URLs are read, and opening one
+//! says what is missing.
+
+use std::sync::Arc;
+
+use roundelay_model::clock::{Clock, Entropy};
+use roundelay_model::secret::Secret;
+
+use super::{Ledger, LedgerError};
+
+const LEFT_OUT: &str = "this program was built without PostgreSQL: in Cargo.toml, give the dependency `roundelay` the \
+                        feature `postgres`, or name a SQLite file (sqlite://PATH)";
+
+/// Takes every URL: a configuration can be read, and tested, without PostgreSQL.
+pub fn check_url(_url: &str) -> Result<(), String> {
+    Ok(())
+}
+
+/// Refuses.
+///
+/// # Errors
+/// [`LedgerError::Open`], with what to do.
+pub async fn open(url: &Secret, _entropy: &Entropy) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
+    Err(LedgerError::Open { path: url.to_string(), reason: LEFT_OUT.into() })
+}
+
+/// The rows of a query of which there is none.
+pub enum Foreign {}
+
+impl Foreign {
+    /// Refuses.
+    ///
+    /// # Errors
+    /// What to do.
+    pub async fn select(_url: &Secret, _query: &str) -> Result<Self, String> {
+        Err(LEFT_OUT.into())
+    }
+
+    /// The next row.
+    ///
+    /// # Errors
+    /// None: there is no row.
+    pub async fn next(&mut self) -> Result<Option<String>, String> {
+        match *self {}
+    }
+}

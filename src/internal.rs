@@ -1,0 +1,22 @@
+//! Inside: what the program, the tests and the benchmarks reach for. Any version may change all of it.
+
+pub use roundelay_model::{
+    calendar, clock, deaths, egress, encryption, failure, fleet, guard, job, ladder, lanes, outcome, pacing, policy,
+    progress, reason, schedule, scope, secret, topology, trace_context,
+};
+
+#[cfg(fuzzing)]
+pub use roundelay_admin::fuzz;
+#[cfg(feature = "api")]
+pub use roundelay_admin::{api, import, inspect, operate};
+pub use roundelay_broker as broker;
+pub use roundelay_config as config;
+pub use roundelay_engine as engine;
+pub use roundelay_engine::{monitor, roster, telemetry, throttle, trace};
+pub use roundelay_handler as handler;
+#[cfg(feature = "program")]
+pub use roundelay_lab::{bench, demo};
+pub use roundelay_ledger as ledger;
+pub use roundelay_net::tls;
+#[cfg(feature = "testing")]
+pub use roundelay_simulation as simulation;
