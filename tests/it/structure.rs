@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// The most files of a crate that may import each other in a circle.
 const WIDEST: usize = 8;
 /// Circles that are wider yet, by crate: they may only become smaller.
-const WIDER: [(&str, usize); 1] = [("engine", 25)];
+const WIDER: [(&str, usize); 1] = [("engine", 17)];
 
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {

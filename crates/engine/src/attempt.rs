@@ -22,16 +22,16 @@ use roundelay_model::{job, outcome};
 use serde_json::Value;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::life::Point;
-use super::outbox::Asking;
-use super::pipeline::{Ended, Permit};
-use super::vitals::Lease;
 use crate::core::Core;
 use crate::desk::Open;
+use crate::life::Point;
+use crate::outbox::Asking;
+use crate::pipeline::{Ended, Permit};
 use crate::queue::QueueRun;
 use crate::throttle::upstream::RunUpstream;
 use crate::throttle::{Slot, Throttle, Want};
 use crate::trace::Run;
+use crate::vitals::Lease;
 
 /// The largest thing that a run can hand on to the next, in bytes of compact JSON.
 pub const MAX_CARRY: usize = 64 * 1024;

@@ -14,6 +14,7 @@ use roundelay_model::fleet::{
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::core::Core;
+use crate::queue::QueueRun;
 use crate::telemetry::Count;
 use crate::telemetry::lateness::Latenesses;
 
@@ -41,7 +42,7 @@ pub fn obey(core: &Core, orders: &BTreeMap<Subject, FleetOrders>) {
 }
 
 /// All but the one of what the engine does for itself, which is no job that a person could wish to hold back.
-fn platform_queues(core: &Core) -> impl Iterator<Item = (&String, &Vec<Arc<super::QueueRun>>)> {
+fn platform_queues(core: &Core) -> impl Iterator<Item = (&String, &Vec<Arc<QueueRun>>)> {
     let own = core.chores.as_ref().map(|chores| chores.queue.as_str());
     core.queues.iter().filter(move |(name, _)| Some(name.as_str()) != own)
 }

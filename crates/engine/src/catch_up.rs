@@ -26,9 +26,9 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::life::Point;
-use super::outage;
 use crate::core::Core;
+use crate::hand_out;
+use crate::life::Point;
 use crate::queue::QueueRun;
 use crate::telemetry::Count;
 use crate::trace::Run;
@@ -448,7 +448,7 @@ async fn adopt(
     };
     let mut orphans: Vec<Overdue> = orphans.into_iter().filter_map(planned).collect();
     if silent {
-        orphans = outage::take_late(core, queue, lanes, orphans, tasks).await.map_err(|error| error.to_string())?;
+        orphans = hand_out::take_late(core, queue, lanes, orphans, tasks).await.map_err(|error| error.to_string())?;
     }
     let most = if silent { core.catch_up.spread } else { ADOPTED_WITHIN };
     let window = SHARE.saturating_mul(orphans.len() as u32).min(most);

@@ -26,10 +26,10 @@ use roundelay_model::outcome::Outcome;
 use roundelay_model::pacing::ThrottleScope;
 use roundelay_model::topology::Names;
 
-use super::enroll::EnrollError;
-use super::reconcile;
 use crate::connections::Connections;
 use crate::dispatch::Dispatch;
+use crate::error::EnrollError;
+use crate::reconcile;
 use crate::roster;
 use crate::roster::sync::{SyncError, Wishes};
 

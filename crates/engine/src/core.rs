@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use roundelay_broker::BrokerError;
 use roundelay_config::{Config, KindSettings};
 use roundelay_handler::Handler;
@@ -18,20 +18,25 @@ use tokio::sync::{Notify, SetOnce};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::chores::Chores;
-use super::companion::Handle;
-use super::life::Life;
-use super::orders::Orders;
-use super::outage::Outage;
-use super::queue::QueueRun;
-use super::suspects::Suspects;
-use super::vitals::Vitals;
+use crate::chores::Chores;
+use crate::companion::Handle;
+use crate::connections::Connections;
 use crate::desk::Desk;
+use crate::dispatch::Dispatch;
+use crate::life::Life;
+use crate::orders::Orders;
+use crate::outage::Outage;
+use crate::queue::QueueRun;
+use crate::suspects::Suspects;
 use crate::telemetry::Telemetry;
 use crate::telemetry::figures::KindFigures;
 use crate::throttle::Throttles;
 use crate::trace::Tracer;
-use crate::{Connections, Dispatch, SharedKinds, wall};
+use crate::vitals::Vitals;
+use crate::wall;
+
+/// Kinds' settings, which are replaced while the worker runs.
+pub(crate) type SharedKinds = Arc<RwLock<Arc<BTreeMap<String, Arc<KindSettings>>>>>;
 
 /// What the parts of a running engine share.
 pub(crate) struct Core {

@@ -16,8 +16,8 @@ use roundelay_model::job::Envelope;
 use roundelay_model::outcome::{Discovered, NewJob, Yield};
 use roundelay_model::schedule::{Balance, Schedule, Setting, phase};
 
-use super::outbox::Asking;
 use crate::core::Core;
+use crate::outbox::Asking;
 
 /// Leaves out of `yields` what a run of this kind may not ask for, and names the first of it, so that
 /// somebody sees it. `depth` is how many runs have led to this one.

@@ -13,9 +13,9 @@ use roundelay_model::lanes::Lanes;
 use roundelay_model::topology::Names;
 use tokio::time::sleep;
 
-use super::pace::Pace;
-use super::sealing::{self, Sealing};
 use crate::connections::Connections;
+use crate::pace::Pace;
+use crate::sealing::{self, Sealing};
 use crate::telemetry::{Count, Telemetry};
 
 /// A delay decided this long ago may still use the exact rung it was meant for, and be late by

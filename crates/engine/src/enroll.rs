@@ -15,11 +15,13 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::dispatch::Dispatch;
-use super::life::{Life, Point};
-use super::moves::Mover;
-use super::{sealing, topology_guard};
-use crate::connections::{Connections, StartError};
+use crate::connections::Connections;
+use crate::dispatch::Dispatch;
+pub use crate::error::EnrollError;
+use crate::error::StartError;
+use crate::life::{Life, Point};
+use crate::moves::Mover;
+use crate::{sealing, topology_guard};
 
 /// First messages published at the same time.
 const IN_FLIGHT: usize = 512;
@@ -180,32 +182,6 @@ pub struct Tally {
     pub retired: u64,
     /// First messages that could not be sent; a worker's catch-up sends them.
     pub unsent: u64,
-}
-
-/// Why entities were not enrolled; phrased to follow "failed to enroll: ".
-#[derive(Debug, thiserror::Error)]
-pub enum EnrollError {
-    /// An entity that no worker could run.
-    #[error("{key}: {reason}")]
-    Entity {
-        /// Its key.
-        key: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// The kind has no chains.
-    #[error("kinds.{0} has none of `every`, `cron` and `at`, so it has no chains")]
-    NoSchedule(String),
-    /// What workers seal would lie in the clear.
-    #[error(
-        "the workers of this ledger seal payloads, and this configuration names no key to seal with, so that what it \
-         enrolls would lie there in the clear. Give it their [encryption], with `seal`; or if nothing is to be sealed \
-         any more, start a worker without `seal` first. Nothing of this batch was enrolled"
-    )]
-    Unsealed,
-    /// The ledger.
-    #[error(transparent)]
-    Ledger(#[from] LedgerError),
 }
 
 /// What became of the wish to run a chain one time more.

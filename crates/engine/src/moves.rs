@@ -13,9 +13,9 @@ use roundelay_model::clock::{Entropy, Time};
 use roundelay_model::schedule::{Asleep, Balance, Moved, Schedule, Setting, phase};
 use tokio::time::sleep;
 
-use super::dispatch::Dispatch;
 use crate::connections::Connections;
 use crate::core::Core;
+use crate::dispatch::Dispatch;
 
 /// Messages published at the same time.
 const IN_FLIGHT: usize = 128;

@@ -20,14 +20,14 @@ use roundelay_model::outcome::{Decision, Next, Outcome, Verdict, Yield, decide};
 use roundelay_model::progress::Progress;
 use roundelay_model::reason::{Class, Reason};
 
-use super::attempt::Pace;
-use super::life::Point;
-use super::outbox::Asking;
-use super::pipeline::{Fate, PUBLISH_PATIENCE};
-use super::{reconcile, sealing};
+use crate::attempt::Pace;
 use crate::core::Core;
+use crate::life::Point;
+use crate::outbox::Asking;
+use crate::pipeline::{Fate, PUBLISH_PATIENCE};
 use crate::queue::QueueRun;
 use crate::trace::Run;
+use crate::{reconcile, sealing};
 
 /// How often a job of a paused owner looks whether it may run.
 const OWNER_PAUSED: Duration = Duration::from_secs(30);

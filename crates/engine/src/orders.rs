@@ -15,11 +15,12 @@ use roundelay_model::job::{BadMessage, Enrolment, Envelope, Order, RunNow};
 use roundelay_model::outcome::Verdict;
 use roundelay_model::reason::{Class, Reason};
 
-use super::enroll::{Asked, Became, EnrollError, Enroller, RunOnce};
-use super::life::{Life, Point};
-use super::pipeline::Fate;
 use crate::connections::Connections;
 use crate::core::Core;
+use crate::enroll::{Asked, Became, Enroller, RunOnce};
+use crate::error::EnrollError;
+use crate::life::{Life, Point};
+use crate::pipeline::Fate;
 use crate::queue::QueueRun;
 use crate::trace::Run;
 

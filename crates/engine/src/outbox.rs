@@ -18,10 +18,10 @@ use roundelay_model::reason::excerpt;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::discover::bound;
-use super::life::Point;
-use super::sealing;
 use crate::core::Core;
+use crate::discover::bound;
+use crate::life::Point;
+use crate::sealing;
 use crate::trace::Run;
 
 /// Jobs of one run published at the same time.

@@ -32,20 +32,20 @@ use roundelay_model::outcome::{Decision, Verdict};
 use roundelay_model::reason::{Class, Reason};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::attempt::Claimed;
-use super::dispatch::Decided;
-use super::life::Point;
-use super::outbox::Asked;
-use super::retried::lies_as;
-use super::room::Place;
-use super::sealing;
-use super::suspects::Kept;
-use super::vitals::Term;
+use crate::attempt::Claimed;
 use crate::core::{Core, InHand};
+use crate::dispatch::Decided;
+use crate::life::Point;
+use crate::outbox::Asked;
 use crate::queue::QueueRun;
+use crate::retried::lies_as;
+use crate::room::Place;
+use crate::sealing;
+use crate::suspects::Kept;
 use crate::telemetry::Count;
 use crate::throttle::{Slot, Want};
 use crate::trace::Run;
+use crate::vitals::Term;
 
 /// How long a successor is published again and again before it is left to catch-up.
 pub(super) const PUBLISH_PATIENCE: Duration = Duration::from_secs(60);

@@ -9,9 +9,9 @@ use roundelay_model::clock::Time;
 use roundelay_model::job::Envelope;
 use serde_json::Value;
 
-use super::sealing;
 use crate::connections::Connections;
 use crate::dispatch::Dispatch;
+use crate::sealing;
 
 /// A job that is to run once, outside any chain.
 #[derive(Clone, Debug)]

@@ -8,10 +8,10 @@ use roundelay_model::job::BadMessage;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::life::Point;
-use super::pipeline::Fate;
-use super::queue;
+use crate::consume;
 use crate::core::Core;
+use crate::life::Point;
+use crate::pipeline::Fate;
 use crate::telemetry::Count;
 
 /// Messages held at most; each sleeps here for at most [`roundelay_model::ladder::IN_PROCESS`], so this many pass in a fifth of a
@@ -23,14 +23,14 @@ pub(super) async fn work(core: Arc<Core>, consumer: Option<Consumer>, tasks: Tas
     let consumer = match consumer {
         Some(consumer) => consumer,
         None => loop {
-            match queue::consumer(&core, &core.topology.names.rearm(), PREFETCH, &shutdown).await {
+            match consume::consumer(&core, &core.topology.names.rearm(), PREFETCH, &shutdown).await {
                 Some(Some(consumer)) => break consumer,
                 Some(None) => {}
                 None => return,
             }
         },
     };
-    queue::consume(core, consumer, tasks, shutdown, live).await;
+    consume::consume(core, consumer, tasks, shutdown, live).await;
 }
 
 /// Lives one delivery of the rearm queue.

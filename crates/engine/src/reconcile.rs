@@ -23,11 +23,11 @@ use roundelay_model::outcome::{Outcome, RetryPolicy};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use super::pipeline::Fate;
-use super::sealing;
 use crate::connections::Connections;
 use crate::core::Core;
+use crate::pipeline::Fate;
 use crate::queue::QueueRun;
+use crate::sealing;
 use crate::trace::Run;
 
 /// What the ids of these jobs begin with.

@@ -17,10 +17,11 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::companion::Companion;
-use super::moves::{Mover, Replanned};
-use super::topology_guard;
+use crate::companion::Companion;
 use crate::core::Core;
+use crate::core::shared;
+use crate::moves::{Mover, Replanned};
+use crate::topology_guard;
 
 /// Chains looked at in one go.
 const PER_PAGE: u32 = 1_000;
@@ -92,7 +93,7 @@ fn take_over(core: &Core, change: Change) {
     let mut current = core.kinds.write();
     // The engine's own kinds stay.
     let mut next = BTreeMap::clone(&current);
-    next.extend(super::shared(kinds));
+    next.extend(shared(kinds));
     *current = Arc::new(next);
     drop(current);
     tracing::info!(?changed, rescheduled = ?moved, ?throttles, keys, "the configuration was read again");

@@ -18,11 +18,11 @@ use roundelay_model::outcome::{Decision, Verdict};
 use roundelay_model::reason::{Class, Reason};
 use sha2::{Digest, Sha256};
 
-use super::pipeline::Fate;
-use super::sealing;
 use crate::connections::Connections;
 use crate::core::Core;
+use crate::pipeline::Fate;
 use crate::queue::QueueRun;
+use crate::sealing;
 use crate::trace::Run;
 
 /// So long it is known which retry came first, from when its job was first about to run.

@@ -28,9 +28,9 @@ use roundelay_model::outcome::{Decision, Verdict};
 use roundelay_model::reason::{Class, Reason};
 use serde_json::Value;
 
-use super::attempt::Claimed;
-use super::pipeline::Fate;
+use crate::attempt::Claimed;
 use crate::core::Core;
+use crate::pipeline::Fate;
 use crate::queue::QueueRun;
 use crate::telemetry::Count as Counted;
 use crate::trace::Run;

@@ -13,7 +13,7 @@ use roundelay_config::Config;
 use roundelay_ledger::{Ledger, LedgerError};
 use serde::{Deserialize, Serialize};
 
-use crate::connections::StartError;
+use crate::error::StartError;
 
 /// What the ledger remembers, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

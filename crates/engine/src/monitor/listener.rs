@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Watch;
 use super::health::Report;
-use crate::connections::StartError;
+use crate::error::StartError;
 use crate::telemetry::text::CONTENT_TYPE;
 
 /// Enough for Prometheus, probes and the handlers of a worker's runs, and few of the files that it may have open.

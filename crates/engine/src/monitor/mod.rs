@@ -28,8 +28,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::companion::{Companion, Handle, Task};
-use crate::connections::{Connections, StartError};
+use crate::connections::Connections;
 use crate::desk::Desk;
+use crate::error::StartError;
 use crate::overslept;
 use crate::overslept::Schedules;
 use crate::telemetry::Telemetry;
