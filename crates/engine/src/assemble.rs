@@ -2,37 +2,45 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64};
+use std::sync::atomic::AtomicI64;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use roundelay_config::{HandlerSettings, QueueSettings};
 use roundelay_handler::exec::ExecHandler;
 use roundelay_handler::http::HttpHandler;
 use roundelay_handler::{Handler, http};
-use roundelay_ledger::comeback::Comeback;
 use roundelay_model::fleet::{FleetOrders, Flow};
 use roundelay_model::schedule::Balances;
 use tokio::sync::{Notify, SetOnce};
 use tokio_util::sync::CancellationToken;
 
 use crate::builder::Engine;
+use crate::catalog::Catalog;
+use crate::catalog::shared;
 use crate::chores::Chores;
 use crate::connections::Connections;
-use crate::core::{Core, shared};
+use crate::core::Core;
+use crate::core::LeftBehind;
 use crate::desk::Desk;
 use crate::dispatch::Dispatch;
 use crate::error::StartError;
+use crate::in_hand::Hands;
 use crate::life::Life;
+use crate::observing::Observing;
 use crate::orders::Orders;
 use crate::outage::Outage;
+use crate::patient::PatientLedger;
+use crate::publishing::Publishing;
 use crate::queue::QueueRun;
 use crate::room::Room;
+use crate::stop::Stop;
 use crate::suspects::Suspects;
 use crate::throttle::Throttles;
 use crate::trace::Tracer;
+use crate::unique::UniquePlaces;
 use crate::valve::Valve;
 use crate::vitals::Vitals;
-use crate::wall;
+use crate::wall::UpToDate;
 
 /// Orders of programs that are held beside the engine's own chores.
 const ORDERS: u16 = 64;
@@ -45,6 +53,7 @@ impl Engine {
         stopping: CancellationToken,
         base: Option<String>,
         worker: &str,
+        tracer: Tracer,
     ) -> Result<Core, StartError> {
         let (config, clock) = (&self.config, &connections.clock);
         for name in self.handlers.keys() {
@@ -142,43 +151,65 @@ impl Engine {
                 self.handlers.insert(name.into(), chores.clone());
             }
         }
-        let (entropy, life) = (connections.entropy.clone(), Life::new(self.probe.take()));
-        let orders = Orders::new(&self.config, &connections, life.clone());
+        let life = Life::new(self.probe.take());
+        let (entropy, telemetry) = (connections.entropy.clone(), self.telemetry.clone());
+        let stop = Stop {
+            stopping,
+            abort: CancellationToken::new(),
+            drained: Arc::default(),
+            grace: self.config.worker.grace,
+        };
+        let ledger = PatientLedger {
+            ledger: connections.ledger.clone(),
+            comeback: Arc::default(),
+            telemetry: telemetry.clone(),
+            abort: stop.abort.clone(),
+        };
+        let observing = Arc::new(Observing {
+            figures: kinds.keys().map(|name| (name.clone(), telemetry.kind(name))).collect(),
+            tracer,
+            desk: Desk::new(connections.ledger.clone(), worker, base),
+            telemetry: telemetry.clone(),
+            life: life.clone(),
+        });
+        let publishing = Arc::new(Publishing {
+            dispatch,
+            topology: self.config.topology(),
+            declared: SetOnce::new(),
+            outage: Outage::default(),
+            jobs_kept: Notify::new(),
+            ledger: ledger.clone(),
+            entropy: entropy.clone(),
+            telemetry,
+            life: life.clone(),
+        });
+        let orders = Orders::new(&self.config, &connections, ledger.clone(), observing.clone(), publishing.clone());
+        let catalog = Catalog {
+            kinds: Arc::new(RwLock::new(Arc::new(shared(kinds)))),
+            handlers: std::mem::take(&mut self.handlers),
+            queues: known_queues,
+        };
         Ok(Core {
             worker: worker.into(),
-            known_queues,
-            figures: kinds.keys().map(|name| (name.clone(), self.telemetry.kind(name))).collect(),
-            kinds: Arc::new(RwLock::new(Arc::new(shared(kinds)))),
-            comeback: Comeback::default(),
-            handlers: std::mem::take(&mut self.handlers),
+            catalog,
+            unique: UniquePlaces { ledger: ledger.clone(), life },
+            wall: UpToDate::new(ledger.clone()),
+            ledger,
+            publishing,
+            observing,
+            stop,
             queues,
             throttles,
             catch_up: self.config.catch_up.clone(),
-            chores,
-            grace: self.config.worker.grace,
-            dispatch,
-            topology: self.config.topology(),
-            desk: Desk::new(connections.ledger.clone(), worker, base),
-            ledger: connections.ledger,
-            entropy,
-            telemetry: self.telemetry.clone(),
-            ready: self.ready.clone(),
-            declared: SetOnce::new(),
-            in_hand: Mutex::default(),
+            in_hand: Hands::default(),
             vitals,
-            orphaned: Notify::new(),
-            silent: AtomicBool::new(false),
-            outage: Outage::default(),
-            wall: wall::UpToDate::default(),
+            left: LeftBehind::default(),
             suspects: Suspects::default(),
-            tracer: Tracer::default(),
-            kept: Notify::new(),
-            life,
+            chores,
             orders,
+            entropy,
+            ready: self.ready.clone(),
             attended: Arc::default(),
-            drained: AtomicBool::new(false),
-            stopping,
-            abort: CancellationToken::new(),
         })
     }
 }

@@ -34,7 +34,7 @@ const LEAVE: Duration = Duration::from_secs(2);
 pub fn obey(core: &Core, orders: &BTreeMap<Subject, FleetOrders>) {
     let none = FleetOrders::default();
     let worker = orders.get(&Subject::Worker(core.worker.to_string())).unwrap_or(&none);
-    core.drained.store(worker.closed.is_some(), Ordering::Relaxed);
+    core.stop.drained.store(worker.closed.is_some(), Ordering::Relaxed);
     for (name, lanes) in platform_queues(core) {
         let queue = orders.get(&Subject::Queue(name.clone())).unwrap_or(&none);
         lanes.iter().for_each(|lane| lane.obey(queue, worker));
@@ -60,7 +60,7 @@ pub async fn run(core: Arc<Core>) {
         let now = core.ledger.now().as_millis();
         sleep(Duration::from_millis((SECOND - now.rem_euclid(SECOND)).unsigned_abs())).await;
         told.count(&core);
-        core.telemetry.notices.tell();
+        core.observing.telemetry.notices.tell();
         nth += 1;
         if nth % READ == 0 {
             match timeout(PATIENCE, core.ledger.fleet_orders()).await {
@@ -114,7 +114,7 @@ impl Told {
     /// A second is over.
     fn count(&mut self, core: &Core) {
         let now = core.ledger.now();
-        let over = self.all.look(core.telemetry.get(Count::Started), now);
+        let over = self.all.look(core.observing.telemetry.get(Count::Started), now);
         let mut late = Latenesses::default();
         for (name, lanes) in platform_queues(core) {
             let (Some(counted), Some(lane)) = (self.queues.get_mut(name), lanes.first()) else { continue };
@@ -165,13 +165,13 @@ impl Told {
         });
         let queues: Vec<QueuePresence> = queues.collect();
         let runs = queues.iter().any(|queue| queue.running > 0);
-        let state = match (core.stopping.is_cancelled(), core.drained.load(Ordering::Relaxed)) {
+        let state = match (core.stop.stopping.is_cancelled(), core.stop.drained.load(Ordering::Relaxed)) {
             (true, _) => WorkerState::Stopping,
             (false, false) => WorkerState::Working,
             (false, true) if runs => WorkerState::Draining,
             (false, true) => WorkerState::Drained,
         };
-        let kinds = core.kinds().all.into_iter().filter(|kind| !is_internal(kind));
+        let kinds = core.catalog.names().all.into_iter().filter(|kind| !is_internal(kind));
         Presence {
             worker: core.worker.to_string(),
             host: host(),

@@ -77,7 +77,7 @@ const LONGEST_TURN: Duration = Duration::from_secs(600);
 
 /// Sweeps until `shutdown`.
 pub async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: CancellationToken) {
-    let keeps = core.dispatch.broker.keeps_messages();
+    let keeps = core.publishing.dispatch.broker.keeps_messages();
     let work = async {
         if !keeps {
             report(&core, "re-create the messages of all chains", re_create(&core).await);
@@ -94,16 +94,16 @@ pub async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: CancellationToke
         loop {
             let next = waves.values().map(|wave| wave.next).fold(round, Instant::min);
             let next = adoptions.at.iter().copied().fold(next, Instant::min);
-            let next = if core.outage.has_unsent(core.ledger.now()) { next.min(unsent) } else { next };
+            let next = if core.publishing.outage.has_unsent(core.ledger.now()) { next.min(unsent) } else { next };
             tokio::select! {
                 biased;
                 () = sleep_until(next) => {}
-                () = core.kept.notified() => {
+                () = core.publishing.jobs_kept.notified() => {
                     report(&core, "take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
                     continue;
                 }
-                () = core.orphaned.notified() => {
-                    adoptions.asked(Instant::now(), core.silent.swap(false, Ordering::Relaxed) && keeps);
+                () = core.left.orphaned.notified() => {
+                    adoptions.asked(Instant::now(), core.left.silent.swap(false, Ordering::Relaxed) && keeps);
                     continue;
                 }
             }
@@ -123,7 +123,7 @@ pub async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: CancellationToke
             }
             if unsent <= at {
                 unsent = at + UNSENT_EVERY;
-                if core.outage.has_unsent(core.ledger.now()) && !core.outage.lasts() {
+                if core.publishing.outage.has_unsent(core.ledger.now()) && !core.publishing.outage.lasts() {
                     for queue in core.queues.keys() {
                         let sent = send_unsent(&core, queue).await;
                         report(&core, &format!("send what is unsent on the queue {queue}"), sent);
@@ -148,7 +148,7 @@ pub async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: CancellationToke
                 continue;
             }
             round = at + every;
-            if keeps && !core.outage.lasts() {
+            if keeps && !core.publishing.outage.lasts() {
                 report(&core, "empty the outbox", empty_outbox(&core).await);
             } else if !keeps {
                 report(&core, "take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
@@ -210,7 +210,7 @@ impl Adoptions {
 
 fn report<T, E: std::fmt::Display>(core: &Core, what: &str, result: Result<T, E>) {
     if let Err(error) = result
-        && core.telemetry.notices.begins(&format!("failing to {what}"))
+        && core.observing.telemetry.notices.begins(&format!("failing to {what}"))
     {
         tracing::warn!(%error, "failed to {what}; the next sweep tries again");
     }
@@ -285,14 +285,14 @@ async fn look(
 ) -> Result<Option<Wave>, String> {
     let (now, slack, begun) = (core.ledger.now(), core.catch_up.slack, Instant::now());
     let session = core.vitals.session();
-    let overdue = core.ledger.overdue(queue.to_owned(), core.kinds(), now, session, PER_LOOK).await;
+    let overdue = core.ledger.overdue(queue.to_owned(), core.catalog.names(), now, session, PER_LOOK).await;
     let mut overdue = overdue.map_err(|error| error.to_string())?;
     if overdue.is_empty() {
         return Ok(None);
     }
-    core.life.reached(Point::OverdueRead).await;
+    core.observing.life.reached(Point::OverdueRead).await;
     give_up(core, session, &mut overdue).await.map_err(|error| error.to_string())?;
-    if core.outage.lasts() {
+    if core.publishing.outage.lasts() {
         // What is due runs from the ledger.
         return Ok(None);
     }
@@ -301,7 +301,7 @@ async fn look(
     let planned = |n: usize, offset: Duration| {
         let chain = &overdue[n];
         let (depth, frontier) = of_lane(core, queue, chain, &come);
-        plan(chain, depth, frontier, core.holds(chain.hint.epoch) > 0, now, slack, offset)
+        plan(chain, depth, frontier, core.in_hand.count(chain.hint.epoch) > 0, now, slack, offset)
     };
     let share = match share {
         Some(share) => share,
@@ -356,7 +356,7 @@ async fn send_planned(
         .collect();
     // Of several workers that look at the same chain, the one that writes first sends.
     let mine = core.ledger.look_again(looks.clone()).await.map_err(|error| error.to_string())?;
-    core.life.reached(Point::LookNoted).await;
+    core.observing.life.reached(Point::LookNoted).await;
     let sends: Vec<(Hint, Time)> = (overdue.iter().zip(&plans).zip(mine))
         .filter_map(|((chain, plan), mine)| match plan {
             Plan::Send { due, .. } if mine => Some((chain.hint.clone(), *due)),
@@ -368,7 +368,7 @@ async fn send_planned(
         return Ok(Sent::NothingMine { wanted });
     }
     let cause = format!("chains of the queue {queue} that are overdue; their messages are sent again");
-    if core.telemetry.notices.begins_with(&cause, sends.len()) {
+    if core.observing.telemetry.notices.begins_with(&cause, sends.len()) {
         tracing::info!(
             queue, chains = sends.len(), over = ?window,
             "sending messages again for chains that are overdue"
@@ -390,7 +390,8 @@ async fn send_planned(
 async fn give_up(core: &Core, session: Option<i64>, overdue: &mut [Overdue]) -> Result<(), LedgerError> {
     let Some(session) = session else { return Ok(()) };
     // Whoever works on a chain has its message in hand, from before the claim until after the finish.
-    let left = |chain: &Overdue| chain.holder.runs() && chain.claim.0 == session && core.holds(chain.hint.epoch) == 0;
+    let left =
+        |chain: &Overdue| chain.holder.runs() && chain.claim.0 == session && core.in_hand.count(chain.hint.epoch) == 0;
     let claims = overdue.iter().filter(|chain| left(chain));
     let claims: Vec<Held> = claims.map(|chain| Held { epoch: chain.hint.epoch, fence: chain.claim.1 }).collect();
     if claims.is_empty() {
@@ -407,7 +408,7 @@ async fn give_up(core: &Core, session: Option<i64>, overdue: &mut [Overdue]) -> 
 async fn give_up_at_rest(core: &Core) -> Result<(), LedgerError> {
     let Some(session) = core.vitals.session() else { return Ok(()) };
     let mut claims = core.ledger.left_with(session, PER_LOOK).await?;
-    claims.retain(|claim| core.holds(claim.epoch) == 0);
+    claims.retain(|claim| core.in_hand.count(claim.epoch) == 0);
     if claims.is_empty() { Ok(()) } else { core.ledger.give_up(session, claims).await }
 }
 
@@ -423,13 +424,13 @@ async fn adopt(
     tasks: &TaskTracker,
 ) -> Result<bool, String> {
     // Where it is closed, those for whom it is not do so.
-    if core.outage.lasts() || !lanes.iter().any(|lane| lane.flow().open) {
+    if core.publishing.outage.lasts() || !lanes.iter().any(|lane| lane.flow().open) {
         return Ok(false);
     }
     let (now, slack) = (core.ledger.now(), core.catch_up.slack);
     let late = if silent { now - IN_HAND } else { Time::default() };
     let left = Left { until: now + slack, late, unsent: Time::default() };
-    let orphans = core.ledger.orphans(queue.to_owned(), core.kinds(), left, PER_LOOK).await;
+    let orphans = core.ledger.orphans(queue.to_owned(), core.catalog.names(), left, PER_LOOK).await;
     let mut orphans = orphans.map_err(|error| error.to_string())?;
     let oldest = now - core.vitals.length() * 3;
     let was_sent_again = |chain: &Overdue| chain.looks > 0 && chain.expected + SENT_AGAIN > now;
@@ -438,11 +439,11 @@ async fn adopt(
     if orphans.is_empty() {
         return Ok(waits);
     }
-    core.life.reached(Point::OrphansRead).await;
+    core.observing.life.reached(Point::OrphansRead).await;
     let come = come(core, lanes).await?;
     let planned = |chain: Overdue| {
         let (depth, frontier) = of_lane(core, queue, &chain, &come);
-        let held = core.holds(chain.hint.epoch) > 0;
+        let held = core.in_hand.count(chain.hint.epoch) > 0;
         let plan = plan(&chain, depth, frontier, held, now, IN_HAND, Duration::ZERO);
         matches!(plan, Plan::Send { .. }).then_some(chain)
     };
@@ -465,10 +466,10 @@ async fn send_unsent(core: &Core, queue: &str) -> Result<(), String> {
     loop {
         let (now, slack) = (core.ledger.now(), core.catch_up.slack);
         let left = Left { until: now + slack, late: Time::default(), unsent: now - UNSENT_AFTER };
-        let left = core.ledger.orphans(queue.to_owned(), core.kinds(), left, PER_LOOK).await;
+        let left = core.ledger.orphans(queue.to_owned(), core.catalog.names(), left, PER_LOOK).await;
         let mut left = left.map_err(|error| error.to_string())?;
         let full = left.len() == PER_LOOK as usize;
-        left.retain(|chain| !chain.sent && core.holds(chain.hint.epoch) == 0);
+        left.retain(|chain| !chain.sent && core.in_hand.count(chain.hint.epoch) == 0);
         if left.is_empty() {
             return Ok(());
         }
@@ -486,7 +487,7 @@ async fn send_unsent(core: &Core, queue: &str) -> Result<(), String> {
 async fn come(core: &Core, lanes: &[Arc<QueueRun>]) -> Result<Vec<(Depth, Option<Time>)>, String> {
     let mut come = Vec::with_capacity(lanes.len());
     for lane in lanes {
-        let depth = core.dispatch.broker.depth(&lane.source).await.map_err(|error| error.to_string())?;
+        let depth = core.publishing.dispatch.broker.depth(&lane.source).await.map_err(|error| error.to_string())?;
         come.push((depth, lane.frontier()));
     }
     Ok(come)
@@ -494,7 +495,7 @@ async fn come(core: &Core, lanes: &[Arc<QueueRun>]) -> Result<Vec<(Depth, Option
 
 /// That of the lane on which a chain's message comes.
 fn of_lane(core: &Core, queue: &str, chain: &Overdue, come: &[(Depth, Option<Time>)]) -> (Depth, Option<Time>) {
-    let lane = core.dispatch.lanes.lane(queue, &chain.hint.kind, chain.hint.priority);
+    let lane = core.publishing.dispatch.lanes.lane(queue, &chain.hint.kind, chain.hint.priority);
     come.get(usize::from(lane)).copied().unwrap_or_default()
 }
 
@@ -516,26 +517,26 @@ async fn overdue_of(core: &Core, queue: &str) -> usize {
 /// could not be sent.
 async fn send_all(core: &Core, sends: Vec<(Hint, Time)>) -> HashSet<i64> {
     let (unsent, failures) = (Mutex::new(HashSet::new()), AtomicUsize::new(0));
-    let pace = core.dispatch.pace.clone();
+    let pace = core.publishing.dispatch.pace.clone();
     pace.over(sends)
         .for_each_concurrent(IN_FLIGHT, |(hint, due)| {
             let (unsent, failures) = (&unsent, &failures);
             async move {
                 let envelope = Envelope { due: Some(due), ..hint.envelope(core.ledger.id()) };
                 let sent = if failures.load(Ordering::Relaxed) < MOST_FAILURES {
-                    core.dispatch.send(&envelope, &hint.queue, core.ledger.now()).await
+                    core.publishing.dispatch.send(&envelope, &hint.queue, core.ledger.now()).await
                 } else {
                     Err(PublishError::Unknown("not tried, since others have failed".into()))
                 };
                 match sent {
                     Ok(()) => {
-                        core.life.reached(Point::Resent).await;
-                        core.telemetry.count(Count::Resent);
+                        core.observing.life.reached(Point::Resent).await;
+                        core.observing.telemetry.count(Count::Resent);
                         core.ledger.mark_sent(hint.sent());
                     }
                     Err(error) => {
                         failures.fetch_add(1, Ordering::Relaxed);
-                        if core.telemetry.notices.begins("messages that catch-up could not send") {
+                        if core.observing.telemetry.notices.begins("messages that catch-up could not send") {
                             tracing::warn!(
                                 kind = hint.kind, key = hint.key, epoch = hint.epoch, tick = hint.tick, %error,
                                 "catch-up could not send a message; it is looked after again"
@@ -560,7 +561,7 @@ async fn re_create(core: &Core) -> Result<(), String> {
     let queues: Vec<String> = core.queues.keys().cloned().collect();
     let (start, mut after, mut nth, mut total) = (core.ledger.now(), 0, 0, 0);
     loop {
-        let page = core.ledger.messages(queues.clone(), core.kinds(), after, PER_PAGE).await;
+        let page = core.ledger.messages(queues.clone(), core.catalog.names(), after, PER_PAGE).await;
         let page = page.map_err(|error| error.to_string())?;
         let Some(last) = page.last() else { break };
         after = last.epoch;
@@ -588,12 +589,12 @@ async fn empty_outbox(core: &Core) -> Result<(), String> {
         let jobs = core.ledger.take_jobs(after, left_before, PER_PAGE).await.map_err(|error| error.to_string())?;
         let Some(last) = jobs.last() else { return Ok(()) };
         after = last.number;
-        core.life.reached(Point::OutboxTaken).await;
+        core.observing.life.reached(Point::OutboxTaken).await;
         let mut envelopes = Vec::new();
         for job in &jobs {
-            envelopes.extend(core.kept(job).await);
+            envelopes.extend(core.publishing.kept(job).await);
         }
-        core.send_spawned(envelopes, &Run::default()).await;
+        core.publishing.send_spawned(envelopes, &Run::default()).await;
     }
 }
 
@@ -606,13 +607,13 @@ async fn take_up_jobs(core: &Core, up_to: &mut i64) -> Result<(), String> {
             return Ok(());
         }
         for job in jobs {
-            let sent = match core.kept(&job).await {
+            let sent = match core.publishing.kept(&job).await {
                 Some(envelope) => {
                     if let Some(id) = envelope.id.as_deref().filter(|_| first) {
                         core.suspects.found(id);
                     }
                     let queue = envelope.queue.clone().unwrap_or_default();
-                    core.dispatch.send(&envelope, &queue, core.ledger.now()).await
+                    core.publishing.dispatch.send(&envelope, &queue, core.ledger.now()).await
                 }
                 None => Ok(()),
             };

@@ -69,8 +69,8 @@ pub(super) async fn consumer(
     shutdown: &CancellationToken,
 ) -> Option<Option<Consumer>> {
     let consume = async {
-        core.declared.wait().await;
-        match core.dispatch.broker.consume(source, prefetch).await {
+        core.publishing.declared.wait().await;
+        match core.publishing.dispatch.broker.consume(source, prefetch).await {
             Ok(consumer) => Some(consumer),
             Err(error) => {
                 tracing::warn!(queue = source, %error, "failed to consume the queue; trying again");
@@ -105,7 +105,7 @@ pub(super) async fn consume<L>(
         let Some(delivery) = delivery else { break };
         let life = live(core.clone(), delivery);
         // A job that has not started when the worker stops is put back by its own pipeline.
-        tasks.spawn(core.life.bind(life));
+        tasks.spawn(core.observing.life.bind(life));
     }
     consumer.cancel().await;
 }

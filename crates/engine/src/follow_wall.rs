@@ -90,15 +90,15 @@ fn tell(known: &Calendar, calendar: &Calendar) {
 
 /// Moves chains that sleep for longer than their schedules can explain: of each queue those that sleep longest.
 async fn mend(core: &Core) -> Result<(), LedgerError> {
-    let mover = Mover::of(core);
+    let mover = Mover::of(&core.publishing, core.catch_up.slack);
     for queue in core.queues.keys() {
         let mut by_kind: BTreeMap<String, Vec<Listed>> = BTreeMap::new();
         for chain in core.ledger.furthest(queue.clone(), PER_QUEUE).await? {
             by_kind.entry(chain.hint.kind.clone()).or_default().push(chain);
         }
-        core.read_wall_clock().await;
+        core.wall.read().await;
         for (kind, page) in by_kind {
-            let schedule = core.kind(&kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
+            let schedule = core.catalog.kind(&kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
             let Some(schedule) = schedule else { continue };
             let answers = mover.follow(&page, &schedule, Change::Overslept).await?;
             for (chain, answer) in page.iter().zip(answers) {
@@ -131,8 +131,8 @@ async fn mend(core: &Core) -> Result<(), LedgerError> {
 /// Moves the chains of all kinds. What goes wrong is tried again.
 async fn follow(core: &Core) -> u64 {
     let mut moved = 0;
-    for kind in core.kinds().recurring {
-        let schedule = core.kind(&kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
+    for kind in core.catalog.names().recurring {
+        let schedule = core.catalog.kind(&kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
         let Some(schedule) = schedule else { continue };
         moved += loop {
             match follow_kind(core, &kind, &schedule).await {
@@ -149,13 +149,13 @@ async fn follow(core: &Core) -> u64 {
 
 /// Answers how many chains this worker has moved.
 async fn follow_kind(core: &Core, kind: &str, schedule: &Schedule) -> Result<u64, LedgerError> {
-    let mover = Mover::of(core);
+    let mover = Mover::of(&core.publishing, core.catch_up.slack);
     let (mut moved, mut after) = (0, None::<Place>);
     loop {
         let filter = Filter { which: Which { kind: Some(kind.into()), ..Which::default() }, condition: None };
         let page = core.ledger.list(filter, after, PER_PAGE).await?;
         // Else chains that others have moved since would be moved back, by the clock as it was.
-        core.read_wall_clock().await;
+        core.wall.read().await;
         let sleeping = u32::try_from(page.len()).unwrap_or(PER_PAGE);
         let spread = core.catch_up.spread.min(SHARE * sleeping);
         let answers = mover.follow(&page, schedule, Change::Clock(spread)).await?;

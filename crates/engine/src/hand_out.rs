@@ -48,15 +48,15 @@ pub(super) async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: Cancellat
     let work = async {
         loop {
             let why = away(&core).await;
-            core.outage.set(true);
+            core.publishing.outage.set(true);
             tracing::warn!(why, "the broker is away: chains run from the ledger, and one-off jobs wait for the broker");
-            let (begun, before) = (Instant::now(), core.telemetry.get(Count::HandedOut));
+            let (begun, before) = (Instant::now(), core.observing.telemetry.get(Count::HandedOut));
             hand_out(&core, &tasks).await;
-            core.outage.set(false);
+            core.publishing.outage.set(false);
             // RabbitMQ answers some seconds before its queues pass on what has slept on them.
-            core.silent.store(true, Ordering::Relaxed);
-            core.orphaned.notify_one();
-            let (lasted, ticks) = (begun.elapsed(), core.telemetry.get(Count::HandedOut) - before);
+            core.left.silent.store(true, Ordering::Relaxed);
+            core.left.orphaned.notify_one();
+            let (lasted, ticks) = (begun.elapsed(), core.observing.telemetry.get(Count::HandedOut) - before);
             tracing::info!(?lasted, ticks, "the broker is back");
         }
     };
@@ -73,12 +73,12 @@ pub(super) async fn declare_late(core: Arc<Core>, shutdown: CancellationToken) {
     let declare = async {
         let mut refused = 0;
         loop {
-            while core.dispatch.broker.away().is_some() {
+            while core.publishing.dispatch.broker.away().is_some() {
                 sleep(PERIOD).await;
             }
-            match core.declare().await {
+            match core.publishing.declare().await {
                 Ok(()) => return true,
-                Err(error) if core.dispatch.broker.away().is_some() => {
+                Err(error) if core.publishing.dispatch.broker.away().is_some() => {
                     tracing::debug!(%error, "the broker has gone again while the topology was declared");
                 }
                 Err(error) => {
@@ -107,7 +107,7 @@ pub(super) async fn declare_late(core: Arc<Core>, shutdown: CancellationToken) {
 async fn away(core: &Core) -> String {
     let mut since = None;
     loop {
-        match core.dispatch.broker.away().filter(|_| core.dispatch.broker.keeps_messages()) {
+        match core.publishing.dispatch.broker.away().filter(|_| core.publishing.dispatch.broker.keeps_messages()) {
             Some(why) if since.get_or_insert_with(Instant::now).elapsed() >= AFTER => return why,
             Some(_) => {}
             None => since = None,
@@ -118,13 +118,14 @@ async fn away(core: &Core) -> String {
 
 /// Hands out what is due until the broker is back.
 async fn hand_out(core: &Arc<Core>, tasks: &TaskTracker) {
-    while core.dispatch.broker.away().is_some() {
+    while core.publishing.dispatch.broker.away().is_some() {
         let mut more = false;
         for (queue, lanes) in &core.queues {
             match of_queue(core, queue, lanes, tasks).await {
                 Ok(left) => more |= left,
                 Err(error) => {
-                    if core.telemetry.notices.begins("chains that could not be read while the broker is away") {
+                    if core.observing.telemetry.notices.begins("chains that could not be read while the broker is away")
+                    {
                         tracing::warn!(queue, %error, "failed to read which chains are due; trying again");
                     }
                 }
@@ -150,8 +151,8 @@ async fn of_queue(
     let now = core.ledger.now();
     let until = now + core.catch_up.slack;
     let due = Left { until, late: now + Duration::from_millis(1), unsent: Time::default() };
-    let mut due = core.ledger.orphans(queue.to_owned(), core.kinds(), due, PER_LOOK).await?;
-    due.retain(|chain| core.holds(chain.hint.epoch) == 0);
+    let mut due = core.ledger.orphans(queue.to_owned(), core.catalog.names(), due, PER_LOOK).await?;
+    due.retain(|chain| core.in_hand.count(chain.hint.epoch) == 0);
     let found = due.len();
     // Workers that look at the same moment begin at different places, or all would want the same chains.
     let spare = due.len().saturating_sub(free.iter().sum());
@@ -194,7 +195,7 @@ pub(super) async fn take_late(
 
 /// The lane on which a chain's message comes.
 fn lane_of(core: &Core, queue: &str, lanes: &[Arc<QueueRun>], chain: &Overdue) -> usize {
-    usize::from(core.dispatch.lanes.lane(queue, &chain.hint.kind, chain.hint.priority)).min(lanes.len() - 1)
+    usize::from(core.publishing.dispatch.lanes.lane(queue, &chain.hint.kind, chain.hint.priority)).min(lanes.len() - 1)
 }
 
 /// Takes chains, each with its lane, as if their messages had come. Of several workers, the one that writes first has
@@ -218,15 +219,15 @@ async fn take(
         expected: None,
     };
     let mine = core.ledger.look_again(takes.iter().map(look).collect()).await?;
-    core.life.reached(Point::HandedOut).await;
+    core.observing.life.reached(Point::HandedOut).await;
     for ((chain, lane), _) in takes.into_iter().zip(mine).filter(|(_, mine)| *mine) {
         let lane = lanes[lane].clone();
         let taken = Taken::new(&lane.handed_out);
         let envelope = chain.hint.envelope(core.ledger.id());
         let body = envelope.encode().into();
         let delivery = Delivery::new(body, lane.source.as_str().into(), false, 0, Box::new(taken));
-        core.telemetry.count(Count::HandedOut);
-        tasks.spawn(core.life.bind(pipeline::live(core.clone(), lane, delivery)));
+        core.observing.telemetry.count(Count::HandedOut);
+        tasks.spawn(core.observing.life.bind(pipeline::live(core.clone(), lane, delivery)));
     }
     Ok(())
 }

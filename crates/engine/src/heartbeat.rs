@@ -91,7 +91,7 @@ impl Keeper {
         }
         let asked = instant();
         let session = core.ledger.begin_session(core.worker.to_string(), vitals.length).await?;
-        core.life.reached(Point::SessionBegun).await;
+        core.observing.life.reached(Point::SessionBegun).await;
         let term = Term { session, ends: Mutex::new(asked + vitals.length), over: CancellationToken::new() };
         *vitals.terms() = Some(Arc::new(term));
         vitals.begun.notify_waiters();
@@ -104,7 +104,7 @@ impl Keeper {
             core.ledger.end_session(session).await?;
             self.before.retain(|before| *before != session);
             // A claim for it whose answer was lost is nobody's now.
-            core.orphaned.notify_one();
+            core.left.orphaned.notify_one();
         }
         Ok(())
     }
@@ -116,7 +116,7 @@ impl Keeper {
         loop {
             let Some(term) = core.vitals.current() else {
                 if core.vitals.last().is_some() {
-                    core.telemetry.count(Count::LeaseLost);
+                    core.observing.telemetry.count(Count::LeaseLost);
                     tracing::warn!(
                         "this worker could not say in time that it lives; what it ran was ended, and runs again"
                     );
@@ -126,20 +126,20 @@ impl Keeper {
             // That this machine was suspended ends its own lease, and says nothing about others.
             let (asked, looked) = (instant(), Instant::now());
             let beat = core.ledger.beat(term.session, std::mem::take(&mut dead)).await?;
-            core.life.reached(Point::Renewed).await;
+            core.observing.life.reached(Point::Renewed).await;
             if !beat.alive {
-                core.telemetry.count(Count::LeaseLost);
+                core.observing.telemetry.count(Count::LeaseLost);
                 tracing::warn!("others have taken this worker for dead; what it ran was ended, and runs again");
                 return self.begin(core).await;
             }
             core.vitals.renewed(&term, asked);
             if !beat.ended.is_empty() {
-                core.life.reached(Point::OthersEnded).await;
+                core.observing.life.reached(Point::OthersEnded).await;
             }
             // The broker gives to others what one had in hand whose process has ended.
             let gone = |session: &i64| self.others.gone.contains(session);
             if !beat.ended.iter().all(gone) {
-                core.silent.store(true, Ordering::Relaxed);
+                core.left.silent.store(true, Ordering::Relaxed);
             }
             let before = self.others.sessions();
             dead = self.others.look((looked, Instant::now()), &beat.others);
@@ -147,7 +147,7 @@ impl Keeper {
                 tracing::warn!(session, "a worker has ended or stands still; others run what it has left");
             }
             if !beat.ended.is_empty() || !before.is_subset(&self.others.sessions()) {
-                core.orphaned.notify_one();
+                core.left.orphaned.notify_one();
             }
             if dead.is_empty() {
                 return Ok(());
@@ -182,8 +182,8 @@ async fn check(core: &Core) {
             let Held { epoch, fence } = claimed.claim;
             // Otherwise it has just finished, or is about to hear that it has.
             if !claimed.finishes.load(Ordering::Relaxed) && core.vitals.claims().contains_key(&fence) {
-                core.telemetry.count(Count::LeaseLost);
-                if core.telemetry.notices.begins("claims that were lost") {
+                core.observing.telemetry.count(Count::LeaseLost);
+                if core.observing.telemetry.notices.begins("claims that were lost") {
                     tracing::warn!(
                         epoch,
                         fence,
@@ -200,7 +200,7 @@ async fn check(core: &Core) {
 pub async fn end(core: &Core) {
     let Some(term) = core.vitals.last() else { return };
     match timeout(core.vitals.length / 3, core.ledger.end_session(term.session)).await {
-        Ok(Ok(())) => core.life.reached(Point::SessionEnded).await,
+        Ok(Ok(())) => core.observing.life.reached(Point::SessionEnded).await,
         Ok(Err(error)) => tracing::debug!(%error, "the ledger does not hear that this worker ends"),
         Err(_) => tracing::debug!("the ledger does not hear that this worker ends: it does not answer"),
     }

@@ -14,8 +14,8 @@ use roundelay_model::schedule::{Asleep, Balance, Moved, Schedule, Setting, phase
 use tokio::time::sleep;
 
 use crate::connections::Connections;
-use crate::core::Core;
 use crate::dispatch::Dispatch;
+use crate::publishing::Publishing;
 
 /// Messages published at the same time.
 const IN_FLIGHT: usize = 128;
@@ -96,13 +96,13 @@ impl Mover {
     }
 
     /// A mover for a running worker.
-    pub(super) fn of(core: &Core) -> Self {
+    pub(super) fn of(publishing: &Publishing, slack: Duration) -> Self {
         Self {
-            ledger: core.ledger.clone(),
-            dispatch: core.dispatch.clone(),
-            entropy: core.entropy.clone(),
+            ledger: publishing.ledger.ledger.clone(),
+            dispatch: publishing.dispatch.clone(),
+            entropy: publishing.entropy.clone(),
             balance: Balance::default(),
-            slack: core.catch_up.slack,
+            slack,
             publishes: true,
         }
     }

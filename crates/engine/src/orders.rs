@@ -16,11 +16,13 @@ use roundelay_model::outcome::Verdict;
 use roundelay_model::reason::{Class, Reason};
 
 use crate::connections::Connections;
-use crate::core::Core;
 use crate::enroll::{Asked, Became, Enroller, RunOnce};
 use crate::error::EnrollError;
+use crate::fate::Fate;
 use crate::life::{Life, Point};
-use crate::pipeline::Fate;
+use crate::observing::Observing;
+use crate::patient::PatientLedger;
+use crate::publishing::Publishing;
 use crate::queue::QueueRun;
 use crate::trace::Run;
 
@@ -32,6 +34,9 @@ pub(super) struct Orders {
     config: RwLock<Arc<Config>>,
     connections: Connections,
     life: Life,
+    ledger: PatientLedger,
+    observing: Arc<Observing>,
+    publishing: Arc<Publishing>,
 }
 
 /// Why an order was not done.
@@ -43,8 +48,16 @@ enum Undone {
 }
 
 impl Orders {
-    pub(super) fn new(config: &Config, connections: &Connections, life: Life) -> Self {
-        Self { config: RwLock::new(Arc::new(config.clone())), connections: connections.clone(), life }
+    pub(super) fn new(
+        config: &Config,
+        connections: &Connections,
+        ledger: PatientLedger,
+        observing: Arc<Observing>,
+        publishing: Arc<Publishing>,
+    ) -> Self {
+        let config = RwLock::new(Arc::new(config.clone()));
+        let life = observing.life.clone();
+        Self { config, connections: connections.clone(), life, ledger, observing, publishing }
     }
 
     /// The configuration was read again.
@@ -111,11 +124,11 @@ impl Orders {
     }
 }
 
-impl Core {
+impl Orders {
     /// A message asks for a manual run. `None` when the ledger could not be reached any more.
     async fn run_now(&self, queue: &QueueRun, envelope: &Envelope, asked: &RunNow) -> Option<Result<(), Undone>> {
-        let run = || self.orders.run(envelope, asked, &queue.name);
-        Some(match self.insist("run a chain, as a message asks for", run).await? {
+        let run = || self.run(envelope, asked, &queue.name);
+        Some(match self.ledger.insist("run a chain, as a message asks for", run).await? {
             Err(undone) => Err(undone),
             Ok(came) => {
                 let bad = |why| Err(Undone::Bad(BadMessage::Order("run", why)));
@@ -127,7 +140,13 @@ impl Core {
                             RunOnce::Cooldown(_) => Class::Cooldown,
                             _ => Class::Running,
                         };
-                        self.says_no(envelope, queue, Verdict::Dropped, Reason::new(class, why), &Run::default());
+                        self.observing.says_no(
+                            envelope,
+                            queue,
+                            Verdict::Dropped,
+                            Reason::new(class, why),
+                            &Run::default(),
+                        );
                         Ok(())
                     }
                     (Some(why), _) => bad(why),
@@ -140,8 +159,8 @@ impl Core {
     pub(super) async fn obey(&self, queue: &QueueRun, envelope: &Envelope, order: Order, delivery: &Delivery) -> Fate {
         let done = match order {
             Order::Enroll(enrolment) => {
-                let enroll = || self.orders.enroll(envelope, enrolment.clone(), &queue.name);
-                self.insist("enroll what a message asks for", enroll).await
+                let enroll = || self.enroll(envelope, enrolment.clone(), &queue.name);
+                self.ledger.insist("enroll what a message asks for", enroll).await
             }
             // Chains of the engine's own begin and end with its workers.
             Order::Retire if is_internal(&envelope.kind) => {
@@ -152,7 +171,7 @@ impl Core {
                 let one =
                     Which { kind: Some(envelope.kind.clone()), key: Some(envelope.key.clone()), ..Which::default() };
                 let retire = || self.ledger.steer(one.clone(), ledger::Order::Retire);
-                let done = self.insist("end a chain, as a message asks for", retire).await;
+                let done = self.ledger.insist("end a chain, as a message asks for", retire).await;
                 done.map(|changed| Ok(if changed > 0 { Became::Retired } else { Became::Unchanged }))
             }
             Order::Run(asked) => {
@@ -166,11 +185,11 @@ impl Core {
                 tracing::info!(kind = envelope.kind, key = envelope.key, ?became, "a message ordered a chain");
                 self.life.reached(Point::Obeyed).await;
                 match &envelope.id {
-                    Some(id) => self.forget(id).await,
+                    Some(id) => self.publishing.forget(id).await,
                     None => Fate::Ack,
                 }
             }
-            Some(Err(Undone::Bad(bad))) => self.quarantine(delivery, &bad).await,
+            Some(Err(Undone::Bad(bad))) => self.publishing.quarantine(delivery, &bad).await,
             Some(Err(Undone::Unsealed)) => {
                 tracing::warn!(kind = envelope.kind, key = envelope.key, "{}", EnrollError::Unsealed);
                 tokio::time::sleep(ELSEWHERE).await;

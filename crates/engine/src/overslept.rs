@@ -1,7 +1,7 @@
 //! Chains that sleep for longer than their schedules can explain. They are overdue, though their due times lie ahead.
 //!
 //! There is one judgement ([`since`], pure), and all that tell how chains are ask it; workers mend by the same
-//! (`crates/engine/src/wall.rs`). The work is bounded, however many chains there are: of each queue those are looked at that
+//! (`crates/engine/src/follow_wall.rs`). The work is bounded, however many chains there are: of each queue those are looked at that
 //! catch-up looks after last, and those that it should have looked after already.
 
 use roundelay_config::{Config, OwnSchedule, is_internal, schedule_of_kind};

@@ -10,8 +10,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::consume;
 use crate::core::Core;
+use crate::fate::Fate;
 use crate::life::Point;
-use crate::pipeline::Fate;
 use crate::telemetry::Count;
 
 /// Messages held at most; each sleeps here for at most [`roundelay_model::ladder::IN_PROCESS`], so this many pass in a fifth of a
@@ -23,7 +23,7 @@ pub(super) async fn work(core: Arc<Core>, consumer: Option<Consumer>, tasks: Tas
     let consumer = match consumer {
         Some(consumer) => consumer,
         None => loop {
-            match consume::consumer(&core, &core.topology.names.rearm(), PREFETCH, &shutdown).await {
+            match consume::consumer(&core, &core.publishing.topology.names.rearm(), PREFETCH, &shutdown).await {
                 Some(Some(consumer)) => break consumer,
                 Some(None) => {}
                 None => return,
@@ -41,10 +41,10 @@ pub async fn live(core: Arc<Core>, delivery: Delivery) {
     });
     let fate = match checked {
         Ok((envelope, queue)) => {
-            core.telemetry.count(Count::Rearmed);
-            match core.dispatch.hop(&envelope, &queue, core.ledger.now()).await {
+            core.observing.telemetry.count(Count::Rearmed);
+            match core.publishing.dispatch.hop(&envelope, &queue, core.ledger.now()).await {
                 Ok(_) => {
-                    core.life.reached(Point::Rearmed).await;
+                    core.observing.life.reached(Point::Rearmed).await;
                     Fate::Ack
                 }
                 Err(error) => {
@@ -55,7 +55,7 @@ pub async fn live(core: Arc<Core>, delivery: Delivery) {
                 }
             }
         }
-        Err(bad) => core.quarantine(&delivery, &bad).await,
+        Err(bad) => core.publishing.quarantine(&delivery, &bad).await,
     };
-    core.settle(delivery, fate).await;
+    core.observing.settle(delivery, fate).await;
 }

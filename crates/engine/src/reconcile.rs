@@ -23,9 +23,10 @@ use roundelay_model::outcome::{Outcome, RetryPolicy};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
+use crate::catalog::Catalog;
 use crate::connections::Connections;
-use crate::core::Core;
-use crate::pipeline::Fate;
+use crate::fate::Fate;
+use crate::publishing::Publishing;
 use crate::queue::QueueRun;
 use crate::sealing;
 use crate::trace::Run;
@@ -147,7 +148,7 @@ pub(super) async fn feed(
     Ok(fed)
 }
 
-impl Core {
+impl Publishing {
     /// Takes the part that a job is for, just before it runs. What becomes of the job when it may not.
     pub(super) async fn hold_part(
         &self,
@@ -156,7 +157,7 @@ impl Core {
         (id, length): (&str, Duration),
     ) -> Result<Failure, Fate> {
         let hold = || self.ledger.hold_item(id.to_owned(), length + RESERVE);
-        match self.insist("take a failed part", hold).await {
+        match self.ledger.insist("take a failed part", hold).await {
             None => Err(Fate::Requeue),
             Some(Hold::Taken(failure)) => Ok(*failure),
             Some(Hold::Held(until)) => {
@@ -170,6 +171,20 @@ impl Core {
         }
     }
 
+    /// Writes how the run for a part ended. Whether that is safe.
+    pub(super) async fn end_part(&self, id: &str, end: &ItemEnd, at: Time) -> bool {
+        let write = || self.ledger.end_item(id.to_owned(), end.clone(), at);
+        self.ledger.insist("write what became of a failed part", write).await.is_some()
+    }
+
+    /// Gives a part up until its job comes again, due at `due`. Whether that is safe.
+    pub(super) async fn put_part_off(&self, id: &str, due: Time) -> bool {
+        let write = || self.ledger.put_off_item(id.to_owned(), due + PATIENCE);
+        self.ledger.insist("put a failed part off", write).await.is_some()
+    }
+}
+
+impl Catalog {
     /// What a run for a failed part comes to, by the settings of the part's kind. `None` when it is only put off.
     pub(super) fn settle_part(
         &self,
@@ -181,18 +196,6 @@ impl Core {
         let own = self.kind(&failure.kind);
         let settings = own.as_deref().unwrap_or(of_job);
         settings.policies.settle(failure, outcome, &settings.retry, at)
-    }
-
-    /// Writes how the run for a part ended. Whether that is safe.
-    pub(super) async fn end_part(&self, id: &str, end: &ItemEnd, at: Time) -> bool {
-        let write = || self.ledger.end_item(id.to_owned(), end.clone(), at);
-        self.insist("write what became of a failed part", write).await.is_some()
-    }
-
-    /// Gives a part up until its job comes again, due at `due`. Whether that is safe.
-    pub(super) async fn put_part_off(&self, id: &str, due: Time) -> bool {
-        let write = || self.ledger.put_off_item(id.to_owned(), due + PATIENCE);
-        self.insist("put a failed part off", write).await.is_some()
     }
 }
 

@@ -12,7 +12,8 @@ use sha2::{Digest, Sha256};
 use tokio::time::{Instant, sleep};
 
 use crate::core::Core;
-use crate::pipeline::{Fate, MOST_WAITING};
+use crate::fate::Fate;
+use crate::pipeline::MOST_WAITING;
 use crate::queue::QueueRun;
 use crate::reconcile;
 use crate::suspects::Kept;
@@ -56,7 +57,7 @@ impl Core {
         while delivery.is_alive() && since.elapsed() < MOST_WAITING {
             let Some(session) = self.session(queue).await else { break };
             let hands = || self.ledger.hands(name.clone(), session);
-            let Some(hands) = self.insist("ask who had a job in hand", hands).await else { break };
+            let Some(hands) = self.ledger.insist("ask who had a job in hand", hands).await else { break };
             match hands.again() {
                 Again::SetAside => return Err(self.set_job_aside(kind, envelope, queue, delivery, name).await),
                 Again::Waits => {}
@@ -69,7 +70,7 @@ impl Core {
             tokio::select! {
                 biased;
                 () = sleep(LOOK) => {}
-                () = self.put_back(queue) => break,
+                () = self.stop.put_back(queue) => break,
             }
         }
         Err(Fate::Requeue)
@@ -80,7 +81,7 @@ impl Core {
         tokio::select! {
             biased;
             term = self.vitals.term() => Some(term.session()),
-            () = self.put_back(queue) => None,
+            () = self.stop.put_back(queue) => None,
         }
     }
 
@@ -89,13 +90,13 @@ impl Core {
         let Some(name) = &job.name else { return true };
         let Some(session) = self.session(queue).await else { return false };
         let note = || self.ledger.take_in_hand(name.clone(), session);
-        self.insist("note that a job is in hand", note).await.is_some()
+        self.ledger.insist("note that a job is in hand", note).await.is_some()
     }
 
     /// Its run has come to an end here, so no worker has died over it; answers whether the ledger knows.
     pub(super) async fn out_of_hand(&self, job: &Released) -> bool {
         let Some(name) = &job.name else { return true };
-        self.insist("note that a job is out of hand", || self.ledger.out_of_hand(name.clone())).await.is_some()
+        self.ledger.insist("note that a job is out of hand", || self.ledger.out_of_hand(name.clone())).await.is_some()
     }
 
     /// Too many workers have died over a job: it goes where a person finds it, and begins at nothing when it is sent
@@ -111,17 +112,18 @@ impl Core {
         if let Some(id) = envelope.id.as_deref().filter(|id| reconcile::is_part(id)) {
             return self.set_part_aside(kind, envelope, queue, (id, &name)).await;
         }
-        self.set_aside(envelope, queue, "look at it, and send it again from quarantine");
+        self.observing.set_aside(envelope, queue, "look at it, and send it again from quarantine");
         if let Some(id) = envelope.id.as_deref()
-            && !self.end_place(kind, envelope, id, Verdict::Failed).await
+            && !self.unique.end_place(kind, envelope, id, Verdict::Failed).await
         {
             return Fate::Requeue;
         }
-        let fate = self.quarantine(delivery, &BadMessage::Deaths(SET_ASIDE)).await;
+        let fate = self.publishing.quarantine(delivery, &BadMessage::Deaths(SET_ASIDE)).await;
         // Whoever dies before the message is acknowledged leaves it to the next, which must not run it. Where the ledger
         // keeps jobs, it has forgotten this one; sent again it has the same name.
-        if matches!(fate, Fate::Ack) && !self.dispatch.broker.keeps_messages() {
-            let _ = self.insist("note that a job is out of hand", || self.ledger.out_of_hand(name.clone())).await;
+        if matches!(fate, Fate::Ack) && !self.publishing.dispatch.broker.keeps_messages() {
+            let _ =
+                self.ledger.insist("note that a job is out of hand", || self.ledger.out_of_hand(name.clone())).await;
         }
         fate
     }
@@ -134,19 +136,19 @@ impl Core {
         queue: &QueueRun,
         (id, name): (&str, &str),
     ) -> Fate {
-        let failure = match self.hold_part(envelope, queue, (id, Duration::ZERO)).await {
+        let failure = match self.publishing.hold_part(envelope, queue, (id, Duration::ZERO)).await {
             Ok(failure) => failure,
             Err(fate) => return fate,
         };
-        self.set_aside(envelope, queue, "it is given up; `roundelay failed retry` tries it again");
+        self.observing.set_aside(envelope, queue, "it is given up; `roundelay failed retry` tries it again");
         let mut outcome = Outcome::Retire { reason: Reason::new(Class::Lost, SET_ASIDE) };
         let at = self.ledger.now();
-        if let Some(end) = self.settle_part(&failure, kind, &mut outcome, at)
-            && !self.end_part(id, &end, at).await
+        if let Some(end) = self.catalog.settle_part(&failure, kind, &mut outcome, at)
+            && !self.publishing.end_part(id, &end, at).await
         {
             return Fate::Requeue;
         }
-        let _ = self.insist("note that a job is out of hand", || self.ledger.out_of_hand(name.to_owned())).await;
-        self.forget(id).await
+        let _ = self.ledger.insist("note that a job is out of hand", || self.ledger.out_of_hand(name.to_owned())).await;
+        self.publishing.forget(id).await
     }
 }

@@ -17,9 +17,9 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use crate::catalog::shared;
 use crate::companion::Companion;
 use crate::core::Core;
-use crate::core::shared;
 use crate::moves::{Mover, Replanned};
 use crate::topology_guard;
 
@@ -48,7 +48,7 @@ pub async fn run(
                         current.kinds.clone_from(&change.kinds);
                         current.throttles.extend(change.throttles.clone());
                         current.encryption = next.encryption;
-                        core.dispatch.sealing.take_over(current.encryption.clone());
+                        core.publishing.dispatch.sealing.take_over(current.encryption.clone());
                         take_over(&core, change);
                         core.orders.take_over(current.clone());
                         if let Some(chores) = &core.chores {
@@ -90,7 +90,7 @@ fn take_over(core: &Core, change: Change) {
             "this has changed in the configuration, and stays as it was until the worker is started again"
         );
     }
-    let mut current = core.kinds.write();
+    let mut current = core.catalog.kinds.write();
     // The engine's own kinds stay.
     let mut next = BTreeMap::clone(&current);
     next.extend(shared(kinds));
@@ -102,7 +102,7 @@ fn take_over(core: &Core, change: Change) {
 /// Moves the chains of these kinds to where their schedules have them. What goes wrong is tried again.
 async fn follow(core: &Core, kinds: &BTreeSet<String>) {
     for kind in kinds {
-        let schedule = core.kind(kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
+        let schedule = core.catalog.kind(kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
         let Some(schedule) = schedule else { continue };
         loop {
             match follow_kind(core, kind, &schedule).await {
@@ -121,7 +121,7 @@ async fn follow(core: &Core, kinds: &BTreeSet<String>) {
 
 /// Answers how many chains this worker has moved.
 async fn follow_kind(core: &Core, kind: &str, schedule: &Schedule) -> Result<u64, LedgerError> {
-    let mover = Mover::of(core);
+    let mover = Mover::of(&core.publishing, core.catch_up.slack);
     let (mut moved, mut after, mut running) = (0, None::<Place>, Vec::new());
     loop {
         let filter = Filter { which: Which { kind: Some(kind.into()), ..Which::default() }, condition: None };

@@ -19,8 +19,9 @@ use roundelay_model::reason::{Class, Reason};
 use sha2::{Digest, Sha256};
 
 use crate::connections::Connections;
-use crate::core::Core;
-use crate::pipeline::Fate;
+use crate::fate::Fate;
+use crate::observing::Observing;
+use crate::patient::PatientLedger;
 use crate::queue::QueueRun;
 use crate::sealing;
 use crate::trace::Run;
@@ -133,25 +134,28 @@ fn copy(keys: &Keyring, body: &Bytes, lay_as: &str, by: String) -> Bytes {
     if envelope.encode().len() > largest { body.clone() } else { sealing::encode(keys, &envelope).into() }
 }
 
-impl Core {
-    /// What becomes of a job that was sent again from quarantine when a copy of another retry has come before it;
-    /// `None` when none has.
-    pub(super) async fn retry_says(&self, envelope: &Envelope, queue: &QueueRun) -> Option<Fate> {
-        for Retry { of, by } in &envelope.retries {
-            let reserve = || self.ledger.reserve(RETRIED.into(), of.clone(), by.clone(), REMEMBERED);
-            match self.insist("ask for the retry that came first", reserve).await {
-                None => return Some(Fate::Requeue),
-                Some(first) if first == *by => {}
-                Some(_) => {
-                    let reason = "it was sent again from quarantine twice, and the other came first";
-                    let decision = Decision::end(Verdict::Dropped, Reason::new(Class::Unique, reason));
-                    self.note(envelope, queue, None, &decision, false, &Run::default());
-                    return Some(Fate::Ack);
-                }
+/// What becomes of a job that was sent again from quarantine when a copy of another retry has come before it;
+/// `None` when none has.
+pub(super) async fn retry_says(
+    ledger: &PatientLedger,
+    observing: &Observing,
+    envelope: &Envelope,
+    queue: &QueueRun,
+) -> Option<Fate> {
+    for Retry { of, by } in &envelope.retries {
+        let reserve = || ledger.reserve(RETRIED.into(), of.clone(), by.clone(), REMEMBERED);
+        match ledger.insist("ask for the retry that came first", reserve).await {
+            None => return Some(Fate::Requeue),
+            Some(first) if first == *by => {}
+            Some(_) => {
+                let reason = "it was sent again from quarantine twice, and the other came first";
+                let decision = Decision::end(Verdict::Dropped, Reason::new(Class::Unique, reason));
+                observing.note(envelope, queue, None, &decision, false, &Run::default());
+                return Some(Fate::Ack);
             }
         }
-        None
     }
+    None
 }
 
 #[cfg(test)]

@@ -42,18 +42,18 @@ impl Engine {
         let base = companions.iter().find_map(|companion| companion.callback());
         let worker = format!("{}-{}", std::process::id(), connections.entropy.token());
         let (tracer, export) = self.tracer(&connections, &worker)?;
-        let core = Arc::new(Core { tracer, ..self.core(connections.clone(), stop.clone(), base, &worker)? });
+        let core = Arc::new(self.core(connections.clone(), stop.clone(), base, &worker, tracer)?);
         // Also when this future is dropped: nothing runs on with nobody to stop it.
-        let _all_end_with_us = core.life.guard();
+        let _all_end_with_us = core.observing.life.guard();
         // What lasts as long as the engine, what ends when it stops, and what then has time to come to an end.
         let (mut lasting, mut parts, mut answering) = (Parts::default(), Parts::default(), Parts::default());
         let handle = core.companion_handle(self.config.clone(), connections);
         for (name, task) in companions.iter_mut().flat_map(|companion| companion.watch(&handle)) {
-            lasting.spawn(name, core.life.bind(task));
+            lasting.spawn(name, core.observing.life.bind(task));
         }
-        let _alone = alone(&self.config, &*core.dispatch.broker)?;
-        topology_guard::check(&*core.ledger, &self.config, core.dispatch.broker.keeps_messages()).await?;
-        let away = core.dispatch.broker.away();
+        let _alone = alone(&self.config, &*core.publishing.dispatch.broker)?;
+        topology_guard::check(&*core.ledger, &self.config, core.publishing.dispatch.broker.keeps_messages()).await?;
+        let away = core.publishing.dispatch.broker.away();
         let without = match away {
             Some(_) => knows_chains(&*core.ledger, &self.config).await?,
             None => false,
@@ -62,18 +62,18 @@ impl Engine {
             let why = away.unwrap_or_default();
             tracing::warn!(why, "this worker begins without the broker: chains run from the ledger, one-off jobs wait");
         } else {
-            core.declare().await?;
+            core.publishing.declare().await?;
         }
         if let Some(chores) = &core.chores {
             chores.begin().await?;
         }
         for companion in &mut companions {
             for (name, task) in companion.serve(&handle).await? {
-                answering.spawn(name, core.life.bind(task));
+                answering.spawn(name, core.observing.life.bind(task));
             }
         }
         let companions = Arc::new(companions);
-        core.life.reached(Point::Declared).await;
+        core.observing.life.reached(Point::Declared).await;
         // All are there before one begins, so that a start that fails leaves nothing running.
         attend::obey(&core, &core.ledger.fleet_orders().await?);
         let keeper = heartbeat::begin(&core).await?;
@@ -81,43 +81,46 @@ impl Engine {
         for queue in core.queues.values().flatten() {
             let flow = queue.flow();
             let consumer = match flow.open && !without {
-                true => Some(core.dispatch.broker.consume(&queue.source, flow.prefetch).await?),
+                true => Some(core.publishing.dispatch.broker.consume(&queue.source, flow.prefetch).await?),
                 false => None,
             };
             consumers.push((queue.clone(), flow, consumer));
         }
-        let hops = core.topology.names.rearm();
+        let hops = core.publishing.topology.names.rearm();
         let rearm = match without {
             true => None,
-            false => Some(core.dispatch.broker.consume(&hops, rearm::PREFETCH).await?),
+            false => Some(core.publishing.dispatch.broker.consume(&hops, rearm::PREFETCH).await?),
         };
         topology_guard::note_sealing(&*core.ledger, self.config.encryption.seal().is_some()).await?;
         let tasks = TaskTracker::new();
         for (queue, flow, consumer) in consumers {
             let name = format!("deliveries of the queue {}", queue.source);
-            parts.spawn(name, core.life.bind(work(core.clone(), queue, flow, consumer, tasks.clone(), stop.clone())));
+            parts.spawn(
+                name,
+                core.observing.life.bind(work(core.clone(), queue, flow, consumer, tasks.clone(), stop.clone())),
+            );
         }
         let rearm = rearm::work(core.clone(), rearm, tasks.clone(), stop.clone());
-        parts.spawn("deliveries between hops", core.life.bind(rearm));
+        parts.spawn("deliveries between hops", core.observing.life.bind(rearm));
         if without {
             let declaring = hand_out::declare_late(core.clone(), stop.clone());
-            parts.spawn("declaring the topology", core.life.bind(declaring));
+            parts.spawn("declaring the topology", core.observing.life.bind(declaring));
         }
         let outage = hand_out::run(core.clone(), tasks.clone(), stop.clone());
-        parts.spawn("running from the ledger", core.life.bind(outage));
-        parts.spawn("catch-up", core.life.bind(catch_up::run(core.clone(), tasks.clone(), stop.clone())));
+        parts.spawn("running from the ledger", core.observing.life.bind(outage));
+        parts.spawn("catch-up", core.observing.life.bind(catch_up::run(core.clone(), tasks.clone(), stop.clone())));
         if let Some((fresh, config)) = fresh {
             let reload = reload::run(core.clone(), companions.clone(), config, fresh, stop.clone());
-            parts.spawn("following the configuration", core.life.bind(reload));
+            parts.spawn("following the configuration", core.observing.life.bind(reload));
         }
-        parts.spawn("following the wall clock", core.life.bind(follow_wall::run(core.clone(), stop.clone())));
+        parts.spawn("following the wall clock", core.observing.life.bind(follow_wall::run(core.clone(), stop.clone())));
         // What runs keeps its lease until it has ended, also while the worker stops.
-        lasting.spawn("heartbeats", core.life.bind(keeper.keep(core.clone())));
-        lasting.spawn("writing of progress", core.life.bind(core.desk.clone().keep_writing()));
-        lasting.spawn("reading the ledger's clock", core.life.bind(read_clock(core.clone())));
+        lasting.spawn("heartbeats", core.observing.life.bind(keeper.keep(core.clone())));
+        lasting.spawn("writing of progress", core.observing.life.bind(core.observing.desk.clone().keep_writing()));
+        lasting.spawn("reading the ledger's clock", core.observing.life.bind(read_clock(core.clone())));
         let mut attending = Parts::default();
         if self.attends {
-            attending.spawn("reading what operators order", core.life.bind(attend::run(core.clone())));
+            attending.spawn("reading what operators order", core.observing.life.bind(attend::run(core.clone())));
         }
         let queues: Vec<&str> = core.queues.keys().map(String::as_str).collect();
         tracing::info!(worker = %core.worker, ?queues, "working");
@@ -134,24 +137,24 @@ impl Engine {
             companions.iter().for_each(|companion| companion.broken(why));
         }
         stop.cancel();
-        tracing::info!(grace = ?core.grace, running = tasks.len(), "stopping: finishing what runs");
-        core.life.reached(Point::Stopping).await;
+        tracing::info!(grace = ?core.stop.grace, running = tasks.len(), "stopping: finishing what runs");
+        core.observing.life.reached(Point::Stopping).await;
         parts.all_ended(PARTS_STOP).await;
         tasks.close();
-        if !have_ended(&tasks, core.grace).await {
+        if !have_ended(&tasks, core.stop.grace).await {
             tracing::warn!(running = tasks.len(), "the grace is over: the rest is put off and runs again elsewhere");
-            core.abort.cancel();
+            core.stop.abort.cancel();
             let _ = tokio::time::timeout(ABORT, tasks.wait()).await;
         }
         answering.all_ended(PARTS_STOP).await;
         // One-off jobs that have ended go on nowhere.
-        core.desk.write().await;
+        core.observing.desk.write().await;
         drop(attending);
         if self.attends {
             attend::leave(&core).await;
         }
         heartbeat::end(&core).await;
-        core.dispatch.broker.close().await;
+        core.publishing.dispatch.broker.close().await;
         if let Err(error) = core.ledger.flush().await {
             tracing::debug!(%error, "failed to flush the ledger; some messages will be sent twice");
         }

@@ -20,20 +20,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::RwLock;
 use roundelay_config::Config;
-use roundelay_ledger::{Content, KeptJob, Ledger, LedgerError, Replacement, Shelf};
+use roundelay_ledger::{Content, Ledger, LedgerError, Replacement, Shelf};
 use roundelay_model::clock::Time;
 use roundelay_model::encryption::{Field, Form, Keyring, Place, Unopened, form, has_the_form, is_sealed};
-use roundelay_model::job::{BadMessage, Envelope, Sealed};
-use roundelay_model::outcome::{Decision, Verdict};
-use roundelay_model::reason::{Class, Reason};
+use roundelay_model::job::{Envelope, Sealed};
 use serde_json::Value;
-
-use crate::attempt::Claimed;
-use crate::core::Core;
-use crate::pipeline::Fate;
-use crate::queue::QueueRun;
-use crate::telemetry::Count as Counted;
-use crate::trace::Run;
 
 /// What does not open is looked at again after this long,
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
@@ -66,7 +57,7 @@ impl Sealing {
 }
 
 /// How long what could not be opened since `since` is left alone (pure).
-fn wait(since: Time, now: Time) -> Duration {
+pub(crate) fn wait(since: Time, now: Time) -> Duration {
     now.since(since).clamp(SHORTEST_WAIT, LONGEST_WAIT)
 }
 
@@ -178,83 +169,6 @@ pub(super) fn payload(keys: &Keyring, (kind, key): (&str, &str), text: String) -
     let place = Place::new(Field::Payload, kind, key);
     let others = keys.other_forms(place, &text);
     (keys.sealed(place, text), others)
-}
-
-impl Core {
-    /// The keys that count now.
-    pub(super) fn keys(&self) -> Arc<Keyring> {
-        self.dispatch.sealing.keys()
-    }
-
-    /// What a claimed tick's handler gets, and what the run before has handed on. Or what becomes of the tick when they
-    /// do not open.
-    pub(super) fn contents(&self, claimed: &Claimed<'_>) -> Result<(Value, Value), Box<Decision>> {
-        let Claimed { envelope, grant, .. } = claimed;
-        let keys = self.keys();
-        let open = |field, what: &str, text: &str| {
-            let opened = keys.opened(Place::new(field, &envelope.kind, &envelope.key), text);
-            opened.map(|text| serde_json::from_str(&text).unwrap_or(Value::Null)).map_err(|why| {
-                let due = grant.at + wait(grant.nominal, grant.at);
-                Box::new(Decision::put_off(due, Reason::new(Class::Sealed, format!("{what} {why}"))))
-            })
-        };
-        let carry = match &grant.carry {
-            Some(carry) => open(Field::Carry, "what was handed on", carry)?,
-            None => Value::Null,
-        };
-        Ok((open(Field::Payload, "its payload", &grant.payload)?, carry))
-    }
-
-    /// A job that is kept in the ledger, to be sent; nothing when it cannot be. One that is plain where that is not
-    /// taken is set aside: sent, it would be sealed.
-    pub(super) async fn kept(&self, job: &KeptJob) -> Option<Envelope> {
-        let number = job.number;
-        let envelope = match Envelope::decode(&job.body) {
-            Ok(envelope) => envelope.read_at(&self.ledger.calendar()),
-            Err(bad) => {
-                if self.telemetry.notices.begins("kept jobs that cannot be read") {
-                    tracing::error!(number, %bad, "a job kept in the ledger cannot be read");
-                }
-                return None;
-            }
-        };
-        let Err(why) = check(&self.keys(), &envelope) else { return Some(envelope) };
-        let Some(id) = envelope.id.clone() else {
-            if self.telemetry.notices.begins("kept jobs that have no id") {
-                tracing::error!(number, %why, "a job kept in the ledger has no id, and stays there: its payload cannot be used");
-            }
-            return None;
-        };
-        let reason = BadMessage::Sealed(why).to_string();
-        if self.telemetry.notices.begins("kept jobs that cannot be used") {
-            let Envelope { kind, key, .. } = &envelope;
-            tracing::warn!(number, kind, key, reason, "quarantined: it was kept in the ledger");
-        }
-        self.telemetry.count(Counted::Quarantined);
-        let body = set_aside(&self.keys(), &Bytes::copy_from_slice(&job.body)).to_vec();
-        let from = envelope.queue.unwrap_or_default();
-        let now = self.ledger.now();
-        if let Err(error) = self.ledger.quarantine(from, reason, body, Some(id), now).await
-            && self.telemetry.notices.begins("kept jobs that the quarantine did not take")
-        {
-            tracing::warn!(number, %error, "the quarantine could not be reached; the job stays where it is");
-        }
-        None
-    }
-
-    /// Puts a job off that does not open.
-    pub(super) async fn put_off_sealed(&self, mut envelope: Envelope, queue: &QueueRun, why: &Unopened) -> Fate {
-        let now = self.ledger.now();
-        if let Some(sealed) = &mut envelope.sealed {
-            // Whoever published it may have written anything.
-            let since = sealed.since.unwrap_or(now).min(now);
-            sealed.since = Some(since);
-            (envelope.due, envelope.clock) = (Some(now + wait(since, now)), Some(0));
-        }
-        let reason = Reason::new(Class::Sealed, format!("its payload {why}"));
-        self.says_no(&envelope, queue, Verdict::Snoozed, reason, &Run::default());
-        self.send_job(&envelope, &queue.name, now, &Run::default()).await
-    }
 }
 
 /// Texts of one sort and form.

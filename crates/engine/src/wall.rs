@@ -6,7 +6,7 @@ use roundelay_model::clock::Time;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
-use crate::core::Core;
+use crate::patient::PatientLedger;
 
 /// A tick waits for so long, at most, until the chains of all kinds are moved.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(5);
@@ -20,21 +20,20 @@ pub(super) struct UpToDate {
     /// It was set again.
     pub(super) set: Notify,
     /// When a reading of the ledger's clock was last begun.
-    read: tokio::sync::Mutex<Option<Instant>>,
+    last_read: tokio::sync::Mutex<Option<Instant>>,
+    ledger: PatientLedger,
 }
 
-impl Default for UpToDate {
-    fn default() -> Self {
-        Self { up_to: watch::Sender::new(None), set: Notify::new(), read: tokio::sync::Mutex::default() }
+impl UpToDate {
+    pub(super) fn new(ledger: PatientLedger) -> Self {
+        Self { up_to: watch::Sender::new(None), set: Notify::new(), last_read: tokio::sync::Mutex::default(), ledger }
     }
-}
 
-impl Core {
     /// Reads the ledger's clock, unless another task begins to meanwhile. If it cannot be read, so be it: it is read
     /// once a second.
-    pub(super) async fn read_wall_clock(&self) {
+    pub(super) async fn read(&self) {
         let asked = Instant::now();
-        let mut read = self.wall.read.lock().await;
+        let mut read = self.last_read.lock().await;
         if read.is_none_or(|begun| begun < asked) {
             let begun = Instant::now();
             let _ = timeout(READ_WITHIN, self.ledger.read_clock()).await;
@@ -44,12 +43,12 @@ impl Core {
 
     /// A tick of a schedule that follows the wall clock is about to start. If that was set a moment ago, its time may
     /// not have come: waits until sleeping chains are moved, so that the ledger knows.
-    pub(super) async fn wall_clock_is_followed(&self) {
-        self.read_wall_clock().await;
-        let mut up_to = self.wall.up_to.subscribe();
+    pub(super) async fn is_followed(&self) {
+        self.read().await;
+        let mut up_to = self.up_to.subscribe();
         let is_followed = |up_to: &Option<Time>| *up_to >= self.ledger.calendar().last_set();
         if !is_followed(&up_to.borrow_and_update()) {
-            self.wall.set.notify_one();
+            self.set.notify_one();
             let _ = timeout(FOLLOWED_WITHIN, up_to.wait_for(is_followed)).await;
         }
     }
