@@ -20,11 +20,9 @@ use crate::catalog::shared;
 use crate::chores::Chores;
 use crate::connections::Connections;
 use crate::core::Core;
-use crate::core::LeftBehind;
 use crate::desk::Desk;
 use crate::dispatch::Dispatch;
 use crate::error::StartError;
-use crate::in_hand::Hands;
 use crate::life::Life;
 use crate::observing::Observing;
 use crate::orders::Orders;
@@ -34,7 +32,6 @@ use crate::publishing::Publishing;
 use crate::queue::QueueRun;
 use crate::room::Room;
 use crate::stop::Stop;
-use crate::suspects::Suspects;
 use crate::throttle::Throttles;
 use crate::trace::Tracer;
 use crate::unique::UniquePlaces;
@@ -184,29 +181,29 @@ impl Engine {
             life: life.clone(),
         });
         let orders = Orders::new(&self.config, &connections, ledger.clone(), observing.clone(), publishing.clone());
-        let catalog = Catalog {
+        let catalog = Arc::new(Catalog {
             kinds: Arc::new(RwLock::new(Arc::new(shared(kinds)))),
             handlers: std::mem::take(&mut self.handlers),
             queues: known_queues,
-        };
+        });
         Ok(Core {
             worker: worker.into(),
             catalog,
             unique: UniquePlaces { ledger: ledger.clone(), life },
-            wall: UpToDate::new(ledger.clone()),
+            wall: Arc::new(UpToDate::new(ledger.clone())),
             ledger,
             publishing,
             observing,
             stop,
-            queues,
+            queues: Arc::new(queues),
             throttles,
             catch_up: self.config.catch_up.clone(),
-            in_hand: Hands::default(),
+            in_hand: Arc::default(),
             vitals,
-            left: LeftBehind::default(),
-            suspects: Suspects::default(),
+            left: Arc::default(),
+            suspects: Arc::default(),
             chores,
-            orders,
+            orders: Arc::new(orders),
             entropy,
             ready: self.ready.clone(),
             attended: Arc::default(),

@@ -1,13 +1,12 @@
 //! What the parts of a worker share.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
+use roundelay_config::CatchUpSettings;
 use roundelay_config::Config;
 use roundelay_model::clock::Entropy;
-use tokio::sync::{Notify, SetOnce};
+use tokio::sync::SetOnce;
 use tokio::time::Instant;
 
 use crate::catalog::Catalog;
@@ -16,11 +15,12 @@ use crate::chores::Chores;
 use crate::companion::Handle;
 use crate::connections::Connections;
 use crate::in_hand::Hands;
+use crate::left_behind::LeftBehind;
 use crate::observing::Observing;
 use crate::orders::Orders;
 use crate::patient::PatientLedger;
 use crate::publishing::Publishing;
-use crate::queue::QueueRun;
+use crate::queue::Queues;
 use crate::stop::Stop;
 use crate::suspects::Suspects;
 use crate::throttle::Throttles;
@@ -31,39 +31,30 @@ use crate::wall::UpToDate;
 /// What the parts of a running engine share.
 pub(crate) struct Core {
     pub(crate) worker: Arc<str>,
-    pub(crate) catalog: Catalog,
+    pub(crate) catalog: Arc<Catalog>,
     pub(crate) ledger: PatientLedger,
     pub(crate) publishing: Arc<Publishing>,
     pub(crate) observing: Arc<Observing>,
     pub(crate) stop: Stop,
     /// Those consumed here, each with its lanes from the lowest.
-    pub(crate) queues: BTreeMap<String, Vec<Arc<QueueRun>>>,
+    pub(crate) queues: Arc<Queues>,
     pub(crate) throttles: Throttles,
-    pub(crate) catch_up: roundelay_config::CatchUpSettings,
-    pub(crate) in_hand: Hands,
+    pub(crate) catch_up: CatchUpSettings,
+    pub(crate) in_hand: Arc<Hands>,
     pub(crate) unique: UniquePlaces,
     pub(crate) vitals: Arc<Vitals>,
-    pub(crate) left: LeftBehind,
-    pub(crate) wall: UpToDate,
+    pub(crate) left: Arc<LeftBehind>,
+    pub(crate) wall: Arc<UpToDate>,
     /// Keeps apart what was in hand when workers died.
-    pub(crate) suspects: Suspects,
+    pub(crate) suspects: Arc<Suspects>,
     /// What this worker does for the engine itself.
     pub(crate) chores: Option<Arc<Chores>>,
     /// What programs order of chains.
-    pub(crate) orders: Orders,
+    pub(crate) orders: Arc<Orders>,
     pub(crate) entropy: Entropy,
     pub(crate) ready: Arc<SetOnce<()>>,
     /// When it last went round to say how it is, and to read what operators have ordered.
     pub(crate) attended: Arc<Mutex<Option<Instant>>>,
-}
-
-/// What workers that are gone, or silent, may have left.
-#[derive(Default)]
-pub(crate) struct LeftBehind {
-    /// A session of another worker is over, and may have left chains.
-    pub(crate) orphaned: Notify,
-    /// One of them was silent: its worker may have messages in hand still.
-    pub(crate) silent: AtomicBool,
 }
 
 impl Core {

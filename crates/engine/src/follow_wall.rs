@@ -8,16 +8,32 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use roundelay_config::CatchUpSettings;
 use roundelay_ledger::{Filter, LedgerError, Listed, Place, Which};
 use roundelay_model::calendar::{Calendar, set_words};
 use roundelay_model::schedule::Schedule;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::core::Core;
+use crate::catalog::Catalog;
 use crate::moves::{Advance, Change, Mover, Replanned};
 use crate::overslept;
 use crate::overslept::PER_QUEUE;
+use crate::patient::PatientLedger;
+use crate::publishing::Publishing;
+use crate::queue::Queues;
+use crate::wall::UpToDate;
+
+/// What the task needs of the worker.
+#[derive(Clone)]
+pub(crate) struct Needs {
+    pub(crate) ledger: PatientLedger,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) queues: Arc<Queues>,
+    pub(crate) publishing: Arc<Publishing>,
+    pub(crate) wall: Arc<UpToDate>,
+    pub(crate) catch_up: CatchUpSettings,
+}
 
 /// Between two looks whether it was set.
 const EVERY: Duration = Duration::from_secs(1);
@@ -33,37 +49,37 @@ const PER_PAGE: u32 = 1_000;
 const SHARE: Duration = Duration::from_millis(5);
 
 /// Looks whether the wall clock was set, until `shutdown`.
-pub async fn run(core: Arc<Core>, shutdown: CancellationToken) {
+pub async fn run(needs: Needs, shutdown: CancellationToken) {
     let work = async {
-        let mut known = core.ledger.calendar();
+        let mut known = needs.ledger.calendar();
         let mut mended = Instant::now();
         // Ticks wait for what is noticed from here on: with very many chains a look at all of them takes long.
-        core.wall.up_to.send_replace(known.last_set());
+        needs.wall.up_to.send_replace(known.last_set());
         if !known.stretches().is_empty() {
             // It may have been set while no worker ran.
-            follow(&core).await;
+            follow(&needs).await;
         }
         // When to look again after it was set, and how many chains were moved since.
         let mut again = None::<(Instant, u64)>;
         loop {
-            let _ = timeout(EVERY, core.wall.set.notified()).await;
+            let _ = timeout(EVERY, needs.wall.set.notified()).await;
             if mended.elapsed() >= MEND {
                 mended = Instant::now();
-                if let Err(error) = mend(&core).await {
+                if let Err(error) = mend(&needs).await {
                     tracing::warn!(%error, "failed to look for chains that sleep for too long; trying again");
                 }
             }
-            let calendar = core.ledger.calendar();
+            let calendar = needs.ledger.calendar();
             let before = again.map_or(0, |(_, moved)| moved);
             if calendar != known {
                 tell(&known, &calendar);
                 known = calendar;
                 // A clock that is set once more meanwhile is followed at once, too.
-                again = Some((Instant::now() + NOTICED, before + follow(&core).await));
-                core.wall.up_to.send_replace(known.last_set());
+                again = Some((Instant::now() + NOTICED, before + follow(&needs).await));
+                needs.wall.up_to.send_replace(known.last_set());
             } else if again.is_some_and(|(at, _)| at <= Instant::now()) {
                 again = None;
-                let moved = before + follow(&core).await;
+                let moved = before + follow(&needs).await;
                 tracing::info!(moved, "sleeping chains of cron expressions and `at` follow the wall clock");
             }
         }
@@ -89,20 +105,20 @@ fn tell(known: &Calendar, calendar: &Calendar) {
 }
 
 /// Moves chains that sleep for longer than their schedules can explain: of each queue those that sleep longest.
-async fn mend(core: &Core) -> Result<(), LedgerError> {
-    let mover = Mover::of(&core.publishing, core.catch_up.slack);
-    for queue in core.queues.keys() {
+async fn mend(needs: &Needs) -> Result<(), LedgerError> {
+    let mover = Mover::of(&needs.publishing, needs.catch_up.slack);
+    for queue in needs.queues.keys() {
         let mut by_kind: BTreeMap<String, Vec<Listed>> = BTreeMap::new();
-        for chain in core.ledger.furthest(queue.clone(), PER_QUEUE).await? {
+        for chain in needs.ledger.furthest(queue.clone(), PER_QUEUE).await? {
             by_kind.entry(chain.hint.kind.clone()).or_default().push(chain);
         }
-        core.wall.read().await;
+        needs.wall.read().await;
         for (kind, page) in by_kind {
-            let schedule = core.catalog.kind(&kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
+            let schedule = needs.catalog.kind(&kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
             let Some(schedule) = schedule else { continue };
             let answers = mover.follow(&page, &schedule, Change::Overslept).await?;
             for (chain, answer) in page.iter().zip(answers) {
-                let (now, calendar) = (core.ledger.now(), core.ledger.calendar());
+                let (now, calendar) = (needs.ledger.now(), needs.ledger.calendar());
                 let since = || overslept::since(chain, &|_| Some(schedule.clone()), (now, &calendar));
                 let moved = match answer {
                     Replanned::Moved(due) => Some(due),
@@ -129,13 +145,13 @@ async fn mend(core: &Core) -> Result<(), LedgerError> {
 }
 
 /// Moves the chains of all kinds. What goes wrong is tried again.
-async fn follow(core: &Core) -> u64 {
+async fn follow(needs: &Needs) -> u64 {
     let mut moved = 0;
-    for kind in core.catalog.names().recurring {
-        let schedule = core.catalog.kind(&kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
+    for kind in needs.catalog.names().recurring {
+        let schedule = needs.catalog.kind(&kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
         let Some(schedule) = schedule else { continue };
         moved += loop {
-            match follow_kind(core, &kind, &schedule).await {
+            match follow_kind(needs, &kind, &schedule).await {
                 Ok(moved) => break moved,
                 Err(error) => {
                     tracing::warn!(kind, %error, "failed to move chains after the wall clock was set; trying again");
@@ -148,16 +164,16 @@ async fn follow(core: &Core) -> u64 {
 }
 
 /// Answers how many chains this worker has moved.
-async fn follow_kind(core: &Core, kind: &str, schedule: &Schedule) -> Result<u64, LedgerError> {
-    let mover = Mover::of(&core.publishing, core.catch_up.slack);
+async fn follow_kind(needs: &Needs, kind: &str, schedule: &Schedule) -> Result<u64, LedgerError> {
+    let mover = Mover::of(&needs.publishing, needs.catch_up.slack);
     let (mut moved, mut after) = (0, None::<Place>);
     loop {
         let filter = Filter { which: Which { kind: Some(kind.into()), ..Which::default() }, condition: None };
-        let page = core.ledger.list(filter, after, PER_PAGE).await?;
+        let page = needs.ledger.list(filter, after, PER_PAGE).await?;
         // Else chains that others have moved since would be moved back, by the clock as it was.
-        core.wall.read().await;
+        needs.wall.read().await;
         let sleeping = u32::try_from(page.len()).unwrap_or(PER_PAGE);
-        let spread = core.catch_up.spread.min(SHARE * sleeping);
+        let spread = needs.catch_up.spread.min(SHARE * sleeping);
         let answers = mover.follow(&page, schedule, Change::Clock(spread)).await?;
         moved += answers.iter().filter(|answer| matches!(answer, Replanned::Moved(_))).count() as u64;
         after = page.last().map(|last| (last.hint.kind.clone(), last.hint.key.clone()));

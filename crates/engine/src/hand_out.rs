@@ -17,18 +17,47 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use roundelay_broker::{Delivery, Settle};
+use roundelay_config::CatchUpSettings;
 use roundelay_ledger::{LedgerError, Left, LookAgain, Overdue};
+use roundelay_model::clock::Entropy;
 use roundelay_model::clock::Time;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::core::Core;
+use crate::catalog::Catalog;
+use crate::in_hand::Hands;
+use crate::left_behind::LeftBehind;
 use crate::life::Point;
-use crate::pipeline;
+use crate::observing::Observing;
+use crate::patient::PatientLedger;
+use crate::publishing::Publishing;
 use crate::queue::QueueRun;
+use crate::queue::Queues;
 use crate::telemetry::Count;
+use crate::vitals::Vitals;
+
+/// Lives one delivery of a queue.
+pub(crate) type Live = Arc<dyn Fn(Arc<QueueRun>, Delivery) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// What the task needs of the worker.
+#[derive(Clone)]
+pub(crate) struct Needs {
+    pub(crate) ledger: PatientLedger,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) queues: Arc<Queues>,
+    pub(crate) publishing: Arc<Publishing>,
+    pub(crate) observing: Arc<Observing>,
+    pub(crate) in_hand: Arc<Hands>,
+    pub(crate) vitals: Arc<Vitals>,
+    pub(crate) left: Arc<LeftBehind>,
+    pub(crate) entropy: Entropy,
+    pub(crate) catch_up: CatchUpSettings,
+    /// Begins the life of a delivery.
+    pub(crate) live: Live,
+}
 
 /// A connection that is back within this was no outage.
 const AFTER: Duration = Duration::from_secs(1);
@@ -44,19 +73,19 @@ const REFUSALS: u32 = 3;
 const BETWEEN_REFUSALS: Duration = Duration::from_secs(1);
 
 /// Hands out what is due whenever the broker is away, until `shutdown`.
-pub(super) async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: CancellationToken) {
+pub(super) async fn run(needs: Needs, tasks: TaskTracker, shutdown: CancellationToken) {
     let work = async {
         loop {
-            let why = away(&core).await;
-            core.publishing.outage.set(true);
+            let why = away(&needs).await;
+            needs.publishing.outage.set(true);
             tracing::warn!(why, "the broker is away: chains run from the ledger, and one-off jobs wait for the broker");
-            let (begun, before) = (Instant::now(), core.observing.telemetry.get(Count::HandedOut));
-            hand_out(&core, &tasks).await;
-            core.publishing.outage.set(false);
+            let (begun, before) = (Instant::now(), needs.observing.telemetry.get(Count::HandedOut));
+            hand_out(&needs, &tasks).await;
+            needs.publishing.outage.set(false);
             // RabbitMQ answers some seconds before its queues pass on what has slept on them.
-            core.left.silent.store(true, Ordering::Relaxed);
-            core.left.orphaned.notify_one();
-            let (lasted, ticks) = (begun.elapsed(), core.observing.telemetry.get(Count::HandedOut) - before);
+            needs.left.silent.store(true, Ordering::Relaxed);
+            needs.left.orphaned.notify_one();
+            let (lasted, ticks) = (begun.elapsed(), needs.observing.telemetry.get(Count::HandedOut) - before);
             tracing::info!(?lasted, ticks, "the broker is back");
         }
     };
@@ -69,16 +98,16 @@ pub(super) async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: Cancellat
 
 /// Declares the topology once the broker is there, for a worker that has begun without it. What the broker refuses again
 /// and again ends the worker: it would not have begun. Once may be because the broker has just begun itself.
-pub(super) async fn declare_late(core: Arc<Core>, shutdown: CancellationToken) {
+pub(super) async fn declare_late(publishing: Arc<Publishing>, shutdown: CancellationToken) {
     let declare = async {
         let mut refused = 0;
         loop {
-            while core.publishing.dispatch.broker.away().is_some() {
+            while publishing.dispatch.broker.away().is_some() {
                 sleep(PERIOD).await;
             }
-            match core.publishing.declare().await {
+            match publishing.declare().await {
                 Ok(()) => return true,
-                Err(error) if core.publishing.dispatch.broker.away().is_some() => {
+                Err(error) if publishing.dispatch.broker.away().is_some() => {
                     tracing::debug!(%error, "the broker has gone again while the topology was declared");
                 }
                 Err(error) => {
@@ -104,10 +133,10 @@ pub(super) async fn declare_late(core: Arc<Core>, shutdown: CancellationToken) {
 }
 
 /// Waits until the broker has been away for a moment, and answers why. A broker of this process goes with the process.
-async fn away(core: &Core) -> String {
+async fn away(needs: &Needs) -> String {
     let mut since = None;
     loop {
-        match core.publishing.dispatch.broker.away().filter(|_| core.publishing.dispatch.broker.keeps_messages()) {
+        match needs.publishing.dispatch.broker.away().filter(|_| needs.publishing.dispatch.broker.keeps_messages()) {
             Some(why) if since.get_or_insert_with(Instant::now).elapsed() >= AFTER => return why,
             Some(_) => {}
             None => since = None,
@@ -117,14 +146,18 @@ async fn away(core: &Core) -> String {
 }
 
 /// Hands out what is due until the broker is back.
-async fn hand_out(core: &Arc<Core>, tasks: &TaskTracker) {
-    while core.publishing.dispatch.broker.away().is_some() {
+async fn hand_out(needs: &Needs, tasks: &TaskTracker) {
+    while needs.publishing.dispatch.broker.away().is_some() {
         let mut more = false;
-        for (queue, lanes) in &core.queues {
-            match of_queue(core, queue, lanes, tasks).await {
+        for (queue, lanes) in &*needs.queues {
+            match of_queue(needs, queue, lanes, tasks).await {
                 Ok(left) => more |= left,
                 Err(error) => {
-                    if core.observing.telemetry.notices.begins("chains that could not be read while the broker is away")
+                    if needs
+                        .observing
+                        .telemetry
+                        .notices
+                        .begins("chains that could not be read while the broker is away")
                     {
                         tracing::warn!(queue, %error, "failed to read which chains are due; trying again");
                     }
@@ -133,13 +166,13 @@ async fn hand_out(core: &Arc<Core>, tasks: &TaskTracker) {
         }
         // Else those that look at the same rhythm as the chains are due would always come first, or last.
         let pause = if more { BUSY } else { PERIOD };
-        sleep(core.entropy.between(pause / 2, pause * 3 / 2)).await;
+        sleep(needs.entropy.between(pause / 2, pause * 3 / 2)).await;
     }
 }
 
 /// Hands out what is due of a queue, as far as this worker may hold it. Answers whether there is more.
 async fn of_queue(
-    core: &Arc<Core>,
+    needs: &Needs,
     queue: &str,
     lanes: &[Arc<QueueRun>],
     tasks: &TaskTracker,
@@ -148,30 +181,30 @@ async fn of_queue(
     if free.iter().all(|free| *free == 0) {
         return Ok(true);
     }
-    let now = core.ledger.now();
-    let until = now + core.catch_up.slack;
+    let now = needs.ledger.now();
+    let until = now + needs.catch_up.slack;
     let due = Left { until, late: now + Duration::from_millis(1), unsent: Time::default() };
-    let mut due = core.ledger.orphans(queue.to_owned(), core.catalog.names(), due, PER_LOOK).await?;
-    due.retain(|chain| core.in_hand.count(chain.hint.epoch) == 0);
+    let mut due = needs.ledger.orphans(queue.to_owned(), needs.catalog.names(), due, PER_LOOK).await?;
+    due.retain(|chain| needs.in_hand.count(chain.hint.epoch) == 0);
     let found = due.len();
     // Workers that look at the same moment begin at different places, or all would want the same chains.
     let spare = due.len().saturating_sub(free.iter().sum());
-    due.rotate_left(core.entropy.below(spare + 1));
+    due.rotate_left(needs.entropy.below(spare + 1));
     let mut takes: Vec<(Overdue, usize)> = Vec::new();
     for chain in due {
-        let lane = lane_of(core, queue, lanes, &chain);
+        let lane = lane_of(needs, queue, lanes, &chain);
         if free[lane] > 0 {
             free[lane] -= 1;
             takes.push((chain, lane));
         }
     }
-    take(core, lanes, takes, tasks).await?;
+    take(needs, lanes, takes, tasks).await?;
     Ok(found == PER_LOOK as usize || free.contains(&0))
 }
 
 /// Hands out late chains of a queue for which this worker has room now. Answers those for which it has none.
 pub(super) async fn take_late(
-    core: &Arc<Core>,
+    needs: &Needs,
     queue: &str,
     lanes: &[Arc<QueueRun>],
     late: Vec<Overdue>,
@@ -181,7 +214,7 @@ pub(super) async fn take_late(
     let mut room = lanes.first().map_or(0, |lane| lane.room.free());
     let (mut takes, mut others) = (Vec::new(), Vec::new());
     for chain in late {
-        let lane = lane_of(core, queue, lanes, &chain);
+        let lane = lane_of(needs, queue, lanes, &chain);
         if room > 0 && free[lane] > 0 {
             (room, free[lane]) = (room - 1, free[lane] - 1);
             takes.push((chain, lane));
@@ -189,19 +222,19 @@ pub(super) async fn take_late(
             others.push(chain);
         }
     }
-    take(core, lanes, takes, tasks).await?;
+    take(needs, lanes, takes, tasks).await?;
     Ok(others)
 }
 
 /// The lane on which a chain's message comes.
-fn lane_of(core: &Core, queue: &str, lanes: &[Arc<QueueRun>], chain: &Overdue) -> usize {
-    usize::from(core.publishing.dispatch.lanes.lane(queue, &chain.hint.kind, chain.hint.priority)).min(lanes.len() - 1)
+fn lane_of(needs: &Needs, queue: &str, lanes: &[Arc<QueueRun>], chain: &Overdue) -> usize {
+    usize::from(needs.publishing.dispatch.lanes.lane(queue, &chain.hint.kind, chain.hint.priority)).min(lanes.len() - 1)
 }
 
 /// Takes chains, each with its lane, as if their messages had come. Of several workers, the one that writes first has
 /// a chain.
 async fn take(
-    core: &Arc<Core>,
+    needs: &Needs,
     lanes: &[Arc<QueueRun>],
     takes: Vec<(Overdue, usize)>,
     tasks: &TaskTracker,
@@ -210,7 +243,7 @@ async fn take(
         return Ok(());
     }
     // The others leave it alone for a lease: by then its tick is claimed, or this worker is gone or has let go of it.
-    let to = core.ledger.now() + core.catch_up.slack + core.vitals.length();
+    let to = needs.ledger.now() + needs.catch_up.slack + needs.vitals.length();
     let look = |(chain, _): &(Overdue, usize)| LookAgain {
         epoch: chain.hint.epoch,
         from: chain.watch_at,
@@ -218,16 +251,16 @@ async fn take(
         looks: chain.looks,
         expected: None,
     };
-    let mine = core.ledger.look_again(takes.iter().map(look).collect()).await?;
-    core.observing.life.reached(Point::HandedOut).await;
+    let mine = needs.ledger.look_again(takes.iter().map(look).collect()).await?;
+    needs.observing.life.reached(Point::HandedOut).await;
     for ((chain, lane), _) in takes.into_iter().zip(mine).filter(|(_, mine)| *mine) {
         let lane = lanes[lane].clone();
         let taken = Taken::new(&lane.handed_out);
-        let envelope = chain.hint.envelope(core.ledger.id());
+        let envelope = chain.hint.envelope(needs.ledger.id());
         let body = envelope.encode().into();
         let delivery = Delivery::new(body, lane.source.as_str().into(), false, 0, Box::new(taken));
-        core.observing.telemetry.count(Count::HandedOut);
-        tasks.spawn(core.observing.life.bind(pipeline::live(core.clone(), lane, delivery)));
+        needs.observing.telemetry.count(Count::HandedOut);
+        tasks.spawn(needs.observing.life.bind((needs.live)(lane, delivery)));
     }
     Ok(())
 }

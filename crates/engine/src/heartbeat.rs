@@ -11,11 +11,24 @@ use roundelay_model::clock::instant;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::core::Core;
+use crate::left_behind::LeftBehind;
 use crate::life::Point;
+use crate::observing::Observing;
+use crate::patient::PatientLedger;
 use crate::telemetry::Count;
 use crate::vitals::Claimed;
 use crate::vitals::Term;
+use crate::vitals::Vitals;
+
+/// What the task needs of the worker.
+#[derive(Clone)]
+pub(crate) struct Needs {
+    pub(crate) worker: Arc<str>,
+    pub(crate) ledger: PatientLedger,
+    pub(crate) vitals: Arc<Vitals>,
+    pub(crate) observing: Arc<Observing>,
+    pub(crate) left: Arc<LeftBehind>,
+}
 
 /// How often a worker says that it lives, and looks at the others.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -65,10 +78,10 @@ impl Others {
 ///
 /// # Errors
 /// When the ledger does not answer.
-pub async fn begin(core: &Core) -> Result<Keeper, LedgerError> {
+pub async fn begin(needs: &Needs) -> Result<Keeper, LedgerError> {
     let mut keeper = Keeper { others: Others::default(), nth: 0, before: Vec::new() };
-    keeper.begin(core).await?;
-    keeper.beat(core).await?;
+    keeper.begin(needs).await?;
+    keeper.beat(needs).await?;
     Ok(keeper)
 }
 
@@ -81,8 +94,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    async fn begin(&mut self, core: &Core) -> Result<(), LedgerError> {
-        let vitals = &core.vitals;
+    async fn begin(&mut self, needs: &Needs) -> Result<(), LedgerError> {
+        let vitals = &needs.vitals;
         let before = vitals.terms().take();
         if let Some(before) = before {
             // What it still held ends now.
@@ -90,8 +103,8 @@ impl Keeper {
             self.before.push(before.session);
         }
         let asked = instant();
-        let session = core.ledger.begin_session(core.worker.to_string(), vitals.length).await?;
-        core.observing.life.reached(Point::SessionBegun).await;
+        let session = needs.ledger.begin_session(needs.worker.to_string(), vitals.length).await?;
+        needs.observing.life.reached(Point::SessionBegun).await;
         let term = Term { session, ends: Mutex::new(asked + vitals.length), over: CancellationToken::new() };
         *vitals.terms() = Some(Arc::new(term));
         vitals.begun.notify_waiters();
@@ -99,47 +112,47 @@ impl Keeper {
     }
 
     /// Ends the sessions whose runs have all ended, so that nobody waits for their leases.
-    async fn end_before(&mut self, core: &Core) -> Result<(), LedgerError> {
-        while let Some(session) = self.before.iter().copied().find(|session| !core.vitals.runs(*session)) {
-            core.ledger.end_session(session).await?;
+    async fn end_before(&mut self, needs: &Needs) -> Result<(), LedgerError> {
+        while let Some(session) = self.before.iter().copied().find(|session| !needs.vitals.runs(*session)) {
+            needs.ledger.end_session(session).await?;
             self.before.retain(|before| *before != session);
             // A claim for it whose answer was lost is nobody's now.
-            core.left.orphaned.notify_one();
+            needs.left.orphaned.notify_one();
         }
         Ok(())
     }
 
     /// Says that this worker lives, and ends the sessions of those that do not.
-    async fn beat(&mut self, core: &Core) -> Result<(), LedgerError> {
+    async fn beat(&mut self, needs: &Needs) -> Result<(), LedgerError> {
         let mut dead = Vec::new();
-        self.end_before(core).await?;
+        self.end_before(needs).await?;
         loop {
-            let Some(term) = core.vitals.current() else {
-                if core.vitals.last().is_some() {
-                    core.observing.telemetry.count(Count::LeaseLost);
+            let Some(term) = needs.vitals.current() else {
+                if needs.vitals.last().is_some() {
+                    needs.observing.telemetry.count(Count::LeaseLost);
                     tracing::warn!(
                         "this worker could not say in time that it lives; what it ran was ended, and runs again"
                     );
                 }
-                return self.begin(core).await;
+                return self.begin(needs).await;
             };
             // That this machine was suspended ends its own lease, and says nothing about others.
             let (asked, looked) = (instant(), Instant::now());
-            let beat = core.ledger.beat(term.session, std::mem::take(&mut dead)).await?;
-            core.observing.life.reached(Point::Renewed).await;
+            let beat = needs.ledger.beat(term.session, std::mem::take(&mut dead)).await?;
+            needs.observing.life.reached(Point::Renewed).await;
             if !beat.alive {
-                core.observing.telemetry.count(Count::LeaseLost);
+                needs.observing.telemetry.count(Count::LeaseLost);
                 tracing::warn!("others have taken this worker for dead; what it ran was ended, and runs again");
-                return self.begin(core).await;
+                return self.begin(needs).await;
             }
-            core.vitals.renewed(&term, asked);
+            needs.vitals.renewed(&term, asked);
             if !beat.ended.is_empty() {
-                core.observing.life.reached(Point::OthersEnded).await;
+                needs.observing.life.reached(Point::OthersEnded).await;
             }
             // The broker gives to others what one had in hand whose process has ended.
             let gone = |session: &i64| self.others.gone.contains(session);
             if !beat.ended.iter().all(gone) {
-                core.left.silent.store(true, Ordering::Relaxed);
+                needs.left.silent.store(true, Ordering::Relaxed);
             }
             let before = self.others.sessions();
             dead = self.others.look((looked, Instant::now()), &beat.others);
@@ -147,7 +160,7 @@ impl Keeper {
                 tracing::warn!(session, "a worker has ended or stands still; others run what it has left");
             }
             if !beat.ended.is_empty() || !before.is_subset(&self.others.sessions()) {
-                core.left.orphaned.notify_one();
+                needs.left.orphaned.notify_one();
             }
             if dead.is_empty() {
                 return Ok(());
@@ -156,34 +169,34 @@ impl Keeper {
     }
 
     /// Until the engine ends.
-    pub async fn keep(mut self, core: Arc<Core>) {
+    pub async fn keep(mut self, needs: Needs) {
         loop {
-            sleep(PERIOD.min(core.vitals.length / 6)).await;
-            match timeout(core.vitals.length / 3, self.beat(&core)).await {
+            sleep(PERIOD.min(needs.vitals.length / 6)).await;
+            match timeout(needs.vitals.length / 3, self.beat(&needs)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::debug!(%error, "the ledger does not hear that this worker lives"),
                 Err(_) => tracing::debug!("the ledger does not hear that this worker lives: it does not answer"),
             }
             self.nth += 1;
             if self.nth.is_multiple_of(CLAIMS) {
-                check(&core).await;
+                check(&needs).await;
             }
         }
     }
 }
 
 /// Ends the runs whose claims hold no more.
-async fn check(core: &Core) {
-    let claims: Vec<Arc<Claimed>> = core.vitals.claims().values().cloned().collect();
+async fn check(needs: &Needs) {
+    let claims: Vec<Arc<Claimed>> = needs.vitals.claims().values().cloned().collect();
     for claims in claims.chunks(PER_LOOK) {
         let asked = claims.iter().map(|claimed| claimed.claim).collect();
-        let Ok(Ok(held)) = timeout(core.vitals.length / 3, core.ledger.hold(asked)).await else { return };
+        let Ok(Ok(held)) = timeout(needs.vitals.length / 3, needs.ledger.hold(asked)).await else { return };
         for (claimed, _) in claims.iter().zip(held).filter(|(_, held)| !held) {
             let Held { epoch, fence } = claimed.claim;
             // Otherwise it has just finished, or is about to hear that it has.
-            if !claimed.finishes.load(Ordering::Relaxed) && core.vitals.claims().contains_key(&fence) {
-                core.observing.telemetry.count(Count::LeaseLost);
-                if core.observing.telemetry.notices.begins("claims that were lost") {
+            if !claimed.finishes.load(Ordering::Relaxed) && needs.vitals.claims().contains_key(&fence) {
+                needs.observing.telemetry.count(Count::LeaseLost);
+                if needs.observing.telemetry.notices.begins("claims that were lost") {
                     tracing::warn!(
                         epoch,
                         fence,
@@ -197,10 +210,10 @@ async fn check(core: &Core) {
 }
 
 /// Ends the session in good order.
-pub async fn end(core: &Core) {
-    let Some(term) = core.vitals.last() else { return };
-    match timeout(core.vitals.length / 3, core.ledger.end_session(term.session)).await {
-        Ok(Ok(())) => core.observing.life.reached(Point::SessionEnded).await,
+pub async fn end(needs: &Needs) {
+    let Some(term) = needs.vitals.last() else { return };
+    match timeout(needs.vitals.length / 3, needs.ledger.end_session(term.session)).await {
+        Ok(Ok(())) => needs.observing.life.reached(Point::SessionEnded).await,
         Ok(Err(error)) => tracing::debug!(%error, "the ledger does not hear that this worker ends"),
         Err(_) => tracing::debug!("the ledger does not hear that this worker ends: it does not answer"),
     }

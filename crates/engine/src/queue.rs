@@ -1,5 +1,6 @@
 //! A platform queue, or a lane of it, being worked through: as long and as widely as operators let it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
@@ -38,6 +39,9 @@ pub(super) struct QueueRun {
     /// The due times that this worker has given out; the lanes share them.
     pub(super) balances: Arc<Balances>,
 }
+
+/// The queues consumed here, each with its lanes from the lowest.
+pub(crate) type Queues = BTreeMap<String, Vec<Arc<QueueRun>>>;
 
 impl QueueRun {
     pub(super) fn flow(&self) -> Flow {

@@ -74,9 +74,10 @@ impl Engine {
         }
         let companions = Arc::new(companions);
         core.observing.life.reached(Point::Declared).await;
+        let (attends, beats) = (attend::Needs::from(&*core), heartbeat::Needs::from(&*core));
         // All are there before one begins, so that a start that fails leaves nothing running.
-        attend::obey(&core, &core.ledger.fleet_orders().await?);
-        let keeper = heartbeat::begin(&core).await?;
+        attend::obey(&attends, &core.ledger.fleet_orders().await?);
+        let keeper = heartbeat::begin(&beats).await?;
         let mut consumers = Vec::new();
         for queue in core.queues.values().flatten() {
             let flow = queue.flow();
@@ -103,24 +104,27 @@ impl Engine {
         let rearm = rearm::work(core.clone(), rearm, tasks.clone(), stop.clone());
         parts.spawn("deliveries between hops", core.observing.life.bind(rearm));
         if without {
-            let declaring = hand_out::declare_late(core.clone(), stop.clone());
+            let declaring = hand_out::declare_late(core.publishing.clone(), stop.clone());
             parts.spawn("declaring the topology", core.observing.life.bind(declaring));
         }
-        let outage = hand_out::run(core.clone(), tasks.clone(), stop.clone());
+        let outage = hand_out::run((&core).into(), tasks.clone(), stop.clone());
         parts.spawn("running from the ledger", core.observing.life.bind(outage));
-        parts.spawn("catch-up", core.observing.life.bind(catch_up::run(core.clone(), tasks.clone(), stop.clone())));
+        parts.spawn("catch-up", core.observing.life.bind(catch_up::run((&core).into(), tasks.clone(), stop.clone())));
         if let Some((fresh, config)) = fresh {
-            let reload = reload::run(core.clone(), companions.clone(), config, fresh, stop.clone());
+            let reload = reload::run((&*core).into(), companions.clone(), config, fresh, stop.clone());
             parts.spawn("following the configuration", core.observing.life.bind(reload));
         }
-        parts.spawn("following the wall clock", core.observing.life.bind(follow_wall::run(core.clone(), stop.clone())));
+        parts.spawn(
+            "following the wall clock",
+            core.observing.life.bind(follow_wall::run((&*core).into(), stop.clone())),
+        );
         // What runs keeps its lease until it has ended, also while the worker stops.
-        lasting.spawn("heartbeats", core.observing.life.bind(keeper.keep(core.clone())));
+        lasting.spawn("heartbeats", core.observing.life.bind(keeper.keep(beats.clone())));
         lasting.spawn("writing of progress", core.observing.life.bind(core.observing.desk.clone().keep_writing()));
         lasting.spawn("reading the ledger's clock", core.observing.life.bind(read_clock(core.clone())));
         let mut attending = Parts::default();
         if self.attends {
-            attending.spawn("reading what operators order", core.observing.life.bind(attend::run(core.clone())));
+            attending.spawn("reading what operators order", core.observing.life.bind(attend::run(attends.clone())));
         }
         let queues: Vec<&str> = core.queues.keys().map(String::as_str).collect();
         tracing::info!(worker = %core.worker, ?queues, "working");
@@ -151,9 +155,9 @@ impl Engine {
         core.observing.desk.write().await;
         drop(attending);
         if self.attends {
-            attend::leave(&core).await;
+            attend::leave(&attends).await;
         }
-        heartbeat::end(&core).await;
+        heartbeat::end(&beats).await;
         core.publishing.dispatch.broker.close().await;
         if let Err(error) = core.ledger.flush().await {
             tracing::debug!(%error, "failed to flush the ledger; some messages will be sent twice");
