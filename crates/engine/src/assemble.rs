@@ -18,11 +18,13 @@ use crate::builder::Engine;
 use crate::catalog::Catalog;
 use crate::catalog::shared;
 use crate::chores::Chores;
+use crate::concurrency::ConcurrencyLimit;
 use crate::connections::Connections;
 use crate::core::Core;
 use crate::desk::Desk;
 use crate::dispatch::Dispatch;
 use crate::error::StartError;
+use crate::flow_watch::FlowWatch;
 use crate::life::Life;
 use crate::observing::Observing;
 use crate::orders::Orders;
@@ -30,12 +32,10 @@ use crate::outage::Outage;
 use crate::patient::PatientLedger;
 use crate::publishing::Publishing;
 use crate::queue::QueueRun;
-use crate::room::Room;
 use crate::stop::Stop;
 use crate::throttle::Throttles;
 use crate::trace::Tracer;
 use crate::unique::UniquePlaces;
-use crate::valve::Valve;
 use crate::vitals::Vitals;
 use crate::wall::UpToDate;
 
@@ -90,7 +90,7 @@ impl Engine {
         let wanted = |name: &String| self.queues.as_ref().is_none_or(|queues| queues.contains(name));
         let dispatch = Dispatch { telemetry: self.telemetry.clone(), ..Dispatch::new(config, &connections) };
         let queues = config.queues.iter().filter(|(name, _)| wanted(name)).map(|(name, settings)| {
-            let (room, balances) = (Room::new(settings.concurrency), Arc::<Balances>::default());
+            let (room, balances) = (ConcurrencyLimit::new(settings.concurrency), Arc::<Balances>::default());
             // What waits here keeps its place from others, and can be put off only from here.
             let ahead = settings.throttle.as_ref().and_then(|name| config.throttles.get(name)?.ahead());
             let plain = FleetOrders::default();
@@ -102,7 +102,7 @@ impl Engine {
                 places: settings.concurrency,
                 prefetch: settings.prefetch,
                 ahead,
-                valve: Valve::new(flow),
+                flow_watch: FlowWatch::new(flow),
                 priority: settings.rank(lane),
                 room: room.clone(),
                 throttle: settings
@@ -132,9 +132,9 @@ impl Engine {
                 places: most,
                 prefetch,
                 ahead: None,
-                valve: Valve::new(Flow { open: true, places: most, prefetch }),
+                flow_watch: FlowWatch::new(Flow { open: true, places: most, prefetch }),
                 priority: 0,
-                room: Room::new(most),
+                room: ConcurrencyLimit::new(most),
                 throttle: None,
                 figures: self.telemetry.queue(&name),
                 handed_out: Arc::default(),

@@ -321,7 +321,7 @@ impl Core {
         };
         lease.finishes();
         let finishing = trace.begin();
-        let finish = self.ledger.insist("finish", || self.ledger.finish(request.clone())).await;
+        let finish = self.ledger.retry_until_stopped("finish", || self.ledger.finish(request.clone())).await;
         trace.ended("finish", finishing);
         self.observing.note(
             envelope,
@@ -385,7 +385,7 @@ impl Core {
     /// The parts of an entity that are not to be tried any more.
     async fn unavailable(&self, kind: &str, key: &str) -> Vec<String> {
         let failures = || self.ledger.failures_of(kind.to_owned(), key.to_owned());
-        let failures = self.ledger.insist("ask for failed parts", failures).await.unwrap_or_default();
+        let failures = self.ledger.retry_until_stopped("ask for failed parts", failures).await.unwrap_or_default();
         let parts = failures.into_iter().filter(|failure| failure.permanent && !failure.item.is_empty());
         parts.map(|failure| failure.item).collect()
     }

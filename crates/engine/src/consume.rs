@@ -33,14 +33,14 @@ pub(super) async fn work(
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
-                _ = queue.valve.until(differs) => {}
+                _ = queue.flow_watch.until(differs) => {}
             }
         } else if let Some(consumer) = consumer.take() {
             let turn = shutdown.child_token();
             let run = queue.clone();
-            let live = move |core, delivery| pipeline::live(core, run.clone(), delivery);
+            let live = move |core, delivery| pipeline::process_delivery(core, run.clone(), delivery);
             let consuming = pin!(consume(core.clone(), consumer, tasks.clone(), turn.clone(), live));
-            let other = pin!(queue.valve.until(differs));
+            let other = pin!(queue.flow_watch.until(differs));
             // It ends by itself only when nothing will come any more.
             let Either::Right((_, consuming)) = select(consuming, other).await else { return };
             turn.cancel();

@@ -1,4 +1,4 @@
-//! What the parts of a worker share.
+//! The parts of a worker.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ use crate::unique::UniquePlaces;
 use crate::vitals::Vitals;
 use crate::wall::UpToDate;
 
-/// What the parts of a running engine share.
+/// All parts of a running engine. Its methods are the life of a delivery.
 pub(crate) struct Core {
     pub(crate) worker: Arc<str>,
     pub(crate) catalog: Arc<Catalog>,

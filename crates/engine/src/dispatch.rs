@@ -118,7 +118,7 @@ impl Dispatch {
 
     /// Publishes `envelope` again and again until it is confirmed or `patience` is over. The same
     /// identity is published each time, so what arrives twice is recognised.
-    pub(super) async fn send_surely(
+    pub(super) async fn publish_with_retry(
         &self,
         envelope: &Envelope,
         queue: &str,

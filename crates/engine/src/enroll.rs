@@ -20,7 +20,7 @@ use crate::dispatch::Dispatch;
 pub use crate::error::EnrollError;
 use crate::error::StartError;
 use crate::life::{Life, Point};
-use crate::moves::Mover;
+use crate::reschedule::Rescheduler;
 use crate::{sealing, topology_guard};
 
 /// First messages published at the same time.
@@ -251,7 +251,7 @@ pub struct Enroller {
     life: Life,
     /// Whether those who say nothing of a schedule keep theirs.
     keep_schedules: bool,
-    mover: Mover,
+    mover: Rescheduler,
     /// Whether messages published by this process reach workers.
     publishes: bool,
     connections: Connections,
@@ -289,7 +289,7 @@ impl Enroller {
             by_name: false,
             life: Life::default(),
             keep_schedules: settings.roster_schedule.is_none(),
-            mover: Mover::new(config, &connections),
+            mover: Rescheduler::new(config, &connections),
             publishes,
             connections,
             dispatch,

@@ -16,12 +16,12 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::Catalog;
-use crate::moves::{Advance, Change, Mover, Replanned};
 use crate::overslept;
 use crate::overslept::PER_QUEUE;
 use crate::patient::PatientLedger;
 use crate::publishing::Publishing;
 use crate::queue::Queues;
+use crate::reschedule::{Advance, Change, Replanned, Rescheduler};
 use crate::wall::UpToDate;
 
 /// What the task needs of the worker.
@@ -106,7 +106,7 @@ fn tell(known: &Calendar, calendar: &Calendar) {
 
 /// Moves chains that sleep for longer than their schedules can explain: of each queue those that sleep longest.
 async fn mend(needs: &Needs) -> Result<(), LedgerError> {
-    let mover = Mover::of(&needs.publishing, needs.catch_up.slack);
+    let mover = Rescheduler::of(&needs.publishing, needs.catch_up.slack);
     for queue in needs.queues.keys() {
         let mut by_kind: BTreeMap<String, Vec<Listed>> = BTreeMap::new();
         for chain in needs.ledger.furthest(queue.clone(), PER_QUEUE).await? {
@@ -165,7 +165,7 @@ async fn follow(needs: &Needs) -> u64 {
 
 /// Answers how many chains this worker has moved.
 async fn follow_kind(needs: &Needs, kind: &str, schedule: &Schedule) -> Result<u64, LedgerError> {
-    let mover = Mover::of(&needs.publishing, needs.catch_up.slack);
+    let mover = Rescheduler::of(&needs.publishing, needs.catch_up.slack);
     let (mut moved, mut after) = (0, None::<Place>);
     loop {
         let filter = Filter { which: Which { kind: Some(kind.into()), ..Which::default() }, condition: None };

@@ -78,22 +78,22 @@ impl Others {
 ///
 /// # Errors
 /// When the ledger does not answer.
-pub async fn begin(needs: &Needs) -> Result<Keeper, LedgerError> {
-    let mut keeper = Keeper { others: Others::default(), nth: 0, before: Vec::new() };
+pub async fn begin(needs: &Needs) -> Result<Heartbeat, LedgerError> {
+    let mut keeper = Heartbeat { others: Others::default(), nth: 0, before: Vec::new() };
     keeper.begin(needs).await?;
     keeper.beat(needs).await?;
     Ok(keeper)
 }
 
 /// Keeps the lease.
-pub struct Keeper {
+pub struct Heartbeat {
     others: Others,
     nth: u32,
     /// Sessions of this worker that are not kept up any more.
     before: Vec<i64>,
 }
 
-impl Keeper {
+impl Heartbeat {
     async fn begin(&mut self, needs: &Needs) -> Result<(), LedgerError> {
         let vitals = &needs.vitals;
         let before = vitals.terms().take();

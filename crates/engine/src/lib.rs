@@ -1,26 +1,41 @@
-//! The engine: everything between a configuration and chains that stay alive.
+//! The engine: takes a configuration, and keeps its chains running.
 //!
-//! `pipeline` is a job's life from delivery to acknowledgement, `outbox` and `discover` see to what runs
-//! ask for, `outage` runs chains from the ledger while the broker is away, [`sealing`] seals and opens what users have given, [`retried`] sends messages again from quarantine, [`Dispatch`] puts messages on
-//! the ladder, `rearm` sends them on when a hop is over, `catch_up` re-creates messages that
-//! were lost, [`enroll`] begins chains, [`moves`] brings ticks to other times, `reload` follows a
-//! changed configuration, `attend` says how the worker is and does what operators have ordered of it and of its
-//! queues, [`chores`] is what the engine does for itself, and [`Engine::run`] starts and stops it all.
+//! A program describes an [`Engine`] (`builder`). [`Engine::run`] starts and stops it (`run`). Its parts are made of the
+//! configuration (`assemble`), and each task takes the parts that it needs (`wiring`):
 //!
-//! Where to go: how a delivery becomes a run, `pipeline`; how a run ends, `attempt` and `one_off`; leases, `vitals`; waiting
-//! for a slot, [`throttle`]; metrics, [`telemetry`]; spans, [`trace`]; lists of entities, [`roster`]; health, [`monitor`].
+//! | Part | What it holds |
+//! |---|---|
+//! | `catalog` | the kinds, their handlers, and the queues |
+//! | `patient` | the ledger, which is asked until it answers |
+//! | `publishing` | the way to the broker: successors, jobs, messages that come again later; `quarantine` |
+//! | `observing` | metrics, log lines and spans of runs |
+//! | `vitals`, `in_hand`, `unique`, `suspects`, `wall`, `left_behind` | leases; messages in hand; places of unique jobs; runs that are kept apart; the wall clock; chains that dead workers have left |
+//! | `stop` | the signals by which a worker stops |
 //!
-//! Layer: on `config` and all below. Everything above is handed to it: a [`companion::Companion`] runs in the worker, and a
-//! [`life::Probe`] watches it.
+//! A message is delivered to `consume`, and `pipeline` processes it: `pipeline` claims a chain's tick, `attempt` runs it and
+//! writes its end, and `one_off` does the same for a job without a chain (`redelivered` when a worker had it before).
+//! `outbox` and `discover` make messages and chains of what a run asks for, and `publishing` sends them over [`Dispatch`].
+//! An order is done by `orders`.
+//!
+//! Beside the pipeline run `heartbeat` (the session and its leases), `presence` (what the worker does, and what operators
+//! have ordered), `catch_up` (messages that were lost), `hand_out` (due chains while the broker is away), `rearm` (messages
+//! between two hops), `follow_wall` (the wall clock was set), `reload` (the configuration has changed) and [`chores`] (the
+//! engine's own chains). Programs use [`enroll`], [`publish`], [`reschedule`] and [`replay`] without a running worker.
+//!
+//! Where to go: waiting for a slot, [`throttle`]; payloads that are encrypted, [`sealing`]; metrics, [`telemetry`]; spans,
+//! [`trace`]; lists of entities, [`roster`]; health, [`monitor`].
+//!
+//! Layer: on `config` and all below. What is above is handed to the engine: a [`companion::Companion`] runs in the worker,
+//! and a [`life::Probe`] watches it.
 
 mod assemble;
 mod attempt;
-mod attend;
 mod builder;
 mod catalog;
 mod catch_up;
 pub mod chores;
 pub mod companion;
+mod concurrency;
 mod connections;
 mod consume;
 mod core;
@@ -29,7 +44,7 @@ mod discover;
 mod dispatch;
 pub mod enroll;
 mod error;
-mod fate;
+mod flow_watch;
 mod follow_wall;
 mod hand_out;
 mod heartbeat;
@@ -37,7 +52,6 @@ mod in_hand;
 mod left_behind;
 pub mod life;
 pub mod monitor;
-pub mod moves;
 mod observing;
 mod one_off;
 mod orders;
@@ -45,9 +59,9 @@ mod outage;
 mod outbox;
 pub mod overslept;
 mod pace;
-mod parts;
 mod patient;
 mod pipeline;
+mod presence;
 pub mod publish;
 mod publishing;
 mod quarantine;
@@ -56,22 +70,24 @@ mod rearm;
 mod reconcile;
 mod redelivered;
 mod reload;
-pub mod retried;
-mod room;
+pub mod replay;
+pub mod reschedule;
 pub mod roster;
 mod run;
 pub mod sealing;
+mod settlement;
 mod stop;
+mod supervised;
 mod suspects;
 pub mod telemetry;
 pub mod throttle;
 pub mod topology_guard;
 pub mod trace;
 mod unique;
-mod valve;
 mod vitals;
 mod wall;
 mod wiring;
+
 pub use builder::Engine;
 pub use connections::{Connections, connect_broker, open_ledger};
 pub use dispatch::Dispatch;

@@ -10,9 +10,9 @@ use roundelay_model::outcome::{Decision, Verdict};
 use roundelay_model::reason::{Class, Reason};
 
 use crate::desk::Desk;
-use crate::fate::Fate;
 use crate::life::{Life, Point};
 use crate::queue::QueueRun;
+use crate::settlement::Settlement;
 use crate::telemetry::figures::KindFigures;
 use crate::telemetry::{Count, Telemetry};
 use crate::trace::{Run, Tracer};
@@ -33,11 +33,11 @@ impl Observing {
         self.figures.get(kind)
     }
 
-    /// Tells the broker a delivery's fate.
-    pub(crate) async fn settle(&self, delivery: Delivery, fate: Fate) {
-        match fate {
-            Fate::Ack => delivery.ack().await,
-            Fate::Requeue => {
+    /// Settles a delivery with the broker.
+    pub(crate) async fn settle(&self, delivery: Delivery, settlement: Settlement) {
+        match settlement {
+            Settlement::Ack => delivery.ack().await,
+            Settlement::Requeue => {
                 self.telemetry.count(Count::Requeued);
                 delivery.requeue().await;
             }

@@ -23,11 +23,11 @@ use roundelay_model::reason::{Class, Reason};
 
 use crate::attempt::Pace;
 use crate::core::Core;
-use crate::fate::Fate;
 use crate::life::Point;
 use crate::outbox::Asking;
 use crate::queue::QueueRun;
-use crate::retried::retry_says;
+use crate::replay::superseded;
+use crate::settlement::Settlement;
 use crate::trace::Run;
 use crate::{reconcile, sealing};
 
@@ -36,7 +36,7 @@ const OWNER_PAUSED: Duration = Duration::from_secs(30);
 
 impl Core {
     /// Puts a job off that does not open.
-    pub(crate) async fn put_off_sealed(&self, mut envelope: Envelope, queue: &QueueRun, why: &Unopened) -> Fate {
+    pub(crate) async fn postpone_sealed(&self, mut envelope: Envelope, queue: &QueueRun, why: &Unopened) -> Settlement {
         let now = self.ledger.now();
         if let Some(sealed) = &mut envelope.sealed {
             // Whoever published it may have written anything.
@@ -50,17 +50,17 @@ impl Core {
     }
 
     /// The life of a one-off job.
-    pub(super) async fn job(&self, queue: &QueueRun, mut envelope: Envelope, delivery: &Delivery) -> Fate {
-        if let Some(fate) = self.publishing.wait_until_due(&envelope, &queue.name).await {
-            return fate;
+    pub(super) async fn job(&self, queue: &QueueRun, mut envelope: Envelope, delivery: &Delivery) -> Settlement {
+        if let Some(settlement) = self.publishing.wait_until_due(&envelope, &queue.name).await {
+            return settlement;
         }
         if let Err(why) = sealing::open(&self.publishing.keys(), &mut envelope) {
-            return self.put_off_sealed(envelope, queue, &why).await;
+            return self.postpone_sealed(envelope, queue, &why).await;
         }
-        if let Some(fate) = retry_says(&self.ledger, &self.observing, &envelope, queue).await {
-            return fate;
+        if let Some(settlement) = superseded(&self.ledger, &self.observing, &envelope, queue).await {
+            return settlement;
         }
-        let Some(kind) = self.catalog.kind(&envelope.kind) else { return Fate::Requeue };
+        let Some(kind) = self.catalog.kind(&envelope.kind) else { return Settlement::Requeue };
         let owner = self.owner_of(&envelope).await;
         if !lets_start(owner) {
             return self.owner_says_no(&kind, &envelope, queue, owner, &Run::default()).await;
@@ -76,20 +76,20 @@ impl Core {
         let id = envelope.id.get_or_insert_with(|| self.entropy.token()).clone();
         let trace = self.observing.tracer.run(&envelope, &queue.name, || self.ledger.now());
         let unique = kind.unique.filter(|_| !part);
-        if let Some(fate) = self.unique_says(unique, &envelope, queue, &id, &trace).await {
-            return fate;
+        if let Some(settlement) = self.unique_says(unique, &envelope, queue, &id, &trace).await {
+            return settlement;
         }
         let released = match self.released(&kind, (&envelope, named), queue, delivery).await {
             Ok(released) => released,
-            Err(fate) => return fate,
+            Err(settlement) => return settlement,
         };
         let waiting = trace.begin();
         let Some(permit) = self.permit(queue, &envelope.kind, envelope.due, (delivery, false)).await else {
-            return Fate::Requeue;
+            return Settlement::Requeue;
         };
         trace.spent("permit", (waiting, trace.begin()), || queue.paced_by());
         if !self.taken_in_hand(&released, queue).await {
-            return Fate::Requeue;
+            return Settlement::Requeue;
         }
         // It may have waited for room, slot and ledger for minutes, and its owner may have been paused meanwhile.
         let owner = self.owner_of(&envelope).await;
@@ -97,13 +97,13 @@ impl Core {
             drop(permit);
             // The job does not run, so no worker can die over it.
             if !self.out_of_hand(&released).await {
-                return Fate::Requeue;
+                return Settlement::Requeue;
             }
             return self.owner_says_no(&kind, &envelope, queue, owner, &trace).await;
         }
         if unique.is_some_and(|unique| unique.until == UniqueUntil::Start) {
             if !self.unique.give_place(&envelope, &id).await {
-                return Fate::Requeue;
+                return Settlement::Requeue;
             }
             self.observing.life.reached(Point::PlaceGivenBefore).await;
         }
@@ -112,8 +112,8 @@ impl Core {
             false => None,
             true => match self.publishing.hold_part(&envelope, queue, (&id, longest)).await {
                 Ok(failure) => Some(failure),
-                Err(fate) if self.out_of_hand(&released).await => return fate,
-                Err(_) => return Fate::Requeue,
+                Err(settlement) if self.out_of_hand(&released).await => return settlement,
+                Err(_) => return Settlement::Requeue,
             },
         };
         let (now, calendar) = (self.ledger.now(), self.ledger.calendar());
@@ -154,7 +154,7 @@ impl Core {
         };
         drop(desk);
         if !self.out_of_hand(&released).await {
-            return Fate::Requeue;
+            return Settlement::Requeue;
         }
         drop(released);
         self.observing.life.reached(Point::JobHandled).await;
@@ -190,19 +190,19 @@ impl Core {
                 let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
                 self.ledger.accept(kind, key, asked.spawned(&keys), asked.chains.clone(), asked.failed.clone())
             };
-            let Some(begun) = self.ledger.insist("accept what a job asks for", accept).await else {
-                return Fate::Requeue;
+            let Some(begun) = self.ledger.retry_until_stopped("accept what a job asks for", accept).await else {
+                return Settlement::Requeue;
             };
             join(self.publishing.send_first(begun, at, &trace), self.publishing.send_spawned(asked.envelopes, &trace))
                 .await;
         }
         let safe = match (&end, decision.next) {
             (Some(end), _) => self.publishing.end_part(&id, end, at).await,
-            (None, Next::Snooze { due }) if part => self.publishing.put_part_off(&id, due).await,
+            (None, Next::Snooze { due }) if part => self.publishing.postpone_part(&id, due).await,
             (None, _) => true,
         };
         match decision.next {
-            _ if !safe => Fate::Requeue,
+            _ if !safe => Settlement::Requeue,
             _ if end.is_some() => self.publishing.forget(&id).await,
             Next::End | Next::Tick { .. } | Next::Gather => self.job_ended(&kind, &envelope, &id, decision, at).await,
             Next::Attempt { attempt, due } => {
@@ -217,7 +217,14 @@ impl Core {
     }
 
     /// Keeps what went wrong, and gives up what the job had.
-    async fn job_ended(&self, kind: &KindSettings, envelope: &Envelope, id: &str, end: Decision, at: Time) -> Fate {
+    async fn job_ended(
+        &self,
+        kind: &KindSettings,
+        envelope: &Envelope,
+        id: &str,
+        end: Decision,
+        at: Time,
+    ) -> Settlement {
         if let Some(reason) = &end.reason {
             let record = || {
                 let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
@@ -225,13 +232,13 @@ impl Core {
                 let whole = FailedItem { code, permanent, ..FailedItem::new("", reason.text.clone()) };
                 self.ledger.record_failure(kind, key, whole, at)
             };
-            if self.ledger.insist("keep a failure", record).await.is_none() {
-                return Fate::Requeue;
+            if self.ledger.retry_until_stopped("keep a failure", record).await.is_none() {
+                return Settlement::Requeue;
             }
             self.observing.life.reached(Point::FailureKept).await;
         }
         if !self.unique.end_place(kind, envelope, id, end.verdict).await {
-            return Fate::Requeue;
+            return Settlement::Requeue;
         }
         self.publishing.forget(id).await
     }
@@ -241,7 +248,7 @@ impl Core {
         let Some(owner) = &envelope.owner else {
             return Some(ChainState::Active);
         };
-        self.ledger.insist("ask for an owner", || self.ledger.owner(owner.clone())).await
+        self.ledger.retry_until_stopped("ask for an owner", || self.ledger.owner(owner.clone())).await
     }
 
     /// What becomes of a job whose owner does not [let it start](lets_start).
@@ -252,15 +259,15 @@ impl Core {
         queue: &QueueRun,
         state: Option<ChainState>,
         trace: &Run,
-    ) -> Fate {
+    ) -> Settlement {
         let owner = envelope.owner.as_deref().unwrap_or_default();
         match state {
             Some(ChainState::Retired) => {
                 let reason = Reason::new(Class::Owner, format!("its owner {owner} is gone"));
                 self.observing.says_no(envelope, queue, Verdict::Dropped, reason, trace);
-                let Some(id) = &envelope.id else { return Fate::Ack };
+                let Some(id) = &envelope.id else { return Settlement::Ack };
                 if kind.unique.is_some() && !self.unique.give_place(envelope, id).await {
-                    return Fate::Requeue;
+                    return Settlement::Requeue;
                 }
                 self.publishing.forget(id).await
             }
@@ -271,7 +278,7 @@ impl Core {
                 self.observing.says_no(envelope, queue, Verdict::Snoozed, reason, trace);
                 self.publishing.send_job(&later, &queue.name, self.ledger.now(), trace).await
             }
-            None => Fate::Requeue,
+            None => Settlement::Requeue,
         }
     }
 
@@ -283,14 +290,14 @@ impl Core {
         queue: &QueueRun,
         id: &str,
         trace: &Run,
-    ) -> Option<Fate> {
+    ) -> Option<Settlement> {
         let unique = unique?;
         if unique.until == UniqueUntil::Start && envelope.attempt > 1 {
             // It has started, and so given its place up.
             return None;
         }
         match self.unique.place_taken(unique, envelope, id).await {
-            None => Some(Fate::Requeue),
+            None => Some(Settlement::Requeue),
             Some(None) => None,
             Some(Some(reason)) => {
                 self.observing.says_no(envelope, queue, Verdict::Dropped, reason, trace);

@@ -18,12 +18,12 @@ use roundelay_model::reason::{Class, Reason};
 use crate::connections::Connections;
 use crate::enroll::{Asked, Became, Enroller, RunOnce};
 use crate::error::EnrollError;
-use crate::fate::Fate;
 use crate::life::{Life, Point};
 use crate::observing::Observing;
 use crate::patient::PatientLedger;
 use crate::publishing::Publishing;
 use crate::queue::QueueRun;
+use crate::settlement::Settlement;
 use crate::trace::Run;
 
 /// An order that another worker can do, and this one cannot yet, comes again after this.
@@ -128,7 +128,7 @@ impl Orders {
     /// A message asks for a manual run. `None` when the ledger could not be reached any more.
     async fn run_now(&self, queue: &QueueRun, envelope: &Envelope, asked: &RunNow) -> Option<Result<(), Undone>> {
         let run = || self.run(envelope, asked, &queue.name);
-        Some(match self.ledger.insist("run a chain, as a message asks for", run).await? {
+        Some(match self.ledger.retry_until_stopped("run a chain, as a message asks for", run).await? {
             Err(undone) => Err(undone),
             Ok(came) => {
                 let bad = |why| Err(Undone::Bad(BadMessage::Order("run", why)));
@@ -156,11 +156,17 @@ impl Orders {
     }
 
     /// The life of an order.
-    pub(super) async fn obey(&self, queue: &QueueRun, envelope: &Envelope, order: Order, delivery: &Delivery) -> Fate {
+    pub(super) async fn obey(
+        &self,
+        queue: &QueueRun,
+        envelope: &Envelope,
+        order: Order,
+        delivery: &Delivery,
+    ) -> Settlement {
         let done = match order {
             Order::Enroll(enrolment) => {
                 let enroll = || self.enroll(envelope, enrolment.clone(), &queue.name);
-                self.ledger.insist("enroll what a message asks for", enroll).await
+                self.ledger.retry_until_stopped("enroll what a message asks for", enroll).await
             }
             // Chains of the engine's own begin and end with its workers.
             Order::Retire if is_internal(&envelope.kind) => {
@@ -171,7 +177,7 @@ impl Orders {
                 let one =
                     Which { kind: Some(envelope.kind.clone()), key: Some(envelope.key.clone()), ..Which::default() };
                 let retire = || self.ledger.steer(one.clone(), ledger::Order::Retire);
-                let done = self.ledger.insist("end a chain, as a message asks for", retire).await;
+                let done = self.ledger.retry_until_stopped("end a chain, as a message asks for", retire).await;
                 done.map(|changed| Ok(if changed > 0 { Became::Retired } else { Became::Unchanged }))
             }
             Order::Run(asked) => {
@@ -180,20 +186,20 @@ impl Orders {
             }
         };
         match done {
-            None => Fate::Requeue,
+            None => Settlement::Requeue,
             Some(Ok(became)) => {
                 tracing::info!(kind = envelope.kind, key = envelope.key, ?became, "a message ordered a chain");
                 self.life.reached(Point::Obeyed).await;
                 match &envelope.id {
                     Some(id) => self.publishing.forget(id).await,
-                    None => Fate::Ack,
+                    None => Settlement::Ack,
                 }
             }
             Some(Err(Undone::Bad(bad))) => self.publishing.quarantine(delivery, &bad).await,
             Some(Err(Undone::Unsealed)) => {
                 tracing::warn!(kind = envelope.kind, key = envelope.key, "{}", EnrollError::Unsealed);
                 tokio::time::sleep(ELSEWHERE).await;
-                Fate::Requeue
+                Settlement::Requeue
             }
         }
     }

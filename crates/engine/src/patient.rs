@@ -38,7 +38,7 @@ impl PatientLedger {
     /// Asks the ledger again and again while it does not answer, holding the delivery meanwhile:
     /// so consumption stops by itself, with no message going in circles. `None` when the worker
     /// has been told to stop for good.
-    pub(crate) async fn insist<T, F>(&self, verb: &str, ask: impl Fn() -> F) -> Option<T>
+    pub(crate) async fn retry_until_stopped<T, F>(&self, verb: &str, ask: impl Fn() -> F) -> Option<T>
     where
         F: Future<Output = Result<T, LedgerError>>,
     {

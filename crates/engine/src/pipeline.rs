@@ -28,16 +28,16 @@ use roundelay_model::job::{BadMessage, ChainRef, Envelope, MAX_DEATHS};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::attempt::Claimed;
+use crate::concurrency::RunPlace;
 use crate::core::Core;
 use crate::dispatch::Decided;
-use crate::fate::Fate;
 use crate::in_hand::InHand;
 use crate::life::Point;
 use crate::outbox::Asked;
 use crate::patient::{FIRST_PAUSE, LEDGER_PAUSE};
 use crate::queue::QueueRun;
-use crate::room::Place;
 use crate::sealing;
+use crate::settlement::Settlement;
 use crate::suspects::Kept;
 use crate::telemetry::Count;
 use crate::throttle::{Slot, Want};
@@ -63,7 +63,7 @@ pub(super) struct Permit {
     /// It has no slot, nor one soon: whoever would start is put off for so long.
     pub(super) blocked: Option<Duration>,
     /// None for what does not start.
-    pub(super) _room: Option<Place>,
+    pub(super) _room: Option<RunPlace>,
 }
 
 /// The answer to a claim, and the session for which it was made.
@@ -84,9 +84,9 @@ pub(super) struct Ended {
 }
 
 /// Lives one delivery of a platform queue.
-pub async fn live(core: Arc<Core>, queue: Arc<QueueRun>, delivery: Delivery) {
+pub async fn process_delivery(core: Arc<Core>, queue: Arc<QueueRun>, delivery: Delivery) {
     core.observing.life.reached(Point::Delivered).await;
-    let fate = match core.read(&delivery) {
+    let settlement = match core.read(&delivery) {
         Ok(envelope) => match (envelope.order(), &envelope.chain) {
             (Some(order), _) => core.orders.obey(&queue, &envelope, order, &delivery).await,
             (None, Some(chain)) => core.tick(&queue, &envelope, chain, &delivery).await,
@@ -94,7 +94,7 @@ pub async fn live(core: Arc<Core>, queue: Arc<QueueRun>, delivery: Delivery) {
         },
         Err(bad) => core.publishing.quarantine(&delivery, &bad).await,
     };
-    core.observing.settle(delivery, fate).await;
+    core.observing.settle(delivery, settlement).await;
 }
 
 /// Waits for an attempt, however long it takes. Its message is acknowledged before the broker takes it back: the
@@ -142,14 +142,14 @@ impl Core {
     }
 
     /// The life of a chain's tick.
-    async fn tick(&self, queue: &QueueRun, envelope: &Envelope, chain: &ChainRef, delivery: &Delivery) -> Fate {
+    async fn tick(&self, queue: &QueueRun, envelope: &Envelope, chain: &ChainRef, delivery: &Delivery) -> Settlement {
         let in_hand = self.in_hand.take(chain.epoch);
         let due = envelope.due.unwrap_or_default();
         queue.progressed_to(due.min(self.ledger.now()));
-        if let Some(fate) = self.publishing.wait_until_due(envelope, &queue.name).await {
-            return fate;
+        if let Some(settlement) = self.publishing.wait_until_due(envelope, &queue.name).await {
+            return settlement;
         }
-        let Some(kind) = self.catalog.kind(&envelope.kind) else { return Fate::Requeue };
+        let Some(kind) = self.catalog.kind(&envelope.kind) else { return Settlement::Requeue };
         let hint = Hint {
             kind: envelope.kind.clone(),
             key: envelope.key.clone(),
@@ -177,7 +177,7 @@ impl Core {
         };
         let trace = self.observing.tracer.run(envelope, &queue.name, || self.ledger.now());
         let Some(answered) = self.claim(queue, delivery, &in_hand, request, &trace).await else {
-            return Fate::Requeue;
+            return Settlement::Requeue;
         };
         let Answered { permit, claim, term, _kept } = answered;
         match claim {
@@ -195,11 +195,12 @@ impl Core {
                 match ended {
                     Some(Ended { finish: Finish::Applied(messages), at, asked }) => {
                         self.observing.life.reached(Point::Finished).await;
-                        let succeed = self.publishing.send_all(messages, chain.epoch, Decided { at, late }, &trace);
-                        join(succeed, self.publishing.send_spawned(asked.envelopes, &trace)).await.0
+                        let publish_successor =
+                            self.publishing.send_all(messages, chain.epoch, Decided { at, late }, &trace);
+                        join(publish_successor, self.publishing.send_spawned(asked.envelopes, &trace)).await.0
                     }
-                    Some(Ended { finish: Finish::Fenced, .. }) => Fate::Ack,
-                    None => Fate::Requeue,
+                    Some(Ended { finish: Finish::Fenced, .. }) => Settlement::Ack,
+                    None => Settlement::Requeue,
                 }
             }
             Claim::Stale(successor) => {
@@ -209,38 +210,38 @@ impl Core {
                 match successor {
                     Some(successor) => {
                         // Who should have sent it is not known any more.
-                        self.publishing.succeed(&successor, self.ledger.now().into(), &Run::default()).await
+                        self.publishing.publish_successor(&successor, self.ledger.now().into(), &Run::default()).await
                     }
-                    None => Fate::Ack,
+                    None => Settlement::Ack,
                 }
             }
             Claim::Runs => {
                 self.observing.telemetry.count(Count::Idle);
-                Fate::Ack
+                Settlement::Ack
             }
             Claim::Waits { until } => {
                 drop(permit);
                 self.observing.telemetry.count(Count::Idle);
                 let later = Envelope { due: Some(until), ..envelope.clone() };
-                self.publishing.put_off(&later, &queue.name).await
+                self.publishing.postpone(&later, &queue.name).await
             }
             Claim::Suspected(_) => {
                 drop(permit);
                 let due = self.ledger.now() + self.entropy.between(SUSPECT_WAITS.0, SUSPECT_WAITS.1);
                 let later = Envelope { due: Some(due), ..envelope.clone() };
-                self.publishing.put_off(&later, &queue.name).await
+                self.publishing.postpone(&later, &queue.name).await
             }
             Claim::SetAside => {
                 self.observing.set_aside(envelope, queue, "look at it, and let it go on by `roundelay recover`");
-                Fate::Ack
+                Settlement::Ack
             }
             Claim::Early(hint) => {
                 drop(permit);
-                self.publishing.put_off(&hint.envelope(self.ledger.id()), &hint.queue).await
+                self.publishing.postpone(&hint.envelope(self.ledger.id()), &hint.queue).await
             }
             Claim::Idle => {
                 self.observing.telemetry.count(Count::Idle);
-                Fate::Ack
+                Settlement::Ack
             }
             Claim::NoSchedule => {
                 self.publishing.quarantine(delivery, &BadMessage::NoChains(envelope.kind.clone())).await

@@ -20,11 +20,11 @@ use tokio::sync::{Notify, SetOnce};
 use tokio::time::sleep;
 
 use crate::dispatch::{Decided, Dispatch};
-use crate::fate::Fate;
 use crate::life::{Life, Point};
 use crate::outage::Outage;
 use crate::patient::PatientLedger;
 use crate::sealing::{self, check, set_aside};
+use crate::settlement::Settlement;
 use crate::telemetry::{Count, Telemetry};
 use crate::trace::Run;
 
@@ -67,10 +67,10 @@ impl Publishing {
     /// Sends what a finish asks for: the successor of the chain with this epoch, on which hangs whether its
     /// predecessor may be acknowledged, and the members of a batch, chains that the run has discovered, and
     /// the chain that has waited for this one. Those that cannot be sent are known to the ledger as unsent.
-    pub(crate) async fn send_all(&self, messages: Vec<Hint>, epoch: i64, decided: Decided, trace: &Run) -> Fate {
+    pub(crate) async fn send_all(&self, messages: Vec<Hint>, epoch: i64, decided: Decided, trace: &Run) -> Settlement {
         let (own, others): (Vec<Hint>, Vec<Hint>) = messages.into_iter().partition(|hint| hint.epoch == epoch);
         let others = stream::iter(others).map(async |hint| {
-            self.succeed(&hint, decided, trace).await;
+            self.publish_successor(&hint, decided, trace).await;
             if hint.parent == epoch {
                 self.life.reached(Point::MemberSent).await;
             }
@@ -78,8 +78,8 @@ impl Publishing {
         let others = others.buffer_unordered(IN_FLIGHT).collect::<()>();
         let own = async {
             match own.first() {
-                Some(successor) => self.succeed(successor, decided, trace).await,
-                None => Fate::Ack,
+                Some(successor) => self.publish_successor(successor, decided, trace).await,
+                None => Settlement::Ack,
             }
         };
         join(own, others).await.0
@@ -88,33 +88,33 @@ impl Publishing {
     /// Sends the first messages of chains that a job has discovered. Catch-up sends those that cannot be sent.
     pub(crate) async fn send_first(&self, messages: Vec<Hint>, decided: Time, trace: &Run) {
         let sends = stream::iter(messages).map(async |hint| {
-            self.succeed(&hint, decided.into(), trace).await;
+            self.publish_successor(&hint, decided.into(), trace).await;
         });
         sends.buffer_unordered(IN_FLIGHT).collect::<()>().await;
     }
 
     /// Sends what follows, then it is safe to acknowledge what went before. If it cannot be sent,
     /// the ledger knows it as unsent: whoever gets the old message again, or catch-up, sends it.
-    pub(crate) async fn succeed(&self, successor: &Hint, decided: Decided, trace: &Run) -> Fate {
+    pub(crate) async fn publish_successor(&self, successor: &Hint, decided: Decided, trace: &Run) -> Settlement {
         let mut envelope = successor.envelope(self.ledger.id());
         let sending = trace.sends(&mut envelope, &successor.queue, || self.ledger.now());
         let sent = tokio::select! {
             biased;
             // The ledger knows that the successor is unsent, and is in charge until the broker is back.
             () = self.outage.begins() => None,
-            sent = self.dispatch.send_surely(&envelope, &successor.queue, decided, PUBLISH_PATIENCE) => Some(sent),
+            sent = self.dispatch.publish_with_retry(&envelope, &successor.queue, decided, PUBLISH_PATIENCE) => Some(sent),
         };
         trace.sent(sending, matches!(sent, Some(Ok(()))));
         if !matches!(sent, Some(Ok(()))) {
             self.outage.left_unsent(successor.due);
         }
-        let Some(sent) = sent else { return Fate::Ack };
+        let Some(sent) = sent else { return Settlement::Ack };
         match sent {
             Ok(()) => {
                 self.life.reached(Point::SuccessorSent).await;
                 self.ledger.mark_sent(successor.sent());
                 self.life.reached(Point::SuccessorNoted).await;
-                Fate::Ack
+                Settlement::Ack
             }
             Err(error) => {
                 if self.telemetry.notices.begins("successors that could not be sent") {
@@ -123,14 +123,14 @@ impl Publishing {
                         "a successor could not be sent; it is sent when its predecessor is delivered again, or by catch-up"
                     );
                 }
-                Fate::Requeue
+                Settlement::Requeue
             }
         }
     }
 
     /// Sees to it that nothing starts early: the last moments are slept here, more goes back to
     /// the ladder. `None` when it is time.
-    pub(crate) async fn wait_until_due(&self, envelope: &Envelope, queue: &str) -> Option<Fate> {
+    pub(crate) async fn wait_until_due(&self, envelope: &Envelope, queue: &str) -> Option<Settlement> {
         loop {
             let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(self.ledger.now()));
             if remaining.is_zero() {
@@ -138,16 +138,16 @@ impl Publishing {
             }
             match self.dispatch.ladder.hop(remaining, Duration::ZERO) {
                 Hop::Now { wait } => sleep(wait).await,
-                Hop::Last { .. } | Hop::Further { .. } => return Some(self.put_off(envelope, queue).await),
+                Hop::Last { .. } | Hop::Further { .. } => return Some(self.postpone(envelope, queue).await),
             }
         }
     }
 
     /// Sends the same message again for its (later) due time.
-    pub(crate) async fn put_off(&self, envelope: &Envelope, queue: &str) -> Fate {
+    pub(crate) async fn postpone(&self, envelope: &Envelope, queue: &str) -> Settlement {
         if self.outage.lasts() && envelope.chain.is_some() {
             // The ledger is in charge, and hands the chain out when that is due.
-            return Fate::Ack;
+            return Settlement::Ack;
         }
         self.telemetry.count(Count::Rearmed);
         let now = self.ledger.now();
@@ -159,13 +159,13 @@ impl Publishing {
         match self.dispatch.send(&envelope, queue, now).await {
             Ok(()) => {
                 self.life.reached(Point::PutOff).await;
-                Fate::Ack
+                Settlement::Ack
             }
             Err(error) => {
                 tracing::debug!(kind = envelope.kind, key = envelope.key, %error, "putting a message off failed");
                 // The broker has just failed to take it; a pause keeps this from turning in circles.
                 sleep(Duration::from_secs(1)).await;
-                Fate::Requeue
+                Settlement::Requeue
             }
         }
     }
@@ -210,40 +210,40 @@ impl Publishing {
         self.life.reached(Point::SpawnedForgotten).await;
     }
 
-    pub(crate) async fn send_job(&self, envelope: &Envelope, queue: &str, decided: Time, trace: &Run) -> Fate {
+    pub(crate) async fn send_job(&self, envelope: &Envelope, queue: &str, decided: Time, trace: &Run) -> Settlement {
         let mut envelope = Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
         if !self.dispatch.broker.keeps_messages() {
             let body = sealing::encode(&self.keys(), &envelope);
             let keep = || self.ledger.keep_job(envelope.id.clone().unwrap_or_default(), body.clone());
-            if self.ledger.insist("keep a job", keep).await.is_none() {
-                return Fate::Requeue;
+            if self.ledger.retry_until_stopped("keep a job", keep).await.is_none() {
+                return Settlement::Requeue;
             }
         }
         let sending = trace.sends(&mut envelope, queue, || self.ledger.now());
-        let sent = self.dispatch.send_surely(&envelope, queue, decided, PUBLISH_PATIENCE).await;
+        let sent = self.dispatch.publish_with_retry(&envelope, queue, decided, PUBLISH_PATIENCE).await;
         trace.sent(sending, sent.is_ok());
         match sent {
             Ok(()) => {
                 self.life.reached(Point::JobSentAgain).await;
-                Fate::Ack
+                Settlement::Ack
             }
             Err(error) => {
                 if self.telemetry.notices.begins("jobs that could not be sent again") {
                     tracing::warn!(kind = envelope.kind, key = envelope.key, %error, "a job could not be sent again; its message is kept");
                 }
-                Fate::Requeue
+                Settlement::Requeue
             }
         }
     }
 
     /// Where the broker keeps nothing, the ledger does, and now it need not any more.
-    pub(crate) async fn forget(&self, id: &str) -> Fate {
+    pub(crate) async fn forget(&self, id: &str) -> Settlement {
         if self.dispatch.broker.keeps_messages() {
-            return Fate::Ack;
+            return Settlement::Ack;
         }
-        match self.ledger.insist("forget a job", || self.ledger.forget_jobs(vec![id.to_owned()])).await {
-            Some(()) => Fate::Ack,
-            None => Fate::Requeue,
+        match self.ledger.retry_until_stopped("forget a job", || self.ledger.forget_jobs(vec![id.to_owned()])).await {
+            Some(()) => Settlement::Ack,
+            None => Settlement::Requeue,
         }
     }
 

@@ -8,16 +8,16 @@ use roundelay_broker::Message;
 use roundelay_model::job::{BadMessage, Envelope};
 use tokio::time::sleep;
 
-use crate::fate::Fate;
 use crate::life::Point;
 use crate::publishing::Publishing;
-use crate::retried::lies_as;
+use crate::replay::replay_id;
 use crate::sealing;
+use crate::settlement::Settlement;
 use crate::telemetry::Count;
 
 impl Publishing {
     /// Puts a message that cannot be used where a person finds it.
-    pub(crate) async fn quarantine(&self, delivery: &Delivery, bad: &BadMessage) -> Fate {
+    pub(crate) async fn quarantine(&self, delivery: &Delivery, bad: &BadMessage) -> Settlement {
         self.telemetry.count(Count::Quarantined);
         let keys = self.keys();
         let (from, reason) = (delivery.queue.to_string(), bad.told(keys.seal().is_some()));
@@ -28,7 +28,7 @@ impl Publishing {
         let job = Envelope::decode(&delivery.body).ok().filter(|envelope| envelope.chain.is_none());
         let job = job.and_then(|job| job.id);
         let kept = if self.dispatch.broker.keeps_messages() {
-            let id = job.map_or_else(|| self.entropy.token(), |id| lies_as(&from, &id, &body));
+            let id = job.map_or_else(|| self.entropy.token(), |id| replay_id(&from, &id, &body));
             let to = Destination::Quarantine { from, reason };
             let message = Message { to, id, body, trace: None };
             self.dispatch.broker.publish(message).await.map_err(|error| error.to_string())
@@ -40,14 +40,14 @@ impl Publishing {
         match kept {
             Ok(()) => {
                 self.life.reached(Point::SetAside).await;
-                Fate::Ack
+                Settlement::Ack
             }
             Err(error) => {
                 if self.telemetry.notices.begins("messages that the quarantine did not take") {
                     tracing::warn!(error, "the quarantine could not be reached; the message stays where it is");
                 }
                 sleep(Duration::from_secs(1)).await;
-                Fate::Requeue
+                Settlement::Requeue
             }
         }
     }

@@ -8,10 +8,10 @@ use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrders, Flow};
 use roundelay_model::schedule::Balances;
 
-use crate::room::Room;
+use crate::concurrency::ConcurrencyLimit;
+use crate::flow_watch::FlowWatch;
 use crate::telemetry::figures::{QueueFigures, ThrottleFigures};
 use crate::throttle::Throttle;
-use crate::valve::Valve;
 
 /// A platform queue being consumed, or one of its lanes.
 pub(super) struct QueueRun {
@@ -24,11 +24,11 @@ pub(super) struct QueueRun {
     pub(super) places: usize,
     pub(super) prefetch: u16,
     pub(super) ahead: Option<u16>,
-    pub(super) valve: Valve,
+    pub(super) flow_watch: FlowWatch,
     /// Among all that share its throttle.
     pub(super) priority: i32,
     /// What the lanes share.
-    pub(super) room: Arc<Room>,
+    pub(super) room: Arc<ConcurrencyLimit>,
     pub(super) throttle: Option<(Arc<Throttle>, Arc<ThrottleFigures>)>,
     pub(super) figures: Arc<QueueFigures>,
     /// Ticks in hand that came from the ledger, without a message.
@@ -45,14 +45,14 @@ pub(crate) type Queues = BTreeMap<String, Vec<Arc<QueueRun>>>;
 
 impl QueueRun {
     pub(super) fn flow(&self) -> Flow {
-        self.valve.flow()
+        self.flow_watch.flow()
     }
 
     /// Does what was ordered of the queue and of this worker.
     pub(super) fn obey(&self, queue: &FleetOrders, worker: &FleetOrders) {
         let flow = Flow::of(self.places, self.prefetch, self.ahead, queue, worker);
         self.room.resize(flow.places);
-        self.valve.set(flow);
+        self.flow_watch.set(flow);
     }
 
     /// The throttle whose slot is part of the leave to start: that of one with keys is waited for later.
@@ -63,7 +63,7 @@ impl QueueRun {
 
     /// Waits until nothing more is taken.
     pub(super) async fn closed(&self) {
-        self.valve.until(|flow| !flow.open).await;
+        self.flow_watch.until(|flow| !flow.open).await;
     }
 
     pub(super) fn progressed_to(&self, due: Time) {

@@ -10,8 +10,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::consume;
 use crate::core::Core;
-use crate::fate::Fate;
 use crate::life::Point;
+use crate::settlement::Settlement;
 use crate::telemetry::Count;
 
 /// Messages held at most; each sleeps here for at most [`roundelay_model::ladder::IN_PROCESS`], so this many pass in a fifth of a
@@ -39,23 +39,23 @@ pub async fn live(core: Arc<Core>, delivery: Delivery) {
         Some(queue) => Ok((envelope, queue)),
         None => Err(BadMessage::Field("`queue` is missing, so the rearm queue cannot send it on".into())),
     });
-    let fate = match checked {
+    let settlement = match checked {
         Ok((envelope, queue)) => {
             core.observing.telemetry.count(Count::Rearmed);
             match core.publishing.dispatch.hop(&envelope, &queue, core.ledger.now()).await {
                 Ok(_) => {
                     core.observing.life.reached(Point::Rearmed).await;
-                    Fate::Ack
+                    Settlement::Ack
                 }
                 Err(error) => {
                     tracing::debug!(kind = envelope.kind, key = envelope.key, %error, "rearming failed");
                     // What has just refused it would refuse it again at once.
                     tokio::time::sleep(Duration::from_secs(1)).await;
-                    Fate::Requeue
+                    Settlement::Requeue
                 }
             }
         }
         Err(bad) => core.publishing.quarantine(&delivery, &bad).await,
     };
-    core.observing.settle(delivery, fate).await;
+    core.observing.settle(delivery, settlement).await;
 }

@@ -25,10 +25,10 @@ use sha2::{Digest, Sha256};
 
 use crate::catalog::Catalog;
 use crate::connections::Connections;
-use crate::fate::Fate;
 use crate::publishing::Publishing;
 use crate::queue::QueueRun;
 use crate::sealing;
+use crate::settlement::Settlement;
 use crate::trace::Run;
 
 /// What the ids of these jobs begin with.
@@ -155,10 +155,10 @@ impl Publishing {
         envelope: &Envelope,
         queue: &QueueRun,
         (id, length): (&str, Duration),
-    ) -> Result<Failure, Fate> {
+    ) -> Result<Failure, Settlement> {
         let hold = || self.ledger.hold_item(id.to_owned(), length + RESERVE);
-        match self.ledger.insist("take a failed part", hold).await {
-            None => Err(Fate::Requeue),
+        match self.ledger.retry_until_stopped("take a failed part", hold).await {
+            None => Err(Settlement::Requeue),
             Some(Hold::Taken(failure)) => Ok(*failure),
             Some(Hold::Held(until)) => {
                 let later = envelope.clone().due_at(until);
@@ -174,13 +174,13 @@ impl Publishing {
     /// Writes how the run for a part ended. Whether that is safe.
     pub(super) async fn end_part(&self, id: &str, end: &ItemEnd, at: Time) -> bool {
         let write = || self.ledger.end_item(id.to_owned(), end.clone(), at);
-        self.ledger.insist("write what became of a failed part", write).await.is_some()
+        self.ledger.retry_until_stopped("write what became of a failed part", write).await.is_some()
     }
 
     /// Gives a part up until its job comes again, due at `due`. Whether that is safe.
-    pub(super) async fn put_part_off(&self, id: &str, due: Time) -> bool {
+    pub(super) async fn postpone_part(&self, id: &str, due: Time) -> bool {
         let write = || self.ledger.put_off_item(id.to_owned(), due + PATIENCE);
-        self.ledger.insist("put a failed part off", write).await.is_some()
+        self.ledger.retry_until_stopped("put a failed part off", write).await.is_some()
     }
 }
 

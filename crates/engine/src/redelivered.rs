@@ -12,10 +12,10 @@ use sha2::{Digest, Sha256};
 use tokio::time::{Instant, sleep};
 
 use crate::core::Core;
-use crate::fate::Fate;
 use crate::pipeline::MOST_WAITING;
 use crate::queue::QueueRun;
 use crate::reconcile;
+use crate::settlement::Settlement;
 use crate::suspects::Kept;
 
 /// How often a job looks whether it may run now.
@@ -47,7 +47,7 @@ impl Core {
         (envelope, named): (&Envelope, bool),
         queue: &QueueRun,
         delivery: &Delivery,
-    ) -> Result<Released, Fate> {
+    ) -> Result<Released, Settlement> {
         let id = envelope.id.as_deref().filter(|_| named);
         let again = delivery.redelivered || self.suspects.was_found(id);
         if !again {
@@ -57,7 +57,7 @@ impl Core {
         while delivery.is_alive() && since.elapsed() < MOST_WAITING {
             let Some(session) = self.session(queue).await else { break };
             let hands = || self.ledger.hands(name.clone(), session);
-            let Some(hands) = self.ledger.insist("ask who had a job in hand", hands).await else { break };
+            let Some(hands) = self.ledger.retry_until_stopped("ask who had a job in hand", hands).await else { break };
             match hands.again() {
                 Again::SetAside => return Err(self.set_job_aside(kind, envelope, queue, delivery, name).await),
                 Again::Waits => {}
@@ -73,7 +73,7 @@ impl Core {
                 () = self.stop.put_back(queue) => break,
             }
         }
-        Err(Fate::Requeue)
+        Err(Settlement::Requeue)
     }
 
     /// The session that goes on; `None` when the message had better come again.
@@ -90,13 +90,16 @@ impl Core {
         let Some(name) = &job.name else { return true };
         let Some(session) = self.session(queue).await else { return false };
         let note = || self.ledger.take_in_hand(name.clone(), session);
-        self.ledger.insist("note that a job is in hand", note).await.is_some()
+        self.ledger.retry_until_stopped("note that a job is in hand", note).await.is_some()
     }
 
     /// Its run has come to an end here, so no worker has died over it; answers whether the ledger knows.
     pub(super) async fn out_of_hand(&self, job: &Released) -> bool {
         let Some(name) = &job.name else { return true };
-        self.ledger.insist("note that a job is out of hand", || self.ledger.out_of_hand(name.clone())).await.is_some()
+        self.ledger
+            .retry_until_stopped("note that a job is out of hand", || self.ledger.out_of_hand(name.clone()))
+            .await
+            .is_some()
     }
 
     /// Too many workers have died over a job: it goes where a person finds it, and begins at nothing when it is sent
@@ -108,7 +111,7 @@ impl Core {
         queue: &QueueRun,
         delivery: &Delivery,
         name: String,
-    ) -> Fate {
+    ) -> Settlement {
         if let Some(id) = envelope.id.as_deref().filter(|id| reconcile::is_part(id)) {
             return self.set_part_aside(kind, envelope, queue, (id, &name)).await;
         }
@@ -116,16 +119,18 @@ impl Core {
         if let Some(id) = envelope.id.as_deref()
             && !self.unique.end_place(kind, envelope, id, Verdict::Failed).await
         {
-            return Fate::Requeue;
+            return Settlement::Requeue;
         }
-        let fate = self.publishing.quarantine(delivery, &BadMessage::Deaths(SET_ASIDE)).await;
+        let settlement = self.publishing.quarantine(delivery, &BadMessage::Deaths(SET_ASIDE)).await;
         // Whoever dies before the message is acknowledged leaves it to the next, which must not run it. Where the ledger
         // keeps jobs, it has forgotten this one; sent again it has the same name.
-        if matches!(fate, Fate::Ack) && !self.publishing.dispatch.broker.keeps_messages() {
-            let _ =
-                self.ledger.insist("note that a job is out of hand", || self.ledger.out_of_hand(name.clone())).await;
+        if matches!(settlement, Settlement::Ack) && !self.publishing.dispatch.broker.keeps_messages() {
+            let _ = self
+                .ledger
+                .retry_until_stopped("note that a job is out of hand", || self.ledger.out_of_hand(name.clone()))
+                .await;
         }
-        fate
+        settlement
     }
 
     /// A part that is fed back is nothing to send again: it is given up in its row.
@@ -135,10 +140,10 @@ impl Core {
         envelope: &Envelope,
         queue: &QueueRun,
         (id, name): (&str, &str),
-    ) -> Fate {
+    ) -> Settlement {
         let failure = match self.publishing.hold_part(envelope, queue, (id, Duration::ZERO)).await {
             Ok(failure) => failure,
-            Err(fate) => return fate,
+            Err(settlement) => return settlement,
         };
         self.observing.set_aside(envelope, queue, "it is given up; `roundelay failed retry` tries it again");
         let mut outcome = Outcome::Retire { reason: Reason::new(Class::Lost, SET_ASIDE) };
@@ -146,9 +151,12 @@ impl Core {
         if let Some(end) = self.catalog.settle_part(&failure, kind, &mut outcome, at)
             && !self.publishing.end_part(id, &end, at).await
         {
-            return Fate::Requeue;
+            return Settlement::Requeue;
         }
-        let _ = self.ledger.insist("note that a job is out of hand", || self.ledger.out_of_hand(name.to_owned())).await;
+        let _ = self
+            .ledger
+            .retry_until_stopped("note that a job is out of hand", || self.ledger.out_of_hand(name.to_owned()))
+            .await;
         self.publishing.forget(id).await
     }
 }

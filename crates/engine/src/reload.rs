@@ -22,10 +22,10 @@ use crate::catalog::Catalog;
 use crate::catalog::shared;
 use crate::chores::Chores;
 use crate::companion::Companion;
-use crate::moves::{Mover, Replanned};
 use crate::orders::Orders;
 use crate::patient::PatientLedger;
 use crate::publishing::Publishing;
+use crate::reschedule::{Replanned, Rescheduler};
 use crate::throttle::Throttles;
 use crate::topology_guard;
 
@@ -139,7 +139,7 @@ async fn follow(needs: &Needs, kinds: &BTreeSet<String>) {
 
 /// Answers how many chains this worker has moved.
 async fn follow_kind(needs: &Needs, kind: &str, schedule: &Schedule) -> Result<u64, LedgerError> {
-    let mover = Mover::of(&needs.publishing, needs.catch_up.slack);
+    let mover = Rescheduler::of(&needs.publishing, needs.catch_up.slack);
     let (mut moved, mut after, mut running) = (0, None::<Place>, Vec::new());
     loop {
         let filter = Filter { which: Which { kind: Some(kind.into()), ..Which::default() }, condition: None };
@@ -157,7 +157,7 @@ async fn follow_kind(needs: &Needs, kind: &str, schedule: &Schedule) -> Result<u
 
 /// Those that are to be looked at again go to `running`, with their ticks.
 async fn replan(
-    mover: &Mover,
+    mover: &Rescheduler,
     page: &[Listed],
     schedule: &Schedule,
     running: &mut Vec<(String, Option<i64>)>,

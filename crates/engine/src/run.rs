@@ -16,9 +16,9 @@ use crate::consume::work;
 use crate::core::Core;
 use crate::error::StartError;
 use crate::life::Point;
-use crate::parts::Parts;
+use crate::supervised::SupervisedTasks;
 use crate::trace::{Export, Tracer};
-use crate::{attend, catch_up, companion, follow_wall, hand_out, heartbeat, rearm, reload, topology_guard};
+use crate::{catch_up, companion, follow_wall, hand_out, heartbeat, presence, rearm, reload, topology_guard};
 
 impl Engine {
     /// Runs until `shutdown` is cancelled, then stops taking, lets what runs finish within the
@@ -46,7 +46,8 @@ impl Engine {
         // Also when this future is dropped: nothing runs on with nobody to stop it.
         let _all_end_with_us = core.observing.life.guard();
         // What lasts as long as the engine, what ends when it stops, and what then has time to come to an end.
-        let (mut lasting, mut parts, mut answering) = (Parts::default(), Parts::default(), Parts::default());
+        let (mut lasting, mut parts, mut answering) =
+            (SupervisedTasks::default(), SupervisedTasks::default(), SupervisedTasks::default());
         let handle = core.companion_handle(self.config.clone(), connections);
         for (name, task) in companions.iter_mut().flat_map(|companion| companion.watch(&handle)) {
             lasting.spawn(name, core.observing.life.bind(task));
@@ -74,9 +75,9 @@ impl Engine {
         }
         let companions = Arc::new(companions);
         core.observing.life.reached(Point::Declared).await;
-        let (attends, beats) = (attend::Needs::from(&*core), heartbeat::Needs::from(&*core));
+        let (attends, beats) = (presence::Needs::from(&*core), heartbeat::Needs::from(&*core));
         // All are there before one begins, so that a start that fails leaves nothing running.
-        attend::obey(&attends, &core.ledger.fleet_orders().await?);
+        presence::obey(&attends, &core.ledger.fleet_orders().await?);
         let keeper = heartbeat::begin(&beats).await?;
         let mut consumers = Vec::new();
         for queue in core.queues.values().flatten() {
@@ -122,9 +123,9 @@ impl Engine {
         lasting.spawn("heartbeats", core.observing.life.bind(keeper.keep(beats.clone())));
         lasting.spawn("writing of progress", core.observing.life.bind(core.observing.desk.clone().keep_writing()));
         lasting.spawn("reading the ledger's clock", core.observing.life.bind(read_clock(core.clone())));
-        let mut attending = Parts::default();
+        let mut attending = SupervisedTasks::default();
         if self.attends {
-            attending.spawn("reading what operators order", core.observing.life.bind(attend::run(attends.clone())));
+            attending.spawn("reading what operators order", core.observing.life.bind(presence::run(attends.clone())));
         }
         let queues: Vec<&str> = core.queues.keys().map(String::as_str).collect();
         tracing::info!(worker = %core.worker, ?queues, "working");
@@ -155,7 +156,7 @@ impl Engine {
         core.observing.desk.write().await;
         drop(attending);
         if self.attends {
-            attend::leave(&attends).await;
+            presence::leave(&attends).await;
         }
         heartbeat::end(&beats).await;
         core.publishing.dispatch.broker.close().await;

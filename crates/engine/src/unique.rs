@@ -61,12 +61,12 @@ impl UniquePlaces {
             let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
             self.ledger.reserve(kind, key, id.to_owned(), unique.window)
         };
-        let mut holder = self.ledger.insist("reserve a place", reserve).await?;
+        let mut holder = self.ledger.retry_until_stopped("reserve a place", reserve).await?;
         if holder != id && unique.until == UniqueUntil::Finish && self.has_ended(&holder, envelope).await? {
             // The worker died between the run's end and giving its place up.
             let release = || self.ledger.release(envelope.kind.clone(), envelope.key.clone(), holder.clone());
-            self.ledger.insist("give up the place of a run that has ended", release).await?;
-            holder = self.ledger.insist("reserve a place", reserve).await?;
+            self.ledger.retry_until_stopped("give up the place of a run that has ended", release).await?;
+            holder = self.ledger.retry_until_stopped("reserve a place", reserve).await?;
         }
         if holder == id {
             return Some(None);
@@ -86,7 +86,7 @@ impl UniquePlaces {
             return Some(false);
         }
         let chains = || self.ledger.chains(envelope.kind.clone(), envelope.key.clone());
-        let chains = self.ledger.insist("look at a manual run", chains).await?;
+        let chains = self.ledger.retry_until_stopped("look at a manual run", chains).await?;
         let is_it = |chain: &&ChainView| chain.once && run_id(ledger, chain.hint.epoch, chain.hint.tick) == holder;
         Some(!chains.iter().find(is_it).is_some_and(|chain| chain.state != ChainState::Retired))
     }
@@ -94,6 +94,6 @@ impl UniquePlaces {
     /// Whether the ledger knows now that another job may have the place.
     pub(crate) async fn give_place(&self, envelope: &Envelope, id: &str) -> bool {
         let release = || self.ledger.release(envelope.kind.clone(), envelope.key.clone(), id.to_owned());
-        self.ledger.insist("give a place up", release).await.is_some()
+        self.ledger.retry_until_stopped("give a place up", release).await.is_some()
     }
 }

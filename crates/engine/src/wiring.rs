@@ -1,9 +1,11 @@
 //! Which parts of a worker each of its tasks takes.
+//!
+//! A task has no others. What it takes is a clone that shares the part.
 
 use std::sync::Arc;
 
 use crate::core::Core;
-use crate::{attend, catch_up, follow_wall, hand_out, heartbeat, pipeline, reload};
+use crate::{catch_up, follow_wall, hand_out, heartbeat, pipeline, presence, reload};
 
 impl From<&Core> for heartbeat::Needs {
     fn from(core: &Core) -> Self {
@@ -17,7 +19,7 @@ impl From<&Core> for heartbeat::Needs {
     }
 }
 
-impl From<&Core> for attend::Needs {
+impl From<&Core> for presence::Needs {
     fn from(core: &Core) -> Self {
         Self {
             worker: core.worker.clone(),
@@ -99,5 +101,5 @@ impl From<&Arc<Core>> for catch_up::Needs {
 
 fn live(core: &Arc<Core>) -> hand_out::Live {
     let core = core.clone();
-    Arc::new(move |queue, delivery| Box::pin(pipeline::live(core.clone(), queue, delivery)))
+    Arc::new(move |queue, delivery| Box::pin(pipeline::process_delivery(core.clone(), queue, delivery)))
 }

@@ -9,12 +9,12 @@
 //! before it opens, so that what must be done before a start can be done meanwhile. While the ledger
 //! does not answer there are no slots, since starts that nobody counts get users banned.
 
-mod attend;
-mod board;
 mod gate;
-mod line;
+mod orders_cache;
+mod refill;
 pub mod throttled;
 pub mod upstream;
+mod wait_queue;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
@@ -31,9 +31,9 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::telemetry::Telemetry;
 use crate::telemetry::figures::SlotCounts;
-use board::Board;
 use gate::Gate;
-use line::{Line, Rank};
+use orders_cache::OrdersCache;
+use wait_queue::{Rank, WaitQueue};
 
 /// Of the time in which a slot may be used, this part is left to a start's way to the upstream.
 const ON_THE_WAY: u32 = 4;
@@ -48,7 +48,7 @@ const FEW: usize = 1_000;
 #[derive(Clone, Default)]
 pub struct Throttles {
     by_name: BTreeMap<String, Arc<Throttle>>,
-    board: Option<Arc<Board>>,
+    board: Option<Arc<OrdersCache>>,
 }
 
 impl Throttles {
@@ -65,7 +65,7 @@ impl Throttles {
         telemetry: &Telemetry,
         gated: bool,
     ) -> Self {
-        let board = Arc::new(Board::new(ledger.clone(), telemetry.notices.clone()));
+        let board = Arc::new(OrdersCache::new(ledger.clone(), telemetry.notices.clone()));
         let throttle = |(name, settings): (&String, &ThrottleSettings)| {
             let (ledger, counts) = (ledger.clone(), telemetry.slots(name));
             (name.clone(), Throttle::new(name, settings.clone(), ledger, board.clone(), counts, gated))
@@ -108,14 +108,14 @@ pub struct Throttle {
     /// The limits in force, as far as this worker has heard.
     limits: RwLock<Option<Arc<Limits>>>,
     ledger: Arc<dyn Ledger>,
-    board: Arc<Board>,
+    board: Arc<OrdersCache>,
     counts: SlotCounts,
     /// What it remembers, by key, when each worker counts for itself.
     own: Mutex<HashMap<String, State>>,
     began: Instant,
     latency: Mutex<Latency>,
     /// Who waits, by key.
-    lines: Mutex<HashMap<String, Arc<Line>>>,
+    lines: Mutex<HashMap<String, Arc<WaitQueue>>>,
     /// By which this worker counts its starts apart from whoever hands slots out.
     gate: Mutex<Option<Arc<Gate>>>,
     gated: bool,
@@ -148,11 +148,11 @@ pub struct Slot {
     /// What it has to pass, and as which key.
     gate: Option<(Arc<Gate>, Arc<String>)>,
     /// Taken once the slot is used.
-    line: Option<Arc<Line>>,
+    line: Option<Arc<WaitQueue>>,
 }
 
 impl Slot {
-    fn of(mut self, line: Arc<Line>) -> Self {
+    fn of(mut self, line: Arc<WaitQueue>) -> Self {
         self.line = Some(line);
         self
     }
@@ -196,7 +196,7 @@ impl Throttle {
         name: &str,
         settings: ThrottleSettings,
         ledger: Arc<dyn Ledger>,
-        board: Arc<Board>,
+        board: Arc<OrdersCache>,
         counts: SlotCounts,
         gated: bool,
     ) -> Arc<Self> {
@@ -284,16 +284,16 @@ impl Throttle {
     }
 
     /// Does something at the line of `key`, and has it served if nobody does so yet.
-    fn at_line<T>(&self, key: &str, act: impl FnOnce(&Line) -> (T, bool)) -> (Arc<Line>, T) {
+    fn at_line<T>(&self, key: &str, act: impl FnOnce(&WaitQueue) -> (T, bool)) -> (Arc<WaitQueue>, T) {
         let mut lines = self.lines();
         if lines.len() > FEW && lines.len().is_power_of_two() && !lines.contains_key(key) {
             lines.retain(|_, line| line.is_needed());
         }
-        let line = lines.entry(key.to_owned()).or_insert_with(|| Arc::new(Line::new(self.counts.clone()))).clone();
+        let line = lines.entry(key.to_owned()).or_insert_with(|| Arc::new(WaitQueue::new(self.counts.clone()))).clone();
         let (value, first) = act(&line);
         if first && let Some(this) = self.this.upgrade() {
             // Looked at again under the same lock before the task ends.
-            tokio::spawn(attend::keep_attending(this, key.to_owned(), line.clone()));
+            tokio::spawn(refill::keep_refilling(this, key.to_owned(), line.clone()));
         }
         (line, value)
     }
@@ -394,14 +394,14 @@ impl Throttle {
         self.ledger.now().as_millis() * 1_000
     }
 
-    fn lines(&self) -> MutexGuard<'_, HashMap<String, Arc<Line>>> {
+    fn lines(&self) -> MutexGuard<'_, HashMap<String, Arc<WaitQueue>>> {
         self.lines.lock()
     }
 }
 
 /// A place in a line, given up when it is dropped.
 struct Waits {
-    line: Arc<Line>,
+    line: Arc<WaitQueue>,
     rank: Rank,
 }
 
@@ -455,7 +455,7 @@ mod tests {
 
     fn throttle(settings: ThrottleSettings) -> Arc<Throttle> {
         let ledger = ledger();
-        let board = Arc::new(Board::new(ledger.clone(), Arc::default()));
+        let board = Arc::new(OrdersCache::new(ledger.clone(), Arc::default()));
         Throttle::new("t", settings, ledger, board, SlotCounts::default(), true)
     }
 
@@ -485,7 +485,7 @@ mod tests {
         let clock = Clock::starting_at(Time::from_millis(1_700_000_000_000));
         let ledger = SqliteLedger::open(&LedgerUrl::Sqlite(file.clone()), clock, &Entropy::seeded(1)).unwrap();
         let ledger: Arc<dyn Ledger> = Arc::new(ledger);
-        let board = Arc::new(Board::new(ledger.clone(), Arc::default()));
+        let board = Arc::new(OrdersCache::new(ledger.clone(), Arc::default()));
         let counts = SlotCounts::default();
         let throttle =
             Throttle::new("t", settings(5, 60, 1, ThrottleScope::Fleet), ledger, board, counts.clone(), true);

@@ -1,4 +1,4 @@
-//! Room among the running jobs of a queue, whose lanes share it.
+//! How many jobs of a queue run at the same time. The lanes of a queue share the limit.
 //!
 //! A higher lane has the next place, and a lower one its least share, as with the slots of a throttle. Whoever
 //! has a place and only waits for a slot makes way for a higher lane, or else a worker with little room would
@@ -11,8 +11,8 @@ use parking_lot::{Mutex, MutexGuard};
 use roundelay_model::pacing::slots::LEAST_SHARE;
 use tokio::sync::oneshot;
 
-/// So many places.
-pub struct Room {
+/// The places of a queue.
+pub struct ConcurrencyLimit {
     inner: Mutex<Inner>,
 }
 
@@ -22,7 +22,7 @@ struct Inner {
     free: isize,
     places: isize,
     /// Who waits for a place, by lane; who came first is first. Some may have gone.
-    waiting: BTreeMap<u8, VecDeque<oneshot::Sender<Place>>>,
+    waiting: BTreeMap<u8, VecDeque<oneshot::Sender<RunPlace>>>,
     /// Places that went to higher lanes while somebody of this one waited.
     passed: BTreeMap<u8, u32>,
     /// The last place went to a lower lane than the highest that waited.
@@ -34,15 +34,15 @@ struct Inner {
 }
 
 /// A place, given back when it is dropped.
-pub struct Place {
-    room: Arc<Room>,
+pub struct RunPlace {
+    room: Arc<ConcurrencyLimit>,
     lane: u8,
     /// It was had as a lane's least share, and is not given up.
     owed: bool,
 }
 
-impl Room {
-    /// Room for so many.
+impl ConcurrencyLimit {
+    /// At most `places` run at the same time.
     pub fn new(places: usize) -> Arc<Self> {
         let places = counted(places);
         Arc::new(Self { inner: Mutex::new(Inner { free: places, places, ..Inner::default() }) })
@@ -65,12 +65,12 @@ impl Room {
     }
 
     /// Waits for a place. A wait that is given up costs none.
-    pub async fn enter(self: &Arc<Self>, lane: u8) -> Place {
+    pub async fn enter(self: &Arc<Self>, lane: u8) -> RunPlace {
         let place = {
             let mut inner = self.inner();
             if inner.free > 0 {
                 inner.free -= 1;
-                return Place { room: self.clone(), lane, owed: false };
+                return RunPlace { room: self.clone(), lane, owed: false };
             }
             let (sender, place) = oneshot::channel();
             inner.waiting.entry(lane).or_default().push_back(sender);
@@ -98,7 +98,7 @@ impl Room {
             inner.free -= 1;
             drop(inner);
             // Whoever has gone meanwhile drops it, and so gives it back.
-            drop(waiter.send(Place { room: self.clone(), lane, owed }));
+            drop(waiter.send(RunPlace { room: self.clone(), lane, owed }));
         }
     }
 
@@ -135,7 +135,7 @@ impl Inner {
     }
 }
 
-impl Place {
+impl RunPlace {
     /// Waits until somebody of a higher lane needs it more. To be asked only by those who have not begun.
     pub async fn wanted(&self) {
         if self.owed {
@@ -158,7 +158,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for RunPlace {
     fn drop(&mut self) {
         self.room.inner().free += 1;
         self.room.pass_on();
@@ -167,7 +167,7 @@ impl Drop for Place {
 
 /// Would make way, until it is dropped.
 struct Idle<'a> {
-    room: &'a Room,
+    room: &'a ConcurrencyLimit,
     key: (u8, u64),
 }
 
@@ -185,7 +185,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_higher_lane_has_the_next_place_and_a_lower_one_its_share() {
-        let room = Room::new(1);
+        let room = ConcurrencyLimit::new(1);
         let mut held = room.enter(0).await;
         let mut waiting: Vec<_> = [0, 1, 2].map(|lane| (lane, Box::pin(room.enter(lane)))).into();
         assert!(waiting.iter_mut().all(|(_, place)| place.now_or_never().is_none()));
@@ -213,7 +213,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_has_not_begun_makes_way_and_who_gave_up_costs_no_place() {
-        let room = Room::new(2);
+        let room = ConcurrencyLimit::new(2);
         let (low, other) = (room.enter(0).await, room.enter(1).await);
         let mut makes_way = Box::pin(low.wanted());
         assert!(makes_way.as_mut().now_or_never().is_none());
@@ -233,7 +233,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_taken_stays_taken_when_there_is_less_room_and_more_room_lets_in_who_waits() {
-        let room = Room::new(3);
+        let room = ConcurrencyLimit::new(3);
         let mut taken = vec![room.enter(0).await, room.enter(0).await, room.enter(0).await];
         room.resize(1);
         let mut next = Box::pin(room.enter(0));

@@ -19,11 +19,11 @@ use roundelay_model::reason::{Class, Reason};
 use sha2::{Digest, Sha256};
 
 use crate::connections::Connections;
-use crate::fate::Fate;
 use crate::observing::Observing;
 use crate::patient::PatientLedger;
 use crate::queue::QueueRun;
 use crate::sealing;
+use crate::settlement::Settlement;
 use crate::trace::Run;
 
 /// So long it is known which retry came first, from when its job was first about to run.
@@ -46,7 +46,7 @@ pub enum Again {
 /// once more. By the same id both are known for one message, and are shown, sent again and dropped as one. A job
 /// without an id of its own cannot be told from another that says the same, and is not to be taken for it: publishers
 /// give their messages what ids they like.
-pub fn lies_as(from: &str, id: &str, body: &[u8]) -> String {
+pub fn replay_id(from: &str, id: &str, body: &[u8]) -> String {
     let mut all = Sha256::new();
     for part in [from.as_bytes(), id.as_bytes(), body] {
         all.update(part.len().to_be_bytes());
@@ -136,22 +136,22 @@ fn copy(keys: &Keyring, body: &Bytes, lay_as: &str, by: String) -> Bytes {
 
 /// What becomes of a job that was sent again from quarantine when a copy of another retry has come before it;
 /// `None` when none has.
-pub(super) async fn retry_says(
+pub(super) async fn superseded(
     ledger: &PatientLedger,
     observing: &Observing,
     envelope: &Envelope,
     queue: &QueueRun,
-) -> Option<Fate> {
+) -> Option<Settlement> {
     for Retry { of, by } in &envelope.retries {
         let reserve = || ledger.reserve(RETRIED.into(), of.clone(), by.clone(), REMEMBERED);
-        match ledger.insist("ask for the retry that came first", reserve).await {
-            None => return Some(Fate::Requeue),
+        match ledger.retry_until_stopped("ask for the retry that came first", reserve).await {
+            None => return Some(Settlement::Requeue),
             Some(first) if first == *by => {}
             Some(_) => {
                 let reason = "it was sent again from quarantine twice, and the other came first";
                 let decision = Decision::end(Verdict::Dropped, Reason::new(Class::Unique, reason));
                 observing.note(envelope, queue, None, &decision, false, &Run::default());
-                return Some(Fate::Ack);
+                return Some(Settlement::Ack);
             }
         }
     }
@@ -187,12 +187,12 @@ mod tests {
 
     #[test]
     fn a_message_lies_in_quarantine_under_an_id_that_only_the_same_one_has() {
-        let one = lies_as("work", "m", b"body");
-        assert_eq!(one, lies_as("work", "m", b"body"));
+        let one = replay_id("work", "m", b"body");
+        assert_eq!(one, replay_id("work", "m", b"body"));
         assert_eq!(one.len(), 32);
         let others = [("other", "m", "body"), ("work", "n", "body"), ("work", "m", "bodies"), ("workm", "", "body")];
         for (from, id, body) in others {
-            assert_ne!(one, lies_as(from, id, body.as_bytes()), "{from} {id} {body}");
+            assert_ne!(one, replay_id(from, id, body.as_bytes()), "{from} {id} {body}");
         }
     }
 

@@ -23,7 +23,7 @@ const FRESH: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where orders are looked up.
-pub struct Board {
+pub struct OrdersCache {
     ledger: Arc<dyn Ledger>,
     pub notices: Arc<Notices>,
     /// Whether the ledger answers those who ask for slots.
@@ -39,7 +39,7 @@ struct Read {
     orders: BTreeMap<String, Orders>,
 }
 
-impl Board {
+impl OrdersCache {
     pub fn new(ledger: Arc<dyn Ledger>, notices: Arc<Notices>) -> Self {
         Self { ledger, notices, comeback: Comeback::default(), able: OnceLock::new(), read: Mutex::default() }
     }

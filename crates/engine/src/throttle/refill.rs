@@ -9,7 +9,7 @@ use roundelay_model::pacing::slots::{LEAD, Micros, Wish};
 use roundelay_model::pacing::{SlotAnswer, SlotRequest, ThrottleScope};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::line::{Line, Rank};
+use super::wait_queue::{Rank, WaitQueue};
 use super::{ON_THE_WAY, Slot, Throttle};
 
 /// Where that is so long, a slot is asked for only just before it opens, and whoever comes meanwhile with a higher
@@ -32,11 +32,11 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// These waits grow to this, but of all lines one asks sooner, and the others hear when it is answered.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Serves a line as [`attend`] does, and goes on when that has broken off: nobody else would begin again, and whoever
+/// Serves a line as [`serve_waiters`] does, and goes on when that has broken off: nobody else would begin again, and whoever
 /// stands in the line would wait for ever.
-pub(super) async fn keep_attending(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
+pub(super) async fn keep_refilling(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue>) {
     let name = throttle.name.clone();
-    anew_after_panics(&name, || attend(throttle.clone(), key.clone(), line.clone())).await;
+    anew_after_panics(&name, || serve_waiters(throttle.clone(), key.clone(), line.clone())).await;
 }
 
 /// Does something to its end, however often it panics over it.
@@ -49,7 +49,7 @@ async fn anew_after_panics<F: Future<Output = ()>>(throttle: &str, serve: impl F
 }
 
 /// Serves a line while anybody stands in it, or something is to be told.
-async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
+async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue>) {
     let (mut pause, mut planned) = (FIRST_PAUSE, None);
     loop {
         line.pass_on();

@@ -6,15 +6,15 @@ use std::time::Duration;
 use tokio::task::{Id, JoinSet};
 use tokio::time::timeout;
 
-/// Some of them. They end when this is dropped.
+/// Tasks by their names. They end when this value is dropped.
 #[derive(Default)]
-pub(super) struct Parts {
+pub(super) struct SupervisedTasks {
     tasks: JoinSet<()>,
     /// What each is.
     names: HashMap<Id, String>,
 }
 
-impl Parts {
+impl SupervisedTasks {
     /// Begins one.
     pub fn spawn(&mut self, name: impl Into<String>, task: impl Future<Output = ()> + Send + 'static) {
         let id = self.tasks.spawn(task).id();
@@ -56,7 +56,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn whichever_ends_is_named() {
-        let mut parts = Parts::default();
+        let mut parts = SupervisedTasks::default();
         let none = timeout(Duration::from_secs(1), parts.one_ended()).await;
         assert!(none.is_err(), "nothing ends where there is nothing");
         parts.spawn("one", std::future::pending());
@@ -70,7 +70,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_task_that_does_not_stop_is_aborted() {
         let (kept, dropped) = tokio::sync::oneshot::channel::<()>();
-        let (mut parts, begun) = (Parts::default(), Instant::now());
+        let (mut parts, begun) = (SupervisedTasks::default(), Instant::now());
         parts.spawn("stops", tokio::time::sleep(Duration::from_secs(2)));
         parts.spawn("does not", async move {
             let _kept = kept;

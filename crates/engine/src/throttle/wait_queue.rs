@@ -24,7 +24,7 @@ const NEWS: Duration = Duration::from_secs(600);
 const BELIEVED: Duration = Duration::from_secs(5);
 
 /// Those who wait, and slots that were handed back.
-pub struct Line {
+pub struct WaitQueue {
     inner: Mutex<Inner>,
     /// Somebody has come who cannot wait until the next slot is asked for, or handed a slot back.
     urgent: Notify,
@@ -102,7 +102,7 @@ pub struct Joined {
     pub slot: oneshot::Receiver<Slot>,
 }
 
-impl Line {
+impl WaitQueue {
     /// One in which nobody stands.
     pub fn new(counts: SlotCounts) -> Self {
         Self { inner: Mutex::default(), urgent: Notify::new(), counts }
@@ -329,7 +329,7 @@ impl Inner {
     }
 }
 
-impl Drop for Line {
+impl Drop for WaitQueue {
     /// The line of a key that nobody stands in any more.
     fn drop(&mut self) {
         self.counts.unused.inc_by(self.inner().spare.len() as u64);
@@ -342,8 +342,8 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3_600);
 
-    fn line() -> Arc<Line> {
-        Arc::new(Line::new(SlotCounts::default()))
+    fn line() -> Arc<WaitQueue> {
+        Arc::new(WaitQueue::new(SlotCounts::default()))
     }
 
     fn hold() -> Word {

@@ -41,7 +41,7 @@ pub(super) enum Change {
 }
 
 /// Moves ticks.
-pub struct Mover {
+pub struct Rescheduler {
     ledger: Arc<dyn Ledger>,
     dispatch: Dispatch,
     entropy: Entropy,
@@ -82,7 +82,7 @@ pub enum Replanned {
     Moved(Time),
 }
 
-impl Mover {
+impl Rescheduler {
     /// A mover for a command. Where the broker is embedded, workers' catch-up sends the messages.
     pub fn new(config: &Config, connections: &Connections) -> Self {
         Self {
