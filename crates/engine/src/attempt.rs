@@ -41,7 +41,7 @@ pub const MOST_MEMBERS: usize = 10_000;
 /// How long a run is waited for that has to make room for the next occurrence.
 const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
-/// Whoever has lost a slot waits for another one no longer than this, of the time that the run has.
+/// A run that has lost its slot waits for another one no longer than this, out of its own time.
 const ANOTHER_WITHIN: Duration = Duration::from_secs(2);
 
 /// An attempt that this worker may run.
@@ -197,7 +197,7 @@ impl Core {
             let bounds = kind.recurrence.as_ref().map_or((Duration::ZERO, Duration::MAX), |r| r.next_in);
             schedule.as_ref().map(|schedule| Course { schedule, ran, setting, bounds })
         };
-        // Nobody waits for the end of such a run.
+        // Its chain does not wait for the end of such a run.
         let beside = schedule.as_ref().is_some_and(|schedule| schedule.overlap == Overlap::Allow);
         let (mut members, mut progress) = (Vec::new(), None);
         let mut ran = false;
@@ -219,7 +219,7 @@ impl Core {
         };
         let (at, mut decision) = match (grant.refused, grant.batch, contents) {
             (Some(refusal), ..) => {
-                // Whoever waits for a slot has it sooner.
+                // The next waiter gets the slot sooner.
                 drop(permit);
                 let place = balance.place();
                 let decision = match course(grant.at, grant.at) {
@@ -391,7 +391,7 @@ impl Core {
     }
 
     /// What the tick is to wait for. What no worker could run becomes a failed part instead, so that
-    /// somebody sees it and the rest goes on.
+    /// people see it and the rest goes on.
     fn members(&self, claimed: &Claimed<'_>, outcome: &mut Outcome, at: Time) -> Vec<Member> {
         let Outcome::DoneWith(yields) = outcome else { return Vec::new() };
         if yields.batch.len() > MOST_MEMBERS {
@@ -430,7 +430,7 @@ impl Core {
         members
     }
 
-    /// The slot of a throttle with keys, which only the job tells. Whoever would wait long for it is put off
+    /// The slot of a throttle with keys, which depends on the job. A job that would wait long is postponed
     /// for about that long, so that others can start in the meantime.
     async fn slot_of_key(&self, queue: &QueueRun, job: &Job, want: Want) -> Result<Option<(Slot, String)>, Outcome> {
         let Some((throttle, figures)) = &queue.throttle else { return Ok(None) };
@@ -544,7 +544,7 @@ impl Core {
 
 /// Starts with a slot; answers whether the start is to try if the upstream works again. A slot that was over
 /// before it could be used, on a machine or with a ledger that is slow, is followed by another, if that comes
-/// soon: to put the job off takes longer, and with many keys nobody else could use what it has lost.
+/// soon: to put the job off takes longer, and with many keys no other job could use the lost slot.
 async fn start_with(mut slot: Slot, throttle: &Throttle, key: &str, want: Want) -> Option<bool> {
     let mut until = None;
     loop {
@@ -553,7 +553,7 @@ async fn start_with(mut slot: Slot, throttle: &Throttle, key: &str, want: Want) 
             return Some(probe);
         }
         if probe {
-            // Nobody else would try before its time was over.
+            // No other worker would probe before this one's time was over.
             throttle.tell(key, Word::Lost).await;
         }
         if throttle.is_held(key) {
@@ -564,7 +564,7 @@ async fn start_with(mut slot: Slot, throttle: &Throttle, key: &str, want: Want) 
     }
 }
 
-/// What is handed on, as the ledger keeps it. What is too large is not, and somebody sees that.
+/// What is handed on, as the ledger keeps it. What is too large is not kept, and becomes a failed part that people see.
 fn carried(carry: Option<Value>, failed: &mut Vec<FailedItem>) -> Option<String> {
     let text = carry?.to_string();
     if text.len() <= MAX_CARRY {

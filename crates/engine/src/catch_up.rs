@@ -7,7 +7,7 @@
 //! again: the same identity, so that a wrong guess costs one surplus message and never a second
 //! rotation.
 //!
-//! Many at once are spread over a window, so that whoever the handlers call is not flooded. More than
+//! Many at once are spread over a window, so that the service that handlers call is not flooded. More than
 //! one look holds make a wave: look follows look at an even rate, which the workers share.
 
 use std::collections::{BTreeMap, HashSet};
@@ -64,7 +64,7 @@ pub(crate) struct Needs {
 const PER_LOOK: u32 = 1_000;
 /// Chains read at a time while all messages are re-created.
 const PER_PAGE: u32 = 1_000;
-/// After so many publishes that failed the others of a look are not tried: the broker is away.
+/// After this many failed publishes the others of a look are not tried: the broker is away.
 const MOST_FAILURES: usize = 16;
 /// Publishes in flight.
 const IN_FLIGHT: usize = 128;
@@ -81,7 +81,7 @@ const ADOPTED_AGAIN: Duration = Duration::from_secs(3);
 /// A worker that is silent and has not ended goes on to be given messages, above all those between hops, until the broker
 /// has missed its heartbeats: this often the others look which chains are late,
 const SILENT_EVERY: Duration = Duration::from_secs(1);
-/// and for so long.
+/// and for this long.
 const SILENT_FOR: Duration = Duration::from_secs(30);
 /// What was sent again so lately, and has not been claimed, is left alone: else each worker would send a message of its own.
 const SENT_AGAIN: Duration = Duration::from_secs(5);
@@ -93,7 +93,7 @@ const UNSENT_EVERY: Duration = Duration::from_secs(1);
 const UNSENT_AFTER: Duration = Duration::from_millis(500);
 /// The longest pause between two looks at a chain whose message was sent again.
 const LONGEST_LOOK: Duration = Duration::from_secs(3_600);
-/// Between two looks at a chain whose message waits its turn, at most: so long for each message that waits. What lies
+/// Between two looks at a chain whose message waits its turn, at most: this long for each message that waits. What lies
 /// in a short queue may be gone in no time, and then a message of it that was lost would be missed for as long as the
 /// queue seemed to need; and to look often at what is in a long one costs much.
 const TURN: Duration = Duration::from_millis(30);
@@ -109,7 +109,7 @@ pub async fn run(needs: Needs, tasks: TaskTracker, shutdown: CancellationToken) 
         if !keeps {
             report(&needs, "re-create the messages of all chains", re_create(&needs).await);
         }
-        // Nobody else sets it.
+        // No other task sets it.
         let _ = needs.ready.set(());
         let mut jobs_up_to = 0;
         let every = if keeps { needs.catch_up.every } else { needs.catch_up.every.min(LISTEN) };
@@ -297,7 +297,7 @@ struct Wave {
     next: Instant,
 }
 
-/// From one chain to the next, when so many are to be spread over at most `spread` (pure).
+/// From one chain to the next, when `chains` of them are spread over at most `spread` (pure).
 fn share_of(chains: usize, spread: Duration) -> Duration {
     SHARE.min(spread / u32::try_from(chains.max(1)).unwrap_or(u32::MAX))
 }
@@ -412,11 +412,11 @@ async fn send_planned(
     Err(format!("{} messages could not be sent", unsent.len()))
 }
 
-/// Chains that this worker is said to run, though it does not: a claim whose answer was lost, and that nobody made again.
-/// Nobody else can tell.
+/// Chains that this worker is said to run, though it does not: a claim whose answer was lost, and that no worker made again.
+/// No other worker can know that.
 async fn give_up(needs: &Needs, session: Option<i64>, overdue: &mut [Overdue]) -> Result<(), LedgerError> {
     let Some(session) = session else { return Ok(()) };
-    // Whoever works on a chain has its message in hand, from before the claim until after the finish.
+    // A task that works on a chain has its message in hand, from before the claim until after the finish.
     let left =
         |chain: &Overdue| chain.holder.runs() && chain.claim.0 == session && needs.in_hand.count(chain.hint.epoch) == 0;
     let claims = overdue.iter().filter(|chain| left(chain));

@@ -1,6 +1,6 @@
 //! How many jobs of a queue run at the same time. The lanes of a queue share the limit.
 //!
-//! A higher lane has the next place, and a lower one its least share, as with the slots of a throttle. Whoever
+//! A higher lane has the next place, and a lower one its least share, as with the slots of a throttle. A job that
 //! has a place and only waits for a slot makes way for a higher lane, or else a worker with little room would
 //! hold what is urgent up behind what is not.
 
@@ -23,7 +23,7 @@ struct Inner {
     places: isize,
     /// Who waits for a place, by lane; who came first is first. Some may have gone.
     waiting: BTreeMap<u8, VecDeque<oneshot::Sender<RunPlace>>>,
-    /// Places that went to higher lanes while somebody of this one waited.
+    /// Places that went to higher lanes while a job of this lane waited.
     passed: BTreeMap<u8, u32>,
     /// The last place went to a lower lane than the highest that waited.
     lower: bool,
@@ -48,7 +48,7 @@ impl ConcurrencyLimit {
         Arc::new(Self { inner: Mutex::new(Inner { free: places, places, ..Inner::default() }) })
     }
 
-    /// So many places from now on. Those that are taken stay so until they are given back.
+    /// There are `places` from now on. Those that are taken stay so until they are given back.
     pub fn resize(self: &Arc<Self>, places: usize) {
         {
             let mut inner = self.inner();
@@ -59,7 +59,7 @@ impl ConcurrencyLimit {
         self.pass_on();
     }
 
-    /// How many places nobody has.
+    /// How many places are free.
     pub fn free(&self) -> usize {
         usize::try_from(self.inner().free).unwrap_or(0)
     }
@@ -77,7 +77,7 @@ impl ConcurrencyLimit {
             if inner.idle.first_key_value().is_some_and(|((of, _), _)| *of < lane)
                 && let Some((_, idle)) = inner.idle.pop_first()
             {
-                // Whoever has begun meanwhile does not listen any more.
+                // A job that has begun meanwhile does not listen any more.
                 let _ = idle.send(());
             }
             place
@@ -97,7 +97,7 @@ impl ConcurrencyLimit {
             let Some(waiter) = inner.waiting.get_mut(&lane).and_then(VecDeque::pop_front) else { return };
             inner.free -= 1;
             drop(inner);
-            // Whoever has gone meanwhile drops it, and so gives it back.
+            // A waiter that has gone meanwhile drops the place, and so gives it back.
             drop(waiter.send(RunPlace { room: self.clone(), lane, owed }));
         }
     }
@@ -136,7 +136,7 @@ impl Inner {
 }
 
 impl RunPlace {
-    /// Waits until somebody of a higher lane needs it more. To be asked only by those who have not begun.
+    /// Waits until a job of a higher lane needs the place. Only for jobs that have not begun.
     pub async fn wanted(&self) {
         if self.owed {
             return std::future::pending().await;

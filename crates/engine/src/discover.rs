@@ -20,7 +20,7 @@ use crate::catalog::Catalog;
 use crate::outbox::Asking;
 
 /// Leaves out of `yields` what a run of this kind may not ask for, and names the first of it, so that
-/// somebody sees it. `depth` is how many runs have led to this one.
+/// people see it. `depth` is how many runs have led to this one.
 pub(super) fn bound(yields: &mut Yield, bounds: SpawnSettings, depth: u32, kind: &str) -> Option<FailedItem> {
     let all = yields.jobs.len() + yields.chains.len();
     let allowed = if depth < bounds.depth { bounds.most } else { 0 };

@@ -87,7 +87,7 @@ impl Dispatch {
         Ok(())
     }
 
-    /// Likewise, for what is on its way already. Answers how many hops there are from here on.
+    /// The same for a message that is on its way already. Answers how many hops there are from here on.
     pub(super) async fn hop(
         &self,
         envelope: &Envelope,

@@ -27,9 +27,9 @@ use crate::{sealing, topology_guard};
 const IN_FLIGHT: usize = 512;
 /// First messages that are not known to have been sent after this are sent by a worker's catch-up.
 const GRACE: Duration = Duration::from_secs(30);
-/// Chains that run are waited for so long when their schedules have changed.
+/// How long chains that run are waited for when their schedules have changed.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A roster's first ticks begin at one of so many places in their window.
+/// The number of places in their window at which a roster's first ticks begin.
 const ANYWHERE: usize = 1_000_000;
 
 /// An entity to keep fresh.
@@ -54,7 +54,7 @@ pub struct Entity {
 }
 
 impl Entity {
-    /// One that belongs to nobody, and has the priority and the schedule of its kind.
+    /// An entity without an owner, with the priority and the schedule of its kind.
     pub fn new(key: impl Into<String>, queue: impl Into<String>, payload: impl Into<String>) -> Self {
         let (key, queue, payload) = (key.into(), queue.into(), payload.into());
         Self { key, queue, priority: None, payload, owner: None, schedule: None, first_due: None }

@@ -1,4 +1,4 @@
-//! How much a queue lets through: what operators order is waited for by whoever works it, and by each of its
+//! How much a queue lets through: an operator's order is waited for by the queue's consumer, and by each of its
 //! messages that has not started.
 
 use parking_lot::{Mutex, MutexGuard};

@@ -32,7 +32,7 @@ pub(crate) struct Needs {
 
 /// How often a worker says that it lives, and looks at the others.
 const PERIOD: Duration = Duration::from_secs(1);
-/// After so many of these it looks whether its claims still hold: an operator may have begun chains anew.
+/// Every fifth heartbeat looks whether the worker's claims still hold: an operator may have begun chains anew.
 const CLAIMS: u32 = 5;
 /// Claims that are looked at in one query.
 const PER_LOOK: usize = 1_000;
@@ -41,7 +41,7 @@ const PER_LOOK: usize = 1_000;
 ///
 /// A session is dead when the operating system says that its process has ended, or when the ledger has not heard of it
 /// for its lease. Its worker counts that from when it asked, and so from before the beat that is seen here. So it has
-/// ended its runs by then, also if this worker stood still itself or nobody could reach the ledger.
+/// ended its runs by then, also if this worker stood still itself, or no worker could reach the ledger.
 #[derive(Debug, Default)]
 struct Others {
     /// Their last beats, and since when these are known.
@@ -111,12 +111,12 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Ends the sessions whose runs have all ended, so that nobody waits for their leases.
+    /// Ends the sessions whose runs have all ended, so that other workers need not wait for their leases.
     async fn end_before(&mut self, needs: &Needs) -> Result<(), LedgerError> {
         while let Some(session) = self.before.iter().copied().find(|session| !needs.vitals.runs(*session)) {
             needs.ledger.end_session(session).await?;
             self.before.retain(|before| *before != session);
-            // A claim for it whose answer was lost is nobody's now.
+            // A claim for this session whose answer was lost belongs to no session now.
             needs.left.orphaned.notify_one();
         }
         Ok(())

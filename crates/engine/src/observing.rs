@@ -46,7 +46,7 @@ impl Observing {
     }
 
     /// Counts how an attempt ended, and logs it unless it worked, as one of its cause. `claim` is the
-    /// chain's tick and its fence, `fenced` whether somebody else had claimed it meanwhile, so that
+    /// chain's tick and its fence, `fenced` whether another worker had claimed it meanwhile, so that
     /// nothing of it counts.
     pub(crate) fn note(
         &self,

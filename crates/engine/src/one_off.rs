@@ -39,7 +39,7 @@ impl Core {
     pub(crate) async fn postpone_sealed(&self, mut envelope: Envelope, queue: &QueueRun, why: &Unopened) -> Settlement {
         let now = self.ledger.now();
         if let Some(sealed) = &mut envelope.sealed {
-            // Whoever published it may have written anything.
+            // Its publisher may have written anything.
             let since = sealed.since.unwrap_or(now).min(now);
             sealed.since = Some(since);
             (envelope.due, envelope.clock) = (Some(now + sealing::wait(since, now)), Some(0));

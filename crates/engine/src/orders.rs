@@ -41,7 +41,7 @@ pub(super) struct Orders {
 
 /// Why an order was not done.
 enum Undone {
-    /// Nobody can do it.
+    /// No worker can do it.
     Bad(BadMessage),
     /// Workers seal payloads, and this one does not yet.
     Unsealed,

@@ -8,10 +8,10 @@ use roundelay_model::clock::Time;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Catch-up looks for unsent messages until so long after the last of them was due.
+/// Catch-up looks for unsent messages until this long after the last of them was due.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Messages from before an outage come for so long after it.
+/// Messages from before an outage may come for this long after it.
 const STALE: Duration = Duration::from_secs(60);
 
 /// Whether the broker is away, and what that has left unsent.

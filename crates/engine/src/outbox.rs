@@ -76,7 +76,7 @@ impl Asked {
 
 impl Catalog {
     /// Messages and chains for what a run asks for. What no worker could run, and what is more than the run
-    /// may ask for, becomes a failed part instead, so that somebody sees it and the rest goes on.
+    /// may ask for, becomes a failed part instead, so that people see it and the rest goes on.
     pub(super) fn asked(&self, asking: &Asking<'_>, mut yields: Yield) -> Asked {
         let too_much = bound(&mut yields, asking.bounds, asking.depth, asking.kind);
         let Yield { jobs, chains, failed, carry, .. } = yields;

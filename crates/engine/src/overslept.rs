@@ -12,7 +12,7 @@ use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 use roundelay_model::schedule::{Asleep, Schedule, phase};
 
-/// So many of each queue are looked at.
+/// At most this many chains of each queue are looked at.
 pub const PER_QUEUE: u32 = 100;
 
 /// Knows the schedules of kinds.

@@ -51,16 +51,16 @@ pub(super) const MOST_WAITING: Duration = Duration::from_secs(5 * 60 + 10);
 
 /// Of that, what is left for writing that it is put off.
 const TIME_TO_SAY: Duration = Duration::from_secs(5);
-/// Whoever has no slot is put off for this long at least.
+/// A job without a slot is postponed for at least this long.
 const SHORTEST_BLOCK: Duration = Duration::from_secs(1);
 
-/// What may not run beside what runs just now comes again after so long, within these.
+/// What may not run beside what runs just now comes again after a time between these two.
 const SUSPECT_WAITS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
 
 /// Leave to start: room among the queue's running jobs, and a slot of its throttle.
 pub(super) struct Permit {
     pub(super) slot: Option<Slot>,
-    /// It has no slot, nor one soon: whoever would start is put off for so long.
+    /// There is no slot, nor one soon: the job is postponed for this long.
     pub(super) blocked: Option<Duration>,
     /// None for what does not start.
     pub(super) _room: Option<RunPlace>,
@@ -398,7 +398,7 @@ impl Core {
                         let slot = tokio::select! {
                             biased;
                             slot = slot => slot,
-                            // Somebody of a higher lane has this room, and this one waits for room again.
+                            // A job of a higher lane takes this place, and this job waits for a place again.
                             () = room.wanted() => continue,
                         };
                         blocked = slot.is_err().then(|| throttle.wait_of("", want).max(SHORTEST_BLOCK));

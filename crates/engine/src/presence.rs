@@ -41,9 +41,9 @@ pub(crate) struct Needs {
 
 /// The length of a second, at whose end the starts of it are counted.
 const SECOND: i64 = 1_000;
-/// After so many seconds the orders are read again.
+/// After this many seconds the orders are read again.
 const READ: u32 = 2;
-/// What could not be told is kept for so many sets of ten seconds, and told with the next.
+/// What could not be written is kept for this many sets of ten seconds, and written with the next.
 const MOST_UNTOLD: usize = 60;
 /// How long the ledger may take to answer. A round with two questions stays below the minute after which a task that
 /// has not gone round counts as stuck.
@@ -93,7 +93,7 @@ pub async fn run(needs: Needs) {
     }
 }
 
-/// Says goodbye, so that nobody takes it for dead.
+/// Removes the worker from the ledger, so that it is not taken for dead.
 pub async fn leave(needs: &Needs) {
     match timeout(LEAVE, needs.ledger.leave(needs.worker.to_string())).await {
         Ok(Ok(())) => {}

@@ -54,7 +54,7 @@ impl Publishing {
     pub(crate) async fn declare(&self) -> Result<(), BrokerError> {
         self.dispatch.broker.apply(&self.topology).await?;
         self.dispatch.broker.verify(&self.topology).await?;
-        // Nobody else sets it.
+        // No other task sets it.
         let _ = self.declared.set(());
         Ok(())
     }
@@ -94,7 +94,7 @@ impl Publishing {
     }
 
     /// Sends what follows, then it is safe to acknowledge what went before. If it cannot be sent,
-    /// the ledger knows it as unsent: whoever gets the old message again, or catch-up, sends it.
+    /// the ledger knows it as unsent: the worker that gets the old message again, or catch-up, sends it.
     pub(crate) async fn publish_successor(&self, successor: &Hint, decided: Decided, trace: &Run) -> Settlement {
         let mut envelope = successor.envelope(self.ledger.id());
         let sending = trace.sends(&mut envelope, &successor.queue, || self.ledger.now());
@@ -176,7 +176,7 @@ impl Publishing {
             return;
         }
         if !self.dispatch.broker.keeps_messages() {
-            // There they stay in the ledger until they have run, and whoever takes them from there
+            // There they stay in the ledger until they have run, and the task that takes them from there
             // does so for all of them.
             self.jobs_kept.notify_one();
             return;

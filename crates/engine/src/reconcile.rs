@@ -33,9 +33,9 @@ use crate::trace::Run;
 
 /// What the ids of these jobs begin with.
 const ID: &str = "roundelay.part-";
-/// For so long a job is waited for before it is sent once more; it may have been lost, or wait its turn.
+/// How long a job is waited for before it is sent once more; it may have been lost, or wait its turn.
 const PATIENCE: Duration = Duration::from_secs(3_600);
-/// A run holds its part for so much longer than it may take, so that nobody takes it for dead too early.
+/// A run holds its part for this much longer than it may take, so that it is not taken for dead too early.
 const RESERVE: Duration = Duration::from_secs(60);
 /// One whose chain's payload does not open is looked at again after this long.
 const SEALED: Duration = Duration::from_secs(60);
@@ -47,7 +47,7 @@ pub(super) fn is_part(id: &str) -> bool {
     id.starts_with(ID)
 }
 
-/// The id of the next job for a failed part: the same for the same failure, whoever plans it.
+/// The id of the next job for a failed part: the same for the same failure, whichever worker plans it.
 fn id_of(ledger: &str, failure: &Failure) -> String {
     let Failure { kind, key, item, times, first_at, .. } = failure;
     let text = format!("{ledger}\0{kind}\0{key}\0{item}\0{times}\0{}", first_at.as_millis());
@@ -109,7 +109,7 @@ fn plan(config: &Config, settings: &KindSettings, ledger: &str, due: &DueItem, n
 }
 
 /// Feeds back what is due of a kind, until nothing is or `until` has come; answers how many jobs there are
-/// now in the outbox for catch-up, or whoever is told, to send.
+/// now in the outbox for catch-up, or the caller, to send.
 ///
 /// # Errors
 /// When the ledger could not be reached.
@@ -136,7 +136,7 @@ pub(super) async fn feed(
         });
         let planned: Vec<PlannedItem> = planned.collect();
         let done = ledger.plan_items(planned.clone()).await?;
-        // What was not done was done by somebody else, and is due no more.
+        // What was not done was done by another worker, and is due no more.
         fed.extend(planned.into_iter().zip(done).filter(|(_, done)| *done).filter_map(|(item, _)| match item.plan {
             Plan::Feed { job, .. } => Some(job),
             Plan::Wait(_) | Plan::GiveUp => None,

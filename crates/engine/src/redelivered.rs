@@ -122,7 +122,7 @@ impl Core {
             return Settlement::Requeue;
         }
         let settlement = self.publishing.quarantine(delivery, &BadMessage::Deaths(SET_ASIDE)).await;
-        // Whoever dies before the message is acknowledged leaves it to the next, which must not run it. Where the ledger
+        // A worker that dies before it acknowledges the message leaves it to the next worker, which must not run it. Where the ledger
         // keeps jobs, it has forgotten this one; sent again it has the same name.
         if matches!(settlement, Settlement::Ack) && !self.publishing.dispatch.broker.keeps_messages() {
             let _ = self

@@ -77,7 +77,7 @@ pub async fn run(
                         }
                         tell_sealing(&needs, current.encryption.seal().is_some()).await;
                     }
-                    // Nobody will send any more.
+                    // The sender is gone.
                     None => std::future::pending().await,
                 },
                 () = follow(&needs, &moving), if !moving.is_empty() => moving.clear(),
@@ -91,7 +91,7 @@ pub async fn run(
     }
 }
 
-/// Whoever enrolls from now on sees whether he has to seal.
+/// Notes in the ledger whether programs that enroll have to seal.
 async fn tell_sealing(needs: &Needs, sealed: bool) {
     if let Err(error) = topology_guard::note_sealing(&*needs.ledger, sealed).await {
         tracing::warn!(%error, sealed, "failed to note in the ledger whether payloads are sealed; SIGHUP tries again");

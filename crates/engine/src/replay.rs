@@ -1,6 +1,6 @@
 //! Messages that an operator sends to their queues once more, from quarantine.
 //!
-//! A message is taken out of quarantine only when its copy is confirmed, so that none is lost: whoever dies in between
+//! A message is taken out of quarantine only when its copy is confirmed, so that none is lost: a process that dies in between
 //! leaves both, and the message is sent again by the next who asks for it. So each copy says [which message it is a
 //! copy of, and which retry has made it](Retry). The first copy that a worker is about to run takes, in the ledger, the
 //! place of that message, and copies of other retries find it taken and are dropped. What is no one-off job needs none
@@ -26,7 +26,7 @@ use crate::sealing;
 use crate::settlement::Settlement;
 use crate::trace::Run;
 
-/// So long it is known which retry came first, from when its job was first about to run.
+/// How long it is known which retry came first, from when its job was first about to run.
 const REMEMBERED: Duration = Duration::from_secs(7 * 86_400);
 
 /// What became of a message that was to be sent again.
@@ -42,7 +42,7 @@ pub enum Again {
 
 /// The id under which a job with this id and body that came from the queue `from` lies in quarantine.
 ///
-/// Whoever dies between setting a message aside and acknowledging it leaves it to the next worker, which sets it aside
+/// A worker that dies between setting a message aside and acknowledging it leaves it to the next worker, which sets it aside
 /// once more. By the same id both are known for one message, and are shown, sent again and dropped as one. A job
 /// without an id of its own cannot be told from another that says the same, and is not to be taken for it: publishers
 /// give their messages what ids they like.
@@ -55,7 +55,7 @@ pub fn replay_id(from: &str, id: &str, body: &[u8]) -> String {
     hex(&all.finalize())
 }
 
-/// The first 128 bits, which nobody else comes upon.
+/// The first 128 bits, which no other id shares.
 fn hex(digest: &[u8]) -> String {
     digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
@@ -67,7 +67,7 @@ pub async fn send_again(config: &Config, connections: &Connections, shelved: &Sh
     publish(config, connections, &shelved.from, copy).await
 }
 
-/// Likewise one that the ledger keeps, which is then forgotten, too.
+/// The same for a message that the ledger keeps, which is then forgotten, too.
 pub async fn keep_again(config: &Config, connections: &Connections, message: QuarantinedMessage) -> Again {
     let QuarantinedMessage { number, from, body, .. } = message;
     let ledger = &connections.ledger;

@@ -34,7 +34,7 @@ pub(super) enum Change {
         /// Whether it is a whole fleet's.
         fleet: bool,
     },
-    /// The wall clock was set. What it was set across is spread over so long.
+    /// The wall clock was set. What it was set across is spread over this time.
     Clock(Duration),
     /// None is known; but some sleep for longer than their schedules can explain.
     Overslept,
@@ -76,7 +76,7 @@ pub enum Replanned {
     Underway,
     /// The schedule has no occurrence any more.
     Over,
-    /// Somebody was faster; ask again.
+    /// Another process was faster; ask again.
     Changed,
     /// Its next tick comes then.
     Moved(Time),
@@ -122,7 +122,7 @@ impl Rescheduler {
         Ok(rotation.map_or(Advance::NoChain, |chain| Advance::Refused(Box::new(chain))))
     }
 
-    /// Likewise for rotations that sleep, at most `limit`; answers how many.
+    /// The same for rotations that sleep, at most `limit`; answers how many.
     ///
     /// # Errors
     /// When the ledger cannot be read or written.
@@ -189,7 +189,7 @@ impl Rescheduler {
         Ok(answers)
     }
 
-    /// Likewise for some chains by their keys, those of them that run as soon as they have ended: they may
+    /// The same for some chains by their keys, those of them that run as soon as they have ended: they may
     /// have been started under the schedule before, and would sleep by it once more. With a tick, only
     /// while it is that one that runs. Answers how many were moved, and who still ran after `patience`.
     ///

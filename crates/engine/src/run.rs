@@ -43,7 +43,7 @@ impl Engine {
         let worker = format!("{}-{}", std::process::id(), connections.entropy.token());
         let (tracer, export) = self.tracer(&connections, &worker)?;
         let core = Arc::new(self.core(connections.clone(), stop.clone(), base, &worker, tracer)?);
-        // Also when this future is dropped: nothing runs on with nobody to stop it.
+        // Also when this future is dropped: nothing runs on that could not be stopped.
         let _all_end_with_us = core.observing.life.guard();
         // What lasts as long as the engine, what ends when it stops, and what then has time to come to an end.
         let (mut lasting, mut parts, mut answering) =

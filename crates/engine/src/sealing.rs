@@ -7,7 +7,7 @@
 //! ```
 //!
 //! In this process envelopes are plain. They are sealed when they are written as bytes, and opened where a
-//! [`Job`](roundelay_model::job::Job) is made of them, or somebody looks; in between, a sealed one is handed on as it is. Messages of
+//! [`Job`](roundelay_model::job::Job) is made of them, or a person looks at them; in between, a sealed one is handed on as it is. Messages of
 //! other publishers arrive plain, and are sealed with whatever of them the engine writes.
 //!
 //! What does not open is put off: it costs no attempt and holds nothing up, and it runs when there is a key for it.
@@ -71,7 +71,7 @@ pub fn sealed<'e>(keys: &Keyring, envelope: &'e Envelope) -> Cow<'e, Envelope> {
     if keys.seal().is_none() || envelope.payload.is_null() || envelope.order().is_some() {
         return Cow::Borrowed(envelope);
     }
-    // The handler of a chain gets what the ledger has: what its message says beside is nothing that anybody reads.
+    // The handler of a chain gets what the ledger has: the payload in its message is never read.
     let chained = envelope.chain.is_some();
     let text = (!chained).then(|| keys.sealed(place_of(envelope), envelope.payload.to_string()));
     // Field by field, so that the payload is not copied first.
@@ -97,7 +97,7 @@ pub fn sealed<'e>(keys: &Keyring, envelope: &'e Envelope) -> Cow<'e, Envelope> {
     })
 }
 
-/// The message body of an envelope, sealed likewise.
+/// The message body of an envelope, sealed in the same way.
 pub fn encode(keys: &Keyring, envelope: &Envelope) -> Vec<u8> {
     sealed(keys, envelope).encode()
 }
@@ -113,7 +113,7 @@ pub fn open(keys: &Keyring, envelope: &mut Envelope) -> Result<(), Unopened> {
     Ok(())
 }
 
-/// Refuses the payload of a job, or of an order, that is plain where that is not taken: whoever can publish, or write
+/// Refuses the payload of a job, or of an order, that is plain where that is not taken: any program that can publish, or write
 /// the ledger, may have put it there. A chain's message has none that counts.
 ///
 /// # Errors
@@ -194,11 +194,11 @@ pub struct Inventory {
 pub enum Mode {
     /// Only to count them.
     Look,
-    /// To write them anew as those are written now, unless somebody else has just changed them.
+    /// To write them anew as those are written now, unless another process has just changed them.
     Rewrite,
 }
 
-/// Counts the texts of a ledger, and opens them to see whether they do; at most so many of each sort. What is written
+/// Counts the texts of a ledger, and opens them to see whether they do; at most `most` of each sort. What is written
 /// anew is counted as it is then. `progress` is told of each page how many texts it had.
 ///
 /// # Errors
@@ -241,7 +241,7 @@ pub async fn take_stock(
             let done = ledger.replace_contents(shelf, changes).await?;
             for (name, done) in names.into_iter().zip(done) {
                 inventory.written += u64::from(done);
-                // What somebody else has changed meanwhile is as that one writes it, and is counted as it was.
+                // A text that another process has changed meanwhile is as that process writes it, and is counted as it was.
                 let name = if done { keys.seal().map(Into::into) } else { name };
                 inventory.counts.entry((shelf, name)).or_default().texts += 1;
             }

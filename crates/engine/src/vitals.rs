@@ -3,7 +3,7 @@
 //! A worker holds one lease for all its runs: a session in the ledger (see [`roundelay_ledger::Sessions`]). About once a
 //! second it says that it lives, and looks at the others. A worker that could not say so for its lease ends its runs
 //! *before* others may take them: its own count begins when it asked, theirs when they saw the answer. All of that
-//! is counted by clocks that nobody sets.
+//! is counted by clocks that cannot be set.
 //!
 //! A session is over for good. A worker whose session has lapsed, or was ended by others, begins another.
 
@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 /// A session of this worker.
 pub struct Term {
     pub(super) session: i64,
-    /// On this worker's clock, by [`instant`], counted from when it last asked, so no later than anybody else's.
+    /// On this worker's clock, by [`instant`], counted from when it last asked, so never later than on another worker's.
     pub(super) ends: Mutex<Instant>,
     pub(super) over: CancellationToken,
 }
@@ -150,7 +150,7 @@ impl Vitals {
 }
 
 impl Lease<'_> {
-    /// From now on its finish is on the way: that nobody holds it any more then is no loss, and if somebody else
+    /// From now on its finish is on the way: a claim that is not held any more then is no loss, and if another worker
     /// does, the answer to the finish says so.
     pub fn finishes(&self) {
         self.claimed.finishes.store(true, Ordering::Relaxed);

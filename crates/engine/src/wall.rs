@@ -8,9 +8,9 @@ use tokio::time::{Instant, timeout};
 
 use crate::patient::PatientLedger;
 
-/// A tick waits for so long, at most, until the chains of all kinds are moved.
+/// How long a tick waits, at most, until the chains of all kinds are moved.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(5);
-/// And for so long until the ledger's clock is read.
+/// And how long until the ledger's clock is read.
 const READ_WITHIN: Duration = Duration::from_secs(1);
 
 /// How far chains have followed the wall clock, for ticks that are about to start.

@@ -18,7 +18,7 @@ use roundelay_model::pacing::slots::Limits;
 
 /// Starts may follow each other by so much less than slots do: clocks run apart over a long window.
 const FASTER: f64 = 0.999;
-/// A start counts for so many cells, so that what slots may slip by is a fraction of a start.
+/// A start counts for this many cells, so that what slots may slip by is a fraction of a start.
 const CELLS: u32 = 64;
 /// No more keys are looked at again for being as good as new.
 const FEW: usize = 1_000;

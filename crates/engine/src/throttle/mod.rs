@@ -1,13 +1,13 @@
-//! Pacing starts: so many in each window, whoever asks.
+//! Pacing starts: a limit for each window, for all workers together.
 //!
 //! One [`Throttle`] is shared by all queues that name it. Who waits stands in one line for each key,
-//! queues of higher priority first and then whoever is due first; [`roundelay_model::pacing::slots`] says when the next start
+//! queues of higher priority first, and then jobs that are due first; [`roundelay_model::pacing::slots`] says when the next start
 //! may happen. By default the ledger hands the slots out, for all workers; with `scope = "worker"`
 //! each worker counts for itself, by the same arithmetic.
 //!
-//! A slot is for now: whoever does not use it in time hands it on, or it is lost. It is had a little
+//! A slot is for now: a job that does not use its slot in time hands it on, or it is lost. It is had a little
 //! before it opens, so that what must be done before a start can be done meanwhile. While the ledger
-//! does not answer there are no slots, since starts that nobody counts get users banned.
+//! does not answer there are no slots, since starts that are not counted get users banned.
 
 mod gate;
 mod orders_cache;
@@ -39,7 +39,7 @@ use wait_queue::{Rank, WaitQueue};
 const ON_THE_WAY: u32 = 4;
 /// A slot was handed out before a hold if it opens so much earlier than that ends: clocks are not all alike.
 const HANDED_OUT_AFTER: Duration = Duration::from_millis(200);
-/// Whoever is put off looks again after so long, since what holds him may be released.
+/// A job that is postponed looks again after this long, since the hold may be released.
 const LONGEST_WAIT: Duration = Duration::from_secs(5 * 60);
 /// No more of limits that nobody waits for are looked at again for being forgotten.
 const FEW: usize = 1_000;
@@ -116,7 +116,7 @@ pub struct Throttle {
     latency: Mutex<Latency>,
     /// Who waits, by key.
     lines: Mutex<HashMap<String, Arc<WaitQueue>>>,
-    /// By which this worker counts its starts apart from whoever hands slots out.
+    /// Counts this worker's starts, independently of the slots that the ledger hands out.
     gate: Mutex<Option<Arc<Gate>>>,
     gated: bool,
     this: Weak<Self>,
@@ -135,7 +135,7 @@ pub struct Want {
     pub probe: bool,
 }
 
-/// Leave to start when it opens. Dropped without being used, it goes to whoever is next.
+/// Leave to start when it opens. Dropped without being used, it goes to the next waiter.
 #[must_use]
 pub struct Slot {
     opens: Instant,
@@ -143,7 +143,7 @@ pub struct Slot {
     cost: u32,
     /// Whether the start is to try if the upstream works again.
     pub probe: bool,
-    /// Only somebody that tries may have it, besides.
+    /// Only a probe of a half-open breaker may have it.
     besides: bool,
     /// What it has to pass, and as which key.
     gate: Option<(Arc<Gate>, Arc<String>)>,
@@ -163,7 +163,7 @@ impl Slot {
         let in_time = Instant::now() <= self.expires;
         let gate = self.gate.take();
         let Some(line) = self.line.take() else { return in_time };
-        // What opened it was asked for before anybody spoke of a hold.
+        // The slot was asked for before there was a hold.
         let held = line.held_until().is_some_and(|until| until > self.opens + HANDED_OUT_AFTER);
         if held {
             line.counts().held.inc();
@@ -225,7 +225,7 @@ impl Throttle {
     fn take_over(&self, settings: ThrottleSettings) {
         *self.settings.write() = Arc::new(settings);
         self.note(None);
-        // Whoever waits by the old ones asks again by these.
+        // Jobs that wait by the old settings ask again by the new ones.
         self.lines().values().for_each(|line| line.hurry());
     }
 
@@ -283,7 +283,7 @@ impl Throttle {
         slot.ok()
     }
 
-    /// Does something at the line of `key`, and has it served if nobody does so yet.
+    /// Does something at the line of `key`, and has it served if no task does so yet.
     fn at_line<T>(&self, key: &str, act: impl FnOnce(&WaitQueue) -> (T, bool)) -> (Arc<WaitQueue>, T) {
         let mut lines = self.lines();
         if lines.len() > FEW && lines.len().is_power_of_two() && !lines.contains_key(key) {
@@ -328,7 +328,7 @@ impl Throttle {
         self.lines().get(key).is_some_and(|line| line.held_until().is_some())
     }
 
-    /// Nothing of `key` starts for so long: at once in this worker, and when this returns in all of them.
+    /// Nothing of `key` starts for this long: at once in this worker, and when this returns in all of them.
     pub async fn hold(&self, key: &str, wait: Duration, why: &str) {
         let until = self.after(wait);
         let (_, told) = self.at_line(key, |line| {
@@ -341,11 +341,11 @@ impl Throttle {
         heard(told).await;
     }
 
-    /// So much of a budget of `key` remains, which is filled again after so long.
+    /// How much of a budget of `key` remains, and after how long the budget is filled again.
     async fn budget(&self, key: &str, remaining: u32, reset: Duration) {
         let enough = self.settings().budget.as_ref().and_then(|budget| budget.slow_below).unwrap_or(u32::MAX);
         let line = self.lines().get(key).cloned();
-        // A line that is not there any more has slowed nobody.
+        // A queue that does not exist any more has slowed no start.
         let news = line.map_or(remaining < enough, |line| line.wants_budget(remaining, enough));
         if news {
             if remaining == 0 {
@@ -360,7 +360,7 @@ impl Throttle {
         heard(self.at_line(key, |line| line.tell(word)).1).await;
     }
 
-    /// The time after so long, by this worker's clock: a word may wait for long until it can be told.
+    /// The time after this long, by this worker's clock: a word may wait for long until it can be told.
     fn after(&self, wait: Duration) -> Micros {
         self.here().saturating_add(i64::try_from(wait.as_micros()).unwrap_or(i64::MAX))
     }
@@ -384,7 +384,7 @@ impl Throttle {
         self.latency.lock()
     }
 
-    /// This worker's clock, which nobody sets. It never shows the beginning of time, which a throttle takes for never.
+    /// This worker's clock, which cannot be set. It never shows the beginning of time, which a throttle takes for never.
     fn here(&self) -> Micros {
         i64::try_from(self.began.elapsed().as_micros()).unwrap_or(i64::MAX - 1) + 1
     }
@@ -611,7 +611,7 @@ mod tests {
         }
     }
 
-    /// Whoever releases it, or allows more, need not be known to a worker in which nobody waits.
+    /// A release, or a higher limit, need not reach a worker in which no job waits.
     #[tokio::test(start_paused = true)]
     async fn what_was_heard_of_a_key_is_not_believed_for_long() {
         for throttle in both(1, 1, 1) {
@@ -732,7 +732,7 @@ mod tests {
             };
             throttle.slot("", want(0, 0)).await.start().await;
             let waits = next();
-            // Long enough that whoever waits has looked more than once.
+            // Long enough for each waiter to have looked more than once.
             sleep(Duration::from_secs(10)).await;
             let start = Instant::now();
             order(ThrottleOrder::Limits { window: Window { allow: 1, per: Duration::from_secs(20) }, burst: 1 }).await;

@@ -22,7 +22,7 @@ const HESITATION: Duration = Duration::from_millis(25);
 const OLDEST: Duration = Duration::from_secs(300);
 /// Wishes in one request.
 const MOST: usize = 1_024;
-/// Nobody asks again sooner.
+/// The shortest time between two requests.
 const SHORTEST: Duration = Duration::from_millis(1);
 /// How often it is looked whether this worker can claim again: one that has stood still for longer than its lease begins
 /// another session first. What waits in it is the oldest of all, so it would ask first, and waste every slot until then.
@@ -32,8 +32,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// These waits grow to this, but of all lines one asks sooner, and the others hear when it is answered.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Serves a line as [`serve_waiters`] does, and goes on when that has broken off: nobody else would begin again, and whoever
-/// stands in the line would wait for ever.
+/// Serves a queue as [`serve_waiters`] does, and begins again after a panic: no other task would, and the jobs in the queue
+/// would wait for ever.
 pub(super) async fn keep_refilling(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue>) {
     let name = throttle.name.clone();
     anew_after_panics(&name, || serve_waiters(throttle.clone(), key.clone(), line.clone())).await;
@@ -48,7 +48,7 @@ async fn anew_after_panics<F: Future<Output = ()>>(throttle: &str, serve: impl F
     }
 }
 
-/// Serves a line while anybody stands in it, or something is to be told.
+/// Serves a queue while a job waits in it, or feedback is to be sent.
 async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue>) {
     let (mut pause, mut planned) = (FIRST_PAUSE, None);
     loop {
@@ -111,7 +111,7 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue
         throttle.latency().heard(i64::try_from(late.as_micros()).unwrap_or(i64::MAX));
         line.learn(here, now, &answer);
         for (_, done) in told {
-            // Whoever has gone needs to know nothing more.
+            // A waiter that has gone needs no answer.
             let _ = done.send(());
         }
         let slip = limits.slip();

@@ -17,16 +17,16 @@ use crate::telemetry::figures::SlotCounts;
 /// What remains of a budget is told no more often.
 const BUDGETS_APART: Duration = Duration::from_secs(1);
 
-/// What was heard of failures and budgets is remembered for so long when nobody waits.
+/// What was heard of failures and budgets is remembered for this long when no job waits.
 const NEWS: Duration = Duration::from_secs(600);
-/// When the next slot opens, or a hold ends, is believed for so long: somebody may release it, or allow more. A line
+/// When the next slot opens, or a hold ends, is believed for this long: an operator may release it, or allow more. A line
 /// is kept for it if that is farther away.
 const BELIEVED: Duration = Duration::from_secs(5);
 
 /// Those who wait, and slots that were handed back.
 pub struct WaitQueue {
     inner: Mutex<Inner>,
-    /// Somebody has come who cannot wait until the next slot is asked for, or handed a slot back.
+    /// A waiter has come that cannot wait until the next slot is asked for, or has handed a slot back.
     urgent: Notify,
     counts: SlotCounts,
 }
@@ -38,7 +38,7 @@ struct Inner {
     arrivals: u64,
     /// Slots that were handed back.
     spare: Vec<Slot>,
-    /// Whether somebody serves it.
+    /// Whether a task serves the queue.
     attended: bool,
     /// What is to be told, and whom to tell that it was.
     words: Vec<(Word, oneshot::Sender<()>)>,
@@ -56,7 +56,7 @@ struct Inner {
     budget_told: Option<Instant>,
 }
 
-/// Somebody who waits.
+/// A job that waits for a slot.
 struct Waiter {
     slot: oneshot::Sender<Slot>,
     /// A slot that opens later is none for him.
@@ -88,7 +88,7 @@ impl Rank {
         self.probe
     }
 
-    /// Whether a slot is enough for it, and not for somebody else.
+    /// Whether a slot is enough for this waiter, and not another's.
     fn takes(&self, slot: &Slot) -> bool {
         self.cost <= slot.cost && self.probe >= slot.besides
     }
@@ -103,7 +103,7 @@ pub struct Joined {
 }
 
 impl WaitQueue {
-    /// One in which nobody stands.
+    /// An empty queue.
     pub fn new(counts: SlotCounts) -> Self {
         Self { inner: Mutex::default(), urgent: Notify::new(), counts }
     }
@@ -113,7 +113,7 @@ impl WaitQueue {
         &self.counts
     }
 
-    /// Joins it, for a slot that opens before `until`. Answers also whether nobody serves it yet: the caller sees to
+    /// Joins it, for a slot that opens before `until`. Answers also whether no task serves the queue yet: the caller sees to
     /// that.
     pub fn join(&self, want: Want, until: Option<Instant>) -> (Joined, bool) {
         let (sender, slot) = oneshot::channel();
@@ -137,7 +137,7 @@ impl WaitQueue {
         let left = inner.waiting.remove(rank).is_some() && inner.waiting.is_empty();
         drop(inner);
         if left {
-            // Whoever serves it has nobody to serve any more.
+            // The task that serves the queue has no waiter any more.
             self.urgent.notify_one();
         }
     }
@@ -165,7 +165,7 @@ impl WaitQueue {
         inner.waiting.keys().take(most).map(wish).collect()
     }
 
-    /// Gives a slot to whoever has this place, or else to the first whom it is enough for.
+    /// Gives a slot to the waiter with this rank, or else to the first waiter for which it is enough.
     pub fn give(self: &Arc<Self>, rank: Option<&Rank>, slot: Slot) {
         let waiter = rank.and_then(|rank| self.inner().waiting.remove(rank));
         match waiter {
@@ -189,7 +189,7 @@ impl WaitQueue {
             let before = inner.spare.len();
             let tried = |slot: &Slot| slot.expires < now && slot.probe && !slot.besides;
             if inner.spare.iter().any(tried) {
-                // Nobody else would try before its time was over.
+                // No other worker would probe before this one's time was over.
                 inner.words.push((Word::Lost, oneshot::channel().0));
             }
             inner.spare.retain(|slot| slot.expires >= now);
@@ -205,12 +205,12 @@ impl WaitQueue {
         }
     }
 
-    /// Whoever has gone meanwhile drops it, and so hands it back.
+    /// A waiter that has gone meanwhile drops the slot, and so hands it back.
     fn send(self: &Arc<Self>, waiter: Waiter, slot: Slot) {
         drop(waiter.slot.send(slot.of(self.clone())));
     }
 
-    /// Sends away those for whom the next slot opens too late. Answers whether nobody is left.
+    /// Sends away those for whom the next slot opens too late. Answers whether no waiter is left.
     pub fn turn_away(&self) -> bool {
         let mut inner = self.inner();
         let next = inner.next;
@@ -232,7 +232,7 @@ impl WaitQueue {
         };
     }
 
-    /// Has `word` told, after which the receiver hears of it. Answers also whether nobody serves the line yet.
+    /// Has `word` told, after which the receiver hears of it. Answers also whether no task serves the queue yet.
     pub fn tell(&self, word: Word) -> (oneshot::Receiver<()>, bool) {
         let (done, heard) = oneshot::channel();
         let mut inner = self.inner();
@@ -290,7 +290,7 @@ impl WaitQueue {
         news
     }
 
-    /// Ends its service when nobody waits.
+    /// Ends the service of the queue when no job waits.
     pub fn close_if_empty(&self) -> bool {
         let mut inner = self.inner();
         let empty = inner.waiting.is_empty() && inner.words.is_empty();
@@ -307,7 +307,7 @@ impl WaitQueue {
         inner.attended || far || news(inner.failing) || news(inner.slowed)
     }
 
-    /// Has whoever serves it ask again at once.
+    /// Makes the task that serves the queue ask again at once.
     pub fn hurry(&self) {
         self.urgent.notify_one();
     }
@@ -330,7 +330,7 @@ impl Inner {
 }
 
 impl Drop for WaitQueue {
-    /// The line of a key that nobody stands in any more.
+    /// The queue of a key in which no job waits any more.
     fn drop(&mut self) {
         self.counts.unused.inc_by(self.inner().spare.len() as u64);
     }
