@@ -122,7 +122,7 @@ impl Engine {
 
     /// Is set once the engine consumes its queues and, on a broker that begins empty, has
     /// re-created the messages of all chains. Chains enrolled later in this process are sent by
-    /// whoever enrolls them.
+    /// the program that enrolls them.
     pub fn ready(&self) -> Arc<SetOnce<()>> {
         self.ready.clone()
     }

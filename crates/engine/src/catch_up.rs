@@ -692,7 +692,7 @@ mod tests {
     }
 
     #[test]
-    fn as_long_as_the_broker_may_give_messages_to_a_silent_worker_it_is_looked_what_is_late() {
+    fn adoptions_repeat_while_a_silent_worker_may_get_messages() {
         let begin = Instant::now();
         let at = |secs: u64| begin + Duration::from_secs(secs);
         let mut adoptions = Adoptions::default();
@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_plans() {
+    fn plan_of_an_overdue_chain() {
         let slack = Duration::from_secs(30);
         let send = |due, look_at| Plan::Send { due: at(due), look_at: at(look_at) };
         let wait = |until| Plan::Wait { until: at(until) };
@@ -793,7 +793,7 @@ mod tests {
     }
 
     #[test]
-    fn few_are_not_stretched_and_many_keep_to_the_window() {
+    fn share_of_the_spread_is_bounded_by_the_window() {
         let (ms, us) = (Duration::from_millis, Duration::from_micros);
         let table = [
             (0, ms(30_000), ms(5)),

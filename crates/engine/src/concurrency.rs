@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_higher_lane_has_the_next_place_and_a_lower_one_its_share() {
+    async fn higher_lane_has_the_next_place_and_a_lower_one_its_share() {
         let room = ConcurrencyLimit::new(1);
         let mut held = room.enter(0).await;
         let mut waiting: Vec<_> = [0, 1, 2].map(|lane| (lane, Box::pin(room.enter(lane)))).into();
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_not_begun_makes_way_and_who_gave_up_costs_no_place() {
+    async fn idle_job_makes_way_for_a_higher_lane_and_a_wait_given_up_costs_no_place() {
         let room = ConcurrencyLimit::new(2);
         let (low, other) = (room.enter(0).await, room.enter(1).await);
         let mut makes_way = Box::pin(low.wanted());
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_taken_stays_taken_when_there_is_less_room_and_more_room_lets_in_who_waits() {
+    async fn concurrency_limit_keeps_taken_places_when_lowered_and_admits_waiters_when_raised() {
         let room = ConcurrencyLimit::new(3);
         let mut taken = vec![room.enter(0).await, room.enter(0).await, room.enter(0).await];
         room.resize(1);

@@ -56,7 +56,7 @@ mod tests {
     const CLOSED: Flow = Flow { open: false, ..OPEN };
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_waited_first_is_woken_first() {
+    async fn flow_watch_wakes_waiters_in_their_order() {
         let valve = Arc::new(FlowWatch::new(OPEN));
         let woken = Arc::<Mutex<Vec<usize>>>::default();
         let waiting: Vec<_> = (0..32)
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_holds_already_is_not_waited_for_and_a_change_that_is_another_is_waited_past() {
+    async fn flow_watch_waits_only_for_the_flow_that_was_asked_for() {
         let valve = FlowWatch::new(CLOSED);
         assert_eq!(valve.until(|flow| !flow.open).await, CLOSED);
         let wider = Flow { places: 16, ..CLOSED };

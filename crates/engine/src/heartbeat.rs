@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_workers_that_are_heard_of_and_of_those_that_are_not() {
+    fn sessions_are_dead_when_silent_for_their_lease_or_gone() {
         let start = Instant::now();
         let at = |secs: f64| start + Duration::from_secs_f64(secs);
         // When it was looked (asked, answered), the beats of 1 and 2, whether 2 has surely ended, and who is dead.

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_chains_that_have_overslept() {
+    fn overslept_chains_are_found() {
         type Row = (&'static str, fn(&mut Listed), Option<i64>);
         let config = "[queues.work]\n[kinds.sync]\nevery = \"3s\"\n[kinds.report]\n";
         let config = Config::parse(config, "r.toml", []).unwrap();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn they_are_put_where_they_belong_in_a_page() {
+    fn overslept_chains_have_their_place_in_a_page() {
         let found = |key: &str| Overslept { chain: chain(key), since: at(103) };
         let keys = |filter: &Filter, after: Option<&str>, until: Option<&str>, limit| {
             let place = |key: Option<&str>| key.map(|key| ("sync".to_owned(), key.to_owned()));

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_says_of_which_message_it_is_one_and_by_whom() {
+    fn replayed_copy_names_its_message_and_its_retry() {
         let mut job = Envelope::job("k", "x", Value::Null, "own".into());
         let body: Bytes = job.encode().into();
         let (one, two, other) = (copied(&body, "m", "1a"), copied(&body, "m", "2b"), copied(&body, "n", "3c"));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_lies_in_quarantine_under_an_id_that_only_the_same_one_has() {
+    fn replay_id_is_that_of_the_same_message_alone() {
         let one = replay_id("work", "m", b"body");
         assert_eq!(one, replay_id("work", "m", b"body"));
         assert_eq!(one.len(), 32);

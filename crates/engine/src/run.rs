@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_runs_is_waited_for_until_it_ends_or_the_grace_is_over() {
+    async fn stop_waits_for_runs_until_they_end_or_the_grace_is_over() {
         let seconds = Duration::from_secs;
         let table = [(0, 12, 0, false), (8, 12, 8, false), (12, 8, 8, true), (20, 12, 12, true), (10, 10, 10, false)];
         for (grace, runs, waited, ended) in table {

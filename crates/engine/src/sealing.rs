@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_much_too_large_for_a_job_is_set_aside_as_it_is() {
+    fn bodies_too_large_for_a_job_are_quarantined_unsealed() {
         let body = Bytes::from(vec![b'x'; MOST_SEALED + 1]);
         assert_eq!(set_aside(&one(), &body), body);
     }
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_what_is_set_aside() {
+    fn quarantined_bodies_are_sealed() {
         let keys = one();
         let hint = br#"{"v":1,"kind":"k","key":"x","chain":{"ledger":"l","epoch":1,"tick":1}}"#;
         let large = format!("\"{}\"", "canary".repeat(200_000));
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_open_waits_twice_as_long_each_time() {
+    fn unopened_payload_waits_twice_as_long_each_time() {
         let at = Time::from_millis;
         for (millis, secs) in [(-5, 1), (0, 1), (900, 1), (2_000, 2), (60_000, 60), (300_000, 300), (9_000_000, 300)] {
             assert_eq!(wait(at(1_000_000), at(1_000_000 + millis)), Duration::from_secs(secs), "{millis}");
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_texts_and_what_they_would_be_now() {
+    fn texts_are_sealed_anew_as_they_would_be_now() {
         let (one, both) = (one(), ring("seal = 'two'\nkeys = { one = 'KEY1', two = 'KEY2' }"));
         let (two, off) = (ring("seal = 'two'\nkeys = { two = 'KEY2' }"), ring("keys = { one = 'KEY1', two = 'KEY2' }"));
         let text = |text: &[u8]| Content { number: 1, kind: "sync".into(), key: "app".into(), text: text.to_vec() };

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn whichever_ends_is_named() {
+    async fn supervised_task_that_ends_is_named() {
         let mut parts = SupervisedTasks::default();
         let none = timeout(Duration::from_secs(1), parts.one_ended()).await;
         assert!(none.is_err(), "nothing ends where there is nothing");
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_does_not_stop_is_aborted() {
+    async fn supervised_task_that_does_not_stop_is_aborted() {
         let (kept, dropped) = tokio::sync::oneshot::channel::<()>();
         let (mut parts, begun) = (SupervisedTasks::default(), Instant::now());
         parts.spawn("stops", tokio::time::sleep(Duration::from_secs(2)));

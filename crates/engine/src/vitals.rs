@@ -197,7 +197,7 @@ mod tests {
 
     /// It was lost: messages stayed in the worker's hand for good, each waiting for a session.
     #[tokio::test(start_paused = true)]
-    async fn what_waits_for_a_session_hears_that_the_one_that_had_lapsed_goes_on() {
+    async fn waiters_for_a_session_wake_when_the_lapsed_session_goes_on() {
         let vitals = Arc::new(Vitals::new(Duration::from_secs(6)));
         let asked = Instant::now();
         let term =

@@ -116,7 +116,7 @@ struct Facts {
     started: Time,
     /// When a round of questions to the ledger last ended, well or not.
     asked: Time,
-    /// Likewise. Silence is measured by this: the ledger's clock may be set.
+    /// The same. Silence is measured by this: the ledger's clock may be set.
     asked_at: Instant,
     broken: Option<String>,
     engine: Part,

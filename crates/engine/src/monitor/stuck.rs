@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_what_chains_are_doing() {
+    fn chain_state_as_it_is_shown() {
         let config = "[queues.work]\n[kinds.sync]\nevery = \"1m\"\n[kinds.report]\n";
         let config = Config::parse(config, "r.toml", []).unwrap();
         let view = |change: fn(&mut ChainView)| {
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_reasons() {
+    fn stuck_chain_has_a_reason() {
         let config = "[queues.work]\n[kinds.sync]\nevery = \"1m\"\n[kinds.report]\n";
         let config = Config::parse(config, "r.toml", []).unwrap();
         let with = |change: fn(&mut LateChain)| {

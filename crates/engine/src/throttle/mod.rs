@@ -261,7 +261,7 @@ impl Throttle {
         }
     }
 
-    /// Likewise, but for no longer than `patience`.
+    /// The same, but for no longer than `patience`.
     ///
     /// # Errors
     /// How long the wait takes about, as soon as that is known to be longer: see [`Throttle::wait_of`].
@@ -503,7 +503,7 @@ mod tests {
     /// Why governor is the gate of a throttle that a worker counts for itself, and does not hand its slots out: with a
     /// burst it either passes the limit or leaves most of it unused, and what costs more than the burst never starts.
     #[tokio::test(start_paused = true)]
-    async fn a_table_of_what_governor_alone_makes_of_five_per_minute_and_what_slots_make_of_it() {
+    async fn gate_compared_with_slots_at_five_per_minute() {
         let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
         let judge = |starts: &[i64]| (roundelay_model::pacing::windows::judge(starts, 5, minute).most, starts.len());
         let quota =
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn keys_have_lines_of_their_own_and_nothing_stays_of_them() {
+    async fn keys_have_wait_queues_of_their_own_that_are_removed_when_empty() {
         for throttle in both(1, 10, 1) {
             let start = Instant::now();
             let all = (0..500).map(|n| {
@@ -598,7 +598,7 @@ mod tests {
 
     /// Others can use the room that it would take meanwhile.
     #[tokio::test(start_paused = true)]
-    async fn whoever_cannot_have_a_slot_in_time_hears_so_at_once() {
+    async fn slot_that_comes_too_late_is_refused_at_once() {
         for throttle in both(1, 60, 1) {
             assert!(throttle.slot("k", want(0, 0)).await.start().await);
             tokio::time::sleep(Duration::from_secs(20)).await;
@@ -613,7 +613,7 @@ mod tests {
 
     /// A release, or a higher limit, need not reach a worker in which no job waits.
     #[tokio::test(start_paused = true)]
-    async fn what_was_heard_of_a_key_is_not_believed_for_long() {
+    async fn answer_about_a_key_is_believed_only_briefly() {
         for throttle in both(1, 1, 1) {
             throttle
                 .tell("k", Word::Hold { until: throttle.after(Duration::from_secs(3_600)), why: "ban".into() })
@@ -638,7 +638,7 @@ mod tests {
 
     /// It has stood still for longer than its lease, and all that waits in it is overdue, so it would be the first to ask.
     #[tokio::test(start_paused = true)]
-    async fn a_worker_that_cannot_claim_takes_no_slot_and_still_says_what_it_has_heard() {
+    async fn worker_that_cannot_claim_takes_no_slot_and_still_sends_feedback() {
         let able = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let all = BTreeMap::from([("t".to_owned(), settings(1, 1, 1, ThrottleScope::Fleet))]);
         let ledger = ledger();
@@ -675,7 +675,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slot_handed_back_goes_to_the_next_and_one_kept_too_long_to_nobody() {
+    async fn slot_handed_back_goes_to_the_next_waiter_unless_it_has_expired() {
         for throttle in both(1, 10, 1) {
             let first = throttle.slot("", want(0, 0)).await;
             let start = Instant::now();
@@ -693,7 +693,7 @@ mod tests {
             assert_eq!(start.elapsed().as_secs(), 10);
             let counts = &throttle.counts;
             assert_eq!((counts.granted.get(), counts.late.get(), counts.unused.get()), (2, 1, 0));
-            // One that comes back with nobody there to take it is used by nobody.
+            // A slot that comes back while no job waits is not used.
             drop(throttle.slot("", want(0, 0)).await);
             sleep(Duration::from_secs(5)).await;
             throttle.slot("", want(0, 0)).await.start().await;
@@ -702,7 +702,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn other_limits_hold_from_the_next_slot_on_and_a_hold_holds_all() {
+    async fn new_limits_hold_from_the_next_slot_on_and_a_hold_stops_all() {
         for throttle in both(1, 3_600, 1) {
             throttle.slot("", want(0, 0)).await.start().await;
             let start = Instant::now();
@@ -720,7 +720,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_waits_hears_of_an_order_within_moments() {
+    async fn waiters_follow_an_order_within_moments() {
         for throttle in both(1, 3_600, 1) {
             let scope = throttle.settings().scope;
             let order = async |order| {

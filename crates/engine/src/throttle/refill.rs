@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_whose_first_start_is_oldest_asks_first() {
+    fn wait_queue_with_the_oldest_first_start_asks_first() {
         // Milliseconds overdue, and the hesitation in microseconds.
         let table = [(0, 25_000), (100, 24_582), (1_000, 21_964), (10_000, 14_495), (60_000, 7_000), (300_000, 0)];
         let table = table.into_iter().chain([(900_000, 0)]);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_line_is_served_on_after_a_panic() {
+    async fn wait_queue_is_served_on_after_a_panic() {
         let times = AtomicU32::new(0);
         let serve = async || assert!(times.fetch_add(1, Ordering::Relaxed) >= 2, "by chance");
         anew_after_panics("ios", serve).await;

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_try_that_finds_out_nothing_is_followed_by_another() {
+    async fn probe_without_a_result_is_followed_by_another() {
         let (throttles, throttle) = super::super::tests::alone(4, 1);
         let (wait, patience) = (Duration::from_secs(30), Duration::from_secs(3_600));
         let breaker = Breaker { failures: 1, wait, longest: wait, patience };
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_breaker_that_is_taken_away_while_a_start_tries_is_closed_however_that_ends() {
+    async fn breaker_removed_during_a_probe_is_closed_however_the_probe_ends() {
         for outcome in [Outcome::retry("it does not work"), Outcome::Done] {
             let (throttles, throttle) = super::super::tests::alone(4, 1);
             let wait = Duration::from_secs(30);

@@ -66,7 +66,7 @@ struct Waiter {
 /// Words that are on their way, and whom to tell.
 pub type Told = Vec<(Word, oneshot::Sender<()>)>;
 
-/// A place in a line, the first the smallest: the highest priority, then whoever is due first, then whoever
+/// A place in a queue, the first the smallest: the highest priority, then the job that is due first, then the job that
 /// came first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_hold_that_is_still_to_be_told_is_not_ended_by_an_answer_that_does_not_know_of_it() {
+    async fn hold_on_its_way_to_the_ledger_survives_an_older_answer() {
         let line = line();
         let _done = line.tell(hold());
         line.hold(Instant::now() + HOUR);
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn words_that_could_not_be_told_are_told_again_in_their_order() {
+    async fn feedback_that_was_not_sent_is_sent_again_in_order() {
         let line = line();
         let failed = Word::Spent { cost: 1 };
         let (_first, began) = line.tell(failed.clone());
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_line_is_kept_for_what_a_new_one_would_not_know() {
+    async fn wait_queue_is_kept_for_what_a_new_one_would_not_know() {
         let answers = [
             (Answer::default(), false),
             (Answer { failing: true, ..Answer::default() }, true),
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_start_that_tries_hands_back_lets_nobody_else_start() {
+    async fn slot_handed_back_by_a_probe_lets_no_other_job_start() {
         let line = line();
         let slot = |besides| {
             let opens = Instant::now();
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_start_that_was_to_try_and_that_nobody_wanted_is_told_to_be_lost() {
+    async fn probe_slot_without_a_waiter_is_reported_lost() {
         for (probe, lost) in [(true, vec![Word::Lost]), (false, vec![])] {
             let line = line();
             let opens = Instant::now();
