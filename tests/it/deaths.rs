@@ -13,7 +13,7 @@ use axum::routing::post;
 use parking_lot::Mutex;
 use roundelay::Config;
 use roundelay::engine::Connections;
-use roundelay::engine::retried::{Again, keep_again, send_again};
+use roundelay::engine::replay::{Again, keep_again, send_again};
 use tokio::process::Child;
 use tokio::time::sleep;
 

@@ -12,7 +12,7 @@ use reqwest::Method;
 use roundelay::broker::{Destination, Message};
 use roundelay::engine::enroll::{Enroller, Entity, Tally};
 use roundelay::engine::publish::Publication;
-use roundelay::engine::retried::{Again, keep_again, send_again};
+use roundelay::engine::replay::{Again, keep_again, send_again};
 use roundelay::failure::FailedItem;
 use roundelay::job::{Job, MAX_PAYLOAD};
 use roundelay::ledger::{AttemptRecord, TextColumn, TextReplacement};

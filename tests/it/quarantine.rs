@@ -10,7 +10,7 @@ use roundelay::broker::{Destination, Message};
 use roundelay::clock::Entropy;
 use roundelay::engine::Connections;
 use roundelay::engine::life::{Point, Probe};
-use roundelay::engine::retried::{Again, send_again};
+use roundelay::engine::replay::{Again, send_again};
 use roundelay::job::Envelope;
 use roundelay::telemetry::Count;
 use roundelay::{Engine, Outcome};

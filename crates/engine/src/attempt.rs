@@ -22,16 +22,17 @@ use roundelay_model::{job, outcome};
 use serde_json::Value;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::life::Point;
-use super::outbox::Asking;
-use super::pipeline::{Ended, Permit};
-use super::vitals::Lease;
 use crate::core::Core;
 use crate::desk::Open;
+use crate::life::Point;
+use crate::outbox::Asking;
+use crate::pipeline::{Ended, Permit};
 use crate::queue::QueueRun;
+use crate::sealing;
 use crate::throttle::upstream::RunUpstream;
 use crate::throttle::{Slot, Throttle, Want};
 use crate::trace::Run;
+use crate::vitals::Lease;
 
 /// The largest thing that a run can hand on to the next, in bytes of compact JSON.
 pub const MAX_CARRY: usize = 64 * 1024;
@@ -40,7 +41,7 @@ pub const MOST_MEMBERS: usize = 10_000;
 /// How long a run is waited for that has to make room for the next occurrence.
 const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
-/// Whoever has lost a slot waits for another one no longer than this, of the time that the run has.
+/// A run that has lost its slot waits for another one no longer than this, out of its own time.
 const ANOTHER_WITHIN: Duration = Duration::from_secs(2);
 
 /// An attempt that this worker may run.
@@ -157,13 +158,32 @@ impl Claimed<'_> {
 }
 
 impl Core {
+    /// What a claimed tick's handler gets, and what the run before has handed on. Or what becomes of the tick when they
+    /// do not open.
+    pub(crate) fn contents(&self, claimed: &Claimed<'_>) -> Result<(Value, Value), Box<Decision>> {
+        let Claimed { envelope, grant, .. } = claimed;
+        let keys = self.publishing.keys();
+        let open = |field, what: &str, text: &str| {
+            let opened = keys.opened(Place::new(field, &envelope.kind, &envelope.key), text);
+            opened.map(|text| serde_json::from_str(&text).unwrap_or(Value::Null)).map_err(|why| {
+                let due = grant.at + sealing::wait(grant.nominal, grant.at);
+                Box::new(Decision::put_off(due, Reason::new(Class::Sealed, format!("{what} {why}"))))
+            })
+        };
+        let carry = match &grant.carry {
+            Some(carry) => open(Field::Carry, "what was handed on", carry)?,
+            None => Value::Null,
+        };
+        Ok((open(Field::Payload, "its payload", &grant.payload)?, carry))
+    }
+
     /// Runs a claimed attempt, unless a guard says no, and writes its end. `None` when the ledger could
     /// not be reached any more.
     pub(super) async fn attempt(&self, claimed: Claimed<'_>, permit: Permit, lease: &Lease<'_>) -> Option<Ended> {
         let Claimed { queue, kind, envelope, chain, grant, trace, .. } = &claimed;
         let id = chain.run_id();
         if grant.lost {
-            self.figures(&envelope.kind).inspect(|figures| figures.lost());
+            self.observing.figures(&envelope.kind).inspect(|figures| figures.lost());
         }
         let schedule = claimed.schedule();
         let balance = queue.balances.of(&envelope.kind);
@@ -177,7 +197,7 @@ impl Core {
             let bounds = kind.recurrence.as_ref().map_or((Duration::ZERO, Duration::MAX), |r| r.next_in);
             schedule.as_ref().map(|schedule| Course { schedule, ran, setting, bounds })
         };
-        // Nobody waits for the end of such a run.
+        // Its chain does not wait for the end of such a run.
         let beside = schedule.as_ref().is_some_and(|schedule| schedule.overlap == Overlap::Allow);
         let (mut members, mut progress) = (Vec::new(), None);
         let mut ran = false;
@@ -188,7 +208,7 @@ impl Core {
         };
         let may_start = grant.refused.is_none() && grant.batch.is_none();
         let taken = match may_start && claimed.is_manual() {
-            true => self.place_of_manual(kind, envelope, &id, grant.lost).await,
+            true => self.unique.place_of_manual(kind, envelope, &id, grant.lost).await,
             false => None,
         };
         // A run whose batch has ended had its place before.
@@ -199,7 +219,7 @@ impl Core {
         };
         let (at, mut decision) = match (grant.refused, grant.batch, contents) {
             (Some(refusal), ..) => {
-                // Whoever waits for a slot has it sooner.
+                // The next waiter gets the slot sooner.
                 drop(permit);
                 let place = balance.place();
                 let decision = match course(grant.at, grant.at) {
@@ -233,15 +253,15 @@ impl Core {
             (None, None, Ok(contents)) => {
                 let setting = Setting { phase, balance: &balance, dice: &self.entropy, calendar: &claimed.calendar };
                 let limit = claimed.limit(schedule.as_ref(), setting);
-                let desk = self.desk.open(grant.fence);
+                let desk = self.observing.desk.open(grant.fence);
                 let handled = self.run(&claimed, (&id, &desk), contents, &limit, permit, lease).await;
                 let mut outcome = handled.outcome;
                 ran = handled.called;
                 progress = desk.end();
-                self.life.reached(Point::Handled).await;
+                self.observing.life.reached(Point::Handled).await;
                 // It may have been set meanwhile.
                 if schedule.as_ref().is_some_and(Schedule::follows_the_wall) {
-                    self.read_wall_clock().await;
+                    self.wall.read().await;
                 }
                 let at = self.ledger.now();
                 let course = course(grant.at, at);
@@ -253,13 +273,14 @@ impl Core {
                         kind.policies.judge(&kind.retry, &mut outcome, (&envelope.kind, &envelope.key), at);
                         members = self.members(&claimed, &mut outcome, at);
                         let (outcome, retry) = kind.policies.rule(outcome, &kind.retry);
-                        let ladder = &self.dispatch.ladder;
+                        let ladder = &self.publishing.dispatch.ladder;
                         decide(course, retry, envelope.attempt, outcome, at, ladder, &self.entropy)
                     }
                 };
                 (at, decision)
             }
         };
+        let keys = self.publishing.keys();
         let asking = Asking {
             id: &id,
             kind: &envelope.kind,
@@ -269,9 +290,11 @@ impl Core {
             // The bounds are those of the run that follows.
             bounds: if beside { SpawnSettings { most: 1, depth: u32::MAX } } else { kind.spawn },
             at,
+            keys: &keys,
+            calendar: &self.ledger.calendar(),
+            slack: self.catch_up.slack,
         };
-        let mut asked = self.asked(&asking, std::mem::take(&mut decision.yields));
-        let keys = self.keys();
+        let mut asked = self.catalog.asked(&asking, std::mem::take(&mut decision.yields));
         let carry = carried(asked.carry.take(), &mut asked.failed);
         let carry = carry.map(|text| keys.sealed(Place::new(Field::Carry, &envelope.kind, &envelope.key), text));
         let request = FinishRequest {
@@ -298,13 +321,20 @@ impl Core {
         };
         lease.finishes();
         let finishing = trace.begin();
-        let finish = self.insist("finish", || self.ledger.finish(request.clone())).await;
+        let finish = self.ledger.retry_until_stopped("finish", || self.ledger.finish(request.clone())).await;
         trace.ended("finish", finishing);
-        self.note(envelope, queue, Some((chain, grant.fence)), &decision, finish == Some(Finish::Fenced), trace);
+        self.observing.note(
+            envelope,
+            queue,
+            Some((chain, grant.fence)),
+            &decision,
+            finish == Some(Finish::Fenced),
+            trace,
+        );
         // The place of a fenced run is that of the worker that has taken it over.
         let over = matches!(finish, Some(Finish::Applied(_))) && decision.next == Next::End;
         if over && has_place {
-            self.end_place(kind, envelope, &id, decision.verdict).await;
+            self.unique.end_place(kind, envelope, &id, decision.verdict).await;
         }
         Some(Ended { finish: finish?, at, asked })
     }
@@ -355,13 +385,13 @@ impl Core {
     /// The parts of an entity that are not to be tried any more.
     async fn unavailable(&self, kind: &str, key: &str) -> Vec<String> {
         let failures = || self.ledger.failures_of(kind.to_owned(), key.to_owned());
-        let failures = self.insist("ask for failed parts", failures).await.unwrap_or_default();
+        let failures = self.ledger.retry_until_stopped("ask for failed parts", failures).await.unwrap_or_default();
         let parts = failures.into_iter().filter(|failure| failure.permanent && !failure.item.is_empty());
         parts.map(|failure| failure.item).collect()
     }
 
     /// What the tick is to wait for. What no worker could run becomes a failed part instead, so that
-    /// somebody sees it and the rest goes on.
+    /// people see it and the rest goes on.
     fn members(&self, claimed: &Claimed<'_>, outcome: &mut Outcome, at: Time) -> Vec<Member> {
         let Outcome::DoneWith(yields) = outcome else { return Vec::new() };
         if yields.batch.len() > MOST_MEMBERS {
@@ -370,14 +400,14 @@ impl Core {
             return Vec::new();
         }
         let mut names = std::collections::BTreeSet::new();
-        let (mut members, keys) = (Vec::with_capacity(yields.batch.len()), self.keys());
+        let (mut members, keys) = (Vec::with_capacity(yields.batch.len()), self.publishing.keys());
         for job in std::mem::take(&mut yields.batch) {
             let item = format!("batch {} {}", job.kind, job.key);
             let twice = !names.insert((job.kind.clone(), job.key.clone()));
             let envelope = if twice {
                 Err("it is in the batch twice".into())
             } else {
-                self.envelope(String::from("member"), &claimed.queue.name, job, at)
+                self.catalog.envelope(String::from("member"), &claimed.queue.name, job, at)
             };
             match envelope {
                 Ok(Envelope { kind, key, queue, payload, due, .. }) => members.push(Member {
@@ -400,7 +430,7 @@ impl Core {
         members
     }
 
-    /// The slot of a throttle with keys, which only the job tells. Whoever would wait long for it is put off
+    /// The slot of a throttle with keys, which depends on the job. A job that would wait long is postponed
     /// for about that long, so that others can start in the meantime.
     async fn slot_of_key(&self, queue: &QueueRun, job: &Job, want: Want) -> Result<Option<(Slot, String)>, Outcome> {
         let Some((throttle, figures)) = &queue.throttle else { return Ok(None) };
@@ -410,7 +440,7 @@ impl Core {
         let _waiting = figures.wait();
         tokio::select! {
             biased;
-            () = self.stopping.cancelled() => {
+            () = self.stop.stopping.cancelled() => {
                 let reason = Reason::new(Class::Stopped, "the worker stopped before there was a slot");
                 Err(Outcome::Snooze { reason, wait: Duration::ZERO })
             }
@@ -434,7 +464,7 @@ impl Core {
         permit: Permit,
         trace: &Run,
     ) -> Handled {
-        let Some(handler) = self.handlers.get(&job.kind) else {
+        let Some(handler) = self.catalog.handlers.get(&job.kind) else {
             let reason = format!("this worker has no handler for {}", job.kind);
             return Handled::without_call(Outcome::retry(Reason::new(Class::NoHandler, reason)));
         };
@@ -444,7 +474,7 @@ impl Core {
             let reason = Reason::new(Class::Slot, "no slot of its throttle in time");
             return Handled::without_call(Outcome::Snooze { reason, wait });
         }
-        let want = Want { priority: queue.priority, due, cost: self.cost_of(&job.kind), probe: false };
+        let want = Want { priority: queue.priority, due, cost: self.catalog.cost_of(&job.kind), probe: false };
         let waiting = trace.begin();
         let slot = match self.slot_of_key(queue, &job, want).await {
             Ok(Some(of_key)) => {
@@ -476,9 +506,9 @@ impl Core {
         }
         let upstream = RunUpstream::new(self.throttles.clone(), own, want, self.throttles.keys_of(&job));
         let patience = deadline.since(self.ledger.now()) + job.grace;
-        let kind = self.kind(&job.kind);
+        let kind = self.catalog.kind(&job.kind);
         let (_running, figures, since) =
-            (queue.figures.started(at.since(due)), self.figures(&job.kind), Instant::now());
+            (queue.figures.started(at.since(due)), self.observing.figures(&job.kind), Instant::now());
         let (span, handling) = (trace.handler(), trace.begin());
         let context = Context::new(reports).started(upstream.clone(), span.clone());
         let run = AssertUnwindSafe(handler.run(job, context)).catch_unwind();
@@ -491,7 +521,7 @@ impl Core {
                 }
                 Err(_) => Outcome::retry(Reason::new(Class::Timeout, "not done by its deadline")),
             },
-            () = self.abort.cancelled() => {
+            () = self.stop.abort.cancelled() => {
                 let reason = Reason::new(Class::Stopped, "the worker stopped");
                 Outcome::Snooze { reason, wait: Duration::ZERO }
             }
@@ -506,7 +536,7 @@ impl Core {
         tokio::select! {
             biased;
             () = upstream.ended(ruled.as_ref().unwrap_or(&outcome), longest) => {}
-            () = self.abort.cancelled() => {}
+            () = self.stop.abort.cancelled() => {}
         }
         Handled { outcome, called: true }
     }
@@ -514,7 +544,7 @@ impl Core {
 
 /// Starts with a slot; answers whether the start is to try if the upstream works again. A slot that was over
 /// before it could be used, on a machine or with a ledger that is slow, is followed by another, if that comes
-/// soon: to put the job off takes longer, and with many keys nobody else could use what it has lost.
+/// soon: to put the job off takes longer, and with many keys no other job could use the lost slot.
 async fn start_with(mut slot: Slot, throttle: &Throttle, key: &str, want: Want) -> Option<bool> {
     let mut until = None;
     loop {
@@ -523,7 +553,7 @@ async fn start_with(mut slot: Slot, throttle: &Throttle, key: &str, want: Want) 
             return Some(probe);
         }
         if probe {
-            // Nobody else would try before its time was over.
+            // No other worker would probe before this one's time was over.
             throttle.tell(key, Word::Lost).await;
         }
         if throttle.is_held(key) {
@@ -534,7 +564,7 @@ async fn start_with(mut slot: Slot, throttle: &Throttle, key: &str, want: Want) 
     }
 }
 
-/// What is handed on, as the ledger keeps it. What is too large is not, and somebody sees that.
+/// What is handed on, as the ledger keeps it. What is too large is not kept, and becomes a failed part that people see.
 fn carried(carry: Option<Value>, failed: &mut Vec<FailedItem>) -> Option<String> {
     let text = carry?.to_string();
     if text.len() <= MAX_CARRY {

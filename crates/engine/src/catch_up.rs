@@ -7,7 +7,7 @@
 //! again: the same identity, so that a wrong guess costs one surplus message and never a second
 //! rotation.
 //!
-//! Many at once are spread over a window, so that whoever the handlers call is not flooded. More than
+//! Many at once are spread over a window, so that the service that handlers call is not flooded. More than
 //! one look holds make a wave: look follows look at an even rate, which the workers share.
 
 use std::collections::{BTreeMap, HashSet};
@@ -18,26 +18,53 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 use roundelay_broker::{Depth, PublishError};
+use roundelay_config::CatchUpSettings;
 use roundelay_ledger::{ClaimId, Hint, Holder, LedgerError, LookAgain, OrphanFilter, Overdue};
 use roundelay_model::clock::Time;
 use roundelay_model::job::Envelope;
 use roundelay_model::schedule::spread;
+use tokio::sync::SetOnce;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::life::Point;
-use super::outage;
-use crate::core::Core;
+use crate::catalog::Catalog;
+use crate::hand_out;
+use crate::in_hand::Hands;
+use crate::left_behind::LeftBehind;
+use crate::life::Point;
+use crate::observing::Observing;
+use crate::patient::PatientLedger;
+use crate::publishing::Publishing;
 use crate::queue::QueueRun;
+use crate::queue::Queues;
+use crate::suspects::Suspects;
 use crate::telemetry::Count;
 use crate::trace::Run;
+use crate::vitals::Vitals;
+
+/// What the task needs of the worker.
+#[derive(Clone)]
+pub(crate) struct Needs {
+    pub(crate) ledger: PatientLedger,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) queues: Arc<Queues>,
+    pub(crate) publishing: Arc<Publishing>,
+    pub(crate) observing: Arc<Observing>,
+    pub(crate) in_hand: Arc<Hands>,
+    pub(crate) vitals: Arc<Vitals>,
+    pub(crate) left: Arc<LeftBehind>,
+    pub(crate) suspects: Arc<Suspects>,
+    pub(crate) catch_up: CatchUpSettings,
+    pub(crate) ready: Arc<SetOnce<()>>,
+    pub(crate) late: hand_out::Needs,
+}
 
 /// Chains of a queue looked after at a time.
 const PER_LOOK: u32 = 1_000;
 /// Chains read at a time while all messages are re-created.
 const PER_PAGE: u32 = 1_000;
-/// After so many publishes that failed the others of a look are not tried: the broker is away.
+/// After this many failed publishes the others of a look are not tried: the broker is away.
 const MOST_FAILURES: usize = 16;
 /// Publishes in flight.
 const IN_FLIGHT: usize = 128;
@@ -54,7 +81,7 @@ const ADOPTED_AGAIN: Duration = Duration::from_secs(3);
 /// A worker that is silent and has not ended goes on to be given messages, above all those between hops, until the broker
 /// has missed its heartbeats: this often the others look which chains are late,
 const SILENT_EVERY: Duration = Duration::from_secs(1);
-/// and for so long.
+/// and for this long.
 const SILENT_FOR: Duration = Duration::from_secs(30);
 /// What was sent again so lately, and has not been claimed, is left alone: else each worker would send a message of its own.
 const SENT_AGAIN: Duration = Duration::from_secs(5);
@@ -66,7 +93,7 @@ const UNSENT_EVERY: Duration = Duration::from_secs(1);
 const UNSENT_AFTER: Duration = Duration::from_millis(500);
 /// The longest pause between two looks at a chain whose message was sent again.
 const LONGEST_LOOK: Duration = Duration::from_secs(3_600);
-/// Between two looks at a chain whose message waits its turn, at most: so long for each message that waits. What lies
+/// Between two looks at a chain whose message waits its turn, at most: this long for each message that waits. What lies
 /// in a short queue may be gone in no time, and then a message of it that was lost would be missed for as long as the
 /// queue seemed to need; and to look often at what is in a long one costs much.
 const TURN: Duration = Duration::from_millis(30);
@@ -76,16 +103,16 @@ const SHORTEST_TURN: Duration = Duration::from_secs(30);
 const LONGEST_TURN: Duration = Duration::from_secs(600);
 
 /// Sweeps until `shutdown`.
-pub async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: CancellationToken) {
-    let keeps = core.dispatch.broker.keeps_messages();
+pub async fn run(needs: Needs, tasks: TaskTracker, shutdown: CancellationToken) {
+    let keeps = needs.publishing.dispatch.broker.keeps_messages();
     let work = async {
         if !keeps {
-            report(&core, "re-create the messages of all chains", re_create(&core).await);
+            report(&needs, "re-create the messages of all chains", re_create(&needs).await);
         }
-        // Nobody else sets it.
-        let _ = core.ready.set(());
+        // No other task sets it.
+        let _ = needs.ready.set(());
         let mut jobs_up_to = 0;
-        let every = if keeps { core.catch_up.every } else { core.catch_up.every.min(LISTEN) };
+        let every = if keeps { needs.catch_up.every } else { needs.catch_up.every.min(LISTEN) };
         // The first round waits a moment, so that what the queues hold can show itself.
         let mut round = Instant::now() + LISTEN;
         let mut waves: BTreeMap<&str, Wave> = BTreeMap::new();
@@ -94,26 +121,26 @@ pub async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: CancellationToke
         loop {
             let next = waves.values().map(|wave| wave.next).fold(round, Instant::min);
             let next = adoptions.at.iter().copied().fold(next, Instant::min);
-            let next = if core.outage.has_unsent(core.ledger.now()) { next.min(unsent) } else { next };
+            let next = if needs.publishing.outage.has_unsent(needs.ledger.now()) { next.min(unsent) } else { next };
             tokio::select! {
                 biased;
                 () = sleep_until(next) => {}
-                () = core.kept.notified() => {
-                    report(&core, "take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
+                () = needs.publishing.jobs_kept.notified() => {
+                    report(&needs, "take up kept jobs", take_up_jobs(&needs, &mut jobs_up_to).await);
                     continue;
                 }
-                () = core.orphaned.notified() => {
-                    adoptions.asked(Instant::now(), core.silent.swap(false, Ordering::Relaxed) && keeps);
+                () = needs.left.orphaned.notified() => {
+                    adoptions.asked(Instant::now(), needs.left.silent.swap(false, Ordering::Relaxed) && keeps);
                     continue;
                 }
             }
             let at = Instant::now();
             if adoptions.take(at) {
                 let (silent, mut failed, mut waits) = (adoptions.silent(at), false, false);
-                for (queue, lanes) in &core.queues {
-                    let adopted = adopt(&core, queue, lanes, silent, &tasks).await;
+                for (queue, lanes) in &*needs.queues {
+                    let adopted = adopt(&needs, queue, lanes, silent, &tasks).await;
                     (failed, waits) = (failed || adopted.is_err(), waits || adopted == Ok(true));
-                    report(&core, &format!("take over what was left on the queue {queue}"), adopted);
+                    report(&needs, &format!("take over what was left on the queue {queue}"), adopted);
                 }
                 if failed {
                     adoptions.failed(Instant::now());
@@ -123,38 +150,38 @@ pub async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: CancellationToke
             }
             if unsent <= at {
                 unsent = at + UNSENT_EVERY;
-                if core.outage.has_unsent(core.ledger.now()) && !core.outage.lasts() {
-                    for queue in core.queues.keys() {
-                        let sent = send_unsent(&core, queue).await;
-                        report(&core, &format!("send what is unsent on the queue {queue}"), sent);
+                if needs.publishing.outage.has_unsent(needs.ledger.now()) && !needs.publishing.outage.lasts() {
+                    for queue in needs.queues.keys() {
+                        let sent = send_unsent(&needs, queue).await;
+                        report(&needs, &format!("send what is unsent on the queue {queue}"), sent);
                     }
                 }
             }
             let at = Instant::now();
             let is_round = at >= round;
-            for (queue, lanes) in &core.queues {
+            for (queue, lanes) in &*needs.queues {
                 let wave = waves.get(queue.as_str()).copied();
                 if wave.map_or(!is_round, |wave| wave.next > at) {
                     continue;
                 }
-                let looked = look(&core, queue, lanes, wave.map(|wave| wave.share)).await;
+                let looked = look(&needs, queue, lanes, wave.map(|wave| wave.share)).await;
                 match looked {
                     Ok(Some(wave)) => waves.insert(queue, wave),
                     Ok(None) | Err(_) => waves.remove(queue.as_str()),
                 };
-                report(&core, &format!("catch up on the queue {queue}"), looked);
+                report(&needs, &format!("catch up on the queue {queue}"), looked);
             }
             if !is_round {
                 continue;
             }
             round = at + every;
-            if keeps && !core.outage.lasts() {
-                report(&core, "empty the outbox", empty_outbox(&core).await);
+            if keeps && !needs.publishing.outage.lasts() {
+                report(&needs, "empty the outbox", empty_outbox(&needs).await);
             } else if !keeps {
-                report(&core, "take up kept jobs", take_up_jobs(&core, &mut jobs_up_to).await);
+                report(&needs, "take up kept jobs", take_up_jobs(&needs, &mut jobs_up_to).await);
             }
-            report(&core, "end what was left unfinished", core.ledger.end_left(PER_LOOK).await);
-            report(&core, "give up claims on chains that do not tick", give_up_at_rest(&core).await);
+            report(&needs, "end what was left unfinished", needs.ledger.end_left(PER_LOOK).await);
+            report(&needs, "give up claims on chains that do not tick", give_up_at_rest(&needs).await);
         }
     };
     tokio::select! {
@@ -208,9 +235,9 @@ impl Adoptions {
     }
 }
 
-fn report<T, E: std::fmt::Display>(core: &Core, what: &str, result: Result<T, E>) {
+fn report<T, E: std::fmt::Display>(needs: &Needs, what: &str, result: Result<T, E>) {
     if let Err(error) = result
-        && core.telemetry.notices.begins(&format!("failing to {what}"))
+        && needs.observing.telemetry.notices.begins(&format!("failing to {what}"))
     {
         tracing::warn!(%error, "failed to {what}; the next sweep tries again");
     }
@@ -270,7 +297,7 @@ struct Wave {
     next: Instant,
 }
 
-/// From one chain to the next, when so many are to be spread over at most `spread` (pure).
+/// From one chain to the next, when `chains` of them are spread over at most `spread` (pure).
 fn share_of(chains: usize, spread: Duration) -> Duration {
     SHARE.min(spread / u32::try_from(chains.max(1)).unwrap_or(u32::MAX))
 }
@@ -278,45 +305,45 @@ fn share_of(chains: usize, spread: Duration) -> Duration {
 /// Looks at the chains of a queue whose time has come, those that are overdue longest. `share` is that of the
 /// wave of which this look is a part. Answers how the wave goes on.
 async fn look(
-    core: &Core,
+    needs: &Needs,
     queue: &str,
     lanes: &[Arc<QueueRun>],
     share: Option<Duration>,
 ) -> Result<Option<Wave>, String> {
-    let (now, slack, begun) = (core.ledger.now(), core.catch_up.slack, Instant::now());
-    let session = core.vitals.session();
-    let overdue = core.ledger.overdue(queue.to_owned(), core.kinds(), now, session, PER_LOOK).await;
+    let (now, slack, begun) = (needs.ledger.now(), needs.catch_up.slack, Instant::now());
+    let session = needs.vitals.session();
+    let overdue = needs.ledger.overdue(queue.to_owned(), needs.catalog.names(), now, session, PER_LOOK).await;
     let mut overdue = overdue.map_err(|error| error.to_string())?;
     if overdue.is_empty() {
         return Ok(None);
     }
-    core.life.reached(Point::OverdueRead).await;
-    give_up(core, session, &mut overdue).await.map_err(|error| error.to_string())?;
-    if core.outage.lasts() {
+    needs.observing.life.reached(Point::OverdueRead).await;
+    give_up(needs, session, &mut overdue).await.map_err(|error| error.to_string())?;
+    if needs.publishing.outage.lasts() {
         // What is due runs from the ledger.
         return Ok(None);
     }
     let full = overdue.len() == PER_LOOK as usize;
-    let come = come(core, lanes).await?;
+    let come = come(needs, lanes).await?;
     let planned = |n: usize, offset: Duration| {
         let chain = &overdue[n];
-        let (depth, frontier) = of_lane(core, queue, chain, &come);
-        plan(chain, depth, frontier, core.holds(chain.hint.epoch) > 0, now, slack, offset)
+        let (depth, frontier) = of_lane(needs, queue, chain, &come);
+        plan(chain, depth, frontier, needs.in_hand.count(chain.hint.epoch) > 0, now, slack, offset)
     };
     let share = match share {
         Some(share) => share,
         // Chains that are not lost but wait in a long queue need no counting, which goes through all chains.
         None if full && (0..overdue.len()).any(|n| matches!(planned(n, Duration::ZERO), Plan::Send { .. })) => {
-            share_of(overdue_of(core, queue).await.max(overdue.len()), core.catch_up.spread)
+            share_of(overdue_of(needs, queue).await.max(overdue.len()), needs.catch_up.spread)
         }
-        None => share_of(overdue.len(), core.catch_up.spread),
+        None => share_of(overdue.len(), needs.catch_up.spread),
     };
     // What one look does not hold, all workers send at the same time.
     let workers = come.iter().map(|(depth, _)| depth.consumers).max().filter(|_| full).unwrap_or(1).max(1);
     let turn = share.saturating_mul(u32::try_from(workers).unwrap_or(u32::MAX));
     let window = turn.saturating_mul(overdue.len() as u32);
     let plans: Vec<Plan> = (0..overdue.len()).map(|n| planned(n, spread(n, overdue.len(), window))).collect();
-    let sent = send_planned(core, queue, now, overdue, plans, window).await?;
+    let sent = send_planned(needs, queue, now, overdue, plans, window).await?;
     Ok(match sent {
         // Another worker was faster with all of these, and there are more: this one is a part of the wave, too.
         Sent::NothingMine { wanted } => (full && wanted).then(|| Wave { share, next: Instant::now() }),
@@ -337,14 +364,14 @@ enum Sent {
 
 /// Writes what is planned, and sends what this worker was the first to write.
 async fn send_planned(
-    core: &Core,
+    needs: &Needs,
     queue: &str,
     now: Time,
     overdue: Vec<Overdue>,
     plans: Vec<Plan>,
     window: Duration,
 ) -> Result<Sent, String> {
-    let slack = core.catch_up.slack;
+    let slack = needs.catch_up.slack;
     let looks: Vec<LookAgain> = (overdue.iter().zip(&plans))
         .map(|(chain, plan)| {
             let (to, looks, expected) = match *plan {
@@ -355,8 +382,8 @@ async fn send_planned(
         })
         .collect();
     // Of several workers that look at the same chain, the one that writes first sends.
-    let mine = core.ledger.look_again(looks.clone()).await.map_err(|error| error.to_string())?;
-    core.life.reached(Point::LookNoted).await;
+    let mine = needs.ledger.look_again(looks.clone()).await.map_err(|error| error.to_string())?;
+    needs.observing.life.reached(Point::LookNoted).await;
     let sends: Vec<(Hint, Time)> = (overdue.iter().zip(&plans).zip(mine))
         .filter_map(|((chain, plan), mine)| match plan {
             Plan::Send { due, .. } if mine => Some((chain.hint.clone(), *due)),
@@ -368,35 +395,36 @@ async fn send_planned(
         return Ok(Sent::NothingMine { wanted });
     }
     let cause = format!("chains of the queue {queue} that are overdue; their messages are sent again");
-    if core.telemetry.notices.begins_with(&cause, sends.len()) {
+    if needs.observing.telemetry.notices.begins_with(&cause, sends.len()) {
         tracing::info!(
             queue, chains = sends.len(), over = ?window,
             "sending messages again for chains that are overdue"
         );
     }
-    let unsent = send_all(core, sends).await;
+    let unsent = send_all(needs, sends).await;
     if unsent.is_empty() {
         return Ok(Sent::All);
     }
     // What could not be sent is looked at soon, and as if this look had not been.
     let again = (overdue.iter().zip(looks)).filter(|(chain, _)| unsent.contains(&chain.hint.epoch));
     let again = again.map(|(chain, look)| LookAgain { from: look.to, to: now + slack, looks: chain.looks, ..look });
-    core.ledger.look_again(again.collect()).await.map_err(|error| error.to_string())?;
+    needs.ledger.look_again(again.collect()).await.map_err(|error| error.to_string())?;
     Err(format!("{} messages could not be sent", unsent.len()))
 }
 
-/// Chains that this worker is said to run, though it does not: a claim whose answer was lost, and that nobody made again.
-/// Nobody else can tell.
-async fn give_up(core: &Core, session: Option<i64>, overdue: &mut [Overdue]) -> Result<(), LedgerError> {
+/// Chains that this worker is said to run, though it does not: a claim whose answer was lost, and that no worker made again.
+/// No other worker can know that.
+async fn give_up(needs: &Needs, session: Option<i64>, overdue: &mut [Overdue]) -> Result<(), LedgerError> {
     let Some(session) = session else { return Ok(()) };
-    // Whoever works on a chain has its message in hand, from before the claim until after the finish.
-    let left = |chain: &Overdue| chain.holder.runs() && chain.claim.0 == session && core.holds(chain.hint.epoch) == 0;
+    // A task that works on a chain has its message in hand, from before the claim until after the finish.
+    let left =
+        |chain: &Overdue| chain.holder.runs() && chain.claim.0 == session && needs.in_hand.count(chain.hint.epoch) == 0;
     let claims = overdue.iter().filter(|chain| left(chain));
     let claims: Vec<ClaimId> = claims.map(|chain| ClaimId { epoch: chain.hint.epoch, fence: chain.claim.1 }).collect();
     if claims.is_empty() {
         return Ok(());
     }
-    core.ledger.give_up(session, claims.clone()).await?;
+    needs.ledger.give_up(session, claims.clone()).await?;
     for chain in overdue.iter_mut().filter(|chain| claims.iter().any(|claim| claim.epoch == chain.hint.epoch)) {
         chain.holder = Holder::Gone;
     }
@@ -404,11 +432,11 @@ async fn give_up(core: &Core, session: Option<i64>, overdue: &mut [Overdue]) -> 
 }
 
 /// Gives up claims of this worker that it does not run, on chains that no catch-up looks at: paused or retired since.
-async fn give_up_at_rest(core: &Core) -> Result<(), LedgerError> {
-    let Some(session) = core.vitals.session() else { return Ok(()) };
-    let mut claims = core.ledger.left_with(session, PER_LOOK).await?;
-    claims.retain(|claim| core.holds(claim.epoch) == 0);
-    if claims.is_empty() { Ok(()) } else { core.ledger.give_up(session, claims).await }
+async fn give_up_at_rest(needs: &Needs) -> Result<(), LedgerError> {
+    let Some(session) = needs.vitals.session() else { return Ok(()) };
+    let mut claims = needs.ledger.left_with(session, PER_LOOK).await?;
+    claims.retain(|claim| needs.in_hand.count(claim.epoch) == 0);
+    if claims.is_empty() { Ok(()) } else { needs.ledger.give_up(session, claims).await }
 }
 
 /// Sends the messages of chains whose holders are gone, and, where one of these was `silent`, of those whose messages it
@@ -416,66 +444,67 @@ async fn give_up_at_rest(core: &Core) -> Result<(), LedgerError> {
 /// then this worker runs those for which it has room straight from the ledger. What has been late for longer is left to
 /// the sweeps, which spread it. Answers whether something was left for a later look.
 async fn adopt(
-    core: &Arc<Core>,
+    needs: &Needs,
     queue: &str,
     lanes: &[Arc<QueueRun>],
     silent: bool,
     tasks: &TaskTracker,
 ) -> Result<bool, String> {
     // Where it is closed, those for whom it is not do so.
-    if core.outage.lasts() || !lanes.iter().any(|lane| lane.flow().open) {
+    if needs.publishing.outage.lasts() || !lanes.iter().any(|lane| lane.flow().open) {
         return Ok(false);
     }
-    let (now, slack) = (core.ledger.now(), core.catch_up.slack);
+    let (now, slack) = (needs.ledger.now(), needs.catch_up.slack);
     let late = if silent { now - IN_HAND } else { Time::default() };
     let left = OrphanFilter { until: now + slack, late, unsent: Time::default() };
-    let orphans = core.ledger.orphans(queue.to_owned(), core.kinds(), left, PER_LOOK).await;
+    let orphans = needs.ledger.orphans(queue.to_owned(), needs.catalog.names(), left, PER_LOOK).await;
     let mut orphans = orphans.map_err(|error| error.to_string())?;
-    let oldest = now - core.vitals.length() * 3;
+    let oldest = now - needs.vitals.length() * 3;
     let was_sent_again = |chain: &Overdue| chain.looks > 0 && chain.expected + SENT_AGAIN > now;
     let waits = orphans.iter().any(|chain| chain.holder == Holder::Gone && was_sent_again(chain));
     orphans.retain(|chain| !was_sent_again(chain) && (chain.holder == Holder::Gone || chain.hint.due > oldest));
     if orphans.is_empty() {
         return Ok(waits);
     }
-    core.life.reached(Point::OrphansRead).await;
-    let come = come(core, lanes).await?;
+    needs.observing.life.reached(Point::OrphansRead).await;
+    let come = come(needs, lanes).await?;
     let planned = |chain: Overdue| {
-        let (depth, frontier) = of_lane(core, queue, &chain, &come);
-        let held = core.holds(chain.hint.epoch) > 0;
+        let (depth, frontier) = of_lane(needs, queue, &chain, &come);
+        let held = needs.in_hand.count(chain.hint.epoch) > 0;
         let plan = plan(&chain, depth, frontier, held, now, IN_HAND, Duration::ZERO);
         matches!(plan, Plan::Send { .. }).then_some(chain)
     };
     let mut orphans: Vec<Overdue> = orphans.into_iter().filter_map(planned).collect();
     if silent {
-        orphans = outage::take_late(core, queue, lanes, orphans, tasks).await.map_err(|error| error.to_string())?;
+        orphans =
+            hand_out::take_late(&needs.late, queue, lanes, orphans, tasks).await.map_err(|error| error.to_string())?;
     }
-    let most = if silent { core.catch_up.spread } else { ADOPTED_WITHIN };
+    let most = if silent { needs.catch_up.spread } else { ADOPTED_WITHIN };
     let window = SHARE.saturating_mul(orphans.len() as u32).min(most);
     let send = |n: usize| {
         let due = now + spread(n, orphans.len(), window);
         Plan::Send { due, look_at: due + slack }
     };
     let plans = (0..orphans.len()).map(send).collect();
-    send_planned(core, queue, now, orphans, plans, window).await.map(|_| waits)
+    send_planned(needs, queue, now, orphans, plans, window).await.map(|_| waits)
 }
 
 /// Sends what this worker has left unsent, and what others have, as it falls due: the broker was away.
-async fn send_unsent(core: &Core, queue: &str) -> Result<(), String> {
+async fn send_unsent(needs: &Needs, queue: &str) -> Result<(), String> {
     loop {
-        let (now, slack) = (core.ledger.now(), core.catch_up.slack);
+        let (now, slack) = (needs.ledger.now(), needs.catch_up.slack);
         let left = OrphanFilter { until: now + slack, late: Time::default(), unsent: now - UNSENT_AFTER };
-        let left = core.ledger.orphans(queue.to_owned(), core.kinds(), left, PER_LOOK).await;
+        let left = needs.ledger.orphans(queue.to_owned(), needs.catalog.names(), left, PER_LOOK).await;
         let mut left = left.map_err(|error| error.to_string())?;
         let full = left.len() == PER_LOOK as usize;
-        left.retain(|chain| !chain.sent && core.holds(chain.hint.epoch) == 0);
+        left.retain(|chain| !chain.sent && needs.in_hand.count(chain.hint.epoch) == 0);
         if left.is_empty() {
             return Ok(());
         }
         // By then it is noted that they are sent.
         let plans = left.iter().map(|chain| Plan::Send { due: chain.hint.due, look_at: now + slack + ADOPTED_AGAIN });
         let plans = plans.collect();
-        send_planned(core, queue, now, left, plans, Duration::ZERO).await?;
+        send_planned(needs, queue, now, left, plans, Duration::ZERO).await?;
         if !full {
             return Ok(());
         }
@@ -483,24 +512,24 @@ async fn send_unsent(core: &Core, queue: &str) -> Result<(), String> {
 }
 
 /// How much waits in each lane, and how far it has come.
-async fn come(core: &Core, lanes: &[Arc<QueueRun>]) -> Result<Vec<(Depth, Option<Time>)>, String> {
+async fn come(needs: &Needs, lanes: &[Arc<QueueRun>]) -> Result<Vec<(Depth, Option<Time>)>, String> {
     let mut come = Vec::with_capacity(lanes.len());
     for lane in lanes {
-        let depth = core.dispatch.broker.depth(&lane.source).await.map_err(|error| error.to_string())?;
+        let depth = needs.publishing.dispatch.broker.depth(&lane.source).await.map_err(|error| error.to_string())?;
         come.push((depth, lane.frontier()));
     }
     Ok(come)
 }
 
 /// That of the lane on which a chain's message comes.
-fn of_lane(core: &Core, queue: &str, chain: &Overdue, come: &[(Depth, Option<Time>)]) -> (Depth, Option<Time>) {
-    let lane = core.dispatch.lanes.lane(queue, &chain.hint.kind, chain.hint.priority);
+fn of_lane(needs: &Needs, queue: &str, chain: &Overdue, come: &[(Depth, Option<Time>)]) -> (Depth, Option<Time>) {
+    let lane = needs.publishing.dispatch.lanes.lane(queue, &chain.hint.kind, chain.hint.priority);
     come.get(usize::from(lane)).copied().unwrap_or_default()
 }
 
 /// How many chains of a queue are overdue. 0 when they cannot be counted: then they are sent faster, not never.
-async fn overdue_of(core: &Core, queue: &str) -> usize {
-    match core.ledger.census(core.catch_up.slack).await {
+async fn overdue_of(needs: &Needs, queue: &str) -> usize {
+    match needs.ledger.census(needs.catch_up.slack).await {
         Ok(census) => {
             let of_queue = census.queues.iter().filter(|of| of.queue == queue);
             usize::try_from(of_queue.map(|of| of.overdue).sum::<i64>()).unwrap_or(0)
@@ -514,28 +543,28 @@ async fn overdue_of(core: &Core, queue: &str) -> usize {
 
 /// Publishes messages for chains, each due at the given time. Returns the epochs of those that
 /// could not be sent.
-async fn send_all(core: &Core, sends: Vec<(Hint, Time)>) -> HashSet<i64> {
+async fn send_all(needs: &Needs, sends: Vec<(Hint, Time)>) -> HashSet<i64> {
     let (unsent, failures) = (Mutex::new(HashSet::new()), AtomicUsize::new(0));
-    let pace = core.dispatch.pace.clone();
+    let pace = needs.publishing.dispatch.pace.clone();
     pace.over(sends)
         .for_each_concurrent(IN_FLIGHT, |(hint, due)| {
             let (unsent, failures) = (&unsent, &failures);
             async move {
-                let envelope = Envelope { due: Some(due), ..hint.envelope(core.ledger.id()) };
+                let envelope = Envelope { due: Some(due), ..hint.envelope(needs.ledger.id()) };
                 let sent = if failures.load(Ordering::Relaxed) < MOST_FAILURES {
-                    core.dispatch.send(&envelope, &hint.queue, core.ledger.now()).await
+                    needs.publishing.dispatch.send(&envelope, &hint.queue, needs.ledger.now()).await
                 } else {
                     Err(PublishError::Unknown("not tried, since others have failed".into()))
                 };
                 match sent {
                     Ok(()) => {
-                        core.life.reached(Point::Resent).await;
-                        core.telemetry.count(Count::Resent);
-                        core.ledger.mark_sent(hint.sent());
+                        needs.observing.life.reached(Point::Resent).await;
+                        needs.observing.telemetry.count(Count::Resent);
+                        needs.ledger.mark_sent(hint.sent());
                     }
                     Err(error) => {
                         failures.fetch_add(1, Ordering::Relaxed);
-                        if core.telemetry.notices.begins("messages that catch-up could not send") {
+                        if needs.observing.telemetry.notices.begins("messages that catch-up could not send") {
                             tracing::warn!(
                                 kind = hint.kind, key = hint.key, epoch = hint.epoch, tick = hint.tick, %error,
                                 "catch-up could not send a message; it is looked after again"
@@ -552,15 +581,15 @@ async fn send_all(core: &Core, sends: Vec<(Hint, Time)>) -> HashSet<i64> {
 
 /// Sends the messages of all chains, for a broker that begins empty: those due by now spread over
 /// the window, the others for their own time.
-async fn re_create(core: &Core) -> Result<(), String> {
-    let census = core.ledger.census(Duration::ZERO).await.map_err(|error| error.to_string())?;
+async fn re_create(needs: &Needs) -> Result<(), String> {
+    let census = needs.ledger.census(Duration::ZERO).await.map_err(|error| error.to_string())?;
     let overdue: i64 = census.queues.iter().map(|queue| queue.due + queue.running).sum();
     let overdue = usize::try_from(overdue).unwrap_or(0);
-    let window = core.catch_up.spread.min(SHARE.saturating_mul(u32::try_from(overdue).unwrap_or(u32::MAX)));
-    let queues: Vec<String> = core.queues.keys().cloned().collect();
-    let (start, mut after, mut nth, mut total) = (core.ledger.now(), 0, 0, 0);
+    let window = needs.catch_up.spread.min(SHARE.saturating_mul(u32::try_from(overdue).unwrap_or(u32::MAX)));
+    let queues: Vec<String> = needs.queues.keys().cloned().collect();
+    let (start, mut after, mut nth, mut total) = (needs.ledger.now(), 0, 0, 0);
     loop {
-        let page = core.ledger.messages(queues.clone(), core.kinds(), after, PER_PAGE).await;
+        let page = needs.ledger.messages(queues.clone(), needs.catalog.names(), after, PER_PAGE).await;
         let page = page.map_err(|error| error.to_string())?;
         let Some(last) = page.last() else { break };
         after = last.epoch;
@@ -573,7 +602,7 @@ async fn re_create(core: &Core) -> Result<(), String> {
             nth += 1;
             (hint, start + spread(nth - 1, overdue, window))
         });
-        send_all(core, sends.collect()).await;
+        send_all(needs, sends.collect()).await;
     }
     if total > 0 {
         tracing::info!(chains = total, overdue, over = ?window, "re-created the messages of all chains");
@@ -582,37 +611,37 @@ async fn re_create(core: &Core) -> Result<(), String> {
 }
 
 /// Sends jobs that a run asked for and that a crash, or an outage, left in the ledger.
-async fn empty_outbox(core: &Core) -> Result<(), String> {
-    let (mut after, left_before) = (0, core.ledger.now() - core.catch_up.slack);
+async fn empty_outbox(needs: &Needs) -> Result<(), String> {
+    let (mut after, left_before) = (0, needs.ledger.now() - needs.catch_up.slack);
     loop {
-        let jobs = core.ledger.take_jobs(after, left_before, PER_PAGE).await.map_err(|error| error.to_string())?;
+        let jobs = needs.ledger.take_jobs(after, left_before, PER_PAGE).await.map_err(|error| error.to_string())?;
         let Some(last) = jobs.last() else { return Ok(()) };
         after = last.number;
-        core.life.reached(Point::OutboxTaken).await;
+        needs.observing.life.reached(Point::OutboxTaken).await;
         let mut envelopes = Vec::new();
         for job in &jobs {
-            envelopes.extend(core.kept(job).await);
+            envelopes.extend(needs.publishing.kept(job).await);
         }
-        core.send_spawned(envelopes, &Run::default()).await;
+        needs.publishing.send_spawned(envelopes, &Run::default()).await;
     }
 }
 
 /// Publishes one-off jobs that other programs have put in the ledger, or that an earlier run left.
-async fn take_up_jobs(core: &Core, up_to: &mut i64) -> Result<(), String> {
+async fn take_up_jobs(needs: &Needs, up_to: &mut i64) -> Result<(), String> {
     let first = *up_to == 0;
     loop {
-        let jobs = core.ledger.kept_jobs(*up_to, PER_PAGE).await.map_err(|error| error.to_string())?;
+        let jobs = needs.ledger.kept_jobs(*up_to, PER_PAGE).await.map_err(|error| error.to_string())?;
         if jobs.is_empty() {
             return Ok(());
         }
         for job in jobs {
-            let sent = match core.kept(&job).await {
+            let sent = match needs.publishing.kept(&job).await {
                 Some(envelope) => {
                     if let Some(id) = envelope.id.as_deref().filter(|_| first) {
-                        core.suspects.found(id);
+                        needs.suspects.found(id);
                     }
                     let queue = envelope.queue.clone().unwrap_or_default();
-                    core.dispatch.send(&envelope, &queue, core.ledger.now()).await
+                    needs.publishing.dispatch.send(&envelope, &queue, needs.ledger.now()).await
                 }
                 None => Ok(()),
             };
@@ -663,7 +692,7 @@ mod tests {
     }
 
     #[test]
-    fn as_long_as_the_broker_may_give_messages_to_a_silent_worker_it_is_looked_what_is_late() {
+    fn adoptions_repeat_while_a_silent_worker_may_get_messages() {
         let begin = Instant::now();
         let at = |secs: u64| begin + Duration::from_secs(secs);
         let mut adoptions = Adoptions::default();
@@ -676,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_plans() {
+    fn plan_of_an_overdue_chain() {
         let slack = Duration::from_secs(30);
         let send = |due, look_at| Plan::Send { due: at(due), look_at: at(look_at) };
         let wait = |until| Plan::Wait { until: at(until) };
@@ -764,7 +793,7 @@ mod tests {
     }
 
     #[test]
-    fn few_are_not_stretched_and_many_keep_to_the_window() {
+    fn share_of_the_spread_is_bounded_by_the_window() {
         let (ms, us) = (Duration::from_millis, Duration::from_micros);
         let table = [
             (0, ms(30_000), ms(5)),

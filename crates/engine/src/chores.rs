@@ -1,7 +1,7 @@
 //! What the engine does for itself, as chains like all others.
 //!
 //! Each chore is a chain of a kind whose name begins with `roundelay.`, on a queue that every worker
-//! consumes. So one worker at a time does it, it is tried again when it fails, it survives whoever
+//! consumes. So one worker at a time does it, it is tried again when it fails, it survives the worker that
 //! does it, and the ledger has a record of each run.
 //!
 //! | Kind | Key | What it does |
@@ -26,10 +26,10 @@ use roundelay_model::outcome::Outcome;
 use roundelay_model::pacing::ThrottleScope;
 use roundelay_model::topology::Names;
 
-use super::enroll::EnrollError;
-use super::reconcile;
 use crate::connections::Connections;
 use crate::dispatch::Dispatch;
+use crate::error::EnrollError;
+use crate::reconcile;
 use crate::roster;
 use crate::roster::sync::{SyncError, Wishes};
 
@@ -56,7 +56,7 @@ const UNTIL_SEALED: Duration = Duration::from_secs(10);
 const RESERVE: Duration = Duration::from_secs(30);
 /// The history is looked at this often, or more often when it is short.
 const HISTORY_EVERY: Duration = Duration::from_secs(5 * 60);
-/// Likewise, the archive.
+/// The same for the archive.
 const ARCHIVE_EVERY: Duration = Duration::from_secs(3_600);
 /// Nothing is done more often than this.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -265,7 +265,7 @@ impl Chores {
         Ok(())
     }
 
-    /// Likewise, what is too old for the archive.
+    /// Deletes what is too old for the archive.
     async fn expire(&self, archive: Duration, until: Time) -> Result<(), LedgerError> {
         let ledger = &self.connections.ledger;
         let before = ledger.now() - archive;

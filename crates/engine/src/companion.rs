@@ -12,9 +12,10 @@ use tokio::sync::SetOnce;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::overslept::Schedules;
-use crate::connections::{Connections, StartError};
+use crate::connections::Connections;
 use crate::desk::Desk;
+use crate::error::StartError;
+use crate::overslept::Schedules;
 use crate::telemetry::Telemetry;
 use crate::throttle::Throttles;
 

@@ -10,28 +10,7 @@ use roundelay_ledger::{Kinds, Ledger, LedgerError, LedgerUrl, postgres};
 use roundelay_model::clock::{Clock, Entropy};
 use roundelay_model::topology::Names;
 
-use crate::enroll;
-
-/// Why an engine cannot start; phrased to follow "failed to start: ".
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The ledger.
-    #[error(transparent)]
-    Ledger(#[from] LedgerError),
-    /// The broker.
-    #[error(transparent)]
-    Broker(#[from] BrokerError),
-    /// Entities that cannot be enrolled.
-    #[error(transparent)]
-    Enroll(#[from] enroll::EnrollError),
-    /// The configuration and the program do not fit together.
-    #[error("{0}")]
-    Setup(String),
-    /// A part of the running engine has ended, which it never should.
-    #[error("a part of the engine ended by itself ({0}); the worker stopped in good order and can be started again")]
-    Broken(String),
-}
+use crate::error::StartError;
 
 /// A broker and a ledger, connected.
 #[derive(Clone)]

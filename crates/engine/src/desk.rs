@@ -21,9 +21,9 @@ use tokio::time::{sleep, timeout};
 
 /// What was reported is written this often at most.
 const EVERY: Duration = Duration::from_secs(1);
-/// The row of a one-off job is forgotten when its worker says nothing of it for so long.
+/// The row of a one-off job is forgotten when its worker has not renewed it for this long.
 const HOLD: Duration = Duration::from_secs(60);
-/// So often the worker says at least that it goes on.
+/// How often the worker renews such a row at least.
 const AGAIN: Duration = Duration::from_secs(20);
 
 /// Takes the reports of a worker's runs.
@@ -79,7 +79,7 @@ impl Desk {
 
     /// A run begins that has this claim.
     pub fn open(self: &Arc<Self>, fence: i64) -> Open {
-        // 128 bits that nobody can guess, whatever else he knows of this process.
+        // 128 bits that cannot be guessed, whatever else is known of this process.
         let token = self
             .base
             .as_ref()

@@ -16,11 +16,11 @@ use roundelay_model::job::Envelope;
 use roundelay_model::outcome::{Discovered, NewJob, Yield};
 use roundelay_model::schedule::{Balance, Schedule, Setting, phase};
 
-use super::outbox::Asking;
-use crate::core::Core;
+use crate::catalog::Catalog;
+use crate::outbox::Asking;
 
 /// Leaves out of `yields` what a run of this kind may not ask for, and names the first of it, so that
-/// somebody sees it. `depth` is how many runs have led to this one.
+/// people see it. `depth` is how many runs have led to this one.
 pub(super) fn bound(yields: &mut Yield, bounds: SpawnSettings, depth: u32, kind: &str) -> Option<FailedItem> {
     let all = yields.jobs.len() + yields.chains.len();
     let allowed = if depth < bounds.depth { bounds.most } else { 0 };
@@ -68,7 +68,7 @@ fn first_due(
     schedule.first(now, window.mul_f64(place), setting).map(|first| (first.nominal, first.due))
 }
 
-impl Core {
+impl Catalog {
     /// The chain of a discovered entity.
     ///
     /// # Errors
@@ -86,10 +86,9 @@ impl Core {
             Some(own) => of_kind.with_own(own)?,
             None => of_kind.schedule,
         };
-        let calendar = self.ledger.calendar();
-        let (nominal, due) = first_due(&schedule, spread, (&kind, &key), asking.at, &calendar)
+        let (nominal, due) = first_due(&schedule, spread, (&kind, &key), asking.at, asking.calendar)
             .ok_or_else(|| format!("its schedule ({schedule}) has no occurrence"))?;
-        let payload = self.keys().sealed(Place::new(Field::Payload, &kind, &key), payload.to_string());
+        let payload = asking.keys.sealed(Place::new(Field::Payload, &kind, &key), payload.to_string());
         Ok(NewChain {
             kind,
             key,
@@ -100,7 +99,7 @@ impl Core {
             forms: Vec::new(),
             nominal,
             due,
-            watch_at: due + self.catch_up.slack,
+            watch_at: due + asking.slack,
             revive: false,
             once: false,
             manual: Default::default(),

@@ -13,9 +13,9 @@ use roundelay_model::lanes::Lanes;
 use roundelay_model::topology::Names;
 use tokio::time::sleep;
 
-use super::pace::Pace;
-use super::sealing::{self, Sealing};
 use crate::connections::Connections;
+use crate::pace::Pace;
+use crate::sealing::{self, Sealing};
 use crate::telemetry::{Count, Telemetry};
 
 /// A delay decided this long ago may still use the exact rung it was meant for, and be late by
@@ -87,7 +87,7 @@ impl Dispatch {
         Ok(())
     }
 
-    /// Likewise, for what is on its way already. Answers how many hops there are from here on.
+    /// The same for a message that is on its way already. Answers how many hops there are from here on.
     pub(super) async fn hop(
         &self,
         envelope: &Envelope,
@@ -118,7 +118,7 @@ impl Dispatch {
 
     /// Publishes `envelope` again and again until it is confirmed or `patience` is over. The same
     /// identity is published each time, so what arrives twice is recognised.
-    pub(super) async fn send_surely(
+    pub(super) async fn publish_with_retry(
         &self,
         envelope: &Envelope,
         queue: &str,

@@ -15,19 +15,21 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::dispatch::Dispatch;
-use super::life::{Life, Point};
-use super::moves::Mover;
-use super::{sealing, topology_guard};
-use crate::connections::{Connections, StartError};
+use crate::connections::Connections;
+use crate::dispatch::Dispatch;
+pub use crate::error::EnrollError;
+use crate::error::StartError;
+use crate::life::{Life, Point};
+use crate::reschedule::Rescheduler;
+use crate::{sealing, topology_guard};
 
 /// First messages published at the same time.
 const IN_FLIGHT: usize = 512;
 /// First messages that are not known to have been sent after this are sent by a worker's catch-up.
 const GRACE: Duration = Duration::from_secs(30);
-/// Chains that run are waited for so long when their schedules have changed.
+/// How long chains that run are waited for when their schedules have changed.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A roster's first ticks begin at one of so many places in their window.
+/// The number of places in their window at which a roster's first ticks begin.
 const ANYWHERE: usize = 1_000_000;
 
 /// An entity to keep fresh.
@@ -52,7 +54,7 @@ pub struct Entity {
 }
 
 impl Entity {
-    /// One that belongs to nobody, and has the priority and the schedule of its kind.
+    /// An entity without an owner, with the priority and the schedule of its kind.
     pub fn new(key: impl Into<String>, queue: impl Into<String>, payload: impl Into<String>) -> Self {
         let (key, queue, payload) = (key.into(), queue.into(), payload.into());
         Self { key, queue, priority: None, payload, owner: None, schedule: None, first_due: None }
@@ -183,33 +185,6 @@ pub struct Tally {
     pub unsent: u64,
 }
 
-/// Why entities were not enrolled; phrased to follow "failed to enroll: ".
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum EnrollError {
-    /// An entity that no worker could run.
-    #[error("{key}: {reason}")]
-    Entity {
-        /// Its key.
-        key: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// The kind has no chains.
-    #[error("kinds.{0} has none of `every`, `cron` and `at`, so it has no chains")]
-    NoSchedule(String),
-    /// What workers seal would lie in the clear.
-    #[error(
-        "the workers of this ledger seal payloads, and this configuration names no key to seal with, so that what it \
-         enrolls would lie there in the clear. Give it their [encryption], with `seal`; or if nothing is to be sealed \
-         any more, start a worker without `seal` first. Nothing of this batch was enrolled"
-    )]
-    Unsealed,
-    /// The ledger.
-    #[error(transparent)]
-    Ledger(#[from] LedgerError),
-}
-
 /// What became of the wish to run a chain one time more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunOnce {
@@ -277,7 +252,7 @@ pub struct Enroller {
     life: Life,
     /// Whether those who say nothing of a schedule keep theirs.
     keep_schedules: bool,
-    mover: Mover,
+    mover: Rescheduler,
     /// Whether messages published by this process reach workers.
     publishes: bool,
     connections: Connections,
@@ -315,7 +290,7 @@ impl Enroller {
             by_name: false,
             life: Life::default(),
             keep_schedules: settings.roster_schedule.is_none(),
-            mover: Mover::new(config, &connections),
+            mover: Rescheduler::new(config, &connections),
             publishes,
             connections,
             dispatch,

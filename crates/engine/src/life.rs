@@ -19,7 +19,7 @@ pub enum Point {
     Permitted,
     /// A tick has been claimed, and its handler has not begun.
     Claimed,
-    /// The handler has ended, and nobody knows it.
+    /// The handler has ended, and its end is not written.
     Handled,
     /// The finish is written, and the successor has not been sent.
     Finished,
@@ -39,7 +39,7 @@ pub enum Point {
     PlaceGivenBefore,
     /// A one-off job is about to run.
     JobTaken,
-    /// A one-off job has run, and nobody knows it.
+    /// A one-off job has run, and its end is not written.
     JobHandled,
     /// A one-off job's failure is kept, and its message has not been acknowledged.
     FailureKept,

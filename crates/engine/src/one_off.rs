@@ -11,40 +11,56 @@ use std::time::Duration;
 use futures_util::future::join;
 use roundelay_broker::Delivery;
 use roundelay_config::{KindSettings, LONGEST_HELD, Unique, UniqueUntil};
-use roundelay_ledger::{ChainState, ChainView, RunningJob};
+use roundelay_ledger::{ChainState, RunningJob};
 use roundelay_model::clock::Time;
+use roundelay_model::encryption::Unopened;
 use roundelay_model::failure::FailedItem;
 use roundelay_model::job;
-use roundelay_model::job::{ChainRef, Envelope, Job, run_id};
+use roundelay_model::job::{Envelope, Job};
 use roundelay_model::outcome::{Decision, Next, Outcome, Verdict, Yield, decide};
 use roundelay_model::progress::Progress;
 use roundelay_model::reason::{Class, Reason};
 
-use super::attempt::Pace;
-use super::life::Point;
-use super::outbox::Asking;
-use super::pipeline::{Fate, PUBLISH_PATIENCE};
-use super::{reconcile, sealing};
+use crate::attempt::Pace;
 use crate::core::Core;
+use crate::life::Point;
+use crate::outbox::Asking;
 use crate::queue::QueueRun;
+use crate::replay::superseded;
+use crate::settlement::Settlement;
 use crate::trace::Run;
+use crate::{reconcile, sealing};
 
 /// How often a job of a paused owner looks whether it may run.
 const OWNER_PAUSED: Duration = Duration::from_secs(30);
 
 impl Core {
+    /// Puts a job off that does not open.
+    pub(crate) async fn postpone_sealed(&self, mut envelope: Envelope, queue: &QueueRun, why: &Unopened) -> Settlement {
+        let now = self.ledger.now();
+        if let Some(sealed) = &mut envelope.sealed {
+            // Its publisher may have written anything.
+            let since = sealed.since.unwrap_or(now).min(now);
+            sealed.since = Some(since);
+            (envelope.due, envelope.clock) = (Some(now + sealing::wait(since, now)), Some(0));
+        }
+        let reason = Reason::new(Class::Sealed, format!("its payload {why}"));
+        self.observing.says_no(&envelope, queue, Verdict::Snoozed, reason, &Run::default());
+        self.publishing.send_job(&envelope, &queue.name, now, &Run::default()).await
+    }
+
     /// The life of a one-off job.
-    pub(super) async fn job(&self, queue: &QueueRun, mut envelope: Envelope, delivery: &Delivery) -> Fate {
-        if let Some(fate) = self.wait_until_due(&envelope, &queue.name).await {
-            return fate;
+    pub(super) async fn job(&self, queue: &QueueRun, mut envelope: Envelope, delivery: &Delivery) -> Settlement {
+        if let Some(settlement) = self.publishing.wait_until_due(&envelope, &queue.name).await {
+            return settlement;
         }
-        if let Err(why) = sealing::open(&self.keys(), &mut envelope) {
-            return self.put_off_sealed(envelope, queue, &why).await;
+        if let Err(why) = sealing::open(&self.publishing.keys(), &mut envelope) {
+            return self.postpone_sealed(envelope, queue, &why).await;
         }
-        if let Some(fate) = self.retry_says(&envelope, queue).await {
-            return fate;
+        if let Some(settlement) = superseded(&self.ledger, &self.observing, &envelope, queue).await {
+            return settlement;
         }
-        let Some(kind) = self.kind(&envelope.kind) else { return Fate::Requeue };
+        let Some(kind) = self.catalog.kind(&envelope.kind) else { return Settlement::Requeue };
         let owner = self.owner_of(&envelope).await;
         if !lets_start(owner) {
             return self.owner_says_no(&kind, &envelope, queue, owner, &Run::default()).await;
@@ -54,26 +70,26 @@ impl Core {
         if kind.unique.is_some() && envelope.id.is_none() {
             // It must be the same job when it is delivered again.
             let named = Envelope { id: Some(self.entropy.token()), ..envelope };
-            return self.send_job(&named, &queue.name, self.ledger.now(), &Run::default()).await;
+            return self.publishing.send_job(&named, &queue.name, self.ledger.now(), &Run::default()).await;
         }
         let named = envelope.id.is_some();
         let id = envelope.id.get_or_insert_with(|| self.entropy.token()).clone();
-        let trace = self.tracer.run(&envelope, &queue.name, || self.ledger.now());
+        let trace = self.observing.tracer.run(&envelope, &queue.name, || self.ledger.now());
         let unique = kind.unique.filter(|_| !part);
-        if let Some(fate) = self.unique_says(unique, &envelope, queue, &id, &trace).await {
-            return fate;
+        if let Some(settlement) = self.unique_says(unique, &envelope, queue, &id, &trace).await {
+            return settlement;
         }
         let released = match self.released(&kind, (&envelope, named), queue, delivery).await {
             Ok(released) => released,
-            Err(fate) => return fate,
+            Err(settlement) => return settlement,
         };
         let waiting = trace.begin();
         let Some(permit) = self.permit(queue, &envelope.kind, envelope.due, (delivery, false)).await else {
-            return Fate::Requeue;
+            return Settlement::Requeue;
         };
         trace.spent("permit", (waiting, trace.begin()), || queue.paced_by());
         if !self.taken_in_hand(&released, queue).await {
-            return Fate::Requeue;
+            return Settlement::Requeue;
         }
         // It may have waited for room, slot and ledger for minutes, and its owner may have been paused meanwhile.
         let owner = self.owner_of(&envelope).await;
@@ -81,28 +97,28 @@ impl Core {
             drop(permit);
             // The job does not run, so no worker can die over it.
             if !self.out_of_hand(&released).await {
-                return Fate::Requeue;
+                return Settlement::Requeue;
             }
             return self.owner_says_no(&kind, &envelope, queue, owner, &trace).await;
         }
         if unique.is_some_and(|unique| unique.until == UniqueUntil::Start) {
-            if !self.give_place(&envelope, &id).await {
-                return Fate::Requeue;
+            if !self.unique.give_place(&envelope, &id).await {
+                return Settlement::Requeue;
             }
-            self.life.reached(Point::PlaceGivenBefore).await;
+            self.observing.life.reached(Point::PlaceGivenBefore).await;
         }
         let longest = kind.timeout.min(LONGEST_HELD);
         let failure = match part {
             false => None,
-            true => match self.hold_part(&envelope, queue, (&id, longest)).await {
+            true => match self.publishing.hold_part(&envelope, queue, (&id, longest)).await {
                 Ok(failure) => Some(failure),
-                Err(fate) if self.out_of_hand(&released).await => return fate,
-                Err(_) => return Fate::Requeue,
+                Err(settlement) if self.out_of_hand(&released).await => return settlement,
+                Err(_) => return Settlement::Requeue,
             },
         };
         let (now, calendar) = (self.ledger.now(), self.ledger.calendar());
         let due = envelope.due.unwrap_or(now);
-        let desk = self.desk.open_job(RunningJob {
+        let desk = self.observing.desk.open_job(RunningJob {
             id: id.clone(),
             worker: self.worker.to_string(),
             kind: envelope.kind.clone(),
@@ -128,7 +144,7 @@ impl Core {
             grace: Duration::ZERO,
             payload: envelope.payload.clone(),
         };
-        self.life.reached(Point::JobTaken).await;
+        self.observing.life.reached(Point::JobTaken).await;
         let pace = Pace { due, at: now, deadline: now + longest, longest, by: None };
         let mut outcome = match self.handle(queue, (job, desk.reporter()), pace, permit, &trace).await.outcome {
             Outcome::DoneWith(Yield { batch, .. }) if !batch.is_empty() => {
@@ -138,23 +154,24 @@ impl Core {
         };
         drop(desk);
         if !self.out_of_hand(&released).await {
-            return Fate::Requeue;
+            return Settlement::Requeue;
         }
         drop(released);
-        self.life.reached(Point::JobHandled).await;
+        self.observing.life.reached(Point::JobHandled).await;
         let at = self.ledger.now();
         kind.policies.judge(&kind.retry, &mut outcome, (&envelope.kind, &envelope.key), at);
         let (mut outcome, mut retry) = kind.policies.rule(outcome, &kind.retry);
-        let end = failure.and_then(|failure| self.settle_part(&failure, &kind, &mut outcome, at));
+        let end = failure.and_then(|failure| self.catalog.settle_part(&failure, &kind, &mut outcome, at));
         let once = reconcile::once();
         if part {
             // Whether there is another attempt is said in the part's row.
             retry = &once;
         }
-        let ladder = &self.dispatch.ladder;
+        let ladder = &self.publishing.dispatch.ladder;
         let mut decision = decide(None, retry, envelope.attempt, outcome, at, ladder, &self.entropy);
-        self.note(&envelope, queue, None, &decision, false, &trace);
+        self.observing.note(&envelope, queue, None, &decision, false, &trace);
         let yields = std::mem::take(&mut decision.yields);
+        let keys = self.publishing.keys();
         let asking = Asking {
             id: &id,
             kind: &envelope.kind,
@@ -163,39 +180,51 @@ impl Core {
             depth: envelope.depth,
             bounds: kind.spawn,
             at,
+            keys: &keys,
+            calendar: &self.ledger.calendar(),
+            slack: self.catch_up.slack,
         };
-        let asked = self.asked(&asking, yields);
+        let asked = self.catalog.asked(&asking, yields);
         if !asked.envelopes.is_empty() || !asked.chains.is_empty() || !asked.failed.is_empty() {
-            let keys = self.keys();
             let accept = || {
                 let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
                 self.ledger.accept(kind, key, asked.spawned(&keys), asked.chains.clone(), asked.failed.clone())
             };
-            let Some(begun) = self.insist("accept what a job asks for", accept).await else { return Fate::Requeue };
-            join(self.send_first(begun, at, &trace), self.send_spawned(asked.envelopes, &trace)).await;
+            let Some(begun) = self.ledger.retry_until_stopped("accept what a job asks for", accept).await else {
+                return Settlement::Requeue;
+            };
+            join(self.publishing.send_first(begun, at, &trace), self.publishing.send_spawned(asked.envelopes, &trace))
+                .await;
         }
         let safe = match (&end, decision.next) {
-            (Some(end), _) => self.end_part(&id, end, at).await,
-            (None, Next::Snooze { due }) if part => self.put_part_off(&id, due).await,
+            (Some(end), _) => self.publishing.end_part(&id, end, at).await,
+            (None, Next::Snooze { due }) if part => self.publishing.postpone_part(&id, due).await,
             (None, _) => true,
         };
         match decision.next {
-            _ if !safe => Fate::Requeue,
-            _ if end.is_some() => self.forget(&id).await,
+            _ if !safe => Settlement::Requeue,
+            _ if end.is_some() => self.publishing.forget(&id).await,
             Next::End | Next::Tick { .. } | Next::Gather => self.job_ended(&kind, &envelope, &id, decision, at).await,
             Next::Attempt { attempt, due } => {
                 let again = Envelope { attempt, ..envelope.due_at(due) };
-                self.send_job(&again, &queue.name, at, &trace).await
+                self.publishing.send_job(&again, &queue.name, at, &trace).await
             }
             Next::Snooze { due } => {
                 let again = envelope.due_at(due);
-                self.send_job(&again, &queue.name, at, &trace).await
+                self.publishing.send_job(&again, &queue.name, at, &trace).await
             }
         }
     }
 
     /// Keeps what went wrong, and gives up what the job had.
-    async fn job_ended(&self, kind: &KindSettings, envelope: &Envelope, id: &str, end: Decision, at: Time) -> Fate {
+    async fn job_ended(
+        &self,
+        kind: &KindSettings,
+        envelope: &Envelope,
+        id: &str,
+        end: Decision,
+        at: Time,
+    ) -> Settlement {
         if let Some(reason) = &end.reason {
             let record = || {
                 let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
@@ -203,91 +232,15 @@ impl Core {
                 let whole = FailedItem { code, permanent, ..FailedItem::new("", reason.text.clone()) };
                 self.ledger.record_failure(kind, key, whole, at)
             };
-            if self.insist("keep a failure", record).await.is_none() {
-                return Fate::Requeue;
+            if self.ledger.retry_until_stopped("keep a failure", record).await.is_none() {
+                return Settlement::Requeue;
             }
-            self.life.reached(Point::FailureKept).await;
+            self.observing.life.reached(Point::FailureKept).await;
         }
-        if !self.end_place(kind, envelope, id, end.verdict).await {
-            return Fate::Requeue;
+        if !self.unique.end_place(kind, envelope, id, end.verdict).await {
+            return Settlement::Requeue;
         }
-        self.forget(id).await
-    }
-
-    /// Gives up the place of what has ended as this, where its kind does not keep it longer. Answers whether the ledger
-    /// knows.
-    pub(super) async fn end_place(&self, kind: &KindSettings, envelope: &Envelope, id: &str, end: Verdict) -> bool {
-        let ends = |unique: Unique| match unique.until {
-            UniqueUntil::Start => false,
-            UniqueUntil::Finish => true,
-            // Who asks again after a failure has not had it yet.
-            UniqueUntil::Window => end != Verdict::Done,
-        };
-        if !kind.unique.is_some_and(ends) {
-            return true;
-        }
-        let given = self.give_place(envelope, id).await;
-        if given {
-            self.life.reached(Point::PlaceGivenAfter).await;
-        }
-        given
-    }
-
-    /// Takes the place of a manual run as the only one of its kind and key; answers why not, if another has it. `lost`:
-    /// another worker has begun this attempt before.
-    pub(super) async fn place_of_manual(
-        &self,
-        kind: &KindSettings,
-        envelope: &Envelope,
-        id: &str,
-        lost: bool,
-    ) -> Option<Reason> {
-        let unique = kind.unique?;
-        if unique.until == UniqueUntil::Start && (envelope.attempt > 1 || lost) {
-            // The run has started, and so given its place up.
-            return None;
-        }
-        let taken = self.place_taken(unique, envelope, id).await?;
-        if taken.is_none() && unique.until == UniqueUntil::Start {
-            self.give_place(envelope, id).await;
-        }
-        taken
-    }
-
-    /// Why a job cannot have its place, `Some(None)` when it has it, and `None` when the ledger could not be reached.
-    async fn place_taken(&self, unique: Unique, envelope: &Envelope, id: &str) -> Option<Option<Reason>> {
-        let reserve = || {
-            let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
-            self.ledger.reserve(kind, key, id.to_owned(), unique.window)
-        };
-        let mut holder = self.insist("reserve a place", reserve).await?;
-        if holder != id && unique.until == UniqueUntil::Finish && self.has_ended(&holder, envelope).await? {
-            // The worker died between the run's end and giving its place up.
-            let release = || self.ledger.release(envelope.kind.clone(), envelope.key.clone(), holder.clone());
-            self.insist("give up the place of a run that has ended", release).await?;
-            holder = self.insist("reserve a place", reserve).await?;
-        }
-        if holder == id {
-            return Some(None);
-        }
-        let why = match unique.until {
-            UniqueUntil::Window => "has come within `unique_for`",
-            UniqueUntil::Finish | UniqueUntil::Start => "has not ended",
-        };
-        let reason = format!("unique: the job {holder} of the same key {why}");
-        Some(Some(Reason::new(Class::Unique, reason)))
-    }
-
-    /// Whether a place is that of a manual run which has ended; `None` when the ledger could not be reached.
-    async fn has_ended(&self, holder: &str, envelope: &Envelope) -> Option<bool> {
-        let ledger = self.ledger.id();
-        if ChainRef::epoch_and_tick(ledger, holder).is_none() {
-            return Some(false);
-        }
-        let chains = || self.ledger.chains(envelope.kind.clone(), envelope.key.clone());
-        let chains = self.insist("look at a manual run", chains).await?;
-        let is_it = |chain: &&ChainView| chain.once && run_id(ledger, chain.hint.epoch, chain.hint.tick) == holder;
-        Some(!chains.iter().find(is_it).is_some_and(|chain| chain.state != ChainState::Retired))
+        self.publishing.forget(id).await
     }
 
     /// What state a job's owner is in, active without one; `None` when the ledger could not be reached.
@@ -295,7 +248,7 @@ impl Core {
         let Some(owner) = &envelope.owner else {
             return Some(ChainState::Active);
         };
-        self.insist("ask for an owner", || self.ledger.owner(owner.clone())).await
+        self.ledger.retry_until_stopped("ask for an owner", || self.ledger.owner(owner.clone())).await
     }
 
     /// What becomes of a job whose owner does not [let it start](lets_start).
@@ -306,26 +259,26 @@ impl Core {
         queue: &QueueRun,
         state: Option<ChainState>,
         trace: &Run,
-    ) -> Fate {
+    ) -> Settlement {
         let owner = envelope.owner.as_deref().unwrap_or_default();
         match state {
             Some(ChainState::Retired) => {
                 let reason = Reason::new(Class::Owner, format!("its owner {owner} is gone"));
-                self.says_no(envelope, queue, Verdict::Dropped, reason, trace);
-                let Some(id) = &envelope.id else { return Fate::Ack };
-                if kind.unique.is_some() && !self.give_place(envelope, id).await {
-                    return Fate::Requeue;
+                self.observing.says_no(envelope, queue, Verdict::Dropped, reason, trace);
+                let Some(id) = &envelope.id else { return Settlement::Ack };
+                if kind.unique.is_some() && !self.unique.give_place(envelope, id).await {
+                    return Settlement::Requeue;
                 }
-                self.forget(id).await
+                self.publishing.forget(id).await
             }
             Some(_) => {
                 let due = self.ledger.now() + OWNER_PAUSED;
                 let later = envelope.clone().due_at(due);
                 let reason = Reason::new(Class::Owner, format!("its owner {owner} is paused"));
-                self.says_no(envelope, queue, Verdict::Snoozed, reason, trace);
-                self.send_job(&later, &queue.name, self.ledger.now(), trace).await
+                self.observing.says_no(envelope, queue, Verdict::Snoozed, reason, trace);
+                self.publishing.send_job(&later, &queue.name, self.ledger.now(), trace).await
             }
-            None => Fate::Requeue,
+            None => Settlement::Requeue,
         }
     }
 
@@ -337,67 +290,18 @@ impl Core {
         queue: &QueueRun,
         id: &str,
         trace: &Run,
-    ) -> Option<Fate> {
+    ) -> Option<Settlement> {
         let unique = unique?;
         if unique.until == UniqueUntil::Start && envelope.attempt > 1 {
             // It has started, and so given its place up.
             return None;
         }
-        match self.place_taken(unique, envelope, id).await {
-            None => Some(Fate::Requeue),
+        match self.unique.place_taken(unique, envelope, id).await {
+            None => Some(Settlement::Requeue),
             Some(None) => None,
             Some(Some(reason)) => {
-                self.says_no(envelope, queue, Verdict::Dropped, reason, trace);
-                Some(self.forget(id).await)
-            }
-        }
-    }
-
-    /// Whether the ledger knows now that another job may have the place.
-    async fn give_place(&self, envelope: &Envelope, id: &str) -> bool {
-        let release = || self.ledger.release(envelope.kind.clone(), envelope.key.clone(), id.to_owned());
-        self.insist("give a place up", release).await.is_some()
-    }
-
-    /// Counts and logs that a job does not run.
-    pub(super) fn says_no(&self, envelope: &Envelope, queue: &QueueRun, verdict: Verdict, reason: Reason, trace: &Run) {
-        let decision = Decision::end(verdict, reason);
-        self.note(envelope, queue, None, &decision, false, trace);
-    }
-
-    /// Where the broker keeps nothing, the ledger does, and now it need not any more.
-    pub(super) async fn forget(&self, id: &str) -> Fate {
-        if self.dispatch.broker.keeps_messages() {
-            return Fate::Ack;
-        }
-        match self.insist("forget a job", || self.ledger.forget_jobs(vec![id.to_owned()])).await {
-            Some(()) => Fate::Ack,
-            None => Fate::Requeue,
-        }
-    }
-
-    pub(super) async fn send_job(&self, envelope: &Envelope, queue: &str, decided: Time, trace: &Run) -> Fate {
-        let mut envelope = Envelope { queue: Some(queue.to_owned()), ..envelope.clone() };
-        if !self.dispatch.broker.keeps_messages() {
-            let body = sealing::encode(&self.keys(), &envelope);
-            let keep = || self.ledger.keep_job(envelope.id.clone().unwrap_or_default(), body.clone());
-            if self.insist("keep a job", keep).await.is_none() {
-                return Fate::Requeue;
-            }
-        }
-        let sending = trace.sends(&mut envelope, queue, || self.ledger.now());
-        let sent = self.dispatch.send_surely(&envelope, queue, decided, PUBLISH_PATIENCE).await;
-        trace.sent(sending, sent.is_ok());
-        match sent {
-            Ok(()) => {
-                self.life.reached(Point::JobSentAgain).await;
-                Fate::Ack
-            }
-            Err(error) => {
-                if self.telemetry.notices.begins("jobs that could not be sent again") {
-                    tracing::warn!(kind = envelope.kind, key = envelope.key, %error, "a job could not be sent again; its message is kept");
-                }
-                Fate::Requeue
+                self.observing.says_no(envelope, queue, Verdict::Dropped, reason, trace);
+                Some(self.publishing.forget(id).await)
             }
         }
     }

@@ -15,12 +15,15 @@ use roundelay_model::job::{BadMessage, Enrolment, Envelope, Order, RunNow};
 use roundelay_model::outcome::Verdict;
 use roundelay_model::reason::{Class, Reason};
 
-use super::enroll::{Asked, Became, EnrollError, Enroller, RunOnce};
-use super::life::{Life, Point};
-use super::pipeline::Fate;
 use crate::connections::Connections;
-use crate::core::Core;
+use crate::enroll::{Asked, Became, Enroller, RunOnce};
+use crate::error::EnrollError;
+use crate::life::{Life, Point};
+use crate::observing::Observing;
+use crate::patient::PatientLedger;
+use crate::publishing::Publishing;
 use crate::queue::QueueRun;
+use crate::settlement::Settlement;
 use crate::trace::Run;
 
 /// An order that another worker can do, and this one cannot yet, comes again after this.
@@ -31,19 +34,30 @@ pub(super) struct Orders {
     config: RwLock<Arc<Config>>,
     connections: Connections,
     life: Life,
+    ledger: PatientLedger,
+    observing: Arc<Observing>,
+    publishing: Arc<Publishing>,
 }
 
 /// Why an order was not done.
 enum Undone {
-    /// Nobody can do it.
+    /// No worker can do it.
     Bad(BadMessage),
     /// Workers seal payloads, and this one does not yet.
     Unsealed,
 }
 
 impl Orders {
-    pub(super) fn new(config: &Config, connections: &Connections, life: Life) -> Self {
-        Self { config: RwLock::new(Arc::new(config.clone())), connections: connections.clone(), life }
+    pub(super) fn new(
+        config: &Config,
+        connections: &Connections,
+        ledger: PatientLedger,
+        observing: Arc<Observing>,
+        publishing: Arc<Publishing>,
+    ) -> Self {
+        let config = RwLock::new(Arc::new(config.clone()));
+        let life = observing.life.clone();
+        Self { config, connections: connections.clone(), life, ledger, observing, publishing }
     }
 
     /// The configuration was read again.
@@ -110,11 +124,11 @@ impl Orders {
     }
 }
 
-impl Core {
+impl Orders {
     /// A message asks for a manual run. `None` when the ledger could not be reached any more.
     async fn run_now(&self, queue: &QueueRun, envelope: &Envelope, asked: &RunNow) -> Option<Result<(), Undone>> {
-        let run = || self.orders.run(envelope, asked, &queue.name);
-        Some(match self.insist("run a chain, as a message asks for", run).await? {
+        let run = || self.run(envelope, asked, &queue.name);
+        Some(match self.ledger.retry_until_stopped("run a chain, as a message asks for", run).await? {
             Err(undone) => Err(undone),
             Ok(came) => {
                 let bad = |why| Err(Undone::Bad(BadMessage::Order("run", why)));
@@ -126,7 +140,13 @@ impl Core {
                             RunOnce::Cooldown(_) => Class::Cooldown,
                             _ => Class::Running,
                         };
-                        self.says_no(envelope, queue, Verdict::Dropped, Reason::new(class, why), &Run::default());
+                        self.observing.says_no(
+                            envelope,
+                            queue,
+                            Verdict::Dropped,
+                            Reason::new(class, why),
+                            &Run::default(),
+                        );
                         Ok(())
                     }
                     (Some(why), _) => bad(why),
@@ -136,11 +156,17 @@ impl Core {
     }
 
     /// The life of an order.
-    pub(super) async fn obey(&self, queue: &QueueRun, envelope: &Envelope, order: Order, delivery: &Delivery) -> Fate {
+    pub(super) async fn obey(
+        &self,
+        queue: &QueueRun,
+        envelope: &Envelope,
+        order: Order,
+        delivery: &Delivery,
+    ) -> Settlement {
         let done = match order {
             Order::Enroll(enrolment) => {
-                let enroll = || self.orders.enroll(envelope, enrolment.clone(), &queue.name);
-                self.insist("enroll what a message asks for", enroll).await
+                let enroll = || self.enroll(envelope, enrolment.clone(), &queue.name);
+                self.ledger.retry_until_stopped("enroll what a message asks for", enroll).await
             }
             // Chains of the engine's own begin and end with its workers.
             Order::Retire if is_internal(&envelope.kind) => {
@@ -154,7 +180,7 @@ impl Core {
                     ..ChainFilter::default()
                 };
                 let retire = || self.ledger.order_chains(one.clone(), ledger::ChainOrder::Retire);
-                let done = self.insist("end a chain, as a message asks for", retire).await;
+                let done = self.ledger.retry_until_stopped("end a chain, as a message asks for", retire).await;
                 done.map(|changed| Ok(if changed > 0 { Became::Retired } else { Became::Unchanged }))
             }
             Order::Run(asked) => {
@@ -163,20 +189,20 @@ impl Core {
             }
         };
         match done {
-            None => Fate::Requeue,
+            None => Settlement::Requeue,
             Some(Ok(became)) => {
                 tracing::info!(kind = envelope.kind, key = envelope.key, ?became, "a message ordered a chain");
                 self.life.reached(Point::Obeyed).await;
                 match &envelope.id {
-                    Some(id) => self.forget(id).await,
-                    None => Fate::Ack,
+                    Some(id) => self.publishing.forget(id).await,
+                    None => Settlement::Ack,
                 }
             }
-            Some(Err(Undone::Bad(bad))) => self.quarantine(delivery, &bad).await,
+            Some(Err(Undone::Bad(bad))) => self.publishing.quarantine(delivery, &bad).await,
             Some(Err(Undone::Unsealed)) => {
                 tracing::warn!(kind = envelope.kind, key = envelope.key, "{}", EnrollError::Unsealed);
                 tokio::time::sleep(ELSEWHERE).await;
-                Fate::Requeue
+                Settlement::Requeue
             }
         }
     }

@@ -1,54 +1,17 @@
-//! The beat goes on while the broker is away.
-//!
-//! Messages are hints, and the ledger knows which chains are due. So a worker that has been without the broker for a
-//! moment hands itself the due chains of its queues from the ledger, as if their messages had come: within prefetch,
-//! concurrency and throttles, each chain to one worker, by compare-and-set. What it finishes meanwhile stays unsent in
-//! the ledger, which is in charge of every chain until the broker is back. Then catch-up sends what is unsent as it
-//! falls due, and messages that come back with the broker are stale.
-//!
-//! Late chains are handed out in the same way ([`take_late`]) while a worker is silent, since the broker may give their
-//! messages to that worker again; and for a moment after an outage, since queues of a broker that has just begun may keep
-//! messages that are due.
-//!
-//! One-off jobs are in no ledger but in their messages: they wait for the broker.
+//! Whether the broker is away, and what that has left unsent.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use parking_lot::Mutex;
-use roundelay_broker::{Delivery, Settle};
-use roundelay_ledger::{LedgerError, LookAgain, OrphanFilter, Overdue};
 use roundelay_model::clock::Time;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio::time::Instant;
 
-use super::life::Point;
-use super::pipeline;
-use crate::core::Core;
-use crate::queue::QueueRun;
-use crate::telemetry::Count;
-
-/// A connection that is back within this was no outage.
-const AFTER: Duration = Duration::from_secs(1);
-/// How often the connection, and then the ledger, is looked at.
-const PERIOD: Duration = Duration::from_millis(100);
-/// The same while more is due than this worker may hold.
-const BUSY: Duration = Duration::from_millis(20);
-/// Chains read at a time.
-const PER_LOOK: u32 = 1_000;
-/// Catch-up looks for unsent messages until so long after the last of them was due.
+/// Catch-up looks for unsent messages until this long after the last of them was due.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A worker that has begun without the broker ends when its topology is refused as often as this,
-const REFUSALS: u32 = 3;
-/// each time after this.
-const BETWEEN_REFUSALS: Duration = Duration::from_secs(1);
-
-/// Messages from before an outage come for so long after it.
+/// Messages from before an outage may come for this long after it.
 const STALE: Duration = Duration::from_secs(60);
 
 /// Whether the broker is away, and what that has left unsent.
@@ -107,232 +70,11 @@ impl Outage {
         ended.is_some_and(|ended| ended.elapsed() < STALE)
     }
 
-    fn set(&self, lasts: bool) {
+    pub(super) fn set(&self, lasts: bool) {
         if !lasts {
             *self.ended.lock() = Some(Instant::now());
         }
         self.lasts.store(lasts, Ordering::Relaxed);
         self.begins.notify_waiters();
     }
-}
-
-/// Hands out what is due whenever the broker is away, until `shutdown`.
-pub(super) async fn run(core: Arc<Core>, tasks: TaskTracker, shutdown: CancellationToken) {
-    let work = async {
-        loop {
-            let why = away(&core).await;
-            core.outage.set(true);
-            tracing::warn!(why, "the broker is away: chains run from the ledger, and one-off jobs wait for the broker");
-            let (begun, before) = (Instant::now(), core.telemetry.get(Count::HandedOut));
-            hand_out(&core, &tasks).await;
-            core.outage.set(false);
-            // RabbitMQ answers some seconds before its queues pass on what has slept on them.
-            core.silent.store(true, Ordering::Relaxed);
-            core.orphaned.notify_one();
-            let (lasted, ticks) = (begun.elapsed(), core.telemetry.get(Count::HandedOut) - before);
-            tracing::info!(?lasted, ticks, "the broker is back");
-        }
-    };
-    tokio::select! {
-        biased;
-        () = shutdown.cancelled() => {}
-        () = work => {}
-    }
-}
-
-/// Declares the topology once the broker is there, for a worker that has begun without it. What the broker refuses again
-/// and again ends the worker: it would not have begun. Once may be because the broker has just begun itself.
-pub(super) async fn declare_late(core: Arc<Core>, shutdown: CancellationToken) {
-    let declare = async {
-        let mut refused = 0;
-        loop {
-            while core.dispatch.broker.unavailable().is_some() {
-                sleep(PERIOD).await;
-            }
-            match core.declare().await {
-                Ok(()) => return true,
-                Err(error) if core.dispatch.broker.unavailable().is_some() => {
-                    tracing::debug!(%error, "the broker has gone again while the topology was declared");
-                }
-                Err(error) => {
-                    refused += 1;
-                    if refused == REFUSALS {
-                        tracing::error!(%error, "the broker is back, and its topology is refused");
-                        return false;
-                    }
-                    tracing::debug!(%error, refused, "the topology is refused; trying again");
-                }
-            }
-            sleep(BETWEEN_REFUSALS).await;
-        }
-    };
-    let declared = tokio::select! {
-        biased;
-        () = shutdown.cancelled() => return,
-        declared = declare => declared,
-    };
-    if declared {
-        shutdown.cancelled().await;
-    }
-}
-
-/// Waits until the broker has been away for a moment, and answers why. A broker of this process goes with the process.
-async fn away(core: &Core) -> String {
-    let mut since = None;
-    loop {
-        match core.dispatch.broker.unavailable().filter(|_| core.dispatch.broker.keeps_messages()) {
-            Some(why) if since.get_or_insert_with(Instant::now).elapsed() >= AFTER => return why,
-            Some(_) => {}
-            None => since = None,
-        }
-        sleep(PERIOD).await;
-    }
-}
-
-/// Hands out what is due until the broker is back.
-async fn hand_out(core: &Arc<Core>, tasks: &TaskTracker) {
-    while core.dispatch.broker.unavailable().is_some() {
-        let mut more = false;
-        for (queue, lanes) in &core.queues {
-            match of_queue(core, queue, lanes, tasks).await {
-                Ok(left) => more |= left,
-                Err(error) => {
-                    if core.telemetry.notices.begins("chains that could not be read while the broker is away") {
-                        tracing::warn!(queue, %error, "failed to read which chains are due; trying again");
-                    }
-                }
-            }
-        }
-        // Else those that look at the same rhythm as the chains are due would always come first, or last.
-        let pause = if more { BUSY } else { PERIOD };
-        sleep(core.entropy.between(pause / 2, pause * 3 / 2)).await;
-    }
-}
-
-/// Hands out what is due of a queue, as far as this worker may hold it. Answers whether there is more.
-async fn of_queue(
-    core: &Arc<Core>,
-    queue: &str,
-    lanes: &[Arc<QueueRun>],
-    tasks: &TaskTracker,
-) -> Result<bool, LedgerError> {
-    let mut free: Vec<usize> = lanes.iter().map(|lane| may_take(lane)).collect();
-    if free.iter().all(|free| *free == 0) {
-        return Ok(true);
-    }
-    let now = core.ledger.now();
-    let until = now + core.catch_up.slack;
-    let due = OrphanFilter { until, late: now + Duration::from_millis(1), unsent: Time::default() };
-    let mut due = core.ledger.orphans(queue.to_owned(), core.kinds(), due, PER_LOOK).await?;
-    due.retain(|chain| core.holds(chain.hint.epoch) == 0);
-    let found = due.len();
-    // Workers that look at the same moment begin at different places, or all would want the same chains.
-    let spare = due.len().saturating_sub(free.iter().sum());
-    due.rotate_left(core.entropy.below(spare + 1));
-    let mut takes: Vec<(Overdue, usize)> = Vec::new();
-    for chain in due {
-        let lane = lane_of(core, queue, lanes, &chain);
-        if free[lane] > 0 {
-            free[lane] -= 1;
-            takes.push((chain, lane));
-        }
-    }
-    take(core, lanes, takes, tasks).await?;
-    Ok(found == PER_LOOK as usize || free.contains(&0))
-}
-
-/// Hands out late chains of a queue for which this worker has room now. Answers those for which it has none.
-pub(super) async fn take_late(
-    core: &Arc<Core>,
-    queue: &str,
-    lanes: &[Arc<QueueRun>],
-    late: Vec<Overdue>,
-    tasks: &TaskTracker,
-) -> Result<Vec<Overdue>, LedgerError> {
-    let mut free: Vec<usize> = lanes.iter().map(|lane| may_take(lane)).collect();
-    let mut room = lanes.first().map_or(0, |lane| lane.room.free());
-    let (mut takes, mut others) = (Vec::new(), Vec::new());
-    for chain in late {
-        let lane = lane_of(core, queue, lanes, &chain);
-        if room > 0 && free[lane] > 0 {
-            (room, free[lane]) = (room - 1, free[lane] - 1);
-            takes.push((chain, lane));
-        } else {
-            others.push(chain);
-        }
-    }
-    take(core, lanes, takes, tasks).await?;
-    Ok(others)
-}
-
-/// The lane on which a chain's message comes.
-fn lane_of(core: &Core, queue: &str, lanes: &[Arc<QueueRun>], chain: &Overdue) -> usize {
-    usize::from(core.dispatch.lanes.lane(queue, &chain.hint.kind, chain.hint.priority)).min(lanes.len() - 1)
-}
-
-/// Takes chains, each with its lane, as if their messages had come. Of several workers, the one that writes first has
-/// a chain.
-async fn take(
-    core: &Arc<Core>,
-    lanes: &[Arc<QueueRun>],
-    takes: Vec<(Overdue, usize)>,
-    tasks: &TaskTracker,
-) -> Result<(), LedgerError> {
-    if takes.is_empty() {
-        return Ok(());
-    }
-    // The others leave it alone for a lease: by then its tick is claimed, or this worker is gone or has let go of it.
-    let to = core.ledger.now() + core.catch_up.slack + core.vitals.length();
-    let look = |(chain, _): &(Overdue, usize)| LookAgain {
-        epoch: chain.hint.epoch,
-        from: chain.watch_at,
-        to,
-        looks: chain.looks,
-        expected: None,
-    };
-    let mine = core.ledger.look_again(takes.iter().map(look).collect()).await?;
-    core.life.reached(Point::HandedOut).await;
-    for ((chain, lane), _) in takes.into_iter().zip(mine).filter(|(_, mine)| *mine) {
-        let lane = lanes[lane].clone();
-        let taken = Taken::new(&lane.handed_out);
-        let envelope = chain.hint.envelope(core.ledger.id());
-        let body = envelope.encode().into();
-        let delivery = Delivery::new(body, lane.source.as_str().into(), false, 0, Box::new(taken));
-        core.telemetry.count(Count::HandedOut);
-        tasks.spawn(core.life.bind(pipeline::live(core.clone(), lane, delivery)));
-    }
-    Ok(())
-}
-
-/// How many more chains of a lane this worker may hold.
-fn may_take(lane: &QueueRun) -> usize {
-    let flow = lane.flow();
-    if flow.open { usize::from(flow.prefetch).saturating_sub(lane.handed_out.load(Ordering::Relaxed)) } else { 0 }
-}
-
-/// A tick that the ledger has handed out. There is no message to settle: a tick that was not claimed is found again.
-struct Taken(Arc<AtomicUsize>);
-
-impl Taken {
-    fn new(held: &Arc<AtomicUsize>) -> Self {
-        held.fetch_add(1, Ordering::Relaxed);
-        Self(held.clone())
-    }
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-#[async_trait]
-impl Settle for Taken {
-    fn is_alive(&self) -> bool {
-        true
-    }
-
-    async fn ack(self: Box<Self>) {}
-
-    async fn requeue(self: Box<Self>) {}
 }

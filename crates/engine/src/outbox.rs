@@ -4,11 +4,12 @@
 //! has been sent is forgotten; what a crash left there is sent by catch-up. So what was accepted is
 //! not lost, and what was not accepted is not sent. Chains begin in the same transaction.
 
-use futures_util::{StreamExt, stream};
-use roundelay_broker::PublishError;
+use std::time::Duration;
+
 use roundelay_config::SpawnSettings;
 use roundelay_handler::answer::EXCERPT;
 use roundelay_ledger::{NewChain, SpawnedJob};
+use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 use roundelay_model::encryption::Keyring;
 use roundelay_model::failure::FailedItem;
@@ -18,14 +19,9 @@ use roundelay_model::reason::excerpt;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::discover::bound;
-use super::life::Point;
-use super::sealing;
-use crate::core::Core;
-use crate::trace::Run;
-
-/// Jobs of one run published at the same time.
-const IN_FLIGHT: usize = 64;
+use crate::catalog::Catalog;
+use crate::discover::bound;
+use crate::sealing;
 
 /// From here on a run's id is not continued as it is. Jobs may ask for jobs without end, and an id has
 /// at most [`MAX_KEY`](roundelay_model::job::MAX_KEY) bytes.
@@ -53,6 +49,10 @@ pub(super) struct Asking<'a> {
     pub bounds: SpawnSettings,
     /// When it ended.
     pub at: Time,
+    pub keys: &'a Keyring,
+    /// How the wall clock stands to the ledger's time.
+    pub calendar: &'a Calendar,
+    pub slack: Duration,
 }
 
 /// What a run asked for, as the ledger takes it.
@@ -74,9 +74,9 @@ impl Asked {
     }
 }
 
-impl Core {
+impl Catalog {
     /// Messages and chains for what a run asks for. What no worker could run, and what is more than the run
-    /// may ask for, becomes a failed part instead, so that somebody sees it and the rest goes on.
+    /// may ask for, becomes a failed part instead, so that people see it and the rest goes on.
     pub(super) fn asked(&self, asking: &Asking<'_>, mut yields: Yield) -> Asked {
         let too_much = bound(&mut yields, asking.bounds, asking.depth, asking.kind);
         let Yield { jobs, chains, failed, carry, .. } = yields;
@@ -113,7 +113,7 @@ impl Core {
             Some(queue) => queue,
             None => kind.queue_for(&job.payload)?.unwrap_or_else(|| queue.to_owned()),
         };
-        if !self.known_queues.contains_key(&queue) {
+        if !self.queues.contains_key(&queue) {
             return Err(format!("there is no [queues.{queue}] in the configuration"));
         }
         let size = if job.payload == Value::Null { 0 } else { job.payload.to_string().len() };
@@ -125,46 +125,6 @@ impl Core {
         let envelope = if job.delay.is_zero() { envelope } else { envelope.due_at(at + job.delay) };
         // By the engine's own reader: what is accepted here is not refused there.
         Envelope::decode(&envelope.encode()).map_err(|bad| bad.to_string())
-    }
-
-    /// Sends what the ledger has accepted, once. What cannot be sent is left to catch-up.
-    pub(super) async fn send_spawned(&self, envelopes: Vec<Envelope>, trace: &Run) {
-        if envelopes.is_empty() {
-            return;
-        }
-        if !self.dispatch.broker.keeps_messages() {
-            // There they stay in the ledger until they have run, and whoever takes them from there
-            // does so for all of them.
-            self.kept.notify_one();
-            return;
-        }
-        let sent = stream::iter(envelopes).map(|mut envelope| async move {
-            let queue = envelope.queue.clone().unwrap_or_default();
-            let sending = trace.sends(&mut envelope, &queue, || self.ledger.now());
-            let sent = tokio::select! {
-                biased;
-                // Kept in the outbox until then.
-                () = self.outage.begins() => Err(PublishError::Unknown("the broker is away".into())),
-                sent = self.dispatch.send(&envelope, &queue, self.ledger.now()) => sent,
-            };
-            trace.sent(sending, sent.is_ok());
-            match sent {
-                Ok(()) => envelope.id,
-                Err(error) => {
-                    let Envelope { kind, key, .. } = &envelope;
-                    if self.telemetry.notices.begins("jobs that runs asked for and that could not be sent") {
-                        tracing::warn!(kind, key, %error, "a job that a run asked for could not be sent; catch-up sends it");
-                    }
-                    None
-                }
-            }
-        });
-        let sent: Vec<String> = sent.buffer_unordered(IN_FLIGHT).filter_map(async |id| id).collect().await;
-        self.life.reached(Point::SpawnedSent).await;
-        if let Err(error) = self.ledger.forget_jobs(sent).await {
-            tracing::warn!(%error, "failed to take sent jobs out of the outbox; they are sent again");
-        }
-        self.life.reached(Point::SpawnedForgotten).await;
     }
 }
 

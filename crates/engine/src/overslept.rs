@@ -1,7 +1,7 @@
 //! Chains that sleep for longer than their schedules can explain. They are overdue, though their due times lie ahead.
 //!
 //! There is one judgement ([`since`], pure), and all that tell how chains are ask it; workers mend by the same
-//! (`crates/engine/src/wall.rs`). The work is bounded, however many chains there are: of each queue those are looked at that
+//! (`crates/engine/src/follow_wall.rs`). The work is bounded, however many chains there are: of each queue those are looked at that
 //! catch-up looks after last, and those that it should have looked after already.
 
 use roundelay_config::{Config, OwnSchedule, is_internal, schedule_of_kind};
@@ -13,7 +13,7 @@ use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 use roundelay_model::schedule::{Asleep, Schedule, phase};
 
-/// So many of each queue are looked at.
+/// At most this many chains of each queue are looked at.
 pub const PER_QUEUE: u32 = 100;
 
 /// Knows the schedules of kinds.
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_chains_that_have_overslept() {
+    fn overslept_chains_are_found() {
         type Row = (&'static str, fn(&mut Listed), Option<i64>);
         let config = "[queues.work]\n[kinds.sync]\nevery = \"3s\"\n[kinds.report]\n";
         let config = Config::parse(config, "r.toml", []).unwrap();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn they_are_put_where_they_belong_in_a_page() {
+    fn overslept_chains_have_their_place_in_a_page() {
         let found = |key: &str| Overslept { chain: chain(key), since: at(103) };
         let keys = |filter: &ListFilter, after: Option<&str>, until: Option<&str>, limit| {
             let place = |key: Option<&str>| key.map(|key| ("sync".to_owned(), key.to_owned()));

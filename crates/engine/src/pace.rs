@@ -12,10 +12,10 @@ use governor::{Quota, RateLimiter};
 use roundelay_model::clock::Elapsed;
 use tokio::time::sleep;
 
-/// What was not used within a second divided by this is lost: more than a timer is late by, and less than anybody notices.
+/// What was not used within a second divided by this is lost: more than a timer is late by, and less than people notice.
 const BURSTS: u32 = 20;
 
-/// Lets so many messages through in a second.
+/// Limits how many messages pass in a second.
 pub struct Pace {
     limiter: RateLimiter<NotKeyed, InMemoryState, Elapsed, NoOpMiddleware<Duration>>,
     clock: Elapsed,

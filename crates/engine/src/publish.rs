@@ -11,9 +11,9 @@ use roundelay_model::job::Envelope;
 use roundelay_model::outcome::NewJob;
 use serde_json::Value;
 
-use super::sealing;
 use crate::connections::Connections;
 use crate::dispatch::Dispatch;
+use crate::sealing;
 
 /// A job that is to run once, outside any chain.
 #[derive(Clone, Debug)]

@@ -8,10 +8,10 @@ use roundelay_model::job::BadMessage;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::life::Point;
-use super::pipeline::Fate;
-use super::queue;
+use crate::consume;
 use crate::core::Core;
+use crate::life::Point;
+use crate::settlement::Settlement;
 use crate::telemetry::Count;
 
 /// Messages held at most; each sleeps here for at most [`roundelay_model::ladder::IN_PROCESS`], so this many pass in a fifth of a
@@ -23,14 +23,14 @@ pub(super) async fn work(core: Arc<Core>, consumer: Option<Consumer>, tasks: Tas
     let consumer = match consumer {
         Some(consumer) => consumer,
         None => loop {
-            match queue::consumer(&core, &core.topology.names.rearm(), PREFETCH, &shutdown).await {
+            match consume::consumer(&core, &core.publishing.topology.names.rearm(), PREFETCH, &shutdown).await {
                 Some(Some(consumer)) => break consumer,
                 Some(None) => {}
                 None => return,
             }
         },
     };
-    queue::consume(core, consumer, tasks, shutdown, live).await;
+    consume::consume(core, consumer, tasks, shutdown, live).await;
 }
 
 /// Lives one delivery of the rearm queue.
@@ -39,23 +39,23 @@ pub async fn live(core: Arc<Core>, delivery: Delivery) {
         Some(queue) => Ok((envelope, queue)),
         None => Err(BadMessage::Field("`queue` is missing, so the rearm queue cannot send it on".into())),
     });
-    let fate = match checked {
+    let settlement = match checked {
         Ok((envelope, queue)) => {
-            core.telemetry.count(Count::Rearmed);
-            match core.dispatch.hop(&envelope, &queue, core.ledger.now()).await {
+            core.observing.telemetry.count(Count::Rearmed);
+            match core.publishing.dispatch.hop(&envelope, &queue, core.ledger.now()).await {
                 Ok(_) => {
-                    core.life.reached(Point::Rearmed).await;
-                    Fate::Ack
+                    core.observing.life.reached(Point::Rearmed).await;
+                    Settlement::Ack
                 }
                 Err(error) => {
                     tracing::debug!(kind = envelope.kind, key = envelope.key, %error, "rearming failed");
                     // What has just refused it would refuse it again at once.
                     tokio::time::sleep(Duration::from_secs(1)).await;
-                    Fate::Requeue
+                    Settlement::Requeue
                 }
             }
         }
-        Err(bad) => core.quarantine(&delivery, &bad).await,
+        Err(bad) => core.publishing.quarantine(&delivery, &bad).await,
     };
-    core.settle(delivery, fate).await;
+    core.observing.settle(delivery, settlement).await;
 }

@@ -23,18 +23,19 @@ use roundelay_model::outcome::{Outcome, RetryPolicy};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use super::pipeline::Fate;
-use super::sealing;
+use crate::catalog::Catalog;
 use crate::connections::Connections;
-use crate::core::Core;
+use crate::publishing::Publishing;
 use crate::queue::QueueRun;
+use crate::sealing;
+use crate::settlement::Settlement;
 use crate::trace::Run;
 
 /// What the ids of these jobs begin with.
 const ID: &str = "roundelay.part-";
-/// For so long a job is waited for before it is sent once more; it may have been lost, or wait its turn.
+/// How long a job is waited for before it is sent once more; it may have been lost, or wait its turn.
 const PATIENCE: Duration = Duration::from_secs(3_600);
-/// A run holds its part for so much longer than it may take, so that nobody takes it for dead too early.
+/// A run holds its part for this much longer than it may take, so that it is not taken for dead too early.
 const RESERVE: Duration = Duration::from_secs(60);
 /// One whose chain's payload does not open is looked at again after this long.
 const SEALED: Duration = Duration::from_secs(60);
@@ -46,7 +47,7 @@ pub(super) fn is_part(id: &str) -> bool {
     id.starts_with(ID)
 }
 
-/// The id of the next job for a failed part: the same for the same failure, whoever plans it.
+/// The id of the next job for a failed part: the same for the same failure, whichever worker plans it.
 fn id_of(ledger: &str, failure: &Failure) -> String {
     let Failure { kind, key, item, times, first_at, .. } = failure;
     let text = format!("{ledger}\0{kind}\0{key}\0{item}\0{times}\0{}", first_at.as_millis());
@@ -108,7 +109,7 @@ fn plan(config: &Config, settings: &KindSettings, ledger: &str, due: &DueItem, n
 }
 
 /// Feeds back what is due of a kind, until nothing is or `until` has come; answers how many jobs there are
-/// now in the outbox for catch-up, or whoever is told, to send.
+/// now in the outbox for catch-up, or the caller, to send.
 ///
 /// # Errors
 /// When the ledger could not be reached.
@@ -135,7 +136,7 @@ pub(super) async fn feed(
         });
         let planned: Vec<PlannedItem> = planned.collect();
         let done = ledger.plan_items(planned.clone()).await?;
-        // What was not done was done by somebody else, and is due no more.
+        // What was not done was done by another worker, and is due no more.
         fed.extend(planned.into_iter().zip(done).filter(|(_, done)| *done).filter_map(|(item, _)| match item.plan {
             Plan::Feed { job, .. } => Some(job),
             Plan::Wait(_) | Plan::GiveUp => None,
@@ -147,17 +148,17 @@ pub(super) async fn feed(
     Ok(fed)
 }
 
-impl Core {
+impl Publishing {
     /// Takes the part that a job is for, just before it runs. What becomes of the job when it may not.
     pub(super) async fn hold_part(
         &self,
         envelope: &Envelope,
         queue: &QueueRun,
         (id, length): (&str, Duration),
-    ) -> Result<Failure, Fate> {
+    ) -> Result<Failure, Settlement> {
         let hold = || self.ledger.hold_item(id.to_owned(), length + RESERVE);
-        match self.insist("take a failed part", hold).await {
-            None => Err(Fate::Requeue),
+        match self.ledger.retry_until_stopped("take a failed part", hold).await {
+            None => Err(Settlement::Requeue),
             Some(Hold::Taken(failure)) => Ok(*failure),
             Some(Hold::Held(until)) => {
                 let later = envelope.clone().due_at(until);
@@ -170,6 +171,20 @@ impl Core {
         }
     }
 
+    /// Writes how the run for a part ended. Whether that is safe.
+    pub(super) async fn end_part(&self, id: &str, end: &ItemEnd, at: Time) -> bool {
+        let write = || self.ledger.end_item(id.to_owned(), end.clone(), at);
+        self.ledger.retry_until_stopped("write what became of a failed part", write).await.is_some()
+    }
+
+    /// Gives a part up until its job comes again, due at `due`. Whether that is safe.
+    pub(super) async fn postpone_part(&self, id: &str, due: Time) -> bool {
+        let write = || self.ledger.put_off_item(id.to_owned(), due + PATIENCE);
+        self.ledger.retry_until_stopped("put a failed part off", write).await.is_some()
+    }
+}
+
+impl Catalog {
     /// What a run for a failed part comes to, by the settings of the part's kind. `None` when it is only put off.
     pub(super) fn settle_part(
         &self,
@@ -181,18 +196,6 @@ impl Core {
         let own = self.kind(&failure.kind);
         let settings = own.as_deref().unwrap_or(of_job);
         settings.policies.settle(failure, outcome, &settings.retry, at)
-    }
-
-    /// Writes how the run for a part ended. Whether that is safe.
-    pub(super) async fn end_part(&self, id: &str, end: &ItemEnd, at: Time) -> bool {
-        let write = || self.ledger.end_item(id.to_owned(), end.clone(), at);
-        self.insist("write what became of a failed part", write).await.is_some()
-    }
-
-    /// Gives a part up until its job comes again, due at `due`. Whether that is safe.
-    pub(super) async fn put_part_off(&self, id: &str, due: Time) -> bool {
-        let write = || self.ledger.put_off_item(id.to_owned(), due + PATIENCE);
-        self.insist("put a failed part off", write).await.is_some()
     }
 }
 

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use roundelay_config::CatchUpSettings;
 use roundelay_config::Config;
 use roundelay_config::change::{Change, compare};
 use roundelay_ledger::{ChainFilter, Cursor, LedgerError, ListFilter, Listed};
@@ -17,10 +18,28 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::companion::Companion;
-use super::moves::{Mover, Replanned};
-use super::topology_guard;
-use crate::core::Core;
+use crate::catalog::Catalog;
+use crate::catalog::shared;
+use crate::chores::Chores;
+use crate::companion::Companion;
+use crate::orders::Orders;
+use crate::patient::PatientLedger;
+use crate::publishing::Publishing;
+use crate::reschedule::{Replanned, Rescheduler};
+use crate::throttle::Throttles;
+use crate::topology_guard;
+
+/// What the task needs of the worker.
+#[derive(Clone)]
+pub(crate) struct Needs {
+    pub(crate) ledger: PatientLedger,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) publishing: Arc<Publishing>,
+    pub(crate) catch_up: CatchUpSettings,
+    pub(crate) throttles: Throttles,
+    pub(crate) orders: Arc<Orders>,
+    pub(crate) chores: Option<Arc<Chores>>,
+}
 
 /// Chains looked at in one go.
 const PER_PAGE: u32 = 1_000;
@@ -29,7 +48,7 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 /// Takes over configurations as they come, until `shutdown`.
 pub async fn run(
-    core: Arc<Core>,
+    needs: Needs,
     companions: Arc<Vec<Box<dyn Companion>>>,
     mut current: Config,
     mut fresh: mpsc::Receiver<Config>,
@@ -47,21 +66,21 @@ pub async fn run(
                         current.kinds.clone_from(&change.kinds);
                         current.throttles.extend(change.throttles.clone());
                         current.encryption = next.encryption;
-                        core.dispatch.sealing.take_over(current.encryption.clone());
-                        take_over(&core, change);
-                        core.orders.take_over(current.clone());
-                        if let Some(chores) = &core.chores {
+                        needs.publishing.dispatch.sealing.take_over(current.encryption.clone());
+                        take_over(&needs, change);
+                        needs.orders.take_over(current.clone());
+                        if let Some(chores) = &needs.chores {
                             chores.take_over(current.clone());
                         }
                         for companion in &*companions {
                             companion.reloaded(&current);
                         }
-                        tell_sealing(&core, current.encryption.seal().is_some()).await;
+                        tell_sealing(&needs, current.encryption.seal().is_some()).await;
                     }
-                    // Nobody will send any more.
+                    // The sender is gone.
                     None => std::future::pending().await,
                 },
-                () = follow(&core, &moving), if !moving.is_empty() => moving.clear(),
+                () = follow(&needs, &moving), if !moving.is_empty() => moving.clear(),
             }
         }
     };
@@ -72,16 +91,16 @@ pub async fn run(
     }
 }
 
-/// Whoever enrolls from now on sees whether he has to seal.
-async fn tell_sealing(core: &Core, sealed: bool) {
-    if let Err(error) = topology_guard::note_sealing(&*core.ledger, sealed).await {
+/// Notes in the ledger whether programs that enroll have to seal.
+async fn tell_sealing(needs: &Needs, sealed: bool) {
+    if let Err(error) = topology_guard::note_sealing(&*needs.ledger, sealed).await {
         tracing::warn!(%error, sealed, "failed to note in the ledger whether payloads are sealed; SIGHUP tries again");
     }
 }
 
-fn take_over(core: &Core, change: Change) {
+fn take_over(needs: &Needs, change: Change) {
     let Change { kinds, changed, moved, throttles, keys, fixed } = change;
-    core.throttles.take_over(&throttles);
+    needs.throttles.take_over(&throttles);
     let throttles: Vec<&String> = throttles.keys().collect();
     for setting in &fixed {
         tracing::warn!(
@@ -89,22 +108,22 @@ fn take_over(core: &Core, change: Change) {
             "this has changed in the configuration, and stays as it was until the worker is started again"
         );
     }
-    let mut current = core.kinds.write();
+    let mut current = needs.catalog.kinds.write();
     // The engine's own kinds stay.
     let mut next = BTreeMap::clone(&current);
-    next.extend(super::shared(kinds));
+    next.extend(shared(kinds));
     *current = Arc::new(next);
     drop(current);
     tracing::info!(?changed, rescheduled = ?moved, ?throttles, keys, "the configuration was read again");
 }
 
 /// Moves the chains of these kinds to where their schedules have them. What goes wrong is tried again.
-async fn follow(core: &Core, kinds: &BTreeSet<String>) {
+async fn follow(needs: &Needs, kinds: &BTreeSet<String>) {
     for kind in kinds {
-        let schedule = core.kind(kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
+        let schedule = needs.catalog.kind(kind).and_then(|kind| Some(kind.recurrence.as_ref()?.schedule.clone()));
         let Some(schedule) = schedule else { continue };
         loop {
-            match follow_kind(core, kind, &schedule).await {
+            match follow_kind(needs, kind, &schedule).await {
                 Ok(moved) => {
                     tracing::info!(kind, moved, schedule = %schedule, "sleeping chains follow the new schedule");
                     break;
@@ -119,13 +138,13 @@ async fn follow(core: &Core, kinds: &BTreeSet<String>) {
 }
 
 /// Answers how many chains this worker has moved.
-async fn follow_kind(core: &Core, kind: &str, schedule: &Schedule) -> Result<u64, LedgerError> {
-    let mover = Mover::of(core);
+async fn follow_kind(needs: &Needs, kind: &str, schedule: &Schedule) -> Result<u64, LedgerError> {
+    let mover = Rescheduler::of(&needs.publishing, needs.catch_up.slack);
     let (mut moved, mut after, mut running) = (0, None::<Cursor>, Vec::new());
     loop {
         let filter =
             ListFilter { which: ChainFilter { kind: Some(kind.into()), ..ChainFilter::default() }, condition: None };
-        let page = core.ledger.list(filter, after, PER_PAGE).await?;
+        let page = needs.ledger.list(filter, after, PER_PAGE).await?;
         moved += replan(&mover, &page, schedule, &mut running).await?;
         let full = page.len() == PER_PAGE as usize;
         after = page.last().map(|last| (last.hint.kind.clone(), last.hint.key.clone()));
@@ -139,7 +158,7 @@ async fn follow_kind(core: &Core, kind: &str, schedule: &Schedule) -> Result<u64
 
 /// Those that are to be looked at again go to `running`, with their ticks.
 async fn replan(
-    mover: &Mover,
+    mover: &Rescheduler,
     page: &[Listed],
     schedule: &Schedule,
     running: &mut Vec<(String, Option<i64>)>,

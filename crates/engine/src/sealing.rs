@@ -7,7 +7,7 @@
 //! ```
 //!
 //! In this process envelopes are plain. They are sealed when they are written as bytes, and opened where a
-//! [`Job`](roundelay_model::job::Job) is made of them, or somebody looks; in between, a sealed one is handed on as it is. Messages of
+//! [`Job`](roundelay_model::job::Job) is made of them, or a person looks at them; in between, a sealed one is handed on as it is. Messages of
 //! other publishers arrive plain, and are sealed with whatever of them the engine writes.
 //!
 //! What does not open is put off: it costs no attempt and holds nothing up, and it runs when there is a key for it.
@@ -20,20 +20,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::RwLock;
 use roundelay_config::Config;
-use roundelay_ledger::{KeptJob, Ledger, LedgerError, StoredText, TextColumn, TextReplacement};
+use roundelay_ledger::{Ledger, LedgerError, StoredText, TextColumn, TextReplacement};
 use roundelay_model::clock::Time;
 use roundelay_model::encryption::{Field, Form, Keyring, Place, Unopened, form, has_the_form, is_sealed};
-use roundelay_model::job::{BadMessage, Envelope, Sealed};
-use roundelay_model::outcome::{Decision, Verdict};
-use roundelay_model::reason::{Class, Reason};
+use roundelay_model::job::{Envelope, Sealed};
 use serde_json::Value;
-
-use super::attempt::Claimed;
-use super::pipeline::Fate;
-use crate::core::Core;
-use crate::queue::QueueRun;
-use crate::telemetry::Count as Counted;
-use crate::trace::Run;
 
 /// What does not open is looked at again after this long,
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
@@ -66,7 +57,7 @@ impl Sealing {
 }
 
 /// How long what could not be opened since `since` is left alone (pure).
-fn wait(since: Time, now: Time) -> Duration {
+pub(crate) fn wait(since: Time, now: Time) -> Duration {
     now.since(since).clamp(SHORTEST_WAIT, LONGEST_WAIT)
 }
 
@@ -80,7 +71,7 @@ pub fn sealed<'e>(keys: &Keyring, envelope: &'e Envelope) -> Cow<'e, Envelope> {
     if keys.seal().is_none() || envelope.payload.is_null() || envelope.order().is_some() {
         return Cow::Borrowed(envelope);
     }
-    // The handler of a chain gets what the ledger has: what its message says beside is nothing that anybody reads.
+    // The handler of a chain gets what the ledger has: the payload in its message is never read.
     let chained = envelope.chain.is_some();
     let text = (!chained).then(|| keys.sealed(place_of(envelope), envelope.payload.to_string()));
     // Field by field, so that the payload is not copied first.
@@ -106,7 +97,7 @@ pub fn sealed<'e>(keys: &Keyring, envelope: &'e Envelope) -> Cow<'e, Envelope> {
     })
 }
 
-/// The message body of an envelope, sealed likewise.
+/// The message body of an envelope, sealed in the same way.
 pub fn encode(keys: &Keyring, envelope: &Envelope) -> Vec<u8> {
     sealed(keys, envelope).encode()
 }
@@ -122,7 +113,7 @@ pub fn open(keys: &Keyring, envelope: &mut Envelope) -> Result<(), Unopened> {
     Ok(())
 }
 
-/// Refuses the payload of a job, or of an order, that is plain where that is not taken: whoever can publish, or write
+/// Refuses the payload of a job, or of an order, that is plain where that is not taken: any program that can publish, or write
 /// the ledger, may have put it there. A chain's message has none that counts.
 ///
 /// # Errors
@@ -180,83 +171,6 @@ pub(super) fn payload(keys: &Keyring, (kind, key): (&str, &str), text: String) -
     (keys.sealed(place, text), others)
 }
 
-impl Core {
-    /// The keys that count now.
-    pub(super) fn keys(&self) -> Arc<Keyring> {
-        self.dispatch.sealing.keys()
-    }
-
-    /// What a claimed tick's handler gets, and what the run before has handed on. Or what becomes of the tick when they
-    /// do not open.
-    pub(super) fn contents(&self, claimed: &Claimed<'_>) -> Result<(Value, Value), Box<Decision>> {
-        let Claimed { envelope, grant, .. } = claimed;
-        let keys = self.keys();
-        let open = |field, what: &str, text: &str| {
-            let opened = keys.opened(Place::new(field, &envelope.kind, &envelope.key), text);
-            opened.map(|text| serde_json::from_str(&text).unwrap_or(Value::Null)).map_err(|why| {
-                let due = grant.at + wait(grant.nominal, grant.at);
-                Box::new(Decision::put_off(due, Reason::new(Class::Sealed, format!("{what} {why}"))))
-            })
-        };
-        let carry = match &grant.carry {
-            Some(carry) => open(Field::Carry, "what was handed on", carry)?,
-            None => Value::Null,
-        };
-        Ok((open(Field::Payload, "its payload", &grant.payload)?, carry))
-    }
-
-    /// A job that is kept in the ledger, to be sent; nothing when it cannot be. One that is plain where that is not
-    /// taken is set aside: sent, it would be sealed.
-    pub(super) async fn kept(&self, job: &KeptJob) -> Option<Envelope> {
-        let number = job.number;
-        let envelope = match Envelope::decode(&job.body) {
-            Ok(envelope) => envelope.read_at(&self.ledger.calendar()),
-            Err(bad) => {
-                if self.telemetry.notices.begins("kept jobs that cannot be read") {
-                    tracing::error!(number, %bad, "a job kept in the ledger cannot be read");
-                }
-                return None;
-            }
-        };
-        let Err(why) = check(&self.keys(), &envelope) else { return Some(envelope) };
-        let Some(id) = envelope.id.clone() else {
-            if self.telemetry.notices.begins("kept jobs that have no id") {
-                tracing::error!(number, %why, "a job kept in the ledger has no id, and stays there: its payload cannot be used");
-            }
-            return None;
-        };
-        let reason = BadMessage::Sealed(why).to_string();
-        if self.telemetry.notices.begins("kept jobs that cannot be used") {
-            let Envelope { kind, key, .. } = &envelope;
-            tracing::warn!(number, kind, key, reason, "quarantined: it was kept in the ledger");
-        }
-        self.telemetry.count(Counted::Quarantined);
-        let body = set_aside(&self.keys(), &Bytes::copy_from_slice(&job.body)).to_vec();
-        let from = envelope.queue.unwrap_or_default();
-        let now = self.ledger.now();
-        if let Err(error) = self.ledger.quarantine(from, reason, body, Some(id), now).await
-            && self.telemetry.notices.begins("kept jobs that the quarantine did not take")
-        {
-            tracing::warn!(number, %error, "the quarantine could not be reached; the job stays where it is");
-        }
-        None
-    }
-
-    /// Puts a job off that does not open.
-    pub(super) async fn put_off_sealed(&self, mut envelope: Envelope, queue: &QueueRun, why: &Unopened) -> Fate {
-        let now = self.ledger.now();
-        if let Some(sealed) = &mut envelope.sealed {
-            // Whoever published it may have written anything.
-            let since = sealed.since.unwrap_or(now).min(now);
-            sealed.since = Some(since);
-            (envelope.due, envelope.clock) = (Some(now + wait(since, now)), Some(0));
-        }
-        let reason = Reason::new(Class::Sealed, format!("its payload {why}"));
-        self.says_no(&envelope, queue, Verdict::Snoozed, reason, &Run::default());
-        self.send_job(&envelope, &queue.name, now, &Run::default()).await
-    }
-}
-
 /// Texts of one sort and form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
@@ -280,11 +194,11 @@ pub struct Inventory {
 pub enum Mode {
     /// Only to count them.
     Look,
-    /// To write them anew as those are written now, unless somebody else has just changed them.
+    /// To write them anew as those are written now, unless another process has just changed them.
     Rewrite,
 }
 
-/// Counts the texts of a ledger, and opens them to see whether they do; at most so many of each sort. What is written
+/// Counts the texts of a ledger, and opens them to see whether they do; at most `most` of each sort. What is written
 /// anew is counted as it is then. `progress` is told of each page how many texts it had.
 ///
 /// # Errors
@@ -327,7 +241,7 @@ pub async fn take_stock(
             let done = ledger.replace_texts(shelf, changes).await?;
             for (name, done) in names.into_iter().zip(done) {
                 inventory.written += u64::from(done);
-                // What somebody else has changed meanwhile is as that one writes it, and is counted as it was.
+                // A text that another process has changed meanwhile is as that process writes it, and is counted as it was.
                 let name = if done { keys.seal().map(Into::into) } else { name };
                 inventory.counts.entry((shelf, name)).or_default().texts += 1;
             }
@@ -453,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_much_too_large_for_a_job_is_set_aside_as_it_is() {
+    fn bodies_too_large_for_a_job_are_quarantined_unsealed() {
         let body = Bytes::from(vec![b'x'; MOST_SEALED + 1]);
         assert_eq!(set_aside(&one(), &body), body);
     }
@@ -467,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_what_is_set_aside() {
+    fn quarantined_bodies_are_sealed() {
         let keys = one();
         let hint = br#"{"v":1,"kind":"k","key":"x","chain":{"ledger":"l","epoch":1,"tick":1}}"#;
         let large = format!("\"{}\"", "canary".repeat(200_000));
@@ -493,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_open_waits_twice_as_long_each_time() {
+    fn unopened_payload_waits_twice_as_long_each_time() {
         let at = Time::from_millis;
         for (millis, secs) in [(-5, 1), (0, 1), (900, 1), (2_000, 2), (60_000, 60), (300_000, 300), (9_000_000, 300)] {
             assert_eq!(wait(at(1_000_000), at(1_000_000 + millis)), Duration::from_secs(secs), "{millis}");
@@ -501,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_texts_and_what_they_would_be_now() {
+    fn texts_are_sealed_anew_as_they_would_be_now() {
         let (one, both) = (one(), ring("seal = 'two'\nkeys = { one = 'KEY1', two = 'KEY2' }"));
         let (two, off) = (ring("seal = 'two'\nkeys = { two = 'KEY2' }"), ring("keys = { one = 'KEY1', two = 'KEY2' }"));
         let text = |text: &[u8]| StoredText { number: 1, kind: "sync".into(), key: "app".into(), text: text.to_vec() };

@@ -1,11 +1,11 @@
 //! Sees to it that all workers of a ledger agree on where its messages live.
 //!
 //! Two deployments that share a ledger and differ in their prefix or their queues would send each
-//! other's chains where nobody looks for them. So the ledger remembers prefix and platform queues;
-//! who brings more queues adds them, and whoever lacks some, or uses another prefix, is refused.
+//! other's chains where no worker looks for them. So the ledger remembers prefix and platform queues;
+//! a worker with more queues adds them, and one that lacks some, or uses another prefix, is refused.
 //! Rungs may differ: every worker declares those that it uses.
 //!
-//! It also remembers whether workers seal payloads, so that nobody enrolls in the clear what is to lie sealed.
+//! It also remembers whether workers seal payloads, so that nothing is enrolled in the clear that is to lie sealed.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use roundelay_config::Config;
 use roundelay_ledger::{Ledger, LedgerError};
 use serde::{Deserialize, Serialize};
 
-use crate::connections::StartError;
+use crate::error::StartError;
 
 /// What the ledger remembers, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

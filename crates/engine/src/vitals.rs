@@ -3,11 +3,11 @@
 //! A worker holds one lease for all its runs: a session in the ledger (see [`roundelay_ledger::Sessions`]). About once a
 //! second it says that it lives, and looks at the others. A worker that could not say so for its lease ends its runs
 //! *before* others may take them: its own count begins when it asked, theirs when they saw the answer. All of that
-//! is counted by clocks that nobody sets.
+//! is counted by clocks that cannot be set.
 //!
 //! A session is over for good. A worker whose session has lapsed, or was ended by others, begins another.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,29 +16,18 @@ use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use roundelay_ledger::{ClaimId, LedgerError, Session};
+use roundelay_ledger::ClaimId;
 use roundelay_model::clock::instant;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
-
-use super::life::Point;
-use crate::core::Core;
-use crate::telemetry::Count;
-
-/// How often a worker says that it lives, and looks at the others.
-const PERIOD: Duration = Duration::from_secs(1);
-/// After so many of these it looks whether its claims still hold: an operator may have begun chains anew.
-const CLAIMS: u32 = 5;
-/// Claims that are looked at in one query.
-const PER_LOOK: usize = 1_000;
 
 /// A session of this worker.
 pub struct Term {
-    session: i64,
-    /// On this worker's clock, by [`instant`], counted from when it last asked, so no later than anybody else's.
-    ends: Mutex<Instant>,
-    over: CancellationToken,
+    pub(super) session: i64,
+    /// On this worker's clock, by [`instant`], counted from when it last asked, so never later than on another worker's.
+    pub(super) ends: Mutex<Instant>,
+    pub(super) over: CancellationToken,
 }
 
 impl Term {
@@ -54,21 +43,21 @@ impl Term {
 
 /// The lease of one worker, and the claims that hang on it.
 pub struct Vitals {
-    length: Duration,
+    pub(super) length: Duration,
     term: Mutex<Option<Arc<Term>>>,
     /// Wakes in the order of waiting, so that a simulation, which has one thread, tells the same each time: Tokio's `watch`
     /// wakes by dice of its own.
-    begun: Notify,
+    pub(super) begun: Notify,
     claims: Mutex<BTreeMap<i64, Arc<Claimed>>>,
 }
 
 /// A claim of this worker.
-struct Claimed {
-    claim: ClaimId,
-    session: i64,
-    lost: CancellationToken,
+pub(super) struct Claimed {
+    pub(super) claim: ClaimId,
+    pub(super) session: i64,
+    pub(super) lost: CancellationToken,
     /// Its finish has been asked for.
-    finishes: AtomicBool,
+    pub(super) finishes: AtomicBool,
 }
 
 /// A claim, as long as it is held here.
@@ -117,7 +106,7 @@ impl Vitals {
 
     /// The ledger has heard what this worker said at `asked`. If the answer took long, the session had lapsed meanwhile, and
     /// what waits for one has to hear that it goes on.
-    fn renewed(&self, term: &Term, asked: Instant) {
+    pub(super) fn renewed(&self, term: &Term, asked: Instant) {
         *term.ends() = asked + self.length;
         self.begun.notify_waiters();
     }
@@ -132,36 +121,36 @@ impl Vitals {
         self.length / 10
     }
 
-    fn has_lapsed(&self, term: &Term) -> bool {
+    pub(super) fn has_lapsed(&self, term: &Term) -> bool {
         term.over.is_cancelled() || instant() + self.margin() >= *term.ends()
     }
 
-    fn claims(&self) -> MutexGuard<'_, BTreeMap<i64, Arc<Claimed>>> {
+    pub(super) fn claims(&self) -> MutexGuard<'_, BTreeMap<i64, Arc<Claimed>>> {
         self.claims.lock()
     }
 
     /// Whether a run of this session has not come to its end here. What is left of one that has is to write it.
-    fn runs(&self, session: i64) -> bool {
+    pub(super) fn runs(&self, session: i64) -> bool {
         self.claims().values().any(|claimed| claimed.session == session && !claimed.finishes.load(Ordering::Relaxed))
     }
 
     /// The session that goes on, if it does.
-    fn current(&self) -> Option<Arc<Term>> {
+    pub(super) fn current(&self) -> Option<Arc<Term>> {
         self.last().filter(|term| !self.has_lapsed(term))
     }
 
     /// The session that was begun last, whether or not it goes on.
-    fn last(&self) -> Option<Arc<Term>> {
+    pub(super) fn last(&self) -> Option<Arc<Term>> {
         self.terms().clone()
     }
 
-    fn terms(&self) -> MutexGuard<'_, Option<Arc<Term>>> {
+    pub(super) fn terms(&self) -> MutexGuard<'_, Option<Arc<Term>>> {
         self.term.lock()
     }
 }
 
 impl Lease<'_> {
-    /// From now on its finish is on the way: that nobody holds it any more then is no loss, and if somebody else
+    /// From now on its finish is on the way: a claim that is not held any more then is no loss, and if another worker
     /// does, the answer to the finish says so.
     pub fn finishes(&self) {
         self.claimed.finishes.store(true, Ordering::Relaxed);
@@ -200,199 +189,15 @@ impl Drop for Lease<'_> {
     }
 }
 
-/// What is known of the other sessions (pure).
-///
-/// A session is dead when the operating system says that its process has ended, or when the ledger has not heard of it
-/// for its lease. Its worker counts that from when it asked, and so from before the beat that is seen here. So it has
-/// ended its runs by then, also if this worker stood still itself or nobody could reach the ledger.
-#[derive(Debug, Default)]
-struct Others {
-    /// Their last beats, and since when these are known.
-    seen: BTreeMap<i64, (i64, Instant)>,
-    /// Of those that were dead at the last look, the ones whose processes have surely ended.
-    gone: BTreeSet<i64>,
-}
-
-impl Others {
-    /// They were looked at. Answers those that are dead, with their beats.
-    fn look(&mut self, (asked, answered): (Instant, Instant), others: &[Session]) -> Vec<(i64, i64)> {
-        let before = std::mem::take(&mut self.seen);
-        self.gone = others.iter().filter(|other| other.gone).map(|other| other.session).collect();
-        let mut dead = Vec::new();
-        for other in others {
-            let known = before.get(&other.session).filter(|known| known.0 == other.beat);
-            let since = known.map_or(answered, |known| known.1);
-            self.seen.insert(other.session, (other.beat, since));
-            let silent = asked.saturating_duration_since(since) >= other.lease;
-            if other.gone || silent {
-                dead.push((other.session, other.beat));
-            }
-        }
-        dead
-    }
-
-    /// Those that are known.
-    fn sessions(&self) -> BTreeSet<i64> {
-        self.seen.keys().copied().collect()
-    }
-}
-
-/// Begins a session, ends those of workers that are known to be dead, and answers with what is to be kept up.
-///
-/// # Errors
-/// When the ledger does not answer.
-pub async fn begin(core: &Core) -> Result<Keeper, LedgerError> {
-    let mut keeper = Keeper { others: Others::default(), nth: 0, before: Vec::new() };
-    keeper.begin(core).await?;
-    keeper.beat(core).await?;
-    Ok(keeper)
-}
-
-/// Keeps the lease.
-pub struct Keeper {
-    others: Others,
-    nth: u32,
-    /// Sessions of this worker that are not kept up any more.
-    before: Vec<i64>,
-}
-
-impl Keeper {
-    async fn begin(&mut self, core: &Core) -> Result<(), LedgerError> {
-        let vitals = &core.vitals;
-        let before = vitals.terms().take();
-        if let Some(before) = before {
-            // What it still held ends now.
-            before.over.cancel();
-            self.before.push(before.session);
-        }
-        let asked = instant();
-        let session = core.ledger.begin_session(core.worker.to_string(), vitals.length).await?;
-        core.life.reached(Point::SessionBegun).await;
-        let term = Term { session, ends: Mutex::new(asked + vitals.length), over: CancellationToken::new() };
-        *vitals.terms() = Some(Arc::new(term));
-        vitals.begun.notify_waiters();
-        Ok(())
-    }
-
-    /// Ends the sessions whose runs have all ended, so that nobody waits for their leases.
-    async fn end_before(&mut self, core: &Core) -> Result<(), LedgerError> {
-        while let Some(session) = self.before.iter().copied().find(|session| !core.vitals.runs(*session)) {
-            core.ledger.end_session(session).await?;
-            self.before.retain(|before| *before != session);
-            // A claim for it whose answer was lost is nobody's now.
-            core.orphaned.notify_one();
-        }
-        Ok(())
-    }
-
-    /// Says that this worker lives, and ends the sessions of those that do not.
-    async fn beat(&mut self, core: &Core) -> Result<(), LedgerError> {
-        let mut dead = Vec::new();
-        self.end_before(core).await?;
-        loop {
-            let Some(term) = core.vitals.current() else {
-                if core.vitals.last().is_some() {
-                    core.telemetry.count(Count::LeaseLost);
-                    tracing::warn!(
-                        "this worker could not say in time that it lives; what it ran was ended, and runs again"
-                    );
-                }
-                return self.begin(core).await;
-            };
-            // That this machine was suspended ends its own lease, and says nothing about others.
-            let (asked, looked) = (instant(), Instant::now());
-            let beat = core.ledger.beat(term.session, std::mem::take(&mut dead)).await?;
-            core.life.reached(Point::Renewed).await;
-            if !beat.alive {
-                core.telemetry.count(Count::LeaseLost);
-                tracing::warn!("others have taken this worker for dead; what it ran was ended, and runs again");
-                return self.begin(core).await;
-            }
-            core.vitals.renewed(&term, asked);
-            if !beat.ended.is_empty() {
-                core.life.reached(Point::OthersEnded).await;
-            }
-            // The broker gives to others what one had in hand whose process has ended.
-            let gone = |session: &i64| self.others.gone.contains(session);
-            if !beat.ended.iter().all(gone) {
-                core.silent.store(true, Ordering::Relaxed);
-            }
-            let before = self.others.sessions();
-            dead = self.others.look((looked, Instant::now()), &beat.others);
-            for session in &beat.ended {
-                tracing::warn!(session, "a worker has ended or stands still; others run what it has left");
-            }
-            if !beat.ended.is_empty() || !before.is_subset(&self.others.sessions()) {
-                core.orphaned.notify_one();
-            }
-            if dead.is_empty() {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Until the engine ends.
-    pub async fn keep(mut self, core: Arc<Core>) {
-        loop {
-            sleep(PERIOD.min(core.vitals.length / 6)).await;
-            match timeout(core.vitals.length / 3, self.beat(&core)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::debug!(%error, "the ledger does not hear that this worker lives"),
-                Err(_) => tracing::debug!("the ledger does not hear that this worker lives: it does not answer"),
-            }
-            self.nth += 1;
-            if self.nth.is_multiple_of(CLAIMS) {
-                check(&core).await;
-            }
-        }
-    }
-}
-
-/// Ends the runs whose claims hold no more.
-async fn check(core: &Core) {
-    let claims: Vec<Arc<Claimed>> = core.vitals.claims().values().cloned().collect();
-    for claims in claims.chunks(PER_LOOK) {
-        let asked = claims.iter().map(|claimed| claimed.claim).collect();
-        let Ok(Ok(held)) = timeout(core.vitals.length / 3, core.ledger.hold(asked)).await else { return };
-        for (claimed, _) in claims.iter().zip(held).filter(|(_, held)| !held) {
-            let ClaimId { epoch, fence } = claimed.claim;
-            // Otherwise it has just finished, or is about to hear that it has.
-            if !claimed.finishes.load(Ordering::Relaxed) && core.vitals.claims().contains_key(&fence) {
-                core.telemetry.count(Count::LeaseLost);
-                if core.telemetry.notices.begins("claims that were lost") {
-                    tracing::warn!(
-                        epoch,
-                        fence,
-                        "a claim was lost: another worker has the tick, or its chain began anew"
-                    );
-                }
-                claimed.lost.cancel();
-            }
-        }
-    }
-}
-
-/// Ends the session in good order.
-pub async fn end(core: &Core) {
-    let Some(term) = core.vitals.last() else { return };
-    match timeout(core.vitals.length / 3, core.ledger.end_session(term.session)).await {
-        Ok(Ok(())) => core.life.reached(Point::SessionEnded).await,
-        Ok(Err(error)) => tracing::debug!(%error, "the ledger does not hear that this worker ends"),
-        Err(_) => tracing::debug!("the ledger does not hear that this worker ends: it does not answer"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use tokio::time::timeout;
 
-    fn other(session: i64, beat: i64, gone: bool) -> Session {
-        Session { session, worker: "w".into(), lease: Duration::from_secs(6), beat, gone }
-    }
+    use super::*;
 
     /// It was lost: messages stayed in the worker's hand for good, each waiting for a session.
     #[tokio::test(start_paused = true)]
-    async fn what_waits_for_a_session_hears_that_the_one_that_had_lapsed_goes_on() {
+    async fn waiters_for_a_session_wake_when_the_lapsed_session_goes_on() {
         let vitals = Arc::new(Vitals::new(Duration::from_secs(6)));
         let asked = Instant::now();
         let term =
@@ -408,58 +213,5 @@ mod tests {
         tokio::task::yield_now().await;
         vitals.renewed(&term, asked);
         assert_eq!(timeout(Duration::from_secs(1), waits).await.expect("it still waits").unwrap(), 1);
-    }
-
-    #[test]
-    fn a_table_of_workers_that_are_heard_of_and_of_those_that_are_not() {
-        let start = Instant::now();
-        let at = |secs: f64| start + Duration::from_secs_f64(secs);
-        // When it was looked (asked, answered), the beats of 1 and 2, whether 2 has surely ended, and who is dead.
-        type Look = ((f64, f64), (i64, i64), bool, &'static [i64]);
-        let tables: [(&str, &[Look]); 5] = [
-            (
-                "one falls silent, the other lives",
-                &[
-                    ((0.0, 0.1), (1, 1), false, &[]),
-                    ((2.0, 2.1), (1, 2), false, &[]),
-                    ((4.0, 4.1), (1, 4), false, &[]),
-                    ((6.0, 6.1), (1, 6), false, &[]),
-                    ((6.2, 6.3), (1, 6), false, &[1]),
-                ],
-            ),
-            ("its process has ended", &[((0.0, 0.1), (1, 1), true, &[2])]),
-            (
-                "it is heard of again just in time",
-                &[
-                    ((0.0, 0.1), (1, 1), false, &[]),
-                    ((3.0, 3.0), (1, 2), false, &[]),
-                    ((5.9, 5.9), (2, 3), false, &[]),
-                    ((8.0, 8.0), (2, 4), false, &[]),
-                    ((10.9, 10.9), (2, 5), false, &[]),
-                    ((11.9, 11.9), (2, 6), false, &[1]),
-                ],
-            ),
-            (
-                "who was not heard of while nobody looked has ended its runs, and who was lives",
-                &[((0.0, 0.1), (1, 1), false, &[]), ((40.0, 40.1), (1, 2), false, &[1])],
-            ),
-            (
-                "an answer that is long on its way says nothing of that time",
-                &[
-                    ((0.0, 5.0), (1, 1), false, &[]),
-                    ((6.0, 12.0), (1, 1), false, &[]),
-                    ((13.0, 13.0), (1, 2), false, &[1]),
-                ],
-            ),
-        ];
-        for (label, looks) in tables {
-            let mut others = Others::default();
-            for (n, ((asked, answered), beats, gone, expected)) in looks.iter().enumerate() {
-                let there = [other(1, beats.0, false), other(2, beats.1, *gone)];
-                let dead = others.look((at(*asked), at(*answered)), &there);
-                let dead: Vec<i64> = dead.into_iter().map(|(session, _)| session).collect();
-                assert_eq!(dead, *expected, "{label}, look {n}");
-            }
-        }
     }
 }

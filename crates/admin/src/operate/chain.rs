@@ -4,8 +4,8 @@ use std::fmt;
 
 use roundelay_config::Config;
 use roundelay_engine::enroll::{Enroller, RunOnce};
-use roundelay_engine::moves::Mover;
-use roundelay_engine::{Connections, moves};
+use roundelay_engine::reschedule::Rescheduler;
+use roundelay_engine::{Connections, reschedule};
 use roundelay_ledger::{ChainFilter, ChainOrder, ChainState, Ledger};
 use roundelay_model::job::RunNow;
 use serde_json::Value;
@@ -128,10 +128,10 @@ impl fmt::Display for Advanced {
 /// When there is no such chain, something stands in its way, or there is no ledger.
 pub async fn advance(config: &Config, connections: &Connections, kind: &str, key: &str) -> Result<Advanced> {
     config.kind(kind).map_err(OperateError::Unknown)?;
-    match Mover::new(config, connections).advance(kind, key).await? {
-        moves::Advance::Advanced { sent } => Ok(Advanced { name: format!("{kind} {key}"), sent }),
-        moves::Advance::NoChain => Err(no_chain(kind, key)),
-        moves::Advance::Refused(chain) => {
+    match Rescheduler::new(config, connections).advance(kind, key).await? {
+        reschedule::Advance::Advanced { sent } => Ok(Advanced { name: format!("{kind} {key}"), sent }),
+        reschedule::Advance::NoChain => Err(no_chain(kind, key)),
+        reschedule::Advance::Refused(chain) => {
             let ledger = &connections.ledger;
             let why = why_not_advanced(&chain, (ledger.now(), &ledger.calendar()));
             Err(OperateError::Refused(format!("{kind} {key}: {why}")))
@@ -150,7 +150,7 @@ pub async fn advance_all(config: &Config, connections: &Connections, which: Chai
              each other; filter further"
         )));
     }
-    Ok(Mover::new(config, connections).advance_all(which, MOST_ADVANCED).await?)
+    Ok(Rescheduler::new(config, connections).advance_all(which, MOST_ADVANCED).await?)
 }
 
 /// Runs a chain one time more, now, with `payload` in place of its own. Answers that it does, in words.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use roundelay_config::Config;
 use roundelay_engine::Connections;
-use roundelay_engine::retried::{Again, keep_again, send_again};
+use roundelay_engine::replay::{Again, keep_again, send_again};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use roundelay_config::{Config, OwnSchedule};
 use roundelay_engine::Connections;
-use roundelay_engine::moves::{Mover, Replanned};
+use roundelay_engine::reschedule::{Replanned, Rescheduler};
 use roundelay_ledger::{ChainState, ListFilter};
 use roundelay_model::calendar::At;
 use roundelay_model::schedule::{Rhythm, Schedule};
@@ -87,7 +87,7 @@ async fn follow(
     of_kind: &Schedule,
     wait: Duration,
 ) -> Result<Option<(At, String)>> {
-    let mover = Mover::new(config, connections);
+    let mover = Rescheduler::new(config, connections);
     let give_up = Instant::now() + wait;
     loop {
         let filter = ListFilter { which: one(kind, key), condition: None };

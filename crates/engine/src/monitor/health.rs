@@ -38,7 +38,7 @@ impl Part {
     }
 }
 
-/// The answer to whoever asks, as JSON.
+/// The answer to a request, as JSON.
 #[derive(Debug, Serialize, PartialEq, Eq)]
 pub struct Report {
     /// Whether all parts are.

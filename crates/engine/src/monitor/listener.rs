@@ -1,9 +1,9 @@
 //! The answers over HTTP: `/metrics`, `/healthz`, `/readyz`; and `/progress/…`, where runs report.
 //!
-//! None of them waits for anything. There is no authentication: whoever reaches the port may read. To
+//! None of them waits for anything. There is no authentication: every program that reaches the port may read. To
 //! report for a run, one must have been given its URL, which cannot be guessed.
 //!
-//! A page in somebody's browser reaches it too, by a name that is made to lead here. So a request must be for a host
+//! A page in a person's browser reaches it too, by a name that is made to lead here. So a request must be for a host
 //! that no such name can be: [`Names`].
 
 use std::collections::BTreeSet;
@@ -30,12 +30,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::Watch;
 use super::health::Report;
-use crate::connections::StartError;
+use crate::error::StartError;
 use crate::telemetry::text::CONTENT_TYPE;
 
 /// Enough for Prometheus, probes and the handlers of a worker's runs, and few of the files that it may have open.
 const BOUNDS: Bounds = Bounds { connections: 64, per_address: 32, patience: Duration::from_secs(5) };
-/// A report's body may have so many bytes, so that one that is too large is told so.
+/// A report's body may have this many bytes, so that one that is too large is told so.
 const MOST_BODY: usize = 16 * MAX_REPORT;
 
 /// An address that is listened on.
@@ -80,7 +80,7 @@ impl Listener {
         })
     }
 
-    /// What others reach it by, unless it listens on all addresses of the machine: then nobody here knows.
+    /// What others reach it by, unless it listens on all addresses of the machine: then the worker cannot know.
     pub fn base(&self) -> Option<String> {
         (!self.address.ip().is_unspecified()).then(|| format!("http://{}", self.address))
     }
@@ -121,7 +121,7 @@ async fn metrics(State(watch): State<Arc<Watch>>) -> Response {
 /// Takes what a run reports of itself.
 async fn progress(State(watch): State<Arc<Watch>>, Path(token): Path<String>, body: Body) -> Response {
     let gone = || (StatusCode::NOT_FOUND, "this run has ended, or was never here\n").into_response();
-    // Whoever has no run's URL is not listened to for long.
+    // A client without a run's URL is not listened to for long.
     if !watch.desk.knows(&token) {
         return gone();
     }

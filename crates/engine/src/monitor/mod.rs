@@ -5,7 +5,7 @@
 //! - [`stuck`]: why a chain that is due does not run, for `roundelay status` (pure).
 //!
 //! The ledger's figures are asked for by a task of their own, with a time limit, and broker and
-//! connection are looked at when somebody asks. So whatever is stuck, the answer comes at once, and
+//! connection are looked at for each request. So whatever is stuck, the answer comes at once, and
 //! says since when nothing has been heard of what is stuck.
 
 mod health;
@@ -28,8 +28,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::companion::{Companion, Handle, Task};
-use crate::connections::{Connections, StartError};
+use crate::connections::Connections;
 use crate::desk::Desk;
+use crate::error::StartError;
 use crate::overslept;
 use crate::overslept::Schedules;
 use crate::telemetry::Telemetry;
@@ -48,7 +49,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(25);
 /// After this without a round of questions, the task that asks is dead or stuck itself.
 const SILENT: Duration = Duration::from_secs(60);
-/// How often the broker is looked at when nobody asks, for the time since when it is away.
+/// How often the broker is looked at without a request, for the time since when it is away.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Watches the worker that it runs in, and answers at `worker.listen` those who ask.
@@ -115,7 +116,7 @@ struct Facts {
     started: Time,
     /// When a round of questions to the ledger last ended, well or not.
     asked: Time,
-    /// Likewise. Silence is measured by this: the ledger's clock may be set.
+    /// The same. Silence is measured by this: the ledger's clock may be set.
     asked_at: Instant,
     broken: Option<String>,
     engine: Part,

@@ -14,7 +14,7 @@ use roundelay_model::deaths::CLASS;
 
 use crate::overslept::{schedules, since};
 
-/// A look at a chain is late, and not just about to happen, after so many sweeps without it.
+/// A look at a chain is late, and not just about to happen, after this many sweeps without it.
 const SWEEPS: u32 = 3;
 
 /// What is wrong with a chain that sleeps for longer than it may.
@@ -35,7 +35,7 @@ pub enum Waiting<'a> {
     Away(&'a str),
     /// It does not tell about the chain's queue, because of this.
     Unknown(&'a str),
-    /// So many messages and consumers are on the chain's queue.
+    /// How many messages and consumers are on the chain's queue.
     Depth(Depth),
 }
 
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_what_chains_are_doing() {
+    fn chain_state_as_it_is_shown() {
         let config = "[queues.work]\n[kinds.sync]\nevery = \"1m\"\n[kinds.report]\n";
         let config = Config::parse(config, "r.toml", []).unwrap();
         let view = |change: fn(&mut ChainView)| {
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_reasons() {
+    fn stuck_chain_has_a_reason() {
         let config = "[queues.work]\n[kinds.sync]\nevery = \"1m\"\n[kinds.report]\n";
         let config = Config::parse(config, "r.toml", []).unwrap();
         let with = |change: fn(&mut LateChain)| {

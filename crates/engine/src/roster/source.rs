@@ -1,7 +1,7 @@
 //! Reads the list that a kind names in its configuration: keys, a file, a URL, or a query.
 //!
 //! Whatever goes wrong is told for a person, and without the password in a URL. A list that could
-//! not be read to its end is an error, so that nobody takes what is missing for what has left.
+//! not be read to its end is an error, so that missing rows are not taken for entities that have left.
 
 use std::fs::File;
 use std::io::Cursor;
@@ -30,7 +30,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// How long it may take to read all of it.
 const IN_ALL: Duration = Duration::from_secs(10 * 60);
 
-/// Reads all of `source` and hands its rows to `into`; ends early when nobody takes them any more.
+/// Reads all of `source` and hands its rows to `into`; ends early when the receiver is gone.
 ///
 /// # Errors
 /// Why it could not be read to its end.
@@ -166,7 +166,7 @@ fn by_type(declared: &str) -> Option<Format> {
 
 // ---- Queries ----
 
-/// Ends the query when nobody waits for it any more.
+/// Ends the query when the receiver is gone.
 struct Interrupt(InterruptHandle);
 
 impl Drop for Interrupt {

@@ -17,8 +17,10 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::{BadRow, Line, Places, Shape, source};
-use crate::connections::{Connections, StartError};
-use crate::enroll::{EnrollError, Enroller, Entity, Tally};
+use crate::connections::Connections;
+use crate::enroll::{Enroller, Entity, Tally};
+use crate::error::EnrollError;
+use crate::error::StartError;
 
 /// Rows enrolled in one transaction.
 const BATCH: usize = 1_000;

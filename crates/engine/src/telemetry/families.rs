@@ -135,7 +135,7 @@ pub struct Families {
     started_at: Seconds,
     /// Queues that the last census had: one that has lost its last chain drops out of the next.
     counted: Mutex<Vec<String>>,
-    /// Likewise, the windows of throttles, which an operator's order may change.
+    /// Replaces the windows of throttles, which an operator's order may change.
     windows: Mutex<Vec<ByWindow>>,
 }
 

@@ -160,7 +160,7 @@ impl KindFigures {
         figures
     }
 
-    /// A handler has run for so long.
+    /// A handler has run for this long.
     pub fn ran(&self, duration: Duration) {
         self.duration.observe(duration.as_secs_f64());
     }
@@ -188,7 +188,7 @@ impl KindFigures {
         self.left_out[1].inc_by(misfired.into());
     }
 
-    /// An attempt has ended after somebody else had claimed its tick.
+    /// An attempt has ended after another worker had claimed its tick.
     pub fn fenced(&self) {
         self.attempt(FENCED, Some(Class::Fenced)).inc();
     }
@@ -225,7 +225,7 @@ impl ThrottleFigures {
         }
     }
 
-    /// Somebody waits for a slot, as long as the answer lives.
+    /// A job waits for a slot until the returned value is dropped.
     pub fn wait(self: &Arc<Self>) -> Waiting {
         self.waiting.inc();
         Waiting { figures: self.clone(), since: Instant::now() }
@@ -251,7 +251,7 @@ pub struct SlotCounts {
     pub late: Counter,
     /// Those whose upstream wanted no calls when they opened.
     pub held: Counter,
-    /// Those that came back, and that nobody else took in time.
+    /// Slots that were handed back and not used in time.
     pub unused: Counter,
     /// Those that the worker's own gate has refused.
     pub refused: Counter,

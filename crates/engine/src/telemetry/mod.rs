@@ -70,15 +70,15 @@ pub enum Count {
     Retired,
     /// Ticks that wait for a batch.
     FannedOut,
-    /// Ticks that came too soon after another start, and jobs that nobody wants any more.
+    /// Ticks that came too soon after another start, and jobs that are not wanted any more.
     Dropped,
     /// Ticks that did not start for another reason of their schedule.
     Skipped,
     /// Runs that were ended because their time was up.
     Cut,
-    /// Runs whose lease somebody else took over.
+    /// Runs whose lease another worker took over.
     Fenced,
-    /// Leases that could not be renewed, because somebody else has the chain.
+    /// Leases that could not be renewed, because another worker has the chain.
     LeaseLost,
     /// Messages that came for a tick already past.
     Stale,
@@ -182,7 +182,7 @@ impl Telemetry {
         self.families.throttled(throttles);
     }
 
-    /// A message sets out on a delay of so many hops, as they are planned.
+    /// A message begins a delay that is planned to take this many hops.
     pub fn sets_out(&self, hops: u32) {
         self.families.hops.observe(f64::from(hops));
     }

@@ -7,13 +7,13 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-/// A cause that was not heard of for so long is over.
+/// A cause that has not occurred for this long is over.
 const QUIET: Duration = Duration::from_secs(15);
 /// The first pause between two lines about a cause; it doubles.
 const FIRST: Duration = Duration::from_secs(10);
 /// The longest.
 const LONGEST: Duration = Duration::from_secs(300);
-/// So many causes are told apart; the others are one.
+/// At most this many causes are distinguished; the others count as one.
 const MOST: usize = 200;
 /// Their name.
 const OTHERS: &str = "other causes";
@@ -65,7 +65,7 @@ impl Notices {
         self.begins_with(cause, 1)
     }
 
-    /// The same for a cause that concerns so many at once.
+    /// The same for a cause that occurs several times at once.
     pub fn begins_with(&self, cause: &str, times: usize) -> bool {
         self.note(cause, u64::try_from(times).unwrap_or(u64::MAX), Instant::now())
     }

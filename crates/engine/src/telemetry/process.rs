@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn a_file_that_is_opened_counts_and_so_does_the_time_that_is_taken() {
         let process = Process::default();
-        // Other tests of this process open and close files meanwhile; so many at once outweigh them.
+        // Other tests of this process open and close files meanwhile; this number outweighs them.
         let held: Vec<_> = (0..300).map(|_| fs::File::open("/proc/self/status").unwrap()).collect();
         process.look();
         let with = process.files.get();

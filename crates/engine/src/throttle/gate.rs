@@ -18,7 +18,7 @@ use roundelay_model::pacing::slots::Limits;
 
 /// Starts may follow each other by so much less than slots do: clocks run apart over a long window.
 const FASTER: f64 = 0.999;
-/// A start counts for so many cells, so that what slots may slip by is a fraction of a start.
+/// A start counts for this many cells, so that what slots may slip by is a fraction of a start.
 const CELLS: u32 = 64;
 /// No more keys are looked at again for being as good as new.
 const FEW: usize = 1_000;
@@ -93,7 +93,7 @@ mod tests {
 
     /// Slots as far apart as they are handed out, after a burst, each used at once or as late as may be.
     #[tokio::test(start_paused = true)]
-    async fn what_slots_allow_passes() {
+    async fn gate_lets_pass_what_slots_allow() {
         let s = Duration::from_secs;
         let table = [(5, s(1), 1, 1), (5, s(60), 1, 1), (5, s(60), 5, 1), (1, s(86_400), 1, 1), (1_000, s(1), 40, 1)];
         let table =

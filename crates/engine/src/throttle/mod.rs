@@ -1,20 +1,20 @@
-//! Pacing starts: so many in each window, whoever asks.
+//! Pacing starts: a limit for each window, for all workers together.
 //!
 //! One [`Throttle`] is shared by all queues that name it. Who waits stands in one line for each key,
-//! queues of higher priority first and then whoever is due first; [`roundelay_model::pacing::slots`] says when the next start
+//! queues of higher priority first, and then jobs that are due first; [`roundelay_model::pacing::slots`] says when the next start
 //! may happen. By default the ledger hands the slots out, for all workers; with `scope = "worker"`
 //! each worker counts for itself, by the same arithmetic.
 //!
-//! A slot is for now: whoever does not use it in time hands it on, or it is lost. It is had a little
+//! A slot is for now: a job that does not use its slot in time hands it on, or it is lost. It is had a little
 //! before it opens, so that what must be done before a start can be done meanwhile. While the ledger
-//! does not answer there are no slots, since starts that nobody counts get users banned.
+//! does not answer there are no slots, since starts that are not counted get users banned.
 
-mod attend;
-mod board;
 mod gate;
-mod line;
+mod orders_cache;
+mod refill;
 pub mod throttled;
 pub mod upstream;
+mod wait_queue;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
@@ -31,15 +31,15 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::telemetry::Telemetry;
 use crate::telemetry::figures::SlotCounts;
-use board::Board;
 use gate::Gate;
-use line::{Line, Rank};
+use orders_cache::OrdersCache;
+use wait_queue::{Rank, WaitQueue};
 
 /// Of the time in which a slot may be used, this part is left to a start's way to the upstream.
 const ON_THE_WAY: u32 = 4;
 /// A slot was handed out before a hold if it opens so much earlier than that ends: clocks are not all alike.
 const HANDED_OUT_AFTER: Duration = Duration::from_millis(200);
-/// Whoever is put off looks again after so long, since what holds him may be released.
+/// A job that is postponed looks again after this long, since the hold may be released.
 const LONGEST_WAIT: Duration = Duration::from_secs(5 * 60);
 /// No more of limits that nobody waits for are looked at again for being forgotten.
 const FEW: usize = 1_000;
@@ -48,7 +48,7 @@ const FEW: usize = 1_000;
 #[derive(Clone, Default)]
 pub struct Throttles {
     by_name: BTreeMap<String, Arc<Throttle>>,
-    board: Option<Arc<Board>>,
+    board: Option<Arc<OrdersCache>>,
 }
 
 impl Throttles {
@@ -65,7 +65,7 @@ impl Throttles {
         telemetry: &Telemetry,
         gated: bool,
     ) -> Self {
-        let board = Arc::new(Board::new(ledger.clone(), telemetry.notices.clone()));
+        let board = Arc::new(OrdersCache::new(ledger.clone(), telemetry.notices.clone()));
         let throttle = |(name, settings): (&String, &ThrottleSettings)| {
             let (ledger, counts) = (ledger.clone(), telemetry.slots(name));
             (name.clone(), Throttle::new(name, settings.clone(), ledger, board.clone(), counts, gated))
@@ -108,15 +108,15 @@ pub struct Throttle {
     /// The limits in force, as far as this worker has heard.
     limits: RwLock<Option<Arc<Limits>>>,
     ledger: Arc<dyn Ledger>,
-    board: Arc<Board>,
+    board: Arc<OrdersCache>,
     counts: SlotCounts,
     /// What it remembers, by key, when each worker counts for itself.
     own: Mutex<HashMap<String, State>>,
     began: Instant,
     latency: Mutex<Latency>,
     /// Who waits, by key.
-    lines: Mutex<HashMap<String, Arc<Line>>>,
-    /// By which this worker counts its starts apart from whoever hands slots out.
+    lines: Mutex<HashMap<String, Arc<WaitQueue>>>,
+    /// Counts this worker's starts, independently of the slots that the ledger hands out.
     gate: Mutex<Option<Arc<Gate>>>,
     gated: bool,
     this: Weak<Self>,
@@ -135,7 +135,7 @@ pub struct Want {
     pub probe: bool,
 }
 
-/// Leave to start when it opens. Dropped without being used, it goes to whoever is next.
+/// Leave to start when it opens. Dropped without being used, it goes to the next waiter.
 #[must_use]
 pub struct Slot {
     opens: Instant,
@@ -143,16 +143,16 @@ pub struct Slot {
     cost: u32,
     /// Whether the start is to try if the upstream works again.
     pub probe: bool,
-    /// Only somebody that tries may have it, besides.
+    /// Only a probe of a half-open breaker may have it.
     besides: bool,
     /// What it has to pass, and as which key.
     gate: Option<(Arc<Gate>, Arc<String>)>,
     /// Taken once the slot is used.
-    line: Option<Arc<Line>>,
+    line: Option<Arc<WaitQueue>>,
 }
 
 impl Slot {
-    fn of(mut self, line: Arc<Line>) -> Self {
+    fn of(mut self, line: Arc<WaitQueue>) -> Self {
         self.line = Some(line);
         self
     }
@@ -163,7 +163,7 @@ impl Slot {
         let in_time = Instant::now() <= self.expires;
         let gate = self.gate.take();
         let Some(line) = self.line.take() else { return in_time };
-        // What opened it was asked for before anybody spoke of a hold.
+        // The slot was asked for before there was a hold.
         let held = line.held_until().is_some_and(|until| until > self.opens + HANDED_OUT_AFTER);
         if held {
             line.counts().held.inc();
@@ -196,7 +196,7 @@ impl Throttle {
         name: &str,
         settings: ThrottleSettings,
         ledger: Arc<dyn Ledger>,
-        board: Arc<Board>,
+        board: Arc<OrdersCache>,
         counts: SlotCounts,
         gated: bool,
     ) -> Arc<Self> {
@@ -225,7 +225,7 @@ impl Throttle {
     fn take_over(&self, settings: ThrottleSettings) {
         *self.settings.write() = Arc::new(settings);
         self.note(None);
-        // Whoever waits by the old ones asks again by these.
+        // Jobs that wait by the old settings ask again by the new ones.
         self.lines().values().for_each(|line| line.hurry());
     }
 
@@ -261,7 +261,7 @@ impl Throttle {
         }
     }
 
-    /// Likewise, but for no longer than `patience`.
+    /// The same, but for no longer than `patience`.
     ///
     /// # Errors
     /// How long the wait takes about, as soon as that is known to be longer: see [`Throttle::wait_of`].
@@ -283,17 +283,17 @@ impl Throttle {
         slot.ok()
     }
 
-    /// Does something at the line of `key`, and has it served if nobody does so yet.
-    fn at_line<T>(&self, key: &str, act: impl FnOnce(&Line) -> (T, bool)) -> (Arc<Line>, T) {
+    /// Does something at the line of `key`, and has it served if no task does so yet.
+    fn at_line<T>(&self, key: &str, act: impl FnOnce(&WaitQueue) -> (T, bool)) -> (Arc<WaitQueue>, T) {
         let mut lines = self.lines();
         if lines.len() > FEW && lines.len().is_power_of_two() && !lines.contains_key(key) {
             lines.retain(|_, line| line.is_needed());
         }
-        let line = lines.entry(key.to_owned()).or_insert_with(|| Arc::new(Line::new(self.counts.clone()))).clone();
+        let line = lines.entry(key.to_owned()).or_insert_with(|| Arc::new(WaitQueue::new(self.counts.clone()))).clone();
         let (value, first) = act(&line);
         if first && let Some(this) = self.this.upgrade() {
             // Looked at again under the same lock before the task ends.
-            tokio::spawn(attend::keep_attending(this, key.to_owned(), line.clone()));
+            tokio::spawn(refill::keep_refilling(this, key.to_owned(), line.clone()));
         }
         (line, value)
     }
@@ -328,7 +328,7 @@ impl Throttle {
         self.lines().get(key).is_some_and(|line| line.held_until().is_some())
     }
 
-    /// Nothing of `key` starts for so long: at once in this worker, and when this returns in all of them.
+    /// Nothing of `key` starts for this long: at once in this worker, and when this returns in all of them.
     pub async fn hold(&self, key: &str, wait: Duration, why: &str) {
         let until = self.after(wait);
         let (_, told) = self.at_line(key, |line| {
@@ -341,11 +341,11 @@ impl Throttle {
         heard(told).await;
     }
 
-    /// So much of a budget of `key` remains, which is filled again after so long.
+    /// How much of a budget of `key` remains, and after how long the budget is filled again.
     async fn budget(&self, key: &str, remaining: u32, reset: Duration) {
         let enough = self.settings().budget.as_ref().and_then(|budget| budget.slow_below).unwrap_or(u32::MAX);
         let line = self.lines().get(key).cloned();
-        // A line that is not there any more has slowed nobody.
+        // A queue that does not exist any more has slowed no start.
         let news = line.map_or(remaining < enough, |line| line.wants_budget(remaining, enough));
         if news {
             if remaining == 0 {
@@ -360,7 +360,7 @@ impl Throttle {
         heard(self.at_line(key, |line| line.tell(word)).1).await;
     }
 
-    /// The time after so long, by this worker's clock: a word may wait for long until it can be told.
+    /// The time after this long, by this worker's clock: a word may wait for long until it can be told.
     fn after(&self, wait: Duration) -> Micros {
         self.here().saturating_add(i64::try_from(wait.as_micros()).unwrap_or(i64::MAX))
     }
@@ -384,7 +384,7 @@ impl Throttle {
         self.latency.lock()
     }
 
-    /// This worker's clock, which nobody sets. It never shows the beginning of time, which a throttle takes for never.
+    /// This worker's clock, which cannot be set. It never shows the beginning of time, which a throttle takes for never.
     fn here(&self) -> Micros {
         i64::try_from(self.began.elapsed().as_micros()).unwrap_or(i64::MAX - 1) + 1
     }
@@ -394,14 +394,14 @@ impl Throttle {
         self.ledger.now().as_millis() * 1_000
     }
 
-    fn lines(&self) -> MutexGuard<'_, HashMap<String, Arc<Line>>> {
+    fn lines(&self) -> MutexGuard<'_, HashMap<String, Arc<WaitQueue>>> {
         self.lines.lock()
     }
 }
 
 /// A place in a line, given up when it is dropped.
 struct Waits {
-    line: Arc<Line>,
+    line: Arc<WaitQueue>,
     rank: Rank,
 }
 
@@ -455,7 +455,7 @@ mod tests {
 
     fn throttle(settings: ThrottleSettings) -> Arc<Throttle> {
         let ledger = ledger();
-        let board = Arc::new(Board::new(ledger.clone(), Arc::default()));
+        let board = Arc::new(OrdersCache::new(ledger.clone(), Arc::default()));
         Throttle::new("t", settings, ledger, board, SlotCounts::default(), true)
     }
 
@@ -485,7 +485,7 @@ mod tests {
         let clock = Clock::starting_at(Time::from_millis(1_700_000_000_000));
         let ledger = SqliteLedger::open(&LedgerUrl::Sqlite(file.clone()), clock, &Entropy::seeded(1)).unwrap();
         let ledger: Arc<dyn Ledger> = Arc::new(ledger);
-        let board = Arc::new(Board::new(ledger.clone(), Arc::default()));
+        let board = Arc::new(OrdersCache::new(ledger.clone(), Arc::default()));
         let counts = SlotCounts::default();
         let throttle =
             Throttle::new("t", settings(5, 60, 1, ThrottleScope::Fleet), ledger, board, counts.clone(), true);
@@ -503,7 +503,7 @@ mod tests {
     /// Why governor is the gate of a throttle that a worker counts for itself, and does not hand its slots out: with a
     /// burst it either passes the limit or leaves most of it unused, and what costs more than the burst never starts.
     #[tokio::test(start_paused = true)]
-    async fn a_table_of_what_governor_alone_makes_of_five_per_minute_and_what_slots_make_of_it() {
+    async fn gate_compared_with_slots_at_five_per_minute() {
         let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
         let judge = |starts: &[i64]| (roundelay_model::pacing::windows::judge(starts, 5, minute).most, starts.len());
         let quota =
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn keys_have_lines_of_their_own_and_nothing_stays_of_them() {
+    async fn keys_have_wait_queues_of_their_own_that_are_removed_when_empty() {
         for throttle in both(1, 10, 1) {
             let start = Instant::now();
             let all = (0..500).map(|n| {
@@ -598,7 +598,7 @@ mod tests {
 
     /// Others can use the room that it would take meanwhile.
     #[tokio::test(start_paused = true)]
-    async fn whoever_cannot_have_a_slot_in_time_hears_so_at_once() {
+    async fn slot_that_comes_too_late_is_refused_at_once() {
         for throttle in both(1, 60, 1) {
             assert!(throttle.slot("k", want(0, 0)).await.start().await);
             tokio::time::sleep(Duration::from_secs(20)).await;
@@ -611,9 +611,9 @@ mod tests {
         }
     }
 
-    /// Whoever releases it, or allows more, need not be known to a worker in which nobody waits.
+    /// A release, or a higher limit, need not reach a worker in which no job waits.
     #[tokio::test(start_paused = true)]
-    async fn what_was_heard_of_a_key_is_not_believed_for_long() {
+    async fn answer_about_a_key_is_believed_only_briefly() {
         for throttle in both(1, 1, 1) {
             throttle
                 .tell("k", Word::Hold { until: throttle.after(Duration::from_secs(3_600)), why: "ban".into() })
@@ -638,7 +638,7 @@ mod tests {
 
     /// It has stood still for longer than its lease, and all that waits in it is overdue, so it would be the first to ask.
     #[tokio::test(start_paused = true)]
-    async fn a_worker_that_cannot_claim_takes_no_slot_and_still_says_what_it_has_heard() {
+    async fn worker_that_cannot_claim_takes_no_slot_and_still_sends_feedback() {
         let able = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let all = BTreeMap::from([("t".to_owned(), settings(1, 1, 1, ThrottleScope::Fleet))]);
         let ledger = ledger();
@@ -675,7 +675,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slot_handed_back_goes_to_the_next_and_one_kept_too_long_to_nobody() {
+    async fn slot_handed_back_goes_to_the_next_waiter_unless_it_has_expired() {
         for throttle in both(1, 10, 1) {
             let first = throttle.slot("", want(0, 0)).await;
             let start = Instant::now();
@@ -693,7 +693,7 @@ mod tests {
             assert_eq!(start.elapsed().as_secs(), 10);
             let counts = &throttle.counts;
             assert_eq!((counts.granted.get(), counts.late.get(), counts.unused.get()), (2, 1, 0));
-            // One that comes back with nobody there to take it is used by nobody.
+            // A slot that comes back while no job waits is not used.
             drop(throttle.slot("", want(0, 0)).await);
             sleep(Duration::from_secs(5)).await;
             throttle.slot("", want(0, 0)).await.start().await;
@@ -702,7 +702,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn other_limits_hold_from_the_next_slot_on_and_a_hold_holds_all() {
+    async fn new_limits_hold_from_the_next_slot_on_and_a_hold_stops_all() {
         for throttle in both(1, 3_600, 1) {
             throttle.slot("", want(0, 0)).await.start().await;
             let start = Instant::now();
@@ -720,7 +720,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_waits_hears_of_an_order_within_moments() {
+    async fn waiters_follow_an_order_within_moments() {
         for throttle in both(1, 3_600, 1) {
             let scope = throttle.settings().scope;
             let order = async |order| {
@@ -732,7 +732,7 @@ mod tests {
             };
             throttle.slot("", want(0, 0)).await.start().await;
             let waits = next();
-            // Long enough that whoever waits has looked more than once.
+            // Long enough for each waiter to have looked more than once.
             sleep(Duration::from_secs(10)).await;
             let start = Instant::now();
             order(ThrottleOrder::Limits { window: Window { allow: 1, per: Duration::from_secs(20) }, burst: 1 }).await;

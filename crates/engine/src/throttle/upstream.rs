@@ -1,6 +1,6 @@
 //! What a run asks of throttles, and what its upstream has to say to the one that it started under.
 //!
-//! An upstream that has had enough says so to whoever calls next; all workers have to hear it. So each
+//! An upstream that has had enough says so in its next answer; all workers have to know. So each
 //! run has a `RunUpstream`, a handle on its throttle, and the word spreads through the ledger: a hold
 //! until a time, what remains of a budget, what a call has cost, whether it failed or worked.
 
@@ -25,7 +25,7 @@ use super::{Throttle, Throttles, Want};
 const MOST_SPENT: u32 = 1_000_000;
 /// An upstream that wants to be left alone says so in seconds.
 const SHORTEST_HOLD: Duration = Duration::from_secs(1);
-/// So long a run's end waits until all workers are bound by what its upstream has said.
+/// How long a run's end waits until all workers are bound by what its upstream has said.
 const HEARD_WITHIN: Duration = Duration::from_secs(5);
 
 /// A run's handle on throttles.
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_try_that_finds_out_nothing_is_followed_by_another() {
+    async fn probe_without_a_result_is_followed_by_another() {
         let (throttles, throttle) = super::super::tests::alone(4, 1);
         let (wait, patience) = (Duration::from_secs(30), Duration::from_secs(3_600));
         let breaker = Breaker { failures: 1, wait, longest: wait, patience };
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_breaker_that_is_taken_away_while_a_start_tries_is_closed_however_that_ends() {
+    async fn breaker_removed_during_a_probe_is_closed_however_the_probe_ends() {
         for outcome in [Outcome::retry("it does not work"), Outcome::Done] {
             let (throttles, throttle) = super::super::tests::alone(4, 1);
             let wait = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Brings spans to a collector, over HTTP. Whoever has spans never waits for that: what there is no room for is
+//! Brings spans to a collector, over HTTP. A run never waits for the collector: what there is no room for is
 //! dropped, and counted.
 
 use std::collections::VecDeque;
@@ -195,7 +195,7 @@ impl Line {
                 }
             };
             self.say(&why);
-            // Whoever stops has no time to come again.
+            // A worker that stops has no time for another try.
             if tries == TRIES || self.finish.is_cancelled() {
                 break;
             }

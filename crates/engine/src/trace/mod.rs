@@ -30,7 +30,7 @@ use crate::telemetry::Telemetry;
 use export::{Exporter, Outlet};
 use span::{Attribute, Role, Span};
 
-/// So many of a trace's bits decide whether it is recorded; OpenTelemetry takes the same.
+/// This many of a trace's bits decide whether it is recorded; OpenTelemetry takes the same.
 const DECIDING: u32 = 56;
 
 /// Records what becomes of deliveries, or, by default, does not.
@@ -129,7 +129,7 @@ impl Recorder {
             all.push(("roundelay.epoch", chain.epoch.into()));
             all.push(("roundelay.tick", chain.tick.into()));
         }
-        // Whoever publishes a job gives it its id, and may make it of the key.
+        // A job's publisher gives the job its id, and may make it of the key.
         if self.keys || envelope.chain.is_some() {
             all.push(("roundelay.id", id_of(envelope).into()));
             all.push(("messaging.message.id", envelope.message_id().into()));

@@ -44,7 +44,7 @@ pub enum Value {
 pub enum Role {
     /// None.
     Internal,
-    /// It asks somebody, and waits for the answer.
+    /// The span is of a request, and waits for the answer.
     Client,
     /// It sends a message.
     Producer,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use roundelay_broker::{Broker, Destination, Message};
 use roundelay_config::Config;
 use roundelay_engine::enroll::{Enroller, Entity, RunOnce};
-use roundelay_engine::retried::{Again, send_again};
+use roundelay_engine::replay::{Again, send_again};
 use roundelay_engine::sealing::{Mode, take_stock};
 use roundelay_engine::{Connections, Dispatch};
 use roundelay_ledger::{ChainFilter, ChainOrder, Ledger, LedgerError};

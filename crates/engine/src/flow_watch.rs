@@ -1,4 +1,4 @@
-//! How much a queue lets through: what operators order is waited for by whoever works it, and by each of its
+//! How much a queue lets through: an operator's order is waited for by the queue's consumer, and by each of its
 //! messages that has not started.
 
 use parking_lot::{Mutex, MutexGuard};
@@ -7,12 +7,12 @@ use tokio::sync::Notify;
 
 /// Who waits is woken in the order of waiting, so that a simulation, which has one thread, tells the same each time:
 /// Tokio's `watch` wakes whom dice choose.
-pub(super) struct Valve {
+pub(super) struct FlowWatch {
     flow: Mutex<Flow>,
     changed: Notify,
 }
 
-impl Valve {
+impl FlowWatch {
     pub fn new(flow: Flow) -> Self {
         Self { flow: Mutex::new(flow), changed: Notify::new() }
     }
@@ -56,8 +56,8 @@ mod tests {
     const CLOSED: Flow = Flow { open: false, ..OPEN };
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_waited_first_is_woken_first() {
-        let valve = Arc::new(Valve::new(OPEN));
+    async fn flow_watch_wakes_waiters_in_their_order() {
+        let valve = Arc::new(FlowWatch::new(OPEN));
         let woken = Arc::<Mutex<Vec<usize>>>::default();
         let waiting: Vec<_> = (0..32)
             .map(|number| {
@@ -77,8 +77,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_holds_already_is_not_waited_for_and_a_change_that_is_another_is_waited_past() {
-        let valve = Valve::new(CLOSED);
+    async fn flow_watch_waits_only_for_the_flow_that_was_asked_for() {
+        let valve = FlowWatch::new(CLOSED);
         assert_eq!(valve.until(|flow| !flow.open).await, CLOSED);
         let wider = Flow { places: 16, ..CLOSED };
         let (flow, ()) = tokio::join!(valve.until(|flow| flow.open), async {

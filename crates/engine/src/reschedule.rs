@@ -13,9 +13,9 @@ use roundelay_model::clock::{Entropy, Time};
 use roundelay_model::schedule::{Asleep, Balance, Moved, Schedule, Setting, phase};
 use tokio::time::sleep;
 
-use super::dispatch::Dispatch;
 use crate::connections::Connections;
-use crate::core::Core;
+use crate::dispatch::Dispatch;
+use crate::publishing::Publishing;
 
 /// Messages published at the same time.
 const IN_FLIGHT: usize = 128;
@@ -34,14 +34,14 @@ pub(super) enum Change {
         /// Whether it is a whole fleet's.
         fleet: bool,
     },
-    /// The wall clock was set. What it was set across is spread over so long.
+    /// The wall clock was set. What it was set across is spread over this time.
     Clock(Duration),
     /// None is known; but some sleep for longer than their schedules can explain.
     Overslept,
 }
 
 /// Moves ticks.
-pub struct Mover {
+pub struct Rescheduler {
     ledger: Arc<dyn Ledger>,
     dispatch: Dispatch,
     entropy: Entropy,
@@ -76,13 +76,13 @@ pub enum Replanned {
     Underway,
     /// The schedule has no occurrence any more.
     Over,
-    /// Somebody was faster; ask again.
+    /// Another process was faster; ask again.
     Changed,
     /// Its next tick comes then.
     Moved(Time),
 }
 
-impl Mover {
+impl Rescheduler {
     /// A mover for a command. Where the broker is embedded, workers' catch-up sends the messages.
     pub fn new(config: &Config, connections: &Connections) -> Self {
         Self {
@@ -96,13 +96,13 @@ impl Mover {
     }
 
     /// A mover for a running worker.
-    pub(super) fn of(core: &Core) -> Self {
+    pub(super) fn of(publishing: &Publishing, slack: Duration) -> Self {
         Self {
-            ledger: core.ledger.clone(),
-            dispatch: core.dispatch.clone(),
-            entropy: core.entropy.clone(),
+            ledger: publishing.ledger.ledger.clone(),
+            dispatch: publishing.dispatch.clone(),
+            entropy: publishing.entropy.clone(),
             balance: Balance::default(),
-            slack: core.catch_up.slack,
+            slack,
             publishes: true,
         }
     }
@@ -122,7 +122,7 @@ impl Mover {
         Ok(rotation.map_or(Advance::NoChain, |chain| Advance::Refused(Box::new(chain))))
     }
 
-    /// Likewise for rotations that sleep, at most `limit`; answers how many.
+    /// The same for rotations that sleep, at most `limit`; answers how many.
     ///
     /// # Errors
     /// When the ledger cannot be read or written.
@@ -189,7 +189,7 @@ impl Mover {
         Ok(answers)
     }
 
-    /// Likewise for some chains by their keys, those of them that run as soon as they have ended: they may
+    /// The same for some chains by their keys, those of them that run as soon as they have ended: they may
     /// have been started under the schedule before, and would sleep by it once more. With a tick, only
     /// while it is that one that runs. Answers how many were moved, and who still ran after `patience`.
     ///

@@ -1,6 +1,6 @@
-//! Room among the running jobs of a queue, whose lanes share it.
+//! How many jobs of a queue run at the same time. The lanes of a queue share the limit.
 //!
-//! A higher lane has the next place, and a lower one its least share, as with the slots of a throttle. Whoever
+//! A higher lane has the next place, and a lower one its least share, as with the slots of a throttle. A job that
 //! has a place and only waits for a slot makes way for a higher lane, or else a worker with little room would
 //! hold what is urgent up behind what is not.
 
@@ -11,8 +11,8 @@ use parking_lot::{Mutex, MutexGuard};
 use roundelay_model::pacing::slots::LEAST_SHARE;
 use tokio::sync::oneshot;
 
-/// So many places.
-pub struct Room {
+/// The places of a queue.
+pub struct ConcurrencyLimit {
     inner: Mutex<Inner>,
 }
 
@@ -22,8 +22,8 @@ struct Inner {
     free: isize,
     places: isize,
     /// Who waits for a place, by lane; who came first is first. Some may have gone.
-    waiting: BTreeMap<u8, VecDeque<oneshot::Sender<Place>>>,
-    /// Places that went to higher lanes while somebody of this one waited.
+    waiting: BTreeMap<u8, VecDeque<oneshot::Sender<RunPlace>>>,
+    /// Places that went to higher lanes while a job of this lane waited.
     passed: BTreeMap<u8, u32>,
     /// The last place went to a lower lane than the highest that waited.
     lower: bool,
@@ -34,21 +34,21 @@ struct Inner {
 }
 
 /// A place, given back when it is dropped.
-pub struct Place {
-    room: Arc<Room>,
+pub struct RunPlace {
+    room: Arc<ConcurrencyLimit>,
     lane: u8,
     /// It was had as a lane's least share, and is not given up.
     owed: bool,
 }
 
-impl Room {
-    /// Room for so many.
+impl ConcurrencyLimit {
+    /// At most `places` run at the same time.
     pub fn new(places: usize) -> Arc<Self> {
         let places = counted(places);
         Arc::new(Self { inner: Mutex::new(Inner { free: places, places, ..Inner::default() }) })
     }
 
-    /// So many places from now on. Those that are taken stay so until they are given back.
+    /// There are `places` from now on. Those that are taken stay so until they are given back.
     pub fn resize(self: &Arc<Self>, places: usize) {
         {
             let mut inner = self.inner();
@@ -59,25 +59,25 @@ impl Room {
         self.pass_on();
     }
 
-    /// How many places nobody has.
+    /// How many places are free.
     pub fn free(&self) -> usize {
         usize::try_from(self.inner().free).unwrap_or(0)
     }
 
     /// Waits for a place. A wait that is given up costs none.
-    pub async fn enter(self: &Arc<Self>, lane: u8) -> Place {
+    pub async fn enter(self: &Arc<Self>, lane: u8) -> RunPlace {
         let place = {
             let mut inner = self.inner();
             if inner.free > 0 {
                 inner.free -= 1;
-                return Place { room: self.clone(), lane, owed: false };
+                return RunPlace { room: self.clone(), lane, owed: false };
             }
             let (sender, place) = oneshot::channel();
             inner.waiting.entry(lane).or_default().push_back(sender);
             if inner.idle.first_key_value().is_some_and(|((of, _), _)| *of < lane)
                 && let Some((_, idle)) = inner.idle.pop_first()
             {
-                // Whoever has begun meanwhile does not listen any more.
+                // A job that has begun meanwhile does not listen any more.
                 let _ = idle.send(());
             }
             place
@@ -97,8 +97,8 @@ impl Room {
             let Some(waiter) = inner.waiting.get_mut(&lane).and_then(VecDeque::pop_front) else { return };
             inner.free -= 1;
             drop(inner);
-            // Whoever has gone meanwhile drops it, and so gives it back.
-            drop(waiter.send(Place { room: self.clone(), lane, owed }));
+            // A waiter that has gone meanwhile drops the place, and so gives it back.
+            drop(waiter.send(RunPlace { room: self.clone(), lane, owed }));
         }
     }
 
@@ -135,8 +135,8 @@ impl Inner {
     }
 }
 
-impl Place {
-    /// Waits until somebody of a higher lane needs it more. To be asked only by those who have not begun.
+impl RunPlace {
+    /// Waits until a job of a higher lane needs the place. Only for jobs that have not begun.
     pub async fn wanted(&self) {
         if self.owed {
             return std::future::pending().await;
@@ -158,7 +158,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for RunPlace {
     fn drop(&mut self) {
         self.room.inner().free += 1;
         self.room.pass_on();
@@ -167,7 +167,7 @@ impl Drop for Place {
 
 /// Would make way, until it is dropped.
 struct Idle<'a> {
-    room: &'a Room,
+    room: &'a ConcurrencyLimit,
     key: (u8, u64),
 }
 
@@ -184,8 +184,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_higher_lane_has_the_next_place_and_a_lower_one_its_share() {
-        let room = Room::new(1);
+    async fn higher_lane_has_the_next_place_and_a_lower_one_its_share() {
+        let room = ConcurrencyLimit::new(1);
         let mut held = room.enter(0).await;
         let mut waiting: Vec<_> = [0, 1, 2].map(|lane| (lane, Box::pin(room.enter(lane)))).into();
         assert!(waiting.iter_mut().all(|(_, place)| place.now_or_never().is_none()));
@@ -212,8 +212,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_not_begun_makes_way_and_who_gave_up_costs_no_place() {
-        let room = Room::new(2);
+    async fn idle_job_makes_way_for_a_higher_lane_and_a_wait_given_up_costs_no_place() {
+        let room = ConcurrencyLimit::new(2);
         let (low, other) = (room.enter(0).await, room.enter(1).await);
         let mut makes_way = Box::pin(low.wanted());
         assert!(makes_way.as_mut().now_or_never().is_none());
@@ -232,8 +232,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_taken_stays_taken_when_there_is_less_room_and_more_room_lets_in_who_waits() {
-        let room = Room::new(3);
+    async fn concurrency_limit_keeps_taken_places_when_lowered_and_admits_waiters_when_raised() {
+        let room = ConcurrencyLimit::new(3);
         let mut taken = vec![room.enter(0).await, room.enter(0).await, room.enter(0).await];
         room.resize(1);
         let mut next = Box::pin(room.enter(0));

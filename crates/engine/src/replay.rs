@@ -1,6 +1,6 @@
 //! Messages that an operator sends to their queues once more, from quarantine.
 //!
-//! A message is taken out of quarantine only when its copy is confirmed, so that none is lost: whoever dies in between
+//! A message is taken out of quarantine only when its copy is confirmed, so that none is lost: a process that dies in between
 //! leaves both, and the message is sent again by the next who asks for it. So each copy says [which message it is a
 //! copy of, and which retry has made it](Retry). The first copy that a worker is about to run takes, in the ledger, the
 //! place of that message, and copies of other retries find it taken and are dropped. What is no one-off job needs none
@@ -18,14 +18,15 @@ use roundelay_model::outcome::{Decision, Verdict};
 use roundelay_model::reason::{Class, Reason};
 use sha2::{Digest, Sha256};
 
-use super::pipeline::Fate;
-use super::sealing;
 use crate::connections::Connections;
-use crate::core::Core;
+use crate::observing::Observing;
+use crate::patient::PatientLedger;
 use crate::queue::QueueRun;
+use crate::sealing;
+use crate::settlement::Settlement;
 use crate::trace::Run;
 
-/// So long it is known which retry came first, from when its job was first about to run.
+/// How long it is known which retry came first, from when its job was first about to run.
 const REMEMBERED: Duration = Duration::from_secs(7 * 86_400);
 
 /// What became of a message that was to be sent again.
@@ -41,11 +42,11 @@ pub enum Again {
 
 /// The id under which a job with this id and body that came from the queue `from` lies in quarantine.
 ///
-/// Whoever dies between setting a message aside and acknowledging it leaves it to the next worker, which sets it aside
+/// A worker that dies between setting a message aside and acknowledging it leaves it to the next worker, which sets it aside
 /// once more. By the same id both are known for one message, and are shown, sent again and dropped as one. A job
 /// without an id of its own cannot be told from another that says the same, and is not to be taken for it: publishers
 /// give their messages what ids they like.
-pub fn lies_as(from: &str, id: &str, body: &[u8]) -> String {
+pub fn replay_id(from: &str, id: &str, body: &[u8]) -> String {
     let mut all = Sha256::new();
     for part in [from.as_bytes(), id.as_bytes(), body] {
         all.update(part.len().to_be_bytes());
@@ -54,7 +55,7 @@ pub fn lies_as(from: &str, id: &str, body: &[u8]) -> String {
     hex(&all.finalize())
 }
 
-/// The first 128 bits, which nobody else comes upon.
+/// The first 128 bits, which no other id shares.
 fn hex(digest: &[u8]) -> String {
     digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
@@ -66,7 +67,7 @@ pub async fn send_again(config: &Config, connections: &Connections, shelved: &Pe
     publish(config, connections, &shelved.from, copy).await
 }
 
-/// Likewise one that the ledger keeps, which is then forgotten, too.
+/// The same for a message that the ledger keeps, which is then forgotten, too.
 pub async fn keep_again(config: &Config, connections: &Connections, message: QuarantinedMessage) -> Again {
     let QuarantinedMessage { number, from, body, .. } = message;
     let ledger = &connections.ledger;
@@ -133,25 +134,28 @@ fn copy(keys: &Keyring, body: &Bytes, lay_as: &str, by: String) -> Bytes {
     if envelope.encode().len() > largest { body.clone() } else { sealing::encode(keys, &envelope).into() }
 }
 
-impl Core {
-    /// What becomes of a job that was sent again from quarantine when a copy of another retry has come before it;
-    /// `None` when none has.
-    pub(super) async fn retry_says(&self, envelope: &Envelope, queue: &QueueRun) -> Option<Fate> {
-        for Retry { of, by } in &envelope.retries {
-            let reserve = || self.ledger.reserve(RETRIED.into(), of.clone(), by.clone(), REMEMBERED);
-            match self.insist("ask for the retry that came first", reserve).await {
-                None => return Some(Fate::Requeue),
-                Some(first) if first == *by => {}
-                Some(_) => {
-                    let reason = "it was sent again from quarantine twice, and the other came first";
-                    let decision = Decision::end(Verdict::Dropped, Reason::new(Class::Unique, reason));
-                    self.note(envelope, queue, None, &decision, false, &Run::default());
-                    return Some(Fate::Ack);
-                }
+/// What becomes of a job that was sent again from quarantine when a copy of another retry has come before it;
+/// `None` when none has.
+pub(super) async fn superseded(
+    ledger: &PatientLedger,
+    observing: &Observing,
+    envelope: &Envelope,
+    queue: &QueueRun,
+) -> Option<Settlement> {
+    for Retry { of, by } in &envelope.retries {
+        let reserve = || ledger.reserve(RETRIED.into(), of.clone(), by.clone(), REMEMBERED);
+        match ledger.retry_until_stopped("ask for the retry that came first", reserve).await {
+            None => return Some(Settlement::Requeue),
+            Some(first) if first == *by => {}
+            Some(_) => {
+                let reason = "it was sent again from quarantine twice, and the other came first";
+                let decision = Decision::end(Verdict::Dropped, Reason::new(Class::Unique, reason));
+                observing.note(envelope, queue, None, &decision, false, &Run::default());
+                return Some(Settlement::Ack);
             }
         }
-        None
     }
+    None
 }
 
 #[cfg(test)]
@@ -164,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_says_of_which_message_it_is_one_and_by_whom() {
+    fn replayed_copy_names_its_message_and_its_retry() {
         let mut job = Envelope::job("k", "x", Value::Null, "own".into());
         let body: Bytes = job.encode().into();
         let (one, two, other) = (copied(&body, "m", "1a"), copied(&body, "m", "2b"), copied(&body, "n", "3c"));
@@ -182,13 +186,13 @@ mod tests {
     }
 
     #[test]
-    fn a_message_lies_in_quarantine_under_an_id_that_only_the_same_one_has() {
-        let one = lies_as("work", "m", b"body");
-        assert_eq!(one, lies_as("work", "m", b"body"));
+    fn replay_id_is_that_of_the_same_message_alone() {
+        let one = replay_id("work", "m", b"body");
+        assert_eq!(one, replay_id("work", "m", b"body"));
         assert_eq!(one.len(), 32);
         let others = [("other", "m", "body"), ("work", "n", "body"), ("work", "m", "bodies"), ("workm", "", "body")];
         for (from, id, body) in others {
-            assert_ne!(one, lies_as(from, id, body.as_bytes()), "{from} {id} {body}");
+            assert_ne!(one, replay_id(from, id, body.as_bytes()), "{from} {id} {body}");
         }
     }
 

@@ -9,7 +9,7 @@ use roundelay_model::pacing::slots::{LEAD, Micros, Wish};
 use roundelay_model::pacing::{SlotAnswer, SlotRequest, ThrottleScope};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::line::{Line, Rank};
+use super::wait_queue::{Rank, WaitQueue};
 use super::{ON_THE_WAY, Slot, Throttle};
 
 /// Where that is so long, a slot is asked for only just before it opens, and whoever comes meanwhile with a higher
@@ -22,7 +22,7 @@ const HESITATION: Duration = Duration::from_millis(25);
 const OLDEST: Duration = Duration::from_secs(300);
 /// Wishes in one request.
 const MOST: usize = 1_024;
-/// Nobody asks again sooner.
+/// The shortest time between two requests.
 const SHORTEST: Duration = Duration::from_millis(1);
 /// How often it is looked whether this worker can claim again: one that has stood still for longer than its lease begins
 /// another session first. What waits in it is the oldest of all, so it would ask first, and waste every slot until then.
@@ -32,11 +32,11 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// These waits grow to this, but of all lines one asks sooner, and the others hear when it is answered.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Serves a line as [`attend`] does, and goes on when that has broken off: nobody else would begin again, and whoever
-/// stands in the line would wait for ever.
-pub(super) async fn keep_attending(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
+/// Serves a queue as [`serve_waiters`] does, and begins again after a panic: no other task would, and the jobs in the queue
+/// would wait for ever.
+pub(super) async fn keep_refilling(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue>) {
     let name = throttle.name.clone();
-    anew_after_panics(&name, || attend(throttle.clone(), key.clone(), line.clone())).await;
+    anew_after_panics(&name, || serve_waiters(throttle.clone(), key.clone(), line.clone())).await;
 }
 
 /// Does something to its end, however often it panics over it.
@@ -48,8 +48,8 @@ async fn anew_after_panics<F: Future<Output = ()>>(throttle: &str, serve: impl F
     }
 }
 
-/// Serves a line while anybody stands in it, or something is to be told.
-async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
+/// Serves a queue while a job waits in it, or feedback is to be sent.
+async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue>) {
     let (mut pause, mut planned) = (FIRST_PAUSE, None);
     loop {
         line.pass_on();
@@ -111,7 +111,7 @@ async fn attend(throttle: Arc<Throttle>, key: String, line: Arc<Line>) {
         throttle.latency().heard(i64::try_from(late.as_micros()).unwrap_or(i64::MAX));
         line.learn(here, now, &answer);
         for (_, done) in told {
-            // Whoever has gone needs to know nothing more.
+            // A waiter that has gone needs no answer.
             let _ = done.send(());
         }
         let slip = limits.slip();
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_whose_first_start_is_oldest_asks_first() {
+    fn wait_queue_with_the_oldest_first_start_asks_first() {
         // Milliseconds overdue, and the hesitation in microseconds.
         let table = [(0, 25_000), (100, 24_582), (1_000, 21_964), (10_000, 14_495), (60_000, 7_000), (300_000, 0)];
         let table = table.into_iter().chain([(900_000, 0)]);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_line_is_served_on_after_a_panic() {
+    async fn wait_queue_is_served_on_after_a_panic() {
         let times = AtomicU32::new(0);
         let serve = async || assert!(times.fetch_add(1, Ordering::Relaxed) >= 2, "by chance");
         anew_after_panics("ios", serve).await;

@@ -17,16 +17,16 @@ use crate::telemetry::figures::SlotCounts;
 /// What remains of a budget is told no more often.
 const BUDGETS_APART: Duration = Duration::from_secs(1);
 
-/// What was heard of failures and budgets is remembered for so long when nobody waits.
+/// What was heard of failures and budgets is remembered for this long when no job waits.
 const NEWS: Duration = Duration::from_secs(600);
-/// When the next slot opens, or a hold ends, is believed for so long: somebody may release it, or allow more. A line
+/// When the next slot opens, or a hold ends, is believed for this long: an operator may release it, or allow more. A line
 /// is kept for it if that is farther away.
 const BELIEVED: Duration = Duration::from_secs(5);
 
 /// Those who wait, and slots that were handed back.
-pub struct Line {
+pub struct WaitQueue {
     inner: Mutex<Inner>,
-    /// Somebody has come who cannot wait until the next slot is asked for, or handed a slot back.
+    /// A waiter has come that cannot wait until the next slot is asked for, or has handed a slot back.
     urgent: Notify,
     counts: SlotCounts,
 }
@@ -38,7 +38,7 @@ struct Inner {
     arrivals: u64,
     /// Slots that were handed back.
     spare: Vec<Slot>,
-    /// Whether somebody serves it.
+    /// Whether a task serves the queue.
     attended: bool,
     /// What is to be told, and whom to tell that it was.
     words: Vec<(Word, oneshot::Sender<()>)>,
@@ -56,7 +56,7 @@ struct Inner {
     budget_told: Option<Instant>,
 }
 
-/// Somebody who waits.
+/// A job that waits for a slot.
 struct Waiter {
     slot: oneshot::Sender<Slot>,
     /// A slot that opens later is none for him.
@@ -66,7 +66,7 @@ struct Waiter {
 /// Words that are on their way, and whom to tell.
 pub type Told = Vec<(Word, oneshot::Sender<()>)>;
 
-/// A place in a line, the first the smallest: the highest priority, then whoever is due first, then whoever
+/// A place in a queue, the first the smallest: the highest priority, then the job that is due first, then the job that
 /// came first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
@@ -88,7 +88,7 @@ impl Rank {
         self.probe
     }
 
-    /// Whether a slot is enough for it, and not for somebody else.
+    /// Whether a slot is enough for this waiter, and not another's.
     fn takes(&self, slot: &Slot) -> bool {
         self.cost <= slot.cost && self.probe >= slot.besides
     }
@@ -102,8 +102,8 @@ pub struct Joined {
     pub slot: oneshot::Receiver<Slot>,
 }
 
-impl Line {
-    /// One in which nobody stands.
+impl WaitQueue {
+    /// An empty queue.
     pub fn new(counts: SlotCounts) -> Self {
         Self { inner: Mutex::default(), urgent: Notify::new(), counts }
     }
@@ -113,7 +113,7 @@ impl Line {
         &self.counts
     }
 
-    /// Joins it, for a slot that opens before `until`. Answers also whether nobody serves it yet: the caller sees to
+    /// Joins it, for a slot that opens before `until`. Answers also whether no task serves the queue yet: the caller sees to
     /// that.
     pub fn join(&self, want: Want, until: Option<Instant>) -> (Joined, bool) {
         let (sender, slot) = oneshot::channel();
@@ -137,7 +137,7 @@ impl Line {
         let left = inner.waiting.remove(rank).is_some() && inner.waiting.is_empty();
         drop(inner);
         if left {
-            // Whoever serves it has nobody to serve any more.
+            // The task that serves the queue has no waiter any more.
             self.urgent.notify_one();
         }
     }
@@ -165,7 +165,7 @@ impl Line {
         inner.waiting.keys().take(most).map(wish).collect()
     }
 
-    /// Gives a slot to whoever has this place, or else to the first whom it is enough for.
+    /// Gives a slot to the waiter with this rank, or else to the first waiter for which it is enough.
     pub fn give(self: &Arc<Self>, rank: Option<&Rank>, slot: Slot) {
         let waiter = rank.and_then(|rank| self.inner().waiting.remove(rank));
         match waiter {
@@ -189,7 +189,7 @@ impl Line {
             let before = inner.spare.len();
             let tried = |slot: &Slot| slot.expires < now && slot.probe && !slot.besides;
             if inner.spare.iter().any(tried) {
-                // Nobody else would try before its time was over.
+                // No other worker would probe before this one's time was over.
                 inner.words.push((Word::Lost, oneshot::channel().0));
             }
             inner.spare.retain(|slot| slot.expires >= now);
@@ -205,12 +205,12 @@ impl Line {
         }
     }
 
-    /// Whoever has gone meanwhile drops it, and so hands it back.
+    /// A waiter that has gone meanwhile drops the slot, and so hands it back.
     fn send(self: &Arc<Self>, waiter: Waiter, slot: Slot) {
         drop(waiter.slot.send(slot.of(self.clone())));
     }
 
-    /// Sends away those for whom the next slot opens too late. Answers whether nobody is left.
+    /// Sends away those for whom the next slot opens too late. Answers whether no waiter is left.
     pub fn turn_away(&self) -> bool {
         let mut inner = self.inner();
         let next = inner.next;
@@ -232,7 +232,7 @@ impl Line {
         };
     }
 
-    /// Has `word` told, after which the receiver hears of it. Answers also whether nobody serves the line yet.
+    /// Has `word` told, after which the receiver hears of it. Answers also whether no task serves the queue yet.
     pub fn tell(&self, word: Word) -> (oneshot::Receiver<()>, bool) {
         let (done, heard) = oneshot::channel();
         let mut inner = self.inner();
@@ -290,7 +290,7 @@ impl Line {
         news
     }
 
-    /// Ends its service when nobody waits.
+    /// Ends the service of the queue when no job waits.
     pub fn close_if_empty(&self) -> bool {
         let mut inner = self.inner();
         let empty = inner.waiting.is_empty() && inner.words.is_empty();
@@ -307,7 +307,7 @@ impl Line {
         inner.attended || far || news(inner.failing) || news(inner.slowed)
     }
 
-    /// Has whoever serves it ask again at once.
+    /// Makes the task that serves the queue ask again at once.
     pub fn hurry(&self) {
         self.urgent.notify_one();
     }
@@ -329,8 +329,8 @@ impl Inner {
     }
 }
 
-impl Drop for Line {
-    /// The line of a key that nobody stands in any more.
+impl Drop for WaitQueue {
+    /// The queue of a key in which no job waits any more.
     fn drop(&mut self) {
         self.counts.unused.inc_by(self.inner().spare.len() as u64);
     }
@@ -342,8 +342,8 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3_600);
 
-    fn line() -> Arc<Line> {
-        Arc::new(Line::new(SlotCounts::default()))
+    fn line() -> Arc<WaitQueue> {
+        Arc::new(WaitQueue::new(SlotCounts::default()))
     }
 
     fn hold() -> Word {
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_hold_that_is_still_to_be_told_is_not_ended_by_an_answer_that_does_not_know_of_it() {
+    async fn hold_on_its_way_to_the_ledger_survives_an_older_answer() {
         let line = line();
         let _done = line.tell(hold());
         line.hold(Instant::now() + HOUR);
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn words_that_could_not_be_told_are_told_again_in_their_order() {
+    async fn feedback_that_was_not_sent_is_sent_again_in_order() {
         let line = line();
         let failed = Word::Spent { cost: 1 };
         let (_first, began) = line.tell(failed.clone());
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_line_is_kept_for_what_a_new_one_would_not_know() {
+    async fn wait_queue_is_kept_for_what_a_new_one_would_not_know() {
         let answers = [
             (Answer::default(), false),
             (Answer { failing: true, ..Answer::default() }, true),
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_start_that_tries_hands_back_lets_nobody_else_start() {
+    async fn slot_handed_back_by_a_probe_lets_no_other_job_start() {
         let line = line();
         let slot = |besides| {
             let opens = Instant::now();
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_start_that_was_to_try_and_that_nobody_wanted_is_told_to_be_lost() {
+    async fn probe_slot_without_a_waiter_is_reported_lost() {
         for (probe, lost) in [(true, vec![Word::Lost]), (false, vec![])] {
             let line = line();
             let opens = Instant::now();

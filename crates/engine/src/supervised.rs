@@ -6,15 +6,15 @@ use std::time::Duration;
 use tokio::task::{Id, JoinSet};
 use tokio::time::timeout;
 
-/// Some of them. They end when this is dropped.
+/// Tasks by their names. They end when this value is dropped.
 #[derive(Default)]
-pub(super) struct Parts {
+pub(super) struct SupervisedTasks {
     tasks: JoinSet<()>,
     /// What each is.
     names: HashMap<Id, String>,
 }
 
-impl Parts {
+impl SupervisedTasks {
     /// Begins one.
     pub fn spawn(&mut self, name: impl Into<String>, task: impl Future<Output = ()> + Send + 'static) {
         let id = self.tasks.spawn(task).id();
@@ -32,7 +32,7 @@ impl Parts {
     }
 
     /// Waits until all have ended. A task that has not after `limit` is named in the log and aborted, so that it cannot
-    /// keep the worker from stopping. Nobody waits for its end, as a task that blocks its thread has none.
+    /// keep the worker from stopping. The end of the task is not waited for, since a task that blocks its thread has none.
     pub async fn all_ended(&mut self, limit: Duration) {
         let ended = async {
             while let Some(ended) = self.tasks.join_next_with_id().await {
@@ -55,8 +55,8 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn whichever_ends_is_named() {
-        let mut parts = Parts::default();
+    async fn supervised_task_that_ends_is_named() {
+        let mut parts = SupervisedTasks::default();
         let none = timeout(Duration::from_secs(1), parts.one_ended()).await;
         assert!(none.is_err(), "nothing ends where there is nothing");
         parts.spawn("one", std::future::pending());
@@ -68,9 +68,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_does_not_stop_is_aborted() {
+    async fn supervised_task_that_does_not_stop_is_aborted() {
         let (kept, dropped) = tokio::sync::oneshot::channel::<()>();
-        let (mut parts, begun) = (Parts::default(), Instant::now());
+        let (mut parts, begun) = (SupervisedTasks::default(), Instant::now());
         parts.spawn("stops", tokio::time::sleep(Duration::from_secs(2)));
         parts.spawn("does not", async move {
             let _kept = kept;

@@ -1,6 +1,6 @@
 //! What operators have ordered, as far as this worker has looked.
 //!
-//! Slots are handed out by what the ledger says at that moment. But whoever has been told to wait
+//! Slots are handed out by what the ledger says at that moment. But a worker that has been told to wait
 //! for an hour would hear of an order only after that, and a throttle that each worker counts for
 //! itself asks the ledger for nothing. So while there is such a one, the orders are read, once a
 //! second for all throttles and keys of this worker together.
@@ -19,11 +19,11 @@ use crate::telemetry::notices::Notices;
 
 /// How old what was read may be.
 const FRESH: Duration = Duration::from_secs(1);
-/// Nobody waits longer for a ledger that does not answer; what was read before holds.
+/// The longest wait for a ledger that does not answer; what was read before holds.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where orders are looked up.
-pub struct Board {
+pub struct OrdersCache {
     ledger: Arc<dyn Ledger>,
     pub notices: Arc<Notices>,
     /// Whether the ledger answers those who ask for slots.
@@ -39,14 +39,14 @@ struct Read {
     orders: BTreeMap<String, Orders>,
 }
 
-impl Board {
+impl OrdersCache {
     pub fn new(ledger: Arc<dyn Ledger>, notices: Arc<Notices>) -> Self {
         Self { ledger, notices, comeback: Comeback::default(), able: OnceLock::new(), read: Mutex::default() }
     }
 
     /// From now on slots are asked for only while this is true.
     pub fn only_while(&self, able: impl Fn() -> bool + Send + Sync + 'static) {
-        // Whoever said so first stays with it.
+        // The first setting stays.
         let _ = self.able.set(Box::new(able));
     }
 
