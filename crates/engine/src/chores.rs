@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::RwLock;
-use roundelay_config::{Config, KindSettings, LONGEST_HELD, OwnSchedule, internal_kind};
+use roundelay_config::{Config, KindSettings, MAX_HELD, OwnSchedule, internal_kind};
 use roundelay_handler::{Context, Handler};
 use roundelay_ledger::{LedgerError, NewChain, SpawnedJob};
 use roundelay_model::clock::{Time, short_duration};
@@ -47,7 +47,7 @@ const ARCHIVE: &str = "archive";
 const THROTTLES: &str = "throttles";
 
 /// How long a roster may take: what RabbitMQ allows.
-const ROSTER_TIMEOUT: Duration = LONGEST_HELD;
+const ROSTER_TIMEOUT: Duration = MAX_HELD;
 /// How long a run on the history, or on failed parts, may take.
 const HISTORY_TIMEOUT: Duration = Duration::from_secs(60);
 /// A roster is followed again after this, when workers seal and this one does not yet.

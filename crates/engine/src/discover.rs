@@ -10,7 +10,7 @@ use roundelay_config::{OwnSchedule, SpawnSettings};
 use roundelay_ledger::NewChain;
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Entropy, Time};
-use roundelay_model::encryption::{Field, Place};
+use roundelay_model::encryption::{AssociatedData, Field};
 use roundelay_model::failure::FailedItem;
 use roundelay_model::job::Envelope;
 use roundelay_model::outcome::{Discovered, NewJob, Yield};
@@ -89,7 +89,7 @@ impl Core {
         let calendar = self.ledger.calendar();
         let (nominal, due) = first_due(&schedule, spread, (&kind, &key), asking.at, &calendar)
             .ok_or_else(|| format!("its schedule ({schedule}) has no occurrence"))?;
-        let payload = self.keys().sealed(Place::new(Field::Payload, &kind, &key), payload.to_string());
+        let payload = self.keys().sealed(AssociatedData::new(Field::Payload, &kind, &key), payload.to_string());
         Ok(NewChain {
             kind,
             key,

@@ -22,7 +22,7 @@ use parking_lot::RwLock;
 use roundelay_config::Config;
 use roundelay_ledger::{Content, KeptJob, Ledger, LedgerError, Replacement, Shelf};
 use roundelay_model::clock::Time;
-use roundelay_model::encryption::{Field, Form, Keyring, Place, Unopened, form, has_the_form, is_sealed};
+use roundelay_model::encryption::{AssociatedData, Field, Form, Keyring, Unopened, form, has_the_form, is_sealed};
 use roundelay_model::job::{BadMessage, Envelope, Sealed};
 use roundelay_model::outcome::{Decision, Verdict};
 use roundelay_model::reason::{Class, Reason};
@@ -70,8 +70,8 @@ fn wait(since: Time, now: Time) -> Duration {
     now.since(since).clamp(SHORTEST_WAIT, LONGEST_WAIT)
 }
 
-fn place_of(envelope: &Envelope) -> Place<'_> {
-    Place::new(Field::Job, &envelope.kind, &envelope.key)
+fn place_of(envelope: &Envelope) -> AssociatedData<'_> {
+    AssociatedData::new(Field::Job, &envelope.kind, &envelope.key)
 }
 
 /// An envelope as it is to be written: with its payload sealed, if anything is.
@@ -158,7 +158,7 @@ pub(super) fn set_aside(keys: &Keyring, body: &Bytes) -> Bytes {
 /// [`Unopened`].
 pub fn whole<'b>(keys: &Keyring, body: &'b [u8]) -> Result<Cow<'b, [u8]>, Unopened> {
     match is_sealed(body) {
-        true => keys.opened_bytes(Place::MESSAGE, body).map(Cow::Owned),
+        true => keys.opened_bytes(AssociatedData::MESSAGE, body).map(Cow::Owned),
         false => Ok(Cow::Borrowed(body)),
     }
 }
@@ -175,7 +175,7 @@ pub fn shown<'b>(keys: &Keyring, body: &'b [u8]) -> Cow<'b, [u8]> {
 
 /// What the handler of a chain gets, as the ledger keeps it, and the other forms in which it may have kept it.
 pub(super) fn payload(keys: &Keyring, (kind, key): (&str, &str), text: String) -> (String, Vec<String>) {
-    let place = Place::new(Field::Payload, kind, key);
+    let place = AssociatedData::new(Field::Payload, kind, key);
     let others = keys.other_forms(place, &text);
     (keys.sealed(place, text), others)
 }
@@ -192,7 +192,7 @@ impl Core {
         let Claimed { envelope, grant, .. } = claimed;
         let keys = self.keys();
         let open = |field, what: &str, text: &str| {
-            let opened = keys.opened(Place::new(field, &envelope.kind, &envelope.key), text);
+            let opened = keys.opened(AssociatedData::new(field, &envelope.kind, &envelope.key), text);
             opened.map(|text| serde_json::from_str(&text).unwrap_or(Value::Null)).map_err(|why| {
                 let due = grant.at + wait(grant.nominal, grant.at);
                 Box::new(Decision::put_off(due, Reason::new(Class::Sealed, format!("{what} {why}"))))
@@ -352,7 +352,7 @@ fn state(keys: &Keyring, shelf: Shelf, content: Content) -> Option<Stated> {
     let (name, anew) = match shelf {
         Shelf::Payloads | Shelf::Carries => {
             let field = if shelf == Shelf::Payloads { Field::Payload } else { Field::Carry };
-            let (place, text) = (Place::new(field, &kind, &key), String::from_utf8_lossy(&was));
+            let (place, text) = (AssociatedData::new(field, &kind, &key), String::from_utf8_lossy(&was));
             let anew = keys.opened(place, &text).map(|plain| keys.sealed(place, plain.into_owned()).into_bytes());
             (named(&text), anew)
         }
@@ -505,7 +505,7 @@ mod tests {
         let (one, both) = (one(), ring("seal = 'two'\nkeys = { one = 'KEY1', two = 'KEY2' }"));
         let (two, off) = (ring("seal = 'two'\nkeys = { two = 'KEY2' }"), ring("keys = { one = 'KEY1', two = 'KEY2' }"));
         let text = |text: &[u8]| Content { number: 1, kind: "sync".into(), key: "app".into(), text: text.to_vec() };
-        let place = Place::new(Field::Payload, "sync", "app");
+        let place = AssociatedData::new(Field::Payload, "sync", "app");
         let payload = |keys: &Keyring| keys.sealed(place, "[1]".into()).into_bytes();
         let put_off = |keys: &Keyring| {
             let mut envelope = sealed(keys, &job()).into_owned();
