@@ -310,7 +310,11 @@ fn check_kind(
 
 /// The settings of a kind of the engine's own: like those of a table that says no more than this.
 pub fn internal_kind(every: Duration, timeout: Duration) -> KindSettings {
-    let kind = raw::Kind { every: Some(raw::Text(every)), timeout: raw::Text(timeout), ..raw::Kind::default() };
+    let kind = raw::Kind {
+        every: Some(raw::HumanDuration(every)),
+        timeout: raw::HumanDuration(timeout),
+        ..raw::Kind::default()
+    };
     // Neither the name nor the durations can be wrong, and no rung is asked for: what the engine
     // does for itself climbs those that there are.
     let (queues, reasons) = Default::default();

@@ -24,12 +24,12 @@ mod raw;
 mod read;
 mod reasons;
 mod recurrence;
+mod redacted;
 #[cfg(test)]
 mod reference;
 mod roster;
 mod secret;
 mod settings;
-mod shown;
 #[cfg(test)]
 mod tests;
 mod throttle;
