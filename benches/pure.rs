@@ -10,7 +10,7 @@ use roundelay::job::Envelope;
 use roundelay::ladder::{Ladder, rungs_of_interval};
 use roundelay::ledger::Hint;
 use roundelay::outcome::{Backoff, Course, Outcome, RetryPolicy, decide};
-use roundelay::pacing::slots::{Ask, Limits, State, Window, Wish};
+use roundelay::pacing::slots::{GrantRequest, Limits, StartRequest, State, Window};
 use roundelay::schedule::{Balance, Cron, Ran, Rhythm, Schedule, Setting};
 
 const NOW: Time = Time::from_millis(1_800_000_000_000);
@@ -85,19 +85,19 @@ fn outcomes(criterion: &mut Criterion) {
 /// A request for a tenth of a second's slots of 500 per second, and one for a slot of 5 per minute whose burst counts.
 fn slots(criterion: &mut Criterion) {
     let limits = |allow, per, burst| Limits { window: Window { allow, per }, burst, also: Vec::new() };
-    let wish = Wish { priority: 0, cost: 1, probe: false };
-    for (name, limits, wishes) in
+    let request = StartRequest { priority: 0, cost: 1, probe: false };
+    for (name, limits, requests) in
         [("slots/50 of 500 per second", limits(500, s(1), 1), 50), ("slots/1 of 5 per minute", limits(5, s(60), 5), 1)]
     {
-        let wishes = vec![wish; wishes];
+        let requests = vec![request; requests];
         criterion.bench_function(name, |b| {
             b.iter_batched(
                 || {
                     let mut state = State::default();
-                    state.grant(&limits, &Ask { now: 0, ahead: 100_000, wishes: &wishes });
+                    state.grant(&limits, &GrantRequest { now: 0, ahead: 100_000, requests: &requests });
                     state
                 },
-                |mut state| state.grant(&limits, &Ask { now: 100_000, ahead: 100_000, wishes: &wishes }),
+                |mut state| state.grant(&limits, &GrantRequest { now: 100_000, ahead: 100_000, requests: &requests }),
                 BatchSize::SmallInput,
             );
         });

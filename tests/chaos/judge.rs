@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use roundelay::deaths::MOST_DEATHS;
+use roundelay::deaths::DEATHS_TO_QUARANTINE;
 use roundelay::ledger::ChainState;
 
 use super::log::{Call, Did, Entry, Line};
@@ -293,7 +293,7 @@ fn is_set_aside(record: &Record, chain: &Chain, attempts: &[Attempt]) -> bool {
     };
     let calls = record.chains.get(&chain.epoch).map(Vec::as_slice).unwrap_or_default();
     let mut of_lost = calls.iter().filter(|seen| lost.iter().any(|row| Some(row.fence) == seen.call.fence));
-    chain.state == ChainState::Quarantined && lost.len() >= MOST_DEATHS as usize && of_lost.all(died)
+    chain.state == ChainState::Quarantined && lost.len() >= DEATHS_TO_QUARANTINE as usize && of_lost.all(died)
 }
 
 fn told(seen: &Seen, what: &str) -> String {

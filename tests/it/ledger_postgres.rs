@@ -18,7 +18,7 @@ use roundelay::ledger::{
 };
 use roundelay::outcome::{Next, Verdict};
 use roundelay::pacing::SlotRequest;
-use roundelay::pacing::slots::{Limits, Window, Wish};
+use roundelay::pacing::slots::{Limits, StartRequest, Window};
 use roundelay::secret::Secret;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -694,8 +694,8 @@ fn slot_of(key: usize) -> SlotRequest {
         throttle: "upstream".into(),
         key: key.to_string(),
         limits: Arc::new(Limits { window, burst: 1, also: Vec::new() }),
-        heard: Vec::new(),
-        wishes: vec![Wish { priority: 0, cost: 1, probe: false }],
+        feedback: Vec::new(),
+        requests: vec![StartRequest { priority: 0, cost: 1, probe: false }],
         ahead: 0,
     }
 }

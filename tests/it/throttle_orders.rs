@@ -5,7 +5,7 @@ use std::path::Path;
 use roundelay::Config;
 use roundelay::engine::Connections;
 use roundelay::pacing::SlotRequest;
-use roundelay::pacing::slots::Word;
+use roundelay::pacing::slots::Feedback;
 use serde_json::json;
 
 use crate::commands::{ok, refused, told};
@@ -93,9 +93,9 @@ handler.exec = {{ argv = ["/bin/sh", "-c", "echo $ROUNDELAY_KEY >> {}"], env = {
         let ledger = Connections::ledger(&settings).await.unwrap();
         let until_then = ledger.now().as_millis() + 3_600_000;
         let limits = settings.throttles["upstream"].limits.clone();
-        let heard = vec![Word::Hold { until: 3_600_000_000, why: "HTTP 429".into() }];
+        let feedback = vec![Feedback::Hold { until: 3_600_000_000, why: "HTTP 429".into() }];
         let (throttle, key) = ("upstream".into(), String::new());
-        let request = SlotRequest { throttle, key, limits, heard, wishes: Vec::new(), ahead: 0 };
+        let request = SlotRequest { throttle, key, limits, feedback, requests: Vec::new(), ahead: 0 };
         ledger.slots(vec![request]).await.unwrap();
         ok("advance", &config, &["sync", "b"]).await;
         until("a worker wants a slot for it", async || state().await["waits"] == json!(["work"])).await;

@@ -121,7 +121,7 @@ async fn an_upstream_that_does_not_work_is_left_alone_and_tried_by_one_at_a_time
     assert_eq!(calls.between(60.0, 200.0), 4, "{all:?}");
     assert!(calls.between(250.0, 300.0) >= 190, "{all:?}");
     let rows = workers.connections.ledger.throttles(10).await.unwrap();
-    assert!(!rows[0].state.is_probing());
+    assert!(!rows[0].state.is_tripped());
     workers.stop().await;
 }
 

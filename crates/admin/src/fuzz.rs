@@ -12,7 +12,7 @@ use roundelay_handler::{answer, http};
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Entropy, Time};
 use roundelay_model::job::{Envelope, MAX_KEY};
-use roundelay_model::outcome::{LONGEST_WAIT, Outcome};
+use roundelay_model::outcome::{MAX_WAIT, Outcome};
 use roundelay_model::progress::Report;
 use roundelay_model::schedule::{Balance, Ran, Schedule, Setting};
 
@@ -121,7 +121,7 @@ pub fn reply(data: &[u8]) {
         Outcome::Retry { after, .. } => *after,
         _ => None,
     };
-    assert!(wait.is_none_or(|wait| wait <= LONGEST_WAIT), "{outcome:?}");
+    assert!(wait.is_none_or(|wait| wait <= MAX_WAIT), "{outcome:?}");
     let _ = answer::advice(body);
     let _ = Report::read(body);
 }

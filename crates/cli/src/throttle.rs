@@ -258,13 +258,13 @@ fn print(throttled: &Throttled, config: &Config) {
             format!("; held until {} ({}): {}", throttled.at(held.until), throttled.from_now(held.until), held.why)
         });
         let mut also = String::new();
-        if view.probing {
+        if view.tripped {
             also.push_str("; one start at a time tries");
         }
         if let Some((apart, until)) = view.budget {
             also.push_str(&format!("; one every {} by its budget, until {}", rounded(apart), throttled.at(until)));
         }
-        if let Some(until) = view.gentle_until {
+        if let Some(until) = view.slow_start_until {
             also.push_str(&format!("; reopens gently until {}", throttled.at(until)));
         }
         let next = throttled.from_now(view.opens);
@@ -342,7 +342,7 @@ fn of_key(key: &str, view: &View, throttled: &Throttled) -> Value {
     let budget =
         view.budget.map(|(apart, until)| json!({ "apart_ms": apart.as_millis() as u64, "until": throttled.at(until) }));
     json!({
-        "key": key, "windows": used, "opens": throttled.at(view.opens), "held": held, "probing": view.probing,
-        "budget": budget, "gentle_until": view.gentle_until.map(|until| throttled.at(until)), "waiting": view.waiting,
+        "key": key, "windows": used, "opens": throttled.at(view.opens), "held": held, "probing": view.tripped,
+        "budget": budget, "gentle_until": view.slow_start_until.map(|until| throttled.at(until)), "waiting": view.waiting,
     })
 }

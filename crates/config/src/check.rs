@@ -12,7 +12,7 @@ use roundelay_ledger::{LedgerUrl, postgres};
 use roundelay_model::egress::Reach;
 use roundelay_model::job::check_name;
 use roundelay_model::ladder::Ladder;
-use roundelay_model::lanes::MOST_LANES;
+use roundelay_model::lanes::MAX_LANES;
 use roundelay_model::outcome::RetryPolicy;
 use roundelay_model::secret::Secret;
 use roundelay_model::topology::Names;
@@ -20,7 +20,7 @@ use roundelay_net::tls::{BrokerTls, TlsSettings};
 
 use super::raw::{self, Raw};
 use super::{api, encryption, exec, model, reasons, recurrence, roster, throttle, tracing};
-use crate::problems::{LONGEST_TIMEOUT, Problems, TEN_YEARS, check_backoff, known, listen_address};
+use crate::problems::{MAX_TIMEOUT, Problems, TEN_YEARS, check_backoff, known, listen_address};
 use crate::settings::{
     CatchUpSettings, Config, HandlerSettings, KindSettings, LedgerSettings, QueueSettings, SpawnSettings, Takeover,
     Unique, WorkerSettings,
@@ -28,7 +28,7 @@ use crate::settings::{
 
 /// RabbitMQ closes the channel of a consumer that keeps a message for 30 minutes; a one-off job, which is nothing but
 /// its message, must be over before that. It may have waited for its slot for five of them.
-pub const LONGEST_HELD: Duration = Duration::from_secs(24 * 60);
+pub const MAX_HELD: Duration = Duration::from_secs(24 * 60);
 /// So much a run may ask for at most, whatever its kind allows: all of it is one transaction.
 const MOST_SPAWNED: usize = 10_000;
 /// What the names of the engine's own kinds begin with.
@@ -64,7 +64,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             problems.add(&path, format!("the name has {} bytes; AMQP allows {LONGEST_QUEUE}", name.len()));
         }
         problems.range(&["queues", &name, "concurrency"], queue.concurrency, 1, 10_000);
-        problems.range(&["queues", &name, "lanes"], queue.lanes, 1, MOST_LANES);
+        problems.range(&["queues", &name, "lanes"], queue.lanes, 1, MAX_LANES);
         let longest = Names::new(&raw.broker.prefix).lane(&name, queue.lanes.saturating_sub(1)).len();
         if queue.lanes > 1 && longest > LONGEST_QUEUE {
             problems.add(
@@ -115,7 +115,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     if raw.broker.prefix == "amq" || raw.broker.prefix.starts_with("amq.") {
         problems.add(&["broker", "prefix"], "names that begin with `amq.` are RabbitMQ's own");
     }
-    problems.range(&["worker", "grace"], raw.worker.grace.0, zero, LONGEST_HELD);
+    problems.range(&["worker", "grace"], raw.worker.grace.0, zero, MAX_HELD);
     let listen = raw.worker.listen.as_deref().map(listen_address).transpose();
     let listen = listen.unwrap_or_else(|message| {
         problems.add(&["worker", "listen"], message);
@@ -226,9 +226,9 @@ fn check_kind(
         problems.add(&["kinds", name], format!("names that begin with `{INTERNAL}` are the engine's own"));
     }
     let ms = Duration::from_millis(1);
-    problems.range(&at("timeout"), kind.timeout.0, ms, LONGEST_TIMEOUT);
+    problems.range(&at("timeout"), kind.timeout.0, ms, MAX_TIMEOUT);
     problems.range(&["kinds", name, "spawn", "most"], kind.spawn.most, 0, MOST_SPAWNED);
-    problems.range(&at("cost"), kind.cost, 1, throttle::MOST_ALLOWED);
+    problems.range(&at("cost"), kind.cost, 1, throttle::MAX_ALLOWED);
     if let Some(queue) = &kind.queue {
         if ["{{", "{%", "{#"].iter().any(|mark| queue.contains(mark)) {
             template(problems, &at("queue"), queue);
@@ -310,7 +310,11 @@ fn check_kind(
 
 /// The settings of a kind of the engine's own: like those of a table that says no more than this.
 pub fn internal_kind(every: Duration, timeout: Duration) -> KindSettings {
-    let kind = raw::Kind { every: Some(raw::Text(every)), timeout: raw::Text(timeout), ..raw::Kind::default() };
+    let kind = raw::Kind {
+        every: Some(raw::HumanDuration(every)),
+        timeout: raw::HumanDuration(timeout),
+        ..raw::Kind::default()
+    };
     // Neither the name nor the durations can be wrong, and no rung is asked for: what the engine
     // does for itself climbs those that there are.
     let (queues, reasons) = Default::default();

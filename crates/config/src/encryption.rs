@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roundelay_model::encryption::{Key, Keyring, LONGEST_NAME, may_name_a_key};
+use roundelay_model::encryption::{Key, Keyring, MAX_KEY_NAME, may_name_a_key};
 use roundelay_model::secret::Secret;
 
 use super::raw;
@@ -17,7 +17,7 @@ pub(super) fn check(problems: &mut Problems, raw: raw::Encryption) -> Keyring {
     for (name, text) in &raw.keys {
         let path = ["encryption", "keys", name];
         if !may_name_a_key(name) {
-            let message = format!("a name of 1 to {LONGEST_NAME} letters, digits, dashes, underscores and dots");
+            let message = format!("a name of 1 to {MAX_KEY_NAME} letters, digits, dashes, underscores and dots");
             problems.add(&path, message);
         }
         match Key::parse(text.expose()) {

@@ -24,12 +24,12 @@ mod raw;
 mod read;
 mod reasons;
 mod recurrence;
+mod redacted;
 #[cfg(test)]
 mod reference;
 mod roster;
 mod secret;
 mod settings;
-mod shown;
 #[cfg(test)]
 mod tests;
 mod throttle;
@@ -37,10 +37,10 @@ pub mod tracing;
 mod unpaced;
 
 pub use api::{ApiSettings, is_loopback};
-pub use check::{LONGEST_HELD, internal_kind};
+pub use check::{MAX_HELD, internal_kind};
 pub use error::{ConfigError, Problem};
 pub use model::{ModelSettings, SlowSpell};
-pub use problems::{LONGEST_TIMEOUT, listen_address};
+pub use problems::{MAX_TIMEOUT, listen_address};
 pub use raw::UniqueUntil;
 pub use reasons::Reconcile;
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::read::Source;
 use crate::settings::Config;
 use crate::tracing::fill;
-use crate::{ConfigError, Problem, check, secret, shown};
+use crate::{ConfigError, Problem, check, redacted, secret};
 
 impl Config {
     /// Reads and checks the file at `path`, with `ROUNDELAY__…` from the environment over it, and the files that
@@ -67,6 +67,6 @@ impl Config {
             return Err(source.locate(problems));
         }
         let config = check::check(raw).map_err(|problems| source.locate(problems))?;
-        Ok(Self { shown: shown::shown(text, &source.fetched).unwrap_or_default(), ..config })
+        Ok(Self { shown: redacted::shown(text, &source.fetched).unwrap_or_default(), ..config })
     }
 }

@@ -31,8 +31,8 @@ impl Problems {
 /// The longest interval and backoff that may be configured.
 pub const TEN_YEARS: Duration = Duration::from_secs(10 * 366 * 86_400);
 
-/// The longest run of a chain. Its message is acknowledged after `LONGEST_HELD`: the ledger knows of the run.
-pub const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+/// The longest run of a chain. Its message is acknowledged after `MAX_HELD`: the ledger knows of the run.
+pub const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub(super) fn known<'k>(
     problems: &mut Problems,

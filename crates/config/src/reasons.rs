@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use roundelay_model::job::check_name;
-use roundelay_model::outcome::{Backoff, LONGEST_WAIT, RetryPolicy, SHORTEST_SNOOZE};
+use roundelay_model::outcome::{Backoff, MAX_WAIT, MIN_SNOOZE, RetryPolicy};
 use roundelay_model::policy::{Policies, Policy};
 
 use super::raw;
@@ -68,9 +68,9 @@ fn one(problems: &mut Problems, path: &[&str], reason: raw::Reason, named: &mut 
             let after = after.map(|after| after.0);
             match after {
                 None => problems.add(path, "policy = \"snooze\" needs an `after`, such as after = \"1m\""),
-                Some(after) => problems.range(&below("after"), after, SHORTEST_SNOOZE, LONGEST_WAIT),
+                Some(after) => problems.range(&below("after"), after, MIN_SNOOZE, MAX_WAIT),
             }
-            Stated::Fixed(Policy::Snooze(after.unwrap_or(SHORTEST_SNOOZE)))
+            Stated::Fixed(Policy::Snooze(after.unwrap_or(MIN_SNOOZE)))
         }
         raw::Policy::Retry => {
             if let Some(attempts) = attempts {

@@ -8,12 +8,12 @@ use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Time, parse_duration, short_duration};
 use roundelay_model::guard::Guard;
 use roundelay_model::ladder::rungs_of_interval;
-use roundelay_model::outcome::LONGEST_WAIT;
+use roundelay_model::outcome::MAX_WAIT;
 use roundelay_model::schedule::{Catch, Cron, From, MISFIRE_WINDOW, Misfire, Overlap, Rhythm, Schedule};
 use serde::{Deserialize, Serialize};
 
 use super::raw;
-use crate::problems::{LONGEST_TIMEOUT, Problems, TEN_YEARS};
+use crate::problems::{MAX_TIMEOUT, Problems, TEN_YEARS};
 
 /// What is later than this part of `misfire_spread` is spread: much less than what an outage holds up, and
 /// more than an ordinary queue does.
@@ -82,7 +82,7 @@ impl Recurrence {
             Length::Fixed(length) => length,
             Length::Share(share) => schedule.interval(now, calendar)?.mul_f64(share),
         };
-        Some((length.min(LONGEST_TIMEOUT), grace))
+        Some((length.min(MAX_TIMEOUT), grace))
     }
 
     /// The schedule of a chain that has one of its own.
@@ -338,9 +338,9 @@ pub fn check(
         raw::Misfire::Coalesce => Catch::Coalesce,
         raw::Misfire::All => Catch::All,
     };
-    let (least, most) = kind.next_in.as_ref().map_or((Duration::from_secs(1), LONGEST_WAIT), |within| {
-        if within.min.0 > within.max.0 || within.max.0 > LONGEST_WAIT || within.min.0.is_zero() {
-            let most = short_duration(LONGEST_WAIT);
+    let (least, most) = kind.next_in.as_ref().map_or((Duration::from_secs(1), MAX_WAIT), |within| {
+        if within.min.0 > within.max.0 || within.max.0 > MAX_WAIT || within.min.0.is_zero() {
+            let most = short_duration(MAX_WAIT);
             problems
                 .add(&at("next_in"), format!("needs a `min` above zero, not above `max`, and a `max` up to {most}"));
         }

@@ -11,7 +11,7 @@ use roundelay_handler::http::HttpSettings;
 use roundelay_ledger::LedgerUrl;
 use roundelay_model::encryption::Keyring;
 use roundelay_model::ladder::Ladder;
-use roundelay_model::lanes::{Lanes, MOST_LANES};
+use roundelay_model::lanes::{Lanes, MAX_LANES};
 use roundelay_model::outcome::RetryPolicy;
 use roundelay_model::pacing::ThrottleSettings;
 use roundelay_model::policy::Policies;
@@ -120,7 +120,7 @@ pub struct QueueSettings {
 impl QueueSettings {
     /// The priority of a lane's jobs among all that share a throttle.
     pub fn rank(&self, lane: u8) -> i32 {
-        self.priority.saturating_mul(i32::from(MOST_LANES)).saturating_add(i32::from(lane))
+        self.priority.saturating_mul(i32::from(MAX_LANES)).saturating_add(i32::from(lane))
     }
 }
 

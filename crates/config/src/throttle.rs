@@ -18,7 +18,7 @@ const MOST_BLOCKED: Duration = Duration::from_secs(5 * 60);
 /// Those who wait for a slot of their key hold up others that could start.
 const BLOCKED_WITH_KEY: Duration = Duration::from_secs(2);
 /// The largest number of starts in a window.
-pub const MOST_ALLOWED: u32 = 1_000_000;
+pub const MAX_ALLOWED: u32 = 1_000_000;
 /// The longest window.
 const LONGEST_WINDOW: Duration = Duration::from_secs(366 * 86_400);
 /// The longest time that a broken upstream is left alone.
@@ -35,11 +35,11 @@ pub fn check(
 fn one(problems: &mut Problems, name: &str, throttle: raw::Throttle) -> ThrottleSettings {
     let at = |key: &'static str| ["throttles", name, key];
     let ms = Duration::from_millis(1);
-    problems.range(&at("allow"), throttle.allow, 1, MOST_ALLOWED);
+    problems.range(&at("allow"), throttle.allow, 1, MAX_ALLOWED);
     problems.range(&at("burst"), throttle.burst, 1, throttle.allow.max(1));
     problems.range(&at("per"), throttle.per.0, ms, LONGEST_WINDOW);
     for window in &throttle.also {
-        problems.range(&at("also"), window.allow, 1, MOST_ALLOWED);
+        problems.range(&at("also"), window.allow, 1, MAX_ALLOWED);
         problems.range(&at("also"), window.per.0, ms, LONGEST_WINDOW);
     }
     let least = if throttle.key.is_some() { BLOCKED_WITH_KEY } else { MOST_BLOCKED };
@@ -61,7 +61,7 @@ fn one(problems: &mut Problems, name: &str, throttle: raw::Throttle) -> Throttle
     let cost_header = throttle.cost_header.map(|text| header(problems, &at("cost_header"), text));
     let breaker = throttle.breaker.map(|breaker| {
         let at = |key: &'static str| ["throttles", name, "breaker", key];
-        problems.range(&at("failures"), breaker.failures, 1, MOST_ALLOWED);
+        problems.range(&at("failures"), breaker.failures, 1, MAX_ALLOWED);
         problems.range(&at("wait"), breaker.wait.0, Duration::from_secs(1), LONGEST_BREAK);
         problems.range(&at("longest"), breaker.longest.0, breaker.wait.0, LONGEST_BREAK);
         let (wait, longest) = (breaker.wait.0, breaker.longest.0);
@@ -108,7 +108,7 @@ pub fn check_cost(
     throttles: &BTreeMap<String, ThrottleSettings>,
 ) {
     let tightest = throttles_of(kind, queues)
-        .filter_map(|used| Some((used, throttles.get(used)?.limits.most())))
+        .filter_map(|used| Some((used, throttles.get(used)?.limits.max_cost())))
         .min_by_key(|(_, most)| *most);
     if let Some((throttle, most)) = tightest.filter(|(_, most)| *most < kind.cost) {
         let message = format!(
@@ -128,8 +128,8 @@ pub fn check_limits(name: &str, window: Window, burst: u32, config: &super::Conf
     if allow == 0 {
         return Err("allow: 0 would let nothing start ever; hold the throttle to stop it for a while".into());
     }
-    if allow > MOST_ALLOWED {
-        return Err(format!("allow: {allow} is out of range; from 1 to {MOST_ALLOWED} is possible"));
+    if allow > MAX_ALLOWED {
+        return Err(format!("allow: {allow} is out of range; from 1 to {MAX_ALLOWED} is possible"));
     }
     let whole =
         per >= Duration::from_millis(1) && per <= LONGEST_WINDOW && per.subsec_nanos().is_multiple_of(1_000_000);

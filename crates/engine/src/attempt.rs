@@ -11,11 +11,11 @@ use roundelay_handler::{Context, Reports};
 use roundelay_ledger::{Finish, FinishRequest, Grant, Member};
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Time, short_duration};
-use roundelay_model::encryption::{Field, Place};
+use roundelay_model::encryption::{AssociatedData, Field};
 use roundelay_model::failure::FailedItem;
 use roundelay_model::job::{ChainRef, Envelope, Job, Tick};
 use roundelay_model::outcome::{Course, Decision, NewJob, Next, Outcome, Verdict, decide};
-use roundelay_model::pacing::slots::Word;
+use roundelay_model::pacing::slots::Feedback;
 use roundelay_model::reason::{Class, Reason, excerpt};
 use roundelay_model::schedule::{Overlap, Ran, Schedule, Setting, phase};
 use roundelay_model::{job, outcome};
@@ -164,7 +164,7 @@ impl Core {
         let Claimed { envelope, grant, .. } = claimed;
         let keys = self.publishing.keys();
         let open = |field, what: &str, text: &str| {
-            let opened = keys.opened(Place::new(field, &envelope.kind, &envelope.key), text);
+            let opened = keys.opened(AssociatedData::new(field, &envelope.kind, &envelope.key), text);
             opened.map(|text| serde_json::from_str(&text).unwrap_or(Value::Null)).map_err(|why| {
                 let due = grant.at + sealing::wait(grant.nominal, grant.at);
                 Box::new(Decision::put_off(due, Reason::new(Class::Sealed, format!("{what} {why}"))))
@@ -296,7 +296,8 @@ impl Core {
         };
         let mut asked = self.catalog.asked(&asking, std::mem::take(&mut decision.yields));
         let carry = carried(asked.carry.take(), &mut asked.failed);
-        let carry = carry.map(|text| keys.sealed(Place::new(Field::Carry, &envelope.kind, &envelope.key), text));
+        let carry =
+            carry.map(|text| keys.sealed(AssociatedData::new(Field::Carry, &envelope.kind, &envelope.key), text));
         let request = FinishRequest {
             epoch: chain.epoch,
             tick: chain.tick,
@@ -411,7 +412,7 @@ impl Core {
             };
             match envelope {
                 Ok(Envelope { kind, key, queue, payload, due, .. }) => members.push(Member {
-                    payload: keys.sealed(Place::new(Field::Payload, &kind, &key), payload.to_string()),
+                    payload: keys.sealed(AssociatedData::new(Field::Payload, &kind, &key), payload.to_string()),
                     kind,
                     key,
                     queue: queue.unwrap_or_default(),
@@ -554,7 +555,7 @@ async fn start_with(mut slot: Slot, throttle: &Throttle, key: &str, want: Want) 
         }
         if probe {
             // No other worker would probe before this one's time was over.
-            throttle.tell(key, Word::Lost).await;
+            throttle.tell(key, Feedback::Lost).await;
         }
         if throttle.is_held(key) {
             return None;

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::RwLock;
-use roundelay_config::{Config, KindSettings, LONGEST_HELD, OwnSchedule, internal_kind};
+use roundelay_config::{Config, KindSettings, MAX_HELD, OwnSchedule, internal_kind};
 use roundelay_handler::{Context, Handler};
 use roundelay_ledger::{LedgerError, NewChain, SpawnedJob};
 use roundelay_model::clock::{Time, short_duration};
@@ -47,7 +47,7 @@ const ARCHIVE: &str = "archive";
 const THROTTLES: &str = "throttles";
 
 /// How long a roster may take: what RabbitMQ allows.
-const ROSTER_TIMEOUT: Duration = LONGEST_HELD;
+const ROSTER_TIMEOUT: Duration = MAX_HELD;
 /// How long a run on the history, or on failed parts, may take.
 const HISTORY_TIMEOUT: Duration = Duration::from_secs(60);
 /// A roster is followed again after this, when workers seal and this one does not yet.
@@ -171,8 +171,8 @@ impl Chores {
         let Some(settings) = settings else {
             return Outcome::Retire { reason: format!("the configuration names no roster for the kind {kind}").into() };
         };
-        let wishes = Wishes { prune: settings.prune, own_process: true, ..Wishes::default() };
-        let report = roster::from_source(&config, self.connections.clone(), kind, wishes, |_| {}).await;
+        let requests = Wishes { prune: settings.prune, own_process: true, ..Wishes::default() };
+        let report = roster::from_source(&config, self.connections.clone(), kind, requests, |_| {}).await;
         let report = match report {
             Ok(report) => report,
             // Another worker has it already, and this one has it soon: while `seal` is rolled out, that costs no attempt.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use roundelay_model::pacing::slots::LEAST_SHARE;
+use roundelay_model::pacing::slots::MIN_SHARE_DIVISOR;
 use tokio::sync::oneshot;
 
 /// The places of a queue.
@@ -124,7 +124,7 @@ impl Inner {
         let highest = *highest;
         self.passed.retain(|lane, _| self.waiting.contains_key(lane));
         let passed = |lane: &u8| self.passed.get(lane).copied().unwrap_or_default();
-        let due = self.waiting.keys().filter(|lane| passed(lane) + 1 >= LEAST_SHARE && !self.lower);
+        let due = self.waiting.keys().filter(|lane| passed(lane) + 1 >= MIN_SHARE_DIVISOR && !self.lower);
         let lane = due.max_by_key(|lane| passed(lane)).copied().unwrap_or(highest);
         self.lower = lane < highest;
         for of in self.waiting.range(..lane).map(|(of, _)| *of) {
@@ -207,7 +207,7 @@ mod tests {
         }
         drop(held);
         // Two lower ones never follow each other, so that the one may have to wait for the other.
-        let (most, least) = (800 / LEAST_SHARE, 800 / (LEAST_SHARE + 1) - 2);
+        let (most, least) = (800 / MIN_SHARE_DIVISOR, 800 / (MIN_SHARE_DIVISOR + 1) - 2);
         assert!(got[2] >= 800 - 2 * most && got[1] >= least && got[0] >= least, "{got:?}");
     }
 

@@ -10,7 +10,7 @@ use roundelay_config::{OwnSchedule, SpawnSettings};
 use roundelay_ledger::NewChain;
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Entropy, Time};
-use roundelay_model::encryption::{Field, Place};
+use roundelay_model::encryption::{AssociatedData, Field};
 use roundelay_model::failure::FailedItem;
 use roundelay_model::job::Envelope;
 use roundelay_model::outcome::{Discovered, NewJob, Yield};
@@ -88,7 +88,7 @@ impl Catalog {
         };
         let (nominal, due) = first_due(&schedule, spread, (&kind, &key), asking.at, asking.calendar)
             .ok_or_else(|| format!("its schedule ({schedule}) has no occurrence"))?;
-        let payload = asking.keys.sealed(Place::new(Field::Payload, &kind, &key), payload.to_string());
+        let payload = asking.keys.sealed(AssociatedData::new(Field::Payload, &kind, &key), payload.to_string());
         Ok(NewChain {
             kind,
             key,

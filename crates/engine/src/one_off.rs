@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::join;
 use roundelay_broker::Delivery;
-use roundelay_config::{KindSettings, LONGEST_HELD, Unique, UniqueUntil};
+use roundelay_config::{KindSettings, MAX_HELD, Unique, UniqueUntil};
 use roundelay_ledger::{ChainState, RunningJob};
 use roundelay_model::clock::Time;
 use roundelay_model::encryption::Unopened;
@@ -107,7 +107,7 @@ impl Core {
             }
             self.observing.life.reached(Point::PlaceGivenBefore).await;
         }
-        let longest = kind.timeout.min(LONGEST_HELD);
+        let longest = kind.timeout.min(MAX_HELD);
         let failure = match part {
             false => None,
             true => match self.publishing.hold_part(&envelope, queue, (&id, longest)).await {

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use futures_util::future::join;
 use roundelay_broker::Delivery;
-use roundelay_config::{LONGEST_HELD, Takeover};
+use roundelay_config::{MAX_HELD, Takeover};
 use roundelay_ledger::{Claim, ClaimRequest, Finish, Hint, LedgerError};
 use roundelay_model::clock::Time;
 use roundelay_model::deaths;
@@ -104,7 +104,7 @@ async fn letting_go<T>(delivery: &Delivery, attempt: impl Future<Output = T>) ->
     tokio::select! {
         biased;
         ended = &mut attempt => ended,
-        () = sleep(LONGEST_HELD) => {
+        () = sleep(MAX_HELD) => {
             delivery.let_go().await;
             attempt.await
         }

@@ -10,7 +10,8 @@ use roundelay_config::is_internal;
 use roundelay_ledger::LedgerError;
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{
-    Counter, EVERY, FleetOrders, Lateness, Presence, Pulse, QueuePresence, SECONDS, Subject, WorkerState, host,
+    Counter, EVERY, FleetOrders, Lateness, Presence, QueuePresence, SECONDS, Subject, ThroughputSample, WorkerState,
+    host,
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -107,7 +108,7 @@ struct Told {
     started: Time,
     all: Counter,
     queues: BTreeMap<String, Counted>,
-    untold: Vec<Pulse>,
+    untold: Vec<ThroughputSample>,
     /// When it last told, and of what.
     last: Option<(Instant, Look)>,
 }
@@ -150,7 +151,7 @@ impl Told {
         }
         if let Some((at, starts)) = over {
             let late_ms = (!late.is_empty()).then(|| late.summary());
-            self.untold.push(Pulse { at, starts, late_ms });
+            self.untold.push(ThroughputSample { at, starts, late_ms });
             let surplus = self.untold.len().saturating_sub(MOST_UNTOLD);
             self.untold.drain(..surplus);
         }

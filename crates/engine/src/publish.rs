@@ -51,7 +51,7 @@ impl Publisher {
     /// the next start of a worker takes it from there.
     ///
     /// # Errors
-    /// [`PublicationError::Wish`] when no worker could run the job: its kind or queue is not in the configuration, for
+    /// [`PublicationError::Invalid`] when no worker could run the job: its kind or queue is not in the configuration, for
     /// example. Else it is not known whether the job is safe; see [`Self::publish_as`].
     pub async fn publish(&self, job: NewJob) -> Result<Published, PublicationError> {
         self.publish_as(self.connections.entropy.token(), job).await
@@ -76,7 +76,7 @@ impl Publisher {
 pub enum PublicationError {
     /// There can be no such job.
     #[error("{0}")]
-    Wish(String),
+    Invalid(String),
     /// The broker did not confirm it.
     #[error(transparent)]
     Broker(#[from] PublishError),
@@ -114,23 +114,25 @@ impl Publication {
     /// Looks whether there can be such a job (pure).
     ///
     /// # Errors
-    /// [`PublicationError::Wish`].
+    /// [`PublicationError::Invalid`].
     pub fn check(self, config: &Config) -> Result<Checked, PublicationError> {
-        let wish = PublicationError::Wish;
-        let kind = config.kind(&self.kind).map_err(wish)?;
+        let invalid = PublicationError::Invalid;
+        let kind = config.kind(&self.kind).map_err(invalid)?;
         let queue = match (&self.queue, kind.queue_for(&self.payload)) {
             (Some(queue), _) => queue.clone(),
             (None, Ok(Some(queue))) => queue,
-            (None, Ok(None)) => return Err(wish(format!("kinds.{} names no queue; name one for the job", self.kind))),
+            (None, Ok(None)) => {
+                return Err(invalid(format!("kinds.{} names no queue; name one for the job", self.kind)));
+            }
             (None, Err(why)) => {
-                return Err(wish(format!("{why}; name a queue for the job, or give its fields in the payload")));
+                return Err(invalid(format!("{why}; name a queue for the job, or give its fields in the payload")));
             }
         };
-        config.queue(&queue).map_err(wish)?;
+        config.queue(&queue).map_err(invalid)?;
         let checked = Checked { publication: self, queue };
         // By the engine's own reader: what is accepted here is not refused there.
         let body = checked.envelope(None).encode();
-        Envelope::decode(&body).map_err(|error| wish(format!("a worker would refuse this job: {error}")))?;
+        Envelope::decode(&body).map_err(|error| invalid(format!("a worker would refuse this job: {error}")))?;
         Ok(checked)
     }
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use roundelay_config::{Config, KindSettings};
 use roundelay_ledger::{DueItem, Hold, LedgerError, Plan, PlannedItem, SpawnedJob};
 use roundelay_model::clock::Time;
-use roundelay_model::encryption::{Field, Place};
+use roundelay_model::encryption::{AssociatedData, Field};
 use roundelay_model::failure::{Failure, ItemEnd};
 use roundelay_model::job::{Envelope, MAX_PAYLOAD};
 use roundelay_model::outcome::{Outcome, RetryPolicy};
@@ -81,7 +81,7 @@ fn plan(config: &Config, settings: &KindSettings, ledger: &str, due: &DueItem, n
         return Err(format!("there is no [queues.{queue}] in the configuration"));
     }
     let kind = settings.reconcile.as_ref().and_then(|reconcile| reconcile.kind.as_ref()).unwrap_or(&failure.kind);
-    let place = Place::new(Field::Payload, &failure.kind, &failure.key);
+    let place = AssociatedData::new(Field::Payload, &failure.kind, &failure.key);
     let payload = match config.encryption.opened(place, payload) {
         Ok(payload) => payload_for(&payload, &failure.item),
         Err(why) => {

@@ -13,7 +13,7 @@ use roundelay_broker::{Destination, Message, PeekedMessage, PublishError};
 use roundelay_config::Config;
 use roundelay_ledger::{QuarantinedMessage, RETRIED};
 use roundelay_model::encryption::Keyring;
-use roundelay_model::job::{Envelope, MAX_BYTES, MAX_SEALED, MOST_RETRIES, Retry, check_name};
+use roundelay_model::job::{Envelope, MAX_BYTES, MAX_RETRIES, MAX_SEALED, Retry, check_name};
 use roundelay_model::outcome::{Decision, Verdict};
 use roundelay_model::reason::{Class, Reason};
 use sha2::{Digest, Sha256};
@@ -123,7 +123,7 @@ fn told<T, E: std::fmt::Display>(queue: &str, done: Result<T, E>) -> Again {
 fn copy(keys: &Keyring, body: &Bytes, lay_as: &str, by: String) -> Bytes {
     let Ok(plain) = sealing::whole(keys, body) else { return body.clone() };
     let Ok(mut envelope) = Envelope::decode(&plain) else { return body.clone() };
-    if envelope.chain.is_some() || envelope.retries.len() >= MOST_RETRIES || check_name("id", lay_as).is_err() {
+    if envelope.chain.is_some() || envelope.retries.len() >= MAX_RETRIES || check_name("id", lay_as).is_err() {
         return body.clone();
     }
     // Its handler is told the same id by every copy.
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn what_cannot_say_it_goes_as_it_is() {
         let job = Envelope::job("k", "x", Value::Null, "own".into());
-        let often = Envelope { retries: vec![Retry { of: "a".into(), by: "b".into() }; MOST_RETRIES], ..job.clone() };
+        let often = Envelope { retries: vec![Retry { of: "a".into(), by: "b".into() }; MAX_RETRIES], ..job.clone() };
         let hint = br#"{"v":1,"kind":"k","key":"x","chain":{"ledger":"l","epoch":1,"tick":1}}"#;
         let nameless = Bytes::from(job.encode());
         assert_eq!(copy(&Keyring::default(), &nameless, "", "1a".into()), nameless);

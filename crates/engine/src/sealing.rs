@@ -22,7 +22,7 @@ use parking_lot::RwLock;
 use roundelay_config::Config;
 use roundelay_ledger::{Ledger, LedgerError, StoredText, TextColumn, TextReplacement};
 use roundelay_model::clock::Time;
-use roundelay_model::encryption::{Field, Form, Keyring, Place, Unopened, form, has_the_form, is_sealed};
+use roundelay_model::encryption::{AssociatedData, Field, Form, Keyring, Unopened, form, has_the_form, is_sealed};
 use roundelay_model::job::{Envelope, Sealed};
 use serde_json::Value;
 
@@ -61,8 +61,8 @@ pub(crate) fn wait(since: Time, now: Time) -> Duration {
     now.since(since).clamp(SHORTEST_WAIT, LONGEST_WAIT)
 }
 
-fn place_of(envelope: &Envelope) -> Place<'_> {
-    Place::new(Field::Job, &envelope.kind, &envelope.key)
+fn place_of(envelope: &Envelope) -> AssociatedData<'_> {
+    AssociatedData::new(Field::Job, &envelope.kind, &envelope.key)
 }
 
 /// An envelope as it is to be written: with its payload sealed, if anything is.
@@ -149,7 +149,7 @@ pub(super) fn set_aside(keys: &Keyring, body: &Bytes) -> Bytes {
 /// [`Unopened`].
 pub fn whole<'b>(keys: &Keyring, body: &'b [u8]) -> Result<Cow<'b, [u8]>, Unopened> {
     match is_sealed(body) {
-        true => keys.opened_bytes(Place::MESSAGE, body).map(Cow::Owned),
+        true => keys.opened_bytes(AssociatedData::MESSAGE, body).map(Cow::Owned),
         false => Ok(Cow::Borrowed(body)),
     }
 }
@@ -166,7 +166,7 @@ pub fn shown<'b>(keys: &Keyring, body: &'b [u8]) -> Cow<'b, [u8]> {
 
 /// What the handler of a chain gets, as the ledger keeps it, and the other forms in which it may have kept it.
 pub(super) fn payload(keys: &Keyring, (kind, key): (&str, &str), text: String) -> (String, Vec<String>) {
-    let place = Place::new(Field::Payload, kind, key);
+    let place = AssociatedData::new(Field::Payload, kind, key);
     let others = keys.other_forms(place, &text);
     (keys.sealed(place, text), others)
 }
@@ -266,7 +266,7 @@ fn state(keys: &Keyring, shelf: TextColumn, content: StoredText) -> Option<State
     let (name, anew) = match shelf {
         TextColumn::Payloads | TextColumn::Carries => {
             let field = if shelf == TextColumn::Payloads { Field::Payload } else { Field::Carry };
-            let (place, text) = (Place::new(field, &kind, &key), String::from_utf8_lossy(&was));
+            let (place, text) = (AssociatedData::new(field, &kind, &key), String::from_utf8_lossy(&was));
             let anew = keys.opened(place, &text).map(|plain| keys.sealed(place, plain.into_owned()).into_bytes());
             (named(&text), anew)
         }
@@ -419,7 +419,7 @@ mod tests {
         let (one, both) = (one(), ring("seal = 'two'\nkeys = { one = 'KEY1', two = 'KEY2' }"));
         let (two, off) = (ring("seal = 'two'\nkeys = { two = 'KEY2' }"), ring("keys = { one = 'KEY1', two = 'KEY2' }"));
         let text = |text: &[u8]| StoredText { number: 1, kind: "sync".into(), key: "app".into(), text: text.to_vec() };
-        let place = Place::new(Field::Payload, "sync", "app");
+        let place = AssociatedData::new(Field::Payload, "sync", "app");
         let payload = |keys: &Keyring| keys.sealed(place, "[1]".into()).into_bytes();
         let put_off = |keys: &Keyring| {
             let mut envelope = sealed(keys, &job()).into_owned();

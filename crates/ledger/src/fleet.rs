@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
-use roundelay_model::fleet::{FleetOrder, FleetOrders, Presence, Pulse, SILENT, Subject};
+use roundelay_model::fleet::{FleetOrder, FleetOrders, Presence, SILENT, Subject, ThroughputSample};
 
 use crate::error::LedgerError;
 
@@ -38,7 +38,7 @@ pub trait Fleet {
     ///
     /// # Errors
     /// When it is not known to be written. Nothing hangs on it.
-    async fn attend(&self, presence: Presence, pulses: Vec<Pulse>) -> Result<(), LedgerError>;
+    async fn attend(&self, presence: Presence, pulses: Vec<ThroughputSample>) -> Result<(), LedgerError>;
 
     /// Forgets a worker that has ended, and what was ordered of it.
     ///
@@ -56,7 +56,7 @@ pub trait Fleet {
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn pulses(&self, since: Time) -> Result<Vec<Pulse>, LedgerError>;
+    async fn pulses(&self, since: Time) -> Result<Vec<ThroughputSample>, LedgerError>;
 
     /// What operators have ordered; what nothing was ordered of is absent.
     ///

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use roundelay_model::pacing::orders::{Orders, ThrottleOrder};
-use roundelay_model::pacing::slots::{Micros, State, Word};
-use roundelay_model::pacing::{SlotAnswer, SlotRequest};
+use roundelay_model::pacing::slots::{Feedback, Micros, State};
+use roundelay_model::pacing::{SlotRequest, SlotResponse};
 
 use crate::error::LedgerError;
 
@@ -29,7 +29,7 @@ pub trait Slots {
     ///
     /// # Errors
     /// When it is not known to be written. Then slots may have been handed out, and nobody has them.
-    async fn slots(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotAnswer>, LedgerError>;
+    async fn slots(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotResponse>, LedgerError>;
 
     /// What is remembered of throttles, in the order of their names and keys, at most `limit` of each
     /// name.
@@ -71,9 +71,9 @@ pub(super) fn state(text: &str, request: &SlotRequest, now: Micros) -> State {
     serde_json::from_str(text).unwrap_or_else(|error| {
         tracing::warn!(throttle = request.throttle, key = request.key, %error, "what the ledger remembers of a throttle cannot be read");
         let mut state = State::default();
-        let until = now + request.limits.longest().as_micros() as Micros;
+        let until = now + request.limits.longest_window().as_micros() as Micros;
         let why = "what was remembered of it could not be read".to_owned();
-        state.hear(&request.limits, now, &Word::Hold { until, why });
+        state.apply(&request.limits, now, &Feedback::Hold { until, why });
         state
     })
 }

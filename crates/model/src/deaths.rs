@@ -5,12 +5,12 @@
 //! the more there are, the less runs beside it: what is set aside in the end has been alone with its last death.
 
 /// What was in hand at so many deaths runs no more.
-pub const MOST_DEATHS: u32 = 3;
+pub const DEATHS_TO_QUARANTINE: u32 = 3;
 /// What was in hand at so many is a suspect.
 pub const SUSPECTED: u32 = 2;
 /// With this begins every reason that [`SET_ASIDE`] was, in whatever words.
 pub const CLASS: &str = "deaths: ";
-/// Why what was in hand at [`MOST_DEATHS`] deaths does not run again.
+/// Why what was in hand at [`DEATHS_TO_QUARANTINE`] deaths does not run again.
 pub const SET_ASIDE: &str = "deaths: three workers died while they ran it, so its handler or payload may end the process \
      (by deep recursion, or for want of memory)";
 
@@ -32,7 +32,7 @@ pub enum Company {
 pub fn company(deaths: u32) -> Option<Company> {
     match deaths {
         0 => Some(Company::Any),
-        MOST_DEATHS.. => None,
+        DEATHS_TO_QUARANTINE.. => None,
         SUSPECTED.. => Some(Company::Clear),
         _ => Some(Company::NoSuspect),
     }

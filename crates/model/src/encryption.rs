@@ -8,7 +8,7 @@
 //! A sealed text is ASCII: `sealed:1:KEY:BASE64`. That is no JSON, and every text that is not sealed is JSON here, so
 //! neither can be taken for the other, whatever a publisher writes.
 //!
-//! Where a text belongs ([`Place`]) is authenticated with it. So a sealed text that somebody moves to another chain, or
+//! Where a text belongs ([`AssociatedData`]) is authenticated with it. So a sealed text that somebody moves to another chain, or
 //! to another field, does not open there.
 
 use std::borrow::Cow;
@@ -26,12 +26,12 @@ const MARK: &str = "sealed:1:";
 /// The bytes of a key: AES-256-SIV has one for the authentication and one for the cipher.
 pub const KEY_BYTES: usize = 64;
 /// The longest name of a key, in bytes.
-pub const LONGEST_NAME: usize = 64;
+pub const MAX_KEY_NAME: usize = 64;
 /// The bytes of the synthetic initialisation vector, before what is encrypted.
 const VECTOR: usize = 16;
 /// What sealing adds to the length of a text at most, apart from a third of it: the synthetic initialisation vector,
 /// padding, the mark and the name of the key.
-const ADDED: usize = VECTOR * 4 / 3 + 8 + MARK.len() + LONGEST_NAME;
+const ADDED: usize = VECTOR * 4 / 3 + 8 + MARK.len() + MAX_KEY_NAME;
 
 /// The longest that a text of so many bytes becomes when it is sealed.
 pub const fn longest(text: usize) -> usize {
@@ -64,13 +64,13 @@ impl Field {
 
 /// Where a text belongs.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct AssociatedData<'a> {
     field: Field,
     kind: &'a str,
     key: &'a str,
 }
 
-impl<'a> Place<'a> {
+impl<'a> AssociatedData<'a> {
     /// A field of the chain, or of the job, of this kind and entity.
     pub const fn new(field: Field, kind: &'a str, key: &'a str) -> Self {
         Self { field, kind, key }
@@ -173,7 +173,7 @@ fn split(text: &str) -> Option<(&str, &str)> {
 /// Whether a key can be called so. Names stand in texts and in the log.
 pub fn may_name_a_key(name: &str) -> bool {
     let plain = |c: u8| c.is_ascii_alphanumeric() || b"-_.".contains(&c);
-    (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(plain)
+    (1..=MAX_KEY_NAME).contains(&name.len()) && name.bytes().all(plain)
 }
 
 /// Whether these bytes say that they are a sealed text, of whatever version.
@@ -221,7 +221,7 @@ impl Keyring {
     }
 
     /// A text as it is to lie there: sealed, unless nothing is to be, or it says nothing (`null`).
-    pub fn sealed(&self, place: Place<'_>, text: String) -> String {
+    pub fn sealed(&self, place: AssociatedData<'_>, text: String) -> String {
         match &self.seal {
             Some(name) if text != "null" => self.sealed_with(name, place, text.as_bytes()).unwrap_or(text),
             _ => text,
@@ -230,7 +230,7 @@ impl Keyring {
 
     /// The forms in which the same text may lie there, but for the one that [`Self::sealed`] makes of it: plain, and
     /// sealed with each of the other keys.
-    pub fn other_forms(&self, place: Place<'_>, text: &str) -> Vec<String> {
+    pub fn other_forms(&self, place: AssociatedData<'_>, text: &str) -> Vec<String> {
         if self.keys.is_empty() || text == "null" {
             return Vec::new();
         }
@@ -243,7 +243,7 @@ impl Keyring {
         forms
     }
 
-    fn sealed_with(&self, name: &str, place: Place<'_>, text: &[u8]) -> Option<String> {
+    fn sealed_with(&self, name: &str, place: AssociatedData<'_>, text: &[u8]) -> Option<String> {
         // It fails for more than 126 parts of a place, or beyond the end of memory.
         let sealed = self.keys.get(name)?.cipher()?.encrypt(place.parts(), text).ok()?;
         let mut form = format!("{MARK}{name}:");
@@ -255,7 +255,7 @@ impl Keyring {
     ///
     /// # Errors
     /// [`Unopened`], with the name of the key that is wanted.
-    pub fn opened<'t>(&self, place: Place<'_>, text: &'t str) -> Result<Cow<'t, str>, Unopened> {
+    pub fn opened<'t>(&self, place: AssociatedData<'_>, text: &'t str) -> Result<Cow<'t, str>, Unopened> {
         if !is_sealed(text.as_bytes()) {
             // What says nothing is never sealed.
             return if self.strict && text != "null" { Err(Unopened::Plain) } else { Ok(Cow::Borrowed(text)) };
@@ -268,7 +268,7 @@ impl Keyring {
     ///
     /// # Errors
     /// [`Unopened`].
-    pub fn opened_bytes(&self, place: Place<'_>, sealed: &[u8]) -> Result<Vec<u8>, Unopened> {
+    pub fn opened_bytes(&self, place: AssociatedData<'_>, sealed: &[u8]) -> Result<Vec<u8>, Unopened> {
         let text = std::str::from_utf8(sealed).map_err(|_| Unopened::Damaged)?;
         let (name, sealed) = split(text).ok_or(Unopened::Damaged)?;
         let key = self.keys.get(name).ok_or_else(|| Unopened::NoKey(name.to_owned()))?;
@@ -279,7 +279,7 @@ impl Keyring {
 
     /// A message as a whole, sealed; nothing when nothing is to be.
     pub fn sealed_message(&self, body: &[u8]) -> Option<Vec<u8>> {
-        self.sealed_with(self.seal()?, Place::MESSAGE, body).map(String::into_bytes)
+        self.sealed_with(self.seal()?, AssociatedData::MESSAGE, body).map(String::into_bytes)
     }
 }
 
@@ -301,7 +301,7 @@ mod tests {
         digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
     }
 
-    const PLACE: Place<'_> = Place::new(Field::Payload, "sync", "app");
+    const PLACE: AssociatedData<'_> = AssociatedData::new(Field::Payload, "sync", "app");
     const TEXT: &str = r#"{"name":"canary"}"#;
 
     /// Appendix A of RFC 5297, which has vectors for keys of 256 bits in all: the same code with the smaller cipher.
@@ -368,13 +368,13 @@ mod tests {
         let sealed = ring_1.sealed(PLACE, TEXT.into());
         let forged = Err(Unopened::Forged("k1".into()));
         for place in [
-            Place::new(Field::Carry, "sync", "app"),
-            Place::new(Field::Job, "sync", "app"),
-            Place::new(Field::Payload, "other", "app"),
-            Place::new(Field::Payload, "sync", "other"),
+            AssociatedData::new(Field::Carry, "sync", "app"),
+            AssociatedData::new(Field::Job, "sync", "app"),
+            AssociatedData::new(Field::Payload, "other", "app"),
+            AssociatedData::new(Field::Payload, "sync", "other"),
             // The parts are apart: what ends one cannot begin the next.
-            Place::new(Field::Payload, "synca", "pp"),
-            Place::MESSAGE,
+            AssociatedData::new(Field::Payload, "synca", "pp"),
+            AssociatedData::MESSAGE,
         ] {
             assert_eq!(ring_1.opened(place, &sealed), forged, "{place:?}");
         }
@@ -384,7 +384,7 @@ mod tests {
         let changed = String::from_utf8(changed).unwrap();
         let other_name = sealed.replacen(":k1:", ":k2:", 1);
         let foreign = ring(&[("k1", 9)], Some("k1")).sealed(PLACE, TEXT.into());
-        let long_name = format!("sealed:1:{}:AAAA", "k".repeat(LONGEST_NAME + 1));
+        let long_name = format!("sealed:1:{}:AAAA", "k".repeat(MAX_KEY_NAME + 1));
         let table = [
             (changed.as_str(), Unopened::Forged("k1".into())),
             (&other_name, Unopened::Forged("k2".into())),
@@ -457,7 +457,7 @@ mod tests {
 
     #[test]
     fn the_longest_form_is_known() {
-        let name = "n".repeat(LONGEST_NAME);
+        let name = "n".repeat(MAX_KEY_NAME);
         let ring = ring(&[(&name, 1)], Some(&name));
         for length in [1, 2, 3, 4, 1_000, 1_001, 1_002] {
             let sealed = ring.sealed(PLACE, "x".repeat(length));

@@ -20,7 +20,7 @@ pub const SILENT: Duration = Duration::from_secs(30);
 const TOLD_WITHIN: Duration = Duration::from_secs(2);
 /// With fewer sets than this, their seconds are told one by one.
 const SINGLE: usize = 12;
-/// The seconds of a [`Pulse`].
+/// The seconds of a [`ThroughputSample`].
 pub const SECONDS: usize = 10;
 /// How long pulses are kept, and workers that have fallen silent.
 pub const KEPT: Duration = Duration::from_secs(3_600);
@@ -105,7 +105,7 @@ pub struct QueuePresence {
 
 /// Ten seconds of a worker, which begin at a multiple of ten.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Pulse {
+pub struct ThroughputSample {
     /// When they began.
     pub at: Time,
     /// How many runs started in each of them.
@@ -301,7 +301,7 @@ pub struct Rhythm {
 
 impl Rhythm {
     /// Of what workers have told, which may be of any order, up to `now`.
-    pub fn of(pulses: &[Pulse], now: Time) -> Self {
+    pub fn of(pulses: &[ThroughputSample], now: Time) -> Self {
         let set = SECONDS as i64 * 1_000;
         // The last one that everybody has told of, unless the ledger is slow: then it is a little low for a moment.
         let last = (now.as_millis() - TOLD_WITHIN.as_millis() as i64).div_euclid(set) - 1;
@@ -430,7 +430,7 @@ mod tests {
 
     #[test]
     fn the_rhythm_of_all_workers_is_the_sum_of_theirs() {
-        let pulse = |at: i64, starts: [u64; SECONDS], p99: f64| Pulse {
+        let pulse = |at: i64, starts: [u64; SECONDS], p99: f64| ThroughputSample {
             at: Time::from_millis(at),
             starts,
             late_ms: Some(Lateness { p50: 1.0, p99, max: 9.0 }),
@@ -462,7 +462,7 @@ mod tests {
         let begun = Rhythm::of(&[pulse(10_000, begins, 3.0)], at(22_000));
         let expected = [(17_000, 4, Some(3.0)), (18_000, 0, Some(3.0)), (19_000, 0, Some(3.0))];
         assert_eq!(begun.seconds, expected.map(|(begun, starts, late)| (at(begun), starts, late)));
-        let long: Vec<Pulse> = (1..20).map(|n| pulse(n * 10_000, even, 1.0)).collect();
+        let long: Vec<ThroughputSample> = (1..20).map(|n| pulse(n * 10_000, even, 1.0)).collect();
         assert_eq!(Rhythm::of(&long, at(300_000)).seconds, []);
     }
 }

@@ -18,7 +18,7 @@ use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::encryption::{Unopened, is_sealed, longest};
 use crate::guard::IfRunning;
-use crate::lanes::MOST_LANES;
+use crate::lanes::MAX_LANES;
 use crate::trace_context::Carried;
 
 /// The version of the message format that this engine reads and writes.
@@ -33,7 +33,7 @@ pub const MAX_SEALED: usize = MAX_BYTES + longest(MAX_PAYLOAD) - MAX_PAYLOAD;
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 512;
 /// So often a message can have been sent again from quarantine and still say of each time which it was.
-pub const MOST_RETRIES: usize = 16;
+pub const MAX_RETRIES: usize = 16;
 /// How much is told of what is wrong with a body, in bytes: it may quote the body.
 const MOST_WORDS: usize = 300;
 /// How often a message may have been dead-lettered before it is taken for one that goes round in
@@ -83,7 +83,7 @@ pub struct Envelope {
     /// chain's hint.
     #[serde(default, skip_serializing_if = "is_none")]
     pub depth: u32,
-    /// The times it was sent again from quarantine, at most [`MOST_RETRIES`]. Always absent in a chain's hint; only
+    /// The times it was sent again from quarantine, at most [`MAX_RETRIES`]. Always absent in a chain's hint; only
     /// the engine writes it.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "objects")]
     pub retries: Vec<Retry>,
@@ -405,8 +405,8 @@ impl Envelope {
         if envelope.attempt == 0 {
             return Err(BadMessage::Field("`attempt` counts from 1".into()));
         }
-        if envelope.retries.len() > MOST_RETRIES {
-            return Err(BadMessage::Field(format!("`retries` has more than {MOST_RETRIES} entries")));
+        if envelope.retries.len() > MAX_RETRIES {
+            return Err(BadMessage::Field(format!("`retries` has more than {MAX_RETRIES} entries")));
         }
         let digits =
             |text: &str| (1..=64).contains(&text.len()) && text.bytes().all(|b| b"0123456789abcdef".contains(&b));
@@ -570,13 +570,13 @@ pub fn check_name(field: &str, value: &str) -> Result<(), BadMessage> {
     Ok(())
 }
 
-/// Checks a priority: there is a lane for each, at most [`MOST_LANES`].
+/// Checks a priority: there is a lane for each, at most [`MAX_LANES`].
 ///
 /// # Errors
 /// [`BadMessage::Field`].
 pub fn check_priority(field: &str, priority: Option<u8>) -> Result<(), BadMessage> {
-    match priority.filter(|priority| *priority >= MOST_LANES) {
-        Some(priority) => Err(BadMessage::Field(format!("`{field}` is {priority}; the highest is {}", MOST_LANES - 1))),
+    match priority.filter(|priority| *priority >= MAX_LANES) {
+        Some(priority) => Err(BadMessage::Field(format!("`{field}` is {priority}; the highest is {}", MAX_LANES - 1))),
         None => Ok(()),
     }
 }
@@ -770,7 +770,7 @@ mod tests {
         (largest.queue, largest.id, largest.due) =
             (Some(long.clone()), Some(long.clone()), Some(Time::from_millis(i64::MIN)));
         largest.owner = Some(long);
-        largest.retries = vec![Retry { of: "a".repeat(64), by: "b".repeat(64) }; MOST_RETRIES];
+        largest.retries = vec![Retry { of: "a".repeat(64), by: "b".repeat(64) }; MAX_RETRIES];
         assert_eq!(Envelope::decode(&largest.encode()).unwrap(), largest);
     }
 

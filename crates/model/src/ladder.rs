@@ -38,7 +38,7 @@ pub const IN_PROCESS: Duration = Duration::from_millis(200);
 pub const AT_THE_DOOR: Duration = Duration::from_millis(10);
 
 /// RabbitMQ's largest `x-message-ttl`: 2³² − 1 ms, some 49.7 days.
-pub const LONGEST_RUNG: Duration = Duration::from_millis(u32::MAX as u64);
+pub const MAX_RUNG: Duration = Duration::from_millis(u32::MAX as u64);
 
 /// A tick that began later than this after it was due is behind: a few milliseconds more or less do not matter to the
 /// one after it, and that the rungs share the load does. More than [`SHARED`], so that nobody is behind for that alone.
@@ -89,7 +89,7 @@ pub struct Ladder {
 
 impl Ladder {
     /// The family and one exact rung for each of `named`. Zero and what no broker can hold in one
-    /// rung ([`LONGEST_RUNG`]) are left to the family.
+    /// rung ([`MAX_RUNG`]) are left to the family.
     pub fn new(named: impl IntoIterator<Item = Duration>) -> Self {
         let ms = Duration::from_millis;
         let mut rungs: BTreeSet<Duration> = BTreeSet::new();
@@ -99,7 +99,7 @@ impl Ladder {
         rungs.extend((1..=24).map(|n| ms(3_600_000 * n)));
         rungs.extend([2, 4, 8, 16, 32].map(|n| ms(86_400_000 * n)));
         let whole = |d: Duration| ms(u64::try_from(d.as_millis()).unwrap_or(u64::MAX));
-        rungs.extend(named.into_iter().map(whole).filter(|d| !d.is_zero() && *d <= LONGEST_RUNG));
+        rungs.extend(named.into_iter().map(whole).filter(|d| !d.is_zero() && *d <= MAX_RUNG));
         Self { rungs: rungs.into_iter().collect() }
     }
 

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use crate::topology::Names;
 
 /// More are of no use, and each is a queue on the broker.
-pub const MOST_LANES: u8 = 10;
+pub const MAX_LANES: u8 = 10;
 
 /// The lanes of a configuration.
 #[derive(Clone, Debug)]

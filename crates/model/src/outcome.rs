@@ -15,9 +15,9 @@ use crate::reason::{Class, Reason};
 use crate::schedule::{Catch, From as CountedFrom, Ran, Rhythm, Schedule, Setting};
 
 /// No retry and no snooze waits longer than this, whatever an upstream's `Retry-After` says.
-pub const LONGEST_WAIT: Duration = Duration::from_secs(30 * 86_400);
+pub const MAX_WAIT: Duration = Duration::from_secs(30 * 86_400);
 /// The shortest wait of a snooze. None is charged, so a shorter one would be a loop at full speed.
-pub const SHORTEST_SNOOZE: Duration = Duration::from_millis(100);
+pub const MIN_SNOOZE: Duration = Duration::from_millis(100);
 
 /// What a run ended as.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -294,7 +294,7 @@ impl Decision {
 
     /// The same attempt once more, soon after `at`.
     pub fn later(at: Time, reason: Reason) -> Self {
-        Self::put_off(at + SHORTEST_SNOOZE, reason)
+        Self::put_off(at + MIN_SNOOZE, reason)
     }
 
     /// The same attempt once more, at `due`.
@@ -368,12 +368,12 @@ pub fn decide(
         Outcome::Fail { reason } => failed(reason),
         Outcome::Retire { reason } => ((Next::End, nothing), Verdict::Retired, Some(reason)),
         Outcome::Snooze { reason, wait } => {
-            let due = finished + wait.clamp(SHORTEST_SNOOZE, LONGEST_WAIT);
+            let due = finished + wait.clamp(MIN_SNOOZE, MAX_WAIT);
             ((Next::Snooze { due }, nothing), Verdict::Snoozed, Some(reason))
         }
         Outcome::Retry { reason, after } => match retry.wait(attempt, ladder, entropy) {
             Some(wait) => {
-                let due = finished + wait.max(after.unwrap_or_default()).min(LONGEST_WAIT);
+                let due = finished + wait.max(after.unwrap_or_default()).min(MAX_WAIT);
                 if course.is_some_and(|course| course.overtakes(due)) {
                     let text = format!("{}; the next occurrence comes before another attempt would", reason.text);
                     failed(Reason { text, ..reason })
@@ -440,7 +440,7 @@ pub fn refused(course: Course<'_>, refusal: Refusal, place: f64) -> Decision {
             if misfire.policy == Catch::Skip || misfire.window.is_some_and(|window| by > window) {
                 verdict = Verdict::Skipped;
             } else {
-                let wait = misfire.spread.mul_f64(place.clamp(0.0, 1.0)).max(SHORTEST_SNOOZE);
+                let wait = misfire.spread.mul_f64(place.clamp(0.0, 1.0)).max(MIN_SNOOZE);
                 reason.text = format!("{}; such runs are spread over {}", reason.text, short_duration(misfire.spread));
                 (next, left_out) = (Next::Snooze { due: course.ran.finished + wait }, (0, 0));
                 verdict = Verdict::Snoozed;
@@ -480,7 +480,7 @@ mod tests {
         let (balance, dice) = (Balance::default(), Entropy::seeded(1));
         let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, calendar: &Calendar::default() };
         let ran = Ran { nominal: at(900), started: at(900), finished: at(1_000) };
-        let bounds = (Duration::from_secs(1), LONGEST_WAIT);
+        let bounds = (Duration::from_secs(1), MAX_WAIT);
         let course = schedule.map(|schedule| Course { schedule, ran, setting, bounds });
         decide(course, retry, attempt, outcome, at(1_000), &Ladder::new([]), &dice)
     }
@@ -524,7 +524,7 @@ mod tests {
                 EVERY,
                 1,
                 Outcome::Snooze { reason: "now".into(), wait: Duration::ZERO },
-                Next::Snooze { due: at(1_000) + SHORTEST_SNOOZE },
+                Next::Snooze { due: at(1_000) + MIN_SNOOZE },
                 Verdict::Snoozed,
             ),
             (

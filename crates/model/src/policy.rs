@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::clock::{Entropy, Time};
 use crate::failure::{FailedItem, Failure, ItemEnd};
 use crate::job;
-use crate::outcome::{LONGEST_WAIT, Outcome, RetryPolicy, Yield};
+use crate::outcome::{MAX_WAIT, Outcome, RetryPolicy, Yield};
 use crate::reason::{Mark, Reason};
 
 /// What follows from a reason.
@@ -102,11 +102,11 @@ impl Policies {
             None => retry,
             Some(Policy::Retry(own)) => own,
             Some(Policy::Fail | Policy::Retire) => return None,
-            Some(Policy::Snooze(wait)) => return Some(at + (*wait).min(LONGEST_WAIT)),
+            Some(Policy::Snooze(wait)) => return Some(at + (*wait).min(MAX_WAIT)),
         };
         let (low, high) = retry.window(u32::try_from(attempts.max(1)).unwrap_or(u32::MAX))?;
         let wait = if low == high { low } else { Entropy::seeded(seed).between(low, high) };
-        Some(at + wait.min(LONGEST_WAIT))
+        Some(at + wait.min(MAX_WAIT))
     }
 
     /// Says of the parts that a run reports as failed what is to become of them, as far as that is known
@@ -163,7 +163,7 @@ impl Policies {
         let attempts = failure.attempts + 1;
         let seed = item_seed(&failure.kind, &failure.key, &failure.item, attempts);
         let next = if fatal { None } else { self.next_try(code.as_deref(), retry, attempts, at, seed) };
-        let next_retry_at = next.map(|next| next.max(at + after.unwrap_or_default().min(LONGEST_WAIT)));
+        let next_retry_at = next.map(|next| next.max(at + after.unwrap_or_default().min(MAX_WAIT)));
         let permanent = next_retry_at.is_none();
         let item = failure.item.clone();
         Some(ItemEnd::Failed(FailedItem { item, reason, code, next_retry_at, permanent }))

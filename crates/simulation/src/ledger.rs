@@ -14,9 +14,9 @@ use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 use roundelay_model::deaths::Hands;
 use roundelay_model::failure::{FailedItem, Failure, ItemEnd};
-use roundelay_model::fleet::{FleetOrder, FleetOrders, Presence, Pulse, Subject};
+use roundelay_model::fleet::{FleetOrder, FleetOrders, Presence, Subject, ThroughputSample};
 use roundelay_model::pacing::orders::{Orders, ThrottleOrder};
-use roundelay_model::pacing::{SlotAnswer, SlotRequest};
+use roundelay_model::pacing::{SlotRequest, SlotResponse};
 use roundelay_model::progress::Progress;
 use tokio::time::{Instant, sleep};
 
@@ -84,7 +84,7 @@ impl Rosters for SimulatedLedger {
 
 #[async_trait]
 impl Slots for SimulatedLedger {
-    async fn slots(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotAnswer>, LedgerError> {
+    async fn slots(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotResponse>, LedgerError> {
         let verb = async {
             // As PostgreSQL's does, which a worker asks for the time with each of these.
             self.inner.read_clock().await?;
@@ -180,7 +180,7 @@ impl Sessions for SimulatedLedger {
 
 #[async_trait]
 impl Fleet for SimulatedLedger {
-    async fn attend(&self, presence: Presence, pulses: Vec<Pulse>) -> Result<(), LedgerError> {
+    async fn attend(&self, presence: Presence, pulses: Vec<ThroughputSample>) -> Result<(), LedgerError> {
         self.observer.attends(&self.process, &presence.worker);
         self.through(true, self.inner.attend(presence, pulses)).await
     }
@@ -193,7 +193,7 @@ impl Fleet for SimulatedLedger {
         self.through(false, self.inner.workers()).await
     }
 
-    async fn pulses(&self, since: Time) -> Result<Vec<Pulse>, LedgerError> {
+    async fn pulses(&self, since: Time) -> Result<Vec<ThroughputSample>, LedgerError> {
         self.through(false, self.inner.pulses(since)).await
     }
 

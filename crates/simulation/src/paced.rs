@@ -175,7 +175,7 @@ async fn play(settings: &Settings) -> Result<Report, StartError> {
     }
     let starts = std::mem::take(&mut *world.starts.lock());
     let calm = calm(settings, &wrong);
-    let judged = windows::judge(&starts, settings.allow as usize, settings.per);
+    let judged = windows::check(&starts, settings.allow as usize, settings.per);
     let used = windows::used(&starts, 0, settings.allow as usize, settings.per, &calm);
     Ok(Report {
         seed: settings.seed,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use roundelay::fleet::{
-    FleetOrder, FleetOrders, KEPT, Lateness, Presence, Pulse, QueuePresence, SECONDS, Subject, WorkerState,
+    FleetOrder, FleetOrders, KEPT, Lateness, Presence, QueuePresence, SECONDS, Subject, ThroughputSample, WorkerState,
 };
 
 use super::*;
@@ -53,7 +53,7 @@ async fn what_workers_have_done_is_kept_for_an_hour() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         let tens = ledger.now().as_millis() / 10_000 * 10_000;
-        let pulse = |at: i64, starts: u64| Pulse {
+        let pulse = |at: i64, starts: u64| ThroughputSample {
             at: Time::from_millis(at),
             starts: [starts; SECONDS],
             late_ms: Some(Lateness { p50: 1.0, p99: 2.0, max: 3.0 }),

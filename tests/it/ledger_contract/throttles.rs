@@ -1,17 +1,17 @@
 //! Slots for all workers.
 
 use roundelay::pacing::orders::ThrottleOrder;
-use roundelay::pacing::slots::{Limits, Window, Wish, Word};
-use roundelay::pacing::{SlotAnswer, SlotRequest};
+use roundelay::pacing::slots::{Feedback, Limits, StartRequest, Window};
+use roundelay::pacing::{SlotRequest, SlotResponse};
 
 use super::*;
 
 /// So many slots are wanted.
 fn request(key: &str, per: Duration, slots: usize) -> SlotRequest {
     let limits = Arc::new(Limits { window: Window { allow: 10, per }, burst: 1, also: Vec::new() });
-    let wishes = vec![Wish { priority: 0, cost: 1, probe: false }; slots];
+    let requests = vec![StartRequest { priority: 0, cost: 1, probe: false }; slots];
     let (throttle, key) = ("upstream".into(), key.into());
-    SlotRequest { throttle, key, limits, heard: Vec::new(), wishes, ahead: 0 }
+    SlotRequest { throttle, key, limits, feedback: Vec::new(), requests, ahead: 0 }
 }
 
 /// From now on this process knows the ledger's clock for long.
@@ -21,7 +21,7 @@ async fn settled(ledger: &dyn Ledger) {
     }
 }
 
-async fn ask(ledger: &dyn Ledger, request: SlotRequest) -> SlotAnswer {
+async fn ask(ledger: &dyn Ledger, request: SlotRequest) -> SlotResponse {
     settled(ledger).await;
     ledger.slots(vec![request]).await.unwrap().remove(0)
 }
@@ -64,8 +64,8 @@ async fn a_hold_holds_for_all_and_what_is_as_good_as_new_is_forgotten() {
         let (ledger, other) = (&*opened.ledger, opened.again().await);
         let moment = Duration::from_millis(1);
         let first = ask(ledger, request("a", moment, 1)).await;
-        let heard = vec![Word::Hold { until: 3_600_000_000, why: "a ban".into() }];
-        let told = ask(ledger, SlotRequest { heard, ..request("a", moment, 0) }).await;
+        let feedback = vec![Feedback::Hold { until: 3_600_000_000, why: "a ban".into() }];
+        let told = ask(ledger, SlotRequest { feedback, ..request("a", moment, 0) }).await;
         // From when it was told.
         let until = told.now + 3_600_000_000;
         let held = ask(&*other, request("a", moment, 1)).await;
@@ -112,8 +112,8 @@ async fn what_an_operator_orders_holds_from_the_next_slot_on_for_all_workers_and
         // Another throttle has nothing to do with it, and neither has what is only heard.
         let others = SlotRequest { throttle: "another".into(), ..request("", hour, 1) };
         assert_eq!(ask(&*other, others).await.answer.slots.len(), 1);
-        let heard = vec![Word::Hold { until: 1_200_000_000, why: "ban".into() }];
-        ask(&*other, SlotRequest { heard, ..request("b", hour, 0) }).await;
+        let feedback = vec![Feedback::Hold { until: 1_200_000_000, why: "ban".into() }];
+        ask(&*other, SlotRequest { feedback, ..request("b", hour, 0) }).await;
 
         // Released: what an upstream has asked for as well.
         order(ThrottleOrder::Release).await;

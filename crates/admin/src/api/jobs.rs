@@ -51,7 +51,7 @@ pub struct JobPublished {
 impl From<PublicationError> for Problem {
     fn from(error: PublicationError) -> Self {
         match error {
-            PublicationError::Wish(why) => Self::unprocessable(why),
+            PublicationError::Invalid(why) => Self::unprocessable(why),
             PublicationError::Ledger(error) => error.into(),
             other => Self::away_because(format!("failed to publish: {other}")),
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use roundelay_engine::roster::Row;
 use roundelay_model::clock::{Time, short_duration};
-use roundelay_model::outcome::LONGEST_WAIT;
+use roundelay_model::outcome::MAX_WAIT;
 use serde::Deserialize;
 use serde_json::Value;
 use toml::Value as Toml;
@@ -162,7 +162,7 @@ fn call(import: &mut Import, scheduler: Scheduler, now: Time, wishes: &Wishes) -
 fn settings(import: &mut Import, name: &str, mut opts: Row) -> Vec<(&'static str, Toml)> {
     let attempts = opts.remove("attempts").and_then(|attempts| attempts.as_i64()).map_or(1, |attempts| attempts.max(1));
     let mut settings = vec![("timeout", text(LONGEST_RUN)), ("retry.attempts", Toml::Integer(attempts))];
-    let wait = |millis: f64| text(&short_duration(Duration::from_millis(millis as u64).min(LONGEST_WAIT)));
+    let wait = |millis: f64| text(&short_duration(Duration::from_millis(millis as u64).min(MAX_WAIT)));
     let given = opts.remove("backoff").unwrap_or_default();
     let backoff = match &given {
         Value::Number(delay) => Some(Backoff { r#type: "fixed".into(), delay: delay.as_f64().unwrap_or_default() }),

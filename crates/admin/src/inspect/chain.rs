@@ -10,7 +10,7 @@ use roundelay_engine::throttle::throttled::Throttled;
 use roundelay_ledger::{AttemptRecord, ChainState, ChainView, Ledger, LedgerError, NamedAttempt, RunningJob};
 use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::{Entropy, Time};
-use roundelay_model::encryption::{Field, Place};
+use roundelay_model::encryption::{AssociatedData, Field};
 use roundelay_model::failure::Failure;
 use roundelay_model::fleet::Subject;
 use roundelay_model::schedule::{Balance, Ran, Schedule, Setting, phase};
@@ -402,7 +402,7 @@ fn opened(chain: &ChainView, config: &Config) -> Opened {
     let mut sealed = Vec::new();
     let mut open = |field, what: &str, text: &str| match config
         .encryption
-        .opened(Place::new(field, &hint.kind, &hint.key), text)
+        .opened(AssociatedData::new(field, &hint.kind, &hint.key), text)
     {
         Ok(text) => serde_json::from_str(&text).unwrap_or_else(|_| Value::String(text.into_owned())),
         Err(why) => {

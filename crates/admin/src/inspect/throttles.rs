@@ -212,8 +212,8 @@ impl KeyReport {
                 why: held.why.clone(),
                 by: held.by.clone(),
             }),
-            gentle_until: view.gentle_until.map(|until| throttled.at(until)),
-            probing: view.probing,
+            gentle_until: view.slow_start_until.map(|until| throttled.at(until)),
+            probing: view.tripped,
             budget: view.budget.map(|(apart, until)| Budget { apart_ms: millis(apart), until: throttled.at(until) }),
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use roundelay_config::check_limits;
 use roundelay_engine::throttle::throttled::time;
 use roundelay_model::calendar::At;
-use roundelay_model::pacing::orders::{LONGEST, Orders, ThrottleOrder};
+use roundelay_model::pacing::orders::{MAX_ORDER_SPAN, Orders, ThrottleOrder};
 use roundelay_model::pacing::slots::Window;
 use roundelay_model::pacing::{ThrottleScope, ThrottleSettings};
 
@@ -71,7 +71,7 @@ pub async fn hold(operator: &Operator<'_>, name: &str, span: Duration, why: &str
 /// # Errors
 /// Says what is possible.
 pub fn check_span(span: Duration) -> std::result::Result<(), &'static str> {
-    if span < Duration::from_millis(1) || span > LONGEST { Err("from 1ms to 366d is possible") } else { Ok(()) }
+    if span < Duration::from_millis(1) || span > MAX_ORDER_SPAN { Err("from 1ms to 366d is possible") } else { Ok(()) }
 }
 
 /// Ends a hold, an operator's as well as one that an upstream has asked for. It reopens gently.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use roundelay_lab::bench::chains::Figures;
 use roundelay_lab::bench::shards;
-use roundelay_lab::bench::shards::{MOST_QUEUES, Settings};
+use roundelay_lab::bench::shards::{MAX_QUEUES, Settings};
 use roundelay_model::clock::{parse_duration, short_duration};
 
 use super::{Place, note};
@@ -24,7 +24,7 @@ pub struct Shards {
     place: Place,
     /// How many platform queues share the chains; the first is what the others are compared with.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,4")]
-    #[arg(value_parser = clap::value_parser!(u8).range(1..=MOST_QUEUES as i64))]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=MAX_QUEUES as i64))]
     queues: Vec<u8>,
     /// The jitter of the delay, to either side; likewise.
     #[arg(long, value_name = "DURATION", value_delimiter = ',', default_value = "0ms,8ms", value_parser = parse_duration)]

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::duration::{Text, secs};
+use super::duration::{HumanDuration, secs};
 
 /// The admin API and the dashboard, of `roundelay serve` or inside a worker.
 #[derive(Debug, Deserialize)]
@@ -29,7 +29,7 @@ pub struct Api {
     /// How long a client may take for the headers of a request, and be silent between two of them. Three times as long
     /// it may take for a body, and to take what it is answered.
     #[cfg_attr(test, schemars(extend("x-least" = "100ms", "x-most" = "5m")))]
-    pub patience: Text,
+    pub patience: HumanDuration,
 }
 
 impl Default for Api {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer};
 
-use super::duration::{Text, secs};
+use super::duration::{HumanDuration, secs};
 
 /// What follows a failed attempt, unless a reason says otherwise.
 #[derive(Debug, Deserialize)]
@@ -28,7 +28,7 @@ impl Default for Retry {
 #[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[cfg_attr(test, serde(untagged))]
 pub enum Backoff {
-    List(Vec<Text>),
+    List(Vec<HumanDuration>),
     Exponential(Exponential),
 }
 
@@ -54,13 +54,13 @@ impl<'de> Deserialize<'de> for Backoff {
 #[serde(deny_unknown_fields, default)]
 pub struct Exponential {
     /// The first wait.
-    pub base: Text,
+    pub base: HumanDuration,
     /// How many times as long each wait is as the one before.
     #[cfg_attr(test, schemars(range(min = 1.0, max = 100.0)))]
     pub factor: f64,
     /// The longest wait; not shorter than `base`.
     #[cfg_attr(test, schemars(extend("x-most" = "3660days")))]
-    pub max: Text,
+    pub max: HumanDuration,
     /// A wait is so much longer or shorter, by chance: a share of it.
     #[cfg_attr(test, schemars(range(min = 0.0, max = 1.0)))]
     pub jitter: f64,
@@ -86,7 +86,7 @@ pub struct Reason {
     pub backoff: Option<Backoff>,
     /// With `snooze`, which needs it: how long, at least. What an upstream asks for (`Retry-After`) may be longer.
     #[cfg_attr(test, schemars(extend("x-least" = "100ms", "x-most" = "30days")))]
-    pub after: Option<Text>,
+    pub after: Option<HumanDuration>,
 }
 
 /// What follows from a reason.
@@ -112,7 +112,7 @@ pub struct Reconcile {
     /// How often is looked for parts that are due. They run once more as jobs on their chain's queue, under the same
     /// throttle.
     #[cfg_attr(test, schemars(extend("x-least" = "1s", "x-most" = "3660days")))]
-    pub every: Text,
+    pub every: HumanDuration,
     /// The kind of these jobs. Without it, the chain's own.
     pub kind: Option<String>,
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use roundelay_model::secret::Secret;
 use serde::{Deserialize, Deserializer};
 
-use super::duration::Text;
+use super::duration::HumanDuration;
 
 /// What runs jobs.
 #[derive(Debug, Default, Deserialize)]
@@ -95,7 +95,7 @@ pub struct Limits {
     pub memory: Option<String>,
     /// CPU time that each of its processes may take, in whole seconds.
     #[cfg_attr(test, schemars(extend("x-least" = "1s", "x-most" = "1day")))]
-    pub cpu: Option<Text>,
+    pub cpu: Option<HumanDuration>,
     /// Files that each of its processes may have open at the same time.
     #[cfg_attr(test, schemars(range(min = 4, max = 1_048_576)))]
     pub files: Option<u64>,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use roundelay_model::guard::IfRunning;
 use serde::Deserialize;
 
-use super::duration::{Text, secs};
+use super::duration::{HumanDuration, secs};
 use super::failures::{Reason, Reconcile, Retry};
 use super::handlers::Handler;
 use super::model::Model;
@@ -30,7 +30,7 @@ pub struct Kind {
     /// How long a run may take. One that takes longer is ended and tried again. A run of a one-off job is ended after 24
     /// minutes in any case.
     #[cfg_attr(test, schemars(extend("x-least" = "1ms", "x-most" = "1d")))]
-    pub timeout: Text,
+    pub timeout: HumanDuration,
     /// For how many starts of its queue's throttle a run counts.
     #[cfg_attr(test, schemars(range(min = 1, max = 1_000_000)))]
     pub cost: u32,
@@ -50,7 +50,7 @@ pub struct Kind {
     /// How long from one run to the next. Without this, `cron` or `at` the kind has no chains, and only runs as single
     /// jobs.
     #[cfg_attr(test, schemars(extend("x-least" = "1ms", "x-most" = "3660days")))]
-    pub every: Option<Text>,
+    pub every: Option<HumanDuration>,
     /// What the interval `every` is counted from.
     #[cfg_attr(test, schemars(extend("default" = "finish")))]
     pub from: Option<From>,
@@ -64,7 +64,7 @@ pub struct Kind {
     pub at: Option<String>,
     /// Each occurrence lies up to so much before or after its time, so that chains spread out, and never past the next
     /// one. Smaller than `every`. Without it there is none.
-    pub jitter: Option<Text>,
+    pub jitter: Option<HumanDuration>,
     /// How the chains of a kind lie between two occurrences of `cron`, or of `every` with `from = "nominal"`. Without
     /// it all come at the same time.
     pub phase: Option<Phase>,
@@ -75,27 +75,27 @@ pub struct Kind {
     #[cfg_attr(test, schemars(extend("default" = "coalesce")))]
     pub misfire: Option<Misfire>,
     /// Only those not later than this. Without it there is no bound; with `misfire = "skip"` it is one minute.
-    pub misfire_window: Option<Text>,
+    pub misfire_window: Option<HumanDuration>,
     /// They are spread over so long, so that nothing bursts. Without it there is no spread.
-    pub misfire_spread: Option<Text>,
+    pub misfire_spread: Option<HumanDuration>,
     /// Two starts may lie closer together than `every` by this, and no more: a tick that comes sooner is dropped. With
     /// `from = "start"` or `"nominal"`.
-    pub tolerance: Option<Text>,
+    pub tolerance: Option<HumanDuration>,
     /// Between the end of a run and the next start, at least; a tick that comes sooner is skipped.
-    pub cooldown: Option<Text>,
+    pub cooldown: Option<HumanDuration>,
     /// How long a run may take before it has to make room: a duration, or a share of the interval such as `50%`. It
     /// sees its deadline, a program gets SIGTERM then. That is no failure, and no retry.
     pub time_box: Option<String>,
     /// So long after that it is aborted.
     #[cfg_attr(test, schemars(extend("default" = "5s")))]
-    pub time_box_grace: Option<Text>,
+    pub time_box_grace: Option<HumanDuration>,
     /// Within these, a run may say itself when the next one is due. Without it, from a second to 30 days.
     pub next_in: Option<Within>,
     /// What becomes of a manual run of a chain while its rotation runs. Who asks for the run can say otherwise.
     pub if_running: IfRunning,
     /// There is at most one one-off job of each key at a time: another that comes within so long is dropped.
     #[cfg_attr(test, schemars(extend("x-least" = "1ms", "x-most" = "3660days")))]
-    pub unique_for: Option<Text>,
+    pub unique_for: Option<HumanDuration>,
     /// Until when. It goes with `unique_for`.
     #[cfg_attr(test, schemars(extend("default" = "finish")))]
     pub unique_until: Option<UniqueUntil>,

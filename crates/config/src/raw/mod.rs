@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 pub use api::Api;
-pub use duration::Text;
+pub use duration::HumanDuration;
 pub use failures::{Backoff, Policy, Reason, Reconcile, Retry};
 pub use handlers::{Exec, Handler, Limits};
 pub use kinds::{Kind, Takeover, UniqueUntil};

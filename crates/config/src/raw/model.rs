@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 
-use super::duration::Text;
+use super::duration::HumanDuration;
 
 /// What `simulate` takes a kind's handler for.
 #[derive(Debug, Deserialize)]
@@ -30,13 +30,13 @@ impl Default for Model {
 }
 
 /// How long a modelled run takes where nothing is said.
-const MODEL_RUN: Text = Text(Duration::from_millis(200));
+const MODEL_RUN: HumanDuration = HumanDuration(Duration::from_millis(200));
 
 /// One length, or a distribution of them.
 #[derive(Debug)]
 pub struct Length {
-    pub p50: Text,
-    pub p99: Option<Text>,
+    pub p50: HumanDuration,
+    pub p99: Option<HumanDuration>,
 }
 
 /// Not `untagged`, for the same reason as [`Backoff`].
@@ -60,9 +60,9 @@ impl<'de> Deserialize<'de> for Length {
 #[serde(deny_unknown_fields)]
 pub struct Quantiles {
     /// Half of the runs take at most so long.
-    pub p50: Text,
+    pub p50: HumanDuration,
     /// 99 of 100 runs take at most so long.
-    pub p99: Text,
+    pub p99: HumanDuration,
 }
 
 /// A time in which a modelled upstream is slow, or fails more.
@@ -71,9 +71,9 @@ pub struct Quantiles {
 #[serde(deny_unknown_fields)]
 pub struct Slow {
     /// From so long after the start of the simulation.
-    pub from: Text,
+    pub from: HumanDuration,
     /// Until so long after it, exclusive.
-    pub to: Text,
+    pub to: HumanDuration,
     /// Runs that begin meanwhile take so many times as long.
     #[serde(default = "unchanged")]
     #[cfg_attr(test, schemars(range(min = 0.0, max = 100_000.0)))]

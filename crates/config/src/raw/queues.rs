@@ -3,7 +3,7 @@
 use roundelay_model::pacing::ThrottleScope;
 use serde::Deserialize;
 
-use super::duration::{Text, secs};
+use super::duration::{HumanDuration, secs};
 
 /// A platform queue: a queue on the broker, of this name, that holds what is due.
 #[derive(Debug, Deserialize)]
@@ -43,7 +43,7 @@ pub struct Throttle {
     pub allow: u32,
     /// How long that stretch of time is.
     #[cfg_attr(test, schemars(extend("x-least" = "1ms", "x-most" = "366days")))]
-    pub per: Text,
+    pub per: HumanDuration,
     /// How many starts may follow each other at once after a pause, up to `allow`.
     #[serde(default = "one")]
     #[cfg_attr(test, schemars(range(min = 1)))]
@@ -59,7 +59,7 @@ pub struct Throttle {
     /// Whoever waits longer for a slot is put off, with no attempt charged. Without it `5m`, and `2s` with `key`,
     /// since those who wait hold up others that could start.
     #[cfg_attr(test, schemars(extend("x-least" = "1ms", "x-most" = "5m")))]
-    pub block: Option<Text>,
+    pub block: Option<HumanDuration>,
     /// Which headers of an HTTP handler's answers say how many calls remain of a budget, and when there are more of
     /// them.
     pub budget: Option<Budget>,
@@ -88,7 +88,7 @@ pub struct Window {
     pub allow: u32,
     /// How long that stretch of time is.
     #[cfg_attr(test, schemars(extend("x-least" = "1ms", "x-most" = "366days")))]
-    pub per: Text,
+    pub per: HumanDuration,
 }
 
 /// What remains of a budget of calls, as headers of an HTTP handler's answers say it.
@@ -116,17 +116,17 @@ pub struct Breaker {
     /// How long nothing starts then. Each try that fails doubles it.
     #[serde(default = "half_a_minute")]
     #[cfg_attr(test, schemars(extend("x-least" = "1s", "x-most" = "1day")))]
-    pub wait: Text,
+    pub wait: HumanDuration,
     /// How long it becomes at most; not shorter than `wait`.
     #[serde(default = "ten_minutes")]
     #[cfg_attr(test, schemars(extend("x-most" = "1day")))]
-    pub longest: Text,
+    pub longest: HumanDuration,
 }
 
-fn half_a_minute() -> Text {
+fn half_a_minute() -> HumanDuration {
     secs(30)
 }
 
-fn ten_minutes() -> Text {
+fn ten_minutes() -> HumanDuration {
     secs(600)
 }

@@ -2,27 +2,27 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::duration::Text;
+use super::duration::HumanDuration;
 use super::kinds::Kind;
 
 /// The part of a kind that says when its chains recur.
 #[derive(Debug)]
 pub struct Recurrence {
-    pub every: Option<Text>,
+    pub every: Option<HumanDuration>,
     pub from: Option<From>,
     pub cron: Option<String>,
     pub zone: Option<String>,
     pub at: Option<String>,
-    pub jitter: Option<Text>,
+    pub jitter: Option<HumanDuration>,
     pub phase: Option<Phase>,
     pub overlap: Option<Overlap>,
     pub misfire: Option<Misfire>,
-    pub misfire_window: Option<Text>,
-    pub misfire_spread: Option<Text>,
-    pub tolerance: Option<Text>,
-    pub cooldown: Option<Text>,
+    pub misfire_window: Option<HumanDuration>,
+    pub misfire_spread: Option<HumanDuration>,
+    pub tolerance: Option<HumanDuration>,
+    pub cooldown: Option<HumanDuration>,
     pub time_box: Option<String>,
-    pub time_box_grace: Option<Text>,
+    pub time_box_grace: Option<HumanDuration>,
     pub next_in: Option<Within>,
 }
 
@@ -126,10 +126,10 @@ pub enum Misfire {
 #[serde(deny_unknown_fields)]
 pub struct Within {
     /// Not sooner than this; above zero.
-    pub min: Text,
+    pub min: HumanDuration,
     /// Not later than this, and not below `min`.
     #[cfg_attr(test, schemars(extend("x-most" = "30days")))]
-    pub max: Text,
+    pub max: HumanDuration,
     /// Whether the `Cache-Control` or `Expires` of an HTTP answer says so, too.
     #[serde(default)]
     pub from_headers: bool,

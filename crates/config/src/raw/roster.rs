@@ -3,7 +3,7 @@
 use roundelay_model::secret::Secret;
 use serde::Deserialize;
 
-use super::duration::Text;
+use super::duration::HumanDuration;
 
 /// Which entities a kind has chains for, and how these are called.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -36,7 +36,7 @@ pub struct Roster {
     pub sql: Option<Sql>,
     /// How long after one reading the next begins.
     #[cfg_attr(test, schemars(extend("default" = "30m", "x-least" = "1s", "x-most" = "3660days")))]
-    pub sync: Option<Text>,
+    pub sync: Option<HumanDuration>,
     /// Whether the chains end of entities that are no longer listed. The list must have all entities of the kind then.
     #[cfg_attr(test, schemars(extend("default" = false)))]
     pub prune: Option<bool>,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use roundelay_model::secret::Secret;
 use serde::Deserialize;
 
-use super::duration::{Text, secs};
+use super::duration::{HumanDuration, secs};
 
 /// What carries messages: RabbitMQ, or a broker inside the worker.
 #[derive(Debug, Deserialize)]
@@ -85,11 +85,11 @@ pub struct Ledger {
     pub password: Option<Secret>,
     /// How long the records of attempts that have ended are kept.
     #[cfg_attr(test, schemars(extend("x-least" = "0s", "x-most" = "3660days")))]
-    pub history: Text,
+    pub history: HumanDuration,
     /// How old they may become in an archive, a table of its own to which they move when they are older than
     /// `history`. It has to be longer than that. Without it they are deleted.
     #[cfg_attr(test, schemars(extend("x-least" = "1s", "x-most" = "3660days")))]
-    pub archive: Option<Text>,
+    pub archive: Option<HumanDuration>,
 }
 
 impl Default for Ledger {

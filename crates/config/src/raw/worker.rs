@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 
-use super::duration::{Text, secs};
+use super::duration::{HumanDuration, secs};
 
 /// How a worker stops, and where it answers.
 #[derive(Debug, Deserialize)]
@@ -13,12 +13,12 @@ pub struct Worker {
     /// How long running jobs may go on after SIGTERM. What is not done by then is put off, and runs again. Keep it
     /// below the time that your supervisor waits before it kills.
     #[cfg_attr(test, schemars(extend("x-least" = "0s", "x-most" = "24m")))]
-    pub grace: Text,
+    pub grace: HumanDuration,
     /// How long a worker may be silent. It says once a second that it lives, for all its runs together. One that cannot
     /// say so ends its runs shortly before this is over, and then others run the same ticks. Where the operating system
     /// shows that a worker has ended, others do not wait for it.
     #[cfg_attr(test, schemars(extend("x-least" = "3s", "x-most" = "1h")))]
-    pub lease: Text,
+    pub lease: HumanDuration,
     /// Address and port where the worker answers `/metrics`, `/healthz` and `/readyz`, to whoever reaches it. Each
     /// worker on a machine needs a port of its own. Without it nothing listens.
     pub listen: Option<String>,
@@ -44,13 +44,13 @@ impl Default for Worker {
 pub struct CatchUp {
     /// How often overdue chains are looked for.
     #[cfg_attr(test, schemars(extend("x-least" = "1s", "x-most" = "1h")))]
-    pub every: Text,
+    pub every: HumanDuration,
     /// How long after its due time a chain is looked at, whose message is lost, or waits its turn.
     #[cfg_attr(test, schemars(extend("x-least" = "1s", "x-most" = "1h")))]
-    pub slack: Text,
+    pub slack: HumanDuration,
     /// When many chains are overdue at once, their messages are spread over up to this long.
     #[cfg_attr(test, schemars(extend("x-least" = "0s", "x-most" = "1h")))]
-    pub spread: Text,
+    pub spread: HumanDuration,
 }
 
 impl Default for CatchUp {

@@ -260,7 +260,7 @@ fn what_may_be_secret_is_what_the_list_of_secrets_has() {
 
 #[test]
 fn the_pattern_of_durations_takes_what_is_one() {
-    let schema = serde_json::to_value(schemars::schema_for!(super::raw::Text)).unwrap();
+    let schema = serde_json::to_value(schemars::schema_for!(super::raw::HumanDuration)).unwrap();
     let validator = jsonschema::draft202012::new(&schema).unwrap();
     for text in [
         "30s",

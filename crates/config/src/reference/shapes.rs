@@ -6,18 +6,18 @@ use roundelay_model::secret::Secret;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Serialize, Serializer};
 
-use crate::raw::duration::Text;
+use crate::raw::duration::HumanDuration;
 use crate::raw::handlers::Secrets;
 use crate::raw::model::{Length, Quantiles};
 
 /// As people write it: `7days`, `30s`.
-impl Serialize for Text {
+impl Serialize for HumanDuration {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&humantime::format_duration(self.0))
     }
 }
 
-impl JsonSchema for Text {
+impl JsonSchema for HumanDuration {
     fn schema_name() -> Cow<'static, str> {
         "Duration".into()
     }
@@ -65,7 +65,7 @@ impl JsonSchema for Length {
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let (one, quantiles) = (generator.subschema_for::<Text>(), generator.subschema_for::<Quantiles>());
+        let (one, quantiles) = (generator.subschema_for::<HumanDuration>(), generator.subschema_for::<Quantiles>());
         json_schema!({ "description": "One length, or a distribution of them.", "anyOf": [one, quantiles] })
     }
 }

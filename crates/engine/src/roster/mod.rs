@@ -13,7 +13,7 @@ use std::io::{BufRead, BufReader, Read};
 use minijinja::value::Serde;
 use minijinja::{Environment, UndefinedBehavior};
 use roundelay_config::{Config, Format, KindSettings, OwnSchedule};
-use roundelay_model::lanes::MOST_LANES;
+use roundelay_model::lanes::MAX_LANES;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
@@ -161,7 +161,7 @@ impl<'c> Shape<'c> {
             None => self.render("queue", &row)?,
         };
         let not_a_number =
-            |text: String| format!("its priority `{text}` is no whole number from 0 to {}", MOST_LANES - 1);
+            |text: String| format!("its priority `{text}` is no whole number from 0 to {}", MAX_LANES - 1);
         let priority = self.optional("priority", &row)?;
         let priority = priority.map(|text| text.parse().map_err(|_| not_a_number(text))).transpose()?;
         let owner = Some(self.render("owner", &row)?).filter(|owner| !owner.is_empty());

@@ -96,7 +96,7 @@ struct Known {
 /// A synchronisation under way: rows go in one by one, and [`Sync::end`] prunes.
 pub struct Sync<'c> {
     kind: String,
-    wishes: Wishes,
+    requests: Wishes,
     shape: Shape<'c>,
     enroller: Enroller,
     ledger: Arc<dyn Ledger>,
@@ -118,18 +118,18 @@ impl<'c> Sync<'c> {
         config: &'c Config,
         connections: Connections,
         kind: &str,
-        wishes: Wishes,
+        requests: Wishes,
     ) -> Result<Self, SyncError> {
         let settings = config.kind(kind).map_err(StartError::Setup)?;
         let shape =
             Shape::new(config, settings).map_err(|error| StartError::Setup(format!("kinds.{kind}: {error}")))?;
         let ledger = connections.ledger.clone();
-        let enroller = Enroller::new(config, connections, kind, wishes.window, wishes.own_process)?;
-        let enroller = enroller.revive(wishes.revive).following_a_roster();
+        let enroller = Enroller::new(config, connections, kind, requests.window, requests.own_process)?;
+        let enroller = enroller.revive(requests.revive).following_a_roster();
         enroller.check_sealing().await?;
-        let known = if wishes.prune || wishes.dry_run { Some(list(&*ledger, kind).await?) } else { None };
+        let known = if requests.prune || requests.dry_run { Some(list(&*ledger, kind).await?) } else { None };
         let (places, batch, report) = (Places::default(), Vec::with_capacity(BATCH), Report::default());
-        Ok(Self { kind: kind.into(), wishes, shape, enroller, ledger, known, places, batch, rows: 0, report })
+        Ok(Self { kind: kind.into(), requests, shape, enroller, ledger, known, places, batch, rows: 0, report })
     }
 
     /// Takes a row; answers with it when it cannot be used.
@@ -173,7 +173,7 @@ impl<'c> Sync<'c> {
         if batch.is_empty() {
             return Ok(());
         }
-        if self.wishes.dry_run {
+        if self.requests.dry_run {
             return self.count(batch).await;
         }
         if let Some(known) = &mut self.known {
@@ -195,7 +195,7 @@ impl<'c> Sync<'c> {
         let returned: HashSet<String> = self.ledger.departed(self.kind.clone(), ended).await?.into_iter().collect();
         let tally = &mut self.report.tally;
         for Entity { key, .. } in batch {
-            let begins_anew = self.wishes.revive || returned.contains(&key);
+            let begins_anew = self.requests.revive || returned.contains(&key);
             match known.get_mut(&key) {
                 None => {
                     tally.created += 1;
@@ -221,17 +221,17 @@ impl<'c> Sync<'c> {
     /// When the ledger cannot be written, or when all chains would end ([`SyncError::Empty`]).
     pub async fn end(mut self) -> Result<Report, SyncError> {
         self.enroll().await?;
-        if !self.wishes.prune || self.report.rejected > 0 {
+        if !self.requests.prune || self.report.rejected > 0 {
             return Ok(self.report);
         }
         let gone = |there: &&Known| !there.listed && there.state != ChainState::Retired;
         let mut gone: Vec<i64> =
             self.known.iter().flat_map(HashMap::values).filter(gone).map(|there| there.epoch).collect();
-        if self.rows == 0 && !gone.is_empty() && !self.wishes.allow_empty {
+        if self.rows == 0 && !gone.is_empty() && !self.requests.allow_empty {
             return Err(SyncError::Empty(self.kind));
         }
         gone.sort_unstable();
-        if self.wishes.dry_run {
+        if self.requests.dry_run {
             self.report.pruned = gone.len() as u64;
             return Ok(self.report);
         }
@@ -265,13 +265,13 @@ pub async fn from_source(
     config: &Config,
     connections: Connections,
     kind: &str,
-    wishes: Wishes,
+    requests: Wishes,
     mut bad: impl FnMut(BadRow),
 ) -> Result<Report, SyncError> {
     let settings = config.kind(kind).map_err(StartError::Setup)?;
     let none = || StartError::Setup(format!("kinds.{kind}.roster names no `keys`, `file`, `http` or `sql` to read"));
     let settings = settings.roster.as_ref().ok_or_else(none)?;
-    let mut sync = Sync::begin(config, connections, kind, wishes).await?;
+    let mut sync = Sync::begin(config, connections, kind, requests).await?;
     let (into, mut from) = mpsc::channel(AHEAD);
     let take = async move {
         while let Some(line) = from.recv().await {

@@ -308,7 +308,7 @@ impl Families {
             let held = throttled.keys.iter().filter_map(|(_, view)| view.held.as_ref()).map(|held| held.until);
             let held = held.chain([throttled.orders.held_until()]).max().unwrap_or(0);
             let left = Duration::from_micros(u64::try_from(held - throttled.now).unwrap_or(0));
-            let breaker = throttled.keys.iter().filter(|(_, view)| view.probing);
+            let breaker = throttled.keys.iter().filter(|(_, view)| view.tripped);
             let breaker = breaker.map(|(_, view)| if view.held.is_some() { 2 } else { 1 }).max();
             self.held.get_or_create(&label).set(left.as_secs_f64());
             self.breaker.get_or_create(&label).set(breaker.unwrap_or(0));

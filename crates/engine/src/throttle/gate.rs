@@ -13,7 +13,7 @@ use std::time::Duration;
 use governor::middleware::NoOpMiddleware;
 use governor::state::keyed::HashMapStateStore;
 use governor::{Quota, RateLimiter};
-use roundelay_model::clock::{Elapsed, UNLIKE};
+use roundelay_model::clock::{Elapsed, MAX_SKEW};
 use roundelay_model::pacing::slots::Limits;
 
 /// Starts may follow each other by so much less than slots do: clocks run apart over a long window.
@@ -44,7 +44,7 @@ impl Gate {
         let emission = Duration::from_nanos(emission as u64);
         // Between two starts lies less than between their slots: by the slip of the earlier one, and by what two looks at
         // a clock may differ in.
-        let unlike = Duration::from_micros(2 * UNLIKE.unsigned_abs());
+        let unlike = Duration::from_micros(2 * MAX_SKEW.unsigned_abs());
         let slipped = ((limits.slip() + unlike).as_secs_f64() / emission.as_secs_f64()).ceil();
         // A start is charged when it has its slot, so the last one of a burst may cost as much as any.
         let starts = limits.burst.max(1).saturating_add(largest.max(1) - 1);

@@ -25,8 +25,8 @@ use roundelay_ledger::{Ledger, LedgerError};
 use roundelay_model::clock::{Time, short_duration};
 use roundelay_model::job::Job;
 use roundelay_model::pacing::latency::Latency;
-use roundelay_model::pacing::slots::{Limits, Micros, State, Word};
-use roundelay_model::pacing::{SlotAnswer, SlotRequest, ThrottleScope, ThrottleSettings, serve};
+use roundelay_model::pacing::slots::{Feedback, Limits, Micros, State};
+use roundelay_model::pacing::{SlotRequest, SlotResponse, ThrottleScope, ThrottleSettings, serve};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::telemetry::Telemetry;
@@ -332,7 +332,7 @@ impl Throttle {
     pub async fn hold(&self, key: &str, wait: Duration, why: &str) {
         let until = self.after(wait);
         let (_, told) = self.at_line(key, |line| {
-            let told = line.tell(Word::Hold { until, why: why.to_owned() });
+            let told = line.tell(Feedback::Hold { until, why: why.to_owned() });
             // An answer that does not know of it yet does not end it: there is still something to tell.
             line.hold(Instant::now() + wait);
             told
@@ -351,12 +351,12 @@ impl Throttle {
             if remaining == 0 {
                 self.at_line(key, |line| (line.hold(Instant::now() + reset), false));
             }
-            self.tell(key, Word::Budget { remaining, reset: self.after(reset), enough }).await;
+            self.tell(key, Feedback::Budget { remaining, reset: self.after(reset), enough }).await;
         }
     }
 
     /// Tells it something about `key`; returns when all workers are bound by it.
-    pub async fn tell(&self, key: &str, word: Word) {
+    pub async fn tell(&self, key: &str, word: Feedback) {
         heard(self.at_line(key, |line| line.tell(word)).1).await;
     }
 
@@ -365,7 +365,7 @@ impl Throttle {
         self.here().saturating_add(i64::try_from(wait.as_micros()).unwrap_or(i64::MAX))
     }
 
-    async fn ask(&self, request: SlotRequest, scope: ThrottleScope) -> Result<SlotAnswer, LedgerError> {
+    async fn ask(&self, request: SlotRequest, scope: ThrottleScope) -> Result<SlotResponse, LedgerError> {
         if scope == ThrottleScope::Worker {
             let orders = self.board.of(&self.name).await;
             let orders = orders.moved(self.here() - self.there());
@@ -505,7 +505,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn gate_compared_with_slots_at_five_per_minute() {
         let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
-        let judge = |starts: &[i64]| (roundelay_model::pacing::windows::judge(starts, 5, minute).most, starts.len());
+        let judge = |starts: &[i64]| (roundelay_model::pacing::windows::check(starts, 5, minute).most, starts.len());
         let quota =
             |period: u64, burst: u32| Quota::with_period(Duration::from_secs(period)).unwrap().allow_burst(many(burst));
         // The burst, a quota; the most starts in any minute and all of an hour, by governor and by slots.
@@ -616,7 +616,7 @@ mod tests {
     async fn answer_about_a_key_is_believed_only_briefly() {
         for throttle in both(1, 1, 1) {
             throttle
-                .tell("k", Word::Hold { until: throttle.after(Duration::from_secs(3_600)), why: "ban".into() })
+                .tell("k", Feedback::Hold { until: throttle.after(Duration::from_secs(3_600)), why: "ban".into() })
                 .await;
             let patience = Duration::from_secs(2);
             let wait = throttle.slot_within("k", want(0, 0), patience).await.err().unwrap();
@@ -625,8 +625,8 @@ mod tests {
                 throttle: "t".into(),
                 key: "k".into(),
                 limits: throttle.settings().limits.clone(),
-                heard: vec![Word::Release],
-                wishes: Vec::new(),
+                feedback: vec![Feedback::Release],
+                requests: Vec::new(),
                 ahead: 0,
             };
             // By another worker.
@@ -651,7 +651,7 @@ mod tests {
             async move { throttle.slot("", want(0, 0)).await.start().await }
         });
         sleep(Duration::from_secs(5)).await;
-        throttle.tell("", Word::Release).await;
+        throttle.tell("", Feedback::Release).await;
         assert!(!waits.is_finished());
         assert_eq!(throttle.counts.granted.get(), 0);
         let other = Throttles::new(&all, &ledger, &Telemetry::default(), true).get("t").unwrap();

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use roundelay_model::pacing::slots::{LEAD, Micros, Wish};
-use roundelay_model::pacing::{SlotAnswer, SlotRequest, ThrottleScope};
+use roundelay_model::pacing::slots::{LEAD, Micros, StartRequest};
+use roundelay_model::pacing::{SlotRequest, SlotResponse, ThrottleScope};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::wait_queue::{Rank, WaitQueue};
@@ -59,9 +59,9 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue
             sleep(UNABLE).await;
             continue;
         }
-        let wishes = if able { line.wishes(MOST) } else { Vec::new() };
-        let (ranks, wishes): (Vec<Rank>, Vec<Wish>) = wishes.into_iter().unzip();
-        if wishes.is_empty() && told.is_empty() {
+        let requests = if able { line.requests(MOST) } else { Vec::new() };
+        let (ranks, requests): (Vec<Rank>, Vec<StartRequest>) = requests.into_iter().unzip();
+        if requests.is_empty() && told.is_empty() {
             let mut lines = throttle.lines();
             if !line.close_if_empty() {
                 continue;
@@ -80,11 +80,11 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue
             throttle: throttle.name.clone(),
             key: key.clone(),
             limits: settings.limits.clone(),
-            heard: told.iter().map(|(word, _)| word.clone().moved(-throttle.here())).collect(),
-            wishes,
+            feedback: told.iter().map(|(word, _)| word.clone().moved(-throttle.here())).collect(),
+            requests,
             ahead,
         };
-        let SlotAnswer { now, answer, limits, orders } = match throttle.ask(request, settings.scope).await {
+        let SlotResponse { now, answer, limits, orders } = match throttle.ask(request, settings.scope).await {
             Ok(answer) => answer,
             Err(error) => {
                 line.keep(told);

@@ -132,7 +132,7 @@ impl Throttled {
             let until = format!("{} ({})", self.at(held.until), self.from_now(held.until));
             return Some(format!("{what} is held until {until}: {}{by}", held.why));
         }
-        if view.probing {
+        if view.tripped {
             return Some(format!("{what} lets one start at a time try whether its upstream works again: {next}"));
         }
         if view.waiting.is_empty() && view.opens <= self.now + SOON {
@@ -150,7 +150,7 @@ impl Throttled {
             .iter()
             .map(|(window, used)| format!("{used} of {} in {}", window.allow, short_duration(window.per)))
             .collect();
-        let gently = view.gentle_until.map_or_else(String::new, |until| {
+        let gently = view.slow_start_until.map_or_else(String::new, |until| {
             format!(", since it was held before and reopens gently until {}", self.at(until))
         });
         Some(format!("{what} is used up ({}){gently}: {next}", used.join(", ")))
@@ -186,20 +186,32 @@ mod tests {
     use super::*;
     use roundelay_config::Config;
     use roundelay_model::pacing::orders::ThrottleOrder;
-    use roundelay_model::pacing::slots::{Ask, Breaker, Wish, Word};
+    use roundelay_model::pacing::slots::{Breaker, Feedback, GrantRequest, StartRequest};
 
     const S: Micros = 1_000_000;
 
-    fn throttled(change: &str, keys: &[&str], words: &[Word], wishes: usize, orders: &[ThrottleOrder]) -> Throttled {
+    fn throttled(
+        change: &str,
+        keys: &[&str],
+        words: &[Feedback],
+        requests: usize,
+        orders: &[ThrottleOrder],
+    ) -> Throttled {
         let text = format!("[throttles.ios]\nallow = 6\nper = \"1m\"\n{change}");
         let settings = Config::parse(&text, "r.toml", []).unwrap().throttles["ios"].clone();
         let (now, mut all) = (1_000 * S, Orders::default());
         orders.iter().for_each(|order| all.add(order, "ann@ops", now));
         let limits = all.limits(&settings.limits).into_owned();
         let mut state = State::default();
-        words.iter().for_each(|word| state.hear(&limits, now, word));
-        state
-            .grant(&limits, &Ask { now, ahead: 0, wishes: &vec![Wish { priority: 0, cost: 1, probe: false }; wishes] });
+        words.iter().for_each(|word| state.apply(&limits, now, word));
+        state.grant(
+            &limits,
+            &GrantRequest {
+                now,
+                ahead: 0,
+                requests: &vec![StartRequest { priority: 0, cost: 1, probe: false }; requests],
+            },
+        );
         let view = state.view(&limits, now + S, &all);
         let keys: Vec<(String, View)> = keys.iter().map(|key| ((*key).to_owned(), view.clone())).collect();
         let remembered = keys.len() as u64;
@@ -221,9 +233,9 @@ mod tests {
         let hold = || ThrottleOrder::Hold { span: Duration::from_secs(3_600), why: "they are down".into() };
         let (wait, patience) = (Duration::from_millis(1), Duration::from_secs(60));
         let breaker = Breaker { failures: 1, wait, longest: wait, patience };
-        let open = || Word::Failed { probe: false, breaker, why: "HTTP 500".into() };
-        let asked = |until| Word::Hold { until, why: "HTTP 429".into() };
-        let budget = || Word::Budget { remaining: 4, reset: 1_120 * S, enough: 50 };
+        let open = || Feedback::Failed { probe: false, breaker, why: "HTTP 500".into() };
+        let asked = |until| Feedback::Hold { until, why: "HTTP 429".into() };
+        let budget = || Feedback::Budget { remaining: 4, reset: 1_120 * S, enough: 50 };
         let keyed = "key = \"payload.channel\"";
         let table = [
             (throttled("", &[""], &[], 0, &[]), None),

@@ -13,9 +13,9 @@ use futures_util::future::join3;
 use parking_lot::Mutex;
 use roundelay_handler::{Advice, PermitError, Upstream};
 use roundelay_model::clock::Time;
-use roundelay_model::outcome::{LONGEST_WAIT, Outcome};
+use roundelay_model::outcome::{MAX_WAIT, Outcome};
 use roundelay_model::pacing::ThrottleSettings;
-use roundelay_model::pacing::slots::{Breaker, Word};
+use roundelay_model::pacing::slots::{Breaker, Feedback};
 use roundelay_model::reason::{Class, Reason};
 use tokio::time::timeout;
 
@@ -48,7 +48,7 @@ impl Upstream for RunUpstream {
 
     async fn permit(&self, name: &str, cost: u32) -> Result<(), PermitError> {
         let throttle = self.throttles.get(name).ok_or_else(|| PermitError::Unknown(name.to_owned()))?;
-        let most = throttle.limits().most();
+        let most = throttle.limits().max_cost();
         if cost > most {
             return Err(PermitError::TooMuch { throttle: name.to_owned(), cost, most });
         }
@@ -89,19 +89,19 @@ impl RunUpstream {
         let hold = async {
             if let Some(wait) = advice.hold {
                 let why = advice.why.as_deref().unwrap_or("the upstream asked for it");
-                throttle.hold(key, wait.clamp(SHORTEST_HOLD, LONGEST_WAIT), why).await;
+                throttle.hold(key, wait.clamp(SHORTEST_HOLD, MAX_WAIT), why).await;
             }
         };
         let budget = async {
             if let Some((remaining, reset)) = advice.budget {
-                throttle.budget(key, remaining, reset.min(LONGEST_WAIT)).await;
+                throttle.budget(key, remaining, reset.min(MAX_WAIT)).await;
             }
         };
         let spent = async {
             if let Some(cost) = advice.cost
                 && let beyond @ 1.. = cost.saturating_sub(self.want.cost).min(MOST_SPENT)
             {
-                throttle.tell(key, Word::Spent { cost: beyond }).await;
+                throttle.tell(key, Feedback::Spent { cost: beyond }).await;
             }
         };
         // All of it is on its way before anything is waited for: the run may be ended meanwhile.
@@ -120,16 +120,16 @@ impl RunUpstream {
         let settings = throttle.settings();
         match (verdict(outcome), settings.breaker) {
             (Some(Ok(())), _) if *probe || throttle.is_failing(key) => {
-                throttle.tell(key, Word::Worked { probe: *probe }).await;
+                throttle.tell(key, Feedback::Worked { probe: *probe }).await;
             }
             // Its breaker was taken away meanwhile.
-            (_, None) if *probe => throttle.tell(key, Word::Worked { probe: true }).await,
+            (_, None) if *probe => throttle.tell(key, Feedback::Worked { probe: true }).await,
             (Some(Err(why)), Some(breaker)) => {
                 let breaker = Breaker { patience: longest.max(breaker.wait), ..breaker };
-                throttle.tell(key, Word::Failed { probe: *probe, breaker, why: why.text.clone() }).await;
+                throttle.tell(key, Feedback::Failed { probe: *probe, breaker, why: why.text.clone() }).await;
             }
             // It has found out nothing: another one tries.
-            (None, Some(_)) if *probe => throttle.tell(key, Word::Lost).await,
+            (None, Some(_)) if *probe => throttle.tell(key, Feedback::Lost).await,
             _ => {}
         }
     }
@@ -183,7 +183,7 @@ mod tests {
         let (wait, patience) = (Duration::from_secs(30), Duration::from_secs(3_600));
         let breaker = Breaker { failures: 1, wait, longest: wait, patience };
         throttle.take_over(ThrottleSettings { breaker: Some(breaker), ..(*throttle.settings()).clone() });
-        throttle.tell("", Word::Failed { probe: false, breaker, why: "HTTP 500".into() }).await;
+        throttle.tell("", Feedback::Failed { probe: false, breaker, why: "HTTP 500".into() }).await;
         let want = super::super::tests::want(0, 0);
         let start = tokio::time::Instant::now();
         for outcome in [
@@ -210,7 +210,7 @@ mod tests {
             let (throttles, throttle) = super::super::tests::alone(4, 1);
             let wait = Duration::from_secs(30);
             let breaker = Breaker { failures: 1, wait, longest: wait, patience: Duration::from_secs(3_600) };
-            throttle.tell("", Word::Failed { probe: false, breaker, why: "HTTP 500".into() }).await;
+            throttle.tell("", Feedback::Failed { probe: false, breaker, why: "HTTP 500".into() }).await;
             let want = super::super::tests::want(0, 0);
             let slot = throttle.slot("", want).await;
             assert!(slot.probe && slot.start().await);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use roundelay_model::clock::Time;
-use roundelay_model::pacing::slots::{Answer, Micros, Wish, Word};
+use roundelay_model::pacing::slots::{Feedback, GrantResponse, Micros, StartRequest};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
@@ -41,7 +41,7 @@ struct Inner {
     /// Whether a task serves the queue.
     attended: bool,
     /// What is to be told, and whom to tell that it was.
-    words: Vec<(Word, oneshot::Sender<()>)>,
+    words: Vec<(Feedback, oneshot::Sender<()>)>,
     /// Nothing starts before.
     held_until: Option<Instant>,
     /// No slot of the throttle opens before.
@@ -64,7 +64,7 @@ struct Waiter {
 }
 
 /// Words that are on their way, and whom to tell.
-pub type Told = Vec<(Word, oneshot::Sender<()>)>;
+pub type Told = Vec<(Feedback, oneshot::Sender<()>)>;
 
 /// A place in a queue, the first the smallest: the highest priority, then the job that is due first, then the job that
 /// came first.
@@ -158,11 +158,12 @@ impl WaitQueue {
         self.inner().waiting.first_key_value().map(|(rank, _)| rank.due)
     }
 
-    /// Those in front, and what they wish for.
-    pub fn wishes(&self, most: usize) -> Vec<(Rank, Wish)> {
+    /// Those in front, and what they request for.
+    pub fn requests(&self, most: usize) -> Vec<(Rank, StartRequest)> {
         let inner = self.inner();
-        let wish = |rank: &Rank| (*rank, Wish { priority: rank.priority.0, cost: rank.cost, probe: rank.probe });
-        inner.waiting.keys().take(most).map(wish).collect()
+        let request =
+            |rank: &Rank| (*rank, StartRequest { priority: rank.priority.0, cost: rank.cost, probe: rank.probe });
+        inner.waiting.keys().take(most).map(request).collect()
     }
 
     /// Gives a slot to the waiter with this rank, or else to the first waiter for which it is enough.
@@ -190,7 +191,7 @@ impl WaitQueue {
             let tried = |slot: &Slot| slot.expires < now && slot.probe && !slot.besides;
             if inner.spare.iter().any(tried) {
                 // No other worker would probe before this one's time was over.
-                inner.words.push((Word::Lost, oneshot::channel().0));
+                inner.words.push((Feedback::Lost, oneshot::channel().0));
             }
             inner.spare.retain(|slot| slot.expires >= now);
             self.counts.unused.inc_by((before - inner.spare.len()) as u64);
@@ -219,7 +220,7 @@ impl WaitQueue {
     }
 
     /// Notes how the throttle stands, by an answer that comes `here`, from when it was `now`.
-    pub fn learn(&self, here: Instant, now: Micros, answer: &Answer) {
+    pub fn learn(&self, here: Instant, now: Micros, answer: &GrantResponse) {
         let when = |at: Micros| here + Duration::from_micros(at.saturating_sub(now).max(0) as u64);
         let mut inner = self.inner();
         (inner.failing, inner.slowed) = (answer.failing.then_some(here), answer.slowed.then_some(here));
@@ -233,7 +234,7 @@ impl WaitQueue {
     }
 
     /// Has `word` told, after which the receiver hears of it. Answers also whether no task serves the queue yet.
-    pub fn tell(&self, word: Word) -> (oneshot::Receiver<()>, bool) {
+    pub fn tell(&self, word: Feedback) -> (oneshot::Receiver<()>, bool) {
         let (done, heard) = oneshot::channel();
         let mut inner = self.inner();
         inner.words.push((word, done));
@@ -346,8 +347,8 @@ mod tests {
         Arc::new(WaitQueue::new(SlotCounts::default()))
     }
 
-    fn hold() -> Word {
-        Word::Hold { until: 0, why: "ban".into() }
+    fn hold() -> Feedback {
+        Feedback::Hold { until: 0, why: "ban".into() }
     }
 
     #[tokio::test(start_paused = true)]
@@ -355,42 +356,42 @@ mod tests {
         let line = line();
         let _done = line.tell(hold());
         line.hold(Instant::now() + HOUR);
-        line.learn(Instant::now(), 0, &Answer::default());
+        line.learn(Instant::now(), 0, &GrantResponse::default());
         assert!(line.held_until().is_some());
         // Another word was told, and while that was on its way, it was held.
         let told = line.words();
         let _done = line.tell(hold());
-        line.learn(Instant::now(), 0, &Answer::default());
+        line.learn(Instant::now(), 0, &GrantResponse::default());
         assert!(line.held_until().is_some());
         // Once it was told, the answer counts: it may have been released.
         drop((told, line.words()));
-        line.learn(Instant::now(), 0, &Answer::default());
+        line.learn(Instant::now(), 0, &GrantResponse::default());
         assert_eq!(line.held_until(), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn feedback_that_was_not_sent_is_sent_again_in_order() {
         let line = line();
-        let failed = Word::Spent { cost: 1 };
+        let failed = Feedback::Spent { cost: 1 };
         let (_first, began) = line.tell(failed.clone());
         assert!(began, "somebody has to serve it");
         let told = line.words();
         let (_second, began) = line.tell(hold());
         assert!(!began);
         line.keep(told);
-        let words: Vec<Word> = line.words().into_iter().map(|(word, _)| word).collect();
+        let words: Vec<Feedback> = line.words().into_iter().map(|(word, _)| word).collect();
         assert_eq!(words, [failed, hold()]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn wait_queue_is_kept_for_what_a_new_one_would_not_know() {
         let answers = [
-            (Answer::default(), false),
-            (Answer { failing: true, ..Answer::default() }, true),
-            (Answer { slowed: true, ..Answer::default() }, true),
-            (Answer { again: Some(3_600_000_000), ..Answer::default() }, true),
-            (Answer { again: Some(1_000_000), ..Answer::default() }, false),
-            (Answer { held_until: Some(3_600_000_000), ..Answer::default() }, true),
+            (GrantResponse::default(), false),
+            (GrantResponse { failing: true, ..GrantResponse::default() }, true),
+            (GrantResponse { slowed: true, ..GrantResponse::default() }, true),
+            (GrantResponse { again: Some(3_600_000_000), ..GrantResponse::default() }, true),
+            (GrantResponse { again: Some(1_000_000), ..GrantResponse::default() }, false),
+            (GrantResponse { held_until: Some(3_600_000_000), ..GrantResponse::default() }, true),
         ];
         for (answer, needed) in answers {
             let line = line();
@@ -421,7 +422,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn probe_slot_without_a_waiter_is_reported_lost() {
-        for (probe, lost) in [(true, vec![Word::Lost]), (false, vec![])] {
+        for (probe, lost) in [(true, vec![Feedback::Lost]), (false, vec![])] {
             let line = line();
             let opens = Instant::now();
             line.give(None, Slot { opens, expires: opens, cost: 1, probe, besides: false, gate: None, line: None });

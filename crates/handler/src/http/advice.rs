@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use roundelay_model::clock::Time;
 use roundelay_model::job::Job;
-use roundelay_model::outcome::LONGEST_WAIT;
+use roundelay_model::outcome::MAX_WAIT;
 use roundelay_model::pacing::ThrottleSettings;
 
 use super::status::{DEFAULT_SNOOZE, Reply, retry_after, status};
@@ -76,12 +76,12 @@ fn number(text: &str) -> Option<u32> {
 /// How long from `now` until the time that a header names: in seconds from now, as seconds or milliseconds
 /// since 1970, or as a date.
 fn reset(text: &str, now: Time) -> Option<Duration> {
-    let since_1970 = |time: Duration| Some((Time::default() + time).since(now).min(LONGEST_WAIT));
+    let since_1970 = |time: Duration| Some((Time::default() + time).since(now).min(MAX_WAIT));
     match text.trim().parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0) {
         None => retry_after(text, now),
         Some(millis) if millis > A_TIME_IN_MILLIS as f64 => since_1970(Duration::try_from_secs_f64(millis / 1e3).ok()?),
         Some(seconds) if seconds > A_TIME as f64 => since_1970(Duration::try_from_secs_f64(seconds).ok()?),
-        Some(seconds) => Some(Duration::try_from_secs_f64(seconds).ok()?.min(LONGEST_WAIT)),
+        Some(seconds) => Some(Duration::try_from_secs_f64(seconds).ok()?.min(MAX_WAIT)),
     }
 }
 

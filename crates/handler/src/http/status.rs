@@ -4,7 +4,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use reqwest::StatusCode;
 use roundelay_model::clock::Time;
-use roundelay_model::outcome::{LONGEST_WAIT, Outcome};
+use roundelay_model::outcome::{MAX_WAIT, Outcome};
 use roundelay_model::reason::{Class, Mark, Reason};
 use url::Url;
 
@@ -14,7 +14,7 @@ use crate::answer::EXCERPT;
 /// How long a 429 that names no time puts the job off.
 pub(super) const DEFAULT_SNOOZE: Duration = Duration::from_secs(5);
 /// No answer puts a job off for less: an upstream that wants to be left alone says so in seconds.
-const SHORTEST_SNOOZE: Duration = Duration::from_secs(1);
+const MIN_SNOOZE: Duration = Duration::from_secs(1);
 
 /// What of an HTTP answer counts.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ pub fn outcome_of(reply: &Reply<'_>, now: Time) -> Outcome {
 }
 
 fn snooze(reply: &Reply<'_>, wait: Duration) -> Outcome {
-    Outcome::Snooze { reason: reason(reply), wait: wait.max(SHORTEST_SNOOZE) }
+    Outcome::Snooze { reason: reason(reply), wait: wait.max(MIN_SNOOZE) }
 }
 
 /// How long from `now` until the time that `value` names, in seconds or as an HTTP date; zero when
@@ -59,10 +59,10 @@ pub(super) fn retry_after(value: &str, now: Time) -> Option<Duration> {
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
         // More seconds than a number holds are still many seconds.
         let seconds = value.parse().unwrap_or(u64::MAX);
-        return Some(Duration::from_secs(seconds).min(LONGEST_WAIT));
+        return Some(Duration::from_secs(seconds).min(MAX_WAIT));
     }
     let date = httpdate::parse_http_date(value).ok()?.duration_since(UNIX_EPOCH).ok()?;
-    Some((Time::default() + date).since(now).min(LONGEST_WAIT))
+    Some((Time::default() + date).since(now).min(MAX_WAIT))
 }
 
 fn reason(reply: &Reply<'_>) -> Reason {
@@ -184,13 +184,13 @@ mod tests {
         let table = [
             ("0", Some(0)),
             (" 3 ", Some(3)),
-            ("99999999999999999999999999", Some(LONGEST_WAIT.as_secs())),
+            ("99999999999999999999999999", Some(MAX_WAIT.as_secs())),
             ("Sun, 06 Nov 1994 08:50:37 GMT", Some(60)),
             ("Sunday, 06-Nov-94 08:49:47 GMT", Some(10)),
             ("Sun Nov  6 08:49:38 1994", Some(1)),
             ("Sun, 06 Nov 1994 08:49:37 GMT", Some(0)),
             ("Sun, 06 Nov 1994 08:00:00 GMT", Some(0)),
-            ("Fri, 31 Dec 9999 23:59:59 GMT", Some(LONGEST_WAIT.as_secs())),
+            ("Fri, 31 Dec 9999 23:59:59 GMT", Some(MAX_WAIT.as_secs())),
             ("", None),
             ("-1", None),
             ("+5", None),

@@ -31,7 +31,7 @@ use super::chains::{KIND, Meter, QUEUE};
 const WORK: &str = "roundelay-bench-raw.work";
 const RUNG: &str = "roundelay-bench-raw.rung";
 /// No loop has more queues or more rungs. What an earlier one has left is looked for so far.
-pub const MOST_SHARDS: usize = 16;
+pub const MAX_SHARDS: usize = 16;
 
 /// What loops go round on.
 #[derive(Clone, Debug)]
@@ -40,11 +40,11 @@ pub struct Course {
     pub broker: String,
     /// How many loops, each with connections of its own.
     pub workers: usize,
-    /// Work queues, at most [`MOST_SHARDS`]. Each message stays on its own.
+    /// Work queues, at most [`MAX_SHARDS`]. Each message stays on its own.
     pub queues: usize,
     /// The delay over which the messages begin.
     pub delay: Duration,
-    /// The rungs' times to live, at least one and at most [`MOST_SHARDS`]: messages take one after the other.
+    /// The rungs' times to live, at least one and at most [`MAX_SHARDS`]: messages take one after the other.
     pub rungs: Vec<Duration>,
     /// Messages that a loop has in work at the same time, on all queues together.
     pub concurrency: u16,
@@ -52,7 +52,7 @@ pub struct Course {
 
 impl Course {
     fn queues(&self) -> usize {
-        self.queues.clamp(1, MOST_SHARDS)
+        self.queues.clamp(1, MAX_SHARDS)
     }
 
     /// The share of a queue's consumer in what is in work.
@@ -313,11 +313,11 @@ async fn declare(channel: &Channel, course: &Course) -> Result<(), lapin::Error>
 /// Removes what this loop has declared, or an earlier one that was interrupted.
 async fn remove(channel: &Channel) -> Result<(), lapin::Error> {
     // Rungs first, so that nothing comes after.
-    for n in 0..MOST_SHARDS {
+    for n in 0..MAX_SHARDS {
         channel.queue_delete(rung(n).into(), QueueDeleteOptions::default()).await?;
         channel.exchange_delete(rung(n).into(), ExchangeDeleteOptions::default()).await?;
     }
-    for n in 0..MOST_SHARDS {
+    for n in 0..MAX_SHARDS {
         channel.queue_delete(work(n).into(), QueueDeleteOptions::default()).await?;
     }
     channel.exchange_delete(WORK.into(), ExchangeDeleteOptions::default()).await

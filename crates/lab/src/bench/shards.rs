@@ -30,7 +30,7 @@ use super::raw::{Course, RawLoop};
 use super::round;
 
 /// The most platform queues that are compared.
-pub const MOST_QUEUES: usize = super::raw::MOST_SHARDS;
+pub const MAX_QUEUES: usize = super::raw::MAX_SHARDS;
 
 /// What to measure: a cell for each number of queues with each jitter.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ pub struct Settings {
     pub broker: String,
     /// `sqlite://…` or `postgres://…`.
     pub ledger: String,
-    /// How many platform queues share the chains, each at most [`MOST_QUEUES`]. The first is what others are compared with.
+    /// How many platform queues share the chains, each at most [`MAX_QUEUES`]. The first is what others are compared with.
     pub queues: Vec<usize>,
     /// The jitter of the delay; likewise.
     pub jitters: Vec<Duration>,
@@ -113,7 +113,7 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
     let cells = settings.jitters.iter().flat_map(|jitter| settings.queues.iter().map(move |queues| (queues, jitter)));
     let mut cells: Vec<Open> = cells
         .map(|(queues, jitter)| Open {
-            queues: (*queues).clamp(1, MOST_QUEUES),
+            queues: (*queues).clamp(1, MAX_QUEUES),
             jitter: *jitter,
             engine: Side::new(None),
             raw: Side::new(None),
@@ -197,7 +197,7 @@ fn config(settings: &Settings, queues: usize, jitter: Duration) -> Result<Config
 
 async fn run_engine(settings: &Settings, cell: &mut Open, length: Duration) -> Result<(), StartError> {
     let cell_config = |queues: usize| config(settings, queues, cell.jitter);
-    let (ours, widest, alone) = (cell_config(cell.queues)?, cell_config(MOST_QUEUES)?, cell_config(1)?);
+    let (ours, widest, alone) = (cell_config(cell.queues)?, cell_config(MAX_QUEUES)?, cell_config(1)?);
     let slept = cell.slept.clone();
     let ground =
         Ground::open(ours.clone(), 1).await?.through(move |broker| Arc::new(Counting { broker, slept: slept.clone() }));

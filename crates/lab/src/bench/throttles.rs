@@ -213,7 +213,7 @@ async fn measure(settings: &Settings, allow: u32, gated: bool, note: &impl Fn(&s
     workers.stop().await?;
     ground.clear().await?;
 
-    let judged = windows::judge(&starts.between(0, i64::MAX), allow as usize, settings.per);
+    let judged = windows::check(&starts.between(0, i64::MAX), allow as usize, settings.per);
     let used = windows::used(&started, begin, allow as usize, settings.per, &busy);
     let length = settings.per.as_secs_f64() * count as f64;
     Ok(Report {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
-use roundelay_model::fleet::{FleetOrder, FleetOrders, KEPT, Presence, Pulse, Subject};
+use roundelay_model::fleet::{FleetOrder, FleetOrders, KEPT, Presence, Subject, ThroughputSample};
 use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
@@ -47,7 +47,7 @@ const TAKE: &str = "
 
 #[async_trait]
 impl Fleet for PostgresLedger {
-    async fn attend(&self, presence: Presence, pulses: Vec<Pulse>) -> Result<(), LedgerError> {
+    async fn attend(&self, presence: Presence, pulses: Vec<ThroughputSample>) -> Result<(), LedgerError> {
         let said = serde_json::to_string(&presence).unwrap_or_default();
         let at: Vec<i64> = pulses.iter().map(|pulse| pulse.at.as_millis()).collect();
         let told: Vec<String> = pulses.iter().map(|pulse| serde_json::to_string(pulse).unwrap_or_default()).collect();
@@ -70,7 +70,7 @@ impl Fleet for PostgresLedger {
         Ok(seen.collect())
     }
 
-    async fn pulses(&self, since: Time) -> Result<Vec<Pulse>, LedgerError> {
+    async fn pulses(&self, since: Time) -> Result<Vec<ThroughputSample>, LedgerError> {
         let sql = "SELECT said FROM pulses WHERE at >= $1 ORDER BY at, worker";
         let rows = self.reader.query(sql, &[&since.as_millis()]).await?;
         let said: Vec<String> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(told)?;

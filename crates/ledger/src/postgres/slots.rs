@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use roundelay_model::clock::{Followed, Seen, instant};
 use roundelay_model::pacing::orders::{Orders, ThrottleOrder};
 use roundelay_model::pacing::slots::{Micros, State};
-use roundelay_model::pacing::{SlotAnswer, SlotRequest, serve};
+use roundelay_model::pacing::{SlotRequest, SlotResponse, serve};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_postgres::{Error, Row};
@@ -48,7 +48,7 @@ const WRITE: &str = "
     FROM unnest($1::text[], $2::text[], $3::text[], $4::int8[]) AS new (name, key, state, idle_at)
     WHERE throttles.name = new.name AND throttles.key = new.key";
 
-type Group = Vec<(Vec<SlotRequest>, oneshot::Sender<Vec<SlotAnswer>>)>;
+type Group = Vec<(Vec<SlotRequest>, oneshot::Sender<Vec<SlotResponse>>)>;
 
 /// Where requests wait for their transaction.
 pub(super) struct Desk {
@@ -66,7 +66,7 @@ impl Desk {
         Self { address: address.clone(), clock, counters, waiting, session }
     }
 
-    async fn ask(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotAnswer>, LedgerError> {
+    async fn ask(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotResponse>, LedgerError> {
         let lost = |_| LedgerError::Statement("the connection of the throttles was lost; ask again".into());
         let (reply, mut answer) = oneshot::channel();
         self.waiting.lock().push((requests, reply));
@@ -112,7 +112,7 @@ impl Desk {
         waiting.drain(..groups).collect()
     }
 
-    async fn transact(&self, session: &mut Session, group: &Group) -> Result<Vec<SlotAnswer>, Error> {
+    async fn transact(&self, session: &mut Session, group: &Group) -> Result<Vec<SlotResponse>, Error> {
         let requests: Vec<&SlotRequest> = group.iter().flat_map(|(requests, _)| requests).collect();
         let mut rows: BTreeMap<(&str, &str), Option<State>> =
             requests.iter().map(|request| ((&*request.throttle, &*request.key), None)).collect();
@@ -169,7 +169,7 @@ impl Desk {
             let idle_at = remembered.idle_at(&answer.limits);
             (answer, idle_at)
         });
-        let answers: Vec<(SlotAnswer, Micros)> = answers.collect();
+        let answers: Vec<(SlotResponse, Micros)> = answers.collect();
         let idle: BTreeMap<(&str, &str), Micros> = requests
             .iter()
             .zip(&answers)
@@ -193,7 +193,7 @@ impl Desk {
 
 #[async_trait]
 impl Slots for PostgresLedger {
-    async fn slots(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotAnswer>, LedgerError> {
+    async fn slots(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotResponse>, LedgerError> {
         self.desk.ask(requests).await
     }
 

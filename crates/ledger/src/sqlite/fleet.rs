@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
-use roundelay_model::fleet::{FleetOrder, FleetOrders, KEPT, Presence, Pulse, Subject};
+use roundelay_model::fleet::{FleetOrder, FleetOrders, KEPT, Presence, Subject, ThroughputSample};
 use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
@@ -13,7 +13,7 @@ use crate::error::LedgerError;
 use crate::fleet::{Fleet, SeenWorker};
 
 impl Store {
-    fn attend(&mut self, presence: &Presence, pulses: &[Pulse], now: Time) -> Result<()> {
+    fn attend(&mut self, presence: &Presence, pulses: &[ThroughputSample], now: Time) -> Result<()> {
         let old = (now - KEPT).as_millis();
         self.connection.prepare_cached("DELETE FROM pulses WHERE at < ?1")?.execute([old])?;
         self.connection
@@ -56,7 +56,7 @@ impl Store {
         .collect()
     }
 
-    fn pulses(&self, since: Time) -> Result<Vec<Pulse>> {
+    fn pulses(&self, since: Time) -> Result<Vec<ThroughputSample>> {
         let mut select =
             self.connection.prepare_cached("SELECT said FROM pulses WHERE at >= ?1 ORDER BY at, worker")?;
         let rows = select.query_map([since.as_millis()], |row| row.get::<_, String>(0))?;
@@ -105,7 +105,7 @@ impl Store {
 
 #[async_trait]
 impl Fleet for SqliteLedger {
-    async fn attend(&self, presence: Presence, pulses: Vec<Pulse>) -> std::result::Result<(), LedgerError> {
+    async fn attend(&self, presence: Presence, pulses: Vec<ThroughputSample>) -> std::result::Result<(), LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.attend(&presence, &pulses, clock.now())).await
     }
@@ -118,7 +118,7 @@ impl Fleet for SqliteLedger {
         self.read(|store| store.workers()).await
     }
 
-    async fn pulses(&self, since: Time) -> std::result::Result<Vec<Pulse>, LedgerError> {
+    async fn pulses(&self, since: Time) -> std::result::Result<Vec<ThroughputSample>, LedgerError> {
         self.read(move |store| store.pulses(since)).await
     }
 

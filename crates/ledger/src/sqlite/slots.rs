@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use roundelay_model::pacing::orders::{Orders, ThrottleOrder};
 use roundelay_model::pacing::slots::{Micros, State};
-use roundelay_model::pacing::{SlotAnswer, SlotRequest, serve};
+use roundelay_model::pacing::{SlotRequest, SlotResponse, serve};
 use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
@@ -15,7 +15,7 @@ use crate::slots::{Slots, ThrottleRow, orders, orders_text, state, text};
 
 #[async_trait]
 impl Slots for SqliteLedger {
-    async fn slots(&self, requests: Vec<SlotRequest>) -> std::result::Result<Vec<SlotAnswer>, LedgerError> {
+    async fn slots(&self, requests: Vec<SlotRequest>) -> std::result::Result<Vec<SlotResponse>, LedgerError> {
         let clock = self.clock.clone();
         let serve = move |store: &mut Store| {
             let now = clock.now().as_millis() * 1_000;
@@ -64,7 +64,7 @@ const REMEMBERED: &str = "
            (SELECT orders FROM throttle_orders WHERE name = ?1)";
 
 impl Store {
-    fn slots(&mut self, request: &SlotRequest, now: Micros) -> Result<SlotAnswer> {
+    fn slots(&mut self, request: &SlotRequest, now: Micros) -> Result<SlotResponse> {
         let (found, ordered): (Option<String>, Option<String>) = self
             .connection
             .prepare_cached(REMEMBERED)?

@@ -16,9 +16,9 @@ use crate::calendar::Calendar;
 use crate::clock::machine::instant;
 
 /// A clock that is off by no more was not set: clocks are not all alike.
-pub const UNLIKE: Micros = 100_000;
+pub const MAX_SKEW: Micros = 100_000;
 /// Clocks differ by one part of so many.
-const RATES: Micros = 1_000;
+const DRIFT_DIVISOR: Micros = 1_000;
 /// For how long the best reading counts at least by which the time is told; then a newer one does, so that clocks of
 /// slightly different speed do not drift apart.
 const FOLLOW: Duration = Duration::from_secs(10);
@@ -69,13 +69,13 @@ impl Bound {
     /// The least that it can be at `at`, which may lie before.
     fn least(self, at: Instant) -> Micros {
         let passed = micros(at.saturating_duration_since(self.at));
-        self.shows + passed - passed / RATES - micros(self.at.saturating_duration_since(at))
+        self.shows + passed - passed / DRIFT_DIVISOR - micros(self.at.saturating_duration_since(at))
     }
 
     /// The most.
     fn most(self, at: Instant) -> Micros {
         let passed = micros(at.saturating_duration_since(self.at));
-        self.shows + passed + passed / RATES - micros(self.at.saturating_duration_since(at))
+        self.shows + passed + passed / DRIFT_DIVISOR - micros(self.at.saturating_duration_since(at))
     }
 }
 
@@ -106,10 +106,10 @@ impl Known {
 fn judge(seen: &Seen, known: &Known) -> (Micros, bool) {
     let shows = seen.server - seen.set;
     let least = known.least.least(seen.asked);
-    if shows > known.best.1.most(seen.answered) + UNLIKE {
+    if shows > known.best.1.most(seen.answered) + MAX_SKEW {
         // It may have been set little by little since the best reading, or back since that.
         (least.min(known.best.0.least(seen.asked)), true)
-    } else if shows < least - UNLIKE {
+    } else if shows < least - MAX_SKEW {
         (least, true)
     } else {
         (shows, false)
@@ -186,7 +186,7 @@ impl Followed {
     fn wall_was_set(&self, micros: Micros, set: i64) {
         let before = self.wall.calendar();
         let ahead = set.div_euclid(1_000);
-        if (before.ahead() - ahead).abs() * 1_000 > UNLIKE {
+        if (before.ahead() - ahead).abs() * 1_000 > MAX_SKEW {
             self.wall.learn(before.set(Time::from_millis(micros.div_euclid(1_000)), ahead));
         }
     }
@@ -278,8 +278,8 @@ mod tests {
         type Row = ((u64, u64), Micros, Micros, (Micros, bool));
         let table: [Row; 14] = [
             ((10, 10), 10 * S, 0, (10 * S, false)),
-            ((10, 10), 10 * S + UNLIKE, 0, (10 * S + UNLIKE, false)),
-            ((10, 10), 10 * S - UNLIKE, 0, (10 * S - UNLIKE, false)),
+            ((10, 10), 10 * S + MAX_SKEW, 0, (10 * S + MAX_SKEW, false)),
+            ((10, 10), 10 * S - MAX_SKEW, 0, (10 * S - MAX_SKEW, false)),
             // Set forward, set back.
             ((10, 10), 100 * S, 0, (10 * S, true)),
             ((10, 10), -10 * S, 0, (10 * S, true)),
@@ -336,7 +336,7 @@ mod tests {
                 let reading = followed.read(Seen { version, ..seen(start, (second, second), passed + off, set) });
                 (set, version) = reading.correction.map_or((set, version), |set| (set, version + 1));
                 let ahead = reading.micros - SHOWN - passed;
-                assert!(ahead <= 2 * UNLIKE && (step < 0 || ahead > -S), "{step}: {ahead}");
+                assert!(ahead <= 2 * MAX_SKEW && (step < 0 || ahead > -S), "{step}: {ahead}");
             }
         }
     }

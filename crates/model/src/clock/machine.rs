@@ -13,7 +13,7 @@ use super::{Time, Wall, wall_now};
 use crate::calendar::Calendar;
 
 /// A wall clock that differs by no more from what is known of it has not been set.
-const UNLIKE: i64 = 100;
+const MAX_SKEW: i64 = 100;
 
 /// A machine that was suspended for no longer was only slow.
 const NOTICED: Duration = Duration::from_millis(50);
@@ -138,7 +138,7 @@ impl Machine {
         let calendar = self.wall.calendar();
         let (now, shown) = (self.now(), wall_now());
         let ahead = shown.as_millis() - now.as_millis();
-        ((ahead - calendar.ahead()).abs() > UNLIKE).then(|| calendar.set(now, ahead))
+        ((ahead - calendar.ahead()).abs() > MAX_SKEW).then(|| calendar.set(now, ahead))
     }
 
     /// What the ledger remembers of the wall clock.

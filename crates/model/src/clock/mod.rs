@@ -18,7 +18,7 @@ use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 
 use crate::calendar::Calendar;
-pub use followed::{Followed, Reading, Seen, UNLIKE};
+pub use followed::{Followed, MAX_SKEW, Reading, Seen};
 pub use machine::{Boot, Machine, instant};
 pub use server::Server;
 

@@ -1,4 +1,4 @@
-//! Which of a throttle's many limits a job is under.
+//! The field of a job by which a throttle has many limits: one for each value.
 
 use std::fmt;
 
@@ -11,10 +11,10 @@ use crate::job::Job;
 pub struct KeyPath(Vec<String>);
 
 impl KeyPath {
-    /// Reads `text`.
+    /// Reads a path such as `payload.channel`.
     ///
     /// # Errors
-    /// Says what to write.
+    /// When `text` names no part of a job. The message says what to write.
     pub fn parse(text: &str) -> Result<Self, String> {
         let parts: Vec<String> = text.split('.').map(Into::into).collect();
         let known = match parts.first().map(String::as_str) {
@@ -30,7 +30,7 @@ impl KeyPath {
         }
     }
 
-    /// Makes `value` that of a job with this payload, where the payload has it.
+    /// Writes `value` into the payload, if the path leads there.
     pub fn write(&self, payload: &mut Value, value: &str) {
         let Some(("payload", fields)) = self.0.split_first().map(|(first, rest)| (first.as_str(), rest)) else {
             return;
@@ -45,12 +45,12 @@ impl KeyPath {
         *place = value.into();
     }
 
-    /// The value in `job`; those that have none are under one limit together.
+    /// The value in `job`. Jobs without the field have the empty value, and so share one limit.
     pub fn of(&self, job: &Job) -> String {
         self.of_parts(&job.kind, &job.key, job.owner.as_deref(), &job.payload)
     }
 
-    /// Likewise, of a job that has these.
+    /// The same as [`Self::of`], for a job with these parts.
     pub fn of_parts(&self, kind: &str, key: &str, owner: Option<&str>, payload: &Value) -> String {
         let rest = self.0.get(1..).unwrap_or_default();
         match self.0.first().map(String::as_str) {
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn path_reads_what_it_has_written() {
         let mut payload = Value::Null;
         for (path, expected) in [
             ("payload.channel", json!({ "channel": "7" })),

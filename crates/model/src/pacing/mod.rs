@@ -1,10 +1,11 @@
-//! How starts are paced (pure): limits and their arithmetic, what operators order of them, and what judges them.
+//! How starts are paced (pure): rate limits, circuit breakers, budgets, and operators' orders.
 //!
-//! - [`slots`]: when the next start may happen, by what a throttle remembers.
-//! - [`orders`]: what an operator has ordered of a throttle.
-//! - [`key`]: which of a throttle's limits a job is under.
+//! - [`slots`]: when the next start may happen, by what a throttle remembers. The arithmetic (GCRA) is explained there.
+//! - [`orders`]: what an operator has ordered for a throttle.
+//! - [`key`]: the field of a job by which a throttle has many limits.
 //! - [`latency`]: how long a slot is on its way from the ledger.
-//! - [`windows`]: how many starts windows of time hold, by the starts alone.
+//! - `serve`: one request for slots. `settings`: what the configuration says of a throttle.
+//! - [`windows`]: how many starts windows of time hold, counted from the starts alone: the check of all of the above.
 
 pub mod key;
 pub mod latency;
@@ -14,5 +15,5 @@ mod settings;
 pub mod slots;
 pub mod windows;
 
-pub use serve::{SlotAnswer, SlotRequest, serve};
+pub use serve::{SlotRequest, SlotResponse, serve};
 pub use settings::{BudgetSettings, ThrottleScope, ThrottleSettings};

@@ -1,8 +1,8 @@
-//! What an operator has ordered of a throttle, beside what the configuration says (pure).
+//! What an operator has ordered for a throttle, beside what the configuration says (pure).
 //!
 //! Orders lie in the ledger, one row for each throttle, and are read with what the throttle
-//! remembers. So they hold for every worker and every key from the next slot on, and nobody has to
-//! be told. Limits take the place of the configured ones, except for the further windows, which
+//! remembers. So they are in force for every worker and every key from the next slot on, without
+//! messages to the workers. Limits take the place of the configured ones, except for the further windows, which
 //! stay as they are. A hold adds to what an upstream has asked for: the later of both counts.
 
 use std::borrow::Cow;
@@ -15,9 +15,9 @@ use super::slots::Micros;
 use crate::pacing::slots::limits::{Limits, Window};
 
 /// The longest window and hold.
-pub const LONGEST: Duration = Duration::from_secs(366 * 86_400);
+pub const MAX_ORDER_SPAN: Duration = Duration::from_secs(366 * 86_400);
 
-/// What holds for a throttle by an operator's word.
+/// All orders for a throttle that are in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Orders {
     /// Rises with each order and never goes back; 0 before the first.
@@ -30,64 +30,58 @@ pub struct Orders {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<OrderedHold>,
     /// The version of the last release, which ended all holds that were in force then, those that an
-    /// upstream had asked for as well.
+    /// upstream had asked for among them.
     #[serde(default)]
     pub released: i64,
 }
 
-/// Limits by an operator's word.
+/// Limits that an operator has ordered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OrderedLimits {
     /// How many starts, at least 1.
     pub allow: u32,
-    /// In so many milliseconds, at least 1.
+    /// The window's length, at least 1.
     pub per_ms: u64,
-    /// How many may start back to back, from 1 to `allow`.
+    /// How many starts may follow each other at once, from 1 to `allow`.
     pub burst: u32,
-    /// Who said so.
+    /// The operator.
     pub by: String,
-    /// When, in microseconds by the clock of whoever reads it.
+    /// When the order came, by the reader's clock.
     pub at: Micros,
 }
 
-/// A hold by an operator's word.
+/// A hold that an operator has ordered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OrderedHold {
-    /// Nothing starts before, in microseconds by the clock of whoever reads it.
+    /// Nothing starts before, by the reader's clock.
     pub until: Micros,
-    /// Why, for people.
     pub why: String,
-    /// Who said so.
+    /// The operator.
     pub by: String,
-    /// When, in microseconds by the clock of whoever reads it.
+    /// When the order came, by the reader's clock.
     pub at: Micros,
 }
 
-/// One order.
+/// One order of an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ThrottleOrder {
-    /// These limits in place of the configured ones.
+    /// These limits take the place of the configured ones.
     Limits {
         /// The window that paces.
         window: Window,
         /// How many may start back to back.
         burst: u32,
     },
-    /// The configured limits again.
+    /// The configured limits are in force again.
     Reset,
-    /// Nothing starts for so long from now, in place of what another order said of that.
-    Hold {
-        /// How long.
-        span: Duration,
-        /// Why, for people.
-        why: String,
-    },
-    /// Nothing holds it any more, neither an operator's word nor an upstream's.
+    /// Nothing starts for `span` from now. This hold replaces the one that was ordered before.
+    Hold { span: Duration, why: String },
+    /// All holds end, an operator's and an upstream's.
     Release,
 }
 
 impl Orders {
-    /// Takes up one more order, of `by`, at `now`.
+    /// Adds an order, which `by` gave at `now`.
     pub fn add(&mut self, order: &ThrottleOrder, by: &str, now: Micros) {
         // A clock that was set back must not make a new order look like an old one.
         self.version = now.max(self.version + 1);
@@ -104,7 +98,7 @@ impl Orders {
             }
             ThrottleOrder::Release => {
                 self.released = self.version;
-                // It has ended now: what reopens remembers from when on.
+                // The hold has ended now: the slow start counts from this time.
                 if let Some(hold) = &mut self.hold {
                     hold.until = hold.until.min(now);
                 }
@@ -112,7 +106,7 @@ impl Orders {
         }
     }
 
-    /// The limits in force where the configuration says `configured`.
+    /// The limits in force: the ordered ones, or `configured`.
     pub fn limits<'a>(&self, configured: &'a Arc<Limits>) -> Cow<'a, Arc<Limits>> {
         let Some(ordered) = &self.limits else { return Cow::Borrowed(configured) };
         let window = Window { allow: ordered.allow.max(1), per: Duration::from_millis(ordered.per_ms.max(1)) };
@@ -120,7 +114,7 @@ impl Orders {
         Cow::Owned(Arc::new(Limits { window, burst, also: configured.also.clone() }))
     }
 
-    /// Until when nothing starts by an operator's word; the past when nothing was said.
+    /// Until when an operator's hold lasts; a time in the past if there is none.
     pub fn held_until(&self) -> Micros {
         self.hold.as_ref().map_or(0, |hold| hold.until)
     }
@@ -148,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_take_the_place_of_the_configured_window_only() {
+    fn orders_replace_the_first_window_only() {
         let configured = Arc::new(Limits { window: window(5, 60), burst: 2, also: vec![window(100, 3_600)] });
         let mut orders = Orders::default();
         assert_eq!(orders.limits(&configured).as_ref(), &configured);
@@ -162,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_replaces_the_one_before_and_a_release_ends_it_now() {
+    fn orders_hold_replaces_the_one_before_and_release_ends_it() {
         let hold = |secs| ThrottleOrder::Hold { span: Duration::from_secs(secs), why: "they are down".into() };
         let mut orders = Orders::default();
         orders.add(&ThrottleOrder::Release, "ann", S);
@@ -173,13 +167,13 @@ mod tests {
         assert_eq!(orders.clone().moved(-20 * S).held_until(), 60 * S);
         orders.add(&ThrottleOrder::Release, "ann", 30 * S);
         assert_eq!((orders.held_until(), orders.released), (30 * S, 30 * S));
-        // One that was over is over.
+        // A hold that is over stays over.
         orders.add(&ThrottleOrder::Release, "ann", 40 * S);
         assert_eq!(orders.held_until(), 30 * S);
     }
 
     #[test]
-    fn versions_rise_whatever_the_clock_does() {
+    fn orders_versions_rise_whatever_the_clock_does() {
         let mut orders = Orders::default();
         let mut before = 0;
         for now in [5 * S, 5 * S, 3 * S, 9 * S] {

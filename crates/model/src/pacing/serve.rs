@@ -1,62 +1,62 @@
-//! What a throttle is asked, and how it answers on what is remembered and ordered of it (pure).
+//! One request for slots, as the ledger serves it: feedback first, then the grant (pure).
 
 use std::sync::Arc;
 
 use super::orders::Orders;
-use super::slots::{Answer, Ask, Micros, State, Wish};
+use super::slots::{GrantRequest, GrantResponse, Micros, StartRequest, State};
+use crate::pacing::slots::feedback::Feedback;
 use crate::pacing::slots::limits::Limits;
-use crate::pacing::slots::told::Word;
 
-/// What a throttle is told, and what is asked of it then.
+/// Feedback for a throttle, and the starts that ask for slots then.
 #[derive(Clone, Debug)]
 pub struct SlotRequest {
-    /// Its name.
     pub throttle: String,
-    /// Which of its keys; empty without.
+    /// The value of the throttle's key; empty for a throttle without keys.
     pub key: String,
-    /// What the configuration allows.
+    /// The configured limits.
     pub limits: Arc<Limits>,
-    /// What it is told, with times from now.
-    pub heard: Vec<Word>,
-    /// Slots are wanted for these.
-    pub wishes: Vec<Wish>,
-    /// How long answers take: see [`Ask::ahead`].
+    /// Its times are relative to the request: microseconds from now.
+    pub feedback: Vec<Feedback>,
+    pub requests: Vec<StartRequest>,
+    /// How long answers take: see [`GrantRequest::ahead`].
     pub ahead: Micros,
 }
 
-/// What a throttle answers.
+/// The answer to a [`SlotRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SlotAnswer {
-    /// The ledger's time when it was decided.
+pub struct SlotResponse {
+    /// The ledger's time of the decision.
     pub now: Micros,
-    /// What it says, with times of the ledger.
-    pub answer: Answer,
-    /// What is allowed: by an operator's word, or else as configured.
+    /// Its times are the ledger's.
+    pub answer: GrantResponse,
+    /// The limits in force: those that an operator has ordered, or the configured ones.
     pub limits: Arc<Limits>,
-    /// The version of the operator's orders by which it was decided.
+    /// The version of the operator's orders that were in force.
     pub orders: i64,
 }
 
-/// Serves a request on what is remembered and ordered, at `now` of the ledger (pure). `known_since` is since when the
-/// ledger can tell here how much time has passed, if that is not for long: see [`crate::clock::Followed::known_since`].
+/// Serves a request at the ledger's time `now` (pure): applies the orders and the feedback, then grants slots.
+///
+/// `known_since` is the time since which the ledger's reader can tell how much time has passed, if that is not long ago:
+/// see [`crate::clock::Followed::known_since`].
 pub fn serve(
     state: &mut State,
     orders: &Orders,
     request: &SlotRequest,
     now: Micros,
     known_since: Option<Micros>,
-) -> SlotAnswer {
+) -> SlotResponse {
     let limits = orders.limits(&request.limits).into_owned();
     let can_tell = known_since.is_none_or(|since| state.is_known_since(since, now));
     let time = if can_tell { state.turn_to(&limits, now) } else { now };
-    state.obey(&limits, time, orders);
-    for word in &request.heard {
-        state.hear(&limits, time, &word.clone().moved(time));
+    state.apply_orders(&limits, time, orders);
+    for feedback in &request.feedback {
+        state.apply(&limits, time, &feedback.clone().moved(time));
     }
-    let (ahead, wishes) = (request.ahead, request.wishes.as_slice());
+    let (ahead, requests) = (request.ahead, request.requests.as_slice());
     let answer = match can_tell {
-        true => state.grant(&limits, &Ask { now: time, ahead, wishes }),
+        true => state.grant(&limits, &GrantRequest { now: time, ahead, requests }),
         false => state.cannot_tell(time),
     };
-    SlotAnswer { now, answer, limits, orders: orders.version }
+    SlotResponse { now, answer, limits, orders: orders.version }
 }

@@ -1,74 +1,91 @@
-//! Which starts may happen when (pure).
+//! When the starts of a throttle may happen (pure).
 //!
-//! A throttle hands out *slots*: times at which one start may happen. A slot may be used a little
-//! late, by up to the slip `g`, so a start that slips and one that is on time can lie closer
-//! together than their slots. All arithmetic is therefore done over windows of `per + g`: then no
-//! window of `per` holds more than `allow` starts, wherever it begins.
+//! A throttle grants *slots*: times at which one start may happen. A start may use its slot late, by up to the slip `g`.
+//! So a late start and a start that is on time can lie closer together than their slots. All arithmetic is therefore
+//! done over windows of `per + g`: then no window of `per` holds more than `allow` starts, wherever the window begins.
 //!
-//! The first window of a throttle also paces, by the generic cell rate algorithm (GCRA). Its emission
-//! interval is `(per + g) / allow`, which by itself keeps the window exact; with a `burst`, there is a
-//! tolerance: so many slots may come back to back after a pause, and the slots of the window are
-//! counted as well. Further windows (so many per day) are only counted.
+//! The first window of a throttle paces, by the generic cell rate algorithm (GCRA; ITU-T I.371, there as "virtual
+//! scheduling", also known as the leaky bucket as a meter). The emission interval alone keeps the window exact. With a
+//! `burst` there is a tolerance: `burst` slots may follow each other at once after a pause, and the slots of the window
+//! are counted as well. Further windows (such as 1,000 per day) are only counted.
 //!
-//! The state has a part for each idea: `pace`, `holds` (with budgets and the slow start after a hold), and
-//! the circuit `breaker`. `row` is how the ledger keeps it.
+//! | symbol | here | meaning |
+//! |---|---|---|
+//! | `g` | [`Limits::slip`] | how late a start may use its slot |
+//! | `T` | `Limits::emission_interval` | `(per + g) / allow`, the spacing of slots that are spread evenly |
+//! | `τ` | `limits::tolerance` | `(burst - 1) * T`, how far a slot may open before `TAT` |
+//! | `TAT` | `Pace::tat` | theoretical arrival time: when the next slot opens without tolerance |
+//! | `n` | [`StartRequest::cost`] | for how many starts one start counts |
 //!
-//! Slots are handed out shortly before they open, never long ahead. So whoever comes with a higher
-//! priority has the next one, whoever dies with a slot wastes one, and whoever comes again after a
-//! pause of the ledger finds none that were saved up.
+//! A slot opens at `max(now, TAT - τ)`, not before a hold is over, and not before each counted window has room for `n`.
+//! Then `TAT` becomes `max(TAT, slot) + n * T`, or later while a budget or a slow start makes the spacing larger.
+//!
+//! Where each decision is:
+//!
+//! - `limits`: `T`, `τ`, `g`, and which windows are counted.
+//! - `pace`: `TAT` and the counted windows.
+//! - `holds`: holds, budgets, and the slow start after a hold, which make the spacing larger.
+//! - [`breaker`]: the circuit breaker. `feedback` moves it, and says what else follows from what an upstream reports.
+//! - `overrides`: what an operator has ordered.
+//! - this file: who gets the next slot, by priority and cost.
+//! - `row`: how the ledger stores the state. `view`: what people see of it.
+//!
+//! Slots are granted shortly before they open, never long ahead. So a start of a higher priority that comes later gets
+//! the next slot; a worker that dies with a slot wastes one slot; and after a pause of the ledger no slots are saved up.
 
 pub mod breaker;
+pub mod feedback;
 mod holds;
 pub mod limits;
-mod obey;
+mod overrides;
 mod pace;
 mod row;
-pub mod told;
 mod view;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::clock::followed::UNLIKE;
+use crate::clock::followed::MAX_SKEW;
 pub use breaker::Breaker;
 use breaker::Circuit;
+pub use feedback::Feedback;
 use holds::Holds;
 pub use limits::{Limits, Window};
 use pace::Pace;
-pub use told::Word;
-pub use view::{Held, View};
+pub use view::{HoldInForce, View};
 
 /// Microseconds since 1970, by the ledger's steady time.
 pub type Micros = i64;
 
-/// Slots are handed out so long before they open.
+/// Slots are granted this long before they open.
 pub const LEAD: Micros = 100_000;
-/// An answer may be on its way for so long, and slots open that much later; not for longer.
-pub const MOST_AHEAD: Micros = 2_000_000;
-/// A slot is kept for whoever waits with a higher priority so long after it has opened.
+/// An answer may be on its way for this long, and slots open that much later; not for longer.
+pub const MAX_AHEAD: Micros = 2_000_000;
+/// A slot is kept this long after it has opened for a start that waits with a higher priority.
 const GRACE: Micros = 250_000;
-/// A throttle whose upstream does not work, and for which nobody asks any more, is remembered for so long.
-const BROKEN: Micros = 86_400_000_000;
-/// A ledger that has waited for its own answers may be unsure of the time by as much.
-const UNSURE: Micros = 60_000_000;
-/// Whoever cannot tell yet how much time has passed asks again after so long.
-const CANNOT_TELL: Micros = 500_000;
-/// A slot that is another's is asked for again no sooner.
-const ANOTHERS: Micros = 20_000;
-/// A lower priority gets one of so many slots, however many of a higher one wait.
-pub const LEAST_SHARE: u32 = 8;
+/// An open breaker for which no start asks any more is remembered for this long.
+const BREAKER_KEPT: Micros = 86_400_000_000;
+/// A ledger that has waited for its own answers may be unsure of the time by as much. A larger step back is a ledger
+/// that was begun anew.
+const MAX_STEP_BACK: Micros = 60_000_000;
+/// An asker that cannot tell yet how much time has passed asks again after this long.
+const RETRY_TIME_UNKNOWN: Micros = 500_000;
+/// The shortest wait before an asker asks again for a slot that another asker's start will get.
+const RETRY_OTHERS_SLOT: Micros = 20_000;
+/// A lower priority gets one slot in this many, however many starts of a higher priority wait.
+pub const MIN_SHARE_DIVISOR: u32 = 8;
 
-/// What a throttle remembers. A new one remembers nothing: as if nothing had started for long.
+/// What a throttle remembers. A new throttle remembers nothing: as if nothing had started for a long time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "row::Row", into = "row::Row")]
 pub struct State {
     /// The latest time that was seen.
     seen: Micros,
-    /// The priorities for which somebody waits.
+    /// The priorities for which starts wait.
     waiting: BTreeMap<i32, Waiting>,
     /// The last slot went to a lower priority than the highest that waited.
-    lower: bool,
+    last_went_lower: bool,
     pace: Pace,
     holds: Holds,
     circuit: Circuit,
@@ -78,61 +95,60 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Somebody waits for a slot of a priority.
+/// The starts of one priority that wait for a slot. The names in JSON are those of rows that ledgers have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Waiting {
-    /// Until then it is believed.
+    /// Until then the throttle counts on them; they ask again before.
     until: Micros,
     /// Slots that went to higher priorities meanwhile.
     passed: u32,
-    /// A wish of so many starts, and when there is room for it: others of its priority that need less wait for it.
+    /// The cost of a start for which room is being kept, and when there is room: starts of the same priority that cost
+    /// less wait for that one.
     #[serde(rename = "large", default, skip_serializing_if = "is_default")]
     large: (u32, Micros),
-    /// One has just been waited for, and those that need less go first.
+    /// Room has just been kept for a large start, so starts that cost less go first.
     #[serde(rename = "less", default, skip_serializing_if = "is_default")]
     less_first: bool,
 }
 
-/// A wish for a slot.
+/// One start's request for a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct StartRequest {
     /// Higher ones go first.
     pub priority: i32,
-    /// How many starts it counts for, from 1 to [`Limits::most`].
+    /// For how many starts this one counts, from 1 to [`Limits::max_cost`].
     pub cost: u32,
-    /// It is part of a start that tries whether the upstream works again.
+    /// The request belongs to a start that probes whether the upstream works again.
     pub probe: bool,
 }
 
-/// What is asked of a throttle.
+/// A request for slots.
 #[derive(Clone, Debug)]
-pub struct Ask<'a> {
-    /// The time.
+pub struct GrantRequest<'a> {
     pub now: Micros,
-    /// How long answers take to the asker: a slot that opens sooner would be over when it comes.
+    /// How long answers take to the asker: a slot that opens sooner would be over when its answer comes.
     pub ahead: Micros,
-    /// For what.
-    pub wishes: &'a [Wish],
+    pub requests: &'a [StartRequest],
 }
 
-/// Its answer.
+/// The slots that are granted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
-    /// Which of the wishes have slots, by their places, and when these open.
+pub struct GrantResponse {
+    /// Which of the requests have slots, by their index, and when each slot opens.
     pub slots: Vec<(usize, Micros)>,
     /// When to ask again for the others.
     pub again: Option<Micros>,
-    /// These starts are to try whether the upstream works again.
+    /// These starts are probes: they show whether the upstream works again.
     pub probe: bool,
-    /// Nothing starts before, if something holds it.
+    /// Nothing starts before, if a hold is in force.
     pub held_until: Option<Micros>,
-    /// There were failures, so that it wants to hear of a start that works.
+    /// There were failures, so a success must be reported.
     pub failing: bool,
-    /// It is slowed by an upstream's budget, so that it wants to hear when more remains.
+    /// An upstream's budget slows the throttle, so a larger budget must be reported.
     pub slowed: bool,
 }
 
-impl Answer {
+impl GrantResponse {
     /// The same by a clock that shows `by` more.
     #[must_use]
     pub fn moved(mut self, by: Micros) -> Self {
@@ -145,63 +161,64 @@ impl Answer {
 }
 
 impl State {
-    /// Hands out slots that open by now, or shortly after.
-    pub fn grant(&mut self, limits: &Limits, ask: &Ask<'_>) -> Answer {
-        let now = self.turn_to(limits, ask.now);
-        let ahead = ask.ahead.clamp(0, MOST_AHEAD);
+    /// Grants slots that open by now, or shortly after.
+    pub fn grant(&mut self, limits: &Limits, asked: &GrantRequest<'_>) -> GrantResponse {
+        let now = self.turn_to(limits, asked.now);
+        let ahead = asked.ahead.clamp(0, MAX_AHEAD);
         self.adapt(limits, now);
         self.waiting.retain(|_, waiting| waiting.until >= now);
-        for wish in ask.wishes {
-            self.waiting.entry(wish.priority).or_default().until = now + GRACE;
+        for request in asked.requests {
+            self.waiting.entry(request.priority).or_default().until = now + GRACE;
         }
-        let mut left: Vec<usize> = (0..ask.wishes.len()).collect();
-        // Stable, so that equals are served in the order in which they stand.
-        left.sort_by_key(|n| std::cmp::Reverse(ask.wishes[*n].priority));
-        let mut answer = Answer::default();
+        let mut left: Vec<usize> = (0..asked.requests.len()).collect();
+        // Stable, so that requests of equal priority are served in the order in which they stand.
+        left.sort_by_key(|n| std::cmp::Reverse(asked.requests[*n].priority));
+        let mut answer = GrantResponse::default();
         while let Some(first) = left.first() {
             let turn = self.turn();
-            let tries = left.iter().position(|n| self.tries(&ask.wishes[*n]));
+            let probe = left.iter().position(|n| self.is_probe(&asked.requests[*n]));
             let large = self.waiting.get(&turn).map(|waiting| waiting.large).filter(|(_, at)| now <= at + GRACE);
             let large = large.unwrap_or_default();
-            let of_turn =
-                |least: u32| left.iter().position(|n| ask.wishes[*n].priority == turn && ask.wishes[*n].cost >= least);
-            let mine = tries.or_else(|| of_turn(large.0)).or_else(|| of_turn(0));
-            let wish = ask.wishes[mine.map_or(*first, |n| left[n])];
-            let wish = Wish { cost: wish.cost.clamp(1, limits.most()), ..wish };
-            let opens = self.earliest(limits, now + ahead, wish);
-            if tries.is_none() && wish.cost < large.0 {
+            let of_turn = |least: u32| {
+                left.iter().position(|n| asked.requests[*n].priority == turn && asked.requests[*n].cost >= least)
+            };
+            let mine = probe.or_else(|| of_turn(large.0)).or_else(|| of_turn(0));
+            let request = asked.requests[mine.map_or(*first, |n| left[n])];
+            let request = StartRequest { cost: request.cost.clamp(1, limits.max_cost()), ..request };
+            let opens = self.earliest(limits, now + ahead, request);
+            if probe.is_none() && request.cost < large.0 {
                 answer.again = Some(opens.max(large.1 + LEAD));
                 break;
             }
             // The asker's next answer comes as much later.
             if opens > now + ahead + LEAD.max(ahead) {
                 if mine.is_some()
-                    && wish.cost > 1
+                    && request.cost > 1
                     && let Some(waiting) = self.waiting.get_mut(&turn).filter(|waiting| !waiting.less_first)
                 {
-                    waiting.large = (wish.cost, opens);
+                    waiting.large = (request.cost, opens);
                 }
                 answer.again = Some(opens);
                 break;
             }
             let Some(mine) = mine else {
-                // It is another worker's, who comes for it about when it opens, if that lives.
+                // The slot is another worker's, which asks for it about when it opens, if that worker lives.
                 let until = self.waiting.get(&turn).map_or(now, |waiting| waiting.until);
-                let next = opens.max(now) + (limits.emission_interval() as Micros).max(ANOTHERS) + LEAD / 2;
+                let next = opens.max(now) + (limits.emission_interval() as Micros).max(RETRY_OTHERS_SLOT) + LEAD / 2;
                 answer.again = Some((until.max(now) + LEAD).min(next));
                 break;
             };
             answer.slots.push((left.remove(mine), opens));
-            self.take(limits, opens, wish);
-            if let Some(waiting) = self.waiting.get_mut(&wish.priority).filter(|_| tries.is_none()) {
-                waiting.less_first = large.0 > 0 || waiting.less_first && wish.cost > 1;
+            self.take(limits, opens, request);
+            if let Some(waiting) = self.waiting.get_mut(&request.priority).filter(|_| probe.is_none()) {
+                waiting.less_first = large.0 > 0 || waiting.less_first && request.cost > 1;
                 waiting.large = Default::default();
             }
-            if tries.is_none() {
+            if probe.is_none() {
                 self.served(turn);
             }
-            if !left.iter().any(|n| ask.wishes[*n].priority == wish.priority) {
-                self.waiting.remove(&wish.priority);
+            if !left.iter().any(|n| asked.requests[*n].priority == request.priority) {
+                self.waiting.remove(&request.priority);
             }
         }
         answer.probe = self.circuit.tripped;
@@ -210,7 +227,7 @@ impl State {
         answer.slowed = self.holds.budget.1 > now && !self.circuit.tripped;
         if let Some(again) = answer.again {
             for n in left {
-                if let Some(waiting) = self.waiting.get_mut(&ask.wishes[n].priority) {
+                if let Some(waiting) = self.waiting.get_mut(&asked.requests[n].priority) {
                     waiting.until = again + GRACE;
                 }
             }
@@ -218,73 +235,77 @@ impl State {
         answer
     }
 
-    /// It may allow more or less than it did.
+    /// The limits may have changed since the last grant.
     fn adapt(&mut self, limits: &Limits, now: Micros) {
         if self.pace.adapt(limits, now) {
             self.waiting.clear();
         }
     }
 
-    /// From when on it is as if nothing had ever started, so that it can be forgotten.
+    /// From when on the state is as if nothing had ever started, so that it can be forgotten.
     pub fn idle_at(&self, limits: &Limits) -> Micros {
         let budget = match self.circuit.tripped {
-            true => self.holds.held_until.saturating_add(BROKEN),
+            true => self.holds.held_until.saturating_add(BREAKER_KEPT),
             false => self.holds.budget.1,
         };
         let slowed = self.holds.held_until.max(self.holds.slow_start_until);
         self.pace.idle_at(limits).max(slowed).max(budget)
     }
 
-    /// Whose turn it is: the highest priority that somebody waits for, or a lower one that has been
-    /// passed over often enough, though never two of those in a row.
+    /// Which priority gets the next slot: the highest for which a start waits, or a lower one that has been passed over
+    /// often enough, though never two of those in a row.
     fn turn(&self) -> i32 {
-        let due = |waiting: &Waiting| waiting.passed + 1 >= LEAST_SHARE && !self.lower;
+        let due = |waiting: &Waiting| waiting.passed + 1 >= MIN_SHARE_DIVISOR && !self.last_went_lower;
         let lower = self.waiting.iter().filter(|(_, waiting)| due(waiting)).max_by_key(|(_, waiting)| waiting.passed);
         lower.or_else(|| self.waiting.last_key_value()).map_or(0, |(priority, _)| *priority)
     }
 
     fn served(&mut self, priority: i32) {
-        self.lower = self.waiting.last_key_value().is_some_and(|(highest, _)| *highest > priority);
+        self.last_went_lower = self.waiting.last_key_value().is_some_and(|(highest, _)| *highest > priority);
         for (of, waiting) in &mut self.waiting {
             waiting.passed = if *of == priority { 0 } else { waiting.passed + u32::from(*of < priority) };
         }
     }
 
-    /// Whether it belongs to the start that tries whether the upstream works again, and so has its leave already.
-    fn tries(&self, wish: &Wish) -> bool {
-        self.circuit.tripped && wish.probe
+    /// Whether the request belongs to the probe of a half-open breaker. That start has its slot already and only asks for
+    /// more, so nothing that slows or queues others stops it.
+    fn is_probe(&self, request: &StartRequest) -> bool {
+        self.circuit.tripped && request.probe
     }
 
-    /// When the next slot opens that is enough for `wish`. It may lie a little before `now`: what
-    /// an answer takes on its way is not lost for the rate.
-    fn earliest(&self, limits: &Limits, now: Micros, wish: Wish) -> Micros {
+    /// When the next slot opens that is enough for `request`. The slot may lie a little before `now`: the time that an
+    /// answer takes on its way is not lost for the rate.
+    fn earliest(&self, limits: &Limits, now: Micros, request: StartRequest) -> Micros {
         let behind = limits.slip().as_micros() as Micros / 4;
-        self.pace.opens(limits, wish.cost, self.tries(&wish)).max(now - behind).max(self.holds.until())
+        self.pace.opens(limits, request.cost, self.is_probe(&request)).max(now - behind).max(self.holds.until())
     }
 
-    fn take(&mut self, limits: &Limits, opens: Micros, wish: Wish) {
-        let (cost, probe) = (wish.cost, self.tries(&wish));
+    fn take(&mut self, limits: &Limits, opens: Micros, request: StartRequest) {
+        let (cost, probe) = (request.cost, self.is_probe(&request));
         let even = f64::from(cost) * limits.emission_interval();
         let step = self.holds.step(limits, opens, (cost, even), !self.circuit.tripped, probe);
         self.pace.take(limits, opens, cost, step, probe);
     }
 
-    /// Whether somebody can tell how long ago all that is remembered was, who can do so of what was `since`.
+    /// Whether an observer that has known the time since `since` can tell how long ago all remembered events were.
     pub fn is_known_since(&self, since: Micros, now: Micros) -> bool {
-        // Who has seen a later time knows better.
-        self.seen == 0 || (self.seen >= since && self.seen <= now + UNLIKE)
+        // An observer that has seen a later time knows better.
+        self.seen == 0 || (self.seen >= since && self.seen <= now + MAX_SKEW)
     }
 
-    /// The answer to those who cannot: as much may have started just now, however long ago that seems to be.
-    pub fn cannot_tell(&self, now: Micros) -> Answer {
+    /// The answer where [`Self::is_known_since`] is false: every remembered start may have happened just now, however
+    /// long ago it seems to be.
+    pub fn cannot_tell(&self, now: Micros) -> GrantResponse {
         let held_until = Some(self.holds.until()).filter(|until| *until > now);
-        Answer { again: Some(now + CANNOT_TELL), held_until, failing: self.circuit.failures > 0, ..Answer::default() }
+        let again = Some(now + RETRY_TIME_UNKNOWN);
+        GrantResponse { again, held_until, failing: self.circuit.failures > 0, ..GrantResponse::default() }
     }
 
-    /// It is `now`, or a little later: time never goes back. The ledger may know less of it for a moment than it did; but
-    /// when it is behind by much, it was begun anew with another time, and has stood still.
+    /// The time becomes `now`, or stays a little later: time never goes back. The ledger may know a slightly earlier time
+    /// for a moment. But a ledger that is behind by more than [`MAX_STEP_BACK`] was begun anew with another time, and has
+    /// stood still.
     pub fn turn_to(&mut self, limits: &Limits, now: Micros) -> Micros {
-        if self.seen - now > UNSURE {
+        if self.seen - now > MAX_STEP_BACK {
             self.holds.as_ordered.1 += now - self.seen;
             self.shift(now - self.seen);
         }
@@ -307,7 +328,7 @@ impl State {
         self.holds.shift(by);
         for waiting in self.waiting.values_mut() {
             waiting.until += by;
-            // The beginning of time stands for never.
+            // Time 0 stands for never.
             waiting.large.1 += if waiting.large.0 == 0 { 0 } else { by };
         }
         if self.seen != 0 {
@@ -337,19 +358,19 @@ mod tests {
         Limits { window: Window { allow, per: Duration::from_secs(secs) }, burst, also: Vec::new() }
     }
 
-    pub(super) fn wishes(n: usize, priority: i32) -> Vec<Wish> {
-        vec![Wish { priority, cost: 1, probe: false }; n]
+    pub(super) fn requests(n: usize, priority: i32) -> Vec<StartRequest> {
+        vec![StartRequest { priority, cost: 1, probe: false }; n]
     }
 
-    pub(super) fn ask(wishes: &[Wish], now: Micros) -> Ask<'_> {
-        Ask { now, ahead: 0, wishes }
+    pub(super) fn ask(requests: &[StartRequest], now: Micros) -> GrantRequest<'_> {
+        GrantRequest { now, ahead: 0, requests }
     }
 
-    /// Always enough to do for `secs`: asks when it is told to, a little late.
+    /// Always enough to do for `secs`: asks when it is feedback to, a little late.
     pub(super) fn busy(limits: &Limits, state: &mut State, from: Micros, secs: i64, late: Micros) -> Vec<Micros> {
-        let (mut now, mut slots, wishes) = (from, Vec::new(), wishes(600, 0));
+        let (mut now, mut slots, requests) = (from, Vec::new(), requests(600, 0));
         while now < from + secs * S {
-            let answer = state.grant(limits, &ask(&wishes, now));
+            let answer = state.grant(limits, &ask(&requests, now));
             slots.extend(answer.slots.iter().map(|slot| slot.1));
             now = answer.again.map_or(now + 1, |again| (again - LEAD / 2).max(now + 1) + late);
             // It survives being written down.
@@ -417,28 +438,29 @@ mod tests {
     fn a_start_may_cost_more_than_one() {
         let limits = limits(10, 10, 1);
         let mut state = State::default();
-        let wishes = [Wish { priority: 0, cost: 5, probe: false }, Wish { priority: 0, cost: 99, probe: false }];
-        let first = state.grant(&limits, &ask(&wishes, START));
+        let requests =
+            [StartRequest { priority: 0, cost: 5, probe: false }, StartRequest { priority: 0, cost: 99, probe: false }];
+        let first = state.grant(&limits, &ask(&requests, START));
         assert_eq!((first.slots.len(), first.slots[0].0), (1, 0));
         // More than all of a window it never costs.
         let again = first.again.unwrap();
         assert_eq!((again - START) / S, 5);
-        let second = state.grant(&limits, &ask(&wishes[1..], again));
+        let second = state.grant(&limits, &ask(&requests[1..], again));
         assert_eq!(second.slots, [(0, again)]);
-        assert_eq!((state.grant(&limits, &ask(&wishes[..1], again + 1)).again.unwrap() - again) / S, 10);
+        assert_eq!((state.grant(&limits, &ask(&requests[..1], again + 1)).again.unwrap() - again) / S, 10);
     }
 
-    /// Two workers, each with more to do than is allowed, one of them with wishes that need room for several at once.
+    /// Two workers, each with more to do than is allowed, one of them with requests that need room for several at once.
     #[test]
     fn what_needs_more_room_is_had_beside_what_needs_less() {
         for (limits, least) in [(limits(5, 60, 5), 0.6), (limits(5, 60, 1), 0.9), (limits(20, 60, 20), 0.6)] {
             let mut state = State::default();
-            let (small, large) = (wishes(600, 0), vec![Wish { priority: 0, cost: 3, probe: false }; 3]);
+            let (small, large) = (requests(600, 0), vec![StartRequest { priority: 0, cost: 3, probe: false }; 3]);
             let (mut asks, mut had) = ([START, START + 1], [0_u32, 0]);
             while asks[0].min(asks[1]) < START + 3_600 * S {
                 let who = usize::from(asks[1] < asks[0]);
-                let wishes = [&small, &large][who];
-                let answer = state.grant(&limits, &ask(wishes, asks[who]));
+                let requests = [&small, &large][who];
+                let answer = state.grant(&limits, &ask(requests, asks[who]));
                 had[who] += answer.slots.len() as u32;
                 asks[who] = answer.again.map_or(asks[who] + S, |again| (again - LEAD / 2).max(asks[who] + 1));
                 state = serde_json::from_str(&serde_json::to_string(&state).unwrap()).unwrap();
@@ -452,8 +474,8 @@ mod tests {
     fn a_higher_priority_waits_for_one_slot_and_a_lower_one_gets_its_share() {
         let limits = limits(60, 60, 1);
         let mut state = State::default();
-        let (low, high) = (wishes(1, 0), wishes(1, 1));
-        // One worker has the low ones only, the other the high ones only; both ask whenever they are told to.
+        let (low, high) = (requests(1, 0), requests(1, 1));
+        // One worker has the low ones only, the other the high ones only; both ask whenever they are feedback to.
         let (mut at_low, mut at_high) = (START, START + 300 * S);
         let mut got = Vec::new();
         while got.len() < 500 {
@@ -471,7 +493,7 @@ mod tests {
         assert!(first.0 <= START + 302 * S, "it waited for {} µs", first.0 - START - 300 * S);
         let after: Vec<i32> = got.iter().filter(|slot| slot.0 >= first.0).map(|slot| slot.1).collect();
         let share = after.iter().filter(|priority| **priority == 0).count() as f64 / after.len() as f64;
-        assert!((share - 1.0 / f64::from(LEAST_SHARE)).abs() < 0.02, "{share}");
+        assert!((share - 1.0 / f64::from(MIN_SHARE_DIVISOR)).abs() < 0.02, "{share}");
         assert!(!after.windows(2).any(|pair| pair == [0, 0]));
         // Whoever has died, or has had enough, holds nobody up for long.
         let now = got.last().unwrap().0 + 10 * S;
@@ -502,11 +524,11 @@ mod tests {
         }
     }
 
-    /// As `busy`, with one wish at a time, so that each start is remembered for itself.
+    /// As `busy`, with one request at a time, so that each start is remembered for itself.
     fn one_by_one(limits: &Limits, state: &mut State, from: Micros, until: Micros) -> Vec<Micros> {
         let (mut now, mut slots) = (from, Vec::new());
         while now < until {
-            let answer = state.grant(limits, &ask(&wishes(1, 0), now));
+            let answer = state.grant(limits, &ask(&requests(1, 0), now));
             slots.extend(answer.slots.iter().map(|slot| slot.1));
             now = answer.again.map_or(now + 1_000, |again| again.max(now + 1_000));
         }
@@ -536,10 +558,10 @@ mod tests {
         slots.extend(one_by_one(&usual, &mut state, START + S, START + 200 * S));
         assert!(most(&slots, usual.window.per) <= 60, "{}", most(&slots, usual.window.per));
         // Nor is anything forgiven when a hold is released.
-        state.hear(&usual, START + 200 * S, &Word::Spent { cost: 9 });
-        state.hear(&usual, START + 200 * S, &Word::Spent { cost: 9 });
-        state.hear(&usual, START + 200 * S, &Word::Release);
-        let next = state.grant(&usual, &ask(&wishes(1, 0), START + 200 * S)).again.unwrap();
+        state.apply(&usual, START + 200 * S, &Feedback::Spent { cost: 9 });
+        state.apply(&usual, START + 200 * S, &Feedback::Spent { cost: 9 });
+        state.apply(&usual, START + 200 * S, &Feedback::Release);
+        let next = state.grant(&usual, &ask(&requests(1, 0), START + 200 * S)).again.unwrap();
         assert!(next >= START + 218 * S, "{}", next - START);
     }
 
@@ -551,7 +573,7 @@ mod tests {
         let mut got = [0, 0];
         while at[0].min(at[1]) < START + 10 * S {
             let who = usize::from(at[1] < at[0]);
-            let answer = state.grant(&limits, &ask(&wishes(50, who as i32), at[who]));
+            let answer = state.grant(&limits, &ask(&requests(50, who as i32), at[who]));
             got[who] += answer.slots.len();
             at[who] = answer.again.map_or(at[who] + 1_000, |again| (again - LEAD / 2).max(at[who] + 1_000));
         }
@@ -564,7 +586,7 @@ mod tests {
         for limits in [limits(5, 60, 1), limits(5, 60, 5)] {
             let mut state = State::default();
             assert_eq!(state.idle_at(&limits), 0);
-            state.grant(&limits, &ask(&wishes(3, 0), START));
+            state.grant(&limits, &ask(&requests(3, 0), START));
             assert!(state.idle_at(&limits) > START + S && state.idle_at(&limits) < START + 100 * S);
         }
     }
@@ -573,10 +595,10 @@ mod tests {
     #[test]
     fn slots_open_no_sooner_than_their_answer_comes() {
         for (limits, answer) in [(limits(1, 1, 1), 150_000), (limits(500, 1, 1), 700_000), (limits(5, 60, 5), 40_000)] {
-            let (mut state, mut now, wishes) = (State::default(), START, wishes(600, 0));
+            let (mut state, mut now, requests) = (State::default(), START, requests(600, 0));
             let (behind, mut used) = (limits.slip().as_micros() as Micros / 4, 0);
             while now < START + 20 * S {
-                let granted = state.grant(&limits, &Ask { ahead: answer, ..ask(&wishes, now) });
+                let granted = state.grant(&limits, &GrantRequest { ahead: answer, ..ask(&requests, now) });
                 assert!(granted.slots.iter().all(|(_, opens)| *opens >= now + answer - behind), "{granted:?}");
                 used += granted.slots.len();
                 now = granted.again.map_or(now + answer, |again| (again - LEAD / 2 - answer).max(now + answer));
@@ -620,14 +642,14 @@ mod tests {
             (at, ahead): (Micros, Micros),
             read: (Micros, Micros),
             by: &mut Option<Followed>,
-            wishes: &[Wish],
+            requests: &[StartRequest],
         ) -> (Vec<Micros>, Option<Micros>) {
             let request = SlotRequest {
                 throttle: "t".into(),
                 key: String::new(),
                 limits: Arc::new(limits.clone()),
-                heard: Vec::new(),
-                wishes: wishes.to_vec(),
+                feedback: Vec::new(),
+                requests: requests.to_vec(),
                 ahead,
             };
             let time = self.look(at, read, by);
@@ -658,7 +680,7 @@ mod tests {
                 dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 (dice >> 33) as i64 % n
             };
-            let (slip, wishes) = (limits.slip().as_micros() as Micros, wishes(3, 0));
+            let (slip, requests) = (limits.slip().as_micros() as Micros, requests(3, 0));
             let mut kept = Kept::new();
             let mut askers: Vec<(Micros, Option<Followed>)> = (0..20).map(|n| (START + n * 10_000, None)).collect();
             let (mut free, mut starts) = (START, Vec::new());
@@ -671,7 +693,7 @@ mod tests {
                 free = read + if roll(300) == 0 { roll(3 * S) } else { roll(8_000) };
                 let here = free + if roll(100) == 0 { roll(10 * S) } else { roll(20_000) };
                 let by = &mut askers[place].1;
-                let (slots, again) = kept.grant(&limits, (read, 0), (asked, here), by, &wishes);
+                let (slots, again) = kept.grant(&limits, (read, 0), (asked, here), by, &requests);
                 // Nobody has known it for longer.
                 for_long(by);
                 starts
@@ -699,7 +721,7 @@ mod tests {
             burst in 1_u32..40,
             daily in proptest::option::of(50_u32..200),
             steps in prop::collection::vec((0..4_usize, 0_i64..4_000_000, 0..24_u32, 1_usize..5, 0_i64..1_000), 2..300),
-            ahead in prop::collection::vec(prop_oneof![Just(0), 0..2 * MOST_AHEAD], 4),
+            ahead in prop::collection::vec(prop_oneof![Just(0), 0..2 * MAX_AHEAD], 4),
             took in prop::collection::vec(prop_oneof![Just(0), 0..3 * S], 4),
         ) {
             let also = daily.map(|allow| Window { allow, per: Duration::from_secs(600) });
@@ -736,8 +758,8 @@ mod tests {
                         }
                     }
                 }
-                let wishes = wishes(wanted, worker as i32 % 2);
-                let (slots, _) = kept.grant(&limits, (real, ahead[worker]), at(worker), &mut workers[worker], &wishes);
+                let requests = requests(wanted, worker as i32 % 2);
+                let (slots, _) = kept.grant(&limits, (real, ahead[worker]), at(worker), &mut workers[worker], &requests);
                 if event == 5 {
                     continue; // Killed, with its slots.
                 }

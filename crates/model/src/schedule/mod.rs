@@ -158,7 +158,7 @@ struct Seen<'a> {
 const END: Time = Time::from_millis(i64::MAX);
 const MILLISECOND: Duration = Duration::from_millis(1);
 /// What is known of a setting of the clock may be wrong by as much.
-const UNLIKE: Duration = Duration::from_micros(crate::clock::UNLIKE.unsigned_abs());
+const MAX_SKEW: Duration = Duration::from_micros(crate::clock::MAX_SKEW.unsigned_abs());
 
 /// Occurrences within a stretch of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -290,7 +290,7 @@ impl Schedule {
         // It began early; or it was due by a clock that was set back just before it, and others come first.
         let others_come = || self.unseen(anchor, now, setting.phase, seen).is_some_and(|next| next < anchor);
         // Settings are known to within some milliseconds, so an occurrence may run a little before the clock shows it.
-        let early = now < anchor && anchor <= now + UNLIKE * 2;
+        let early = now < anchor && anchor <= now + MAX_SKEW * 2;
         let back = (came.is_some() && !early) || (self.was_next(anchor, setting) && others_come());
         Passed {
             anchor,

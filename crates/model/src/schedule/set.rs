@@ -7,10 +7,10 @@
 
 use std::time::Duration;
 
-use super::{Catch, END, MILLISECOND, Rhythm, Schedule, Setting, UNLIKE};
+use super::{Catch, END, MAX_SKEW, MILLISECOND, Rhythm, Schedule, Setting};
 use crate::calendar::Calendar;
 use crate::clock::Time;
-use crate::outcome::LONGEST_WAIT;
+use crate::outcome::MAX_WAIT;
 use crate::schedule::moved::{Asleep, Moved};
 
 /// How late an occurrence may be that misfires are skipped for, unless the configuration says so.
@@ -63,12 +63,12 @@ impl Schedule {
         })
     }
 
-    /// Whether `nominal` was due then as the wall clock was set before, which workers know to within [`UNLIKE`].
+    /// Whether `nominal` was due then as the wall clock was set before, which workers know to within [`MAX_SKEW`].
     fn was_explained(&self, nominal: Time, due: Time, setting: Setting<'_>) -> bool {
         let mut before = setting.calendar.stretches().iter().rev().skip(1).map(|stretch| stretch.ahead);
         before.any(|ahead| {
             let meant = Time::from_millis(nominal.as_millis().saturating_sub(ahead));
-            (meant - self.jitter - UNLIKE..=meant + self.jitter + UNLIKE).contains(&due)
+            (meant - self.jitter - MAX_SKEW..=meant + self.jitter + MAX_SKEW).contains(&due)
         })
     }
 
@@ -99,14 +99,14 @@ impl Schedule {
         let occurrence = self.follows_the_wall() && self.is_occurrence(nominal, phase);
         // What a schedule makes of a tick that is late already: it comes at once, or spread over this.
         let at_once = now + self.jitter + self.misfire.spread + READ_APART;
-        let explained = if due > now + LONGEST_WAIT {
+        let explained = if due > now + MAX_WAIT {
             // Whoever put it off did so by now. Before the first run that is an operator, who may say more.
             if never { now + FURTHEST } else { meant }
         } else if occurrence && nominal > calendar.wall(now) {
             // It cannot have been put off before it came.
             calendar.steady(nominal) + self.jitter
         } else if begun || never || (self.follows_the_wall() && !occurrence) {
-            now + LONGEST_WAIT
+            now + MAX_WAIT
         } else if occurrence {
             at_once + SET_ACROSS
         } else {
@@ -138,7 +138,7 @@ impl Schedule {
         matches!(self.rhythm, Rhythm::Cron(_))
             && setting.calendar.earlier().any(|(begin, end)| {
                 // The last of them may have run just before the clock was set, and that is known to within this.
-                let last = before.min(end + UNLIKE);
+                let last = before.min(end + MAX_SKEW);
                 begin <= last && self.after(nominal, last, setting.phase) == Some(nominal)
             })
     }

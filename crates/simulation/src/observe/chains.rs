@@ -9,7 +9,7 @@ use roundelay_broker::embedded::EmbeddedBroker;
 use roundelay_engine::life::Point;
 use roundelay_ledger::{ClaimId, ClaimRequest, Finish, FinishRequest, Grant, LookAgain};
 use roundelay_model::clock::Time;
-use roundelay_model::deaths::{MOST_DEATHS, SUSPECTED};
+use roundelay_model::deaths::{DEATHS_TO_QUARANTINE, SUSPECTED};
 use roundelay_model::guard::IfRunning;
 use roundelay_model::job::Envelope;
 use roundelay_model::outcome::Next;
@@ -234,7 +234,7 @@ impl Observer {
         *deaths += 1;
         let deaths = *deaths;
         // What an operator has paused and resumed meanwhile runs once more.
-        if deaths > MOST_DEATHS + u32::from(self.touched.contains(key)) {
+        if deaths > DEATHS_TO_QUARANTINE + u32::from(self.touched.contains(key)) {
             state.violated(at, "deaths", format!("{kind} {key}: {deaths} workers have died over tick {tick} in a row"));
         }
     }

@@ -362,7 +362,7 @@ fn may_be_late(config: &Config, claim: &Late, starts: &BTreeMap<&str, Vec<Instan
     };
     let meanwhile = claim.at.checked_sub(claim.late).unwrap_or(claim.at)..claim.at;
     let others = starts.get(name).map_or(0, |starts| starts.iter().filter(|start| meanwhile.contains(start)).count());
-    ON_TIME + throttle.limits.longest() + throttle.limits.spacing() * u32::try_from(others).unwrap_or(u32::MAX)
+    ON_TIME + throttle.limits.longest_window() + throttle.limits.spacing() * u32::try_from(others).unwrap_or(u32::MAX)
 }
 
 /// Whether no message is lost in this plan but by the engine's own doing. Then catch-up never has

@@ -1,38 +1,38 @@
 //! The circuit breaker of a throttle (pure).
 //!
 //! It is *closed* while the upstream works, *open* while nothing starts, and *half-open* while one start at a time
-//! tries whether the upstream works again.
+//! probes whether the upstream works again.
 
 use std::time::Duration;
 
 use super::Micros;
 
-/// When a throttle takes its upstream for broken, and when it tries it again.
+/// When the breaker of a throttle opens, and when it probes the upstream again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Breaker {
-    /// So many failures with no success between them.
+    /// How many failures with no success between them open it.
     pub failures: u32,
-    /// Nothing starts for so long; twice as long after each start that has tried in vain.
+    /// How long it is open; twice as long after each probe that has failed.
     pub wait: Duration,
-    /// But no longer than this.
+    /// The longest time that it is open.
     pub longest: Duration,
-    /// How long a start that tries may take before another one does.
+    /// How long a probe may take before the next one starts.
     pub patience: Duration,
 }
 
-/// Whether a circuit is closed, as far as failures tell.
+/// The state of the breaker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Circuit {
-    /// It is open while the throttle is held, and half-open after that; closed if not set.
+    /// Set: open while the throttle is held, and half-open after that. Not set: closed.
     pub tripped: bool,
-    /// Failures since a start worked.
+    /// Failures since the last success.
     pub failures: u32,
-    /// How many of those that tried whether the upstream works again have failed, one after the other.
+    /// How many probes have failed, one after the other.
     pub failed_probes: u32,
 }
 
 impl Circuit {
-    /// A start has failed. Answers for how long nothing starts if that opens the circuit, or opens it again.
+    /// A start has failed. Answers for how long nothing starts, if this failure opens the breaker, or opens it again.
     pub fn failed(&mut self, breaker: Breaker) -> Option<Micros> {
         self.failures = self.failures.saturating_add(1);
         if self.tripped {
@@ -45,7 +45,7 @@ impl Circuit {
         Some(doubled.min(breaker.longest.max(breaker.wait)).as_micros() as Micros)
     }
 
-    /// Closes it; answers whether it was not.
+    /// Closes the breaker; answers whether it was open or half-open.
     pub fn close(&mut self) -> bool {
         std::mem::take(self).tripped
     }

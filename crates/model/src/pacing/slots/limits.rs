@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use crate::clock::short_duration;
 
-/// So many starts in any stretch of time so long.
+/// A number of starts in any stretch of time of a length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// How many; at least 1.
+    /// How many starts; at least 1.
     pub allow: u32,
     /// The length, at least a millisecond.
     pub per: Duration,
@@ -21,12 +21,12 @@ pub struct Limits {
     pub window: Window,
     /// How many may start back to back, from 1 to the window's `allow`.
     pub burst: u32,
-    /// Windows that hold as well.
+    /// Further windows, which are only counted.
     pub also: Vec<Window>,
 }
 
 impl Limits {
-    /// All that hold.
+    /// All windows, the one that paces first.
     pub fn windows(&self) -> impl Iterator<Item = Window> {
         std::iter::once(self.window).chain(self.also.iter().copied())
     }
@@ -37,19 +37,19 @@ impl Limits {
         (shortest / 32).min(Duration::from_secs(1))
     }
 
-    /// The longest window.
-    pub fn longest(&self) -> Duration {
+    /// The length of the longest window.
+    pub fn longest_window(&self) -> Duration {
         self.windows().map(|window| window.per).max().unwrap_or_default()
     }
 
-    /// How many starts per second it allows in the long run.
+    /// How many starts per second the limits allow in the long run.
     pub fn rate(&self) -> f64 {
         let rates = self.windows().map(|window| f64::from(window.allow) / window.per.as_secs_f64());
         rates.fold(f64::INFINITY, f64::min)
     }
 
-    /// The most that one start may cost.
-    pub fn most(&self) -> u32 {
+    /// For how many starts one start may count at most.
+    pub fn max_cost(&self) -> u32 {
         self.windows().map(|window| window.allow).min().unwrap_or(1)
     }
 
@@ -58,17 +58,17 @@ impl Limits {
         (window.per + self.slip()).as_micros() as f64
     }
 
-    /// GCRA's emission interval, the distance of slots that are spread evenly, in microseconds.
+    /// GCRA's emission interval `T`: the spacing of slots that are spread evenly, in microseconds.
     pub(super) fn emission_interval(&self) -> f64 {
         self.stretched(self.window) / f64::from(self.window.allow.max(1))
     }
 
-    /// The distance of slots that are spread evenly.
+    /// The spacing of slots that are spread evenly.
     pub fn spacing(&self) -> Duration {
         Duration::from_micros(self.emission_interval().ceil() as u64)
     }
 
-    /// The windows whose slots must be counted: all but one that its pace keeps.
+    /// The windows whose slots must be counted: without a burst, the pace alone keeps the first one.
     pub(super) fn counted(&self) -> impl Iterator<Item = Window> {
         self.windows().skip(usize::from(self.burst <= 1))
     }
@@ -83,12 +83,12 @@ impl fmt::Display for Limits {
     }
 }
 
-/// By this a window's slots are found.
+/// The key of a window's slots in `Pace::counted`.
 pub(super) fn millis(window: Window) -> u64 {
     window.per.as_millis() as u64
 }
 
-/// GCRA's tolerance: how far a throttle can lie behind its pace, and catch up in a burst.
+/// GCRA's tolerance `τ`, in microseconds: how far a throttle can lie behind its pace, and catch up in a burst.
 pub(super) fn tolerance(limits: &Limits) -> f64 {
     f64::from(limits.burst.max(1) - 1) * limits.emission_interval()
 }

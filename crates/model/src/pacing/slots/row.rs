@@ -1,4 +1,5 @@
-//! How a throttle is written down in the ledger. Ledgers have such rows, so names and meanings stay.
+//! How the ledger stores a throttle. Ledgers have such rows: the one-letter names and their meanings must stay, whatever
+//! the fields are called here.
 
 use std::collections::BTreeMap;
 
@@ -17,15 +18,15 @@ pub(super) struct Row {
     #[serde(rename = "d", default)]
     interval: f64,
     #[serde(rename = "n", default)]
-    arrival: f64,
+    tat: f64,
     #[serde(rename = "q", default)]
-    unslowed: f64,
+    unslowed_tat: f64,
     #[serde(rename = "c", default, skip_serializing_if = "BTreeMap::is_empty")]
     counted: BTreeMap<u64, Vec<(Micros, u32)>>,
     #[serde(rename = "w", default, skip_serializing_if = "BTreeMap::is_empty")]
     waiting: BTreeMap<i32, Waiting>,
     #[serde(rename = "l", default, skip_serializing_if = "is_default")]
-    lower: bool,
+    last_went_lower: bool,
     #[serde(rename = "h", default, skip_serializing_if = "is_default")]
     held_until: Micros,
     #[serde(rename = "y", default, skip_serializing_if = "is_default")]
@@ -49,14 +50,24 @@ pub(super) struct Row {
 impl From<Row> for State {
     fn from(row: Row) -> Self {
         let Row {
-            seen, interval, arrival, unslowed, counted, waiting, lower, tripped, failures, failed_probes, ..
+            seen,
+            interval,
+            tat,
+            unslowed_tat,
+            counted,
+            waiting,
+            last_went_lower,
+            tripped,
+            failures,
+            failed_probes,
+            ..
         } = row;
         let Row { held_until, why, slow_start_until, budget, released, as_ordered, .. } = row;
         Self {
             seen,
             waiting,
-            lower,
-            pace: Pace { interval, arrival, unslowed, counted },
+            last_went_lower,
+            pace: Pace { interval, tat, unslowed_tat, counted },
             holds: Holds { held_until, why, slow_start_until, budget, released, ordered: 0, as_ordered },
             circuit: Circuit { tripped, failures, failed_probes },
         }
@@ -65,19 +76,19 @@ impl From<Row> for State {
 
 impl From<State> for Row {
     fn from(state: State) -> Self {
-        let State { seen, waiting, lower, pace, holds, circuit } = state;
-        let Pace { interval, arrival, unslowed, counted } = pace;
-        // Each request brings along what an operator has ordered.
+        let State { seen, waiting, last_went_lower, pace, holds, circuit } = state;
+        let Pace { interval, tat, unslowed_tat, counted } = pace;
+        // `ordered` is not stored: each request brings the operator's orders along.
         let Holds { held_until, why, slow_start_until, budget, released, ordered: _, as_ordered } = holds;
         let Circuit { tripped, failures, failed_probes } = circuit;
         Self {
             seen,
             interval,
-            arrival,
-            unslowed,
+            tat,
+            unslowed_tat,
             counted,
             waiting,
-            lower,
+            last_went_lower,
             held_until,
             why,
             slow_start_until,
@@ -97,7 +108,7 @@ mod tests {
 
     /// Rows that ledgers have from before the state had parts.
     #[test]
-    fn a_row_that_was_written_long_ago_is_read_and_written_as_it_was() {
+    fn row_of_an_older_version_is_read_and_written_unchanged() {
         let rows = [
             r#"{"t":0,"d":0.0,"n":0.0,"q":0.0}"#,
             r#"{"t":1700000000000000,"d":12200000.5,"n":1700000012200000.0,"q":1700000012200000.0,"c":{"60000":[[1700000000000000,1]]}}"#,

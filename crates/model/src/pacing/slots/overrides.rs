@@ -1,14 +1,14 @@
-//! How a throttle obeys an operator.
+//! How a throttle follows what an operator has ordered.
 
 use super::holds::slow_start;
 use super::{LEAD, Micros, State};
 use crate::pacing::orders::Orders;
+use crate::pacing::slots::feedback::Feedback;
 use crate::pacing::slots::limits::Limits;
-use crate::pacing::slots::told::Word;
 
 impl State {
-    /// Takes up what an operator has ordered; each request tells it anew.
-    pub fn obey(&mut self, limits: &Limits, now: Micros, orders: &Orders) {
+    /// Applies what an operator has ordered. Each request brings the orders anew, so most calls change nothing.
+    pub fn apply_orders(&mut self, limits: &Limits, now: Micros, orders: &Orders) {
         if orders.released > self.holds.released {
             self.holds.released = orders.released;
             self.release(limits, now);
@@ -19,17 +19,17 @@ impl State {
         }
         self.holds.ordered = self.holds.as_ordered.0 + self.holds.as_ordered.1;
         let (until, before) = (self.holds.ordered, self.holds.slow_start_until);
-        // Noted when it ends and not before: until then it may be shortened or taken back.
+        // The slow start is noted when the hold ends and not before: until then the hold may be shortened or taken back.
         if orders.hold.is_some() && until <= now + LEAD && now < until + slow_start(limits) {
             self.start_slowly(limits, until);
             self.holds.slow_start_until = self.holds.slow_start_until.max(before);
         }
     }
 
-    /// Nothing holds or slows it any more, if something did.
+    /// Ends what holds or slows the throttle, if something does.
     fn release(&mut self, limits: &Limits, now: Micros) {
         if self.holds.held_until > now || self.holds.budget.1 > now || self.circuit.tripped {
-            self.hear(limits, now, &Word::Release);
+            self.apply(limits, now, &Feedback::Release);
         }
     }
 }
@@ -38,7 +38,7 @@ impl State {
 mod tests {
     use std::time::Duration;
 
-    use super::super::{Ask, Wish};
+    use super::super::{GrantRequest, StartRequest};
     use super::*;
     use crate::pacing::orders::ThrottleOrder;
     use crate::pacing::slots::breaker::Breaker;
@@ -55,17 +55,18 @@ mod tests {
         ThrottleOrder::Hold { span: Duration::from_secs(secs), why: "they are down".into() }
     }
 
-    fn asked(until: Micros) -> Word {
-        Word::Hold { until, why: "ban".into() }
+    fn asked(until: Micros) -> Feedback {
+        Feedback::Hold { until, why: "ban".into() }
     }
 
-    /// When slots open for `secs`, always enough to do, for whoever is told the orders each time.
+    /// When slots open for `secs`, for an asker that has always enough to do, and brings the orders each time.
     fn busy(limits: &Limits, state: &mut State, orders: &Orders, from: Micros, secs: i64) -> Vec<Micros> {
-        let (mut now, mut slots, wishes) = (from, Vec::new(), [Wish { priority: 0, cost: 1, probe: false }; 600]);
+        let (mut now, mut slots, requests) =
+            (from, Vec::new(), [StartRequest { priority: 0, cost: 1, probe: false }; 600]);
         while now < from + secs * S {
             let time = state.turn_to(limits, now);
-            state.obey(limits, time, orders);
-            let answer = state.grant(limits, &Ask { now, ahead: 0, wishes: &wishes });
+            state.apply_orders(limits, time, orders);
+            let answer = state.grant(limits, &GrantRequest { now, ahead: 0, requests: &requests });
             slots.extend(answer.slots.iter().map(|slot| slot.1));
             now = answer.again.map_or(now + 1, |again| (again - LEAD / 2).max(now + 1));
             *state = serde_json::from_str(&serde_json::to_string(state).unwrap()).unwrap();
@@ -75,14 +76,14 @@ mod tests {
     }
 
     #[test]
-    fn an_operators_hold_and_an_upstreams_are_one_of_which_the_later_counts() {
+    fn hold_of_operator_or_upstream_whichever_is_later_counts() {
         for (ordered, theirs, opens) in [(30, 10, 30), (10, 30, 30), (30, 0, 30), (0, 20, 20)] {
             let (limits, mut state, mut orders) = (limits(60, 60, 1), State::default(), Orders::default());
             orders.add(&hold(ordered), "ann", START);
-            state.hear(&limits, START, &asked(START + theirs * S));
+            state.apply(&limits, START, &asked(START + theirs * S));
             let slots = busy(&limits, &mut state, &orders, START, 150);
             assert_eq!((slots[0] - START) / S, opens, "{ordered} s ordered, {theirs} s asked for");
-            // Gently: some fifteen in the first minute in place of sixty, and then as ever.
+            // A slow start: some fifteen in the first minute in place of sixty, and then the usual rate.
             let early = slots.iter().filter(|slot| **slot < START + (opens + 20) * S).count();
             assert!(early < 10, "{early} of 20 in the first seconds after {ordered} and {theirs}");
             assert!(slots.last().unwrap() - slots[slots.len() - 2] < 2 * S);
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_that_is_shortened_leaves_nothing_of_the_longer_one() {
+    fn hold_that_is_shortened_leaves_nothing_of_the_longer_one() {
         let (limits, mut state, mut orders) = (limits(60, 60, 5), State::default(), Orders::default());
         orders.add(&hold(3_600), "ann", START);
         assert_eq!(busy(&limits, &mut state, &orders, START, 10), [0; 0]);
@@ -101,10 +102,10 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_lasts_as_long_as_it_should_when_the_clock_is_set_back() {
+    fn hold_lasts_as_long_as_it_should_when_the_clock_is_set_back() {
         let (limits, mut orders) = (limits(60, 60, 5), Orders::default());
         orders.add(&hold(60), "ann", START);
-        // While nobody asks, time stands still.
+        // While nothing is asked, time stands still.
         for (at, opens) in [(100, 0), (20, 60)] {
             let mut state = State::default();
             busy(&limits, &mut state, &orders, START, at);
@@ -116,34 +117,34 @@ mod tests {
     }
 
     #[test]
-    fn a_release_ends_holds_of_both_sorts_at_once_and_once_only() {
+    fn release_ends_holds_of_both_sorts_at_once_and_once_only() {
         for burst in [1, 20] {
             let (limits, mut state, mut orders) = (limits(60, 60, burst), State::default(), Orders::default());
             busy(&limits, &mut state, &orders, START, 5);
             orders.add(&hold(3_600), "ann", START + 5 * S);
-            state.hear(&limits, START + 5 * S, &asked(START + 7_200 * S));
+            state.apply(&limits, START + 5 * S, &asked(START + 7_200 * S));
             assert_eq!(busy(&limits, &mut state, &orders, START + 5 * S, 10), [0; 0]);
             orders.add(&ThrottleOrder::Release, "ann", START + 15 * S);
             let slots = busy(&limits, &mut state, &orders, START + 15 * S, 120);
             assert!(slots[0] < START + 17 * S, "{burst}: at once, and not {} µs later", slots[0] - START - 15 * S);
             let early = slots.iter().filter(|slot| **slot < START + 25 * S).count();
             assert!((1..=5).contains(&early), "{burst}: gently, and not {early} in ten seconds");
-            // What is asked for after the release holds.
-            state.hear(&limits, START + 140 * S, &asked(START + 200 * S));
+            // A hold that an upstream asks for after the release is in force.
+            state.apply(&limits, START + 140 * S, &asked(START + 200 * S));
             assert_eq!(busy(&limits, &mut state, &orders, START + 140 * S, 50), [0; 0]);
         }
     }
 
     #[test]
-    fn a_release_takes_an_upstream_that_did_not_work_for_one_that_does() {
+    fn release_closes_the_breaker() {
         let (limits, mut state, mut orders) = (limits(10, 1, 1), State::default(), Orders::default());
         let patience = Duration::from_secs(600);
         let breaker = Breaker { failures: 1, wait: Duration::from_secs(300), longest: patience, patience };
-        state.hear(&limits, START, &Word::Failed { probe: false, breaker, why: "HTTP 500".into() });
-        assert!(state.is_probing());
+        state.apply(&limits, START, &Feedback::Failed { probe: false, breaker, why: "HTTP 500".into() });
+        assert!(state.is_tripped());
         orders.add(&ThrottleOrder::Release, "ann", START + 10 * S);
         let slots = busy(&limits, &mut state, &orders, START + 10 * S, 20);
-        assert!(slots[0] < START + 11 * S && !state.is_probing());
+        assert!(slots[0] < START + 11 * S && !state.is_tripped());
         assert!(slots.len() > 100, "{}", slots.len());
     }
 
