@@ -226,7 +226,8 @@ pub async fn roundelay_with(variables: &[(&str, &str)], arguments: &[&str]) -> O
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
-    let output = timeout(SOON, run).await.expect("the command ends").unwrap();
+    // A benchmark takes a minute, and several on a busy machine.
+    let output = timeout(SOON * 4, run).await.expect("the command ends").unwrap();
     Output {
         ok: output.status.success(),
         code: output.status.code(),

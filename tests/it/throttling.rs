@@ -205,20 +205,34 @@ async fn a_hold_that_is_heard_while_the_ledger_is_away_is_told_when_it_is_back()
     engine.stop().await;
 }
 
-/// Whatever dies, freezes or goes away, and however the ledger's clock is set. `roundelay simulate --throttle`
-/// does the same for as long as anybody likes.
-#[test]
-fn days_of_five_a_minute_hold_in_every_window_and_are_used_up() {
-    const HOUR: Duration = Duration::from_secs(3_600);
+/// Days of five starts a minute, with `workers`: no window holds more, and at least 95 % of the limit is used, while workers
+/// die, freeze and lose their connections, and while the ledger's clock is set. `roundelay simulate --throttle` does the
+/// same for any time.
+fn days_of_five_a_minute(workers: usize, length: Duration) {
     // An unoptimized build takes ten times as long for the same.
     let part = if cfg!(debug_assertions) { 8 } else { 1 };
     let seed: u64 = std::env::var("ROUNDELAY_SEED").map_or(7, |seed| seed.parse().expect("a number"));
-    for (workers, length) in [(1, 72 * HOUR), (3, 48 * HOUR), (20, 24 * HOUR)] {
-        let (per, length) = (Duration::from_secs(60), length / part);
-        let report = paced::run(&paced::Settings { allow: 5, per, workers, length, seed }).unwrap();
-        println!("seed={seed} {report:?}");
-        assert_eq!((report.over, report.refused, report.violations.as_slice()), (0, 0, &[][..]), "{report:?}");
-        assert!(report.most == 5 && report.faults > 3 && report.calm_windows > 60, "{report:?}");
-        assert!(report.use_percent.is_some_and(|used| used >= 95.0), "{report:?}");
-    }
+    let settings = paced::Settings { allow: 5, per: Duration::from_secs(60), workers, length: length / part, seed };
+    let report = paced::run(&settings).unwrap();
+    println!("seed={seed} {report:?}");
+    assert_eq!((report.over, report.refused, report.violations.as_slice()), (0, 0, &[][..]), "{report:?}");
+    assert!(report.most == 5 && report.faults > 3 && report.calm_windows > 60, "{report:?}");
+    assert!(report.use_percent.is_some_and(|used| used >= 95.0), "{report:?}");
+}
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+#[test]
+fn throttle_of_one_worker_holds_in_every_window_and_is_used_up() {
+    days_of_five_a_minute(1, 72 * HOUR);
+}
+
+#[test]
+fn throttle_of_three_workers_holds_in_every_window_and_is_used_up() {
+    days_of_five_a_minute(3, 48 * HOUR);
+}
+
+#[test]
+fn throttle_of_twenty_workers_holds_in_every_window_and_is_used_up() {
+    days_of_five_a_minute(20, 24 * HOUR);
 }

@@ -366,13 +366,24 @@ impl<'a> Judge<'a> {
         }
         let table: BTreeSet<i64> = self.record.rotations.iter().map(|(.., epoch)| *epoch).collect();
         let waited = self.behind_a_stuck_one(|entry| !table.contains(&entry.run.0)).len();
-        if runs.len() + waited < asked.len() {
+        let refused = self.refused_at_its_start(&table);
+        if runs.len() + waited + refused < asked.len() {
             self.said.push(format!(
                 "{} runs were asked for and accepted, and {} were called.",
                 asked.len(),
                 runs.len()
             ));
         }
+    }
+
+    /// How many accepted runs found, when their turn came, that a run of the table had just ended: their cooldown refuses
+    /// them then, as the audit says.
+    fn refused_at_its_start(&self, table: &BTreeSet<i64>) -> usize {
+        let refused = |entry: &&Entry| {
+            let cooldown = entry.reason.as_deref().is_some_and(|reason| reason.starts_with("cooldown"));
+            !table.contains(&entry.run.0) && entry.verdict.as_deref() == Some("skipped") && cooldown
+        };
+        self.record.audit.iter().filter(refused).count()
     }
 
     /// A gated command is not called while it runs, nor within its cooldown of the end of any run.
@@ -732,6 +743,13 @@ mod tests {
         assert_eq!(wanted, [""; 0]);
         let lost = violations(|record| record.manual.push(asked.clone()));
         assert_eq!(lost, ["1 runs were asked for and accepted, and 0 were called."]);
+        let refused = violations(|record| {
+            record.manual.push(asked.clone());
+            let skipped = entry((99, 1), minute(115), "skipped");
+            let reason = Some("cooldown: the last run ended 1s ago, and 10m must go by".into());
+            record.audit.push(Entry { reason, ..skipped });
+        });
+        assert_eq!(refused, [""; 0]);
         // 00:30 is minute 32, and the cooldown ten minutes.
         let hasty = violations(|record| {
             manual(33)(record);
