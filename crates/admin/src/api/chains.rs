@@ -166,6 +166,7 @@ pub enum Action {
 /// Which chains something is wanted of: those that fit all that is given.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schema(as = ChainFilter)]
 pub struct ChainParameters {
     /// Of this kind.
     kind: Option<String>,
