@@ -302,7 +302,7 @@ impl State {
     }
 
     /// The time becomes `now`, or stays a little later: time never goes back. The ledger may know a slightly earlier time
-    /// for a moment. But a ledger that is behind by more than [`MAX_STEP_BACK`] was begun anew with another time, and has
+    /// for a moment. But a ledger that is behind by more than `MAX_STEP_BACK` was begun anew with another time, and has
     /// stood still.
     pub fn turn_to(&mut self, limits: &Limits, now: Micros) -> Micros {
         if self.seen - now > MAX_STEP_BACK {
