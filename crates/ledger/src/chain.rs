@@ -75,7 +75,7 @@ pub struct Hint {
     pub due: Time,
     /// The epoch of the chain whose batch this is a member of; zero when it is none.
     pub parent: i64,
-    /// See [`NewChain::priority`].
+    /// See [`NewChain::priority`](crate::NewChain::priority).
     pub priority: Option<u8>,
 }
 

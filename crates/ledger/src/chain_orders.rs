@@ -4,7 +4,7 @@ use roundelay_model::clock::Time;
 
 use crate::chain::ChainState;
 
-/// Which chains an [`Order`] is for: those that fit all that is given.
+/// Which chains an [`ChainOrder`] is for: those that fit all that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChainFilter {
     /// Those of this kind.

@@ -15,7 +15,7 @@ pub struct ClaimRequest {
     pub hint: Hint,
     /// Who asks.
     pub worker: Arc<str>,
-    /// The session for which the claim is to hold: see [`crate::SessionStore`].
+    /// The session for which the claim is to hold: see [`crate::Sessions`].
     pub session: i64,
     /// It was asked for before, and what became of that is not known: nobody else of this session can have claimed it.
     pub again: bool,
@@ -90,7 +90,7 @@ pub struct Grant {
     pub at: Time,
     /// What the handler gets, as JSON text.
     pub payload: String,
-    /// See [`NewChain::once`].
+    /// See [`NewChain::once`](crate::NewChain::once).
     pub once: bool,
     /// The claim before this one never came to its end.
     pub lost: bool,
@@ -98,12 +98,12 @@ pub struct Grant {
     pub refused: Option<Refusal>,
     /// What the run before has handed on, as JSON text.
     pub carry: Option<String>,
-    /// See [`NewChain::owner`].
+    /// See [`NewChain::owner`](crate::NewChain::owner).
     pub owner: Option<String>,
-    /// See [`NewChain::schedule`].
+    /// See [`NewChain::schedule`](crate::NewChain::schedule).
     pub schedule: Option<String>,
     /// The batch that this tick has waited for: it has run, and is only to be finished.
     pub batch: Option<Batch>,
-    /// See [`NewChain::depth`].
+    /// See [`NewChain::depth`](crate::NewChain::depth).
     pub depth: u32,
 }

@@ -25,7 +25,7 @@ pub struct Member {
     pub payload: String,
     /// When it is due.
     pub due: Time,
-    /// That of the tick that waits for it: see [`NewChain::depth`].
+    /// That of the tick that waits for it: see [`NewChain::depth`](crate::NewChain::depth).
     pub depth: u32,
 }
 
@@ -64,7 +64,7 @@ pub struct FinishRequest {
     pub carry: Option<String>,
     /// See [`Hint::parent`].
     pub parent: i64,
-    /// The tick had waited for a batch, which is over with this: see [`Grant::batch`].
+    /// The tick had waited for a batch, which is over with this: see [`Grant::batch`](crate::Grant::batch).
     pub from_batch: bool,
     /// With [`Next::Gather`]: what the tick waits for.
     pub members: Vec<Member>,

@@ -47,11 +47,11 @@ pub struct ChainView {
     pub looks: u32,
     /// When catch-up looks next.
     pub watch_at: Time,
-    /// See [`NewChain::once`].
+    /// See [`NewChain::once`](crate::NewChain::once).
     pub once: bool,
-    /// See [`NewChain::owner`].
+    /// See [`NewChain::owner`](crate::NewChain::owner).
     pub owner: Option<String>,
-    /// See [`NewChain::schedule`].
+    /// See [`NewChain::schedule`](crate::NewChain::schedule).
     pub schedule: Option<String>,
     /// What the last run has handed on, as JSON text.
     pub carry: Option<String>,
@@ -63,7 +63,7 @@ pub struct ChainView {
     pub started_tick: i64,
     /// Members of the batch that it waits for: those that have not ended, and all. Zero without one.
     pub batch: (i64, i64),
-    /// See [`NewChain::depth`].
+    /// See [`NewChain::depth`](crate::NewChain::depth).
     pub depth: u32,
 }
 
@@ -86,7 +86,7 @@ pub struct AttemptRecord {
     pub started: Time,
     /// When it ended, or was found to have been cut off.
     pub finished: Option<Time>,
-    /// How: a [`Verdict`], `lost`, or `fenced`.
+    /// How: a `Verdict`, `lost`, or `fenced`.
     pub verdict: Option<String>,
     /// Why, unless it worked.
     pub reason: Option<String>,
