@@ -255,7 +255,7 @@ pub fn judge(log: &[Line], chains: &[Chain], attempts: &[Attempt], rules: &Rules
         ruling.unrecorded.extend(unknown.map(|seen| told(seen, "has no attempt in the ledger")));
     }
     forks_among_finishes(attempts, &mut ruling);
-    // Nobody pauses or retires any.
+    // The test pauses and retires no chains.
     let stopped = chains.iter().filter(|chain| chain.state != ChainState::Active);
     let (set_aside, stopped): (Vec<&Chain>, Vec<&Chain>) =
         stopped.partition(|chain| is_set_aside(&record, chain, attempts));

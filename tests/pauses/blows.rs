@@ -24,10 +24,10 @@ pub enum Blow {
     /// All workers in order, one after the other.
     Restart,
     LedgerKilled,
-    /// Killed, and back after so long.
+    /// Killed, and back after this time.
     BrokerKilled(Duration),
     BrokerAway(Duration),
-    /// To so many seconds ahead of the machine's.
+    /// The clock is set to this number of seconds ahead of the machine's.
     Clock(i64),
 }
 

@@ -65,7 +65,7 @@ pub struct Taken {
 pub struct Verdict {
     pub hits: Vec<Hit>,
     pub taken: Vec<Taken>,
-    /// Ticks, and times of grids, that were called more than once though nobody took them over.
+    /// Ticks, and times of grids, that were called more than once without a takeover.
     pub twice: Vec<String>,
     pub left_out: Vec<String>,
     /// Calls that went on although they had been taken over.

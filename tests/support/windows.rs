@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-/// So many starts in any stretch of time so long.
+/// A number of starts in any stretch of time of a given length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     pub allow: usize,
@@ -30,7 +30,7 @@ pub struct Ruling {
     /// Each start from which on there were too many.
     pub over: Vec<Over>,
     /// In milliseconds: by how much one start too many missed its window, where it was closest. Negative where it
-    /// did not; none if there were never so many starts.
+    /// did not; none if there were never enough starts.
     pub nearest: Option<f64>,
 }
 

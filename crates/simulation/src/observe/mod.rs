@@ -221,7 +221,7 @@ struct State {
     log: Option<Vec<String>>,
 }
 
-/// A broker in which nobody but the engine itself can lose messages.
+/// A broker in which only the engine itself can lose messages.
 pub struct Lossless {
     /// The broker.
     pub broker: EmbeddedBroker,

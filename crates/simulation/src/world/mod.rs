@@ -76,12 +76,12 @@ impl Weather {
         self.down.store(down.into(), Ordering::Relaxed);
     }
 
-    /// From now on a way there and back takes so many milliseconds; zero for the ordinary.
+    /// From now on a round trip takes this number of milliseconds; zero means the ordinary latency.
     pub fn set_slow(&self, millis: u64) {
         self.slow.store(millis, Ordering::Relaxed);
     }
 
-    /// The answers to so many of the next writes are lost.
+    /// The answers to the next `writes` writes are lost.
     pub fn hide(&self, writes: usize) {
         self.hidden.fetch_add(writes, Ordering::Relaxed);
     }
@@ -119,7 +119,7 @@ pub struct Outcomes {
     pub struck_at: BTreeMap<(Point, Blow), u64>,
     /// How often each point was reached.
     pub reached: BTreeMap<Point, u64>,
-    /// How often there were so many messages of one chain.
+    /// For each number of messages of one chain at the same time: how often there were that many.
     pub messages: BTreeMap<usize, u64>,
     /// How much time passed in the simulation.
     pub length: Duration,
