@@ -40,7 +40,7 @@ fn all_take(world: &mut World, takes: Duration) {
 /// and the others are told apart by their chains' priority.
 const CLASSES: [&str; 4] = ["on-demand", "tracked", "competitor", "backlog"];
 
-/// Begins so many chains of a class on a platform, due at once.
+/// Begins `count` chains of a class on a platform, due at once.
 async fn enroll(world: &World, class: &str, platform: &str, count: usize) {
     world.connections.broker.apply(&world.config.topology()).await.unwrap();
     let spread = Some(Duration::ZERO);
@@ -52,7 +52,7 @@ async fn enroll(world: &World, class: &str, platform: &str, count: usize) {
     assert_eq!((tally.created, tally.unsent), (count as u64, 0));
 }
 
-/// Somebody wants an app now, which has no chain yet.
+/// A person asks for an app now, which has no chain yet.
 async fn wants(world: &World, n: usize) {
     world.connections.broker.apply(&world.config.topology()).await.unwrap();
     let mut enroller = Enroller::new(&world.config, world.connections.clone(), "sync-app", None, true).unwrap();

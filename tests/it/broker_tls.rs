@@ -258,7 +258,7 @@ async fn nothing_older_than_tls_1_2_is_offered() {
         assert_eq!(header[0], 22, "a handshake");
         let mut hello = vec![0; usize::from(u16::from_be_bytes([header[3], header[4]]))];
         stream.read_exact(&mut hello).await.unwrap();
-        // Nobody answers any more, so that the command ends.
+        // The server answers no more, so that the command ends.
         drop(stream);
         drop(listener);
         hello

@@ -96,7 +96,7 @@ async fn worker(config: &Path) -> Child {
     worker
 }
 
-/// A port on this machine at which nobody answers.
+/// A port on this machine at which no process listens.
 fn closed_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

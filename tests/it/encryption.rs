@@ -1,4 +1,4 @@
-//! Payloads that lie sealed in the ledger and in queues: nobody reads them there, handlers do, keys change, and what
+//! Payloads that lie sealed in the ledger and in queues: handlers read them, keys change, and what
 //! does not open waits for its key.
 
 use std::time::Duration;
@@ -86,7 +86,7 @@ async fn publish(engine: &Watched, name: &str, payload: Value, delay: Option<Dur
     publication.check(&engine.config).unwrap().send(&engine.config, &engine.connections).await.unwrap();
 }
 
-/// As somebody else's program publishes.
+/// Publishes a message as another program does.
 async fn foreign(engine: &Watched, body: Vec<u8>) {
     let message = Message { to: Destination::Queue("work".into()), id: String::new(), body: body.into(), trace: None };
     engine.broker().publish(message).await.unwrap();
@@ -207,7 +207,7 @@ mod run {
             carry: Some(payload("carry")),
             ..Yield::default()
         }));
-        // The interval is an hour, so somebody has to ask for the next tick.
+        // The interval is an hour, so the test has to ask for the next tick.
         publish(&engine, "robin-once", payload("robin-once"), None).await;
         let once = engine.next().await;
         got(&once.job, "robin-once", 1);
@@ -216,7 +216,7 @@ mod run {
         got(&again.job, "robin-once", 2);
         again.end(Outcome::Done);
         publish(&engine, "robin-later", payload("robin-later"), Some(hour)).await;
-        // Somebody else's message arrives plain, before its time, and the engine puts it off.
+        // Another program's message arrives plain, before its time, and the engine postpones it.
         let due = engine.ledger().now() + hour;
         let body = json!({ "v": 1, "kind": "sync", "key": "robin-foreign", "payload": payload("x"), "due": due });
         foreign(&engine, body.to_string().into_bytes()).await;
@@ -469,7 +469,7 @@ mod run {
                 run.end(if attempt == 1 { Outcome::retry("again") } else { Outcome::Done });
             }
         }
-        // A forged one waits, as if its key were missing, and holds nobody up.
+        // A forged payload waits, as if its key were missing, and delays no other job.
         let forged =
             json!({ "v": 1, "kind": "sync", "key": "forged", "id": "f", "sealed": { "text": "sealed:1:k1:AAAA" } });
         foreign(&engine, forged.to_string().into_bytes()).await;

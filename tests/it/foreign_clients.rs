@@ -212,7 +212,7 @@ async fn what_is_published_is_handled_in_the_same_language() {
 const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 const OTHER: &str = "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
-/// The headers of a call that is signed so long ago.
+/// The headers of a call that was signed `ago` seconds before now.
 fn signed(secret: &str, id: &str, ago: i64, body: &str) -> HeaderMap {
     let now = Clock::System.now().as_millis() / 1_000;
     let signature = Webhook::new(secret).unwrap().sign(id, now - ago, body.as_bytes()).unwrap();

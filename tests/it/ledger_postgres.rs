@@ -373,7 +373,7 @@ async fn a_verb_that_cannot_be_written_fails_alone() {
     ledger.record_failure("sync".into(), "0".into(), FailedItem::new("", "a\0b"), ledger.now()).await.unwrap();
     assert_eq!(ledger.failures(1).await.unwrap()[0].reason, "a\u{fffd}b");
 
-    // A row that somebody keeps locked, for example by hand.
+    // Another client keeps a row locked, for example by hand.
     let mut locked = schema.raw().await;
     let transaction = locked.transaction().await.unwrap();
     transaction.execute("SELECT 1 FROM chains WHERE epoch = $1 FOR UPDATE", &[&hints[7].epoch]).await.unwrap();
@@ -604,7 +604,7 @@ async fn a_connection_on_which_a_caller_gave_up_is_not_asked_again() {
     let session = ledger.begin_session("w".into(), LEASE).await.unwrap();
     // A worker gives up sooner than the ledger does, or its lease would end.
     let beat = async || timeout(Duration::from_secs(2), ledger.beat(session, Vec::new())).await;
-    // Connections carry nothing any more, and nobody says so.
+    // Connections carry nothing any more, and neither side gets an error.
     link.set(Mode::HalfOpen);
     assert!(beat().await.is_err(), "nothing answers");
     // New ones work.

@@ -136,7 +136,7 @@ impl Fleet {
         Self { ground, receiver, workers }
     }
 
-    /// Waits until so many jobs have been called.
+    /// Waits until `many` jobs have been called.
     async fn called(&self, many: usize) {
         until("jobs are called", || async {
             self.receiver.calls().into_iter().map(|call| call.id).collect::<HashSet<_>>().len() >= many

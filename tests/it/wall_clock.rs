@@ -156,7 +156,7 @@ async fn nothing_starts_by_a_clock_that_was_set_back_before_anybody_has_noticed(
     }
 }
 
-/// A ledger that says so has been written to by somebody else, or by a clock that was wrong.
+/// A ledger that says so has been written to by another program, or by a clock that was wrong.
 #[tokio::test(start_paused = true)]
 async fn a_chain_that_sleeps_for_longer_than_its_schedule_can_explain_is_moved_within_a_minute() {
     let mut world = world().await;

@@ -46,7 +46,7 @@ async fn a_tick_waits_for_all_its_members_and_is_finished_once() {
         assert_eq!(again.parent, hint.epoch);
         assert_eq!(ended(ledger, &again, Verdict::Done).await, []);
         assert_eq!(ledger.claim(ask(ledger, &hint, LEASE).await).await.unwrap(), Claim::Idle);
-        // Whoever was not told that a member has ended asks again, and it is counted once.
+        // A worker that got no answer to a member's end asks again, and the member is counted once.
         let grant = granted(ledger, &members[2], LEASE).await;
         let last = end(&members[2], grant.fence, ledger.now(), Next::End, Verdict::Done);
         let Finish::Applied(follows) = ledger.finish(last.clone()).await.unwrap() else { panic!("fenced") };
