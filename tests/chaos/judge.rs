@@ -319,7 +319,8 @@ fn forks_among_calls(
         }
         // A process that was frozen between its claim and its call comes late with it.
         let claimed = rows.get(&fence).map_or(seen.at, |row| row.started);
-        // Whose connection broke while the answer to its claim was on its way calls beside whoever took it over.
+        // A worker whose connection broke while the answer to its claim was on the way calls beside the worker that took
+        // the tick over.
         let overtaken = rules.redelivery.contains(&seen.call.kind) && seen.at - claimed <= ANSWERED;
         if fence < highest && overtaken {
             ruling.beside += 1;

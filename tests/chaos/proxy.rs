@@ -22,8 +22,8 @@ pub enum Mode {
     /// Holds back what comes from the client, or what comes from the server, or both, as if every
     /// packet were lost; neither side gets an error.
     Hole { from_client: bool, from_server: bool },
-    /// The server's ends are closed. The clients are not told, and nobody answers them any more,
-    /// also when the link is open again; they have to find out.
+    /// The server's ends are closed. The clients get no error and no answer any more, also when the link is
+    /// open again: they have to detect the loss.
     HalfOpen,
     /// Carries everything this much later.
     Slow(Duration),
@@ -138,7 +138,7 @@ enum Side {
 /// How a direction came to its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ended {
-    /// Whoever receives it can know.
+    /// The receiver can know.
     Openly,
     /// While nothing was carried.
     Unheard,

@@ -166,7 +166,7 @@ async fn no_page_of_another_site_changes_anything_even_where_everybody_may() {
             assert!(!told.iter().any(|name| name.starts_with("access-control")), "{told:?}");
         }
     }
-    // Whoever asks beforehand is not told that she may.
+    // A preflight request is refused.
     let asks = [("origin", "http://evil.example"), ("access-control-request-method", "POST")];
     let preflight = ask(&served.base, Method::OPTIONS, "/api/v1/tokens", &asks, None).await.is(403);
     assert_eq!(preflight.header("access-control-allow-origin"), "");

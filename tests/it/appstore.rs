@@ -171,7 +171,7 @@ async fn a_platform_whose_handlers_hang_never_delays_the_other() {
 /// E2: who finds no slot goes back when its patience is over, and no attempt is charged.
 #[tokio::test(start_paused = true)]
 async fn a_sync_waits_for_its_slot_as_long_as_it_may_and_goes_back_with_all_its_attempts() {
-    // At five a minute nobody waits so long: a worker takes up only what can start soon.
+    // At five starts a minute no job waits for its slot for that time: a worker takes up only what can start soon.
     let mut world = example_with(|text| text.replace("allow = 5", "allow = 1"));
     all_take(&mut world, Duration::from_secs(2));
     let block = world.config.throttles["sync-ios"].block;

@@ -38,8 +38,8 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), pem }
     }
 
-    /// Writes `certificate.pem` and `key.pem` into `folder`: for `name`, and for these hosts, until so many days from
-    /// now.
+    /// Writes `certificate.pem` and `key.pem` into `folder`: for `name` and for these hosts, valid for `days` days
+    /// from now.
     fn certify(&self, folder: &Path, name: &str, hosts: &[&str], days: i64) {
         let hosts: Vec<String> = hosts.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(hosts).unwrap();

@@ -75,7 +75,7 @@ fn management(user: &str, base: &str) -> String {
     url.as_str().trim_end_matches('/').to_owned()
 }
 
-/// What somebody tries.
+/// What a user tries on the broker.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Publish(&'static str),
@@ -566,7 +566,7 @@ async fn the_compose_file_s_passwords_are_made_once_and_each_service_gets_its_ow
     // They are the same at every start.
     assert!(!give().await.contains("made"));
     assert_eq!((files(&at("kept")), files(&at("for"))), (kept, first.clone()));
-    // Until somebody has others in a folder of his own.
+    // The first secrets stay until an operator makes others in a separate folder.
     std::fs::remove_dir(at("given")).unwrap();
     let script = compose_file("deploy/compose/new-secrets");
     assert!(Command::new(script).arg(at("given")).output().await.unwrap().status.success());

@@ -26,7 +26,7 @@ use crate::harness::{Ground, Watched, on_all, until, worker};
 
 /// In every payload, and nowhere else.
 const CANARY: &str = "canary-in-a-cage";
-/// In every key of an entity, so that whoever looks for the other can be seen to look in the right places.
+/// In every key of an entity, so that a search for the canary can be shown to look in the right places.
 const NAME: &str = "robin";
 
 const KINDS: &str = r#"
@@ -234,7 +234,7 @@ mod run {
         got(&member.job, "robin-member", 1);
         lies_sealed(&ground).await;
         member.end(Outcome::Done);
-        // Whoever may look sees it.
+        // A person with the keys sees the payload.
         let config = ground.config_file(&text("k1", &[("k1", 1)]));
         let shown = told("show", &config, &["sync", "robin-chain"]).await;
         assert_eq!(shown["chain"]["payload"], payload("robin-chain"));
@@ -270,7 +270,7 @@ mod run {
             count.is_some_and(|count| count >= 2)
         })
         .await;
-        // Nobody waits for them.
+        // Other jobs do not wait for the sealed ones.
         assert_eq!(enroll(&without, "plain").await.created, 1);
         let plain = without.next().await;
         got(&plain.job, "plain", 1);
@@ -353,7 +353,7 @@ mod run {
         let mut expected = in_key("k2", 1);
         expected.push(("carries".into(), Some("k1".into()), 1));
         assert_eq!(counted(&config, &[]).await.0, expected);
-        // Whoever has changed a text meanwhile has the last word.
+        // A text that was changed in the meantime is not replaced.
         let text_now = engine.ledger().stored_texts(TextColumn::Payloads, 0, 10).await.unwrap().remove(0);
         let change = |was: Vec<u8>| vec![TextReplacement { number: text_now.number, was, now: b"1".to_vec() }];
         for shelf in TextColumn::ALL {
@@ -522,7 +522,7 @@ mod run {
         came.sort_by(|a, b| a.0.cmp(&b.0));
         let expected = [("nothing".into(), Value::Null, 1), ("robin-once".into(), payload("robin-once"), 1)];
         assert_eq!(came, expected);
-        // Whoever has a key and enrolls once more says what it is to be.
+        // An enrolment with a key replaces the payload.
         assert_eq!(enroll(&engine, "robin-again").await.updated, 1);
         let again = engine.next().await;
         got(&again.job, "robin-again", 1);
@@ -561,7 +561,7 @@ mod run {
         signal(&worker, Signal::SIGHUP);
         until("it runs", || async { std::fs::read_to_string(&runs).is_ok_and(|text| text.contains(CANARY)) }).await;
 
-        // While workers seal, nobody enrolls in the clear, whether he has keys or not.
+        // While workers seal, `enroll` refuses to write payloads in the clear, with keys or without.
         for keys in [&[("k1", 1)][..], &[]] {
             ground.config_file(&text("", keys));
             until("it is noted that workers seal", || async {

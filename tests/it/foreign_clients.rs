@@ -63,8 +63,8 @@ async fn rust_example(name: &str) -> PathBuf {
             "handler",
         ]);
         cargo.args(profile.ends_with("release").then_some("--release"));
-        // What Cargo tells this test of its package is no setting of somebody's. ring's build script looks at it, and
-        // would have everything built anew, now and by the next Cargo that is not called from a test.
+        // Cargo sets variables about this test's package, which are no settings of a user. ring's build script reads
+        // them: with them everything would be built anew, now and by the next Cargo that is not called from a test.
         for (name, _) in std::env::vars_os() {
             if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
                 cargo.env_remove(name);

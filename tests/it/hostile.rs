@@ -343,7 +343,7 @@ async fn ten_thousand_that_cannot_be_used_are_a_few_lines_of_log() {
     );
 }
 
-// ---- Who looks at queues that nobody consumes ----
+// ---- Commands that look at queues without consumers ----
 
 /// What was put into the quarantine by hand is shown there, and can be deleted.
 #[tokio::test]

@@ -458,7 +458,7 @@ struct Wire {
 enum Passing {
     /// Everything.
     All,
-    /// Nothing, and nobody is told.
+    /// Nothing, and neither side gets an error.
     Nothing,
     /// What is asked, and no answers.
     NoAnswers,
@@ -565,7 +565,7 @@ async fn a_worker_that_is_cut_off_with_chains_locked_soon_keeps_no_other_waiting
     let free = async || raw.query("SELECT epoch FROM chains FOR UPDATE SKIP LOCKED", &[]).await.unwrap().len();
     until("the chain is locked", async || free().await == 1).await;
     let asked = Instant::now();
-    // Of one group: the one of them that nobody has locked has to wait, too.
+    // The claims of one group: a claim whose chain is not locked has to wait, too.
     let claims = join_all(hints.iter().map(|hint| other.claim(ask(hint, "other")))).await;
     let granted = claims.iter().filter(|claim| matches!(claim, Ok(Claim::Granted(_)))).count();
     assert_eq!(granted, 2, "{claims:?}");
@@ -668,7 +668,7 @@ async fn a_servers_clock_that_is_set_moves_no_ledger() {
     }
     let sets: i64 = raw.query_one("SELECT count(*) FROM clock_sets", &[]).await.unwrap().get(0);
     assert_eq!(sets, 6, "each is remembered once");
-    // While nobody is there: what has been told is not taken back.
+    // The clock is set while no worker is there: the time that the ledger has shown does not go back.
     let last = ledger.now();
     raw.execute("UPDATE ledger_clock SET seen = $1", &[&(last.as_millis() * 1_000)]).await.unwrap();
     drop((ledger, other));

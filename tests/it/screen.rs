@@ -254,7 +254,7 @@ pub const SPOKEN: &[(&str, &[&str])] = &[
     ("simulate", &["--for", "10m"]),
 ];
 
-/// Likewise, without a configuration.
+/// Commands that need no configuration.
 const ALONE: &[&[&str]] = &[
     &["man", "--output", "{man}"],
     &["import", "crontab", "--zone", "UTC", "{crontab}"],

@@ -156,7 +156,7 @@ impl Answer {
         self
     }
 
-    /// Likewise, and its detail has these words.
+    /// The answer has this status, and its detail has these words.
     #[track_caller]
     pub fn says(self, status: u16, words: &str) -> Self {
         let this = self.is(status);

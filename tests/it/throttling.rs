@@ -180,8 +180,8 @@ async fn a_ledger_that_was_away_lets_no_more_start_than_the_throttle_allows() {
     engine.stop().await;
 }
 
-/// What an upstream says while nobody can write it down is told as soon as that is possible, and holds until then
-/// where it was heard.
+/// A hold that an upstream asks for while the ledger is away is written as soon as the ledger is back. Until then
+/// the hold is in force in the worker that got the answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_that_is_heard_while_the_ledger_is_away_is_told_when_it_is_back() {
     let ground = Ground::embedded();

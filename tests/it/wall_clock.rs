@@ -52,7 +52,8 @@ async fn started(mut world: World) -> World {
     world
 }
 
-/// Sets the wall clock by so many seconds at each of these, counted from the beginning, and lets time go on to `end`.
+/// Each pair of `set` is a time, in seconds from the beginning, and by how many seconds the wall clock is set then.
+/// Time goes on to `end`.
 async fn play(world: &World, set: &[(u64, i64)], end: u64) {
     for (at, by) in set {
         world.until(s(*at)).await;

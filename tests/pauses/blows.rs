@@ -54,7 +54,7 @@ impl Blow {
         }
     }
 
-    /// For how long a service is away that all workers need; each minute of that may make so many lines of log.
+    /// For how long a service is away that all workers need. Each minute of that may make a number of lines of log.
     pub fn outage(self) -> Option<Duration> {
         match self {
             Self::LedgerKilled => Some(LEDGER_AWAY),

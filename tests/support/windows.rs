@@ -58,7 +58,7 @@ pub fn used(starts: &[Duration], limit: Limit, from: Duration, to: Duration) -> 
     if most > 0.0 { many as f64 / most } else { 0.0 }
 }
 
-/// Likewise, but for the time in which nothing could start: spans that may overlap.
+/// How much of the limit was used, without the time in which nothing could start: `out`, spans that may overlap.
 pub fn used_in(
     starts: &[Duration],
     limit: Limit,

@@ -74,7 +74,7 @@ impl Fleet {
         Self::on(ground, workers, (text, kinds), script, chains).await
     }
 
-    /// Likewise, on this ground.
+    /// Starts a fleet on this ground.
     pub async fn on(
         ground: Ground,
         workers: usize,

@@ -1,5 +1,5 @@
-//! An upstream says 429 with `Retry-After` once, under full load: nobody calls until then, and nobody in a burst
-//! afterwards.
+//! An upstream says 429 with `Retry-After` once, under full load: no calls come until then, and no burst
+//! comes afterwards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -62,10 +62,10 @@ pub struct Report {
     pub crash_points_hit: usize,
     /// Crash points that there are.
     pub crash_points_total: usize,
-    /// At each of them a worker can be killed, frozen, or cut off from broker, ledger or both: so many of these
-    /// came about.
+    /// At each crash point a worker can be killed, frozen, or cut off from broker, ledger or both. How many of these
+    /// blows came about.
     pub blows_hit: usize,
-    /// So many there are.
+    /// How many such blows there are.
     pub blows_total: usize,
     /// How much time passed in all simulations together.
     pub simulated_years: f64,

@@ -68,7 +68,7 @@ pub enum Fault {
     CloseQueue { queue: usize, length: Duration },
     /// An operator sets a queue's concurrency in each worker, and later back to what is configured.
     Concurrency { queue: usize, places: usize, length: Duration },
-    /// An operator lets a worker drain; when it has, or when she has waited for so long, she has it stopped, or take
+    /// An operator lets a worker drain. When the worker is drained, or after `length`, the worker is stopped, or takes
     /// jobs again.
     Drain { worker: usize, length: Duration, ends: bool },
     /// Good jobs lie in quarantine, and an operator sends what is there again; perhaps she dies before she has taken
@@ -82,8 +82,8 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// So many messages it can bring about that the engine has not meant. What arrived unheard is
-    /// sent again, and is there twice, too.
+    /// How many unintended messages this fault can bring about. A message whose confirmation was lost is sent
+    /// again, and so is there twice, too.
     pub fn doubled(&self) -> usize {
         match self {
             Self::Publish { how: Wrong::Twice | Wrong::UnknownButKept | Wrong::Slow, count } => *count,

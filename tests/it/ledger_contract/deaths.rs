@@ -1,4 +1,4 @@
-//! Workers that die over a run, and of whom somebody is heard after all.
+//! Workers that die over a run, and workers that were taken for dead and come back.
 
 use roundelay::deaths::{Hands, SET_ASIDE};
 

@@ -560,7 +560,8 @@ async fn a_claim_holds_as_long_as_its_session() {
         assert!(!ledger.beat(mine, Vec::new()).await.unwrap().alive, "it is over for good");
         let left = [(a.epoch, (mine, first.fence), Holder::Gone), (b.epoch, (mine, other.fence), Holder::Gone)];
         assert_eq!(orphans().await, left);
-        // Nobody has taken them yet, so an end still counts, and what another has claimed is no more anybody else's.
+        // The claims have not been taken over yet, so an end still counts. A claim that is taken over is lost to its
+        // former holder.
         assert_eq!(ledger.hold(claims.clone()).await.unwrap(), [true, false, true]);
         finished(ledger, &b, other.fence, tick(ledger.now())).await;
         let Claim::Granted(second) = of(yours, &a).await else { panic!("not taken over") };

@@ -31,7 +31,7 @@ use super::report::{self, Report, Seen};
 const REMEMBERED: Duration = Duration::from_secs(50);
 
 /// Chains enrolled at a time. All that are due within 200 ms of each other and of the enrolment hold
-/// it up for so long, so a batch is large; and all of it is in memory at the same time.
+/// it up for that time, so a batch is large; and all of it is in memory at the same time.
 const BATCH: usize = 50_000;
 /// The resolution of time.
 const MOMENT: Duration = Duration::from_millis(1);

@@ -51,8 +51,7 @@ impl World {
         });
     }
 
-    /// Likewise an order for everything that belongs to the owner, while nobody does anything else with her
-    /// chains.
+    /// Gives an order for all chains of the owner, while no other order is given for them.
     pub(super) fn order_owner(&self, order: ChainOrder) {
         let which = ChainFilter { owner: Some(OWNER.into()), ..ChainFilter::default() };
         let (ledger, observer) = (self.operator().ledger, self.observer.clone());
