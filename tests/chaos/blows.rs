@@ -72,7 +72,7 @@ impl Stage {
         number
     }
 
-    /// Tells who watches, unless nobody wants to be told.
+    /// Prints a line for a person who watches, unless `quiet` is set.
     pub fn say(&self, what: &str) {
         if !self.quiet {
             println!("{:7.1} s  {what}", self.began.elapsed().as_secs_f64());

@@ -42,7 +42,7 @@ impl Ground {
         Self::start_with(folder, version, NODES, Vec::new()).await
     }
 
-    /// Likewise, with so many broker nodes, and PostgreSQL in these surroundings.
+    /// Starts everything with this number of broker nodes, and PostgreSQL in these surroundings.
     pub async fn start_with(
         folder: &Path,
         version: &str,
@@ -89,7 +89,7 @@ impl Ground {
         script("rabbitmq", verb, &self.node_folder(number), &[]).await.map(drop)
     }
 
-    /// Likewise, all nodes.
+    /// Runs the script's `verb` for all nodes.
     pub async fn cluster(&self, verb: &str) -> anyhow::Result<()> {
         script("rabbitmq", verb, &self.folder.join("rabbitmq"), &[]).await.map(drop)
     }
@@ -161,7 +161,7 @@ impl Ground {
     }
 }
 
-/// Where a node of so many lives: one that is alone has no folder of its own.
+/// The folder of a node: a node that is alone has no folder of its own.
 fn node_folder(rabbit: &Path, number: usize, nodes: usize) -> PathBuf {
     if nodes == 1 { rabbit.to_owned() } else { rabbit.join(number.to_string()) }
 }

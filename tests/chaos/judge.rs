@@ -255,7 +255,7 @@ pub fn judge(log: &[Line], chains: &[Chain], attempts: &[Attempt], rules: &Rules
         ruling.unrecorded.extend(unknown.map(|seen| told(seen, "has no attempt in the ledger")));
     }
     forks_among_finishes(attempts, &mut ruling);
-    // Nobody pauses or retires any.
+    // The test pauses and retires no chains.
     let stopped = chains.iter().filter(|chain| chain.state != ChainState::Active);
     let (set_aside, stopped): (Vec<&Chain>, Vec<&Chain>) =
         stopped.partition(|chain| is_set_aside(&record, chain, attempts));
@@ -319,7 +319,8 @@ fn forks_among_calls(
         }
         // A process that was frozen between its claim and its call comes late with it.
         let claimed = rows.get(&fence).map_or(seen.at, |row| row.started);
-        // Whose connection broke while the answer to its claim was on its way calls beside whoever took it over.
+        // A worker whose connection broke while the answer to its claim was on the way calls beside the worker that took
+        // the tick over.
         let overtaken = rules.redelivery.contains(&seen.call.kind) && seen.at - claimed <= ANSWERED;
         if fence < highest && overtaken {
             ruling.beside += 1;

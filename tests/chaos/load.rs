@@ -30,7 +30,7 @@ pub struct Kind {
     text: &'static str,
 }
 
-/// One-off jobs go through a queue of their own, which nobody purges or deletes: what is lost with
+/// One-off jobs go through a queue of their own, which is never purged or deleted: what is lost with
 /// its queue has not been lost by the engine.
 pub const ONCE: &str = "once";
 
@@ -92,7 +92,7 @@ pub async fn roundelay(config: &Path, broker: &str, ledger: &str, arguments: &[&
     crate::support::workers::roundelay(&variables, arguments).await
 }
 
-/// Begins all chains of these kinds: of each so many.
+/// Begins all chains of these kinds; each kind comes with its number of chains.
 pub async fn enroll(kinds: &[(&str, usize)], config: &Path, broker: &str, ledger: &str) -> anyhow::Result<()> {
     for (kind, chains) in kinds.iter().filter(|(_, chains)| *chains > 0) {
         let roster = config.with_file_name(format!("{kind}.csv"));
@@ -124,7 +124,7 @@ pub async fn trickle(broker: Arc<RabbitBroker>, log: Writer, stop: CancellationT
     accepted
 }
 
-/// Publishes `count` messages that nobody can use to a platform queue; answers how many were
+/// Publishes `count` messages that no worker can use to a platform queue; answers how many were
 /// confirmed.
 pub async fn poison(broker: &RabbitBroker, queue: &str, count: usize) -> usize {
     let bodies = [

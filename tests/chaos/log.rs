@@ -39,7 +39,7 @@ pub enum Entry {
     Healed { number: usize },
     /// The caller at this port has ended its connection, over a link that carries nothing of it.
     Left { peer: u16 },
-    /// A clock was set: it is so many milliseconds ahead of this log's from here on.
+    /// A clock was set: from here on it is this number of milliseconds ahead of the log's clock.
     Set { ahead: i64 },
     /// The broker confirmed a one-off job.
     Accepted { id: String },

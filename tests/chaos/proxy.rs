@@ -20,10 +20,10 @@ pub enum Mode {
     /// Ends its connections and takes no new ones.
     Cut,
     /// Holds back what comes from the client, or what comes from the server, or both, as if every
-    /// packet were lost; nobody is told.
+    /// packet were lost; neither side gets an error.
     Hole { from_client: bool, from_server: bool },
-    /// The server's ends are closed. The clients are not told, and nobody answers them any more,
-    /// also when the link is open again; they have to find out.
+    /// The server's ends are closed. The clients get no error and no answer any more, also when the link is
+    /// open again: they have to detect the loss.
     HalfOpen,
     /// Carries everything this much later.
     Slow(Duration),
@@ -46,12 +46,12 @@ impl Link {
         Self::open_at(Ipv4Addr::LOCALHOST.into(), servers).await
     }
 
-    /// Likewise, at this address of the machine's.
+    /// Opens a proxy at this address of the machine.
     pub async fn open_at(address: IpAddr, servers: Vec<SocketAddr>) -> std::io::Result<Self> {
         Self::open_with(address, servers, None).await
     }
 
-    /// Likewise, with somebody who sees which clients give up.
+    /// Opens a proxy with a witness that sees which clients give up.
     pub async fn open_watched(servers: Vec<SocketAddr>, witness: Witness) -> std::io::Result<Self> {
         Self::open_with(Ipv4Addr::LOCALHOST.into(), servers, Some(witness)).await
     }
@@ -138,7 +138,7 @@ enum Side {
 /// How a direction came to its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ended {
-    /// Whoever receives it can know.
+    /// The receiver can know.
     Openly,
     /// While nothing was carried.
     Unheard,

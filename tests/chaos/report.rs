@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::faults::Fault;
 use super::judge::{Recovery, Ruling, quantile};
 
-/// At most so many findings of a sort are shown; all are counted.
+/// At most this number of findings of a sort is shown; all are counted.
 const SHOWN: usize = 20;
 
 /// What the driver knows of a run.

@@ -13,7 +13,7 @@ pub struct Kind {
     /// Its ticks are taken over when they are delivered again, instead of when their lease is over.
     pub redelivery: bool,
     every: &'static str,
-    /// Allows so many starts in so many seconds. Its chains always want more.
+    /// Allows a number of starts in a number of seconds. Its chains always have more due.
     throttle: Option<(usize, u64)>,
 }
 

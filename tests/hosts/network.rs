@@ -46,7 +46,7 @@ impl Host {
         ["ip", "netns", "exec", &self.name].map(str::to_owned).to_vec()
     }
 
-    /// Pulls the cable: nothing arrives on either side, and nobody is told.
+    /// Pulls the cable: nothing arrives on either side, and neither side gets an error.
     pub async fn cut_off(&self) -> anyhow::Result<()> {
         ip(&["link", "set", &self.name, "down"]).await
     }

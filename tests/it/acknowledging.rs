@@ -150,7 +150,7 @@ async fn closing_writes_all_acknowledgements_that_were_handed_over() {
     assert_eq!(*acks.lock(), expected);
 }
 
-/// How many messages the queue holds once nobody consumes from it any more.
+/// How many messages the queue holds once it has no consumer any more.
 async fn left(vhost: &Vhost) -> u32 {
     let raw = vhost.raw().await;
     let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };

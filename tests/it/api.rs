@@ -53,7 +53,7 @@ async fn enroll(ground: &Ground, config: &Path, kind: &str, rows: &str, spread: 
     ok("enroll", config, &["--kind", kind, "--spread", spread, roster.to_str().unwrap()]).await;
 }
 
-/// A server for somebody who may operate.
+/// A server for a client with the role of an operator.
 async fn served(config: &Path) -> Served {
     let token = token(config, "ann", "operate").await;
     Served::start(config).await.with_token(&token)
@@ -240,7 +240,7 @@ mod run {
         let held = ios().await;
         assert_eq!((&held["hold"]["by"], &held["hold"]["why"]), (&json!("ann"), &json!("they are down")), "{held}");
         assert!(held["in_the_way"].as_str().unwrap().contains("by order of ann"), "{held}");
-        // Whoever asks why the chain does not run is told.
+        // The chain's answer in the API says why the chain does not run.
         let entity = got(&served, "/chains/other/a").await;
         assert!(entity["chain"]["why"].as_str().unwrap().contains("they are down"), "{entity}");
         did(&served, "/throttles/ios/release", json!({})).await;
@@ -313,7 +313,7 @@ mod run {
             reasons.sort();
             reasons
         };
-        // However often somebody looks.
+        // The answer stays the same, however often it is read.
         for _ in 0..3 {
             until("both are shown", || async { reasons().await == ["it is not JSON", "there is no [kinds.later]"] })
                 .await;

@@ -166,7 +166,7 @@ async fn no_page_of_another_site_changes_anything_even_where_everybody_may() {
             assert!(!told.iter().any(|name| name.starts_with("access-control")), "{told:?}");
         }
     }
-    // Whoever asks beforehand is not told that she may.
+    // A preflight request is refused.
     let asks = [("origin", "http://evil.example"), ("access-control-request-method", "POST")];
     let preflight = ask(&served.base, Method::OPTIONS, "/api/v1/tokens", &asks, None).await.is(403);
     assert_eq!(preflight.header("access-control-allow-origin"), "");
@@ -312,7 +312,7 @@ async fn tokens_are_managed_by_whoever_may() {
 #[tokio::test]
 async fn tokens_that_are_worth_nothing_are_refused_and_soon_not_looked_at() {
     let ground = Ground::embedded();
-    // Whoever shows a bad token is not even taken for somebody without one.
+    // A client with a bad token is refused, though clients without a token are admins.
     let config = config(&ground, "anonymous = \"admin\"");
     let good = token(&config, "good", "read").await;
     let mut others = Vec::new();
@@ -399,7 +399,7 @@ async fn nobody_listens_to_the_world_without_tokens_and_tls() {
         }
     }
     serve("anonymous = \"read\"\nbehind_proxy = true", "127.0.0.1:0", &["behind a proxy"]).await;
-    // A token that has expired lets nobody in.
+    // A token that has expired gives no access.
     let with_proxy = config(&ground, "behind_proxy = true");
     ok("token create", &with_proxy, &["old", "--scope", "admin", "--expires", "1ms"]).await;
     refused("serve", &with_proxy, &["--listen", "0.0.0.0:0"], &["nobody who may use it"]).await;
@@ -429,7 +429,7 @@ async fn tls_ends_here_with_a_certificate() {
     let local = format!("https://localhost:{}", served.address.port());
     let answer = ask_by(&client, &local, Method::GET, "/api/v1/session", &[], None).await.is(200);
     assert_eq!(answer.header("strict-transport-security"), "");
-    // Whoever speaks no TLS, or says nothing, is not listened to for long.
+    // The server soon stops reading from a client that speaks no TLS, or sends nothing.
     assert!(!served.raw(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.contains("HTTP/1.1"));
     let hasty = config(&ground, &(tls + "patience = \"300ms\""));
     let served = Served::start(&hasty).await;

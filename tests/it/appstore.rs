@@ -40,7 +40,7 @@ fn all_take(world: &mut World, takes: Duration) {
 /// and the others are told apart by their chains' priority.
 const CLASSES: [&str; 4] = ["on-demand", "tracked", "competitor", "backlog"];
 
-/// Begins so many chains of a class on a platform, due at once.
+/// Begins `count` chains of a class on a platform, due at once.
 async fn enroll(world: &World, class: &str, platform: &str, count: usize) {
     world.connections.broker.apply(&world.config.topology()).await.unwrap();
     let spread = Some(Duration::ZERO);
@@ -52,7 +52,7 @@ async fn enroll(world: &World, class: &str, platform: &str, count: usize) {
     assert_eq!((tally.created, tally.unsent), (count as u64, 0));
 }
 
-/// Somebody wants an app now, which has no chain yet.
+/// A person asks for an app now, which has no chain yet.
 async fn wants(world: &World, n: usize) {
     world.connections.broker.apply(&world.config.topology()).await.unwrap();
     let mut enroller = Enroller::new(&world.config, world.connections.clone(), "sync-app", None, true).unwrap();
@@ -171,7 +171,7 @@ async fn a_platform_whose_handlers_hang_never_delays_the_other() {
 /// E2: who finds no slot goes back when its patience is over, and no attempt is charged.
 #[tokio::test(start_paused = true)]
 async fn a_sync_waits_for_its_slot_as_long_as_it_may_and_goes_back_with_all_its_attempts() {
-    // At five a minute nobody waits so long: a worker takes up only what can start soon.
+    // At five starts a minute no job waits for its slot for that time: a worker takes up only what can start soon.
     let mut world = example_with(|text| text.replace("allow = 5", "allow = 1"));
     all_take(&mut world, Duration::from_secs(2));
     let block = world.config.throttles["sync-ios"].block;

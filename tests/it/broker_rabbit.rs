@@ -76,7 +76,7 @@ async fn publish_until_known(broker: &RabbitBroker, message: &Message) -> Result
     }
 }
 
-/// Waits until a queue has so many messages ready.
+/// Waits until a queue has `expected` messages ready.
 async fn ready(broker: &RabbitBroker, queue: &str, expected: u64) {
     let deadline = Instant::now() + SOON;
     loop {

@@ -38,8 +38,8 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), pem }
     }
 
-    /// Writes `certificate.pem` and `key.pem` into `folder`: for `name`, and for these hosts, until so many days from
-    /// now.
+    /// Writes `certificate.pem` and `key.pem` into `folder`: for `name` and for these hosts, valid for `days` days
+    /// from now.
     fn certify(&self, folder: &Path, name: &str, hosts: &[&str], days: i64) {
         let hosts: Vec<String> = hosts.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(hosts).unwrap();
@@ -258,7 +258,7 @@ async fn nothing_older_than_tls_1_2_is_offered() {
         assert_eq!(header[0], 22, "a handshake");
         let mut hello = vec![0; usize::from(u16::from_be_bytes([header[3], header[4]]))];
         stream.read_exact(&mut hello).await.unwrap();
-        // Nobody answers any more, so that the command ends.
+        // The server answers no more, so that the command ends.
         drop(stream);
         drop(listener);
         hello

@@ -75,7 +75,7 @@ fn management(user: &str, base: &str) -> String {
     url.as_str().trim_end_matches('/').to_owned()
 }
 
-/// What somebody tries.
+/// What a user tries on the broker.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Publish(&'static str),
@@ -195,7 +195,7 @@ async fn five_users_do_what_they_are_for_and_nothing_else() {
     assert!(applied.ok, "{applied:?}");
     assert_eq!(ok("topology check", &config, &[]).await, "nothing is wrong\n", "and nothing was left out");
 
-    // Somebody else's, in the same virtual host.
+    // A queue and an exchange of another user's, in the same virtual host.
     let guest = node.env("AMQP_URL").replace("%2f", "roundelay");
     node.shell("rabbitmqctl set_permissions -p roundelay guest '.*' '.*' '.*'").await;
     tries(&guest, &[(true, DeclareQueue("theirs")), (true, DeclareExchange("theirs"))]).await;
@@ -207,7 +207,7 @@ async fn five_users_do_what_they_are_for_and_nothing_else() {
             (true, DeleteQueue("roundelay.delay.999h")),
             (true, DeclareExchange("roundelay.delay.999h")),
             (true, DeleteExchange("roundelay.delay.999h")),
-            // RabbitMQ cannot keep these from whoever declares that rungs lead to `jobs`, and binds to rungs.
+            // RabbitMQ cannot keep these from a user that declares that rungs lead to `jobs`, and binds to rungs.
             (true, Publish("roundelay.jobs")),
             (true, Get("roundelay.delay.5s")),
             (false, Consume("work")),
@@ -566,7 +566,7 @@ async fn the_compose_file_s_passwords_are_made_once_and_each_service_gets_its_ow
     // They are the same at every start.
     assert!(!give().await.contains("made"));
     assert_eq!((files(&at("kept")), files(&at("for"))), (kept, first.clone()));
-    // Until somebody has others in a folder of his own.
+    // The first secrets stay until an operator makes others in a separate folder.
     std::fs::remove_dir(at("given")).unwrap();
     let script = compose_file("deploy/compose/new-secrets");
     assert!(Command::new(script).arg(at("given")).output().await.unwrap().status.success());
@@ -605,7 +605,7 @@ async fn the_compose_file_s_users_are_there_when_its_broker_boots_and_are_enough
     for (mounted, from) in [("20-permissions.json", "permissions.json"), ("30-examples.json", "examples.json")] {
         std::fs::copy(compose_file("deploy/compose").join(from), definitions.join(mounted)).unwrap();
     }
-    // Whoever starts the node looks with this user whether it is up.
+    // The script that starts the node checks with this user whether the node is up.
     let guest = json!({ "users": [{ "name": "guest", "password_hash": password_hash("guest", [1, 2, 3, 4]),
         "hashing_algorithm": "rabbit_password_hashing_sha256", "tags": ["administrator"] }] });
     std::fs::write(definitions.join("00-guest.json"), guest.to_string()).unwrap();

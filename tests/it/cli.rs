@@ -399,7 +399,7 @@ async fn status_says_which_chains_are_stuck_and_why() {
     assert!(why.as_str().unwrap().starts_with("its kind has no schedule in this configuration"), "{why}");
 }
 
-/// Nobody has put it off, and an interval of three seconds explains no due time a day ahead.
+/// The chain has not been postponed, and an interval of three seconds explains no due time a day ahead.
 #[tokio::test]
 async fn a_chain_that_sleeps_for_longer_than_its_schedule_can_explain_is_overdue_wherever_one_looks() {
     for ground in [Ground::rabbit().await, Ground::rabbit_and_postgres().await] {

@@ -183,7 +183,7 @@ queue = "work"
     }
 }
 
-/// Whether every chain has come so many ticks further.
+/// Whether every chain has advanced by this number of ticks.
 fn are_past(now: &BTreeMap<String, i64>, before: &BTreeMap<String, i64>, ticks: i64) -> bool {
     (0..CHAINS).all(|n| {
         let key = format!("chain-{n}");

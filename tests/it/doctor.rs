@@ -96,7 +96,7 @@ async fn worker(config: &Path) -> Child {
     worker
 }
 
-/// A port on this machine at which nobody answers.
+/// A port on this machine at which no process listens.
 fn closed_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -284,7 +284,7 @@ async fn who_is_not_let_in_or_may_not_do_enough_is_told_so_and_no_password_is_sh
     assert!(report.has("good", "connection", "is in the virtual host", ""), "{:#}", report.report);
     assert!(!report.all.contains("canary"), "{}", report.all);
 
-    // Nobody let it in there.
+    // The user has no permissions in the virtual host.
     let path = format!("permissions/{}/{}", vhost.name, user.name);
     vhost.call(Method::DELETE, &path, json!(null)).await;
     let report = doctor(&config_with(&ground, &vhost.amqp, &url_as(vhost, &user.name, right))).await;

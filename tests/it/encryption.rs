@@ -1,4 +1,4 @@
-//! Payloads that lie sealed in the ledger and in queues: nobody reads them there, handlers do, keys change, and what
+//! Payloads that lie sealed in the ledger and in queues: handlers read them, keys change, and what
 //! does not open waits for its key.
 
 use std::time::Duration;
@@ -26,7 +26,7 @@ use crate::harness::{Ground, Watched, on_all, until, worker};
 
 /// In every payload, and nowhere else.
 const CANARY: &str = "canary-in-a-cage";
-/// In every key of an entity, so that whoever looks for the other can be seen to look in the right places.
+/// In every key of an entity, so that a search for the canary can be shown to look in the right places.
 const NAME: &str = "robin";
 
 const KINDS: &str = r#"
@@ -86,7 +86,7 @@ async fn publish(engine: &Watched, name: &str, payload: Value, delay: Option<Dur
     publication.check(&engine.config).unwrap().send(&engine.config, &engine.connections).await.unwrap();
 }
 
-/// As somebody else's program publishes.
+/// Publishes a message as another program does.
 async fn foreign(engine: &Watched, body: Vec<u8>) {
     let message = Message { to: Destination::Queue("work".into()), id: String::new(), body: body.into(), trace: None };
     engine.broker().publish(message).await.unwrap();
@@ -207,7 +207,7 @@ mod run {
             carry: Some(payload("carry")),
             ..Yield::default()
         }));
-        // The interval is an hour, so somebody has to ask for the next tick.
+        // The interval is an hour, so the test has to ask for the next tick.
         publish(&engine, "robin-once", payload("robin-once"), None).await;
         let once = engine.next().await;
         got(&once.job, "robin-once", 1);
@@ -216,7 +216,7 @@ mod run {
         got(&again.job, "robin-once", 2);
         again.end(Outcome::Done);
         publish(&engine, "robin-later", payload("robin-later"), Some(hour)).await;
-        // Somebody else's message arrives plain, before its time, and the engine puts it off.
+        // Another program's message arrives plain, before its time, and the engine postpones it.
         let due = engine.ledger().now() + hour;
         let body = json!({ "v": 1, "kind": "sync", "key": "robin-foreign", "payload": payload("x"), "due": due });
         foreign(&engine, body.to_string().into_bytes()).await;
@@ -234,7 +234,7 @@ mod run {
         got(&member.job, "robin-member", 1);
         lies_sealed(&ground).await;
         member.end(Outcome::Done);
-        // Whoever may look sees it.
+        // A person with the keys sees the payload.
         let config = ground.config_file(&text("k1", &[("k1", 1)]));
         let shown = told("show", &config, &["sync", "robin-chain"]).await;
         assert_eq!(shown["chain"]["payload"], payload("robin-chain"));
@@ -270,7 +270,7 @@ mod run {
             count.is_some_and(|count| count >= 2)
         })
         .await;
-        // Nobody waits for them.
+        // Other jobs do not wait for the sealed ones.
         assert_eq!(enroll(&without, "plain").await.created, 1);
         let plain = without.next().await;
         got(&plain.job, "plain", 1);
@@ -353,7 +353,7 @@ mod run {
         let mut expected = in_key("k2", 1);
         expected.push(("carries".into(), Some("k1".into()), 1));
         assert_eq!(counted(&config, &[]).await.0, expected);
-        // Whoever has changed a text meanwhile has the last word.
+        // A text that was changed in the meantime is not replaced.
         let text_now = engine.ledger().stored_texts(TextColumn::Payloads, 0, 10).await.unwrap().remove(0);
         let change = |was: Vec<u8>| vec![TextReplacement { number: text_now.number, was, now: b"1".to_vec() }];
         for shelf in TextColumn::ALL {
@@ -469,7 +469,7 @@ mod run {
                 run.end(if attempt == 1 { Outcome::retry("again") } else { Outcome::Done });
             }
         }
-        // A forged one waits, as if its key were missing, and holds nobody up.
+        // A forged payload waits, as if its key were missing, and delays no other job.
         let forged =
             json!({ "v": 1, "kind": "sync", "key": "forged", "id": "f", "sealed": { "text": "sealed:1:k1:AAAA" } });
         foreign(&engine, forged.to_string().into_bytes()).await;
@@ -522,7 +522,7 @@ mod run {
         came.sort_by(|a, b| a.0.cmp(&b.0));
         let expected = [("nothing".into(), Value::Null, 1), ("robin-once".into(), payload("robin-once"), 1)];
         assert_eq!(came, expected);
-        // Whoever has a key and enrolls once more says what it is to be.
+        // An enrolment with a key replaces the payload.
         assert_eq!(enroll(&engine, "robin-again").await.updated, 1);
         let again = engine.next().await;
         got(&again.job, "robin-again", 1);
@@ -561,7 +561,7 @@ mod run {
         signal(&worker, Signal::SIGHUP);
         until("it runs", || async { std::fs::read_to_string(&runs).is_ok_and(|text| text.contains(CANARY)) }).await;
 
-        // While workers seal, nobody enrolls in the clear, whether he has keys or not.
+        // While workers seal, `enroll` refuses to write payloads in the clear, with keys or without.
         for keys in [&[("k1", 1)][..], &[]] {
             ground.config_file(&text("", keys));
             until("it is noted that workers seal", || async {

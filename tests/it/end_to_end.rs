@@ -166,7 +166,7 @@ mod run {
         engine.await.unwrap().unwrap();
     }
 
-    /// Somebody takes `every` out of the configuration, and puts it in again.
+    /// `every` is taken out of the configuration, and put in again.
     pub async fn a_kind_that_loses_its_interval_keeps_its_chains(ground: Ground) {
         let catch_up = "catch_up = { every = \"1s\", slack = \"1s\", spread = \"0s\" }\n";
         let config = format!("{catch_up}{CONFIG}");

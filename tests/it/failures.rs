@@ -157,7 +157,7 @@ async fn what_comes_twice_or_outlives_a_worker_is_tried_by_one_run_at_a_time() {
     assert_eq!(runs(&world).len(), 1);
     let id = kept(&world, "jp").await.unwrap().fed.unwrap();
     assert_eq!(world.seen("sync")[1].job.id, id);
-    // The same message once more, and one that nobody has asked for.
+    // The same message once more, and one with an id that no part has.
     let copy = |id: &str| Envelope::job("sync", "7", json!({ "item": "jp" }), id.into());
     world.publish_envelope("q", &copy(&id)).await;
     world.publish_envelope("q", &copy("roundelay.part-0")).await;

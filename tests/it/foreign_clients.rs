@@ -63,8 +63,8 @@ async fn rust_example(name: &str) -> PathBuf {
             "handler",
         ]);
         cargo.args(profile.ends_with("release").then_some("--release"));
-        // What Cargo tells this test of its package is no setting of somebody's. ring's build script looks at it, and
-        // would have everything built anew, now and by the next Cargo that is not called from a test.
+        // Cargo sets variables about this test's package, which are no settings of a user. ring's build script reads
+        // them: with them everything would be built anew, now and by the next Cargo that is not called from a test.
         for (name, _) in std::env::vars_os() {
             if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
                 cargo.env_remove(name);
@@ -212,7 +212,7 @@ async fn what_is_published_is_handled_in_the_same_language() {
 const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 const OTHER: &str = "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
-/// The headers of a call that is signed so long ago.
+/// The headers of a call that was signed `ago` seconds before now.
 fn signed(secret: &str, id: &str, ago: i64, body: &str) -> HeaderMap {
     let now = Clock::System.now().as_millis() / 1_000;
     let signature = Webhook::new(secret).unwrap().sign(id, now - ago, body.as_bytes()).unwrap();

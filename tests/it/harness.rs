@@ -80,7 +80,7 @@ impl Watched {
         Self::begin(ground, text, Engine::without_chores).await
     }
 
-    /// Likewise, an engine that says how it is, and does what operators order.
+    /// An engine that reports its state, and does what operators order.
     pub async fn attended(ground: &Ground, text: &str) -> Self {
         Self::begin(ground, text, |engine| engine).await
     }
@@ -217,7 +217,7 @@ pub async fn roundelay(arguments: &[&str]) -> Output {
     roundelay_with(&[], arguments).await
 }
 
-/// Likewise, with these environment variables.
+/// Runs the program with these environment variables.
 pub async fn roundelay_with(variables: &[(&str, &str)], arguments: &[&str]) -> Output {
     let run = tokio::process::Command::new(env!("CARGO_BIN_EXE_roundelay"))
         .args(arguments)
@@ -241,7 +241,7 @@ pub fn worker(config: &Path) -> tokio::process::Child {
     worker_with(config, &[])
 }
 
-/// Likewise, with further arguments.
+/// Starts a worker with further arguments.
 pub fn worker_with(config: &Path, arguments: &[&str]) -> tokio::process::Child {
     tokio::process::Command::new(env!("CARGO_BIN_EXE_roundelay"))
         .args(["worker", "--config"])

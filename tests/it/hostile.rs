@@ -59,7 +59,7 @@ fn text(name: &str, text: &[u8]) -> Vec<u8> {
     [short(name.as_bytes()), b"S".to_vec(), long(text)].concat()
 }
 
-/// A field of so many tables, each in the one before.
+/// A field with `levels` tables, each inside the one before.
 fn nested(name: &str, levels: usize) -> Vec<u8> {
     // From the inside: what is written last is the outermost, so the sizes are known.
     let mut lengths = Vec::new();
@@ -250,7 +250,7 @@ async fn headers_that_outgrow_the_frame_on_their_way_to_the_chores() {
     .await;
 }
 
-/// Whoever reads such a thing by recursion has no stack left, and its process dies.
+/// A reader that is recursive has no stack left for such a field, and its process dies.
 #[tokio::test]
 async fn tables_within_tables() {
     is_parked_and_stops_nobody(Hostile {
@@ -343,7 +343,7 @@ async fn ten_thousand_that_cannot_be_used_are_a_few_lines_of_log() {
     );
 }
 
-// ---- Who looks at queues that nobody consumes ----
+// ---- Commands that look at queues without consumers ----
 
 /// What was put into the quarantine by hand is shown there, and can be deleted.
 #[tokio::test]

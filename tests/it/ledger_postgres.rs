@@ -373,7 +373,7 @@ async fn a_verb_that_cannot_be_written_fails_alone() {
     ledger.record_failure("sync".into(), "0".into(), FailedItem::new("", "a\0b"), ledger.now()).await.unwrap();
     assert_eq!(ledger.failures(1).await.unwrap()[0].reason, "a\u{fffd}b");
 
-    // A row that somebody keeps locked, for example by hand.
+    // Another client keeps a row locked, for example by hand.
     let mut locked = schema.raw().await;
     let transaction = locked.transaction().await.unwrap();
     transaction.execute("SELECT 1 FROM chains WHERE epoch = $1 FOR UPDATE", &[&hints[7].epoch]).await.unwrap();
@@ -458,7 +458,7 @@ struct Wire {
 enum Passing {
     /// Everything.
     All,
-    /// Nothing, and nobody is told.
+    /// Nothing, and neither side gets an error.
     Nothing,
     /// What is asked, and no answers.
     NoAnswers,
@@ -565,7 +565,7 @@ async fn a_worker_that_is_cut_off_with_chains_locked_soon_keeps_no_other_waiting
     let free = async || raw.query("SELECT epoch FROM chains FOR UPDATE SKIP LOCKED", &[]).await.unwrap().len();
     until("the chain is locked", async || free().await == 1).await;
     let asked = Instant::now();
-    // Of one group: the one of them that nobody has locked has to wait, too.
+    // The claims of one group: a claim whose chain is not locked has to wait, too.
     let claims = join_all(hints.iter().map(|hint| other.claim(ask(hint, "other")))).await;
     let granted = claims.iter().filter(|claim| matches!(claim, Ok(Claim::Granted(_)))).count();
     assert_eq!(granted, 2, "{claims:?}");
@@ -604,7 +604,7 @@ async fn a_connection_on_which_a_caller_gave_up_is_not_asked_again() {
     let session = ledger.begin_session("w".into(), LEASE).await.unwrap();
     // A worker gives up sooner than the ledger does, or its lease would end.
     let beat = async || timeout(Duration::from_secs(2), ledger.beat(session, Vec::new())).await;
-    // Connections carry nothing any more, and nobody says so.
+    // Connections carry nothing any more, and neither side gets an error.
     link.set(Mode::HalfOpen);
     assert!(beat().await.is_err(), "nothing answers");
     // New ones work.
@@ -668,7 +668,7 @@ async fn a_servers_clock_that_is_set_moves_no_ledger() {
     }
     let sets: i64 = raw.query_one("SELECT count(*) FROM clock_sets", &[]).await.unwrap().get(0);
     assert_eq!(sets, 6, "each is remembered once");
-    // While nobody is there: what has been told is not taken back.
+    // The clock is set while no worker is there: the time that the ledger has shown does not go back.
     let last = ledger.now();
     raw.execute("UPDATE ledger_clock SET seen = $1", &[&(last.as_millis() * 1_000)]).await.unwrap();
     drop((ledger, other));

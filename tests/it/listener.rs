@@ -21,7 +21,7 @@ use crate::served::read_all;
 /// Less than a probe of Kubernetes waits.
 const PROBE: Duration = Duration::from_secs(2);
 
-/// Somebody's service, and the attempts and keys that it was called with.
+/// A service, and the attempts and keys that it was called with.
 async fn service() -> (String, Arc<Mutex<Vec<(String, u64)>>>) {
     type Calls = Arc<Mutex<Vec<(String, u64)>>>;
     async fn called(State(calls): State<Calls>, axum::Json(job): axum::Json<Value>) {
@@ -35,7 +35,7 @@ async fn service() -> (String, Arc<Mutex<Vec<(String, u64)>>>) {
     (url, calls)
 }
 
-/// From now on the worker may have so many files open; what is open stays so.
+/// From now on the worker may have `most` files open; files that are open stay open.
 async fn files(worker: &Observed, most: u32) {
     let (pid, limit) = (worker.pid().to_string(), format!("--nofile={most}:4096"));
     let set = tokio::process::Command::new("/usr/bin/prlimit").args(["--pid", &pid, &limit]).status().await.unwrap();

@@ -13,7 +13,7 @@ use crate::virtual_time::{MONDAY, World, chain};
 
 const HOURS: Duration = Duration::from_secs(2 * 3_600);
 
-/// Two hours in which so many chains sleep: what the ledger had to do, and how many messages were published.
+/// Two hours in which `chains` chains sleep: what the ledger had to do, and how many messages were published.
 async fn asleep(chains: usize, chores: bool) -> (Traffic, u64) {
     let config = "[queues.work]\n[kinds.sync]\nqueue = \"work\"\nevery = \"1d\"\n";
     let mut world = World::new(config, MONDAY);

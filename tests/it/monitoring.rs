@@ -39,7 +39,7 @@ impl Observed {
         Self::start_in(config, arguments, &[]).await
     }
 
-    /// Likewise, with these environment variables.
+    /// Starts the worker with these environment variables.
     pub async fn start_in(config: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut worker = tokio::process::Command::new(env!("CARGO_BIN_EXE_roundelay"))
             .args(["worker", "--listen", "127.0.0.1:0", "--config"])
@@ -419,7 +419,7 @@ async fn health_tells_what_is_away_and_answers_all_the_while() {
     assert_eq!(told("health", &config, &["--ready"]).await["ok"], json!(true));
     refused("health", &nowhere, &[], &["nowhere.toml: worker.listen is not set"]).await;
 
-    // Somebody holds the ledger's write lock, and the broker goes away.
+    // Another connection holds the ledger's write lock, and the broker goes away.
     let thief = rusqlite::Connection::open(ground.path("ledger.db")).unwrap();
     thief.execute_batch("BEGIN IMMEDIATE").unwrap();
     door.open.send_replace(false);

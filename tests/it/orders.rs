@@ -102,7 +102,7 @@ mod run {
         part.end(Outcome::Done);
         until("its batch is over", async || lonely().await.state == ChainState::Retired).await;
 
-        // What nobody can run is set aside.
+        // A message that no worker can run is set aside.
         assert_eq!(telemetry.get(Count::Quarantined), 0);
         let bad = [run("nobody", json!({})), run("a", json!({ "queue": "wrok" })), run("a", json!({ "priority": 2 }))];
         for (n, body) in bad.into_iter().enumerate() {

@@ -194,7 +194,7 @@ async fn chains_run_from_the_ledger_while_the_broker_stands_still() {
     }
 }
 
-/// A broker that is away is one thing; a wrong address, and one that refuses, are errors that somebody must mend.
+/// A broker that is away is retried. A wrong address, and a broker that refuses, are errors that a person must mend.
 #[tokio::test]
 async fn only_a_worker_whose_ledger_knows_chains_begins_without_the_broker() {
     let mut ground = Ground::rabbit().await;

@@ -129,7 +129,7 @@ async fn calls_are_signed_as_the_specification_s_own_library_verifies() {
     let seconds: i64 = second.0["webhook-timestamp"].to_str().unwrap().parse().unwrap();
     let body = (second.0.clone(), Bytes::from([&second.1[..], b" "].concat()));
     let swapped = changed("webhook-signature", first.0["webhook-signature"].to_str().unwrap());
-    // A call of ten minutes ago that somebody has kept.
+    // A call that was recorded ten minutes ago.
     let (past, mut kept) = (Clock::System.now() - Duration::from_secs(600), receiver("127.0.0.1:0").await);
     let settings = HttpSettings {
         url: format!("http://{}/", kept.0).into(),

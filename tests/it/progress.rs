@@ -137,7 +137,7 @@ mod run {
         assert_eq!(report(&progress, r#"{"done":4}"#).await.0, StatusCode::NO_CONTENT);
         let fourth = (json!("listings"), json!(4), json!(12));
         until("another process sees it", async || stands(&shown(&file).await) == fourth).await;
-        // Nobody else can report for it, and nonsense is refused and harms nothing.
+        // No other token can report for the run. Nonsense is refused and harms nothing.
         let guessed = format!("{}{}", &progress[..progress.len() - 32], "0".repeat(32));
         assert_eq!(report(&guessed, listings).await.0, StatusCode::NOT_FOUND);
         let (status, why) = report(&progress, "listings").await;

@@ -68,7 +68,7 @@ async fn die_between(ground: Ground) {
         until("all lie there", || async { broker.depth(&quarantine).await.unwrap().ready == 3 }).await;
     };
     for _ in 0..2 {
-        // Somebody sends them all again, and dies before any is taken away.
+        // An operator sends all of the messages again, and dies before any is taken away.
         let operator = Connections::open(&parsed).await.unwrap();
         all_there(&operator).await;
         let held = operator.broker.peek(&quarantine, 10).await.unwrap();
@@ -169,7 +169,7 @@ async fn who_dies_between_setting_a_message_aside_and_acknowledging_it_leaves_on
     stop.cancel();
     next.await.unwrap().unwrap();
 
-    // Now there is one. Somebody sends all of them again, and dies before any is taken away.
+    // Now there is one. An operator sends all messages again, and dies before any is taken away.
     let runs = ground.path("runs");
     let config = ground.config_file(&CONFIG.replace("RUNS", runs.to_str().unwrap()));
     let parsed = roundelay::Config::load(&config).unwrap();

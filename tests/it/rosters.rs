@@ -110,7 +110,7 @@ mod run {
         assert_eq!(state(&*ledger, "a").await, ChainState::Retired);
     }
 
-    /// Bootstrap and discovery (A5): nobody enrolls anything.
+    /// Bootstrap and discovery (A5): no command enrolls anything.
     pub async fn a_worker_follows_the_roster_in_its_configuration(ground: Ground) {
         let list = ground.path("them.csv");
         write(&list, "key,name\na,1\nb,2\n");

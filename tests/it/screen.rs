@@ -21,7 +21,7 @@ const WIDE: u16 = 80;
 /// What no command prints.
 const END: &[u8] = b"\0end\0";
 
-/// What a command prints on a terminal with so many columns; its standard error, too, when `both`.
+/// What a command prints on a terminal with this number of columns; its standard error, too, when `both`.
 async fn on_terminal(columns: u16, variables: &[(&str, &str)], arguments: &[&str], both: bool) -> String {
     let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
     let terminal = openpty(Some(&size), None).unwrap();
@@ -254,7 +254,7 @@ pub const SPOKEN: &[(&str, &[&str])] = &[
     ("simulate", &["--for", "10m"]),
 ];
 
-/// Likewise, without a configuration.
+/// Commands that need no configuration.
 const ALONE: &[&[&str]] = &[
     &["man", "--output", "{man}"],
     &["import", "crontab", "--zone", "UTC", "{crontab}"],

@@ -315,7 +315,7 @@ roster.sql = {{ url = "postgres://nobody:{sql}@127.0.0.1:1/x", query = "SELECT 1
     )
 }
 
-/// What a command says; that of `token create` is a token, which is for whoever has asked for it.
+/// What a command prints. The output of `token create` is the token, which the caller is meant to see.
 async fn listen(heard: &mut Heard, variables: &[(&str, &str)], verb: &str, config: &Path, rest: &[&str]) -> String {
     let mut arguments: Vec<&str> = verb.split(' ').collect();
     arguments.extend(["--config", config.to_str().unwrap()]);
@@ -402,7 +402,7 @@ async fn nothing_that_is_said_has_a_secret() {
     }
     drop(worker.child.kill());
     heard.add("worker, in JSON", worker.said());
-    // Likewise as text, which writes values in another way.
+    // The same with the log as text, which writes values in another way.
     let worker = Running::start(&loud, &["worker", "--config", at], ground.path("worker-text.log"));
     let calls = receiver.calls().len();
     listen(&mut heard, &loud, "publish", &config, &["sync", "again"]).await;

@@ -97,7 +97,7 @@ impl Served {
     /// Sends bytes and reads what comes back, until the server closes the connection.
     pub async fn raw(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect("127.0.0.1").await;
-        // Whoever is refused early may not be listened to until the end.
+        // The server may stop reading from a client that it refuses early.
         let _ = stream.write_all(bytes).await;
         read_all(&mut stream).await
     }
@@ -156,7 +156,7 @@ impl Answer {
         self
     }
 
-    /// Likewise, and its detail has these words.
+    /// The answer has this status, and its detail has these words.
     #[track_caller]
     pub fn says(self, status: u16, words: &str) -> Self {
         let this = self.is(status);

@@ -88,7 +88,7 @@ handler.exec = {{ argv = ["/bin/sh", "-c", "echo $ROUNDELAY_KEY >> {}"], env = {
         assert!(released.starts_with("upstream: released; "), "{released}");
         until("it runs", async || runs(&ground, "a") == 2).await;
 
-        // Likewise one that an upstream has asked for.
+        // A hold that an upstream has asked for can be released, too.
         let settings = Config::load(&config).unwrap();
         let ledger = Connections::ledger(&settings).await.unwrap();
         let until_then = ledger.now().as_millis() + 3_600_000;

@@ -136,7 +136,7 @@ impl Fleet {
         Self { ground, receiver, workers }
     }
 
-    /// Waits until so many jobs have been called.
+    /// Waits until `many` jobs have been called.
     async fn called(&self, many: usize) {
         until("jobs are called", || async {
             self.receiver.calls().into_iter().map(|call| call.id).collect::<HashSet<_>>().len() >= many
@@ -177,7 +177,7 @@ async fn no_window_holds_too_many_while_workers_are_killed_and_frozen() {
 async fn each_key_has_a_limit_of_its_own_for_all_workers() {
     const CHANNELS: usize = 6;
     const OF_EACH: usize = 6;
-    // A window so long that the ways of calls hardly count, on a machine that has other things to do.
+    // The window is long, so that the latency of calls hardly counts on a busy machine.
     let limit = Limit { allow: 3, per: Duration::from_secs(16) };
     let job = |n: usize| (format!("job-{n}"), format!("channel-{}", n % CHANNELS));
     let jobs: Vec<_> = (0..CHANNELS * OF_EACH).map(job).collect();

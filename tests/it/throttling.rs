@@ -50,7 +50,7 @@ impl Virtual {
         Self::fleet(config, 1, chains, handler).await
     }
 
-    /// So many workers, which share broker and ledger.
+    /// `workers` workers, which share broker and ledger.
     pub async fn fleet(config: &str, workers: usize, chains: u32, handler: impl Handler + Clone + 'static) -> Self {
         let config = Config::parse(config, "the test's configuration", []).unwrap();
         let (clock, entropy) = (Clock::starting_at(Time::from_millis(1_800_000_000_000)), Entropy::seeded(1));
@@ -84,7 +84,7 @@ impl Virtual {
 
 #[tokio::test(start_paused = true)]
 async fn runs_that_end_together_do_not_let_as_many_start_together() {
-    // The upstream answers nobody for a minute, and then everybody at once.
+    // The upstream answers no call for a minute, and then all calls at once.
     let (begun, starts) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
     let seen = starts.clone();
     let engine = Virtual::start(CONFIG, 12, move |_: Job, _: Context| {
@@ -180,8 +180,8 @@ async fn a_ledger_that_was_away_lets_no_more_start_than_the_throttle_allows() {
     engine.stop().await;
 }
 
-/// What an upstream says while nobody can write it down is told as soon as that is possible, and holds until then
-/// where it was heard.
+/// A hold that an upstream asks for while the ledger is away is written as soon as the ledger is back. Until then
+/// the hold is in force in the worker that got the answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_that_is_heard_while_the_ledger_is_away_is_told_when_it_is_back() {
     let ground = Ground::embedded();

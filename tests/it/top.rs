@@ -27,7 +27,7 @@ impl Terminal {
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
-        // Neither a configuration of whoever runs this counts, nor a tmux that this runs in.
+        // The user's own tmux configuration does not count, nor a tmux that the test runs in.
         let mut tmux = Command::new("tmux");
         tmux.args(["-f", "/dev/null", "-u", "-S", &self.socket]).args(arguments);
         tmux.env_remove("TMUX").env("TERM", "xterm-256color").output().expect("tmux is installed")

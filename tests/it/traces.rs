@@ -103,7 +103,7 @@ async fn collect(State(desk): State<Arc<Desk>>, headers: HeaderMap, body: Bytes)
     StatusCode::OK
 }
 
-/// Whoever runs a job of the kind `ask` asks for a job of the kind `child`; the first try of a `tick` fails.
+/// A job of the kind `ask` asks for a job of the kind `child`; the first try of a `tick` fails.
 async fn handle(State(desk): State<Arc<Desk>>, headers: HeaderMap, Json(job): Json<Value>) -> (StatusCode, String) {
     let kind = job["kind"].as_str().unwrap().to_owned();
     desk.calls.lock().push((kind.clone(), headers));

@@ -106,7 +106,7 @@ impl World {
         self.scripts.insert(kind.into(), Arc::new(Box::new(script)));
     }
 
-    /// Workers that start from now on stay so long at a point of their work each time they come there.
+    /// Workers that start from now on pause for `length` each time they reach `point` of their work.
     pub fn pause_at(&mut self, point: Point, length: Duration) {
         self.probe = Some(Arc::new(Pause(point, length)));
     }

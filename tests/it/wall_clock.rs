@@ -52,7 +52,8 @@ async fn started(mut world: World) -> World {
     world
 }
 
-/// Sets the wall clock by so many seconds at each of these, counted from the beginning, and lets time go on to `end`.
+/// Each pair of `set` is a time, in seconds from the beginning, and by how many seconds the wall clock is set then.
+/// Time goes on to `end`.
 async fn play(world: &World, set: &[(u64, i64)], end: u64) {
     for (at, by) in set {
         world.until(s(*at)).await;
@@ -156,7 +157,7 @@ async fn nothing_starts_by_a_clock_that_was_set_back_before_anybody_has_noticed(
     }
 }
 
-/// A ledger that says so has been written to by somebody else, or by a clock that was wrong.
+/// A ledger that says so has been written to by another program, or by a clock that was wrong.
 #[tokio::test(start_paused = true)]
 async fn a_chain_that_sleeps_for_longer_than_its_schedule_can_explain_is_moved_within_a_minute() {
     let mut world = world().await;

@@ -12,7 +12,7 @@ use std::thread;
 use roundelay_simulation as simulation;
 use roundelay_simulation::plan::ENUMERATED;
 
-/// So many seeds are tried for a mutant.
+/// How many seeds are tried for a mutant.
 const SEEDS: u64 = 1_000;
 
 /// The invariant that a seed violates first with this mutant.

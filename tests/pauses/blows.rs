@@ -24,10 +24,10 @@ pub enum Blow {
     /// All workers in order, one after the other.
     Restart,
     LedgerKilled,
-    /// Killed, and back after so long.
+    /// Killed, and back after this time.
     BrokerKilled(Duration),
     BrokerAway(Duration),
-    /// To so many seconds ahead of the machine's.
+    /// The clock is set to this number of seconds ahead of the machine's.
     Clock(i64),
 }
 
@@ -54,7 +54,7 @@ impl Blow {
         }
     }
 
-    /// For how long a service is away that all workers need; each minute of that may make so many lines of log.
+    /// For how long a service is away that all workers need. Each minute of that may make a number of lines of log.
     pub fn outage(self) -> Option<Duration> {
         match self {
             Self::LedgerKilled => Some(LEDGER_AWAY),

@@ -15,9 +15,9 @@ use crate::support::windows::Limit;
 
 /// What calls a kind's chains.
 pub enum Rhythm {
-    /// So long after the end of a run.
+    /// This time after the end of a run.
     Every(&'static str, i64),
-    /// Whenever the clock shows a multiple of so many milliseconds.
+    /// Whenever the clock shows a multiple of this number of milliseconds.
     Grid(&'static str, i64),
     /// At once, as far as the throttle lets them.
     Throttled(Limit),
@@ -132,9 +132,9 @@ impl Wall {
         Ok(wall)
     }
 
-    /// Sets it so many seconds ahead of the machine's.
+    /// Sets the clock `ahead` seconds ahead of the machine's.
     pub fn set(&self, ahead: i64) -> anyhow::Result<()> {
-        // Whoever reads it meanwhile reads all of one or of the other.
+        // A reader reads all of the old file or all of the new one.
         let fresh = self.file.with_extension("new");
         std::fs::write(&fresh, format!("{ahead:+}\n"))?;
         Ok(std::fs::rename(&fresh, &self.file)?)

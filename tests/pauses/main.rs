@@ -181,7 +181,7 @@ async fn play(
         struck += 1;
     }
     if scenario.has_clock() {
-        // Whoever comes next, such as who reads the ledger, has the machine's clock.
+        // Later steps, such as reading the ledger, use the machine's clock.
         stage.strike(Blow::Clock(0)).await?;
     }
     sleep(FELT).await;

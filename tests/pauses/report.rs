@@ -9,9 +9,9 @@ use crate::judge::Ruling;
 use crate::scenarios::Scenario;
 use crate::verdict::{Figures, Taken, Verdict};
 
-/// At most so many findings of a sort are shown; all are counted.
+/// At most this number of findings of a sort is shown; all are counted.
 const SHOWN: usize = 10;
-/// So many lines of log a worker may write in each minute that a service is away.
+/// How many lines of log a worker may write in each minute that a service is away.
 const LINES_A_MINUTE: usize = 50;
 
 /// How many lines a worker has logged from a fault on until the next.

@@ -1,7 +1,7 @@
 //! What pauses there were, and for which fault each of them counts (pure), from the receiver's log and the ledger's
 //! attempts. What is dead or forked the chaos test's judge finds; here is what it does not look at.
 //!
-//! A chain's *pause* is how long it was due and not called: for an interval, from so long after the end of the call
+//! A chain's *pause* is how long it was due and not called: for an interval, from one interval after the end of the call
 //! before; for a call that did not count, from when its worker was struck or it ended, since it is due at once; for a
 //! calendar, from when the wall clock first showed the nominal time, or was set across it.
 
@@ -65,7 +65,7 @@ pub struct Taken {
 pub struct Verdict {
     pub hits: Vec<Hit>,
     pub taken: Vec<Taken>,
-    /// Ticks, and times of grids, that were called more than once though nobody took them over.
+    /// Ticks, and times of grids, that were called more than once without a takeover.
     pub twice: Vec<String>,
     pub left_out: Vec<String>,
     /// Calls that went on although they had been taken over.

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 /// How often it looks whether it is held up itself.
 const BEAT: Duration = Duration::from_millis(5);
 
-/// A call as it came in. Times are counted from when the receiver was started, by a clock that nobody sets.
+/// A call as it came in. Times are counted from the receiver's start, by a clock that is never set.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub at: Duration,
@@ -49,7 +49,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// It worked, after so long.
+    /// The call worked, after this time.
     pub fn ok(after: Duration) -> Self {
         Self { after, status: 200, retry_after: None }
     }

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-/// So many starts in any stretch of time so long.
+/// A number of starts in any stretch of time of a given length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     pub allow: usize,
@@ -30,7 +30,7 @@ pub struct Ruling {
     /// Each start from which on there were too many.
     pub over: Vec<Over>,
     /// In milliseconds: by how much one start too many missed its window, where it was closest. Negative where it
-    /// did not; none if there were never so many starts.
+    /// did not; none if there were never enough starts.
     pub nearest: Option<f64>,
 }
 
@@ -58,7 +58,7 @@ pub fn used(starts: &[Duration], limit: Limit, from: Duration, to: Duration) -> 
     if most > 0.0 { many as f64 / most } else { 0.0 }
 }
 
-/// Likewise, but for the time in which nothing could start: spans that may overlap.
+/// How much of the limit was used, without the time in which nothing could start: `out`, spans that may overlap.
 pub fn used_in(
     starts: &[Duration],
     limit: Limit,

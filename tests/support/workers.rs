@@ -161,7 +161,7 @@ impl Workers {
             (worker, pid)
         };
         sleep(length).await;
-        // Nobody kills what is frozen, so it is still this process.
+        // A frozen process is not killed, so the id still belongs to this process.
         let _ = kill(pid, Signal::SIGCONT);
         (self.told)(&worker, Did::Thawed);
         seat.state().frozen = false;

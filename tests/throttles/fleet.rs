@@ -51,7 +51,7 @@ pub struct Chains<'a> {
 }
 
 impl<'a> Chains<'a> {
-    /// So many, without channels.
+    /// `many` rows, without channels.
     pub fn of(kind: &'a str, many: usize) -> Self {
         Self { kind, rows: (0..many).map(|n| (format!("{kind}-{n}"), String::new())).collect(), spread: None }
     }
@@ -74,7 +74,7 @@ impl Fleet {
         Self::on(ground, workers, (text, kinds), script, chains).await
     }
 
-    /// Likewise, on this ground.
+    /// Starts a fleet on this ground.
     pub async fn on(
         ground: Ground,
         workers: usize,
@@ -148,7 +148,7 @@ impl Fleet {
         Ok(vhost.connect("roundelay").await)
     }
 
-    /// Waits until so many workers consume this queue.
+    /// Waits until `many` workers consume this queue.
     pub async fn consumed_by(&self, queue: &str, many: usize) -> anyhow::Result<()> {
         let vhost = self.ground.vhost.as_ref().context("it is on RabbitMQ")?;
         let channel = vhost.raw().await;

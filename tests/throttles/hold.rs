@@ -1,5 +1,5 @@
-//! An upstream says 429 with `Retry-After` once, under full load: nobody calls until then, and nobody in a burst
-//! afterwards.
+//! An upstream says 429 with `Retry-After` once, under full load: no calls come until then, and no burst
+//! comes afterwards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use crate::{Shown, Task};
 
 const LIMIT: Limit = Limit { allow: 120, per: Duration::from_secs(60) };
 const HELD: Duration = Duration::from_secs(20);
-/// What was on its way when it was said may come in for so long.
+/// Calls that were on their way when the upstream said 429 may come in for this time.
 const ON_THE_WAY: Duration = Duration::from_millis(250);
 /// When it is watched whether they come in a burst afterwards.
 const FIRST: Duration = Duration::from_secs(10);

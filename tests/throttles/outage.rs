@@ -1,4 +1,4 @@
-//! One of two platforms answers nobody for a while: what is due on the other is called as soon as ever.
+//! One of two platforms does not answer for a while: what is due on the other is called as soon as ever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ const KINDS: [&str; 2] = ["sound", "ailing"];
 /// Each is due ten seconds after its end: ten a second of each kind, half of what the throttles allow.
 const CHAINS: usize = 100;
 const WORKERS: usize = 3;
-/// As long as nobody is answered.
+/// The platform answers no call for this time.
 const SILENT: Duration = Duration::from_secs(3_600);
 /// What counts as noise: the slowest percent may be by so much slower than the worse of before and after.
 const NOISE: (f64, f64) = (1.5, 50.0);

@@ -21,7 +21,7 @@ const BACKLOG: usize = 10_000;
 const WORKERS: usize = 3;
 /// A job on demand waits no longer than for the next slot and this.
 const BEYOND: Duration = Duration::from_millis(100);
-/// The backlog gets one of so many slots.
+/// The backlog gets one slot in this number.
 const LEAST_SHARE: usize = 8;
 
 /// How far slots of such a throttle are apart: those of a minute and a second.

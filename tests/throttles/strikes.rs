@@ -39,7 +39,7 @@ impl Strikes {
     }
 }
 
-/// Strikes for so long, and returns when all are awake again.
+/// Strikes for `length`, and returns when all workers are awake again.
 pub async fn strike(fleet: &Fleet, seed: u64, length: Duration) -> Strikes {
     let dice = Entropy::seeded(seed);
     let millis = |(low, high): (u64, u64)| dice.between(Duration::from_millis(low), Duration::from_millis(high));
@@ -57,7 +57,7 @@ pub async fn strike(fleet: &Fleet, seed: u64, length: Duration) -> Strikes {
         if Instant::now() >= until {
             break;
         }
-        // Drawn in any case, so that the rest follows the seed whoever is at work.
+        // Drawn in any case, so that later draws depend only on the seed, not on which workers are at work.
         let (kill, which, length) = (dice.below(2) == 0, dice.unit(), millis(FREEZES[dice.below(2)]));
         let at_work = |seat: &&Arc<Seat>| {
             seat.awake().is_some_and(|worker| fleet.receiver.count(|call| call.worker == worker) > 0)

@@ -1,5 +1,5 @@
 //! The ledger as a worker in a simulation sees it: the real one, with latency and faults in
-//! between. What is committed is told to the observer, whoever hears of it.
+//! between. The observer gets every commit, even when the answer to the caller is lost.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -13,7 +13,7 @@
 //! - `observe`: what happened, and whether it may.
 //! - [`paced`]: a throttle that workers share, over days.
 //! - [`testing`]: the tests of those who embed the engine.
-//! - [`forecast`]: no faults, but somebody's configuration.
+//! - [`forecast`]: no faults, but a user's configuration.
 //!
 //! Layer: on `engine`. A job takes the same way as in production; only time, the network and the ledger's answers are ours.
 
@@ -40,7 +40,7 @@ pub use observe::Violation;
 use plan::{Blow, Plan};
 pub use world::Outcomes;
 
-/// One seed in so many is run twice, to see that it comes to the same.
+/// One seed in this number is run twice, to check that both runs come to the same.
 const TWICE: u64 = 40;
 /// Runs spent at most on making a failing plan smaller.
 const SHRINKS: usize = 400;
@@ -62,10 +62,10 @@ pub struct Report {
     pub crash_points_hit: usize,
     /// Crash points that there are.
     pub crash_points_total: usize,
-    /// At each of them a worker can be killed, frozen, or cut off from broker, ledger or both: so many of these
-    /// came about.
+    /// At each crash point a worker can be killed, frozen, or cut off from broker, ledger or both. How many of these
+    /// blows came about.
     pub blows_hit: usize,
-    /// So many there are.
+    /// How many such blows there are.
     pub blows_total: usize,
     /// How much time passed in all simulations together.
     pub simulated_years: f64,

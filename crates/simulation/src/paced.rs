@@ -48,7 +48,7 @@ const PER_START: usize = 12;
 const QUIET: (Duration, Duration) = (Duration::from_secs(15 * 60), Duration::from_secs(45 * 60));
 /// A fault that lasts goes on for no longer.
 const LONGEST: Duration = Duration::from_secs(4 * 60);
-/// After a fault has ended, its effects may go on for so long: leases end, and pauses that have grown.
+/// How long the effects of a fault may last after the fault has ended: leases end, and backoffs that have grown.
 const RECOVERY: Duration = Duration::from_secs(3 * 60);
 
 /// What to simulate.

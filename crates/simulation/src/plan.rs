@@ -20,7 +20,7 @@ const LULL: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // The fields are named, and explained with their variant.
 pub enum Fault {
-    /// Something befalls a worker, for so long.
+    /// Something befalls a worker, for `length`.
     Strike { worker: usize, blow: Blow, length: Duration },
     /// The same befalls whichever worker comes to `point` for the `nth` time from then on, there.
     StrikeAt { point: Point, nth: usize, blow: Blow, length: Duration },
@@ -32,7 +32,7 @@ pub enum Fault {
     BrokerFull { length: Duration },
     /// The ledger is away: nothing is written, and every verb fails.
     LedgerDown { length: Duration },
-    /// The next writes are committed, but whoever asked for them is told that they failed.
+    /// The next writes are committed, but the caller gets an error.
     LedgerUnknown { writes: usize },
     /// Something befalls the `nth` claim from now on. A connection that is lost with it is so for this long.
     Claim { how: Astray, nth: usize, length: Duration },
@@ -50,7 +50,7 @@ pub enum Fault {
     Reorder { queue: usize },
     /// A queue is deleted, and declared again a while later.
     DeleteQueue { queue: usize, away: Duration },
-    /// The ledger's clock is set, by so many milliseconds.
+    /// The ledger's clock is set by this number of milliseconds.
     Clock { millis: i64 },
     /// Messages that cannot be used.
     Poison { queue: usize, count: usize },
@@ -66,9 +66,9 @@ pub enum Fault {
     RunOnce { chain: usize },
     /// An operator closes a queue, and opens it again.
     CloseQueue { queue: usize, length: Duration },
-    /// An operator lets so many of a queue's jobs run in each worker, and again as many as configured.
+    /// An operator sets a queue's concurrency in each worker, and later back to what is configured.
     Concurrency { queue: usize, places: usize, length: Duration },
-    /// An operator lets a worker drain; when it has, or when she has waited for so long, she has it stopped, or take
+    /// An operator lets a worker drain. When the worker is drained, or after `length`, the worker is stopped, or takes
     /// jobs again.
     Drain { worker: usize, length: Duration, ends: bool },
     /// Good jobs lie in quarantine, and an operator sends what is there again; perhaps she dies before she has taken
@@ -82,8 +82,8 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// So many messages it can bring about that the engine has not meant. What arrived unheard is
-    /// sent again, and is there twice, too.
+    /// How many unintended messages this fault can bring about. A message whose confirmation was lost is sent
+    /// again, and so is there twice, too.
     pub fn doubled(&self) -> usize {
         match self {
             Self::Publish { how: Wrong::Twice | Wrong::UnknownButKept | Wrong::Slow, count } => *count,
@@ -153,9 +153,9 @@ pub enum Astray {
 /// How a publish goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
-    /// The broker has it, and nobody knows.
+    /// The broker has the message, and the publisher gets no answer.
     UnknownButKept,
-    /// The broker does not have it, and nobody knows.
+    /// The broker does not have the message, and the publisher gets no answer.
     UnknownAndLost,
     /// The broker refuses it.
     Refused,
@@ -183,9 +183,9 @@ pub struct Plan {
     pub faults: Vec<Planned>,
 }
 
-/// Of so many seeds one has several manual runs of a chain whose runs are long, so that they meet its rotation.
+/// One seed in this number has several manual runs of a chain whose runs are long, so that they meet its rotation.
 const MANUAL: usize = 8;
-/// Of so many seeds one has a claim that goes astray in each of the ways.
+/// One seed in this number has a claim that goes astray in each of the ways.
 const ASTRAY: usize = 8;
 /// Seeds in front that have one crash each, at one point after the other.
 const SINGLES: usize = Point::ALL.len();

@@ -88,9 +88,9 @@ pub enum Fault {
     BrokerAway(Duration),
     /// The ledger is away for this long, for all workers.
     LedgerAway(Duration),
-    /// The broker takes so many of the next messages, and its confirmations are lost.
+    /// The broker takes this number of the next messages, and its confirmations are lost.
     LostConfirmations(usize),
-    /// The ledger does so many of the next writes, and its answers are lost.
+    /// The ledger commits this number of the next writes, and its answers are lost.
     LostAnswers(usize),
 }
 

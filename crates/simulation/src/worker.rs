@@ -59,7 +59,7 @@ impl Process {
         asleep.into_iter().for_each(Waker::wake);
     }
 
-    /// It cannot reach the ledger for so long.
+    /// The worker cannot reach the ledger for `length`.
     pub fn lose_ledger(&self, length: Duration) {
         let mut until = self.without_ledger.lock();
         *until = (*until).max(Some(Instant::now() + length));

@@ -169,7 +169,8 @@ async fn a_deleted_queue_is_unroutable_until_it_is_declared_again_and_then_consu
         // The alternate exchange takes what is for it, directly or from a rung.
         broker.publish(now("work", "lost")).await.unwrap();
         ready(&**broker, "r.unrouted", 2).await;
-        // Without one, whoever publishes is told. Who has not asked is not, and it is gone.
+        // Without the queue for unrouted messages, the publisher gets an error. A publisher that has not asked for
+        // returns gets none, and the message is lost.
         stage.delete_queue("r.unrouted").await;
         let error = broker.publish(now("work", "told")).await.unwrap_err();
         assert!(matches!(&error, PublishError::Unroutable(what) if what.contains("work")), "{name}: {error}");

@@ -53,7 +53,7 @@ async fn the_shorter_of_two_times_counts_and_what_sleeps_keeps_its_own() {
         let delivery = early(&**broker, &mut work).await;
         assert_eq!((text(&delivery).as_str(), delivery.deaths), ("early", 1), "{name}");
         delivery.ack().await;
-        // On a platform queue, what nobody fetches in time is dropped.
+        // On a platform queue, messages that are not fetched in time are dropped.
         stage.purge("other").await;
         broker.publish(now("other", "dropped")).await.unwrap();
         stage.holds("other", 0).await;

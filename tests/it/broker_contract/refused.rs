@@ -95,7 +95,7 @@ async fn deaths_that_a_client_copied_are_believed_before_4() {
         let Stage { name, broker, .. } = &stage;
         let believed = stage.profile == Profile::Rabbit310;
         let mut work = broker.consume("work", 10).await.unwrap();
-        // As it is after a hop over the rung. That alone harms nobody.
+        // The message is as after a hop over the rung. That alone does no harm.
         stage.publish_with_deaths(later("work", "copied"), &[(RUNG_QUEUE, 4)]).await;
         let copied = next(&mut work).await;
         assert_eq!((text(&copied).as_str(), copied.deaths), ("copied", if believed { 5 } else { 1 }), "{name}");

@@ -168,7 +168,7 @@ impl Stage {
         }
     }
 
-    /// Waits until a queue has so many messages, those that are unsettled or stuck included.
+    /// Waits until a queue has `expected` messages, those that are unsettled or stuck included.
     pub async fn holds(&self, queue: &str, expected: usize) {
         until(&format!("{}: {queue} holds {expected}", self.name), || async { self.count(queue).await == expected })
             .await;

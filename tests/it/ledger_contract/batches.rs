@@ -46,7 +46,7 @@ async fn a_tick_waits_for_all_its_members_and_is_finished_once() {
         assert_eq!(again.parent, hint.epoch);
         assert_eq!(ended(ledger, &again, Verdict::Done).await, []);
         assert_eq!(ledger.claim(ask(ledger, &hint, LEASE).await).await.unwrap(), Claim::Idle);
-        // Whoever was not told that a member has ended asks again, and it is counted once.
+        // A worker that got no answer to a member's end asks again, and the member is counted once.
         let grant = granted(ledger, &members[2], LEASE).await;
         let last = end(&members[2], grant.fence, ledger.now(), Next::End, Verdict::Done);
         let Finish::Applied(follows) = ledger.finish(last.clone()).await.unwrap() else { panic!("fenced") };
@@ -216,7 +216,7 @@ async fn what_members_run_when_their_chain_ends_is_recorded_as_lost() {
             assert_eq!((lost.fence, lost.verdict.as_deref()), (runs.fence, Some("lost")), "departs: {departs}");
             assert!(lost.finished.is_some_and(|finished| finished >= runs.at), "departs: {departs}: {lost:?}");
             assert_eq!(record(ran.fence).await.verdict.as_deref(), Some("done"), "departs: {departs}");
-            // Whoever runs it comes too late, and nobody begins the one that had not started.
+            // A worker that still runs a member comes too late, and the member that had not started does not start.
             let done = end(&members[0], runs.fence, ledger.now(), Next::End, Verdict::Done);
             assert_eq!(ledger.finish(done).await.unwrap(), Finish::Fenced);
             assert_eq!(record(runs.fence).await.verdict.as_deref(), Some("fenced"), "departs: {departs}");

@@ -1,4 +1,4 @@
-//! Workers that die over a run, and of whom somebody is heard after all.
+//! Workers that die over a run, and workers that were taken for dead and come back.
 
 use roundelay::deaths::{Hands, SET_ASIDE};
 
@@ -42,7 +42,7 @@ async fn a_tick_that_three_workers_die_over_is_set_aside_and_begins_at_nothing_w
         let records = of_a(ledger.attempts(0, 9).await.unwrap());
         let told: Vec<_> = records.iter().map(|record| (record.verdict.as_deref(), record.reason.as_deref())).collect();
         assert_eq!(told, [(Some("lost"), None), (Some("lost"), None), (Some("lost"), Some(SET_ASIDE))]);
-        // Whoever was frozen, and comes back too late.
+        // The worker that was frozen, and comes back too late.
         let late = end(&hint, records[2].fence, ledger.now(), tick(ledger.now()), Verdict::Done);
         assert_eq!(ledger.finish(late).await.unwrap(), Finish::Fenced);
         let records = of_a(ledger.attempts(0, 9).await.unwrap());
@@ -81,7 +81,7 @@ async fn only_deaths_in_a_row_count() {
         assert_eq!(ledger.finish(late).await.unwrap(), Finish::Fenced);
         assert_eq!(asked(ledger, &hint, 0).await, Claim::Suspected(1));
 
-        // Nobody has worked on it: the answer to the claim was lost.
+        // No worker has run the tick: the answer to the claim was lost.
         let hint = begun(ledger, "c").await;
         for _ in 0..3 {
             let session = session(ledger, LEASE).await;

@@ -45,7 +45,7 @@ async fn discovered_chains_begin_with_the_end_of_the_run_and_not_without() {
         assert!(matches!(ledger.finish(finish(grant.fence)).await.unwrap(), Finish::Applied(own) if own.len() == 1));
         let overdue = ledger.overdue("work".into(), recurring("sync"), due + SLACK * 2, None, 10).await.unwrap();
         assert!(overdue.iter().any(|chain| chain.hint == messages[0] && !chain.sent), "{overdue:?}");
-        // A job that is no tick of a chain begins chains likewise.
+        // A job that is no tick of a chain begins chains in the same way.
         let accept = async || {
             let chains = vec![found("newer", ledger.now()), found("there", due)];
             ledger.accept("job".into(), "j".into(), Vec::new(), chains, Vec::new()).await.unwrap()
@@ -54,7 +54,7 @@ async fn discovered_chains_begin_with_the_end_of_the_run_and_not_without() {
         assert_eq!(begun.iter().map(|hint| hint.key.as_str()).collect::<Vec<_>>(), ["newer"]);
         assert_eq!(accept().await, [], "once");
         assert_eq!(granted(ledger, &begun[0], LEASE).await.depth, 3);
-        // One that a person revives belongs to nobody's run any more.
+        // A chain that a person revives belongs to no run any more.
         let anew = NewChain { revive: true, ..chain("newer", ledger.now()) };
         ledger.order_chains(which("newer"), ChainOrder::Retire).await.unwrap();
         ledger.enroll(vec![anew]).await.unwrap();

@@ -60,7 +60,7 @@ async fn what_workers_have_done_is_kept_for_an_hour() {
         };
         let old = pulse(tens - KEPT.as_millis() as i64 - 20_000, 9);
         ledger.attend(presence("a", WorkerState::Working), vec![old.clone(), pulse(tens - 20_000, 1)]).await.unwrap();
-        // What is told twice, because nobody heard that it was written, counts once.
+        // A pulse that is sent twice, because the answer to the first was lost, counts once.
         let again = [pulse(tens - 20_000, 1), pulse(tens - 10_000, 2)];
         ledger.attend(presence("a", WorkerState::Working), again.to_vec()).await.unwrap();
         ledger.attend(presence("b", WorkerState::Working), vec![pulse(tens - 20_000, 4)]).await.unwrap();

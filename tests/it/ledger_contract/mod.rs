@@ -42,7 +42,7 @@ struct Opened {
     ledger: Arc<dyn Ledger>,
     url: LedgerUrl,
     _folder: TempDir,
-    /// After the ledger, so that it is dropped when nobody uses it any more.
+    /// After the ledger, so that the schema is dropped when the ledger is no longer used.
     _schema: Option<Schema>,
 }
 
@@ -262,7 +262,7 @@ async fn a_tick_is_claimed_once_and_finished_once() {
         let records = ledger.attempts(grant.fence - 1, 1).await.unwrap();
         assert_eq!(records[0].verdict.as_deref(), Some("done"));
 
-        // Nobody has said that the successor was sent: whoever comes late must send it.
+        // The successor is not known to be sent: a worker that comes late must send it.
         assert_eq!(ledger.claim(ask(ledger, &hint, LEASE).await).await.unwrap(), Claim::Stale(Some(next.clone())));
         ledger.mark_sent(next.sent());
         ledger.flush().await.unwrap();
@@ -306,7 +306,7 @@ async fn an_end_that_is_written_stays_when_it_is_told_again_too_late() {
         let due = ledger.now();
         let ended = end(&hint, grant.fence, due, tick(due), Verdict::Done);
         let next = written(ledger, ended.clone()).await;
-        // Whoever has not heard of it asks again, when the chain has moved on.
+        // A worker that got no answer asks again, when the chain has moved on.
         granted(ledger, &next, LEASE).await;
         assert_eq!(ledger.finish(ended).await.unwrap(), Finish::Fenced);
         let verdicts: Vec<_> = ledger.attempts(0, 10).await.unwrap().into_iter().map(|row| row.verdict).collect();
@@ -560,7 +560,8 @@ async fn a_claim_holds_as_long_as_its_session() {
         assert!(!ledger.beat(mine, Vec::new()).await.unwrap().alive, "it is over for good");
         let left = [(a.epoch, (mine, first.fence), Holder::Gone), (b.epoch, (mine, other.fence), Holder::Gone)];
         assert_eq!(orphans().await, left);
-        // Nobody has taken them yet, so an end still counts, and what another has claimed is no more anybody else's.
+        // The claims have not been taken over yet, so an end still counts. A claim that is taken over is lost to its
+        // former holder.
         assert_eq!(ledger.hold(claims.clone()).await.unwrap(), [true, false, true]);
         finished(ledger, &b, other.fence, tick(ledger.now())).await;
         let Claim::Granted(second) = of(yours, &a).await else { panic!("not taken over") };

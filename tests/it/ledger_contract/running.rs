@@ -40,7 +40,7 @@ async fn a_running_job_is_seen_as_long_as_its_worker_speaks_of_it() {
         assert_eq!(ledger.running("sync".into(), "ios/8".into()).await.unwrap(), []);
         note("b", &[], &["1", "7"], LEASE).await;
         assert_eq!(running(ledger).await, std::slice::from_ref(&later), "the end of one is no end of the other");
-        // Nobody says any more that it goes on.
+        // The run is not renewed any more.
         note("a", &[later], &[], Duration::ZERO).await;
         assert_eq!(running(ledger).await, []);
         note("b", &[theirs], &[], LEASE).await;

@@ -6,7 +6,7 @@ use roundelay::pacing::{SlotRequest, SlotResponse};
 
 use super::*;
 
-/// So many slots are wanted.
+/// A request for `slots` slots.
 fn request(key: &str, per: Duration, slots: usize) -> SlotRequest {
     let limits = Arc::new(Limits { window: Window { allow: 10, per }, burst: 1, also: Vec::new() });
     let requests = vec![StartRequest { priority: 0, cost: 1, probe: false }; slots];
@@ -96,7 +96,7 @@ async fn what_an_operator_orders_holds_from_the_next_slot_on_for_all_workers_and
         let first = open("a").await;
         assert_eq!((first.answer.slots.len(), first.orders), (1, 0));
 
-        // Of keys that nobody has asked for yet, too.
+        // The order holds for keys that have had no request yet, too.
         let why = "they are down".to_owned();
         let held = order(ThrottleOrder::Hold { span: Duration::from_secs(600), why }).await;
         let hold = held.hold.clone().unwrap();

@@ -32,7 +32,7 @@ impl Ages {
         }
     }
 
-    /// How many of so many entities have never had a success.
+    /// How many of this number of entities have never had a success.
     pub fn never(&self, entities: u64) -> u64 {
         entities.saturating_sub(self.last.len() as u64)
     }
@@ -63,7 +63,7 @@ impl Lengths {
         Self { histogram, max: Duration::ZERO }
     }
 
-    /// So many of this length.
+    /// Records `count` ages of this length.
     pub fn record(&mut self, length: Duration, count: u64) {
         if count > 0 {
             self.histogram.saturating_record_n(u64::try_from(length.as_millis()).unwrap_or(u64::MAX), count);

@@ -3,7 +3,7 @@
 //! A chain of an interval goes round in a circle: it sleeps, waits for its turn, runs, and sleeps
 //! again. Where more come than a throttle or a queue's workers let through, the wait grows until as
 //! many come as go: with `n` chains of period `p`, each of which takes `c` of a capacity `C`, that is
-//! the wait `w` with `n · c / (p + w) = C`. Whoever has a higher priority has its turn first.
+//! the wait `w` with `n · c / (p + w) = C`. Chains with a higher priority get their share first.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -137,7 +137,7 @@ pub(super) fn warnings(plan: &Plan) -> Vec<String> {
         }
     }
     for (name, loads) in throttled {
-        // With keys it is a limit for each of them, and nobody knows how many chains share one.
+        // A throttle with keys has one limit for each key, and it is unknown how many chains share a key.
         let throttle = plan.config.throttles.get(name).filter(|throttle| throttle.key.is_none());
         let Some(throttle) = throttle else { continue };
         let counting = if throttle.scope == ThrottleScope::Worker { workers } else { 1.0 };

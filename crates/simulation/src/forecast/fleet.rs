@@ -48,7 +48,7 @@ impl Fleet {
         (connection, connections)
     }
 
-    /// Starts workers until there are so many.
+    /// Starts workers until `workers` of them run.
     pub fn start(&mut self, workers: usize) {
         while self.live.len() < workers {
             let (connection, connections) = self.connections();

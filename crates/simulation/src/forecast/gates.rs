@@ -55,7 +55,7 @@ impl Gates {
         Self { of_queue, gates: shared.map(gate).collect() }
     }
 
-    /// A handler of a job from this queue starts, so long after the beginning.
+    /// A handler of a job from this queue starts at `at`, counted from the beginning.
     pub fn start(&self, queue: &str, at: Duration) {
         let Some(gate) = self.of_queue.get(queue).and_then(|throttle| self.gates.get(throttle)) else { return };
         let mut gate = gate.lock();
@@ -68,7 +68,7 @@ impl Gates {
         gate.most = gate.most.max(gate.window.len());
     }
 
-    /// What it came to after so long.
+    /// The report of each throttle after `length`.
     pub fn report(&self, length: Duration) -> BTreeMap<String, ThrottleReport> {
         let report = |(name, gate): (&String, &Mutex<Gate>)| {
             let gate = gate.lock();

@@ -22,7 +22,7 @@ impl Model {
         Self { settings: settings.clone(), sigma }
     }
 
-    /// A run that begins so long after the start of the simulation: how long it takes, in whole
+    /// A run that begins at `at`, counted from the start of the simulation: how long it takes, in whole
     /// milliseconds, and whether it fails.
     pub fn roll(&self, at: Duration, dice: &Entropy) -> (Duration, bool) {
         let spell = self.settings.slow.iter().find(|spell| spell.from <= at && at < spell.to);

@@ -44,7 +44,7 @@ impl Pace {
         }
     }
 
-    /// One start, so long after the beginning. Time does not go back.
+    /// One start at `at`, counted from the beginning. Time does not go back.
     pub fn start(&mut self, at: Duration) {
         let second = at.as_secs();
         if second != self.second {
@@ -87,7 +87,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// At most so many columns of it, each of several: starts per second on average, and in the
+    /// At most `most` columns of the series, each of several seconds: starts per second on average, and in the
     /// busiest second.
     pub fn columns(&self, most: usize) -> Vec<(f64, u64)> {
         let per = self.starts.len().div_ceil(most.max(1)).max(1);

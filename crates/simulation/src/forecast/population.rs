@@ -1,4 +1,4 @@
-//! Which chains there are: so many on certain queues, or those of a roster.
+//! Which chains there are: a given number on certain queues, or those of a roster.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use wildmatch::WildMatch;
 /// The chains of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Population {
-    /// So many, dealt out to these queues in turn.
+    /// A number of chains, dealt out to these queues in turn.
     Counted {
         /// How many.
         chains: u64,
@@ -24,7 +24,7 @@ pub enum Population {
 }
 
 impl Population {
-    /// So many chains of a kind, on the queues that it may name.
+    /// A number of chains of a kind, on the queues that the kind may name.
     ///
     /// # Errors
     /// Says what the configuration lacks.

@@ -27,11 +27,11 @@ use super::population::Population;
 use super::recorder::{Recorder, Span};
 use super::report::{self, Report, Seen};
 
-/// Nobody reads the history of a forecast; removing it more often would take longer than what it is about.
+/// The history of a forecast is not read. Removing it more often would take longer than the runs themselves.
 const REMEMBERED: Duration = Duration::from_secs(50);
 
 /// Chains enrolled at a time. All that are due within 200 ms of each other and of the enrolment hold
-/// it up for so long, so a batch is large; and all of it is in memory at the same time.
+/// it up for that time, so a batch is large; and all of it is in memory at the same time.
 const BATCH: usize = 50_000;
 /// The resolution of time.
 const MOMENT: Duration = Duration::from_millis(1);
@@ -70,7 +70,7 @@ async fn play(mut plan: Plan, progress: impl Fn(Duration) -> bool) -> Result<Rep
     let (clock, dice) = (Clock::starting_at(plan.from - MOMENT), Entropy::seeded(plan.seed));
     let span = Span { from: plan.from, end: plan.from + plan.length };
     plan.config.ledger.url = LedgerUrl::Memory;
-    // Nobody reads the records of attempts here, and there may be very many.
+    // The records of attempts are not read here, and there may be very many.
     plan.config.ledger.history = REMEMBERED;
     plan.config.worker.listen = None;
     plan.config.api.listen = None;

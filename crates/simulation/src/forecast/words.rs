@@ -46,7 +46,7 @@ pub(super) fn spoken(duration: Duration) -> String {
     format!("{} {name}", figure(seconds / unit))
 }
 
-/// Likewise, for a number of seconds.
+/// A duration in words, for a number of seconds.
 pub(super) fn spoken_seconds(seconds: f64) -> String {
     spoken(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }

@@ -19,7 +19,7 @@ use super::{Late, Lease, Lossless, Model, Name, Observer};
 use crate::worker::Process;
 use crate::world::scene::{COOLDOWN, PACED, if_running};
 
-/// Within so long of a claim it may not be known that its holder has ended.
+/// For this time after a claim it may be unknown that the claim's holder has ended.
 const KNOWN: Duration = Duration::from_secs(60);
 
 /// The epochs of the chains that have a message in this broker, delivered or not.
@@ -159,7 +159,7 @@ impl Observer {
         self.lock().sessions.insert(session, process.clone());
     }
 
-    /// A session is over: somebody has said so, and the ledger has written it.
+    /// A session is over: its end is written to the ledger.
     pub fn session_ended(&self, session: i64) {
         self.lock().over.insert(session);
     }
@@ -211,7 +211,7 @@ impl Observer {
         seen_by.worker < TOGETHER && other.is_some_and(|other| other.worker < TOGETHER && !other.is_alive())
     }
 
-    /// Claims are given up that nobody works on.
+    /// Claims are given up whose runs no worker has in hand.
     pub fn gave_up(&self, claims: &[ClaimId]) {
         let mut state = self.lock();
         for claim in claims {
@@ -250,7 +250,7 @@ impl Observer {
             let how = if matches!(finish, Finish::Applied(_)) { request.verdict.as_str() } else { "fenced" };
             format!("{name} {epoch}-{tick} fence {fence} ends: {how}")
         });
-        // Whoever was not told that it was written asks again, and is answered the same.
+        // A worker that got no answer to its write asks again, and gets the same answer.
         if *finish == Finish::Fenced || !state.written.insert(fence) {
             return;
         }
@@ -323,7 +323,7 @@ impl Observer {
         self.lock().without_messages = true;
     }
 
-    /// Catch-up sends messages again. If nobody but the engine can lose any, they must be there.
+    /// Catch-up sends messages again. If only the engine can lose messages, all of them must be there.
     pub fn looked(&self, looks: &[LookAgain], mine: &[bool]) {
         let Some(Lossless { broker, stopped }) = &self.lossless else { return };
         let mine = looks.iter().zip(mine).filter(|(_, mine)| **mine);

@@ -1,7 +1,7 @@
 //! What happens in a simulation, and whether it may.
 //!
-//! The observer sees every commit of the ledger and every start of a handler, whoever else hears
-//! of it, keeps its own small model of each chain, and compares. The invariants' numbers are those
+//! The observer sees every commit of the ledger and every start of a handler, even when answers
+//! are lost, keeps its own small model of each chain, and compares. The invariants' numbers are those
 //! of `docs/proof.md`. Here is what it notes; `chains`, `runs`, `jobs` and `orders` are what it is told
 //! of each, and how that is judged.
 
@@ -132,7 +132,7 @@ struct Learned {
     read: Option<Instant>,
     /// Closed for it, each since it first read so; it has no name for what drains all of its queues.
     closed: BTreeMap<Option<String>, Instant>,
-    /// How many may run in each queue, likewise.
+    /// How many may run in each queue, and since when the process has read so.
     places: BTreeMap<String, (usize, Instant)>,
 }
 
@@ -182,7 +182,7 @@ struct State {
     batches: BTreeMap<i64, (usize, usize)>,
     /// Ids of the jobs that runs of chains have asked for, by their fences.
     asked: BTreeMap<i64, Vec<String>>,
-    /// Kinds and keys of the chains that runs of chains have discovered, likewise.
+    /// Kinds and keys of the chains that runs of chains have discovered, by the fences of the runs.
     found: BTreeMap<i64, Vec<(String, String)>>,
     /// Those of them that have begun, since when.
     discovered: BTreeMap<(String, String), Instant>,
@@ -221,7 +221,7 @@ struct State {
     log: Option<Vec<String>>,
 }
 
-/// A broker in which nobody but the engine itself can lose messages.
+/// A broker in which only the engine itself can lose messages.
 pub struct Lossless {
     /// The broker.
     pub broker: EmbeddedBroker,

@@ -13,7 +13,7 @@ use crate::worker::Process;
 /// How long the answer about an owner may be on its way back, and a little more.
 pub(super) const ANSWER: Duration = Duration::from_secs(4);
 
-/// How long whoever has a place may need until they have run: the longest timeout, and the ledger's outages before it.
+/// How long a run that has a place may still last: the longest timeout, and the ledger's outages before it.
 const PLACES: Duration = Duration::from_secs(75);
 
 impl Observer {
@@ -76,8 +76,8 @@ impl Observer {
 }
 
 impl State {
-    /// One more of a queue's runs in a process, which may be too many. Whoever had a place when others were ordered may
-    /// use it.
+    /// One more of a queue's runs starts in a process, which may be one too many. A job that had a place when the
+    /// concurrency was changed may use the place.
     pub(super) fn starts_in(&mut self, at: Duration, place: &(String, usize, usize), process: &Process) {
         let running = self.busy.entry(place.clone()).or_default();
         *running += 1;

@@ -45,9 +45,9 @@ use verdict::{is_lossless, stopped, touched};
 
 /// How long nothing goes wrong at the end.
 const CALM: Duration = Duration::from_secs(240);
-/// Then the broker is away for so long, and nothing else is wrong,
+/// After that the broker is away for this time, and nothing else is wrong.
 const OUTAGE: Duration = Duration::from_secs(40);
-/// and is back for so long: what is due in the first half minute would be found among what a silent worker may hold.
+/// Then the broker is back for this time. Chains due in the first half minute could be in the hands of a silent worker.
 const BACK: Duration = Duration::from_secs(60);
 /// A run's whole length.
 const LENGTH: Duration = STORM.saturating_add(CALM).saturating_add(OUTAGE).saturating_add(BACK);
@@ -76,12 +76,12 @@ impl Weather {
         self.down.store(down.into(), Ordering::Relaxed);
     }
 
-    /// From now on a way there and back takes so many milliseconds; zero for the ordinary.
+    /// From now on a round trip takes this number of milliseconds; zero means the ordinary latency.
     pub fn set_slow(&self, millis: u64) {
         self.slow.store(millis, Ordering::Relaxed);
     }
 
-    /// The answers to so many of the next writes are lost.
+    /// The answers to the next `writes` writes are lost.
     pub fn hide(&self, writes: usize) {
         self.hidden.fetch_add(writes, Ordering::Relaxed);
     }
@@ -119,7 +119,7 @@ pub struct Outcomes {
     pub struck_at: BTreeMap<(Point, Blow), u64>,
     /// How often each point was reached.
     pub reached: BTreeMap<Point, u64>,
-    /// How often there were so many messages of one chain.
+    /// For each number of messages of one chain at the same time: how often there were that many.
     pub messages: BTreeMap<usize, u64>,
     /// How much time passed in the simulation.
     pub length: Duration,
@@ -171,9 +171,9 @@ enum Event {
 /// Keys of the kind `asked`. What is confirmed will be so, unless a fault takes the message away.
 #[derive(Default)]
 struct Ordered {
-    /// Those that are to be there: nobody orders anything else of them.
+    /// Keys whose chains are to be there: no other order is given for them.
     begun: BTreeSet<String>,
-    /// Those that are to have ended: likewise.
+    /// Keys whose chains are to have ended: no other order is given for them.
     ended: BTreeSet<String>,
     /// Those whose messages were thrown away.
     gone: BTreeSet<String>,
@@ -221,7 +221,7 @@ struct World {
     published: u64,
     /// Bodies that must be found in quarantine.
     poison: Arc<Mutex<BTreeSet<Vec<u8>>>>,
-    /// Bodies that may be found there, since nobody knows whether they were published.
+    /// Bodies that may be in quarantine, since it is unknown whether they were published.
     perhaps: Arc<Mutex<BTreeSet<Vec<u8>>>>,
     /// Keys of chains over which the workers that run them die.
     deadly: Arc<Mutex<BTreeSet<String>>>,

@@ -51,8 +51,7 @@ impl World {
         });
     }
 
-    /// Likewise an order for everything that belongs to the owner, while nobody does anything else with her
-    /// chains.
+    /// Gives an order for all chains of the owner, while no other order is given for them.
     pub(super) fn order_owner(&self, order: ChainOrder) {
         let which = ChainFilter { owner: Some(OWNER.into()), ..ChainFilter::default() };
         let (ledger, observer) = (self.operator().ledger, self.observer.clone());
@@ -95,10 +94,10 @@ impl World {
         });
     }
 
-    /// Lets a worker drain. When it says that it has, or after so long, it is stopped, or takes jobs again.
+    /// Lets a worker drain. When the worker is drained, or after `length`, it is stopped, or takes jobs again.
     pub(super) fn drain(&self, worker: usize, length: Duration, ends: bool) {
         let Some(live) = &self.workers[worker].live else { return };
-        // Nobody knows it before it has said its name.
+        // The worker's name is not known before the worker has reported it.
         let Some(name) = self.observer.name_of(&live.process) else { return };
         let (ledger, observer, stop) = (self.operator().ledger, self.observer.clone(), live.stop.clone());
         let subject = Subject::Worker(name.clone());
@@ -262,7 +261,7 @@ impl World {
         });
     }
 
-    /// Somebody publishes a one-off job. Only what is confirmed is accepted.
+    /// Publishes a one-off job. Only a confirmed job counts as accepted.
     pub(super) fn publish(&mut self) {
         self.published += 1;
         let id = format!("job-{}", self.published);
@@ -275,7 +274,7 @@ impl World {
         self.publish_job(job, id, queue);
     }
 
-    /// Somebody publishes a job of a unique kind, whose key another may have that has not ended.
+    /// Publishes a job of a unique kind. Another job that has not ended may have the same key.
     pub(super) fn publish_unique(&mut self) {
         self.published += 1;
         let id = format!("unique-{}", self.published);
@@ -332,7 +331,7 @@ impl World {
         });
     }
 
-    /// Somebody publishes what cannot be used.
+    /// Publishes messages that cannot be used.
     pub(super) fn poison(&mut self, queue: String, count: usize) {
         let connection = self.broker.connect();
         let mut bodies = Vec::new();

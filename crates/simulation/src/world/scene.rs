@@ -194,8 +194,8 @@ pub(super) fn payload(key: &str, variant: usize) -> Value {
     json!({ "key": key, "variant": variant })
 }
 
-/// What somebody else's run gives to a job, a member of a batch or a chain that it has discovered, and a program to
-/// a chain that it asks for.
+/// The payload that a run gives to a job, a member of a batch or a chain that the run has discovered, and that a
+/// program gives to a chain that the program asks for.
 pub(super) fn given_to(key: &str) -> Value {
     json!({ "given to": key })
 }

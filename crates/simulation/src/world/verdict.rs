@@ -26,13 +26,13 @@ const RECOVERY: Duration = Duration::from_secs(60);
 pub(super) const STEADY: Duration = Duration::from_secs(150);
 /// How late a run may start then, though unusable messages come in, beside what it waits for a slot.
 const ON_TIME: Duration = Duration::from_secs(3);
-/// So long operators let go on what workers have died over.
+/// How long operators go on releasing the jobs that are quarantined after deaths of workers.
 pub(super) const MENDING: Duration = Duration::from_secs(80);
-/// A chain that has been stuck for so long must be shown.
+/// A chain that has been stuck for this time must be shown.
 const SHOWN: Duration = Duration::from_secs(60);
-/// Within so long a worker reads what operators have ordered.
+/// Within this time a worker reads what operators have ordered.
 const READ: Duration = Duration::from_secs(4);
-/// So many messages of one chain no storm may bring about.
+/// No storm may bring about this number of messages of one chain.
 const MOST_MESSAGES: usize = 8;
 
 impl World {
@@ -183,7 +183,7 @@ impl World {
         let aside: BTreeSet<Vec<u8>> =
             census.iter().filter(|held| held.queue == quarantine).map(|held| self.as_published(&held.body)).collect();
         let poison = self.poison.lock().clone();
-        // What was published while its queue was away, nobody can set aside.
+        // A worker cannot set aside a message that was published while its queue was away.
         let unrouted: BTreeSet<Vec<u8>> = census
             .iter()
             .filter(|held| held.queue == self.names.unrouted())
@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    /// Whether what messages have ordered of chains is so. What lies unrouted, nobody could do.
+    /// Whether chains are as messages have ordered. Orders that lie unrouted could not be carried out.
     async fn judge_orders(&self, unrouted: &BTreeSet<String>) {
         let (orders, gone) = {
             let ordered = self.ordered.lock();
@@ -255,7 +255,7 @@ impl World {
         }
         for held in self.broker.census().iter().filter(|held| held.queue == self.names.quarantine()) {
             let in_the_clear = match Envelope::decode(&held.body) {
-                // Some lie there as somebody else has put them there.
+                // Some messages on the queue were published by other programs, and stay as they were published.
                 Ok(envelope) => !envelope.payload.is_null() && !envelope.id.is_some_and(|id| id.starts_with("aside-")),
                 Err(_) => !is_sealed(&held.body),
             };
