@@ -255,7 +255,7 @@ impl World {
         }
         for held in self.broker.census().iter().filter(|held| held.queue == self.names.quarantine()) {
             let in_the_clear = match Envelope::decode(&held.body) {
-                // Some messages on the queue were published by other programs, and stay as they were published.
+                // The simulation itself put some messages there (`set_aside`); they stay as they were published.
                 Ok(envelope) => !envelope.payload.is_null() && !envelope.id.is_some_and(|id| id.starts_with("aside-")),
                 Err(_) => !is_sealed(&held.body),
             };
