@@ -28,7 +28,7 @@ pub(super) struct Answered {
 impl Core {
     /// Leave to start, and then the claim. While the ledger does not answer nothing is consumed
     /// any more: deliveries are held, and those beyond the prefetch stay with the broker. `None`
-    /// when the message had better come again.
+    /// when the message is to come again.
     pub(super) async fn claim(
         &self,
         queue: &QueueRun,

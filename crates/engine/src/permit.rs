@@ -33,7 +33,7 @@ pub(super) struct Permit {
 impl Core {
     /// Room among the running, then a slot of the queue's throttle: in this order, because a slot
     /// is for now and not for when there is room. `None` when the worker stops, when the queue was
-    /// closed, when it takes so long that the message had better come again, or when the broker has taken it back anyway.
+    /// closed, when it takes so long that the message is to come again, or when the broker has taken it back.
     pub(super) async fn permit(
         &self,
         queue: &QueueRun,

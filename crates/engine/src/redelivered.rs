@@ -83,7 +83,7 @@ impl Core {
         Err(Settlement::Requeue)
     }
 
-    /// The session that goes on; `None` when the message had better come again.
+    /// The session that goes on; `None` when the message is to come again.
     async fn session(&self, queue: &QueueRun) -> Option<i64> {
         tokio::select! {
             biased;
