@@ -1,15 +1,15 @@
-//! How many an order was about.
+//! The result of an action on many rows.
 
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// What came of it.
+/// The result of an action.
 #[derive(Serialize, ToSchema)]
 pub struct Came<A> {
-    /// What was wanted.
+    /// The action.
     pub action: A,
-    /// How many it concerns.
+    /// How many rows match the filter.
     pub matching: u64,
-    /// How many were changed; null when they were only counted.
+    /// How many rows were changed; null with `dry_run`.
     pub changed: Option<u64>,
 }

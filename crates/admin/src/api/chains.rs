@@ -1,4 +1,4 @@
-//! Chains: found, looked at, steered, one or all that fit a filter.
+//! Chains: found, shown, and changed; one, or all that match a filter.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::inspect::chains;
 use crate::inspect::chains::{ChainRow, Sought, State as ChainState};
 use crate::operate::chain;
 
-/// Attempts that are told with a chain.
+/// How many attempts are answered with a chain.
 const ATTEMPTS: u32 = 50;
 
 /// Which chains, and which page of them.
@@ -32,33 +32,34 @@ const ATTEMPTS: u32 = 50;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Wanted {
-    /// Of this kind.
+    /// Chains of this kind.
     kind: Option<String>,
-    /// Of this owner.
+    /// Chains of this owner.
     owner: Option<String>,
-    /// Of this platform queue.
+    /// Chains of this platform queue.
     queue: Option<String>,
-    /// That do this.
+    /// Chains in this state.
     state: Option<ChainState>,
-    /// With this in their keys; or, where it has `*` (anything) or `?` (one character), with keys that fit it.
+    /// Chains whose key contains this text. If the text has `*` (anything) or `?` (one character), chains whose whole
+    /// key matches the pattern.
     text: Option<String>,
-    /// So many, 50 when nothing is said, at most 500.
+    /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
-    /// Those that come after an earlier answer: its `after`.
+    /// The cursor: `after` of an earlier answer. The page begins after it.
     after: Option<String>,
 }
 
 /// Chains, in the order of kind and key.
 #[derive(Serialize, ToSchema)]
 pub struct ChainPage {
-    /// When they were looked at.
+    /// When the chains were read from the ledger.
     now: At,
     chains: Vec<ChainRow>,
-    /// Where the next ones begin; null when there are none.
+    /// The cursor of the next page; null when there is none.
     after: Option<String>,
-    /// Whether the page has all that it could have. Else the search has stopped for the work that it was: `after`
-    /// goes on with it.
+    /// Whether the page is full or the last one. If not, the search has stopped early because it had read too many
+    /// rows: `after` continues it.
     complete: bool,
 }
 
@@ -78,13 +79,13 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
     }))
 }
 
-/// Tells all about an entity: its chain, the run beside it, what has failed, one-off jobs that run.
+/// Answers everything about an entity: its chain, the run beside the rotation, its failures, its one-off jobs that run.
 #[utoipa::path(get, path = "/chains/{kind}/{key}", tag = "chains",
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
     responses((status = 200, description = "All about it", body = Entity),
               (status = 404, description = "Nothing is known of it", body = Problem, content_type = "application/problem+json")))]
 pub async fn show(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, String)>) -> Result<Json<Entity>> {
-    // As the board knows it: nobody who looks at a chain waits for the broker.
+    // The board has these facts: an answer about a chain does not wait for the broker.
     let facts = api.board().facts();
     let entity = look(&kind, &key, ATTEMPTS, &api.config(), api.ledger(), &facts.asked).await?;
     if entity.is_unknown() {
@@ -102,10 +103,10 @@ fn unknown(kind: &str, key: &str) -> Problem {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Before {
-    /// So many, 50 when nothing is said, at most 500.
+    /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
-    /// Those before this fence; absent: the latest.
+    /// Attempts with a fence below this one; absent: the latest attempts.
     before: Option<i64>,
 }
 
@@ -113,7 +114,7 @@ pub struct Before {
 #[derive(Serialize, ToSchema)]
 pub struct Attempts {
     attempts: Vec<AttemptReport>,
-    /// There are more before the last of these.
+    /// Whether there are attempts before the last one of these.
     more: bool,
 }
 
@@ -149,55 +150,55 @@ pub async fn attempts(
     Ok(Json(Attempts { attempts, more }))
 }
 
-/// What is wanted of chains.
+/// What to do with chains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// They stop ticking, and keep their place.
+    /// The chains stop ticking, and keep their place in the rotation.
     Pause,
-    /// They tick again; overdue ones at once.
+    /// The chains tick again; overdue ones at once.
     Resume,
-    /// They end.
+    /// The chains end.
     Retire,
-    /// Their next ticks come now.
+    /// The next ticks of the chains come now.
     Advance,
 }
 
-/// Which chains something is wanted of: those that fit all that is given.
+/// The chains to change: those that match every field that is given.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schema(as = ChainFilter)]
 pub struct ChainParameters {
-    /// Of this kind.
+    /// Chains of this kind.
     kind: Option<String>,
-    /// Of this owner.
+    /// Chains of this owner.
     owner: Option<String>,
-    /// Of this platform queue.
+    /// Chains of this platform queue.
     queue: Option<String>,
-    /// That do this. `running` is no filter for actions, since what runs changes all the time.
+    /// Chains in this state. `running` is not possible here, because running chains change all the time.
     state: Option<ChainState>,
-    /// With this in their keys, or with keys that fit this pattern.
+    /// Chains whose key contains this text, or matches this pattern.
     text: Option<String>,
 }
 
-/// Something is wanted of all chains that fit a filter.
+/// An action on all chains that match a filter.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Wish {
-    /// What.
+    /// The action.
     action: Action,
-    /// Of which. An empty filter means all chains.
+    /// The filter. An empty filter means all chains.
     #[serde(default)]
     filter: ChainParameters,
-    /// Only count those that would be changed.
+    /// Only count the chains that the action would change.
     #[serde(default)]
     dry_run: bool,
 }
 
-/// Pauses, resumes, retires or brings forward all chains that fit a filter; with `dry_run`, only counts them.
+/// Pauses, resumes, retires or brings forward all chains that match a filter; with `dry_run`, only counts them.
 ///
-/// When it has returned after `pause` or `retire`, no new run of them begins. `advance` concerns at most 10,000
-/// chains at a time, and of those that tick it changes those that sleep. A field of the filter that is empty is refused.
+/// When `pause` or `retire` has answered, no new run of these chains begins. `advance` changes at most 10,000 chains at
+/// a time, and of the active chains only those that sleep. An empty text in a field of the filter is refused.
 #[utoipa::path(post, path = "/chains/actions", tag = "chains", request_body = Wish,
     responses((status = 200, description = "How many it was about", body = Came<Action>)))]
 pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<(Detail, Json<Came<Action>>)> {
@@ -214,11 +215,11 @@ pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<
     let which = sought.which(&config, api.ledger().now());
     let which = which
         .ok_or_else(|| Problem::unprocessable("filter.state: what runs changes all the time; filter otherwise"))?;
-    // Of an owner her chains, and not what holds for her as a whole: that is for /owners.
+    // A filter by owner changes the owner's chains, and not the state of the owner as a whole: /owners does that.
     let like = which.whole_owner().map(|_| "*".to_owned());
     let which = ChainFilter { like: which.like.clone().or(like), ..which };
     let order = match action {
-        // What can be brought forward ticks, too.
+        // Only active chains can be brought forward, and only those can be paused.
         Action::Pause | Action::Advance => ChainOrder::Pause,
         Action::Resume => ChainOrder::Resume,
         Action::Retire => ChainOrder::Retire,
@@ -236,7 +237,7 @@ async fn steer(api: &Api, kind: &str, key: &str, order: ChainOrder) -> Result<Js
     told(chain::steer(&api.config(), api.ledger(), chain::one(kind, key), order).await)
 }
 
-/// Stops a chain; it keeps its place.
+/// Pauses a chain. The chain keeps its place in the rotation.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/pause", tag = "chains",
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
     responses((status = 200, description = "It is paused", body = Words)))]
@@ -282,12 +283,12 @@ pub async fn advance(
     _: Nothing,
 ) -> Result<Json<Words>> {
     let config = api.config();
-    // An unknown name is told also while the broker is away.
+    // An unknown name is reported also while the broker cannot be reached.
     config.kind(&kind).map_err(Problem::not_found)?;
     told(chain::advance(&config, api.connections().await?, &kind, &key).await)
 }
 
-/// How a chain is to run one time more. What is left out is as the chain, or its kind, says it.
+/// How a chain runs one more time. A field that is left out has the chain's value, or its kind's.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ManualRun {
@@ -296,19 +297,19 @@ pub struct ManualRun {
     /// The priority on that queue.
     #[schema(maximum = 9)]
     priority: Option<u8>,
-    /// What the handler gets. With it, also an entity without a chain runs.
+    /// What the handler gets. If it is given, an entity without a chain runs, too.
     #[schema(value_type = Option<Object>)]
     payload: Option<serde_json::Value>,
-    /// What becomes of it while the rotation runs.
+    /// What to do with this run while the rotation runs.
     if_running: Option<IfRunning>,
-    /// The kind's cooldown does not hold for it.
+    /// Ignore the kind's cooldown for this run.
     force: bool,
 }
 
-/// Runs a chain one time more, now.
+/// Runs a chain one more time, now.
 ///
-/// It is a run of the chain: its attempts are in the chain's history, its failed parts are the chain's, and cooldowns
-/// count it. It does not shift the rotation.
+/// This is a run of the chain: its attempts are in the chain's history, its failed parts are the chain's, and cooldowns
+/// count it. The run does not shift the rotation.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/run", tag = "chains", request_body(content = Option<ManualRun>),
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
     responses((status = 200, description = "It runs once more", body = Words)))]
@@ -320,7 +321,7 @@ pub async fn run(
     let ManualRun { queue, priority, payload, if_running, force } = body.0;
     let asked = RunNow { queue, priority, if_running, force };
     let config = api.config();
-    // An unknown name is told also while the broker is away.
+    // An unknown name is reported also while the broker cannot be reached.
     config.kind(&kind).map_err(Problem::not_found)?;
     told(chain::run(&config, api.connections().await?, (&kind, &key), payload.as_ref(), &asked).await)
 }

@@ -1,4 +1,4 @@
-//! How everything is, once or as it goes on.
+//! The state of the whole system, once or as a stream.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use super::problem::{Problem, Result};
 use crate::api::state::Api;
 use crate::inspect::overview::{Overview, overview};
 
-/// From one event to the next.
+/// The time from one event to the next.
 const EVERY: Duration = Duration::from_secs(2);
-/// Then it ends, and whoever goes on listening shows the token again, which may be worth nothing by then.
+/// After this time the stream ends. The client must show its token again, which may have become invalid.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Tells how everything is: chains in figures, starts over the last hour, and what is wrong, in words.
+/// Answers the state of the whole system: chains in figures, starts over the last hour, and what is wrong, in words.
 ///
-/// Figures of chains are of the time that `counted_at` says.
+/// The figures of chains are of the time `counted_at`.
 #[utoipa::path(get, path = "/overview", tag = "overview",
     responses((status = 200, description = "How everything is", body = Overview)))]
 pub async fn show(State(api): State<Arc<Api>>) -> Result<Json<Overview>> {
@@ -37,7 +37,7 @@ fn current(api: &Api) -> Result<Overview> {
     Ok(overview(&facts, &api.config()))
 }
 
-/// An event, as it is told.
+/// An event of the stream.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it describes what is written as text")]
 pub struct Told {
@@ -47,9 +47,10 @@ pub struct Told {
     data: String,
 }
 
-/// Tells the same every two seconds, as server-sent events of the name `overview`, for a minute; then ask again.
+/// Answers the overview every two seconds for a minute, as server-sent events of the name `overview`; then the client
+/// asks again.
 ///
-/// While the ledger does not answer, an event of the name `problem` comes in its place.
+/// While the ledger does not answer, an event of the name `problem` comes instead.
 #[utoipa::path(get, path = "/events", tag = "overview",
     responses((status = 200, description = "Events", content_type = "text/event-stream", body = Told)))]
 pub async fn events(State(api): State<Arc<Api>>) -> Sse<impl Stream<Item = std::result::Result<Event, Infallible>>> {

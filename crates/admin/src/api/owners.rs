@@ -1,4 +1,4 @@
-//! Owners: what they have, and all of it at once.
+//! Owners: their chains counted, and all of an owner paused, resumed or retired.
 
 use std::sync::Arc;
 
@@ -16,15 +16,15 @@ use crate::api::state::Api;
 use crate::inspect::words::word;
 use crate::operate::chain;
 
-/// Which page of them.
+/// Which page.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Wanted {
-    /// So many, 50 when nothing is said, at most 500.
+    /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
-    /// Those that come after an earlier answer: its `after`.
+    /// The cursor: `after` of an earlier answer. The page begins after it.
     after: Option<String>,
 }
 
@@ -32,24 +32,24 @@ pub struct Wanted {
 #[derive(Serialize, ToSchema)]
 pub struct Owners {
     owners: Vec<OwnerRow>,
-    /// Where the next ones begin; null when there are none.
+    /// The cursor of the next page; null when there is none.
     after: Option<String>,
 }
 
-/// An owner, and how many chains are hers.
+/// An owner, and how many chains the owner has.
 #[derive(Serialize, ToSchema)]
 pub struct OwnerRow {
-    /// Who.
+    /// The name of the owner.
     owner: String,
-    /// What was said of the owner as a whole: active, paused or retired.
+    /// The state that an operator has given the owner as a whole: active, paused or retired.
     state: &'static str,
-    /// Chains that tick.
+    /// How many chains are active.
     active: i64,
-    /// Chains that an operator has stopped.
+    /// How many chains an operator has paused.
     paused: i64,
-    /// Chains that have ended.
+    /// How many chains have ended.
     retired: i64,
-    /// Chains whose messages were ahead of the ledger.
+    /// How many chains are quarantined: their messages were ahead of the ledger.
     quarantined: i64,
 }
 
@@ -66,7 +66,7 @@ impl From<OwnerCensus> for OwnerRow {
 pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<Owners>> {
     let limit = page::size(wanted.limit)?;
     let after = page::place::<String>(wanted.after.as_deref())?.unwrap_or_default();
-    // One more tells whether there are more.
+    // The additional row tells whether there is a next page.
     let mut found = api.ledger().owners(after, limit + 1).await?;
     let more = found.len() > limit as usize;
     found.truncate(limit as usize);
@@ -74,11 +74,11 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
     Ok(Json(Owners { owners: found.into_iter().map(OwnerRow::from).collect(), after }))
 }
 
-/// What is wanted of all that is an owner's.
+/// What to do with everything of an owner.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Care {
-    /// Only count the chains that would be changed.
+    /// Only count the chains that would change.
     dry_run: bool,
 }
 
@@ -92,7 +92,7 @@ async fn steer(api: &Api, owner: String, care: Care, order: ChainOrder) -> Resul
     Ok(Json(Came { action: chain::verb(order).0, matching, changed }))
 }
 
-/// Pauses all that is an owner's: her chains, and one-off jobs that wait in queues.
+/// Pauses everything of an owner: the chains, and the one-off jobs that wait in queues.
 #[utoipa::path(post, path = "/owners/{owner}/pause", tag = "owners", request_body = Care,
     params(("owner" = String, Path, description = "Who")),
     responses((status = 200, description = "How many chains it was about", body = Came<String>)))]
@@ -104,7 +104,7 @@ pub async fn pause(
     steer(&api, owner, care, ChainOrder::Pause).await
 }
 
-/// Lets all that is an owner's go on.
+/// Resumes everything of an owner.
 #[utoipa::path(post, path = "/owners/{owner}/resume", tag = "owners", request_body = Care,
     params(("owner" = String, Path, description = "Who")),
     responses((status = 200, description = "How many chains it was about", body = Came<String>)))]
@@ -116,7 +116,7 @@ pub async fn resume(
     steer(&api, owner, care, ChainOrder::Resume).await
 }
 
-/// Ends all that is an owner's, for good.
+/// Ends everything of an owner, for good.
 #[utoipa::path(post, path = "/owners/{owner}/retire", tag = "owners", request_body = Care,
     params(("owner" = String, Path, description = "Who")),
     responses((status = 200, description = "How many chains it was about", body = Came<String>)))]

@@ -1,4 +1,4 @@
-//! Pages of long lists: how many rows, and where the next ones begin.
+//! Pages of long lists: how many rows a page has, and the cursor of the next page.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -6,15 +6,13 @@ use serde::de::DeserializeOwned;
 use super::problem::{Problem, Result};
 use super::words::hex;
 
-/// Rows of a page when nothing is said.
 const USUAL: u32 = 50;
-/// At most.
 const MOST: u32 = 500;
 
-/// How many rows a page is to have.
+/// How many rows a page has.
 ///
 /// # Errors
-/// When it is none, or too many.
+/// When `limit` is 0 or greater than the maximum.
 pub fn size(limit: Option<u32>) -> Result<u32> {
     match limit.unwrap_or(USUAL) {
         limit @ 1..=MOST => Ok(limit),
@@ -22,15 +20,15 @@ pub fn size(limit: Option<u32>) -> Result<u32> {
     }
 }
 
-/// A place as clients hand it back: opaque to them.
+/// A cursor as text for clients. Clients must not read its content.
 pub fn after<T: Serialize>(place: &T) -> String {
     hex(&serde_json::to_vec(place).unwrap_or_default())
 }
 
-/// The place that a client has handed back.
+/// The cursor that a client has sent.
 ///
 /// # Errors
-/// When it is none of ours.
+/// When this server cannot have made the text.
 pub fn place<T: DeserializeOwned>(after: Option<&str>) -> Result<Option<T>> {
     let Some(after) = after else { return Ok(None) };
     let digit = |digit: &u8| char::from(*digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());

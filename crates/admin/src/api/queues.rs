@@ -1,4 +1,4 @@
-//! Platform queues: how they are, and what is ordered of them while workers run.
+//! Platform queues: their state, and orders for them while workers run.
 
 use std::sync::Arc;
 
@@ -21,16 +21,16 @@ use crate::operate::queue;
 /// All platform queues.
 #[derive(Serialize, ToSchema)]
 pub struct Queues {
-    /// When they were looked at.
+    /// When the queues were read.
     now: At,
-    /// When the chains of each were counted.
+    /// When the chains of each queue were counted.
     counted_at: Option<At>,
-    /// Why the broker cannot be asked.
+    /// Why the broker could not be asked; null when it was.
     broker_why: Option<String>,
     queues: Vec<QueueReport>,
 }
 
-/// Tells how the platform queues are: in the ledger, on the broker, in the workers.
+/// Answers the state of the platform queues: in the ledger, on the broker, in the workers.
 #[utoipa::path(get, path = "/queues", tag = "queues",
     responses((status = 200, description = "All queues", body = Queues)))]
 pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Queues>> {
@@ -48,16 +48,16 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Queues>> {
     }))
 }
 
-/// Why something is stopped.
+/// Why an operator stops something.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Why {
-    /// For those who wonder why nothing runs.
+    /// The reason, shown to people who ask why nothing runs.
     #[schema(example = "their upstream is down")]
     why: String,
 }
 
-/// Lets workers take nothing more from a queue. What runs finishes; the rest waits on the broker.
+/// Pauses a queue: workers take no more jobs from it. What runs finishes; the rest waits on the broker.
 #[utoipa::path(post, path = "/queues/{queue}/pause", tag = "queues", request_body = Why,
     params(("queue" = String, Path, description = "The platform queue")),
     responses((status = 200, description = "It is paused", body = Words)))]
@@ -70,7 +70,7 @@ pub async fn pause(
     told(queue::pause(&api.operator(&actor), &queue, &why).await)
 }
 
-/// Lets workers take from a queue again.
+/// Lets workers take jobs from a queue again.
 #[utoipa::path(post, path = "/queues/{queue}/resume", tag = "queues",
     params(("queue" = String, Path, description = "The platform queue")),
     responses((status = 200, description = "It goes on", body = Words)))]
@@ -87,12 +87,12 @@ pub async fn resume(
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Places {
-    /// So many in each worker; null: as configured.
+    /// How many jobs of the queue each worker runs at the same time; null: as configured.
     #[schema(minimum = 1, maximum = 65535)]
     concurrency: Option<usize>,
 }
 
-/// Sets how many jobs of a queue each worker runs at the same time, in place of what is configured.
+/// Sets how many jobs of a queue each worker runs at the same time, in place of the configured number.
 #[utoipa::path(put, path = "/queues/{queue}/concurrency", tag = "queues", request_body = Places,
     params(("queue" = String, Path, description = "The platform queue")),
     responses((status = 200, description = "It holds", body = Words)))]

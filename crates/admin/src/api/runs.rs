@@ -1,4 +1,4 @@
-//! Attempts over all chains.
+//! Attempts of all chains.
 
 use std::sync::Arc;
 
@@ -19,14 +19,15 @@ use crate::inspect::chain::AttemptReport;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Wanted {
-    /// That ended so: done, retried, failed, snoozed, retired, fanned_out, dropped, skipped, cut, fenced or lost.
+    /// Attempts with this verdict: done, retried, failed, snoozed, retired, fanned_out, dropped, skipped, cut, fenced
+    /// or lost.
     verdict: Option<String>,
-    /// Of chains of this kind.
+    /// Attempts of chains of this kind.
     kind: Option<String>,
-    /// So many, 50 when nothing is said, at most 500.
+    /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
-    /// Those that come after an earlier answer: its `after`.
+    /// The cursor: `after` of an earlier answer. The page begins after it.
     after: Option<String>,
 }
 
@@ -34,10 +35,10 @@ pub struct Wanted {
 #[derive(Serialize, ToSchema)]
 pub struct Runs {
     runs: Vec<AttemptReport>,
-    /// Where the next ones begin; null when there are none.
+    /// The cursor of the next page; null when there is none.
     after: Option<String>,
-    /// Whether the page has all that it could have. Else the search has stopped for the work that it was: `after`
-    /// goes on with it.
+    /// Whether the page is full or the last one. If not, the search has stopped early because it had read too many
+    /// rows: `after` continues it.
     complete: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a configuration will do: the simulator, one run at a time.
+//! Simulations of a configuration, one run at a time.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,16 +26,16 @@ use super::words::Words;
 use crate::api::detail::Detail;
 use crate::api::state::Api;
 
-/// So much may be simulated here, which takes some minutes; `roundelay simulate` has no such bounds.
+/// The longest span that a request may simulate, which takes some minutes. `roundelay simulate` has no such bound.
 const LONGEST: Duration = Duration::from_secs(7 * 86_400);
 const MOST_CHAINS: u64 = 100_000;
 const MOST_WORKERS: u16 = 100;
-/// Results that are kept; the oldest is forgotten first.
+/// How many results are kept; the oldest is forgotten first.
 const KEPT: usize = 10;
-/// Columns of the charts.
+/// How many columns the charts have.
 const COLUMNS: usize = 288;
 
-/// The simulations that were asked for.
+/// The simulations that requests have started.
 #[derive(Default)]
 pub struct Simulations {
     runs: Mutex<Vec<Arc<Run>>>,
@@ -56,7 +56,7 @@ impl Simulations {
 struct Run {
     id: String,
     length: Duration,
-    /// How much of the time has passed, in milliseconds.
+    /// How much virtual time has passed, in milliseconds.
     passed: AtomicU64,
     cancelled: AtomicBool,
     ended: Mutex<Option<std::result::Result<Value, String>>>,
@@ -74,11 +74,11 @@ impl Run {
 pub struct SimulationWanted {
     /// A configuration; absent or null: the one that is in use.
     toml: Option<String>,
-    /// How much time passes, at most 7 days.
+    /// How much virtual time passes, at most 7 days.
     #[serde(rename = "for", default = "a_day")]
     #[schema(example = "24h")]
     span: String,
-    /// How many chains kinds have, in place of their models' `chains`.
+    /// How many chains a kind has, in place of its model's `chains`.
     #[serde(default)]
     chains: BTreeMap<String, u64>,
     /// How many workers there are, at most 100.
@@ -95,31 +95,31 @@ const fn one() -> u16 {
     1
 }
 
-/// A simulation that was begun.
+/// A simulation that has begun.
 #[derive(Serialize, ToSchema)]
 pub struct SimulationBegun {
-    /// What to ask for.
+    /// The id of the simulation, for later requests.
     id: String,
 }
 
-/// How far a simulation is, and what it came to.
+/// The progress of a simulation, and its result.
 #[derive(Serialize, ToSchema)]
 pub struct SimulationReport {
     /// `running`, `done` or `failed`.
     state: &'static str,
-    /// From 0 to 1.
+    /// The part that is done, from 0 to 1.
     progress: f64,
-    /// Why it failed.
+    /// Why the simulation failed; null when it did not.
     why: Option<String>,
-    /// What it came to, as `roundelay simulate --json` tells it, with starts over time as `series`, and of throttles
-    /// which `share` of what they allow was used, and how many starts `per_s` that is.
+    /// The result, as `roundelay simulate --json` prints it, with starts over time as `series`. Each throttle also has
+    /// `share`, the part of its limit that was used, and `per_s`, its starts per second.
     #[schema(value_type = Option<Object>)]
     report: Option<Value>,
 }
 
-/// Begins to simulate a configuration with modelled handlers, in virtual time. Nothing is connected to.
+/// Begins to simulate a configuration with modelled handlers, in virtual time. The simulation connects to nothing.
 ///
-/// One runs at a time, of at most 100,000 chains.
+/// One simulation runs at a time, of at most 100,000 chains.
 #[utoipa::path(post, path = "/simulations", tag = "foresight", request_body = SimulationWanted,
     responses((status = 202, description = "It runs", body = SimulationBegun)))]
 pub async fn begin(
@@ -151,13 +151,13 @@ pub async fn begin(
     let rates = plan.config.throttles.iter().map(|(name, of)| (name.clone(), of.limits.rate()));
     let rates: BTreeMap<String, f64> = rates.collect();
     let stopping = api.stopping().clone();
-    // It has a runtime of its own, and a thread, which nobody waits for.
+    // The simulation has its own runtime and its own thread. Nothing waits for the thread.
     tokio::task::spawn_blocking(move || {
         let progress = |at: Duration| {
             run.passed.store(u64::try_from(at.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
             !run.cancelled.load(Ordering::Relaxed) && !stopping.is_cancelled()
         };
-        // What goes wrong there happens to nobody, so the log has none of it.
+        // A simulated fault is not a real one, so the log must not have it.
         let simulate = || tracing::subscriber::with_default(NoSubscriber::default(), || forecast::run(plan, progress));
         let came = catch_unwind(AssertUnwindSafe(simulate));
         let came = match came {
@@ -208,7 +208,7 @@ fn plan(wanted: SimulationWanted, current: &Config, now: Time) -> Result<Plan> {
     })
 }
 
-/// The chains of each kind that has any.
+/// How many chains each kind has; without the kinds that have none.
 fn populations(
     config: &Config,
     asked: &BTreeMap<String, u64>,
@@ -252,7 +252,7 @@ fn told(report: &Report, rates: &BTreeMap<String, f64>) -> Value {
     told
 }
 
-/// Tells how far a simulation is, and what it came to.
+/// Answers the progress of a simulation, and its result.
 #[utoipa::path(get, path = "/simulations/{id}", tag = "foresight",
     params(("id" = String, Path, description = "What it was begun with")),
     responses((status = 200, description = "How far it is", body = SimulationReport)))]
@@ -269,7 +269,7 @@ pub async fn show(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result
     Ok(Json(SimulationReport { state, progress, why, report }))
 }
 
-/// Ends a simulation, and forgets it.
+/// Ends a simulation and forgets its result.
 #[utoipa::path(delete, path = "/simulations/{id}", tag = "foresight",
     params(("id" = String, Path, description = "What it was begun with")),
     responses((status = 200, description = "It is forgotten", body = Words)))]

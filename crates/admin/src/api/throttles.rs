@@ -1,4 +1,4 @@
-//! Throttles: how they are, and what is ordered of them.
+//! Throttles: their state, and orders for them.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ use crate::operate::throttle::NewLimits;
 /// All throttles of the configuration.
 #[derive(Serialize, ToSchema)]
 pub struct Throttles {
-    /// When they were looked at.
+    /// When the throttles were read.
     now: At,
     throttles: Vec<ThrottleReport>,
 }
 
-/// Tells how all throttles are.
+/// Answers the state of all throttles.
 #[utoipa::path(get, path = "/throttles", tag = "throttles",
     responses((status = 200, description = "All throttles", body = Throttles)))]
 pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Throttles>> {
@@ -33,16 +33,16 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Throttles>> {
     Ok(Json(Throttles { now: At::of(api.ledger().now(), &api.ledger().calendar()), throttles }))
 }
 
-/// Which of its keys.
+/// Which keys of the throttle.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct OfKey {
-    /// Only this one; absent: those that are idle last.
+    /// Only this key; absent: all keys, the idle ones last.
     key: Option<String>,
 }
 
-/// Tells how a throttle is.
+/// Answers the state of a throttle.
 #[utoipa::path(get, path = "/throttles/{name}", tag = "throttles",
     params(("name" = String, Path, description = "A name under `[throttles]`"), OfKey),
     responses((status = 200, description = "How it is", body = ThrottleReport)))]
@@ -56,20 +56,20 @@ pub async fn show(
     Ok(Json(look(&name, key, &config, api.ledger()).await?))
 }
 
-/// How long, and why.
+/// How long to hold a throttle, and why.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HoldWanted {
-    /// For so long from now.
+    /// How long from now, such as `30m`.
     #[serde(rename = "for")]
     #[schema(example = "30m")]
     span: String,
-    /// For those who wonder why nothing runs.
+    /// The reason, shown to people who ask why nothing runs.
     #[schema(example = "they are down")]
     why: String,
 }
 
-/// Lets nothing start for a while. What runs finishes.
+/// Holds a throttle: nothing starts for a while. What runs finishes.
 #[utoipa::path(post, path = "/throttles/{name}/hold", tag = "throttles", request_body = HoldWanted,
     params(("name" = String, Path, description = "A name under `[throttles]`")),
     responses((status = 200, description = "It is held", body = Words)))]
@@ -82,7 +82,7 @@ pub async fn hold(
     told(throttle::hold(&api.operator(&actor), &name, duration("for", &span)?, &why).await)
 }
 
-/// Ends a hold, an operator's as well as one that an upstream has asked for. It reopens gently.
+/// Ends a hold, of an operator or of an upstream. The throttle reopens with a slow start.
 #[utoipa::path(post, path = "/throttles/{name}/release", tag = "throttles",
     params(("name" = String, Path, description = "A name under `[throttles]`")),
     responses((status = 200, description = "It is released", body = Words)))]
@@ -95,22 +95,22 @@ pub async fn release(
     told(throttle::release(&api.operator(&actor), &name).await)
 }
 
-/// Limits in place of the configured ones. What is not said stays as it is in force.
+/// Limits in place of the configured ones. A field that is left out keeps the value in force.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LimitsWanted {
-    /// So many starts in each window.
+    /// How many starts each window allows.
     #[schema(minimum = 1)]
     allow: u32,
     /// The length of the window.
     #[schema(example = "1m")]
     per: Option<String>,
-    /// So many of them may follow each other at once after a pause.
+    /// How many starts may follow each other at once after a pause.
     #[schema(minimum = 1)]
     burst: Option<u32>,
 }
 
-/// Sets other limits than the configured ones. Further windows (`also`) hold as configured.
+/// Sets limits in place of the configured ones. Additional windows (`also`) stay as configured.
 #[utoipa::path(put, path = "/throttles/{name}/limits", tag = "throttles", request_body = LimitsWanted,
     params(("name" = String, Path, description = "A name under `[throttles]`")),
     responses((status = 200, description = "They hold", body = Words)))]
@@ -124,7 +124,7 @@ pub async fn set(
     told(throttle::set(&api.operator(&actor), &name, NewLimits { allow, per, burst }).await)
 }
 
-/// Goes back to the configured limits.
+/// Restores the configured limits.
 #[utoipa::path(delete, path = "/throttles/{name}/limits", tag = "throttles",
     params(("name" = String, Path, description = "A name under `[throttles]`")),
     responses((status = 200, description = "The configured limits hold", body = Words)))]

@@ -1,4 +1,4 @@
-//! Small types that answers of many endpoints have.
+//! Small types that many endpoints answer.
 
 use std::fmt::Display;
 
@@ -17,11 +17,11 @@ pub fn hex(bytes: &[u8]) -> String {
 /// What has happened, in words.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Words {
-    /// For people.
+    /// A sentence for people.
     pub words: String,
 }
 
-/// What an operator's verb comes to, in its words.
+/// The receipt of an operator's verb, in words.
 pub fn told(receipt: operate::Result<impl Display>) -> Result<Json<Words>> {
     Ok(Json(Words { words: receipt?.to_string() }))
 }

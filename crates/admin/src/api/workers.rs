@@ -1,4 +1,4 @@
-//! Workers: who they are, and that one of them takes nothing more.
+//! Workers: listed, drained and resumed.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ use crate::operate::worker;
 /// All workers that have not ended.
 #[derive(Serialize, ToSchema)]
 pub struct Workers {
-    /// When they were looked at.
+    /// When the workers were read from the ledger.
     now: At,
     workers: Vec<WorkerReport>,
 }
 
-/// Lists workers, those included that have fallen silent within the last hour.
+/// Lists workers. The list includes those that have fallen silent within the last hour.
 #[utoipa::path(get, path = "/workers", tag = "workers",
     responses((status = 200, description = "All workers", body = Workers)))]
 pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Workers>> {
@@ -38,12 +38,13 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Workers>> {
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Drain {
-    /// For those who wonder why it runs nothing.
+    /// The reason, shown to people who ask why the worker runs nothing.
     #[schema(example = "its machine gets a new kernel")]
     why: Option<String>,
 }
 
-/// Lets a worker take nothing more. What runs finishes; then it can be stopped without interrupting anything.
+/// Drains a worker: the worker takes no more jobs. What runs finishes; then the worker can be stopped without
+/// interrupting anything.
 #[utoipa::path(post, path = "/workers/{worker}/drain", tag = "workers", request_body = Drain,
     params(("worker" = String, Path, description = "The worker's name")),
     responses((status = 200, description = "It drains", body = Words)))]
@@ -56,7 +57,7 @@ pub async fn drain(
     told(worker::drain(&api.operator(&actor), &worker, why.as_deref().unwrap_or_default()).await)
 }
 
-/// Lets a worker take jobs again.
+/// Lets a drained worker take jobs again.
 #[utoipa::path(post, path = "/workers/{worker}/resume", tag = "workers",
     params(("worker" = String, Path, description = "The worker's name")),
     responses((status = 200, description = "It takes jobs", body = Words)))]
