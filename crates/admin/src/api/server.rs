@@ -77,7 +77,8 @@ impl Listener {
         self.address
     }
 
-    /// Refuses to start if the API can be reached from other machines and there is no token: every request needs one.
+    /// Refuses to start if no client could use the API: requests need a token and there is no valid one. On a loopback
+    /// address this is only a warning.
     async fn check_tokens(&self, api: &Api) -> Result<(), StartError> {
         let now = api.ledger().now();
         if self.anonymous > Scope::None || api.ledger().tokens().await?.iter().any(|token| token.is_valid(now)) {

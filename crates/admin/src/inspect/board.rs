@@ -1,8 +1,8 @@
-//! What is known of everything at the moment, kept up to date for those who look.
+//! The current state of the whole system, kept up to date for its readers.
 //!
-//! What costs little is asked for every two seconds, or as often as whoever keeps it wants; the broker every five.
-//! Chains are counted at most a twentieth of the time, on a connection of their own, so that nobody who looks at
-//! something else waits for it.
+//! Cheap questions go to the ledger every two seconds, or as often as the caller wants; the broker is asked every five.
+//! Counts of chains take at most a twentieth of the time, on a connection of their own, so that no other request waits
+//! for them.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -24,40 +24,39 @@ use tokio::time::{Instant, sleep, timeout};
 use super::broker::Asked;
 use super::throttles::waiting;
 
-/// How often the ledger is usually asked for what costs little.
+/// How often the ledger is usually asked cheap questions.
 pub const LOOK: Duration = Duration::from_secs(2);
-/// How often the broker is asked at most.
+/// The shortest time between two questions to the broker.
 const ASK: Duration = Duration::from_secs(5);
-/// How often chains are counted at most, and at least, however long that takes.
+/// The shortest time between two counts of chains.
 const COUNT: Duration = Duration::from_secs(5);
 const COUNT_AT_LEAST: Duration = Duration::from_secs(30);
-/// How long anybody may take to answer.
+/// How long ledger or broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What is known.
+/// The current state.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// When the ledger was last asked, by its clock.
     pub now: Time,
-    /// How the wall clock stands to that.
+    /// The relation of the wall clock to that time.
     pub calendar: Arc<Calendar>,
-    /// The chains, and when they were counted.
+    /// The number of chains by queue and state, and when they were counted.
     pub census: Option<(Census, Time)>,
-    /// How full the broker's queues are.
+    /// How many messages and consumers the broker's queues have.
     pub asked: Asked,
-    /// When the broker last told anything, by the ledger's clock.
+    /// When the broker last answered, by the ledger's clock.
     pub asked_at: Option<Time>,
-    /// How many messages come and go there.
+    /// How many messages enter and leave its queues.
     pub rates: BTreeMap<String, Rates>,
-    /// The workers.
     pub workers: Vec<SeenWorker>,
-    /// What was ordered of queues and workers.
+    /// Orders for queues and workers.
     pub orders: BTreeMap<Subject, FleetOrders>,
     /// Starts over the last hour.
     pub rhythm: Rhythm,
-    /// How late they were in the last seconds, on the worker where that was worst.
+    /// How late starts were in the last seconds, on the worker with the latest ones.
     pub recent_late: Option<Lateness>,
-    /// How many wait for slots of which throttle.
+    /// How many jobs wait for slots, by throttle.
     pub waiting: BTreeMap<String, i64>,
     /// Throttles that let nothing start, and why.
     pub throttled: Vec<(String, String)>,
@@ -85,7 +84,7 @@ impl Default for Facts {
     }
 }
 
-/// What the ledger answers quickly.
+/// The answers to the cheap questions.
 struct Quick {
     now: Time,
     calendar: Arc<Calendar>,
@@ -99,7 +98,8 @@ struct Quick {
 
 impl Quick {
     async fn ask(config: &Config, ledger: &dyn Ledger) -> Result<Self, LedgerError> {
-        // Where no worker runs in this process, nobody else does. A ledger that is only looked at is told nothing.
+        // If no worker runs in this process, nothing else reads the ledger's clock. A ledger that is open for reading
+        // only cannot store the reading.
         if let Err(error) = ledger.read_clock().await {
             tracing::debug!(%error, "the ledger's clock cannot be read");
         }
@@ -130,7 +130,7 @@ impl Quick {
     }
 }
 
-/// Keeps the facts.
+/// Keeps the facts up to date.
 pub struct Board {
     facts: watch::Sender<Arc<Facts>>,
 }
@@ -142,19 +142,18 @@ impl Default for Board {
 }
 
 impl Board {
-    /// What is known now.
+    /// The current facts.
     pub fn facts(&self) -> Arc<Facts> {
         self.facts.borrow().clone()
     }
 
-    /// Tells of each change.
+    /// Announces each change.
     pub fn changes(&self) -> watch::Receiver<Arc<Facts>> {
         self.facts.subscribe()
     }
 
-    /// Keeps them up to date, for ever, and asks the ledger `every` so often for what costs little. `config` and
-    /// `broker` are asked for each time; `ledger` is for what is quick, and `counting` another connection to it, for
-    /// what is not.
+    /// Updates the facts without end, and asks the ledger cheap questions once in `every`. `config` and `broker` are
+    /// called each time; `ledger` is for cheap questions, and `counting`, another connection to it, for expensive ones.
     pub async fn keep<B>(
         &self,
         every: Duration,

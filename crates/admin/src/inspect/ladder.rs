@@ -1,4 +1,4 @@
-//! How many messages sleep on which rung.
+//! How many messages wait on each rung.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use super::broker::Asked;
 /// A rung of the ladder.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct RungReport {
-    /// The broker's queue.
+    /// The name of the broker's queue.
     pub name: String,
-    /// How long messages sleep there, in milliseconds.
+    /// How long messages wait there, in milliseconds.
     pub delay_ms: u64,
-    /// How many sleep there, if that is known.
+    /// How many messages wait there, if that is known.
     pub ready: Option<u64>,
 }
 
-/// All rungs, from the shortest, and why the broker cannot be asked.
+/// All rungs, from the shortest delay, and why the broker could not be asked.
 pub async fn rungs(config: &Config, broker: &dyn Broker) -> (Vec<RungReport>, Option<String>) {
     let names = config.topology().names;
     let rungs: Vec<(String, Duration)> =

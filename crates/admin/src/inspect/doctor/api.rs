@@ -1,4 +1,4 @@
-//! The admin API, where one is configured: what `roundelay serve` or a worker would refuse.
+//! The admin API, if one is configured: the faults for which `roundelay serve` or a worker would refuse to start.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -11,18 +11,18 @@ use crate::api::server::check_tls;
 use crate::inspect::doctor::facts::Facts;
 use crate::inspect::doctor::finding::{Answer, Area, Finding, blocking, limited, word};
 
-/// What is known of it.
+/// Facts about the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiFacts {
-    /// Why its address is none of this machine's; nothing when it is.
+    /// Why its address is not this machine's; nothing when it is.
     pub elsewhere: Option<String>,
-    /// What is wrong with its certificate and key; nothing when they can be used, or are not wanted.
+    /// What is wrong with its certificate and key; nothing when they can be used, or none are configured.
     pub tls: Option<String>,
-    /// The key is readable by anybody on this machine.
+    /// Whether every user of this machine can read the key.
     pub key_is_open: bool,
 }
 
-/// Asks, if one is configured.
+/// Gathers the facts, if an API is configured.
 pub(super) async fn gather(config: &Config, within: Duration) -> Option<Answer<ApiFacts>> {
     let address = config.api.listen?;
     let tls = config.api.tls.clone();
@@ -37,7 +37,7 @@ pub(super) async fn gather(config: &Config, within: Duration) -> Option<Answer<A
     Some(files.and_then(|(tls, key_is_open)| Ok(ApiFacts { elsewhere: elsewhere?, tls, key_is_open })))
 }
 
-/// Whether nobody could listen there. Any port will do: that of the API may be in use, by the API.
+/// Why no process could listen on this address. Any port will do: the API's own port may be in use by the API.
 async fn elsewhere(ip: IpAddr) -> Option<String> {
     TcpListener::bind(SocketAddr::new(ip, 0)).await.err().map(|error| error.to_string())
 }
@@ -61,7 +61,7 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
             Finding::bad(Area::Api, what, seen, stops, fix)
         }
     }];
-    // Reading the configuration has refused these already; who has set them otherwise is told the same.
+    // The configuration refuses these settings already; this check is for settings that were made in another way.
     for (what, refused) in
         [("anonymous", config.api.anonymous_on(address).err()), ("encryption", config.api.encrypted_on(address).err())]
     {

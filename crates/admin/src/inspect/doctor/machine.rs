@@ -14,56 +14,55 @@ use crate::inspect::doctor::facts::Facts;
 use crate::inspect::doctor::finding::{Area, Finding, size};
 use crate::inspect::doctor::programs::ProgramFacts;
 
-/// With less free disk, SQLite's log and a busy hour may fill it.
+/// With less free disk in bytes, SQLite's log and a busy hour may fill the disk.
 const LITTLE_DISK: u64 = 1 << 30;
-/// With less, it is a matter of minutes.
+/// With less free disk in bytes, the disk is full within minutes.
 const NO_DISK: u64 = 128 << 20;
-/// Files that a worker has open whatever it does: the ledger, the broker's connections, the runtime, listeners, log.
+/// Files that every worker has open: the ledger, the broker's connections, the runtime, listeners, log.
 const OWN_FILES: u64 = 64;
-/// A program that runs has three pipes and a handle; a call has its connection, and one more while names are looked up.
+/// A running program has three pipes and a handle; a call has its connection, and one more during name resolution.
 const FILES_OF_PROGRAM: u64 = 4;
 const FILES_OF_CALL: u64 = 2;
 
-/// What is known of this machine.
+/// Facts about this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachineFacts {
     /// How many files this process may have open.
     pub files: u64,
-    /// The disk under a ledger in a file.
+    /// The disk under a ledger file.
     pub disk: Option<Disk>,
-    /// What is known of the clock's synchronisation.
+    /// Whether the clock is synchronised.
     pub synchronised: Synchronised,
-    /// What is wrong with the programs of handlers.
+    /// Problems with the programs of handlers.
     pub programs: Vec<ProgramFacts>,
 }
 
 /// A file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// The folder that was looked at.
     pub folder: PathBuf,
-    /// Its type's number.
+    /// The number of the file system's type.
     pub magic: i64,
-    /// Bytes that are free for this user.
+    /// The free bytes for this user.
     pub free: u64,
 }
 
-/// Whether somebody keeps the clock right.
+/// Whether a time service keeps the clock right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Synchronised {
-    /// systemd-timesyncd has set it since the start.
+    /// systemd-timesyncd has set the clock since the machine started.
     Yes,
-    /// systemd-timesyncd runs, and has not.
+    /// systemd-timesyncd runs, and has not set the clock.
     NotYet,
-    /// Nobody known says so.
+    /// No known time service says that it sets the clock.
     #[default]
     Unknown,
 }
 
-/// Asks the system.
+/// Gathers the facts.
 pub(super) async fn gather(config: Config) -> MachineFacts {
     tokio::task::spawn_blocking(move || {
-        // What cannot be read is no limit: the number is not told to be low.
+        // If the limit cannot be read, the report must not say that it is too low.
         let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
         let folder = match &config.ledger.url {
             LedgerUrl::Sqlite(path) => Some(folder(path)),
@@ -120,12 +119,12 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
         let seen = format!("{whose} may have {limit}, and a worker of all queues needs up to {needed}");
         match limit {
             _ if limit >= needed => Finding::good(Area::Machine, what, seen),
-            // Only when as many as ever may look at the dashboard at the same time.
+            // The limit is too low only when the dashboard has as many connections as it allows.
             _ if limit >= needed - api => Finding::warning(Area::Machine, what, seen, follows, fix.clone()),
             _ => Finding::bad(Area::Machine, what, seen, follows, fix.clone()),
         }
     };
-    // What workers may is what counts. Where one can be asked on this machine, this process is none.
+    // The limit of the workers is what counts. If a worker runs on this machine, the limit of this process is not used.
     let workers = facts.chains.as_ref().map(|chains| chains.limits.as_slice()).unwrap_or_default();
     match (&facts.machine, workers) {
         (_, [_, ..]) => {
@@ -176,7 +175,7 @@ fn room(disk: &Disk) -> Finding {
     }
 }
 
-/// File systems on which a write-ahead log does not hold, since it needs memory that all processes share.
+/// File systems on which a write-ahead log does not work, because it needs memory that all processes share.
 const NETWORK: [(i64, &str); 12] = [
     (0x6969, "NFS"),
     (0x517b, "SMB"),
@@ -191,9 +190,9 @@ const NETWORK: [(i64, &str); 12] = [
     (0x7461_636f, "OCFS2"),
     (0x564c, "NCP"),
 ];
-/// Those of which it depends on what is behind them.
+/// File systems that may be local or remote.
 const DOUBTFUL: [(i64, &str); 3] = [(0x6573_5546, "FUSE"), (0x0102_1997, "9P"), (0x786f_4256, "VirtualBox")];
-/// Those that do not last.
+/// File systems that lose their content at a restart.
 const FLEETING: [(i64, &str); 3] = [
     (0x0102_1994, "in memory (tmpfs), gone when the machine stops"),
     (0x8584_58f6, "in memory (ramfs), gone when the machine stops"),
@@ -230,7 +229,7 @@ fn file_system(disk: &Disk, ledger: &Path) -> Finding {
     Finding::good(Area::Machine, what, "it is on a local disk, as far as one can see")
 }
 
-/// The limit of open files in the words of `/proc/PID/limits` (pure).
+/// The limit of open files, read from `/proc/PID/limits` (pure).
 pub(super) fn files_of(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     match line.split_whitespace().next()? {

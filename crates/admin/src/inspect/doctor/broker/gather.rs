@@ -1,4 +1,4 @@
-//! Asks the broker, over AMQP and its management API, each with a limit.
+//! Asks the broker, over AMQP and its management API, each with a time limit.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::BrokerFacts;
 use crate::inspect::broker::Asked;
 use crate::inspect::doctor::finding::{Answer, limited};
 
-/// What is known of RabbitMQ; nothing where the broker is in the worker's process.
+/// The facts about RabbitMQ; nothing if the broker is embedded in the worker's process.
 pub async fn gather(config: &Config, within: Duration) -> Option<BrokerFacts> {
     let BrokerUrl::Amqp(url) = &config.broker.url else { return None };
     let (place, management) = (Place::of(url.expose()), config.broker.management.clone());

@@ -1,5 +1,5 @@
-//! The broker: how far one gets with it, what it is, what this user may do there, and whether its exchanges and queues
-//! are as they must be. `gather` asks; the other modules judge what it has been told (pure).
+//! The broker: how far a connection gets, its version, the permissions of this user, and whether its exchanges and
+//! queues are as they must be. `gather` asks; the other modules make findings of the answers (pure).
 
 mod connection;
 mod gather;
@@ -21,20 +21,20 @@ use management::management;
 use permissions::Needs;
 use topology::{declared, leftovers};
 
-/// What is known of RabbitMQ.
+/// Facts about RabbitMQ.
 #[derive(Clone, Debug)]
 pub struct BrokerFacts {
-    /// Where it is, and who we are to it.
+    /// The broker's address, and our user there.
     pub place: Answer<Place>,
-    /// How far one gets.
+    /// How far a connection gets.
     pub reached: Answer<Reached>,
-    /// The certificates that were met on the way.
+    /// The certificates that the connection has seen.
     pub certificates: Vec<Certificate>,
-    /// What the management API tells; nothing where none is configured.
+    /// The management API's answer; nothing if none is configured.
     pub told: Option<Answer<Result<Told, Untold>>>,
-    /// What differs from the topology, or why that is not known.
+    /// The differences from the topology, or why they are not known.
     pub topology: Answer<Vec<check::Finding>>,
-    /// How full queues are.
+    /// How many messages and consumers queues have.
     pub asked: Asked,
 }
 

@@ -1,4 +1,4 @@
-//! Whether exchanges and queues are as they must be, and whether those are empty that should be (pure).
+//! Whether exchanges and queues are as they must be, and whether the queues that should be empty are empty (pure).
 
 use roundelay_broker::rabbit::{Weight, check};
 use roundelay_model::topology::{Names, Topology};
@@ -6,7 +6,7 @@ use roundelay_model::topology::{Names, Topology};
 use crate::inspect::broker::Asked;
 use crate::inspect::doctor::finding::{Answer, Area, Finding, Grade, some};
 
-/// What differs from the topology.
+/// The differences from the topology.
 pub(super) fn declared(found: &Answer<Vec<check::Finding>>, is_in: bool, topology: &Topology) -> Vec<Finding> {
     let what = "topology";
     let found = match found {
@@ -72,7 +72,7 @@ pub(super) fn leftovers(asked: &Asked, is_in: bool, names: &Names) -> Vec<Findin
                     "one-off jobs among them do not run until somebody sees to it; chains go on by themselves";
                 all.push(Finding::warning(Area::Broker, queue, format!("{ready} messages {words}"), follows, fix));
             }
-            // Without the queue, that it is missing is told; without the broker, that it is away.
+            // A missing queue and an unavailable broker are reported elsewhere.
             None if is_in && matches!(asked, Asked::Away(_)) => {
                 let why = asked.error().unwrap_or_default();
                 all.push(Finding::unknown(Area::Broker, queue, why, "try again; `roundelay status` asks for it, too"));
