@@ -116,7 +116,7 @@ pub fn worker(config: Config) -> Engine {
     engine
 }
 
-// The engine, and what it is made with.
+// The engine, and the types to make it.
 
 /// The settings of a worker, from a file or from text.
 ///
@@ -190,7 +190,7 @@ pub use roundelay_config::{ConfigError, Problem};
 pub use roundelay_engine::Engine;
 pub use roundelay_engine::{Connections, StartError};
 
-// What programs bring to it: chains and jobs.
+// What programs give to the engine: chains and jobs.
 
 pub use roundelay_engine::enroll::{EnrollError, Enroller, Entity, Tally};
 /// Publishes one-off jobs, which run once, outside any chain.

@@ -1,4 +1,4 @@
-//! `roundelay queue` and `roundelay workers`: how queues and workers are, and an operator's word on them.
+//! `roundelay queue` and `roundelay workers`: the state of queues and workers, and orders for them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use super::steer::ledger;
 use super::table::{Cell, Column, Table};
 use super::{ConfigFile, grouped};
 
-/// Shows queues; pauses them, and widens or narrows them, while workers run.
+/// Shows queues; pauses them, and changes their concurrency, while workers run.
 ///
-///   roundelay queue list                                        how all of them are
-///   roundelay queue pause sync-ios --why 'they are down'        workers take nothing more from it
+///   roundelay queue list                                        the state of all of them
+///   roundelay queue pause sync-ios --why 'they are down'        workers take no more jobs from it
 ///   roundelay queue resume sync-ios
 ///   roundelay queue concurrency sync-ios 32                     in each worker; without a number, as configured
 ///
@@ -44,7 +44,7 @@ enum QueueWord {
     Concurrency(Concurrency),
 }
 
-/// Lists the queues of the configuration, and those that only chains know.
+/// Lists the queues of the configuration, and queues that only chains name.
 #[derive(Args)]
 struct ListQueues {
     #[command(flatten)]
@@ -54,12 +54,12 @@ struct ListQueues {
     json: bool,
 }
 
-/// Who says so, to whom.
+/// Who gives an order.
 #[derive(Args)]
 struct Said {
     #[command(flatten)]
     config: ConfigFile,
-    /// Who orders it, for those who look later.
+    /// Who gives the order, for people who read it later.
     #[arg(long, value_name = "NAME", default_value_t = somebody())]
     by: String,
     /// Print a JSON object.
@@ -67,19 +67,19 @@ struct Said {
     json: bool,
 }
 
-/// Lets workers take nothing more from a queue.
+/// Pauses a queue: workers take no more jobs from it.
 #[derive(Args)]
 struct PauseQueue {
     /// A name under [queues].
     queue: String,
-    /// Why, for those who wonder why nothing runs.
+    /// The reason, for people who ask why nothing runs.
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
     said: Said,
 }
 
-/// Lets workers take from a queue again.
+/// Lets workers take jobs from a queue again.
 #[derive(Args)]
 struct ResumeQueue {
     /// A name under [queues].
@@ -93,7 +93,7 @@ struct ResumeQueue {
 struct Concurrency {
     /// A name under [queues].
     queue: String,
-    /// So many; as configured when it is not said.
+    /// The number of jobs; left out, the configured number.
     #[arg(value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     places: Option<u16>,
     #[command(flatten)]
@@ -103,7 +103,7 @@ struct Concurrency {
 /// Shows workers; drains one, so that it can be stopped without interrupting anything.
 ///
 ///   roundelay workers list
-///   roundelay workers drain 4711-8c1f…        it takes nothing more, and what runs finishes
+///   roundelay workers drain 4711-8c1f…        it takes no more jobs, and what runs finishes
 ///   roundelay workers resume 4711-8c1f…
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
@@ -119,7 +119,7 @@ enum WorkersWord {
     Resume(ResumeWorker),
 }
 
-/// Lists workers, those included that have fallen silent within the last hour.
+/// Lists workers. The list includes those that have fallen silent within the last hour.
 #[derive(Args)]
 struct ListWorkers {
     #[command(flatten)]
@@ -129,12 +129,12 @@ struct ListWorkers {
     json: bool,
 }
 
-/// Lets a worker take nothing more.
+/// Drains a worker: it takes no more jobs.
 #[derive(Args)]
 struct Drain {
-    /// Its name, or the beginning of it that no other has.
+    /// The worker's name, or a beginning of it that fits no other worker.
     worker: String,
-    /// Why, for those who wonder why it runs nothing.
+    /// The reason, for people who ask why it runs nothing.
     #[arg(long, value_name = "TEXT", default_value = worker::DRAINED)]
     why: String,
     #[command(flatten)]
@@ -144,13 +144,13 @@ struct Drain {
 /// Lets a worker take jobs again.
 #[derive(Args)]
 struct ResumeWorker {
-    /// Its name, or the beginning of it that no other has.
+    /// The worker's name, or a beginning of it that fits no other worker.
     worker: String,
     #[command(flatten)]
     said: Said,
 }
 
-/// Who gives the order, as far as the system knows.
+/// Who gives the order: the user's name, as the system reports it.
 pub fn somebody() -> String {
     let name = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
     let (name, host) = (name.unwrap_or_else(|| "somebody".into()), host());
@@ -158,7 +158,7 @@ pub fn somebody() -> String {
 }
 
 impl Said {
-    /// Gives an order, and says what it comes to.
+    /// Gives an order, and prints its result.
     async fn order(
         self,
         give: impl AsyncFnOnce(&Operator<'_>) -> operate::Result<Ordered<FleetOrders>>,
@@ -223,7 +223,7 @@ impl ListQueues {
     }
 }
 
-/// How many jobs of it each worker runs at the same time.
+/// How many jobs of the queue each worker runs at the same time.
 fn places(of: &QueueReport) -> String {
     of.concurrency.ordered.unwrap_or(of.concurrency.configured).to_string()
 }

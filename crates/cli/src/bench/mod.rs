@@ -36,10 +36,10 @@ enum Command {
     Ladder(ladder::Ladder),
 }
 
-/// More chains than a broker can serve at a delay of a second: an embedded one, and RabbitMQ.
+/// More chains than a broker can serve at a delay of a second: the embedded one, and RabbitMQ.
 const MORE_THAN_ENOUGH: [usize; 2] = [60_000, 20_000];
 
-/// Where it is measured.
+/// Broker and ledger of a measurement.
 #[derive(Args)]
 struct Place {
     /// `embedded` or amqp://user:password@host:port/vhost.
@@ -52,7 +52,7 @@ struct Place {
 
 impl Bench {
     pub async fn run(self) -> anyhow::Result<()> {
-        // What is printed meanwhile goes above it.
+        // Lines that are printed meanwhile go above it.
         let _waits = waiting("measuring");
         match self.command {
             Command::Chains(bench) => bench.run().await,
@@ -61,14 +61,14 @@ impl Bench {
             Command::Keys(bench) => bench.run().await,
             Command::Parked(bench) => bench.run().await,
             Command::Restart(bench) => bench.run().await,
-            // It has runtimes of its own.
+            // The measurement has runtimes of its own.
             Command::Flat(bench) => tokio::task::block_in_place(|| bench.run()),
             Command::Ladder(bench) => bench.run().await,
         }
     }
 }
 
-/// A ledger to measure on; when it was made for that, it goes with this.
+/// The ledger of a measurement; a temporary one is removed with this value.
 struct Ledger {
     url: String,
     folder: Option<PathBuf>,
@@ -99,12 +99,12 @@ impl Drop for Ledger {
     }
 }
 
-/// What is going on, for people who wait.
+/// Prints progress for people who wait.
 fn note(text: &str) {
     screen::note(format_args!("{text}"));
 }
 
-/// Figures for one moment after the other.
+/// Figures of moments, one after the other.
 fn steps(figures: &[f64]) -> String {
     figures.iter().map(|figure| format!("{figure} MiB")).collect::<Vec<_>>().join(", then ")
 }

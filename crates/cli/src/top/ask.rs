@@ -1,5 +1,4 @@
-//! Asks what the screen wants to know, and gives the orders that were meant: what commands and the API do, by the
-//! same functions.
+//! Runs the queries of the screen, and gives the confirmed orders, by the functions that commands and the API use.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,33 +22,32 @@ use tokio_util::sync::CancellationToken;
 use super::order::{Deed, Order};
 use super::state::{Answer, Input, Row, Show, Wanted};
 
-/// How long anybody may take to answer.
+/// How long ledger or broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long the broker's connection may take to close.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// Rows that are asked for.
+/// How many rows are queried.
 const ROWS: u32 = 200;
-/// Runs of a chain that are asked for.
+/// How many runs of a chain are queried.
 const RUNS: u32 = 20;
 
-/// What is asked, by whom, and where the answers go.
+/// The poller of the screen's data.
 pub struct Asker {
-    /// The workers' configuration.
     pub config: Config,
-    /// How often.
+    /// How often the ledger is asked.
     pub every: Duration,
-    /// What the screen wants at the moment.
+    /// The query that the screen needs at the moment.
     pub wanted: watch::Receiver<Wanted>,
-    /// Orders that were meant.
+    /// Confirmed orders.
     pub orders: mpsc::UnboundedReceiver<Order>,
-    /// Who gives them.
+    /// Who gives the orders.
     pub by: String,
     /// Where the answers go.
     pub to: mpsc::UnboundedSender<Input>,
 }
 
 impl Asker {
-    /// Asks until `stop`.
+    /// Polls until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         let Self { config, every, wanted, orders, by, to } = self;
         let Some(Some(api)) = stop.run_until_cancelled(open(&config, every, &to)).await else { return };
@@ -66,7 +64,7 @@ impl Asker {
     }
 }
 
-/// Opens the ledger, again and again while it is away; nothing when nobody wants to hear of it any more.
+/// Opens the ledger, again and again while it is unavailable; nothing when the receiver of `to` has gone.
 async fn open(config: &Config, every: Duration, to: &mpsc::UnboundedSender<Input>) -> Option<Arc<Api>> {
     loop {
         let why = match timeout(PATIENCE, Api::open(config.clone())).await {
@@ -113,7 +111,7 @@ async fn answer_all(
                     let _ = to.send(Input::Answer(now, answer.map_err(|error| error.to_string())));
                 }
             }
-            // What nobody looks at any more need not be answered.
+            // If the screen needs another query, this answer is not needed any more.
             changed = wanted.changed() => match changed {
                 Ok(()) => { wanted.mark_changed(); continue }
                 Err(_) => return,
@@ -196,11 +194,11 @@ async fn give_all(api: &Api, mut orders: mpsc::UnboundedReceiver<Order>, by: &st
         };
         let _ = to.send(Input::Given(became));
     }
-    // Whoever joins this with what goes on for ever is ended from outside.
+    // The caller joins this with tasks that never end, and cancels all from outside.
     std::future::pending::<()>().await;
 }
 
-/// Gives an order; answers what it comes to.
+/// Gives an order; answers its result in words.
 async fn give(api: &Api, Order { deed, span, why }: Order, by: &str) -> anyhow::Result<String> {
     let operator = Operator { config: api.config(), ledger: api.ledger(), by: by.to_owned() };
     Ok(match deed {

@@ -1,9 +1,9 @@
 //! `roundelay top`
 //!
-//! - `state`: what is known, and what becomes of it with each key and answer (pure).
-//! - `order`: what can be ordered, and the question that comes before it (pure).
-//! - `draw`, `screens`, `table`, `text`: from what is known to a screen (pure).
-//! - `ask`: asks, and gives orders.
+//! - `state`: the state, and how each key and answer changes it (pure).
+//! - `order`: the orders, and the question that comes before each (pure).
+//! - `draw`, `screens`, `table`, `text`: from the state to a screen (pure).
+//! - `ask`: runs queries, and gives orders.
 
 mod ask;
 mod draw;
@@ -38,16 +38,16 @@ use draw::{Paint, draw};
 use order::Order;
 use state::{Effect, Input, Key, State, Wanted, update};
 
-/// From one drawing to the next, at the latest: ages are told in seconds.
+/// The longest time between two drawings: ages are shown in seconds.
 const TICK: Duration = Duration::from_secs(1);
-/// How long what asks may take to end.
+/// How long tasks may take to end.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Shows on a terminal how everything is: what is late, why, what it did, and lets you stop it.
+/// Shows on a terminal how everything is: what is late, why, what it did; and lets you stop it.
 ///
-/// What is wrong, queues, throttles, late chains and why they do not run, workers, and the latest runs: what
-/// `roundelay status` and the dashboard tell, on a terminal of 80×24 or more. Keys pause, hold, drain and bring
-/// forward, as the commands do; each asks first. `?` tells all of them. NO_COLOR is respected.
+/// What is wrong, queues, throttles, late chains and why they do not run, workers, and the latest runs: the data of
+/// `roundelay status` and the dashboard, on a terminal of 80×24 or more. Keys pause, hold, drain and bring forward, as
+/// the commands do; each asks first. `?` shows all keys. NO_COLOR is respected.
 #[derive(Args)]
 pub struct Top {
     #[command(flatten)]
@@ -55,10 +55,10 @@ pub struct Top {
     /// How often the ledger is asked.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = every)]
     every: Duration,
-    /// Only look: nothing can be ordered.
+    /// Only look: no order can be given.
     #[arg(long)]
     read_only: bool,
-    /// Who gives orders, for those who look later.
+    /// Who gives orders, for people who read them later.
     #[arg(long, value_name = "NAME", default_value_t = somebody())]
     by: String,
 }
@@ -83,7 +83,7 @@ impl Top {
         }
         let stop = shutdown_on(
             &[SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()],
-            // Whoever is in a hurry still wants a terminal that works.
+            // Also a user who ends the program in a hurry needs a terminal that works.
             ratatui::restore,
         )?;
         let (to, inputs) = mpsc::unbounded_channel();
@@ -111,7 +111,7 @@ fn colours() -> bool {
     screen::colourful(&std::io::stdout())
 }
 
-/// What is on the screen.
+/// The terminal, the state and the tasks behind it.
 struct Dashboard {
     terminal: DefaultTerminal,
     state: State,
@@ -121,7 +121,7 @@ struct Dashboard {
 }
 
 impl Dashboard {
-    /// Shows it until somebody has had enough.
+    /// Shows the screen until the user quits.
     async fn show(
         self,
         mut inputs: mpsc::UnboundedReceiver<Input>,
@@ -166,8 +166,8 @@ impl Dashboard {
     }
 }
 
-/// Tells of a panic in another thread. That must not write onto the screen, nor give the terminal back while this
-/// one draws.
+/// Reports a panic in another thread. The report must not write onto the screen, nor give the terminal back while this
+/// thread draws.
 struct Broken {
     told: Arc<OnceLock<String>>,
     token: CancellationToken,
@@ -190,9 +190,9 @@ impl Broken {
     }
 }
 
-/// Tells what is pressed, on a thread of its own, since it waits for that. It ends with the program.
+/// Sends the pressed keys, from a thread of its own, because reading a key blocks. The thread ends with the program.
 fn read_keys(to: &mpsc::UnboundedSender<Input>) {
-    // When the terminal has gone, SIGHUP or the next drawing says so.
+    // When the terminal has gone, SIGHUP or the next drawing reports it.
     while let Ok(event) = read() {
         let input = match event {
             Event::Key(event) => key(event).map(Input::Key),
@@ -205,7 +205,7 @@ fn read_keys(to: &mpsc::UnboundedSender<Input>) {
     }
 }
 
-/// What a key means.
+/// The meaning of a key.
 fn key(KeyEvent { code, modifiers, kind, .. }: KeyEvent) -> Option<Key> {
     if kind == KeyEventKind::Release {
         return None;

@@ -1,4 +1,4 @@
-//! What can be ordered from the screen, and the question that comes before it (pure).
+//! The orders that can be given from the screen, and the question that comes before an order (pure).
 
 use std::time::Duration;
 
@@ -10,38 +10,38 @@ use roundelay_model::clock::{parse_duration, short_duration};
 use super::state::Key;
 use super::text::visible;
 
-/// The longest answer that is taken.
+/// The longest text that can be typed, in characters.
 const MOST: usize = 500;
 
-/// What is wanted of what.
+/// An action on a queue, throttle, worker or chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deed {
-    /// Workers take nothing more from a queue.
+    /// Workers take no more jobs from a queue.
     PauseQueue(String),
-    /// They do again.
+    /// Workers take jobs from a queue again.
     ResumeQueue(String),
     /// A throttle lets nothing start for a while.
     Hold(String),
-    /// It does again.
+    /// A throttle lets jobs start again.
     Release(String),
-    /// A worker takes nothing more.
+    /// A worker takes no more jobs.
     Drain(String),
-    /// It does again.
+    /// A worker takes jobs again.
     ResumeWorker(String),
     /// A chain, by kind and key, stops ticking.
     PauseChain(String, String),
-    /// It ticks again.
+    /// A chain, by kind and key, ticks again.
     ResumeChain(String, String),
-    /// Its next tick comes now.
+    /// The next tick of a chain, by kind and key, comes now.
     Advance(String, String),
 }
 
-/// What has to be said with it.
+/// A field of an order that the user types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Field {
     Span,
     Why,
-    /// Likewise, but it may be left out.
+    /// Why; this may be left out.
     WhyPerhaps,
 }
 
@@ -55,7 +55,7 @@ impl Deed {
         }
     }
 
-    /// What it comes to, as one says it.
+    /// The action in words.
     pub fn words(&self) -> String {
         match self {
             Self::PauseQueue(queue) => format!("Pause the queue {queue}"),
@@ -71,41 +71,40 @@ impl Deed {
     }
 }
 
-/// An order, as it is given.
+/// A confirmed action with its fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// What is wanted.
     pub deed: Deed,
-    /// For how long; zero where that is not asked.
+    /// For how long; zero if the action has no such field.
     pub span: Duration,
-    /// Why; empty where that is not asked.
+    /// Why; empty if the action has no such field.
     pub why: String,
 }
 
-/// What is asked before an order is given: what has to be said with it, and then whether it is meant.
+/// The question before an order: its fields, and then a confirmation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     order: Order,
-    /// Which of its fields is asked for; after the last, whether it is meant.
+    /// The index of the field that is asked for; after the last field, the confirmation.
     at: usize,
     typed: String,
-    /// Why what was typed cannot be taken.
+    /// Why the typed text is refused.
     slip: Option<String>,
 }
 
-/// What became of a question with a key.
+/// The result of a key.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answered {
-    /// It is not answered yet.
+    /// The question is still open.
     Open(Question),
-    /// It is not wanted.
+    /// The user has cancelled.
     Dropped,
-    /// It is meant.
+    /// The user has confirmed.
     Meant(Order),
 }
 
 impl Question {
-    /// About a deed.
+    /// The question about an action.
     pub fn new(deed: Deed) -> Self {
         let order = Order { deed, span: Duration::ZERO, why: String::new() };
         Self { order, at: 0, typed: String::new(), slip: None }
@@ -115,7 +114,7 @@ impl Question {
         self.order.deed.fields().get(self.at).copied()
     }
 
-    /// What is asked.
+    /// The text of the question.
     pub fn asks(&self) -> String {
         let words = self.order.deed.words();
         let asks = match self.field() {
@@ -137,7 +136,7 @@ impl Question {
         format!("{span}{why}")
     }
 
-    /// What was typed up to now; nothing where only yes or no is asked.
+    /// The typed text; nothing while the question is yes or no.
     pub fn typed(&self) -> Option<&str> {
         self.field().map(|_| self.typed.as_str())
     }
@@ -162,7 +161,7 @@ impl Question {
         Answered::Open(self)
     }
 
-    /// What holds for the command's arguments of the same names holds for what was typed.
+    /// The typed text follows the same rules as the command's argument of the same name.
     fn take(&mut self, field: Field) -> Result<(), String> {
         let typed = visible(self.typed.trim());
         match field {
@@ -224,7 +223,7 @@ mod tests {
             let expected = order.map_or(Answered::Dropped, Answered::Meant);
             assert_eq!(type_in(deed, keys), expected, "{keys}");
         }
-        // Nothing but a yes is one.
+        // Only a yes confirms.
         for (deed, keys) in [(&pause, "y⏎"), (&pause, "⏎y⏎"), (&advance, "x ⏎⏎"), (&hold, "y⏎y"), (&hold, "0s⏎y")]
         {
             assert!(matches!(type_in(deed, keys), Answered::Open(_)), "{keys}");

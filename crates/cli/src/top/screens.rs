@@ -1,4 +1,4 @@
-//! What is in each screen, in lines (pure).
+//! The content of each screen, in lines (pure).
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use super::state::{Row, Screen, Show, State, VERDICTS, Wanted};
 use super::table::{Cell, Column, Table, more, told, window};
 use super::text::{bars, clock, count, middle, millis, rate, used, when, whole, width, wrap};
 
-/// The time of the starts that are shown as bars.
+/// The time that the bars of starts cover, in milliseconds.
 const HOUR: i64 = 3_600_000;
-/// Lines of what is told of the chosen row.
+/// How many lines the details of the selected row have.
 const PANEL: usize = 6;
-/// Keys of a throttle that are shown.
+/// How many keys of a throttle are shown.
 const KEYS: usize = 4;
 
-/// What a screen shows, in at most `room` lines.
+/// The content of the screen, in at most `room` lines.
 pub fn body(state: &State, paint: Paint, columns: usize, room: usize) -> Vec<Line<'static>> {
     let view = View { state, paint, columns, room };
     match (&state.open, state.screen) {
@@ -37,7 +37,7 @@ pub fn body(state: &State, paint: Paint, columns: usize, room: usize) -> Vec<Lin
     }
 }
 
-/// Since when what the screen shows beside the board cannot be asked for, why, and of when it is.
+/// Since when the screen's query has no answer, why, and the time of the data that is shown.
 pub fn away(state: &State) -> Option<(Time, String, Option<Time>)> {
     fn of<T>(known: &super::state::Known<T>) -> Option<(Time, String, Option<Time>)> {
         let (since, why) = known.away.clone()?;
@@ -52,7 +52,7 @@ pub fn away(state: &State) -> Option<(Time, String, Option<Time>)> {
     }
 }
 
-/// What keys there are, and what the words mean.
+/// The keys, and what the words mean.
 pub fn help(state: &State, paint: Paint) -> Vec<Line<'static>> {
     let every = format!("The ledger is asked every {}, the broker every 5s or as rarely.", short_duration(state.every));
     let lines = [
@@ -99,7 +99,7 @@ fn blank() -> Line<'static> {
     Line::default()
 }
 
-/// What is not known is not zero.
+/// An unknown value is not shown as zero.
 fn known<T>(value: Option<T>, shown: impl FnOnce(T) -> String) -> Cell {
     plain(value.map_or_else(|| "-".into(), shown))
 }
@@ -108,7 +108,7 @@ fn ms(span: Duration) -> i64 {
     i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// The last hour in so many parts: starts in a second, on the average of what is known of each.
+/// The last hour in `parts` parts: starts per second, the average of the known values of each part.
 fn hour(sets: &[Bucket], now: Time, parts: usize) -> Vec<Option<f64>> {
     let mut sums = vec![(0_u64, 0_usize); parts];
     let begin = now.as_millis() - HOUR;
@@ -131,7 +131,7 @@ impl View<'_> {
         vec![blank(), Line::styled(format!(" {what}"), self.paint.dim())]
     }
 
-    /// A list, and beneath it what is told of the chosen row.
+    /// A list, and below it the details of the selected row.
     fn list(
         &self,
         title: String,
@@ -276,7 +276,7 @@ impl View<'_> {
         self.scrolled(lines.collect(), room)
     }
 
-    /// As many lines as there is room for, from the one that was scrolled to.
+    /// As many lines as there is room for, from the scroll position.
     fn scrolled(&self, lines: Vec<Line<'static>>, room: usize) -> Vec<Line<'static>> {
         if lines.len() <= room || room == 0 {
             return lines;
@@ -319,7 +319,7 @@ impl View<'_> {
 
     fn queue(&self, of: &QueueReport, counted: bool) -> Vec<Cell> {
         let chains = |number: i64| known(counted.then_some(number), |number| count(number, 7));
-        // What the broker said before it went away is marked, since it may be true no more.
+        // The broker's last answer is marked while the broker is unavailable, since it may be old.
         let old = if self.state.broker.away.is_some() || self.state.broker_slow().is_some() { "~" } else { "" };
         let nobody = of.consumers == Some(0) && (of.due > 0 || of.ready.unwrap_or(0) > 0);
         let state = match (&of.paused, nobody) {
@@ -805,7 +805,7 @@ mod tests {
             seconds: 10,
             p99_ms: None,
         };
-        // Of the time before the hour nothing is shown; two sets of a part are averaged.
+        // Nothing is shown before the hour; two buckets of a part are averaged.
         let sets =
             [bucket(10_000 - 3_610, 99), bucket(10_000 - 1_800, 20), bucket(10_000 - 1_790, 40), bucket(9_990, 0)];
         assert_eq!(hour(&sets, at(10_000), 4), [None, None, Some(3.0), Some(0.0)]);

@@ -1,7 +1,7 @@
-//! What the screen knows, and what becomes of it with each key and each answer (pure).
+//! The state of the screen, and how each key and each answer changes it (pure).
 //!
-//! Nothing is reckoned here: figures and words are those of [`roundelay_admin::inspect`]. What cannot be asked any more
-//! stays as it was, with the time since when.
+//! Nothing is computed here: figures and words are those of [`roundelay_admin::inspect`]. Data that cannot be read any
+//! more stays on the screen, with the time since when it is old.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,16 +19,16 @@ use roundelay_model::clock::Time;
 
 use super::order::{Answered, Deed, Order, Question};
 
-/// For how long it is shown what became of an order.
+/// How long the result of an order stays on the screen.
 const SHOWN: Duration = Duration::from_secs(15);
-/// Rows that a page key goes over.
+/// How many rows a page key moves.
 const PAGE: usize = 10;
-/// The shortest time without an answer of the ledger that is worth a word.
+/// If the ledger has not answered for this long, the screen says so.
 const SLOW: Duration = Duration::from_secs(6);
-/// Likewise of the broker, which is asked every five seconds.
+/// If the broker, which is asked every five seconds, has not answered for this long, the screen says so.
 const BROKER_SLOW: Duration = Duration::from_secs(15);
 
-/// A key, as far as one means anything here.
+/// A key that has a meaning here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     /// A letter, a digit or a sign.
@@ -39,7 +39,7 @@ pub enum Key {
     Esc,
     /// To the next screen.
     Tab,
-    /// To the one before.
+    /// To the screen before.
     BackTab,
     /// One row up.
     Up,
@@ -53,18 +53,18 @@ pub enum Key {
     Home,
     /// To the last row.
     End,
-    /// Deletes what was typed last.
+    /// Deletes the last typed letter.
     Backspace,
-    /// Ends at once, whatever is asked: Ctrl-C.
+    /// Ends the program at once, also while a question is open: Ctrl-C.
     Interrupt,
-    /// Draws anew what something else has drawn over: Ctrl-L.
+    /// Draws the screen again, after other output has drawn over it: Ctrl-L.
     Redraw,
 }
 
 /// A screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Screen {
-    /// All in figures, and what is wrong.
+    /// All chains in figures, and what is wrong.
     Overview,
     /// The platform queues.
     Queues,
@@ -79,10 +79,10 @@ pub enum Screen {
 }
 
 impl Screen {
-    /// All of them, in the order of their keys.
+    /// All screens, in the order of their keys.
     pub const ALL: [Self; 6] = [Self::Overview, Self::Queues, Self::Throttles, Self::Chains, Self::Workers, Self::Log];
 
-    /// What its tab says.
+    /// The name on the tab.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Overview => "Overview",
@@ -102,13 +102,13 @@ impl Screen {
 /// Which chains are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Show {
-    /// Those that are overdue, and those in quarantine; those that wait longest first.
+    /// Overdue and quarantined chains; those that wait longest first.
     Late,
-    /// Those that an operator has paused.
+    /// Chains that an operator has paused.
     Paused,
-    /// Those that run.
+    /// Chains that run.
     Running,
-    /// All.
+    /// All chains.
     All,
 }
 
@@ -123,10 +123,10 @@ impl Show {
     }
 }
 
-/// Which runs are shown.
+/// The filters of runs by verdict.
 pub const VERDICTS: [Option<&str>; 4] = [None, Some("failed"), Some("retried"), Some("lost")];
 
-/// What has to be asked for beside the board.
+/// The data that the screen needs in addition to the board.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// Nothing.
@@ -137,28 +137,27 @@ pub enum Wanted {
     Chains(Show),
     /// One chain, by kind and key.
     Chain(String, String),
-    /// The latest runs with such a verdict.
+    /// The latest runs with this verdict.
     Runs(Option<&'static str>),
 }
 
-/// A chain among others.
+/// A chain in a list.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Which handler.
+    /// The kind, which names the handler.
     pub kind: String,
-    /// Which entity.
+    /// The key of the entity.
     pub key: String,
-    /// Its platform queue.
     pub queue: String,
-    /// What it is doing, in a word.
+    /// What the chain is doing, in a word.
     pub doing: &'static str,
-    /// When it is due, or was.
+    /// When the tick is due, or was.
     pub due: Time,
-    /// How late it is, if it is due and does not run.
+    /// How late the tick is, if it is due and does not run.
     pub late: Option<Duration>,
 }
 
-/// What was answered.
+/// The answer to a query.
 #[derive(Clone, Debug)]
 pub enum Answer {
     /// All throttles.
@@ -171,44 +170,44 @@ pub enum Answer {
     Runs(Vec<AttemptReport>),
 }
 
-/// What comes in.
+/// An input to the screen.
 #[derive(Clone, Debug)]
 pub enum Input {
     /// A key was pressed.
     Key(Key),
-    /// Time goes by.
+    /// A second has passed.
     Tick,
     /// The terminal has another size.
     Resized,
-    /// What is known of everything.
+    /// New facts of the board.
     Facts(Arc<Facts>),
     /// The ledger cannot be opened.
     NoLedger(String),
-    /// What was wanted, or why it cannot be asked for.
+    /// The answer to a query, or why there is none.
     Answer(Wanted, Result<Answer, String>),
-    /// What became of an order, in words.
+    /// The result of an order, in words.
     Given(Result<String, String>),
 }
 
-/// What is to be done.
+/// An effect for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Ask for this from now on, and for nothing else.
+    /// Run this query from now on, and no other.
     Ask(Wanted),
     /// Give this order.
     Give(Order),
-    /// Draw all of the screen anew.
+    /// Draw all of the screen again.
     Redraw,
-    /// End.
+    /// End the program.
     Quit,
 }
 
-/// Something that was answered, and may not be any more.
+/// Data that may be old.
 #[derive(Clone, Debug)]
 pub struct Known<T> {
     /// The last answer, and when it came.
     pub last: Option<(T, Time)>,
-    /// Since when there is none, and why.
+    /// Since when there is no answer, and why.
     pub away: Option<(Time, String)>,
 }
 
@@ -235,27 +234,27 @@ impl<T> Known<T> {
     }
 }
 
-/// What was made of the board's facts.
+/// The reports made from the board's facts.
 #[derive(Clone, Debug)]
 pub struct Board {
-    /// How everything is.
+    /// The state of the whole system.
     pub overview: Overview,
-    /// The queues, with what the broker has last told of them.
+    /// The queues, with the broker's last answer about them.
     pub queues: Vec<QueueReport>,
     /// The workers.
     pub workers: Vec<WorkerReport>,
 }
 
-/// The row that is chosen: by its name, since rows come and go above it.
+/// The selected row: remembered by its name, since rows above it come and go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
-    /// Its place.
+    /// The index of the row.
     pub at: usize,
     name: Option<String>,
 }
 
 impl Cursor {
-    /// Goes with the row of its name, or stays at its place when that has gone.
+    /// Stays with the row of its name, or at its index when that row has gone.
     fn follow(&mut self, names: &[String]) {
         let found = self.name.as_ref().and_then(|name| names.iter().position(|other| other == name));
         self.at = found.unwrap_or(self.at).min(names.len().saturating_sub(1));
@@ -268,59 +267,56 @@ impl Cursor {
     }
 }
 
-/// What the screen knows.
+/// The state of the screen.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// The workers' configuration.
     pub config: Arc<Config>,
-    /// Nothing can be ordered.
+    /// Whether no order can be given.
     pub read_only: bool,
-    /// How often it is asked.
+    /// How often the ledger is asked.
     pub every: Duration,
-    /// The time, by the ledger's clock as far as that is known.
+    /// The time, by the ledger's clock if that is known.
     pub now: Time,
     /// By how many milliseconds the ledger's clock is ahead of this machine's.
     ahead: i64,
-    /// Since when it runs.
+    /// When the program started.
     pub begun: Time,
-    /// What is shown.
+    /// The screen that is shown.
     pub screen: Screen,
-    /// The keys are shown in its place.
+    /// Whether the help is shown in its place.
     pub help: bool,
-    /// Which chains.
+    /// Which chains are shown.
     pub show: Show,
-    /// Which runs: a place in [`VERDICTS`].
+    /// Which runs are shown: an index in [`VERDICTS`].
     pub verdict: usize,
-    /// The log stands still.
+    /// Whether the log stands still.
     pub paused: bool,
-    /// The rows that are chosen, by screen.
+    /// The selected rows, by screen.
     pub cursors: [Cursor; 6],
-    /// Lines that are scrolled over, where there is nothing to choose.
+    /// How many lines are scrolled over, on screens without a selection.
     pub scroll: usize,
-    /// The chain that is looked at, by kind and key.
+    /// The open chain, by kind and key.
     pub open: Option<(String, String)>,
-    /// What is known of everything, by the ledger's answers.
+    /// The board's reports.
     pub board: Known<Board>,
-    /// What the broker has said.
+    /// What the broker has answered.
     pub broker: Known<Asked>,
-    /// The throttles.
     pub throttles: Known<Vec<ThrottleReport>>,
     /// The chains, and whether there are more.
     pub chains: Known<(Vec<Row>, bool)>,
-    /// The chain that is looked at.
+    /// The open chain.
     pub chain: Known<Box<Entity>>,
-    /// The runs.
     pub runs: Known<Vec<AttemptReport>>,
-    /// What is asked.
+    /// The open question.
     pub question: Option<Question>,
-    /// Orders of which it is not known what became of them.
+    /// How many orders have no result yet.
     pub giving: usize,
-    /// What became of the last one, and when.
+    /// The result of the last order, and when it came.
     pub said: Option<(Time, Result<String, String>)>,
 }
 
 impl State {
-    /// Nothing is known yet, at `now` by this machine's clock.
+    /// A state without data, at `now` by this machine's clock.
     pub fn new(config: Arc<Config>, read_only: bool, every: Duration, now: Time) -> Self {
         Self {
             config,
@@ -349,7 +345,7 @@ impl State {
         }
     }
 
-    /// What has to be asked for.
+    /// The query that the screen needs.
     pub fn wanted(&self) -> Wanted {
         match (&self.open, self.screen) {
             (Some((kind, key)), _) => Wanted::Chain(kind.clone(), key.clone()),
@@ -360,20 +356,20 @@ impl State {
         }
     }
 
-    /// For how long the ledger has said nothing, if that is too long.
+    /// How long the ledger has not answered, if that is too long.
     pub fn slow(&self) -> Option<Duration> {
         let heard = self.board.last.as_ref().map_or(self.begun, |(_, heard)| *heard);
         let silent = self.now.since(heard);
         (silent > SLOW.max(self.every * 3)).then_some(silent)
     }
 
-    /// For how long the broker has said nothing, if that is too long.
+    /// How long the broker has not answered, if that is too long.
     pub fn broker_slow(&self) -> Option<Duration> {
         let silent = self.now.since(self.broker.last.as_ref()?.1);
         (silent > BROKER_SLOW.max(self.every * 3)).then_some(silent)
     }
 
-    /// The chosen row of the screen.
+    /// The index of the selected row.
     pub fn cursor(&self) -> usize {
         self.cursors[self.screen as usize].at
     }
@@ -397,13 +393,13 @@ impl State {
 
     fn follow(&mut self) {
         let names = self.names();
-        // Who looks at the newest run wants to see the next.
+        // At the newest run, the cursor stays at the top when a newer one comes.
         let live = self.screen == Screen::Log && !self.paused && self.cursor() == 0;
         let cursor = &mut self.cursors[self.screen as usize];
         if live { cursor.go(0, &names) } else { cursor.follow(&names) }
     }
 
-    /// The chain that an order is for: the one that is looked at, else the chosen one.
+    /// The chain that an order is for: the open one, else the selected one.
     fn chain_meant(&self) -> Option<(String, String)> {
         if self.open.is_some() {
             return self.open.clone();
@@ -421,7 +417,7 @@ impl State {
         }
     }
 
-    /// What a letter orders here, of what is chosen.
+    /// The action of a letter on the selected row.
     fn deed(&self, letter: char) -> Option<Deed> {
         let board = self.board.value();
         if self.open.is_some() || self.screen == Screen::Chains {
@@ -445,7 +441,7 @@ impl State {
     }
 }
 
-/// What becomes of the state with what comes in at `clock`, by this machine's clock, and what is to be done.
+/// Updates the state with an input at `clock`, by this machine's clock. Answers the new state and the effects.
 pub fn update(mut state: State, clock: Time, input: Input) -> (State, Vec<Effect>) {
     let wanted = state.wanted();
     let mut effects = Vec::new();
@@ -456,7 +452,7 @@ pub fn update(mut state: State, clock: Time, input: Input) -> (State, Vec<Effect
         Input::Facts(facts) => learn(&mut state, clock, &facts),
         Input::NoLedger(why) => state.board.take(Err(why), state.now),
         Input::Answer(asked, answer) if asked == wanted => take(&mut state, answer),
-        // It was asked for before something else was wanted.
+        // The answer to an earlier query.
         Input::Answer(..) => {}
         Input::Given(became) => {
             state.giving = state.giving.saturating_sub(1);
@@ -472,7 +468,7 @@ pub fn update(mut state: State, clock: Time, input: Input) -> (State, Vec<Effect
     (state, effects)
 }
 
-/// Takes up what is known of everything.
+/// Takes new facts of the board.
 fn learn(state: &mut State, clock: Time, facts: &Facts) {
     if let Some(why) = &facts.ledger_why {
         state.board.take(Err(why.clone()), state.now);
@@ -487,11 +483,11 @@ fn learn(state: &mut State, clock: Time, facts: &Facts) {
     }
     match &facts.asked {
         Asked::Away(why) => state.broker.take(Err(why.clone()), state.now),
-        // Before the broker was asked for the first time.
+        // The broker has not been asked yet.
         Asked::Depths(depths) if depths.is_empty() => {}
         asked => state.broker.take(Ok(asked.clone()), facts.asked_at.unwrap_or(state.now)),
     }
-    // What the broker has last said stands until it says something else.
+    // The broker's last answer stays until there is another.
     let last = state.broker.value().cloned().unwrap_or_else(|| facts.asked.clone());
     let heard = state.board.last.as_ref().map(|(_, heard)| *heard);
     let at = if facts.ledger_why.is_some() { heard } else { Some(facts.now) };
@@ -515,7 +511,7 @@ fn learn(state: &mut State, clock: Time, facts: &Facts) {
     state.follow();
 }
 
-/// Takes up what was wanted.
+/// Takes the answer to a query.
 fn take(state: &mut State, answer: Result<Answer, String>) {
     let now = state.now;
     match (answer, state.wanted()) {
@@ -552,7 +548,7 @@ fn press(state: &mut State, key: Key) -> Option<Effect> {
     }
     state.said = None;
     if state.help {
-        // Any key leads back, and those that lead elsewhere go there.
+        // Any key closes the help; a key of another screen also opens that screen.
         state.help = false;
         if matches!(key, Key::Esc | Key::Enter | Key::Char('?' | 'q')) {
             return None;
@@ -560,7 +556,7 @@ fn press(state: &mut State, key: Key) -> Option<Effect> {
     }
     match key {
         Key::Char('?') => state.help = true,
-        // An order that is being given has its answer within seconds; whoever cannot wait interrupts.
+        // An order that is being given has its result within seconds; Ctrl-C does not wait for it.
         Key::Char('q') if state.open.is_none() && state.giving > 0 => {}
         Key::Char('q') if state.open.is_none() => return Some(Effect::Quit),
         Key::Char('q') | Key::Esc | Key::Backspace => close(state),
@@ -572,7 +568,7 @@ fn press(state: &mut State, key: Key) -> Option<Effect> {
         Key::PageUp => step(state, |at| at.saturating_sub(PAGE)),
         Key::PageDown => step(state, |at| at.saturating_add(PAGE)),
         Key::Home => step(state, |_| 0),
-        // There is no end of what is only scrolled.
+        // A text that is only scrolled has no last row.
         Key::End if state.is_list() => step(state, |_| usize::MAX),
         Key::Enter => look(state),
         Key::Char('f') if state.open.is_none() => filter(state),
@@ -584,7 +580,7 @@ fn press(state: &mut State, key: Key) -> Option<Effect> {
 }
 
 impl State {
-    /// Whether there is something to choose.
+    /// Whether the screen has rows to select.
     pub fn is_list(&self) -> bool {
         self.open.is_none() && self.screen != Screen::Overview
     }
@@ -610,7 +606,7 @@ fn step(state: &mut State, to: impl Fn(usize) -> usize) {
     }
 }
 
-/// Opens the chosen chain.
+/// Opens the selected chain.
 fn look(state: &mut State) {
     if state.open.is_none()
         && let Some(chain) = state.chain_meant()
@@ -619,7 +615,7 @@ fn look(state: &mut State) {
     }
 }
 
-/// Shows others.
+/// Switches the filter.
 fn filter(state: &mut State) {
     match state.screen {
         Screen::Chains => {
@@ -635,7 +631,7 @@ fn filter(state: &mut State) {
     state.cursors[state.screen as usize] = Cursor::default();
 }
 
-/// Asks whether what a letter means is meant.
+/// Opens the question for the action of a letter.
 fn order(state: &mut State, letter: char) {
     let Some(deed) = state.deed(letter) else { return };
     if state.read_only {

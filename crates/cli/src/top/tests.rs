@@ -1,4 +1,4 @@
-//! Whole screens of 80×24 as text, and what keys and answers make of the state.
+//! Whole screens of 80×24 as text, and how keys and answers change the state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ allow = 5
 per = "1s"
 "#;
 
-/// So many seconds after 03:12:44 of a night.
+/// A time this many seconds after 03:12:44 of a night.
 const fn at(secs: i64) -> Time {
     Time::from_millis((1_772_334_764 + secs) * 1_000)
 }
@@ -45,7 +45,7 @@ fn state(read_only: bool) -> State {
     State::new(Arc::new(config), read_only, Duration::from_secs(2), at(0))
 }
 
-/// Takes one thing in; the clock of this machine is the ledger's, at so many seconds.
+/// Updates the state with one input; this machine's clock equals the ledger's, at this many seconds.
 fn step(state: State, secs: i64, input: Input) -> (State, Vec<Effect>) {
     update(state, at(secs), input)
 }
@@ -88,7 +88,7 @@ fn worker(name: &str, seen: i64, state: WorkerState, queue: &str, running: i64) 
     SeenWorker { presence, seen: at(seen) }
 }
 
-/// A night on which something is wrong.
+/// Facts of a night on which something is wrong.
 fn facts() -> Facts {
     let queue = |name: &str, sleeping, due, overdue| QueueCensus {
         queue: name.into(),
@@ -265,13 +265,13 @@ fn entity() -> Entity {
     Entity { now: At::wall(at(0)), chain: Some(chain), single: None, failures: Vec::new(), running: Vec::new() }
 }
 
-/// With everything known.
+/// A state with all facts.
 fn told(read_only: bool) -> State {
     let (state, _) = step(state(read_only), 0, Input::Facts(Arc::new(facts())));
     state
 }
 
-/// With a screen open, and what it wants answered.
+/// A state with a screen open, and the screen's data answered.
 fn on(state: State, key: char) -> State {
     let (state, effects) = pressed(state, &[Key::Char(key)]);
     let answer = match effects.as_slice() {
@@ -388,12 +388,12 @@ fn what_cannot_be_asked_is_said_and_the_last_figures_stay_and_are_marked() {
     let back = Facts { now: at(60), asked_at: Some(at(60)), ..facts() };
     let (state, _) = step(state, 60, Input::Facts(Arc::new(back)));
     assert!(!screen(&state).contains('!'), "{}", screen(&state));
-    // A broker that takes its time, and is not known to be away.
+    // A broker that answers slowly, and is not known to be unavailable.
     let slow = Facts { now: at(76), asked_at: Some(at(60)), ..facts() };
     let (waiting, _) = step(state.clone(), 76, Input::Facts(Arc::new(slow)));
     let words = "! OLD FIGURES, of 03:13:44: the broker has not answered for 16s";
     assert!(screen(&waiting).contains(words) && screen(&waiting).contains("~37"), "{}", screen(&waiting));
-    // It need not say that it is away.
+    // The broker need not report that it is unavailable.
     let (state, _) = step(state, 80, Input::Tick);
     assert!(
         screen(&state).contains("! OLD FIGURES, of 03:13:44: the ledger has not answered for 20s"),
@@ -441,7 +441,7 @@ fn it_draws_at_any_size() {
 fn a_table_of_keys() {
     let chain = || Wanted::Chain("sync-app".into(), "ios/maps".into());
     let key = Key::Char;
-    /// The screen on which keys are pressed, the keys, and what is to be done then.
+    /// The screen on which keys are pressed, the keys, and the expected effects.
     type Case = (char, Vec<Key>, Vec<Effect>);
     let table: Vec<Case> = vec![
         ('1', vec![key('q')], vec![Effect::Quit]),
@@ -451,7 +451,7 @@ fn a_table_of_keys() {
         ('1', vec![Key::Tab, Key::Tab], vec![Effect::Ask(Wanted::Throttles)]),
         ('1', vec![Key::BackTab], vec![Effect::Ask(Wanted::Runs(None))]),
         ('3', vec![key('1')], vec![Effect::Ask(Wanted::Nothing)]),
-        // A question takes all keys, and nothing but a yes gives an order.
+        // A question takes all keys, and only a yes gives an order.
         ('2', vec![key('r'), key('q'), key('3'), Key::Enter, key('n')], vec![]),
         ('2', vec![key('p'), Key::Enter, key('y'), Key::Esc], vec![]),
         ('2', vec![key('r'), key('y')], vec![give(Deed::ResumeQueue("sync-android".into()), "")]),
@@ -483,10 +483,10 @@ fn a_table_of_keys() {
         ('6', vec![Key::Enter], vec![Effect::Ask(chain())]),
         ('6', vec![key(' '), key(' ')], vec![Effect::Ask(Wanted::Nothing), Effect::Ask(Wanted::Runs(None))]),
         ('6', vec![key('f')], vec![Effect::Ask(Wanted::Runs(Some("failed")))]),
-        // Letters mean nothing where there is nothing that they could be about.
+        // A letter has no effect if the screen has nothing that it could be about.
         ('1', vec![key('p'), key('y'), key('h'), key('d'), key('a'), key('f'), key(' '), Key::Enter], vec![]),
         ('6', vec![key('p'), key('a')], vec![]),
-        // The help leads back, and does not end it.
+        // A key in the help leads back, and does not end the program.
         ('2', vec![key('?'), key('q')], vec![]),
     ];
     for (screen, keys, expected) in table {
@@ -515,12 +515,12 @@ fn nothing_is_ordered_when_it_is_only_to_look() {
 #[test]
 fn an_order_is_for_the_row_that_was_chosen_wherever_it_is_by_then() {
     let (state, _) = pressed(on(told(false), '4'), &[Key::Down]);
-    // What waited longest runs, so all rows go up by one.
+    // The chain that waited longest runs, so all rows move up by one.
     let (state, _) =
         step(state, 2, Input::Answer(Wanted::Chains(Show::Late), Ok(Answer::Chains(late()[1..].to_vec(), false))));
     assert_eq!(state.cursor(), 0);
     let (state, _) = pressed(state, &[Key::Char('a')]);
-    // Between question and answer, the row itself goes.
+    // Between question and answer, the row itself disappears.
     let (state, _) = step(state, 4, Input::Answer(Wanted::Chains(Show::Late), Ok(Answer::Chains(Vec::new(), false))));
     let (_, effects) = pressed(state, &[Key::Char('y')]);
     assert_eq!(effects, [give(Deed::Advance("sync-app".into(), late()[1].key.clone()), "")]);

@@ -270,7 +270,7 @@ fn workers(chains: &ChainFacts) -> Vec<Finding> {
 }
 
 fn agreement(chains: &ChainFacts, config: &Config) -> Option<Finding> {
-    // An embedded broker in memory keeps nothing, so that there is nothing to agree on.
+    // The embedded broker has no topology that workers could disagree on.
     if matches!(config.broker.url, BrokerUrl::Embedded) {
         return None;
     }
