@@ -1,5 +1,5 @@
 //! Two app stores: they know apps and charts, have no listing of some apps in some countries, fail now and then, and
-//! write down what came in.
+//! record every call.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,19 +22,19 @@ use super::judge::{Call, Job, What};
 use crate::demo::newest::{Newest, repeated};
 use crate::demo::stage::PREFIX;
 
-/// Of so many pairs of app and country, one is without listing.
+/// Of this many pairs of app and country, one is without listing.
 const UNAVAILABLE: u64 = 6;
-/// Of so many listings, one is answered with 503.
+/// Of this many listings, one is answered with 503.
 const BROKEN: usize = 40;
-/// How long a store that is down lets its callers wait before it says so.
+/// How long a store that is down keeps its callers waiting before it answers.
 const HANGS: Duration = Duration::from_millis(1_500);
-/// Apps of the charts that no roster has.
+/// How many apps of the charts are in no roster.
 const UNKNOWN: u64 = 4;
 
 pub struct Stores {
     clock: Clock,
     entropy: Entropy,
-    /// By kind: a run says when it began by its deadline.
+    /// The timeouts by kind: the deadline of a run minus its timeout is its start.
     timeouts: BTreeMap<String, Duration>,
     seen: Mutex<Seen>,
 }
@@ -46,7 +46,7 @@ struct Seen {
     down: Option<&'static str>,
 }
 
-/// Which job the handler says that it is for.
+/// The job, as the handler names it.
 #[derive(Deserialize)]
 struct About {
     id: String,
@@ -61,7 +61,7 @@ struct About {
 }
 
 impl Stores {
-    /// They keep the record of so many calls; with `None`, of all.
+    /// The record keeps `most` calls; with `None`, all.
     pub fn new(config: &Config, connections: &Connections, most: Option<usize>) -> Arc<Self> {
         let Connections { clock, entropy, .. } = connections.clone();
         let timeouts = config.kinds.iter().map(|(name, kind)| (name.clone(), kind.timeout)).collect();
@@ -77,12 +77,12 @@ impl Stores {
             .with_state(self)
     }
 
-    /// From now on this store is down; with none, both are up.
+    /// From now on this store is down; with `None`, both are up.
     pub fn down(&self, store: Option<&'static str>) {
         self.seen().down = store;
     }
 
-    /// In the order in which they came in.
+    /// The calls, in the order in which they came.
     pub fn calls(&self) -> Vec<Call> {
         self.seen().calls.snapshot()
     }
@@ -92,7 +92,7 @@ impl Stores {
         self.seen().calls.left_out()
     }
 
-    /// How often an attempt asked for the same again.
+    /// How many times an attempt made the same request again.
     pub fn forked(&self) -> u64 {
         let seen = self.seen();
         repeated(seen.calls.iter().map(|Call { job, app, what, .. }| (&job.id, job.attempt, app, what)))
@@ -135,7 +135,7 @@ impl Stores {
     }
 }
 
-/// A call in progress: it ends when this is dropped, answered or not.
+/// A call that runs: it ends when this is dropped, answered or not.
 struct Asked {
     stores: Arc<Stores>,
     ticket: u64,
@@ -175,7 +175,7 @@ async fn chart(
     Json(about): Json<About>,
 ) -> (StatusCode, Json<Value>) {
     let name = format!("{country}/{chart}");
-    // Each chart has one app that no roster has, the same each time.
+    // Each chart has one app that is in no roster, the same each time.
     let app = format!("new-{}", seed("chart", &country, &chart) % UNKNOWN);
     let status = stores.answers(store, String::new(), What::Chart(name), about).await;
     (status, Json(json!({ "apps": [app] })))
