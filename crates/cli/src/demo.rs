@@ -11,7 +11,7 @@ use roundelay_lab::demo::appstore::Appstore;
 use roundelay_lab::demo::channels::Channels;
 use roundelay_lab::demo::characters::Characters;
 use roundelay_lab::demo::missions::Missions;
-use roundelay_lab::demo::stage::{Judged, Moment, Report, System, Told};
+use roundelay_lab::demo::stage::{Event, Judged, Moment, Report, System};
 use roundelay_lab::demo::trading::Trading;
 use roundelay_lab::demo::{Settings, stage};
 use roundelay_model::clock::{parse_duration, short_duration};
@@ -29,8 +29,8 @@ use super::{grouped, screen, shutdown_on_signal};
 #[derive(Args)]
 pub struct Demo {
     /// Which system.
-    #[arg(value_enum, default_value_t = Which::Packages)]
-    system: Which,
+    #[arg(value_enum, default_value_t = SystemName::Packages)]
+    system: SystemName,
     /// `embedded`, or amqp://user:password@host:port/vhost; queues called roundelay-demo.… and
     /// demo-… are made there, and removed at the end.
     #[arg(long, value_name = "URL", default_value = "embedded")]
@@ -66,7 +66,7 @@ pub struct Demo {
 
 /// The reference systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Which {
+enum SystemName {
     /// Packages of two platforms, kept fresh.
     Packages,
     /// A game's characters, each updated some minutes after its last update has ended.
@@ -87,18 +87,18 @@ const CHANGEABLE: [&str; 4] = ["KINDS__", "QUEUES__", "THROTTLES__", "REASONS__"
 impl Demo {
     pub async fn run(self) -> anyhow::Result<()> {
         let length = if self.upstream_only { Duration::MAX } else { self.length };
-        if self.system != Which::Packages {
+        if self.system != SystemName::Packages {
             for (option, is_there) in [("--chains", self.chains.is_some()), ("--every", self.every.is_some())] {
                 ensure!(!is_there, "{option} is for the demo of packages; the others have rosters of their own");
             }
         }
         match self.system {
-            Which::Packages => self.packages().await,
-            Which::Characters => self.whole(Characters::new()).await,
-            Which::Missions => self.whole(Missions::new()).await,
-            Which::Channels => self.whole(Channels::new(length)).await,
-            Which::Appstore => self.whole(Appstore::new(length)).await,
-            Which::Trading => self.whole(Trading::new(length)).await,
+            SystemName::Packages => self.packages().await,
+            SystemName::Characters => self.whole(Characters::new()).await,
+            SystemName::Missions => self.whole(Missions::new()).await,
+            SystemName::Channels => self.whole(Channels::new(length)).await,
+            SystemName::Appstore => self.whole(Appstore::new(length)).await,
+            SystemName::Trading => self.whole(Trading::new(length)).await,
         }
     }
 
@@ -226,10 +226,10 @@ impl Screen {
         Self { in_place: std::io::stderr().is_terminal(), lines: 0 }
     }
 
-    fn show(&mut self, told: Told<'_>) {
+    fn show(&mut self, told: Event<'_>) {
         let moment = match told {
-            Told::Dashboard(address) => return eprintln!("dashboard: http://{address}/"),
-            Told::Moment(moment) => moment,
+            Event::Dashboard(address) => return eprintln!("dashboard: http://{address}/"),
+            Event::Moment(moment) => moment,
         };
         let text = if self.in_place { table(moment) } else { line(moment) };
         let mut stderr = std::io::stderr().lock();

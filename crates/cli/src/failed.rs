@@ -44,7 +44,7 @@ enum Word {
 
 /// Which failures: those that match all options.
 #[derive(Args)]
-struct Which {
+struct Filter {
     #[command(flatten)]
     config: ConfigFile,
     /// Failures of this kind.
@@ -73,7 +73,7 @@ struct Which {
     json: bool,
 }
 
-impl Which {
+impl Filter {
     fn filter(&self) -> FailureFilter {
         FailureFilter {
             kind: self.kind.clone(),
@@ -97,7 +97,7 @@ impl Which {
 #[derive(Args)]
 struct List {
     #[command(flatten)]
-    which: Which,
+    which: Filter,
     /// The most failures to list.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
@@ -129,23 +129,23 @@ struct Show {
 #[derive(Args)]
 struct Retry {
     #[command(flatten)]
-    which: Which,
+    which: Filter,
     #[command(flatten)]
-    care: Care,
+    care: Bulk,
 }
 
 /// Forgets failures. Runs that have begun end as usual; a part that fails again is kept again.
 #[derive(Args)]
 struct Forget {
     #[command(flatten)]
-    which: Which,
+    which: Filter,
     #[command(flatten)]
-    care: Care,
+    care: Bulk,
 }
 
 /// Options of commands that may change many failures.
 #[derive(Args)]
-struct Care {
+struct Bulk {
     /// Do not ask, however many failures there are.
     #[arg(long)]
     yes: bool,

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
-use roundelay_admin::inspect::broker::Asked;
-use roundelay_admin::inspect::queues::{Known, QueueReport};
-use roundelay_admin::inspect::words::rough;
+use roundelay_admin::inspect::broker::BrokerStatus;
+use roundelay_admin::inspect::format::rough;
+use roundelay_admin::inspect::queues::{QueueFacts, QueueReport};
 use roundelay_admin::inspect::workers::WorkerReport;
 use roundelay_admin::operate;
 use roundelay_admin::operate::{Operator, Ordered, queue, worker};
@@ -56,11 +56,11 @@ struct ListQueues {
 
 /// Who gives an order.
 #[derive(Args)]
-struct Said {
+struct OrderArgs {
     #[command(flatten)]
     config: ConfigFile,
     /// Who gives the order, for people who read it later.
-    #[arg(long, value_name = "NAME", default_value_t = somebody())]
+    #[arg(long, value_name = "NAME", default_value_t = current_user())]
     by: String,
     /// Print a JSON object.
     #[arg(long)]
@@ -76,7 +76,7 @@ struct PauseQueue {
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
-    said: Said,
+    said: OrderArgs,
 }
 
 /// Lets workers take jobs from a queue again.
@@ -85,7 +85,7 @@ struct ResumeQueue {
     /// A name under [queues].
     queue: String,
     #[command(flatten)]
-    said: Said,
+    said: OrderArgs,
 }
 
 /// Sets how many jobs of a queue each worker runs at the same time.
@@ -97,7 +97,7 @@ struct Concurrency {
     #[arg(value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     places: Option<u16>,
     #[command(flatten)]
-    said: Said,
+    said: OrderArgs,
 }
 
 /// Shows workers; drains one, so that it can be stopped without interrupting anything.
@@ -138,7 +138,7 @@ struct Drain {
     #[arg(long, value_name = "TEXT", default_value = worker::DRAINED)]
     why: String,
     #[command(flatten)]
-    said: Said,
+    said: OrderArgs,
 }
 
 /// Lets a worker take jobs again.
@@ -147,17 +147,17 @@ struct ResumeWorker {
     /// The worker's name, or a beginning of it that fits no other worker.
     worker: String,
     #[command(flatten)]
-    said: Said,
+    said: OrderArgs,
 }
 
 /// Who gives the order: the user's name, as the system reports it.
-pub fn somebody() -> String {
+pub fn current_user() -> String {
     let name = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
     let (name, host) = (name.unwrap_or_else(|| "somebody".into()), host());
     if host.is_empty() { name } else { format!("{name}@{host}") }
 }
 
-impl Said {
+impl OrderArgs {
     /// Gives an order, and prints its result.
     async fn order(
         self,
@@ -198,10 +198,10 @@ impl ListQueues {
         let ledger = ledger(&config).await?;
         let (census, workers) = (ledger.census(config.catch_up.slack).await?, ledger.workers().await?);
         let waits = waiting("asking the broker");
-        let (orders, asked) = (ledger.fleet_orders().await?, Asked::once(&config).await);
+        let (orders, asked) = (ledger.fleet_orders().await?, BrokerStatus::once(&config).await);
         drop(waits);
         let calendar = ledger.calendar();
-        let known = Known {
+        let known = QueueFacts {
             config: &config,
             census: &census,
             asked: &asked,

@@ -22,9 +22,9 @@ use super::progress::bar;
 use super::screen::{self, Tint};
 
 /// The longest time that can be simulated.
-const LONGEST: Duration = Duration::from_secs(10 * 366 * 86_400);
+const MAX_LENGTH: Duration = Duration::from_secs(10 * 366 * 86_400);
 /// How many chains a kind has by default.
-const CHAINS: u64 = 1;
+const DEFAULT_CHAINS: u64 = 1;
 
 #[derive(Args)]
 #[command(next_help_heading = "What a configuration will do")]
@@ -102,7 +102,10 @@ impl Forecast {
     fn plan(&self, config: Config, path: &Path, seed: u64) -> anyhow::Result<Plan> {
         let file = path.display();
         ensure!(!config.queues.is_empty(), "{file}: there are no [queues.…], so there is nothing to simulate");
-        ensure!(!self.length.is_zero() && self.length <= LONGEST, "--for is more than nothing, and at most ten years");
+        ensure!(
+            !self.length.is_zero() && self.length <= MAX_LENGTH,
+            "--for is more than nothing, and at most ten years"
+        );
         let mut assumed = Vec::new();
         let mut populations = BTreeMap::new();
         let asked = self.chains.iter().map(|(kind, _)| kind).chain(self.roster.iter().map(|(kind, _)| kind));
@@ -158,7 +161,7 @@ impl Forecast {
                 "{name}: one chain is assumed, since nothing says how many there are; set kinds.{name}.model.chains, or \
                  give --chains {name}=N or --roster {name}=FILE"
             ));
-            CHAINS
+            DEFAULT_CHAINS
         });
         let population = Population::counted(config, name, chains).map_err(Error::msg)?;
         for part in population.assumed_keys() {

@@ -49,7 +49,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use roundelay_admin::inspect::words::grouped;
+use roundelay_admin::inspect::format::grouped;
 use roundelay_config::Config;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;

@@ -2,8 +2,7 @@
 
 use anyhow::{Error, anyhow};
 use clap::{Args, ValueEnum};
-use roundelay_admin::inspect::words;
-use roundelay_admin::inspect::words::{doing_of, rough, word};
+use roundelay_admin::inspect::format::{self, doing_of, rough, word};
 use roundelay_config::Config;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
@@ -231,14 +230,14 @@ fn due(chain: &Listed, now: Time) -> String {
 }
 
 fn schedule(chain: &Listed, config: &Config) -> String {
-    words::schedule(&chain.hint.kind, chain.schedule.as_deref(), config).unwrap_or_else(|| "none".into())
+    format::schedule(&chain.hint.kind, chain.schedule.as_deref(), config).unwrap_or_else(|| "none".into())
 }
 
 fn row(chain: &Listed, config: &Config, (now, calendar): (Time, &Calendar)) -> Value {
     let Listed { hint, nominal, owner, schedule, last_start, last_finish, batch, .. } = chain;
     let known = |time: &Time| At::known(*time, calendar);
     let (due, own) = (At::of(hint.due, calendar), schedule.as_deref());
-    let nominal = words::shown_nominal((&hint.kind, &hint.key), *nominal, own, config, calendar);
+    let nominal = format::shown_nominal((&hint.kind, &hint.key), *nominal, own, config, calendar);
     json!({
         "kind": hint.kind, "key": hint.key, "queue": hint.queue, "epoch": hint.epoch, "tick": hint.tick,
         "attempt": hint.attempt, "due": due, "nominal": nominal, "state": word(chain.state),

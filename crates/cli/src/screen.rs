@@ -12,9 +12,9 @@ use terminal_size::{Width, terminal_size_of};
 use unicode_width::UnicodeWidthStr;
 
 /// The columns of a terminal that does not report its width.
-const USUAL: usize = 80;
+const DEFAULT_COLUMNS: usize = 80;
 /// Lines are not wrapped to fewer columns than these.
-const LEAST: usize = 20;
+const MIN_COLUMNS: usize = 20;
 /// The column at which the texts of fields begin.
 const FIELD: usize = 14;
 
@@ -105,7 +105,9 @@ pub fn colourful(stream: &impl IsTerminal) -> bool {
 /// The columns of standard output; nothing if it is not a terminal, which has no limit.
 pub fn columns() -> Option<usize> {
     let stdout = std::io::stdout();
-    stdout.is_terminal().then(|| terminal_size_of(&stdout).map_or(USUAL, |(Width(columns), _)| usize::from(columns)))
+    stdout
+        .is_terminal()
+        .then(|| terminal_size_of(&stdout).map_or(DEFAULT_COLUMNS, |(Width(columns), _)| usize::from(columns)))
 }
 
 fn put(tint: Option<Tint>, words: &str) {
@@ -117,7 +119,7 @@ fn put(tint: Option<Tint>, words: &str) {
 fn lay(tint: Option<Tint>, text: &str, hang: usize) {
     let tint = tint.filter(|_| colourful(&std::io::stdout()));
     let lines = match columns() {
-        Some(columns) => wrapped(text, columns.max(LEAST), hang),
+        Some(columns) => wrapped(text, columns.max(MIN_COLUMNS), hang),
         None => vec![text.to_owned()],
     };
     for line in lines {

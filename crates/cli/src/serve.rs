@@ -33,7 +33,7 @@ impl Serve {
             return Ok(());
         }
         let mut config = self.config.load()?;
-        let address = self.listen.or(config.api.listen).unwrap_or(api::USUAL);
+        let address = self.listen.or(config.api.listen).unwrap_or(api::DEFAULT_ADDRESS);
         config.api.listen = Some(address);
         let shutdown = shutdown_on_signal()?;
         let listener = Listener::bind(&config.api, address).await?;

@@ -2,10 +2,10 @@
 
 use anyhow::{Error, bail};
 use clap::Args;
-use roundelay_admin::inspect::broker::Asked;
+use roundelay_admin::inspect::broker::BrokerStatus;
 use roundelay_admin::inspect::chain::{AttemptReport, ChainReport, look};
 use roundelay_admin::inspect::failures::FailureReport;
-use roundelay_admin::inspect::words::rough;
+use roundelay_admin::inspect::format::rough;
 use roundelay_model::calendar::At;
 use roundelay_model::clock::Time;
 use serde_json::Value;
@@ -45,7 +45,7 @@ impl Show {
         let waits = waiting("asking ledger and broker");
         // For an unknown entity, there is no queue to ask the broker about.
         let known = !ledger.chains(kind.clone(), key.clone()).await?.is_empty();
-        let asked = if known { Asked::once(&config).await } else { Asked::Embedded };
+        let asked = if known { BrokerStatus::once(&config).await } else { BrokerStatus::Embedded };
         let entity = look(kind, key, self.last, &config, &*ledger, &asked).await?;
         drop(waits);
         if entity.is_unknown() {

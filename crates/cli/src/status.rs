@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 use clap::Args;
-use roundelay_admin::inspect::broker::Asked;
+use roundelay_admin::inspect::broker::BrokerStatus;
 use roundelay_admin::inspect::failures::then;
 use roundelay_broker::Depth;
 use roundelay_config::Config;
@@ -59,7 +59,7 @@ impl Status {
         let throttles = Throttled::look(config.throttles.clone(), &*ledger).await?;
         let throttles = Throttles::new(throttles, &census, &config);
         waits.now("asking the broker");
-        let broker = Asked::once(&config).await;
+        let broker = BrokerStatus::once(&config).await;
         drop(waits);
         let stuck = late.into_iter().map(|chain| {
             let queue = &chain.hint.queue;
@@ -148,14 +148,14 @@ struct Report {
     stuck: Vec<Stuck>,
     throttles: Throttles,
     failures: Vec<Failure>,
-    broker: Asked,
+    broker: BrokerStatus,
 }
 
 impl Report {
     fn json(&self, config: &Config) -> Value {
         let depths = match &self.broker {
-            Asked::Depths(depths) => depths.iter().collect(),
-            Asked::Embedded | Asked::Away(_) => Vec::new(),
+            BrokerStatus::Depths(depths) => depths.iter().collect(),
+            BrokerStatus::Embedded | BrokerStatus::Away(_) => Vec::new(),
         };
         let depths: serde_json::Map<_, _> = depths
             .into_iter()

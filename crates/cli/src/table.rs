@@ -5,10 +5,10 @@ use super::screen::{Tint, beginning, colourful, columns, end, exact, line, tinte
 /// The columns between two columns of the table.
 const GAP: usize = 2;
 /// Shortened texts have at least this many columns.
-const LEAST: usize = 10;
+const MIN_COLUMNS: usize = 10;
 /// If nothing is shortened, a longer text pushes the rest of its row aside, so that one text does not widen the whole
 /// table.
-const WIDEST: usize = 60;
+const MAX_UNCUT: usize = 60;
 
 /// A column, by its content.
 pub struct Column {
@@ -167,13 +167,13 @@ impl Layout {
         let natural: Vec<usize> = (0..N).map(natural).collect();
         let Some(room) = room else {
             let capped =
-                |(n, wide): (usize, usize)| Some(if table.columns[n].shrinks() { wide.min(WIDEST) } else { wide });
+                |(n, wide): (usize, usize)| Some(if table.columns[n].shrinks() { wide.min(MAX_UNCUT) } else { wide });
             let widths = natural.into_iter().enumerate().map(capped).collect();
             return Self { widths, bounded: false, left_out: Vec::new() };
         };
         let mut widths: Vec<Option<usize>> = natural.iter().map(|wide| Some((*wide).min(room))).collect();
         let mut left_out = Vec::new();
-        let least = |n: usize| width(table.columns[n].title).max(LEAST);
+        let least = |n: usize| width(table.columns[n].title).max(MIN_COLUMNS);
         shrink(&mut widths, room, |n| table.columns[n].shrinks().then(|| least(n)));
         while total(&widths) > room {
             let spare = (0..N).rev().find(|n| table.columns[*n].spare && widths[*n].is_some());

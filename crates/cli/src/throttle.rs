@@ -15,7 +15,7 @@ use roundelay_model::pacing::orders::Orders;
 use roundelay_model::pacing::slots::{Limits, View, Window};
 use serde_json::{Value, json};
 
-use super::fleet::somebody;
+use super::fleet::current_user;
 use super::progress::waiting;
 use super::screen::{self, Tint, field};
 use super::steer::ledger;
@@ -49,13 +49,13 @@ enum Word {
     Show(Show),
     Set(Set),
     /// Restores the configured limits.
-    Reset(About),
+    Reset(OrderArgs),
     Hold(Hold),
     /// Ends a hold, of an operator or of an upstream.
     ///
     /// The throttle reopens with a slow start. An upstream with failures counts as working until it fails again, and
     /// the rest of its budget is forgotten.
-    Release(About),
+    Release(OrderArgs),
 }
 
 /// Lists the throttles of the configuration.
@@ -84,13 +84,13 @@ struct Show {
 
 /// Which throttle, and who gives the order.
 #[derive(Args)]
-struct About {
+struct OrderArgs {
     #[command(flatten)]
     config: ConfigFile,
     /// A name under [throttles].
     name: String,
     /// Who gives the order, for people who read it later.
-    #[arg(long, value_name = "NAME", default_value_t = somebody())]
+    #[arg(long, value_name = "NAME", default_value_t = current_user())]
     by: String,
     /// Print a JSON object: the throttle as it is after the order.
     #[arg(long)]
@@ -104,7 +104,7 @@ struct About {
 #[derive(Args)]
 struct Set {
     #[command(flatten)]
-    about: About,
+    about: OrderArgs,
     /// How many starts each window allows.
     #[arg(long, value_name = "N")]
     allow: u32,
@@ -122,7 +122,7 @@ struct Set {
 #[derive(Args)]
 struct Hold {
     #[command(flatten)]
-    about: About,
+    about: OrderArgs,
     /// How long from now: `30m`.
     #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
     span: Duration,
@@ -149,7 +149,7 @@ impl Throttle {
     }
 }
 
-impl About {
+impl OrderArgs {
     /// Gives an order, and prints its result, or the throttle as it is after the order.
     async fn order(
         self,

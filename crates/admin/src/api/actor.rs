@@ -11,7 +11,7 @@ use roundelay_ledger::access::{Token, USE_NOTED_EVERY};
 use roundelay_model::clock::Time;
 use roundelay_model::scope::Scope;
 
-use super::failures::Failures;
+use super::auth_rate_limit::Failures;
 use super::problem::{Problem, Result};
 use crate::operate::token::{ANONYMOUS, hash};
 
@@ -100,7 +100,7 @@ impl Authenticator {
         address: IpAddr,
         ledger: &dyn Ledger,
     ) -> Result<Authenticated> {
-        let Some(token) = shown(headers)? else {
+        let Some(token) = bearer_token(headers)? else {
             let actor = Actor { who: Who::Anonymous(address), scope: self.anonymous };
             return Ok(Authenticated { actor, note_use: None });
         };
@@ -119,7 +119,7 @@ impl Authenticator {
             Some(hash) => ledger.token(*hash).await.inspect_err(|_| take_back())?,
             None => None,
         };
-        match judge(found, ledger.now()) {
+        match check_validity(found, ledger.now()) {
             Ok(token) => {
                 take_back();
                 if let Some(hash) = hash {
@@ -142,7 +142,7 @@ impl Authenticator {
 }
 
 /// The token that a request shows.
-fn shown(headers: &HeaderMap) -> Result<Option<&str>> {
+fn bearer_token(headers: &HeaderMap) -> Result<Option<&str>> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
@@ -155,7 +155,7 @@ fn shown(headers: &HeaderMap) -> Result<Option<&str>> {
 }
 
 /// Whether a token is valid (pure).
-fn judge(found: Option<Token>, now: Time) -> std::result::Result<Token, &'static str> {
+fn check_validity(found: Option<Token>, now: Time) -> std::result::Result<Token, &'static str> {
     match found {
         None => Err("there is no such token here: it was never created, or it was revoked"),
         Some(token) if !token.is_valid(now) => Err("the token has expired"),
@@ -176,7 +176,7 @@ mod tests {
             for value in values {
                 headers.append(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
             }
-            shown(&headers).map(|shown| shown.map(str::to_owned))
+            bearer_token(&headers).map(|token| token.map(str::to_owned))
         };
         assert_eq!(shown(&[]).unwrap(), None);
         assert_eq!(shown(&["Bearer rl_1"]).unwrap().as_deref(), Some("rl_1"));

@@ -20,7 +20,7 @@ use crate::api::state::Api;
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Which {
+pub struct ListQuery {
     /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
@@ -71,16 +71,16 @@ impl Entry {
 /// Lists requests to change something, done or refused, latest first.
 ///
 /// Entries are kept for a year.
-#[utoipa::path(get, path = "/audit", tag = "access", params(Which),
+#[utoipa::path(get, path = "/audit", tag = "access", params(ListQuery),
     responses((status = 200, description = "A page of entries", body = Audit)))]
-pub async fn list(State(api): State<Arc<Api>>, Query(which): Query<Which>) -> Result<Json<Audit>> {
+pub async fn list(State(api): State<Arc<Api>>, Query(which): Query<ListQuery>) -> Result<Json<Audit>> {
     let limit = page::size(which.limit)?;
-    let before = page::place(which.after.as_deref())?;
+    let before = page::decode_cursor(which.after.as_deref())?;
     // The additional row tells whether there is a next page.
     let mut found = api.ledger().audit(before, limit + 1).await?;
     let more = found.len() > limit as usize;
     found.truncate(limit as usize);
-    let after = found.last().filter(|_| more).map(|last| page::after(&last.number));
+    let after = found.last().filter(|_| more).map(|last| page::encode_cursor(&last.number));
     Ok(Json(Audit {
         entries: found.into_iter().map(|entry| Entry::of(entry, &api.ledger().calendar())).collect(),
         after,

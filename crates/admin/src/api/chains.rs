@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
-use super::extract::{Body, Nothing, Path, Perhaps, Query, given};
+use super::extract::{Body, NoBody, OptionalBody, Path, Query, given};
 use super::page;
 use super::problem::{Problem, Result};
-use super::words::{Words, told};
-use crate::api::came::Came;
+use super::wire::{Receipt, receipt};
+use crate::api::action_result::ActionResult;
 use crate::api::detail::Detail;
 use crate::api::state::Api;
 use crate::inspect::chain::{AttemptReport, Entity, attempts as attempts_of, look, mark_manual};
 use crate::inspect::chains;
-use crate::inspect::chains::{ChainRow, Sought, State as ChainState};
+use crate::inspect::chains::{ChainRow, ChainSearch, State as ChainState};
 use crate::operate::chain;
 
 /// How many attempts are answered with a chain.
@@ -31,7 +31,7 @@ const ATTEMPTS: u32 = 50;
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Wanted {
+pub struct ListQuery {
     /// Chains of this kind.
     kind: Option<String>,
     /// Chains of this owner.
@@ -64,17 +64,17 @@ pub struct ChainPage {
 }
 
 /// Finds chains.
-#[utoipa::path(get, path = "/chains", tag = "chains", params(Wanted),
+#[utoipa::path(get, path = "/chains", tag = "chains", params(ListQuery),
     responses((status = 200, description = "A page of chains", body = ChainPage)))]
-pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<ChainPage>> {
-    let Wanted { kind, owner, queue, state, text, limit, after } = wanted;
-    let (limit, after) = (page::size(limit)?, page::place::<Cursor>(after.as_deref())?);
-    let sought = Sought { kind, owner, queue, text, state };
+pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) -> Result<Json<ChainPage>> {
+    let ListQuery { kind, owner, queue, state, text, limit, after } = wanted;
+    let (limit, after) = (page::size(limit)?, page::decode_cursor::<Cursor>(after.as_deref())?);
+    let sought = ChainSearch { kind, owner, queue, text, state };
     let found = chains::page(&sought, after, limit, &api.config(), api.ledger()).await?;
     Ok(Json(ChainPage {
         now: At::of(api.ledger().now(), &api.ledger().calendar()),
         chains: found.found,
-        after: found.after.as_ref().map(page::after),
+        after: found.after.as_ref().map(page::encode_cursor),
         complete: found.complete,
     }))
 }
@@ -85,8 +85,8 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
     responses((status = 200, description = "All about it", body = Entity),
               (status = 404, description = "Nothing is known of it", body = Problem, content_type = "application/problem+json")))]
 pub async fn show(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, String)>) -> Result<Json<Entity>> {
-    // The board has these facts: an answer about a chain does not wait for the broker.
-    let facts = api.board().facts();
+    // The status cache has these facts: an answer about a chain does not wait for the broker.
+    let facts = api.status_cache().facts();
     let entity = look(&kind, &key, ATTEMPTS, &api.config(), api.ledger(), &facts.asked).await?;
     if entity.is_unknown() {
         return Err(unknown(&kind, &key));
@@ -102,7 +102,7 @@ fn unknown(kind: &str, key: &str) -> Problem {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Before {
+pub struct AttemptsQuery {
     /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
@@ -120,12 +120,12 @@ pub struct Attempts {
 
 /// Lists the attempts of a chain's rotation, latest first, as far back as the history is kept.
 #[utoipa::path(get, path = "/chains/{kind}/{key}/attempts", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity"), Before),
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity"), AttemptsQuery),
     responses((status = 200, description = "A page of attempts", body = Attempts)))]
 pub async fn attempts(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    Query(Before { limit, before }): Query<Before>,
+    Query(AttemptsQuery { limit, before }): Query<AttemptsQuery>,
 ) -> Result<Json<Attempts>> {
     let limit = page::size(limit)?;
     let ledger = api.ledger();
@@ -184,7 +184,7 @@ pub struct ChainParameters {
 /// An action on all chains that match a filter.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Wish {
+pub struct ChainActionRequest {
     /// The action.
     action: Action,
     /// The filter. An empty filter means all chains.
@@ -199,10 +199,13 @@ pub struct Wish {
 ///
 /// When `pause` or `retire` has answered, no new run of these chains begins. `advance` changes at most 10,000 chains at
 /// a time, and of the active chains only those that sleep. An empty text in a field of the filter is refused.
-#[utoipa::path(post, path = "/chains/actions", tag = "chains", request_body = Wish,
-    responses((status = 200, description = "How many it was about", body = Came<Action>)))]
-pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<(Detail, Json<Came<Action>>)> {
-    let Wish { action, filter, dry_run } = wish;
+#[utoipa::path(post, path = "/chains/actions", tag = "chains", request_body = ChainActionRequest,
+    responses((status = 200, description = "How many it was about", body = ActionResult<Action>)))]
+pub async fn act(
+    State(api): State<Arc<Api>>,
+    Body(wish): Body<ChainActionRequest>,
+) -> Result<(Detail, Json<ActionResult<Action>>)> {
+    let ChainActionRequest { action, filter, dry_run } = wish;
     let detail = Detail(json!({ "action": action, "filter": filter, "dry_run": dry_run }));
     let ChainParameters { kind, owner, queue, state, text } = filter;
     let (kind, owner) = (given("kind", kind)?, given("owner", owner)?);
@@ -211,7 +214,7 @@ pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<
         return Err(Problem::unprocessable("filter.state: what is late is due already"));
     }
     let config = api.config();
-    let sought = Sought { kind, owner, queue, text, state };
+    let sought = ChainSearch { kind, owner, queue, text, state };
     let which = sought.which(&config, api.ledger().now());
     let which = which
         .ok_or_else(|| Problem::unprocessable("filter.state: what runs changes all the time; filter otherwise"))?;
@@ -230,62 +233,62 @@ pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<
         (false, Action::Advance) => Some(chain::advance_all(&config, api.connections().await?, which, matching).await?),
         (false, _) => Some(chain::steer(&config, api.ledger(), which, order).await?.count),
     };
-    Ok((detail, Json(Came { action, matching, changed })))
+    Ok((detail, Json(ActionResult { action, matching, changed })))
 }
 
-async fn steer(api: &Api, kind: &str, key: &str, order: ChainOrder) -> Result<Json<Words>> {
-    told(chain::steer(&api.config(), api.ledger(), chain::one(kind, key), order).await)
+async fn steer(api: &Api, kind: &str, key: &str, order: ChainOrder) -> Result<Json<Receipt>> {
+    receipt(chain::steer(&api.config(), api.ledger(), chain::one(kind, key), order).await)
 }
 
 /// Pauses a chain. The chain keeps its place in the rotation.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/pause", tag = "chains",
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It is paused", body = Words)))]
+    responses((status = 200, description = "It is paused", body = Receipt)))]
 pub async fn pause(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    _: Nothing,
-) -> Result<Json<Words>> {
+    _: NoBody,
+) -> Result<Json<Receipt>> {
     steer(&api, &kind, &key, ChainOrder::Pause).await
 }
 
 /// Lets a paused chain tick again, at once when it is overdue.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/resume", tag = "chains",
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It goes on", body = Words)))]
+    responses((status = 200, description = "It goes on", body = Receipt)))]
 pub async fn resume(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    _: Nothing,
-) -> Result<Json<Words>> {
+    _: NoBody,
+) -> Result<Json<Receipt>> {
     steer(&api, &kind, &key, ChainOrder::Resume).await
 }
 
 /// Ends a chain.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/retire", tag = "chains",
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It has ended", body = Words)))]
+    responses((status = 200, description = "It has ended", body = Receipt)))]
 pub async fn retire(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    _: Nothing,
-) -> Result<Json<Words>> {
+    _: NoBody,
+) -> Result<Json<Receipt>> {
     steer(&api, &kind, &key, ChainOrder::Retire).await
 }
 
 /// Brings a chain's next tick forward to now.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/advance", tag = "chains",
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It is due now", body = Words)))]
+    responses((status = 200, description = "It is due now", body = Receipt)))]
 pub async fn advance(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    _: Nothing,
-) -> Result<Json<Words>> {
+    _: NoBody,
+) -> Result<Json<Receipt>> {
     let config = api.config();
     // An unknown name is reported also while the broker cannot be reached.
     config.kind(&kind).map_err(Problem::not_found)?;
-    told(chain::advance(&config, api.connections().await?, &kind, &key).await)
+    receipt(chain::advance(&config, api.connections().await?, &kind, &key).await)
 }
 
 /// How a chain runs one more time. A field that is left out has the chain's value, or its kind's.
@@ -312,16 +315,16 @@ pub struct ManualRun {
 /// count it. The run does not shift the rotation.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/run", tag = "chains", request_body(content = Option<ManualRun>),
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It runs once more", body = Words)))]
+    responses((status = 200, description = "It runs once more", body = Receipt)))]
 pub async fn run(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    body: Perhaps<ManualRun>,
-) -> Result<Json<Words>> {
+    body: OptionalBody<ManualRun>,
+) -> Result<Json<Receipt>> {
     let ManualRun { queue, priority, payload, if_running, force } = body.0;
     let asked = RunNow { queue, priority, if_running, force };
     let config = api.config();
     // An unknown name is reported also while the broker cannot be reached.
     config.kind(&kind).map_err(Problem::not_found)?;
-    told(chain::run(&config, api.connections().await?, (&kind, &key), payload.as_ref(), &asked).await)
+    receipt(chain::run(&config, api.connections().await?, (&kind, &key), payload.as_ref(), &asked).await)
 }

@@ -15,8 +15,8 @@ use utoipa::openapi::{
 };
 use utoipa::{OpenApi, PartialSchema, ToSchema};
 
+use super::auth::MAX_KEY_CHARS;
 use super::endpoints::{PREFIX, routes_and_rules};
-use super::gate::LONGEST_KEY;
 use super::problem::{self, Problem};
 use super::{
     audit, chains, configuration, enrolled, failed, jobs, ladder, openapi, overview, owners, quarantine, queues, runs,
@@ -157,7 +157,7 @@ fn describe(operation: &mut Operation, method: &Method, needs: Needs) {
         operation.request_body = Some(RefOr::T(body.required(Some(Required::True)).build()));
     }
     if *method != Method::GET {
-        let text = ObjectBuilder::new().schema_type(Type::String).min_length(Some(1)).max_length(Some(LONGEST_KEY));
+        let text = ObjectBuilder::new().schema_type(Type::String).min_length(Some(1)).max_length(Some(MAX_KEY_CHARS));
         let text = text.pattern(Some("^[!-~]+$"));
         let key = ParameterBuilder::new()
             .name("Idempotency-Key")

@@ -16,13 +16,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::extract::{Body, Nothing, Path};
+use super::extract::{Body, NoBody, Path};
 use super::problem::{Problem, Result};
 use crate::api::detail::Detail;
 use crate::api::state::Api;
 
 /// The most chains in one request.
-const MOST: usize = 5_000;
+const MAX_CHAINS: usize = 5_000;
 /// How many chains begin in one transaction.
 const BATCH: usize = 1_000;
 /// How many chains are ended at the same time.
@@ -31,7 +31,7 @@ const ENDING: usize = 16;
 /// A chain that must exist. A field that is left out has the kind's value.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct ChainWanted {
+pub struct ChainRequest {
     /// What the handler gets; any JSON.
     payload: Value,
     /// The platform queue, in place of the kind's.
@@ -52,7 +52,7 @@ pub struct ChainWanted {
 
 /// The result for a chain.
 #[derive(Serialize, ToSchema)]
-pub struct ChainCame {
+pub struct ChainResult {
     /// The result.
     became: Became,
 }
@@ -68,7 +68,7 @@ impl From<EnrollError> for Problem {
     }
 }
 
-impl ChainWanted {
+impl ChainRequest {
     /// The entity of this request.
     fn entity(self, config: &Config, kind: &str, key: String) -> std::result::Result<Entity, String> {
         let Self { payload, queue, priority, owner, schedule, first_due } = self;
@@ -89,14 +89,14 @@ async fn enroller(api: &Api, config: &Config, kind: &str) -> Result<Enroller> {
 /// that is paused or quarantined is updated and stays paused or quarantined.
 #[utoipa::path(put, path = "/chains/{kind}/{key}", tag = "chains",
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    request_body = ChainWanted,
-    responses((status = 200, description = "It was there", body = ChainCame),
-              (status = 201, description = "It begins", body = ChainCame)))]
+    request_body = ChainRequest,
+    responses((status = 200, description = "It was there", body = ChainResult),
+              (status = 201, description = "It begins", body = ChainResult)))]
 pub async fn put(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    Body(wanted): Body<ChainWanted>,
-) -> Result<(StatusCode, Detail, Json<ChainCame>)> {
+    Body(wanted): Body<ChainRequest>,
+) -> Result<(StatusCode, Detail, Json<ChainResult>)> {
     let config = api.config();
     config.kind(&kind).map_err(Problem::not_found)?;
     let entity = wanted.entity(&config, &kind, key).map_err(Problem::unprocessable)?;
@@ -107,7 +107,7 @@ pub async fn put(
     let (each, _) = enroller(&api, &config, &kind).await?.enroll_each(vec![entity]).await?;
     let became = each.first().copied().unwrap_or(Became::Unchanged);
     let status = if became == Became::Created { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((status, Detail(told), Json(ChainCame { became })))
+    Ok((status, Detail(told), Json(ChainResult { became })))
 }
 
 /// Ends a chain, if it exists and has not ended.
@@ -116,15 +116,15 @@ pub async fn put(
 /// never existed.
 #[utoipa::path(delete, path = "/chains/{kind}/{key}", tag = "chains",
     params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It does not tick any more", body = ChainCame)))]
+    responses((status = 200, description = "It does not tick any more", body = ChainResult)))]
 pub async fn delete(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    _: Nothing,
-) -> Result<Json<ChainCame>> {
+    _: NoBody,
+) -> Result<Json<ChainResult>> {
     may_end(&kind).map_err(Problem::unprocessable)?;
     let became = end(api.ledger(), kind, key).await?;
-    Ok(Json(ChainCame { became }))
+    Ok(Json(ChainResult { became }))
 }
 
 /// The engine's own chains begin and end with its workers.
@@ -171,7 +171,7 @@ pub struct ChainItem {
 /// Many chains.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ChainsWanted {
+pub struct ChainsRequest {
     /// At most 5,000 chains, each only once.
     #[schema(max_items = 5_000)]
     chains: Vec<ChainItem>,
@@ -179,7 +179,7 @@ pub struct ChainsWanted {
 
 /// The result for one of many chains.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
-pub struct ItemCame {
+pub struct ItemResult {
     /// The result; null when the chain was refused.
     became: Option<Became>,
     /// Why the chain was refused.
@@ -189,7 +189,7 @@ pub struct ItemCame {
 
 /// The results for many chains.
 #[derive(Serialize, ToSchema)]
-pub struct ChainsCame {
+pub struct ChainsResult {
     /// How many chains have begun.
     created: usize,
     /// How many chains were updated.
@@ -201,7 +201,7 @@ pub struct ChainsCame {
     /// How many chains were refused.
     refused: usize,
     /// The result for each chain, in the order of the request.
-    chains: Vec<ItemCame>,
+    chains: Vec<ItemResult>,
 }
 
 /// The chains of a request, sorted by what to do with them; each by its index in the request.
@@ -212,7 +212,7 @@ struct Sorted {
     refused: Vec<(usize, String)>,
 }
 
-impl ChainsWanted {
+impl ChainsRequest {
     /// Sorts the chains by what can be done with them (pure).
     fn sort(self, config: &Config) -> Sorted {
         let (mut sorted, mut seen) = (Sorted::default(), HashSet::new());
@@ -223,8 +223,8 @@ impl ChainsWanted {
                 sorted.refused.push((n, format!("{} {} comes twice in this request", name.0, name.1)));
                 continue;
             }
-            let wanted = ChainWanted { payload, queue, priority, owner, schedule, first_due };
-            if retire && wanted != ChainWanted::default() {
+            let wanted = ChainRequest { payload, queue, priority, owner, schedule, first_due };
+            if retire && wanted != ChainRequest::default() {
                 sorted.refused.push((n, "`retire` goes with kind and key alone".into()));
                 continue;
             }
@@ -250,19 +250,21 @@ impl ChainsWanted {
 ///
 /// The same request, sent again, changes nothing more. If ledger or broker were unavailable and there was no answer,
 /// the whole request may be sent again.
-#[utoipa::path(post, path = "/chains", tag = "chains", request_body = ChainsWanted,
-    responses((status = 200, description = "What became of each", body = ChainsCame)))]
+#[utoipa::path(post, path = "/chains", tag = "chains", request_body = ChainsRequest,
+    responses((status = 200, description = "What became of each", body = ChainsResult)))]
 pub async fn put_many(
     State(api): State<Arc<Api>>,
-    Body(wanted): Body<ChainsWanted>,
-) -> Result<(Detail, Json<ChainsCame>)> {
+    Body(wanted): Body<ChainsRequest>,
+) -> Result<(Detail, Json<ChainsResult>)> {
     let count = wanted.chains.len();
-    if count > MOST {
-        return Err(Problem::unprocessable(format!("chains: {count} are more than {MOST}; send several requests")));
+    if count > MAX_CHAINS {
+        return Err(Problem::unprocessable(format!(
+            "chains: {count} are more than {MAX_CHAINS}; send several requests"
+        )));
     }
     let config = api.config();
     let Sorted { enroll, retire, refused } = wanted.sort(&config);
-    let mut came = vec![ItemCame::default(); count];
+    let mut came = vec![ItemResult::default(); count];
     for (n, why) in refused {
         came[n].why = Some(why);
     }
@@ -295,5 +297,5 @@ pub async fn put_many(
     let told = json!({
         "created": created, "updated": updated, "unchanged": unchanged, "retired": retired, "refused": refused,
     });
-    Ok((Detail(told), Json(ChainsCame { created, updated, unchanged, retired, refused, chains: came })))
+    Ok((Detail(told), Json(ChainsResult { created, updated, unchanged, retired, refused, chains: came })))
 }

@@ -27,9 +27,9 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 
 /// A JSON object as the body, or no body, which means an empty object.
 #[derive(Clone, Copy, Debug)]
-pub struct Perhaps<T>(pub T);
+pub struct OptionalBody<T>(pub T);
 
-impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Perhaps<T> {
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self> {
@@ -41,9 +41,9 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Perhaps<T
 
 /// No body, or an empty object.
 #[derive(Clone, Copy, Debug)]
-pub struct Nothing;
+pub struct NoBody;
 
-impl<S: Send + Sync> FromRequest<S> for Nothing {
+impl<S: Send + Sync> FromRequest<S> for NoBody {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self> {
@@ -175,7 +175,7 @@ mod tests {
     async fn where_nothing_is_expected_nothing_else_is_taken() {
         let table = [("", 200), ("{}", 200), (" {} ", 200), ("[]", 400), ("\0", 400), (r#"{"why": "x"}"#, 422)];
         for (body, status) in table {
-            let taken = Nothing::from_request(Request::new(body.into()), &()).await;
+            let taken = NoBody::from_request(Request::new(body.into()), &()).await;
             assert_eq!(taken.map_or_else(|no| no.status, |_| 200), status, "{body:?}");
         }
     }

@@ -12,7 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::extract::{Body, Query, given};
 use super::page;
 use super::problem::Result;
-use crate::api::came::Came;
+use crate::api::action_result::ActionResult;
 use crate::api::detail::Detail;
 use crate::api::state::Api;
 use crate::inspect::failures::{FailureReport, ReasonRow};
@@ -39,7 +39,7 @@ pub struct FailedFilter {
 
 impl FailedFilter {
     /// The filter of a request that only reads: empty fields of a form are as good as absent.
-    fn seen(self) -> FailureFilter {
+    fn for_reading(self) -> FailureFilter {
         let said = |text: Option<String>| text.filter(|text| !text.is_empty());
         let (kind, owner, code) = (said(self.kind), said(self.owner), said(self.code));
         Self { kind, owner, code, text: said(self.text), item: said(self.item), ..self }.read()
@@ -47,7 +47,7 @@ impl FailedFilter {
 
     /// The filter of a request that changes something: an empty field is a mistake. The exception is the name of a
     /// part: a whole entity is a part without a name.
-    fn meant(self) -> Result<FailureFilter> {
+    fn for_change(self) -> Result<FailureFilter> {
         let (kind, owner) = (given("kind", self.kind)?, given("owner", self.owner)?);
         let (code, text) = (given("code", self.code)?, given("text", self.text)?);
         Ok(Self { kind, owner, code, text, ..self }.read())
@@ -71,7 +71,7 @@ impl FailedFilter {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Wanted {
+pub struct ListQuery {
     /// Failures of this kind.
     kind: Option<String>,
     /// Failures of entities whose chains belong to this owner.
@@ -100,17 +100,17 @@ pub struct Failed {
 }
 
 /// Lists failures.
-#[utoipa::path(get, path = "/failures", tag = "failures", params(Wanted),
+#[utoipa::path(get, path = "/failures", tag = "failures", params(ListQuery),
     responses((status = 200, description = "A page of failures", body = Failed)))]
-pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<Failed>> {
-    let Wanted { kind, owner, code, text, item, permanent, limit, after } = wanted;
-    let (limit, after) = (page::size(limit)?, page::place::<FailureCursor>(after.as_deref())?);
-    let filter = FailedFilter { kind, owner, code, text, item, permanent }.seen();
+pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) -> Result<Json<Failed>> {
+    let ListQuery { kind, owner, code, text, item, permanent, limit, after } = wanted;
+    let (limit, after) = (page::size(limit)?, page::decode_cursor::<FailureCursor>(after.as_deref())?);
+    let filter = FailedFilter { kind, owner, code, text, item, permanent }.for_reading();
     // The additional row tells whether there is a next page.
     let mut found = api.ledger().failed(filter, after, limit + 1).await?;
     let more = found.len() > limit as usize;
     found.truncate(limit as usize);
-    let place = found.last().filter(|_| more).map(|last| page::after(&(&last.kind, &last.key, &last.item)));
+    let place = found.last().filter(|_| more).map(|last| page::encode_cursor(&(&last.kind, &last.key, &last.item)));
     let (config, now, calendar) = (api.config(), api.ledger().now(), api.ledger().calendar());
     let failures = found.into_iter().map(|failure| FailureReport::new(failure, &config, now, &calendar)).collect();
     Ok(Json(Failed { failures, after: place }))
@@ -127,7 +127,7 @@ pub struct Reasons {
 #[utoipa::path(get, path = "/failures/reasons", tag = "failures", params(FailedFilter),
     responses((status = 200, description = "All reasons", body = Reasons)))]
 pub async fn reasons(State(api): State<Arc<Api>>, Query(filter): Query<FailedFilter>) -> Result<Json<Reasons>> {
-    let reasons = api.counting().reasons(filter.seen()).await?;
+    let reasons = api.counting().reasons(filter.for_reading()).await?;
     Ok(Json(Reasons {
         reasons: reasons.into_iter().map(|count| ReasonRow::of(count, &api.ledger().calendar())).collect(),
     }))
@@ -147,7 +147,7 @@ pub enum FailedAction {
 /// An action on all failures that match a filter.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct FailedWish {
+pub struct FailedActionRequest {
     /// The action.
     action: FailedAction,
     /// The filter. An empty filter means all failures.
@@ -159,14 +159,14 @@ pub struct FailedWish {
 }
 
 /// Retries failed parts, or forgets failures: all that match a filter; with `dry_run`, only counts them.
-#[utoipa::path(post, path = "/failures/actions", tag = "failures", request_body = FailedWish,
-    responses((status = 200, description = "How many it was about", body = Came<FailedAction>)))]
+#[utoipa::path(post, path = "/failures/actions", tag = "failures", request_body = FailedActionRequest,
+    responses((status = 200, description = "How many it was about", body = ActionResult<FailedAction>)))]
 pub async fn act(
     State(api): State<Arc<Api>>,
-    Body(FailedWish { action, filter, dry_run }): Body<FailedWish>,
-) -> Result<(Detail, Json<Came<FailedAction>>)> {
+    Body(FailedActionRequest { action, filter, dry_run }): Body<FailedActionRequest>,
+) -> Result<(Detail, Json<ActionResult<FailedAction>>)> {
     let detail = Detail(json!({ "action": action, "filter": filter, "dry_run": dry_run }));
-    let filter = filter.meant()?;
+    let filter = filter.for_change()?;
     let fits = failed::count(api.counting(), filter.clone()).await?;
     let (matching, changed) = match (action, dry_run) {
         (FailedAction::Retry, true) => (fits.parts, None),
@@ -176,5 +176,5 @@ pub async fn act(
         (FailedAction::Drop, true) => (fits.all(), None),
         (FailedAction::Drop, false) => (fits.all(), Some(failed::drop(api.ledger(), filter).await?.0)),
     };
-    Ok((detail, Json(Came { action, matching, changed })))
+    Ok((detail, Json(ActionResult { action, matching, changed })))
 }

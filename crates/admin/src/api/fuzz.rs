@@ -21,10 +21,10 @@ use tokio::runtime::Runtime;
 use tokio_util::task::TaskTracker;
 
 use super::actor::Authenticator;
+use super::auth::Gate;
 use super::endpoints::routes_and_rules;
-use super::gate::Gate;
+use super::origin::Site;
 use super::server::router;
-use super::site::Site;
 use crate::api::state::Api;
 
 const CONFIG: &str = r#"

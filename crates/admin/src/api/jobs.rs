@@ -13,14 +13,14 @@ use utoipa::ToSchema;
 
 use super::extract::{Body, duration};
 use super::problem::{Problem, Result};
-use super::words::hex;
+use super::wire::hex;
 use crate::api::detail::{Detail, RequestKey};
 use crate::api::state::Api;
 
 /// A job that runs once.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct JobWanted {
+pub struct JobRequest {
     /// The kind, which names the handler: a name under `[kinds]`.
     kind: String,
     /// The key of the entity.
@@ -62,14 +62,14 @@ impl From<PublicationError> for Problem {
 ///
 /// A request that is sent again with the same Idempotency-Key gives the job the same id. This is true also when the
 /// answer to the first request was lost.
-#[utoipa::path(post, path = "/jobs", tag = "jobs", request_body = JobWanted,
+#[utoipa::path(post, path = "/jobs", tag = "jobs", request_body = JobRequest,
     responses((status = 201, description = "It is safe", body = JobPublished)))]
 pub async fn publish(
     State(api): State<Arc<Api>>,
     axum::Extension(key): axum::Extension<RequestKey>,
-    Body(wanted): Body<JobWanted>,
+    Body(wanted): Body<JobRequest>,
 ) -> Result<(StatusCode, Detail, Json<JobPublished>)> {
-    let JobWanted { kind, key: entity, payload, delay, queue, owner } = wanted;
+    let JobRequest { kind, key: entity, payload, delay, queue, owner } = wanted;
     let delay = delay.as_deref().map(|delay| duration("delay", delay)).transpose()?;
     let config = api.config();
     let id = key.0.map_or_else(|| api.entropy().token(), |hash| hex(&hash[..8]));

@@ -42,7 +42,7 @@ pub struct Ladder {
 /// Tells how many messages wait on each rung.
 #[utoipa::path(get, path = "/ladder", tag = "queues", responses((status = 200, description = "All rungs", body = Ladder)))]
 pub async fn show(State(api): State<Arc<Api>>) -> Result<Json<Ladder>> {
-    let facts = api.board().facts();
+    let facts = api.status_cache().facts();
     let census = facts.census.as_ref().map(|(census, _)| census);
     let sleeping = census.map_or(0, |census| census.queues.iter().map(|queue| queue.sleeping).sum());
     let broker = &*api.connections().await?.broker;

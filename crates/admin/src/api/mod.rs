@@ -12,27 +12,28 @@
 //!
 //! docs/api.md says what holds for all endpoints, and docs/openapi.json describes each one.
 
+mod action_result;
 mod actor;
 mod audit;
-mod came;
+mod auth;
+mod auth_rate_limit;
 mod chains;
 mod configuration;
 mod detail;
 #[cfg(test)]
 mod document;
-mod door;
 mod endpoints;
 mod enrolled;
 mod extract;
 mod failed;
-mod failures;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
-mod gate;
+mod host_check;
 mod hosted;
 mod jobs;
 mod ladder;
 mod openapi;
+mod origin;
 mod overview;
 mod owners;
 mod page;
@@ -44,18 +45,17 @@ mod runs;
 pub mod server;
 mod session;
 mod simulations;
-mod site;
 mod state;
 #[cfg(test)]
 mod tests;
 mod throttles;
 mod tokens;
-mod words;
+mod wire;
 mod workers;
 
 pub use actor::Actor;
 pub use hosted::HostedApi;
 pub use openapi::DOCUMENT;
 pub use problem::Problem;
-pub use server::{Listener, MOST_CONNECTIONS, Server, USUAL};
+pub use server::{DEFAULT_ADDRESS, Listener, MAX_CONNECTIONS, Server};
 pub use state::Api;

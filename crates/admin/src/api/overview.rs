@@ -18,7 +18,7 @@ use crate::inspect::overview::{Overview, overview};
 /// The time from one event to the next.
 const EVERY: Duration = Duration::from_secs(2);
 /// After this time the stream ends. The client must show its token again, which may have become invalid.
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_STREAM: Duration = Duration::from_secs(60);
 
 /// Answers the state of the whole system: chains in figures, starts over the last hour, and what is wrong, in words.
 ///
@@ -30,7 +30,7 @@ pub async fn show(State(api): State<Arc<Api>>) -> Result<Json<Overview>> {
 }
 
 fn current(api: &Api) -> Result<Overview> {
-    let facts = api.board().facts();
+    let facts = api.status_cache().facts();
     if let Some(why) = &facts.ledger_why {
         return Err(Problem::away("the ledger", why));
     }
@@ -40,7 +40,7 @@ fn current(api: &Api) -> Result<Overview> {
 /// An event of the stream.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it describes what is written as text")]
-pub struct Told {
+pub struct OverviewEvent {
     /// `overview` or `problem`.
     event: String,
     /// The overview or the problem, as JSON.
@@ -52,9 +52,9 @@ pub struct Told {
 ///
 /// While the ledger does not answer, an event of the name `problem` comes instead.
 #[utoipa::path(get, path = "/events", tag = "overview",
-    responses((status = 200, description = "Events", content_type = "text/event-stream", body = Told)))]
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = OverviewEvent)))]
 pub async fn events(State(api): State<Arc<Api>>) -> Sse<impl Stream<Item = std::result::Result<Event, Infallible>>> {
-    let end = Instant::now() + LONGEST;
+    let end = Instant::now() + MAX_STREAM;
     let events = stream::unfold((api, Instant::now(), end), async |(api, next, end)| {
         tokio::select! {
             biased;

@@ -4,24 +4,24 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::problem::{Problem, Result};
-use super::words::hex;
+use super::wire::hex;
 
-const USUAL: u32 = 50;
-const MOST: u32 = 500;
+const DEFAULT_ROWS: u32 = 50;
+const MAX_ROWS: u32 = 500;
 
 /// How many rows a page has.
 ///
 /// # Errors
 /// When `limit` is 0 or greater than the maximum.
 pub fn size(limit: Option<u32>) -> Result<u32> {
-    match limit.unwrap_or(USUAL) {
-        limit @ 1..=MOST => Ok(limit),
-        limit => Err(Problem::bad_request(format!("limit={limit}: from 1 to {MOST} is possible"))),
+    match limit.unwrap_or(DEFAULT_ROWS) {
+        limit @ 1..=MAX_ROWS => Ok(limit),
+        limit => Err(Problem::bad_request(format!("limit={limit}: from 1 to {MAX_ROWS} is possible"))),
     }
 }
 
 /// A cursor as text for clients. Clients must not read its content.
-pub fn after<T: Serialize>(place: &T) -> String {
+pub fn encode_cursor<T: Serialize>(place: &T) -> String {
     hex(&serde_json::to_vec(place).unwrap_or_default())
 }
 
@@ -29,7 +29,7 @@ pub fn after<T: Serialize>(place: &T) -> String {
 ///
 /// # Errors
 /// When this server cannot have made the text.
-pub fn place<T: DeserializeOwned>(after: Option<&str>) -> Result<Option<T>> {
+pub fn decode_cursor<T: DeserializeOwned>(after: Option<&str>) -> Result<Option<T>> {
     let Some(after) = after else { return Ok(None) };
     let digit = |digit: &u8| char::from(*digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let byte = |pair: &[u8]| match pair {
@@ -48,10 +48,10 @@ mod tests {
     #[test]
     fn places_come_back_as_they_were_given() {
         let given = ("sync".to_owned(), "ios/ü\u{0}\"".to_owned(), i64::MIN);
-        assert_eq!(place::<(String, String, i64)>(Some(&after(&given))).unwrap(), Some(given));
-        assert_eq!(place::<i64>(None).unwrap(), None);
+        assert_eq!(decode_cursor::<(String, String, i64)>(Some(&encode_cursor(&given))).unwrap(), Some(given));
+        assert_eq!(decode_cursor::<i64>(None).unwrap(), None);
         for odd in ["", "7", "zz", "37ü", "2237", "%00"] {
-            assert_eq!(place::<i64>(Some(odd)).unwrap_err().status, 400, "{odd}");
+            assert_eq!(decode_cursor::<i64>(Some(odd)).unwrap_err().status, 400, "{odd}");
         }
     }
 

@@ -17,20 +17,20 @@ use utoipa::{IntoParams, ToSchema};
 use super::extract::{Body, Query};
 use super::page;
 use super::problem::Result;
-use crate::api::came::Came;
+use crate::api::action_result::ActionResult;
 use crate::api::detail::Detail;
 use crate::api::state::Api;
 use crate::operate::quarantine::{QuarantineAction, QuarantineFilter};
 use crate::operate::{OperateError, quarantine};
 
 /// How much of a body is answered, in bytes.
-const MOST_OF_A_BODY: usize = 64 << 10;
+const MAX_BODY_BYTES: usize = 64 << 10;
 
 /// Which page.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Wanted {
+pub struct ListQuery {
     /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
@@ -67,16 +67,16 @@ pub struct Unusable {
     place: &'static str,
 }
 
-fn told(keys: &Keyring, body: &[u8]) -> String {
+fn body_text(keys: &Keyring, body: &[u8]) -> String {
     let body = sealing::shown(keys, body);
-    String::from_utf8_lossy(&body[..body.len().min(MOST_OF_A_BODY)]).into_owned()
+    String::from_utf8_lossy(&body[..body.len().min(MAX_BODY_BYTES)]).into_owned()
 }
 
 /// Lists unusable messages, each with its reason. The broker's messages are fetched, and put back at once.
-#[utoipa::path(get, path = "/quarantine", tag = "failures", params(Wanted),
+#[utoipa::path(get, path = "/quarantine", tag = "failures", params(ListQuery),
     responses((status = 200, description = "A page of messages", body = Quarantine)))]
-pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<Quarantine>> {
-    let (limit, before) = (page::size(wanted.limit)?, page::place::<i64>(wanted.after.as_deref())?);
+pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) -> Result<Json<Quarantine>> {
+    let (limit, before) = (page::size(wanted.limit)?, page::decode_cursor::<i64>(wanted.after.as_deref())?);
     let mut messages = Vec::new();
     let keys = api.config().encryption.clone();
     let connections = api.connections().await?;
@@ -92,7 +92,7 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
         for shelved in connections.broker.peek(&queue, limit as usize).await.map_err(OperateError::from)? {
             let PeekedMessage { id, from, reason, body, .. } = &shelved;
             if id.is_empty() || seen.insert(id.clone()) {
-                let (from, reason, body) = (from.clone(), reason.clone(), told(&keys, body));
+                let (from, reason, body) = (from.clone(), reason.clone(), body_text(&keys, body));
                 messages.push(Unusable { number: None, at: None, from, reason, body, place: "broker" });
             }
             shelved.put_back().await;
@@ -102,10 +102,10 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
     let mut kept = api.ledger().quarantined(before, limit + 1).await?;
     let more = kept.len() > limit as usize;
     kept.truncate(limit as usize);
-    let after = kept.last().filter(|_| more).map(|last| page::after(&last.number));
+    let after = kept.last().filter(|_| more).map(|last| page::encode_cursor(&last.number));
     messages.extend(kept.into_iter().map(|message| {
         let QuarantinedMessage { number, at, from, reason, body } = message;
-        let body = told(&keys, &body);
+        let body = body_text(&keys, &body);
         Unusable {
             number: Some(number),
             at: Some(At::of(at, &api.ledger().calendar())),
@@ -121,7 +121,7 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
 /// An action on all messages in quarantine that match a filter.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct QuarantineWish {
+pub struct QuarantineActionRequest {
     /// The action.
     action: QuarantineAction,
     /// The filter. An empty filter means all messages.
@@ -135,15 +135,15 @@ pub struct QuarantineWish {
 /// Sends unusable messages to their queues again, or forgets them: all that match a filter.
 ///
 /// Of the broker's messages, one request reads the first 1,000; the next request continues.
-#[utoipa::path(post, path = "/quarantine/actions", tag = "failures", request_body = QuarantineWish,
-    responses((status = 200, description = "How many it was about", body = Came<QuarantineAction>)))]
+#[utoipa::path(post, path = "/quarantine/actions", tag = "failures", request_body = QuarantineActionRequest,
+    responses((status = 200, description = "How many it was about", body = ActionResult<QuarantineAction>)))]
 pub async fn act(
     State(api): State<Arc<Api>>,
-    Body(QuarantineWish { action, filter, dry_run }): Body<QuarantineWish>,
-) -> Result<(Detail, Json<Came<QuarantineAction>>)> {
+    Body(QuarantineActionRequest { action, filter, dry_run }): Body<QuarantineActionRequest>,
+) -> Result<(Detail, Json<ActionResult<QuarantineAction>>)> {
     let detail = Detail(json!({ "action": action, "filter": filter, "dry_run": dry_run }));
     let connections = api.connections().await?;
     let _alone = api.shelf().await;
     let (matching, changed) = quarantine::act(&api.config(), connections, action, &filter, dry_run).await?;
-    Ok((detail, Json(Came { action, matching, changed })))
+    Ok((detail, Json(ActionResult { action, matching, changed })))
 }

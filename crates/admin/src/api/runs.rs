@@ -18,7 +18,7 @@ use crate::inspect::chain::AttemptReport;
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Wanted {
+pub struct ListQuery {
     /// Attempts with this verdict: done, retried, failed, snoozed, retired, fanned_out, dropped, skipped, cut, fenced
     /// or lost.
     verdict: Option<String>,
@@ -43,18 +43,18 @@ pub struct Runs {
 }
 
 /// Lists attempts of chains' ticks, latest first, as far back as the history is kept.
-#[utoipa::path(get, path = "/runs", tag = "chains", params(Wanted),
+#[utoipa::path(get, path = "/runs", tag = "chains", params(ListQuery),
     responses((status = 200, description = "A page of attempts", body = Runs)))]
-pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<Runs>> {
-    let Wanted { verdict, kind, limit, after } = wanted;
-    let (limit, before) = (page::size(limit)?, page::place::<i64>(after.as_deref())?);
+pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) -> Result<Json<Runs>> {
+    let ListQuery { verdict, kind, limit, after } = wanted;
+    let (limit, before) = (page::size(limit)?, page::decode_cursor::<i64>(after.as_deref())?);
     let said = |text: Option<String>| text.filter(|text| !text.is_empty());
     let filter = RunFilter { verdict: said(verdict), kind: said(kind) };
     let found = api.ledger().runs(filter, before, limit, EFFORT).await?;
     let calendar = api.ledger().calendar();
     Ok(Json(Runs {
         runs: found.found.into_iter().map(|one| AttemptReport::named(one, &calendar)).collect(),
-        after: found.after.as_ref().map(page::after),
+        after: found.after.as_ref().map(page::encode_cursor),
         complete: found.complete,
     }))
 }

@@ -21,25 +21,25 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::actor::Authenticator;
-use super::door;
+use super::auth::{self, Gate};
 use super::endpoints::routes_and_rules;
-use super::gate::{self, Gate};
-use super::site::Site;
+use super::host_check;
+use super::origin::Site;
 use crate::api::state::Api;
-use crate::inspect::board::LOOK;
+use crate::inspect::status_cache::LOOK_EVERY;
 
 /// The default address of `roundelay serve`.
-pub const USUAL: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 15_680);
+pub const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 15_680);
 /// How many connections may be open at the same time.
-pub const MOST_CONNECTIONS: usize = 512;
+pub const MAX_CONNECTIONS: usize = 512;
 /// How many connections one address may have open, unless all requests come from a proxy.
-pub const MOST_FROM_ADDRESS: usize = 64;
+pub const MAX_CONNECTIONS_FROM_ADDRESS: usize = 64;
 /// How long running requests may continue after the signal to stop.
 const GRACE: Duration = Duration::from_secs(10);
 /// How often old rows are deleted.
 const FORGET_EVERY: Duration = Duration::from_secs(600);
 /// How many rows are deleted at a time: few enough that other statements do not wait long.
-const ROWS: u32 = 500;
+const FORGET_ROWS: u32 = 500;
 
 /// An address that the process listens on, but does not answer yet.
 pub struct Listener {
@@ -167,10 +167,11 @@ impl Server {
                 sleep(FORGET_EVERY).await;
             }
         };
-        let board = api.clone();
-        let mut board = AbortOnDropHandle::new(tokio::spawn(async move { board.keep_board(LOOK).await }));
-        let per_address = if settings.behind_proxy { MOST_CONNECTIONS } else { MOST_FROM_ADDRESS };
-        let bounds = Bounds { connections: MOST_CONNECTIONS, per_address, patience: settings.patience };
+        let status_cache = api.clone();
+        let mut status_cache =
+            AbortOnDropHandle::new(tokio::spawn(async move { status_cache.keep_status_cache(LOOK_EVERY).await }));
+        let per_address = if settings.behind_proxy { MAX_CONNECTIONS } else { MAX_CONNECTIONS_FROM_ADDRESS };
+        let bounds = Bounds { connections: MAX_CONNECTIONS, per_address, patience: settings.patience };
         let served = Served { router, tls, bounds, stop: shutdown.clone() };
         let mut connections = JoinSet::new();
         tokio::select! {
@@ -179,7 +180,7 @@ impl Server {
             never = served.accept(&listener, &mut connections) => never,
             never = forget => never,
             // The dashboard would show old data without a sign of it.
-            ended = &mut board => {
+            ended = &mut status_cache => {
                 tracing::error!(why = ?ended.err(), "what is shown is not kept up to date any more; the API ends");
             }
         }
@@ -200,16 +201,16 @@ impl Server {
 pub(super) fn router(routes: Router<Arc<Api>>, gate: Gate) -> Router {
     let (api, gate) = (gate.api.clone(), Arc::new(gate));
     routes
-        .layer(from_fn_with_state(gate.clone(), gate::pass))
-        .fallback(door::elsewhere)
-        .layer(from_fn_with_state(gate, door::pass))
+        .layer(from_fn_with_state(gate.clone(), auth::pass))
+        .fallback(host_check::elsewhere)
+        .layer(from_fn_with_state(gate, host_check::pass))
         .with_state(api)
 }
 
 /// Deletes old rows, a part at a time.
 async fn forget(api: &Api) {
     loop {
-        match api.ledger().forget_access(ROWS).await {
+        match api.ledger().forget_access(FORGET_ROWS).await {
             Ok(0) => return,
             Ok(_) => tokio::task::yield_now().await,
             Err(error) => {

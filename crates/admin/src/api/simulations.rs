@@ -20,16 +20,16 @@ use serde_json::{Value, json};
 use tracing::subscriber::NoSubscriber;
 use utoipa::ToSchema;
 
-use super::extract::{Body, Nothing, Path};
+use super::extract::{Body, NoBody, Path};
 use super::problem::{Problem, Result};
-use super::words::Words;
+use super::wire::Receipt;
 use crate::api::detail::Detail;
 use crate::api::state::Api;
 
 /// The longest span that a request may simulate, which takes some minutes. `roundelay simulate` has no such bound.
-const LONGEST: Duration = Duration::from_secs(7 * 86_400);
-const MOST_CHAINS: u64 = 100_000;
-const MOST_WORKERS: u16 = 100;
+const MAX_SPAN: Duration = Duration::from_secs(7 * 86_400);
+const MAX_CHAINS: u64 = 100_000;
+const MAX_WORKERS: u16 = 100;
 /// How many results are kept; the oldest is forgotten first.
 const KEPT: usize = 10;
 /// How many columns the charts have.
@@ -71,7 +71,7 @@ impl Run {
 /// What to simulate.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SimulationWanted {
+pub struct SimulationRequest {
     /// A configuration; absent or null: the one that is in use.
     toml: Option<String>,
     /// How much virtual time passes, at most 7 days.
@@ -120,11 +120,11 @@ pub struct SimulationReport {
 /// Begins to simulate a configuration with modelled handlers, in virtual time. The simulation connects to nothing.
 ///
 /// One simulation runs at a time, of at most 100,000 chains.
-#[utoipa::path(post, path = "/simulations", tag = "foresight", request_body = SimulationWanted,
+#[utoipa::path(post, path = "/simulations", tag = "foresight", request_body = SimulationRequest,
     responses((status = 202, description = "It runs", body = SimulationBegun)))]
 pub async fn begin(
     State(api): State<Arc<Api>>,
-    Body(wanted): Body<SimulationWanted>,
+    Body(wanted): Body<SimulationRequest>,
 ) -> Result<(StatusCode, Detail, Json<SimulationBegun>)> {
     let detail = Detail(json!({ "for": wanted.span, "chains": wanted.chains, "workers": wanted.workers,
                                 "edited": wanted.toml.is_some() }));
@@ -161,7 +161,7 @@ pub async fn begin(
         let simulate = || tracing::subscriber::with_default(NoSubscriber::default(), || forecast::run(plan, progress));
         let came = catch_unwind(AssertUnwindSafe(simulate));
         let came = match came {
-            Ok(came) => came.map(|report| told(&report, &rates)).map_err(|error| error.to_string()),
+            Ok(came) => came.map(|report| to_json(&report, &rates)).map_err(|error| error.to_string()),
             Err(_) => Err("the simulator has a fault, and this has found it".to_owned()),
         };
         *run.ended() = Some(came);
@@ -169,8 +169,8 @@ pub async fn begin(
     Ok((StatusCode::ACCEPTED, detail, Json(SimulationBegun { id })))
 }
 
-fn plan(wanted: SimulationWanted, current: &Config, now: Time) -> Result<Plan> {
-    let SimulationWanted { toml, span, chains, workers } = wanted;
+fn plan(wanted: SimulationRequest, current: &Config, now: Time) -> Result<Plan> {
+    let SimulationRequest { toml, span, chains, workers } = wanted;
     let config = match toml {
         None => current.clone(),
         Some(text) => {
@@ -178,20 +178,20 @@ fn plan(wanted: SimulationWanted, current: &Config, now: Time) -> Result<Plan> {
         }
     };
     let length = parse_duration(&span).map_err(|why| Problem::unprocessable(format!("for: {why}")))?;
-    if length.is_zero() || length > LONGEST {
+    if length.is_zero() || length > MAX_SPAN {
         return Err(Problem::unprocessable(
             "for: more than nothing and at most 7d is possible; `roundelay simulate` takes longer ones",
         ));
     }
-    if workers == 0 || workers > MOST_WORKERS {
-        return Err(Problem::unprocessable(format!("workers: from 1 to {MOST_WORKERS} is possible")));
+    if workers == 0 || workers > MAX_WORKERS {
+        return Err(Problem::unprocessable(format!("workers: from 1 to {MAX_WORKERS} is possible")));
     }
     let mut assumed = Vec::new();
     let populations = populations(&config, &chains, &mut assumed).map_err(Problem::unprocessable)?;
     let total: u64 = populations.values().map(Population::chains).sum();
-    if total > MOST_CHAINS {
+    if total > MAX_CHAINS {
         return Err(Problem::unprocessable(format!(
-            "chains: {total} chains are more than the {MOST_CHAINS} that are simulated here; `roundelay simulate` takes more"
+            "chains: {total} chains are more than the {MAX_CHAINS} that are simulated here; `roundelay simulate` takes more"
         )));
     }
     Ok(Plan {
@@ -236,11 +236,11 @@ fn populations(
     }
 }
 
-fn told(report: &Report, rates: &BTreeMap<String, f64>) -> Value {
-    let mut told = json!(report);
+fn to_json(report: &Report, rates: &BTreeMap<String, f64>) -> Value {
+    let mut value = json!(report);
     for (name, throttle) in &report.throttles {
-        told["throttles"][name]["share"] = json!(throttle.use_percent / 100.0);
-        told["throttles"][name]["per_s"] = json!(rates.get(name));
+        value["throttles"][name]["share"] = json!(throttle.use_percent / 100.0);
+        value["throttles"][name]["per_s"] = json!(rates.get(name));
     }
     let (all, kinds) = &report.series;
     let per = all.starts.len().div_ceil(COLUMNS).max(1) as f64 * all.width.as_secs_f64();
@@ -248,8 +248,8 @@ fn told(report: &Report, rates: &BTreeMap<String, f64>) -> Value {
         series.columns(COLUMNS).into_iter().map(|(mean, _)| (mean * 1_000.0).round() / 1_000.0).collect()
     };
     let kinds: BTreeMap<&String, Vec<f64>> = kinds.iter().map(|(kind, series)| (kind, columns(series))).collect();
-    told["series"] = json!({ "bucket_s": per, "all": columns(all), "kinds": kinds });
-    told
+    value["series"] = json!({ "bucket_s": per, "all": columns(all), "kinds": kinds });
+    value
 }
 
 /// Answers the progress of a simulation, and its result.
@@ -272,12 +272,12 @@ pub async fn show(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result
 /// Ends a simulation and forgets its result.
 #[utoipa::path(delete, path = "/simulations/{id}", tag = "foresight",
     params(("id" = String, Path, description = "What it was begun with")),
-    responses((status = 200, description = "It is forgotten", body = Words)))]
-pub async fn forget(State(api): State<Arc<Api>>, Path(id): Path<String>, _: Nothing) -> Result<Json<Words>> {
+    responses((status = 200, description = "It is forgotten", body = Receipt)))]
+pub async fn forget(State(api): State<Arc<Api>>, Path(id): Path<String>, _: NoBody) -> Result<Json<Receipt>> {
     let run = api.simulations().find(&id)?;
     run.cancelled.store(true, Ordering::Relaxed);
     if run.ended().is_some() {
         api.simulations().runs().retain(|run| run.id != id);
     }
-    Ok(Json(Words { words: format!("the simulation {id} ends") }))
+    Ok(Json(Receipt { words: format!("the simulation {id} ends") }))
 }

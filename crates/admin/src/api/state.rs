@@ -16,8 +16,8 @@ use super::actor::Actor;
 use super::problem::Problem;
 use super::simulations::Simulations;
 use super::{ladder, problem};
-use crate::inspect::board::Board;
-use crate::inspect::broker::Asked;
+use crate::inspect::broker::BrokerStatus;
+use crate::inspect::status_cache::StatusCache;
 use crate::operate::Operator;
 
 /// Opens a second connection to the ledger, so that a count of very many chains does not delay other requests. A ledger
@@ -38,7 +38,7 @@ pub struct Api {
     counting: Arc<dyn Ledger>,
     /// Ledger and broker. The first request that needs the broker connects.
     connections: OnceCell<Connections>,
-    board: Board,
+    status_cache: StatusCache,
     pub(super) rungs: ladder::Seen,
     simulations: Simulations,
     shelf: tokio::sync::Mutex<()>,
@@ -84,7 +84,7 @@ impl Api {
             clock,
             entropy,
             connections,
-            board: Board::default(),
+            status_cache: StatusCache::default(),
             rungs: ladder::Seen::default(),
             simulations: Simulations::default(),
             shelf: tokio::sync::Mutex::default(),
@@ -117,14 +117,14 @@ impl Api {
         &self.entropy
     }
 
-    /// Broker and ledger. The first request connects to the broker. While the broker cannot be reached, the board tries
+    /// Broker and ledger. The first request connects to the broker. While the broker cannot be reached, the status cache tries
     /// again every few seconds, and requests do not wait for it.
     ///
     /// # Errors
     /// 503 when the broker cannot be reached.
     pub async fn connections(&self) -> problem::Result<&Connections> {
-        match &self.board.facts().asked {
-            Asked::Away(why) if !self.connections.initialized() => Err(Problem::away_because(why)),
+        match &self.status_cache.facts().asked {
+            BrokerStatus::Away(why) if !self.connections.initialized() => Err(Problem::away_because(why)),
             _ => self.connect().await,
         }
     }
@@ -151,17 +151,17 @@ impl Api {
     }
 
     /// The state of queues and workers as it was last read.
-    pub fn board(&self) -> &Board {
-        &self.board
+    pub fn status_cache(&self) -> &StatusCache {
+        &self.status_cache
     }
 
-    /// Updates the board without end: asks the ledger once in `every` for what costs little.
-    pub async fn keep_board(&self, every: Duration) {
+    /// Updates the status cache without end: asks the ledger once in `every` for what costs little.
+    pub async fn keep_status_cache(&self, every: Duration) {
         let broker = async || match self.connect().await {
             Ok(connections) => Ok(connections.broker.clone()),
             Err(problem) => Err(problem.detail),
         };
-        self.board.keep(every, || self.config(), &*self.ledger, &*self.counting, broker).await;
+        self.status_cache.keep(every, || self.config(), &*self.ledger, &*self.counting, broker).await;
     }
 
     /// The simulations that requests have started.

@@ -22,10 +22,10 @@ use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use super::actor::Authenticator;
-use super::gate::Gate;
+use super::auth::Gate;
+use super::origin::Site;
 use super::problem::Problem;
 use super::server::router;
-use super::site::Site;
 use crate::api::actor::Actor;
 use crate::api::rules::{Needs, Rules};
 use crate::api::state::Api;

@@ -8,9 +8,9 @@ use roundelay_model::calendar::At;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::extract::{Body, Nothing, Path, Query, duration};
+use super::extract::{Body, NoBody, Path, Query, duration};
 use super::problem::{Problem, Result};
-use super::words::{Words, told};
+use super::wire::{Receipt, receipt};
 use crate::api::actor::Actor;
 use crate::api::state::Api;
 use crate::inspect::throttles::{ThrottleReport, all, look};
@@ -37,19 +37,19 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Throttles>> {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct OfKey {
+pub struct KeyQuery {
     /// Only this key; absent: all keys, the idle ones last.
     key: Option<String>,
 }
 
 /// Answers the state of a throttle.
 #[utoipa::path(get, path = "/throttles/{name}", tag = "throttles",
-    params(("name" = String, Path, description = "A name under `[throttles]`"), OfKey),
+    params(("name" = String, Path, description = "A name under `[throttles]`"), KeyQuery),
     responses((status = 200, description = "How it is", body = ThrottleReport)))]
 pub async fn show(
     State(api): State<Arc<Api>>,
     Path(name): Path<String>,
-    Query(OfKey { key }): Query<OfKey>,
+    Query(KeyQuery { key }): Query<KeyQuery>,
 ) -> Result<Json<ThrottleReport>> {
     let config = api.config();
     config.throttle(&name).map_err(Problem::not_found)?;
@@ -59,7 +59,7 @@ pub async fn show(
 /// How long to hold a throttle, and why.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct HoldWanted {
+pub struct HoldRequest {
     /// How long from now, such as `30m`.
     #[serde(rename = "for")]
     #[schema(example = "30m")]
@@ -70,35 +70,35 @@ pub struct HoldWanted {
 }
 
 /// Holds a throttle: nothing starts for a while. What runs finishes.
-#[utoipa::path(post, path = "/throttles/{name}/hold", tag = "throttles", request_body = HoldWanted,
+#[utoipa::path(post, path = "/throttles/{name}/hold", tag = "throttles", request_body = HoldRequest,
     params(("name" = String, Path, description = "A name under `[throttles]`")),
-    responses((status = 200, description = "It is held", body = Words)))]
+    responses((status = 200, description = "It is held", body = Receipt)))]
 pub async fn hold(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(name): Path<String>,
-    Body(HoldWanted { span, why }): Body<HoldWanted>,
-) -> Result<Json<Words>> {
-    told(throttle::hold(&api.operator(&actor), &name, duration("for", &span)?, &why).await)
+    Body(HoldRequest { span, why }): Body<HoldRequest>,
+) -> Result<Json<Receipt>> {
+    receipt(throttle::hold(&api.operator(&actor), &name, duration("for", &span)?, &why).await)
 }
 
 /// Ends a hold, of an operator or of an upstream. The throttle reopens with a slow start.
 #[utoipa::path(post, path = "/throttles/{name}/release", tag = "throttles",
     params(("name" = String, Path, description = "A name under `[throttles]`")),
-    responses((status = 200, description = "It is released", body = Words)))]
+    responses((status = 200, description = "It is released", body = Receipt)))]
 pub async fn release(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(name): Path<String>,
-    _: Nothing,
-) -> Result<Json<Words>> {
-    told(throttle::release(&api.operator(&actor), &name).await)
+    _: NoBody,
+) -> Result<Json<Receipt>> {
+    receipt(throttle::release(&api.operator(&actor), &name).await)
 }
 
 /// Limits in place of the configured ones. A field that is left out keeps the value in force.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct LimitsWanted {
+pub struct LimitsRequest {
     /// How many starts each window allows.
     #[schema(minimum = 1)]
     allow: u32,
@@ -111,28 +111,28 @@ pub struct LimitsWanted {
 }
 
 /// Sets limits in place of the configured ones. Additional windows (`also`) stay as configured.
-#[utoipa::path(put, path = "/throttles/{name}/limits", tag = "throttles", request_body = LimitsWanted,
+#[utoipa::path(put, path = "/throttles/{name}/limits", tag = "throttles", request_body = LimitsRequest,
     params(("name" = String, Path, description = "A name under `[throttles]`")),
-    responses((status = 200, description = "They hold", body = Words)))]
+    responses((status = 200, description = "They hold", body = Receipt)))]
 pub async fn set(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(name): Path<String>,
-    Body(LimitsWanted { allow, per, burst }): Body<LimitsWanted>,
-) -> Result<Json<Words>> {
+    Body(LimitsRequest { allow, per, burst }): Body<LimitsRequest>,
+) -> Result<Json<Receipt>> {
     let per = per.as_deref().map(|per| duration("per", per)).transpose()?;
-    told(throttle::set(&api.operator(&actor), &name, NewLimits { allow, per, burst }).await)
+    receipt(throttle::set(&api.operator(&actor), &name, NewLimits { allow, per, burst }).await)
 }
 
 /// Restores the configured limits.
 #[utoipa::path(delete, path = "/throttles/{name}/limits", tag = "throttles",
     params(("name" = String, Path, description = "A name under `[throttles]`")),
-    responses((status = 200, description = "The configured limits hold", body = Words)))]
+    responses((status = 200, description = "The configured limits hold", body = Receipt)))]
 pub async fn reset(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(name): Path<String>,
-    _: Nothing,
-) -> Result<Json<Words>> {
-    told(throttle::reset(&api.operator(&actor), &name).await)
+    _: NoBody,
+) -> Result<Json<Receipt>> {
+    receipt(throttle::reset(&api.operator(&actor), &name).await)
 }

@@ -9,9 +9,9 @@ use roundelay_model::scope::Scope;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::extract::{Body, Nothing, Path, duration};
+use super::extract::{Body, NoBody, Path, duration};
 use super::problem::Result;
-use super::words::{Words, told};
+use super::wire::{Receipt, receipt};
 use crate::api::state::Api;
 use crate::operate::token;
 use crate::operate::token::{TokenMade, TokenView};
@@ -25,7 +25,7 @@ pub struct Tokens {
 /// A token to create.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct TokenWanted {
+pub struct TokenRequest {
     /// The name of the token: letters, digits, `-`, `_`, `.`.
     #[schema(min_length = 1, max_length = 64, pattern = "^[0-9A-Za-z._-]+$")]
     name: String,
@@ -46,20 +46,20 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Tokens>> {
 ///
 /// Only this answer has the secret. So the answer is not kept: a second request with the same Idempotency-Key is
 /// answered with 409, which says that the token was created.
-#[utoipa::path(post, path = "/tokens", tag = "access", request_body = TokenWanted,
+#[utoipa::path(post, path = "/tokens", tag = "access", request_body = TokenRequest,
     responses((status = 201, description = "It exists", body = TokenMade)))]
 pub async fn create(
     State(api): State<Arc<Api>>,
-    Body(wanted): Body<TokenWanted>,
+    Body(wanted): Body<TokenRequest>,
 ) -> Result<(StatusCode, Json<TokenMade>)> {
-    let TokenWanted { name, scope, expires_in } = wanted;
+    let TokenRequest { name, scope, expires_in } = wanted;
     let lasts = expires_in.as_deref().map(|lasts| duration("expires_in", lasts)).transpose()?;
     Ok((StatusCode::CREATED, Json(token::create(api.ledger(), &name, scope, lasts).await?)))
 }
 
 /// Revokes a token: from now on the token is not valid.
 #[utoipa::path(delete, path = "/tokens/{name}", tag = "access", params(("name" = String, Path, description = "What it is called")),
-    responses((status = 200, description = "It is revoked", body = Words)))]
-pub async fn revoke(State(api): State<Arc<Api>>, Path(name): Path<String>, _: Nothing) -> Result<Json<Words>> {
-    told(token::revoke(api.ledger(), &name).await)
+    responses((status = 200, description = "It is revoked", body = Receipt)))]
+pub async fn revoke(State(api): State<Arc<Api>>, Path(name): Path<String>, _: NoBody) -> Result<Json<Receipt>> {
+    receipt(token::revoke(api.ledger(), &name).await)
 }

@@ -8,9 +8,9 @@ use roundelay_model::calendar::At;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::extract::{Body, Nothing, Path};
+use super::extract::{Body, NoBody, Path};
 use super::problem::Result;
-use super::words::{Words, told};
+use super::wire::{Receipt, receipt};
 use crate::api::actor::Actor;
 use crate::api::state::Api;
 use crate::inspect::workers::WorkerReport;
@@ -37,7 +37,7 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Workers>> {
 /// Why a worker is drained.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Drain {
+pub struct DrainRequest {
     /// The reason, shown to people who ask why the worker runs nothing.
     #[schema(example = "its machine gets a new kernel")]
     why: Option<String>,
@@ -45,27 +45,27 @@ pub struct Drain {
 
 /// Drains a worker: the worker takes no more jobs. What runs finishes; then the worker can be stopped without
 /// interrupting anything.
-#[utoipa::path(post, path = "/workers/{worker}/drain", tag = "workers", request_body = Drain,
+#[utoipa::path(post, path = "/workers/{worker}/drain", tag = "workers", request_body = DrainRequest,
     params(("worker" = String, Path, description = "The worker's name")),
-    responses((status = 200, description = "It drains", body = Words)))]
+    responses((status = 200, description = "It drains", body = Receipt)))]
 pub async fn drain(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(worker): Path<String>,
-    Body(Drain { why }): Body<Drain>,
-) -> Result<Json<Words>> {
-    told(worker::drain(&api.operator(&actor), &worker, why.as_deref().unwrap_or_default()).await)
+    Body(DrainRequest { why }): Body<DrainRequest>,
+) -> Result<Json<Receipt>> {
+    receipt(worker::drain(&api.operator(&actor), &worker, why.as_deref().unwrap_or_default()).await)
 }
 
 /// Lets a drained worker take jobs again.
 #[utoipa::path(post, path = "/workers/{worker}/resume", tag = "workers",
     params(("worker" = String, Path, description = "The worker's name")),
-    responses((status = 200, description = "It takes jobs", body = Words)))]
+    responses((status = 200, description = "It takes jobs", body = Receipt)))]
 pub async fn resume(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(worker): Path<String>,
-    _: Nothing,
-) -> Result<Json<Words>> {
-    told(worker::resume(&api.operator(&actor), &worker).await)
+    _: NoBody,
+) -> Result<Json<Receipt>> {
+    receipt(worker::resume(&api.operator(&actor), &worker).await)
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use toml::Value as Toml;
 
-use super::{Call, Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, list, text};
+use super::{Call, Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_calendar, list, text};
 use crate::import::cron::Dialect;
 
 /// A job scheduler, or a repeatable job of earlier versions.
@@ -161,7 +161,7 @@ fn call(import: &mut Import, scheduler: Scheduler, now: Time, wishes: &Wishes) -
 /// Attempts and their backoff; notes for options that have no setting.
 fn settings(import: &mut Import, name: &str, mut opts: Row) -> Vec<(&'static str, Toml)> {
     let attempts = opts.remove("attempts").and_then(|attempts| attempts.as_i64()).map_or(1, |attempts| attempts.max(1));
-    let mut settings = vec![("timeout", text(LONGEST_RUN)), ("retry.attempts", Toml::Integer(attempts))];
+    let mut settings = vec![("timeout", text(MAX_TIMEOUT)), ("retry.attempts", Toml::Integer(attempts))];
     let wait = |millis: f64| text(&short_duration(Duration::from_millis(millis as u64).min(MAX_WAIT)));
     let given = opts.remove("backoff").unwrap_or_default();
     let backoff = match &given {

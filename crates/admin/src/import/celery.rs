@@ -8,7 +8,7 @@ use roundelay_model::clock::{Time, short_duration};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Call, Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, django, text};
+use super::{Call, Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_calendar, django, text};
 use crate::import::cron::Dialect;
 
 /// The output of the line in the documentation.
@@ -119,7 +119,7 @@ fn call(
 
 /// The settings of every kind that stands for a task.
 pub(super) fn settings() -> Vec<(&'static str, toml::Value)> {
-    vec![("timeout", text(LONGEST_RUN)), ("retry.attempts", toml::Value::Integer(1))]
+    vec![("timeout", text(MAX_TIMEOUT)), ("retry.attempts", toml::Value::Integer(1))]
 }
 
 /// A task that has not started after this many seconds does not start.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use toml::Value as Toml;
 
-use super::{Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, list, slug, text};
+use super::{Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_calendar, list, slug, text};
 use crate::import::cron::Dialect;
 
 /// The key of each kind's one chain.
@@ -193,7 +193,7 @@ fn settings(
     let mut settings = vec![("queue", text(&wishes.queue))];
     settings.extend(recurs.settings());
     // Cron does not run again what it has missed, or what has failed.
-    settings.extend([("misfire", text("skip")), ("timeout", text(LONGEST_RUN)), ("retry.attempts", Toml::Integer(1))]);
+    settings.extend([("misfire", text("skip")), ("timeout", text(MAX_TIMEOUT)), ("retry.attempts", Toml::Integer(1))]);
     settings.extend([("handler.exec.argv", argv), ("handler.exec.env", Toml::Table(env))]);
     settings.extend(variables.get("HOME").map(|home| ("handler.exec.cwd", text(home))));
     settings

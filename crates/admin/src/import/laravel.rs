@@ -6,7 +6,7 @@ use roundelay_model::schedule::Cron;
 use serde::Deserialize;
 use toml::Value as Toml;
 
-use super::{Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, list, slug, text};
+use super::{Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_calendar, list, slug, text};
 use crate::import::cron::{Dialect, translate};
 
 /// The key of each kind's one chain.
@@ -191,7 +191,7 @@ fn add(import: &mut Import, place: &str, event: Event, application: &str, wishes
     let mut settings = vec![("queue", text(&wishes.queue))];
     settings.extend(recurs.settings());
     // Laravel does not run again what it has missed, or what has failed.
-    settings.extend([("misfire", text("skip")), ("timeout", text(LONGEST_RUN)), ("retry.attempts", Toml::Integer(1))]);
+    settings.extend([("misfire", text("skip")), ("timeout", text(MAX_TIMEOUT)), ("retry.attempts", Toml::Integer(1))]);
     settings.extend([("handler.exec.argv", argv), ("handler.exec.env", Toml::Table(env))]);
     settings.push(("handler.exec.cwd", text(application)));
     let name = slug(event.command.strip_prefix("php artisan ").unwrap_or(&event.command));

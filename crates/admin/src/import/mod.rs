@@ -24,9 +24,9 @@ use toml::Value as Toml;
 pub use cron::{Dialect, translate};
 
 /// The longest timeout: a run without a limit in the source gets this one.
-const LONGEST_RUN: &str = "24h";
+const MAX_TIMEOUT: &str = "24h";
 /// The longest name of a kind that is made from a command, in characters.
-const LONGEST_KIND: usize = 40;
+const MAX_KIND_CHARS: usize = 40;
 
 /// The result of an import.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -309,13 +309,13 @@ fn slug(command: &str) -> String {
     let parts = letters.split(|c: char| !c.is_ascii_alphanumeric()).filter(|part| !part.is_empty());
     let mut name = String::new();
     for part in parts {
-        if !name.is_empty() && name.len() + 1 + part.len() > LONGEST_KIND {
+        if !name.is_empty() && name.len() + 1 + part.len() > MAX_KIND_CHARS {
             break;
         }
         if !name.is_empty() {
             name.push('-');
         }
-        name.extend(part.chars().take(LONGEST_KIND));
+        name.extend(part.chars().take(MAX_KIND_CHARS));
     }
     if name.is_empty() { "job".into() } else { name }
 }

@@ -9,7 +9,7 @@ use roundelay_engine::monitor::stuck::Waiting;
 
 /// The broker's answer.
 #[derive(Clone, Debug)]
-pub enum Asked {
+pub enum BrokerStatus {
     /// No answer: the broker is embedded in the worker's process.
     Embedded,
     /// No answer, for this reason.
@@ -18,7 +18,7 @@ pub enum Asked {
     Depths(BTreeMap<String, Result<Depth, String>>),
 }
 
-impl Asked {
+impl BrokerStatus {
     /// Asks the configured broker, on a new connection for this question only.
     pub async fn once(config: &Config) -> Self {
         match Connections::open(config).await {

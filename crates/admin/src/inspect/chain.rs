@@ -18,11 +18,11 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::broker::Asked;
+use super::broker::BrokerStatus;
 use super::chains::Batch;
 use super::failures::FailureReport;
+use super::format::{ProgressReport, doing, shown_nominal, word};
 use super::queues::closed_words;
-use super::words::{Come, doing, shown_nominal, word};
 
 /// How many occurrences after the next one are reported.
 pub const AHEAD: usize = 10;
@@ -81,7 +81,7 @@ pub struct ChainReport {
     /// Why the entity is unavailable, if a run has said so and ended the chain.
     pub unavailable: Option<String>,
     /// The progress of the current run.
-    pub progress: Option<Come>,
+    pub progress: Option<ProgressReport>,
     /// How many runs have led to this one, each started by the one before.
     pub depth: u32,
     /// The owner of the chain.
@@ -157,7 +157,7 @@ pub struct AttemptReport {
     /// Occurrences that were left out because nothing could start.
     pub misfired: u32,
     /// The last progress that the attempt has reported.
-    pub progress: Option<Come>,
+    pub progress: Option<ProgressReport>,
 }
 
 impl AttemptReport {
@@ -180,7 +180,7 @@ impl AttemptReport {
             reason,
             overlapped,
             misfired,
-            progress: progress.map(|progress| Come::of(progress, calendar)),
+            progress: progress.map(|progress| ProgressReport::of(progress, calendar)),
         }
     }
 
@@ -209,13 +209,13 @@ pub struct RunningReport {
     /// When the attempt started.
     pub started: At,
     /// The last progress that the attempt has reported.
-    pub progress: Come,
+    pub progress: ProgressReport,
 }
 
 impl RunningReport {
     fn of(job: RunningJob, calendar: &Calendar) -> Self {
         let RunningJob { id, worker, kind, key, queue, attempt, started, progress } = job;
-        let (started, progress) = (At::of(started, calendar), Come::of(progress, calendar));
+        let (started, progress) = (At::of(started, calendar), ProgressReport::of(progress, calendar));
         Self { id, worker, kind, key, queue, attempt, started, progress }
     }
 }
@@ -230,7 +230,7 @@ pub async fn look(
     last: u32,
     config: &Config,
     ledger: &dyn Ledger,
-    asked: &Asked,
+    asked: &BrokerStatus,
 ) -> Result<Entity, LedgerError> {
     let chains = ledger.chains(kind.into(), key.into()).await?;
     let failures = ledger.failures_of(kind.into(), key.into()).await?;
@@ -312,7 +312,7 @@ async fn report(
     failures: &[Failure],
     config: &Config,
     ledger: &dyn Ledger,
-    asked: &Asked,
+    asked: &BrokerStatus,
 ) -> Result<ChainReport, LedgerError> {
     // Attempts of the chain's other row may have pushed it out of the last ones.
     let latest = match attempts.iter().find(|attempt| attempt.fence == chain.fence) {
@@ -368,7 +368,7 @@ async fn report(
         once,
         why,
         unavailable,
-        progress: progress.map(|progress| Come::of(progress, &calendar)),
+        progress: progress.map(|progress| ProgressReport::of(progress, &calendar)),
         depth,
         owner_state: owner.as_ref().map(|_| word(owner_state)),
         owner,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::words::{doing_of, schedule, shown_nominal, word};
+use super::format::{doing_of, schedule, shown_nominal, word};
 
 /// How many recent attempts a row has.
 const RECENT: u32 = 12;
@@ -135,7 +135,7 @@ impl ChainRow {
 
 /// A search for chains.
 #[derive(Clone, Debug, Default)]
-pub struct Sought {
+pub struct ChainSearch {
     /// Chains of this kind.
     pub kind: Option<String>,
     /// Chains of this owner.
@@ -167,7 +167,7 @@ pub enum State {
     Running,
 }
 
-impl Sought {
+impl ChainSearch {
     /// As a filter of the ledger, at `now`.
     pub fn filter(&self, config: &Config, now: Time) -> ListFilter {
         // An empty field of a form is as good as absent.
@@ -194,7 +194,7 @@ impl Sought {
     }
 }
 
-impl Sought {
+impl ChainSearch {
     /// As a filter for a change; nothing if the state is one that cannot be used, because running chains change all the
     /// time.
     pub fn which(&self, config: &Config, now: Time) -> Option<ChainFilter> {
@@ -212,7 +212,7 @@ impl Sought {
 /// # Errors
 /// When the ledger cannot be read.
 pub async fn page(
-    sought: &Sought,
+    sought: &ChainSearch,
     after: Option<Cursor>,
     limit: u32,
     config: &Config,
@@ -250,7 +250,7 @@ mod tests {
     fn what_is_typed_is_a_part_of_the_key_unless_it_is_a_pattern() {
         let config = Config::parse("", "r.toml", []).unwrap();
         let like = |text: &str| {
-            let sought = Sought { text: Some(text.into()), kind: Some(String::new()), ..Sought::default() };
+            let sought = ChainSearch { text: Some(text.into()), kind: Some(String::new()), ..ChainSearch::default() };
             let filter = sought.filter(&config, Time::from_millis(0));
             assert_eq!((filter.which.kind, filter.condition), (None, None), "an empty field says nothing");
             filter.which.like
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(like("app-1").as_deref(), Some("*app-1*"));
         assert_eq!(like("eu/*").as_deref(), Some("eu/*"));
         assert_eq!(like(""), None);
-        let late = Sought { state: Some(State::Late), ..Sought::default() };
+        let late = ChainSearch { state: Some(State::Late), ..ChainSearch::default() };
         let now = Time::from_millis(1_000_000);
         assert_eq!(late.filter(&config, now).which.late_before, Some(now - config.catch_up.slack));
     }

@@ -8,7 +8,7 @@ use roundelay_model::failure::Failure;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::words::rough;
+use super::format::rough;
 
 /// A failure, and what happens to it next.
 #[derive(Clone, Debug, Serialize, ToSchema)]

@@ -7,7 +7,7 @@ use roundelay_config::Config;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::broker::Asked;
+use super::broker::BrokerStatus;
 
 /// A rung of the ladder.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -26,14 +26,16 @@ pub async fn rungs(config: &Config, broker: &dyn Broker) -> (Vec<RungReport>, Op
     let rungs: Vec<(String, Duration)> =
         config.ladder.rungs().iter().map(|delay| (names.rung(*delay), *delay)).collect();
     let queues: Vec<String> = rungs.iter().map(|(name, _)| name.clone()).collect();
-    let asked = Asked::about(queues, config, broker).await;
+    let asked = BrokerStatus::about(queues, config, broker).await;
     let report = |(name, delay): (String, Duration)| RungReport {
         ready: asked.depth(&name).map(|depth| depth.ready),
         delay_ms: u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
         name,
     };
     let why = match &asked {
-        Asked::Embedded => Some("messages sleep in the worker's process, which has the embedded broker".to_owned()),
+        BrokerStatus::Embedded => {
+            Some("messages sleep in the worker's process, which has the embedded broker".to_owned())
+        }
         asked => asked.error().map(str::to_owned),
     };
     (rungs.into_iter().map(report).collect(), why)

@@ -4,7 +4,7 @@
 //! ledger, the configuration and the broker are asked, and no worker: a worker that has the answer may be the one that
 //! hangs.
 //!
-//! - [`overview`]: all chains in figures, and what is wrong, in words. [`board`] keeps its facts up to date.
+//! - [`overview`]: all chains in figures, and what is wrong, in words. [`status_cache`] keeps its facts up to date.
 //! - [`chains`] and [`chain`]: many in rows, and everything about one.
 //! - `overslept`: chains whose due times lie further ahead than their schedules can explain; they count as overdue.
 //! - [`queues`], [`throttles`], [`workers`], [`failures`], [`ladder`]: what lies between a chain and its run.
@@ -13,15 +13,15 @@
 //! it.
 //! - [`format`]: the words for times, spans, states, schedules.
 
-pub mod board;
 pub mod broker;
 pub mod chain;
 pub mod chains;
 pub mod doctor;
 pub mod failures;
+pub mod format;
 pub mod ladder;
 pub mod overview;
 pub mod queues;
+pub mod status_cache;
 pub mod throttles;
-pub mod words;
 pub mod workers;

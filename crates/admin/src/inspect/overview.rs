@@ -8,9 +8,9 @@ use roundelay_model::fleet::{Lateness, Rhythm, SECONDS};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::board::Facts;
-use super::queues::{Known, QueueReport};
-use super::words::{Late, rough};
+use super::format::{Late, rough};
+use super::queues::{QueueFacts, QueueReport};
+use super::status_cache::Facts;
 use super::workers::state;
 
 /// The state of the whole system.
@@ -114,7 +114,7 @@ pub struct Trouble {
     /// What is wrong, for people.
     pub what: String,
     /// The screen that shows more.
-    pub see: Place,
+    pub see: ScreenLink,
 }
 
 /// How bad something is.
@@ -129,7 +129,7 @@ pub enum Level {
 
 /// A screen, and its filter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-pub struct Place {
+pub struct ScreenLink {
     /// The screen: queues, throttles, workers, chains, failures or quarantine.
     pub screen: &'static str,
     /// The filter on that screen.
@@ -212,7 +212,8 @@ pub fn overview(facts: &Facts, config: &Config) -> Overview {
 /// What is wrong, the worst first.
 fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCounts, config: &Config) -> Vec<Trouble> {
     let mut all = Vec::new();
-    let mut say = |level, screen, what: String| all.push(Trouble { level, what, see: Place { screen, query: None } });
+    let mut say =
+        |level, screen, what: String| all.push(Trouble { level, what, see: ScreenLink { screen, query: None } });
     if let Some(why) = facts.asked.error() {
         say(
             Level::Error,
@@ -285,7 +286,7 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
     }
     let mut chains_that = |number: i64, level, state, words: String| {
         if number > 0 {
-            let see = Place { screen: "chains", query: Some(Query { state }) };
+            let see = ScreenLink { screen: "chains", query: Some(Query { state }) };
             all.push(Trouble { level, what: words, see });
         }
     };
@@ -312,7 +313,7 @@ fn count(number: i64, one: &str, many: &str) -> String {
 
 /// The queues, from the facts.
 pub fn queues(facts: &Facts, census: &Census, config: &Config) -> Vec<QueueReport> {
-    let known = Known {
+    let known = QueueFacts {
         config,
         census,
         asked: &facts.asked,
@@ -330,7 +331,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::inspect::broker::Asked;
+    use crate::inspect::broker::BrokerStatus;
     use roundelay_broker::Depth;
     use roundelay_ledger::QueueCensus;
     use roundelay_model::fleet::{FleetOrder, FleetOrders, Subject};
@@ -363,7 +364,7 @@ mod tests {
         );
         let depth = |ready, consumers| Ok(Depth { ready, consumers });
         let depths = [("work", depth(2, 0)), ("side", depth(0, 0)), ("roundelay.quarantine", depth(4, 0))];
-        all.asked = Asked::Depths(depths.into_iter().map(|(queue, depth)| (queue.to_owned(), depth)).collect());
+        all.asked = BrokerStatus::Depths(depths.into_iter().map(|(queue, depth)| (queue.to_owned(), depth)).collect());
         let mut paused = FleetOrders::default();
         paused.add(FleetOrder::Close { why: "down".into() }, "ann", at(50));
         all.orders = BTreeMap::from([(Subject::Queue("side".into()), paused)]);

@@ -11,8 +11,8 @@ use roundelay_model::fleet::{Closed, FleetOrders, Lateness, Subject};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::broker::Asked;
-use super::words::Late;
+use super::broker::BrokerStatus;
+use super::format::Late;
 
 /// The state of a platform queue.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -100,13 +100,13 @@ pub fn closed_words(queue: &str, closed: &Closed, calendar: &Calendar) -> String
 }
 
 /// The facts from which reports are made (pure).
-pub struct Known<'a> {
+pub struct QueueFacts<'a> {
     /// The workers' configuration.
     pub config: &'a Config,
     /// The number of chains by queue and state.
     pub census: &'a Census,
     /// What the broker has answered.
-    pub asked: &'a Asked,
+    pub asked: &'a BrokerStatus,
     /// The message rates, by the broker's queues.
     pub rates: &'a BTreeMap<String, broker::Rates>,
     pub workers: &'a [SeenWorker],
@@ -118,7 +118,7 @@ pub struct Known<'a> {
     pub calendar: &'a Calendar,
 }
 
-impl Known<'_> {
+impl QueueFacts<'_> {
     /// All queues of the configuration, and queues that only chains name.
     pub fn reports(&self) -> Vec<QueueReport> {
         let mut names: Vec<&str> = self.config.queues.keys().map(String::as_str).collect();
@@ -228,10 +228,10 @@ mod tests {
             worker(100, "work", 1, false, 0.5, 20.0),
             worker(101, "side", 1, true, 1.0, 1.0),
         ];
-        let known = Known {
+        let known = QueueFacts {
             config: &config,
             census: &census,
-            asked: &Asked::Embedded,
+            asked: &BrokerStatus::Embedded,
             rates: &BTreeMap::from([("work".into(), broker::Rates { published: 1.5, delivered: 2.0 })]),
             workers: &workers,
             orders: &BTreeMap::from([(Subject::Queue("work".into()), orders)]),

@@ -7,7 +7,7 @@ use roundelay_model::fleet::{QueuePresence, WorkerState};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::words::Late;
+use super::format::Late;
 
 /// A worker, as it last reported.
 #[derive(Clone, Debug, Serialize, ToSchema)]

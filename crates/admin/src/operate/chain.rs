@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use super::{OperateError, Result};
 use crate::inspect::chain::why_not_advanced;
-use crate::inspect::words::{grouped, word};
+use crate::inspect::format::{grouped, word};
 
 /// The most ticks that are brought forward at a time: more would only wait in queues for each other.
-const MOST_ADVANCED: u32 = 10_000;
+const MAX_ADVANCED: u32 = 10_000;
 
 /// The filter for one chain.
 pub fn one(kind: &str, key: &str) -> ChainFilter {
@@ -146,13 +146,13 @@ pub async fn advance(config: &Config, connections: &Connections, kind: &str, key
 /// # Errors
 /// When there are too many, or the ledger does not answer.
 pub async fn advance_all(config: &Config, connections: &Connections, which: ChainFilter, matching: u64) -> Result<u64> {
-    if matching > u64::from(MOST_ADVANCED) {
+    if matching > u64::from(MAX_ADVANCED) {
         return Err(OperateError::Bad(format!(
-            "{matching} chains fit, and at most {MOST_ADVANCED} are brought forward at a time: more would only wait for \
+            "{matching} chains fit, and at most {MAX_ADVANCED} are brought forward at a time: more would only wait for \
              each other; filter further"
         )));
     }
-    Ok(Rescheduler::new(config, connections).advance_all(which, MOST_ADVANCED).await?)
+    Ok(Rescheduler::new(config, connections).advance_all(which, MAX_ADVANCED).await?)
 }
 
 /// Runs a chain one more time, now, with `payload` in place of its own. Answers a sentence for people.

@@ -7,7 +7,7 @@ use roundelay_ledger::{FailureFilter, Ledger};
 
 use super::Result;
 use crate::inspect::failures::reconciles;
-use crate::inspect::words::grouped;
+use crate::inspect::format::grouped;
 
 /// How many failures match a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use super::Result;
 
 /// How many messages of the broker's quarantine are read at a time: they are fetched and put back.
-const MOST_FETCHED: usize = 1_000;
+const MAX_FETCHED: usize = 1_000;
 /// How many rows of the ledger are read at a time.
 const ROWS: u32 = 500;
 
@@ -62,7 +62,7 @@ pub async fn act(
     // A message that was put there twice has the same result as the first copy.
     let mut gone_before = HashMap::new();
     let queue = config.topology().names.quarantine();
-    for shelved in connections.broker.peek(&queue, MOST_FETCHED).await? {
+    for shelved in connections.broker.peek(&queue, MAX_FETCHED).await? {
         if !filter.fits(&shelved.from, &shelved.reason) {
             shelved.put_back().await;
             continue;

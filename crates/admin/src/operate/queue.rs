@@ -5,7 +5,7 @@ use roundelay_model::fleet::{FleetOrder, FleetOrders, Subject};
 use super::{OperateError, Operator, Ordered, Result, bad, reason};
 
 /// The most jobs of a queue that a worker may run at the same time; the configuration has the same bound.
-const MOST_PLACES: usize = 65_535;
+const MAX_CONCURRENCY: usize = 65_535;
 
 /// Pauses a queue: workers take no more jobs from it. What runs finishes; the rest waits on the broker.
 ///
@@ -40,8 +40,8 @@ pub async fn concurrency(operator: &Operator<'_>, queue: &str, places: Option<us
 
 fn check_places(places: Option<usize>) -> std::result::Result<(), String> {
     match places {
-        Some(places) if places == 0 || places > MOST_PLACES => {
-            Err(format!("from 1 to {MOST_PLACES} is possible; to let nothing run, pause the queue"))
+        Some(places) if places == 0 || places > MAX_CONCURRENCY => {
+            Err(format!("from 1 to {MAX_CONCURRENCY} is possible; to let nothing run, pause the queue"))
         }
         _ => Ok(()),
     }

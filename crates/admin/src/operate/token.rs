@@ -18,7 +18,7 @@ const PREFIX: &str = "rl_";
 /// The hexadecimal digits after the prefix: 256 bits.
 const DIGITS: usize = 64;
 /// The longest name of a token, in characters.
-const LONGEST_NAME: usize = 64;
+const MAX_NAME_CHARS: usize = 64;
 /// The name of a client without a token.
 pub const ANONYMOUS: &str = "anonymous";
 
@@ -73,9 +73,9 @@ fn fresh() -> String {
 
 fn check_name(name: &str) -> std::result::Result<(), String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(plain) || name == ANONYMOUS {
+    if name.is_empty() || name.len() > MAX_NAME_CHARS || !name.chars().all(plain) || name == ANONYMOUS {
         return Err(format!(
-            "a token's name has 1 to {LONGEST_NAME} letters (without accents), digits, `-`, `_` or `.`, and is not \
+            "a token's name has 1 to {MAX_NAME_CHARS} letters (without accents), digits, `-`, `_` or `.`, and is not \
              `{ANONYMOUS}`"
         ));
     }

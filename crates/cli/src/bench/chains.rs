@@ -8,7 +8,7 @@ use roundelay_lab::bench::chains::{Comparison, Figures, Settings};
 use roundelay_lab::bench::stages::Stages;
 use roundelay_model::clock::parse_duration;
 
-use super::{Place, note};
+use super::{Target, note};
 use crate::{grouped, screen};
 
 /// Cycles per second and lateness of chains with a handler that does nothing.
@@ -20,7 +20,7 @@ use crate::{grouped, screen};
 #[derive(Args)]
 pub struct Chains {
     #[command(flatten)]
-    place: Place,
+    place: Target,
     /// Workers in this process, each with its own connections; the raw loop has as many.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     workers: u8,

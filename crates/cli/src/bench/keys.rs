@@ -4,7 +4,7 @@ use clap::Args;
 use roundelay_lab::bench::keys;
 use roundelay_lab::bench::keys::Settings;
 
-use super::{Place, note, steps};
+use super::{Target, note, steps};
 use crate::{grouped, screen};
 
 /// The cost of a throttle with very many keys: memory, space in the ledger, time.
@@ -14,7 +14,7 @@ use crate::{grouped, screen};
 #[derive(Args)]
 pub struct Keys {
     #[command(flatten)]
-    place: Place,
+    place: Target,
     /// How many keys.
     #[arg(long, default_value_t = 100_000)]
     keys: usize,

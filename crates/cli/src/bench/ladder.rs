@@ -7,7 +7,7 @@ use roundelay_lab::bench::ladder;
 use roundelay_lab::bench::ladder::Settings;
 use roundelay_model::clock::{parse_duration, short_duration};
 
-use super::{Place, note};
+use super::{Target, note};
 use crate::screen;
 
 /// Delays from 10 ms to a day: how many rungs each takes, and how late it ends.
@@ -17,7 +17,7 @@ use crate::screen;
 #[derive(Args)]
 pub struct Ladder {
     #[command(flatten)]
-    place: Place,
+    place: Target,
     /// How many messages for each delay.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u16).range(1..))]
     messages: u16,

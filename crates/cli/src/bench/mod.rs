@@ -37,11 +37,11 @@ enum Command {
 }
 
 /// More chains than a broker can serve at a delay of a second: the embedded one, and RabbitMQ.
-const MORE_THAN_ENOUGH: [usize; 2] = [60_000, 20_000];
+const DEFAULT_CHAINS: [usize; 2] = [60_000, 20_000];
 
 /// Broker and ledger of a measurement.
 #[derive(Args)]
-struct Place {
+struct Target {
     /// `embedded` or amqp://user:password@host:port/vhost.
     #[arg(long, value_name = "URL", default_value = "embedded")]
     broker: String,
@@ -74,7 +74,7 @@ struct Ledger {
     folder: Option<PathBuf>,
 }
 
-impl Place {
+impl Target {
     fn ledger(&self) -> anyhow::Result<Ledger> {
         if let Some(url) = &self.ledger {
             return Ok(Ledger { url: url.clone(), folder: None });
@@ -84,9 +84,9 @@ impl Place {
         Ok(Ledger { url: format!("sqlite://{}/ledger.db", folder.display()), folder: Some(folder) })
     }
 
-    /// See [`MORE_THAN_ENOUGH`].
+    /// See [`DEFAULT_CHAINS`].
     fn enough(&self) -> usize {
-        let [embedded, rabbit] = MORE_THAN_ENOUGH;
+        let [embedded, rabbit] = DEFAULT_CHAINS;
         if self.broker == "embedded" { embedded } else { rabbit }
     }
 }

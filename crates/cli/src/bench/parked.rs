@@ -8,7 +8,7 @@ use roundelay_lab::bench::parked;
 use roundelay_lab::bench::parked::Settings;
 use roundelay_model::clock::parse_duration;
 
-use super::{Place, note, steps};
+use super::{Target, note, steps};
 use crate::{grouped, screen};
 
 /// The cost of sleeping chains: CPU and memory of a worker, and its queries to the ledger.
@@ -17,7 +17,7 @@ use crate::{grouped, screen};
 #[derive(Args)]
 pub struct Parked {
     #[command(flatten)]
-    place: Place,
+    place: Target,
     /// The base URL of RabbitMQ's management API, with user and password, for the broker's memory.
     #[arg(long, value_name = "URL", env = "RABBITMQ_MANAGEMENT_URL", hide_env_values = true)]
     management: Option<String>,

@@ -7,7 +7,7 @@ use roundelay_lab::bench::restart;
 use roundelay_lab::bench::restart::Settings;
 use roundelay_model::clock::parse_duration;
 
-use super::{Place, note};
+use super::{Target, note};
 use crate::{grouped, screen};
 
 /// A start when all chains are overdue and the broker has no message of them.
@@ -17,7 +17,7 @@ use crate::{grouped, screen};
 #[derive(Args)]
 pub struct Restart {
     #[command(flatten)]
-    place: Place,
+    place: Target,
     /// How many chains.
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
     chains: u32,

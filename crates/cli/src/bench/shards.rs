@@ -8,7 +8,7 @@ use roundelay_lab::bench::shards;
 use roundelay_lab::bench::shards::{MAX_QUEUES, Settings};
 use roundelay_model::clock::{parse_duration, short_duration};
 
-use super::{Place, note};
+use super::{Target, note};
 use crate::table::{Column, Table};
 use crate::{grouped, screen};
 
@@ -21,7 +21,7 @@ use crate::{grouped, screen};
 #[derive(Args)]
 pub struct Shards {
     #[command(flatten)]
-    place: Place,
+    place: Target,
     /// How many platform queues share the chains; the first number is the baseline.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,4")]
     #[arg(value_parser = clap::value_parser!(u8).range(1..=MAX_QUEUES as i64))]

@@ -7,7 +7,7 @@ use roundelay_lab::bench::throttles;
 use roundelay_lab::bench::throttles::{Report, Settings};
 use roundelay_model::clock::{parse_duration, short_duration};
 
-use super::{Place, note};
+use super::{Target, note};
 use crate::{grouped, screen};
 
 /// How much of a throttle is used by chains that always have more to do, and whether ever too much.
@@ -18,7 +18,7 @@ use crate::{grouped, screen};
 #[derive(Args)]
 pub struct Throttles {
     #[command(flatten)]
-    place: Place,
+    place: Target,
     /// Starts that the throttle allows in each window; one measurement for each number.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "500,5000")]
     rates: Vec<u32>,

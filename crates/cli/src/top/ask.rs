@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Error;
 use roundelay_admin::api::Api;
 use roundelay_admin::inspect::chain::{AttemptReport, look};
-use roundelay_admin::inspect::chains::{ChainRow, Sought, State as Doing};
+use roundelay_admin::inspect::chains::{ChainRow, ChainSearch, State as Doing};
 use roundelay_admin::inspect::{chains, throttles};
 use roundelay_admin::operate;
 use roundelay_admin::operate::chain::Steered;
@@ -19,8 +19,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::order::{Deed, Order};
-use super::state::{Answer, Input, Row, Show, Wanted};
+use super::order::{Action, Order};
+use super::state::{Input, Query, QueryAnswer, Row, Show};
 
 /// How long ledger or broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -32,12 +32,12 @@ const ROWS: u32 = 200;
 const RUNS: u32 = 20;
 
 /// The poller of the screen's data.
-pub struct Asker {
+pub struct Poller {
     pub config: Config,
     /// How often the ledger is asked.
     pub every: Duration,
     /// The query that the screen needs at the moment.
-    pub wanted: watch::Receiver<Wanted>,
+    pub query: watch::Receiver<Query>,
     /// Confirmed orders.
     pub orders: mpsc::UnboundedReceiver<Order>,
     /// Who gives the orders.
@@ -46,16 +46,16 @@ pub struct Asker {
     pub to: mpsc::UnboundedSender<Input>,
 }
 
-impl Asker {
+impl Poller {
     /// Polls until `stop`.
     pub async fn run(self, stop: CancellationToken) {
-        let Self { config, every, wanted, orders, by, to } = self;
+        let Self { config, every, query, orders, by, to } = self;
         let Some(Some(api)) = stop.run_until_cancelled(open(&config, every, &to)).await else { return };
         let work = async {
             tokio::join!(
-                api.keep_board(every),
+                api.keep_status_cache(every),
                 tell_facts(&api, &to),
-                answer_all(&api, every, wanted, &to),
+                answer_all(&api, every, query, &to),
                 give_all(&api, orders, &by, &to),
             )
         };
@@ -82,7 +82,7 @@ fn late() -> String {
 }
 
 async fn tell_facts(api: &Api, to: &mpsc::UnboundedSender<Input>) {
-    let mut changes = api.board().changes();
+    let mut changes = api.status_cache().changes();
     while changes.changed().await.is_ok() {
         let facts = changes.borrow_and_update().clone();
         if to.send(Input::Facts(facts)).is_err() {
@@ -91,14 +91,9 @@ async fn tell_facts(api: &Api, to: &mpsc::UnboundedSender<Input>) {
     }
 }
 
-async fn answer_all(
-    api: &Api,
-    every: Duration,
-    mut wanted: watch::Receiver<Wanted>,
-    to: &mpsc::UnboundedSender<Input>,
-) {
+async fn answer_all(api: &Api, every: Duration, mut query: watch::Receiver<Query>, to: &mpsc::UnboundedSender<Input>) {
     loop {
-        let now = wanted.borrow_and_update().clone();
+        let now = query.borrow_and_update().clone();
         let answer = async {
             match timeout(PATIENCE, answer(api, &now)).await {
                 Ok(answer) => answer.transpose(),
@@ -108,31 +103,31 @@ async fn answer_all(
         tokio::select! {
             answer = answer => {
                 if let Some(answer) = answer {
-                    let _ = to.send(Input::Answer(now, answer.map_err(|error| error.to_string())));
+                    let _ = to.send(Input::QueryAnswer(now, answer.map_err(|error| error.to_string())));
                 }
             }
             // If the screen needs another query, this answer is not needed any more.
-            changed = wanted.changed() => match changed {
-                Ok(()) => { wanted.mark_changed(); continue }
+            changed = query.changed() => match changed {
+                Ok(()) => { query.mark_changed(); continue }
                 Err(_) => return,
             }
         }
         tokio::select! {
             () = sleep(every) => {}
-            changed = wanted.changed() => match changed {
-                Ok(()) => wanted.mark_changed(),
+            changed = query.changed() => match changed {
+                Ok(()) => query.mark_changed(),
                 Err(_) => return,
             }
         }
     }
 }
 
-async fn answer(api: &Api, wanted: &Wanted) -> anyhow::Result<Option<Answer>> {
+async fn answer(api: &Api, query: &Query) -> anyhow::Result<Option<QueryAnswer>> {
     let (config, ledger) = (api.config(), api.ledger());
-    Ok(match wanted {
-        Wanted::Nothing => None,
-        Wanted::Throttles => Some(Answer::Throttles(throttles::all(&config, ledger).await?)),
-        Wanted::Chains(Show::Late) => {
+    Ok(match query {
+        Query::Nothing => None,
+        Query::Throttles => Some(QueryAnswer::Throttles(throttles::all(&config, ledger).await?)),
+        Query::Chains(Show::Late) => {
             let (now, calendar) = (ledger.now(), ledger.calendar());
             let late = ledger.late(now - config.catch_up.slack, ROWS).await?;
             let more = late.len() >= ROWS as usize;
@@ -154,15 +149,16 @@ async fn answer(api: &Api, wanted: &Wanted) -> anyhow::Result<Option<Answer>> {
                 key: hint.key,
                 queue: hint.queue,
             });
-            Some(Answer::Chains(rows.chain(slept).collect(), more))
+            Some(QueryAnswer::Chains(rows.chain(slept).collect(), more))
         }
-        Wanted::Chains(show) => {
+        Query::Chains(show) => {
             let state = match show {
                 Show::Paused => Some(Doing::Paused),
                 Show::Running => Some(Doing::Running),
                 Show::Late | Show::All => None,
             };
-            let found = chains::page(&Sought { state, ..Sought::default() }, None, ROWS, &config, ledger).await?;
+            let found =
+                chains::page(&ChainSearch { state, ..ChainSearch::default() }, None, ROWS, &config, ledger).await?;
             let row = |ChainRow { kind, key, queue, doing, due, lag_ms, .. }| Row {
                 late: (lag_ms > 0).then(|| Duration::from_millis(lag_ms)),
                 due: due.shown(),
@@ -171,24 +167,24 @@ async fn answer(api: &Api, wanted: &Wanted) -> anyhow::Result<Option<Answer>> {
                 queue,
                 doing,
             };
-            Some(Answer::Chains(found.found.into_iter().map(row).collect(), found.after.is_some()))
+            Some(QueryAnswer::Chains(found.found.into_iter().map(row).collect(), found.after.is_some()))
         }
-        Wanted::Chain(kind, key) => {
-            let facts = api.board().facts();
+        Query::Chain(kind, key) => {
+            let facts = api.status_cache().facts();
             let entity = look(kind, key, RUNS, &config, ledger, &facts.asked).await?;
-            Some(Answer::Chain(Box::new(entity)))
+            Some(QueryAnswer::Chain(Box::new(entity)))
         }
-        Wanted::Runs(verdict) => {
+        Query::Runs(verdict) => {
             let filter = RunFilter { verdict: verdict.map(str::to_owned), kind: None };
             let (found, calendar) = (ledger.runs(filter, None, ROWS, EFFORT).await?, ledger.calendar());
-            Some(Answer::Runs(found.found.into_iter().map(|one| AttemptReport::named(one, &calendar)).collect()))
+            Some(QueryAnswer::Runs(found.found.into_iter().map(|one| AttemptReport::named(one, &calendar)).collect()))
         }
     })
 }
 
 async fn give_all(api: &Api, mut orders: mpsc::UnboundedReceiver<Order>, by: &str, to: &mpsc::UnboundedSender<Input>) {
     while let Some(order) = orders.recv().await {
-        let became = match timeout(PATIENCE, give(api, order, by)).await {
+        let became = match timeout(PATIENCE, execute(api, order, by)).await {
             Ok(became) => became.map_err(|error| format!("{error:#}")),
             Err(_) => Err(format!("{}; it is not known whether it holds", late())),
         };
@@ -199,18 +195,18 @@ async fn give_all(api: &Api, mut orders: mpsc::UnboundedReceiver<Order>, by: &st
 }
 
 /// Gives an order; answers its result in words.
-async fn give(api: &Api, Order { deed, span, why }: Order, by: &str) -> anyhow::Result<String> {
+async fn execute(api: &Api, Order { action, span, why }: Order, by: &str) -> anyhow::Result<String> {
     let operator = Operator { config: api.config(), ledger: api.ledger(), by: by.to_owned() };
-    Ok(match deed {
-        Deed::PauseQueue(queue) => queue::pause(&operator, &queue, &why).await?.to_string(),
-        Deed::ResumeQueue(queue) => queue::resume(&operator, &queue).await?.to_string(),
-        Deed::Hold(throttle) => throttle::hold(&operator, &throttle, span, &why).await?.to_string(),
-        Deed::Release(throttle) => throttle::release(&operator, &throttle).await?.to_string(),
-        Deed::Drain(worker) => worker::drain(&operator, &worker, &why).await?.to_string(),
-        Deed::ResumeWorker(worker) => worker::resume(&operator, &worker).await?.to_string(),
-        Deed::PauseChain(kind, key) => steer(&operator, &kind, &key, ChainOrder::Pause).await?.to_string(),
-        Deed::ResumeChain(kind, key) => steer(&operator, &kind, &key, ChainOrder::Resume).await?.to_string(),
-        Deed::Advance(kind, key) => {
+    Ok(match action {
+        Action::PauseQueue(queue) => queue::pause(&operator, &queue, &why).await?.to_string(),
+        Action::ResumeQueue(queue) => queue::resume(&operator, &queue).await?.to_string(),
+        Action::Hold(throttle) => throttle::hold(&operator, &throttle, span, &why).await?.to_string(),
+        Action::Release(throttle) => throttle::release(&operator, &throttle).await?.to_string(),
+        Action::Drain(worker) => worker::drain(&operator, &worker, &why).await?.to_string(),
+        Action::ResumeWorker(worker) => worker::resume(&operator, &worker).await?.to_string(),
+        Action::PauseChain(kind, key) => steer(&operator, &kind, &key, ChainOrder::Pause).await?.to_string(),
+        Action::ResumeChain(kind, key) => steer(&operator, &kind, &key, ChainOrder::Resume).await?.to_string(),
+        Action::Advance(kind, key) => {
             let connections = api.connections().await.map_err(|problem| Error::msg(problem.detail))?;
             chain::advance(&operator.config, connections, &kind, &key).await?.to_string()
         }

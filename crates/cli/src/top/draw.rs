@@ -12,9 +12,9 @@ use super::state::{Screen, State};
 use super::text::{beginning, clock, ending, middle, span, when, whole, width, wrap};
 
 /// The smallest terminal, in columns and rows, in which nothing misleads.
-const LEAST: (u16, u16) = (60, 16);
+const MIN_TERMINAL: (u16, u16) = (60, 16);
 /// The most lines that a question, or the result of an order, takes.
-const MOST_SAID: usize = 4;
+const MAX_SAID_LINES: usize = 4;
 
 /// The styles of the screen.
 #[derive(Clone, Copy)]
@@ -66,8 +66,11 @@ impl Paint {
 pub fn draw(state: &State, paint: Paint, frame: &mut Frame<'_>) {
     let area = frame.area();
     let (columns, rows) = (usize::from(area.width), usize::from(area.height));
-    if area.width < LEAST.0 || area.height < LEAST.1 {
-        let words = format!("This window has {columns}×{rows}; at least {}×{} are needed. q quits.", LEAST.0, LEAST.1);
+    if area.width < MIN_TERMINAL.0 || area.height < MIN_TERMINAL.1 {
+        let words = format!(
+            "This window has {columns}×{rows}; at least {}×{} are needed. q quits.",
+            MIN_TERMINAL.0, MIN_TERMINAL.1
+        );
         let lines: Vec<Line<'_>> = wrap(&words, columns).into_iter().map(Line::from).collect();
         frame.render_widget(Paragraph::new(lines), area);
         return;
@@ -108,8 +111,8 @@ fn notices(state: &State, paint: Paint, columns: usize) -> Vec<Line<'static>> {
         Some(at) => format!("OLD FIGURES, of {}", clock(at, state.now)),
         None => "nothing is known yet".into(),
     };
-    let heard = state.board.last.as_ref().map(|(_, at)| *at);
-    match (&state.board.away, state.slow()) {
+    let heard = state.reports.last.as_ref().map(|(_, at)| *at);
+    match (&state.reports.away, state.slow()) {
         (Some((since, why)), _) => {
             all.push(format!("! {}: the ledger cannot be asked since {}: {why}", old(heard), when(*since, state.now)));
         }
@@ -125,12 +128,12 @@ fn notices(state: &State, paint: Paint, columns: usize) -> Vec<Line<'static>> {
             all.push(format!("! {}: the broker cannot be asked since {}: {why}", old(told), when(*since, state.now)));
         }
         // Without the ledger, the broker is not asked, either.
-        (None, Some(silent)) if state.board.away.is_none() && state.slow().is_none() => {
+        (None, Some(silent)) if state.reports.away.is_none() && state.slow().is_none() => {
             all.push(format!("! {}: the broker has not answered for {}", old(told), whole(silent)));
         }
         (None, _) => {}
     }
-    if let (None, Some((since, why, at))) = (&state.board.away, screens::away(state)) {
+    if let (None, Some((since, why, at))) = (&state.reports.away, screens::away(state)) {
         all.push(format!("! {}: this screen cannot be asked for since {}: {why}", old(at), when(since, state.now)));
     }
     let lines = all.iter().flat_map(|words| {
@@ -180,10 +183,10 @@ fn said(state: &State, paint: Paint, columns: usize) -> Vec<Line<'static>> {
             .collect(),
         (None, None) => vec![Line::default()],
     };
-    if lines.len() > MOST_SAID {
+    if lines.len() > MAX_SAID_LINES {
         // The question stands at the end, and its subject at the beginning.
-        let rest = lines.split_off(lines.len() - MOST_SAID / 2);
-        lines.truncate(MOST_SAID / 2 - 1);
+        let rest = lines.split_off(lines.len() - MAX_SAID_LINES / 2);
+        lines.truncate(MAX_SAID_LINES / 2 - 1);
         lines.push(Line::raw("…"));
         lines.extend(rest);
     }

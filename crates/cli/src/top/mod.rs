@@ -31,12 +31,12 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::fleet::somebody;
+use super::fleet::current_user;
 use super::{ConfigFile, screen, shutdown_on};
-use ask::Asker;
+use ask::Poller;
 use draw::{Paint, draw};
 use order::Order;
-use state::{Effect, Input, Key, State, Wanted, update};
+use state::{Effect, Input, Key, Query, State, update};
 
 /// The longest time between two drawings: ages are shown in seconds.
 const TICK: Duration = Duration::from_secs(1);
@@ -59,7 +59,7 @@ pub struct Top {
     #[arg(long)]
     read_only: bool,
     /// Who gives orders, for people who read them later.
-    #[arg(long, value_name = "NAME", default_value_t = somebody())]
+    #[arg(long, value_name = "NAME", default_value_t = current_user())]
     by: String,
 }
 
@@ -87,16 +87,16 @@ impl Top {
             ratatui::restore,
         )?;
         let (to, inputs) = mpsc::unbounded_channel();
-        let ((wanted, wants), (give, orders)) = (watch::channel(Wanted::Nothing), mpsc::unbounded_channel());
+        let ((query, wants), (give, orders)) = (watch::channel(Query::Nothing), mpsc::unbounded_channel());
         let state = State::new(Arc::new(config.clone()), read_only, every, Clock::System.now());
-        let asker = Asker { config, every, wanted: wants, orders, by, to: to.clone() };
+        let asker = Poller { config, every, query: wants, orders, by, to: to.clone() };
         let stop_asking = CancellationToken::new();
         let mut asker = tokio::spawn(asker.run(stop_asking.clone()));
         // A panic of this thread restores it, too.
         let terminal = ratatui::try_init().context("failed to take over the terminal")?;
         let broken = Broken::watch();
         std::thread::spawn(move || read_keys(&to));
-        let dashboard = Dashboard { terminal, state, wanted, give, paint: Paint { colours: colours() } };
+        let dashboard = Dashboard { terminal, state, query, give, paint: Paint { colours: colours() } };
         let shown = dashboard.show(inputs, &stop, &mut asker, &broken).await;
         ratatui::try_restore().context("failed to give the terminal back; `reset` does it")?;
         stop_asking.cancel();
@@ -115,7 +115,7 @@ fn colours() -> bool {
 struct Dashboard {
     terminal: DefaultTerminal,
     state: State,
-    wanted: watch::Sender<Wanted>,
+    query: watch::Sender<Query>,
     give: mpsc::UnboundedSender<Order>,
     paint: Paint,
 }
@@ -129,7 +129,7 @@ impl Dashboard {
         asker: &mut JoinHandle<()>,
         broken: &Broken,
     ) -> anyhow::Result<()> {
-        let Self { mut terminal, mut state, wanted, give, paint } = self;
+        let Self { mut terminal, mut state, query, give, paint } = self;
         let mut tick = tokio::time::interval(TICK);
         loop {
             terminal.draw(|frame| draw(&state, paint, frame)).context("failed to draw")?;
@@ -157,7 +157,7 @@ impl Dashboard {
                     Effect::Quit => return Ok(()),
                     Effect::Redraw => terminal.clear().context("failed to draw")?,
                     Effect::Ask(wants) => {
-                        wanted.send_replace(wants);
+                        query.send_replace(wants);
                     }
                     Effect::Give(order) => give.send(order).context("the order could not be given")?,
                 }

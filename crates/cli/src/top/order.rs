@@ -11,11 +11,11 @@ use super::state::Key;
 use super::text::visible;
 
 /// The longest text that can be typed, in characters.
-const MOST: usize = 500;
+const MAX_TYPED_CHARS: usize = 500;
 
 /// An action on a queue, throttle, worker or chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Deed {
+pub enum Action {
     /// Workers take no more jobs from a queue.
     PauseQueue(String),
     /// Workers take jobs from a queue again.
@@ -45,7 +45,7 @@ enum Field {
     WhyPerhaps,
 }
 
-impl Deed {
+impl Action {
     fn fields(&self) -> &'static [Field] {
         match self {
             Self::PauseQueue(_) => &[Field::Why],
@@ -74,7 +74,7 @@ impl Deed {
 /// A confirmed action with its fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
-    pub deed: Deed,
+    pub action: Action,
     /// For how long; zero if the action has no such field.
     pub span: Duration,
     /// Why; empty if the action has no such field.
@@ -89,7 +89,7 @@ pub struct Question {
     at: usize,
     typed: String,
     /// Why the typed text is refused.
-    slip: Option<String>,
+    typing_error: Option<String>,
 }
 
 /// The result of a key.
@@ -100,31 +100,31 @@ pub enum Answered {
     /// The user has cancelled.
     Dropped,
     /// The user has confirmed.
-    Meant(Order),
+    Confirmed(Order),
 }
 
 impl Question {
     /// The question about an action.
-    pub fn new(deed: Deed) -> Self {
-        let order = Order { deed, span: Duration::ZERO, why: String::new() };
-        Self { order, at: 0, typed: String::new(), slip: None }
+    pub fn new(action: Action) -> Self {
+        let order = Order { action, span: Duration::ZERO, why: String::new() };
+        Self { order, at: 0, typed: String::new(), typing_error: None }
     }
 
     fn field(&self) -> Option<Field> {
-        self.order.deed.fields().get(self.at).copied()
+        self.order.action.fields().get(self.at).copied()
     }
 
     /// The text of the question.
     pub fn asks(&self) -> String {
-        let words = self.order.deed.words();
+        let words = self.order.action.words();
         let asks = match self.field() {
             Some(Field::Span) => format!("{words}. For how long (30m)?"),
             Some(Field::Why) => format!("{words}{}. Why?", self.so_far()),
             Some(Field::WhyPerhaps) => format!("{words}. Why ({DRAINED})?"),
             None => format!("{words}{}?", self.so_far()),
         };
-        match &self.slip {
-            Some(slip) => format!("{asks} ({slip})"),
+        match &self.typing_error {
+            Some(typing_error) => format!("{asks} ({typing_error})"),
             None => asks,
         }
     }
@@ -145,16 +145,16 @@ impl Question {
     pub fn press(mut self, key: Key) -> Answered {
         match (key, self.field()) {
             (Key::Esc, _) => return Answered::Dropped,
-            (Key::Char('y' | 'Y'), None) => return Answered::Meant(self.order),
+            (Key::Char('y' | 'Y'), None) => return Answered::Confirmed(self.order),
             (Key::Char('n' | 'N'), None) => return Answered::Dropped,
             (_, None) => {}
-            (Key::Char(letter), Some(_)) if self.typed.len() < MOST => self.typed.push(letter),
+            (Key::Char(letter), Some(_)) if self.typed.len() < MAX_TYPED_CHARS => self.typed.push(letter),
             (Key::Backspace, Some(_)) => {
                 self.typed.pop();
             }
             (Key::Enter, Some(field)) => match self.take(field) {
-                Ok(()) => (self.at, self.typed, self.slip) = (self.at + 1, String::new(), None),
-                Err(slip) => self.slip = Some(slip),
+                Ok(()) => (self.at, self.typed, self.typing_error) = (self.at + 1, String::new(), None),
+                Err(typing_error) => self.typing_error = Some(typing_error),
             },
             _ => {}
         }
@@ -182,8 +182,8 @@ mod tests {
     use super::*;
 
     /// Types keys one after the other: `⏎` is Enter, `⎋` is Escape, `⌫` is Backspace.
-    fn type_in(deed: &Deed, keys: &str) -> Answered {
-        let mut question = Question::new(deed.clone());
+    fn type_in(action: &Action, keys: &str) -> Answered {
+        let mut question = Question::new(action.clone());
         for letter in keys.chars() {
             let key = match letter {
                 '⏎' => Key::Enter,
@@ -201,10 +201,10 @@ mod tests {
 
     #[test]
     fn an_order_is_given_only_with_all_that_it_needs_and_a_yes() {
-        let (pause, hold) = (Deed::PauseQueue("work".into()), Deed::Hold("ios".into()));
-        let (drain, advance) = (Deed::Drain("w-1".into()), Deed::Advance("sync".into(), "a".into()));
-        let meant = |deed: &Deed, secs, why: &str| {
-            Some(Order { deed: deed.clone(), span: Duration::from_secs(secs), why: why.into() })
+        let (pause, hold) = (Action::PauseQueue("work".into()), Action::Hold("ios".into()));
+        let (drain, advance) = (Action::Drain("w-1".into()), Action::Advance("sync".into(), "a".into()));
+        let meant = |action: &Action, secs, why: &str| {
+            Some(Order { action: action.clone(), span: Duration::from_secs(secs), why: why.into() })
         };
         let table = [
             (&pause, "they are down⏎y", meant(&pause, 0, "they are down")),
@@ -219,20 +219,20 @@ mod tests {
             (&advance, "y", meant(&advance, 0, "")),
             (&advance, "n", None),
         ];
-        for (deed, keys, order) in table {
-            let expected = order.map_or(Answered::Dropped, Answered::Meant);
-            assert_eq!(type_in(deed, keys), expected, "{keys}");
+        for (action, keys, order) in table {
+            let expected = order.map_or(Answered::Dropped, Answered::Confirmed);
+            assert_eq!(type_in(action, keys), expected, "{keys}");
         }
         // Only a yes confirms.
-        for (deed, keys) in [(&pause, "y⏎"), (&pause, "⏎y⏎"), (&advance, "x ⏎⏎"), (&hold, "y⏎y"), (&hold, "0s⏎y")]
+        for (action, keys) in [(&pause, "y⏎"), (&pause, "⏎y⏎"), (&advance, "x ⏎⏎"), (&hold, "y⏎y"), (&hold, "0s⏎y")]
         {
-            assert!(matches!(type_in(deed, keys), Answered::Open(_)), "{keys}");
+            assert!(matches!(type_in(action, keys), Answered::Open(_)), "{keys}");
         }
     }
 
     #[test]
     fn questions_say_what_they_are_about() {
-        let hold = Deed::Hold("ios".into());
+        let hold = Action::Hold("ios".into());
         let asks = |keys: &str| match type_in(&hold, keys) {
             Answered::Open(question) => (question.asks(), question.typed().map(str::to_owned)),
             answered => panic!("{answered:?}"),
@@ -241,8 +241,9 @@ mod tests {
         assert_eq!(asks("30"), ("Hold the throttle ios. For how long (30m)?".into(), typed("30")));
         assert_eq!(asks("400d⏎").0, "Hold the throttle ios. For how long (30m)? (from 1ms to 366d is possible)");
         assert_eq!(asks("90s⏎"), ("Hold the throttle ios for 90s. Why?".into(), typed("")));
-        let slip = "Hold the throttle ios for 90s. Why? (it needs a word for those who wonder why nothing runs)";
-        assert_eq!(asks("90s⏎ ⏎").0, slip);
+        let typing_error =
+            "Hold the throttle ios for 90s. Why? (it needs a word for those who wonder why nothing runs)";
+        assert_eq!(asks("90s⏎ ⏎").0, typing_error);
         assert_eq!(asks("90s⏎down\x1b⏎"), ("Hold the throttle ios for 90s: down␛?".into(), None));
     }
 }

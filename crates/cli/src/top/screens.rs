@@ -12,7 +12,7 @@ use roundelay_admin::inspect::workers::WorkerReport;
 use roundelay_model::clock::{Time, short_duration};
 
 use super::draw::{Paint, short};
-use super::state::{Row, Screen, Show, State, VERDICTS, Wanted};
+use super::state::{Query, Row, Screen, Show, State, VERDICTS};
 use super::table::{Cell, Column, Table, more, told, window};
 use super::text::{bars, clock, count, middle, millis, rate, used, when, whole, width, wrap};
 
@@ -39,16 +39,16 @@ pub fn body(state: &State, paint: Paint, columns: usize, room: usize) -> Vec<Lin
 
 /// Since when the screen's query has no answer, why, and the time of the data that is shown.
 pub fn away(state: &State) -> Option<(Time, String, Option<Time>)> {
-    fn of<T>(known: &super::state::Known<T>) -> Option<(Time, String, Option<Time>)> {
+    fn of<T>(known: &super::state::LastAnswer<T>) -> Option<(Time, String, Option<Time>)> {
         let (since, why) = known.away.clone()?;
         Some((since, why, known.last.as_ref().map(|(_, at)| *at)))
     }
-    match state.wanted() {
-        Wanted::Throttles => of(&state.throttles),
-        Wanted::Chains(_) => of(&state.chains),
-        Wanted::Chain(..) => of(&state.chain),
-        Wanted::Runs(_) => of(&state.runs),
-        Wanted::Nothing => None,
+    match state.query() {
+        Query::Throttles => of(&state.throttles),
+        Query::Chains(_) => of(&state.chains),
+        Query::Chain(..) => of(&state.chain),
+        Query::Runs(_) => of(&state.runs),
+        Query::Nothing => None,
     }
 }
 
@@ -166,10 +166,10 @@ impl View<'_> {
     // ---- Overview ----
 
     fn overview(&self) -> Vec<Line<'static>> {
-        let Some(board) = self.state.board.value() else {
+        let Some(reports) = self.state.reports.value() else {
             return self.not_yet("Nothing is known yet.");
         };
-        let told = &board.overview;
+        let told = &reports.overview;
         let mut lines = vec![blank()];
         lines.extend(self.tiles(told));
         lines.push(blank());
@@ -291,7 +291,7 @@ impl View<'_> {
     // ---- Queues ----
 
     fn queues(&self) -> Vec<Line<'static>> {
-        let Some(board) = self.state.board.value() else {
+        let Some(reports) = self.state.reports.value() else {
             return self.not_yet("Nothing is known yet.");
         };
         let columns = [
@@ -306,14 +306,14 @@ impl View<'_> {
             Column::number("running", 9),
         ];
         let table = Table { columns: &columns, width: self.columns };
-        let counted = board.overview.counted_at.is_some();
-        let rows = board
+        let counted = reports.overview.counted_at.is_some();
+        let rows = reports
             .queues
             .iter()
             .enumerate()
             .map(|(n, queue)| vec![table.row(self.queue(queue, counted), self.marked(n))]);
-        let panel = board.queues.get(self.state.cursor()).map_or_else(Vec::new, |queue| self.of_queue(queue));
-        let title = number_of(board.queues.len(), "queue");
+        let panel = reports.queues.get(self.state.cursor()).map_or_else(Vec::new, |queue| self.of_queue(queue));
+        let title = number_of(reports.queues.len(), "queue");
         self.list(title, table.head(self.paint.dim()), rows.collect(), panel)
     }
 
@@ -637,10 +637,10 @@ impl View<'_> {
     // ---- Workers ----
 
     fn workers(&self) -> Vec<Line<'static>> {
-        let Some(board) = self.state.board.value() else {
+        let Some(reports) = self.state.reports.value() else {
             return self.not_yet("Nothing is known yet.");
         };
-        if board.workers.is_empty() {
+        if reports.workers.is_empty() {
             return self.not_yet("No worker runs on this ledger, or has within the last hour.");
         }
         let columns = [
@@ -655,9 +655,9 @@ impl View<'_> {
         ];
         let table = Table { columns: &columns, width: self.columns };
         let rows =
-            board.workers.iter().enumerate().map(|(n, worker)| vec![table.row(self.worker(worker), self.marked(n))]);
-        let panel = board.workers.get(self.state.cursor()).map_or_else(Vec::new, |worker| self.of_worker(worker));
-        let title = number_of(board.workers.len(), "worker");
+            reports.workers.iter().enumerate().map(|(n, worker)| vec![table.row(self.worker(worker), self.marked(n))]);
+        let panel = reports.workers.get(self.state.cursor()).map_or_else(Vec::new, |worker| self.of_worker(worker));
+        let title = number_of(reports.workers.len(), "worker");
         self.list(title, table.head(self.paint.dim()), rows.collect(), panel)
     }
 

@@ -6,18 +6,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use roundelay_admin::inspect::board::Facts;
-use roundelay_admin::inspect::broker::Asked;
+use roundelay_admin::inspect::broker::BrokerStatus;
 use roundelay_admin::inspect::chain::{AttemptReport, Entity};
 use roundelay_admin::inspect::overview::{Overview, overview, queues};
 use roundelay_admin::inspect::queues::QueueReport;
+use roundelay_admin::inspect::status_cache::Facts;
 use roundelay_admin::inspect::throttles::ThrottleReport;
 use roundelay_admin::inspect::workers::WorkerReport;
 use roundelay_config::Config;
 use roundelay_ledger::Census;
 use roundelay_model::clock::Time;
 
-use super::order::{Answered, Deed, Order, Question};
+use super::order::{Action, Answered, Order, Question};
 
 /// How long the result of an order stays on the screen.
 const SHOWN: Duration = Duration::from_secs(15);
@@ -126,9 +126,9 @@ impl Show {
 /// The filters of runs by verdict.
 pub const VERDICTS: [Option<&str>; 4] = [None, Some("failed"), Some("retried"), Some("lost")];
 
-/// The data that the screen needs in addition to the board.
+/// The data that the screen needs in addition to the status cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum Query {
     /// Nothing.
     Nothing,
     /// All throttles.
@@ -159,7 +159,7 @@ pub struct Row {
 
 /// The answer to a query.
 #[derive(Clone, Debug)]
-pub enum Answer {
+pub enum QueryAnswer {
     /// All throttles.
     Throttles(Vec<ThrottleReport>),
     /// Chains, and whether there are more.
@@ -179,12 +179,12 @@ pub enum Input {
     Tick,
     /// The terminal has another size.
     Resized,
-    /// New facts of the board.
+    /// New facts of the status cache.
     Facts(Arc<Facts>),
     /// The ledger cannot be opened.
     NoLedger(String),
     /// The answer to a query, or why there is none.
-    Answer(Wanted, Result<Answer, String>),
+    QueryAnswer(Query, Result<QueryAnswer, String>),
     /// The result of an order, in words.
     Given(Result<String, String>),
 }
@@ -193,7 +193,7 @@ pub enum Input {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Run this query from now on, and no other.
-    Ask(Wanted),
+    Ask(Query),
     /// Give this order.
     Give(Order),
     /// Draw all of the screen again.
@@ -204,20 +204,20 @@ pub enum Effect {
 
 /// Data that may be old.
 #[derive(Clone, Debug)]
-pub struct Known<T> {
+pub struct LastAnswer<T> {
     /// The last answer, and when it came.
     pub last: Option<(T, Time)>,
     /// Since when there is no answer, and why.
     pub away: Option<(Time, String)>,
 }
 
-impl<T> Default for Known<T> {
+impl<T> Default for LastAnswer<T> {
     fn default() -> Self {
         Self { last: None, away: None }
     }
 }
 
-impl<T> Known<T> {
+impl<T> LastAnswer<T> {
     fn take(&mut self, answer: Result<T, String>, now: Time) {
         match answer {
             Ok(answer) => *self = Self { last: Some((answer, now)), away: None },
@@ -234,9 +234,9 @@ impl<T> Known<T> {
     }
 }
 
-/// The reports made from the board's facts.
+/// The reports made from the status cache's facts.
 #[derive(Clone, Debug)]
-pub struct Board {
+pub struct Reports {
     /// The state of the whole system.
     pub overview: Overview,
     /// The queues, with the broker's last answer about them.
@@ -297,16 +297,16 @@ pub struct State {
     pub scroll: usize,
     /// The open chain, by kind and key.
     pub open: Option<(String, String)>,
-    /// The board's reports.
-    pub board: Known<Board>,
+    /// The reports.
+    pub reports: LastAnswer<Reports>,
     /// What the broker has answered.
-    pub broker: Known<Asked>,
-    pub throttles: Known<Vec<ThrottleReport>>,
+    pub broker: LastAnswer<BrokerStatus>,
+    pub throttles: LastAnswer<Vec<ThrottleReport>>,
     /// The chains, and whether there are more.
-    pub chains: Known<(Vec<Row>, bool)>,
+    pub chains: LastAnswer<(Vec<Row>, bool)>,
     /// The open chain.
-    pub chain: Known<Box<Entity>>,
-    pub runs: Known<Vec<AttemptReport>>,
+    pub chain: LastAnswer<Box<Entity>>,
+    pub runs: LastAnswer<Vec<AttemptReport>>,
     /// The open question.
     pub question: Option<Question>,
     /// How many orders have no result yet.
@@ -333,12 +333,12 @@ impl State {
             cursors: Default::default(),
             scroll: 0,
             open: None,
-            board: Known::default(),
-            broker: Known::default(),
-            throttles: Known::default(),
-            chains: Known::default(),
-            chain: Known::default(),
-            runs: Known::default(),
+            reports: LastAnswer::default(),
+            broker: LastAnswer::default(),
+            throttles: LastAnswer::default(),
+            chains: LastAnswer::default(),
+            chain: LastAnswer::default(),
+            runs: LastAnswer::default(),
             question: None,
             giving: 0,
             said: None,
@@ -346,19 +346,19 @@ impl State {
     }
 
     /// The query that the screen needs.
-    pub fn wanted(&self) -> Wanted {
+    pub fn query(&self) -> Query {
         match (&self.open, self.screen) {
-            (Some((kind, key)), _) => Wanted::Chain(kind.clone(), key.clone()),
-            (None, Screen::Throttles) => Wanted::Throttles,
-            (None, Screen::Chains) => Wanted::Chains(self.show),
-            (None, Screen::Log) if !self.paused => Wanted::Runs(VERDICTS[self.verdict]),
-            _ => Wanted::Nothing,
+            (Some((kind, key)), _) => Query::Chain(kind.clone(), key.clone()),
+            (None, Screen::Throttles) => Query::Throttles,
+            (None, Screen::Chains) => Query::Chains(self.show),
+            (None, Screen::Log) if !self.paused => Query::Runs(VERDICTS[self.verdict]),
+            _ => Query::Nothing,
         }
     }
 
     /// How long the ledger has not answered, if that is too long.
     pub fn slow(&self) -> Option<Duration> {
-        let heard = self.board.last.as_ref().map_or(self.begun, |(_, heard)| *heard);
+        let heard = self.reports.last.as_ref().map_or(self.begun, |(_, heard)| *heard);
         let silent = self.now.since(heard);
         (silent > SLOW.max(self.every * 3)).then_some(silent)
     }
@@ -377,16 +377,16 @@ impl State {
     /// The names of the screen's rows.
     fn names(&self) -> Vec<String> {
         let of_chain = |kind: &str, key: &str| format!("{kind}\n{key}");
-        let board = self.board.value();
+        let reports = self.reports.value();
         match self.screen {
             Screen::Overview => Vec::new(),
-            Screen::Queues => board.iter().flat_map(|of| &of.queues).map(|queue| queue.queue.clone()).collect(),
+            Screen::Queues => reports.iter().flat_map(|of| &of.queues).map(|queue| queue.queue.clone()).collect(),
             Screen::Throttles => self.throttles.value().into_iter().flatten().map(|of| of.name.clone()).collect(),
             Screen::Chains => {
                 let chains = self.chains.value().into_iter().flat_map(|(rows, _)| rows);
                 chains.map(|row| of_chain(&row.kind, &row.key)).collect()
             }
-            Screen::Workers => board.iter().flat_map(|of| &of.workers).map(|of| of.worker.clone()).collect(),
+            Screen::Workers => reports.iter().flat_map(|of| &of.workers).map(|of| of.worker.clone()).collect(),
             Screen::Log => self.runs.value().into_iter().flatten().map(|run| run.fence.to_string()).collect(),
         }
     }
@@ -400,7 +400,7 @@ impl State {
     }
 
     /// The chain that an order is for: the open one, else the selected one.
-    fn chain_meant(&self) -> Option<(String, String)> {
+    fn target_chain(&self) -> Option<(String, String)> {
         if self.open.is_some() {
             return self.open.clone();
         }
@@ -418,24 +418,24 @@ impl State {
     }
 
     /// The action of a letter on the selected row.
-    fn deed(&self, letter: char) -> Option<Deed> {
-        let board = self.board.value();
+    fn action(&self, letter: char) -> Option<Action> {
+        let reports = self.reports.value();
         if self.open.is_some() || self.screen == Screen::Chains {
-            let (kind, key) = self.chain_meant()?;
+            let (kind, key) = self.target_chain()?;
             return match letter {
-                'p' => Some(Deed::PauseChain(kind, key)),
-                'r' => Some(Deed::ResumeChain(kind, key)),
-                'a' => Some(Deed::Advance(kind, key)),
+                'p' => Some(Action::PauseChain(kind, key)),
+                'r' => Some(Action::ResumeChain(kind, key)),
+                'a' => Some(Action::Advance(kind, key)),
                 _ => None,
             };
         }
         match (self.screen, letter) {
-            (Screen::Queues, 'p') => Some(Deed::PauseQueue(board?.queues.get(self.cursor())?.queue.clone())),
-            (Screen::Queues, 'r') => Some(Deed::ResumeQueue(board?.queues.get(self.cursor())?.queue.clone())),
-            (Screen::Throttles, 'h') => Some(Deed::Hold(self.throttles.value()?.get(self.cursor())?.name.clone())),
-            (Screen::Throttles, 'r') => Some(Deed::Release(self.throttles.value()?.get(self.cursor())?.name.clone())),
-            (Screen::Workers, 'd') => Some(Deed::Drain(board?.workers.get(self.cursor())?.worker.clone())),
-            (Screen::Workers, 'r') => Some(Deed::ResumeWorker(board?.workers.get(self.cursor())?.worker.clone())),
+            (Screen::Queues, 'p') => Some(Action::PauseQueue(reports?.queues.get(self.cursor())?.queue.clone())),
+            (Screen::Queues, 'r') => Some(Action::ResumeQueue(reports?.queues.get(self.cursor())?.queue.clone())),
+            (Screen::Throttles, 'h') => Some(Action::Hold(self.throttles.value()?.get(self.cursor())?.name.clone())),
+            (Screen::Throttles, 'r') => Some(Action::Release(self.throttles.value()?.get(self.cursor())?.name.clone())),
+            (Screen::Workers, 'd') => Some(Action::Drain(reports?.workers.get(self.cursor())?.worker.clone())),
+            (Screen::Workers, 'r') => Some(Action::ResumeWorker(reports?.workers.get(self.cursor())?.worker.clone())),
             _ => None,
         }
     }
@@ -443,17 +443,17 @@ impl State {
 
 /// Updates the state with an input at `clock`, by this machine's clock. Answers the new state and the effects.
 pub fn update(mut state: State, clock: Time, input: Input) -> (State, Vec<Effect>) {
-    let wanted = state.wanted();
+    let query = state.query();
     let mut effects = Vec::new();
     state.now = Time::from_millis(clock.as_millis().saturating_add(state.ahead));
     match input {
         Input::Key(key) => effects.extend(press(&mut state, key)),
         Input::Tick | Input::Resized => {}
         Input::Facts(facts) => learn(&mut state, clock, &facts),
-        Input::NoLedger(why) => state.board.take(Err(why), state.now),
-        Input::Answer(asked, answer) if asked == wanted => take(&mut state, answer),
+        Input::NoLedger(why) => state.reports.take(Err(why), state.now),
+        Input::QueryAnswer(asked, answer) if asked == query => take(&mut state, answer),
         // The answer to an earlier query.
-        Input::Answer(..) => {}
+        Input::QueryAnswer(..) => {}
         Input::Given(became) => {
             state.giving = state.giving.saturating_sub(1);
             state.said = Some((state.now, became));
@@ -462,18 +462,18 @@ pub fn update(mut state: State, clock: Time, input: Input) -> (State, Vec<Effect
     if state.said.as_ref().is_some_and(|(at, said)| said.is_ok() && state.now.since(*at) > SHOWN) {
         state.said = None;
     }
-    if state.wanted() != wanted {
-        effects.push(Effect::Ask(state.wanted()));
+    if state.query() != query {
+        effects.push(Effect::Ask(state.query()));
     }
     (state, effects)
 }
 
-/// Takes new facts of the board.
+/// Takes new facts of the status cache.
 fn learn(state: &mut State, clock: Time, facts: &Facts) {
     if let Some(why) = &facts.ledger_why {
-        state.board.take(Err(why.clone()), state.now);
+        state.reports.take(Err(why.clone()), state.now);
     } else if facts.now != Time::default() {
-        let before = state.board.value().map(|board| board.overview.now.shown());
+        let before = state.reports.value().map(|reports| reports.overview.now.shown());
         if before != Some(facts.now) {
             state.ahead = facts.now.as_millis().saturating_sub(clock.as_millis());
             state.now = facts.now;
@@ -482,20 +482,20 @@ fn learn(state: &mut State, clock: Time, facts: &Facts) {
         return;
     }
     match &facts.asked {
-        Asked::Away(why) => state.broker.take(Err(why.clone()), state.now),
+        BrokerStatus::Away(why) => state.broker.take(Err(why.clone()), state.now),
         // The broker has not been asked yet.
-        Asked::Depths(depths) if depths.is_empty() => {}
+        BrokerStatus::Depths(depths) if depths.is_empty() => {}
         asked => state.broker.take(Ok(asked.clone()), facts.asked_at.unwrap_or(state.now)),
     }
     // The broker's last answer stays until there is another.
     let last = state.broker.value().cloned().unwrap_or_else(|| facts.asked.clone());
-    let heard = state.board.last.as_ref().map(|(_, heard)| *heard);
+    let heard = state.reports.last.as_ref().map(|(_, heard)| *heard);
     let at = if facts.ledger_why.is_some() { heard } else { Some(facts.now) };
     let Some(at) = at else { return };
     let empty = Census::default();
     let census = facts.census.as_ref().map_or(&empty, |(census, _)| census);
     let with_last = Facts { asked: last, ..facts.clone() };
-    let board = Board {
+    let reports = Reports {
         overview: overview(facts, &state.config),
         queues: queues(&with_last, census, &state.config),
         workers: facts
@@ -504,26 +504,26 @@ fn learn(state: &mut State, clock: Time, facts: &Facts) {
             .map(|worker| WorkerReport::new(worker.clone(), facts.now, &facts.calendar))
             .collect(),
     };
-    state.board.last = Some((board, at));
+    state.reports.last = Some((reports, at));
     if facts.ledger_why.is_none() {
-        state.board.away = None;
+        state.reports.away = None;
     }
     state.follow();
 }
 
 /// Takes the answer to a query.
-fn take(state: &mut State, answer: Result<Answer, String>) {
+fn take(state: &mut State, answer: Result<QueryAnswer, String>) {
     let now = state.now;
-    match (answer, state.wanted()) {
-        (Ok(Answer::Throttles(all)), _) => state.throttles.take(Ok(all), now),
-        (Ok(Answer::Chains(rows, more)), _) => state.chains.take(Ok((rows, more)), now),
-        (Ok(Answer::Chain(chain)), _) => state.chain.take(Ok(chain), now),
-        (Ok(Answer::Runs(runs)), _) => state.runs.take(Ok(runs), now),
-        (Err(why), Wanted::Throttles) => state.throttles.take(Err(why), now),
-        (Err(why), Wanted::Chains(_)) => state.chains.take(Err(why), now),
-        (Err(why), Wanted::Chain(..)) => state.chain.take(Err(why), now),
-        (Err(why), Wanted::Runs(_)) => state.runs.take(Err(why), now),
-        (Err(_), Wanted::Nothing) => {}
+    match (answer, state.query()) {
+        (Ok(QueryAnswer::Throttles(all)), _) => state.throttles.take(Ok(all), now),
+        (Ok(QueryAnswer::Chains(rows, more)), _) => state.chains.take(Ok((rows, more)), now),
+        (Ok(QueryAnswer::Chain(chain)), _) => state.chain.take(Ok(chain), now),
+        (Ok(QueryAnswer::Runs(runs)), _) => state.runs.take(Ok(runs), now),
+        (Err(why), Query::Throttles) => state.throttles.take(Err(why), now),
+        (Err(why), Query::Chains(_)) => state.chains.take(Err(why), now),
+        (Err(why), Query::Chain(..)) => state.chain.take(Err(why), now),
+        (Err(why), Query::Runs(_)) => state.runs.take(Err(why), now),
+        (Err(_), Query::Nothing) => {}
     }
     state.follow();
 }
@@ -538,7 +538,7 @@ fn press(state: &mut State, key: Key) -> Option<Effect> {
         match question.press(key) {
             Answered::Open(question) => state.question = Some(question),
             Answered::Dropped => {}
-            Answered::Meant(order) => {
+            Answered::Confirmed(order) => {
                 state.giving += 1;
                 state.said = None;
                 return Some(Effect::Give(order));
@@ -593,7 +593,7 @@ fn go(state: &mut State, screen: Screen) {
 }
 
 fn close(state: &mut State) {
-    (state.open, state.chain, state.scroll) = (None, Known::default(), 0);
+    (state.open, state.chain, state.scroll) = (None, LastAnswer::default(), 0);
 }
 
 fn step(state: &mut State, to: impl Fn(usize) -> usize) {
@@ -609,9 +609,9 @@ fn step(state: &mut State, to: impl Fn(usize) -> usize) {
 /// Opens the selected chain.
 fn look(state: &mut State) {
     if state.open.is_none()
-        && let Some(chain) = state.chain_meant()
+        && let Some(chain) = state.target_chain()
     {
-        (state.open, state.chain, state.scroll) = (Some(chain), Known::default(), 0);
+        (state.open, state.chain, state.scroll) = (Some(chain), LastAnswer::default(), 0);
     }
 }
 
@@ -620,11 +620,11 @@ fn filter(state: &mut State) {
     match state.screen {
         Screen::Chains => {
             state.show = state.show.next();
-            state.chains = Known::default();
+            state.chains = LastAnswer::default();
         }
         Screen::Log => {
             state.verdict = (state.verdict + 1) % VERDICTS.len();
-            (state.runs, state.paused) = (Known::default(), false);
+            (state.runs, state.paused) = (LastAnswer::default(), false);
         }
         _ => return,
     }
@@ -633,11 +633,11 @@ fn filter(state: &mut State) {
 
 /// Opens the question for the action of a letter.
 fn order(state: &mut State, letter: char) {
-    let Some(deed) = state.deed(letter) else { return };
+    let Some(action) = state.action(letter) else { return };
     if state.read_only {
-        let words = format!("{}: not with --read-only", deed.words());
+        let words = format!("{}: not with --read-only", action.words());
         state.said = Some((state.now, Err(words)));
     } else {
-        state.question = Some(Question::new(deed));
+        state.question = Some(Question::new(action));
     }
 }

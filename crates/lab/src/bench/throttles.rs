@@ -31,7 +31,7 @@ const DELAY: Duration = Duration::from_secs(1);
 /// the rest is for the work before and after a start.
 const ROOM_MS: u64 = 400;
 /// The smallest room of each worker, however slow the throttle.
-const LEAST_ROOM: u64 = 32;
+const MIN_ROOM: u64 = 32;
 
 /// The settings of the measurement.
 #[derive(Clone, Debug)]
@@ -241,7 +241,7 @@ fn workers(number: usize) -> String {
 
 fn config(settings: &Settings, allow: u32, per_second: f64) -> Result<Config, StartError> {
     let room = (per_second * ROOM_MS as f64 / 1_000.0 / settings.workers.max(1) as f64).ceil() as u64;
-    let room = settings.concurrency.map_or(room.max(LEAST_ROOM), u64::from).min(u16::MAX.into());
+    let room = settings.concurrency.map_or(room.max(MIN_ROOM), u64::from).min(u16::MAX.into());
     let rest = format!(
         "[throttles.bench]\nallow = {allow}\nper = \"{}\"\n\
          [queues.{QUEUE}]\nconcurrency = {room}\nprefetch = {}\nthrottle = \"bench\"\n\

@@ -30,7 +30,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use ground::{Dashboard, Ground};
-use stage::{Moment, Report, Told};
+use stage::{Event, Moment, Report};
 use upstream::{PlatformSettings, Upstream, UpstreamSettings};
 
 /// 20,000 packages: `platform,name,version,rank`.
@@ -80,7 +80,7 @@ struct Figures {
 pub async fn run(
     settings: Settings,
     shutdown: CancellationToken,
-    told: impl FnMut(Told<'_>),
+    told: impl FnMut(Event<'_>),
 ) -> Result<Report, StartError> {
     let ground = Ground::new("packages", settings.ledger.as_deref()).await?;
     let mut config = None;
@@ -96,7 +96,7 @@ async fn acts(
     ground: &Ground,
     used: &mut Option<Config>,
     shutdown: CancellationToken,
-    mut told: impl FnMut(Told<'_>),
+    mut told: impl FnMut(Event<'_>),
 ) -> Result<Report, StartError> {
     let setup = |error: &dyn std::fmt::Display| StartError::Setup(error.to_string());
     let stop_upstream = CancellationToken::new();
@@ -129,7 +129,7 @@ async fn acts(
         false => None,
     };
     if let Some(dashboard) = &dashboard {
-        told(Told::Dashboard(dashboard.address));
+        told(Event::Dashboard(dashboard.address));
     }
     let began = Instant::now();
     let enrolled = enroll(&config, connections, settings.chains).await?;
@@ -150,7 +150,7 @@ async fn acts(
         let turned_away = upstream.stats().platforms.into_iter();
         let turned_away = turned_away.map(|(name, platform)| (format!("demo-{name}"), platform.too_many)).collect();
         let moment = Moment::now(started.elapsed(), &*ledger, &telemetry, Some(turned_away)).await?;
-        told(Told::Moment(&moment));
+        told(Event::Moment(&moment));
     }
     let (from, before) = counted_from.unwrap_or((started, 0));
     let per_second = (telemetry.get(Count::Started) - before) as f64 / from.elapsed().as_secs_f64();

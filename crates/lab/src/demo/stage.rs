@@ -247,7 +247,7 @@ pub struct Report {
 
 /// An event of a running demo.
 #[derive(Clone, Copy, Debug)]
-pub enum Told<'a> {
+pub enum Event<'a> {
     /// The address of the dashboard.
     Dashboard(SocketAddr),
     /// The state of the demo, every second.
@@ -301,7 +301,7 @@ pub async fn run(
     system: impl System,
     settings: Settings,
     shutdown: CancellationToken,
-    told: impl FnMut(Told<'_>),
+    told: impl FnMut(Event<'_>),
 ) -> Result<Report, StartError> {
     let ground = Ground::new(system.name(), settings.ledger.as_deref()).await?;
     let mut config = None;
@@ -318,7 +318,7 @@ async fn acts(
     ground: &Ground,
     used: &mut Option<Config>,
     shutdown: CancellationToken,
-    mut told: impl FnMut(Told<'_>),
+    mut told: impl FnMut(Event<'_>),
 ) -> Result<Report, StartError> {
     let folder = ground.folder();
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(setup)?;
@@ -379,7 +379,7 @@ async fn acts(
         false => None,
     };
     if let Some(dashboard) = &dashboard {
-        told(Told::Dashboard(dashboard.address));
+        told(Event::Dashboard(dashboard.address));
     }
     let from = connections.clock.now();
     let (second, killed, to) = (Mutex::new(second), Mutex::default(), from + settings.length);
@@ -393,7 +393,7 @@ async fn acts(
                 at += Duration::from_secs(1);
                 sleep_until(at).await;
                 match Moment::now(began.elapsed(), &*stage.connections.ledger, &telemetry, None).await {
-                    Ok(moment) => told(Told::Moment(&moment)),
+                    Ok(moment) => told(Event::Moment(&moment)),
                     Err(error) => break error,
                 }
             }

@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 
 use crate::api::server::check_tls;
 use crate::inspect::doctor::facts::Facts;
-use crate::inspect::doctor::finding::{Answer, Area, Finding, blocking, limited, word};
+use crate::inspect::doctor::finding::{Area, Finding, Gathered, blocking, limited, word};
 
 /// Facts about the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct ApiFacts {
 }
 
 /// Gathers the facts, if an API is configured.
-pub(super) async fn gather(config: &Config, within: Duration) -> Option<Answer<ApiFacts>> {
+pub(super) async fn gather(config: &Config, within: Duration) -> Option<Gathered<ApiFacts>> {
     let address = config.api.listen?;
     let tls = config.api.tls.clone();
     let files = blocking(within, move || {
@@ -43,7 +43,7 @@ async fn elsewhere(ip: IpAddr) -> Option<String> {
 }
 
 /// What is wrong with it.
-pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
+pub(super) fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
     let (Some(answer), Some(address)) = (&facts.api, config.api.listen) else { return Vec::new() };
     let what = "address";
     let stops = "`roundelay serve` and workers with this configuration do not start";
@@ -115,7 +115,7 @@ mod tests {
     use roundelay_ledger::access::Token;
     use roundelay_model::clock::Time;
 
-    fn judged(api: &str, change: impl FnOnce(&mut ApiFacts), tokens: Answer<usize>) -> Vec<Finding> {
+    fn judged(api: &str, change: impl FnOnce(&mut ApiFacts), tokens: Gathered<usize>) -> Vec<Finding> {
         let config = Config::parse(api, "r.toml", []).unwrap();
         let mut known = ApiFacts { elsewhere: None, tls: None, key_is_open: false };
         change(&mut known);
@@ -128,7 +128,7 @@ mod tests {
             last_used: None,
         };
         let chains = tokens.map(|count| ChainFacts { tokens: vec![token; count], ..ChainFacts::default() });
-        let findings = judge(&Facts { api: Some(Ok(known)), chains, ..Facts::nothing() }, &config);
+        let findings = diagnose(&Facts { api: Some(Ok(known)), chains, ..Facts::nothing() }, &config);
         have_fixes(&findings);
         findings
     }
@@ -151,6 +151,6 @@ mod tests {
         let open = judged(tls, |api| api.key_is_open = true, Ok(1));
         assert!(open.iter().any(|finding| finding.fix == "`chmod o-r k.pem`" && finding.result == Grade::Warning));
         let config = Config::parse("", "r.toml", []).unwrap();
-        assert_eq!(judge(&Facts::nothing(), &config), [], "without an API nothing is wrong with it");
+        assert_eq!(diagnose(&Facts::nothing(), &config), [], "without an API nothing is wrong with it");
     }
 }

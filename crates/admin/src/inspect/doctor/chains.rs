@@ -26,9 +26,9 @@ use roundelay_model::pacing::orders::Orders;
 use roundelay_model::topology::Names;
 
 use super::machine::files_of;
-use crate::inspect::broker::Asked;
+use crate::inspect::broker::BrokerStatus;
 use crate::inspect::doctor::facts::Facts;
-use crate::inspect::doctor::finding::{Answer, Area, Finding, Grade, some, span, word};
+use crate::inspect::doctor::finding::{Area, Finding, Gathered, Grade, some, span, word};
 
 /// How many late chains are read.
 const LATE: u32 = 20;
@@ -74,7 +74,7 @@ pub struct ChainFacts {
 }
 
 /// Opens the ledger for reading, and gathers the facts.
-pub(super) async fn gather(config: Config) -> Answer<ChainFacts> {
+pub(super) async fn gather(config: Config) -> Gathered<ChainFacts> {
     let told = |error: LedgerError| error.to_string();
     let ledger: Arc<dyn Ledger> = match &config.ledger.url {
         LedgerUrl::Memory => return Err("the ledger is in the memory of a process".into()),
@@ -134,7 +134,7 @@ async fn kinds(ledger: &dyn Ledger) -> Result<Vec<(String, String)>, LedgerError
 }
 
 /// What is wrong with chains, workers and queues.
-pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
+pub(super) fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
     let chains = match &facts.chains {
         Ok(chains) => chains,
         Err(why) => {
@@ -142,7 +142,7 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
             return vec![Finding::unknown(Area::Chains, "chains, workers, orders", why, fix)];
         }
     };
-    let asked = facts.broker.as_ref().map_or(&Asked::Embedded, |broker| &broker.asked);
+    let asked = facts.broker.as_ref().map_or(&BrokerStatus::Embedded, |broker| &broker.asked);
     let mut all = workers(chains);
     all.extend(agreement(chains, config));
     all.extend(strangers(chains, config));
@@ -331,7 +331,7 @@ fn strangers(chains: &ChainFacts, config: &Config) -> Vec<Finding> {
     all
 }
 
-fn overdue(chains: &ChainFacts, config: &Config, asked: &Asked) -> Vec<Finding> {
+fn overdue(chains: &ChainFacts, config: &Config, asked: &BrokerStatus) -> Vec<Finding> {
     let (mut all, what) = (Vec::new(), "overdue chains");
     let Census { queues, quarantined, oldest_due, .. } = &chains.census;
     let count: i64 = queues.iter().map(|queue| queue.overdue).sum();
@@ -383,7 +383,7 @@ fn overdue(chains: &ChainFacts, config: &Config, asked: &Asked) -> Vec<Finding> 
 }
 
 /// Queues without a consumer although a worker lives.
-fn consumers(chains: &ChainFacts, config: &Config, asked: &Asked) -> Vec<Finding> {
+fn consumers(chains: &ChainFacts, config: &Config, asked: &BrokerStatus) -> Vec<Finding> {
     let what = "consumers";
     if living(chains).next().is_none() {
         return Vec::new();
@@ -405,7 +405,7 @@ fn consumers(chains: &ChainFacts, config: &Config, asked: &Asked) -> Vec<Finding
         let consumed = match depth {
             Some(depth) => depth.consumers > 0,
             // A missing queue is reported elsewhere.
-            None if matches!(asked, Asked::Depths(_)) => continue,
+            None if matches!(asked, BrokerStatus::Depths(_)) => continue,
             None => living(chains).any(takes) || *name == chores,
         };
         let due = chains.census.queues.iter().find(|queue| queue.queue == *name).map_or(0, |queue| queue.due);
@@ -552,9 +552,9 @@ mod tests {
         }
     }
 
-    fn depths(consumers: u64, ready: u64) -> Asked {
+    fn depths(consumers: u64, ready: u64) -> BrokerStatus {
         let names = ["work", "side", "roundelay.chores"];
-        Asked::Depths(names.map(|name| (name.to_owned(), Ok(Depth { ready, consumers }))).into())
+        BrokerStatus::Depths(names.map(|name| (name.to_owned(), Ok(Depth { ready, consumers }))).into())
     }
 
     #[test]
@@ -602,7 +602,7 @@ mod tests {
     }
 
     /// The findings after `change` to healthy facts, without the good ones.
-    fn found(change: impl FnOnce(&mut ChainFacts), asked: &Asked) -> Vec<Finding> {
+    fn found(change: impl FnOnce(&mut ChainFacts), asked: &BrokerStatus) -> Vec<Finding> {
         let (mut chains, config) = (healthy(), config());
         change(&mut chains);
         let mut all = workers(&chains);
@@ -631,7 +631,7 @@ mod tests {
         };
         let full = depths(1, 0);
         assert_eq!(found(|_| (), &full), []);
-        assert_eq!(found(|_| (), &Asked::Embedded), []);
+        assert_eq!(found(|_| (), &BrokerStatus::Embedded), []);
         let table: [(Change, &str, Grade, &str); 11] = [
             (|c| c.workers.clear(), "workers", Grade::Warning, "`roundelay worker`"),
             (|c| c.workers[0] = worker("w1", 31_000, "1"), "silent workers", Grade::Bad, "`ps -p PID`"),
@@ -713,9 +713,9 @@ mod tests {
         // Without RabbitMQ, workers report which queues they consume.
         let mut idle = worker("w1", 0, env!("CARGO_PKG_VERSION"));
         idle.presence.queues.remove(1);
-        let findings = found(|chains| chains.workers[0] = idle, &Asked::Embedded);
+        let findings = found(|chains| chains.workers[0] = idle, &BrokerStatus::Embedded);
         assert_eq!(findings[0].seen, "nobody takes from side");
-        assert_eq!(found(|_| (), &Asked::Away("refused".into()))[0].result, Grade::Unknown);
+        assert_eq!(found(|_| (), &BrokerStatus::Away("refused".into()))[0].result, Grade::Unknown);
         let none = found(|chains| chains.workers.clear(), &depths(0, 4));
         assert!(none.iter().all(|finding| finding.what != "consumers"), "that no worker runs is told: {none:?}");
     }

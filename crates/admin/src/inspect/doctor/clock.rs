@@ -77,7 +77,7 @@ fn of_sets(now: Time, calendar: &Calendar) -> Finding {
 }
 
 /// What is wrong with clocks.
-pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
+pub(super) fn diagnose(facts: &Facts) -> Vec<Finding> {
     const SET: &str = "set this machine's clock and keep it right: `timedatectl set-ntp true`, or chrony";
     let mut all = Vec::new();
     let what = "this machine's clock";
@@ -196,7 +196,7 @@ mod tests {
         let mut with = |highest| {
             let seen = SeenFile { version: 1, known: 1, is_ledger: true, highest };
             facts.ledger = LedgerFacts::file_of(seen);
-            judge(&facts)
+            diagnose(&facts)
         };
         assert_eq!(about(&with(Some(now * 1_000)), "time of the ledger").result, Grade::Good);
         let findings = with(Some((now + 3_600_000) * 1_000));

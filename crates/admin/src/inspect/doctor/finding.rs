@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 /// An answer, or why there is none.
-pub type Answer<T> = Result<T, String>;
+pub type Gathered<T> = Result<T, String>;
 /// What a finding is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -103,7 +103,10 @@ impl Finding {
 }
 
 /// Runs an async operation that may hang. It is a task of its own, so that it cannot delay the timer, either.
-pub async fn limited<T: Send + 'static>(within: Duration, work: impl Future<Output = T> + Send + 'static) -> Answer<T> {
+pub async fn limited<T: Send + 'static>(
+    within: Duration,
+    work: impl Future<Output = T> + Send + 'static,
+) -> Gathered<T> {
     match timeout(within, AbortOnDropHandle::new(tokio::spawn(work))).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(failed)) => Err(format!("looking at it has failed: {failed}")),
@@ -112,7 +115,7 @@ pub async fn limited<T: Send + 'static>(within: Duration, work: impl Future<Outp
 }
 
 /// Runs a call of the system or of SQLite that may hang.
-pub async fn blocking<T: Send + 'static>(within: Duration, work: impl FnOnce() -> T + Send + 'static) -> Answer<T> {
+pub async fn blocking<T: Send + 'static>(within: Duration, work: impl FnOnce() -> T + Send + 'static) -> Gathered<T> {
     let work = tokio::task::spawn_blocking(work);
     limited(within, work).await.and_then(|ended| ended.map_err(|failed| format!("looking at it has failed: {failed}")))
 }

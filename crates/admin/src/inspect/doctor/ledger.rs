@@ -14,7 +14,7 @@ use roundelay_ledger::sqlite::examine::{SeenFile, Unwritten};
 
 use super::machine::folder;
 use crate::inspect::doctor::facts::Facts;
-use crate::inspect::doctor::finding::{Answer, Area, Finding, blocking, limited, size, some, word};
+use crate::inspect::doctor::finding::{Area, Finding, Gathered, blocking, limited, size, some, word};
 
 /// A file up to this size is always checked for damage.
 const SMALL: u64 = 64 << 20;
@@ -41,13 +41,13 @@ pub enum LedgerFacts {
 pub struct FileFacts {
     pub path: PathBuf,
     /// The folder, the file and its log, as the file system has them.
-    pub stat: Answer<Stat>,
+    pub stat: Gathered<Stat>,
     /// What is in the file; nothing if there is no file.
-    pub seen: Option<Answer<Result<SeenFile, String>>>,
+    pub seen: Option<Gathered<Result<SeenFile, String>>>,
     /// Whether the file can be written.
-    pub written: Option<Answer<Result<(), Unwritten>>>,
+    pub written: Option<Gathered<Result<(), Unwritten>>>,
     /// The damage that SQLite reports; nothing if the file was not checked.
-    pub damage: Option<Answer<Result<Vec<String>, String>>>,
+    pub damage: Option<Gathered<Result<Vec<String>, String>>>,
 }
 
 /// A file as the file system has it.
@@ -137,7 +137,7 @@ fn stat(path: &Path) -> Stat {
 }
 
 /// What is wrong with the ledger.
-pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
+pub(super) fn diagnose(facts: &Facts) -> Vec<Finding> {
     match &facts.ledger {
         LedgerFacts::Memory => vec![Finding::warning(
             Area::Ledger,
@@ -321,7 +321,7 @@ fn judge_file(facts: &FileFacts) -> Vec<Finding> {
     all
 }
 
-fn writing(written: &Answer<Result<(), Unwritten>>, path: &Path, user: u32) -> Option<Finding> {
+fn writing(written: &Gathered<Result<(), Unwritten>>, path: &Path, user: u32) -> Option<Finding> {
     let (what, file) = ("writing to the ledger", word(path.display()));
     Some(match written {
         Ok(Ok(())) => Finding::good(Area::Ledger, what, "works (rolled back again)"),

@@ -9,7 +9,7 @@ use roundelay_config::{Config, HandlerSettings};
 use roundelay_ledger::LedgerUrl;
 
 use super::programs;
-use crate::api::server::MOST_CONNECTIONS;
+use crate::api::server::MAX_CONNECTIONS;
 use crate::inspect::doctor::facts::Facts;
 use crate::inspect::doctor::finding::{Area, Finding, size};
 use crate::inspect::doctor::programs::ProgramFacts;
@@ -100,12 +100,12 @@ fn files_needed(config: &Config) -> u64 {
     });
     let of_one = of_one.max().unwrap_or(0);
     let places: usize = config.queues.values().map(|queue| queue.concurrency).sum();
-    let api = if config.api.listen.is_some() { MOST_CONNECTIONS as u64 } else { 0 };
+    let api = if config.api.listen.is_some() { MAX_CONNECTIONS as u64 } else { 0 };
     OWN_FILES + api + of_one.saturating_mul(places as u64)
 }
 
 /// What is wrong with this machine.
-pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
+pub(super) fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
     let mut all = Vec::new();
     let what = "open files";
     let needed = files_needed(config);
@@ -114,7 +114,7 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
          queues.….concurrency"
     );
     let follows = "with all places in use, runs fail to start and connections are refused: too many open files";
-    let api = if config.api.listen.is_some() { MOST_CONNECTIONS as u64 } else { 0 };
+    let api = if config.api.listen.is_some() { MAX_CONNECTIONS as u64 } else { 0 };
     let judged = |whose: &str, limit: u64| {
         let seen = format!("{whose} may have {limit}, and a worker of all queues needs up to {needed}");
         match limit {
@@ -137,7 +137,7 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
         (Ok(machine), []) => all.push(judged("this process", machine.files)),
         (Err(why), []) => all.push(Finding::unknown(Area::Machine, what, why, "`ulimit -n` tells it")),
     }
-    all.extend(facts.machine.iter().flat_map(|machine| programs::judge(machine, config)));
+    all.extend(facts.machine.iter().flat_map(|machine| programs::diagnose(machine, config)));
     let LedgerUrl::Sqlite(path) = &config.ledger.url else { return all };
     let what = "disk under the ledger";
     match facts.machine.as_ref().map(|machine| &machine.disk) {
@@ -298,21 +298,21 @@ mod tests {
         .unwrap();
         let mut facts = Facts::nothing();
         facts.machine = Ok(MachineFacts { files: 1_024, ..MachineFacts::default() });
-        let findings = judge(&facts, &config);
+        let findings = diagnose(&facts, &config);
         let finding = about(&findings, "open files");
         assert_eq!((finding.result, finding.seen.contains("this process may have 1024")), (Grade::Bad, true));
         assert!(finding.fix.contains("LimitNOFILE=4064"), "{finding:?}");
         assert_eq!(about(&findings, "disk under the ledger").result, Grade::Unknown);
         facts.chains = Ok(super::super::ChainFacts { limits: vec![("w".into(), 65_536)], ..Default::default() });
-        assert_eq!(about(&judge(&facts, &config), "open files").result, Grade::Good);
+        assert_eq!(about(&diagnose(&facts, &config), "open files").result, Grade::Good);
         let seen = Config::parse("api.listen = '127.0.0.1:0'\n[queues.a]\nconcurrency = 100", "r.toml", []).unwrap();
         for (files, grade) in [(63, Grade::Bad), (64, Grade::Warning), (575, Grade::Warning), (576, Grade::Good)] {
             let mut facts = Facts::nothing();
             facts.machine = Ok(MachineFacts { files, ..MachineFacts::default() });
-            assert_eq!(about(&judge(&facts, &seen), "open files").result, grade, "{files}");
+            assert_eq!(about(&diagnose(&facts, &seen), "open files").result, grade, "{files}");
         }
         facts = Facts::nothing();
-        let findings = judge(&facts, &config);
+        let findings = diagnose(&facts, &config);
         assert!(findings.iter().all(|finding| finding.result == Grade::Unknown), "{findings:?}");
         have_fixes(&findings);
     }

@@ -32,7 +32,7 @@ pub use programs::{ProgramFacts, Trouble};
 /// Examines everything that `config` names. Each part may take `within`; with `thorough`, the whole of a ledger's file
 /// is checked, for as long as that takes.
 pub async fn examine(config: &Config, within: Duration, thorough: bool) -> Vec<Finding> {
-    judge(&gather(config, within, thorough).await, config)
+    diagnose(&gather(config, within, thorough).await, config)
 }
 
 async fn gather(config: &Config, within: Duration, thorough: bool) -> Facts {
@@ -50,20 +50,20 @@ async fn gather(config: &Config, within: Duration, thorough: bool) -> Facts {
 }
 
 /// Makes findings of facts, in the order of areas.
-pub fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
-    let mut all = machine::judge(facts, config);
-    all.extend(clock::judge(facts));
-    all.extend(ledger::judge(facts));
-    all.extend(broker::judge(facts, config));
-    all.extend(chains::judge(facts, config));
-    all.extend(api::judge(facts, config));
+pub fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
+    let mut all = machine::diagnose(facts, config);
+    all.extend(clock::diagnose(facts));
+    all.extend(ledger::diagnose(facts));
+    all.extend(broker::diagnose(facts, config));
+    all.extend(chains::diagnose(facts, config));
+    all.extend(api::diagnose(facts, config));
     all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::doctor::finding::Answer;
+    use crate::inspect::doctor::finding::Gathered;
     use crate::inspect::doctor::finding::size;
     use crate::inspect::doctor::finding::some;
     use roundelay_model::clock::Time;
@@ -117,7 +117,7 @@ mod tests {
         let within = Duration::from_secs(5);
         let never = limited(within, std::future::pending::<()>()).await;
         assert_eq!(never, Err("no answer within 5s".into()));
-        let panics: Answer<()> = limited(within, async { panic!("a test's panic") }).await;
+        let panics: Gathered<()> = limited(within, async { panic!("a test's panic") }).await;
         assert!(panics.unwrap_err().starts_with("looking at it has failed"));
         assert_eq!(limited(within, async { 7 }).await, Ok(7));
     }

@@ -70,7 +70,7 @@ fn open(program: &Path) -> Option<PathBuf> {
 }
 
 /// What is wrong with them.
-pub(super) fn judge(facts: &MachineFacts, config: &Config) -> Vec<Finding> {
+pub(super) fn diagnose(facts: &MachineFacts, config: &Config) -> Vec<Finding> {
     let count = config.kinds.values().filter(|kind| matches!(kind.handler, HandlerSettings::Exec(_))).count();
     if count > 0 && facts.programs.is_empty() {
         let seen = "all are there, and not everybody can write to them";
@@ -140,7 +140,7 @@ mod tests {
             let text = format!("{allow}\n[queues.q]\n{}", programs.iter().map(kind).collect::<String>());
             let config = Config::parse(&text, "r.toml", []).unwrap();
             let facts = MachineFacts { programs: gather(&config), ..MachineFacts::default() };
-            let findings = judge(&facts, &config);
+            let findings = diagnose(&facts, &config);
             have_fixes(&findings);
             findings
         };

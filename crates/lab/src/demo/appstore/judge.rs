@@ -83,7 +83,7 @@ impl Job {
 
 /// A sync that a user asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct SyncRequest {
     pub store: String,
     pub app: String,
     /// When the request had been answered.
@@ -117,7 +117,7 @@ pub struct Record {
     /// The store that went down, from when to when.
     pub down: Option<(String, Time, Time)>,
     /// The syncs that users asked for.
-    pub wishes: Vec<Wish>,
+    pub wishes: Vec<SyncRequest>,
     /// When all chains had begun, or when the record begins, if that is later.
     pub from: Time,
     /// When the engine was told to stop.
@@ -272,7 +272,7 @@ impl<'a> Judge<'a> {
         if wishes.is_empty() || self.record.to.since(self.record.from) < ENOUGH {
             return;
         }
-        let refused: Vec<&Wish> = wishes.iter().filter(|wish| wish.refused.is_some()).collect();
+        let refused: Vec<&SyncRequest> = wishes.iter().filter(|wish| wish.refused.is_some()).collect();
         if let Some(first) = refused.first().filter(|_| refused.len() * 2 > wishes.len()) {
             self.said.push(format!(
                 "{} of {} syncs on demand were refused, so that too few are left to judge by; the first, since {}.",
@@ -350,7 +350,7 @@ impl<'a> Judge<'a> {
 
     /// Rule: a sync on demand goes before the backlog.
     fn on_demand(&mut self) {
-        for Wish { store, app, at, .. } in self.record.wishes.iter().filter(|wish| wish.refused.is_none()) {
+        for SyncRequest { store, app, at, .. } in self.record.wishes.iter().filter(|wish| wish.refused.is_none()) {
             let wanted = |start: &&Start<'_>| {
                 start.app == app && start.job.is_on_demand() && start.job.started + ROUNDING >= *at
             };
@@ -613,7 +613,7 @@ mod tests {
 
     #[test]
     fn wishes_that_are_refused() {
-        let wish = |refused: Option<&str>| Wish {
+        let wish = |refused: Option<&str>| SyncRequest {
             store: "ios".into(),
             app: "app-9".into(),
             at: at(30_000),
@@ -638,7 +638,7 @@ mod tests {
 
     #[test]
     fn apps_that_are_never_synced_again() {
-        let again = |wishes: Vec<Wish>| {
+        let again = |wishes: Vec<SyncRequest>| {
             violations(|record| {
                 record.wishes = wishes;
                 record.down = None;
@@ -649,7 +649,7 @@ mod tests {
                 record.calls.retain(|call| !again(call));
             })
         };
-        let wish = Wish { store: "ios".into(), app: "app-9".into(), at: at(30_000), refused: None };
+        let wish = SyncRequest { store: "ios".into(), app: "app-9".into(), at: at(30_000), refused: None };
         assert_eq!(again(Vec::new()), [""; 0]);
         assert_eq!(
             again(vec![wish]),
@@ -710,7 +710,7 @@ mod tests {
 
     #[test]
     fn a_wish_that_waits_behind_the_backlog() {
-        let wish = Wish { store: "ios".into(), app: "app-9".into(), at: at(10_200), refused: None };
+        let wish = SyncRequest { store: "ios".into(), app: "app-9".into(), at: at(10_200), refused: None };
         let with = |started: u64| {
             let wish = wish.clone();
             move |record: &mut Record| {

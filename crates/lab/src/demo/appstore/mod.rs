@@ -21,7 +21,7 @@ use roundelay_model::schedule::Pace;
 use super::newest::{ALONE, tell_left_out};
 use super::scale::{scaled, shorter};
 use super::stage::{Judged, Language, PREFIX, Stage, System};
-use judge::{Call, Limit, Record, What, Wish, judge};
+use judge::{Call, Limit, Record, SyncRequest, What, judge};
 use stores::Stores;
 
 /// How much of the plan a demo covers, a day and a half, and how many of the minutes in which the stores' limits count.
@@ -53,7 +53,7 @@ pub struct Appstore {
     listed: Vec<(String, String)>,
     apps: Vec<(String, String)>,
     down: Mutex<Option<(Time, Time)>>,
-    wishes: Mutex<Vec<Wish>>,
+    wishes: Mutex<Vec<SyncRequest>>,
 }
 
 impl Appstore {
@@ -128,7 +128,7 @@ impl Appstore {
             let listed = self.apps.iter().filter(|(of, _)| of == store).map(|(_, app)| app.as_str());
             let Some(app) = known.chain(listed).find(fresh) else { continue };
             let refused = on_demand(stage, store, app).await?;
-            let wish = Wish { store: store.into(), app: app.into(), at: stage.connections.clock.now(), refused };
+            let wish = SyncRequest { store: store.into(), app: app.into(), at: stage.connections.clock.now(), refused };
             self.wishes.lock().push(wish);
         }
         Ok(())

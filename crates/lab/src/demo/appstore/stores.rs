@@ -36,11 +36,11 @@ pub struct Stores {
     entropy: Entropy,
     /// The timeouts by kind: the deadline of a run minus its timeout is its start.
     timeouts: BTreeMap<String, Duration>,
-    seen: Mutex<Seen>,
+    seen: Mutex<Log>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct Log {
     calls: Newest<Call>,
     listings: usize,
     down: Option<&'static str>,
@@ -48,7 +48,7 @@ struct Seen {
 
 /// The job, as the handler names it.
 #[derive(Deserialize)]
-struct About {
+struct JobInfo {
     id: String,
     attempt: u32,
     kind: String,
@@ -65,7 +65,7 @@ impl Stores {
     pub fn new(config: &Config, connections: &Connections, most: Option<usize>) -> Arc<Self> {
         let Connections { clock, entropy, .. } = connections.clone();
         let timeouts = config.kinds.iter().map(|(name, kind)| (name.clone(), kind.timeout)).collect();
-        let seen = Seen { calls: Newest::new(most), ..Seen::default() };
+        let seen = Log { calls: Newest::new(most), ..Log::default() };
         Arc::new(Self { clock, entropy, timeouts, seen: Mutex::new(seen) })
     }
 
@@ -98,13 +98,13 @@ impl Stores {
         repeated(seen.calls.iter().map(|Call { job, app, what, .. }| (&job.id, job.attempt, app, what)))
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, Log> {
         self.seen.lock()
     }
 
-    async fn answers(self: Arc<Self>, store: String, app: String, what: What, about: About) -> StatusCode {
+    async fn answers(self: Arc<Self>, store: String, app: String, what: What, about: JobInfo) -> StatusCode {
         let timeout = self.timeouts.get(&about.kind).copied().unwrap_or_default();
-        let About { id, attempt, kind, queue, class, part, nominal, deadline } = about;
+        let JobInfo { id, attempt, kind, queue, class, part, nominal, deadline } = about;
         let queue = queue.trim_start_matches(PREFIX).to_owned();
         let class = if matches!(what, What::Chart(_)) { String::new() } else { class };
         let job = Job { id, attempt, kind, queue, class, part, nominal, started: deadline - timeout };
@@ -122,7 +122,7 @@ impl Stores {
             let ticket = seen.calls.push(Call { store, app, what, job, began: now, ended: now, status: 0 });
             (ticket, down, broken)
         };
-        let mut asked = Asked { stores: self.clone(), ticket, status: 0 };
+        let mut asked = RunningCall { stores: self.clone(), ticket, status: 0 };
         sleep(if down { HANGS } else { self.entropy.between(Duration::from_millis(5), Duration::from_millis(25)) })
             .await;
         let status = match (down || broken, missing) {
@@ -136,13 +136,13 @@ impl Stores {
 }
 
 /// A call that runs: it ends when this is dropped, answered or not.
-struct Asked {
+struct RunningCall {
     stores: Arc<Stores>,
     ticket: u64,
     status: u16,
 }
 
-impl Drop for Asked {
+impl Drop for RunningCall {
     fn drop(&mut self) {
         let now = self.stores.clock.now();
         if let Some(call) = self.stores.seen().calls.get_mut(self.ticket) {
@@ -156,7 +156,7 @@ type Gate = State<Arc<Stores>>;
 async fn phase(
     State(stores): Gate,
     Path((store, app, phase)): Path<(String, String, String)>,
-    Json(about): Json<About>,
+    Json(about): Json<JobInfo>,
 ) -> StatusCode {
     stores.answers(store, app, What::Phase(phase), about).await
 }
@@ -164,7 +164,7 @@ async fn phase(
 async fn listing(
     State(stores): Gate,
     Path((store, app, country)): Path<(String, String, String)>,
-    Json(about): Json<About>,
+    Json(about): Json<JobInfo>,
 ) -> StatusCode {
     stores.answers(store, app, What::Listing(country), about).await
 }
@@ -172,7 +172,7 @@ async fn listing(
 async fn chart(
     State(stores): Gate,
     Path((store, country, chart)): Path<(String, String, String)>,
-    Json(about): Json<About>,
+    Json(about): Json<JobInfo>,
 ) -> (StatusCode, Json<Value>) {
     let name = format!("{country}/{chart}");
     // Each chart has one app that is in no roster, the same each time.

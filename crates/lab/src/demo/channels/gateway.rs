@@ -27,10 +27,10 @@ pub struct Gateway {
     clock: Clock,
     entropy: Entropy,
     began: Time,
-    seen: Mutex<Seen>,
+    seen: Mutex<Log>,
 }
 
-struct Seen {
+struct Log {
     sessions: Newest<Session>,
     messages: Newest<Message>,
     slow: Option<Duration>,
@@ -50,7 +50,7 @@ impl Gateway {
     /// The record keeps `most` sessions, and as many messages; with `None`, all.
     pub fn new(connections: &Connections, most: Option<usize>) -> Arc<Self> {
         let Connections { clock, entropy, .. } = connections.clone();
-        let seen = Seen { sessions: Newest::new(most), messages: Newest::new(most), slow: None };
+        let seen = Log { sessions: Newest::new(most), messages: Newest::new(most), slow: None };
         Arc::new(Self { began: clock.now(), clock, entropy, seen: Mutex::new(seen) })
     }
 
@@ -84,7 +84,7 @@ impl Gateway {
         repeated(self.seen().sessions.iter().map(|session| (session.run, session.attempt)))
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, Log> {
         self.seen.lock()
     }
 

@@ -26,11 +26,11 @@ const FAILING: usize = 5;
 pub struct Esi {
     clock: Clock,
     entropy: Entropy,
-    seen: Mutex<Seen>,
+    seen: Mutex<Log>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct Log {
     calls: Newest<Call>,
     /// When the slow spell began, and when it ended.
     slow: Option<(Time, Option<Time>)>,
@@ -54,7 +54,7 @@ struct Update {
     nominal: Time,
 }
 
-impl Seen {
+impl Log {
     /// How many errors are left, and until when.
     fn left(&mut self, now: Time) -> (u32, Duration) {
         if self.errors.1 + WINDOW <= now {
@@ -79,7 +79,7 @@ impl Esi {
     /// The record keeps at most `most` calls; with `None`, all.
     pub fn new(connections: &Connections, most: Option<usize>) -> Arc<Self> {
         let Connections { clock, entropy, .. } = connections.clone();
-        let seen = Mutex::new(Seen { calls: Newest::new(most), ..Seen::default() });
+        let seen = Mutex::new(Log { calls: Newest::new(most), ..Log::default() });
         Arc::new(Self { clock, entropy, seen })
     }
 
@@ -123,7 +123,7 @@ impl Esi {
         repeated(self.seen().calls.iter().map(|call| &call.job))
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, Log> {
         self.seen.lock()
     }
 
@@ -147,13 +147,13 @@ impl Esi {
 }
 
 /// A request that runs: it ends when this is dropped, answered or not.
-struct Asked {
+struct RunningCall {
     esi: Arc<Esi>,
     ticket: u64,
     status: u16,
 }
 
-impl Drop for Asked {
+impl Drop for RunningCall {
     fn drop(&mut self) {
         let now = self.esi.clock.now();
         if let Some(call) = self.esi.seen().calls.get_mut(self.ticket) {
@@ -171,7 +171,7 @@ async fn answer(
     let mut status = StatusCode::BAD_REQUEST;
     if let Some(run) = run {
         let (ticket, banned, slow) = esi.begins(character, endpoint, run);
-        let mut asked = Asked { esi: esi.clone(), ticket, status: 0 };
+        let mut asked = RunningCall { esi: esi.clone(), ticket, status: 0 };
         let (from, to) = if slow { (150, 350) } else { (20, 60) };
         let lasts = esi.entropy.between(Duration::from_millis(from), Duration::from_millis(to));
         sleep(if banned { Duration::ZERO } else { lasts }).await;

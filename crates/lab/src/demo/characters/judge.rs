@@ -39,7 +39,7 @@ pub struct Call {
 
 /// A refresh that a user asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct Refresh {
     pub character: String,
     /// When the user asked.
     pub at: Time,
@@ -61,7 +61,7 @@ pub struct Record {
     /// All characters, with the epochs of their rotations.
     pub rotations: BTreeMap<String, i64>,
     /// The refreshes, by the users who asked.
-    pub asks: Vec<Ask>,
+    pub asks: Vec<Refresh>,
     /// Whether the demo was long enough for refreshes: of characters at rest, and of others.
     pub asked_for: bool,
     /// When the upstream began to be slow, and until when that delayed updates.
@@ -249,7 +249,7 @@ fn asks(record: &Record, said: &mut Vec<String>) {
     if !record.asked_for {
         return;
     }
-    let (running, at_rest): (Vec<&Ask>, Vec<&Ask>) = record.asks.iter().partition(|ask| ask.running);
+    let (running, at_rest): (Vec<&Refresh>, Vec<&Refresh>) = record.asks.iter().partition(|ask| ask.running);
     if !at_rest.iter().any(|ask| ask.accepted) {
         said.push(format!("{} refreshes of characters at rest were asked for, and none was accepted.", at_rest.len()));
     }
@@ -286,8 +286,8 @@ mod tests {
     fn perfect() -> Record {
         let rotation = (0..5).flat_map(|n| update((1, n + 1), n as u64 * 3_500, 500));
         let ask =
-            Ask { character: CHRIBBA.into(), at: at(4_200), running: false, accepted: true, next: Some(at(7_000)) };
-        let refused = Ask { at: at(7_100), running: true, accepted: false, next: None, ..ask.clone() };
+            Refresh { character: CHRIBBA.into(), at: at(4_200), running: false, accepted: true, next: Some(at(7_000)) };
+        let refused = Refresh { at: at(7_100), running: true, accepted: false, next: None, ..ask.clone() };
         Record {
             delay: Duration::from_secs(3),
             calls: rotation.chain(update((2, 1), 4_250, 500)).collect(),

@@ -23,7 +23,7 @@ use super::newest::{ALONE, tell_left_out};
 use super::scale::{scaled, shorter};
 use super::stage::{Judged, Language, PREFIX, Shown, Stage, System};
 use esi::{Esi, FORGIVEN, WINDOW};
-use judge::{Ask, Record, judge, rotations};
+use judge::{Record, Refresh, judge, rotations};
 
 /// The factor by which times are shorter: five minutes are three seconds.
 const BY: u32 = 100;
@@ -55,7 +55,7 @@ const LOOK: Duration = Duration::from_millis(20);
 pub struct Characters {
     alone: bool,
     esi: Option<Arc<Esi>>,
-    asks: Mutex<Vec<Ask>>,
+    asks: Mutex<Vec<Refresh>>,
 }
 
 impl Characters {
@@ -74,7 +74,7 @@ impl Characters {
         let mut enroller = Enroller::new(&stage.config, connections.clone(), KIND, None, true)?;
         let accepted = enroller.run_once(character, None, &RunNow::default(), None).await? == RunOnce::Accepted;
         let next = next.filter(|_| accepted);
-        let ask = Ask { character: character.into(), at, running: runs, accepted, next };
+        let ask = Refresh { character: character.into(), at, running: runs, accepted, next };
         self.asks.lock().push(ask);
         Ok(())
     }

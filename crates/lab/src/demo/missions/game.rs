@@ -29,10 +29,10 @@ pub struct Game {
     timeouts: (Duration, Duration),
     /// Missions whose time is up before the others'.
     short: Vec<String>,
-    seen: Mutex<Seen>,
+    seen: Mutex<Log>,
 }
 
-struct Seen {
+struct Log {
     calls: Newest<Call>,
     ended: BTreeSet<String>,
 }
@@ -59,7 +59,7 @@ impl Game {
             config.kinds.iter().map(|(name, kind)| (name.as_str(), kind.timeout)).collect();
         let timeout = |kind: &str| kinds.get(kind).copied().unwrap_or_default();
         let timeouts = (timeout("mission"), timeout("flush-channel"));
-        let seen = Mutex::new(Seen { calls: Newest::new(most), ended: BTreeSet::new() });
+        let seen = Mutex::new(Log { calls: Newest::new(most), ended: BTreeSet::new() });
         Arc::new(Self { began: clock.now(), clock, entropy, timeouts, short, seen })
     }
 
@@ -77,7 +77,7 @@ impl Game {
         (seen.calls.snapshot(), seen.calls.left_out())
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, Log> {
         self.seen.lock()
     }
 

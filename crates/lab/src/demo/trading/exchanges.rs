@@ -23,16 +23,16 @@ const SYMBOLS: [&str; 6] = ["BTCUSDT", "ETHUSDT", "SOLUSDT", "XRPUSDT", "ADAUSDT
 pub struct Exchanges {
     clock: Clock,
     entropy: Entropy,
-    seen: Mutex<Seen>,
+    seen: Mutex<Log>,
 }
 
-struct Seen {
+struct Log {
     calls: Newest<Call>,
     /// How many calls the commands that hang have had, including those that are not kept any more.
     begun: [usize; HANGS.len()],
 }
 
-impl Seen {
+impl Log {
     /// Counts a call; answers whether it hangs.
     fn hangs(&mut self, command: &str) -> bool {
         let Some(place) = HANGS.iter().position(|(hangs, _)| *hangs == command) else { return false };
@@ -56,7 +56,7 @@ impl Exchanges {
     /// The record keeps `most` calls; with `None`, all.
     pub fn new(connections: &Connections, most: Option<usize>) -> Arc<Self> {
         let Connections { clock, entropy, .. } = connections.clone();
-        let seen = Seen { calls: Newest::new(most), begun: [0; HANGS.len()] };
+        let seen = Log { calls: Newest::new(most), begun: [0; HANGS.len()] };
         Arc::new(Self { clock, entropy, seen: Mutex::new(seen) })
     }
 
@@ -80,7 +80,7 @@ impl Exchanges {
         (seen.calls.left_out(), seen.calls.iter().next().map(|call| call.began))
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, Log> {
         self.seen.lock()
     }
 

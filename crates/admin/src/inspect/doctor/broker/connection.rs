@@ -6,7 +6,7 @@ use roundelay_model::clock::Time;
 use roundelay_model::topology::Topology;
 
 use super::permissions::Needs;
-use crate::inspect::doctor::finding::{Answer, Area, Finding, word};
+use crate::inspect::doctor::finding::{Area, Finding, Gathered, word};
 
 /// Channels of a connection that a worker needs beside one for each queue.
 const OWN_CHANNELS: usize = 16;
@@ -14,7 +14,12 @@ const OWN_CHANNELS: usize = 16;
 const SLOW_HEARTBEAT: u16 = 120;
 
 /// How far a connection gets, and what to do if it does not get all the way.
-pub(super) fn connection(reached: &Answer<Reached>, place: &Place, topology: &Topology, needs: &Needs) -> Vec<Finding> {
+pub(super) fn connection(
+    reached: &Gathered<Reached>,
+    place: &Place,
+    topology: &Topology,
+    needs: &Needs,
+) -> Vec<Finding> {
     let what = "connection";
     let Place { host, port, vhost, user, encrypted } = place;
     let stops = "no worker starts, and nothing can be enrolled or published; those that run wait until it is back";

@@ -4,7 +4,7 @@ use roundelay_broker::rabbit::examine::{Node, Place, Told, Untold, Withheld};
 use roundelay_model::topology::Topology;
 
 use super::permissions::{Needs, permissions};
-use crate::inspect::doctor::finding::{Answer, Area, Finding, size, some, word};
+use crate::inspect::doctor::finding::{Area, Finding, Gathered, size, some, word};
 
 /// A node with less free disk in bytes above its limit may raise the alarm any day.
 const LITTLE_DISK: u64 = 1 << 30;
@@ -19,7 +19,7 @@ const FEATURES: [&str; 2] = ["quorum_queue", "stream_queue"];
 
 /// Findings from the answer, including those about this user's permissions; or why there is no answer.
 pub(super) fn management(
-    told: Option<&Answer<Result<Told, Untold>>>,
+    told: Option<&Gathered<Result<Told, Untold>>>,
     place: &Place,
     topology: &Topology,
     needs: &Needs,

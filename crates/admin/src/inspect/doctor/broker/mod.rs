@@ -12,9 +12,9 @@ use roundelay_broker::rabbit::check;
 use roundelay_broker::rabbit::examine::{Place, Reached, Told, Untold};
 use roundelay_config::Config;
 
-use crate::inspect::broker::Asked;
+use crate::inspect::broker::BrokerStatus;
 use crate::inspect::doctor::facts::Facts;
-use crate::inspect::doctor::finding::{Answer, Area, Finding};
+use crate::inspect::doctor::finding::{Area, Finding, Gathered};
 use connection::{certificates, connection};
 pub(super) use gather::gather;
 use management::management;
@@ -25,21 +25,21 @@ use topology::{declared, leftovers};
 #[derive(Clone, Debug)]
 pub struct BrokerFacts {
     /// The broker's address, and our user there.
-    pub place: Answer<Place>,
+    pub place: Gathered<Place>,
     /// How far a connection gets.
-    pub reached: Answer<Reached>,
+    pub reached: Gathered<Reached>,
     /// The certificates that the connection has seen.
     pub certificates: Vec<Certificate>,
     /// The management API's answer; nothing if none is configured.
-    pub told: Option<Answer<Result<Told, Untold>>>,
+    pub told: Option<Gathered<Result<Told, Untold>>>,
     /// The differences from the topology, or why they are not known.
-    pub topology: Answer<Vec<check::Finding>>,
+    pub topology: Gathered<Vec<check::Finding>>,
     /// How many messages and consumers queues have.
-    pub asked: Asked,
+    pub asked: BrokerStatus,
 }
 
 /// What is wrong with the broker.
-pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
+pub(super) fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
     let Some(broker) = &facts.broker else {
         let words = "embedded: it is in the worker's process, and keeps nothing";
         return vec![Finding::good(Area::Broker, "broker", words)];

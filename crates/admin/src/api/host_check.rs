@@ -16,7 +16,7 @@ use roundelay_net::listen::Peer;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use super::gate::{Client, Gate};
+use super::auth::{Client, Gate};
 use super::problem::{Problem, Result};
 
 /// The content security policy: nothing from other sites, nothing inline, no frames, no forms.

@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 /// The result of an action.
 #[derive(Serialize, ToSchema)]
-pub struct Came<A> {
+pub struct ActionResult<A> {
     /// The action.
     pub action: A,
     /// How many rows match the filter.

@@ -37,7 +37,7 @@ impl From<Lateness> for Late {
 /// The last progress that a run has reported.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[schema(as = Progress)]
-pub struct Come {
+pub struct ProgressReport {
     /// The phase of the run; empty when the run has named none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub phase: String,
@@ -51,7 +51,7 @@ pub struct Come {
     pub at: At,
 }
 
-impl Come {
+impl ProgressReport {
     /// From the ledger's record.
     pub fn of(progress: Progress, calendar: &Calendar) -> Self {
         let Progress { phase, done, total, at } = progress;
@@ -59,7 +59,7 @@ impl Come {
     }
 }
 
-impl fmt::Display for Come {
+impl fmt::Display for ProgressReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { phase, done, total, at } = self.clone();
         Progress { phase, done, total, at: at.shown() }.fmt(f)

@@ -21,16 +21,16 @@ use roundelay_model::fleet::{EVERY, FleetOrders, KEPT, Lateness, Rhythm, SILENT,
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::broker::Asked;
+use super::broker::BrokerStatus;
 use super::throttles::waiting;
 
 /// How often the ledger is usually asked cheap questions.
-pub const LOOK: Duration = Duration::from_secs(2);
+pub const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// The shortest time between two questions to the broker.
-const ASK: Duration = Duration::from_secs(5);
+const ASK_EVERY: Duration = Duration::from_secs(5);
 /// The shortest time between two counts of chains.
-const COUNT: Duration = Duration::from_secs(5);
-const COUNT_AT_LEAST: Duration = Duration::from_secs(30);
+const MIN_COUNT_PAUSE: Duration = Duration::from_secs(5);
+const MAX_COUNT_PAUSE: Duration = Duration::from_secs(30);
 /// How long ledger or broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -44,7 +44,7 @@ pub struct Facts {
     /// The number of chains by queue and state, and when they were counted.
     pub census: Option<(Census, Time)>,
     /// How many messages and consumers the broker's queues have.
-    pub asked: Asked,
+    pub asked: BrokerStatus,
     /// When the broker last answered, by the ledger's clock.
     pub asked_at: Option<Time>,
     /// How many messages enter and leave its queues.
@@ -70,7 +70,7 @@ impl Default for Facts {
             now: Time::default(),
             calendar: Arc::default(),
             census: None,
-            asked: Asked::Depths(BTreeMap::new()),
+            asked: BrokerStatus::Depths(BTreeMap::new()),
             asked_at: None,
             rates: BTreeMap::new(),
             workers: Vec::new(),
@@ -85,7 +85,7 @@ impl Default for Facts {
 }
 
 /// The answers to the cheap questions.
-struct Quick {
+struct CheapFacts {
     now: Time,
     calendar: Arc<Calendar>,
     workers: Vec<SeenWorker>,
@@ -96,7 +96,7 @@ struct Quick {
     throttled: Vec<(String, String)>,
 }
 
-impl Quick {
+impl CheapFacts {
     async fn ask(config: &Config, ledger: &dyn Ledger) -> Result<Self, LedgerError> {
         // If no worker runs in this process, nothing else reads the ledger's clock. A ledger that is open for reading
         // only cannot store the reading.
@@ -131,17 +131,17 @@ impl Quick {
 }
 
 /// Keeps the facts up to date.
-pub struct Board {
+pub struct StatusCache {
     facts: watch::Sender<Arc<Facts>>,
 }
 
-impl Default for Board {
+impl Default for StatusCache {
     fn default() -> Self {
         Self { facts: watch::Sender::new(Arc::default()) }
     }
 }
 
-impl Board {
+impl StatusCache {
     /// The current facts.
     pub fn facts(&self) -> Arc<Facts> {
         self.facts.borrow().clone()
@@ -167,7 +167,7 @@ impl Board {
         let quick = async {
             loop {
                 let config = config();
-                match timeout(PATIENCE, Quick::ask(&config, ledger)).await {
+                match timeout(PATIENCE, CheapFacts::ask(&config, ledger)).await {
                     Ok(Ok(quick)) => self.change(|facts| quick.put(facts)),
                     Ok(Err(error)) => self.change(|facts| facts.ledger_why = Some(error.to_string())),
                     Err(_) => self.change(|facts| facts.ledger_why = Some("it has not answered in time".into())),
@@ -188,7 +188,7 @@ impl Board {
                     Ok(Err(error)) => tracing::debug!(%error, "the chains cannot be counted"),
                     Err(_) => tracing::debug!("the chains cannot be counted in time"),
                 }
-                sleep((begun.elapsed() * 20).clamp(COUNT, COUNT_AT_LEAST)).await;
+                sleep((begun.elapsed() * 20).clamp(MIN_COUNT_PAUSE, MAX_COUNT_PAUSE)).await;
             }
         };
         let ask = async {
@@ -196,11 +196,11 @@ impl Board {
                 let config = config();
                 let (asked, rates) = match timeout(PATIENCE, broker()).await {
                     Ok(Ok(broker)) => {
-                        let asked = timeout(PATIENCE, Asked::ask(&config, &*broker)).await;
+                        let asked = timeout(PATIENCE, BrokerStatus::ask(&config, &*broker)).await;
                         let rates = timeout(PATIENCE, broker.rates()).await;
                         (asked.unwrap_or_else(|_| late()), rates.ok().and_then(Result::ok).unwrap_or_default())
                     }
-                    Ok(Err(why)) => (Asked::Away(why), BTreeMap::new()),
+                    Ok(Err(why)) => (BrokerStatus::Away(why), BTreeMap::new()),
                     Err(_) => (late(), BTreeMap::new()),
                 };
                 let now = ledger.now();
@@ -210,7 +210,7 @@ impl Board {
                     }
                     (facts.asked, facts.rates) = (asked, rates);
                 });
-                sleep(ASK.max(every)).await;
+                sleep(ASK_EVERY.max(every)).await;
             }
         };
         tokio::join!(quick, count, ask);
@@ -221,6 +221,6 @@ impl Board {
     }
 }
 
-fn late() -> Asked {
-    Asked::Away("it has not answered in time".into())
+fn late() -> BrokerStatus {
+    BrokerStatus::Away("it has not answered in time".into())
 }

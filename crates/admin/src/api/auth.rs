@@ -35,8 +35,8 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use super::actor::{Actor, Authenticator};
+use super::origin::{self, Site};
 use super::problem::{Problem, Result};
-use super::site::{self, Site};
 use crate::api::detail::{Detail, RequestKey};
 use crate::api::rules::{Needs, Rules};
 use crate::api::state::Api;
@@ -44,13 +44,13 @@ use crate::api::state::Api;
 /// How long the lease on an idempotency key lasts if its server does not renew it.
 const LEASE: Duration = Duration::from_secs(30);
 /// The longest idempotency key, in characters.
-pub(super) const LONGEST_KEY: usize = 128;
+pub(super) const MAX_KEY_CHARS: usize = 128;
 /// How many bytes of a body the audit keeps.
-const MOST_DETAIL: usize = 2_048;
+const MAX_DETAIL_BYTES: usize = 2_048;
 /// How many bytes of a path's parameters the audit keeps.
-const MOST_TARGET: usize = 2_048;
+const MAX_TARGET_BYTES: usize = 2_048;
 /// The largest answer that is kept for its idempotency key, in bytes.
-const MOST_KEPT: usize = 256 << 10;
+const MAX_KEPT_BYTES: usize = 256 << 10;
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
@@ -86,7 +86,7 @@ pub async fn pass(
         Err(error) => return Problem::bad_request(error.body_text()).into_response(),
     };
     let target: Vec<String> = parameters.iter().map(|(_, value)| printable(value)).collect();
-    let target = cut(&target.join(" "), MOST_TARGET).to_owned();
+    let target = cut(&target.join(" "), MAX_TARGET_BYTES).to_owned();
     let answer = match *request.method() {
         Method::GET | Method::HEAD => gate.read(path.as_str(), request, next).await,
         _ => gate.change(path.as_str(), target, request, next).await,
@@ -113,7 +113,7 @@ impl Gate {
         let host = request.extensions().get::<Host>().ok_or_else(Problem::broken)?;
         self.site.same_origin(host, request.headers())?;
         let needs = self.rules.find(request.method(), path)?;
-        site::is_json(request.headers())?;
+        origin::is_json(request.headers())?;
         let actor = self.authenticate(client(&request)?, request.headers()).await?;
 
         let entry = NewAuditEntry {
@@ -262,7 +262,7 @@ impl Work {
         let kept = (!status.is_server_error()).then(|| KeptAnswer {
             status: status.as_u16(),
             content_type: parts.headers.get(CONTENT_TYPE).and_then(|of| of.to_str().ok()).unwrap_or_default().into(),
-            body: (!(self.secret && status.is_success()) && body.len() <= MOST_KEPT).then(|| body.to_vec()),
+            body: (!(self.secret && status.is_success()) && body.len() <= MAX_KEPT_BYTES).then(|| body.to_vec()),
         });
         end(&self.api, self.held, kept).await;
         tracing::info!(number = self.number, %status, "a change was answered");
@@ -316,11 +316,11 @@ fn key(headers: &HeaderMap) -> Result<Option<String>> {
     let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
     let Some(value) = values.next() else { return Ok(None) };
     let fits =
-        |key: &&str| !key.is_empty() && key.len() <= LONGEST_KEY && key.bytes().all(|byte| byte.is_ascii_graphic());
+        |key: &&str| !key.is_empty() && key.len() <= MAX_KEY_CHARS && key.bytes().all(|byte| byte.is_ascii_graphic());
     match (value.to_str().ok().filter(fits), values.next()) {
         (Some(key), None) => Ok(Some(key.to_owned())),
         _ => Err(Problem::bad_request(format!(
-            "the header Idempotency-Key is one text of 1 to {LONGEST_KEY} visible ASCII characters, such as a UUID"
+            "the header Idempotency-Key is one text of 1 to {MAX_KEY_CHARS} visible ASCII characters, such as a UUID"
         ))),
     }
 }
@@ -337,7 +337,7 @@ fn hash(parts: &[&[u8]]) -> Hash {
 
 /// What the audit keeps of a body.
 fn detail(body: &[u8]) -> Value {
-    if body.len() > MOST_DETAIL {
+    if body.len() > MAX_DETAIL_BYTES {
         return json!({ "bytes": body.len() });
     }
     serde_json::from_slice(body).unwrap_or_default()
@@ -413,7 +413,7 @@ mod tests {
     fn the_audit_keeps_what_is_small_and_printable() {
         assert_eq!(detail(b"{\"a\": [1]}"), json!({ "a": [1] }));
         assert_eq!(detail(b""), Value::Null);
-        assert_eq!(detail(&[b'1'; MOST_DETAIL + 1]), json!({ "bytes": MOST_DETAIL + 1 }));
+        assert_eq!(detail(&[b'1'; MAX_DETAIL_BYTES + 1]), json!({ "bytes": MAX_DETAIL_BYTES + 1 }));
         assert_eq!(printable("a\u{0}\r\nb\u{1b}[1m"), "a\u{fffd}\u{fffd}\u{fffd}b\u{fffd}[1m");
         assert_eq!(cut("aü", 2), "a");
     }

@@ -22,11 +22,11 @@ use roundelay_model::clock::Elapsed;
 /// The time in which all failures are forgiven, evenly.
 const WINDOW: Duration = Duration::from_secs(60);
 /// How many tokens of one address are checked at once; after that, one whenever a failure is forgiven.
-pub const MOST_FROM_ADDRESS: NonZeroU32 = NonZeroU32::new(30).unwrap();
+pub const MAX_FROM_ADDRESS: NonZeroU32 = NonZeroU32::new(30).unwrap();
 /// The same for one token.
-pub const MOST_WITH_TOKEN: NonZeroU32 = NonZeroU32::new(10).unwrap();
+pub const MAX_WITH_TOKEN: NonZeroU32 = NonZeroU32::new(10).unwrap();
 /// How many addresses and tokens are remembered. If none of them can be forgotten, a new one is not counted.
-const MOST_REMEMBERED: usize = 10_000;
+const MAX_REMEMBERED: usize = 10_000;
 
 /// The theoretical arrival time of each key, as GCRA calls it: when the next check is due if checks came evenly. The
 /// times are kept here and not in governor's own store because a check that was no failure is taken back.
@@ -93,11 +93,11 @@ impl<K: Key + Eq + Copy> Limit<K> {
     /// Whether there is room for this key. If there is none, forgets the keys without failures.
     fn remembers(&self, key: &K) -> bool {
         let mut by_key = self.arrivals.by_key();
-        if by_key.len() >= MOST_REMEMBERED && !by_key.contains_key(key) {
+        if by_key.len() >= MAX_REMEMBERED && !by_key.contains_key(key) {
             let now = self.limiter.clock().now().duration_since(self.began);
             by_key.retain(|_, arrival| *arrival > now);
         }
-        by_key.len() < MOST_REMEMBERED || by_key.contains_key(key)
+        by_key.len() < MAX_REMEMBERED || by_key.contains_key(key)
     }
 }
 
@@ -112,7 +112,7 @@ pub struct Failures {
 
 impl Default for Failures {
     fn default() -> Self {
-        Self { addresses: Limit::new(MOST_FROM_ADDRESS), tokens: Limit::new(MOST_WITH_TOKEN), good: Mutex::default() }
+        Self { addresses: Limit::new(MAX_FROM_ADDRESS), tokens: Limit::new(MAX_WITH_TOKEN), good: Mutex::default() }
     }
 }
 
@@ -222,7 +222,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_look_without_an_answer_is_counted_and_one_that_succeeds_is_not() {
         let (failures, theirs) = (Failures::default(), "192.0.2.1");
-        for n in 0..MOST_FROM_ADDRESS.get() * 2 {
+        for n in 0..MAX_FROM_ADDRESS.get() * 2 {
             assert_eq!(failures.begin(address(theirs), Some(&hash(7))), Ok(true), "{n}");
             failures.take_back(address(theirs), Some(&hash(7)));
         }
@@ -257,13 +257,13 @@ mod tests {
     async fn what_is_remembered_is_bounded() {
         let failures = Failures::default();
         for round in 1..=2 {
-            for n in 0..MOST_REMEMBERED as u32 + 500 {
+            for n in 0..MAX_REMEMBERED as u32 + 500 {
                 let token = hash(round << 24 | n);
                 assert_eq!(failures.begin(IpAddr::V4((round << 24 | n).into()), Some(&token)), Ok(true));
                 failures.succeeded(hash(n));
             }
             let remembered = (failures.addresses.arrivals.by_key().len(), failures.tokens.arrivals.by_key().len());
-            assert_eq!(remembered, (MOST_REMEMBERED, MOST_REMEMBERED));
+            assert_eq!(remembered, (MAX_REMEMBERED, MAX_REMEMBERED));
             assert!(failures.good().len() <= MAX_TOKENS as usize);
             let first = IpAddr::V4((round << 24).into());
             assert!(failures.addresses.arrivals.by_key().contains_key(&first), "old ones made room");

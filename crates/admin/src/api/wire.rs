@@ -16,12 +16,12 @@ pub fn hex(bytes: &[u8]) -> String {
 
 /// What has happened, in words.
 #[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct Words {
+pub struct Receipt {
     /// A sentence for people.
     pub words: String,
 }
 
 /// The receipt of an operator's verb, in words.
-pub fn told(receipt: operate::Result<impl Display>) -> Result<Json<Words>> {
-    Ok(Json(Words { words: receipt?.to_string() }))
+pub fn receipt(receipt: operate::Result<impl Display>) -> Result<Json<Receipt>> {
+    Ok(Json(Receipt { words: receipt?.to_string() }))
 }
