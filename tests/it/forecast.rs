@@ -142,7 +142,7 @@ async fn the_same_seed_prints_the_same_and_the_dice_fall_as_the_model_says() {
 }
 
 #[tokio::test]
-async fn what_cannot_keep_up_is_said_before_and_seen_after() {
+async fn a_throttle_that_cannot_keep_up_is_forecast_before_and_seen_after() {
     let ground = Ground::embedded();
     let config = ground.config_file(
         r#"
@@ -211,7 +211,7 @@ async fn chains_come_from_a_roster_and_outlive_workers_and_broker() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_simulated_is_refused_with_words() {
+async fn an_impossible_simulation_is_refused_with_words() {
     let ground = Ground::embedded();
     let config = ground.config_file(EXACT);
     let config = config.to_str().unwrap();

@@ -428,7 +428,7 @@ async fn programs_run_within_their_limits_and_only_those_on_the_list() {
 }
 
 #[tokio::test]
-async fn check_says_what_is_wrong_with_these_settings() {
+async fn check_reports_wrong_outward_settings() {
     let ground = Ground::embedded();
     let table = [
         ("sign = \"secret\"", "kinds.k.handler.http.sign: secret 1 is not `whsec_`"),

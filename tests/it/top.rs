@@ -236,7 +236,7 @@ async fn everything_is_shown_and_steered_on_rabbitmq_and_postgres() {
 }
 
 #[tokio::test]
-async fn without_a_terminal_it_names_the_command_that_needs_none() {
+async fn top_without_a_terminal_names_the_command_that_needs_none() {
     let ground = Ground::embedded();
     let config = config(&ground);
     refused("top", &config, &[], &["standard output is no terminal", "`roundelay status`"]).await;
