@@ -81,9 +81,10 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) 
 
 /// Answers everything about an entity: its chain, the run beside the rotation, its failures, its one-off jobs that run.
 #[utoipa::path(get, path = "/chains/{kind}/{key}", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "All about it", body = Entity),
-              (status = 404, description = "Nothing is known of it", body = Problem, content_type = "application/problem+json")))]
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
+    responses((status = 200, description = "Everything about the entity", body = Entity),
+              (status = 404, description = "The entity is unknown", body = Problem,
+               content_type = "application/problem+json")))]
 pub async fn show(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, String)>) -> Result<Json<Entity>> {
     // The status cache has these facts: an answer about a chain does not wait for the broker.
     let facts = api.status_cache().facts();
@@ -120,7 +121,8 @@ pub struct Attempts {
 
 /// Lists the attempts of a chain's rotation, latest first, as far back as the history is kept.
 #[utoipa::path(get, path = "/chains/{kind}/{key}/attempts", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity"), AttemptsQuery),
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key"),
+           AttemptsQuery),
     responses((status = 200, description = "A page of attempts", body = Attempts)))]
 pub async fn attempts(
     State(api): State<Arc<Api>>,
@@ -200,7 +202,8 @@ pub struct ChainActionRequest {
 /// When `pause` or `retire` has answered, no new run of these chains begins. `advance` changes at most 10,000 chains at
 /// a time, and of the active chains only those that sleep. An empty text in a field of the filter is refused.
 #[utoipa::path(post, path = "/chains/actions", tag = "chains", request_body = ChainActionRequest,
-    responses((status = 200, description = "How many it was about", body = ActionResult<Action>)))]
+    responses((status = 200, description = "How many match, and how many changed",
+              body = ActionResult<Action>)))]
 pub async fn act(
     State(api): State<Arc<Api>>,
     Body(wish): Body<ChainActionRequest>,
@@ -242,8 +245,8 @@ async fn steer(api: &Api, kind: &str, key: &str, order: ChainOrder) -> Result<Js
 
 /// Pauses a chain. The chain keeps its place in the rotation.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/pause", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It is paused", body = Receipt)))]
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
+    responses((status = 200, description = "The chain is paused", body = Receipt)))]
 pub async fn pause(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
@@ -254,8 +257,8 @@ pub async fn pause(
 
 /// Lets a paused chain tick again, at once when it is overdue.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/resume", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It goes on", body = Receipt)))]
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
+    responses((status = 200, description = "The chain is resumed", body = Receipt)))]
 pub async fn resume(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
@@ -266,8 +269,8 @@ pub async fn resume(
 
 /// Ends a chain.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/retire", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It has ended", body = Receipt)))]
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
+    responses((status = 200, description = "The chain has ended", body = Receipt)))]
 pub async fn retire(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
@@ -278,8 +281,8 @@ pub async fn retire(
 
 /// Brings a chain's next tick forward to now.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/advance", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It is due now", body = Receipt)))]
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
+    responses((status = 200, description = "The next tick is due now", body = Receipt)))]
 pub async fn advance(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
@@ -314,8 +317,8 @@ pub struct ManualRun {
 /// This is a run of the chain: its attempts are in the chain's history, its failed parts are the chain's, and cooldowns
 /// count it. The run does not shift the rotation.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/run", tag = "chains", request_body(content = Option<ManualRun>),
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It runs once more", body = Receipt)))]
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
+    responses((status = 200, description = "The chain runs once more", body = Receipt)))]
 pub async fn run(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,

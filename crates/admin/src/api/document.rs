@@ -106,16 +106,22 @@ fn name(method: &Method, path: &str) -> String {
 /// Error answers that any endpoint may give.
 const PROBLEMS: [(StatusCode, &str); 11] = [
     (StatusCode::BAD_REQUEST, "The request cannot be read"),
-    (StatusCode::UNAUTHORIZED, "No token, or one that is worth nothing"),
-    (StatusCode::FORBIDDEN, "The scope is too small, or a page of another site has sent it"),
-    (StatusCode::NOT_FOUND, "There is no such thing"),
-    (StatusCode::REQUEST_TIMEOUT, "The body was not there in time"),
-    (StatusCode::CONFLICT, "It cannot be done as things stand, or the same request is being worked on"),
+    (StatusCode::UNAUTHORIZED, "No token, or an invalid one"),
+    (StatusCode::FORBIDDEN, "The scope is too small, or a page of another site has sent the request"),
+    (StatusCode::NOT_FOUND, "Nothing has this name"),
+    (StatusCode::REQUEST_TIMEOUT, "The body did not arrive in time"),
+    (
+        StatusCode::CONFLICT,
+        "The state does not allow the change, or a request with the same Idempotency-Key still runs",
+    ),
     (StatusCode::PAYLOAD_TOO_LARGE, "The body is too large"),
     (StatusCode::UNSUPPORTED_MEDIA_TYPE, "The body is not JSON"),
-    (StatusCode::UNPROCESSABLE_ENTITY, "It makes no sense, or the Idempotency-Key was used for another request"),
-    (StatusCode::TOO_MANY_REQUESTS, "Too much was asked"),
-    (StatusCode::SERVICE_UNAVAILABLE, "Ledger or broker is away"),
+    (
+        StatusCode::UNPROCESSABLE_ENTITY,
+        "The request makes no sense, or its Idempotency-Key was used for another request",
+    ),
+    (StatusCode::TOO_MANY_REQUESTS, "The client has sent too many requests"),
+    (StatusCode::SERVICE_UNAVAILABLE, "Ledger or broker is unavailable"),
 ];
 /// Error answers of requests that change something. Other requests never give them.
 const OF_CHANGES: [StatusCode; 5] = [

@@ -88,10 +88,10 @@ async fn enroller(api: &Api, config: &Config, kind: &str) -> Result<Enroller> {
 /// The same request, sent again, changes nothing more. A chain that has ended begins anew, with a new epoch. A chain
 /// that is paused or quarantined is updated and stays paused or quarantined.
 #[utoipa::path(put, path = "/chains/{kind}/{key}", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
     request_body = ChainRequest,
-    responses((status = 200, description = "It was there", body = ChainResult),
-              (status = 201, description = "It begins", body = ChainResult)))]
+    responses((status = 200, description = "The chain exists, and was updated or needed no change", body = ChainResult),
+              (status = 201, description = "The chain begins", body = ChainResult)))]
 pub async fn put(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
@@ -115,8 +115,8 @@ pub async fn put(
 /// The same request, sent again, changes nothing and is answered with `unchanged`. So is a request for a chain that
 /// never existed.
 #[utoipa::path(delete, path = "/chains/{kind}/{key}", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It does not tick any more", body = ChainResult)))]
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
+    responses((status = 200, description = "The chain has ended, or never existed", body = ChainResult)))]
 pub async fn delete(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
@@ -251,7 +251,7 @@ impl ChainsRequest {
 /// The same request, sent again, changes nothing more. If ledger or broker were unavailable and there was no answer,
 /// the whole request may be sent again.
 #[utoipa::path(post, path = "/chains", tag = "chains", request_body = ChainsRequest,
-    responses((status = 200, description = "What became of each", body = ChainsResult)))]
+    responses((status = 200, description = "The result for each chain", body = ChainsResult)))]
 pub async fn put_many(
     State(api): State<Arc<Api>>,
     Body(wanted): Body<ChainsRequest>,

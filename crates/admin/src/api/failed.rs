@@ -160,7 +160,8 @@ pub struct FailedActionRequest {
 
 /// Retries failed parts, or forgets failures: all that match a filter; with `dry_run`, only counts them.
 #[utoipa::path(post, path = "/failures/actions", tag = "failures", request_body = FailedActionRequest,
-    responses((status = 200, description = "How many it was about", body = ActionResult<FailedAction>)))]
+    responses((status = 200, description = "How many match, and how many changed",
+              body = ActionResult<FailedAction>)))]
 pub async fn act(
     State(api): State<Arc<Api>>,
     Body(FailedActionRequest { action, filter, dry_run }): Body<FailedActionRequest>,

@@ -63,7 +63,7 @@ impl From<PublicationError> for Problem {
 /// A request that is sent again with the same Idempotency-Key gives the job the same id. This is true also when the
 /// answer to the first request was lost.
 #[utoipa::path(post, path = "/jobs", tag = "jobs", request_body = JobRequest,
-    responses((status = 201, description = "It is safe", body = JobPublished)))]
+    responses((status = 201, description = "The job is safe", body = JobPublished)))]
 pub async fn publish(
     State(api): State<Arc<Api>>,
     axum::Extension(key): axum::Extension<RequestKey>,

@@ -24,7 +24,7 @@ const MAX_STREAM: Duration = Duration::from_secs(60);
 ///
 /// The figures of chains are of the time `counted_at`.
 #[utoipa::path(get, path = "/overview", tag = "overview",
-    responses((status = 200, description = "How everything is", body = Overview)))]
+    responses((status = 200, description = "The state of the whole system", body = Overview)))]
 pub async fn show(State(api): State<Arc<Api>>) -> Result<Json<Overview>> {
     current(&api).map(Json)
 }

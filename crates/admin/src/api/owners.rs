@@ -99,8 +99,9 @@ async fn steer(
 
 /// Pauses everything of an owner: the chains, and the one-off jobs that wait in queues.
 #[utoipa::path(post, path = "/owners/{owner}/pause", tag = "owners", request_body = OwnerActionRequest,
-    params(("owner" = String, Path, description = "Who")),
-    responses((status = 200, description = "How many chains it was about", body = ActionResult<String>)))]
+    params(("owner" = String, Path, description = "The owner's name")),
+    responses((status = 200, description = "How many chains match, and how many changed",
+              body = ActionResult<String>)))]
 pub async fn pause(
     State(api): State<Arc<Api>>,
     Path(owner): Path<String>,
@@ -111,8 +112,9 @@ pub async fn pause(
 
 /// Resumes everything of an owner.
 #[utoipa::path(post, path = "/owners/{owner}/resume", tag = "owners", request_body = OwnerActionRequest,
-    params(("owner" = String, Path, description = "Who")),
-    responses((status = 200, description = "How many chains it was about", body = ActionResult<String>)))]
+    params(("owner" = String, Path, description = "The owner's name")),
+    responses((status = 200, description = "How many chains match, and how many changed",
+              body = ActionResult<String>)))]
 pub async fn resume(
     State(api): State<Arc<Api>>,
     Path(owner): Path<String>,
@@ -123,8 +125,9 @@ pub async fn resume(
 
 /// Ends everything of an owner, for good.
 #[utoipa::path(post, path = "/owners/{owner}/retire", tag = "owners", request_body = OwnerActionRequest,
-    params(("owner" = String, Path, description = "Who")),
-    responses((status = 200, description = "How many chains it was about", body = ActionResult<String>)))]
+    params(("owner" = String, Path, description = "The owner's name")),
+    responses((status = 200, description = "How many chains match, and how many changed",
+              body = ActionResult<String>)))]
 pub async fn retire(
     State(api): State<Arc<Api>>,
     Path(owner): Path<String>,

@@ -136,7 +136,8 @@ pub struct QuarantineActionRequest {
 ///
 /// Of the broker's messages, one request reads the first 1,000; the next request continues.
 #[utoipa::path(post, path = "/quarantine/actions", tag = "failures", request_body = QuarantineActionRequest,
-    responses((status = 200, description = "How many it was about", body = ActionResult<QuarantineAction>)))]
+    responses((status = 200, description = "How many match, and how many changed",
+              body = ActionResult<QuarantineAction>)))]
 pub async fn act(
     State(api): State<Arc<Api>>,
     Body(QuarantineActionRequest { action, filter, dry_run }): Body<QuarantineActionRequest>,

@@ -60,7 +60,7 @@ pub struct PauseRequest {
 /// Pauses a queue: workers take no more jobs from it. What runs finishes; the rest waits on the broker.
 #[utoipa::path(post, path = "/queues/{queue}/pause", tag = "queues", request_body = PauseRequest,
     params(("queue" = String, Path, description = "The platform queue")),
-    responses((status = 200, description = "It is paused", body = Receipt)))]
+    responses((status = 200, description = "The queue is paused", body = Receipt)))]
 pub async fn pause(
     State(api): State<Arc<Api>>,
     actor: Actor,
@@ -73,7 +73,7 @@ pub async fn pause(
 /// Lets workers take jobs from a queue again.
 #[utoipa::path(post, path = "/queues/{queue}/resume", tag = "queues",
     params(("queue" = String, Path, description = "The platform queue")),
-    responses((status = 200, description = "It goes on", body = Receipt)))]
+    responses((status = 200, description = "The queue is resumed", body = Receipt)))]
 pub async fn resume(
     State(api): State<Arc<Api>>,
     actor: Actor,
@@ -95,7 +95,7 @@ pub struct ConcurrencyRequest {
 /// Sets how many jobs of a queue each worker runs at the same time, in place of the configured number.
 #[utoipa::path(put, path = "/queues/{queue}/concurrency", tag = "queues", request_body = ConcurrencyRequest,
     params(("queue" = String, Path, description = "The platform queue")),
-    responses((status = 200, description = "It holds", body = Receipt)))]
+    responses((status = 200, description = "The order is in force", body = Receipt)))]
 pub async fn concurrency(
     State(api): State<Arc<Api>>,
     actor: Actor,

@@ -31,7 +31,8 @@ pub struct Session {
 }
 
 /// Answers who sends the request, and what the actor may do.
-#[utoipa::path(get, path = "/session", tag = "access", responses((status = 200, description = "Who asks", body = Session)))]
+#[utoipa::path(get, path = "/session", tag = "access",
+    responses((status = 200, description = "The actor, and the server", body = Session)))]
 pub async fn show(State(api): State<Arc<Api>>, actor: Actor) -> Json<Session> {
     let config = api.config();
     Json(Session {

@@ -121,7 +121,7 @@ pub struct SimulationReport {
 ///
 /// One simulation runs at a time, of at most 100,000 chains.
 #[utoipa::path(post, path = "/simulations", tag = "foresight", request_body = SimulationRequest,
-    responses((status = 202, description = "It runs", body = SimulationBegun)))]
+    responses((status = 202, description = "The simulation runs", body = SimulationBegun)))]
 pub async fn begin(
     State(api): State<Arc<Api>>,
     Body(wanted): Body<SimulationRequest>,
@@ -254,8 +254,8 @@ fn to_json(report: &Report, rates: &BTreeMap<String, f64>) -> Value {
 
 /// Answers the progress of a simulation, and its result.
 #[utoipa::path(get, path = "/simulations/{id}", tag = "foresight",
-    params(("id" = String, Path, description = "What it was begun with")),
-    responses((status = 200, description = "How far it is", body = SimulationReport)))]
+    params(("id" = String, Path, description = "The simulation's id")),
+    responses((status = 200, description = "The progress, and the result", body = SimulationReport)))]
 pub async fn show(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Json<SimulationReport>> {
     let run = api.simulations().find(&id)?;
     let passed = Duration::from_millis(run.passed.load(Ordering::Relaxed));
@@ -271,8 +271,8 @@ pub async fn show(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result
 
 /// Ends a simulation and forgets its result.
 #[utoipa::path(delete, path = "/simulations/{id}", tag = "foresight",
-    params(("id" = String, Path, description = "What it was begun with")),
-    responses((status = 200, description = "It is forgotten", body = Receipt)))]
+    params(("id" = String, Path, description = "The simulation's id")),
+    responses((status = 200, description = "The simulation is forgotten", body = Receipt)))]
 pub async fn forget(State(api): State<Arc<Api>>, Path(id): Path<String>, _: NoBody) -> Result<Json<Receipt>> {
     let run = api.simulations().find(&id)?;
     run.cancelled.store(true, Ordering::Relaxed);

@@ -117,8 +117,8 @@ impl Api {
         &self.entropy
     }
 
-    /// Broker and ledger. The first request connects to the broker. While the broker cannot be reached, the status cache tries
-    /// again every few seconds, and requests do not wait for it.
+    /// Broker and ledger. The first request connects to the broker. While the broker cannot be reached, the status
+    /// cache tries again every few seconds, and requests do not wait for it.
     ///
     /// # Errors
     /// 503 when the broker cannot be reached.

@@ -45,7 +45,7 @@ pub struct KeyQuery {
 /// Answers the state of a throttle.
 #[utoipa::path(get, path = "/throttles/{name}", tag = "throttles",
     params(("name" = String, Path, description = "A name under `[throttles]`"), KeyQuery),
-    responses((status = 200, description = "How it is", body = ThrottleReport)))]
+    responses((status = 200, description = "The state of the throttle", body = ThrottleReport)))]
 pub async fn show(
     State(api): State<Arc<Api>>,
     Path(name): Path<String>,
@@ -72,7 +72,7 @@ pub struct HoldRequest {
 /// Holds a throttle: nothing starts for a while. What runs finishes.
 #[utoipa::path(post, path = "/throttles/{name}/hold", tag = "throttles", request_body = HoldRequest,
     params(("name" = String, Path, description = "A name under `[throttles]`")),
-    responses((status = 200, description = "It is held", body = Receipt)))]
+    responses((status = 200, description = "The throttle is held", body = Receipt)))]
 pub async fn hold(
     State(api): State<Arc<Api>>,
     actor: Actor,
@@ -85,7 +85,7 @@ pub async fn hold(
 /// Ends a hold, of an operator or of an upstream. The throttle reopens with a slow start.
 #[utoipa::path(post, path = "/throttles/{name}/release", tag = "throttles",
     params(("name" = String, Path, description = "A name under `[throttles]`")),
-    responses((status = 200, description = "It is released", body = Receipt)))]
+    responses((status = 200, description = "The throttle is released", body = Receipt)))]
 pub async fn release(
     State(api): State<Arc<Api>>,
     actor: Actor,
@@ -113,7 +113,7 @@ pub struct LimitsRequest {
 /// Sets limits in place of the configured ones. Additional windows (`also`) stay as configured.
 #[utoipa::path(put, path = "/throttles/{name}/limits", tag = "throttles", request_body = LimitsRequest,
     params(("name" = String, Path, description = "A name under `[throttles]`")),
-    responses((status = 200, description = "They hold", body = Receipt)))]
+    responses((status = 200, description = "The limits are in force", body = Receipt)))]
 pub async fn set(
     State(api): State<Arc<Api>>,
     actor: Actor,
@@ -127,7 +127,7 @@ pub async fn set(
 /// Restores the configured limits.
 #[utoipa::path(delete, path = "/throttles/{name}/limits", tag = "throttles",
     params(("name" = String, Path, description = "A name under `[throttles]`")),
-    responses((status = 200, description = "The configured limits hold", body = Receipt)))]
+    responses((status = 200, description = "The configured limits are in force", body = Receipt)))]
 pub async fn reset(
     State(api): State<Arc<Api>>,
     actor: Actor,

@@ -47,7 +47,7 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Tokens>> {
 /// Only this answer has the secret. So the answer is not kept: a second request with the same Idempotency-Key is
 /// answered with 409, which says that the token was created.
 #[utoipa::path(post, path = "/tokens", tag = "access", request_body = TokenRequest,
-    responses((status = 201, description = "It exists", body = TokenMade)))]
+    responses((status = 201, description = "The token exists", body = TokenMade)))]
 pub async fn create(
     State(api): State<Arc<Api>>,
     Body(wanted): Body<TokenRequest>,
@@ -58,8 +58,9 @@ pub async fn create(
 }
 
 /// Revokes a token: from now on the token is not valid.
-#[utoipa::path(delete, path = "/tokens/{name}", tag = "access", params(("name" = String, Path, description = "What it is called")),
-    responses((status = 200, description = "It is revoked", body = Receipt)))]
+#[utoipa::path(delete, path = "/tokens/{name}", tag = "access",
+    params(("name" = String, Path, description = "The token's name")),
+    responses((status = 200, description = "The token is revoked", body = Receipt)))]
 pub async fn revoke(State(api): State<Arc<Api>>, Path(name): Path<String>, _: NoBody) -> Result<Json<Receipt>> {
     receipt(token::revoke(api.ledger(), &name).await)
 }

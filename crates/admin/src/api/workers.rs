@@ -47,7 +47,7 @@ pub struct DrainRequest {
 /// interrupting anything.
 #[utoipa::path(post, path = "/workers/{worker}/drain", tag = "workers", request_body = DrainRequest,
     params(("worker" = String, Path, description = "The worker's name")),
-    responses((status = 200, description = "It drains", body = Receipt)))]
+    responses((status = 200, description = "The worker drains", body = Receipt)))]
 pub async fn drain(
     State(api): State<Arc<Api>>,
     actor: Actor,
@@ -60,7 +60,7 @@ pub async fn drain(
 /// Lets a drained worker take jobs again.
 #[utoipa::path(post, path = "/workers/{worker}/resume", tag = "workers",
     params(("worker" = String, Path, description = "The worker's name")),
-    responses((status = 200, description = "It takes jobs", body = Receipt)))]
+    responses((status = 200, description = "The worker takes jobs again", body = Receipt)))]
 pub async fn resume(
     State(api): State<Arc<Api>>,
     actor: Actor,

@@ -207,7 +207,7 @@ fn inside_php(event: &Event) -> bool {
     event.command.is_empty() || event.command.starts_with("Closure at: ") || class || described
 }
 
-/// Every so many seconds within the matching minutes.
+/// Every `seconds` seconds within the matching minutes.
 fn repeated(recurs: Recurs, seconds: Option<u32>) -> Result<Recurs, String> {
     match (recurs, seconds) {
         (recurs, None) => Ok(recurs),
