@@ -2,7 +2,7 @@
 //!
 //! - [`inspect`]: the state of chains, queues, workers, throttles and failures, and `doctor`. It only reads.
 //! - [`operate`]: one function for each verb of operators, with its check, its transaction and its receipt. The command
-//! line, the API and `top` call these.
+//!   line, the API and `top` call these.
 //! - [`api`]: the HTTP API, and [`web`], the dashboard, which is a client of the API.
 //! - [`import`]: the schedules of other programs as configuration and rosters.
 //! - [`worker`]: an engine with its monitor and its API.

@@ -4,11 +4,12 @@
 //!
 //! - `server`: connections: how many, how slow, with TLS or without.
 //! - `host_check`: every request: whether it is for this server, and the headers of the answer. `origin` decides
-//! (pure).
-//! - `auth`: requests to the API: the actor and the scope (`actor`, `failures`), the idempotency key, and the audit.
+//!   (pure).
+//! - `auth`: requests to the API: the actor and the scope (`actor`, `auth_rate_limit`), the idempotency key, and the
+//!   audit.
 //! - `endpoints`: the table of endpoints, each with the scope that it needs.
 //! - The endpoints, in a file for each resource. They share an [`Api`] and take what `extract` reads; lists have pages
-//! (`page`), and an error is a [`Problem`].
+//!   (`page`), and an error is a [`Problem`].
 //!
 //! docs/api.md says what holds for all endpoints, and docs/openapi.json describes each one.
 

@@ -10,7 +10,7 @@
 //! - [`queues`], [`throttles`], [`workers`], [`failures`], [`ladder`]: what lies between a chain and its run.
 //! - [`broker`]: how many messages and consumers its queues have, or why that is not known.
 //! - [`doctor`]: what the system depends on: broker, ledger, clocks, this machine; what is wrong there, and how to mend
-//! it.
+//!   it.
 //! - [`format`]: the words for times, spans, states, schedules.
 
 pub mod broker;

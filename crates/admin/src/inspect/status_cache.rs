@@ -28,7 +28,7 @@ use super::throttles::waiting;
 pub const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// The shortest time between two questions to the broker.
 const ASK_EVERY: Duration = Duration::from_secs(5);
-/// The shortest time between two counts of chains.
+/// The shortest and the longest pause between two counts of chains; between these, twenty times as long as the count.
 const MIN_COUNT_PAUSE: Duration = Duration::from_secs(5);
 const MAX_COUNT_PAUSE: Duration = Duration::from_secs(30);
 /// How long ledger or broker may take to answer.
