@@ -32,7 +32,7 @@ const PASSWORDS: [(&str, &str); 5] = [
     ("operator", "o;|`'x"),
 ];
 
-/// The tests' own configuration: whoever it is for declares nothing.
+/// The tests' own configuration, whose worker declares nothing.
 fn config(folder: &Path, broker: &str, management: &str) -> PathBuf {
     let (path, ran) = (folder.join("roundelay.toml"), folder.join("ran"));
     let text = format!(

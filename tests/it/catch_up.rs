@@ -119,7 +119,7 @@ fn sleepy() -> String {
     CONFIG.replace("every = \"3s\"", "every = \"1h\"")
 }
 
-/// A chain whose first message is lost before anybody sent it.
+/// A chain whose first message was never sent.
 fn unsent(key: &str, queue: &str, now: Time) -> NewChain {
     let (kind, key, queue) = ("sync".into(), key.into(), queue.into());
     NewChain {

@@ -1,4 +1,4 @@
-//! The parts of the chaos test that can be wrong without anybody noticing: the judge that finds
+//! The parts of the chaos test that can be wrong without a visible sign: the judge that finds
 //! nothing, the network that breaks nothing, the plan that leaves something out.
 
 #[path = "../chaos/faults.rs"]

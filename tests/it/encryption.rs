@@ -456,7 +456,7 @@ mod run {
             json!("sealed:1:k1:AAAA"),
             json!({ "sealed": { "text": "sealed:1:k1:AAAA" } }),
             json!({ "$sealed": ["k1", "AAAA"] }),
-            // The largest that there can be is longer when it is sealed, and goes all the same, also when it is tried again.
+            // The largest payload is longer when it is sealed. It still fits, also when it is retried.
             json!("x".repeat(MAX_PAYLOAD - 2)),
         ];
         for (n, payload) in alike.iter().enumerate() {
@@ -490,7 +490,7 @@ mod run {
         let keys = [("k1", 1)];
         let mut engine = Watched::start(&ground, &text("require", &keys)).await;
         let config = ground.config_file(&text("require", &keys));
-        // What lies plain in the ledger might be anybody's: it waits.
+        // A plain payload in the ledger might come from any client, so it waits.
         let why = async |name: &str| told("show", &config, &["sync", name]).await["chain"]["why"].to_string();
         until("both are put off", || async {
             let both = [why("robin").await, why("robin-again").await];
@@ -503,7 +503,7 @@ mod run {
         let doctor = run("doctor", &config, &["--json"]).await.json();
         let found = doctor["findings"].as_array().unwrap().iter().find(|it| it["what"] == "encryption").unwrap();
         assert!(found["result"] == "bad" && found["fix"].to_string().contains("--reseal"), "{found}");
-        // What others publish in the clear is set aside, whole; what says nothing says nothing wrong.
+        // A job with a plain payload from another program is quarantined, whole; a job without a payload is accepted.
         for name in ["job-1", "job-2"] {
             let job = json!({ "v": 1, "kind": "sync", "key": name, "id": name, "payload": payload(name) });
             foreign(&engine, job.to_string().into_bytes()).await;

@@ -82,7 +82,7 @@ async fn calendars_and_fixed_rates_count_exactly_and_what_is_left_out_has_its_re
         model.duration = "45s"
         "#,
     );
-    // 2026-03-29 has 23 hours in Berlin, and no 02:30; it runs right after the gap all the same.
+    // 2026-03-29 has 23 hours in Berlin, and no 02:30; the run comes right after the gap.
     let day = ["--for", "24h", "--spread", "0s", "--json", "--from"];
     for date in ["2026-03-29", "2026-10-25"] {
         let report = simulate(&config, &[&day[..], &[date]].concat()).await.json();

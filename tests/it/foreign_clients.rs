@@ -224,7 +224,7 @@ fn signed(secret: &str, id: &str, ago: i64, body: &str) -> HeaderMap {
     headers.into_iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
 }
 
-/// A handler that knows the secret does what the worker has signed, and nothing that anybody else sends.
+/// A handler that knows the secret does what the worker has signed, and refuses all other calls.
 #[tokio::test]
 async fn handlers_refuse_calls_without_a_signature() {
     let _ = rustls::crypto::ring::default_provider().install_default();

@@ -1,4 +1,4 @@
-//! The parts of the test of pauses that can be wrong without anybody noticing: the judge that measures nothing and finds
+//! The parts of the test of pauses that can be wrong without a visible sign: the judge that measures nothing and finds
 //! nothing, and the order of the faults.
 
 #[path = "../pauses/verdict.rs"]

@@ -1,4 +1,4 @@
-//! Runs say how far they have come, and everybody can see it: by the real program, and its `show`.
+//! Runs report their progress, and operators can see it: by the real program, and its `show`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -144,7 +144,7 @@ async fn everything_is_shown_and_steered(ground: Ground) {
     assert_eq!(shown[2], "sleeping due for a slot running OVERDUE FAILED", "{shown:#?}");
     assert_eq!(shown[23], "q quit ? help #-# or Tab screens ↑↓ scroll what is wrong", "{shown:#?}");
 
-    // A queue is paused, by whoever sits there, with a reason, and only after a yes.
+    // The user of the terminal pauses a queue, with a reason, and only after a yes.
     terminal.press(&["2"]);
     let shown = masked(&terminal.shows(&["[2 Queues]", "roundelay.chores"]).await);
     assert_eq!(shown[2], "queue state due overdue ready cons. in/s out/s running", "{shown:#?}");

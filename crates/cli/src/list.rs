@@ -68,7 +68,7 @@ enum State {
     Paused,
     /// The chains have ended.
     Retired,
-    /// An older copy of the ledger was restored, and the chains wait for `roundelay recover`.
+    /// Workers died over the chains, or an older copy of the ledger was restored. They wait for `roundelay recover`.
     Quarantined,
     /// The chains are due for longer than catch_up.slack, and no worker runs them; or they sleep for longer than their
     /// schedules can explain.

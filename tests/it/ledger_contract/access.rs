@@ -143,7 +143,7 @@ async fn a_request_with_a_key_is_done_once() {
         let number = held(ledger, &asked, LEASE).await;
         assert_eq!(begin(ledger, &asked, LEASE).await, Begun::Running);
         assert_eq!(begin(ledger, &request("k", 2), LEASE).await, Begun::Other);
-        // Keys are everybody's own.
+        // Another actor's equal key is another key.
         held(ledger, &KeyedRequest { actor: "token 2".into(), ..request("k", 2) }, LEASE).await;
         held(ledger, &request("other", 2), LEASE).await;
         assert!(ledger.renew_request(number, LEASE).await.unwrap());

@@ -4,7 +4,7 @@ use roundelay::deaths::{Hands, SET_ASIDE};
 
 use super::*;
 
-/// A claim for a worker that has died before anybody asks again.
+/// A claim with a lease of zero: its worker counts as dead at the next claim.
 async fn dies(ledger: &dyn Ledger, hint: &Hint) -> Grant {
     granted(ledger, hint, Duration::ZERO).await
 }

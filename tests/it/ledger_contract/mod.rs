@@ -569,7 +569,7 @@ async fn a_claim_holds_as_long_as_its_session() {
         assert_eq!(ledger.hold(claims).await.unwrap(), [false, false, false]);
         let records = ledger.attempts(first.fence - 1, 10).await.unwrap();
         assert_eq!(records[0].verdict.as_deref(), Some("lost"));
-        // Somebody who knows better takes it over.
+        // A worker that knows that the holder is dead takes the chain over.
         let over = ClaimRequest { takeover: true, ..ask(ledger, &a, LEASE).await };
         let Claim::Granted(third) = ledger.claim(over).await.unwrap() else { panic!("not taken over") };
         assert_eq!(ledger.hold(vec![held(&a, second.fence), held(&a, third.fence)]).await.unwrap(), [false, true]);
@@ -1009,8 +1009,8 @@ async fn two_workers_of_one_ledger_share_its_chains() {
     }
 }
 
-/// A file that another process keeps locked costs everybody who waits one patience, and not one
-/// patience each in turn.
+/// While another process keeps the file locked, all callers wait for one busy timeout together, not one after the
+/// other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_file_is_an_error_for_all_at_once_and_then_goes_on() {
     let opened = in_file().await;

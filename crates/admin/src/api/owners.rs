@@ -49,7 +49,7 @@ pub struct OwnerRow {
     paused: i64,
     /// How many chains have ended.
     retired: i64,
-    /// How many chains are quarantined: their messages were ahead of the ledger.
+    /// How many chains are quarantined: workers died over them, or their messages were ahead of the ledger.
     quarantined: i64,
 }
 

@@ -158,7 +158,7 @@ pub enum State {
     Paused,
     /// The chains have ended.
     Retired,
-    /// An older copy of the ledger was restored.
+    /// Workers died over the chains, or their messages were ahead of the ledger.
     Quarantined,
     /// The chains are due for longer than `catch_up.slack`, and no worker runs them; or they sleep for longer than
     /// their schedules can explain.

@@ -67,7 +67,7 @@ pub struct Counts {
     pub retired: i64,
     /// Ended by a run that said the entity is unavailable (a part of `retired`).
     pub unavailable: i64,
-    /// With messages that were ahead of the ledger.
+    /// Quarantined: workers died over them, or their messages were ahead of the ledger.
     pub quarantined: i64,
 }
 

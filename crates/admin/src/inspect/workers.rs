@@ -49,7 +49,7 @@ pub struct WorkerQueue {
     pub concurrency: usize,
     /// How many jobs of the queue run.
     pub running: i64,
-    /// Whether the queue is paused.
+    /// Whether the worker takes no jobs from the queue at the moment.
     pub paused: bool,
 }
 
