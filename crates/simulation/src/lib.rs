@@ -12,13 +12,14 @@
 //!   ledger; the broker's faults are the embedded broker's own.
 //! - `observe`: what happened, and whether it may.
 //! - [`paced`]: a throttle that workers share, over days.
-//! - [`testing`]: the tests of those who embed the engine.
+//! - [`testing`]: the tests of those who embed the engine. Both stand on `ground`.
 //! - [`forecast`]: no faults, but a user's configuration.
 //!
 //! Layer: on `engine`. A job takes the same way as in production; only time, the network and the ledger's answers are ours.
 
 mod astray;
 pub mod forecast;
+mod ground;
 mod ledger;
 mod observe;
 pub mod paced;

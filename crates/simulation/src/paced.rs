@@ -31,6 +31,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::astray::Claims;
+use super::ground::Ground;
 use super::ledger::SimulatedLedger;
 use super::observe::{Observer, Violation};
 use super::worker::{Process, Watcher};
@@ -129,13 +130,7 @@ struct Worker {
 }
 
 struct World {
-    config: Config,
-    clock: Clock,
-    dice: Entropy,
-    broker: EmbeddedBroker,
-    ledger: Arc<SqliteLedger>,
-    weather: Arc<Weather>,
-    observer: Arc<Observer>,
+    ground: Ground,
     begun: Instant,
     starts: Arc<Mutex<Vec<i64>>>,
     workers: Vec<Worker>,
@@ -212,29 +207,14 @@ impl World {
         );
         let config = Config::parse(&text, "the simulation's configuration", [])
             .map_err(|error| StartError::Setup(error.to_string()))?;
-        let dice = Entropy::seeded(settings.seed);
-        let clock = Clock::of_server(Time::from_millis(1_800_000_000_000));
-        let ledger = Arc::new(SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &dice)?);
-        let broker = EmbeddedBroker::new(Names::new(&config.broker.prefix));
-        broker.apply(&config.topology()).await?;
-        let connections = Connections {
-            broker: Arc::new(broker.connect()),
-            ledger: ledger.clone(),
-            clock: clock.clone(),
-            entropy: Entropy::seeded(settings.seed ^ 0x0e11),
-        };
-        let mut enroller = Enroller::new(&config, connections, KIND, Some(Duration::ZERO), true)?;
+        let ground = Ground::new(config, settings.seed, Time::from_millis(1_800_000_000_000)).await?;
+        let connections = ground.connections(Entropy::seeded(settings.seed ^ 0x0e11));
+        let mut enroller = Enroller::new(&ground.config, connections, KIND, Some(Duration::ZERO), true)?;
         let per_minute = settings.allow as f64 * DELAY.as_secs_f64() / settings.per.as_secs_f64();
         let chains = PER_WORKER * settings.workers + (PER_START as f64 * per_minute).ceil() as usize;
         enroller.enroll((0..chains).map(|n| Entity::new(n.to_string(), QUEUE, "{}")).collect()).await?;
         Ok(Self {
-            config,
-            clock,
-            weather: Arc::new(Weather::new(Entropy::seeded(settings.seed ^ 0x1a7e))),
-            dice,
-            broker,
-            ledger,
-            observer: Observer::new(false, None, BTreeSet::new(), Arc::default()),
+            ground,
             begun: Instant::now(),
             starts: Arc::default(),
             workers: Vec::new(),
@@ -246,38 +226,20 @@ impl World {
     /// Starts a process for this worker.
     fn begin(&mut self, worker: usize) -> Worker {
         self.runs += 1;
-        let process = Process::new(worker, self.runs);
-        let connection = Arc::new(self.broker.connect());
-        let ledger = SimulatedLedger {
-            inner: self.ledger.clone(),
-            weather: self.weather.clone(),
-            observer: self.observer.clone(),
-            claims: Arc::new(Claims::new(mpsc::unbounded_channel().0)),
-            process: process.clone(),
-        };
-        let connections = Connections {
-            broker: connection.clone(),
-            ledger: Arc::new(ledger),
-            clock: self.clock.clone(),
-            entropy: Entropy::seeded(self.dice.below(usize::MAX) as u64),
-        };
-        let watcher = Watcher { process: process.clone(), traps: Arc::default(), struck: mpsc::unbounded_channel().0 };
-        let (starts, begun, dice) = (self.starts.clone(), self.begun, self.dice.clone());
-        let engine = Engine::new(self.config.clone())
-            .connections(connections)
-            .without_chores()
-            .probe(Arc::new(watcher))
-            .handler(KIND, move |_: Job, _: Context| {
-                let at = i64::try_from(begun.elapsed().as_micros()).unwrap_or(i64::MAX);
-                starts.lock().push(at);
-                let takes = Duration::from_millis(dice.below(5_000) as u64);
-                async move {
-                    sleep(takes).await;
-                    Outcome::Done
-                }
-            });
+        let (engine, process, connection) = self.ground.worker(worker, self.runs);
+        let (starts, begun, dice) = (self.starts.clone(), self.begun, self.ground.dice.clone());
+        let engine = engine.handler(KIND, move |_: Job, _: Context| {
+            let at = i64::try_from(begun.elapsed().as_micros()).unwrap_or(i64::MAX);
+            starts.lock().push(at);
+            let takes = Duration::from_millis(dice.below(5_000) as u64);
+            async move {
+                sleep(takes).await;
+                Outcome::Done
+            }
+        });
         self.slots.push(engine.telemetry().slots(THROTTLE));
-        let (run, alive, observer) = (engine.run(CancellationToken::new()), process.clone(), self.observer.clone());
+        let (run, alive, observer) =
+            (engine.run(CancellationToken::new()), process.clone(), self.ground.observer.clone());
         let life = async move {
             let ended = run.await;
             if alive.is_alive() {
@@ -290,7 +252,7 @@ impl World {
 
     /// Lets something go wrong, until it is over.
     async fn fault(&mut self, fault: Fault) {
-        let length = self.dice.between(Duration::from_secs(1), LONGEST);
+        let length = self.ground.dice.between(Duration::from_secs(1), LONGEST);
         match fault {
             Fault::Kill(worker) => {
                 let old = &self.workers[worker];
@@ -306,18 +268,18 @@ impl World {
                 self.workers[worker].process.thaw();
             }
             Fault::LedgerAway => {
-                self.weather.set_down(true);
+                self.ground.weather.set_down(true);
                 sleep(length).await;
-                self.weather.set_down(false);
+                self.ground.weather.set_down(false);
             }
             Fault::LedgerSlow { millis } => {
-                self.weather.set_slow(millis);
+                self.ground.weather.set_slow(millis);
                 sleep(length).await;
-                self.weather.set_slow(0);
+                self.ground.weather.set_slow(0);
             }
-            Fault::AnswersLost { writes } => self.weather.hide(writes),
+            Fault::AnswersLost { writes } => self.ground.weather.hide(writes),
             Fault::Clock { millis } => {
-                self.clock.set_forward(millis);
+                self.ground.clock.set_forward(millis);
             }
         }
     }

@@ -32,6 +32,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::astray::Claims;
+use crate::ground::Ground;
 use crate::ledger::SimulatedLedger;
 use crate::observe::Observer;
 use crate::worker::{Process, Watcher};
@@ -274,13 +275,7 @@ struct Live {
 type Ended = (usize, usize, Result<(), StartError>);
 
 struct World {
-    config: Config,
-    clock: Clock,
-    dice: Entropy,
-    broker: EmbeddedBroker,
-    ledger: Arc<SqliteLedger>,
-    weather: Arc<Weather>,
-    observer: Arc<Observer>,
+    ground: Ground,
     lost_confirmations: Arc<AtomicUsize>,
     handlers: BTreeMap<String, Arc<dyn Handler>>,
     runs: Arc<Mutex<Vec<Run>>>,
@@ -298,13 +293,10 @@ impl World {
     /// Everything is there but the workers.
     async fn new(test: Simulation) -> Result<Self, StartError> {
         let Simulation { config, seed, begin, workers, handlers, chains, jobs, faults } = test;
-        let (dice, clock) = (Entropy::seeded(seed), Clock::of_server(begin));
-        let ledger = Arc::new(SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &dice)?);
-        let broker = EmbeddedBroker::new(Names::new(&config.broker.prefix));
-        broker.apply(&config.topology()).await?;
+        let ground = Ground::new(config, seed, begin).await?;
         let lost_confirmations = Arc::<AtomicUsize>::default();
         let lost = lost_confirmations.clone();
-        broker.on_publish(move |_| {
+        ground.broker.on_publish(move |_| {
             let lose = |n: usize| n.checked_sub(1);
             match lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lose) {
                 Ok(_) => PublishFault::UnknownButKept,
@@ -313,8 +305,6 @@ impl World {
         });
         let begun = Instant::now();
         let mut world = Self {
-            weather: Arc::new(Weather::new(Entropy::seeded(seed ^ 0x1a7e))),
-            observer: Observer::new(false, None, BTreeSet::new(), Arc::default()),
             runs: Arc::default(),
             workers: (0..workers).map(|_| None).collect(),
             starts: 0,
@@ -323,11 +313,7 @@ impl World {
             numbers: 0,
             broker_back: begun,
             ledger_back: begun,
-            config,
-            clock,
-            dice,
-            broker,
-            ledger,
+            ground,
             lost_confirmations,
             handlers,
             begun,
@@ -339,16 +325,12 @@ impl World {
 
     /// What the test begins and publishes, as another program does.
     async fn bring(&self, chains: BTreeMap<String, Vec<Entity>>, jobs: Vec<NewJob>) -> Result<(), StartError> {
-        let connections = Connections {
-            broker: Arc::new(self.broker.connect()),
-            ledger: self.ledger.clone(),
-            clock: self.clock.clone(),
-            entropy: Entropy::seeded(self.dice.below(usize::MAX) as u64),
-        };
+        let entropy = Entropy::seeded(self.ground.dice.below(usize::MAX) as u64);
+        let connections = self.ground.connections(entropy);
         for (kind, entities) in chains {
-            Enroller::new(&self.config, connections.clone(), &kind, None, true)?.enroll(entities).await?;
+            Enroller::new(&self.ground.config, connections.clone(), &kind, None, true)?.enroll(entities).await?;
         }
-        let publisher = Publisher::new(&self.config, connections);
+        let publisher = Publisher::new(&self.ground.config, connections);
         for (n, job) in jobs.into_iter().enumerate() {
             let published = publisher.publish_as(format!("job-{n}"), job).await;
             published.map_err(|error| StartError::Setup(format!("failed to publish job-{n}: {error}")))?;
@@ -404,8 +386,8 @@ impl World {
         match event {
             Event::Start(worker) => self.start(worker),
             // Another outage may go on for longer.
-            Event::BrokerBack if now >= self.broker_back => self.broker.start(),
-            Event::LedgerBack if now >= self.ledger_back => self.weather.set_down(false),
+            Event::BrokerBack if now >= self.broker_back => self.ground.broker.start(),
+            Event::LedgerBack if now >= self.ledger_back => self.ground.weather.set_down(false),
             Event::BrokerBack | Event::LedgerBack => {}
             Event::Fault(fault) => self.fault(fault),
         }
@@ -424,19 +406,19 @@ impl World {
                 }
             }
             Fault::BrokerAway(away) => {
-                self.broker.stop();
+                self.ground.broker.stop();
                 self.broker_back = self.broker_back.max(now + away);
                 self.after(away, Event::BrokerBack);
             }
             Fault::LedgerAway(away) => {
-                self.weather.set_down(true);
+                self.ground.weather.set_down(true);
                 self.ledger_back = self.ledger_back.max(now + away);
                 self.after(away, Event::LedgerBack);
             }
             Fault::LostConfirmations(messages) => {
                 self.lost_confirmations.fetch_add(messages, Ordering::Relaxed);
             }
-            Fault::LostAnswers(writes) => self.weather.hide(writes),
+            Fault::LostAnswers(writes) => self.ground.weather.hide(writes),
         }
     }
 
@@ -452,24 +434,7 @@ impl World {
             return;
         }
         self.starts += 1;
-        let process = Process::new(worker, self.starts);
-        let connection = Arc::new(self.broker.connect());
-        let ledger = SimulatedLedger {
-            inner: self.ledger.clone(),
-            weather: self.weather.clone(),
-            observer: self.observer.clone(),
-            claims: Arc::new(Claims::new(mpsc::unbounded_channel().0)),
-            process: process.clone(),
-        };
-        let connections = Connections {
-            broker: connection.clone(),
-            ledger: Arc::new(ledger),
-            clock: self.clock.clone(),
-            entropy: Entropy::seeded(self.dice.below(usize::MAX) as u64),
-        };
-        let watcher = Watcher { process: process.clone(), traps: Arc::default(), struck: mpsc::unbounded_channel().0 };
-        let mut engine =
-            Engine::new(self.config.clone()).connections(connections).without_chores().probe(Arc::new(watcher));
+        let (mut engine, process, connection) = self.ground.worker(worker, self.starts);
         for (kind, handler) in &self.handlers {
             let (handler, runs, begun) = (handler.clone(), self.runs.clone(), self.begun);
             engine = engine.handler(kind, Recorded { worker, begun, handler, runs });
