@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
-use roundelay_model::failure::{Failure, ItemEnd};
+use roundelay_model::failure::{FailedItem, Failure, ItemEnd};
 
 use crate::error::LedgerError;
-use crate::outbox::SpawnedJob;
+use crate::jobs::SpawnedJob;
 
 /// Failures that fit all that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -157,4 +157,22 @@ pub trait Failures {
     /// # Errors
     /// When it is not known to be written.
     async fn end_item(&self, id: String, end: ItemEnd, at: Time) -> Result<(), LedgerError>;
+
+    /// Keeps what went wrong with an entity, or with a part of it.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn record_failure(&self, kind: String, key: String, failed: FailedItem, at: Time) -> Result<(), LedgerError>;
+
+    /// The kept failures, latest first.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError>;
+
+    /// The kept failures of one entity, latest first.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>, LedgerError>;
 }

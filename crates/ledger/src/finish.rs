@@ -10,7 +10,7 @@ use roundelay_model::progress::Progress;
 use crate::chain::{ChainState, Hint};
 use crate::decide_claim::ChainRow;
 use crate::enroll::NewChain;
-use crate::outbox::SpawnedJob;
+use crate::jobs::SpawnedJob;
 
 /// A member of a batch: a single tick of its own, which the tick that asked for it waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]

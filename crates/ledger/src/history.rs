@@ -28,7 +28,7 @@ pub trait History {
     async fn left_with(&self, session: i64, limit: u32) -> Result<Vec<ClaimId>, LedgerError>;
 
     /// Moves records of attempts that ended before `before` to the archive, looking at the `limit`
-    /// oldest. What [`super::Ledger::prune`] would delete, this keeps, with the chain's name.
+    /// oldest. What [`History::prune`] would delete, this keeps, with the chain's name.
     ///
     /// # Errors
     /// When it is not known to be written; then all of it was, or nothing.
@@ -39,4 +39,12 @@ pub trait History {
     /// # Errors
     /// When it is not known to be written.
     async fn expire(&self, before: Time, limit: u32) -> Result<usize, LedgerError>;
+
+    /// Deletes records of attempts that ended before `before`, looking at the `limit` oldest;
+    /// returns how many. Also forgets the places of unique jobs, and which retries from quarantine came first, where
+    /// they were to last until before `before` only.
+    ///
+    /// # Errors
+    /// When nothing was deleted.
+    async fn prune(&self, before: Time, limit: u32) -> Result<usize, LedgerError>;
 }

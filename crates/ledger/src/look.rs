@@ -3,7 +3,7 @@
 use roundelay_model::clock::Time;
 
 use crate::chain::{ChainState, Hint, Holder};
-use crate::chain_orders::ChainFilter;
+use crate::orders::ChainFilter;
 
 /// Above every name that a kind or a key can have.
 pub const LAST: &str = "\u{10FFFF}";

@@ -73,4 +73,10 @@ pub trait Running {
     /// # Errors
     /// When it is not known to be written.
     async fn out_of_hand(&self, job: String) -> Result<(), LedgerError>;
+
+    /// Writes how far attempts have come, by their fences, unless they have ended.
+    ///
+    /// # Errors
+    /// When it is not known to be written. Nothing hangs on it.
+    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError>;
 }

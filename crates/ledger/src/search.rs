@@ -1,18 +1,14 @@
 //! The verbs behind screens. Each does a bounded amount of work, however many chains there are, so that whoever
 //! looks waits for a moment only, and keeps nobody from working.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use serde::Serialize;
 
-use crate::chain::Hint;
-use crate::chain_orders::ChainFilter;
 use crate::error::LedgerError;
 use crate::failed::FailureFilter;
 use crate::look::{Cursor, ListFilter, Listed};
-use crate::view::AttemptRecord;
+use crate::reports::AttemptRecord;
 
 /// How many chains, or records of attempts, one search looks at, at most: some tenth of a second of work.
 pub const EFFORT: u32 = 25_000;
@@ -150,13 +146,6 @@ pub trait Search {
     /// # Errors
     /// When it is not known to be written.
     async fn retry_quarantined(&self, number: i64, id: String, body: Vec<u8>) -> Result<bool, LedgerError>;
-
-    /// Brings the next ticks of chains that sleep forward to now, at most `limit`; answers their messages. As
-    /// [`super::Ledger::advance`] does it with one.
-    ///
-    /// # Errors
-    /// When it is not known to be written.
-    async fn advance_all(&self, which: ChainFilter, limit: u32, slack: Duration) -> Result<Vec<Hint>, LedgerError>;
 }
 
 #[cfg(test)]

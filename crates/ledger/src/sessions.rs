@@ -9,10 +9,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::chain::Kinds;
 use crate::claim::ClaimId;
 use crate::error::LedgerError;
-use crate::overdue::{OrphanFilter, Overdue};
 
 /// A session of a worker, as the ledger has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,16 +72,4 @@ pub trait Sessions {
     /// # Errors
     /// When it is not known to be written.
     async fn give_up(&self, session: i64, claims: Vec<ClaimId>) -> Result<(), LedgerError>;
-
-    /// The chains of this queue and these kinds that are left over (see [`OrphanFilter`]), those first that catch-up looks after first.
-    ///
-    /// # Errors
-    /// When the ledger cannot be read.
-    async fn orphans(
-        &self,
-        queue: String,
-        kinds: Kinds,
-        left: OrphanFilter,
-        limit: u32,
-    ) -> Result<Vec<Overdue>, LedgerError>;
 }

@@ -1,7 +1,9 @@
 //! The ledger's time by the server's clock: see [`Followed`].
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use async_trait::async_trait;
 use roundelay_model::calendar::{Calendar, Stretch};
 use roundelay_model::clock::{Reading, Seen, Time, instant};
 use tokio::time::Instant;
@@ -9,6 +11,7 @@ use tokio_postgres::{Client, Error, Row};
 
 use super::PostgresLedger;
 use super::connect::words;
+use crate::clock::LedgerClock;
 use crate::error::LedgerError;
 
 /// A reading: what the server's clock shows, and how far that has been set in all.
@@ -84,5 +87,24 @@ impl PostgresLedger {
             }
             None => Ok(()),
         }
+    }
+}
+
+#[async_trait]
+impl LedgerClock for PostgresLedger {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    fn calendar(&self) -> Arc<Calendar> {
+        self.clock().calendar()
+    }
+
+    async fn read_clock(&self) -> Result<(), LedgerError> {
+        self.read().await
     }
 }

@@ -81,6 +81,10 @@ impl History for PostgresLedger {
                    AND coalesce(finished, started) < $1";
         self.reader.execute(sql, &[&before.as_millis(), &i64::from(limit)]).await.map(number)
     }
+
+    async fn prune(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
+        self.reader.prune(before, limit).await.map(|deleted| usize::try_from(deleted).unwrap_or(usize::MAX))
+    }
 }
 
 fn number(rows: u64) -> usize {

@@ -10,6 +10,7 @@ use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
 use super::connect::words;
+use super::reader::Reader;
 use crate::error::LedgerError;
 use crate::running::{Running, RunningJob};
 
@@ -98,5 +99,25 @@ impl Running for PostgresLedger {
 
     async fn out_of_hand(&self, job: String) -> Result<(), LedgerError> {
         self.reader.execute("DELETE FROM in_hand WHERE job = $1", &[&job]).await.map(drop)
+    }
+
+    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+        self.reader.note_progress(runs).await
+    }
+}
+
+impl Reader {
+    /// What somebody else has locked is about to end, and says itself how far it has come. So this waits
+    /// for nobody, and nobody can wait for this in a circle.
+    pub(super) async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+        let (fences, texts): (Vec<i64>, Vec<String>) =
+            runs.into_iter().map(|(fence, progress)| (fence, progress.text())).unzip();
+        let note = "WITH open AS MATERIALIZED (
+                        SELECT fence FROM attempts WHERE fence = ANY ($1::int8[]) AND finished IS NULL
+                        FOR UPDATE SKIP LOCKED)
+                    UPDATE attempts a SET progress = u.progress
+                    FROM open, unnest($1::int8[], $2::text[]) AS u (fence, progress)
+                    WHERE a.fence = open.fence AND u.fence = open.fence";
+        self.execute(note, &[&fences, &texts]).await.map(drop)
     }
 }

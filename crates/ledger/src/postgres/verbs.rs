@@ -11,13 +11,13 @@ use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
 
 use super::page::{Begun, Ended, Held, Inserted, Job, Page, Quarantined, Wanted};
+use crate::catch_up::LookAgain;
 use crate::chain::{ChainState, Hint, Sent};
 use crate::claim::{Claim, ClaimRequest, Grant};
 use crate::decide_claim::{ChainRow, ClaimDecision, decide_claim};
 use crate::enroll::{Enrolled, NewChain};
 use crate::finish::{Finish, FinishRequest, Member};
-use crate::outbox::SpawnedJob;
-use crate::overdue::LookAgain;
+use crate::jobs::SpawnedJob;
 
 /// Something to decide and write. It may be decided more than once, each time on another page,
 /// when a transaction has to be tried again.
@@ -344,7 +344,7 @@ fn accept(
     begun.collect()
 }
 
-/// [`crate::Ledger::enroll`]
+/// [`crate::Protocol::enroll`]
 pub(super) struct Enroll(pub(super) Vec<NewChain>);
 
 impl Decide for Enroll {
@@ -477,7 +477,7 @@ fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
     Enrolled::Updated { rescheduled }
 }
 
-/// [`crate::Ledger::mark_sent`], and with `slack` [`crate::Ledger::enrolled_sent`]
+/// [`crate::Protocol::mark_sent`], and with `slack` [`crate::Protocol::enrolled_sent`]
 pub(super) struct MarkSent {
     pub(super) sent: Vec<Sent>,
     pub(super) slack: Option<Duration>,
@@ -503,7 +503,7 @@ impl Decide for MarkSent {
     }
 }
 
-/// [`crate::Ledger::look_again`]
+/// [`crate::CatchUp::look_again`]
 pub(super) struct Look(pub(super) Vec<LookAgain>);
 
 impl Decide for Look {
@@ -527,7 +527,7 @@ impl Decide for Look {
     }
 }
 
-/// [`crate::Ledger::record_failure`]
+/// [`crate::Failures::record_failure`]
 pub(super) struct RecordFailure {
     pub(super) kind: String,
     pub(super) key: String,
@@ -545,7 +545,7 @@ impl Decide for RecordFailure {
     }
 }
 
-/// [`crate::Ledger::accept`]
+/// [`crate::Jobs::accept`]
 pub(super) struct Accept {
     pub(super) kind: String,
     pub(super) key: String,
@@ -578,7 +578,7 @@ impl Decide for Quarantined {
     }
 }
 
-/// [`crate::Ledger::keep_job`]
+/// [`crate::Jobs::keep_job`]
 pub(super) struct KeepJob {
     pub(super) id: String,
     pub(super) body: Vec<u8>,
@@ -594,7 +594,7 @@ impl Decide for KeepJob {
     }
 }
 
-/// [`crate::Ledger::forget_jobs`]
+/// [`crate::Jobs::forget_jobs`]
 pub(super) struct ForgetJobs(pub(super) Vec<String>);
 
 impl Decide for ForgetJobs {

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use async_trait::async_trait;
 use roundelay_model::calendar::{Calendar, REMEMBERED, Stretch};
 use roundelay_model::clock::{Boot, Clock, Entropy, Machine, Time};
 use rusqlite::{Connection, TransactionBehavior, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
+use crate::clock::LedgerClock;
 use crate::error::LedgerError;
 
 /// What the ledger remembers of the wall clock.
@@ -103,12 +105,30 @@ impl SqliteLedger {
     }
 }
 
+#[async_trait]
+impl LedgerClock for SqliteLedger {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    fn calendar(&self) -> Arc<Calendar> {
+        self.clock.calendar()
+    }
+
+    async fn read_clock(&self) -> Result<(), LedgerError> {
+        self.look_at_clock().await
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::Ledger;
     use crate::url::LedgerUrl;
 
     /// A ledger file, and a second way into it.

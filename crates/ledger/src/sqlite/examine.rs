@@ -124,7 +124,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::Ledger;
+    use crate::Jobs;
     use crate::sqlite::SqliteLedger;
     use crate::url::LedgerUrl;
     use roundelay_model::clock::{Clock, Entropy};

@@ -195,6 +195,20 @@ impl Store {
         self.connection.prepare_cached(update)?.execute(params![id, reason, code, at.as_millis(), next, permanent])?;
         Ok(())
     }
+
+    pub fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
+        let sql = format!("SELECT {FAILURE} FROM failures f ORDER BY f.last_at DESC LIMIT ?1");
+        let mut select = self.connection.prepare_cached(&sql)?;
+        let rows = select.query_map([limit], failure)?;
+        rows.collect()
+    }
+
+    pub fn failures_of(&self, kind: &str, key: &str) -> Result<Vec<Failure>> {
+        let sql = format!("SELECT {FAILURE} FROM failures f WHERE f.kind = ?1 AND f.key = ?2 ORDER BY f.last_at DESC");
+        let mut select = self.connection.prepare_cached(&sql)?;
+        let rows = select.query_map([kind, key], failure)?;
+        rows.collect()
+    }
 }
 
 #[async_trait]
@@ -242,5 +256,17 @@ impl Failures for SqliteLedger {
 
     async fn end_item(&self, id: String, end: ItemEnd, at: Time) -> std::result::Result<(), LedgerError> {
         self.writer.write(move |store| store.end_item(&id, &end, at)).await
+    }
+
+    async fn record_failure(&self, kind: String, key: String, failed: FailedItem, at: Time) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.record_failure(&kind, &key, &failed, at)).await
+    }
+
+    async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {
+        self.read(move |store| store.failures(limit)).await
+    }
+
+    async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>, LedgerError> {
+        self.read(move |store| store.failures_of(&kind, &key)).await
     }
 }

@@ -137,4 +137,8 @@ impl History for SqliteLedger {
     async fn expire(&self, before: Time, limit: u32) -> std::result::Result<usize, LedgerError> {
         self.writer.write(move |store| store.expire(before, limit)).await
     }
+
+    async fn prune(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
+        self.writer.write(move |store| store.prune(before, limit)).await
+    }
 }

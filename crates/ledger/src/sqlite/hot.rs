@@ -77,15 +77,15 @@ mod tests {
     use rusqlite::Connection;
 
     use super::*;
+    use crate::catch_up::LookAgain;
     use crate::chain::{Hint, Kinds};
-    use crate::chain_orders::{ChainFilter, ChainOrder};
     use crate::claim::{Claim, ClaimId, ClaimRequest};
     use crate::enroll::NewChain;
     use crate::finish::{FinishRequest, Member};
     use crate::look::{ListFilter, Move};
-    use crate::overdue::LookAgain;
+    use crate::orders::{ChainFilter, ChainOrder};
+    use crate::reports::ChainView;
     use crate::sqlite::{configure, schema};
-    use crate::view::ChainView;
     use roundelay_model::clock::Entropy;
     use roundelay_model::guard::Guard;
     use roundelay_model::outcome::{Next, Verdict};

@@ -4,8 +4,8 @@ use async_trait::async_trait;
 use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
+use super::reports::text_array;
 use super::store::{Result, Store};
-use super::views::text_array;
 use crate::chain::ChainState;
 use crate::error::LedgerError;
 use crate::rosters::{Enlisted, Rosters};

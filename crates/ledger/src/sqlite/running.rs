@@ -76,6 +76,13 @@ impl Store {
         })?;
         rows.collect()
     }
+
+    pub fn note_progress(&mut self, runs: &[(i64, Progress)]) -> Result<()> {
+        let mut update = self
+            .connection
+            .prepare_cached("UPDATE attempts SET progress = ?2 WHERE fence = ?1 AND finished IS NULL")?;
+        runs.iter().try_for_each(|(fence, progress)| update.execute(params![fence, progress.text()]).map(drop))
+    }
 }
 
 #[async_trait]
@@ -107,5 +114,9 @@ impl Running for SqliteLedger {
 
     async fn out_of_hand(&self, job: String) -> std::result::Result<(), LedgerError> {
         self.writer.write(move |store| store.out_of_hand(&job)).await
+    }
+
+    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.note_progress(&runs)).await
     }
 }

@@ -449,7 +449,7 @@ pub fn still_ours(connection: &Connection) -> rusqlite::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Ledger;
+    use crate::Jobs;
     use crate::sqlite::SqliteLedger;
     use crate::url::LedgerUrl;
     use roundelay_model::clock::Clock;

@@ -13,19 +13,16 @@ use roundelay_model::deaths::UNHEARD;
 use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
-use super::store::{HINT, HOLDER, Result, Store};
-use super::views::{overdue, text_array};
-use crate::chain::Kinds;
+use super::store::{Result, Store};
 use crate::claim::ClaimId;
 use crate::error::LedgerError;
-use crate::overdue::{OrphanFilter, Overdue};
 use crate::sessions::{Beat, Session, Sessions};
 
 /// In milliseconds.
 const TELL_EVERY: i64 = 10_000;
 
 impl Store {
-    /// The sessions of workers that were heard of of late: see [`super::views`].
+    /// The sessions of workers that were heard of of late: see [`super::reports`].
     pub(super) fn sessions_heard_of(&self, now: Time) -> Result<HashSet<i64>> {
         let heard_of = "SELECT session FROM sessions WHERE beat > ?1 - 40000";
         self.connection.prepare_cached(heard_of)?.query_map([now.as_millis()], |row| row.get(0))?.collect()
@@ -83,19 +80,6 @@ impl Store {
             }
         }
         Ok(())
-    }
-
-    fn orphans(&self, queue: &str, kinds: &Kinds, left: OrphanFilter, limit: u32) -> Result<Vec<Overdue>> {
-        let sql = format!(
-            "SELECT {HINT}, sent, watch_at, looks, {HOLDER}, expected, holder, fence FROM chains_now
-             WHERE state = 0 AND queue = ?1 AND watch_at <= ?2 AND kind IN rarray(?3) AND (once OR kind IN rarray(?4))
-               AND iif(holder = 0, due < iif(sent, ?6, max(?6, ?7)) AND batch_open = 0, holder NOT IN (SELECT session FROM sessions))
-             ORDER BY watch_at LIMIT ?5"
-        );
-        let (all, recurring) = (text_array(&kinds.all), text_array(&kinds.recurring));
-        let [until, late, unsent] = [left.until, left.late, left.unsent].map(Time::as_millis);
-        let values = params![queue, until, all, recurring, limit, late, unsent];
-        self.connection.prepare_cached(&sql)?.query_map(values, overdue)?.collect()
     }
 }
 
@@ -164,15 +148,5 @@ impl Sessions for SqliteLedger {
     async fn give_up(&self, session: i64, claims: Vec<ClaimId>) -> std::result::Result<(), LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.give_up(session, &claims, clock.now())).await
-    }
-
-    async fn orphans(
-        &self,
-        queue: String,
-        kinds: Kinds,
-        left: OrphanFilter,
-        limit: u32,
-    ) -> std::result::Result<Vec<Overdue>, LedgerError> {
-        self.read(move |store| store.orphans(&queue, &kinds, left, limit)).await
     }
 }

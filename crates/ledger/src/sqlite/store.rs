@@ -10,6 +10,7 @@ use roundelay_model::failure::{Batch, FailedItem};
 use roundelay_model::guard::Manual;
 use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
+pub(super) use rusqlite::Result;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::chain::{ChainState, Hint, Holder, Sent};
@@ -17,12 +18,7 @@ use crate::claim::{Claim, ClaimRequest, Grant};
 use crate::decide_claim::{ChainRow, ClaimDecision, decide_claim};
 use crate::enroll::{Enrolled, NewChain};
 use crate::finish::{Finish, FinishRequest, Member};
-use crate::outbox::{KeptJob, SpawnedJob};
-use crate::overdue::LookAgain;
-use crate::sqlite::views::kept_job;
 use crate::traffic::Counters;
-
-pub(super) type Result<T> = rusqlite::Result<T>;
 
 /// The columns that [`hint`] reads, in its order.
 pub(super) const HINT: &str = "epoch, kind, key, queue, tick, attempt, due, parent, priority";
@@ -612,79 +608,5 @@ impl Store {
             })
             .optional()?;
         Ok(counted.flatten())
-    }
-
-    /// Keeps what a run asks for; answers the first messages of the chains among it that are new.
-    pub fn accept(
-        &mut self,
-        (kind, key): (&str, &str),
-        spawned: &[SpawnedJob],
-        chains: &[NewChain],
-        failed: &[FailedItem],
-        now: Time,
-    ) -> Result<Vec<Hint>> {
-        for job in spawned {
-            self.connection
-                .prepare_cached("INSERT INTO jobs (id, body, kept_at) VALUES (?1, ?2, ?3) ON CONFLICT (id) DO NOTHING")?
-                .execute(params![job.id, job.body, now.as_millis()])?;
-        }
-        failed.iter().try_for_each(|part| self.record_failure(kind, key, part, now))?;
-        let begun = self.enroll(chains, now)?.into_iter().filter_map(|enrolled| match enrolled {
-            Enrolled::Created(hint) => Some(hint),
-            _ => None,
-        });
-        Ok(begun.collect())
-    }
-
-    pub fn note_progress(&mut self, runs: &[(i64, Progress)]) -> Result<()> {
-        let mut update = self
-            .connection
-            .prepare_cached("UPDATE attempts SET progress = ?2 WHERE fence = ?1 AND finished IS NULL")?;
-        runs.iter().try_for_each(|(fence, progress)| update.execute(params![fence, progress.text()]).map(drop))
-    }
-
-    pub fn look_again(&mut self, looks: &[LookAgain]) -> Result<Vec<bool>> {
-        let mut update = self.connection.prepare_cached(
-            "UPDATE chains SET watch_at = ?3, looks = ?4, expected = coalesce(?5, expected)
-                 WHERE epoch = ?1 AND watch_at = ?2",
-        )?;
-        let mut write = |l: &LookAgain| {
-            let expected = l.expected.map(Time::as_millis);
-            update.execute(params![l.epoch, l.from.as_millis(), l.to.as_millis(), l.looks, expected])
-        };
-        looks.iter().map(|look| Ok(write(look)? == 1)).collect()
-    }
-
-    pub fn quarantine(&mut self, from: &str, reason: &str, body: &[u8], jobs: &[String], at: Time) -> Result<()> {
-        self.connection
-            .prepare_cached("INSERT INTO quarantine (at, source, reason, body) VALUES (?1, ?2, ?3, ?4)")?
-            .execute(params![at.as_millis(), from, reason, body])?;
-        self.forget_jobs(jobs)
-    }
-
-    pub fn keep_job(&mut self, id: &str, body: &[u8], now: Time) -> Result<()> {
-        self.connection
-            .prepare_cached(
-                "INSERT INTO jobs (id, body, kept_at) VALUES (?1, ?2, ?3)
-                 ON CONFLICT (id) DO UPDATE SET body = excluded.body, kept_at = excluded.kept_at",
-            )?
-            .execute(params![id, body, now.as_millis()])?;
-        Ok(())
-    }
-
-    pub fn take_jobs(&mut self, after: i64, before: Time, now: Time, limit: u32) -> Result<Vec<KeptJob>> {
-        let sql = "UPDATE jobs SET kept_at = ?3 WHERE number IN
-                       (SELECT number FROM jobs WHERE number > ?1 AND kept_at <= ?2 ORDER BY number LIMIT ?4)
-                   RETURNING number, body, kept_at";
-        let mut take = self.connection.prepare_cached(sql)?;
-        let taken = take.query_map(params![after, before.as_millis(), now.as_millis(), limit], kept_job)?;
-        let mut taken: Vec<KeptJob> = taken.collect::<Result<_>>()?;
-        taken.sort_unstable_by_key(|job| job.number);
-        Ok(taken)
-    }
-
-    pub fn forget_jobs(&mut self, ids: &[String]) -> Result<()> {
-        let mut delete = self.connection.prepare_cached("DELETE FROM jobs WHERE id = ?1")?;
-        ids.iter().try_for_each(|id| delete.execute([id]).map(drop))
     }
 }
