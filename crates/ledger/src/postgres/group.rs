@@ -150,6 +150,10 @@ pub(super) async fn transact(
     clock::correct(&session.client, &seen, reading).await?;
     page.begin(reading.time(), told.try_get(2)?, told.try_get(3)?);
     verbs.decide(&mut page);
+    if page.overdrawn() {
+        let why = "a verb has taken more fences or epochs than it asked for, which is a bug; nothing was written";
+        return Err(Failed::Statement(why.into()));
+    }
     write(session, &page, xid, committing).await
 }
 

@@ -166,6 +166,7 @@ pub(super) struct Page {
     by_name: HashMap<(String, String), [Option<usize>; 2]>,
     fences: std::vec::IntoIter<i64>,
     epochs: std::vec::IntoIter<i64>,
+    overdrawn: bool,
 }
 
 impl Page {
@@ -249,14 +250,25 @@ impl Page {
         Some(&mut self.rows[*newest])
     }
 
-    /// A fence; `None` when more are taken than were wanted, which no verb does.
-    pub(super) fn take_fence(&mut self) -> Option<i64> {
-        self.fences.next()
+    /// Takes a fence. Without one, the page is [`overdrawn`](Self::overdrawn), and the answer is 0.
+    pub(super) fn take_fence(&mut self) -> i64 {
+        self.fences.next().unwrap_or_else(|| self.overdraw())
     }
 
-    /// An epoch; likewise.
-    pub(super) fn take_epoch(&mut self) -> Option<i64> {
-        self.epochs.next()
+    /// Takes an epoch. Without one, the page is [`overdrawn`](Self::overdrawn), and the answer is 0.
+    pub(super) fn take_epoch(&mut self) -> i64 {
+        self.epochs.next().unwrap_or_else(|| self.overdraw())
+    }
+
+    fn overdraw(&mut self) -> i64 {
+        self.overdrawn = true;
+        0
+    }
+
+    /// Whether the verbs have taken more numbers than they asked for ([`Wanted`]). That is a bug in a verb's `wants`; the
+    /// page must not be written.
+    pub(super) fn overdrawn(&self) -> bool {
+        self.overdrawn
     }
 
     /// Gives a chain a new epoch, in which it has no message, no holder, and its first attempt
@@ -359,5 +371,19 @@ impl Held {
     pub(super) fn become_state(&mut self, state: ChainState) {
         self.chain.state = state;
         self.moved = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_says_that_more_numbers_were_taken_than_were_wanted() {
+        let mut page = Page::default();
+        page.begin(Time::default(), vec![7], vec![8]);
+        assert_eq!((page.take_fence(), page.take_epoch(), page.overdrawn()), (7, 8, false));
+        page.take_epoch();
+        assert!(page.overdrawn());
     }
 }

@@ -108,7 +108,8 @@ impl Decide for ClaimRequest {
                 return answer;
             }
         };
-        let (Some(found), Some(fence)) = (found, page.take_fence()) else { return Claim::Idle };
+        let Some(found) = found else { return Claim::Idle };
+        let fence = page.take_fence();
         let lost = found.is_held();
         if lost {
             // The holder never finished, and is gone; or never had the answer.
@@ -273,7 +274,7 @@ fn count_for_rotation(page: &mut Page, finish: &FinishRequest, manual: &ChainRow
 fn begin_members(page: &mut Page, owner: Option<&str>, finish: &FinishRequest) -> Vec<Hint> {
     let mut hints = Vec::with_capacity(finish.members.len());
     for Member { kind, key, queue, payload, due, depth } in &finish.members {
-        let Some(epoch) = page.take_epoch() else { break };
+        let epoch = page.take_epoch();
         let member = Inserted {
             epoch,
             queue: queue.clone(),
@@ -413,7 +414,7 @@ fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
             }
             return Enrolled::Updated { rescheduled };
         }
-        let Some(epoch) = page.take_epoch() else { return Enrolled::Unchanged };
+        let epoch = page.take_epoch();
         let new = Inserted {
             epoch,
             queue: chain.queue.clone(),
@@ -442,7 +443,10 @@ fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
         let (old, tick) = (held.chain.hint.epoch, if goes_on { held.chain.hint.tick } else { 1 });
         let held = match goes_on {
             true => page.epoch(old),
-            false => page.take_epoch().and_then(|epoch| page.new_epoch(old, epoch)),
+            false => {
+                let epoch = page.take_epoch();
+                page.new_epoch(old, epoch)
+            }
         };
         let Some(held) = held else { return Enrolled::Retired };
         (held.chain.hint.attempt, held.chain.sent, held.looks) = (1, false, 0);

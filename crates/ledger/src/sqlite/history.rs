@@ -96,6 +96,7 @@ impl Store {
     }
 
     fn left_with(&self, session: i64, limit: u32) -> Result<Vec<ClaimId>> {
+        // `holder <> 0` is implied, and said for the partial index `chains_left_held`, which has it as a condition.
         let left = "SELECT epoch, fence FROM chains WHERE state <> 0 AND holder <> 0 AND holder = ?1
                     UNION ALL SELECT epoch, h.fence FROM hot_chains h CROSS JOIN chains USING (epoch)
                     WHERE state <> 0 AND h.holder = ?1

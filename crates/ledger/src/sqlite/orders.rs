@@ -32,7 +32,8 @@ pub(super) fn which_of(which: &ChainFilter) -> String {
     format!("{WHICH}{name}{owner}")
 }
 
-/// The chains of a name, and the members of their batches.
+/// The chains of a name, and the members of their batches. `parent <> 0` is implied, and said because SQLite uses the
+/// partial index `chains_by_parent` only where the query repeats the index's condition.
 const OF_NAME: &str = "SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2
     UNION ALL SELECT m.epoch FROM chains c CROSS JOIN chains m ON m.parent = c.epoch AND m.parent <> 0
               WHERE c.kind = ?1 AND c.key = ?2";

@@ -147,7 +147,7 @@ impl Store {
         self.list_by(WHICH, filter, after, now, limit)
     }
 
-    /// Likewise, where `which` is [`WHICH`] or narrower.
+    /// The rotations of [`Reports::list`], with a condition `which`: [`WHICH`] or a narrower one.
     pub(super) fn list_by(
         &self,
         which: &str,
@@ -157,7 +157,8 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<Listed>> {
         let (state, running) = filter.bounds();
-        // Those that rest are few as a rule, and have an index.
+        // Chains that do not tick are few as a rule, and have the partial index `chains_resting`. SQLite uses that index
+        // only where the query repeats the index's condition, `state <> 0`, word for word.
         let resting = state.filter(|state| *state != ChainState::Active as i64);
         let resting = resting.map_or_else(String::new, |state| format!(" AND state = {state} AND state <> 0"));
         let sql = format!(
