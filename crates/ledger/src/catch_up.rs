@@ -21,13 +21,13 @@ pub struct Overdue {
     pub watch_at: Time,
     /// How often catch-up has sent this message already.
     pub looks: u32,
-    /// Who has claimed it.
+    /// Who has claimed the chain.
     pub holder: Holder,
-    /// For which session, and by which claim.
+    /// The session that has claimed the chain, and the claim's fence.
     pub claim: (i64, i64),
 }
 
-/// Which chains to look for that a worker, or the broker, may have left lying.
+/// Which chains to look for that a worker or the broker may have left behind.
 #[derive(Clone, Copy, Debug)]
 pub struct OrphanFilter {
     /// Those that catch-up looks after until then; of these, all whose holders are gone,
@@ -38,7 +38,7 @@ pub struct OrphanFilter {
     pub unsent: Time,
 }
 
-/// Catch-up's note on a chain: when to look again. Refused when somebody else was faster.
+/// Catch-up's note on a chain: when to look again. Refused when another worker was faster.
 #[derive(Clone, Copy, Debug)]
 pub struct LookAgain {
     /// The chain's incarnation.
@@ -57,8 +57,8 @@ pub struct LookAgain {
 #[async_trait]
 pub trait CatchUp {
     /// The chains of this queue and these kinds to look after at `now`, longest overdue first. Those that a worker runs
-    /// are left out, unless it is this session's: only the holder can tell a run from a claim whose answer was lost, and
-    /// looks of others, which move `watch_at`, would keep it from looking.
+    /// are left out, unless it is this session's: only the holder can tell a run from a claim whose answer was lost,
+    /// and looks of others, which move `watch_at`, would keep it from looking.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -71,7 +71,8 @@ pub trait CatchUp {
         limit: u32,
     ) -> Result<Vec<Overdue>, LedgerError>;
 
-    /// The chains of this queue and these kinds that are left over (see [`OrphanFilter`]), those first that catch-up looks after first.
+    /// The chains of this queue and these kinds that are left behind (see [`OrphanFilter`]), in the order in which
+    /// catch-up looks after them.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -83,7 +84,7 @@ pub trait CatchUp {
         limit: u32,
     ) -> Result<Vec<Overdue>, LedgerError>;
 
-    /// Writes when to look again; answers, for each, whether nobody else was faster.
+    /// Writes when to look again; answers, for each, whether it was written. It is not when another worker was faster.
     ///
     /// # Errors
     /// When nothing of it was written.
@@ -102,9 +103,9 @@ pub trait CatchUp {
         limit: u32,
     ) -> Result<Vec<Hint>, LedgerError>;
 
-    /// Rotations of a queue that tick: those that catch-up looks after last, and those that sleep although it should have
-    /// looked after them; those that are due last first. However many there are, these are found at once: at most `limit`
-    /// of each sort are looked at.
+    /// Rotations of a queue that tick: those that catch-up looks after last, and those that sleep although it should
+    /// have looked after them; those that are due last first. However many there are, these are found at once: at most
+    /// `limit` of each sort are looked at.
     ///
     /// # Errors
     /// When the ledger cannot be read.

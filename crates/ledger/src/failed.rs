@@ -1,4 +1,4 @@
-//! The verbs for what has failed: feeding parts back, and an operator's word on them.
+//! The verbs for failures: keeping them, feeding failed parts back, and operators' orders for them.
 //!
 //! A part that failed within a run that worked waits in the ledger until reconcile *feeds* it back: the
 //! job for it is accepted into the outbox in the same transaction that names the job in the part's row.
@@ -87,7 +87,7 @@ pub enum Plan {
 /// Whether a job may run for a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// It may: nobody else does until the hold ends.
+    /// It may. No other run may until the hold ends.
     Taken(Box<Failure>),
     /// Another run has it until then.
     Held(Time),
@@ -134,7 +134,7 @@ pub trait Failures {
     /// When the ledger cannot be read.
     async fn due_items(&self, kind: String, limit: u32) -> Result<Vec<DueItem>, LedgerError>;
 
-    /// Does what was planned; answers, for each, whether nobody else was faster.
+    /// Carries out plans; answers, for each, whether it was carried out. A plan is not when another worker was faster.
     ///
     /// # Errors
     /// When some of it is not known to be written.

@@ -13,7 +13,7 @@ use crate::error::LedgerError;
 /// waits long behind it, and answers how much; zero says that nothing is left to do.
 #[async_trait]
 pub trait History {
-    /// Ends the records of claims whose lease is over, on chains that nobody will claim again; looks
+    /// Ends the records of claims whose lease is over, on chains that no worker will claim again; looks
     /// at `limit` of them.
     ///
     /// # Errors
@@ -21,7 +21,8 @@ pub trait History {
     async fn end_left(&self, limit: u32) -> Result<(), LedgerError>;
 
     /// Claims of a session on chains that do not tick, at most `limit`. The session's worker gives up those that it
-    /// does not run ([`super::Sessions::give_up`]): it never heard of them, and nobody claims such a chain again.
+    /// does not run ([`super::Sessions::give_up`]): it never got the answers to them, and no worker claims such a chain
+    /// again.
     ///
     /// # Errors
     /// When the ledger does not answer.

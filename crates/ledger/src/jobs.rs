@@ -1,4 +1,4 @@
-//! One-off jobs that the ledger keeps until they have been sent.
+//! One-off jobs that the ledger keeps until they have been sent, and messages that cannot be used.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use crate::chain::{ChainState, Hint};
 use crate::enroll::NewChain;
 use crate::error::LedgerError;
 
-/// In place of a kind, for the places that [`Jobs::reserve`] gives to messages sent again from quarantine: which
-/// retry came first. Nobody gives them up.
+/// In place of a kind, for the places that [`Jobs::reserve`] gives to messages sent again from quarantine: they say
+/// which retry came first. They are never released.
 pub const RETRIED: &str = "roundelay.retried";
 
-/// A one-off job on its way into the ledger's outbox. It stays there until it is forgotten.
+/// A one-off job on its way into the ledger's outbox. The job stays there until it is forgotten.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpawnedJob {
     /// The job's id; one that is there already is not changed.
@@ -31,7 +31,7 @@ pub struct KeptJob {
     pub number: i64,
     /// The message body.
     pub body: Vec<u8>,
-    /// Since when; or when a worker last took the job to send it.
+    /// When the job was kept; or when a worker last took it to send it.
     pub kept_at: Time,
 }
 
@@ -77,8 +77,8 @@ pub trait Jobs {
     /// When it is not known to be written.
     async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError>;
 
-    /// Keeps a message that cannot be used, where the broker keeps none. If it is that of the kept job `job`, that is
-    /// forgotten with it, so that no other start of a worker finds it again.
+    /// Keeps a message that cannot be used, where the broker keeps none. If the message is that of the kept job `job`,
+    /// the job is forgotten too, so that a worker that starts does not find it again.
     ///
     /// # Errors
     /// When it is not known to be written.
@@ -91,7 +91,7 @@ pub trait Jobs {
         at: Time,
     ) -> Result<(), LedgerError>;
 
-    /// What an owner's jobs may do; [`ChainState::Active`] for one of whom nothing is known.
+    /// What an owner's jobs may do; [`ChainState::Active`] for an owner without an order.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -104,7 +104,7 @@ pub trait Jobs {
     /// When it is not known to be written.
     async fn reserve(&self, kind: String, key: String, id: String, window: Duration) -> Result<String, LedgerError>;
 
-    /// Gives that place up.
+    /// Gives up the place that [`Jobs::reserve`] gave to the job `id`.
     ///
     /// # Errors
     /// When it is not known to be written.

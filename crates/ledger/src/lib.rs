@@ -1,7 +1,8 @@
 //! The truth about chains.
 //!
-//! Messages are replaceable hints; what the ledger says counts. What the ledger can be asked is its *verbs*; each verb
-//! is one transaction. The verbs are traits, one for each subject, and [`Ledger`] is all of them:
+//! Messages are replaceable hints; what the ledger says counts. The calls of the ledger are its *verbs*; each verb is
+//! one transaction. The verbs are grouped into traits by their callers and subject, and [`Ledger`] is the sum of the
+//! traits:
 //!
 //! | Trait | Its verbs are about | Who calls them | File |
 //! |---|---|---|---|
@@ -9,20 +10,20 @@
 //! | [`Protocol`] | a tick, from its chain's beginning to its end | the engine's pipeline | `protocol.rs` |
 //! | [`CatchUp`] | chains whose messages may be lost | the engine's catch-up | `catch_up.rs` |
 //! | [`Sessions`] | workers' leases | the engine's heartbeat | `sessions.rs` |
-//! | [`Jobs`] | one-off jobs, their owners and places; messages that cannot be used | the engine's one-off jobs | `jobs.rs` |
+//! | [`Jobs`] | one-off jobs, their owners and places; unusable messages | the engine's one-off jobs | `jobs.rs` |
 //! | [`Running`] | how far runs have come, and which one-off jobs run | the engine's desk | `running.rs` |
 //! | [`Slots`] | throttles | the engine's throttles; operators | `slots.rs` |
 //! | [`Rosters`] | the entities of a kind, held to a roster | the engine's rosters | `rosters.rs` |
 //! | [`Topology`] | the broker topology on which workers agree | the engine at its start | `topology.rs` |
 //! | [`History`] | keeping records of attempts within bounds | the engine's chores | `history.rs` |
-//! | [`StoredTexts`] | writing what users have given in another form | the engine's chores (encryption) | `stored_texts.rs` |
+//! | [`StoredTexts`] | replacing stored texts by another form | the engine's encryption | `stored_texts.rs` |
 //! | [`Failures`] | what has failed | the engine; operators; reports | `failed.rs` |
 //! | [`ChainOrders`] | orders for chains | operators | `orders.rs` |
 //! | [`Fleet`] | workers, and orders for them | the engine; operators | `fleet.rs` |
 //! | [`Access`] | who may use the API | the API | `access.rs` |
 //! | [`Reports`] | chains and attempts | command line, doctor, engine | `reports.rs` |
 //! | [`Search`] | bounded searches, and messages in quarantine | dashboard and API | `search.rs` |
-//! | [`Measured`] | how much all that is | metrics | `traffic.rs` |
+//! | [`Measured`] | how much traffic it has had, and how much it holds | metrics | `traffic.rs` |
 //!
 //! - `chain`, `enroll`, `claim`, `finish` and the other small files: what the verbs take and answer.
 //! - [`decide_claim`] decides about a claim purely, so that every ledger decides alike.
@@ -30,8 +31,8 @@
 //! - [`postgres`]: a server that many workers share, written in groups too. Like `sqlite` it has each trait in the file
 //!   of the trait's name.
 //!
-//! Layer: on `model` and `net`. May use: SQLite, PostgreSQL. Knows neither broker nor configuration: [`LedgerUrl`] says where
-//! the ledger is.
+//! Layer: on `model` and `net`. May use: SQLite, PostgreSQL. Knows neither broker nor configuration: [`LedgerUrl`] says
+//! where the ledger is.
 
 pub mod access;
 mod catch_up;

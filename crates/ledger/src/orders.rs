@@ -9,7 +9,7 @@ use crate::chain::{ChainState, Hint};
 use crate::error::LedgerError;
 use crate::look::Move;
 
-/// Which chains an [`ChainOrder`] is for: those that fit all that is given.
+/// Which chains a [`ChainOrder`] is for: those that fit all that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChainFilter {
     /// Those of this kind.
@@ -22,22 +22,22 @@ pub struct ChainFilter {
     pub like: Option<String>,
     /// Those of this platform queue.
     pub queue: Option<String>,
-    /// Those that tick, were due before this, that nobody runs, and that do not wait for the other row of their chain.
+    /// Those that tick, were due before this, are not being run, and do not wait for the other row of their chain.
     pub late_before: Option<Time>,
     /// Those in this state.
     pub state: Option<ChainState>,
 }
 
 impl ChainFilter {
-    /// The owner, when the order is for all that is hers: then it also holds for one-off jobs that still
-    /// wait in queues.
+    /// The owner, when the order is for all chains of that owner. Then the order also holds for one-off jobs of the
+    /// owner that still wait in queues.
     pub fn whole_owner(&self) -> Option<&str> {
         let of_owner = Self { owner: self.owner.clone(), ..Self::default() };
         self.owner.as_deref().filter(|_| *self == of_owner)
     }
 }
 
-/// What an operator wants of chains. Whatever runs meanwhile finishes under its own claim.
+/// An operator's order for chains. A run that goes on meanwhile finishes under its own claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainOrder {
     /// Active ones stop ticking and keep their place.
@@ -57,7 +57,7 @@ pub enum ChainOrder {
 /// Carries out orders for chains.
 #[async_trait]
 pub trait ChainOrders {
-    /// Does what an operator wants with chains; answers how many it has changed. When it has
+    /// Carries out an operator's order for chains; answers how many chains it has changed. When it has
     /// returned after [`ChainOrder::Pause`] or [`ChainOrder::Retire`], none of them is claimed any more.
     ///
     /// # Errors

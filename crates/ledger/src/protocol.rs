@@ -1,8 +1,8 @@
 //! The verbs of a tick, from the beginning of its chain to its end. The engine calls them; the proof (docs/proof.md) is
 //! about them.
 //!
-//! A job asks the ledger twice: a *claim* before its handler runs, and a *finish* with all that follows when the handler
-//! has ended.
+//! A job asks the ledger twice: a *claim* before its handler runs, and a *finish* with all that follows when the
+//! handler has ended.
 
 use std::time::Duration;
 

@@ -24,9 +24,9 @@ pub struct LateChain {
     pub looks: u32,
     /// When catch-up looks next.
     pub watch_at: Time,
-    /// Who has claimed it: nobody, or a session that is over.
+    /// Who has claimed it: no session, or one that is over.
     pub holder: Holder,
-    /// Who claimed it last, if anybody has and the record is kept.
+    /// The worker that claimed it last, if one has and the record is kept.
     pub worker: Option<String>,
     /// Why it was set aside, if its last run was lost.
     pub reason: Option<String>,
@@ -63,7 +63,7 @@ pub struct ChainView {
     pub carry: Option<String>,
     /// When a run last started; zero when none has.
     pub last_start: Time,
-    /// When a run last ended; likewise.
+    /// When a run last ended; zero when none has.
     pub last_finish: Time,
     /// The tick of which a run last started.
     pub started_tick: i64,

@@ -220,7 +220,7 @@ impl PostgresLedger {
                        WHERE kind = $1 AND key = $2 AND item = $3 AND next_retry_at = $4 AND NOT permanent";
             return Ok(self.reader.execute(sql, &[&kind, &key, &item, &seen, &next]).await? == 1);
         };
-        // Who writes jobs takes turns: see `write`.
+        // Transactions that write jobs take turns: see `write`.
         let sql = concat!(
             "WITH turn AS MATERIALIZED (
                  SELECT pg_advisory_xact_lock(hashtextextended('roundelay jobs ' || current_schema(), 0))),

@@ -46,7 +46,7 @@ impl Reader {
         id: String,
         window: Duration,
     ) -> Result<String, LedgerError> {
-        // Who finds it taken changes nothing, and is told by whom.
+        // Where the place is taken, the statement changes nothing, and answers with the job that has the place.
         let take = "WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms)
                     INSERT INTO uniques AS u (kind, key, id, until) SELECT $1, $2, $3, ms + $4 FROM now
                     ON CONFLICT (kind, key) DO UPDATE

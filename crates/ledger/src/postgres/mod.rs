@@ -5,7 +5,7 @@
 //! - `lane`: verbs that wait together are one transaction of two round trips (`group`), which
 //!   decides about them here (`verbs`, on a `page`) and writes what has come of it (`write`).
 //! - `reader`: single statements: queries (`reports`, `search`) and orders for many chains (`orders`).
-//! - `examine`: what somebody finds who only looks at the server.
+//! - `examine`: examining the server without changing anything.
 //!
 //! Only the server's clock decides. What [`crate::LedgerClock::now`] tells follows it.
 
@@ -62,7 +62,7 @@ use slots::Desk;
 
 /// Lanes for the verbs of single chains. While one waits for its commit, the other works.
 const LANES: usize = 2;
-/// So many connections at most of their own have verbs that may take longer than a group: a program may end very many
+/// The most connections for verbs that may take longer than a group, one for each: a program may end very many
 /// chains at once, by a message or a request for each.
 const OWN_CONNECTIONS: usize = 4;
 /// How long the migrations may take, or another worker's that is waited for.
@@ -100,7 +100,7 @@ pub struct PostgresLedger {
     pulse: Reader,
     marks: Marks,
     desk: Desk,
-    /// Leave to open a connection of one's own.
+    /// Permits for connections that a single verb opens.
     own: Semaphore,
     counters: Arc<Counters>,
 }
@@ -168,7 +168,7 @@ impl PostgresLedger {
         Clock::Followed(self.clock.clone())
     }
 
-    /// Waits for leave to open a connection of one's own, and keeps it.
+    /// Waits for a permit to open a connection for one verb.
     async fn own(&self) -> Result<SemaphorePermit<'_>, LedgerError> {
         self.own.acquire().await.map_err(|_| LedgerError::Closed)
     }

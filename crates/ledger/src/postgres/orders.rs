@@ -1,5 +1,4 @@
-//! What operators want, in SQL: statements that concern many chains at once,
-//! each a transaction by itself.
+//! Orders for chains, in SQL: statements that concern many chains at once, each a transaction by itself.
 
 use async_trait::async_trait;
 use std::time::Duration;
@@ -21,7 +20,7 @@ use crate::orders::{ChainFilter, ChainOrder, ChainOrders};
 
 /// How long an order may take; a million chains take some ten seconds.
 const ORDER: Duration = Duration::from_secs(600);
-/// How often an order is tried again that others were in the way of.
+/// How often an order is tried that conflicts with other transactions.
 const TRIES: u32 = 5;
 
 /// The server's time in milliseconds, and the chains that a [`ChainFilter`] means; its parameters are 1 to 7.
@@ -45,16 +44,16 @@ macro_rules! sql {
     };
 }
 
-/// What an order does, in this order, in one transaction. First it locks the chains in the order of
-/// their epochs, as everybody does; what follows then changes just these.
+/// What an order does, in this order, in one transaction. First it locks the chains in the order of their epochs, as
+/// every transaction does; the statements that follow change just these.
 fn statements(order: ChainOrder) -> Vec<&'static str> {
     macro_rules! lock {
         ($state:literal) => {
             sql!("SELECT epoch FROM chains WHERE", $state, "ORDER BY epoch FOR UPDATE")
         };
     }
-    // Where a chain stands in its own time is not known any more, so it is due now. Who held it can
-    // finish no more, and the record of that attempt ends here.
+    // Where a chain stands in its own time is not known any more, so it is due now. Its holder cannot finish any more,
+    // and the record of that attempt ends here.
     macro_rules! recover {
         ($state:literal) => {
             vec![
@@ -88,8 +87,8 @@ fn statements(order: ChainOrder) -> Vec<&'static str> {
         ],
         ChainOrder::Retire => vec![
             lock!("state <> 2"),
-            // What they wait for is wanted no more. Who runs it cannot finish it. Only these are looked at: chains that
-            // have ended before are very many in the end, and wait for nothing.
+            // The members of their batches are not wanted any more. A run of one cannot be finished. Only these are
+            // looked at: chains that have ended before are very many in the end, and wait for nothing.
             sql!(
                 "DELETE FROM chains WHERE parent <> 0 AND parent IN (SELECT epoch FROM chains WHERE",
                 "state <> 2 AND batch_total > 0",
@@ -133,7 +132,7 @@ async fn attempted(session: &mut Session, which: &ChainFilter, order: ChainOrder
     for sql in statements(order) {
         changed = transaction.execute(sql, &[kind, key, owner, &like, queue, &late_before, &state]).await?;
     }
-    // What a chain has waited for that begins anew is wanted no more. Who runs it cannot finish it.
+    // The members of the batch of a chain that begins anew are not wanted any more. A run of one cannot be finished.
     let members = "DELETE FROM chains m WHERE m.parent <> 0 AND NOT EXISTS
                        (SELECT FROM chains p WHERE p.epoch = m.parent AND p.state <> 2)";
     if matches!(order, ChainOrder::Recover | ChainOrder::RecoverAll) {
@@ -146,7 +145,7 @@ async fn attempted(session: &mut Session, which: &ChainFilter, order: ChainOrder
     Ok(changed)
 }
 
-/// What holds for an owner holds for one-off jobs that still wait in queues, too.
+/// An order for an owner also holds for one-off jobs that still wait in queues.
 async fn steer_owner(transaction: &Transaction<'_>, owner: &str, order: ChainOrder) -> Result<(), Error> {
     let state = match order {
         ChainOrder::Pause => ChainState::Paused,
@@ -221,7 +220,7 @@ impl Reader {
         Ok(self.execute(sql, &[&kind, &key, &schedule]).await? == 1)
     }
 
-    /// Like everybody it locks the chains in the order of their epochs first.
+    /// Locks the chains in the order of their epochs first, as every transaction does.
     pub(super) async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>> {
         let sql = "WITH moves AS MATERIALIZED (
                        SELECT * FROM unnest($1::int8[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::int8[])
@@ -254,7 +253,7 @@ impl Reader {
 #[async_trait]
 impl ChainOrders for PostgresLedger {
     async fn order_chains(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
-        let _leave = self.own().await?;
+        let _permit = self.own().await?;
         order_chains(&self.address, &which, order).await
     }
 
@@ -275,7 +274,7 @@ impl ChainOrders for PostgresLedger {
     }
 
     async fn advance_all(&self, which: ChainFilter, limit: u32, slack: Duration) -> Result<Vec<Hint>> {
-        // Like everybody it locks the chains in the order of their epochs first.
+        // Locks the chains in the order of their epochs first, as every transaction does.
         let sql = "WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms),
                    chosen AS MATERIALIZED (
                        SELECT epoch FROM chains, now

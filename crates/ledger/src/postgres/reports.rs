@@ -1,4 +1,4 @@
-//! The verbs that only read, in SQL.
+//! Reports, in SQL: the verbs that only read.
 
 use async_trait::async_trait;
 use std::time::Duration;
@@ -35,9 +35,9 @@ pub(super) fn holder(row: &Row, column: usize) -> std::result::Result<Holder, Er
 
 pub(super) use holder_of;
 
-/// Whether a row of `chains` that is due waits for the other row of its chain: for the end of its run, or, a manual run,
-/// for the end of the cooldown that it has been put off to. Asked only of rows that can have such a row beside them, so
-/// that it costs the others nothing.
+/// Whether a row of `chains` that is due waits for the other row of its chain: for the end of its run, or, a manual
+/// run, for the end of the cooldown that it has been put off to. Asked only of rows that can have such a row beside
+/// them, so that it costs the others nothing.
 macro_rules! waits_for_twin {
     ($now:literal) => {
         concat!(

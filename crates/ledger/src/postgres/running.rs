@@ -14,7 +14,7 @@ use super::reader::Reader;
 use crate::error::LedgerError;
 use crate::running::{Running, RunningJob};
 
-/// Waits for nobody: what another worker forgets just now is forgotten all the same.
+/// Waits for no lock: rows that another worker is deleting are skipped.
 const FORGET: &str = "DELETE FROM running WHERE (id, worker) IN (
                           SELECT id, worker FROM running
                           WHERE until <= ledger_millis()
@@ -107,8 +107,8 @@ impl Running for PostgresLedger {
 }
 
 impl Reader {
-    /// What somebody else has locked is about to end, and says itself how far it has come. So this waits
-    /// for nobody, and nobody can wait for this in a circle.
+    /// A row that another transaction has locked is about to end, and its end has the progress. So this waits for no
+    /// lock, and cannot be part of a deadlock.
     pub(super) async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
         let (fences, texts): (Vec<i64>, Vec<String>) =
             runs.into_iter().map(|(fence, progress)| (fence, progress.text())).unzip();

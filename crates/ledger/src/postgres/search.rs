@@ -23,7 +23,7 @@ const LOOKED: &str = "SELECT kind, key FROM chains
     WHERE (kind, key) > ($1, $2) AND kind <= $3 AND NOT once AND parent = 0
     ORDER BY kind, key OFFSET $4 LIMIT 1";
 
-/// The chains of an owner with no more than so many are looked at by their index.
+/// An owner with at most this many chains is searched by the owners' index.
 const FEW: i64 = 10_000;
 
 impl PostgresLedger {

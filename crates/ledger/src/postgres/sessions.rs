@@ -15,7 +15,8 @@ use crate::sessions::{Beat, Session, Sessions};
 const BEGIN: &str = "
     INSERT INTO sessions (session, worker, lease, mark, beat)
     VALUES (nextval('fences'), $1, $2, $3, ledger_millis()) RETURNING session";
-/// All that go on, as they were before; whether one's own is among them; and which of the dead are ended by this.
+/// All sessions that went on before this statement; whether the caller's is among them; and which of the dead this
+/// statement has ended.
 const BEAT: &str = "
     WITH mine AS (UPDATE sessions SET beat = greatest(beat + 1, ledger_millis()) WHERE session = $1
                   RETURNING session),

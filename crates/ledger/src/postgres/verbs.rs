@@ -1,5 +1,5 @@
-//! The verbs that write, as decisions on a [`Page`] (pure). When they are decided, and when their
-//! answers are true, is the business of [`super::lane`].
+//! The verbs that write, as decisions on a [`Page`] (pure). [`super::lane`] decides when they run, and when their
+//! answers are given.
 
 use std::time::Duration;
 
@@ -22,13 +22,13 @@ use crate::jobs::SpawnedJob;
 /// Something to decide and write. It may be decided more than once, each time on another page,
 /// when a transaction has to be tried again.
 pub(super) trait Decide: Send {
-    /// What it comes to.
+    /// The verb's answer.
     type Answer: Send;
 
-    /// Says what it needs.
+    /// Adds what the verb needs to `wanted`.
     fn wants(&self, wanted: &mut Wanted);
 
-    /// Says what else it needs, once it is known what there is.
+    /// Adds what else the verb needs, once the locked rows are known.
     fn wants_further(&self, _page: &mut Page, _wanted: &mut Wanted) {}
 
     /// Decides, and changes the page.
@@ -112,7 +112,7 @@ impl Decide for ClaimRequest {
         let fence = page.take_fence();
         let lost = found.is_held();
         if lost {
-            // The holder never finished, and is gone; or never had the answer.
+            // The holder never finished, and is gone; or never got the answer.
             let unheard = (self.again && found.chain.session == self.session).then_some(UNHEARD);
             page.lost(found.fence, unheard);
         }
@@ -131,7 +131,7 @@ impl Decide for ClaimRequest {
                 (held.looks, held.watch_at) = (0, held.watch_at.min(ChainRow::watched_after_death(now)));
             }
             held.hold(self.session);
-            // What is claimed has been sent, whether or not the note of it has come.
+            // A message that is claimed has been sent, whether or not the note of that has come.
             held.chain.sent = true;
             if refused.is_none() && held.batch_total == 0 {
                 (held.chain.started_tick, held.chain.last_start) = (held.chain.hint.tick, now);
@@ -207,7 +207,7 @@ impl Decide for FinishRequest {
             if self.carry.is_some() {
                 (held.carry, held.carries) = (self.carry.clone(), true);
             }
-            // What a retired chain would wait for is wanted no more.
+            // A retired chain waits for no batch.
             let members = if held.chain.state == ChainState::Retired { 0 } else { self.members.len() };
             let members = i64::try_from(members).unwrap_or(i64::MAX);
             (held.batch_total, held.chain.batch_open, held.batch_failed) = (members, members, 0);
@@ -224,7 +224,7 @@ impl Decide for FinishRequest {
             progress: self.progress.as_ref().map(Progress::text),
             only_if_open: false,
         };
-        // An end that is written stays: whoever was not told of it may ask again when the chain has moved on.
+        // An end that is written stays: a finish whose answer was lost may be asked again when the chain has moved on.
         if page.writes.ended.get(&self.fence).is_none_or(|there| there.verdict == "lost" && there.reason.is_none()) {
             page.writes.ended.insert(self.fence, ended);
         }
@@ -263,7 +263,7 @@ fn count_for_rotation(page: &mut Page, finish: &FinishRequest, manual: &ChainRow
     rotation.moved = true;
     if finish.verdict == Verdict::Retired {
         rotation.chain.state = ChainState::Retired;
-        // What it waits for is wanted no more. Who runs it cannot finish it.
+        // The members of its batch are not wanted any more. A run of one cannot be finished.
         (rotation.batch_total, rotation.chain.batch_open) = (0, 0);
         let epoch = rotation.chain.hint.epoch;
         page.writes.over.push(epoch);
@@ -611,7 +611,7 @@ impl Decide for ForgetJobs {
     }
 }
 
-/// Nothing itself: what it waits for is the commit that it is in.
+/// Writes nothing itself: its caller waits for the commit that covers the notes before it.
 pub(super) struct Flush;
 
 impl Decide for Flush {

@@ -1,4 +1,4 @@
-//! Who may use the API, what they have done and what they have asked, in SQL.
+//! The API's tokens, audit and requests, in SQL.
 
 use std::time::Duration;
 
@@ -129,7 +129,7 @@ impl Store {
             Some((_, _, until, None)) if now < until => return Ok(Begun::Running),
             _ => {}
         }
-        // With a new number, whoever held it before cannot end it any more.
+        // With a new number, the server that held the request before cannot end it any more.
         self.connection.prepare_cached("DELETE FROM requests WHERE actor = ?1 AND key = ?2")?.execute([actor, key])?;
         let insert = "INSERT INTO requests (actor, key, fingerprint, began, lease_until) VALUES (?1, ?2, ?3, ?4, ?5)
                       RETURNING number";
@@ -234,7 +234,7 @@ impl Access for SqliteLedger {
     async fn forget_access(&self, limit: u32) -> std::result::Result<usize, LedgerError> {
         let clock = self.clock.clone();
         let now = clock.now();
-        // Mostly there is none: then nothing is written, and nobody waits for the lock.
+        // Mostly there is nothing to forget: then nothing is written, and no other verb waits for the lock.
         if !self.read(move |store| store.any_access_to_forget(now)).await? {
             return Ok(0);
         }

@@ -45,7 +45,7 @@ pub(super) fn failure(row: &Row<'_>) -> Result<Failure> {
 }
 
 impl Store {
-    /// What is permanent for a part stays so, whatever is told of it later; of a whole entity the last word counts.
+    /// A part that failed permanently stays so, whatever is reported later; for a whole entity the last report counts.
     /// While a job is under way for a part, that job is waited for.
     pub(super) fn record_failure(&mut self, kind: &str, key: &str, failed: &FailedItem, at: Time) -> Result<()> {
         let FailedItem { item, reason, code, next_retry_at, permanent } = failed;

@@ -1,4 +1,4 @@
-//! Workers and what was ordered of them, in SQL.
+//! Workers and the orders for them, in SQL.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +72,7 @@ impl Store {
         .collect()
     }
 
-    /// Nothing when there is no such worker.
+    /// `None` when there is no such worker.
     fn order_fleet(
         &mut self,
         subject: &Subject,

@@ -12,7 +12,7 @@ use crate::history::History;
 
 /// Those of the `?2` oldest attempts that ended before `?1`. Attempts end about in the order of
 /// their fences, so only the oldest are looked at. One that has no end a day after it began was cut
-/// off, on a chain that nobody has claimed since.
+/// off, on a chain that no worker has claimed since.
 const OLD: &str = "fence IN (SELECT fence FROM attempts ORDER BY fence LIMIT ?2)
                    AND coalesce(finished, started + 86400000) < ?1";
 
@@ -47,7 +47,7 @@ impl Store {
         Ok(())
     }
 
-    /// Mostly the very first that has an end is young, and then there is nothing to look for.
+    /// Mostly even the oldest attempt that has ended is young, and then there is nothing to delete.
     fn any_old(&self, before: Time) -> Result<bool> {
         let oldest = "SELECT coalesce(finished, started + 86400000) < ?1 FROM attempts
                       WHERE finished IS NOT NULL OR started + 86400000 < ?1 ORDER BY fence LIMIT 1";
@@ -120,7 +120,7 @@ impl Store {
 impl History for SqliteLedger {
     async fn end_left(&self, limit: u32) -> std::result::Result<(), LedgerError> {
         let clock = self.clock.clone();
-        // Every sweep asks, and mostly there is none: then nothing is written, and nobody waits for the lock.
+        // Every sweep asks, and mostly there is none: then nothing is written, and no other verb waits for the lock.
         if !self.read(Store::any_left).await? {
             return Ok(());
         }

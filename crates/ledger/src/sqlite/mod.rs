@@ -1,6 +1,6 @@
 //! The ledger in a SQLite file: WAL, `synchronous=FULL`, one writing thread with group commit,
 //! and a second connection for reading. Several processes on one machine may share the file; it
-//! must not lie on a network file system. [`examine`] is for whoever only looks at it.
+//! must not lie on a network file system. [`examine`] only looks at it.
 
 mod access;
 mod catch_up;
@@ -67,9 +67,9 @@ pub struct SqliteLedger {
     late: Lateness,
     /// Beside the file; none in memory.
     marks: Arc<Marks>,
-    /// When a beat was last written into the table, in milliseconds.
+    /// The ledger's time, in milliseconds, when a beat was last written into the table.
     told: AtomicI64,
-    /// When its time was last noted, in milliseconds.
+    /// The ledger's time, in milliseconds, when that time was last noted.
     noted: AtomicI64,
 }
 

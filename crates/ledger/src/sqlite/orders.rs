@@ -1,4 +1,4 @@
-//! What operators want, in SQL.
+//! Orders for chains, in SQL.
 
 use async_trait::async_trait;
 use rusqlite::Row;
@@ -15,8 +15,8 @@ use crate::error::LedgerError;
 use crate::look::{Move, sqlite_glob};
 use crate::orders::{ChainFilter, ChainOrder, ChainOrders};
 
-/// The chains that a [`ChainFilter`] means, of `chains`; its parameters are 1 to 7, and 8 is now. Members of a batch go with
-/// its chain.
+/// The chains that a [`ChainFilter`] means, of `chains`; its parameters are 1 to 7, and 8 is now. Members of a batch go
+/// with its chain.
 pub(super) const WHICH: &str = concat!(
     "(?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR key = ?2)
      AND (?3 IS NULL OR owner = ?3) AND (?4 IS NULL OR key GLOB ?4) AND (?5 IS NULL OR queue = ?5)
@@ -25,7 +25,7 @@ pub(super) const WHICH: &str = concat!(
     ")) AND (?7 IS NULL OR state = ?7) AND parent = 0"
 );
 
-/// The same, with what leads to few chains said once more, so that an index is found for it.
+/// [`WHICH`], with the conditions that leave few chains repeated, so that SQLite finds an index for them.
 pub(super) fn which_of(which: &ChainFilter) -> String {
     let name = if which.kind.is_some() && which.key.is_some() { " AND kind = ?1 AND key = ?2" } else { "" };
     let owner = if which.owner.is_some() { " AND owner = ?3" } else { "" };
@@ -81,7 +81,7 @@ impl Store {
             }
         };
         if order == ChainOrder::Retire {
-            // What they wait for is wanted no more. Who runs it cannot finish it.
+            // The members of their batches are not wanted any more. A run of one cannot be finished.
             self.connection.prepare_cached(&drop_members_of(which))?.execute(parameters)?;
         }
         let sql = format!("UPDATE chains SET state = {states} AND {}", which_of(which));
@@ -89,7 +89,7 @@ impl Store {
         Ok(changed as u64)
     }
 
-    /// What holds for an owner holds for one-off jobs that still wait in queues, too.
+    /// An order for an owner also holds for one-off jobs that still wait in queues.
     fn steer_owner(&mut self, owner: &str, order: ChainOrder, at: Time) -> Result<()> {
         let state = match order {
             ChainOrder::Pause => ChainState::Paused,
@@ -151,7 +151,7 @@ impl Store {
         let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;
         let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
         let state = state.map(|state| state as i64);
-        // Who runs what is in another table meanwhile, and matters to those only that ask for it.
+        // The holders of hot chains are in another table, and matter only to a filter that asks for late chains.
         let chains = if late_before.is_some() { "chains_now" } else { "chains" };
         let sql = format!("SELECT count(*) FROM {chains} AS chains WHERE {states} AND {}", which_of(which));
         let count = |row: &Row<'_>| row.get::<_, i64>(0);

@@ -1,4 +1,4 @@
-//! The verbs that only read, in SQL.
+//! Reports, in SQL: the verbs that only read.
 
 use async_trait::async_trait;
 use std::collections::{BTreeMap, HashSet};
@@ -18,9 +18,9 @@ use crate::look::{Cursor, ListFilter, Listed, OwnerCensus, sqlite_glob};
 use crate::orders::ChainFilter;
 use crate::reports::{AttemptRecord, ChainView, LateChain, Reports};
 
-/// Whether a row of `chains` that is due waits for the other row of its chain: for the end of its run, or, a manual run,
-/// for the end of the cooldown that it has been put off to. Asked only of rows that can have such a row beside them, so
-/// that it costs the others nothing.
+/// Whether a row of `chains` that is due waits for the other row of its chain: for the end of its run, or, a manual
+/// run, for the end of the cooldown that it has been put off to. Asked only of rows that can have such a row beside
+/// them, so that it costs the others nothing.
 macro_rules! waits_for_twin {
     ($now:literal) => {
         concat!(
@@ -37,8 +37,8 @@ macro_rules! waits_for_twin {
 }
 pub(super) use waits_for_twin;
 
-/// The sessions of workers that were heard of within 40 seconds: what somebody sees who only looks, where perhaps no worker
-/// is left to end the others. `?2` is now.
+/// The sessions whose beat has risen within 40 seconds. A program that only looks cannot rely on the table: perhaps no
+/// worker is left to end dead sessions. `?2` is now.
 const HEARD: &str = "(SELECT session FROM sessions WHERE beat > ?2 - 40000)";
 
 impl Store {
@@ -106,7 +106,7 @@ impl Store {
                 ChainState::Active => {
                     let (due, sent) = (time(row, 3)?, row.get(4)?);
                     let holder = match row.get(2)? {
-                        0 => Holder::Nobody,
+                        0 => Holder::None,
                         session if alive.contains(&session) => Holder::Alive,
                         _ => Holder::Gone,
                     };
@@ -157,8 +157,8 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<Listed>> {
         let (state, running) = filter.bounds();
-        // Chains that do not tick are few as a rule, and have the partial index `chains_resting`. SQLite uses that index
-        // only where the query repeats the index's condition, `state <> 0`, word for word.
+        // Chains that do not tick are few as a rule, and have the partial index `chains_resting`. SQLite uses that
+        // index only where the query repeats the index's condition, `state <> 0`, word for word.
         let resting = state.filter(|state| *state != ChainState::Active as i64);
         let resting = resting.map_or_else(String::new, |state| format!(" AND state = {state} AND state <> 0"));
         let sql = format!(

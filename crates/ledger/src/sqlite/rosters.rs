@@ -38,7 +38,7 @@ impl Store {
                      WHERE kind = ?1 AND key = ?2 AND once = 1 AND parent = 0 AND state <> 2",
                 )?
                 .execute([&kind, &key])?;
-            // What it waits for is wanted no more. Who runs it cannot finish it.
+            // The members of its batch are not wanted any more. A run of one cannot be finished.
             self.connection
                 .prepare_cached(
                     "DELETE FROM chains WHERE parent <> 0 AND parent IN

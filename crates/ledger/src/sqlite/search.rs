@@ -18,9 +18,9 @@ use crate::orders::ChainFilter;
 use crate::reports::AttemptRecord;
 use crate::search::{Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
 
-/// To fetch a chain takes as much as to read so many names in their order.
+/// How many names can be read in their order at the cost of fetching one chain.
 const FETCH: u32 = 8;
-/// The chains of an owner with no more than so many are looked at by their index.
+/// An owner with at most this many chains is searched by the owners' index.
 const FEW: u32 = 10_000;
 
 impl Store {

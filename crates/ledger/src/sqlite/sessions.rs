@@ -1,7 +1,7 @@
 //! Workers' leases, in SQL and by marks: see [`crate::mark`].
 //!
-//! All workers on a file are on one machine, so they say by their marks that they live, and a ledger that is busy, or a
-//! file that is locked for long, makes no worker seem dead. In memory there is no mark: there the table says it.
+//! All workers on a file are on one machine, so they beat by their marks, and a ledger that is busy, or a file that is
+//! locked for long, makes no worker seem dead. In memory there is no mark: there the table has the beat.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -18,11 +18,11 @@ use crate::claim::ClaimId;
 use crate::error::LedgerError;
 use crate::sessions::{Beat, Session, Sessions};
 
-/// In milliseconds.
+/// How often a beat is also written into the table, in milliseconds.
 const TELL_EVERY: i64 = 10_000;
 
 impl Store {
-    /// The sessions of workers that were heard of of late: see [`super::reports`].
+    /// The sessions whose beat has risen recently: see [`super::reports`].
     pub(super) fn sessions_heard_of(&self, now: Time) -> Result<HashSet<i64>> {
         let heard_of = "SELECT session FROM sessions WHERE beat > ?1 - 40000";
         self.connection.prepare_cached(heard_of)?.query_map([now.as_millis()], |row| row.get(0))?.collect()
@@ -103,7 +103,7 @@ impl Sessions for SqliteLedger {
     async fn beat(&self, session: i64, dead: Vec<(i64, i64)>) -> std::result::Result<Beat, LedgerError> {
         let now = self.clock.now();
         let marked = self.marks.beat(session, now).map_err(unmarked)?;
-        // Whoever only looks has it from the table, and need not have it at once.
+        // A program that only looks reads the beat from the table, and does not need it at once.
         let told = self.told.load(Ordering::Relaxed);
         if !marked || now.as_millis() >= told + TELL_EVERY {
             self.told.store(now.as_millis(), Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! The verbs that write, in SQL. Plain and synchronous: who calls them, and when a transaction commits, is
-//! [`super::writer`]'s business.
+//! The verbs that write, in SQL. Plain and synchronous: [`super::writer`] calls them, and decides when a transaction
+//! commits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,9 +33,9 @@ pub struct Store {
     pub slots: bool,
 }
 
-/// How many workers have died over the attempt of a claim, its own among them: back to where something was heard of the
-/// attempt. Whoever was taken for dead, and has come to an end after all, is `fenced`; `lost` for a reason of its own is
-/// what nobody died over.
+/// How many workers have died over the attempt of a claim, its own among them: back to the last record that is neither
+/// `lost` nor `fenced`. The record of a run that was taken for dead and finished after all is `fenced`; a record that
+/// is `lost` with a reason is not a death.
 const DEATHS: &str = "
     WITH RECURSIVE claims AS (
         SELECT previous, epoch, tick, attempt, verdict, reason, 1 AS nth FROM attempts WHERE fence = ?1
@@ -220,7 +220,7 @@ impl Store {
     }
 
     /// Gives a chain a new epoch, in which it has no message, no holder, and its first attempt
-    /// before it. Who held it can finish no more, and the record of that attempt ends here.
+    /// before it. Its holder cannot finish any more, and the record of that attempt ends here.
     pub(super) fn new_epoch(&mut self, old: i64, now: Time) -> Result<i64> {
         self.fold_hot("SELECT ?1 AS epoch", [old])?;
         self.connection
@@ -242,7 +242,7 @@ impl Store {
         Ok(epoch)
     }
 
-    /// The members of a chain's batch are wanted no more. Who runs one cannot finish it.
+    /// Deletes the members of a chain's batch, which are not wanted any more. A run of one cannot be finished.
     fn drop_members(&mut self, parent: i64) -> Result<()> {
         self.fold_hot("SELECT epoch FROM chains WHERE parent = ?1 AND parent <> 0", [parent])?;
         self.connection.prepare_cached("DELETE FROM chains WHERE parent = ?1 AND parent <> 0")?.execute([parent])?;
@@ -314,9 +314,9 @@ impl Store {
         if let Some(rotation) = twin.filter(|_| chain.once) {
             (chain.schedule, carry) = (rotation.chain.schedule, rotation.carry);
         }
-        let lost = chain.holder != Holder::Nobody;
+        let lost = chain.holder != Holder::None;
         if lost {
-            // The holder never finished, and is gone; or never had the answer.
+            // The holder never finished, and is gone; or never got the answer.
             let unheard = (request.again && chain.session == request.session).then_some(UNHEARD);
             self.connection
                 .prepare_cached(
@@ -348,7 +348,7 @@ impl Store {
         }
         let starts = refused.is_none() && batch.is_none();
         let (tick, start) = if starts { (chain.hint.tick, now) } else { (chain.started_tick, chain.last_start) };
-        // What is claimed has been sent, whether or not the note of it has come.
+        // A message that is claimed has been sent, whether or not the note of that has come.
         self.heat(request.hint.epoch, fence, request.session, true, (tick, start))?;
         Ok(Claim::Granted(Grant {
             fence,
@@ -464,7 +464,7 @@ impl Store {
         Ok(Finish::Applied(messages))
     }
 
-    /// The chain that whoever finishes holds, if it is held by nobody else.
+    /// The chain of a finish, if the claim that finishes holds it.
     fn held(&self, f: &FinishRequest) -> Result<Option<Held>> {
         let sql = format!(
             "SELECT {HINT}, state, owner, started_tick, last_start, once FROM chains_now
@@ -482,7 +482,7 @@ impl Store {
         held.optional()
     }
 
-    /// Writes where a finish puts the chain, which nobody holds any more then. Answers what is to be sent for it.
+    /// Writes where a finish puts the chain, and releases it. Answers what is to be sent for it.
     fn move_on(&mut self, f: &FinishRequest, held: &Held) -> Result<Option<Hint>> {
         let (tick, attempt, due) = f.place();
         let (retired, waits) = (f.next == Next::End, f.next == Next::Gather);
@@ -511,7 +511,7 @@ impl Store {
             f.ran,
             f.at.as_millis(),
             f.carry,
-            // What a retired chain would wait for is wanted no more.
+            // A retired chain waits for no batch.
             if state == ChainState::Retired { 0 } else { f.members.len() as i64 },
             held.started.0,
             held.started.1.as_millis()
@@ -520,7 +520,7 @@ impl Store {
             self.connection.prepare_cached("DELETE FROM hot_chains WHERE epoch = ?1")?.execute([f.epoch])?;
             return Ok(None);
         }
-        // What is left to do for it is to send the successor, and to say so.
+        // What is left to do for this tick is to send the successor, and to note that.
         self.heat(f.epoch, f.fence, 0, false, held.started)?;
         Ok(Some(Hint { tick, attempt, due, ..held.hint.clone() }))
     }
@@ -532,7 +532,7 @@ impl Store {
         self.fold_hot(rotation, [kind, key])?;
         let (ended, retired) = (f.next == Next::End, f.verdict == Verdict::Retired);
         if retired {
-            // What it waits for is wanted no more. Who runs it cannot finish it.
+            // The members of its batch are not wanted any more. A run of one cannot be finished.
             let epoch =
                 self.connection.prepare_cached(rotation)?.query_row([kind, key], |row| row.get(0)).optional()?;
             epoch.map_or(Ok(()), |epoch| self.drop_members(epoch))?;
