@@ -126,7 +126,7 @@ impl CatchUp for PostgresLedger {
     }
 }
 
-pub(super) fn overdue(row: &Row) -> std::result::Result<Overdue, Error> {
+pub(super) fn overdue(row: &Row) -> Result<Overdue, Error> {
     Ok(Overdue {
         hint: hint(row)?,
         sent: row.try_get(8)?,

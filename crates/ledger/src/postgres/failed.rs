@@ -49,7 +49,7 @@ macro_rules! now {
     };
 }
 
-pub(super) fn failure(row: &Row) -> std::result::Result<Failure, Error> {
+pub(super) fn failure(row: &Row) -> Result<Failure, Error> {
     Ok(Failure {
         kind: row.try_get(0)?,
         key: row.try_get(1)?,

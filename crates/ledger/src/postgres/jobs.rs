@@ -117,6 +117,6 @@ impl Jobs for PostgresLedger {
     }
 }
 
-fn kept_job(row: &Row) -> std::result::Result<KeptJob, Error> {
+fn kept_job(row: &Row) -> Result<KeptJob, Error> {
     Ok(KeptJob { number: row.try_get(0)?, body: row.try_get(1)?, kept_at: time(row, 2)? })
 }

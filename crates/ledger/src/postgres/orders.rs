@@ -243,7 +243,7 @@ impl Reader {
         let parameters: [&(dyn ToSql + Sync); 6] = [&epochs, &ticks, &was, &nominal, &due, &watch_at];
         let rows = self.query(sql, &parameters).await?;
         let told = |error: Error| LedgerError::Statement(words(&error));
-        let moved: Vec<Hint> = rows.iter().map(hint).collect::<std::result::Result<_, _>>().map_err(told)?;
+        let moved: Vec<Hint> = rows.iter().map(hint).collect::<Result<_, _>>().map_err(told)?;
         let mut moved: std::collections::HashMap<i64, Hint> =
             moved.into_iter().map(|hint| (hint.epoch, hint)).collect();
         Ok(moves.iter().map(|m| moved.remove(&m.epoch)).collect())
@@ -298,6 +298,6 @@ impl ChainOrders for PostgresLedger {
             [&kind, &key, &owner, &like, &queue, &late_before, &slack, &limit, &state];
         let rows = self.reader.query(sql, &parameters).await?;
         let told = |error: Error| LedgerError::Statement(words(&error));
-        rows.iter().map(hint).collect::<std::result::Result<_, _>>().map_err(told)
+        rows.iter().map(hint).collect::<Result<_, _>>().map_err(told)
     }
 }

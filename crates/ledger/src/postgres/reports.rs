@@ -18,7 +18,7 @@ use crate::look::{Cursor, ListFilter, Listed, OwnerCensus, sql_like};
 use crate::orders::ChainFilter;
 use crate::reports::{AttemptRecord, ChainView, LateChain, Reports};
 
-pub(super) fn time(row: &Row, column: usize) -> std::result::Result<Time, Error> {
+pub(super) fn time(row: &Row, column: usize) -> Result<Time, Error> {
     row.try_get(column).map(Time::from_millis)
 }
 
@@ -29,7 +29,7 @@ macro_rules! holder_of {
     };
 }
 
-pub(super) fn holder(row: &Row, column: usize) -> std::result::Result<Holder, Error> {
+pub(super) fn holder(row: &Row, column: usize) -> Result<Holder, Error> {
     row.try_get(column).map(Holder::from_number)
 }
 
@@ -251,7 +251,7 @@ impl Reader {
     }
 }
 
-fn chain(row: &Row) -> std::result::Result<ChainView, Error> {
+fn chain(row: &Row) -> Result<ChainView, Error> {
     Ok(ChainView {
         hint: hint(row)?,
         state: ChainState::from_number(row.try_get(8)?),
@@ -276,7 +276,7 @@ fn chain(row: &Row) -> std::result::Result<ChainView, Error> {
 
 /// In the order fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped, misfired,
 /// progress.
-pub(super) fn attempt(row: &Row) -> std::result::Result<AttemptRecord, Error> {
+pub(super) fn attempt(row: &Row) -> Result<AttemptRecord, Error> {
     Ok(AttemptRecord {
         fence: row.try_get(0)?,
         epoch: row.try_get(1)?,
@@ -294,7 +294,7 @@ pub(super) fn attempt(row: &Row) -> std::result::Result<AttemptRecord, Error> {
     })
 }
 
-pub(super) fn listed(row: &Row) -> std::result::Result<Listed, Error> {
+pub(super) fn listed(row: &Row) -> Result<Listed, Error> {
     Ok(Listed {
         hint: hint(row)?,
         state: ChainState::from_number(row.try_get(8)?),

@@ -107,7 +107,7 @@ impl CatchUp for SqliteLedger {
         kinds: Kinds,
         left: OrphanFilter,
         limit: u32,
-    ) -> std::result::Result<Vec<Overdue>, LedgerError> {
+    ) -> Result<Vec<Overdue>, LedgerError> {
         self.read(move |store| store.orphans(&queue, &kinds, left, limit)).await
     }
 

@@ -80,7 +80,7 @@ const NOTE_EVERY: i64 = 10_000;
 impl SqliteLedger {
     /// Looks whether the wall clock was set; of several processes that notice, each writes what it has seen, and the
     /// first one written counts for all.
-    pub(super) async fn look_at_clock(&self) -> std::result::Result<(), LedgerError> {
+    pub(super) async fn look_at_clock(&self) -> Result<(), LedgerError> {
         let machine = match &self.clock {
             Clock::Machine(machine) => machine,
             Clock::Server(server) => {

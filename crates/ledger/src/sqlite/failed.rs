@@ -218,43 +218,43 @@ impl Failures for SqliteLedger {
         filter: FailureFilter,
         after: Option<FailureCursor>,
         limit: u32,
-    ) -> std::result::Result<Vec<Failure>, LedgerError> {
+    ) -> Result<Vec<Failure>, LedgerError> {
         self.read(move |store| store.failed(&filter, after, limit)).await
     }
 
-    async fn count_failed(&self, filter: FailureFilter) -> std::result::Result<(u64, u64), LedgerError> {
+    async fn count_failed(&self, filter: FailureFilter) -> Result<(u64, u64), LedgerError> {
         self.read(move |store| store.count_failed(&filter)).await
     }
 
-    async fn retry_failed(&self, filter: FailureFilter) -> std::result::Result<u64, LedgerError> {
+    async fn retry_failed(&self, filter: FailureFilter) -> Result<u64, LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.retry_failed(&filter, clock.now())).await
     }
 
-    async fn drop_failed(&self, filter: FailureFilter) -> std::result::Result<u64, LedgerError> {
+    async fn drop_failed(&self, filter: FailureFilter) -> Result<u64, LedgerError> {
         self.writer.write(move |store| store.drop_failed(&filter)).await
     }
 
-    async fn due_items(&self, kind: String, limit: u32) -> std::result::Result<Vec<DueItem>, LedgerError> {
+    async fn due_items(&self, kind: String, limit: u32) -> Result<Vec<DueItem>, LedgerError> {
         let now = self.clock.now();
         self.read(move |store| store.due_items(&kind, now, limit)).await
     }
 
-    async fn plan_items(&self, planned: Vec<PlannedItem>) -> std::result::Result<Vec<bool>, LedgerError> {
+    async fn plan_items(&self, planned: Vec<PlannedItem>) -> Result<Vec<bool>, LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.plan_items(&planned, clock.now())).await
     }
 
-    async fn hold_item(&self, id: String, length: Duration) -> std::result::Result<Hold, LedgerError> {
+    async fn hold_item(&self, id: String, length: Duration) -> Result<Hold, LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.hold_item(&id, clock.now(), length)).await
     }
 
-    async fn put_off_item(&self, id: String, until: Time) -> std::result::Result<(), LedgerError> {
+    async fn put_off_item(&self, id: String, until: Time) -> Result<(), LedgerError> {
         self.writer.write(move |store| store.put_off_item(&id, until)).await
     }
 
-    async fn end_item(&self, id: String, end: ItemEnd, at: Time) -> std::result::Result<(), LedgerError> {
+    async fn end_item(&self, id: String, end: ItemEnd, at: Time) -> Result<(), LedgerError> {
         self.writer.write(move |store| store.end_item(&id, &end, at)).await
     }
 

@@ -118,7 +118,7 @@ impl Store {
 
 #[async_trait]
 impl History for SqliteLedger {
-    async fn end_left(&self, limit: u32) -> std::result::Result<(), LedgerError> {
+    async fn end_left(&self, limit: u32) -> Result<(), LedgerError> {
         let clock = self.clock.clone();
         // Every sweep asks, and mostly there is none: then nothing is written, and no other verb waits for the lock.
         if !self.read(Store::any_left).await? {
@@ -127,15 +127,15 @@ impl History for SqliteLedger {
         self.writer.write(move |store| store.end_left(clock.now(), limit)).await
     }
 
-    async fn left_with(&self, session: i64, limit: u32) -> std::result::Result<Vec<ClaimId>, LedgerError> {
+    async fn left_with(&self, session: i64, limit: u32) -> Result<Vec<ClaimId>, LedgerError> {
         self.read(move |store| store.left_with(session, limit)).await
     }
 
-    async fn archive(&self, before: Time, limit: u32) -> std::result::Result<usize, LedgerError> {
+    async fn archive(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
         self.writer.write(move |store| store.archive(before, limit)).await
     }
 
-    async fn expire(&self, before: Time, limit: u32) -> std::result::Result<usize, LedgerError> {
+    async fn expire(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
         self.writer.write(move |store| store.expire(before, limit)).await
     }
 

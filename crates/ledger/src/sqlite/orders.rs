@@ -228,12 +228,7 @@ impl ChainOrders for SqliteLedger {
         self.writer.write(move |store| store.reschedule(&moves)).await
     }
 
-    async fn advance_all(
-        &self,
-        which: ChainFilter,
-        limit: u32,
-        slack: Duration,
-    ) -> std::result::Result<Vec<Hint>, LedgerError> {
+    async fn advance_all(&self, which: ChainFilter, limit: u32, slack: Duration) -> Result<Vec<Hint>, LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.advance_all(&which, clock.now(), limit, slack)).await
     }

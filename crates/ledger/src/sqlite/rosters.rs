@@ -72,20 +72,15 @@ impl Store {
 
 #[async_trait]
 impl Rosters for SqliteLedger {
-    async fn enlisted(
-        &self,
-        kind: String,
-        after: String,
-        limit: u32,
-    ) -> std::result::Result<Vec<Enlisted>, LedgerError> {
+    async fn enlisted(&self, kind: String, after: String, limit: u32) -> Result<Vec<Enlisted>, LedgerError> {
         self.read(move |store| store.enlisted(&kind, &after, limit)).await
     }
 
-    async fn depart(&self, epochs: Vec<i64>) -> std::result::Result<u64, LedgerError> {
+    async fn depart(&self, epochs: Vec<i64>) -> Result<u64, LedgerError> {
         self.writer.write(move |store| store.depart(&epochs)).await
     }
 
-    async fn departed(&self, kind: String, keys: Vec<String>) -> std::result::Result<Vec<String>, LedgerError> {
+    async fn departed(&self, kind: String, keys: Vec<String>) -> Result<Vec<String>, LedgerError> {
         self.read(move |store| store.departed(&kind, &keys)).await
     }
 }

@@ -186,16 +186,12 @@ impl Search for SqliteLedger {
         after: Option<Cursor>,
         limit: u32,
         effort: u32,
-    ) -> std::result::Result<Found<Listed, Cursor>, LedgerError> {
+    ) -> Result<Found<Listed, Cursor>, LedgerError> {
         let now = self.clock.now();
         self.read(move |store| store.search(&filter, after, now, limit, effort)).await
     }
 
-    async fn histories(
-        &self,
-        fences: Vec<i64>,
-        limit: u32,
-    ) -> std::result::Result<Vec<Vec<AttemptRecord>>, LedgerError> {
+    async fn histories(&self, fences: Vec<i64>, limit: u32) -> Result<Vec<Vec<AttemptRecord>>, LedgerError> {
         self.read(move |store| store.histories(&fences, limit)).await
     }
 
@@ -205,28 +201,19 @@ impl Search for SqliteLedger {
         before: Option<i64>,
         limit: u32,
         effort: u32,
-    ) -> std::result::Result<Found<NamedAttempt, i64>, LedgerError> {
+    ) -> Result<Found<NamedAttempt, i64>, LedgerError> {
         self.read(move |store| store.runs(&filter, before, limit, effort)).await
     }
 
-    async fn reasons(&self, filter: FailureFilter) -> std::result::Result<Vec<ReasonCount>, LedgerError> {
+    async fn reasons(&self, filter: FailureFilter) -> Result<Vec<ReasonCount>, LedgerError> {
         self.read(move |store| store.reasons(&filter)).await
     }
 
-    async fn quarantined(
-        &self,
-        before: Option<i64>,
-        limit: u32,
-    ) -> std::result::Result<Vec<QuarantinedMessage>, LedgerError> {
+    async fn quarantined(&self, before: Option<i64>, limit: u32) -> Result<Vec<QuarantinedMessage>, LedgerError> {
         self.read(move |store| store.quarantined(before, limit)).await
     }
 
-    async fn retry_quarantined(
-        &self,
-        number: i64,
-        id: String,
-        body: Vec<u8>,
-    ) -> std::result::Result<bool, LedgerError> {
+    async fn retry_quarantined(&self, number: i64, id: String, body: Vec<u8>) -> Result<bool, LedgerError> {
         let clock = self.clock.clone();
         let retry = move |store: &mut Store| {
             let there = store.forget_quarantined(&[number])? > 0;
@@ -238,7 +225,7 @@ impl Search for SqliteLedger {
         self.writer.write(retry).await
     }
 
-    async fn forget_quarantined(&self, numbers: Vec<i64>) -> std::result::Result<u64, LedgerError> {
+    async fn forget_quarantined(&self, numbers: Vec<i64>) -> Result<u64, LedgerError> {
         self.writer.write(move |store| store.forget_quarantined(&numbers)).await
     }
 }

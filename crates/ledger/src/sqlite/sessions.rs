@@ -89,7 +89,7 @@ fn unmarked(error: std::io::Error) -> LedgerError {
 
 #[async_trait]
 impl Sessions for SqliteLedger {
-    async fn begin_session(&self, worker: String, lease: Duration) -> std::result::Result<i64, LedgerError> {
+    async fn begin_session(&self, worker: String, lease: Duration) -> Result<i64, LedgerError> {
         let now = self.clock.now();
         let (mark, text) = self.marks.leave(now).map_err(unmarked)?.unzip();
         let text = text.unwrap_or_default();
@@ -100,7 +100,7 @@ impl Sessions for SqliteLedger {
         Ok(session)
     }
 
-    async fn beat(&self, session: i64, dead: Vec<(i64, i64)>) -> std::result::Result<Beat, LedgerError> {
+    async fn beat(&self, session: i64, dead: Vec<(i64, i64)>) -> Result<Beat, LedgerError> {
         let now = self.clock.now();
         let marked = self.marks.beat(session, now).map_err(unmarked)?;
         // A program that only looks reads the beat from the table, and does not need it at once.
@@ -135,17 +135,17 @@ impl Sessions for SqliteLedger {
         Ok(Beat { alive: !mine.is_empty(), others, ended })
     }
 
-    async fn end_session(&self, session: i64) -> std::result::Result<(), LedgerError> {
+    async fn end_session(&self, session: i64) -> Result<(), LedgerError> {
         self.writer.write(move |store| store.end_sessions(&[(session, None)])).await?;
         self.marks.forget(session);
         Ok(())
     }
 
-    async fn hold(&self, claims: Vec<ClaimId>) -> std::result::Result<Vec<bool>, LedgerError> {
+    async fn hold(&self, claims: Vec<ClaimId>) -> Result<Vec<bool>, LedgerError> {
         self.read(move |store| store.hold(&claims)).await
     }
 
-    async fn give_up(&self, session: i64, claims: Vec<ClaimId>) -> std::result::Result<(), LedgerError> {
+    async fn give_up(&self, session: i64, claims: Vec<ClaimId>) -> Result<(), LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.give_up(session, &claims, clock.now())).await
     }
